@@ -1,0 +1,1 @@
+"""TaskHarbor: a leased job queue with one contract and interchangeable backends."""

@@ -1,0 +1,94 @@
+"""Where time comes from.
+
+The core asks a `Clock`, never the operating system. In production that is a `BackendClock`: the backend's time,
+sampled now and then and carried forward by a monotonic clock, so a worker whose own wall clock is an hour
+wrong neither steals a lease nor runs a job early. Tests inject a `FakeClock` and move it by hand.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from datetime import datetime, timedelta
+from typing import Protocol
+
+from taskharbor.jobs import SECOND, Micros, to_datetime, to_micros
+
+RESAMPLE_AFTER: Micros = 30 * SECOND
+
+
+def monotonic_us() -> Micros:
+    return time.monotonic_ns() // 1000
+
+
+class Clock(Protocol):
+    def now(self) -> Micros: ...
+
+
+class SystemClock:
+    """The host's wall clock, for what never leaves the host."""
+
+    def now(self) -> Micros:
+        return time.time_ns() // 1000
+
+
+class FakeClock:
+    """Stands still until told otherwise."""
+
+    def __init__(self, start: datetime | Micros = 1_700_000_000 * SECOND) -> None:
+        self._now = start if isinstance(start, int) else to_micros(start)
+
+    def now(self) -> Micros:
+        return self._now
+
+    @property
+    def now_datetime(self) -> datetime:
+        return to_datetime(self._now)
+
+    def advance(self, by: timedelta | float) -> Micros:
+        """Forward by a timedelta or by seconds."""
+        step = to_micros(by) if isinstance(by, timedelta) else round(by * SECOND)
+        if step < 0:
+            raise ValueError("time only moves forward; make a new FakeClock to start earlier")
+        self._now += step
+        return self._now
+
+
+class BackendClock:
+    """The backend's time, at the cost of one sample every half minute.
+
+    A sample is trusted to half its round trip, so the quickest of a few is taken. Between samples `now()` never
+    goes back, even when a new sample says the old one was ahead.
+    """
+
+    def __init__(
+        self, sample: Callable[[], Awaitable[Micros]], monotonic: Callable[[], Micros] = monotonic_us
+    ) -> None:
+        self._sample = sample
+        self._monotonic = monotonic
+        self._offset: Micros | None = None
+        self._sampled_at: Micros = 0
+        self._latest: Micros = 0
+
+    def now(self) -> Micros:
+        if self._offset is None:
+            raise RuntimeError("the clock was never synchronised: await sync() first")
+        self._latest = max(self._latest, self._monotonic() + self._offset)
+        return self._latest
+
+    @property
+    def is_due(self) -> bool:
+        return self._offset is None or self._monotonic() - self._sampled_at >= RESAMPLE_AFTER
+
+    async def sync(self, samples: int = 3) -> None:
+        best: tuple[Micros, Micros] | None = None
+        for _ in range(samples):
+            before = self._monotonic()
+            backend = await self._sample()
+            after = self._monotonic()
+            round_trip = after - before
+            if best is None or round_trip < best[0]:
+                best = (round_trip, backend + round_trip // 2 - after)
+        assert best is not None
+        self._offset = best[1]
+        self._sampled_at = self._monotonic()

@@ -1,0 +1,38 @@
+"""Finds the driver for a URL. Drivers announce themselves by entry point (`taskharbor.drivers`), ours like anyone's."""
+
+from __future__ import annotations
+
+from importlib.metadata import EntryPoint, entry_points
+
+from taskharbor.drivers.contract import Driver
+from taskharbor.errors import InvalidRequest, MissingExtra, UnknownDriver
+
+GROUP = "taskharbor.drivers"
+
+
+def installed_drivers() -> dict[str, EntryPoint]:
+    """URL scheme -> entry point. Names only: nothing is imported until it is used."""
+    return {point.name: point for point in entry_points(group=GROUP)}
+
+
+def connect(url: str) -> Driver:
+    """The driver that answers to a URL's scheme, not yet opened: `memory://`, `sqlite:///jobs.db`, ..."""
+    scheme, separator, _ = url.partition("://")
+    if not separator or not scheme:
+        raise InvalidRequest(f"{url!r} is not a driver URL: write it like sqlite:///jobs.db or memory://")
+    known = installed_drivers()
+    point = known.get(scheme)
+    if point is None:
+        raise UnknownDriver(
+            f"no installed driver answers to {scheme}:// (installed: {', '.join(sorted(known))})"
+        )
+    try:
+        driver = point.load()
+    except ImportError as missing:
+        raise MissingExtra(
+            f"the {scheme}:// driver needs packages that are not installed ({missing}): "
+            f"pip install 'taskharbor[{scheme}]'"
+        ) from missing
+    if not (isinstance(driver, type) and issubclass(driver, Driver)):
+        raise UnknownDriver(f"entry point {point.value!r} for {scheme}:// is not a Driver class")
+    return driver.from_url(url)

@@ -1,0 +1,90 @@
+"""Every error a user of TaskHarbor can meet.
+
+Two families: what the *driver* says of one job (`JobError` and below, delivered per item of a batch), and what
+the *caller* did wrong (`InvalidRequest`, `CodecError`, ...). Both say what was wrong, with which value, and what
+to do.
+"""
+
+from __future__ import annotations
+
+
+class TaskHarborError(Exception):
+    """The root: `except TaskHarborError` catches whatever this package raises on purpose."""
+
+
+class InvalidRequest(TaskHarborError, ValueError):
+    """A request, a setting or an option that cannot be honoured. Nothing was changed."""
+
+
+class CodecError(TaskHarborError, ValueError):
+    """A payload that cannot be encoded, or a codec nobody registered."""
+
+
+class PayloadInvalid(CodecError):
+    """A stored payload that does not fit the handler's types. Never retried: it would fail again."""
+
+
+class MissingExtra(TaskHarborError, ImportError):
+    """A backend or feature whose packages are not installed; the message names the `pip install` line."""
+
+
+class UnknownDriver(InvalidRequest):
+    """A URL whose scheme no installed driver answers to."""
+
+
+class BackendUnavailable(TaskHarborError, ConnectionError):
+    """The backend did not answer. Whether the call took effect may be unknown; repeating it is safe."""
+
+
+class SchemaMismatch(TaskHarborError):
+    """The store was written by a version this one cannot work with, or still needs `taskharbor migrate`."""
+
+
+class WaitTimeout(TaskHarborError, TimeoutError):
+    """A job did not end within the time the caller was ready to wait."""
+
+
+class JobFailed(TaskHarborError):
+    """The job whose result was asked for ended without one (dead or cancelled)."""
+
+
+class JobError(TaskHarborError):
+    """A driver's answer about one job. The driver changed nothing."""
+
+    def __init__(self, job_id: str, detail: str = "") -> None:
+        self.job_id = job_id
+        self.detail = detail
+        super().__init__(job_id, detail)
+
+    reason = "the operation does not apply to this job"
+
+    def __str__(self) -> str:
+        return f"job {self.job_id}: {self.detail or self.reason}"
+
+
+class JobNotFound(JobError):
+    reason = "no job with this id (never accepted, or removed by retention)"
+
+
+class JobNotInflight(JobError):
+    reason = "the job is not inflight, so there is no lease to act under"
+
+
+class LeaseMismatch(JobError):
+    reason = "the lease token is not the current one: another worker holds this job"
+
+
+class LeaseExpired(JobError):
+    reason = "the lease is over: stop working on this job"
+
+
+class JobFinished(JobError):
+    reason = "the job has already ended"
+
+
+class JobNotDead(JobError):
+    reason = "only a dead job can be requeued"
+
+
+class KeyConflict(JobError):
+    reason = "another job with the same key is already waiting"

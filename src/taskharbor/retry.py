@@ -1,0 +1,50 @@
+"""When a failed job runs again."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Protocol
+
+from taskharbor.jobs import SECOND, JobRecord, Micros
+
+
+class RetryPolicy(Protocol):
+    def next_delay(self, job: JobRecord, attempts: int) -> Micros:
+        """How long to wait before the next execution, after the `attempts`-th recorded failure."""
+
+
+class ExponentialBackoff:
+    """Doubles from the job's own minimum to its own maximum, with jitter so that a crowd does not return at once."""
+
+    def __init__(
+        self, *, factor: float = 2.0, jitter: float = 0.1, random: random.Random | None = None
+    ) -> None:
+        if factor < 1 or not 0 <= jitter <= 1:
+            raise ValueError("factor must be at least 1 and jitter between 0 and 1")
+        self._factor = factor
+        self._jitter = jitter
+        self._random = random or _shared_random
+
+    def next_delay(self, job: JobRecord, attempts: int) -> Micros:
+        # Bounded before the power: 2.0 ** 2000 overflows, and the maximum is reached long before.
+        steps = min(max(attempts - 1, 0), 64)
+        delay = min(job.backoff_min_us * self._factor**steps, float(job.backoff_max_us))
+        spread = delay * self._jitter
+        return max(0, min(round(delay + self._random.uniform(-spread, spread)), job.backoff_max_us))
+
+
+class FixedDelays:
+    """The delays as listed, in seconds; the last one repeats."""
+
+    def __init__(self, delays: Sequence[float]) -> None:
+        if not delays or any(delay < 0 for delay in delays):
+            raise ValueError("give at least one delay, none of them negative")
+        self._delays = [round(delay * SECOND) for delay in delays]
+
+    def next_delay(self, job: JobRecord, attempts: int) -> Micros:
+        return self._delays[min(max(attempts, 1), len(self._delays)) - 1]
+
+
+_shared_random = random.Random()
+DEFAULT_RETRY: RetryPolicy = ExponentialBackoff()
