@@ -44,6 +44,18 @@ class WaitTimeout(TaskHarborError, TimeoutError):
     """A job did not end within the time the caller was ready to wait."""
 
 
+class JobTimeout(TaskHarborError, TimeoutError):
+    """An execution took longer than its job's timeout. Counts as a failure."""
+
+
+class HandlerMissing(TaskHarborError, LookupError):
+    """A job of a type for which this worker has no handler."""
+
+
+class WorkerProcessDied(TaskHarborError):
+    """The process that ran a handler ended without an answer (crash, out of memory, killed)."""
+
+
 class JobFailed(TaskHarborError):
     """The job whose result was asked for ended without one (dead or cancelled)."""
 

@@ -1,0 +1,332 @@
+"""The producer's and operator's side: requests in, answers out.
+
+`AsyncClient` does the work; `Client` is the same for synchronous code. Both sit on one driver and one clock, and
+know nothing of handlers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Sequence
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from taskharbor.clock import BackendClock, Clock
+from taskharbor.codec import CodecRegistry
+from taskharbor.drivers.contract import (
+    AttemptPage,
+    Driver,
+    Enqueued,
+    JobFilter,
+    Page,
+    QueueSettings,
+    QueueStats,
+)
+from taskharbor.drivers.registry import connect
+from taskharbor.errors import InvalidRequest, JobError, JobNotFound, WaitTimeout
+from taskharbor.jobs import Attempt, JobRecord, JobRequest, JobState, Micros
+from taskharbor.portal import portal
+from taskharbor.requests import Defaults, RecordBuilder, check_queue_name
+
+T = TypeVar("T")
+
+CHUNK = 1000
+"""Records per transaction of a bulk enqueue."""
+
+_POLL_FIRST = 0.005
+_POLL_LAST = 0.25
+
+
+class AsyncClient:
+    """Enqueue, look at and operate jobs from async code. Opens on first use; close it, or use `async with`."""
+
+    def __init__(
+        self,
+        driver: Driver | str,
+        *,
+        defaults: Defaults | None = None,
+        codecs: CodecRegistry | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self.driver = connect(driver) if isinstance(driver, str) else driver
+        self.builder = RecordBuilder(defaults, codecs)
+        self._clock = clock
+        self._backend_clock: BackendClock | None = None
+        self._opening: asyncio.Task[None] | None = None
+
+    async def open(self) -> Self:
+        await self._ready()
+        return self
+
+    async def close(self) -> None:
+        if self._opening is not None:
+            await self._opening
+            self._opening = None
+            await self.driver.close()
+
+    async def __aenter__(self) -> Self:
+        return await self.open()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def _ready(self) -> None:
+        if self._opening is None or (self._opening.done() and self._opening.exception()):
+            self._opening = asyncio.ensure_future(self.driver.open())
+        await asyncio.shield(self._opening)
+
+    async def now(self) -> Micros:
+        """The time every operation of this client is stamped with: the backend's, unless a clock was given."""
+        if self._opening is None or not self._opening.done():
+            await self._ready()
+        if self._clock is not None:
+            return self._clock.now()
+        if self._backend_clock is None:
+            self._backend_clock = BackendClock(self.driver.time)
+        if self._backend_clock.is_due:
+            await self._backend_clock.sync()
+        return self._backend_clock.now()
+
+    # -- producing ----------------------------------------------------------------------------------------
+
+    async def enqueue(self, request: JobRequest) -> Enqueued:
+        return (await self.enqueue_batch([request]))[0]
+
+    async def enqueue_batch(self, requests: Sequence[JobRequest]) -> list[Enqueued]:
+        """All or nothing, in one transaction."""
+        now = await self.now()
+        return await self.driver.enqueue(self.builder.build(requests, now), now=now)
+
+    async def enqueue_many(self, requests: Iterable[JobRequest], *, chunk: int = CHUNK) -> list[Enqueued]:
+        """Any number, in transactions of `chunk`. All are checked before the first is sent."""
+        now = await self.now()
+        records = self.builder.build(list(requests), now)
+        accepted: list[Enqueued] = []
+        for batch in chunks(records, chunk):
+            accepted.extend(await self.driver.enqueue(batch, now=now))
+        return accepted
+
+    async def enqueue_stream(
+        self, requests: Iterable[JobRequest], *, chunk: int = CHUNK
+    ) -> AsyncIterator[list[Enqueued]]:
+        """For inputs of any length and for progress: each chunk is checked, sent and answered before the next is read."""
+        for batch in chunks(requests, chunk):
+            yield await self.enqueue_batch(batch)
+
+    # -- looking ------------------------------------------------------------------------------------------
+
+    async def get(self, job_id: str) -> JobRecord:
+        (record,) = await self.driver.get([job_id], now=await self.now())
+        if record is None:
+            raise JobNotFound(job_id)
+        return record
+
+    async def get_many(self, job_ids: Sequence[str]) -> list[JobRecord | None]:
+        return await self.driver.get(job_ids, now=await self.now())
+
+    async def list_jobs(
+        self, selection: JobFilter | None = None, *, limit: int = 100, cursor: str | None = None
+    ) -> Page:
+        return await self.driver.list_jobs(
+            selection or JobFilter(), now=await self.now(), limit=limit, cursor=cursor
+        )
+
+    async def stats(self, queue: str | None = None) -> list[QueueStats]:
+        return await self.driver.stats(now=await self.now(), queue=queue)
+
+    async def job_attempts(self, job_id: str) -> list[Attempt]:
+        await self._ready()
+        return await self.driver.job_attempts(job_id)
+
+    async def read_attempts(self, *, after: str | None = None, limit: int = 1000) -> AttemptPage:
+        await self._ready()
+        return await self.driver.read_attempts(after=after, limit=limit)
+
+    async def resolve(self, job_id: str) -> JobRecord:
+        """The job, or the one it was merged into."""
+        record = await self.get(job_id)
+        while record.merged_into is not None:
+            record = await self.get(record.merged_into)
+        return record
+
+    async def wait_for(self, job_id: str, *, timeout: float | None = None) -> JobRecord:
+        """The job once it has ended (following a merge); WaitTimeout when that takes longer than `timeout` seconds."""
+        loop = asyncio.get_running_loop()
+        give_up = None if timeout is None else loop.time() + timeout
+        pause = _POLL_FIRST
+        while not (record := await self.resolve(job_id)).state.is_terminal:
+            if give_up is not None:
+                left = give_up - loop.time()
+                if left <= 0:
+                    raise WaitTimeout(f"job {job_id} is still {record.state} after {timeout} s")
+                pause = min(pause, left)
+            await asyncio.sleep(pause)
+            pause = min(pause * 1.5, _POLL_LAST)
+        return record
+
+    # -- operating ----------------------------------------------------------------------------------------
+
+    async def cancel(self, job_id: str) -> JobState:
+        return _raise_if_error((await self.cancel_many([job_id]))[0])
+
+    async def cancel_many(self, job_ids: Sequence[str]) -> list[JobState | JobError]:
+        return await self.driver.cancel(job_ids, now=await self.now())
+
+    async def requeue(self, job_id: str) -> JobState:
+        return _raise_if_error((await self.requeue_many([job_id]))[0])
+
+    async def requeue_many(self, job_ids: Sequence[str]) -> list[JobState | JobError]:
+        return await self.driver.requeue(job_ids, now=await self.now())
+
+    async def purge(self, selection: JobFilter, *, limit: int = 1000) -> int:
+        await self._ready()
+        return await self.driver.purge(selection, limit=limit)
+
+    async def settings(self, queue: str) -> QueueSettings:
+        await self._ready()
+        return await self.driver.settings(queue)
+
+    async def configure(self, queue: str, settings: QueueSettings) -> None:
+        check_queue_name(queue)
+        check_settings(queue, settings)
+        await self.driver.configure(queue, settings, now=await self.now())
+
+
+class Client:
+    """The same for synchronous code: every call runs on this process's background event loop."""
+
+    def __init__(
+        self,
+        driver: Driver | str,
+        *,
+        defaults: Defaults | None = None,
+        codecs: CodecRegistry | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self._inner = AsyncClient(driver, defaults=defaults, codecs=codecs, clock=clock)
+
+    @property
+    def driver(self) -> Driver:
+        return self._inner.driver
+
+    def open(self) -> Self:
+        self._call(self._inner.open())
+        return self
+
+    def close(self) -> None:
+        self._call(self._inner.close())
+
+    def __enter__(self) -> Self:
+        return self.open()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _call(self, work: Coroutine[Any, Any, T]) -> T:
+        return portal().call(work)
+
+    def now(self) -> Micros:
+        return self._call(self._inner.now())
+
+    def enqueue(self, request: JobRequest) -> Enqueued:
+        return self._call(self._inner.enqueue(request))
+
+    def enqueue_batch(self, requests: Sequence[JobRequest]) -> list[Enqueued]:
+        return self._call(self._inner.enqueue_batch(requests))
+
+    def enqueue_many(self, requests: Iterable[JobRequest], *, chunk: int = CHUNK) -> list[Enqueued]:
+        # The caller's iterable runs in the caller's thread: it may do anything, the portal's loop may not.
+        return self._call(self._inner.enqueue_many(list(requests), chunk=chunk))
+
+    def enqueue_stream(
+        self, requests: Iterable[JobRequest], *, chunk: int = CHUNK
+    ) -> Iterator[list[Enqueued]]:
+        for batch in chunks(requests, chunk):
+            yield self._call(self._inner.enqueue_batch(batch))
+
+    def get(self, job_id: str) -> JobRecord:
+        return self._call(self._inner.get(job_id))
+
+    def get_many(self, job_ids: Sequence[str]) -> list[JobRecord | None]:
+        return self._call(self._inner.get_many(job_ids))
+
+    def list_jobs(
+        self, selection: JobFilter | None = None, *, limit: int = 100, cursor: str | None = None
+    ) -> Page:
+        return self._call(self._inner.list_jobs(selection, limit=limit, cursor=cursor))
+
+    def stats(self, queue: str | None = None) -> list[QueueStats]:
+        return self._call(self._inner.stats(queue))
+
+    def job_attempts(self, job_id: str) -> list[Attempt]:
+        return self._call(self._inner.job_attempts(job_id))
+
+    def read_attempts(self, *, after: str | None = None, limit: int = 1000) -> AttemptPage:
+        return self._call(self._inner.read_attempts(after=after, limit=limit))
+
+    def resolve(self, job_id: str) -> JobRecord:
+        return self._call(self._inner.resolve(job_id))
+
+    def wait_for(self, job_id: str, *, timeout: float | None = None) -> JobRecord:
+        return self._call(self._inner.wait_for(job_id, timeout=timeout))
+
+    def cancel(self, job_id: str) -> JobState:
+        return self._call(self._inner.cancel(job_id))
+
+    def cancel_many(self, job_ids: Sequence[str]) -> list[JobState | JobError]:
+        return self._call(self._inner.cancel_many(job_ids))
+
+    def requeue(self, job_id: str) -> JobState:
+        return self._call(self._inner.requeue(job_id))
+
+    def requeue_many(self, job_ids: Sequence[str]) -> list[JobState | JobError]:
+        return self._call(self._inner.requeue_many(job_ids))
+
+    def purge(self, selection: JobFilter, *, limit: int = 1000) -> int:
+        return self._call(self._inner.purge(selection, limit=limit))
+
+    def settings(self, queue: str) -> QueueSettings:
+        return self._call(self._inner.settings(queue))
+
+    def configure(self, queue: str, settings: QueueSettings) -> None:
+        self._call(self._inner.configure(queue, settings))
+
+
+def chunks(items: Iterable[T], size: int) -> Iterator[list[T]]:
+    if size < 1:
+        raise InvalidRequest(f"chunk {size!r}: at least 1")
+    batch: list[T] = []
+    for item in items:
+        batch.append(item)
+        if len(batch) == size:
+            yield batch
+            batch = []
+    if batch:
+        yield batch
+
+
+def check_settings(queue: str, settings: QueueSettings) -> None:
+    if settings.max_inflight is not None and settings.max_inflight < 1:
+        raise InvalidRequest(
+            f"max_inflight {settings.max_inflight}: at least 1, or none; to stop a queue, pause it"
+        )
+    if settings.failure_queue is not None:
+        check_queue_name(settings.failure_queue)
+        if settings.failure_queue == queue:
+            raise InvalidRequest(
+                f"queue {queue!r} cannot be its own failure queue: a failing job would never end"
+            )
+    for what in ("keep_done_us", "keep_dead_us", "keep_attempts_us"):
+        kept = getattr(settings, what)
+        if kept is not None and kept < 0:
+            raise InvalidRequest(f"{what} {kept}: not negative, or none to keep for ever")
+
+
+def _raise_if_error(answer: JobState | JobError) -> JobState:
+    if isinstance(answer, JobError):
+        raise answer
+    return answer

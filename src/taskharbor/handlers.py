@@ -1,0 +1,73 @@
+"""Handlers: the code behind a job type, and how it wants to be run."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+
+from taskharbor.arguments import Arguments
+from taskharbor.errors import InvalidRequest
+from taskharbor.retry import DEFAULT_RETRY, RetryPolicy
+
+Isolation: TypeAlias = Literal["loop", "thread", "process"]
+OnInvalid: TypeAlias = Literal["dead", "complete"]
+
+
+class Handler(msgspec.Struct, frozen=True, kw_only=True):
+    """One job type's code. `arguments` is None where the function takes the `Job` itself."""
+
+    type: str
+    function: Callable[..., Any]
+    is_async: bool
+    isolation: Isolation
+    retry: RetryPolicy = DEFAULT_RETRY
+    on_invalid: OnInvalid = "dead"
+    """An invalid payload is never retried: it makes the job dead with the reason, or completes it."""
+    arguments: Arguments | None = None
+    location: tuple[str, str] | None = None
+    """Module and name under which a worker process finds the function again."""
+
+
+def make_handler(
+    type: str,
+    function: Callable[..., Any],
+    *,
+    isolation: Isolation | None = None,
+    retry: RetryPolicy | None = None,
+    on_invalid: OnInvalid = "dead",
+    arguments: Arguments | None = None,
+) -> Handler:
+    """`async def` runs on the loop, `def` on threads, either in a process of its own where asked."""
+    is_async = inspect.iscoroutinefunction(function)
+    if isolation is None:
+        isolation = "loop" if is_async else "thread"
+    if isolation not in ("loop", "thread", "process"):
+        raise InvalidRequest(f"isolation {isolation!r}: choose 'loop', 'thread' or 'process'")
+    if isolation == "loop" and not is_async:
+        raise InvalidRequest(
+            f"{type!r} is a plain function and would block the event loop: make it 'async def', or use threads"
+        )
+    if isolation == "thread" and is_async:
+        raise InvalidRequest(f"{type!r} is 'async def': it runs on the loop or in a process, not on a thread")
+    if on_invalid not in ("dead", "complete"):
+        raise InvalidRequest(f"on_invalid {on_invalid!r}: choose 'dead' or 'complete'")
+    module = getattr(function, "__module__", None)
+    name = getattr(function, "__qualname__", None)
+    location = (module, name) if module and name and "<" not in name else None
+    if isolation == "process" and location is None:
+        raise InvalidRequest(
+            f"{type!r} runs in a process of its own, which finds it by import: define it at the top of a module"
+        )
+    return Handler(
+        type=type,
+        function=function,
+        is_async=is_async,
+        isolation=isolation,
+        retry=retry or DEFAULT_RETRY,
+        on_invalid=on_invalid,
+        arguments=arguments,
+        location=location,
+    )

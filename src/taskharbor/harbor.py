@@ -1,0 +1,348 @@
+"""The app: a place to declare jobs, enqueue them and run them.
+
+    harbor = Harbor("sqlite:///jobs.db")
+
+    @harbor.job(max_attempts=3)
+    async def greet(name: str) -> str:
+        return f"Hello, {name}"
+
+    greet.enqueue("Ada")
+
+Everything here is sugar over `Client`, `Worker` and a driver; nothing below knows of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import typing
+import weakref
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypedDict, TypeVar, Unpack, overload
+
+from taskharbor.arguments import Arguments
+from taskharbor.client import AsyncClient, Client
+from taskharbor.clock import Clock
+from taskharbor.codec import CodecRegistry
+from taskharbor.drivers.contract import Driver
+from taskharbor.drivers.registry import connect
+from taskharbor.errors import InvalidRequest
+from taskharbor.handle import JobHandle
+from taskharbor.handlers import Handler, Isolation, OnInvalid, make_handler
+from taskharbor.jobs import JobRequest, UpdateFlags
+from taskharbor.requests import Defaults, EncodedPayload
+from taskharbor.retry import RetryPolicy
+
+if TYPE_CHECKING:
+    from taskharbor.middleware import Middleware
+    from taskharbor.worker import Worker
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+DEFAULT_URL = "sqlite:///taskharbor.db"
+URL_VARIABLE = "TASKHARBOR_URL"
+
+
+class Options(TypedDict, total=False):
+    """What a single call can say of its job: `add.options(delay=5, priority=1).enqueue(...)`."""
+
+    queue: str
+    run_at: datetime
+    delay: timedelta | float
+    timeout: timedelta | float
+    priority: int
+    key: str
+    update: UpdateFlags
+    idempotency_key: str
+    max_attempts: int
+    max_stalls: int
+    backoff: tuple[float, float]
+    headers: Mapping[str, str]
+    codec: str
+
+
+class JobType(Generic[P, R]):
+    """A declared job: the function, what it is called in the queue, and how to enqueue it. Types survive."""
+
+    def __init__(self, harbor: Harbor, handler: Handler, options: Options, result_type: Any) -> None:
+        self._harbor = harbor
+        self.handler = handler
+        self._options = options
+        self._result_type = result_type
+        self.__doc__ = handler.function.__doc__
+        self.__name__ = getattr(handler.function, "__name__", handler.type)
+        self.__wrapped__ = handler.function
+
+    @property
+    def type(self) -> str:
+        return self.handler.type
+
+    @property
+    def function(self) -> Callable[P, Any]:
+        return self.handler.function
+
+    def options(self, **options: Unpack[Options]) -> typing.Self:
+        """The same job with other options, for the calls made through what this returns."""
+        unknown = set(options) - set(Options.__annotations__)
+        if unknown:
+            raise TypeError(
+                f"unknown option {', '.join(sorted(unknown))}; known: {', '.join(Options.__annotations__)}"
+            )
+        merged = typing.cast(Options, {**self._options, **options})
+        return self.__class__(self._harbor, self.handler, merged, self._result_type)
+
+    def request(self, *args: P.args, **kwargs: P.kwargs) -> JobRequest:
+        """The call as a request, checked against the signature and not yet sent: for `harbor.enqueue_many`."""
+        arguments = self.handler.arguments
+        assert arguments is not None
+        codec = self._harbor.codecs.get(self._options.get("codec") or self._harbor.defaults.codec)
+        payload = EncodedPayload(arguments.encode(codec, args, kwargs))
+        return JobRequest(type=self.handler.type, payload=payload, **self._options)
+
+    def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:
+        accepted = self._harbor.client.enqueue(self.request(*args, **kwargs))
+        return JobHandle(self._harbor, accepted.id, existed=accepted.existed, result_type=self._result_type)
+
+    async def enqueue_async(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:
+        accepted = await self._harbor.async_client().enqueue(self.request(*args, **kwargs))
+        return JobHandle(self._harbor, accepted.id, existed=accepted.existed, result_type=self._result_type)
+
+    def enqueue_many(self, calls: Iterable[Sequence[Any] | Mapping[str, Any]]) -> list[JobHandle[R]]:
+        """One job per item, a few round trips in all: a tuple is positional arguments, a mapping named ones."""
+        return self._handles(self._harbor.client.enqueue_many(self._requests(calls)))
+
+    async def enqueue_many_async(
+        self, calls: Iterable[Sequence[Any] | Mapping[str, Any]]
+    ) -> list[JobHandle[R]]:
+        return self._handles(await self._harbor.async_client().enqueue_many(self._requests(calls)))
+
+    def _requests(self, calls: Iterable[Sequence[Any] | Mapping[str, Any]]) -> list[JobRequest]:
+        request = typing.cast(Callable[..., JobRequest], self.request)
+        return [request(**call) if isinstance(call, Mapping) else request(*call) for call in calls]
+
+    def _handles(self, accepted: Iterable[Any]) -> list[JobHandle[R]]:
+        return [
+            JobHandle(self._harbor, one.id, existed=one.existed, result_type=self._result_type)
+            for one in accepted
+        ]
+
+    def __repr__(self) -> str:
+        return f"<JobType {self.type}>"
+
+
+class SyncJobType(JobType[P, R]):
+    """Declared on `def`: calling it runs the function here and now."""
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        result: R = self.handler.function(*args, **kwargs)
+        return result
+
+
+class AsyncJobType(JobType[P, R]):
+    """Declared on `async def`: calling it gives the coroutine."""
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
+        coroutine: Coroutine[Any, Any, R] = self.handler.function(*args, **kwargs)
+        return coroutine
+
+
+class JobOptions(TypedDict, total=False):
+    """What `@harbor.job(...)` accepts."""
+
+    name: str
+    queue: str
+    priority: int
+    timeout: timedelta | float
+    max_attempts: int
+    max_stalls: int
+    backoff: tuple[float, float]
+    retry: RetryPolicy
+    isolation: Isolation
+    on_invalid: OnInvalid
+    codec: str
+
+
+class _Declare:
+    """The decorator that `@harbor.job(...)` makes: keeps parameters and result, for `async def` and `def`."""
+
+    def __init__(self, harbor: Harbor, options: JobOptions) -> None:
+        self._harbor = harbor
+        self._options = options
+
+    @overload
+    def __call__(self, function: Callable[P, Coroutine[Any, Any, R]]) -> AsyncJobType[P, R]: ...  # type: ignore[overload-overlap]
+
+    @overload
+    def __call__(self, function: Callable[P, R]) -> SyncJobType[P, R]: ...
+
+    def __call__(self, function: Callable[..., Any]) -> JobType[..., Any]:
+        return self._harbor._declare(function, self._options)
+
+
+class Harbor:
+    """One app on one store. Made at import time, connects on first use."""
+
+    def __init__(
+        self,
+        url: str | Driver | None = None,
+        *,
+        queue: str = "default",
+        codec: str = "json",
+        max_attempts: int | None = None,
+        timeout: timedelta | float | None = None,
+        backoff: tuple[float, float] | None = None,
+        middleware: Sequence[Middleware] = (),
+        codecs: CodecRegistry | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        given: dict[str, Any] = {
+            "queue": queue,
+            "codec": codec,
+            "max_attempts": max_attempts,
+            "timeout": timeout,
+            "backoff": backoff,
+        }
+        self.defaults = Defaults(**{name: value for name, value in given.items() if value is not None})
+        self.codecs = codecs or CodecRegistry()
+        self.middleware: list[Middleware] = list(middleware)
+        self.handlers: dict[str, Handler] = {}
+        self.queues: list[str] = [queue]
+        """Where this app's jobs go: the default queue, and every queue a declaration names."""
+        self.clock = clock
+        self._lock = threading.Lock()
+        self._client: tuple[int, Client] | None = None
+        self._async_clients: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncClient]
+        self._async_clients = weakref.WeakKeyDictionary()
+        self.use(url if url is not None else os.environ.get(URL_VARIABLE, DEFAULT_URL))
+
+    def use(self, url: str | Driver) -> None:
+        """Point the app at another store: for tests, and for the command line's --url."""
+        self._driver = connect(url) if isinstance(url, str) else url
+        self._client = None
+        self._async_clients.clear()
+
+    def driver(self) -> Driver:
+        """A new handle on this app's store, not yet open."""
+        return self._driver.clone()
+
+    @property
+    def client(self) -> Client:
+        """For synchronous code. One per process, shared by all threads."""
+        with self._lock:
+            if self._client is None or self._client[0] != os.getpid():
+                self._client = (
+                    os.getpid(),
+                    Client(self.driver(), defaults=self.defaults, codecs=self.codecs, clock=self.clock),
+                )
+            return self._client[1]
+
+    def async_client(self) -> AsyncClient:
+        """For the running event loop: one per loop, made on first use."""
+        loop = asyncio.get_running_loop()
+        with self._lock:
+            client = self._async_clients.get(loop)
+            if client is None:
+                client = AsyncClient(
+                    self.driver(), defaults=self.defaults, codecs=self.codecs, clock=self.clock
+                )
+                self._async_clients[loop] = client
+            return client
+
+    def close(self) -> None:
+        """Let go of the synchronous client's connection. Harbor can be used again afterwards."""
+        with self._lock:
+            held, self._client = self._client, None
+        if held is not None and held[0] == os.getpid():
+            held[1].close()
+
+    async def close_async(self) -> None:
+        with self._lock:
+            client = self._async_clients.pop(asyncio.get_running_loop(), None)
+        if client is not None:
+            await client.close()
+
+    # -- declaring ----------------------------------------------------------------------------------------
+
+    @overload
+    def job(self, function: Callable[P, Coroutine[Any, Any, R]], /) -> AsyncJobType[P, R]: ...  # type: ignore[overload-overlap]
+
+    @overload
+    def job(self, function: Callable[P, R], /) -> SyncJobType[P, R]: ...
+
+    @overload
+    def job(self, /, **options: Unpack[JobOptions]) -> _Declare: ...
+
+    def job(self, function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
+        """Declare a job on `async def` (runs on the event loop) or `def` (runs on a thread); bare or with options."""
+        unknown = set(options) - set(JobOptions.__annotations__)
+        if unknown:
+            known = ", ".join(JobOptions.__annotations__)
+            raise TypeError(f"unknown option {', '.join(sorted(unknown))} for a job; known: {known}")
+        declare = _Declare(self, typing.cast(JobOptions, options))
+        return declare if function is None else declare(function)
+
+    def _declare(self, function: Callable[..., Any], options: JobOptions) -> JobType[..., Any]:
+        name = options.get("name") or function.__name__
+        if name in self.handlers:
+            raise InvalidRequest(
+                f"a job named {name!r} is declared already; give this one a name: @harbor.job(name=...)"
+            )
+        handler = make_handler(
+            name,
+            function,
+            isolation=options.get("isolation"),
+            retry=options.get("retry"),
+            on_invalid=options.get("on_invalid", "dead"),
+            arguments=Arguments(function),
+        )
+        self.handlers[name] = handler
+        if (queue := options.get("queue")) and queue not in self.queues:
+            self.queues.append(queue)
+        kept = {option: value for option, value in options.items() if option in Options.__annotations__}
+        result_type = typing.get_type_hints(function).get("return", Any)
+        kind = AsyncJobType if handler.is_async else SyncJobType
+        return kind(self, handler, typing.cast(Options, kept), result_type)
+
+    # -- by name: producers that do not have the code -------------------------------------------------------
+
+    def enqueue(self, name: str, payload: Any = None, **options: Unpack[Options]) -> JobHandle[Any]:
+        """Enqueue by name. For a job declared with `@harbor.job` elsewhere, the payload is a mapping of its arguments."""
+        return self.enqueue_many([JobRequest(type=name, payload=payload, **options)])[0]
+
+    async def enqueue_async(
+        self, name: str, payload: Any = None, **options: Unpack[Options]
+    ) -> JobHandle[Any]:
+        return (await self.enqueue_many_async([JobRequest(type=name, payload=payload, **options)]))[0]
+
+    def enqueue_many(self, requests: Iterable[JobRequest]) -> list[JobHandle[Any]]:
+        """Requests of any types: `[add.request(1, 2), greet.request("Ada")]`."""
+        return [JobHandle(self, one.id, existed=one.existed) for one in self.client.enqueue_many(requests)]
+
+    async def enqueue_many_async(self, requests: Iterable[JobRequest]) -> list[JobHandle[Any]]:
+        accepted = await self.async_client().enqueue_many(requests)
+        return [JobHandle(self, one.id, existed=one.existed) for one in accepted]
+
+    def handle(self, job_id: str) -> JobHandle[Any]:
+        """A handle on a job known by its id alone."""
+        return JobHandle(self, job_id)
+
+    # -- running ------------------------------------------------------------------------------------------
+
+    def worker(self, **options: Any) -> Worker:
+        """A worker for this app's jobs; options as for `Worker`."""
+        from taskharbor.worker import Worker
+
+        options.setdefault("queues", self.queues)
+        options.setdefault("middleware", self.middleware)
+        options.setdefault("codecs", self.codecs)
+        options.setdefault("clock", self.clock)
+        worker = Worker(self.driver(), **options)
+        for handler in self.handlers.values():
+            worker.add_handler(handler)
+        return worker
+
+    def __repr__(self) -> str:
+        return f"<Harbor with {len(self.handlers)} jobs>"

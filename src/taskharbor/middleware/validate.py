@@ -1,0 +1,36 @@
+"""Checks a payload against the handler's types before the handler runs.
+
+An invalid payload would be invalid again: it is never retried.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from taskharbor.codec import CodecRegistry
+from taskharbor.context import Job
+from taskharbor.errors import CodecError
+from taskharbor.handlers import Handler
+from taskharbor.middleware import Call, Middleware
+
+
+class PayloadRejected(Exception):
+    """Apart from CodecError, which a handler's own code may raise for reasons of its own."""
+
+    def __init__(self, cause: CodecError) -> None:
+        super().__init__(str(cause))
+        self.cause = cause
+
+
+def validate_for(handler: Handler, codecs: CodecRegistry) -> Middleware:
+    arguments = handler.arguments
+
+    async def validate(job: Job, call_next: Call) -> Any:
+        if arguments is not None:
+            try:
+                job.arguments = arguments.decode(codecs.get(job.record.codec), job.record.payload)
+            except CodecError as misfit:
+                raise PayloadRejected(misfit) from misfit
+        return await call_next(job)
+
+    return validate

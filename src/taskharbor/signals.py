@@ -1,0 +1,56 @@
+"""What a handler can raise to say how its job goes on, other than by failing."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+from taskharbor.jobs import SECOND, Micros, to_micros
+
+
+class HandlerSignal(Exception):
+    """Base of the signals: not failures in themselves, so never worth a traceback."""
+
+
+def _seconds(value: timedelta | float) -> Micros:
+    return to_micros(value) if isinstance(value, timedelta) else round(value * SECOND)
+
+
+class Retry(HandlerSignal):
+    """Fail this execution and run again after `delay`, or `at` a time, instead of by the retry policy.
+
+    Spends an attempt; the job still dies when its attempts are used up.
+    """
+
+    def __init__(
+        self,
+        reason: str = "retry asked for",
+        *,
+        delay: timedelta | float | None = None,
+        at: datetime | None = None,
+    ) -> None:
+        super().__init__(reason)
+        self.delay_us = None if delay is None else max(0, _seconds(delay))
+        self.at_us = None if at is None else to_micros(at)
+        if self.delay_us is not None and self.at_us is not None:
+            raise ValueError("give either delay or at, not both")
+
+    def run_at(self, now: Micros) -> Micros | None:
+        if self.at_us is not None:
+            return self.at_us
+        return None if self.delay_us is None else now + self.delay_us
+
+
+class Unrecoverable(HandlerSignal):
+    """No further try can help: the job goes to the dead letters at once."""
+
+
+class Discard(HandlerSignal):
+    """The job is no longer worth doing: it ends as cancelled, with the reason."""
+
+
+class Snooze(HandlerSignal):
+    """Not now: run again after `delay`, without spending an attempt."""
+
+    def __init__(self, delay: timedelta | float) -> None:
+        super().__init__(f"snoozed for {delay}")
+        self.delay_us = max(0, _seconds(delay))

@@ -1,0 +1,104 @@
+"""From how an execution ended to what is written for it. Pure: no clock, no backend, no loop."""
+
+from __future__ import annotations
+
+import logging
+import os
+import traceback
+from types import TracebackType
+from typing import Any
+
+import taskharbor.signals as signals
+from taskharbor.codec import CodecRegistry
+from taskharbor.drivers.contract import Ack, Discard, Fail, Release, Retry, Settlement
+from taskharbor.errors import CodecError, HandlerMissing
+from taskharbor.handlers import Handler
+from taskharbor.jobs import MAX_ERROR_CHARS, MAX_RESULT_BYTES, Failure, JobRecord, Micros
+from taskharbor.middleware.recover import Raised
+from taskharbor.middleware.validate import PayloadRejected
+from taskharbor.retry import DEFAULT_RETRY
+
+log = logging.getLogger("taskharbor.worker")
+
+_OWN_CODE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_MESSAGE_CHARS = 500
+
+
+def decide(
+    record: JobRecord, handler: Handler, outcome: Any, codecs: CodecRegistry, now: Micros
+) -> Settlement:
+    """`outcome` is what the middleware chain gave: the handler's result, or `Raised`."""
+    token = record.token
+    assert token is not None
+    if not isinstance(outcome, Raised):
+        return Ack(record.id, token, None if outcome is None else _encoded_result(record, outcome, codecs))
+    error = outcome.error
+    if isinstance(error, signals.Snooze):
+        return Release(record.id, token, now + error.delay_us)
+    if isinstance(error, signals.Discard):
+        return Discard(record.id, token, describe(error))
+    if isinstance(error, PayloadRejected):
+        if handler.on_invalid == "complete":
+            return Ack(record.id, token)
+        # The execution never began: no failure is counted against the job.
+        return Fail(record.id, token, record.attempts, Failure("PayloadInvalid", str(error)[:_MESSAGE_CHARS]))
+    attempts = record.attempts + 1
+    failure = describe(error)
+    if isinstance(error, signals.Unrecoverable) or attempts + record.stalls >= record.max_attempts:
+        return Fail(record.id, token, attempts, failure)
+    run_at = error.run_at(now) if isinstance(error, signals.Retry) else None
+    if run_at is None:
+        run_at = now + _delay(record, handler, attempts)
+    return Retry(record.id, token, run_at, attempts, failure)
+
+
+def no_handler(record: JobRecord) -> Settlement:
+    assert record.token is not None
+    message = f"no handler for type {record.type!r}"
+    return Fail(record.id, record.token, record.attempts, Failure(HandlerMissing.__name__, message))
+
+
+def describe(error: BaseException) -> Failure:
+    """What is kept of an exception. Our own frames say nothing to a user and are left out of the traceback."""
+    message = str(error)[:_MESSAGE_CHARS]
+    if isinstance(error, signals.HandlerSignal):
+        return Failure(type(error).__name__, message)
+    trace = error.__traceback__
+    while trace is not None and _is_own(trace):
+        trace = trace.tb_next
+    detail = "".join(traceback.format_exception(type(error), error, trace)) if trace is not None else ""
+    return Failure(type(error).__name__, message, detail[-MAX_ERROR_CHARS:])
+
+
+def _is_own(trace: TracebackType) -> bool:
+    filename = trace.tb_frame.f_code.co_filename
+    return filename.startswith(_OWN_CODE) or filename.endswith(
+        ("asyncio/timeouts.py", "asyncio\\timeouts.py")
+    )
+
+
+def _delay(record: JobRecord, handler: Handler, attempts: int) -> Micros:
+    try:
+        return max(0, handler.retry.next_delay(record, attempts))
+    except Exception:
+        log.exception("the retry policy of %s failed; the default one is used", record.type)
+        return DEFAULT_RETRY.next_delay(record, attempts)
+
+
+def _encoded_result(record: JobRecord, result: Any, codecs: CodecRegistry) -> bytes | None:
+    # The work is done either way: a result that cannot be kept is no reason to do it again.
+    try:
+        encoded = codecs.get(record.codec).encode(result)
+    except CodecError as misfit:
+        log.warning("the result of %s %s is not kept: %s", record.type, record.id, misfit)
+        return None
+    if len(encoded) > MAX_RESULT_BYTES:
+        log.warning(
+            "the result of %s %s is not kept: %d bytes, at most %d",
+            record.type,
+            record.id,
+            len(encoded),
+            MAX_RESULT_BYTES,
+        )
+        return None
+    return encoded

@@ -1,0 +1,236 @@
+"""The backend's side of a worker: fetch, heartbeat, settle and sweep, on an event loop no handler ever runs on."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from taskharbor.clock import BackendClock, Clock
+from taskharbor.drivers.contract import Driver, Release, Settlement
+from taskharbor.errors import BackendUnavailable
+from taskharbor.jobs import JobState, Micros
+from taskharbor.worker.fetch import FetchLoop
+from taskharbor.worker.heartbeat import HeartbeatLoop
+from taskharbor.worker.hold import Hold
+from taskharbor.worker.outage import Outage
+from taskharbor.worker.run import SHUTDOWN, Runner
+from taskharbor.worker.settle import SettleLoop
+from taskharbor.worker.sweep import SweepLoop
+
+log = logging.getLogger("taskharbor.worker")
+
+_ABORT_SECONDS = 2.0
+"""How long cancelled handlers get to wind up before their jobs are given back over their heads."""
+
+
+class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """A worker's settings, checked and in the units the loops use."""
+
+    name: str
+    queues: tuple[str, ...]
+    types: tuple[str, ...] | None
+    concurrency: int
+    lease_us: Micros
+    heartbeat: float
+    poll_interval: float
+    prefetch: int
+    batch: int
+    grace: float
+    until_empty: bool
+    max_jobs: int | None
+    max_seconds: float | None
+
+
+class Engine:
+    """One run of a worker, seen from the backend. Everything here happens on the loop that `run` was started on."""
+
+    def __init__(
+        self,
+        config: WorkerConfig,
+        driver: Driver,
+        clock: Clock,
+        *,
+        on_handlers_loop: Callable[..., Any],
+        settled: Callable[[Sequence[tuple[Hold, Settlement]]], None],
+    ) -> None:
+        self._config = config
+        self._driver = driver
+        self._clock = clock
+        self._on_handlers_loop = on_handlers_loop
+        self._settled = settled
+        self._runner: Runner | None = None
+        self.holds: dict[str, Hold] = {}
+        self.outage = Outage()
+        self._loop = asyncio.get_running_loop()
+        self._stop = asyncio.Event()
+        self._in_a_hurry = False
+        self._changed = asyncio.Event()
+        self._closing_at: float | None = None
+        self._fetch = FetchLoop(
+            driver,
+            queues=config.queues,
+            types=config.types,
+            worker=config.name,
+            lease_for=config.lease_us,
+            concurrency=config.concurrency,
+            prefetch=config.prefetch,
+            batch=config.batch,
+            poll_interval=config.poll_interval,
+            max_jobs=config.max_jobs,
+            clock=clock,
+            outage=self.outage,
+            completed=self._completed,
+            hand_over=self._hand_over,
+        )
+        self._settle = SettleLoop(
+            driver,
+            holds=self.holds,
+            clock=clock,
+            outage=self.outage,
+            flushed=self._flushed,
+            give_up=self._past_closing,
+        )
+        self._heartbeat = HeartbeatLoop(
+            driver,
+            holds=self.holds,
+            lease_for=config.lease_us,
+            interval=config.heartbeat,
+            clock=clock,
+            abort=self._abort,
+        )
+        self._sweep = SweepLoop(driver, clock=clock)
+
+    def attach(self, runner: Runner) -> None:
+        self._runner = runner
+
+    # -- from other threads --------------------------------------------------------------------------------
+
+    def finished(self, hold: Hold) -> None:
+        self._settle.finished(hold)
+        self._fetch.made_room()
+
+    def request_stop(self, *, now: bool = False) -> None:
+        self._loop.call_soon_threadsafe(self._ask_to_stop, now)
+
+    def _ask_to_stop(self, now: bool = False) -> None:
+        self._in_a_hurry = self._in_a_hurry or now
+        self._stop.set()
+        self._changed.set()
+
+    # -- life ---------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        await self.outage.ride_out(self._driver.open, give_up=self._stop.is_set)
+        try:
+            if isinstance(self._clock, BackendClock):
+                await self.outage.ride_out(self._clock.sync, give_up=self._stop.is_set)
+            await self._work()
+        finally:
+            await self._driver.close()
+
+    async def _work(self) -> None:
+        config = self._config
+        fetching = asyncio.ensure_future(self._fetch.run())
+        lasting = [asyncio.ensure_future(loop.run()) for loop in (self._heartbeat, self._settle, self._sweep)]
+        if config.until_empty:
+            lasting.append(asyncio.ensure_future(self._stop_when_empty()))
+        if config.max_seconds is not None:
+            self._loop.call_later(config.max_seconds, self._ask_to_stop)
+        stopping = asyncio.ensure_future(self._stop.wait())
+        try:
+            await asyncio.wait([fetching, stopping, *lasting], return_when=asyncio.FIRST_COMPLETED)
+            if fetching.done() and fetching.exception() is None:
+                # max_jobs reached: what was taken is finished, however long that takes.
+                await self._until_settled(None, unless=self._stop.is_set)
+            await self._shut_down(fetching)
+        finally:
+            for task in (stopping, fetching, *lasting):
+                task.cancel()
+            ended = await asyncio.gather(stopping, fetching, *lasting, return_exceptions=True)
+        for outcome in ended:
+            if isinstance(outcome, Exception) and not isinstance(outcome, (BackendUnavailable, OSError)):
+                raise outcome
+
+    async def _shut_down(self, fetching: asyncio.Future[None]) -> None:
+        """Stop fetching, finish what runs within the grace period, give back the rest, write everything."""
+        assert self._runner is not None
+        grace = 0.0 if self._in_a_hurry else self._config.grace
+        self._closing_at = self._loop.time() + grace + 2 * _ABORT_SECONDS
+        self._fetch.stop()
+        await asyncio.wait([fetching])
+        self._on_handlers_loop(self._runner.release_buffered)
+        await self._until_settled(grace, unless=lambda: self._in_a_hurry)
+        if self.holds:
+            self._on_handlers_loop(self._runner.abort_running, SHUTDOWN)
+            await self._until_settled(_ABORT_SECONDS)
+        if self.holds:
+            await self._give_back()
+
+    async def _until_settled(self, seconds: float | None, unless: Callable[[], bool] = lambda: False) -> None:
+        """Until everything held is settled, the time is up, or there is a reason not to wait."""
+        try:
+            async with asyncio.timeout(seconds):
+                while self.holds and not unless():
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            pass
+
+    async def _give_back(self) -> None:
+        """Handlers that cannot be stopped die with the process: their jobs are released now, not at lease end."""
+        stuck = [hold for hold in self.holds.values() if not hold.settling and not hold.lost]
+        for hold in stuck:
+            hold.lost = True
+        if not stuck:
+            return
+        log.warning("%d handlers did not stop in time; their jobs are given back", len(stuck))
+        releases = [Release(hold.record.id, hold.token) for hold in stuck]
+        try:
+            await self._driver.settle(releases, now=self._clock.now())
+        except (BackendUnavailable, OSError) as error:
+            log.warning("jobs could not be given back (%s); they run again when their leases expire", error)
+
+    async def _stop_when_empty(self) -> None:
+        while True:
+            await self._fetch.is_idle.wait()
+            if not self.holds and await self.outage.ride_out(self._is_empty):
+                self._ask_to_stop()
+                return
+            await asyncio.sleep(0.05)
+
+    async def _is_empty(self) -> bool:
+        """Nothing to do now or under way anywhere. What is scheduled for later does not count."""
+        for queue in self._config.queues:
+            (stats,) = await self._driver.stats(now=self._clock.now(), queue=queue)
+            if stats.counts[JobState.INFLIGHT] or (
+                not stats.settings.paused and (stats.counts[JobState.READY] or stats.counts[JobState.BLOCKED])
+            ):
+                return False
+        return True
+
+    # -- between the loops ---------------------------------------------------------------------------------
+
+    def _completed(self) -> int:
+        return 0 if self._runner is None else self._runner.completed
+
+    def _hand_over(self, holds: list[Hold]) -> None:
+        assert self._runner is not None
+        for hold in holds:
+            self.holds[hold.record.id] = hold
+        self._on_handlers_loop(self._runner.feed, holds)
+
+    def _abort(self, hold: Hold, reason: str) -> None:
+        assert self._runner is not None
+        self._on_handlers_loop(self._runner.abort, hold, reason)
+
+    def _flushed(self, batch: Sequence[tuple[Hold, Settlement]]) -> None:
+        if not self.holds:
+            self._changed.set()
+        self._settled(batch)
+
+    def _past_closing(self) -> bool:
+        return self._closing_at is not None and self._loop.time() > self._closing_at

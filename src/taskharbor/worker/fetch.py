@@ -1,0 +1,185 @@
+"""The fetch loop: leases jobs in batches, as many as can be started soon and no more.
+
+What is leased ahead is bounded by how fast jobs have been finishing: quick jobs fill a large buffer and hide the
+round trip, slow ones are leased only when a place is free, so that they do not wait here while another worker is
+idle.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from taskharbor.clock import Clock
+from taskharbor.drivers.contract import Driver
+from taskharbor.errors import BackendUnavailable
+from taskharbor.jobs import Micros
+from taskharbor.worker.hold import Hold
+from taskharbor.worker.outage import Outage
+
+AHEAD_SECONDS = 0.1
+"""Lease ahead what should start within this time, at the pace of late."""
+
+
+class Pace:
+    """How many executions per second have been finishing, smoothed."""
+
+    def __init__(self, time: Callable[[], float]) -> None:
+        self._time = time
+        self._at = time()
+        self._completed = 0
+        self.per_second = 0.0
+
+    def update(self, completed: int) -> None:
+        now = self._time()
+        elapsed = now - self._at
+        if elapsed < 0.002:
+            return
+        latest = (completed - self._completed) / elapsed
+        weight = min(1.0, elapsed / 0.05)
+        self.per_second += (latest - self.per_second) * weight
+        self._at = now
+        self._completed = completed
+
+
+class FetchLoop:
+    def __init__(
+        self,
+        driver: Driver,
+        *,
+        queues: Sequence[str],
+        types: Sequence[str] | None,
+        worker: str,
+        lease_for: Micros,
+        concurrency: int,
+        prefetch: int,
+        batch: int,
+        poll_interval: float,
+        max_jobs: int | None,
+        clock: Clock,
+        outage: Outage,
+        completed: Callable[[], int],
+        hand_over: Callable[[list[Hold]], None],
+    ) -> None:
+        self._driver = driver
+        self._queues = list(queues)
+        self._types = types
+        self._worker = worker
+        self._lease_for = lease_for
+        self._concurrency = concurrency
+        self._prefetch = prefetch
+        self._batch = batch
+        self._poll_interval = poll_interval
+        self._left = max_jobs
+        self._clock = clock
+        self._outage = outage
+        self._completed = completed
+        self._hand_over = hand_over
+        self._loop = asyncio.get_running_loop()
+        self._pace = Pace(self._loop.time)
+        self._room = asyncio.Event()
+        self._wants_room = False
+        self._stopping = False
+        self._waiting: asyncio.Task[bool] | None = None
+        self._turn = 0
+        self.handed = 0
+        """Jobs handed to the runner so far."""
+        self.is_idle = asyncio.Event()
+        """Set while the last look at every queue found nothing."""
+
+    def stop(self) -> None:
+        self._stopping = True
+        self._room.set()
+        if self._waiting is not None:
+            self._waiting.cancel()
+
+    def made_room(self) -> None:
+        """An execution finished. Called from the handlers' thread, so it only looks and rings."""
+        if self._wants_room and self._wanted() > 0:
+            self._wants_room = False
+            self._loop.call_soon_threadsafe(self._room.set)
+
+    async def run(self) -> None:
+        while not self._stopping and self._left != 0:
+            wanted = await self._wait_for_room()
+            if wanted == 0:
+                return
+            if await self._fetch(wanted):
+                self.is_idle.clear()
+                continue
+            self.is_idle.set()
+            await self._wait_for_work()
+
+    def _target(self) -> int:
+        return self._concurrency + min(self._prefetch, int(self._pace.per_second * AHEAD_SECONDS))
+
+    def _wanted(self) -> int:
+        """How many to lease now; 0 while a larger batch is worth waiting for."""
+        load = self.handed - self._completed()
+        target = self._target()
+        if load < self._concurrency or load <= target // 2:
+            return target - load
+        return 0
+
+    async def _wait_for_room(self) -> int:
+        """How many to lease; 0 only when stopping."""
+        self._pace.update(self._completed())
+        while True:
+            wanted = 0 if self._stopping else self._wanted()
+            if wanted > 0 or self._stopping:
+                return wanted
+            self._room.clear()
+            # Raised before the second look: an execution that ends in between sees it and rings.
+            self._wants_room = True
+            if self._wanted() > 0:
+                continue
+            await self._room.wait()
+
+    async def _fetch(self, wanted: int) -> int:
+        """One look at every queue, each fetch beginning with another one so that none starves."""
+        wanted = min(wanted, self._batch)
+        if self._left is not None:
+            wanted = min(wanted, self._left)
+        found = 0
+        for offset in range(len(self._queues)):
+            queue = self._queues[(self._turn + offset) % len(self._queues)]
+            limit = wanted - found
+            if limit <= 0 or self._stopping:
+                break
+            found += await self._reserve(queue, limit)
+        self._turn += 1
+        if self._left is not None:
+            self._left -= found
+        return found
+
+    async def _reserve(self, queue: str, limit: int) -> int:
+        records = await self._outage.ride_out(
+            lambda: self._driver.reserve(
+                queue,
+                limit=limit,
+                lease_for=self._lease_for,
+                now=self._clock.now(),
+                worker=self._worker,
+                types=self._types,
+            ),
+            give_up=lambda: self._stopping,
+        )
+        if records:
+            self.handed += len(records)
+            self._hand_over([Hold(record) for record in records])
+        return len(records)
+
+    async def _wait_for_work(self) -> None:
+        try:
+            self._waiting = asyncio.ensure_future(
+                self._driver.wait(self._queues, now=self._clock.now(), timeout=self._poll_interval)
+            )
+            await self._waiting
+        except asyncio.CancelledError:
+            if not self._stopping:
+                raise
+        except (BackendUnavailable, OSError):
+            # The next reserve says so and waits; this only keeps a broken wait from becoming a busy loop.
+            await asyncio.sleep(min(self._poll_interval, 1.0))
+        finally:
+            self._waiting = None

@@ -1,0 +1,96 @@
+"""The heartbeat loop: keeps the leases of everything this worker holds, in one call for all of them.
+
+It runs beside the backend's other loops and never on the handlers' event loop: a handler that blocks for three
+lease times keeps its lease.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+
+from taskharbor.clock import Clock
+from taskharbor.drivers.contract import Driver, Extension
+from taskharbor.errors import BackendUnavailable, JobError
+from taskharbor.jobs import Micros
+from taskharbor.worker.hold import Hold
+from taskharbor.worker.run import CANCELLED, LEASE_LOST
+
+log = logging.getLogger("taskharbor.worker")
+
+
+class HeartbeatLoop:
+    def __init__(
+        self,
+        driver: Driver,
+        *,
+        holds: Mapping[str, Hold],
+        lease_for: Micros,
+        interval: float,
+        clock: Clock,
+        abort: Callable[[Hold, str], None],
+    ) -> None:
+        self._driver = driver
+        self._holds = holds
+        self._lease_for = lease_for
+        self._interval = interval
+        self._clock = clock
+        self._abort = abort
+
+    async def run(self) -> None:
+        pause = self._interval
+        while True:
+            await asyncio.sleep(pause)
+            try:
+                # A half-open connection would hang here while leases run out: better to ask again.
+                async with asyncio.timeout(self._interval):
+                    await self.beat()
+                pause = self._interval
+            except (BackendUnavailable, OSError) as error:
+                log.debug("heartbeat failed: %s", error)
+                # Sooner than usual: leases are running out meanwhile.
+                pause = min(self._interval, 0.2)
+            self._drop_expired()
+
+    async def beat(self) -> None:
+        """Extend every lease held. What the backend refuses is lost; what was asked to stop is told so."""
+        held = [hold for hold in self._holds.values() if not hold.lost and not hold.settling]
+        if not held:
+            return
+        reports = [hold.progress for hold in held]
+        extensions = [
+            Extension(hold.record.id, hold.token, report) for hold, report in zip(held, reports, strict=True)
+        ]
+        answers = await self._driver.extend_lease(
+            extensions, lease_for=self._lease_for, now=self._clock.now()
+        )
+        for hold, report, answer in zip(held, reports, answers, strict=True):
+            if isinstance(answer, JobError):
+                self._lose(hold, answer)
+                continue
+            hold.token = answer.token
+            hold.expires_at_us = answer.expires_at_us
+            if hold.progress is report:
+                hold.progress = None
+            if answer.cancel_requested and hold.settlement is None:
+                self._abort(hold, CANCELLED)
+
+    def _lose(self, hold: Hold, answer: JobError) -> None:
+        # While the heartbeat was on its way the job may have been settled: then there was nothing left to lose.
+        if hold.lost or hold.settling or self._holds.get(hold.record.id) is not hold:
+            return
+        log.warning("lease of %s %s lost: %s", hold.record.type, hold.record.id, answer.reason)
+        hold.lost = True
+        self._abort(hold, LEASE_LOST)
+
+    def _drop_expired(self) -> None:
+        """During an outage nobody refuses us, but a lease that ran out is over all the same."""
+        now = self._clock.now()
+        for hold in list(self._holds.values()):
+            if not hold.lost and not hold.settling and hold.expires_at_us <= now:
+                log.warning(
+                    "lease of %s %s ran out before it could be extended", hold.record.type, hold.record.id
+                )
+                hold.lost = True
+                self._abort(hold, LEASE_LOST)

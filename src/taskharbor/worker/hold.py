@@ -1,0 +1,44 @@
+"""One leased job in a worker's hands, from reserve to settled."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from taskharbor.context import Job
+from taskharbor.drivers.contract import Settlement
+from taskharbor.jobs import JobRecord
+
+
+class Hold:
+    """Shared by the backend's thread and the handlers' thread; each field has one writer.
+
+    The backend's thread owns token, expiry and `lost`; the handlers' thread owns `job`, `task` and `settlement`.
+    """
+
+    __slots__ = (
+        "expires_at_us",
+        "job",
+        "lost",
+        "progress",
+        "record",
+        "settlement",
+        "settling",
+        "task",
+        "token",
+    )
+
+    def __init__(self, record: JobRecord) -> None:
+        assert record.token is not None
+        assert record.expires_at_us is not None
+        self.record = record
+        self.token = record.token
+        self.expires_at_us = record.expires_at_us
+        self.progress: bytes | None = None
+        self.lost = False
+        """The lease is gone: whatever the handler does, nothing is written for it."""
+        self.settling = False
+        self.job: Job | None = None
+        self.task: asyncio.Task[Any] | None = None
+        self.settlement: Settlement | None = None
+        """How the execution ended, once it has."""

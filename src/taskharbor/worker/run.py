@@ -1,0 +1,157 @@
+"""Runs handlers, on the handlers' own event loop and nowhere near the backend's.
+
+Leased jobs come in by the batch, wait in a buffer until one of `concurrency` places is free, run through their
+middleware chain, and leave with a settlement. A handler that blocks this loop delays its neighbours; it delays
+no heartbeat.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import Context, copy_context
+
+from taskharbor.codec import CodecRegistry
+from taskharbor.context import Job, set_current_job
+from taskharbor.drivers.contract import Discard, Release
+from taskharbor.handlers import Handler
+from taskharbor.jobs import Failure, JobRecord, Micros
+from taskharbor.middleware import Call
+from taskharbor.middleware.recover import Raised
+from taskharbor.worker.decide import decide, no_handler
+from taskharbor.worker.hold import Hold
+
+log = logging.getLogger("taskharbor.worker")
+
+LEASE_LOST = "lease lost"
+CANCELLED = "cancelled"
+SHUTDOWN = "shutdown"
+
+
+class Runner:
+    """Every method runs on the handlers' loop; the counters may be read from anywhere."""
+
+    def __init__(
+        self,
+        chains: Mapping[str, tuple[Handler, Call]],
+        *,
+        concurrency: int,
+        codecs: CodecRegistry,
+        now: Callable[[], Micros],
+        finished: Callable[[Hold], None],
+    ) -> None:
+        self._chains = chains
+        self._concurrency = concurrency
+        self._codecs = codecs
+        self._now = now
+        self._finished = finished
+        self._loop = asyncio.get_running_loop()
+        self._buffer: deque[Hold] = deque()
+        self._holds: dict[str, Hold] = {}
+        self._running = 0
+        self._clean_context: Context = copy_context()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self.completed = 0
+        """Executions that have left this runner, however they ended."""
+
+    @property
+    def running(self) -> int:
+        return self._running
+
+    def feed(self, holds: Sequence[Hold]) -> None:
+        self._buffer.extend(holds)
+        self._idle.clear()
+        self._pump()
+
+    def abort(self, hold: Hold, reason: str) -> None:
+        """Ask a handler to stop, and cancel it where that is possible."""
+        if hold.job is not None:
+            hold.job.stop(reason)
+        if hold.task is not None:
+            hold.task.cancel()
+
+    def release_buffered(self) -> None:
+        """Give back what has not begun."""
+        while self._buffer:
+            hold = self._buffer.popleft()
+            hold.settlement = Release(hold.record.id, hold.token)
+            self._leave(hold)
+
+    def abort_running(self, reason: str) -> None:
+        for hold in list(self._holds.values()):
+            self.abort(hold, reason)
+
+    async def wait_idle(self) -> None:
+        await self._idle.wait()
+
+    def _pump(self) -> None:
+        buffer = self._buffer
+        while buffer and self._running < self._concurrency:
+            hold = buffer.popleft()
+            if hold.lost:
+                self._leave(hold)
+                continue
+            self._running += 1
+            self._holds[hold.record.id] = hold
+            # A context of its own: what one handler binds to a context variable, the next must not see.
+            hold.task = self._loop.create_task(self._run(hold), context=self._clean_context.copy())
+        if not buffer and not self._running:
+            self._idle.set()
+
+    async def _run(self, hold: Hold) -> None:
+        record = hold.record
+        entry = self._chains.get(record.type)
+        try:
+            if entry is None:
+                hold.settlement = no_handler(record)
+            else:
+                handler, chain = entry
+                job = hold.job = Job(record, self._now(), _reporter(hold))
+                set_current_job(job)
+                outcome = await chain(job)
+                if self._holds.get(record.id) is hold:
+                    hold.settlement = decide(record, handler, outcome, self._codecs, self._now())
+        except asyncio.CancelledError as cancelled:
+            self._settle_cancelled(hold, cancelled)
+        except BaseException as bug:
+            # Ours, not the handler's (recover catches those): the job must not be lost for it.
+            log.exception("running %s %s failed inside the worker", record.type, record.id)
+            hold.settlement = decide(
+                record, self._chains[record.type][0], Raised(bug), self._codecs, self._now()
+            )
+            if not isinstance(bug, Exception):
+                raise
+        finally:
+            if self._holds.get(record.id) is hold:
+                self._leave(hold)
+
+    def _settle_cancelled(self, hold: Hold, cancelled: asyncio.CancelledError) -> None:
+        record = hold.record
+        reason = hold.job.stop_reason if hold.job is not None else SHUTDOWN
+        if reason == LEASE_LOST:
+            return
+        if reason == CANCELLED:
+            hold.settlement = Discard(record.id, hold.token, Failure("Cancelled", "cancelled while running"))
+        elif reason == SHUTDOWN:
+            hold.settlement = Release(record.id, hold.token)
+        else:  # Nobody here cancelled it: the handler did so itself, which is a failure like any other.
+            handler, _ = self._chains[record.type]
+            hold.settlement = decide(record, handler, Raised(cancelled), self._codecs, self._now())
+
+    def _leave(self, hold: Hold) -> None:
+        if self._holds.pop(hold.record.id, None) is not None:
+            self._running -= 1
+        hold.task = None
+        self.completed += 1
+        self._finished(hold)
+        self._pump()
+
+
+def _reporter(hold: Hold) -> Callable[[JobRecord, bytes], None]:
+    def report(_: JobRecord, progress: bytes) -> None:
+        hold.progress = progress
+
+    return report

@@ -1,0 +1,99 @@
+"""Plain functions run here, on threads of the worker's own.
+
+Leaner than an executor: a job costs one queue put and its share of one wake-up of the loop. A thread cannot be
+killed, so a cancelled call asks its handler to stop and is over only when the thread is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable
+from contextvars import Context, copy_context
+from typing import Any, TypeAlias
+
+from taskharbor.context import Job
+
+_Call: TypeAlias = "tuple[asyncio.Future[Any], Context, Callable[[], Any]]"
+
+
+class ThreadPool:
+    """Threads start as they are needed, up to `size`, and are daemons: a stuck handler cannot keep a process alive."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self._busy = 0
+        self._ended: deque[tuple[asyncio.Future[Any], Any, BaseException | None]] = deque()
+        self._loop = asyncio.get_running_loop()
+        self._notified = False
+
+    async def run(self, job: Job, function: Callable[[], Any]) -> Any:
+        future: asyncio.Future[Any] = self._loop.create_future()
+        self._busy += 1
+        if self._busy > len(self._threads) and len(self._threads) < self._size:
+            self._start_thread()
+        self._calls.put((future, copy_context(), function))
+        cancelled: asyncio.CancelledError | None = None
+        try:
+            while not future.done():
+                try:
+                    await asyncio.shield(future)
+                except asyncio.CancelledError as error:
+                    # Whoever cancels by hand sets the reason first; without one it was the timeout.
+                    job.stop("timeout")
+                    cancelled = error
+                except BaseException:
+                    break  # The handler's own: read from the future below.
+        finally:
+            self._busy -= 1
+        if cancelled is not None:
+            future.exception()  # Looked at, so that asyncio does not complain about an error nobody read.
+            raise cancelled
+        return future.result()
+
+    def close(self) -> None:
+        for _ in self._threads:
+            self._calls.put(None)
+
+    def _start_thread(self) -> None:
+        name = f"taskharbor-handler-{len(self._threads)}"
+        thread = threading.Thread(target=self._work, name=name, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _work(self) -> None:
+        while (call := self._calls.get()) is not None:
+            future, context, function = call
+            result: Any = None
+            error: BaseException | None = None
+            try:
+                result = context.run(function)
+            except StopIteration as stop:
+                # A future refuses StopIteration.
+                error = RuntimeError(f"the handler raised StopIteration({stop.value!r})")
+            except BaseException as raised:
+                error = raised
+            self._ended.append((future, result, error))
+            del future, context, function, call, result, error
+            if not self._notified:
+                self._notified = True
+                try:
+                    self._loop.call_soon_threadsafe(self._deliver)
+                except RuntimeError:
+                    return  # The loop is closed: the worker is gone, and so is the lease.
+
+    def _deliver(self) -> None:
+        # Cleared before draining: an append after the drain then notifies again.
+        self._notified = False
+        while self._ended:
+            future, result, error = self._ended.popleft()
+            if future.cancelled():
+                continue
+            if error is not None:
+                future.set_exception(error)
+            else:
+                future.set_result(result)

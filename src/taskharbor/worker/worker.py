@@ -1,0 +1,344 @@
+"""The worker: what a user starts, and what ties its loops together.
+
+Handlers run on the event loop that `run_async` was called on; the backend's loops run on a thread of their own. The
+two sides meet in `Hold`s, handed over by the batch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import signal
+import socket
+import threading
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+from taskharbor.arguments import Arguments
+from taskharbor.clock import BackendClock, Clock
+from taskharbor.codec import CodecRegistry
+from taskharbor.context import Job
+from taskharbor.drivers.contract import Ack, Discard, Driver, Fail, Release, Retry, Settlement
+from taskharbor.drivers.registry import connect
+from taskharbor.errors import InvalidRequest
+from taskharbor.handlers import Handler, Isolation, OnInvalid, make_handler
+from taskharbor.jobs import SECOND, Outcome
+from taskharbor.middleware import Call, Middleware, compose
+from taskharbor.middleware.recover import recover
+from taskharbor.middleware.timeout import timeout
+from taskharbor.middleware.validate import validate_for
+from taskharbor.requests import check_queue_name
+from taskharbor.retry import RetryPolicy
+from taskharbor.worker.engine import Engine, WorkerConfig
+from taskharbor.worker.hold import Hold
+from taskharbor.worker.processes import ProcessPool
+from taskharbor.worker.run import Runner
+from taskharbor.worker.threads import ThreadPool
+
+log = logging.getLogger("taskharbor.worker")
+
+SHORTEST_LEASE = 1.0
+_OUTCOMES: dict[type[Settlement], Outcome] = {
+    Ack: Outcome.DONE,
+    Retry: Outcome.RETRIED,
+    Fail: Outcome.DEAD,
+    Release: Outcome.RELEASED,
+    Discard: Outcome.CANCELLED,
+}
+
+
+class Worker:
+    """Leases jobs, runs their handlers, writes how they ended.
+
+    `concurrency` bounds what runs at once; `lease` seconds after a worker's death its jobs run elsewhere; `grace` is
+    how long a graceful stop waits for handlers. `types` restricts what is claimed; without it, a job of a type
+    nobody registered goes to the dead letters with that reason.
+    """
+
+    def __init__(
+        self,
+        driver: Driver | str,
+        *,
+        queues: Sequence[str] = ("default",),
+        types: Sequence[str] | None = None,
+        concurrency: int = 20,
+        lease: timedelta | float = 15.0,
+        heartbeat: float | None = None,
+        poll_interval: float = 1.0,
+        prefetch: int = 1000,
+        batch: int = 500,
+        grace: float = 30.0,
+        until_empty: bool = False,
+        max_jobs: int | None = None,
+        max_seconds: float | None = None,
+        name: str | None = None,
+        middleware: Sequence[Middleware] = (),
+        codecs: CodecRegistry | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        seconds = lease.total_seconds() if isinstance(lease, timedelta) else lease
+        _require(bool(queues), "a worker needs at least one queue")
+        _require(concurrency >= 1, f"concurrency {concurrency}: at least 1")
+        _require(seconds >= SHORTEST_LEASE, f"lease of {seconds:g} s: at least {SHORTEST_LEASE:g} s")
+        _require(prefetch >= 0, f"prefetch {prefetch}: not negative")
+        _require(batch >= 1, f"batch {batch}: at least 1")
+        _require(poll_interval > 0, f"poll_interval {poll_interval}: more than 0")
+        _require(grace >= 0, f"grace {grace}: not negative")
+        _require(max_jobs is None or max_jobs >= 1, f"max_jobs {max_jobs}: at least 1")
+        beat = seconds / 3 if heartbeat is None else heartbeat
+        _require(
+            0 < beat <= seconds / 2, f"heartbeat every {beat:g} s: at most half the lease of {seconds:g} s"
+        )
+        self.driver = connect(driver) if isinstance(driver, str) else driver
+        self.config = WorkerConfig(
+            name=name or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}",
+            queues=tuple(check_queue_name(queue) for queue in dict.fromkeys(queues)),
+            types=None if types is None else tuple(types),
+            concurrency=concurrency,
+            lease_us=round(seconds * SECOND),
+            heartbeat=beat,
+            poll_interval=poll_interval,
+            prefetch=prefetch,
+            batch=batch,
+            grace=grace,
+            until_empty=until_empty,
+            max_jobs=max_jobs,
+            max_seconds=max_seconds,
+        )
+        self._middleware = list(middleware)
+        self._codecs = codecs or CodecRegistry()
+        self._clock = clock
+        self._handlers: dict[str, Handler] = {}
+        self._engine: Engine | None = None
+        self._stop_asked = 0
+        self._lock = threading.Lock()
+        self.outcomes: Counter[Outcome] = Counter()
+        """How many executions ended how, since this worker started."""
+
+    @property
+    def name(self) -> str:
+        return self.config.name
+
+    @property
+    def handlers(self) -> dict[str, Handler]:
+        return dict(self._handlers)
+
+    def register(
+        self,
+        type: str,
+        handler: Callable[[Job], Any],
+        *,
+        isolation: Isolation | None = None,
+        retry: RetryPolicy | None = None,
+        on_invalid: OnInvalid = "dead",
+    ) -> None:
+        """Run `handler(job)` for every job of this type."""
+        self.add_handler(make_handler(type, handler, isolation=isolation, retry=retry, on_invalid=on_invalid))
+
+    def add_handler(self, handler: Handler) -> None:
+        if handler.type in self._handlers:
+            raise InvalidRequest(f"a handler for {handler.type!r} is registered already")
+        self._handlers[handler.type] = handler
+
+    def snapshot(self) -> dict[str, Any]:
+        """How the worker is doing right now: for health checks, from any thread."""
+        engine = self._engine
+        return {
+            "worker": self.name,
+            "queues": list(self.config.queues),
+            "serving": engine is not None,
+            "backend_answers": engine is not None and not engine.outage.is_on,
+            "held": 0 if engine is None else len(engine.holds),
+            "outcomes": {str(outcome): count for outcome, count in self.outcomes.items()},
+        }
+
+    # -- running ------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Work until stopped. SIGINT or SIGTERM: gracefully; a second one: at once."""
+        with self._signals():
+            asyncio.run(self.run_async())
+
+    async def run_async(self) -> None:
+        """Work until stopped, with handlers on the calling event loop and the backend on a thread."""
+        handlers_loop = asyncio.get_running_loop()
+        ended: asyncio.Future[None] = handlers_loop.create_future()
+
+        def report(error: BaseException | None) -> None:
+            if ended.done():
+                return
+            if error is None:
+                ended.set_result(None)
+            else:
+                ended.set_exception(error)
+
+        with self._place() as (runner, clock):
+
+            def backend() -> None:
+                error: BaseException | None = None
+                try:
+                    asyncio.run(self._serve(runner, clock, handlers_loop.call_soon_threadsafe))
+                except BaseException as raised:
+                    error = raised
+                handlers_loop.call_soon_threadsafe(report, error)
+
+            thread = threading.Thread(target=backend, name="taskharbor-backend", daemon=True)
+            thread.start()
+            try:
+                await asyncio.shield(ended)
+            except asyncio.CancelledError:
+                # Cancelling the worker is the immediate stop: leases are given back before we go.
+                self.stop(now=True)
+                await ended
+                raise
+
+    async def run_on_one_loop(self) -> None:
+        """Backend and handlers on the calling loop: for simulations under a virtual clock. A handler that blocks, blocks all."""
+        with self._place() as (runner, clock):
+            await self._serve(runner, clock, asyncio.get_running_loop().call_soon)
+
+    def stop(self, *, now: bool = False) -> None:
+        """Ask the worker to stop, from any thread: gracefully, or at once."""
+        with self._lock:
+            self._stop_asked = max(self._stop_asked, 2 if now else 1)
+            engine = self._engine
+        if engine is not None:
+            engine.request_stop(now=now)
+
+    @contextmanager
+    def _place(self) -> Iterator[tuple[Runner, Clock]]:
+        """What one run needs on the handlers' loop."""
+        clock = self._clock or BackendClock(self.driver.time)
+        threads = ThreadPool(self.config.concurrency)
+        isolated = {
+            name: handler for name, handler in self._handlers.items() if handler.isolation == "process"
+        }
+        processes = ProcessPool(isolated, size=self.config.concurrency, threads=threads) if isolated else None
+        runner = Runner(
+            {
+                name: (handler, self._chain(handler, threads, processes))
+                for name, handler in self._handlers.items()
+            },
+            concurrency=self.config.concurrency,
+            codecs=self._codecs,
+            now=clock.now,
+            finished=self._finished,
+        )
+        try:
+            yield runner, clock
+        finally:
+            threads.close()
+            if processes is not None:
+                processes.close()
+
+    async def _serve(self, runner: Runner, clock: Clock, on_handlers_loop: Callable[..., Any]) -> None:
+        engine = Engine(
+            self.config, self.driver, clock, on_handlers_loop=on_handlers_loop, settled=self._settled
+        )
+        engine.attach(runner)
+        with self._lock:
+            self._engine = engine
+            asked = self._stop_asked
+        if asked:
+            engine.request_stop(now=asked > 1)
+        log.info("worker %s serves %s", self.name, ", ".join(self.config.queues))
+        try:
+            await engine.run()
+        finally:
+            with self._lock:
+                self._engine = None
+                self._stop_asked = 0
+            log.info("worker %s stopped after %d executions", self.name, self.outcomes.total())
+
+    def _finished(self, hold: Hold) -> None:
+        if self._engine is not None:
+            self._engine.finished(hold)
+
+    def _settled(self, written: Sequence[tuple[Hold, Settlement]]) -> None:
+        for hold, settlement in written:
+            outcome = _OUTCOMES[type(settlement)]
+            self.outcomes[outcome] += 1
+            if outcome is Outcome.RETRIED or outcome is Outcome.DEAD:
+                _log_failure(hold, settlement, outcome)
+
+    # -- how a handler is called ----------------------------------------------------------------------------
+
+    def _chain(self, handler: Handler, threads: ThreadPool, processes: ProcessPool | None) -> Call:
+        layers: list[Middleware] = [recover, timeout, validate_for(handler, self._codecs), *self._middleware]
+        return compose(layers, _innermost(handler, threads, processes))
+
+    # -- signals --------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        """Plain signal handlers, not the loop's: they must work while a handler blocks the loop."""
+        received = 0
+
+        def on_signal(number: int, frame: Any) -> None:
+            nonlocal received
+            received += 1
+            if received == 1:
+                log.info("stopping: running jobs get %g s (a second signal stops at once)", self.config.grace)
+                self.stop()
+            elif received == 2:
+                self.stop(now=True)
+            else:
+                os._exit(128 + number)
+
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        previous = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+
+
+def _innermost(handler: Handler, threads: ThreadPool, processes: ProcessPool | None) -> Call:
+    function, arguments = handler.function, handler.arguments
+    if handler.isolation == "process":
+        assert processes is not None
+        return processes.run
+    if handler.isolation == "thread":
+
+        def on_thread(job: Job) -> Awaitable[Any]:
+            return threads.run(job, lambda: _call(function, arguments, job))
+
+        return on_thread
+
+    def on_loop(job: Job) -> Awaitable[Any]:
+        result: Awaitable[Any] = _call(function, arguments, job)
+        return result
+
+    return on_loop
+
+
+def _call(function: Callable[..., Any], arguments: Arguments | None, job: Job) -> Any:
+    return function(job) if arguments is None else arguments.call(function, job.arguments)
+
+
+def _log_failure(hold: Hold, settlement: Settlement, outcome: Outcome) -> None:
+    assert isinstance(settlement, (Retry, Fail))
+    record = hold.record
+    log.warning(
+        "%s %s %s after attempt %d of %d: %s",
+        record.type,
+        record.id,
+        "will be retried" if outcome is Outcome.RETRIED else "is dead",
+        settlement.attempts + record.stalls,
+        record.max_attempts,
+        settlement.error.type,
+        extra={"job_id": record.id, "job_type": record.type, "queue": record.queue, "outcome": str(outcome)},
+    )
+
+
+def _require(condition: bool, complaint: str) -> None:
+    if not condition:
+        raise InvalidRequest(complaint)
