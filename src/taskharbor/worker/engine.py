@@ -63,7 +63,9 @@ class Engine:
         self._on_handlers_loop = on_handlers_loop
         self._settled = settled
         self._runner: Runner | None = None
-        self.holds: dict[str, Hold] = {}
+        self.holds: dict[Hold, None] = {}
+        """What this worker has leased and not yet settled, oldest first. Not by job id: a job whose lease was lost may
+        come back to this very worker while the old execution still winds up."""
         self.outage = Outage()
         self._loop = asyncio.get_running_loop()
         self._stop = asyncio.Event()
@@ -143,7 +145,9 @@ class Engine:
         stopping = asyncio.ensure_future(self._stop.wait())
         try:
             await asyncio.wait([fetching, stopping, *lasting], return_when=asyncio.FIRST_COMPLETED)
-            if fetching.done() and fetching.exception() is None:
+            if any(task.done() for task in lasting):
+                self._in_a_hurry = True  # A loop broke: without it nothing more can be finished properly.
+            elif fetching.done() and fetching.exception() is None:
                 # max_jobs reached: what was taken is finished, however long that takes.
                 await self._until_settled(None, unless=self._stop.is_set)
             await self._shut_down(fetching)
@@ -182,7 +186,7 @@ class Engine:
 
     async def _give_back(self) -> None:
         """Handlers that cannot be stopped die with the process: their jobs are released now, not at lease end."""
-        stuck = [hold for hold in self.holds.values() if not hold.settling and not hold.lost]
+        stuck = [hold for hold in self.holds if not hold.settling and not hold.lost]
         for hold in stuck:
             hold.lost = True
         if not stuck:
@@ -220,7 +224,7 @@ class Engine:
     def _hand_over(self, holds: list[Hold]) -> None:
         assert self._runner is not None
         for hold in holds:
-            self.holds[hold.record.id] = hold
+            self.holds[hold] = None
         self._on_handlers_loop(self._runner.feed, holds)
 
     def _abort(self, hold: Hold, reason: str) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection
 
 from taskharbor.clock import Clock
 from taskharbor.drivers.contract import Driver, Extension
@@ -25,7 +25,7 @@ class HeartbeatLoop:
         self,
         driver: Driver,
         *,
-        holds: Mapping[str, Hold],
+        holds: Collection[Hold],
         lease_for: Micros,
         interval: float,
         clock: Clock,
@@ -55,7 +55,7 @@ class HeartbeatLoop:
 
     async def beat(self) -> None:
         """Extend every lease held. What the backend refuses is lost; what was asked to stop is told so."""
-        held = [hold for hold in self._holds.values() if not hold.lost and not hold.settling]
+        held = [hold for hold in self._holds if not hold.lost and not hold.settling]
         if not held:
             return
         reports = [hold.progress for hold in held]
@@ -78,7 +78,7 @@ class HeartbeatLoop:
 
     def _lose(self, hold: Hold, answer: JobError) -> None:
         # While the heartbeat was on its way the job may have been settled: then there was nothing left to lose.
-        if hold.lost or hold.settling or self._holds.get(hold.record.id) is not hold:
+        if hold.lost or hold.settling or hold not in self._holds:
             return
         log.warning("lease of %s %s lost: %s", hold.record.type, hold.record.id, answer.reason)
         hold.lost = True
@@ -87,7 +87,7 @@ class HeartbeatLoop:
     def _drop_expired(self) -> None:
         """During an outage nobody refuses us, but a lease that ran out is over all the same."""
         now = self._clock.now()
-        for hold in list(self._holds.values()):
+        for hold in list(self._holds):
             if not hold.lost and not hold.settling and hold.expires_at_us <= now:
                 log.warning(
                     "lease of %s %s ran out before it could be extended", hold.record.type, hold.record.id

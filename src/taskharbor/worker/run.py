@@ -49,7 +49,7 @@ class Runner:
         self._finished = finished
         self._loop = asyncio.get_running_loop()
         self._buffer: deque[Hold] = deque()
-        self._holds: dict[str, Hold] = {}
+        self._holds: dict[Hold, None] = {}  # A set that keeps its order.
         self._running = 0
         self._clean_context: Context = copy_context()
         self._idle = asyncio.Event()
@@ -75,13 +75,15 @@ class Runner:
 
     def release_buffered(self) -> None:
         """Give back what has not begun."""
-        while self._buffer:
-            hold = self._buffer.popleft()
+        buffered = list(self._buffer)
+        self._buffer.clear()
+        for hold in buffered:
             hold.settlement = Release(hold.record.id, hold.token)
             self._leave(hold)
+        self._pump()
 
     def abort_running(self, reason: str) -> None:
-        for hold in list(self._holds.values()):
+        for hold in list(self._holds):
             self.abort(hold, reason)
 
     async def wait_idle(self) -> None:
@@ -95,7 +97,7 @@ class Runner:
                 self._leave(hold)
                 continue
             self._running += 1
-            self._holds[hold.record.id] = hold
+            self._holds[hold] = None
             # A context of its own: what one handler binds to a context variable, the next must not see.
             hold.task = self._loop.create_task(self._run(hold), context=self._clean_context.copy())
         if not buffer and not self._running:
@@ -112,7 +114,7 @@ class Runner:
                 job = hold.job = Job(record, self._now(), _reporter(hold))
                 set_current_job(job)
                 outcome = await chain(job)
-                if self._holds.get(record.id) is hold:
+                if hold in self._holds:
                     hold.settlement = decide(record, handler, outcome, self._codecs, self._now())
         except asyncio.CancelledError as cancelled:
             self._settle_cancelled(hold, cancelled)
@@ -125,8 +127,9 @@ class Runner:
             if not isinstance(bug, Exception):
                 raise
         finally:
-            if self._holds.get(record.id) is hold:
+            if hold in self._holds:
                 self._leave(hold)
+                self._pump()
 
     def _settle_cancelled(self, hold: Hold, cancelled: asyncio.CancelledError) -> None:
         record = hold.record
@@ -142,12 +145,12 @@ class Runner:
             hold.settlement = decide(record, handler, Raised(cancelled), self._codecs, self._now())
 
     def _leave(self, hold: Hold) -> None:
-        if self._holds.pop(hold.record.id, None) is not None:
+        if hold in self._holds:
+            del self._holds[hold]
             self._running -= 1
         hold.task = None
         self.completed += 1
         self._finished(hold)
-        self._pump()
 
 
 def _reporter(hold: Hold) -> Callable[[JobRecord, bytes], None]:

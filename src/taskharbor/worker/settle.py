@@ -29,7 +29,7 @@ class SettleLoop:
         self,
         driver: Driver,
         *,
-        holds: dict[str, Hold],
+        holds: dict[Hold, None],
         clock: Clock,
         outage: Outage,
         flushed: Callable[[Sequence[tuple[Hold, Settlement]]], None],
@@ -45,7 +45,6 @@ class SettleLoop:
         self._finished: deque[Hold] = deque()
         self._wake = asyncio.Event()
         self._asleep = False
-        self._busy = False
 
     def finished(self, hold: Hold) -> None:
         """From the handlers' thread: an execution ended."""
@@ -53,10 +52,6 @@ class SettleLoop:
         if self._asleep:
             self._asleep = False
             self._loop.call_soon_threadsafe(self._wake.set)
-
-    @property
-    def is_idle(self) -> bool:
-        return not self._finished and not self._busy
 
     async def run(self) -> None:
         while True:
@@ -67,9 +62,7 @@ class SettleLoop:
                 if not self._finished:
                     await self._wake.wait()
                 self._asleep = False
-            self._busy = True
             await self.flush()
-            self._busy = False
 
     async def flush(self) -> None:
         """Write what has finished so far, in one call."""
@@ -77,7 +70,7 @@ class SettleLoop:
         while self._finished and len(batch) < MOST_AT_ONCE:
             hold = self._finished.popleft()
             if hold.settlement is None or hold.lost:
-                self._holds.pop(hold.record.id, None)
+                self._holds.pop(hold, None)
             else:
                 hold.settling = True
                 batch.append(hold)
@@ -90,7 +83,7 @@ class SettleLoop:
         )
         written: list[tuple[Hold, Settlement]] = []
         for hold, settlement, answer in zip(batch, settlements, answers, strict=True):
-            self._holds.pop(hold.record.id, None)
+            self._holds.pop(hold, None)
             if answer is None:
                 written.append((hold, settlement))
             else:
