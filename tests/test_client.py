@@ -1,0 +1,147 @@
+import asyncio
+import threading
+
+import pytest
+
+from taskharbor import AsyncClient, Client, FakeClock, JobFilter, JobRequest, JobState, QueueSettings
+from taskharbor.drivers.memory import MemoryDriver
+from taskharbor.errors import InvalidRequest, JobFinished, JobNotDead, JobNotFound, WaitTimeout
+from taskharbor.jobs import SECOND, Failure
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+def client(clock: FakeClock) -> Client:
+    return Client(MemoryDriver(), clock=clock)
+
+
+def test_enqueue_and_read_back(client: Client, clock: FakeClock) -> None:
+    accepted = client.enqueue(JobRequest(type="mail", payload={"to": "ada"}))
+    assert not accepted.existed
+    record = client.get(accepted.id)
+    assert (record.type, record.payload, record.state) == ("mail", b'{"to":"ada"}', JobState.READY)
+    assert record.created_at_us == clock.now()
+
+
+def test_a_delayed_job_is_scheduled_and_then_ready(client: Client, clock: FakeClock) -> None:
+    job = client.enqueue(JobRequest(type="t", delay=60)).id
+    assert client.get(job).state is JobState.SCHEDULED
+    clock.advance(60)
+    assert client.get(job).state is JobState.READY
+
+
+def test_many_are_checked_before_any_is_sent(client: Client) -> None:
+    requests = [JobRequest(type="t", payload=n) for n in range(2500)] + [JobRequest(type="")]
+    with pytest.raises(InvalidRequest):
+        client.enqueue_many(requests)
+    assert client.stats() == []
+    accepted = client.enqueue_many(requests[:-1])
+    assert len({one.id for one in accepted}) == 2500
+    assert client.stats()[0].counts[JobState.READY] == 2500
+
+
+def test_a_stream_is_sent_chunk_by_chunk(client: Client) -> None:
+    sizes = [
+        len(batch) for batch in client.enqueue_stream((JobRequest(type="t") for _ in range(25)), chunk=10)
+    ]
+    assert sizes == [10, 10, 5]
+    with pytest.raises(InvalidRequest, match="chunk"):
+        list(client.enqueue_stream([], chunk=0))
+
+
+def test_operations_on_jobs_that_do_not_fit_them(client: Client) -> None:
+    with pytest.raises(JobNotFound, match="no job with this id"):
+        client.get("nobody")
+    with pytest.raises(JobNotFound):
+        client.cancel("nobody")
+    job = client.enqueue(JobRequest(type="t")).id
+    with pytest.raises(JobNotDead):
+        client.requeue(job)
+    assert client.cancel(job) is JobState.CANCELLED
+    assert client.cancel(job) is JobState.CANCELLED
+
+
+def test_dead_jobs_come_back_by_requeue(client: Client, clock: FakeClock) -> None:
+    job = client.enqueue(JobRequest(type="t")).id
+
+    async def die() -> None:
+        driver = client.driver
+        (held,) = await driver.reserve("default", limit=1, lease_for=SECOND, now=clock.now(), worker="w")
+        assert held.token
+        await driver.fail(job, held.token, now=clock.now(), attempts=1, error=Failure("E", "no"))
+
+    asyncio.run(die())
+    assert client.list_jobs(JobFilter(states=frozenset({JobState.DEAD}))).jobs[0].id == job
+    with pytest.raises(JobFinished):
+        client.cancel(job)
+    assert client.requeue(job) is JobState.READY
+    assert [attempt.outcome for attempt in client.job_attempts(job)] == ["dead", "requeued"]
+    assert len(client.read_attempts().attempts) == 2
+
+
+def test_waiting_for_a_job_that_does_not_end(client: Client) -> None:
+    job = client.enqueue(JobRequest(type="t")).id
+    with pytest.raises(WaitTimeout, match="still ready"):
+        client.wait_for(job, timeout=0.01)
+    client.cancel(job)
+    assert client.wait_for(job, timeout=5).state is JobState.CANCELLED
+
+
+@pytest.mark.parametrize(
+    ("settings", "complaint"),
+    [
+        (QueueSettings(max_inflight=0), "pause it"),
+        (QueueSettings(failure_queue="q"), "own failure queue"),
+        (QueueSettings(failure_queue=""), "queue must be"),
+        (QueueSettings(keep_done_us=-1), "keep_done_us"),
+    ],
+)
+def test_nonsense_settings_are_refused(client: Client, settings: QueueSettings, complaint: str) -> None:
+    with pytest.raises(InvalidRequest, match=complaint):
+        client.configure("q", settings)
+    assert client.settings("q") == QueueSettings()
+
+
+def test_settings_are_kept(client: Client) -> None:
+    settings = QueueSettings(paused=True, max_inflight=3, failure_queue="f", keep_done_us=None)
+    client.configure("q", settings)
+    assert client.settings("q") == settings
+    assert client.stats("q")[0].settings == settings
+
+
+def test_one_client_serves_many_threads() -> None:
+    with Client("memory://") as client:
+
+        def produce() -> None:
+            for _ in range(20):
+                client.enqueue(JobRequest(type="t"))
+
+        threads = [threading.Thread(target=produce) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert client.stats()[0].counts[JobState.READY] == 160
+
+
+def test_many_tasks_share_one_async_client() -> None:
+    async def main() -> None:
+        async with AsyncClient("memory://") as client:
+            await asyncio.gather(*(client.enqueue(JobRequest(type="t")) for _ in range(50)))
+            assert (await client.stats())[0].counts[JobState.READY] == 50
+
+    asyncio.run(main())
+
+
+def test_a_synchronous_call_from_the_portals_own_loop_does_not_hang(client: Client) -> None:
+    from taskharbor.portal import portal
+
+    async def misuse() -> None:
+        client.get("x")
+
+    with pytest.raises(RuntimeError, match="wait for itself"):
+        portal().call(misuse())

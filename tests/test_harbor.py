@@ -1,0 +1,210 @@
+import asyncio
+from dataclasses import dataclass
+
+import pytest
+
+from taskharbor import Harbor, InvalidRequest, JobFailed, JobState, UpdateFlags
+
+
+@pytest.fixture
+def harbor() -> Harbor:
+    return Harbor("memory://")
+
+
+def drain(harbor: Harbor) -> None:
+    harbor.worker(until_empty=True).run()
+
+
+@dataclass
+class Order:
+    id: int
+    lines: list[str]
+
+
+def test_declare_enqueue_run_read_the_result(harbor: Harbor) -> None:
+    @harbor.job
+    async def total(order: Order, *, factor: int = 2) -> int:
+        return len(order.lines) * factor
+
+    @harbor.job(name="shout")
+    def upper(text: str) -> str:
+        return text.upper()
+
+    handle = total.enqueue(Order(1, ["a", "b"]), factor=5)
+    loud = upper.enqueue("hi")
+    assert handle.state() is JobState.READY
+    drain(harbor)
+    assert handle.result(timeout=5) == 10
+    assert loud.result(timeout=5) == "HI"
+    assert loud.record().type == "shout"
+
+
+def test_a_declared_job_is_still_a_function(harbor: Harbor) -> None:
+    @harbor.job
+    def double(n: int) -> int:
+        """Twice."""
+        return 2 * n
+
+    @harbor.job
+    async def triple(n: int) -> int:
+        return 3 * n
+
+    assert double(2) == 4
+    assert asyncio.run(triple(2)) == 6
+    assert (double.__name__, double.__doc__) == ("double", "Twice.")
+
+
+def test_results_come_back_as_their_type(harbor: Harbor) -> None:
+    @harbor.job
+    async def make() -> Order:
+        return Order(7, [])
+
+    handle = make.enqueue()
+    drain(harbor)
+    assert handle.result(timeout=5) == Order(7, [])
+
+
+def test_wrong_arguments_are_refused_at_once(harbor: Harbor) -> None:
+    @harbor.job
+    async def add(a: int, b: int = 1) -> int:
+        return a + b
+
+    with pytest.raises(TypeError, match="missing a required argument: 'a'"):
+        add.enqueue()  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="unexpected keyword argument 'c'"):
+        add.enqueue(1, c=2)  # type: ignore[call-arg]
+    with pytest.raises(InvalidRequest, match=r"Expected `int`, got `str` - at `\$\.a`"):
+        add.enqueue("one")  # type: ignore[arg-type]
+    assert harbor.client.stats() == []
+
+
+def test_variadic_and_positional_only_parameters(harbor: Harbor) -> None:
+    seen = []
+
+    @harbor.job
+    async def anything(first: int, /, *rest: int, flag: bool = False, **named: str) -> None:
+        seen.append((first, rest, flag, named))
+
+    anything.enqueue(1, 2, 3, flag=True, a="x")
+    anything.enqueue(4)
+    drain(harbor)
+    assert sorted(seen) == [(1, (2, 3), True, {"a": "x"}), (4, (), False, {})]
+
+
+def test_options_for_one_call(harbor: Harbor) -> None:
+    @harbor.job(queue="mail", priority=1, max_attempts=9)
+    async def send(to: str) -> None: ...
+
+    record = send.options(priority=5, delay=60, headers={"a": "b"}).enqueue("ada").record()
+    assert (record.queue, record.priority, record.max_attempts) == ("mail", 5, 9)
+    assert record.state is JobState.SCHEDULED
+    assert send.enqueue("eve").record().priority == 1
+    with pytest.raises(TypeError, match="unknown option prio"):
+        send.options(prio=1)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="unknown option prio"):
+        harbor.job(prio=1)  # type: ignore[call-overload]
+
+
+def test_keys_and_idempotency(harbor: Harbor) -> None:
+    @harbor.job
+    async def sync(n: int) -> None: ...
+
+    first = sync.options(key="a").enqueue(1)
+    again = sync.options(key="a", update=UpdateFlags(payload=True)).enqueue(2)
+    assert (again.id, again.existed) == (first.id, True)
+    assert first.record().payload == b'{"n":2}'
+    once = sync.options(idempotency_key="x").enqueue(1)
+    assert sync.options(idempotency_key="x").enqueue(2).id == once.id
+    assert once.record().payload == b'{"n":1}'
+
+
+def test_many_at_once(harbor: Harbor) -> None:
+    @harbor.job
+    async def add(a: int, b: int) -> int:
+        return a + b
+
+    @harbor.job
+    async def greet(name: str) -> str:
+        return f"Hello, {name}"
+
+    sums = add.enqueue_many([(1, 2), {"a": 3, "b": 4}])
+    mixed = harbor.enqueue_many([add.request(5, 6), greet.request("Ada")])
+    drain(harbor)
+    assert [one.result(5) for one in sums] == [3, 7]
+    assert [one.result(5) for one in mixed] == [11, "Hello, Ada"]
+
+
+def test_by_name_for_producers_without_the_code(harbor: Harbor) -> None:
+    @harbor.job
+    async def add(a: int, b: int = 1) -> int:
+        return a + b
+
+    handle = harbor.enqueue("add", {"a": 4}, priority=2)
+    misfit = harbor.enqueue("add", {"a": 4, "surprise": 1})
+    drain(harbor)
+    assert harbor.handle(handle.id).result(5) == 5
+    with pytest.raises(JobFailed, match="PayloadInvalid"):
+        misfit.result(5)
+
+
+def test_everything_has_an_async_form(harbor: Harbor) -> None:
+    @harbor.job
+    async def add(a: int, b: int) -> int:
+        return a + b
+
+    async def main() -> None:
+        one = await add.enqueue_async(1, 2)
+        (two,) = await add.enqueue_many_async([(3, 4)])
+        three = await harbor.enqueue_async("add", {"a": 5, "b": 6})
+        gone = await add.enqueue_async(0, 0)
+        assert await gone.cancel_async() is JobState.CANCELLED
+        await harbor.worker(until_empty=True).run_async()
+        assert [await handle.result_async(5) for handle in (one, two, three)] == [3, 7, 11]
+        assert await one.state_async() is JobState.DONE
+        assert await one.progress_async() is None
+        await harbor.close_async()
+
+    asyncio.run(main())
+
+
+def test_two_jobs_of_one_name(harbor: Harbor) -> None:
+    @harbor.job
+    async def same() -> None: ...
+
+    with pytest.raises(InvalidRequest, match="declared already"):
+
+        @harbor.job(name="same")
+        async def other() -> None: ...
+
+
+def test_nonsense_isolation(harbor: Harbor) -> None:
+    with pytest.raises(InvalidRequest, match="would block the event loop"):
+
+        @harbor.job(isolation="loop")
+        def plain() -> None: ...
+
+    with pytest.raises(InvalidRequest, match="at the top of a module"):
+
+        @harbor.job(isolation="process")
+        def nested() -> None: ...
+
+
+def test_the_worker_serves_every_declared_queue(harbor: Harbor) -> None:
+    @harbor.job(queue="mail")
+    async def send() -> None: ...
+
+    assert harbor.worker().config.queues == ("default", "mail")
+
+
+def test_the_url_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TASKHARBOR_URL", "memory://from-the-environment")
+    first, second = Harbor(), Harbor()
+    job = first.enqueue("t").id
+    assert second.client.get(job).id == job
+
+
+def test_closing_and_using_again(harbor: Harbor) -> None:
+    job = harbor.enqueue("t")
+    harbor.close()
+    assert job.state() is JobState.READY
+    assert "0 jobs" in repr(harbor)

@@ -1,0 +1,51 @@
+import random
+
+import pytest
+
+from taskharbor.jobs import SECOND, JobRecord
+from taskharbor.retry import ExponentialBackoff, FixedDelays
+
+
+def job(minimum: float, maximum: float) -> JobRecord:
+    return JobRecord(
+        id="1",
+        type="t",
+        run_at_us=0,
+        created_at_us=0,
+        backoff_min_us=round(minimum * SECOND),
+        backoff_max_us=round(maximum * SECOND),
+    )
+
+
+def test_back_off_doubles_from_the_jobs_minimum_to_its_maximum() -> None:
+    policy = ExponentialBackoff(jitter=0)
+    delays = [policy.next_delay(job(1, 10), attempts) / SECOND for attempts in range(1, 7)]
+    assert delays == [1, 2, 4, 8, 10, 10]
+
+
+def test_huge_attempt_counts_do_not_overflow() -> None:
+    assert ExponentialBackoff(jitter=0).next_delay(job(1, 3600), 10**6) == 3600 * SECOND
+
+
+def test_jitter_spreads_but_respects_the_maximum() -> None:
+    policy = ExponentialBackoff(jitter=0.5, random=random.Random(7))
+    delays = [policy.next_delay(job(8, 8), 1) for _ in range(200)]
+    assert len(set(delays)) > 100
+    assert max(delays) <= 8 * SECOND
+    assert min(delays) >= 4 * SECOND
+
+
+def test_fixed_delays_repeat_the_last() -> None:
+    policy = FixedDelays([1, 5])
+    assert [policy.next_delay(job(0, 0), n) // SECOND for n in (1, 2, 3, 9)] == [1, 5, 5, 5]
+
+
+@pytest.mark.parametrize("delays", [[], [1, -1]])
+def test_nonsense_delays_are_refused(delays: list[float]) -> None:
+    with pytest.raises(ValueError, match="delay"):
+        FixedDelays(delays)
+
+
+def test_nonsense_factors_are_refused() -> None:
+    with pytest.raises(ValueError, match="factor"):
+        ExponentialBackoff(factor=0.5)
