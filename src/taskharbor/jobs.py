@@ -4,6 +4,7 @@
 while, `Attempt` one row of the log that every ended lease leaves behind. Instants are whole microseconds
 since the epoch, UTC, in fields ending in `_us`; each has a property of the same name without the ending that gives
 a timezone-aware `datetime`. Integers are exact in every backend and cost nothing per job on the hot path.
+`gc=False`: these hold plain values and can form no cycle, so the collector need not walk a million of them.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ class Outcome(StrEnum):
 UpdateRunAt: TypeAlias = Literal["yes", "no", "later", "earlier"]
 
 
-class UpdateFlags(msgspec.Struct, frozen=True, array_like=True):
+class UpdateFlags(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What an enqueue onto a job with the same key changes in it.
 
     The default replaces what to do (type, payload, codec, headers, timeout) and leaves when to do it, how often
@@ -109,7 +110,7 @@ class UpdateFlags(msgspec.Struct, frozen=True, array_like=True):
 DEFAULT_FLAGS = UpdateFlags()
 
 
-class Failure(msgspec.Struct, frozen=True):
+class Failure(msgspec.Struct, frozen=True, gc=False):
     """What went wrong in one execution, as the attempt log and `last_error` keep it."""
 
     type: str
@@ -144,7 +145,7 @@ class JobRequest(msgspec.Struct, kw_only=True):
     codec: str | None = None
 
 
-class Lease(msgspec.Struct, frozen=True):
+class Lease(msgspec.Struct, frozen=True, gc=False):
     """The right to work on a job until `expires_at`, proved by a random token."""
 
     job_id: str
@@ -157,7 +158,7 @@ class Lease(msgspec.Struct, frozen=True):
         return to_datetime(self.expires_at_us)
 
 
-class JobRecord(msgspec.Struct, kw_only=True):
+class JobRecord(msgspec.Struct, kw_only=True, gc=False):
     """A job as every driver stores it. Drivers persist these fields; the core gives them meaning."""
 
     id: str
@@ -239,7 +240,7 @@ class JobRecord(msgspec.Struct, kw_only=True):
         return timedelta(microseconds=self.timeout_us) if self.timeout_us else None
 
 
-class Attempt(msgspec.Struct, kw_only=True, frozen=True):
+class Attempt(msgspec.Struct, kw_only=True, frozen=True, gc=False):
     """One row of the attempt log: how a lease ended, or how a job ended without one."""
 
     seq: int

@@ -34,7 +34,7 @@ MAX_COUNT = 1_000_000
 _NO_HEADERS: dict[str, str] = {}
 
 
-class EncodedPayload(msgspec.Struct, frozen=True):
+class EncodedPayload(msgspec.Struct, frozen=True, gc=False):
     """A payload that is bytes already (checked and encoded against a handler's types)."""
 
     data: bytes

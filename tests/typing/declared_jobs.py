@@ -1,7 +1,7 @@
 """Checked by mypy in `test_typing.py`, never run: types survive the decorator, and misuse is an error."""
 
-from collections.abc import Coroutine
-from typing import Any, assert_type
+import asyncio
+from typing import assert_type
 
 from taskharbor import Harbor, JobHandle
 
@@ -19,8 +19,7 @@ def with_options(name: str) -> int:
 
 
 assert_type(bare.enqueue(1, loud=True), JobHandle[str])
-coroutine = bare(1)
-assert_type(coroutine, Coroutine[Any, Any, str])
+assert_type(asyncio.run(bare(1)), str)
 assert_type(bare.options(delay=5).enqueue(1).result(), str)
 assert_type(with_options.enqueue("x"), JobHandle[int])
 assert_type(with_options("x"), int)

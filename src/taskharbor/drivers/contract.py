@@ -35,7 +35,7 @@ FAILURE_TYPE = "taskharbor.failure"
 """Type of the job that a failure queue receives for every job that died."""
 
 
-class Enqueued(msgspec.Struct, frozen=True):
+class Enqueued(msgspec.Struct, frozen=True, gc=False):
     """What became of one enqueued record."""
 
     id: str
@@ -43,7 +43,7 @@ class Enqueued(msgspec.Struct, frozen=True):
     existed: bool = False
 
 
-class Ack(msgspec.Struct, frozen=True):
+class Ack(msgspec.Struct, frozen=True, gc=False):
     """The execution succeeded. -> done"""
 
     job_id: str
@@ -51,7 +51,7 @@ class Ack(msgspec.Struct, frozen=True):
     result: bytes | None = None
 
 
-class Retry(msgspec.Struct, frozen=True):
+class Retry(msgspec.Struct, frozen=True, gc=False):
     """The execution failed and the core grants another. -> ready or scheduled, by run_at"""
 
     job_id: str
@@ -62,7 +62,7 @@ class Retry(msgspec.Struct, frozen=True):
     error: Failure
 
 
-class Fail(msgspec.Struct, frozen=True):
+class Fail(msgspec.Struct, frozen=True, gc=False):
     """The execution failed for good. -> dead, and a job in the failure queue where the queue names one"""
 
     job_id: str
@@ -71,7 +71,7 @@ class Fail(msgspec.Struct, frozen=True):
     error: Failure
 
 
-class Release(msgspec.Struct, frozen=True):
+class Release(msgspec.Struct, frozen=True, gc=False):
     """The job goes back unspent: no attempt, no stall. Keeps its place, or waits until `run_at_us` (a snooze)."""
 
     job_id: str
@@ -79,7 +79,7 @@ class Release(msgspec.Struct, frozen=True):
     run_at_us: Micros | None = None
 
 
-class Discard(msgspec.Struct, frozen=True):
+class Discard(msgspec.Struct, frozen=True, gc=False):
     """The holder ends the job on purpose: a cancel request was honoured, or the handler said so. -> cancelled"""
 
     job_id: str
@@ -90,7 +90,7 @@ class Discard(msgspec.Struct, frozen=True):
 Settlement: TypeAlias = Ack | Retry | Fail | Release | Discard
 
 
-class Extension(msgspec.Struct, frozen=True):
+class Extension(msgspec.Struct, frozen=True, gc=False):
     """A heartbeat for one job: proves the lease, carries progress up."""
 
     job_id: str

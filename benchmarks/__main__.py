@@ -1,0 +1,72 @@
+"""`make bench`: every figure with its raw limit, as a table; `--json FILE` keeps the runs."""
+
+from __future__ import annotations
+
+import platform
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks import memory, sqlite
+from benchmarks.measure import Figure, Series
+
+SUITES: dict[str, Callable[[bool], list[Callable[[], Figure]]]] = {
+    "memory": memory.figures,
+    "sqlite": sqlite.figures,
+}
+
+
+@click.command()
+@click.argument("suites", nargs=-1, type=click.Choice(list(SUITES)))
+@click.option("--quick", is_flag=True, help="One small round: to see that it runs, not to quote.")
+@click.option("--json", "output", type=click.Path(path_type=Path), help="Write every run to this file.")
+def main(suites: tuple[str, ...], quick: bool, output: Path | None) -> None:
+    """Measure TaskHarbor against the raw limit of each backend, in the same run."""
+    console = Console()
+    measured: list[Figure] = []
+    for name in suites or SUITES:
+        for take in SUITES[name](quick):
+            with console.status(f"measuring {name} ({len(measured) + 1}) ..."):
+                figure = take()
+            measured.append(figure)
+            console.print(f"{figure.name}: {figure.ratio:.2f}", highlight=False)
+    console.print(_table(measured))
+    if output is not None:
+        report = {
+            "python": platform.python_version(),
+            "sqlite": sqlite3.sqlite_version,
+            "figures": [
+                {**msgspec.to_builtins(figure), "ratio": round(figure.ratio, 3), "holds": figure.holds}
+                for figure in measured
+            ],
+        }
+        output.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n")
+
+
+def _table(figures: list[Figure]) -> Table:
+    table = Table("figure", "ours", "limit", "ratio", "goal")
+    for figure in figures:
+        sign = ">=" if figure.higher_is_better else "<="
+        colour = "green" if figure.holds else "red"
+        table.add_row(
+            figure.name,
+            _shown(figure.ours),
+            _shown(figure.limit),
+            f"[{colour}]{figure.ratio:.2f}[/]",
+            f"{sign} {figure.goal:g}",
+        )
+    return table
+
+
+def _shown(series: Series) -> str:
+    spread = f"{min(series.runs):,.4g}..{max(series.runs):,.4g}"
+    return f"{series.median:,.4g} {series.unit}\n[dim]{series.name}, {spread}[/]"
+
+
+if __name__ == "__main__":
+    main()
