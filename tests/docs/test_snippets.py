@@ -1,0 +1,52 @@
+"""Every Python block of the README and the docs runs, in order, one namespace a page.
+
+Console blocks run too, where they call `taskharbor`. A page whose blocks need nothing but the package is a page a
+newcomer can follow.
+"""
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+FENCE = re.compile(r"^ *```(\w+)([^\n]*)\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\(([^)#\s]+?)(?:#[^)]*)?\)")
+
+
+def blocks(page: Path) -> list[tuple[str, str]]:
+    return [(match[1], match[3]) for match in FENCE.finditer(page.read_text()) if "no-run" not in match[2]]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_python_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    namespace = {"__name__": "__docs__"}
+    for language, source in blocks(page):
+        if language == "python":
+            exec(compile(source, str(page), "exec"), namespace)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_console_blocks_run(page: Path, tmp_path: Path) -> None:
+    for language, source in blocks(page):
+        if language != "console":
+            continue
+        for line in source.splitlines():
+            words = shlex.split(line.removeprefix("$ "), comments=True)
+            if not line.startswith("$ ") or words[0] != "taskharbor":
+                continue
+            ran = subprocess.run(
+                [sys.executable, "-m", *words], cwd=tmp_path, capture_output=True, text=True, timeout=120
+            )
+            assert ran.returncode == 0, f"{line}\n{ran.stdout}{ran.stderr}"
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md"], ids=lambda page: page.stem)
+def test_links_lead_somewhere(page: Path) -> None:
+    targets = [target for target in LINK.findall(page.read_text()) if "://" not in target]
+    assert [target for target in targets if not (page.parent / target).exists()] == []
