@@ -1,0 +1,563 @@
+"""What is particular to the memory driver. The conformance kit judges the contract itself."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable
+from itertools import count
+from typing import TypeVar
+
+import pytest
+
+from taskharbor.clock import FakeClock
+from taskharbor.drivers.contract import (
+    FAILURE_TYPE,
+    Ack,
+    Extension,
+    Fail,
+    JobFilter,
+    QueueSettings,
+    Release,
+    Retry,
+)
+from taskharbor.drivers.memory import MemoryDriver, MemoryStore
+from taskharbor.drivers.memory.lines import Ledger, PlaceLine
+from taskharbor.drivers.registry import connect
+from taskharbor.errors import InvalidRequest
+from taskharbor.ids import new_ids
+from taskharbor.jobs import SECOND, Failure, JobRecord, JobState, Micros, Outcome
+
+T = TypeVar("T")
+
+NOW: Micros = 1_700_000_000 * SECOND
+BOOM = Failure("ValueError", "boom")
+LONG = 60.0
+"""A time-out that only a broken wake-up would let pass."""
+
+
+def job(job_id: str, **fields: object) -> JobRecord:
+    values = {"id": job_id, "type": "mail", "queue": "q", "run_at_us": NOW, "created_at_us": NOW} | fields
+    return JobRecord(**values)  # type: ignore[arg-type]
+
+
+async def lease(driver: MemoryDriver, limit: int = 1, *, now: Micros = NOW) -> list[JobRecord]:
+    return await driver.reserve("q", limit=limit, lease_for=30 * SECOND, now=now, worker="w")
+
+
+async def let_others_run() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+def in_threads(number: int, main: Callable[[int], Awaitable[T]]) -> list[T]:
+    """Run a coroutine in each of several threads, on a loop of its own; what each returned."""
+    results: dict[int, T] = {}
+    errors: list[BaseException] = []
+
+    def run(index: int) -> None:
+        async def body() -> T:
+            return await main(index)
+
+        try:
+            results[index] = asyncio.run(body())
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(index,)) for index in range(number)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+    return [results[index] for index in range(number)]
+
+
+# -- stores and handles -----------------------------------------------------------------------------------
+
+
+def test_an_unnamed_url_is_a_store_of_its_own() -> None:
+    async def main() -> None:
+        one, other = MemoryDriver.from_url("memory://"), MemoryDriver.from_url("memory://")
+        await one.enqueue([job("a")], now=NOW)
+        assert await other.get(["a"], now=NOW) == [None]
+
+    asyncio.run(main())
+
+
+def test_a_name_is_one_store_until_it_is_dropped() -> None:
+    async def main() -> None:
+        async with MemoryDriver.from_url("memory://test-shared.1") as first:
+            await first.enqueue([job("a")], now=NOW)
+        second = connect("memory://test-shared.1")
+        assert (await second.get(["a"], now=NOW))[0] is not None
+        assert MemoryDriver.drop("test-shared.1")
+        assert not MemoryDriver.drop("test-shared.1")
+        fresh = MemoryDriver.from_url("memory://test-shared.1")
+        assert await fresh.get(["a"], now=NOW) == [None]
+        assert (await second.get(["a"], now=NOW))[0] is not None
+        MemoryDriver.drop("test-shared.1")
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    "url", ["memory://a?x=1", "memory://?x=1", "memory://a/b", "memory://a#b", "memory:a"]
+)
+def test_a_url_it_does_not_understand_is_refused(url: str) -> None:
+    with pytest.raises(InvalidRequest):
+        MemoryDriver.from_url(url)
+
+
+def test_clones_share_store_and_clock() -> None:
+    async def main() -> None:
+        clock = FakeClock(NOW)
+        driver = MemoryDriver(clock=clock)
+        clone = driver.clone()
+        await driver.enqueue([job("a")], now=NOW)
+        assert [held.id for held in await lease(clone)] == ["a"]
+        clock.advance(5)
+        assert await clone.time() == NOW + 5 * SECOND
+
+    asyncio.run(main())
+
+
+def test_tokens_and_ids_can_be_injected() -> None:
+    async def main() -> None:
+        tokens, made = count(1), count(1)
+        store = MemoryStore(new_token=lambda: f"token-{next(tokens)}", new_id=lambda: f"made-{next(made)}")
+        driver = MemoryDriver(store)
+        await driver.configure("q", QueueSettings(failure_queue="failed"), now=NOW)
+        await driver.enqueue([job("a")], now=NOW)
+        (held,) = await lease(driver)
+        assert held.token == "token-1"
+        await driver.fail("a", "token-1", now=NOW, attempts=1, error=BOOM)
+        (told,) = await driver.get(["made-1"], now=NOW)
+        assert told is not None
+        assert told.type == FAILURE_TYPE
+
+    asyncio.run(main())
+
+
+# -- isolation --------------------------------------------------------------------------------------------
+
+
+def test_nobody_outside_holds_what_is_inside() -> None:
+    async def main() -> None:
+        driver = MemoryDriver()
+        given = job("a", headers={"trace": "1"}, payload=b"x")
+        bare = job("b")
+        await driver.enqueue([given, bare], now=NOW)
+        given.payload, given.headers["trace"], bare.headers["trace"] = b"changed", "changed", "changed"
+
+        def spoil(record: JobRecord | None) -> None:
+            assert record is not None
+            assert record.payload in (b"x", b"")
+            assert record.headers in ({"trace": "1"}, {})
+            record.payload, record.state, record.fence = b"changed", JobState.DEAD, 99
+            record.headers["trace"] = "changed"
+
+        for _ in range(2):
+            for record in await driver.get(["a", "b"], now=NOW):
+                spoil(record)
+            for record in (await driver.list_jobs(JobFilter(), now=NOW)).jobs:
+                spoil(record)
+            for record in await lease(driver, 2):
+                spoil(record)
+        (stats,) = await driver.stats(now=NOW)
+        stats.counts[JobState.INFLIGHT] = 99
+        (stats,) = await driver.stats(now=NOW)
+        assert stats.counts[JobState.INFLIGHT] == 2
+
+    asyncio.run(main())
+
+
+def test_what_the_store_decides_is_reset_in_a_given_record() -> None:
+    async def main() -> None:
+        driver = MemoryDriver()
+        used = job("a", attempts=3, token="t", worker="w", result=b"r", last_error="old", state=JobState.DONE)
+        await driver.enqueue([used], now=NOW)
+        assert await driver.get(["a"], now=NOW) == [job("a")]
+
+    asyncio.run(main())
+
+
+def test_a_call_that_raises_changes_nothing() -> None:
+    async def main() -> None:
+        driver = MemoryDriver()
+        with pytest.raises(InvalidRequest):
+            await driver.enqueue([job("a"), None], now=NOW)  # type: ignore[list-item]
+        for field, value in (("payload", "text"), ("run_at_us", None), ("key", []), ("id", 5)):
+            with pytest.raises(InvalidRequest, match=field):
+                await driver.enqueue([job("a"), job("b", **{field: value})], now=NOW)
+        assert await driver.stats(now=NOW) == []
+        await driver.enqueue([job("a")], now=NOW)
+        (held,) = await lease(driver)
+        with pytest.raises(InvalidRequest):
+            await driver.settle([Ack("a", held.token or ""), "ack"], now=NOW)  # type: ignore[list-item]
+        assert await driver.get(["a"], now=NOW) == [held]
+        for wrong in (Fail("a", held.token or "", 1, None), Retry("a", held.token or "", None, 1, BOOM)):  # type: ignore[arg-type]
+            with pytest.raises(InvalidRequest):
+                await driver.settle([Ack("a", held.token or ""), wrong], now=NOW)
+        assert await driver.get(["a"], now=NOW) == [held]
+        for cursor in ("x", "-1", ""):
+            with pytest.raises(InvalidRequest):
+                await driver.read_attempts(after=cursor)
+            with pytest.raises(InvalidRequest):
+                await driver.list_jobs(JobFilter(), now=NOW, cursor=cursor)
+
+    asyncio.run(main())
+
+
+# -- many loops -------------------------------------------------------------------------------------------
+
+
+def test_many_loops_share_a_store_without_losing_or_doubling() -> None:
+    total, workers = 3000, 6
+    driver = MemoryDriver()
+
+    async def work(index: int) -> list[str]:
+        handle = driver.clone()
+        mine = new_ids(total // workers)
+        done: list[str] = []
+        for start in range(0, len(mine), 50):
+            await handle.enqueue(
+                [job(job_id, priority=index % 2) for job_id in mine[start : start + 50]], now=NOW
+            )
+            for held in await lease(handle, 37):
+                settlement = (
+                    Release(held.id, held.token or "")
+                    if held.fence == 1 and int(held.id[:13].replace("-", ""), 16) % 3 == 0
+                    else Ack(held.id, held.token or "")
+                )
+                assert await handle.settle([settlement], now=NOW) == [None]
+                if isinstance(settlement, Ack):
+                    done.append(held.id)
+        while batch := await lease(handle, 37):
+            acks = [Ack(held.id, held.token or "") for held in batch]
+            assert await handle.settle(acks, now=NOW) == [None] * len(acks)
+            done += [held.id for held in batch]
+        return done
+
+    done = [job_id for part in in_threads(workers, work) for job_id in part]
+    assert len(done) == len(set(done)) == total
+
+    async def look() -> None:
+        (stats,) = await driver.stats(now=NOW)
+        assert stats.counts == dict.fromkeys(JobState, 0) | {JobState.DONE: total}
+        assert stats.done_total == total
+        rows = (await driver.read_attempts(limit=100_000)).attempts
+        assert [row.seq for row in rows] == sorted({row.seq for row in rows})
+        assert sum(row.outcome is Outcome.DONE for row in rows) == total
+
+    asyncio.run(look())
+
+
+def test_max_inflight_holds_whatever_races() -> None:
+    driver = MemoryDriver()
+    asyncio.run(driver.configure("q", QueueSettings(max_inflight=5), now=NOW))
+    asyncio.run(driver.enqueue([job(job_id) for job_id in new_ids(500)], now=NOW))
+    gauge = threading.Semaphore(5)
+
+    async def work(index: int) -> int:
+        handle, done = driver.clone(), 0
+        while True:
+            batch = await lease(handle, 3)
+            if not batch and (await handle.stats(now=NOW, queue="q"))[0].counts[JobState.READY] == 0:
+                return done
+            for _ in batch:
+                assert gauge.acquire(blocking=False), "more valid leases than max_inflight"
+            for held in batch:
+                gauge.release()
+                await handle.ack(held.id, held.token or "", now=NOW)
+            done += len(batch)
+
+    assert sum(in_threads(4, work)) == 500
+
+
+# -- waiting ----------------------------------------------------------------------------------------------
+
+
+def test_an_enqueue_wakes_waiters_on_other_loops() -> None:
+    driver = MemoryDriver()
+    waiting = threading.Barrier(4)
+
+    async def main(index: int) -> bool:
+        handle = driver.clone()
+        if index == 3:
+            await asyncio.to_thread(waiting.wait)
+            await handle.enqueue([job("a")], now=NOW)
+            return True
+        waiter = asyncio.ensure_future(handle.wait(["other", "q"], now=NOW, timeout=LONG))
+        await let_others_run()
+        await asyncio.to_thread(waiting.wait)
+        return await waiter
+
+    assert in_threads(4, main) == [True] * 4
+
+
+def test_a_wake_up_from_before_the_wait_is_not_missed() -> None:
+    async def main() -> None:
+        driver = MemoryDriver()
+        other = driver.clone()
+        assert not await driver.wait(["q"], now=NOW, timeout=0)
+        await other.enqueue([job("a")], now=NOW)
+        assert await driver.wait(["q"], now=NOW, timeout=LONG)
+        assert not await driver.wait(["q"], now=NOW, timeout=0)
+        assert await other.wait(["q"], now=NOW, timeout=LONG)
+
+    asyncio.run(main())
+
+
+def test_a_cancelled_wait_swallows_no_wake_up() -> None:
+    async def main() -> None:
+        driver = MemoryDriver()
+        waiter = asyncio.ensure_future(driver.wait(["q"], now=NOW, timeout=LONG))
+        await let_others_run()
+        await driver.enqueue([job("a")], now=NOW)
+        waiter.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiter
+        assert await driver.wait(["q"], now=NOW, timeout=LONG)
+
+    asyncio.run(main())
+
+
+def test_a_wait_ends_when_something_known_comes_due() -> None:
+    async def main() -> None:
+        driver = MemoryDriver()
+        await driver.enqueue([job("a", run_at_us=NOW + SECOND), job("b")], now=NOW)
+        assert await driver.wait(["q"], now=NOW, timeout=LONG)
+        assert not await driver.wait(["q"], now=NOW, timeout=0)
+        assert await driver.wait(["q"], now=NOW + SECOND - 1, timeout=LONG)
+        (held,) = await lease(driver)
+        await driver.cancel(["a"], now=NOW)
+        assert held.expires_at_us is not None
+        assert await driver.wait(["q"], now=held.expires_at_us - 1, timeout=LONG)
+        assert not await driver.wait(["q"], now=NOW, timeout=0)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("change", ["unpause", "room", "retry", "requeue", "reclaim", "unblock"])
+def test_whatever_makes_a_job_runnable_wakes(change: str) -> None:
+    async def main() -> None:
+        driver = MemoryDriver()
+        waiter = driver.clone()
+        if change == "room":
+            await driver.configure("q", QueueSettings(max_inflight=1), now=NOW)
+        await driver.enqueue([job("a", key="k")], now=NOW)
+        (held,) = await lease(driver)
+        token = held.token or ""
+        if change == "room":
+            await driver.enqueue([job("b")], now=NOW)
+        if change == "unblock":
+            await driver.enqueue([job("b", key="k")], now=NOW)
+        if change == "requeue":
+            await driver.fail("a", token, now=NOW, attempts=1, error=BOOM)
+        await waiter.wait(["q"], now=NOW, timeout=0)
+        waiting = asyncio.ensure_future(waiter.wait(["q"], now=NOW, timeout=LONG))
+        await let_others_run()
+        assert not waiting.done()
+        if change == "unpause":
+            await driver.configure("q", QueueSettings(), now=NOW)
+        elif change in ("room", "unblock"):
+            await driver.ack("a", token, now=NOW)
+        elif change == "retry":
+            await driver.settle([Retry("a", token, NOW, 1, BOOM)], now=NOW)
+        elif change == "requeue":
+            await driver.requeue(["a"], now=NOW)
+        else:
+            await driver.reclaim(now=NOW + 30 * SECOND)
+        assert await waiting
+
+    asyncio.run(main())
+
+
+class _VirtualTimeLoop(asyncio.SelectorEventLoop):
+    """Jumps to the next timer instead of waiting for it."""
+
+    _now = 0.0
+
+    def time(self) -> float:
+        return self._now
+
+    def _run_once(self) -> None:
+        if not self._ready and self._scheduled:  # type: ignore[attr-defined]
+            self._now = max(self._now, self._scheduled[0].when())  # type: ignore[attr-defined]
+        super()._run_once()  # type: ignore[misc]
+
+
+def test_waiting_takes_its_time_from_the_loop_alone() -> None:
+    async def main() -> None:
+        loop, driver = asyncio.get_running_loop(), MemoryDriver()
+        assert not await driver.wait(["q"], now=NOW, timeout=3600)
+        assert loop.time() == pytest.approx(3600)
+        await driver.enqueue([job("a", run_at_us=NOW + 600 * SECOND)], now=NOW)
+        assert await driver.wait(["q"], now=NOW, timeout=3600)
+        assert loop.time() == pytest.approx(3600)
+        assert await driver.wait(["q"], now=NOW, timeout=3600)
+        assert loop.time() == pytest.approx(4200)
+
+    with asyncio.Runner(loop_factory=_VirtualTimeLoop) as runner:
+        runner.run(main())
+
+
+def test_a_waiter_whose_loop_is_gone_bothers_nobody() -> None:
+    driver = MemoryDriver()
+    loop = asyncio.new_event_loop()
+    task = loop.create_task(driver.wait(["q"], now=NOW, timeout=LONG))
+    loop.run_until_complete(let_others_run())
+    loop.close()
+    asyncio.run(driver.clone().enqueue([job("a")], now=NOW))
+    # Let go of it without a "was destroyed" message: its loop can no longer cancel it.
+    task._log_destroy_pending = False  # type: ignore[attr-defined]
+    coroutine = task.get_coro()
+    assert coroutine is not None
+    coroutine.close()
+
+
+# -- semantics that depend on how it is built ---------------------------------------------------------------
+
+
+def test_a_caller_whose_time_is_behind_runs_nothing_early() -> None:
+    async def main() -> None:
+        driver = MemoryDriver()
+        await driver.enqueue([job("a", run_at_us=NOW + 10), job("b")], now=NOW)
+        (ahead,) = await driver.stats(now=NOW + 10)
+        assert ahead.counts[JobState.READY] == 2
+        assert [held.id for held in await lease(driver, 5)] == ["b"]
+        (found,) = await driver.get(["a"], now=NOW)
+        assert found is not None
+        assert found.state is JobState.SCHEDULED
+        assert [held.id for held in await lease(driver, 5, now=NOW + 10)] == ["a"]
+
+    asyncio.run(main())
+
+
+def test_order_over_types_priorities_and_moves() -> None:
+    async def main() -> None:
+        driver = MemoryDriver()
+        records = [
+            job(f"{n:03}", type=f"t{n % 3}", priority=n % 4, run_at_us=NOW - n % 5, key=f"k{n}")
+            for n in range(300)
+        ]
+        await driver.enqueue(records, now=NOW)
+        moved = [
+            job(f"x{n}", type="t1", key=f"k{n}", run_at_us=NOW - 50, update=None) for n in range(0, 300, 7)
+        ]
+        await driver.enqueue(moved, now=NOW)
+        await driver.cancel([f"{n:03}" for n in range(0, 300, 11)], now=NOW)
+        current = (await driver.list_jobs(JobFilter(queue="q"), now=NOW, limit=1000)).jobs
+        waiting = [one for one in current if one.state is JobState.READY]
+        expected = sorted(waiting, key=lambda one: (-one.priority, one.run_at_us, one.id))
+        some = [one.id for one in expected if one.type in ("t0", "t1")][:20]
+        taken = await driver.reserve("q", limit=20, lease_for=SECOND, now=NOW, worker="w", types=["t1", "t0"])
+        assert [one.id for one in taken] == some
+        rest = [one.id for one in expected if one.id not in some]
+        assert [one.id for one in await lease(driver, 1000)] == rest
+
+    asyncio.run(main())
+
+
+def test_heartbeats_and_settlements_leave_no_litter() -> None:
+    async def main() -> None:
+        store = MemoryStore()
+        driver = MemoryDriver(store)
+        await driver.enqueue([job("held")], now=NOW)
+        (held,) = await lease(driver)
+        for n in range(5000):
+            await driver.extend_lease(
+                [Extension("held", held.token or "")], lease_for=90 * SECOND, now=NOW + n
+            )
+        for start in range(0, 5000, 500):
+            await driver.enqueue([job(f"{n}") for n in range(start, start + 500)], now=NOW)
+            batch = await lease(driver, 500)
+            await driver.settle([Fail(one.id, one.token or "", 1, BOOM) for one in batch], now=NOW)
+        queue = store.queues["q"]
+        assert len(queue.leases) < 3000
+        await driver.requeue([f"{n}" for n in range(5000)], now=NOW)
+        assert len(queue.dead) < 1500
+        await driver.cancel([f"{n}" for n in range(5000)], now=NOW)
+        assert sum(len(line) for line in queue.ready.values()) < 1500
+        assert await driver.purge(JobFilter(), limit=10_000) == 5000
+        assert len(queue.cancelled) < 1500
+        assert list(store.jobs) == ["held"]
+
+    asyncio.run(main())
+
+
+def test_pages_after_jobs_were_removed() -> None:
+    async def main() -> None:
+        driver = MemoryDriver()
+        await driver.enqueue([job(f"{n:04}") for n in range(2000)], now=NOW)
+        await driver.cancel([f"{n:04}" for n in range(1500)], now=NOW)
+        first = await driver.list_jobs(JobFilter(), now=NOW, limit=300)
+        assert await driver.purge(JobFilter(), limit=2000) == 1500
+        second = await driver.list_jobs(JobFilter(), now=NOW, limit=300, cursor=first.cursor)
+        assert [one.id for one in first.jobs + second.jobs] == [f"{n:04}" for n in range(1999, 1499, -1)]
+        assert second.cursor is None
+        assert len((await driver.read_attempts(limit=5000)).attempts) == 1500
+
+    asyncio.run(main())
+
+
+def test_the_log_outlives_its_job_and_is_pruned_on_its_own() -> None:
+    async def main() -> None:
+        driver = MemoryDriver()
+        await driver.configure(
+            "q", QueueSettings(keep_done_us=0, keep_attempts_us=10, keep_dead_us=None), now=NOW
+        )
+        await driver.enqueue([job("a")], now=NOW)
+        (held,) = await lease(driver)
+        await driver.release("a", held.token or "", now=NOW)
+        (held,) = await lease(driver)
+        await driver.ack("a", held.token or "", now=NOW + 5)
+        assert await driver.prune(now=NOW + 9) == 1
+        assert await driver.get(["a"], now=NOW) == [None]
+        assert [row.outcome for row in await driver.job_attempts("a")] == [Outcome.RELEASED, Outcome.DONE]
+        assert await driver.prune(now=NOW + 10) == 1
+        assert [row.outcome for row in await driver.job_attempts("a")] == [Outcome.DONE]
+        assert await driver.prune(now=NOW + 15) == 1
+        page = await driver.read_attempts(after="1")
+        assert (page.attempts, page.cursor) == ([], "1")
+        (stats,) = await driver.stats(now=NOW)
+        assert stats.done_total == 1
+
+    asyncio.run(main())
+
+
+# -- containers -------------------------------------------------------------------------------------------
+
+
+class _Thing:
+    place: tuple[object, ...] | None = None
+
+
+def test_a_line_gives_back_in_order_what_came_in_any() -> None:
+    line = PlaceLine()
+    things = {}
+    for number in [5, 6, 2, 9, 1, 7, 3, 8, 4]:
+        things[number] = _Thing()
+        item = (number, things[number])
+        things[number].place = item
+        line.push(item)
+    things[1].place = things[7].place = None
+    line.stale = 2
+    assert sorted(item[0] for item in line) == [2, 3, 4, 5, 6, 8, 9]
+    assert line.head() == things[2].place
+    assert [item[0] for item in iter(line.take, None)] == [2, 3, 4, 5, 6, 8, 9]
+    assert (len(line), line.stale) == (0, 0)
+
+
+def test_a_ledger_finds_by_number_what_is_left() -> None:
+    ledger: Ledger[str] = Ledger()
+    assert [ledger.append(f"{n}") for n in range(1, 2001)] == list(range(1, 2001))
+    for number in [*range(1500, 0, -1), 1900]:
+        ledger.remove(number)
+    assert next(ledger.after(0)) == "1501"
+    assert next(ledger.after(1899)) == "1901"
+    assert list(ledger.before(1503)) == ["1502", "1501"]
+    assert next(ledger.before()) == "2000"
+    assert ledger.append("next") == 2001
