@@ -1,0 +1,53 @@
+"""Counters per queue and state, moved by the sums of a whole call. No trigger per row: that would double the work."""
+
+from __future__ import annotations
+
+from taskharbor.drivers.sqlite.database import Transaction
+from taskharbor.drivers.sqlite.rows import DONE
+from taskharbor.drivers.sqlite.statements import load
+from taskharbor.jobs import Micros
+
+_SQL = load("queues")
+_ENQUEUE = load("enqueue")
+
+
+class Counts:
+    """Deltas of one call. `flush` also says which queues have something new for those who wait."""
+
+    def __init__(self, transaction: Transaction) -> None:
+        self._transaction = transaction
+        self._deltas: dict[int, list[int]] = {}
+        self._stirred: set[int] = set()
+        self._scheduled: dict[int, Micros] = {}
+
+    def move(self, queue: int, old: int | None, new: int | None, jobs: int = 1) -> None:
+        """`jobs` jobs from one state to another; None is outside. An end also counts for ever."""
+        deltas = self._deltas.setdefault(queue, [0] * 10)
+        if old is not None:
+            deltas[old] -= jobs
+        if new is not None:
+            deltas[new] += jobs
+            if new >= DONE and old != new:
+                deltas[new + 3] += jobs
+
+    def stir(self, queue: int) -> None:
+        """Something may have become runnable."""
+        self._stirred.add(queue)
+
+    def schedule(self, queue: int, run_at: Micros) -> None:
+        """A job was scheduled: of interest to those who wait only if it is due before all others."""
+        self._scheduled[queue] = min(run_at, self._scheduled.get(queue, run_at))
+
+    def flush(self) -> None:
+        execute = self._transaction.connection.execute
+        for queue, run_at in self._scheduled.items():
+            if queue not in self._stirred:
+                (earliest,) = execute(_ENQUEUE["earliest_scheduled"], (queue,)).fetchone()
+                if earliest is not None and run_at <= earliest:
+                    self._stirred.add(queue)
+        for queue in self._stirred - self._deltas.keys():
+            self._deltas[queue] = [0] * 10
+        for queue, deltas in self._deltas.items():
+            execute(_SQL["count"], (queue, *deltas, queue in self._stirred))
+        if self._stirred:
+            self._transaction.rings = True

@@ -1,0 +1,271 @@
+"""One database file in one process: a thread that writes, a thread that reads, and group commit between them.
+
+Everything queued while a commit was on its way to the disk shares the next one, so a thousand single enqueues cost a
+handful of syncs. An operation is a function of a transaction; its caller is answered only after the COMMIT. If one
+of a group raises, the group is rolled back and each runs again in a transaction of its own, so a failing operation
+takes nobody with it and the happy path pays for no savepoints.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sqlite3
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from queue import Empty, SimpleQueue
+from typing import Any, Generic, TypeVar
+
+from taskharbor.drivers.sqlite.connection import Connection, begin, open_connection, translated
+from taskharbor.drivers.sqlite.doorbell import Doorbells
+from taskharbor.drivers.sqlite.migrations import apply_pending
+from taskharbor.drivers.sqlite.options import Options
+from taskharbor.errors import BackendUnavailable
+
+T = TypeVar("T")
+
+GROUP_LIMIT = 256
+"""Operations per transaction: bounds how long the first of them waits for the last."""
+
+
+class Transaction:
+    """What an operation works on. `rings` says whether waiting processes are to be woken once it is committed."""
+
+    __slots__ = ("connection", "rings")
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self.rings = False
+
+
+class Operation(Generic[T]):
+    """A function, and who waits for what it returns."""
+
+    __slots__ = ("error", "future", "loop", "result", "run", "undo")
+
+    def __init__(
+        self,
+        run: Callable[[Transaction], T],
+        loop: asyncio.AbstractEventLoop | None,
+        future: asyncio.Future[T] | None,
+        undo: Callable[[T], Callable[[Transaction], Any] | None] | None = None,
+    ) -> None:
+        self.run = run
+        self.loop = loop
+        self.future = future
+        self.undo = undo
+        self.result: T | None = None
+        self.error: Exception | None = None
+
+    @property
+    def is_wanted(self) -> bool:
+        return self.future is None or not self.future.cancelled()
+
+
+Inbox = SimpleQueue[Operation[Any] | None]
+
+
+class Database:
+    """The threads of one file. Handles share it and count themselves in `handles`."""
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+        self.pid = os.getpid()
+        self.doorbells = Doorbells(options.path)
+        self.commits = 0
+        """Transactions that wrote something: each of them is one sync with durability=full."""
+        self.handles = 0
+        self.opened: Future[None] = Future()
+        self._writes: Inbox = SimpleQueue()
+        self._reads: Inbox = SimpleQueue()
+        self._is_closed = False
+        self._closing: Future[None] = Future()
+        name = f"taskharbor-sqlite-{options.path.name}"
+        self._writer = threading.Thread(target=self._write_all, name=f"{name}-writer", daemon=True)
+        self._reader = threading.Thread(target=self._read_all, name=f"{name}-reader", daemon=True)
+
+    def start(self) -> None:
+        self._writer.start()
+
+    async def close(self) -> None:
+        """Finish what is queued, then let go of the file."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._reads.put(None)
+            self._writes.put(None)
+        # Shielded: a cancelled close must not leave the threads' answer without a taker.
+        await asyncio.shield(asyncio.wrap_future(self._closing))
+
+    # -- asked from any event loop ------------------------------------------------------------------------
+
+    async def write(
+        self,
+        run: Callable[[Transaction], T],
+        undo: Callable[[T], Callable[[Transaction], Any] | None] | None = None,
+    ) -> T:
+        """Run in a write transaction. `undo` makes the operation that takes back a result nobody received."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[T] = loop.create_future()
+        self._put(self._writes, Operation(run, loop, future, undo))
+        try:
+            return await future
+        except asyncio.CancelledError:
+            # Answered, but cancelled before the answer was taken.
+            if future.done() and not future.cancelled() and future.exception() is None:
+                self._take_back(undo, future.result())
+            raise
+
+    async def read(self, run: Callable[[Transaction], T]) -> T:
+        """Run on the reader's connection, which never waits for a writer."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[T] = loop.create_future()
+        self._put(self._reads, Operation(run, loop, future))
+        return await future
+
+    def _put(self, inbox: Inbox, operation: Operation[Any]) -> None:
+        if os.getpid() != self.pid:
+            raise BackendUnavailable(
+                f"{self.options.path} was opened by process {self.pid}, and process {os.getpid()} was forked from it: "
+                "open() the driver again (or a clone) after the fork"
+            )
+        if self._is_closed:
+            raise BackendUnavailable(f"{self.options.path} is closed: open() the driver first")
+        inbox.put(operation)
+
+    def _take_back(self, undo: Callable[[T], Callable[[Transaction], Any] | None] | None, result: T) -> None:
+        operation = None if undo is None else undo(result)
+        if operation is not None:
+            with contextlib.suppress(BackendUnavailable):
+                self._put(self._writes, Operation(operation, None, None))
+
+    # -- the writer's thread ------------------------------------------------------------------------------
+
+    def _write_all(self) -> None:
+        connection: Connection | None = None
+        try:
+            connection = open_connection(self.options, writing=True)
+            apply_pending(connection, self.options)
+        except Exception as error:
+            if connection is not None:
+                connection.close()
+            self._is_closed = True
+            self._closing.set_result(None)
+            self.opened.set_exception(translated(error, self.options.path))
+            return
+        self._reader.start()
+        self.opened.set_result(None)
+        is_running = True
+        while is_running:
+            group, is_running = self._take_group()
+            if group:
+                self._commit_group(connection, group)
+        self._reader.join()
+        with contextlib.suppress(sqlite3.Error):
+            connection.close()
+        self._closing.set_result(None)
+
+    def _take_group(self) -> tuple[list[Operation[Any]], bool]:
+        """Everything that is queued; False with it when the sentinel came."""
+        group: list[Operation[Any]] = []
+        operation = self._writes.get()
+        try:
+            while operation is not None:
+                if operation.is_wanted:
+                    group.append(operation)
+                if len(group) >= GROUP_LIMIT:
+                    return group, True
+                operation = self._writes.get_nowait()
+        except Empty:
+            return group, True
+        return group, False
+
+    def _commit_group(self, connection: Connection, group: list[Operation[Any]]) -> None:
+        rings = False
+        if len(group) > 1:
+            try:
+                rings = self._commit(connection, group)
+            except Exception:
+                for operation in group:
+                    rings = self._commit_alone(connection, operation) or rings
+        else:
+            rings = self._commit_alone(connection, group[0])
+        self._answer(group)
+        if rings:
+            self.doorbells.ring()
+
+    def _commit_alone(self, connection: Connection, operation: Operation[Any]) -> bool:
+        try:
+            return self._commit(connection, [operation])
+        except Exception as error:
+            operation.error = translated(error, self.options.path)
+            return False
+
+    def _commit(self, connection: Connection, group: list[Operation[Any]]) -> bool:
+        begin(connection, self.options.busy_timeout)
+        transaction = Transaction(connection)
+        before = connection.total_changes
+        try:
+            for operation in group:
+                operation.result = operation.run(transaction)
+            connection.execute("COMMIT")
+        except BaseException:
+            # SQLite may have rolled back by itself (disk full, I/O error).
+            if connection.in_transaction:
+                with contextlib.suppress(sqlite3.Error):
+                    connection.execute("ROLLBACK")
+            raise
+        self.commits += connection.total_changes != before
+        return transaction.rings
+
+    # -- the reader's thread ------------------------------------------------------------------------------
+
+    def _read_all(self) -> None:
+        connection: Connection | None = None
+        while (operation := self._reads.get()) is not None:
+            if not operation.is_wanted:
+                continue
+            try:
+                if connection is None:
+                    connection = open_connection(self.options, writing=False)
+                connection.execute("BEGIN")
+                try:
+                    operation.result = operation.run(Transaction(connection))
+                finally:
+                    if connection.in_transaction:
+                        connection.execute("COMMIT")
+            except Exception as error:
+                operation.error = translated(error, self.options.path)
+            self._answer([operation])
+        if connection is not None:
+            connection.close()
+
+    # -- answers ------------------------------------------------------------------------------------------
+
+    def _answer(self, group: list[Operation[Any]]) -> None:
+        """One wake-up per event loop, whatever the number of callers."""
+        by_loop: dict[asyncio.AbstractEventLoop, list[Operation[Any]]] = {}
+        for operation in group:
+            if operation.loop is not None:
+                by_loop.setdefault(operation.loop, []).append(operation)
+        for loop, operations in by_loop.items():
+            try:
+                loop.call_soon_threadsafe(self._deliver, operations)
+            except RuntimeError:
+                # The loop was closed under its callers: nobody will ever take these.
+                for operation in operations:
+                    if operation.error is None:
+                        self._take_back(operation.undo, operation.result)
+
+    def _deliver(self, operations: list[Operation[Any]]) -> None:
+        for operation in operations:
+            future = operation.future
+            assert future is not None
+            if future.done():
+                if operation.error is None:
+                    self._take_back(operation.undo, operation.result)
+            elif operation.error is not None:
+                future.set_exception(operation.error)
+            else:
+                future.set_result(operation.result)

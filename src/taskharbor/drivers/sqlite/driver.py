@@ -1,0 +1,210 @@
+"""A handle on an SQLite store: the contract's asynchronous face. The work itself is in the operations' modules."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import ClassVar, Self
+
+from taskharbor.drivers.contract import (
+    AttemptPage,
+    Capabilities,
+    Driver,
+    Enqueued,
+    Extension,
+    JobFilter,
+    Page,
+    QueueSettings,
+    QueueStats,
+    Settlement,
+)
+from taskharbor.drivers.sqlite import enqueue, inspect, operate, queues, reclaim, remove, reserve, settle
+from taskharbor.drivers.sqlite.database import Database, Transaction
+from taskharbor.drivers.sqlite.migrations import migrate
+from taskharbor.drivers.sqlite.options import Options, parse_url
+from taskharbor.drivers.sqlite.waiting import Watcher
+from taskharbor.errors import BackendUnavailable, InvalidRequest, JobError
+from taskharbor.jobs import Attempt, JobRecord, JobState, Lease, Micros
+
+_forked: list[object] = []
+"""What a forked child inherited. Closing it there would let go of the parent's locks, so it is kept and not touched."""
+
+
+class _Shared:
+    """What a driver and its clones have in common: the database, opened by the first and closed by the last."""
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+        self.lock = threading.Lock()
+        self.database: Database | None = None
+
+    def enter(self) -> Database:
+        with self.lock:
+            database = self.database
+            if database is None or database.pid != os.getpid():
+                if database is not None:
+                    _forked.append(database)
+                database = self.database = Database(self.options)
+                database.start()
+            database.handles += 1
+            return database
+
+    def leave(self, database: Database) -> bool:
+        """Whether that was the last handle, so that the database is to be closed."""
+        with self.lock:
+            database.handles -= 1
+            if database.handles == 0 and self.database is database:
+                self.database = None
+            return database.handles == 0
+
+
+class SQLiteDriver(Driver):
+    """`sqlite:///relative.db`, `sqlite:////absolute/path.db`; options `?durability=full|normal` and `?busy_timeout=seconds`.
+
+    With durability=full (the default) an answer means that the disk has it. With durability=normal the death of a
+    process still loses nothing, but a power loss may take the last commits.
+    """
+
+    capabilities: ClassVar[Capabilities] = Capabilities(durable=True, multi_process=True)
+
+    def __init__(self, options: Options, shared: _Shared | None = None) -> None:
+        self._options = options
+        self._shared = _Shared(options) if shared is None else shared
+        self._database: Database | None = None
+        self._watcher: Watcher | None = None
+
+    # -- life ---------------------------------------------------------------------------------------------
+
+    @classmethod
+    def from_url(cls, url: str) -> Self:
+        return cls(parse_url(url))
+
+    def clone(self) -> Self:
+        return type(self)(self._options, self._shared)
+
+    async def open(self) -> None:
+        if self._database is not None:
+            if self._database.pid == os.getpid():
+                return
+            _forked.append(self._watcher)
+            self._watcher = None
+        database = self._shared.enter()
+        try:
+            await asyncio.shield(asyncio.wrap_future(database.opened))
+        except BaseException:
+            if self._shared.leave(database):
+                await database.close()
+            raise
+        self._database = database
+
+    async def close(self) -> None:
+        database, self._database = self._database, None
+        if database is None or database.pid != os.getpid():
+            return
+        if self._watcher is not None:
+            self._watcher.close()
+            self._watcher = None
+        if self._shared.leave(database):
+            await database.close()
+
+    @property
+    def _opened(self) -> Database:
+        if self._database is None:
+            raise BackendUnavailable(
+                f"{self._options.path} is not open: await open() first, or use `async with`"
+            )
+        return self._database
+
+    async def time(self) -> Micros:
+        # The file lives on this host, so the host's clock is the backend's.
+        return time.time_ns() // 1000
+
+    async def migrate(self, *, dry_run: bool = False) -> list[str]:
+        return await asyncio.to_thread(migrate, self._options, dry_run=dry_run)
+
+    # -- producing and working ----------------------------------------------------------------------------
+
+    async def enqueue(self, records: Sequence[JobRecord], *, now: Micros) -> list[Enqueued]:
+        return await self._opened.write(lambda tx: enqueue.enqueue(tx, records, now))
+
+    async def reserve(
+        self,
+        queue: str,
+        *,
+        limit: int,
+        lease_for: Micros,
+        now: Micros,
+        worker: str,
+        types: Sequence[str] | None = None,
+    ) -> list[JobRecord]:
+        def take_back(jobs: list[JobRecord]) -> Callable[[Transaction], None] | None:
+            # The caller was cancelled: without this the jobs would stall until their leases expire.
+            leases = [lease for job in jobs if (lease := job.lease) is not None]
+            return (lambda tx: settle.release_all(tx, leases, now)) if leases else None
+
+        return await self._opened.write(
+            lambda tx: reserve.reserve(tx, queue, limit, lease_for, now, worker, types), undo=take_back
+        )
+
+    async def extend_lease(
+        self, extensions: Sequence[Extension], *, lease_for: Micros, now: Micros
+    ) -> list[Lease | JobError]:
+        return await self._opened.write(lambda tx: settle.extend_lease(tx, extensions, lease_for, now))
+
+    async def settle(self, settlements: Sequence[Settlement], *, now: Micros) -> list[JobError | None]:
+        return await self._opened.write(lambda tx: settle.settle(tx, settlements, now))
+
+    async def reclaim(self, *, now: Micros, queue: str | None = None, limit: int = 1000) -> int:
+        return await self._opened.write(lambda tx: reclaim.reclaim(tx, now, queue, limit))
+
+    # -- operating ----------------------------------------------------------------------------------------
+
+    async def cancel(self, job_ids: Sequence[str], *, now: Micros) -> list[JobState | JobError]:
+        return await self._opened.write(lambda tx: operate.cancel(tx, job_ids, now))
+
+    async def requeue(self, job_ids: Sequence[str], *, now: Micros) -> list[JobState | JobError]:
+        return await self._opened.write(lambda tx: operate.requeue(tx, job_ids, now))
+
+    async def purge(self, selection: JobFilter, *, limit: int = 1000) -> int:
+        return await self._opened.write(lambda tx: remove.purge(tx, selection, limit))
+
+    async def prune(self, *, now: Micros, limit: int = 1000) -> int:
+        return await self._opened.write(lambda tx: remove.prune(tx, now, limit))
+
+    async def get(self, job_ids: Sequence[str], *, now: Micros) -> list[JobRecord | None]:
+        return await self._opened.read(lambda tx: inspect.get(tx, job_ids, now))
+
+    async def list_jobs(
+        self, selection: JobFilter, *, now: Micros, limit: int = 100, cursor: str | None = None
+    ) -> Page:
+        return await self._opened.read(lambda tx: inspect.list_jobs(tx, selection, now, limit, cursor))
+
+    async def stats(self, *, now: Micros, queue: str | None = None) -> list[QueueStats]:
+        return await self._opened.read(lambda tx: inspect.stats(tx, now, queue))
+
+    async def configure(self, queue: str, settings: QueueSettings, *, now: Micros) -> None:
+        if not isinstance(settings, QueueSettings):
+            raise InvalidRequest(f"{settings!r} is not QueueSettings")
+        await self._opened.write(lambda tx: queues.configure(tx, queue, settings))
+
+    async def settings(self, queue: str) -> QueueSettings:
+        return await self._opened.read(lambda tx: queues.settings_of(tx, queue))
+
+    # -- history ------------------------------------------------------------------------------------------
+
+    async def read_attempts(self, *, after: str | None = None, limit: int = 1000) -> AttemptPage:
+        return await self._opened.read(lambda tx: inspect.read_attempts(tx, after, limit))
+
+    async def job_attempts(self, job_id: str) -> list[Attempt]:
+        return await self._opened.read(lambda tx: inspect.job_attempts(tx, job_id))
+
+    # -- waiting ------------------------------------------------------------------------------------------
+
+    async def wait(self, queues: Sequence[str], *, now: Micros, timeout: float) -> bool:
+        database = self._opened
+        if self._watcher is None:
+            self._watcher = Watcher(database)
+        return await self._watcher.wait(queues, now, timeout)

@@ -1,0 +1,150 @@
+"""Looking without touching: on the reader's connection, so no look ever waits for a writer or holds one up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from taskharbor.drivers.contract import AttemptPage, JobFilter, Page, QueueStats
+from taskharbor.drivers.sqlite.database import Transaction
+from taskharbor.drivers.sqlite.queues import settings_from
+from taskharbor.drivers.sqlite.rows import (
+    READY,
+    SCHEDULED,
+    STATE_NUMBERS,
+    STATES,
+    attempt_from_row,
+    record_from_row,
+    to_json,
+)
+from taskharbor.drivers.sqlite.statements import load
+from taskharbor.errors import InvalidRequest
+from taskharbor.jobs import Attempt, JobRecord, JobState, Micros
+
+_SQL = load("inspect")
+_BY_ID = _SQL["by_id"].replace("/*columns*/", _SQL["columns"])
+_BY_SEQ = _SQL["by_seq"].replace("/*columns*/", _SQL["columns"])
+
+_FEW = 10_000
+"""Up to so many jobs in the wanted states are gathered by index and sorted; more are dense enough to scan."""
+_FOREVER = 2**63 - 1
+
+_decode_versions = msgspec.json.Decoder(list[tuple[str, int]]).decode
+_decode_places = msgspec.json.Decoder(list[tuple[int, int]]).decode
+
+
+def get(transaction: Transaction, job_ids: Sequence[str], now: Micros) -> list[JobRecord | None]:
+    wanted = list(dict.fromkeys(job_ids))
+    rows = transaction.connection.execute(_BY_ID, (to_json(wanted),)).fetchall()
+    by_id = {row[1]: row for row in rows}
+    return [record_from_row(by_id[job_id], now) if job_id in by_id else None for job_id in job_ids]
+
+
+def list_jobs(
+    transaction: Transaction, selection: JobFilter, now: Micros, limit: int, cursor: str | None
+) -> Page:
+    if limit < 1:
+        raise InvalidRequest(f"limit is {limit}: a page holds at least one job")
+    before = _FOREVER if cursor is None else _number(cursor)
+    # One more than asked for tells whether anything follows.
+    found = _seqs(transaction, selection, now, limit + 1, before)
+    page = found[:limit]
+    rows = transaction.connection.execute(_BY_SEQ, (to_json(page),)).fetchall()
+    return Page([record_from_row(row, now) for row in rows], str(page[-1]) if len(found) > limit else None)
+
+
+def _seqs(transaction: Transaction, selection: JobFilter, now: Micros, limit: int, before: int) -> list[int]:
+    execute = transaction.connection.execute
+    numbers = None if selection.states is None else sorted(STATE_NUMBERS[state] for state in selection.states)
+    queue: int | None = None
+    counters: Sequence[int] = ()
+    if selection.queue is not None:
+        row = execute(_SQL["counters"], (selection.queue,)).fetchone()
+        if row is None:
+            return []
+        queue, *counters = row
+    values = (
+        before,
+        queue,
+        None if numbers is None else to_json(numbers),
+        None if selection.types is None else to_json(sorted(selection.types)),
+        selection.key,
+        selection.worker,
+        selection.finished_before_us,
+        now,
+        limit,
+    )
+    if queue is not None and numbers is not None and JobState.BLOCKED not in (selection.states or ()):
+        # A scheduled job that is due reads as ready, so who wants ready ones looks at both.
+        stored = set(numbers) | ({SCHEDULED} if READY in numbers else set())
+        if sum(counters[number] for number in stored) <= _FEW:
+            flags = tuple(number in stored for number in (0, 1, 3))
+            return [seq for (seq,) in execute(_SQL["gather"], (*values, *flags))]
+    return [seq for (seq,) in execute(_SQL["scan"], values)]
+
+
+def stats(transaction: Transaction, now: Micros, queue: str | None) -> list[QueueStats]:
+    rows = transaction.connection.execute(_SQL["stats"], (queue,)).fetchall()
+    if queue is not None and not rows:
+        return [QueueStats(queue=queue, counts=dict.fromkeys(STATES, 0))]
+    return [_stats_from(transaction, row, now) for row in rows]
+
+
+def _stats_from(transaction: Transaction, row: tuple[Any, ...], now: Micros) -> QueueStats:
+    execute = transaction.connection.execute
+    number = row[1]
+    counts = dict(zip(STATES, row[2:9], strict=True))
+    heads: list[tuple[int, int]] = []
+    if counts[JobState.READY]:
+        heads.append(execute(_SQL["head_ready"], (number,)).fetchone())
+    if counts[JobState.SCHEDULED]:
+        due, due_heads = execute(_SQL["due_scheduled"], (number, now)).fetchone()
+        counts[JobState.SCHEDULED] -= due
+        counts[JobState.READY] += due
+        heads += _decode_places(due_heads)
+    return QueueStats(
+        queue=row[0],
+        counts=counts,
+        done_total=row[9],
+        dead_total=row[10],
+        cancelled_total=row[11],
+        head_run_at_us=min(heads)[1] if heads else None,
+        settings=settings_from(row[12:18]),
+    )
+
+
+def read_attempts(transaction: Transaction, after: str | None, limit: int) -> AttemptPage:
+    if limit < 1:
+        raise InvalidRequest(f"limit is {limit}: a page holds at least one row")
+    start = 0 if after is None else _number(after)
+    rows = transaction.connection.execute(_SQL["attempts"], (start, limit)).fetchall()
+    return AttemptPage([attempt_from_row(row) for row in rows], str(rows[-1][0] if rows else start))
+
+
+def job_attempts(transaction: Transaction, job_id: str) -> list[Attempt]:
+    rows = transaction.connection.execute(_SQL["job_attempts"], (job_id,)).fetchall()
+    return [attempt_from_row(row) for row in rows]
+
+
+def watch(
+    transaction: Transaction, queues: Sequence[str], since: Micros
+) -> tuple[dict[str, int], Micros | None]:
+    """Versions of the queues, and when the next scheduled job or lease comes due after `since`."""
+    text, run_at, expires_at = transaction.connection.execute(
+        _SQL["watch"], (to_json(list(queues)), since)
+    ).fetchone()
+    due = [instant for instant in (run_at, expires_at) if instant is not None]
+    return dict(_decode_versions(text)), min(due, default=None)
+
+
+def versions(transaction: Transaction, queues: Sequence[str]) -> dict[str, int]:
+    (text,) = transaction.connection.execute(_SQL["versions"], (to_json(list(queues)),)).fetchone()
+    return dict(_decode_versions(text))
+
+
+def _number(cursor: str) -> int:
+    if not (cursor.isdecimal() and len(cursor) < 19):
+        raise InvalidRequest(f"{cursor!r} is not a cursor of this store: pass on what the last page gave")
+    return int(cursor)

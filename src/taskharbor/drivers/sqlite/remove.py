@@ -1,0 +1,78 @@
+"""Removing what has ended: by an operator's filter, or by the queues' retention."""
+
+from __future__ import annotations
+
+import msgspec
+
+from taskharbor.drivers.contract import JobFilter
+from taskharbor.drivers.sqlite.counts import Counts
+from taskharbor.drivers.sqlite.database import Transaction
+from taskharbor.drivers.sqlite.queues import known_queue_id
+from taskharbor.drivers.sqlite.rows import CANCELLED, DEAD, DONE, STATE_NUMBERS, to_json
+from taskharbor.drivers.sqlite.statements import load
+from taskharbor.jobs import TERMINAL_STATES, Micros
+
+_SQL = load("remove")
+_FOREVER = 2**63 - 1
+
+_decode_ints = msgspec.json.Decoder(list[int]).decode
+_decode_retention = msgspec.json.Decoder(list[tuple[int, int | None, int | None, int | None]]).decode
+
+
+def purge(transaction: Transaction, selection: JobFilter, limit: int) -> int:
+    if selection.worker is not None:
+        # A job that ended is nobody's.
+        return 0
+    states = TERMINAL_STATES if selection.states is None else TERMINAL_STATES & selection.states
+    types = None if selection.types is None else to_json(sorted(selection.types))
+    before = _FOREVER if selection.finished_before_us is None else selection.finished_before_us
+    removed = 0
+    for queue in _queues(transaction, selection.queue):
+        for state in sorted(STATE_NUMBERS[one] for one in states):
+            removed += _remove(transaction, queue, state, before, limit - removed, types, selection.key)
+    return removed
+
+
+def prune(transaction: Transaction, now: Micros, limit: int) -> int:
+    execute = transaction.connection.execute
+    (text,) = execute(_SQL["retention"]).fetchone()
+    jobs = rows = 0
+    for queue, keep_done, keep_dead, keep_attempts in _decode_retention(text):
+        for state, keep in ((DONE, keep_done), (CANCELLED, keep_done), (DEAD, keep_dead)):
+            if keep is not None:
+                jobs += _remove(transaction, queue, state, now - keep + 1, limit - jobs)
+        if keep_attempts is not None and rows < limit:
+            rows += execute(_SQL["attempts"], (queue, now - keep_attempts, limit - rows)).rowcount
+    return jobs + rows
+
+
+def _queues(transaction: Transaction, name: str | None) -> list[int]:
+    if name is not None:
+        number = known_queue_id(transaction, name)
+        return [] if number is None else [number]
+    (text,) = transaction.connection.execute(_SQL["retention"]).fetchone()
+    return [queue for queue, *_ in _decode_retention(text)]
+
+
+def _remove(
+    transaction: Transaction,
+    queue: int,
+    state: int,
+    before: Micros,
+    limit: int,
+    types: str | None = None,
+    key: str | None = None,
+) -> int:
+    """Up to `limit` jobs that ended before an instant, with everything that belongs to them."""
+    if limit < 1:
+        return 0
+    execute = transaction.connection.execute
+    (seqs,) = execute(_SQL["ended"], (queue, state, before, types, key, limit)).fetchone()
+    removed = len(_decode_ints(seqs))
+    if removed:
+        for table in ("payloads", "results", "idempotency", "jobs"):
+            execute(_SQL[table], (seqs,))
+        counts = Counts(transaction)
+        counts.move(queue, state, None, removed)
+        counts.flush()
+    return removed

@@ -1,0 +1,184 @@
+"""Claiming jobs: reclaim what is over, promote what is due, lease the first of the line.
+
+Each step is one or two statements over the whole batch, whatever its size. Cost depends on what is claimed, not on
+what waits, is scheduled or has ended: every look is a seek into an index that holds only such jobs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from taskharbor.drivers.sqlite.counts import Counts
+from taskharbor.drivers.sqlite.database import Transaction
+from taskharbor.drivers.sqlite.reclaim import reclaim_queue
+from taskharbor.drivers.sqlite.rows import INFLIGHT, READY, SCHEDULED, apply_spec, to_json
+from taskharbor.drivers.sqlite.statements import load
+from taskharbor.ids import new_token
+from taskharbor.jobs import JobRecord, JobState, Micros
+
+_SQL = load("reserve")
+
+PROMOTE_AT_LEAST = 1000
+"""Due jobs promoted per call, if there are that many: each is promoted once, and stats counts the rest."""
+RECLAIM_AT_MOST = 10_000
+HEAD = 256
+"""Ready jobs looked at for a claim by type before the index by type is used, beyond four times the limit."""
+
+_decode_rows = msgspec.json.Decoder().decode
+_decode_ints = msgspec.json.Decoder(list[int]).decode
+_decode_places = msgspec.json.Decoder(list[tuple[int, int, int]]).decode
+_INFLIGHT = JobState.INFLIGHT
+
+
+def reserve(
+    transaction: Transaction,
+    queue: str,
+    limit: int,
+    lease_for: Micros,
+    now: Micros,
+    worker: str,
+    types: Sequence[str] | None,
+) -> list[JobRecord]:
+    execute = transaction.connection.execute
+    probe = execute(_SQL["probe"], (queue, now)).fetchone()
+    if probe is None:
+        return []
+    has_expired = bool(probe[6])
+    if has_expired:
+        reclaim_queue(transaction, probe[0], now, RECLAIM_AT_MOST)
+        probe = execute(_SQL["probe"], (queue, now)).fetchone()
+    number, paused, max_inflight, scheduled, ready, inflight, has_expired = probe
+    wanted = None if types is None else list(dict.fromkeys(types))
+    if paused or limit < 1 or wanted == []:
+        return []
+    if max_inflight is not None:
+        if has_expired:
+            (inflight,) = execute(_SQL["valid_leases"], (number, now)).fetchone()
+        limit = min(limit, max_inflight - inflight)
+        if limit < 1:
+            return []
+    counts = Counts(transaction)
+    if scheduled:
+        ready += _promote(transaction, counts, number, limit, now, wanted)
+    if not ready:
+        return []
+    found = _choose(transaction, number, limit, wanted)
+    text, payloads, seqs = found
+    secret = new_token()
+    jobs = _records(transaction, text, payloads or b"", queue, secret, worker, now, now + lease_for)
+    if jobs:
+        execute(_SQL["lease"], (seqs, secret, worker, now, now + lease_for))
+        counts.move(number, READY, INFLIGHT, len(jobs))
+    counts.flush()
+    return jobs
+
+
+def _choose(
+    transaction: Transaction, number: int, limit: int, types: list[str] | None
+) -> tuple[str, bytes | None, str]:
+    execute = transaction.connection.execute
+    if types is None:
+        row: tuple[str, bytes | None, str] = execute(_SQL["claimable"], (number, limit)).fetchone()
+        return row
+    # Most workers know every type of their queue: then the head of the line is all they need.
+    head = 4 * limit + HEAD
+    seen, text = execute(_SQL["head_by_type"], (number, head, to_json(types))).fetchone()
+    seqs = _decode_ints(text)[:limit]
+    if len(seqs) < limit and seen == head:
+        execute(_SQL["index_ready_by_type"])
+        places: list[tuple[int, int, int]] = []
+        for one in types:
+            (text,) = execute(_SQL["ready_by_type"], (number, one, limit)).fetchone()
+            places += _decode_places(text)
+        places.sort()
+        seqs = [seq for _, _, seq in places[:limit]]
+    row = execute(_SQL["chosen"], (to_json(seqs),)).fetchone()
+    return row
+
+
+def _promote(
+    transaction: Transaction, counts: Counts, number: int, limit: int, now: Micros, types: list[str] | None
+) -> int:
+    """Make due scheduled jobs ready, in claim order and at least `limit` of them: so a claim takes the right ones.
+
+    Returns how many became ready."""
+    execute = transaction.connection.execute
+    most = max(limit, PROMOTE_AT_LEAST)
+    (text,) = execute(_SQL["due_priorities"], (number, now)).fetchone()
+    promoted = 0
+    for priority in _decode_ints(text):
+        promoted += execute(_SQL["promote"], (number, priority, now, most - promoted)).rowcount
+        if promoted >= most:
+            break
+    if promoted >= most and types is not None:
+        execute(_SQL["index_scheduled_by_type"])
+        for one in types:
+            promoted += _promote_type(transaction, number, limit, now, one)
+    if promoted:
+        counts.move(number, SCHEDULED, READY, promoted)
+    return promoted
+
+
+def _promote_type(transaction: Transaction, number: int, limit: int, now: Micros, type_: str) -> int:
+    execute = transaction.connection.execute
+    (text,) = execute(_SQL["due_priorities_by_type"], (number, now, type_)).fetchone()
+    promoted = 0
+    for priority in _decode_ints(text):
+        if promoted >= limit:
+            break
+        values = (number, priority, now, limit - promoted, type_)
+        promoted += execute(_SQL["promote_by_type"], values).rowcount
+    return promoted
+
+
+def _records(
+    transaction: Transaction,
+    text: str,
+    payloads: bytes,
+    queue: str,
+    secret: str,
+    worker: str,
+    now: Micros,
+    expires_at: Micros,
+) -> list[JobRecord]:
+    jobs: list[JobRecord] = []
+    start = 0
+    rows: list[list[Any]] = _decode_rows(text)
+    for seq, job_id, type_, run_at, created_at, priority, max_attempts, fence, size, extra in rows:
+        if size >= 0:
+            end = start + size
+            payload = payloads[start:end]
+            start = end
+        else:
+            (payload,) = transaction.connection.execute(_SQL["payload"], (seq,)).fetchone()
+        job = JobRecord(
+            id=job_id,
+            type=type_,
+            queue=queue,
+            payload=payload,
+            priority=priority,
+            run_at_us=run_at,
+            created_at_us=created_at,
+            max_attempts=max_attempts,
+            state=_INFLIGHT,
+            fence=fence + 1,
+            token=f"{secret}{seq:x}",
+            worker=worker,
+            expires_at_us=expires_at,
+            reserved_at_us=now,
+        )
+        if extra is not None:
+            key, attempts, stalls, max_stalls, failed_at, last_error, spec = extra
+            job.key = key
+            job.attempts = attempts
+            job.stalls = stalls
+            job.max_stalls = max_stalls
+            job.failed_at_us = failed_at
+            job.last_error = last_error
+            if spec is not None:
+                apply_spec(job, spec)
+        jobs.append(job)
+    return jobs

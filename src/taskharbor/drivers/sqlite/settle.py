@@ -1,0 +1,196 @@
+"""Ending and extending leases.
+
+A batch of plain acks is checked in one row and applied in three statements. Anything else (another settlement, a key, an
+error, a job twice) goes through a `Unit`, which knows every rule.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import msgspec
+
+from taskharbor.drivers.contract import Ack, Discard, Extension, Fail, Release, Retry, Settlement
+from taskharbor.drivers.sqlite.database import Transaction
+from taskharbor.drivers.sqlite.job import Job
+from taskharbor.drivers.sqlite.rows import (
+    CANCELLED,
+    DEAD,
+    DONE,
+    INFLIGHT,
+    OUTCOME_NUMBERS,
+    TOKEN_LENGTH,
+    lease_token,
+    storable,
+    to_json,
+)
+from taskharbor.drivers.sqlite.statements import insert_rows, load
+from taskharbor.drivers.sqlite.unit import Unit
+from taskharbor.errors import JobError, JobNotFound, JobNotInflight, LeaseExpired, LeaseMismatch
+from taskharbor.jobs import Failure, Lease, Micros, Outcome
+
+_SQL = load("settle")
+
+_DONE, _RETRIED, _DEAD = (OUTCOME_NUMBERS[one] for one in (Outcome.DONE, Outcome.RETRIED, Outcome.DEAD))
+_RELEASED, _CANCELLED = OUTCOME_NUMBERS[Outcome.RELEASED], OUTCOME_NUMBERS[Outcome.CANCELLED]
+
+_AGREED: dict[type, tuple[int, ...]] = {Ack: (DONE,), Fail: (DONE, DEAD), Discard: (CANCELLED,)}
+"""Ends that a settlement may find already reached: it succeeds and changes nothing."""
+
+_decode_ints = msgspec.json.Decoder(list[int]).decode
+_decode_leases = msgspec.json.Decoder(list[tuple[int, str, int, str | None, int | None, int]]).decode
+
+
+def settle(transaction: Transaction, settlements: Sequence[Settlement], now: Micros) -> list[JobError | None]:
+    acks = [one for one in settlements if type(one) is Ack]
+    if (
+        acks
+        and len({one.job_id for one in settlements}) == len(settlements)
+        and _settle_acks(transaction, acks, now)
+    ):
+        others = [one for one in settlements if type(one) is not Ack]
+        if not others:
+            return [None] * len(settlements)
+        answers = iter(_settle_by_rules(transaction, others, now))
+        return [None if type(one) is Ack else next(answers) for one in settlements]
+    return _settle_by_rules(transaction, settlements, now)
+
+
+def _settle_acks(transaction: Transaction, acks: Sequence[Ack], now: Micros) -> bool:
+    """Apply them all, if every one is a valid ack of a job without a key; else change nothing."""
+    execute = transaction.connection.execute
+    try:
+        seqs = [int(ack.token[TOKEN_LENGTH:], 16) for ack in acks]
+    except ValueError:
+        return False
+    wanted = to_json(seqs)
+    count, low, high, expires_at, keyed, queue, last_queue, ids, secrets = execute(
+        _SQL["check_acks"], (wanted,)
+    ).fetchone()
+    if not (
+        count == len(acks)
+        and low == high == INFLIGHT
+        and expires_at > now
+        and not keyed
+        and ids == "\n".join([ack.job_id for ack in acks])
+        and ids.count("\n") == count - 1
+        and secrets == "\n".join([ack.token[:TOKEN_LENGTH] for ack in acks])
+    ):
+        return False
+    if queue == last_queue:
+        per_queue = {queue: count}
+    else:
+        (text,) = execute(_SQL["queues_of"], (wanted,)).fetchone()
+        per_queue = Counter(_decode_ints(text))
+    execute(_SQL["log_acks"], (wanted, now))
+    execute(_SQL["finish_acks"], (wanted, now))
+    results = [(seq, ack.result) for seq, ack in zip(seqs, acks, strict=True) if ack.result is not None]
+    if results:
+        insert_rows(transaction.connection, _SQL["insert_result"], results)
+    for number, jobs in per_queue.items():
+        (max_inflight,) = execute(_SQL["count_acks"], (number, jobs)).fetchone()
+        if max_inflight is not None:
+            transaction.rings = True
+    return True
+
+
+def _settle_by_rules(
+    transaction: Transaction, settlements: Sequence[Settlement], now: Micros
+) -> list[JobError | None]:
+    unit = Unit(transaction, now)
+    unit.load(one.job_id for one in settlements)
+    results: list[tuple[int, bytes]] = []
+    answers = [_settle_one(unit, one, results) for one in settlements]
+    unit.flush()
+    insert_rows(transaction.connection, _SQL["insert_result"], results)
+    return answers
+
+
+def _settle_one(unit: Unit, settlement: Settlement, results: list[tuple[int, bytes]]) -> JobError | None:
+    job = unit.job(settlement.job_id)
+    if job is None:
+        return JobNotFound(settlement.job_id)
+    if job.state in _AGREED.get(type(settlement), ()):
+        return None
+    refused = _refusal(
+        settlement.job_id, job.state, job.full_token, job.expires_at, settlement.token, unit.now
+    )
+    if refused is not None:
+        return refused
+    match settlement:
+        case Ack(result=result):
+            if result is not None:
+                results.append((job.seq, result))
+            unit.end(job, DONE, _DONE)
+        case Retry(run_at_us=run_at, attempts=attempts, error=error):
+            _record_failure(job, attempts, error, unit.now)
+            if job.cancel_requested:
+                unit.end(job, CANCELLED, _CANCELLED, error)
+            else:
+                unit.back_to_waiting(job, _RETRIED, run_at, error)
+        case Fail(attempts=attempts, error=error):
+            _record_failure(job, attempts, error, unit.now)
+            unit.end(job, DEAD, _DEAD, error)
+        case Release(run_at_us=later):
+            if job.cancel_requested:
+                unit.end(job, CANCELLED, _CANCELLED)
+            else:
+                unit.back_to_waiting(job, _RELEASED, later)
+        case Discard(reason=reason):
+            if reason is not None:
+                job.last_error = storable(reason.text)
+            unit.end(job, CANCELLED, _CANCELLED, reason)
+    return None
+
+
+def _record_failure(job: Job, attempts: int, error: Failure, now: Micros) -> None:
+    job.attempts = attempts
+    job.last_error = storable(error.text)
+    job.failed_at = now
+
+
+def _refusal(
+    job_id: str, state: int, token: str | None, expires_at: Micros | None, given: str, now: Micros
+) -> JobError | None:
+    if state != INFLIGHT:
+        return JobNotInflight(job_id)
+    if token != given:
+        return LeaseMismatch(job_id)
+    if expires_at is None or expires_at <= now:
+        return LeaseExpired(job_id)
+    return None
+
+
+def extend_lease(
+    transaction: Transaction, extensions: Sequence[Extension], lease_for: Micros, now: Micros
+) -> list[Lease | JobError]:
+    execute = transaction.connection.execute
+    (text,) = execute(_SQL["leases"], (to_json([one.job_id for one in extensions]),)).fetchone()
+    jobs = {row[1]: row for row in _decode_leases(text)}
+    expires_at = now + lease_for
+    extended: list[int] = []
+    answers: list[Lease | JobError] = []
+    for one in extensions:
+        row = jobs.get(one.job_id)
+        if row is None:
+            answers.append(JobNotFound(one.job_id))
+            continue
+        seq, job_id, state, secret, held_until, cancel_requested = row
+        token = None if secret is None else lease_token(secret, seq)
+        refused = _refusal(job_id, state, token, held_until, one.token, now)
+        if refused is not None:
+            answers.append(refused)
+            continue
+        answers.append(Lease(job_id, one.token, expires_at, bool(cancel_requested)))
+        extended.append(seq)
+        if one.progress is not None:
+            execute(_SQL["set_progress"], (seq, one.progress))
+    if extended:
+        execute(_SQL["extend"], (to_json(extended), expires_at))
+    return answers
+
+
+def release_all(transaction: Transaction, leases: Sequence[Lease], now: Micros) -> None:
+    """Give back jobs that were reserved for a caller who went away."""
+    _settle_by_rules(transaction, [Release(lease.job_id, lease.token) for lease in leases], now)

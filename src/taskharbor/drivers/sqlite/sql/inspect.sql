@@ -1,0 +1,135 @@
+-- name: columns
+-- The full row, for reads and listings. Completed with a FROM clause below.
+SELECT jobs.seq, jobs.id, jobs.type, queues.name, coalesce(payload, (SELECT body FROM payloads WHERE payloads.seq = jobs.seq)),
+    priority, run_at, created_at, job_key, max_attempts, max_stalls, state, attempts, stalls, fence, last_error,
+    failed_at, finished_at, (SELECT body FROM results WHERE results.seq = jobs.seq), progress, cancel_requested,
+    merged_into, token, worker, expires_at, reserved_at, spec
+
+-- name: by_id
+/*columns*/
+FROM json_each(?) AS wanted CROSS JOIN jobs ON jobs.id = wanted.value CROSS JOIN queues ON queues.id = jobs.queue_id
+
+-- name: by_seq
+/*columns*/
+FROM json_each(?) AS wanted CROSS JOIN jobs ON jobs.seq = wanted.value CROSS JOIN queues ON queues.id = jobs.queue_id
+
+-- name: scan
+-- Newest first past a cursor: right where matches are dense, which the counters tell beforehand.
+SELECT seq FROM jobs
+WHERE seq < ?1
+    AND (?2 IS NULL OR queue_id = ?2)
+    AND (?3 IS NULL OR CASE WHEN state = 0 AND run_at <= ?8 THEN 1 ELSE state END IN (SELECT value FROM json_each(?3)))
+    AND (?4 IS NULL OR type IN (SELECT value FROM json_each(?4)))
+    AND (?5 IS NULL OR job_key = ?5)
+    AND (?6 IS NULL OR worker = ?6)
+    AND (?7 IS NULL OR finished_at < ?7)
+ORDER BY seq DESC LIMIT ?9
+
+-- name: gather
+-- Few jobs in the wanted states: fetch them by their states' indexes and sort.
+SELECT seq FROM (
+    SELECT seq, queue_id, state, run_at, type, job_key, worker, finished_at FROM jobs INDEXED BY jobs_scheduled
+    WHERE ?10 AND queue_id = ?2 AND state = 0
+    UNION ALL
+    SELECT seq, queue_id, state, run_at, type, job_key, worker, finished_at FROM jobs INDEXED BY jobs_ready
+    WHERE ?11 AND queue_id = ?2 AND state = 1
+    UNION ALL
+    SELECT seq, queue_id, state, run_at, type, job_key, worker, finished_at FROM jobs INDEXED BY jobs_leases
+    WHERE ?12 AND queue_id = ?2 AND state = 3
+    UNION ALL
+    SELECT seq, queue_id, state, run_at, type, job_key, worker, finished_at FROM jobs INDEXED BY jobs_ended
+    WHERE queue_id = ?2 AND finished_at IS NOT NULL AND state IN (SELECT value FROM json_each(?3))
+)
+WHERE seq < ?1
+    AND (CASE WHEN state = 0 AND run_at <= ?8 THEN 1 ELSE state END) IN (SELECT value FROM json_each(?3))
+    AND (?4 IS NULL OR type IN (SELECT value FROM json_each(?4)))
+    AND (?5 IS NULL OR job_key = ?5)
+    AND (?6 IS NULL OR worker = ?6)
+    AND (?7 IS NULL OR finished_at < ?7)
+ORDER BY seq DESC LIMIT ?9
+
+-- name: counters
+SELECT id, scheduled, ready, blocked, inflight, done, dead, cancelled FROM queues WHERE name = ?
+
+-- name: stats
+SELECT name, id, scheduled, ready, blocked, inflight, done, dead, cancelled, done_total, dead_total, cancelled_total,
+    paused, max_inflight, failure_queue, keep_done_us, keep_dead_us, keep_attempts_us
+FROM queues WHERE ?1 IS NULL OR name = ?1 ORDER BY name
+
+-- name: due_scheduled
+-- How many scheduled jobs are due but not promoted yet, and the first of them per priority.
+WITH RECURSIVE levels (priority) AS (
+    SELECT (SELECT priority FROM jobs INDEXED BY jobs_scheduled WHERE queue_id = ?1 AND state = 0 ORDER BY priority DESC LIMIT 1)
+    UNION ALL
+    SELECT (
+        SELECT priority FROM jobs INDEXED BY jobs_scheduled
+        WHERE queue_id = ?1 AND state = 0 AND priority < levels.priority ORDER BY priority DESC LIMIT 1
+    )
+    FROM levels WHERE levels.priority IS NOT NULL
+),
+due (priority, jobs, run_at) AS (
+    SELECT priority,
+        (
+            SELECT count(*) FROM jobs INDEXED BY jobs_scheduled
+            WHERE queue_id = ?1 AND state = 0 AND priority = levels.priority AND run_at <= ?2
+        ),
+        (
+            SELECT run_at FROM jobs INDEXED BY jobs_scheduled
+            WHERE queue_id = ?1 AND state = 0 AND priority = levels.priority AND run_at <= ?2 ORDER BY run_at LIMIT 1
+        )
+    FROM levels WHERE priority IS NOT NULL
+)
+SELECT coalesce(sum(jobs), 0), json_group_array(json_array(-priority, run_at)) FILTER (WHERE jobs > 0) FROM due
+
+-- name: head_ready
+SELECT -priority, run_at FROM jobs INDEXED BY jobs_ready
+WHERE queue_id = ? AND state = 1 ORDER BY priority DESC, run_at, seq LIMIT 1
+
+-- name: attempts
+SELECT attempts.seq, job_id, queues.name, type, job_key, priority, fence, worker, created_at, run_at, reserved_at,
+    lease_expires_at, ended_at, outcome, attempts.state, error_type, error_message, payload_size
+FROM attempts CROSS JOIN queues ON queues.id = attempts.queue_id
+WHERE attempts.seq > ? ORDER BY attempts.seq LIMIT ?
+
+-- name: job_attempts
+SELECT attempts.seq, job_id, queues.name, type, job_key, priority, fence, worker, created_at, run_at, reserved_at,
+    lease_expires_at, ended_at, outcome, attempts.state, error_type, error_message, payload_size
+FROM attempts INDEXED BY attempts_job CROSS JOIN queues ON queues.id = attempts.queue_id
+WHERE job_id = ? ORDER BY attempts.seq
+
+-- name: watch
+-- Versions of the queues, and when the next scheduled job or lease of theirs comes due after ?2.
+WITH RECURSIVE wanted (id, name, stirred) AS (
+    SELECT queues.id, name, stirred FROM json_each(?1) AS given CROSS JOIN queues ON queues.name = given.value
+),
+levels (queue_id, priority) AS (
+    SELECT id, (
+        SELECT priority FROM jobs INDEXED BY jobs_scheduled WHERE queue_id = wanted.id AND state = 0 ORDER BY priority DESC LIMIT 1
+    ) FROM wanted
+    UNION ALL
+    SELECT levels.queue_id, (
+        SELECT priority FROM jobs INDEXED BY jobs_scheduled
+        WHERE queue_id = levels.queue_id AND state = 0 AND priority < levels.priority ORDER BY priority DESC LIMIT 1
+    )
+    FROM levels WHERE levels.priority IS NOT NULL
+)
+SELECT
+    (SELECT json_group_array(json_array(name, stirred)) FROM wanted),
+    (
+        SELECT min((
+            SELECT run_at FROM jobs INDEXED BY jobs_scheduled
+            WHERE queue_id = levels.queue_id AND state = 0 AND priority = levels.priority AND run_at > ?2
+            ORDER BY run_at LIMIT 1
+        ))
+        FROM levels WHERE priority IS NOT NULL
+    ),
+    (
+        SELECT min((
+            SELECT expires_at FROM jobs INDEXED BY jobs_leases
+            WHERE queue_id = wanted.id AND state = 3 AND expires_at > ?2 ORDER BY expires_at LIMIT 1
+        ))
+        FROM wanted
+    )
+
+-- name: versions
+SELECT json_group_array(json_array(name, stirred)) FROM json_each(?1) AS given CROSS JOIN queues ON queues.name = given.value

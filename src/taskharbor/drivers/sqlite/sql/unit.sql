@@ -1,0 +1,74 @@
+-- name: load
+SELECT json_group_array(json_array(
+    jobs.seq, jobs.id, queue_id, state, priority, run_at, expires_at, token, worker, reserved_at, fence, attempts, stalls,
+    cancel_requested, finished_at, failed_at, created_at, max_attempts, max_stalls, jobs.type, job_key, last_error,
+    merged_into, payload_size, spec
+))
+FROM json_each(?) AS wanted CROSS JOIN jobs ON jobs.id = wanted.value
+
+-- name: load_waiting
+SELECT json_group_array(json_array(
+    jobs.seq, jobs.id, queue_id, state, priority, run_at, expires_at, token, worker, reserved_at, fence, attempts, stalls,
+    cancel_requested, finished_at, failed_at, created_at, max_attempts, max_stalls, jobs.type, job_key, last_error,
+    merged_into, payload_size, spec
+))
+FROM json_each(?) AS wanted CROSS JOIN jobs INDEXED BY jobs_waiting_key
+WHERE queue_id = wanted.value ->> 0 AND job_key = wanted.value ->> 1 AND job_key IS NOT NULL AND state < 3
+
+-- name: load_inflight
+SELECT json_group_array(json_array(
+    jobs.seq, jobs.id, queue_id, state, priority, run_at, expires_at, token, worker, reserved_at, fence, attempts, stalls,
+    cancel_requested, finished_at, failed_at, created_at, max_attempts, max_stalls, jobs.type, job_key, last_error,
+    merged_into, payload_size, spec
+))
+FROM json_each(?) AS wanted CROSS JOIN jobs INDEXED BY jobs_inflight_key
+WHERE queue_id = wanted.value ->> 0 AND job_key = wanted.value ->> 1 AND job_key IS NOT NULL AND state = 3
+
+-- name: load_expired
+SELECT json_group_array(id) FROM (
+    SELECT id FROM jobs INDEXED BY jobs_leases
+    WHERE queue_id = ?1 AND state = 3 AND expires_at <= ?2
+    ORDER BY expires_at LIMIT ?3
+)
+
+-- name: queues_with_leases
+SELECT json_group_array(id) FROM queues WHERE inflight > 0
+
+-- name: payload
+SELECT coalesce(payload, (SELECT body FROM payloads WHERE payloads.seq = jobs.seq)) FROM jobs WHERE seq = ?
+
+-- name: move
+WITH moved (
+    seq, state, run_at, expires_at, token, worker, reserved_at, attempts, stalls, cancel_requested, finished_at,
+    failed_at, last_error, merged_into
+) AS (VALUES /*rows: 14*/)
+UPDATE jobs
+SET state = moved.state, run_at = moved.run_at, expires_at = moved.expires_at, token = moved.token,
+    worker = moved.worker, reserved_at = moved.reserved_at, attempts = moved.attempts, stalls = moved.stalls,
+    cancel_requested = moved.cancel_requested, finished_at = moved.finished_at, failed_at = moved.failed_at,
+    last_error = moved.last_error, merged_into = moved.merged_into,
+    progress = CASE WHEN moved.state = 3 THEN progress END
+FROM moved WHERE jobs.seq = moved.seq
+
+-- name: rewrite
+UPDATE jobs SET type = ?2, spec = ?3, max_attempts = ?4, max_stalls = ?5, payload_size = ?6, payload = ?7 WHERE seq = ?1
+
+-- name: rewrite_spec
+UPDATE jobs SET type = ?2, spec = ?3, max_attempts = ?4, max_stalls = ?5 WHERE seq = ?1
+
+-- name: drop_payload
+DELETE FROM payloads WHERE seq = ?
+
+-- name: insert
+INSERT INTO jobs (
+    seq, queue_id, state, priority, run_at, attempts, stalls, created_at, max_attempts, max_stalls, id, type, job_key,
+    spec, payload_size, payload
+)
+VALUES /*rows: 16*/
+
+-- name: log
+INSERT INTO attempts (
+    job_id, queue_id, type, job_key, priority, fence, worker, created_at, run_at, reserved_at, lease_expires_at,
+    ended_at, outcome, state, error_type, error_message, payload_size
+)
+VALUES /*rows: 17*/

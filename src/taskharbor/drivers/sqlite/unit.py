@@ -1,0 +1,281 @@
+"""Jobs loaded, moved in memory and written back at once.
+
+Whatever is not a plain batch goes through a unit: it reads all the jobs a call is about in one step, applies the
+contract's rules to them one by one in Python (so the second settlement of a job sees the first), and writes rows,
+log and counters in a few steps. A batch of a thousand retries costs a dozen statements, not three thousand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from taskharbor.drivers.contract import failure_record
+from taskharbor.drivers.sqlite.counts import Counts
+from taskharbor.drivers.sqlite.database import Transaction
+from taskharbor.drivers.sqlite.job import Job, decode_jobs, moved_row, new_job, new_row
+from taskharbor.drivers.sqlite.queues import QueueRow, queue_id, queue_row
+from taskharbor.drivers.sqlite.rows import (
+    BLOCKED,
+    CANCELLED,
+    DEAD,
+    INFLIGHT,
+    INLINE_PAYLOAD,
+    OUTCOME_NUMBERS,
+    READY,
+    SCHEDULED,
+    Spec,
+    read_spec,
+    storable,
+    to_json,
+)
+from taskharbor.drivers.sqlite.statements import insert_rows, load
+from taskharbor.ids import new_id
+from taskharbor.jobs import DEFAULT_FLAGS, Failure, JobRecord, Micros, Outcome, UpdateFlags
+
+_SQL = load("unit")
+_ENQUEUE = load("enqueue")
+
+MERGED, EXPIRED = OUTCOME_NUMBERS[Outcome.MERGED], OUTCOME_NUMBERS[Outcome.EXPIRED]
+
+
+class Unit:
+    """One call's jobs. `flush` writes everything back; without it nothing happened."""
+
+    def __init__(self, transaction: Transaction, now: Micros) -> None:
+        self.transaction = transaction
+        self.connection = transaction.connection
+        self.now = now
+        self.counts = Counts(transaction)
+        self._jobs: dict[str, Job] = {}
+        self._waiting: dict[tuple[int, str], Job | None] = {}
+        self._inflight: dict[tuple[int, str], Job | None] = {}
+        self._moved: dict[int, Job] = {}
+        self._log: list[tuple[Any, ...]] = []
+        self._queues: dict[int, QueueRow] = {}
+        self._next_seq = 0
+
+    # -- reading ------------------------------------------------------------------------------------------
+
+    def load(self, job_ids: Iterable[str]) -> None:
+        """Fetch the jobs, and those that share a key with one of them."""
+        missing = list(dict.fromkeys(job_id for job_id in job_ids if job_id not in self._jobs))
+        if missing:
+            loaded = self._fetch("load", missing)
+            self.load_keys({(job.queue_id, job.key) for job in loaded if job.key is not None})
+
+    def load_keys(self, keys: Iterable[tuple[int, str]]) -> None:
+        wanted = [key for key in keys if key not in self._waiting]
+        if not wanted:
+            return
+        for by_key, statement in ((self._waiting, "load_waiting"), (self._inflight, "load_inflight")):
+            by_key.update(dict.fromkeys(wanted))
+            by_key.update({(job.queue_id, job.key or ""): job for job in self._fetch(statement, wanted)})
+
+    def _fetch(self, statement: str, wanted: Sequence[Any]) -> list[Job]:
+        (text,) = self.connection.execute(_SQL[statement], (to_json(wanted),)).fetchone()
+        # A job seen before stays the object it was: it may have been changed since.
+        return [self._jobs.setdefault(job.id, job) for job in decode_jobs(text)]
+
+    def job(self, job_id: str) -> Job | None:
+        return self._jobs.get(job_id)
+
+    def waiting(self, queue: int, key: str | None) -> Job | None:
+        return None if key is None else self._waiting.get((queue, key))
+
+    def inflight(self, queue: int, key: str | None) -> Job | None:
+        return None if key is None else self._inflight.get((queue, key))
+
+    def queue(self, number: int) -> QueueRow:
+        if number not in self._queues:
+            self._queues[number] = queue_row(self.transaction, number)
+        return self._queues[number]
+
+    def payload(self, job: Job) -> bytes:
+        if job.payload is None:
+            (job.payload,) = self.connection.execute(_SQL["payload"], (job.seq,)).fetchone()
+        return job.payload or b""
+
+    # -- moving -------------------------------------------------------------------------------------------
+
+    def place(self, job: Job, state: int) -> None:
+        """Give a job its new state, with the counters and key tables that follow from it."""
+        self.counts.move(
+            job.queue_id, None if job.is_new and job.seq not in self._moved else job.state, state
+        )
+        if job.key is not None:
+            place = (job.queue_id, job.key)
+            if self._waiting.get(place) is job:
+                self._waiting[place] = None
+            if self._inflight.get(place) is job:
+                self._inflight[place] = None
+            if state < INFLIGHT:
+                self._waiting[place] = job
+        job.state = state
+        self._moved[job.seq] = job
+        if state == READY:
+            self.counts.stir(job.queue_id)
+        elif state == SCHEDULED:
+            self.counts.schedule(job.queue_id, job.run_at)
+
+    def wait_by_run_at(self, job: Job) -> None:
+        self.place(job, SCHEDULED if job.run_at > self.now else READY)
+
+    def touch(self, job: Job) -> None:
+        self._moved[job.seq] = job
+
+    def end(self, job: Job, state: int, outcome: int, error: Failure | None = None) -> None:
+        """A job's end: done, dead or cancelled. Serves a blocked job of its key and the failure queue."""
+        was_inflight = job.state == INFLIGHT
+        self.log(job, outcome, state, error)
+        self._drop_lease(job)
+        job.finished_at = self.now
+        self.place(job, state)
+        if was_inflight:
+            blocked = self.waiting(job.queue_id, job.key)
+            if blocked is not None and blocked.state == BLOCKED:
+                self.wait_by_run_at(blocked)
+        if state == DEAD and (failure_queue := self.queue(job.queue_id).failure_queue) is not None:
+            record = failure_record(
+                self._dead_record(job), job_id=new_id(), queue=failure_queue, now=self.now
+            )
+            self.insert(record, queue_id(self.transaction, failure_queue))
+
+    def back_to_waiting(
+        self, job: Job, outcome: int, run_at: Micros | None = None, error: Failure | None = None
+    ) -> None:
+        """The lease ends, the job does not. It absorbs a blocked job of its key."""
+        blocked = self.waiting(job.queue_id, job.key)
+        logged = len(self._log)
+        self.log(job, outcome, READY, error)
+        self._drop_lease(job)
+        if run_at is not None:
+            job.run_at = run_at
+        if blocked is not None:
+            spec = read_spec(blocked.spec)
+            self.change(job, blocked, spec, spec.update or DEFAULT_FLAGS)
+            blocked.merged_into = job.id
+            self.end(blocked, CANCELLED, MERGED)
+        self.wait_by_run_at(job)
+        if job.state != READY:
+            row = list(self._log[logged])
+            row[13] = job.state
+            self._log[logged] = tuple(row)
+
+    def _drop_lease(self, job: Job) -> None:
+        if job.state == INFLIGHT and self.queue(job.queue_id).max_inflight is not None:
+            self.counts.stir(job.queue_id)
+        job.token = job.worker = job.expires_at = job.reserved_at = None
+        job.cancel_requested = 0
+
+    def change(self, job: Job, by: Job, by_spec: Spec, flags: UpdateFlags) -> None:
+        """What one more request with the same key changes in a job."""
+        spec = read_spec(job.spec)
+        if flags.payload:
+            job.type = by.type
+            job.payload = self.payload(by)
+            job.payload_size = len(job.payload)
+            job.has_new_payload = True
+            spec.codec, spec.headers, spec.timeout_us = by_spec.codec, by_spec.headers, by_spec.timeout_us
+        if flags.run_at == "yes":
+            job.run_at = by.run_at
+        elif flags.run_at == "later":
+            job.run_at = max(job.run_at, by.run_at)
+        elif flags.run_at == "earlier":
+            job.run_at = min(job.run_at, by.run_at)
+        if flags.retry:
+            job.max_attempts, job.max_stalls = by.max_attempts, by.max_stalls
+            spec.backoff_min_us, spec.backoff_max_us = by_spec.backoff_min_us, by_spec.backoff_max_us
+        if flags.reset_counts:
+            job.attempts = job.stalls = 0
+        self.set_spec(job, spec)
+        self.touch(job)
+
+    def set_spec(self, job: Job, spec: Spec) -> None:
+        job.spec = None if spec == Spec() else to_json(spec)
+        job.has_new_spec = True
+
+    def insert(self, record: JobRecord, queue: int, state: int | None = None) -> Job:
+        """A new job, ready or scheduled by its run_at unless a state is given."""
+        if not self._next_seq:
+            (self._next_seq,) = self.connection.execute(_ENQUEUE["last_seq"]).fetchone()
+        self._next_seq += 1
+        job = new_job(record, queue, self._next_seq)
+        self._jobs[job.id] = job
+        if state is None:
+            self.wait_by_run_at(job)
+        else:
+            self.place(job, state)
+        return job
+
+    def log(self, job: Job, outcome: int, state: int, error: Failure | None = None) -> None:
+        """A row for what ends now, with the job as it is before the change."""
+        self._log.append(
+            (
+                job.id,
+                job.queue_id,
+                job.type,
+                job.key,
+                job.priority,
+                job.fence,
+                job.worker,
+                job.created_at,
+                job.run_at,
+                job.reserved_at,
+                job.expires_at,
+                self.now,
+                outcome,
+                state,
+                None if error is None else storable(error.type),
+                None if error is None else storable(error.message),
+                job.payload_size,
+            )
+        )
+
+    def _dead_record(self, job: Job) -> JobRecord:
+        spec = read_spec(job.spec)
+        return JobRecord(
+            id=job.id,
+            type=job.type,
+            queue=self.queue(job.queue_id).name,
+            payload=self.payload(job),
+            codec=spec.codec,
+            headers=spec.headers,
+            run_at_us=job.run_at,
+            created_at_us=job.created_at,
+            attempts=job.attempts,
+            stalls=job.stalls,
+            last_error=job.last_error,
+        )
+
+    # -- writing ------------------------------------------------------------------------------------------
+
+    def flush(self) -> None:
+        moved = self._moved.values()
+        # Those that end first: they give up the place of their key that another job takes in the same call.
+        for group in (
+            [job for job in moved if job.state > INFLIGHT and not job.is_new],
+            [job for job in moved if job.state <= INFLIGHT and not job.is_new],
+        ):
+            insert_rows(self.connection, _SQL["move"], [moved_row(job) for job in group])
+        for job in moved:
+            if not job.is_new and (job.has_new_spec or job.has_new_payload):
+                self._rewrite(job)
+        new = [job for job in moved if job.is_new]
+        insert_rows(self.connection, _SQL["insert"], [new_row(job) for job in new])
+        long = [(job.seq, job.payload) for job in new if job.payload_size > INLINE_PAYLOAD]
+        insert_rows(self.connection, _ENQUEUE["insert_payload"], long)
+        insert_rows(self.connection, _SQL["log"], self._log)
+        self.counts.flush()
+
+    def _rewrite(self, job: Job) -> None:
+        execute = self.connection.execute
+        settings = (job.seq, job.type, job.spec, job.max_attempts, job.max_stalls)
+        if not job.has_new_payload:
+            execute(_SQL["rewrite_spec"], settings)
+            return
+        is_long = job.payload_size > INLINE_PAYLOAD
+        execute(_SQL["rewrite"], (*settings, job.payload_size, None if is_long else job.payload))
+        execute(_SQL["drop_payload"], (job.seq,))
+        if is_long:
+            insert_rows(self.connection, _ENQUEUE["insert_payload"], [(job.seq, job.payload)])

@@ -1,0 +1,54 @@
+"""A fresh database file per test, records for it, and a look behind the driver's back."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from taskharbor.drivers.sqlite import SQLiteDriver
+from taskharbor.ids import new_id
+from taskharbor.jobs import SECOND, JobRecord
+
+NOW = 1_700_000_000 * SECOND
+
+MakeRecord = Callable[..., JobRecord]
+
+
+@pytest.fixture
+def now() -> int:
+    return NOW
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "jobs.db"
+
+
+@pytest.fixture
+def driver(path: Path) -> SQLiteDriver:
+    return SQLiteDriver.from_url(f"sqlite:///{path}")
+
+
+@pytest.fixture
+def record() -> MakeRecord:
+    def make(**fields: Any) -> JobRecord:
+        defaults = {"id": new_id(), "type": "mail", "queue": "q", "run_at_us": NOW, "created_at_us": NOW}
+        return JobRecord(**(defaults | fields))
+
+    return make
+
+
+@pytest.fixture
+def query(path: Path) -> Callable[..., list[tuple[Any, ...]]]:
+    """Run one statement on a connection of our own."""
+
+    def run(sql: str, *values: Any) -> list[tuple[Any, ...]]:
+        with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+            return connection.execute(sql, values).fetchall()
+
+    return run

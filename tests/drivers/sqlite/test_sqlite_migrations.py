@@ -1,0 +1,104 @@
+"""The schema: fresh, dry run, repeated, and beside newer versions."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from taskharbor.drivers.sqlite import SQLiteDriver
+from taskharbor.drivers.sqlite.connection import open_connection
+from taskharbor.drivers.sqlite.migrations import BREAKS, Migration, apply_pending, known_migrations
+from taskharbor.drivers.sqlite.options import Options
+from taskharbor.drivers.sqlite.rows import OUTCOMES, STATES
+from taskharbor.errors import SchemaMismatch
+
+Query = Callable[..., list[tuple[Any, ...]]]
+NAMES = [migration.name for migration in known_migrations()]
+
+
+def _apply(path: Path, *more: Migration) -> list[str]:
+    options = Options(path=path)
+    with closing(open_connection(options, writing=True)) as connection:
+        return apply_pending(connection, options, [*known_migrations(), *more])
+
+
+def test_a_dry_run_names_the_steps_and_makes_nothing(driver: SQLiteDriver, path: Path) -> None:
+    assert asyncio.run(driver.migrate(dry_run=True)) == NAMES
+    assert not path.exists()
+
+
+def test_migrating_takes_every_step_once(driver: SQLiteDriver) -> None:
+    assert asyncio.run(driver.migrate()) == NAMES
+    assert asyncio.run(driver.migrate()) == []
+    assert asyncio.run(driver.migrate(dry_run=True)) == []
+
+
+def test_opening_migrates(driver: SQLiteDriver, query: Query) -> None:
+    async def use() -> None:
+        async with driver:
+            assert await driver.migrate(dry_run=True) == []
+
+    asyncio.run(use())
+    assert query("SELECT name FROM taskharbor_migrations ORDER BY name") == [(name,) for name in NAMES]
+
+
+def test_names_are_numbered_in_order() -> None:
+    assert [int(name[:4]) for name in NAMES] == list(range(1, len(NAMES) + 1))
+
+
+def test_an_older_version_works_beside_a_newer_one(
+    driver: SQLiteDriver, path: Path, record: Any, now: int
+) -> None:
+    newer = Migration(
+        "0999_colour", "ALTER TABLE jobs ADD COLUMN colour TEXT;\nCREATE TABLE shades (name TEXT);\n"
+    )
+    assert _apply(path, newer) == [*NAMES, "0999_colour"]
+
+    async def use() -> None:
+        async with driver:
+            await driver.enqueue([record()], now=now)
+            (job,) = await driver.reserve("q", limit=1, lease_for=1000, now=now, worker="w")
+            await driver.ack(job.id, job.token or "", now=now)
+
+    asyncio.run(use())
+
+
+def test_an_older_version_refuses_what_a_newer_one_broke(driver: SQLiteDriver, path: Path) -> None:
+    _apply(path, Migration("0999_other_world", f"{BREAKS}\nCREATE TABLE other (name TEXT);\n"))
+    with pytest.raises(SchemaMismatch, match="0999_other_world"):
+        asyncio.run(driver.open())
+
+
+def test_a_step_that_fails_leaves_nothing(path: Path, query: Query) -> None:
+    broken = Migration("0999_broken", "CREATE TABLE half (name TEXT);\nCREATE TABLE half (name TEXT);\n")
+    with pytest.raises(sqlite3.OperationalError):
+        _apply(path, broken)
+    assert query("SELECT count(*) FROM sqlite_master") == [(0,)]
+
+
+def test_another_programs_tables_are_not_touched(driver: SQLiteDriver, query: Query) -> None:
+    query("CREATE TABLE jobs (name TEXT)")
+    with pytest.raises(SchemaMismatch, match="another program"):
+        asyncio.run(driver.open())
+    assert query("SELECT name FROM sqlite_master") == [("jobs",)]
+
+
+def test_numbers_in_the_file_mean_what_they_always_meant() -> None:
+    """Changing the order of an enum would silently change every stored job."""
+    assert [*STATES] == ["scheduled", "ready", "blocked", "inflight", "done", "dead", "cancelled"]
+    assert [*OUTCOMES] == [
+        "done",
+        "retried",
+        "dead",
+        "expired",
+        "released",
+        "cancelled",
+        "merged",
+        "requeued",
+    ]

@@ -1,0 +1,79 @@
+"""Every byte comes back: payloads and results short and long, and any text a name may hold."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from taskharbor.drivers.contract import Ack
+from taskharbor.drivers.sqlite import SQLiteDriver
+from taskharbor.drivers.sqlite.rows import INLINE_PAYLOAD
+from taskharbor.ids import new_ids
+from taskharbor.jobs import JobRecord
+
+NOW = 1_700_000_000_000_000
+
+_long = st.integers(INLINE_PAYLOAD - 2, INLINE_PAYLOAD + 2).map(
+    lambda size: bytes(range(256)) * 5 + b"\xff" * size
+)
+_payloads = st.lists(st.one_of(st.binary(), st.text().map(str.encode), _long), min_size=1, max_size=8)
+_names = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=40)
+
+
+def _records(payloads: list[bytes], **fields: Any) -> list[JobRecord]:
+    return [
+        JobRecord(
+            **({"id": job_id, "type": "t", "payload": one, "run_at_us": NOW, "created_at_us": NOW} | fields)
+        )
+        for job_id, one in zip(new_ids(len(payloads)), payloads, strict=True)
+    ]
+
+
+@settings(max_examples=60, deadline=None)
+@given(_payloads)
+def test_payloads_and_results_are_exact(payloads: list[bytes]) -> None:
+    async def use(folder: str) -> None:
+        async with SQLiteDriver.from_url(f"sqlite:///{folder}/jobs.db?durability=normal") as driver:
+            await driver.enqueue(_records(payloads), now=NOW)
+            jobs = await driver.reserve("default", limit=10, lease_for=1000, now=NOW, worker="w")
+            assert [job.payload for job in jobs] == payloads
+            acks = [Ack(job.id, job.token or "", job.payload) for job in jobs]
+            assert await driver.settle(acks, now=NOW) == [None] * len(jobs)
+            read = await driver.get([job.id for job in jobs], now=NOW)
+            assert [job and (job.payload, job.result) for job in read] == [(one, one) for one in payloads]
+
+    with tempfile.TemporaryDirectory() as folder:
+        asyncio.run(use(folder))
+
+
+@settings(max_examples=40, deadline=None)
+@given(_names, _names, _names, _names, _names)
+def test_names_are_exact(queue: str, type_: str, key: str, idempotency_key: str, worker: str) -> None:
+    async def use(folder: str) -> None:
+        async with SQLiteDriver.from_url(f"sqlite:///{folder}/jobs.db?durability=normal") as driver:
+            (given_job,) = _records(
+                [b"x"],
+                queue=queue,
+                type=type_,
+                key=key,
+                idempotency_key=idempotency_key,
+                headers={key: worker},
+            )
+            await driver.enqueue([given_job], now=NOW)
+            (again,) = _records([b"y"], queue=queue, idempotency_key=idempotency_key)
+            (answer,) = await driver.enqueue([again], now=NOW)
+            assert (answer.id, answer.existed) == (given_job.id, True)
+            (job,) = await driver.reserve(queue, limit=1, lease_for=9, now=NOW, worker=worker, types=[type_])
+            assert (job.queue, job.type, job.key, job.idempotency_key) == (queue, type_, key, idempotency_key)
+            assert (job.headers, job.worker) == ({key: worker}, worker)
+            assert await driver.get([job.id], now=NOW) == [job]
+            await driver.ack(job.id, job.token or "", now=NOW)
+            (row,) = await driver.job_attempts(job.id)
+            assert (row.queue, row.type, row.key, row.worker) == (queue, type_, key, worker)
+
+    with tempfile.TemporaryDirectory() as folder:
+        asyncio.run(use(folder))
