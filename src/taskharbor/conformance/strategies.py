@@ -1,0 +1,74 @@
+"""What the state machine draws from: few names, so that histories collide in ids, keys, tokens and instants."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
+
+from taskharbor.drivers.contract import JobFilter, QueueSettings
+from taskharbor.jobs import SECOND, JobState, UpdateFlags, UpdateRunAt
+
+QUEUES = ("q", "r", "failed")
+TYPES = ("mail", "sms", "push")
+
+queues: SearchStrategy[str] = st.sampled_from(("q",) * 6 + ("r", "failed"))
+pick: SearchStrategy[int] = st.sampled_from((0, 0, 0, 0, 1, 1, 1, 2, 2, 3, 4, 5, 8, 13, 21))
+"""Chooses among what exists by then, newest first: 0 is the latest."""
+delays: SearchStrategy[int] = st.sampled_from((0, 0, 0, 0, -SECOND, SECOND, 3 * SECOND))
+leases: SearchStrategy[int] = st.sampled_from((SECOND, 3 * SECOND, 10 * SECOND))
+workers: SearchStrategy[str] = st.sampled_from(("w1", "w2", "w3"))
+clients: SearchStrategy[int] = st.integers(0, 2)
+types: SearchStrategy[list[str] | None] = st.sampled_from(
+    (None, None, None, None, [], ["mail"], ["sms", "mail"], ["push", "sms", "nobody"])
+)
+limits: SearchStrategy[int] = st.sampled_from((1, 2, 3, 10))
+time_steps: SearchStrategy[int] = st.sampled_from(
+    (1, SECOND - 1, SECOND, 2 * SECOND, 3 * SECOND, 10 * SECOND)
+)
+
+flags: SearchStrategy[UpdateFlags | None] = st.none() | st.builds(
+    UpdateFlags, st.booleans(), st.sampled_from(get_args(UpdateRunAt)), st.booleans(), st.booleans()
+)
+
+wishes: SearchStrategy[dict[str, Any]] = st.fixed_dictionaries(
+    {
+        "id": st.integers(0, 79).map("j{}".format),
+        "queue": queues,
+        "type": st.sampled_from(TYPES),
+        "payload": st.sampled_from((b"", b"1", b"longer")),
+        "priority": st.sampled_from((0, 0, 0, 1, -1)),
+        "delay": delays,
+        "key": st.sampled_from((None, None, None, "k", "k", "l")),
+        "update": flags,
+        "idempotency_key": st.sampled_from((None,) * 12 + ("g", "h", "i")),
+        "max_attempts": st.sampled_from((5, 3, 2, 1)),
+        "max_stalls": st.sampled_from((0, 0, 2, 1)),
+        "timeout_us": st.sampled_from((0, SECOND)),
+        "headers": st.sampled_from(({}, {"trace": "1"})),
+        "attempts": st.sampled_from((0, 0, 0, 2)),
+    }
+)
+"""One enqueued record, with a delay instead of an instant."""
+
+verbs: SearchStrategy[str] = st.sampled_from(("ack", "ack", "retry", "fail", "release", "snooze", "discard"))
+
+settings: SearchStrategy[QueueSettings] = st.builds(
+    QueueSettings,
+    paused=st.sampled_from((False,) * 7 + (True,)),
+    max_inflight=st.sampled_from((None, None, 1, 2, 3)),
+    failure_queue=st.sampled_from((None, "failed")),
+    keep_done_us=st.sampled_from((None, SECOND, 5 * SECOND)),
+    keep_dead_us=st.sampled_from((None, SECOND, 5 * SECOND)),
+    keep_attempts_us=st.sampled_from((None, SECOND, 5 * SECOND)),
+)
+
+filters: SearchStrategy[JobFilter] = st.builds(
+    JobFilter,
+    queue=st.none() | queues,
+    states=st.none() | st.frozensets(st.sampled_from(tuple(JobState)), max_size=3),
+    types=st.none() | st.frozensets(st.sampled_from(TYPES), max_size=2),
+    key=st.sampled_from((None, None, "k")),
+    worker=st.sampled_from((None, None, "w1")),
+)

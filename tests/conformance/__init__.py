@@ -1,0 +1,1 @@
+"""The kit on our own drivers, and the test of the kit."""

@@ -1,0 +1,127 @@
+"""The kit's own edges: what it needs, what it refuses, what it prints."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from taskharbor.conformance import CASES, INVARIANTS, check
+from taskharbor.conformance.__main__ import main
+from taskharbor.conformance.calls import Call
+from taskharbor.conformance.effort import Effort
+from taskharbor.conformance.invariants import InvariantBroken
+from taskharbor.conformance.machine import DriverMachine
+from taskharbor.conformance.planted import PLANTED
+from taskharbor.drivers.memory import MemoryDriver
+from taskharbor.jobs import JobRecord
+
+QUICK = Effort(examples=3, steps=10)
+
+
+def test_every_part_of_the_contract_has_cases() -> None:
+    parts = {name.partition(".")[0] for name in CASES}
+    assert len(CASES) > 120
+    assert {"enqueue", "reserve", "leases", "settle", "keyed", "cancel", "waiting", "crash"} <= parts
+    assert all(case.rule for case in CASES.values())
+
+
+def test_the_report_names_what_failed() -> None:
+    report = check(PLANTED["priority_inverted"], only="order.*")
+    assert not report.ok
+    assert "order.higher_priority_first" in [verdict.name for verdict in report.failures]
+    assert "should be" in report.failures[0].message
+
+
+def test_invariants_are_broken_by_name() -> None:
+    for name in INVARIANTS:
+        assert str(InvariantBroken(name, "why")).startswith(f"{name}: ")
+
+
+def test_a_failing_history_prints_how_to_reproduce_it() -> None:
+    effort = Effort(examples=30, seed=5, shrink=False)
+    report = check(PLANTED["fence_not_increased"], only="machine.*", effort=effort)
+    (failure,) = report.failures
+    assert "TASKHARBOR_CONFORMANCE_SEED=5" in failure.message
+    assert "state.open_the_store(" in failure.message
+
+
+def test_effort_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TASKHARBOR_CONFORMANCE_EXAMPLES", "7")
+    monkeypatch.setenv("TASKHARBOR_CONFORMANCE_SEED", "9")
+    assert (Effort.from_environment().examples, Effort.from_environment().seed) == (7, 9)
+
+
+def test_the_command_line_says_what_passed() -> None:
+    done = CliRunner().invoke(main, ["memory://", "--only", "order.*", "--json"])
+    assert done.exit_code == 0
+    told = json.loads(done.stdout)
+    assert told["ok"]
+    assert {verdict["outcome"] for verdict in told["verdicts"]} == {"passed"}
+
+
+def test_the_command_line_prints_a_table() -> None:
+    done = CliRunner().invoke(main, ["memory://", "--only", "order.*"])
+    assert done.exit_code == 0
+    assert "order" in done.output
+    assert "0 failed" in done.output
+
+
+def test_a_lasting_store_is_refused_without_touching_it(tmp_path: Path) -> None:
+    done = CliRunner().invoke(main, [f"sqlite:///{tmp_path}/production.db"])
+    assert done.exit_code == 1
+    assert "{fresh}" in done.output
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_store_in_use_is_refused() -> None:
+    used = MemoryDriver()
+    asyncio.run(used.enqueue([JobRecord(id="j", type="t", run_at_us=1, created_at_us=1)], now=1))
+    report = check(used.clone, only="order.*", fail_fast=True)
+    assert "not empty (queues: default)" in report.failures[0].message
+    (stats,) = asyncio.run(used.stats(now=1))
+    assert sum(stats.counts.values()) == 1
+
+
+def test_a_url_with_fresh_gives_every_case_its_own_store(tmp_path: Path) -> None:
+    report = check(f"sqlite:///{tmp_path}/{{fresh}}.db", only="order.*")
+    assert report.ok
+    assert len(list(tmp_path.glob("*.db"))) == len(report.verdicts)
+
+
+def test_without_the_extra_the_error_names_the_install_line() -> None:
+    script = (
+        "import sys\n"
+        "sys.modules['hypothesis'] = None\n"
+        "from taskharbor.errors import MissingExtra\n"
+        "try:\n"
+        "    import taskharbor.conformance\n"
+        "except MissingExtra as missing:\n"
+        "    print(missing)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
+    assert "pip install 'taskharbor[conformance]'" in done.stdout
+
+
+def test_the_same_histories_in_every_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Derandomized: two runs judge the same driver by the same calls."""
+    histories: list[list[str]] = []
+    enqueueing = DriverMachine.enqueueing
+
+    def recorded(self: DriverMachine, wishes: list[dict[str, Any]]) -> Call:
+        call = enqueueing(self, wishes)
+        histories[-1].append(str(call))
+        return call
+
+    monkeypatch.setattr(DriverMachine, "enqueueing", recorded)
+    for _ in range(2):
+        histories.append([])
+        assert check(MemoryDriver, only="machine.*", effort=QUICK).ok
+    assert histories[0]
+    assert histories[0] == histories[1]

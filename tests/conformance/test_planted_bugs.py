@@ -1,0 +1,42 @@
+"""The test of the tests: every planted bug must be caught, and the driver without one must pass."""
+
+from __future__ import annotations
+
+import pytest
+
+from taskharbor.conformance import check
+from taskharbor.conformance.effort import Effort
+from taskharbor.conformance.planted import PLANTED
+from taskharbor.drivers.memory import MemoryDriver
+
+QUICK = Effort(examples=40, shrink=False)
+
+
+@pytest.mark.parametrize("name", list(PLANTED))
+def test_the_kit_catches(name: str) -> None:
+    report = check(PLANTED[name], effort=QUICK, fail_fast=True)
+    assert not report.ok, f"{name} broke the driver and nothing noticed"
+
+
+def test_the_unbroken_driver_passes() -> None:
+    report = check(MemoryDriver, effort=QUICK)
+    assert report.ok, report.failures[0].message
+
+
+MACHINE_ALONE = (
+    "stale_token_accepted",
+    "fence_not_increased",
+    "double_lease",
+    "scheduled_runs_early",
+    "two_inflight_per_key",
+    "reserve_does_not_reclaim",
+    "priority_inverted",
+    "counters_drift",
+)
+
+
+@pytest.mark.parametrize("name", MACHINE_ALONE)
+def test_the_state_machine_alone_catches(name: str) -> None:
+    """The machine must bite by itself, not only where a case already knows the rule."""
+    report = check(PLANTED[name], only="machine.*", effort=QUICK)
+    assert not report.ok
