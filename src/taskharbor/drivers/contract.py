@@ -221,7 +221,8 @@ class Driver(abc.ABC):
            known as long as the job it led to is kept;
         3. it has a key and a job of that (queue, key) waits: that one is changed by the record's flags (`update`, or
            the default flags), its id, existed. A blocked one also gathers the flags: booleans by "or", run_at
-           the newer unless that is "no";
+           the newer unless that is "no". Priority and insertion stay. The record's own idempotency_key leads to that
+           job from now on; its id is not kept, so a repeated try after the job has run makes a new one;
         4. it has a key and a job of that (queue, key) is inflight (valid lease or not): stored as blocked, with its flags;
         5. else stored. Lease fields, state and counters of the given record are ignored.
         """
@@ -278,8 +279,8 @@ class Driver(abc.ABC):
         """End up to `limit` leases with expires_at <= now: outcome `expired`, stalls + 1. How many were ended.
 
         The job is cancelled if a cancel was requested; dead if attempts + stalls >= max_attempts or (max_stalls set and
-        stalls >= max_stalls), with last_error and the failure queue served; else ready again in its old place, absorbing
-        a blocked job of its key as in settle.
+        stalls >= max_stalls), with last_error (not failed_at) set and the failure queue served; else ready again in its
+        old place, absorbing a blocked job of its key as in settle.
         """
 
     # -- operating ----------------------------------------------------------------------------------------
@@ -300,7 +301,8 @@ class Driver(abc.ABC):
 
     @abc.abstractmethod
     async def prune(self, *, now: Micros, limit: int = 1000) -> int:
-        """Apply every queue's retention to terminal jobs and the attempt log, at most `limit` rows of each. How many went."""
+        """Apply every queue's retention to terminal jobs and the attempt log, at most `limit` rows of each. How many went.
+        A row is due once its end + what the queue keeps <= now."""
 
     @abc.abstractmethod
     async def get(self, job_ids: Sequence[str], *, now: Micros) -> list[JobRecord | None]:
