@@ -1,0 +1,208 @@
+"""Many jobs from JSON lines, in chunks: memory stays flat and a bad line stops it at a place one can go on from."""
+
+from __future__ import annotations
+
+import io
+import os
+import time
+from collections import deque
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, BinaryIO, Self
+
+import click
+import msgspec
+
+from taskharbor.cli.output import console, emit
+from taskharbor.cli.problems import BadInput
+from taskharbor.cli.settings import Settings
+from taskharbor.cli.store import open_client
+from taskharbor.client import Client
+from taskharbor.drivers.contract import Enqueued
+from taskharbor.errors import CodecError, InvalidRequest
+from taskharbor.jobs import JobRequest, UpdateFlags, UpdateRunAt
+from taskharbor.requests import RecordBuilder
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+LONGEST_LINE = 4 * 1024 * 1024
+
+
+class Update(msgspec.Struct, forbid_unknown_fields=True):
+    """The update flags by name, as a person writes them."""
+
+    payload: bool = True
+    run_at: UpdateRunAt = "no"
+    retry: bool = False
+    reset_counts: bool = False
+
+
+class Line(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """A line of the file: the fields of `JobRequest`. An unknown field is a typo that would otherwise be lost."""
+
+    type: str
+    payload: Any = msgspec.field(default_factory=dict)
+    queue: str | None = None
+    run_at: datetime | None = None
+    delay: timedelta | float | None = None
+    timeout: timedelta | float | None = None
+    priority: int | None = None
+    key: str | None = None
+    update: Update | None = None
+    idempotency_key: str | None = None
+    max_attempts: int | None = None
+    max_stalls: int | None = None
+    backoff: tuple[float, float] | None = None
+    headers: dict[str, str] | None = None
+    codec: str | None = None
+
+    def request(self) -> JobRequest:
+        fields = {name: getattr(self, name) for name in self.__struct_fields__}
+        if self.update is not None:
+            fields["update"] = UpdateFlags(*msgspec.structs.astuple(self.update))
+        return JobRequest(**fields)
+
+
+_decode = msgspec.json.Decoder(Line).decode
+
+
+class BadLine(Exception):
+    def __init__(self, number: int, reason: str) -> None:
+        super().__init__(f"line {number}: {reason}")
+        self.number = number
+
+
+class Lines:
+    """Requests from a file, remembering which line each came from until its chunk is answered.
+
+    A line that cannot be read ends the iteration instead of breaking it, so that what stood before it is still sent.
+    """
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.bytes_read = 0
+        self.pending: deque[tuple[int, JobRequest]] = deque()
+        self.bad: BadLine | None = None
+
+    def __iter__(self) -> Iterator[JobRequest]:
+        number = 0
+        while raw := self._file.readline(LONGEST_LINE + 1):
+            number += 1
+            self.bytes_read += len(raw)
+            if len(raw) > LONGEST_LINE:
+                self.bad = BadLine(number, f"longer than {LONGEST_LINE} bytes")
+                return
+            if not raw.strip():
+                continue
+            try:
+                request = _decode(raw).request()
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                self.bad = BadLine(number, str(error))
+                return
+            self.pending.append((number, request))
+            yield request
+
+
+def enqueue_lines(settings: Settings, source: BinaryIO, *, chunk: int, ids: bool) -> None:
+    lines = Lines(source)
+    started = time.monotonic()
+    accepted = existed = 0
+    bad: BadLine | None = None
+    with open_client(settings, creating=True) as client, Meter(source, settings) as meter:
+        try:
+            for batch in client.enqueue_stream(lines, chunk=chunk):
+                lines.pending.clear()
+                accepted += len(batch)
+                existed += sum(one.existed for one in batch)
+                _print_ids(batch, settings, ids)
+                meter.show(accepted, lines.bytes_read)
+            bad = lines.bad
+        except (InvalidRequest, CodecError):
+            # The chunk was refused as a whole: accept what stands before the line that is to blame.
+            good, bad = _blame(lines, settings, client)
+            batch = client.enqueue_batch(good) if good else []
+            accepted += len(batch)
+            existed += sum(one.existed for one in batch)
+            _print_ids(batch, settings, ids)
+    if bad is not None:
+        raise BadInput(
+            f"{bad}; {accepted} jobs before it were accepted",
+            hint=f"mend it, then go on from there: tail -n +{bad.number} FILE | taskharbor enqueue --from -",
+            line=bad.number,
+            accepted=accepted,
+        )
+    seconds = time.monotonic() - started
+    if settings.json:
+        summary = {
+            "accepted": accepted,
+            "new": accepted - existed,
+            "existed": existed,
+            "seconds": round(seconds, 3),
+        }
+        emit(summary)
+        return
+    rate = f", {accepted / seconds:,.0f}/s" if accepted >= 1000 and seconds > 0 else ""
+    there = f", {existed} of them there already" if existed else ""
+    click.echo(f"{accepted} jobs accepted{there} in {seconds:.1f} s{rate}", err=True)
+
+
+def _blame(lines: Lines, settings: Settings, client: Client) -> tuple[list[JobRequest], BadLine]:
+    builder, now = RecordBuilder(), client.now()
+    good: list[JobRequest] = []
+    for number, request in lines.pending:
+        try:
+            builder.build([request], now)
+        except (InvalidRequest, CodecError) as error:
+            return good, BadLine(number, str(error))
+        good.append(request)
+    raise AssertionError("a chunk was refused, and none of its lines is to blame")
+
+
+def _print_ids(batch: list[Enqueued], settings: Settings, ids: bool) -> None:
+    if not ids:
+        return
+    for one in batch:
+        if settings.json:
+            emit({"id": one.id, "existed": one.existed})
+        else:
+            click.echo(one.id)
+
+
+class Meter:
+    """A progress bar on stderr, where somebody looks: by bytes of a file, by count of a pipe."""
+
+    def __init__(self, source: BinaryIO, settings: Settings) -> None:
+        self._total = _size(source)
+        self._progress: Progress | None = None
+        screen = console(stderr=True)
+        if screen.is_terminal and not settings.json:
+            from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+            columns = [SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()]
+            self._progress = Progress(*columns, console=screen, transient=True)
+            self._task = self._progress.add_task("0 jobs", total=self._total)
+
+    def show(self, accepted: int, bytes_read: int) -> None:
+        if self._progress is not None:
+            done = bytes_read if self._total else None
+            self._progress.update(self._task, description=f"{accepted:,} jobs", completed=done)
+
+    def __enter__(self) -> Self:
+        if self._progress is not None:
+            self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+
+
+def _size(source: BinaryIO) -> int | None:
+    try:
+        return os.fstat(source.fileno()).st_size or None
+    except (OSError, io.UnsupportedOperation, AttributeError):
+        return None

@@ -1,0 +1,190 @@
+"""`taskharbor doctor`: is everything there, does the backend answer, and what to do where not.
+
+It knows drivers by their contract alone, so it works the same on a driver somebody else wrote.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import platform
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+import click
+import msgspec
+
+import taskharbor
+from taskharbor.cli.output import emit, plain
+from taskharbor.cli.problems import FAILED
+from taskharbor.cli.settings import Settings, shared_options
+from taskharbor.cli.store import shown_url, store_file
+from taskharbor.cli.values import duration_text
+from taskharbor.drivers.contract import Driver
+from taskharbor.drivers.registry import connect, installed_drivers
+from taskharbor.errors import TaskHarborError
+from taskharbor.jobs import SECOND, JobState, Micros
+
+Verdict: TypeAlias = Literal["ok", "warn", "fail"]
+
+SLOW_ROUND_TRIP: Micros = 50_000
+LARGE_OFFSET: Micros = 2 * SECOND
+PATIENCE = 10.0
+_COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
+
+
+class Check(msgspec.Struct, frozen=True):
+    name: str
+    verdict: Verdict
+    found: str
+    advice: str = ""
+
+
+@click.command()
+@shared_options
+@click.pass_context
+def doctor(context: click.Context) -> None:
+    """Check the installation, the store and the clock."""
+    settings = context.ensure_object(Settings)
+    checks = asyncio.run(_examine(settings))
+    failed = any(check.verdict == "fail" for check in checks)
+    if settings.json:
+        emit({"ok": not failed, "url": shown_url(settings.url), "checks": checks})
+    else:
+        for check in checks:
+            click.secho(f"{check.verdict:<5}", fg=_COLOURS[check.verdict], nl=False)
+            click.echo(f"{check.name:<11} {plain(check.found)}")
+            if check.advice:
+                click.echo(f"{'':<16} -> {check.advice}")
+    if failed:
+        context.exit(FAILED)
+
+
+async def _examine(settings: Settings) -> list[Check]:
+    checks = [_python(), _packages()]
+    try:
+        driver = connect(settings.url)
+    except TaskHarborError as error:
+        return [*checks, Check("driver", "fail", str(error), "mend --url or TASKHARBOR_URL")]
+    scheme = settings.url.partition("://")[0]
+    origin = installed_drivers()[scheme].value.partition(":")[0]
+    checks.append(Check("driver", "ok", f"{shown_url(settings.url)} by {origin}"))
+    checks.append(_reach(driver))
+    file = store_file(settings.url)
+    if file is not None:
+        checks.append(_file(file))
+        if checks[-1].verdict == "fail" or not file.exists():
+            return checks
+    try:
+        async with asyncio.timeout(PATIENCE):
+            checks.append(await _schema(driver))
+            if checks[-1].verdict == "fail":
+                return checks
+            checks += [check async for check in _backend(driver)]
+    except TimeoutError:
+        checks.append(
+            Check(
+                "backend", "fail", f"no answer within {PATIENCE:g} s", "is it running, and is the URL right?"
+            )
+        )
+    except (TaskHarborError, OSError) as error:
+        checks.append(Check("backend", "fail", str(error), "is it running, and is the URL right?"))
+    finally:
+        await driver.close()
+    return checks
+
+
+def _python() -> Check:
+    found = f"{platform.python_version()} at {sys.executable}"
+    if sys.version_info < (3, 11):  # noqa: UP036 -- an embedded or patched interpreter may still get here
+        return Check("python", "fail", found, "TaskHarbor needs 3.11 or newer")
+    return Check("python", "ok", found)
+
+
+def _packages() -> Check:
+    found = [f"taskharbor {taskharbor.__version__}"]
+    missing = []
+    for name in ("msgspec", "click", "rich"):
+        try:
+            found.append(f"{name} {version(name)}")
+        except PackageNotFoundError:
+            missing.append(name)
+    if missing:
+        return Check("packages", "fail", ", ".join(found), f"pip install {' '.join(missing)}")
+    return Check("packages", "ok", ", ".join(found))
+
+
+def _reach(driver: Driver) -> Check:
+    able = driver.capabilities
+    if able.durable and able.multi_process:
+        return Check("promises", "ok", "jobs survive every process; many processes can share the store")
+    lacks = [
+        *([] if able.durable else ["jobs die with the process"]),
+        *([] if able.multi_process else ["only this process sees them"]),
+    ]
+    return Check("promises", "warn", "; ".join(lacks), "fine for tests; use sqlite:///jobs.db to keep jobs")
+
+
+def _file(file: Path) -> Check:
+    folder = file.absolute().parent
+    if not folder.is_dir():
+        return Check("folder", "fail", f"{folder} does not exist", f"mkdir -p {folder}")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        return Check(
+            "folder",
+            "fail",
+            f"{folder} is not writable for this user",
+            "SQLite writes files beside the database",
+        )
+    if not file.exists():
+        return Check(
+            "file", "warn", f"{file.absolute()} is not there yet", "the first enqueue or worker makes it"
+        )
+    if not os.access(file, os.R_OK | os.W_OK):
+        return Check(
+            "file", "fail", f"{file.absolute()} is not readable and writable for this user", "check its owner"
+        )
+    return Check("file", "ok", f"{file.absolute()}, {file.stat().st_size / 1_048_576:.1f} MiB, writable")
+
+
+async def _schema(driver: Driver) -> Check:
+    missing = await driver.migrate(dry_run=True)
+    if missing:
+        return Check(
+            "schema", "warn", f"{len(missing)} steps to take: {', '.join(missing)}", "taskharbor migrate"
+        )
+    return Check("schema", "ok", "up to date")
+
+
+async def _backend(driver: Driver) -> AsyncIterator[Check]:
+    await driver.open()
+    round_trips = [await _timed(driver.settings("default")) for _ in range(5)]
+    best = min(round_trips)
+    slow = best > SLOW_ROUND_TRIP
+    advice = "every batch waits that long: run workers near the backend" if slow else ""
+    yield Check("round trip", "warn" if slow else "ok", f"a read takes {duration_text(best)}", advice)
+    wall = time.time_ns() // 1000
+    backend_time = await driver.time()
+    offset = backend_time - (wall + time.time_ns() // 1000) // 2
+    if abs(offset) > LARGE_OFFSET:
+        advice = "leases follow the backend's clock, so nothing breaks; check NTP on this host all the same"
+        yield Check("clock", "warn", f"this host is {duration_text(abs(offset))} off the backend", advice)
+    else:
+        yield Check("clock", "ok", f"{duration_text(abs(offset))} off the backend's")
+    stats = await driver.stats(now=await driver.time())
+    counts = {state: sum(one.counts.get(state, 0) for one in stats) for state in JobState}
+    told = ", ".join(f"{count} {state}" for state, count in counts.items() if count) or "no jobs"
+    yield Check("queues", "ok", f"{len(stats)} queues, {told}")
+    paused = [one.queue for one in stats if one.settings.paused]
+    if paused:
+        yield Check("paused", "warn", ", ".join(paused), f"taskharbor queues resume {' '.join(paused)}")
+
+
+async def _timed(call: Awaitable[object]) -> Micros:
+    before = time.perf_counter_ns()
+    await call
+    return (time.perf_counter_ns() - before) // 1000

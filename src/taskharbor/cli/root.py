@@ -1,0 +1,102 @@
+"""The command `taskharbor`: its subcommands in the order people need them, and one place where errors end."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+import taskharbor
+from taskharbor.cli.cancel import cancel
+from taskharbor.cli.completion import completion
+from taskharbor.cli.demo import demo
+from taskharbor.cli.dlq import dlq
+from taskharbor.cli.doctor import doctor
+from taskharbor.cli.enqueue import enqueue
+from taskharbor.cli.groups import Group
+from taskharbor.cli.inspect import inspect
+from taskharbor.cli.list import list_jobs
+from taskharbor.cli.migrate import migrate
+from taskharbor.cli.problems import report
+from taskharbor.cli.queues import queues
+from taskharbor.cli.settings import Settings, shared_options
+from taskharbor.cli.stats import stats
+from taskharbor.cli.worker import worker
+
+SECTIONS: tuple[tuple[str, tuple[click.Command, ...]], ...] = (
+    ("Start here", (demo, worker, enqueue)),
+    ("Look", (stats, list_jobs, inspect)),
+    ("Operate", (queues, cancel, dlq)),
+    ("Set up", (doctor, migrate, completion)),
+)
+
+
+class Root(Group):
+    """Says errors in its own words, and orders its help."""
+
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        windows_expand_args: bool = True,
+        **extra: Any,
+    ) -> Any:
+        argv = list(sys.argv[1:] if args is None else args)
+        # Looked at before parsing, so that an error in parsing is in JSON as well.
+        settings = Settings(argv=argv, json="--json" in argv, debug="--debug" in argv)
+        try:
+            answer = super().main(
+                args=None if args is None else argv,
+                prog_name="taskharbor",
+                complete_var=complete_var,
+                standalone_mode=False,
+                windows_expand_args=windows_expand_args,
+                obj=settings,
+                **extra,
+            )
+            code = answer if isinstance(answer, int) else 0
+        except (Exception, KeyboardInterrupt) as error:
+            code = report(error, settings)
+        if standalone_mode:
+            sys.exit(code)
+        return code
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        for title, commands in SECTIONS:
+            with formatter.section(title):
+                formatter.write_dl(
+                    [(command.name or "", command.get_short_help_str(70)) for command in commands]
+                )
+
+
+@click.group(
+    cls=Root,
+    invoke_without_command=True,
+    context_settings={
+        "auto_envvar_prefix": "TASKHARBOR",
+        "help_option_names": ["-h", "--help"],
+        "max_content_width": 100,
+    },
+    epilog="Every option is also an environment variable: TASKHARBOR_URL, TASKHARBOR_JSON, "
+    "TASKHARBOR_WORKER_CONCURRENCY, TASKHARBOR_LIST_LIMIT, and so on.",
+)
+@shared_options
+@click.version_option(taskharbor.__version__, "-V", "--version", message="taskharbor %(version)s")
+@click.pass_context
+def root(context: click.Context) -> None:
+    """TaskHarbor: a leased job queue. `taskharbor demo` shows what it can take."""
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help())
+
+
+for _, _commands in SECTIONS:
+    for _command in _commands:
+        root.add_command(_command)
+
+if os.environ.get("NO_COLOR"):
+    root.context_settings["color"] = False

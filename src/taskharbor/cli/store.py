@@ -1,0 +1,60 @@
+"""The store that a command works on: a client on the chosen URL, or a clear word about why there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import unquote, urlsplit, urlunsplit
+
+from taskharbor.cli.problems import Problem
+from taskharbor.cli.settings import Settings
+from taskharbor.client import Client
+
+
+@contextmanager
+def open_client(settings: Settings, *, creating: bool = False) -> Iterator[Client]:
+    """A client for the time of a command. Only commands that add something may make a new database file."""
+    if not creating:
+        require_store(settings)
+    client = Client(settings.url)
+    try:
+        yield client
+    finally:
+        client.close()
+
+
+def require_store(settings: Settings) -> None:
+    """Looking must not create: an empty new database would answer a wrong --url with "no jobs"."""
+    file = store_file(settings.url)
+    if file is None or file.exists():
+        return
+    if settings.url_is_default:
+        raise Problem(
+            f"there is no {file} in {Path.cwd()}",
+            hint="go to your app's folder, or name the store with --url or TASKHARBOR_URL; "
+            "the first `taskharbor enqueue` makes one",
+            kind="NoStore",
+        )
+    raise Problem(
+        f"there is no database {file} (from {shown_url(settings.url)})",
+        hint="sqlite:///name.db is relative to the current folder, sqlite:////path/name.db is absolute",
+        kind="NoStore",
+    )
+
+
+def store_file(url: str) -> Path | None:
+    """The file that an SQLite URL names; None for every other store."""
+    scheme, _, rest = url.partition("://")
+    if scheme != "sqlite" or not rest.startswith("/"):
+        return None
+    return Path(unquote(rest[1:].partition("?")[0]))
+
+
+def shown_url(url: str) -> str:
+    """The URL without its password."""
+    parts = urlsplit(url)
+    if parts.password is None:
+        return url
+    user_and_host = f"{parts.username or ''}:***@{parts.netloc.rpartition('@')[2]}"
+    return urlunsplit(parts._replace(netloc=user_and_host))

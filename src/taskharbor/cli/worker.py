@@ -1,0 +1,231 @@
+"""`taskharbor worker`: run an app's jobs, in this process or in several."""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import ExitStack
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import click
+
+import taskharbor
+from taskharbor.cli.apps import load_app, put_current_folder_first
+from taskharbor.cli.problems import BadInput, Problem
+from taskharbor.cli.reload import Watcher, app_folder
+from taskharbor.cli.settings import Settings, shared_options
+from taskharbor.cli.supervised import report_to_parent, stop_with_parent
+from taskharbor.cli.values import DURATION
+from taskharbor.harbor import Harbor
+
+if TYPE_CHECKING:
+    from taskharbor.worker.health import Look
+    from taskharbor.worker.worker import Worker
+
+OFF = "off"
+
+
+@click.command(
+    epilog="With --processes, a parent restarts what crashes and --health answers for all of them: ready when every "
+    "process is. --max-jobs and --max-seconds count for each process. SIGTERM or Ctrl-C: running jobs are "
+    "finished; a second one: at once."
+)
+@click.argument("app", metavar="MODULE[:APP]")
+@click.option(
+    "--queue",
+    "-q",
+    "queues",
+    multiple=True,
+    metavar="QUEUE",
+    help="Serve this queue; repeat.  [default: the app's]",
+)
+@click.option(
+    "--type", "-t", "types", multiple=True, metavar="TYPE", help="Run only this type; repeat.  [default: all]"
+)
+@click.option(
+    "--concurrency",
+    "-c",
+    default=20,
+    show_default=True,
+    type=click.IntRange(min=1),
+    help="Jobs at once, per process.",
+)
+@click.option(
+    "--lease",
+    default="15s",
+    show_default=True,
+    type=DURATION,
+    metavar="DURATION",
+    help="How long a dead worker's jobs wait.",
+)
+@click.option(
+    "--heartbeat",
+    type=DURATION,
+    metavar="DURATION",
+    help="Between renewals.  [default: a third of the lease]",
+)
+@click.option(
+    "--poll-interval",
+    default="1s",
+    show_default=True,
+    type=DURATION,
+    metavar="DURATION",
+    help="Between looks at an idle queue.",
+)
+@click.option(
+    "--prefetch",
+    default=1000,
+    show_default=True,
+    type=click.IntRange(min=0),
+    help="Most jobs to lease ahead.",
+)
+@click.option(
+    "--grace",
+    default="30s",
+    show_default=True,
+    type=DURATION,
+    metavar="DURATION",
+    help="How long a stop waits for jobs.",
+)
+@click.option("--until-empty", is_flag=True, help="Stop when nothing is left to do.")
+@click.option("--max-jobs", type=click.IntRange(min=1), help="Stop after so many jobs.")
+@click.option("--max-seconds", type=DURATION, metavar="DURATION", help="Stop after so long.")
+@click.option("--name", metavar="NAME", help="The worker's name.  [default: host, pid, noise]")
+@click.option(
+    "--processes", default=1, show_default=True, type=click.IntRange(1, 256), help="Worker processes."
+)
+@click.option("--reload/--no-reload", help="Restart when a .py file of the app changes (development).")
+@click.option("--health", metavar="[HOST:]PORT", help="Serve /health and /ready.  [host: 127.0.0.1]")
+@click.option("--health-public", is_flag=True, help="Let --health listen beyond this host.")
+@click.option(
+    "--log-level", default="info", show_default=True, type=click.Choice(["debug", "info", "warning", "error"])
+)
+@click.option("--log-format", default="text", show_default=True, type=click.Choice(["text", "json"]))
+@click.option("--supervised", type=int, hidden=True, help="Status pipe of the parent; stdin closes with it.")
+@shared_options
+@click.pass_context
+def worker(context: click.Context, /, app: str, **options: Any) -> None:
+    """Run jobs of the app that MODULE:APP names (`jobs:harbor`)."""
+    from taskharbor.worker.logs import set_up_logs
+
+    settings = context.ensure_object(Settings)
+    set_up_logs(options["log_level"], options["log_format"])
+    put_current_folder_first()
+    if options["processes"] > 1 or options["reload"]:
+        context.exit(_supervise(settings, app, options))
+    harbor = _app(settings, app)
+    one = harbor.worker(**_worker_options(options))
+    supervised = options["supervised"]
+    with ExitStack() as stack:
+        if supervised is not None:
+            stop_with_parent(one.stop, _seconds(options["grace"]) or 0.0)
+            if supervised >= 0:
+                report_to_parent(one.snapshot, supervised)
+        else:
+            _banner(settings, harbor, f"worker {one.name}", options, one.config.queues)
+            _serve_health(stack, options, lambda: _look(one))
+        one.run()
+
+
+def _app(settings: Settings, reference: str) -> Harbor:
+    harbor = load_app(reference)
+    if settings.url_is_explicit:
+        harbor.use(settings.url)
+    return harbor
+
+
+def _worker_options(options: dict[str, Any]) -> dict[str, Any]:
+    chosen: dict[str, Any] = {
+        name: options[name] for name in ("concurrency", "prefetch", "until_empty", "max_jobs", "name")
+    }
+    for name in ("lease", "heartbeat", "poll_interval", "grace", "max_seconds"):
+        chosen[name] = _seconds(options[name])
+    if options["queues"]:
+        chosen["queues"] = options["queues"]
+    if options["types"]:
+        chosen["types"] = options["types"]
+    return chosen
+
+
+def _seconds(duration: timedelta | None) -> float | None:
+    return None if duration is None else duration.total_seconds()
+
+
+def _look(one: Worker) -> tuple[bool, dict[str, Any]]:
+    snapshot = one.snapshot()
+    return bool(snapshot["serving"] and snapshot["backend_answers"]), snapshot
+
+
+def _serve_health(stack: ExitStack, options: dict[str, Any], look: Look) -> None:
+    if not options["health"] or options["health"] == OFF:
+        return
+    from taskharbor.worker.health import HealthServer, parse_address
+
+    host, port = parse_address(options["health"], public=options["health_public"])
+    try:
+        server = HealthServer(host, port, look)
+    except OSError as error:
+        raise Problem(
+            f"cannot serve health at {host}:{port}: {error.strerror or error}", hint="choose another port"
+        ) from error
+    server.start()
+    stack.callback(server.stop)
+    click.echo(f"health at http://{server.address}/health and /ready", err=True)
+
+
+def _supervise(settings: Settings, app: str, options: dict[str, Any]) -> int:
+    from taskharbor.worker.supervise import Supervisor
+
+    count, reload = options["processes"], options["reload"]
+    label = f"{count} worker processes" if count > 1 else "worker, reloading"
+    if reload:
+        # Not imported here: the parent must outlive an app that does not import at the moment.
+        _banner(settings, None, label, options, options["queues"])
+    else:
+        harbor = _app(settings, app)
+        if not harbor.driver().capabilities.multi_process:
+            raise BadInput(
+                "this store lives in one process; several would not see each other's jobs",
+                hint="leave out --processes, or use a store like sqlite:///jobs.db",
+            )
+        harbor.worker(**_worker_options(options))  # So that a bad option is said once, not once per child.
+        _banner(settings, harbor, label, options, options["queues"] or harbor.queues)
+    supervisor = Supervisor(
+        lambda number, fd: child_command(settings.argv, number, fd, options),
+        processes=count,
+        grace=_seconds(options["grace"]) or 0.0,
+        finite=bool(options["until_empty"] or options["max_jobs"] or options["max_seconds"]),
+        reload=reload,
+    )
+    with ExitStack() as stack:
+        if reload:
+            watcher = Watcher(app_folder(app.partition(":")[0]), supervisor.changed)
+            watcher.start()
+            stack.callback(watcher.stop)
+        _serve_health(stack, options, supervisor.look)
+        return supervisor.run()
+
+
+def child_command(argv: list[str], number: int, status_fd: int, options: dict[str, Any]) -> list[str]:
+    """The same command line with what is the parent's own taken back: of an option given twice, the last counts."""
+    own = ["--processes", "1", "--no-reload", "--health", OFF, "--supervised", str(status_fd)]
+    if options["name"]:
+        own += ["--name", f"{options['name']}-{number}" if options["processes"] > 1 else options["name"]]
+    end = argv.index("--") if "--" in argv else len(argv)
+    return [sys.executable, "-m", "taskharbor", *argv[:end], *own, *argv[end:]]
+
+
+def _banner(
+    settings: Settings, harbor: Harbor | None, label: str, options: dict[str, Any], queues: Any
+) -> None:
+    if not sys.stderr.isatty() or options["log_format"] == "json":
+        return
+    parts = [f"TaskHarbor {taskharbor.__version__}", label]
+    if queues:
+        parts.append(f"queues {', '.join(queues)}")
+    if harbor is not None:
+        parts.append(f"{len(harbor.handlers)} job types")
+    parts.append(f"concurrency {options['concurrency']}")
+    click.secho(" · ".join(parts), fg="cyan", err=True)
+    click.secho(f"pid {os.getpid()}; Ctrl-C stops gracefully", dim=True, err=True)

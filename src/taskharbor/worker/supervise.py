@@ -1,0 +1,293 @@
+"""Several worker processes under one parent: started, restarted when they crash, stopped together.
+
+The parent runs no job. It waits on one queue of events (a child ended, a signal came, a file changed), so everything
+happens in one thread and in one order. A child holds the reading end of a pipe whose writing end only the parent
+has: when the parent is gone, however it went, the child reads the end of the file and stops.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeAlias
+
+import msgspec
+
+log = logging.getLogger("taskharbor.supervisor")
+
+BAD_INPUT = 2
+"""The exit code of a child that no restart can help: a wrong option, an app that does not import."""
+
+FRESH_SECONDS = 5.0
+"""How old a child's last report may be for the child to count as ready."""
+
+
+class Ended(msgspec.Struct, frozen=True):
+    slot: int
+    pid: int
+    code: int
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """A signal, or `stop()`: the first is graceful, the second hurries, the third kills."""
+
+
+class Changed(msgspec.Struct, frozen=True):
+    what: str
+
+
+Event: TypeAlias = Ended | Asked | Changed
+
+
+class Slot:
+    """A place for one child, and what happened to the children in it."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.process: subprocess.Popen[bytes] | None = None
+        self.started = 0.0
+        self.crashes = 0
+        self.due: float | None = None
+        """When to start again, where a restart is waiting."""
+        self.reloading = False
+        self.report: tuple[float, dict[str, Any]] | None = None
+
+    @property
+    def alive(self) -> bool:
+        return self.process is not None
+
+
+class Supervisor:
+    """Keeps `processes` children running until told to stop, or until all have finished by themselves.
+
+    `command(number, status_fd)` is the command line of child 1, 2, ...; the child writes its reports to `status_fd`.
+    `finite`: a child that ends with 0 has done its part (a drain). `reload`: a child that ends otherwise waits for the
+    next change of a file instead of a restart.
+    """
+
+    def __init__(
+        self,
+        command: Callable[[int, int], Sequence[str]],
+        *,
+        processes: int,
+        grace: float = 30.0,
+        finite: bool = False,
+        reload: bool = False,
+        first_pause: float = 0.5,
+        longest_pause: float = 30.0,
+        steady_after: float = 60.0,
+    ) -> None:
+        self._command = command
+        self._grace = grace
+        self._finite = finite
+        self._reload = reload
+        self._first_pause = first_pause
+        self._longest_pause = longest_pause
+        self._steady_after = steady_after
+        self._slots = [Slot(number) for number in range(1, processes + 1)]
+        # SimpleQueue.put is re-entrant: the one kind of hand-over that is safe in a signal handler.
+        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._asked = 0
+        self._kill_at: float | None = None
+        self._code = 0
+
+    # -- from other threads and from signal handlers ---------------------------------------------------------
+
+    def stop(self) -> None:
+        self._events.put(Asked())
+
+    def changed(self, what: str) -> None:
+        self._events.put(Changed(what))
+
+    def pids(self) -> list[int]:
+        return [slot.process.pid for slot in self._slots if slot.process is not None]
+
+    def look(self) -> tuple[bool, dict[str, Any]]:
+        """For the health server: ready when every child reported lately that it is."""
+        now = time.monotonic()
+        reports = [slot.report for slot in self._slots]
+        fresh = [report for at, report in filter(None, reports) if now - at <= FRESH_SECONDS]
+        serving = [one for one in fresh if one.get("serving") and one.get("backend_answers")]
+        wanted = len(self._slots)
+        details = {"processes": wanted, "alive": len(self.pids()), "ready": len(serving), "workers": fresh}
+        return self._asked == 0 and len(serving) == wanted, details
+
+    # -- life -------------------------------------------------------------------------------------------------
+
+    def run(self) -> int:
+        """The exit code: 0 after a graceful stop or a drain, 2 where the children refuse to start, else 1."""
+        with self._signals():
+            try:
+                for slot in self._slots:
+                    self._start(slot)
+                while self._goes_on():
+                    self._handle(self._next_event())
+            finally:
+                self._kill()
+        return self._code
+
+    def _goes_on(self) -> bool:
+        if any(slot.alive for slot in self._slots):
+            return True
+        if self._asked:
+            return False
+        return self._reload or any(slot.due is not None for slot in self._slots)
+
+    def _next_event(self) -> Event | None:
+        now = time.monotonic()
+        deadlines = [slot.due for slot in self._slots if slot.due is not None]
+        if self._kill_at is not None:
+            deadlines.append(self._kill_at)
+        try:
+            return self._events.get(timeout=max(0.0, min(deadlines) - now) if deadlines else None)
+        except queue.Empty:
+            return None
+
+    def _handle(self, event: Event | None) -> None:
+        match event:
+            case Ended():
+                self._ended(event)
+            case Asked():
+                self._stop()
+            case Changed(what):
+                self._restart_all(what)
+        now = time.monotonic()
+        if self._kill_at is not None and now >= self._kill_at:
+            self._kill()
+        for slot in self._slots:
+            if slot.due is not None and now >= slot.due and not self._asked:
+                self._start(slot)
+
+    # -- children ---------------------------------------------------------------------------------------------
+
+    def _start(self, slot: Slot) -> None:
+        reading, writing = os.pipe()
+        try:
+            process = subprocess.Popen(
+                self._command(slot.number, writing),
+                stdin=subprocess.PIPE,
+                pass_fds=(writing,),
+                # A group of its own: Ctrl-C in the terminal reaches the parent alone, which passes it on once.
+                start_new_session=True,
+            )
+        except BaseException:
+            os.close(reading)
+            raise
+        finally:
+            os.close(writing)
+        slot.process, slot.started, slot.due, slot.reloading = process, time.monotonic(), None, False
+        threading.Thread(target=self._await_end, args=(slot, process), daemon=True).start()
+        threading.Thread(target=_read_reports, args=(slot, reading), daemon=True).start()
+        log.info("worker process %d started, pid %d", slot.number, process.pid)
+
+    def _await_end(self, slot: Slot, process: subprocess.Popen[bytes]) -> None:
+        code = process.wait()
+        self._events.put(Ended(slot.number, process.pid, code))
+
+    def _ended(self, event: Ended) -> None:
+        slot = self._slots[event.slot - 1]
+        if slot.process is not None and slot.process.stdin is not None:
+            slot.process.stdin.close()
+        slot.process = slot.report = None
+        if self._asked:
+            # SIGTERM itself: a child that had not yet begun, so there was nothing to finish.
+            if event.code not in (0, -signal.SIGTERM):
+                self._code = self._code or 1
+        elif slot.reloading:
+            self._start(slot)
+        elif self._finite and event.code == 0:
+            log.info("worker process %d has finished", slot.number)
+        elif self._reload and event.code != 0:
+            log.warning(
+                "worker process %d ended with %s; a change of a file starts it again",
+                slot.number,
+                _how(event.code),
+            )
+        elif event.code == BAD_INPUT:
+            log.error("worker process %d refused to start; giving up", slot.number)
+            self._code = BAD_INPUT
+            self._stop()
+        else:
+            self._restart_later(slot, event.code)
+
+    def _restart_later(self, slot: Slot, code: int) -> None:
+        now = time.monotonic()
+        if now - slot.started >= self._steady_after:
+            slot.crashes = 0
+        pause = min(self._longest_pause, self._first_pause * 2**slot.crashes)
+        slot.crashes += 1
+        slot.due = now + pause
+        log.warning(
+            "worker process %d ended with %s; it starts again in %.1f s", slot.number, _how(code), pause
+        )
+
+    def _restart_all(self, what: str) -> None:
+        if self._asked:
+            return
+        log.info("%s changed: restarting", what)
+        for slot in self._slots:
+            slot.crashes = 0
+            if slot.process is None:
+                self._start(slot)
+            elif not slot.reloading:
+                slot.reloading = True
+                slot.process.send_signal(signal.SIGTERM)
+
+    # -- stopping ---------------------------------------------------------------------------------------------
+
+    def _stop(self) -> None:
+        self._asked += 1
+        if self._asked == 1:
+            log.info("stopping: running jobs get %g s (a second signal stops at once)", self._grace)
+        for slot in self._slots:
+            slot.due = None
+            if slot.process is not None:
+                slot.process.send_signal(signal.SIGTERM)
+        # A child keeps to the grace period by itself; this is for one that cannot.
+        self._kill_at = time.monotonic() + (self._grace if self._asked == 1 else 0.0) + 10.0
+        if self._asked > 2:
+            self._kill()
+
+    def _kill(self) -> None:
+        self._kill_at = None
+        for slot in self._slots:
+            if slot.process is not None:
+                slot.process.kill()
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        numbers = (signal.SIGINT, signal.SIGTERM)
+        previous = {number: signal.signal(number, lambda *_: self.stop()) for number in numbers}
+        try:
+            yield
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+
+
+def _read_reports(slot: Slot, reading: int) -> None:
+    with open(reading, "rb") as lines:
+        for line in lines:
+            try:
+                slot.report = (time.monotonic(), msgspec.json.decode(line, type=dict[str, Any]))
+            except msgspec.DecodeError:
+                continue  # A child that was killed in the middle of a line.
+
+
+def _how(code: int) -> str:
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return signal.Signals(-code).name
+    except ValueError:
+        return f"signal {-code}"

@@ -1,0 +1,69 @@
+"""A folder to stand in, a fresh store and the command, as a user would have them."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli_harness import Run
+from click.testing import CliRunner, Result
+
+from taskharbor.cli.root import root
+from taskharbor.client import Client
+from taskharbor.drivers.memory import MemoryDriver
+
+SEPARATE: dict[str, Any] = (
+    {"mix_stderr": False} if "mix_stderr" in inspect.signature(CliRunner).parameters else {}
+)
+"""click before 8.2 mixes stderr into stdout unless told otherwise."""
+
+
+@pytest.fixture(autouse=True)
+def _place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    for name in ("TASKHARBOR_URL", "TASKHARBOR_JSON", "COLUMNS"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(autouse=True)
+def _logs() -> Iterator[None]:
+    """A worker command sets up the logger; other tests want it as it was."""
+    logger = logging.getLogger("taskharbor")
+    before = (logger.level, logger.propagate, list(logger.handlers))
+    yield
+    logger.level, logger.propagate, logger.handlers = before
+
+
+@pytest.fixture
+def run() -> Run:
+    """Run a command line in this process; `code` is what it must exit with."""
+
+    def run(*args: str, code: int = 0, **options: Any) -> Result:
+        result = CliRunner(**SEPARATE).invoke(root, list(args), **options)
+        if result.exception is not None and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        assert result.exit_code == code, f"exit code {result.exit_code}\n{result.stdout}\n{result.stderr}"
+        return result
+
+    return run
+
+
+@pytest.fixture
+def url(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A store in this process, which the commands find by TASKHARBOR_URL."""
+    url = "memory://cli-test"
+    monkeypatch.setenv("TASKHARBOR_URL", url)
+    yield url
+    MemoryDriver.drop("cli-test")
+
+
+@pytest.fixture
+def client(url: str) -> Iterator[Client]:
+    with Client(url) as client:
+        yield client

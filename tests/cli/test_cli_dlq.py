@@ -1,0 +1,67 @@
+"""The dead letters: round again, or gone."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from cli_harness import Run, kill, lines
+
+from taskharbor.client import Client
+from taskharbor.jobs import JobRequest, JobState
+
+
+@pytest.fixture
+def dead(client: Client) -> list[str]:
+    ids = []
+    for number in range(4):
+        job_id = client.enqueue(JobRequest(type="even" if number % 2 == 0 else "odd")).id
+        kill(client, job_id)
+        ids.append(job_id)
+    return ids
+
+
+def states(client: Client, ids: list[str]) -> list[JobState | None]:
+    return [None if record is None else record.state for record in client.get_many(ids)]
+
+
+def test_list(run: Run, dead: list[str]) -> None:
+    assert [job["id"] for job in lines(run("dlq", "--json"))] == dead[::-1]
+    assert [job["id"] for job in lines(run("dlq", "list", "--type", "odd", "--json"))] == [dead[3], dead[1]]
+    assert "ValueError: no good" in run("dlq", "list").stdout
+
+
+def test_requeue_by_id(run: Run, client: Client, dead: list[str]) -> None:
+    assert "ready again" in run("dlq", "requeue", dead[0]).stdout
+    assert states(client, dead) == [JobState.READY, *[JobState.DEAD] * 3]
+    assert "only a dead job" in run("dlq", "requeue", dead[0], code=1).stderr
+
+
+@pytest.mark.parametrize(
+    ("choice", "count"), [(["--all"], 4), (["--type", "odd"], 2), (["--queue", "default"], 4)]
+)
+def test_requeue_by_selection(
+    run: Run, client: Client, dead: list[str], choice: list[str], count: int
+) -> None:
+    assert json.loads(run("dlq", "requeue", *choice, "--json").stdout) == {"requeued": count, "kept": []}
+    assert states(client, dead).count(JobState.READY) == count
+
+
+def test_requeue_wants_ids_or_a_selection(run: Run, dead: list[str]) -> None:
+    run("dlq", "requeue", code=2)
+    run("dlq", "requeue", dead[0], "--all", code=2)
+
+
+def test_purge_asks_first(run: Run, client: Client, dead: list[str]) -> None:
+    result = run("dlq", "purge", input="n\n", code=1)
+    assert "Remove 4 dead jobs" in result.stderr
+    assert states(client, dead) == [JobState.DEAD] * 4
+    assert "4 removed" in run("dlq", "purge", input="y\n").stdout
+    assert states(client, dead) == [None] * 4
+
+
+def test_purge_selects(run: Run, client: Client, dead: list[str]) -> None:
+    assert "--yes" in run("dlq", "purge", "--json", code=2).stderr
+    assert json.loads(run("dlq", "purge", "--older-than", "1h", "--yes", "--json").stdout) == {"purged": 0}
+    assert json.loads(run("dlq", "purge", "--type", "odd", "--yes", "--json").stdout) == {"purged": 2}
+    assert states(client, dead) == [JobState.DEAD, None, JobState.DEAD, None]

@@ -1,0 +1,58 @@
+"""doctor and migrate."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from cli_harness import Run
+
+from taskharbor.client import Client
+from taskharbor.drivers.contract import QueueSettings
+
+
+def verdicts(text: str) -> dict[str, str]:
+    return {check["name"]: check["verdict"] for check in json.loads(text)["checks"]}
+
+
+def test_doctor_on_a_store_in_memory_warns(run: Run, client: Client) -> None:
+    client.configure("mail", QueueSettings(paused=True))
+    found = verdicts(run("doctor", "--json").stdout)
+    assert found == {
+        "python": "ok",
+        "packages": "ok",
+        "driver": "ok",
+        "promises": "warn",
+        "schema": "ok",
+        "round trip": "ok",
+        "clock": "ok",
+        "queues": "ok",
+        "paused": "warn",
+    }
+    assert "-> taskharbor queues resume mail" in run("doctor").stdout
+
+
+def test_doctor_on_sqlite(run: Run, tmp_path: Path) -> None:
+    assert verdicts(run("doctor", "--json").stdout)["file"] == "warn"
+    assert list(tmp_path.iterdir()) == []
+    run("migrate")
+    found = verdicts(run("doctor", "--json").stdout)
+    assert set(found.values()) == {"ok"}
+    assert found["schema"] == "ok"
+
+
+def test_doctor_says_what_fails_and_exits_with_1(run: Run, tmp_path: Path) -> None:
+    assert verdicts(run("doctor", "--json", "--url", "what://", code=1).stdout)["driver"] == "fail"
+    result = run("doctor", "--url", f"sqlite:///{tmp_path}/no/such.db", code=1)
+    assert f"mkdir -p {tmp_path}/no" in result.stdout
+    (tmp_path / "text.db").write_text("this is no database at all, only text" * 100)
+    result = run("doctor", "--url", "sqlite:///text.db", code=1)
+    assert "not an SQLite database" in result.stdout
+
+
+def test_migrate(run: Run, tmp_path: Path) -> None:
+    planned = json.loads(run("migrate", "--dry-run", "--json").stdout)["steps"]
+    assert planned
+    assert list(tmp_path.iterdir()) == []
+    assert json.loads(run("migrate", "--json").stdout)["steps"] == planned
+    assert run("migrate").stdout == "up to date\n"

@@ -1,0 +1,142 @@
+"""One job from the command line, many from JSON lines."""
+
+from __future__ import annotations
+
+import io
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from cli_harness import Run, lines
+
+from taskharbor.cli.bulk import Lines
+from taskharbor.client import Client
+from taskharbor.drivers.contract import JobFilter
+from taskharbor.jobs import JobState, UpdateFlags
+
+
+def test_one_job_with_everything(run: Run, client: Client) -> None:
+    result = run(
+        *("enqueue", "greet", '{"name": "Ada"}', "--queue", "mail", "--priority", "7", "--delay", "1h"),
+        *("--key", "ada", "--update-run-at", "later", "--update-retry", "--idempotency-key", "once"),
+        *("--max-attempts", "2", "--timeout", "30s", "--header", "trace=abc", "--header", "a=b=c"),
+    )
+    job = client.get(result.stdout.strip())
+    assert (job.type, job.queue, job.priority, job.key) == ("greet", "mail", 7, "ada")
+    assert json.loads(job.payload) == {"name": "Ada"}
+    assert job.state is JobState.SCHEDULED
+    assert job.run_at_us - job.created_at_us == 3600 * 1_000_000
+    assert job.update == UpdateFlags(run_at="later", retry=True)
+    assert (job.idempotency_key, job.max_attempts, job.timeout_us) == ("once", 2, 30_000_000)
+    assert job.headers == {"trace": "abc", "a": "b=c"}
+
+
+def test_arguments_are_json_where_they_can_be_and_text_otherwise(run: Run, client: Client) -> None:
+    given = ["--arg", "n=3", "--arg", "ok=true", "--arg", "name=Ada", "--arg", 'zip="0123"']
+    job = client.get(run("enqueue", "greet", *given).stdout.strip())
+    assert json.loads(job.payload) == {"n": 3, "ok": True, "name": "Ada", "zip": "0123"}
+
+
+def test_the_payload_can_come_from_stdin(run: Run, client: Client) -> None:
+    job = client.get(run("enqueue", "greet", "-", input='{"name": "Ada"}').stdout.strip())
+    assert json.loads(job.payload) == {"name": "Ada"}
+
+
+def test_run_at_takes_a_zone(run: Run, client: Client) -> None:
+    job = client.get(run("enqueue", "greet", "--run-at", "2099-01-01T12:00+01:00").stdout.strip())
+    assert job.run_at == datetime(2099, 1, 1, 11, tzinfo=UTC)
+
+
+def test_a_second_one_of_a_key_says_that_it_was_there(run: Run, url: str) -> None:
+    first = json.loads(run("enqueue", "greet", "--key", "k", "--json").stdout)
+    second = json.loads(run("enqueue", "greet", "--key", "k", "--json").stdout)
+    assert second == {"id": first["id"], "existed": True}
+    assert "there already" in run("enqueue", "greet", "--key", "k").stderr
+
+
+@pytest.mark.parametrize(
+    ("args", "complaint"),
+    [
+        ([], "say which type"),
+        (["greet", "{"], "not JSON"),
+        (["greet", "{}", "--arg", "a=1"], "not both"),
+        (["greet", "--arg", "a"], "name=value"),
+        (["greet", "--delay", "soon"], "not a duration"),
+        (["greet", "--run-at", "soon"], "not a time"),
+        (["greet", "--run-at", "2099-01-01", "--delay", "5"], "not both"),
+        (["greet", "--update-retry"], "give --key"),
+        (["greet", "--priority", "99999"], "priority 99999"),
+        (["greet", "--from", "-"], "leave out TYPE"),
+        (["--from", "-", "--queue", "q"], "leave out --queue"),
+    ],
+)
+def test_bad_input_is_refused(run: Run, client: Client, args: list[str], complaint: str) -> None:
+    assert complaint in run("enqueue", *args, code=2).stderr
+    assert client.list_jobs().jobs == []
+
+
+def test_many_from_a_file(run: Run, client: Client, tmp_path: Path) -> None:
+    file = tmp_path / "jobs.jsonl"
+    asked = [
+        {"type": "a", "payload": [1], "queue": "q", "priority": 3, "headers": {"x": "y"}},
+        {"type": "b", "delay": 60, "key": "k", "update": {"run_at": "later"}, "backoff": [1, 2]},
+        {"type": "c", "run_at": "2099-01-01T00:00:00Z", "timeout": 2.5, "max_attempts": 9, "max_stalls": 1},
+    ]
+    file.write_text("\n".join(map(json.dumps, asked)) + "\n\n")
+    ids = run("enqueue", "--from", str(file)).stdout.split()
+    a, b, c = (client.get(job_id) for job_id in ids)
+    assert (a.type, a.queue, a.priority, a.headers, json.loads(a.payload)) == ("a", "q", 3, {"x": "y"}, [1])
+    assert (b.state, b.update, b.backoff_max_us) == (
+        JobState.SCHEDULED,
+        UpdateFlags(run_at="later"),
+        2_000_000,
+    )
+    assert (c.run_at.year, c.timeout_us, c.max_attempts, c.max_stalls) == (2099, 2_500_000, 9, 1)
+
+
+def test_many_from_stdin_with_a_summary(run: Run, client: Client) -> None:
+    text = "".join(json.dumps({"type": "a", "idempotency_key": str(n % 40)}) + "\n" for n in range(100))
+    summary = json.loads(run("enqueue", "--from", "-", "--chunk", "7", "--json", input=text).stdout)
+    assert {name: summary[name] for name in ("accepted", "new", "existed")} == {
+        "accepted": 100,
+        "new": 40,
+        "existed": 60,
+    }
+    (stats,) = client.stats()
+    assert stats.counts[JobState.READY] == 40
+    printed = lines(run("enqueue", "--from", "-", "--json", "--ids", input='{"type": "a"}\n'))
+    assert [set(line) for line in printed] == [{"id", "existed"}, {"accepted", "new", "existed", "seconds"}]
+
+
+@pytest.mark.parametrize(
+    ("bad", "complaint"),
+    [
+        ('{"type": "a"', "truncated"),
+        ('{"type": "a", "quue": "x"}', "quue"),
+        ('{"payload": 1}', "type"),
+        ('{"type": "a", "priority": 99999}', "priority 99999"),
+        ('{"type": "a", "run_at": "2099-01-01T00:00:00"}', "time zone"),
+        ('{"type": "a", "codec": "pickle"}', "pickle"),
+    ],
+)
+def test_a_bad_line_is_named_and_what_stood_before_it_is_accepted(
+    run: Run, client: Client, bad: str, complaint: str
+) -> None:
+    text = '{"type": "a"}\n\n' * 5 + bad + "\n" + '{"type": "a"}\n' * 5
+    error = json.loads(run("enqueue", "--from", "-", "--chunk", "3", "--json", input=text, code=2).stderr)
+    assert (error["line"], error["accepted"]) == (11, 5)
+    assert "line 11" in error["error"]
+    assert complaint in error["error"]
+    assert "tail -n +11" in error["hint"]
+    assert len(client.list_jobs(JobFilter(types=frozenset({"a"}))).jobs) == 5
+
+
+def test_only_one_chunk_of_lines_is_kept(client: Client) -> None:
+    held = []
+    source = Lines(io.BytesIO(b'{"type": "a"}\n' * 1000))
+    for _ in client.enqueue_stream(source, chunk=10):
+        held.append(len(source.pending))
+        source.pending.clear()
+    assert max(held) == 10
+    assert len(held) == 100

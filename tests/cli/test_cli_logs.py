@@ -1,0 +1,55 @@
+"""Log lines for people and for machines."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+
+import pytest
+
+from taskharbor.worker.logs import LogFormat, set_up_logs
+
+
+def said(style: LogFormat, level: str = "info", **extra: object) -> str:
+    stream = io.StringIO()
+    set_up_logs(level, style, stream)
+    log = logging.getLogger("taskharbor.worker")
+    log.debug("too quiet")
+    log.warning("job %s failed", "j1", extra=extra)
+    return stream.getvalue()
+
+
+def test_text_lines() -> None:
+    (line,) = said("text").splitlines()
+    assert line.endswith("warning worker: job j1 failed")
+
+
+def test_json_lines_carry_known_fields_only() -> None:
+    (line,) = said(
+        "json", job_id="j1", queue="mail", outcome="dead", payload={"secret": 1}, args_given="secret"
+    ).splitlines()
+    document = json.loads(line)
+    assert document["message"] == "job j1 failed"
+    assert (document["level"], document["logger"]) == ("warning", "taskharbor.worker")
+    assert (document["job_id"], document["queue"], document["outcome"]) == ("j1", "mail", "dead")
+    assert "secret" not in line
+
+
+def test_levels_and_repeated_set_up() -> None:
+    assert len(said("text", "debug").splitlines()) == 2
+    assert said("text", "error") == ""
+    assert len(said("text").splitlines()) == 1
+
+
+@pytest.mark.parametrize("style", ["text", "json"])
+def test_an_exception_is_told(style: LogFormat) -> None:
+    stream = io.StringIO()
+    set_up_logs("info", style, stream)
+    try:
+        raise ValueError("boom")
+    except ValueError:
+        logging.getLogger("taskharbor").exception("it broke")
+    text = stream.getvalue()
+    assert "ValueError: boom" in text
+    assert style == "text" or json.loads(text)["error_type"] == "ValueError"

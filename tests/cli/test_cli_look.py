@@ -1,0 +1,227 @@
+"""list, inspect, stats, queues: what they show, and that it fits."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from cli_harness import Run, kill, lines
+
+from taskharbor.client import Client
+from taskharbor.drivers.contract import QueueSettings
+from taskharbor.jobs import JobRequest, JobState
+from taskharbor.portal import portal
+
+WIDTHS = (60, 100)
+
+
+@pytest.fixture
+def some_jobs(client: Client) -> list[str]:
+    dead = client.enqueue(JobRequest(type="a_type_with_quite_a_long_name", payload={"n": 1}, priority=9)).id
+    kill(
+        client, dead, "a reason that is much too long for one line of a terminal, so it must be cut somewhere"
+    )
+    ready = client.enqueue(JobRequest(type="ready", payload=[1, 2], queue="a-queue-with-a-long-name-too")).id
+    later = client.enqueue(JobRequest(type="later", delay=3600.0, key="k", headers={"trace": "x"})).id
+    return [dead, ready, later]
+
+
+def widest(text: str) -> int:
+    return max(len(line.rstrip()) for line in text.splitlines())
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_tables_fit_and_show_whole_ids(
+    run: Run, some_jobs: list[str], width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    listing = run("list").stdout
+    dead = run("dlq", "list").stdout
+    for job_id in some_jobs:
+        assert job_id in listing
+    assert some_jobs[0] in dead
+    assert "cancelled" not in listing
+    # Errors and payloads above it are left to the terminal to wrap: they are there to be copied.
+    timeline = run("inspect", some_jobs[0]).stdout.partition("timeline")[2]
+    assert "ValueError: a" in timeline
+    shown = [listing, dead, run("stats").stdout, run("queues").stdout, timeline]
+    assert [widest(text) <= width for text in shown] == [True] * len(shown)
+    assert "scheduled" in listing
+
+
+def test_piped_output_is_not_cut(run: Run, some_jobs: list[str]) -> None:
+    assert "a_type_with_quite_a_long_name" in run("list").stdout
+
+
+def test_list_filters(run: Run, some_jobs: list[str]) -> None:
+    dead, ready, later = some_jobs
+
+    def listed(*args: str) -> list[str]:
+        return [job["id"] for job in lines(run("list", "--json", *args))]
+
+    assert listed() == [later, ready, dead]
+    assert listed("--state", "dead") == [dead]
+    assert listed("--state", "dead", "--state", "scheduled") == [later, dead]
+    assert listed("--queue", "a-queue-with-a-long-name-too") == [ready]
+    assert listed("--type", "later", "--type", "ready") == [later, ready]
+    assert listed("--key", "k") == [later]
+    assert listed("--key", "nobody") == []
+    assert "no jobs match" in run("list", "--key", "nobody").stderr
+
+
+def test_list_goes_on_with_a_cursor(run: Run, client: Client) -> None:
+    ids = [one.id for one in client.enqueue_many(JobRequest(type="a") for _ in range(7))]
+    found: list[str] = []
+    more: list[str] = []
+    for _ in range(4):
+        result = run("list", "--json", "--limit", "2", *more)
+        found += [job["id"] for job in lines(result)]
+        if not result.stderr:
+            break
+        more = ["--cursor", json.loads(result.stderr)["cursor"]]
+    assert found == ids[::-1]
+    assert len(lines(run("list", "--all", "--limit", "2", "--json"))) == 7
+
+
+def test_payloads_and_tokens_stay_out_of_listings(run: Run, client: Client) -> None:
+    job_id = client.enqueue(JobRequest(type="a", payload={"secret": 1})).id
+    token = lease(client)
+    shown = run("list", "--json").stdout + run("inspect", job_id, "--no-payload", "--json").stdout
+    assert "secret" not in shown
+    assert "secret" in run("list", "--json", "--payload").stdout
+    assert token not in shown + run("inspect", job_id).stdout + run("inspect", job_id, "--json").stdout
+
+
+def lease(client: Client) -> str:
+    async def reserve() -> str:
+        driver = client.driver
+        (job,) = await driver.reserve(
+            "default", limit=1, lease_for=60_000_000, now=await driver.time(), worker="w-1"
+        )
+        assert job.token is not None
+        return job.token
+
+    return portal().call(reserve())
+
+
+def test_inspect_shows_a_dead_job_with_its_timeline(run: Run, some_jobs: list[str]) -> None:
+    shown = run("inspect", some_jobs[0]).stdout
+    for part in (
+        "dead",
+        '{"n":1}',
+        "ValueError: a reason",
+        "Traceback",
+        "1 of 5 spent",
+        "timeline",
+        "priority",
+    ):
+        assert part in shown
+    document = json.loads(run("inspect", some_jobs[0], "--json").stdout)
+    assert document["payload"] == {"n": 1}
+    assert [row["outcome"] for row in document["timeline"]] == ["dead"]
+
+
+def test_inspect_shows_a_running_job(run: Run, client: Client) -> None:
+    job_id = client.enqueue(JobRequest(type="a")).id
+    lease(client)
+    client.cancel(job_id)
+    shown = run("inspect", job_id).stdout
+    assert "held by w-1" in shown
+    assert "asked to stop" in shown
+    assert "running" in shown
+    document = json.loads(run("inspect", job_id, "--json").stdout)
+    assert document["lease"]["worker"] == "w-1"
+
+
+def test_inspect_shows_an_untried_job_and_cuts_a_long_payload(run: Run, client: Client) -> None:
+    job_id = client.enqueue(
+        JobRequest(type="a", payload="x" * 5000, headers={"trace": "abc"}, timeout=3.0)
+    ).id
+    shown = run("inspect", job_id).stdout
+    assert "not tried yet" in shown
+    assert "more characters" in shown
+    assert "trace=abc" in shown
+    assert "x" * 5000 in run("inspect", job_id, "--full").stdout
+    assert "xxx" not in run("inspect", job_id, "--no-payload").stdout
+
+
+def test_inspect_says_what_a_job_was_merged_into(run: Run, client: Client) -> None:
+    first = client.enqueue(JobRequest(type="a", key="k")).id
+    lease(client)
+    second = client.enqueue(JobRequest(type="a", key="k")).id
+
+    async def give_back() -> None:
+        driver, now = client.driver, await client.driver.time()
+        (job,) = await driver.get([first], now=now)
+        assert job is not None
+        assert job.token is not None
+        await driver.release(first, job.token, now=now)
+
+    portal().call(give_back())
+    shown = run("inspect", second).stdout
+    assert "merged into" in shown
+    assert first in shown
+
+
+def test_stored_text_cannot_steer_the_terminal(run: Run, client: Client) -> None:
+    job_id = client.enqueue(
+        JobRequest(type="a", payload="\x1b[31mred\x07", headers={"h": "[bold]\x1b]0;title\x07"})
+    ).id
+    kill(client, job_id, "\x1b[2J[red]gone")
+    for command in (["inspect", job_id], ["dlq", "list"], ["list"]):
+        shown = run(*command).stdout
+        assert "\x1b" not in shown
+        assert "\x07" not in shown
+    assert "[red]gone" in run("inspect", job_id).stdout
+
+
+def test_stats_counts_states_and_lag(run: Run, client: Client, some_jobs: list[str]) -> None:
+    client.configure("default", QueueSettings(paused=True))
+    shown = run("stats").stdout
+    assert "paused" in shown
+    assert "all" in shown
+    queues = {queue["queue"]: queue for queue in json.loads(run("stats", "--json").stdout)["queues"]}
+    default = queues["default"]
+    assert (default["counts"]["dead"], default["counts"]["scheduled"], default["dead_total"]) == (1, 1, 1)
+    assert default["paused"] is True
+    assert queues["a-queue-with-a-long-name-too"]["lag"] >= 0
+    (one,) = json.loads(run("stats", "--json", "--queue", "default").stdout)["queues"]
+    assert one["queue"] == "default"
+
+
+def test_stats_watch(run: Run, some_jobs: list[str]) -> None:
+    looks = lines(run("stats", "--watch", "--json", "--interval", "0.1", "--times", "3"))
+    assert len(looks) == 3
+    assert "default" in run("stats", "--watch", "--interval", "0.1", "--times", "2").stdout
+
+
+def test_queues_pause_resume_limit_retention(run: Run, client: Client) -> None:
+    run("queues", "pause", "a", "b")
+    assert client.settings("a").paused
+    assert client.settings("b").paused
+    run("queues", "resume", "a")
+    assert not client.settings("a").paused
+    run("queues", "limit", "a", "--max-inflight", "4", "--failure-queue", "broken")
+    assert (client.settings("a").max_inflight, client.settings("a").failure_queue) == (4, "broken")
+    run("queues", "limit", "a", "--max-inflight", "none", "--failure-queue", "none")
+    assert client.settings("a") == QueueSettings()
+    said = run("queues", "retention", "a", "--done", "7d", "--dead", "forever", "--attempts", "12h").stdout
+    assert "dead forever" in said
+    settings = client.settings("a")
+    assert (settings.keep_done_us, settings.keep_dead_us) == (7 * 86_400_000_000, None)
+    assert settings.keep_attempts_us == 12 * 3_600_000_000
+    assert [queue["queue"] for queue in lines(run("queues", "list", "--json"))] == ["a", "b"]
+    for bad in (["limit", "a"], ["limit", "a", "--max-inflight", "0"], ["retention", "a"], ["pause"]):
+        run("queues", *bad, code=2)
+    assert "own failure queue" in run("queues", "limit", "a", "--failure-queue", "a", code=2).stderr
+
+
+def test_cancel(run: Run, client: Client) -> None:
+    waiting, running = (client.enqueue(JobRequest(type="a", priority=-n)).id for n in (1, 0))
+    lease(client)
+    said = run("cancel", waiting, running).stdout
+    assert f"{waiting} cancelled" in said
+    assert f"{running} is running" in said
+    assert client.get(waiting).state is JobState.CANCELLED
+    result = run("cancel", "nobody", waiting, "--json", code=1)
+    assert [line.get("kind", line.get("state")) for line in lines(result)] == ["JobNotFound", "cancelled"]

@@ -1,0 +1,137 @@
+"""What every command has in common: options on both sides, environment, errors, exit codes, help."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from cli_harness import Run
+
+from taskharbor.cli.root import SECTIONS, root
+
+
+def test_every_command_has_a_place_in_the_help_and_a_help_of_its_own(run: Run) -> None:
+    shown = run("--help").stdout
+    named = [command for _, commands in SECTIONS for command in commands]
+    assert sorted(root.commands) == sorted(command.name or "" for command in named)
+    for command in named:
+        assert f"  {command.name} " in shown
+        assert "--url" in run(command.name or "", "--help").stdout
+
+
+def test_without_arguments_it_shows_the_help(run: Run) -> None:
+    assert "Start here" in run().stdout
+
+
+def test_help_does_not_import_rich() -> None:
+    code = "import sys; sys.argv = ['taskharbor', '--help']\nfrom taskharbor.cli import main\n"
+    code += "try:\n    main()\nfinally:\n    print('RICH' if 'rich' in sys.modules else 'PLAIN')"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.endswith("PLAIN\n")
+
+
+@pytest.mark.parametrize("args", [["--json", "stats"], ["stats", "--json"]])
+def test_json_stands_on_either_side(run: Run, url: str, args: list[str]) -> None:
+    assert json.loads(run(*args).stdout) == {"queues": []}
+
+
+@pytest.mark.parametrize("args", [["--url", "memory://a", "stats"], ["stats", "--url", "memory://a"]])
+def test_url_stands_on_either_side(run: Run, args: list[str]) -> None:
+    assert "no queues yet" in run(*args).stdout
+
+
+def test_the_nearer_url_wins_and_the_command_line_beats_the_environment(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TASKHARBOR_URL", "nonsense://")
+    monkeypatch.setenv("TASKHARBOR_STATS_URL", "nonsense://")
+    run("--url", "memory://", "stats")
+    run("--url", "nonsense://", "stats", "--url", "memory://")
+
+
+def test_options_come_from_the_environment(run: Run, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TASKHARBOR_JSON", "1")
+    monkeypatch.setenv("TASKHARBOR_ENQUEUE_QUEUE", "mail")
+    run("enqueue", "greet")
+    assert json.loads(run("list").stdout)["queue"] == "mail"
+
+
+def test_a_typo_in_a_command_or_option_is_met_with_a_suggestion(run: Run, url: str) -> None:
+    assert "did you mean 'inspect'" in run("inspct", code=2).stderr
+    assert "--state" in run("list", "--stat", "ready", code=2).stderr
+    assert "did you mean 'requeue'" in run("dlq", "reque", code=2).stderr
+
+
+def test_errors_are_one_line_and_a_hint_without_a_traceback(run: Run, url: str) -> None:
+    errors = run("inspect", "nobody", code=1).stderr.splitlines()
+    assert errors[0] == "error: job nobody: no job with this id (never accepted, or removed by retention)"
+    assert errors[1].startswith("hint: ")
+    assert len(errors) == 2
+
+
+def test_debug_shows_the_traceback(run: Run, url: str) -> None:
+    assert "Traceback" in run("inspect", "nobody", "--debug", code=1).stderr
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "kind"),
+    [
+        (["inspect", "nobody"], 1, "JobNotFound"),
+        (["enqueue", "greet", "not json"], 2, "BadInput"),
+        (["stats", "--url", "what"], 2, "InvalidRequest"),
+        (["stats", "--url", "what://"], 2, "UnknownDriver"),
+        (["stats", "--nonsense"], 2, "UsageError"),
+        (["enqueue", "greet", "--url", "sqlite:////nowhere/at/all.db"], 3, "BackendUnavailable"),
+    ],
+)
+def test_errors_in_json_with_their_exit_codes(
+    run: Run, url: str, args: list[str], code: int, kind: str
+) -> None:
+    result = run(*args, "--json", code=code)
+    error = json.loads(result.stderr)
+    assert error["kind"] == kind
+    assert error["error"]
+    assert result.stdout == ""
+
+
+@pytest.mark.parametrize(
+    "command", [["list"], ["stats"], ["inspect", "x"], ["cancel", "x"], ["dlq", "list"], ["queues"]]
+)
+def test_looking_does_not_create_a_database(run: Run, tmp_path: Path, command: list[str]) -> None:
+    errors = run(*command, code=1).stderr
+    assert f"there is no taskharbor.db in {tmp_path}" in errors
+    assert "TASKHARBOR_URL" in errors
+    assert "there is no database other.db" in run(*command, "--url", "sqlite:///other.db", code=1).stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_default_store_is_a_file_in_the_current_folder(run: Run, tmp_path: Path) -> None:
+    job_id = run("enqueue", "greet", '{"name": "Ada"}').stdout.strip()
+    assert (tmp_path / "taskharbor.db").exists()
+    assert job_id in run("list").stdout
+
+
+def test_python_dash_m_is_the_same_command() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "taskharbor", "--version"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert done.stdout.startswith("taskharbor ")
+
+
+@pytest.mark.parametrize("shell", ["zsh", "fish"])
+def test_completion_prints_the_script(run: Run, shell: str) -> None:
+    assert "_TASKHARBOR_COMPLETE" in run("completion", shell).stdout
+
+
+def test_completion_completes(monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
+    environment = {"_TASKHARBOR_COMPLETE": "zsh_complete", "COMP_WORDS": "taskharbor ins", "COMP_CWORD": "1"}
+    assert "inspect" in run(env=environment).stdout

@@ -1,0 +1,72 @@
+"""Durations and instants, both ways."""
+
+from __future__ import annotations
+
+import pytest
+
+from taskharbor.cli.store import shown_url, store_file
+from taskharbor.cli.values import count_text, duration_text, parse_seconds, relative_text
+from taskharbor.jobs import SECOND
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("90", 90.0),
+        ("1.5", 1.5),
+        ("500ms", 0.5),
+        ("10m", 600.0),
+        ("2h30m", 9000.0),
+        ("1d 2h", 93_600.0),
+        ("7D", 604_800.0),
+        ("1w", 604_800.0),
+        *((bad, None) for bad in ("", "soon", "-5", "10 minutes", "5x", "nan", "inf", "m")),
+    ],
+)
+def test_parse_seconds(text: str, seconds: float | None) -> None:
+    assert parse_seconds(text) == seconds
+
+
+@pytest.mark.parametrize(
+    ("us", "text"),
+    [
+        (0, "0 s"),
+        (12, "12 µs"),
+        (12_000, "12 ms"),
+        (999_700, "1.0 s"),
+        (1_400_000, "1.4 s"),
+        (59_990_000, "1 m"),
+        (200 * SECOND, "3 m 20 s"),
+        (7500 * SECOND, "2 h 5 m"),
+        (4 * 86_400 * SECOND, "4 d"),
+        (-3 * SECOND, "-3.0 s"),
+    ],
+)
+def test_duration_text(us: int, text: str) -> None:
+    assert duration_text(us) == text
+
+
+def test_relative_text() -> None:
+    assert [relative_text(when * SECOND, 0) for when in (0, 20, -20, -200, 90_000)] == [
+        "now",
+        "in 20 s",
+        "20 s ago",
+        "3 m ago",
+        "in 1 d",
+    ]
+
+
+def test_count_text_is_short() -> None:
+    counts = (0, 9999, 10_000, 123_456, 1_000_000, 10_000_000, 2_000_000_000)
+    assert [count_text(count) for count in counts] == ["0", "9999", "10.0k", "123k", "1.0M", "10.0M", "2.0G"]
+
+
+def test_a_url_is_shown_without_its_password() -> None:
+    assert shown_url("postgres://me:secret@db:5432/x?y=1") == "postgres://me:***@db:5432/x?y=1"
+    assert shown_url("sqlite:///jobs.db") == "sqlite:///jobs.db"
+
+
+def test_store_file() -> None:
+    assert str(store_file("sqlite:///a%20b.db?durability=normal")) == "a b.db"
+    assert str(store_file("sqlite:////abs/x.db")) == "/abs/x.db"
+    assert store_file("memory://x") is None

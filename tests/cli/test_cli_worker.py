@@ -1,0 +1,242 @@
+"""`taskharbor worker`: which app, which store, how it ends."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from cli_harness import Run
+
+from taskharbor.cli.worker import child_command
+from taskharbor.client import Client
+from taskharbor.jobs import JobRequest, JobState
+
+APP = """
+import pathlib, time
+from taskharbor import Harbor
+
+harbor = Harbor({url})
+
+@harbor.job
+async def greet(name: str) -> str:
+    return f"Hello, {{name}}"
+
+@harbor.job
+def slow(seconds: float) -> None:
+    pathlib.Path("started").touch()
+    time.sleep(seconds)
+"""
+_numbers = itertools.count()
+
+MakeApp = Callable[..., str]
+
+
+@pytest.fixture
+def make_app(tmp_path: Path) -> MakeApp:
+    """Write an app into the current folder; its module's name, new every time."""
+
+    def make(url: str = "sqlite:///own.db", text: str = APP) -> str:
+        name = f"jobs_{os.getpid()}_{next(_numbers)}"
+        (tmp_path / f"{name}.py").write_text(text.format(url=repr(url) if url else ""))
+        return name
+
+    return make
+
+
+def enqueue(url: str, count: int = 3) -> list[str]:
+    with Client(url) as client:
+        return [
+            one.id
+            for one in client.enqueue_many(
+                JobRequest(type="greet", payload={"name": "Ada"}) for _ in range(count)
+            )
+        ]
+
+
+def states(url: str) -> set[JobState]:
+    with Client(url) as client:
+        return {job.state for job in client.list_jobs().jobs}
+
+
+def test_drains_the_apps_own_store_and_exits_with_0(run: Run, make_app: MakeApp) -> None:
+    enqueue("sqlite:///own.db")
+    result = run("worker", f"{make_app()}:harbor", "--until-empty")
+    assert states("sqlite:///own.db") == {JobState.DONE}
+    assert "stopped after 3 executions" in result.stderr
+
+
+def test_the_apps_url_beats_the_environment_but_not_the_command_line(
+    run: Run, make_app: MakeApp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TASKHARBOR_URL", "sqlite:///environment.db")
+    run("worker", make_app(), "--until-empty")
+    assert (tmp_path / "own.db").exists()
+    assert not (tmp_path / "environment.db").exists()
+    run("worker", make_app(), "--until-empty", "--url", "sqlite:///given.db")
+    assert (tmp_path / "given.db").exists()
+
+
+def test_an_app_without_a_url_takes_the_environments(
+    run: Run, make_app: MakeApp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TASKHARBOR_URL", "sqlite:///environment.db")
+    run("worker", make_app(""), "--until-empty")
+    assert (tmp_path / "environment.db").exists()
+
+
+def test_logs_in_json(run: Run, make_app: MakeApp) -> None:
+    result = run("worker", make_app(), "--until-empty", "--log-format", "json", "--name", "w")
+    messages = [json.loads(line)["message"] for line in result.stderr.splitlines()]
+    assert messages[0] == "worker w serves default"
+
+
+def test_what_cannot_be_found_is_met_with_what_can(run: Run, make_app: MakeApp, tmp_path: Path) -> None:
+    name = make_app()
+    assert f"apps found here: {name}:harbor" in run("worker", "no_such_module", code=2).stderr
+    assert f"it has {name}:harbor" in run("worker", f"{name}:app", code=2).stderr
+    assert "is a SyncJobType, not a Harbor" in run("worker", f"{name}:slow", code=2).stderr
+    assert f"try {name}:harbor" in run("worker", f"{name}.py:harbor", code=2).stderr
+    assert "no module named 'no_such_package'" in run("worker", "no_such_package.jobs:app", code=2).stderr
+    empty = make_app(text="x = 1")
+    assert "nothing in it is a Harbor" in run("worker", empty, code=2).stderr
+    two = make_app(text="from taskharbor import Harbor\na = Harbor('memory://')\nb = Harbor('memory://')")
+    assert f"{two}:a or {two}:b" in run("worker", two, code=2).stderr
+
+
+def test_an_app_that_does_not_import_says_where(run: Run, make_app: MakeApp) -> None:
+    broken = make_app(text="import taskharbor\n1 / 0")
+    errors = run("worker", broken, code=2).stderr
+    assert "ZeroDivisionError: division by zero" in errors
+    assert f"{broken}.py, line 2" in errors
+    wrong = make_app(text="def f(:")
+    assert "SyntaxError" in run("worker", wrong, code=2).stderr
+    needy = make_app(text="import a_package_nobody_has")
+    assert f"importing {needy} failed: ModuleNotFoundError" in run("worker", needy, code=2).stderr
+
+
+@pytest.mark.parametrize(
+    ("args", "complaint"),
+    [
+        (["--lease", "0.2"], "at least 1 s"),
+        (["--heartbeat", "20"], "half the lease"),
+        (["--health", "0.0.0.0:8080"], "--health-public"),
+        (["--health", "nonsense"], "127.0.0.1:8080"),
+        (["--processes", "2", "--url", "memory://"], "lives in one process"),
+        (["--concurrency", "0"], "--concurrency"),
+    ],
+)
+def test_bad_options_are_refused(run: Run, make_app: MakeApp, args: list[str], complaint: str) -> None:
+    assert complaint in run("worker", make_app(), *args, code=2).stderr
+
+
+def test_a_childs_command_line_takes_back_what_is_the_parents() -> None:
+    argv = ["--url", "memory://", "worker", "--processes", "4", "--reload", "--health", "1", "--", "app"]
+    options = {"name": "w", "processes": 4}
+    assert child_command(argv, 3, 7, options)[3:] == [
+        *argv[:8],
+        *("--processes", "1", "--no-reload", "--health", "off", "--supervised", "7", "--name", "w-3"),
+        *argv[8:],
+    ]
+
+
+# -- real processes ---------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def worker(*args: str) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "taskharbor", "worker", *args, "--log-format", "json"],
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait(timeout=30)
+        if process.stderr is not None:
+            process.stderr.close()
+
+
+def until(process: subprocess.Popen[str], part: str, times: int = 1) -> str:
+    """Read the log until something was said so often; the last line that said it."""
+    assert process.stderr is not None
+    seen = []
+    for line in process.stderr:
+        seen.append(line)
+        if part in line:
+            times -= 1
+            if times == 0:
+                return line
+    raise AssertionError(f"the worker never said {part!r}:\n{''.join(seen)}")
+
+
+def test_sigterm_finishes_what_runs_and_exits_with_0(make_app: MakeApp) -> None:
+    with Client("sqlite:///own.db") as client:
+        job_id = client.enqueue(JobRequest(type="slow", payload={"seconds": 1.0})).id
+        with worker(make_app()) as process:
+            until(process, "serves")
+            while client.get(job_id).state is not JobState.INFLIGHT:
+                pass
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(timeout=30) == 0
+        assert client.get(job_id).state is JobState.DONE
+
+
+def test_several_processes_drain_together(make_app: MakeApp) -> None:
+    enqueue("sqlite:///own.db", 200)
+    with worker(make_app(), "--processes", "2", "--until-empty") as process:
+        assert process.wait(timeout=60) == 0
+    assert states("sqlite:///own.db") == {JobState.DONE}
+
+
+def test_several_processes_stop_on_one_signal(make_app: MakeApp) -> None:
+    with worker(make_app(), "--processes", "2", "--name", "w") as process:
+        until(process, "serves", times=2)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=30) == 0
+
+
+def test_a_killed_child_is_replaced(make_app: MakeApp) -> None:
+    with worker(make_app(), "--processes", "2", "--name", "w") as process:
+        pid = int(until(process, "worker process 1 started").partition("pid ")[2].partition('"')[0])
+        until(process, "serves", times=2)
+        os.kill(pid, signal.SIGKILL)
+        assert "SIGKILL" in until(process, "starts again")
+        until(process, "worker w-1 serves")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=30) == 0
+
+
+def test_children_go_when_the_parent_is_killed(make_app: MakeApp) -> None:
+    with worker(make_app(), "--processes", "2") as process:
+        until(process, "serves", times=2)
+        process.kill()
+        process.wait(timeout=30)
+        assert process.stderr is not None
+        # The children write to the same pipe: its end comes when the last of them is gone.
+        rest = process.stderr.read()
+    assert rest.count("the parent process is gone") == 2
+
+
+def test_an_app_that_changes_is_reloaded(make_app: MakeApp, tmp_path: Path) -> None:
+    name = make_app()
+    file = tmp_path / f"{name}.py"
+    with worker(name, "--reload") as process:
+        until(process, "serves")
+        file.write_text("this is not python")
+        until(process, "changed: restarting")
+        until(process, "a change of a file starts it again")
+        file.write_text(APP.format(url=repr("sqlite:///own.db")))
+        until(process, "serves")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=30) == 0

@@ -1,0 +1,131 @@
+"""The demo's judgement: it must see what it claims to see."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from taskharbor.demo.checks import Verdict, judge, most_at_once, overlapping_leases, recovery
+from taskharbor.demo.workload import make_workload
+from taskharbor.jobs import Attempt, JobRecord, JobState, Outcome
+
+
+def row(
+    job_id: str, start: int | None, end: int, outcome: Outcome = Outcome.DONE, **changes: object
+) -> Attempt:
+    states = {
+        Outcome.DONE: JobState.DONE,
+        Outcome.DEAD: JobState.DEAD,
+        Outcome.CANCELLED: JobState.CANCELLED,
+        Outcome.EXPIRED: JobState.READY,
+        Outcome.RETRIED: JobState.SCHEDULED,
+    }
+    attempt = Attempt(
+        seq=0,
+        job_id=job_id,
+        queue="default",
+        type="send_mail",
+        key=None,
+        priority=0,
+        fence=1,
+        worker="w",
+        created_at_us=0,
+        run_at_us=0,
+        reserved_at_us=start,
+        lease_expires_at_us=None if start is None else start + 100,
+        ended_at_us=end,
+        outcome=outcome,
+        state=states[outcome],
+    )
+    return msgspec.structs.replace(attempt, **changes)
+
+
+def job(job_id: str, state: JobState = JobState.DONE, **changes: object) -> JobRecord:
+    record = JobRecord(id=job_id, type="send_mail", run_at_us=0, created_at_us=0, state=state)
+    return msgspec.structs.replace(record, **changes)
+
+
+def verdict(jobs: list[JobRecord], rows: list[Attempt], accepted: list[str] | None = None) -> Verdict:
+    return judge(
+        [one.id for one in jobs] if accepted is None else accepted,
+        {one.id: one for one in jobs},
+        rows,
+        cancelled_by_us=frozenset({"c"}),
+        limited_queue="api",
+        limit=2,
+        killed_at=50,
+    )
+
+
+def test_all_is_well() -> None:
+    found = verdict(
+        [job("a"), job("b"), job("c", JobState.CANCELLED), job("d", JobState.DEAD, type="charge_card")],
+        [
+            row("a", 1, 5),
+            row("b", 1, 300, Outcome.EXPIRED),
+            row("b", 101, 110),
+            row("c", None, 7, Outcome.CANCELLED),
+            row("d", 1, 2, Outcome.DEAD),
+        ],
+    )
+    assert found.well
+    assert (found.accepted, found.done, found.dead, found.cancelled, found.expired) == (4, 2, 1, 1, 1)
+    assert found.executions == 4
+
+
+@pytest.mark.parametrize(
+    ("fault", "jobs", "rows", "accepted"),
+    [
+        ("lost", [job("a", JobState.INFLIGHT)], [], None),
+        ("lost", [], [], ["gone"]),
+        ("doubled", [job("a")], [row("a", 1, 5), row("a", 6, 7)], None),
+        ("unlogged", [job("a")], [], None),
+        ("unexpected", [job("a", JobState.DEAD)], [row("a", 1, 5, Outcome.DEAD)], None),
+        ("unexpected", [job("c")], [row("c", 1, 5)], None),
+        ("overlapping_leases", [job("a")], [row("a", 1, 50, Outcome.RETRIED), row("a", 49, 60)], None),
+    ],
+)
+def test_every_fault_is_seen(
+    fault: str, jobs: list[JobRecord], rows: list[Attempt], accepted: list[str] | None
+) -> None:
+    found = verdict(jobs, rows, accepted)
+    assert getattr(found, fault) == 1
+    assert not found.well
+
+
+def test_too_many_at_once_are_seen() -> None:
+    def api(job_id: str, ran: bytes) -> JobRecord:
+        return job(job_id, queue="api", type="call_api", result=ran)
+
+    def rows(*ids: str) -> list[Attempt]:
+        return [row(job_id, 1, 5, queue="api") for job_id in ids]
+
+    well = verdict([api("a", b"[1,5]"), api("b", b"[2,6]"), api("x", b"[5,9]")], rows("a", "b", "x"))
+    assert (well.w_max_overlap, well.well) == (2, True)
+    over = verdict([api("a", b"[1,5]"), api("b", b"[2,6]"), api("x", b"[4,9]")], rows("a", "b", "x"))
+    assert (over.w_max_overlap, over.well) == (3, False)
+    held = [row("a", 40, 150, Outcome.EXPIRED, queue="api"), row("b", 40, 150, Outcome.EXPIRED, queue="api")]
+    jobs = [api("a", b"[200,201]"), api("b", b"[200,201]"), api("x", b"[60,70]")]
+    assert verdict(jobs, [*held, *rows("a", "b", "x")]).w_max_overlap == 3
+
+
+def test_leases_touch_but_do_not_overlap() -> None:
+    assert overlapping_leases([row("a", 0, 10), row("a", 10, 20)]) == 0
+    assert overlapping_leases([row("a", 0, 500, Outcome.EXPIRED), row("a", 100, 120)]) == 0
+    assert overlapping_leases([row("a", 0, 10), row("b", 0, 10)]) == 0
+    assert overlapping_leases([row("a", 0, 30), row("a", 10, 40), row("a", 20, 50)]) == 3
+    assert most_at_once([(0, 10), (10, 20), (5, 15), (3, 3)]) == 2
+    assert most_at_once([]) == 0
+
+
+def test_recovery_counts_what_was_taken_up_after_the_kill() -> None:
+    rows = [row("a", 10, 120, Outcome.EXPIRED), row("a", 120, 130), row("b", 10, 20), row("c", 150, 160)]
+    assert recovery(["a", "c"], rows, killed_at=50) == (2, 100)
+    assert recovery(["b"], rows, killed_at=50) == (0, 0)
+
+
+def test_the_same_seed_makes_the_same_workload() -> None:
+    one, same, other = make_workload(500, 7), make_workload(500, 7), make_workload(500, 8)
+    assert one == same
+    assert one != other
+    assert len(one.first) + len(one.unwanted) + sum(map(len, one.waves)) == 500

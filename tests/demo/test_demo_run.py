@@ -1,0 +1,57 @@
+"""The demo itself, small: real workers, a real kill."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from taskharbor.client import Client
+from taskharbor.demo.crew import Crew, WorkerGone
+
+
+def demo(*args: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "taskharbor", "demo", "--jobs", "400", *args]
+    return subprocess.run(command, capture_output=True, text=True, timeout=150, check=False)
+
+
+def test_ends_with_one_json_object_and_nothing_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    done = demo("--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    (line,) = done.stdout.splitlines()
+    found = json.loads(line)
+    assert found["accepted"] == found["done"] + found["dead"] + found["cancelled"]
+    assert (found["lost"], found["doubled"], found["overlapping_leases"]) == (0, 0, 0)
+    assert found["w_max_overlap"] <= found["w_limit"]
+    assert found["killed"]["held"] == found["killed"]["recovered"] > 0
+    assert found["expired"] >= found["killed"]["held"]
+    assert found["seconds"] > 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_tells_a_newcomer_and_keeps_the_database_on_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    done = demo("--keep", "--seed", "2")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "each exactly once" in done.stdout
+    assert "was killed with SIGKILL" in done.stdout
+    (folder,) = tmp_path.iterdir()
+    assert str(folder) in done.stdout
+    with Client(f"sqlite:///{folder}/demo.db") as client:
+        assert [queue.queue for queue in client.stats()] == ["api", "default"]
+
+
+def test_a_worker_that_ends_by_itself_is_noticed() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        crew = Crew(Path(folder), "nonsense://", lease=2.0, names=("w",))
+        with crew.at_work():
+            crew._processes["w"].wait(timeout=60)
+            with pytest.raises(WorkerGone, match="no installed driver"):
+                crew.check()
