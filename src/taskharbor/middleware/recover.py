@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import msgspec
@@ -19,5 +20,7 @@ class Raised(msgspec.Struct, frozen=True):
 async def recover(job: Job, call_next: Call) -> Any:
     try:
         return await call_next(job)
-    except (Exception, SystemExit) as error:  # sys.exit() in a handler ends the job, not the worker.
+    except (asyncio.CancelledError, GeneratorExit):
+        raise  # Said to the handler by somebody else, as a rule; the runner knows who.
+    except BaseException as error:  # sys.exit() in a handler ends the job, not the worker.
         return Raised(error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
 import traceback
@@ -11,17 +12,25 @@ from typing import Any
 import taskharbor.signals as signals
 from taskharbor.codec import CodecRegistry
 from taskharbor.drivers.contract import Ack, Discard, Fail, Release, Retry, Settlement
-from taskharbor.errors import CodecError, HandlerMissing
+from taskharbor.errors import HandlerMissing, PayloadInvalid
 from taskharbor.handlers import Handler
-from taskharbor.jobs import MAX_ERROR_CHARS, MAX_RESULT_BYTES, Failure, JobRecord, Micros
+from taskharbor.jobs import MAX_ERROR_CHARS, MAX_RESULT_BYTES, SECOND, Failure, JobRecord, Micros
 from taskharbor.middleware.recover import Raised
 from taskharbor.middleware.validate import PayloadRejected
 from taskharbor.retry import DEFAULT_RETRY
+from taskharbor.worker.remote import Remote
 
 log = logging.getLogger("taskharbor.worker")
 
 _OWN_CODE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_TYPE_CHARS = 200
 _MESSAGE_CHARS = 500
+_LATEST: Micros = 253_402_300_799 * SECOND
+"""The last second of the year 9999: no datetime goes further, and every backend's integers go further than that."""
+
+
+class NotAwaited(TypeError):
+    """A plain function handed back a coroutine: nothing of the work has happened."""
 
 
 def decide(
@@ -31,17 +40,25 @@ def decide(
     token = record.token
     assert token is not None
     if not isinstance(outcome, Raised):
-        return Ack(record.id, token, None if outcome is None else _encoded_result(record, outcome, codecs))
-    error = outcome.error
+        if outcome is None:
+            return Ack(record.id, token)
+        try:
+            return Ack(record.id, token, _encoded_result(record, outcome, codecs))
+        except NotAwaited as unfinished:
+            error: BaseException = unfinished
+    else:
+        error = outcome.error
     if isinstance(error, signals.Snooze):
-        return Release(record.id, token, now + error.delay_us)
+        return Release(record.id, token, min(now + error.delay_us, _LATEST))
     if isinstance(error, signals.Discard):
         return Discard(record.id, token, describe(error))
     if isinstance(error, PayloadRejected):
-        if handler.on_invalid == "complete":
+        # A codec this worker does not know says nothing about the payload: that is never completed.
+        if handler.on_invalid == "complete" and isinstance(error.cause, PayloadInvalid):
             return Ack(record.id, token)
         # The execution never began: no failure is counted against the job.
-        return Fail(record.id, token, record.attempts, Failure("PayloadInvalid", str(error)[:_MESSAGE_CHARS]))
+        reason = Failure(type(error.cause).__name__, _storable(str(error.cause), _MESSAGE_CHARS))
+        return Fail(record.id, token, record.attempts, reason)
     attempts = record.attempts + 1
     failure = describe(error)
     if isinstance(error, signals.Unrecoverable) or attempts + record.stalls >= record.max_attempts:
@@ -49,7 +66,7 @@ def decide(
     run_at = error.run_at(now) if isinstance(error, signals.Retry) else None
     if run_at is None:
         run_at = now + _delay(record, handler, attempts)
-    return Retry(record.id, token, run_at, attempts, failure)
+    return Retry(record.id, token, min(run_at, _LATEST), attempts, failure)
 
 
 def no_handler(record: JobRecord) -> Settlement:
@@ -60,14 +77,25 @@ def no_handler(record: JobRecord) -> Settlement:
 
 def describe(error: BaseException) -> Failure:
     """What is kept of an exception. Our own frames say nothing to a user and are left out of the traceback."""
-    message = str(error)[:_MESSAGE_CHARS]
+    if isinstance(error, Remote):
+        return error.failure
+    kind = _storable(type(error).__name__, _TYPE_CHARS)
+    try:
+        message = _storable(str(error), _MESSAGE_CHARS)
+    except Exception:
+        message = "(an error that cannot be put in words: its __str__ fails)"
     if isinstance(error, signals.HandlerSignal):
-        return Failure(type(error).__name__, message)
+        return Failure(kind, message)
     trace = error.__traceback__
     while trace is not None and _is_own(trace):
         trace = trace.tb_next
     detail = "".join(traceback.format_exception(type(error), error, trace)) if trace is not None else ""
-    return Failure(type(error).__name__, message, detail[-MAX_ERROR_CHARS:])
+    return Failure(kind, message, _storable(detail[-MAX_ERROR_CHARS:], MAX_ERROR_CHARS))
+
+
+def _storable(text: str, limit: int) -> str:
+    """Bounded, and without what some backend's text refuses: one odd file name in a message must not stop a batch."""
+    return text[:limit].encode(errors="backslashreplace").decode().replace("\0", "\\0")[:limit]
 
 
 def _is_own(trace: TracebackType) -> bool:
@@ -79,17 +107,22 @@ def _is_own(trace: TracebackType) -> bool:
 
 def _delay(record: JobRecord, handler: Handler, attempts: int) -> Micros:
     try:
-        return max(0, handler.retry.next_delay(record, attempts))
+        return max(0, int(handler.retry.next_delay(record, attempts)))
     except Exception:
         log.exception("the retry policy of %s failed; the default one is used", record.type)
         return DEFAULT_RETRY.next_delay(record, attempts)
 
 
 def _encoded_result(record: JobRecord, result: Any, codecs: CodecRegistry) -> bytes | None:
-    # The work is done either way: a result that cannot be kept is no reason to do it again.
     try:
         encoded = codecs.get(record.codec).encode(result)
-    except CodecError as misfit:
+    except Exception as misfit:
+        if inspect.iscoroutine(result):
+            result.close()
+            raise NotAwaited(
+                f"the handler of {record.type} returned a coroutine nobody awaited: make it 'async def'"
+            ) from None
+        # The work is done: a result that cannot be kept is no reason to do it again.
         log.warning("the result of %s %s is not kept: %s", record.type, record.id, misfit)
         return None
     if len(encoded) > MAX_RESULT_BYTES:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from random import Random
 from typing import Any
 
 import msgspec
 
 from taskharbor.clock import BackendClock, Clock
-from taskharbor.drivers.contract import Driver, Release, Settlement
+from taskharbor.drivers.contract import Driver, JobFilter, Release, Settlement
 from taskharbor.errors import BackendUnavailable
 from taskharbor.jobs import JobState, Micros
 from taskharbor.worker.fetch import FetchLoop
@@ -56,6 +57,7 @@ class Engine:
         *,
         on_handlers_loop: Callable[..., Any],
         settled: Callable[[Sequence[tuple[Hold, Settlement]]], None],
+        rng: Random | None = None,
     ) -> None:
         self._config = config
         self._driver = driver
@@ -66,7 +68,7 @@ class Engine:
         self.holds: dict[Hold, None] = {}
         """What this worker has leased and not yet settled, oldest first. Not by job id: a job whose lease was lost may
         come back to this very worker while the old execution still winds up."""
-        self.outage = Outage()
+        self.outage = Outage(rng)
         self._loop = asyncio.get_running_loop()
         self._stop = asyncio.Event()
         self._in_a_hurry = False
@@ -88,14 +90,6 @@ class Engine:
             completed=self._completed,
             hand_over=self._hand_over,
         )
-        self._settle = SettleLoop(
-            driver,
-            holds=self.holds,
-            clock=clock,
-            outage=self.outage,
-            flushed=self._flushed,
-            give_up=self._past_closing,
-        )
         self._heartbeat = HeartbeatLoop(
             driver,
             holds=self.holds,
@@ -104,7 +98,18 @@ class Engine:
             clock=clock,
             abort=self._abort,
         )
-        self._sweep = SweepLoop(driver, clock=clock)
+        self._settle = SettleLoop(
+            driver,
+            holds=self.holds,
+            clock=clock,
+            outage=self.outage,
+            flushed=self._flushed,
+            give_up=self._past_closing,
+            # After an outage the write must come before the leases are over.
+            longest_pause=config.heartbeat / 2,
+            heartbeat_over=self._heartbeat.is_over.wait,
+        )
+        self._sweep = SweepLoop(driver, clock=clock, rng=rng)
 
     def attach(self, runner: Runner) -> None:
         self._runner = runner
@@ -116,9 +121,10 @@ class Engine:
         self._fetch.made_room()
 
     def request_stop(self, *, now: bool = False) -> None:
-        self._loop.call_soon_threadsafe(self._ask_to_stop, now)
+        self._loop.call_soon_threadsafe(self.ask_to_stop, now)
 
-    def _ask_to_stop(self, now: bool = False) -> None:
+    def ask_to_stop(self, now: bool = False) -> None:
+        """On the engine's own loop."""
         self._in_a_hurry = self._in_a_hurry or now
         self._stop.set()
         self._changed.set()
@@ -126,13 +132,22 @@ class Engine:
     # -- life ---------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        await self.outage.ride_out(self._driver.open, give_up=self._stop.is_set)
         try:
-            if isinstance(self._clock, BackendClock):
-                await self.outage.ride_out(self._clock.sync, give_up=self._stop.is_set)
-            await self._work()
+            if await self._reach():
+                await self._work()
         finally:
             await self._driver.close()
+
+    async def _reach(self) -> bool:
+        """Until the backend answers for the first time; False if we are asked to stop before it does."""
+        try:
+            await self.outage.ride_out(self._driver.open, give_up=self._stop.is_set)
+            if isinstance(self._clock, BackendClock):
+                await self.outage.ride_out(self._clock.sync, give_up=self._stop.is_set)
+        except (BackendUnavailable, OSError) as error:
+            log.warning("stopped before the backend answered: %s", error)
+            return False
+        return not self._stop.is_set()
 
     async def _work(self) -> None:
         config = self._config
@@ -141,15 +156,17 @@ class Engine:
         if config.until_empty:
             lasting.append(asyncio.ensure_future(self._stop_when_empty()))
         if config.max_seconds is not None:
-            self._loop.call_later(config.max_seconds, self._ask_to_stop)
+            self._loop.call_later(config.max_seconds, self.ask_to_stop)
         stopping = asyncio.ensure_future(self._stop.wait())
+        for loop in (fetching, *lasting):
+            loop.add_done_callback(lambda _: self._changed.set())
         try:
             await asyncio.wait([fetching, stopping, *lasting], return_when=asyncio.FIRST_COMPLETED)
-            if any(task.done() for task in lasting):
+            if _any_broke(lasting):
                 self._in_a_hurry = True  # A loop broke: without it nothing more can be finished properly.
             elif fetching.done() and fetching.exception() is None:
                 # max_jobs reached: what was taken is finished, however long that takes.
-                await self._until_settled(None, unless=self._stop.is_set)
+                await self._until_settled(fetching, None, lambda: self._stop.is_set() or _any_broke(lasting))
             await self._shut_down(fetching)
         finally:
             for task in (stopping, fetching, *lasting):
@@ -165,20 +182,28 @@ class Engine:
         grace = 0.0 if self._in_a_hurry else self._config.grace
         self._closing_at = self._loop.time() + grace + 2 * _ABORT_SECONDS
         self._fetch.stop()
-        await asyncio.wait([fetching])
+        # A reserve that is under way may take long where the backend hangs: what it still brings is given back too.
         self._on_handlers_loop(self._runner.release_buffered)
-        await self._until_settled(grace, unless=lambda: self._in_a_hurry)
-        if self.holds:
+        await self._until_settled(fetching, grace, unless=lambda: self._in_a_hurry)
+        if self.holds or not fetching.done():
             self._on_handlers_loop(self._runner.abort_running, SHUTDOWN)
-            await self._until_settled(_ABORT_SECONDS)
+            await self._until_settled(fetching, _ABORT_SECONDS)
+        if not fetching.done():
+            fetching.cancel()
+            await asyncio.wait([fetching], timeout=_ABORT_SECONDS)
         if self.holds:
             await self._give_back()
 
-    async def _until_settled(self, seconds: float | None, unless: Callable[[], bool] = lambda: False) -> None:
-        """Until everything held is settled, the time is up, or there is a reason not to wait."""
+    async def _until_settled(
+        self,
+        fetching: asyncio.Future[None],
+        seconds: float | None,
+        unless: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Until nothing is held or on its way here, the time is up, or there is a reason not to wait."""
         try:
             async with asyncio.timeout(seconds):
-                while self.holds and not unless():
+                while (self.holds or not fetching.done()) and not unless():
                     self._changed.clear()
                     await self._changed.wait()
         except TimeoutError:
@@ -186,15 +211,20 @@ class Engine:
 
     async def _give_back(self) -> None:
         """Handlers that cannot be stopped die with the process: their jobs are released now, not at lease end."""
+        unwritten = sum(hold.settling for hold in self.holds)
+        if unwritten:
+            log.warning("%d jobs ended but could not be written; they run again", unwritten)
         stuck = [hold for hold in self.holds if not hold.settling and not hold.lost]
         for hold in stuck:
             hold.lost = True
         if not stuck:
             return
         log.warning("%d handlers did not stop in time; their jobs are given back", len(stuck))
-        releases = [Release(hold.record.id, hold.token) for hold in stuck]
         try:
-            await self._driver.settle(releases, now=self._clock.now())
+            async with asyncio.timeout(_ABORT_SECONDS):
+                await self._heartbeat.is_over.wait()
+                releases = [Release(hold.record.id, hold.token) for hold in stuck]
+                await self._driver.settle(releases, now=self._clock.now())
         except (BackendUnavailable, OSError) as error:
             log.warning("jobs could not be given back (%s); they run again when their leases expire", error)
 
@@ -202,7 +232,7 @@ class Engine:
         while True:
             await self._fetch.is_idle.wait()
             if not self.holds and await self.outage.ride_out(self._is_empty):
-                self._ask_to_stop()
+                self.ask_to_stop()
                 return
             await asyncio.sleep(0.05)
 
@@ -210,11 +240,20 @@ class Engine:
         """Nothing to do now or under way anywhere. What is scheduled for later does not count."""
         for queue in self._config.queues:
             (stats,) = await self._driver.stats(now=self._clock.now(), queue=queue)
-            if stats.counts[JobState.INFLIGHT] or (
-                not stats.settings.paused and (stats.counts[JobState.READY] or stats.counts[JobState.BLOCKED])
-            ):
+            open_states = {JobState.INFLIGHT}
+            if not stats.settings.paused:
+                open_states |= {JobState.READY, JobState.BLOCKED}
+            if any(stats.counts[state] for state in open_states) and await self._are_ours(queue, open_states):
                 return False
         return True
+
+    async def _are_ours(self, queue: str, states: set[JobState]) -> bool:
+        """Whether any job in these states is of a type this worker serves."""
+        types = self._config.types
+        if types is None:
+            return True
+        wanted = JobFilter(queue=queue, states=frozenset(states), types=frozenset(types))
+        return bool((await self._driver.list_jobs(wanted, now=self._clock.now(), limit=1)).jobs)
 
     # -- between the loops ---------------------------------------------------------------------------------
 
@@ -238,3 +277,7 @@ class Engine:
 
     def _past_closing(self) -> bool:
         return self._closing_at is not None and self._loop.time() > self._closing_at
+
+
+def _any_broke(tasks: Sequence[asyncio.Future[None]]) -> bool:
+    return any(task.done() and not task.cancelled() and task.exception() is not None for task in tasks)

@@ -108,7 +108,8 @@ class FetchLoop:
                 self.is_idle.clear()
                 continue
             self.is_idle.set()
-            await self._wait_for_work()
+            if not self._stopping:  # Asked while the fetch was under way: nobody would end the wait.
+                await self._wait_for_work()
 
     def _target(self) -> int:
         return self._concurrency + min(self._prefetch, int(self._pace.per_second * AHEAD_SECONDS))

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 
 from taskharbor.clock import Clock
 from taskharbor.drivers.contract import Driver, Extension
 from taskharbor.errors import BackendUnavailable, JobError
-from taskharbor.jobs import Micros
+from taskharbor.jobs import Lease, Micros
 from taskharbor.worker.hold import Hold
 from taskharbor.worker.run import CANCELLED, LEASE_LOST
 
@@ -37,6 +37,9 @@ class HeartbeatLoop:
         self._interval = interval
         self._clock = clock
         self._abort = abort
+        self.is_over = asyncio.Event()
+        """Set while no heartbeat is under way: every hold then has the token that is valid now."""
+        self.is_over.set()
 
     async def run(self) -> None:
         pause = self._interval
@@ -60,19 +63,28 @@ class HeartbeatLoop:
             return
         reports = [hold.progress for hold in held]
         extensions = [
-            Extension(hold.record.id, hold.token, report) for hold, report in zip(held, reports, strict=True)
+            Extension(hold.record.id, hold.token, None if report is hold.reported else report)
+            for hold, report in zip(held, reports, strict=True)
         ]
-        answers = await self._driver.extend_lease(
-            extensions, lease_for=self._lease_for, now=self._clock.now()
-        )
+        self.is_over.clear()
+        try:
+            answers = await self._driver.extend_lease(
+                extensions, lease_for=self._lease_for, now=self._clock.now()
+            )
+            self._take_in(held, reports, answers)
+        finally:
+            self.is_over.set()
+
+    def _take_in(
+        self, held: list[Hold], reports: list[bytes | None], answers: Sequence[Lease | JobError]
+    ) -> None:
         for hold, report, answer in zip(held, reports, answers, strict=True):
             if isinstance(answer, JobError):
                 self._lose(hold, answer)
                 continue
             hold.token = answer.token
             hold.expires_at_us = answer.expires_at_us
-            if hold.progress is report:
-                hold.progress = None
+            hold.reported = report
             if answer.cancel_requested and hold.settlement is None:
                 self._abort(hold, CANCELLED)
 

@@ -13,7 +13,8 @@ from taskharbor.jobs import JobRecord
 class Hold:
     """Shared by the backend's thread and the handlers' thread; each field has one writer.
 
-    The backend's thread owns token, expiry and `lost`; the handlers' thread owns `job`, `task` and `settlement`.
+    The backend's thread owns token, expiry, `reported`, `lost` and `settling`; the handlers' thread owns `progress`,
+    `job`, `task` and `settlement`.
     """
 
     __slots__ = (
@@ -22,6 +23,7 @@ class Hold:
         "lost",
         "progress",
         "record",
+        "reported",
         "settlement",
         "settling",
         "task",
@@ -35,6 +37,8 @@ class Hold:
         self.token = record.token
         self.expires_at_us = record.expires_at_us
         self.progress: bytes | None = None
+        self.reported: bytes | None = None
+        """The progress the backend has already."""
         self.lost = False
         """The lease is gone: whatever the handler does, nothing is written for it."""
         self.settling = False

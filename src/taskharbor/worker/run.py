@@ -52,42 +52,52 @@ class Runner:
         self._holds: dict[Hold, None] = {}  # A set that keeps its order.
         self._running = 0
         self._clean_context: Context = copy_context()
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self._is_closing = False
         self.completed = 0
         """Executions that have left this runner, however they ended."""
 
-    @property
-    def running(self) -> int:
-        return self._running
-
     def feed(self, holds: Sequence[Hold]) -> None:
         self._buffer.extend(holds)
-        self._idle.clear()
-        self._pump()
+        if self._is_closing:
+            self.release_buffered()
+        else:
+            self._pump()
 
     def abort(self, hold: Hold, reason: str) -> None:
         """Ask a handler to stop, and cancel it where that is possible."""
-        if hold.job is not None:
-            hold.job.stop(reason)
+        job = hold.job
+        if job is None:
+            self._abort_unbegun(hold, reason)
+        elif not (job.should_stop and reason == CANCELLED):
+            # Every heartbeat repeats a cancel request; repeating the cancellation would break into the cleaning up.
+            job.stop(reason)
+            if hold.task is not None:
+                hold.task.cancel()
+
+    def _abort_unbegun(self, hold: Hold, reason: str) -> None:
         if hold.task is not None:
+            # Due, but it has not run yet: a task cancelled now never does, so it could not say how it ended.
             hold.task.cancel()
+        else:
+            try:
+                self._buffer.remove(hold)
+            except ValueError:
+                return  # It has left already.
+        self._settle_stopped(hold, reason)
+        self._leave(hold)
+        self._pump()
 
     def release_buffered(self) -> None:
-        """Give back what has not begun."""
-        buffered = list(self._buffer)
-        self._buffer.clear()
-        for hold in buffered:
+        """Give back what has not begun, and whatever still comes."""
+        self._is_closing = True
+        while self._buffer:
+            hold = self._buffer.popleft()
             hold.settlement = Release(hold.record.id, hold.token)
             self._leave(hold)
-        self._pump()
 
     def abort_running(self, reason: str) -> None:
         for hold in list(self._holds):
             self.abort(hold, reason)
-
-    async def wait_idle(self) -> None:
-        await self._idle.wait()
 
     def _pump(self) -> None:
         buffer = self._buffer
@@ -100,22 +110,22 @@ class Runner:
             self._holds[hold] = None
             # A context of its own: what one handler binds to a context variable, the next must not see.
             hold.task = self._loop.create_task(self._run(hold), context=self._clean_context.copy())
-        if not buffer and not self._running:
-            self._idle.set()
 
     async def _run(self, hold: Hold) -> None:
         record = hold.record
         entry = self._chains.get(record.type)
         try:
-            if entry is None:
+            now = self._now()
+            if hold.lost or hold.expires_at_us <= now:
+                pass  # A worker that was frozen comes to it late: by now it may run elsewhere.
+            elif entry is None:
                 hold.settlement = no_handler(record)
             else:
                 handler, chain = entry
-                job = hold.job = Job(record, self._now(), _reporter(hold))
+                job = hold.job = Job(record, now, _reporter(hold))
                 set_current_job(job)
                 outcome = await chain(job)
-                if hold in self._holds:
-                    hold.settlement = decide(record, handler, outcome, self._codecs, self._now())
+                hold.settlement = decide(record, handler, outcome, self._codecs, self._now())
         except asyncio.CancelledError as cancelled:
             self._settle_cancelled(hold, cancelled)
         except BaseException as bug:
@@ -124,25 +134,26 @@ class Runner:
             hold.settlement = decide(
                 record, self._chains[record.type][0], Raised(bug), self._codecs, self._now()
             )
-            if not isinstance(bug, Exception):
-                raise
         finally:
-            if hold in self._holds:
-                self._leave(hold)
-                self._pump()
+            self._leave(hold)
+            self._pump()
 
     def _settle_cancelled(self, hold: Hold, cancelled: asyncio.CancelledError) -> None:
-        record = hold.record
-        reason = hold.job.stop_reason if hold.job is not None else SHUTDOWN
-        if reason == LEASE_LOST:
-            return
-        if reason == CANCELLED:
-            hold.settlement = Discard(record.id, hold.token, Failure("Cancelled", "cancelled while running"))
-        elif reason == SHUTDOWN:
-            hold.settlement = Release(record.id, hold.token)
+        assert hold.job is not None
+        reason = hold.job.stop_reason
+        if reason in (LEASE_LOST, CANCELLED, SHUTDOWN):
+            self._settle_stopped(hold, reason)
         else:  # Nobody here cancelled it: the handler did so itself, which is a failure like any other.
-            handler, _ = self._chains[record.type]
-            hold.settlement = decide(record, handler, Raised(cancelled), self._codecs, self._now())
+            handler, _ = self._chains[hold.record.type]
+            hold.settlement = decide(hold.record, handler, Raised(cancelled), self._codecs, self._now())
+
+    def _settle_stopped(self, hold: Hold, reason: str | None) -> None:
+        if reason == CANCELLED:
+            failure = Failure("Cancelled", "cancelled while running")
+            hold.settlement = Discard(hold.record.id, hold.token, failure)
+        elif reason == SHUTDOWN:
+            hold.settlement = Release(hold.record.id, hold.token)
+        # And for a lost lease nothing is written.
 
     def _leave(self, hold: Hold) -> None:
         if hold in self._holds:

@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 import msgspec
 
 from taskharbor.clock import Clock
 from taskharbor.drivers.contract import Ack, Discard, Driver, Fail, Release, Retry, Settlement
-from taskharbor.errors import JobError
+from taskharbor.errors import JobError, LeaseMismatch
 from taskharbor.worker.hold import Hold
 from taskharbor.worker.outage import Outage
 
@@ -34,6 +34,8 @@ class SettleLoop:
         outage: Outage,
         flushed: Callable[[Sequence[tuple[Hold, Settlement]]], None],
         give_up: Callable[[], bool],
+        longest_pause: float,
+        heartbeat_over: Callable[[], Awaitable[object]],
     ) -> None:
         self._driver = driver
         self._holds = holds
@@ -41,6 +43,8 @@ class SettleLoop:
         self._outage = outage
         self._flushed = flushed
         self._give_up = give_up
+        self._longest_pause = longest_pause
+        self._heartbeat_over = heartbeat_over
         self._loop = asyncio.get_running_loop()
         self._finished: deque[Hold] = deque()
         self._wake = asyncio.Event()
@@ -78,17 +82,41 @@ class SettleLoop:
             self._flushed(())
             return
         settlements = [_current(hold) for hold in batch]
-        answers = await self._outage.ride_out(
-            lambda: self._driver.settle(settlements, now=self._clock.now()), give_up=self._give_up
-        )
+        answers = await self._write(settlements)
         written: list[tuple[Hold, Settlement]] = []
+        outrun: list[Hold] = []
         for hold, settlement, answer in zip(batch, settlements, answers, strict=True):
+            if isinstance(answer, LeaseMismatch):
+                outrun.append(hold)
+                continue
             self._holds.pop(hold, None)
             if answer is None:
                 written.append((hold, settlement))
             else:
                 _log_refused(hold, settlement, answer)
+        if outrun:
+            written.extend(await self._write_outrun(outrun))
         self._flushed(written)
+
+    async def _write(self, settlements: Sequence[Settlement]) -> list[JobError | None]:
+        return await self._outage.ride_out(
+            lambda: self._driver.settle(settlements, now=self._clock.now()),
+            give_up=self._give_up,
+            longest_pause=self._longest_pause,
+        )
+
+    async def _write_outrun(self, outrun: list[Hold]) -> list[tuple[Hold, Settlement]]:
+        """A heartbeat on its way may have changed the token under a settlement: the new one is tried too."""
+        await self._heartbeat_over()
+        settlements = [_current(hold) for hold in outrun]
+        written: list[tuple[Hold, Settlement]] = []
+        for hold, settlement, answer in zip(outrun, settlements, await self._write(settlements), strict=True):
+            self._holds.pop(hold, None)
+            if answer is None:
+                written.append((hold, settlement))
+            else:
+                _log_refused(hold, settlement, answer)
+        return written
 
 
 def _current(hold: Hold) -> Settlement:

@@ -21,11 +21,11 @@ BATCH = 1000
 
 
 class SweepLoop:
-    def __init__(self, driver: Driver, *, clock: Clock) -> None:
+    def __init__(self, driver: Driver, *, clock: Clock, rng: random.Random | None = None) -> None:
         self._driver = driver
         self._clock = clock
         self._loop = asyncio.get_running_loop()
-        self._random = random.Random()
+        self._random = rng or random.Random()
         self._prune_at = self._loop.time() + self._random.uniform(0, PRUNE_EVERY)
 
     async def run(self) -> None:

@@ -15,6 +15,7 @@ from contextvars import Context, copy_context
 from typing import Any, TypeAlias
 
 from taskharbor.context import Job
+from taskharbor.middleware.timeout import TIMEOUT
 
 _Call: TypeAlias = "tuple[asyncio.Future[Any], Context, Callable[[], Any]]"
 
@@ -30,6 +31,7 @@ class ThreadPool:
         self._ended: deque[tuple[asyncio.Future[Any], Any, BaseException | None]] = deque()
         self._loop = asyncio.get_running_loop()
         self._notified = False
+        self._closed = False
 
     async def run(self, job: Job, function: Callable[[], Any]) -> Any:
         future: asyncio.Future[Any] = self._loop.create_future()
@@ -43,19 +45,25 @@ class ThreadPool:
                 try:
                     await asyncio.shield(future)
                 except asyncio.CancelledError as error:
+                    if future.done():
+                        break  # The thread ended before it could be asked to stop, or raised this itself.
                     # Whoever cancels by hand sets the reason first; without one it was the timeout.
-                    job.stop("timeout")
+                    job.stop(TIMEOUT)
                     cancelled = error
+                    if self._closed:
+                        raise  # The worker is gone and the process goes: nobody waits for the thread any more.
                 except BaseException:
                     break  # The handler's own: read from the future below.
         finally:
             self._busy -= 1
         if cancelled is not None:
+            # What came of it does not count: a handler that was asked to stop may have returned half-way.
             future.exception()  # Looked at, so that asyncio does not complain about an error nobody read.
             raise cancelled
         return future.result()
 
     def close(self) -> None:
+        self._closed = True
         for _ in self._threads:
             self._calls.put(None)
 
@@ -75,6 +83,7 @@ class ThreadPool:
             except StopIteration as stop:
                 # A future refuses StopIteration.
                 error = RuntimeError(f"the handler raised StopIteration({stop.value!r})")
+                error.__traceback__ = stop.__traceback__
             except BaseException as raised:
                 error = raised
             self._ended.append((future, result, error))

@@ -15,8 +15,9 @@ import socket
 import threading
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
+from random import Random
 from typing import Any
 
 from taskharbor.arguments import Arguments
@@ -80,9 +81,12 @@ class Worker:
         middleware: Sequence[Middleware] = (),
         codecs: CodecRegistry | None = None,
         clock: Clock | None = None,
+        rng: Random | None = None,
     ) -> None:
         seconds = lease.total_seconds() if isinstance(lease, timedelta) else lease
         _require(bool(queues), "a worker needs at least one queue")
+        for what, names in (("queues", queues), ("types", types)):
+            _require(not isinstance(names, str), f"{what} {names!r}: give a list of names, not one string")
         _require(concurrency >= 1, f"concurrency {concurrency}: at least 1")
         _require(seconds >= SHORTEST_LEASE, f"lease of {seconds:g} s: at least {SHORTEST_LEASE:g} s")
         _require(prefetch >= 0, f"prefetch {prefetch}: not negative")
@@ -113,10 +117,14 @@ class Worker:
         self._middleware = list(middleware)
         self._codecs = codecs or CodecRegistry()
         self._clock = clock
+        self._rng = rng
         self._handlers: dict[str, Handler] = {}
         self._engine: Engine | None = None
         self._stop_asked = 0
-        self._lock = threading.Lock()
+        self._is_running = False
+        self._processes: ProcessPool | None = None
+        # Reentrant: a signal may interrupt `stop` in the main thread and call it again.
+        self._lock = threading.RLock()
         self.outcomes: Counter[Outcome] = Counter()
         """How many executions ended how, since this worker started."""
 
@@ -185,41 +193,72 @@ class Worker:
                     asyncio.run(self._serve(runner, clock, handlers_loop.call_soon_threadsafe))
                 except BaseException as raised:
                     error = raised
-                handlers_loop.call_soon_threadsafe(report, error)
+                with suppress(RuntimeError):  # The handlers' loop was closed without waiting for us.
+                    handlers_loop.call_soon_threadsafe(report, error)
 
             thread = threading.Thread(target=backend, name="taskharbor-backend", daemon=True)
             thread.start()
-            try:
-                await asyncio.shield(ended)
-            except asyncio.CancelledError:
-                # Cancelling the worker is the immediate stop: leases are given back before we go.
-                self.stop(now=True)
-                await ended
-                raise
+            await self._until_ended(ended)
 
     async def run_on_one_loop(self) -> None:
         """Backend and handlers on the calling loop: for simulations under a virtual clock. A handler that blocks, blocks all."""
         with self._place() as (runner, clock):
-            await self._serve(runner, clock, asyncio.get_running_loop().call_soon)
+            await self._until_ended(
+                asyncio.ensure_future(self._serve(runner, clock, asyncio.get_running_loop().call_soon))
+            )
+
+    async def _until_ended(self, ended: asyncio.Future[None]) -> None:
+        try:
+            await asyncio.shield(ended)
+        except asyncio.CancelledError:
+            # Cancelling the worker is the immediate stop: leases are given back before we go.
+            self.stop(now=True)
+            await ended
+            raise
+        finally:
+            if self._processes is not None:
+                await self._processes.close()
 
     def stop(self, *, now: bool = False) -> None:
         """Ask the worker to stop, from any thread: gracefully, or at once."""
         with self._lock:
             self._stop_asked = max(self._stop_asked, 2 if now else 1)
-            engine = self._engine
-        if engine is not None:
-            engine.request_stop(now=now)
+            # Under the lock: the engine is taken away under it too, before its loop closes.
+            if self._engine is not None:
+                self._engine.request_stop(now=now)
 
     @contextmanager
     def _place(self) -> Iterator[tuple[Runner, Clock]]:
         """What one run needs on the handlers' loop."""
-        clock = self._clock or BackendClock(self.driver.time)
+        with self._lock:
+            if self._is_running:
+                raise RuntimeError(
+                    f"worker {self.name} is running already: make another one for another loop"
+                )
+            self._is_running = True
+        try:
+            with self._pools() as (threads, processes):
+                clock = self._clock or BackendClock(self.driver.time)
+                yield self._runner(clock, threads, processes), clock
+        finally:
+            self._is_running = False
+
+    @contextmanager
+    def _pools(self) -> Iterator[tuple[ThreadPool, ProcessPool | None]]:
+        isolated = [handler for handler in self._handlers.values() if handler.isolation == "process"]
+        processes = ProcessPool(isolated, codecs=self._codecs) if isolated else None
         threads = ThreadPool(self.config.concurrency)
-        isolated = {
-            name: handler for name, handler in self._handlers.items() if handler.isolation == "process"
-        }
-        processes = ProcessPool(isolated, size=self.config.concurrency, threads=threads) if isolated else None
-        runner = Runner(
+        self._processes = processes
+        try:
+            yield threads, processes
+        finally:
+            threads.close()
+            if processes is not None:
+                processes.abandon()
+            self._processes = None
+
+    def _runner(self, clock: Clock, threads: ThreadPool, processes: ProcessPool | None) -> Runner:
+        return Runner(
             {
                 name: (handler, self._chain(handler, threads, processes))
                 for name, handler in self._handlers.items()
@@ -229,23 +268,22 @@ class Worker:
             now=clock.now,
             finished=self._finished,
         )
-        try:
-            yield runner, clock
-        finally:
-            threads.close()
-            if processes is not None:
-                processes.close()
 
     async def _serve(self, runner: Runner, clock: Clock, on_handlers_loop: Callable[..., Any]) -> None:
         engine = Engine(
-            self.config, self.driver, clock, on_handlers_loop=on_handlers_loop, settled=self._settled
+            self.config,
+            self.driver,
+            clock,
+            on_handlers_loop=on_handlers_loop,
+            settled=self._settled,
+            rng=self._rng,
         )
         engine.attach(runner)
         with self._lock:
             self._engine = engine
             asked = self._stop_asked
         if asked:
-            engine.request_stop(now=asked > 1)
+            engine.ask_to_stop(now=asked > 1)
         log.info("worker %s serves %s", self.name, ", ".join(self.config.queues))
         try:
             await engine.run()
@@ -256,8 +294,12 @@ class Worker:
             log.info("worker %s stopped after %d executions", self.name, self.outcomes.total())
 
     def _finished(self, hold: Hold) -> None:
-        if self._engine is not None:
-            self._engine.finished(hold)
+        engine = self._engine
+        if engine is not None:
+            try:
+                engine.finished(hold)
+            except RuntimeError:
+                log.debug("%s ended after its worker had", hold.record.id)
 
     def _settled(self, written: Sequence[tuple[Hold, Settlement]]) -> None:
         for hold, settlement in written:
@@ -298,7 +340,7 @@ class Worker:
             yield
         finally:
             for number, handler in previous.items():
-                signal.signal(number, handler)
+                signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 
 def _innermost(handler: Handler, threads: ThreadPool, processes: ProcessPool | None) -> Call:
