@@ -1,0 +1,181 @@
+"""Questions about what was enqueued, with answers that show what was enqueued instead.
+
+Plain functions that work in synchronous and asynchronous tests alike. A job counts whatever has become of it since;
+`states` narrows that down.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any, TypedDict, Unpack
+
+from taskharbor.drivers.contract import JobFilter
+from taskharbor.errors import CodecError
+from taskharbor.harbor import Harbor, JobType
+from taskharbor.jobs import SECOND, JobRecord, JobState, to_micros
+
+_SHOWN = 20
+
+
+class Expected(TypedDict, total=False):
+    """What a job can be asked for; everything given must hold."""
+
+    args: Mapping[str, Any] | Sequence[Any]
+    """Some of its arguments, by name (nested ones too) or the first few by position."""
+    queue: str
+    key: str
+    idempotency_key: str
+    priority: int
+    run_at: datetime
+    delay: timedelta | float
+    headers: Mapping[str, str]
+    states: Collection[JobState]
+
+
+def enqueued(
+    harbor: Harbor, job: JobType[..., Any] | str | None = None, **expected: Unpack[Expected]
+) -> list[JobRecord]:
+    """The jobs that fit, oldest first."""
+    return [record for record in _all_jobs(harbor) if _fits(harbor, record, job, expected)]
+
+
+def assert_enqueued(
+    harbor: Harbor,
+    job: JobType[..., Any] | str | None = None,
+    *,
+    count: int | None = None,
+    **expected: Unpack[Expected],
+) -> list[JobRecord]:
+    """Fail unless a job that fits was enqueued (exactly `count`, where given). Returns those that were."""
+    found = enqueued(harbor, job, **expected)
+    if count is None and not found:
+        raise AssertionError(f"{_wish(job, expected)} was not enqueued.\n{_inventory(harbor)}")
+    if count is not None and len(found) != count:
+        raise AssertionError(
+            f"{_wish(job, expected)} was enqueued {_times(len(found))}, not {_times(count)}.\n{_inventory(harbor)}"
+        )
+    return found
+
+
+def refute_enqueued(
+    harbor: Harbor, job: JobType[..., Any] | str | None = None, **expected: Unpack[Expected]
+) -> None:
+    """Fail if a job that fits was enqueued."""
+    found = enqueued(harbor, job, **expected)
+    if found:
+        raise AssertionError(
+            f"{_wish(job, expected)} was enqueued {_times(len(found))}.\n{_inventory(harbor)}"
+        )
+
+
+def _all_jobs(harbor: Harbor) -> list[JobRecord]:
+    jobs: list[JobRecord] = []
+    cursor: str | None = None
+    while True:
+        page = harbor.client.list_jobs(JobFilter(), limit=1000, cursor=cursor)
+        jobs += page.jobs
+        cursor = page.cursor
+        if cursor is None:
+            return jobs[::-1]
+
+
+def _fits(harbor: Harbor, record: JobRecord, job: JobType[..., Any] | str | None, expected: Expected) -> bool:
+    if job is not None and record.type != _type_of(job):
+        return False
+    return all(_holds(harbor, record, name, value) for name, value in expected.items())
+
+
+def _holds(harbor: Harbor, record: JobRecord, name: str, value: Any) -> bool:
+    match name:
+        case "args":
+            return _contains(_arguments(harbor, record), _as_stored(harbor, record, value))
+        case "run_at":
+            return record.run_at_us == to_micros(value)
+        case "delay":
+            wanted = to_micros(value) if isinstance(value, timedelta) else round(value * SECOND)
+            return record.run_at_us - record.created_at_us == wanted
+        case "headers":
+            return _contains(record.headers, value)
+        case "states":
+            return record.state in value
+        case "queue" | "key" | "idempotency_key" | "priority":
+            return bool(getattr(record, name) == value)
+    raise TypeError(f"unknown expectation {name!r}; known: {', '.join(Expected.__annotations__)}")
+
+
+def _arguments(harbor: Harbor, record: JobRecord) -> Any:
+    try:
+        return harbor.codecs.get(record.codec).decode(record.payload)
+    except CodecError:
+        return record.payload
+
+
+def _as_stored(harbor: Harbor, record: JobRecord, wanted: Any) -> Any:
+    """The expected arguments as the codec would have stored them: dates as text, tuples as lists."""
+    if (
+        not isinstance(wanted, Mapping)
+        and isinstance(wanted, Sequence)
+        and not isinstance(wanted, (str, bytes))
+    ):
+        handler = harbor.handlers.get(record.type)
+        if handler is not None and handler.arguments is not None:
+            try:
+                wanted = inspect.signature(handler.function).bind_partial(*wanted).arguments
+            except TypeError:
+                return object()  # More than the handler takes: fits nothing.
+    codec = harbor.codecs.get(record.codec)
+    return codec.decode(codec.encode(dict(wanted) if isinstance(wanted, Mapping) else wanted))
+
+
+def _contains(actual: Any, wanted: Any) -> bool:
+    """Mappings may have more than is wanted, at any depth; everything else must be equal."""
+    if isinstance(wanted, Mapping):
+        return isinstance(actual, Mapping) and all(
+            name in actual and _contains(actual[name], value) for name, value in wanted.items()
+        )
+    return bool(actual == wanted)
+
+
+# -- words -------------------------------------------------------------------------------------------------
+
+
+def _type_of(job: JobType[..., Any] | str) -> str:
+    return job if isinstance(job, str) else job.type
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
+
+
+def _wish(job: JobType[..., Any] | str | None, expected: Expected) -> str:
+    details = ", ".join(f"{name}={value!r}" for name, value in expected.items())
+    what = "any job" if job is None else _type_of(job)
+    return f"{what} with {details}" if details else what
+
+
+def _inventory(harbor: Harbor) -> str:
+    jobs = _all_jobs(harbor)
+    if not jobs:
+        return "Nothing was enqueued at all."
+    lines = list(_described(harbor, jobs[-_SHOWN:]))
+    left_out = f" (the last {_SHOWN} of {len(jobs)})" if len(jobs) > _SHOWN else ""
+    return "\n".join([f"Enqueued were{left_out}:", *lines])
+
+
+def _described(harbor: Harbor, jobs: Sequence[JobRecord]) -> Iterator[str]:
+    for record in jobs:
+        arguments = _arguments(harbor, record)
+        if isinstance(arguments, Mapping):
+            shown = ", ".join(f"{name}={value!r}" for name, value in arguments.items())
+        else:
+            shown = repr(arguments)
+        extras = {
+            "key": record.key,
+            "idempotency_key": record.idempotency_key,
+            "priority": record.priority or None,
+            "delay": (record.run_at_us - record.created_at_us) / SECOND or None,
+        }
+        told = "".join(f", {name}={value!r}" for name, value in extras.items() if value is not None)
+        yield f"  {record.type}({shown}) in {record.queue!r}, {record.state}{told}"

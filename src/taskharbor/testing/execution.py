@@ -1,0 +1,118 @@
+"""One execution, by the worker's own rules and without a worker: same middleware, same decision, no loops, no threads.
+
+Handlers run in the calling thread whatever their isolation says, and their exceptions are kept as they were raised.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from typing import Any
+
+import msgspec
+
+from taskharbor.client import AsyncClient
+from taskharbor.context import Job, set_current_job
+from taskharbor.drivers.contract import Fail, Retry, Settlement
+from taskharbor.errors import HandlerMissing
+from taskharbor.handlers import Handler
+from taskharbor.harbor import Harbor
+from taskharbor.jobs import JobRecord, Micros, Outcome
+from taskharbor.middleware import Call, compose
+from taskharbor.middleware.recover import Raised, recover
+from taskharbor.middleware.timeout import timeout
+from taskharbor.middleware.validate import PayloadRejected, validate_for
+from taskharbor.testing.loops import outside_the_loop
+from taskharbor.worker.decide import decide, no_handler
+
+
+class Executed(msgspec.Struct, frozen=True):
+    """An execution that has ended."""
+
+    record: JobRecord
+    """The job as the handler saw it."""
+    outcome: Outcome
+    error: BaseException | None = None
+    """What made it fail, as it was raised. A snooze or a discard is not a failure."""
+
+    @property
+    def type(self) -> str:
+        return self.record.type
+
+    def __str__(self) -> str:
+        reason = "" if self.error is None else f": {type(self.error).__name__}: {self.error}"
+        return f"{self.record.type} {self.record.id} {self.outcome}{reason}"
+
+
+async def execute(harbor: Harbor, client: AsyncClient, record: JobRecord) -> Executed:
+    """Run a leased job and settle it."""
+    settlement, error = await _run(harbor, client, record)
+    (refused,) = await client.driver.settle([settlement], now=await client.now())
+    if refused is not None:
+        raise refused
+    # What the backend made of it: a job that was cancelled meanwhile is not retried, whatever the handler did.
+    outcome = (await client.driver.job_attempts(record.id))[-1].outcome
+    return Executed(record, outcome, error if isinstance(settlement, (Retry, Fail)) else None)
+
+
+async def _run(
+    harbor: Harbor, client: AsyncClient, record: JobRecord
+) -> tuple[Settlement, BaseException | None]:
+    handler = harbor.handlers.get(record.type)
+    if handler is None:
+        settlement = no_handler(record)
+        return settlement, HandlerMissing(f"no handler for type {record.type!r}")
+    outcome = await call(harbor, handler, record, await client.now())
+    settlement = decide(record, handler, outcome, harbor.codecs, await client.now())
+    return settlement, error_of(outcome)
+
+
+async def call(harbor: Harbor, handler: Handler, record: JobRecord, now: Micros) -> Any:
+    """The handler's result, or `Raised`: through the whole chain, in a context of its own."""
+    job = Job(record, now)
+
+    async def in_context() -> Any:
+        set_current_job(job)
+        return await _chain(harbor, handler)(job)
+
+    task = asyncio.ensure_future(in_context())
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError as cancelled:
+        if task.done():  # The handler cancelled itself, which is a failure like any other.
+            return Raised(cancelled)
+        task.cancel()
+        raise
+
+
+def error_of(outcome: Any) -> BaseException | None:
+    if not isinstance(outcome, Raised):
+        return None
+    error = outcome.error
+    return error.cause if isinstance(error, PayloadRejected) else error
+
+
+def _chain(harbor: Harbor, handler: Handler) -> Call:
+    layers = [recover, timeout, validate_for(handler, harbor.codecs), *harbor.middleware]
+    return compose(layers, _innermost(handler))
+
+
+def _innermost(handler: Handler) -> Call:
+    def call_function(job: Job) -> Any:
+        if handler.arguments is None:
+            return handler.function(job)
+        return handler.arguments.call(handler.function, job.arguments)
+
+    if handler.is_async:
+
+        def on_loop(job: Job) -> Awaitable[Any]:
+            result: Awaitable[Any] = call_function(job)
+            return result
+
+        return on_loop
+
+    async def in_this_thread(job: Job) -> Any:
+        with outside_the_loop():
+            return call_function(job)
+
+    return in_this_thread

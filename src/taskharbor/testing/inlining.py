@@ -1,0 +1,146 @@
+"""Jobs that run where they are enqueued: for tests that care about the effect and not about the queue."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from datetime import timedelta
+from typing import Any, ParamSpec, TypeVar
+
+import msgspec
+
+from taskharbor.client import CHUNK, AsyncClient, Client
+from taskharbor.clock import FakeClock, SystemClock
+from taskharbor.drivers.contract import Enqueued
+from taskharbor.harbor import Harbor, JobType
+from taskharbor.jobs import JobRequest, JobState
+from taskharbor.requests import RecordBuilder
+from taskharbor.testing.draining import run_next
+from taskharbor.testing.execution import call, error_of
+from taskharbor.testing.loops import run_here
+from taskharbor.testing.store import is_private, memory_store
+
+LIMIT = 1000
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def run_inline(job_type: JobType[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    """Run one job here and now, and return its result; what the handler raises is raised.
+
+    Arguments and result go through the codec, the call through the middleware: what works here works in a worker. No
+    store is touched, except by what the handler itself enqueues.
+    """
+    return run_here(run_inline_async(job_type, *args, **kwargs))
+
+
+async def run_inline_async(job_type: JobType[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    """As `run_inline`, with an `async def` handler on the calling event loop."""
+    harbor = job_type._harbor
+    now = (harbor.clock or SystemClock()).now()
+    builder = RecordBuilder(harbor.defaults, harbor.codecs)
+    (record,) = builder.build([job_type.request(*args, **kwargs)], now)
+    leased = msgspec.structs.replace(record, state=JobState.INFLIGHT, token="inline", fence=1)
+    outcome = await call(harbor, job_type.handler, leased, now)
+    error = error_of(outcome)
+    if error is not None:
+        raise error
+    codec = harbor.codecs.get(record.codec)
+    result: R = codec.decode(codec.encode(outcome), job_type._result_type)
+    return result
+
+
+@contextmanager
+def inline(harbor: Harbor, *, raise_errors: bool = True) -> Iterator[Harbor]:
+    """In this block every enqueue runs its job before it returns; handles have their results at once.
+
+    The app is on a private store meanwhile: the one it has from `memory_store` or a fixture, or a new one.
+    What a handler raises comes out of the enqueue. With `raise_errors=False` the job is retried at once instead, until it
+    is done or dead, and `handle.result()` tells which. A job with a delay waits: `drain(harbor, with_scheduled=True)`.
+    """
+    with nullcontext() if is_private(harbor) else memory_store(harbor):
+        before = (harbor._client, harbor._async_clients, harbor.__dict__.get("async_client"))
+        harbor._async_clients = weakref.WeakKeyDictionary()
+        settings: dict[str, Any] = {
+            "defaults": harbor.defaults,
+            "codecs": harbor.codecs,
+            "clock": harbor.clock,
+        }
+
+        def async_client() -> AsyncClient:
+            loop = asyncio.get_running_loop()
+            client = harbor._async_clients.get(loop)
+            if client is None:
+                client = _InlineAsyncClient(harbor, raise_errors, settings)
+                harbor._async_clients[loop] = client
+            return client
+
+        harbor._client = (os.getpid(), _InlineClient(harbor, raise_errors, settings))
+        harbor.__dict__["async_client"] = async_client
+        try:
+            yield harbor
+        finally:
+            harbor.close()
+            harbor._client, harbor._async_clients, outer = before
+            del harbor.__dict__["async_client"]
+            if outer is not None:
+                harbor.__dict__["async_client"] = outer
+
+
+async def _run_all(harbor: Harbor, raise_errors: bool) -> None:
+    """Everything else has been run already: what is runnable is what was just enqueued."""
+    async with AsyncClient(harbor.driver(), clock=harbor.clock) as client:
+        for _ in range(LIMIT):
+            executed = await run_next(harbor, client, None)
+            if executed is None:
+                return
+            if executed.error is not None and raise_errors:
+                raise executed.error
+            record = await client.get(executed.record.id)
+            clock = harbor.clock
+            if record.state is JobState.SCHEDULED and isinstance(clock, FakeClock):
+                clock.advance(timedelta(microseconds=record.run_at_us - clock.now()))
+        raise RuntimeError(
+            f"{LIMIT} executions for one enqueue; does a job snooze or enqueue itself for ever?"
+        )
+
+
+class _InlineClient(Client):
+    def __init__(self, harbor: Harbor, raise_errors: bool, settings: dict[str, Any]) -> None:
+        super().__init__(harbor.driver(), **settings)
+        self._harbor = harbor
+        self._raise_errors = raise_errors
+
+    def _run(self, accepted: list[Enqueued]) -> list[Enqueued]:
+        run_here(_run_all(self._harbor, self._raise_errors))
+        return accepted
+
+    def enqueue(self, request: JobRequest) -> Enqueued:
+        return self._run([super().enqueue(request)])[0]
+
+    def enqueue_batch(self, requests: Sequence[JobRequest]) -> list[Enqueued]:
+        return self._run(super().enqueue_batch(requests))
+
+    def enqueue_many(self, requests: Iterable[JobRequest], *, chunk: int = CHUNK) -> list[Enqueued]:
+        return self._run(super().enqueue_many(requests, chunk=chunk))
+
+
+class _InlineAsyncClient(AsyncClient):
+    def __init__(self, harbor: Harbor, raise_errors: bool, settings: dict[str, Any]) -> None:
+        super().__init__(harbor.driver(), **settings)
+        self._harbor = harbor
+        self._raise_errors = raise_errors
+
+    async def enqueue_batch(self, requests: Sequence[JobRequest]) -> list[Enqueued]:
+        accepted = await super().enqueue_batch(requests)
+        await _run_all(self._harbor, self._raise_errors)
+        return accepted
+
+    async def enqueue_many(self, requests: Iterable[JobRequest], *, chunk: int = CHUNK) -> list[Enqueued]:
+        accepted = await super().enqueue_many(requests, chunk=chunk)
+        await _run_all(self._harbor, self._raise_errors)
+        return accepted

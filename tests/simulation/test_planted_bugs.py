@@ -1,0 +1,30 @@
+"""The simulation has teeth: every planted bug is found, by the guarantee it breaks, within a few seeds."""
+
+from __future__ import annotations
+
+import pytest
+
+from taskharbor.simulation import GUARANTEES
+from taskharbor.simulation.planted import PLANTED
+
+SEEDS = 300
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_planted_bug_is_found(name: str) -> None:
+    bug = PLANTED[name]
+    assert bug.expected <= set(GUARANTEES)
+
+    assert any(bug.is_found_by(seed) for seed in range(SEEDS)), f"{name!r} was not found in {SEEDS} seeds"
+
+
+def test_a_planted_bug_does_not_outlive_its_run() -> None:
+    for name in PLANTED:
+        PLANTED[name].simulate(0)
+
+    report = PLANTED["no heartbeat"].simulate(1)
+    assert not report.is_ok
+
+    from taskharbor.simulation import simulate
+
+    assert simulate(1).is_ok

@@ -1,0 +1,167 @@
+"""The pytest plugin, as a user's test suite meets it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+pytest_plugins = ["pytester"]
+
+APP = """
+from taskharbor import Harbor
+
+harbor = Harbor("memory://production")
+
+@harbor.job(max_attempts=2)
+def add(a: int, b: int) -> int:
+    if a < 0:
+        raise ValueError("negative")
+    return a + b
+"""
+
+
+@pytest.fixture
+def suite(pytester: pytest.Pytester) -> pytest.Pytester:
+    pytester.makepyfile(shop_jobs=APP)
+    pytester.makeini("[pytest]\ntaskharbor_app = shop_jobs:harbor\nfilterwarnings = error")
+    pytester.syspathinsert()
+    return pytester
+
+
+def test_harbor_testing_is_the_configured_app_on_a_private_store(suite: pytest.Pytester) -> None:
+    suite.makepyfile(
+        """
+        import pytest
+        from shop_jobs import add, harbor
+
+        @pytest.mark.parametrize("time", [1, 2])
+        def test_every_test_starts_empty(harbor_testing, time):
+            assert harbor_testing.harbor is harbor
+            harbor_testing.refute_enqueued()
+            handle = add.enqueue(1, 2)
+            harbor_testing.assert_enqueued(add, args={"a": 1}, count=1)
+            assert len(harbor_testing.enqueued(add)) == 1
+            assert harbor_testing.drain().done == 1
+            assert handle.result() == 3
+
+        def test_time_is_the_tests(harbor_testing, taskharbor_clock):
+            add.options(delay=60).enqueue(1, 2)
+            assert harbor_testing.drain().total == 0
+            harbor_testing.advance(60)
+            assert harbor_testing.drain().done == 1
+            assert harbor_testing.clock is taskharbor_clock
+
+        def test_inline(harbor_testing):
+            with harbor_testing.inline():
+                assert add.enqueue(2, 2).result() == 4
+                with pytest.raises(ValueError, match="negative"):
+                    add.enqueue(-1, 0)
+            harbor_testing.assert_enqueued(add, count=2)
+
+        def test_async_code(harbor_testing):
+            import asyncio
+
+            async def scenario():
+                await add.enqueue_async(-1, 0)
+                return await harbor_testing.drain_async(with_scheduled=True)
+
+            report = asyncio.run(scenario())
+            assert (report.retried, report.dead) == (1, 1)
+
+        def test_production_was_left_alone():
+            assert harbor.client.list_jobs().jobs == []
+        """
+    )
+
+    suite.runpytest_inprocess("-q", "-p", "no:xdist").assert_outcomes(passed=6)
+
+
+def test_any_app_can_be_given_a_private_store(suite: pytest.Pytester) -> None:
+    suite.makepyfile(
+        """
+        from taskharbor import Harbor
+
+        def test_two_apps(taskharbor_memory, taskharbor_clock):
+            one, two = Harbor("memory://"), Harbor("memory://")
+            first, second = taskharbor_memory(one), taskharbor_memory(two)
+            one.enqueue("note")
+            first.assert_enqueued("note")
+            second.refute_enqueued("note")
+            assert first.clock is second.clock is taskharbor_clock
+        """
+    )
+
+    suite.runpytest_inprocess("-q", "-p", "no:xdist").assert_outcomes(passed=1)
+
+
+def test_the_app_can_come_from_a_fixture(suite: pytest.Pytester) -> None:
+    suite.makeconftest(
+        """
+        import pytest
+        from taskharbor import Harbor
+
+        @pytest.fixture
+        def taskharbor_app():
+            return Harbor("memory://", queue="of-my-own")
+        """
+    )
+    suite.makepyfile(
+        """
+        def test_it(harbor_testing):
+            harbor_testing.harbor.enqueue("note")
+            harbor_testing.assert_enqueued(queue="of-my-own")
+        """
+    )
+
+    suite.runpytest_inprocess("-q", "-p", "no:xdist").assert_outcomes(passed=1)
+
+
+@pytest.mark.parametrize(
+    ("setting", "complaint"),
+    [
+        ("", "*which app? Set taskharbor_app*"),
+        ("shop_jobs", "*'shop_jobs' does not name an app*"),
+        ("shop_jobs:add", "*is a SyncJobType, not a Harbor*"),
+    ],
+)
+def test_a_missing_app_is_explained(suite: pytest.Pytester, setting: str, complaint: str) -> None:
+    suite.makeini(f"[pytest]\ntaskharbor_app = {setting}")
+    suite.makepyfile("def test_it(harbor_testing): ...")
+
+    result = suite.runpytest_inprocess("-q", "-p", "no:xdist")
+
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines([complaint])
+
+
+def test_the_fixtures_are_listed_with_what_they_do(suite: pytest.Pytester) -> None:
+    result = suite.runpytest_inprocess("--fixtures", "-q", "-p", "no:xdist")
+
+    result.stdout.fnmatch_lines(["*harbor_testing*", "*The app on a private store*"])
+
+
+@pytest.mark.parametrize(
+    ("module", "unwanted"),
+    [
+        ("taskharbor.testing.plugin", "taskharbor.testing.session"),
+        ("taskharbor.testing.plugin", "taskharbor.drivers.memory"),
+        ("taskharbor.testing.plugin", "taskharbor.simulation"),
+        ("taskharbor.testing.session", "pytest"),
+        ("taskharbor.testing.session", "taskharbor.simulation"),
+    ],
+)
+def test_imports_stay_where_they_are_needed(module: str, unwanted: str) -> None:
+    program = f"import sys, {module}; sys.exit({unwanted!r} in sys.modules)"
+
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+def test_every_name_the_package_promises_is_there() -> None:
+    import taskharbor.testing as testing
+
+    for name in testing.__all__:
+        assert getattr(testing, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        testing.nothing  # noqa: B018
