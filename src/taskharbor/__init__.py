@@ -11,95 +11,125 @@
     greet.enqueue("Ada")        # then: taskharbor worker module:harbor
 
 What is exported here is the public API; the driver contract is public too, in `taskharbor.drivers.contract`.
+
+Names are imported when they are first used: `taskharbor --help` and a test run that never touches a queue pay for neither.
 """
 
-from taskharbor.client import AsyncClient, Client
-from taskharbor.clock import BackendClock, Clock, FakeClock, SystemClock
-from taskharbor.codec import JSON, MSGPACK, Codec, CodecRegistry
-from taskharbor.context import Job, current_job
-from taskharbor.drivers.contract import Driver, JobFilter, QueueSettings, QueueStats
-from taskharbor.drivers.registry import connect
-from taskharbor.errors import (
-    BackendUnavailable,
-    CodecError,
-    InvalidRequest,
-    JobError,
-    JobFailed,
-    JobNotFound,
-    JobNotInflight,
-    JobTimeout,
-    LeaseExpired,
-    LeaseMismatch,
-    MissingExtra,
-    PayloadInvalid,
-    TaskHarborError,
-    WaitTimeout,
-)
-from taskharbor.handle import JobHandle
-from taskharbor.harbor import AsyncJobType, Harbor, JobType, SyncJobType
-from taskharbor.jobs import Attempt, Failure, JobRecord, JobRequest, JobState, Lease, Outcome, UpdateFlags
-from taskharbor.middleware import Middleware
-from taskharbor.requests import Defaults
-from taskharbor.retry import ExponentialBackoff, FixedDelays, RetryPolicy
-from taskharbor.signals import Discard, Retry, Snooze, Unrecoverable
-from taskharbor.worker import Worker
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from taskharbor.client import AsyncClient as AsyncClient
+    from taskharbor.client import Client as Client
+    from taskharbor.clock import BackendClock as BackendClock
+    from taskharbor.clock import Clock as Clock
+    from taskharbor.clock import FakeClock as FakeClock
+    from taskharbor.clock import SystemClock as SystemClock
+    from taskharbor.codec import JSON as JSON
+    from taskharbor.codec import MSGPACK as MSGPACK
+    from taskharbor.codec import Codec as Codec
+    from taskharbor.codec import CodecRegistry as CodecRegistry
+    from taskharbor.context import Job as Job
+    from taskharbor.context import current_job as current_job
+    from taskharbor.drivers.contract import Driver as Driver
+    from taskharbor.drivers.contract import JobFilter as JobFilter
+    from taskharbor.drivers.contract import QueueSettings as QueueSettings
+    from taskharbor.drivers.contract import QueueStats as QueueStats
+    from taskharbor.drivers.registry import connect as connect
+    from taskharbor.errors import BackendUnavailable as BackendUnavailable
+    from taskharbor.errors import CodecError as CodecError
+    from taskharbor.errors import InvalidRequest as InvalidRequest
+    from taskharbor.errors import JobError as JobError
+    from taskharbor.errors import JobFailed as JobFailed
+    from taskharbor.errors import JobNotFound as JobNotFound
+    from taskharbor.errors import JobNotInflight as JobNotInflight
+    from taskharbor.errors import JobTimeout as JobTimeout
+    from taskharbor.errors import LeaseExpired as LeaseExpired
+    from taskharbor.errors import LeaseMismatch as LeaseMismatch
+    from taskharbor.errors import MissingExtra as MissingExtra
+    from taskharbor.errors import PayloadInvalid as PayloadInvalid
+    from taskharbor.errors import TaskHarborError as TaskHarborError
+    from taskharbor.errors import WaitTimeout as WaitTimeout
+    from taskharbor.handle import JobHandle as JobHandle
+    from taskharbor.harbor import AsyncJobType as AsyncJobType
+    from taskharbor.harbor import Harbor as Harbor
+    from taskharbor.harbor import JobType as JobType
+    from taskharbor.harbor import SyncJobType as SyncJobType
+    from taskharbor.jobs import Attempt as Attempt
+    from taskharbor.jobs import Failure as Failure
+    from taskharbor.jobs import JobRecord as JobRecord
+    from taskharbor.jobs import JobRequest as JobRequest
+    from taskharbor.jobs import JobState as JobState
+    from taskharbor.jobs import Lease as Lease
+    from taskharbor.jobs import Outcome as Outcome
+    from taskharbor.jobs import UpdateFlags as UpdateFlags
+    from taskharbor.middleware import Middleware as Middleware
+    from taskharbor.requests import Defaults as Defaults
+    from taskharbor.retry import ExponentialBackoff as ExponentialBackoff
+    from taskharbor.retry import FixedDelays as FixedDelays
+    from taskharbor.retry import RetryPolicy as RetryPolicy
+    from taskharbor.signals import Discard as Discard
+    from taskharbor.signals import Retry as Retry
+    from taskharbor.signals import Snooze as Snooze
+    from taskharbor.signals import Unrecoverable as Unrecoverable
+    from taskharbor.worker import Worker as Worker
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "JSON",
-    "MSGPACK",
-    "AsyncClient",
-    "AsyncJobType",
-    "Attempt",
-    "BackendClock",
-    "BackendUnavailable",
-    "Client",
-    "Clock",
-    "Codec",
-    "CodecError",
-    "CodecRegistry",
-    "Defaults",
-    "Discard",
-    "Driver",
-    "ExponentialBackoff",
-    "Failure",
-    "FakeClock",
-    "FixedDelays",
-    "Harbor",
-    "InvalidRequest",
-    "Job",
-    "JobError",
-    "JobFailed",
-    "JobFilter",
-    "JobHandle",
-    "JobNotFound",
-    "JobNotInflight",
-    "JobRecord",
-    "JobRequest",
-    "JobState",
-    "JobTimeout",
-    "JobType",
-    "Lease",
-    "LeaseExpired",
-    "LeaseMismatch",
-    "Middleware",
-    "MissingExtra",
-    "Outcome",
-    "PayloadInvalid",
-    "QueueSettings",
-    "QueueStats",
-    "Retry",
-    "RetryPolicy",
-    "Snooze",
-    "SyncJobType",
-    "SystemClock",
-    "TaskHarborError",
-    "Unrecoverable",
-    "UpdateFlags",
-    "WaitTimeout",
-    "Worker",
-    "__version__",
-    "connect",
-    "current_job",
-]
+_HOMES = {
+    "taskharbor.client": ("AsyncClient", "Client"),
+    "taskharbor.clock": ("BackendClock", "Clock", "FakeClock", "SystemClock"),
+    "taskharbor.codec": ("JSON", "MSGPACK", "Codec", "CodecRegistry"),
+    "taskharbor.context": ("Job", "current_job"),
+    "taskharbor.drivers.contract": ("Driver", "JobFilter", "QueueSettings", "QueueStats"),
+    "taskharbor.drivers.registry": ("connect",),
+    "taskharbor.errors": (
+        "BackendUnavailable",
+        "CodecError",
+        "InvalidRequest",
+        "JobError",
+        "JobFailed",
+        "JobNotFound",
+        "JobNotInflight",
+        "JobTimeout",
+        "LeaseExpired",
+        "LeaseMismatch",
+        "MissingExtra",
+        "PayloadInvalid",
+        "TaskHarborError",
+        "WaitTimeout",
+    ),
+    "taskharbor.handle": ("JobHandle",),
+    "taskharbor.harbor": ("AsyncJobType", "Harbor", "JobType", "SyncJobType"),
+    "taskharbor.jobs": (
+        "Attempt",
+        "Failure",
+        "JobRecord",
+        "JobRequest",
+        "JobState",
+        "Lease",
+        "Outcome",
+        "UpdateFlags",
+    ),
+    "taskharbor.middleware": ("Middleware",),
+    "taskharbor.requests": ("Defaults",),
+    "taskharbor.retry": ("ExponentialBackoff", "FixedDelays", "RetryPolicy"),
+    "taskharbor.signals": ("Discard", "Retry", "Snooze", "Unrecoverable"),
+    "taskharbor.worker": ("Worker",),
+}
+_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+
+__all__ = ["__version__", *sorted(_HOME_OF)]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOME_OF.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -10,6 +10,7 @@ import copy
 import inspect
 import typing
 from collections.abc import Callable
+from types import GenericAlias
 from typing import Any
 
 import msgspec
@@ -102,9 +103,9 @@ def _type_hints(function: Callable[..., Any]) -> dict[str, Any]:
 def _field(parameter: inspect.Parameter, hints: dict[str, Any]) -> tuple[str, Any] | tuple[str, Any, Any]:
     hint = hints.get(parameter.name, Any)
     if parameter.kind is parameter.VAR_POSITIONAL:
-        return (parameter.name, list[hint], msgspec.field(default_factory=list))
+        return (parameter.name, GenericAlias(list, (hint,)), msgspec.field(default_factory=list))
     if parameter.kind is parameter.VAR_KEYWORD:
-        return (parameter.name, dict[str, hint], msgspec.field(default_factory=dict))
+        return (parameter.name, GenericAlias(dict, (str, hint)), msgspec.field(default_factory=dict))
     if parameter.default is parameter.empty:
         return (parameter.name, hint)
     default = parameter.default
