@@ -245,7 +245,8 @@ class Driver(abc.ABC):
         Order: priority descending, run_at, insertion. Each comes back inflight with token, worker, fence one higher,
         reserved_at = now, and expires_at = reserved_at + lease_for. Where a lease of this queue ended later than `now`
         (calls may take effect in another order than their clocks were read), reserved_at is that end instead: what
-        follows in the store follows in time, so the log never shows two leases at once that were not. Nothing from a paused queue; never more than
+        follows in the store follows in time, so the log never shows two leases at once that were not.
+        Nothing from a paused queue; never more than
         max_inflight valid leases (expires_at > now) in the queue; only `types` where given (an empty
         sequence matches nothing). Never waits for another worker's rows.
         """
@@ -267,7 +268,8 @@ class Driver(abc.ABC):
         expires_at > now (LeaseExpired). Before that, terminal idempotence: Ack of a done job, Fail of a done or
         dead job and Discard of a cancelled job succeed and change nothing, whatever the token.
 
-        Each valid one appends one row to the attempt log (ended_at = now, never before the lease's reserved_at), clears the lease fields, `progress` and the cancel request, and:
+        Each valid one appends one row to the attempt log (ended_at = now, never before the lease's reserved_at),
+        clears the lease fields, `progress` and the cancel request, and:
         - a cancel request turns Retry and Release into cancelled (outcome cancelled); Retry still records its failure;
         - an end (done, dead, cancelled) makes a blocked job of the same key ready or scheduled by its own run_at;
         - a job that goes back to waiting absorbs a blocked job of the same key by that one's flags, after its own
