@@ -24,13 +24,14 @@ class PayloadRejected(Exception):
 
 def validate_for(handler: Handler, codecs: CodecRegistry) -> Middleware:
     arguments = handler.arguments
+    if arguments is None:
+        return lambda job, call_next: call_next(job)
 
     async def validate(job: Job, call_next: Call) -> Any:
-        if arguments is not None:
-            try:
-                job.arguments = arguments.decode(codecs.get(job.record.codec), job.record.payload)
-            except CodecError as misfit:
-                raise PayloadRejected(misfit) from misfit
+        try:
+            job.arguments = arguments.decode(codecs.get(job.record.codec), job.record.payload)
+        except CodecError as misfit:
+            raise PayloadRejected(misfit) from misfit
         return await call_next(job)
 
     return validate

@@ -262,8 +262,7 @@ class Engine:
 
     def _hand_over(self, holds: list[Hold]) -> None:
         assert self._runner is not None
-        for hold in holds:
-            self.holds[hold] = None
+        self.holds.update(dict.fromkeys(holds))
         self._on_handlers_loop(self._runner.feed, holds)
 
     def _abort(self, hold: Hold, reason: str) -> None:

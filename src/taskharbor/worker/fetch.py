@@ -79,6 +79,8 @@ class FetchLoop:
         self._pace = Pace(self._loop.time)
         self._room = asyncio.Event()
         self._wants_room = False
+        self._room_at = 0
+        """With no more than this in hand, more is wanted: `_wanted() > 0`, worked out once for every execution to come."""
         self._stopping = False
         self._waiting: asyncio.Task[bool] | None = None
         self._turn = 0
@@ -95,7 +97,7 @@ class FetchLoop:
 
     def made_room(self) -> None:
         """An execution finished. Called from the handlers' thread, so it only looks and rings."""
-        if self._wants_room and self._wanted() > 0:
+        if self._wants_room and self.handed - self._completed() <= self._room_at:
             self._wants_room = False
             self._loop.call_soon_threadsafe(self._room.set)
 
@@ -130,6 +132,7 @@ class FetchLoop:
             if wanted > 0 or self._stopping:
                 return wanted
             self._room.clear()
+            self._room_at = max(self._concurrency - 1, self._target() // 2)
             # Raised before the second look: an execution that ends in between sees it and rings.
             self._wants_room = True
             if self._wanted() > 0:

@@ -46,3 +46,7 @@ class Hold:
         self.task: asyncio.Task[Any] | None = None
         self.settlement: Settlement | None = None
         """How the execution ended, once it has."""
+
+    def report(self, _: JobRecord, progress: bytes) -> None:
+        """What the handler says of how far it is; the next heartbeat takes it along."""
+        self.progress = progress

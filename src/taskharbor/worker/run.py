@@ -1,8 +1,9 @@
 """Runs handlers, on the handlers' own event loop and nowhere near the backend's.
 
-Leased jobs come in by the batch, wait in a buffer until one of `concurrency` places is free, run through their
-middleware chain, and leave with a settlement. A handler that blocks this loop delays its neighbours; it delays
-no heartbeat.
+Leased jobs come in by the batch and wait in a buffer. At most `concurrency` lanes take them from there, one after the
+other: each runs a job through its middleware chain and leaves its settlement. A lane is one asyncio task for many jobs,
+because a task for each would cost more than everything else a quick job needs. A handler that blocks this loop
+delays its neighbours; it delays no heartbeat.
 """
 
 from __future__ import annotations
@@ -10,14 +11,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from contextvars import Context, copy_context
+from types import coroutine
+from typing import Any
 
 from taskharbor.codec import CodecRegistry
 from taskharbor.context import Job, set_current_job
-from taskharbor.drivers.contract import Discard, Release
+from taskharbor.drivers.contract import Ack, Discard, Release
 from taskharbor.handlers import Handler
-from taskharbor.jobs import Failure, JobRecord, Micros
+from taskharbor.jobs import Failure, Micros
 from taskharbor.middleware import Call
 from taskharbor.middleware.recover import Raised
 from taskharbor.worker.decide import decide, no_handler
@@ -28,6 +31,9 @@ log = logging.getLogger("taskharbor.worker")
 LEASE_LOST = "lease lost"
 CANCELLED = "cancelled"
 SHUTDOWN = "shutdown"
+
+_BURST_SECONDS = 0.005
+"""How long a lane may go on with jobs that never wait before it lets the rest of the loop have a turn."""
 
 
 class Runner:
@@ -50,7 +56,7 @@ class Runner:
         self._loop = asyncio.get_running_loop()
         self._buffer: deque[Hold] = deque()
         self._holds: dict[Hold, None] = {}  # A set that keeps its order.
-        self._running = 0
+        self._lanes = 0
         self._clean_context: Context = copy_context()
         self._is_closing = False
         self.completed = 0
@@ -75,17 +81,12 @@ class Runner:
                 hold.task.cancel()
 
     def _abort_unbegun(self, hold: Hold, reason: str) -> None:
-        if hold.task is not None:
-            # Due, but it has not run yet: a task cancelled now never does, so it could not say how it ended.
-            hold.task.cancel()
-        else:
-            try:
-                self._buffer.remove(hold)
-            except ValueError:
-                return  # It has left already.
+        try:
+            self._buffer.remove(hold)
+        except ValueError:
+            return  # It has left already.
         self._settle_stopped(hold, reason)
         self._leave(hold)
-        self._pump()
 
     def release_buffered(self) -> None:
         """Give back what has not begun, and whatever still comes."""
@@ -100,20 +101,33 @@ class Runner:
             self.abort(hold, reason)
 
     def _pump(self) -> None:
-        buffer = self._buffer
-        while buffer and self._running < self._concurrency:
-            hold = buffer.popleft()
-            if hold.lost:
-                self._leave(hold)
-                continue
-            self._running += 1
-            self._holds[hold] = None
-            # A context of its own: what one handler binds to a context variable, the next must not see.
-            hold.task = self._loop.create_task(self._run(hold), context=self._clean_context.copy())
+        for _ in range(min(len(self._buffer), self._concurrency - self._lanes)):
+            self._lanes += 1
+            self._loop.create_task(self._lane(), context=self._clean_context.copy())
 
-    async def _run(self, hold: Hold) -> None:
+    async def _lane(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        buffer, time = self._buffer, self._loop.time
+        yield_at = time() + _BURST_SECONDS
+        try:
+            while buffer:
+                if time() >= yield_at:
+                    await asyncio.sleep(0)
+                    yield_at = time() + _BURST_SECONDS
+                    continue
+                hold = buffer.popleft()
+                await self._run(hold, task)
+                while task.cancelling():
+                    task.uncancel()  # That was said to the job, not to the lane.
+        finally:
+            self._lanes -= 1
+
+    async def _run(self, hold: Hold, task: asyncio.Task[Any]) -> None:
         record = hold.record
         entry = self._chains.get(record.type)
+        self._holds[hold] = None
+        hold.task = task
         try:
             now = self._now()
             if hold.lost or hold.expires_at_us <= now:
@@ -122,10 +136,16 @@ class Runner:
                 hold.settlement = no_handler(record)
             else:
                 handler, chain = entry
-                job = hold.job = Job(record, now, _reporter(hold))
-                set_current_job(job)
-                outcome = await chain(job)
-                hold.settlement = decide(record, handler, outcome, self._codecs, self._now())
+                job = hold.job = Job(record, now, hold.report)
+                # A context of its own: what one handler binds to a context variable, the next must not see.
+                context = self._clean_context.copy()
+                context.run(set_current_job, job)
+                outcome = await _in_context(chain(job), context)
+                hold.settlement = (
+                    Ack(record.id, hold.token)
+                    if outcome is None
+                    else decide(record, handler, outcome, self._codecs, self._now())
+                )
         except asyncio.CancelledError as cancelled:
             self._settle_cancelled(hold, cancelled)
         except BaseException as bug:
@@ -136,7 +156,6 @@ class Runner:
             )
         finally:
             self._leave(hold)
-            self._pump()
 
     def _settle_cancelled(self, hold: Hold, cancelled: asyncio.CancelledError) -> None:
         assert hold.job is not None
@@ -156,16 +175,28 @@ class Runner:
         # And for a lost lease nothing is written.
 
     def _leave(self, hold: Hold) -> None:
-        if hold in self._holds:
-            del self._holds[hold]
-            self._running -= 1
+        self._holds.pop(hold, None)
         hold.task = None
         self.completed += 1
         self._finished(hold)
 
 
-def _reporter(hold: Hold) -> Callable[[JobRecord, bytes], None]:
-    def report(_: JobRecord, progress: bytes) -> None:
-        hold.progress = progress
-
-    return report
+@coroutine
+def _in_context(work: Awaitable[Any], context: Context) -> Generator[Any, Any, Any]:
+    """Await something in a context that is not the awaiting task's, step by step."""
+    steps = work.__await__()
+    run, send, throw = context.run, steps.send, steps.throw
+    try:
+        awaited = run(send, None)
+        while True:
+            try:
+                value = yield awaited
+            except GeneratorExit:
+                run(steps.close)
+                raise
+            except BaseException as thrown:
+                awaited = run(throw, thrown)
+            else:
+                awaited = run(send, value)
+    except StopIteration as end:
+        return end.value

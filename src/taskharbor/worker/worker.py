@@ -35,6 +35,7 @@ from taskharbor.middleware.timeout import timeout
 from taskharbor.middleware.validate import validate_for
 from taskharbor.requests import check_queue_name
 from taskharbor.retry import RetryPolicy
+from taskharbor.worker.collector import calm_collector
 from taskharbor.worker.engine import Engine, WorkerConfig
 from taskharbor.worker.hold import Hold
 from taskharbor.worker.processes import ProcessPool
@@ -169,7 +170,7 @@ class Worker:
 
     def run(self) -> None:
         """Work until stopped. SIGINT or SIGTERM: gracefully; a second one: at once."""
-        with self._signals():
+        with self._signals(), calm_collector():
             asyncio.run(self.run_async())
 
     async def run_async(self) -> None:
@@ -302,11 +303,11 @@ class Worker:
                 log.debug("%s ended after its worker had", hold.record.id)
 
     def _settled(self, written: Sequence[tuple[Hold, Settlement]]) -> None:
+        for kind, count in Counter([type(settlement) for _, settlement in written]).items():
+            self.outcomes[_OUTCOMES[kind]] += count
         for hold, settlement in written:
-            outcome = _OUTCOMES[type(settlement)]
-            self.outcomes[outcome] += 1
-            if outcome is Outcome.RETRIED or outcome is Outcome.DEAD:
-                _log_failure(hold, settlement, outcome)
+            if isinstance(settlement, (Retry, Fail)):
+                _log_failure(hold, settlement)
 
     # -- how a handler is called ----------------------------------------------------------------------------
 
@@ -366,9 +367,9 @@ def _call(function: Callable[..., Any], arguments: Arguments | None, job: Job) -
     return function(job) if arguments is None else arguments.call(function, job.arguments)
 
 
-def _log_failure(hold: Hold, settlement: Settlement, outcome: Outcome) -> None:
-    assert isinstance(settlement, (Retry, Fail))
+def _log_failure(hold: Hold, settlement: Retry | Fail) -> None:
     record = hold.record
+    outcome = _OUTCOMES[type(settlement)]
     log.warning(
         "%s %s %s after attempt %d of %d: %s",
         record.type,

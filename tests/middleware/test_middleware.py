@@ -1,0 +1,206 @@
+"""The chain around a handler: its order, and what each of our own links does."""
+
+import asyncio
+from collections.abc import Awaitable
+from typing import Any
+
+import pytest
+
+from taskharbor import CodecRegistry, Job, JobRecord, JobTimeout
+from taskharbor.arguments import Arguments
+from taskharbor.handlers import make_handler
+from taskharbor.jobs import SECOND
+from taskharbor.middleware import Call, Middleware, compose
+from taskharbor.middleware.recover import Raised, recover
+from taskharbor.middleware.timeout import TIMEOUT, hold_timeout, restart_timeout, timeout
+from taskharbor.middleware.validate import PayloadRejected, validate_for
+
+
+def job(**fields: Any) -> Job:
+    return Job(
+        JobRecord(**{"id": "j", "type": "t", "run_at_us": 0, "created_at_us": 0, "token": "k"} | fields), 0
+    )
+
+
+def run(middleware: list[Middleware], innermost: Call, **fields: Any) -> Any:
+    async def main() -> Any:
+        async with asyncio.timeout(30):
+            return await compose(middleware, innermost)(job(**fields))
+
+    return asyncio.run(main())
+
+
+def raising(error: BaseException) -> Call:
+    async def call(job: Job) -> Any:
+        raise error
+
+    return call
+
+
+# -- compose --------------------------------------------------------------------------------------------------------
+
+
+def test_the_first_is_the_outermost() -> None:
+    seen: list[str] = []
+
+    def named(name: str) -> Middleware:
+        async def layer(job: Job, call_next: Call) -> Any:
+            seen.append(f"{name} in")
+            result = await call_next(job)
+            seen.append(f"{name} out")
+            return result + name
+
+        return layer
+
+    async def innermost(job: Job) -> str:
+        seen.append("call")
+        return "r"
+
+    assert run([named("a"), named("b")], innermost) == "rba"
+    assert seen == ["a in", "b in", "call", "b out", "a out"]
+
+
+def test_a_layer_may_answer_by_itself() -> None:
+    async def cached(job: Job, call_next: Call) -> Any:
+        return "from the cache"
+
+    assert run([cached], raising(AssertionError("never called"))) == "from the cache"
+
+
+def test_without_layers_it_is_the_call() -> None:
+    async def innermost(job: Job) -> str:
+        return job.id
+
+    assert run([], innermost) == "j"
+
+
+# -- recover --------------------------------------------------------------------------------------------------------
+
+
+class Abort(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("error", [ValueError("x"), SystemExit(1), KeyboardInterrupt(), Abort()])
+def test_recover_makes_a_value_of_whatever_a_handler_raises(error: BaseException) -> None:
+    assert run([recover], raising(error)) == Raised(error)
+
+
+def test_recover_lets_a_cancellation_through() -> None:
+    with pytest.raises(asyncio.CancelledError):
+        run([recover], raising(asyncio.CancelledError()))
+
+
+# -- timeout --------------------------------------------------------------------------------------------------------
+
+SHORT = SECOND // 50
+
+
+async def for_ever(job: Job) -> None:
+    await asyncio.Event().wait()
+
+
+def test_timeout_ends_what_takes_too_long() -> None:
+    with pytest.raises(JobTimeout, match=r"0\.02 s"):
+        run([timeout], for_ever, timeout_us=SHORT)
+
+
+def test_timeout_leaves_a_handlers_own_timeout_error_alone() -> None:
+    with pytest.raises(TimeoutError, match="socket") as raised:
+        run([timeout], raising(TimeoutError("socket")), timeout_us=30 * SECOND)
+    assert not isinstance(raised.value, JobTimeout)
+
+
+def test_a_handler_that_ends_in_spite_of_its_timeout_has_its_result() -> None:
+    async def stubborn(job: Job) -> str:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            return "done anyway"
+
+    assert run([timeout], stubborn, timeout_us=SHORT) == "done anyway"
+
+
+def test_without_a_timeout_nothing_is_limited() -> None:
+    async def quick(job: Job) -> str:
+        return "r"
+
+    assert run([timeout], quick) == "r"
+
+
+def test_a_cancellation_after_the_time_was_up_does_not_undo_it() -> None:
+    """As with a thread: told to stop, waited for, and then the worker shuts down too."""
+
+    async def slow_to_stop(job: Job) -> None:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            job.stop(TIMEOUT)
+            current = asyncio.current_task()
+            assert current is not None
+            current.cancel()
+            await asyncio.sleep(0)
+
+    with pytest.raises(JobTimeout):
+        run([timeout], slow_to_stop, timeout_us=SHORT)
+
+
+def test_a_timeout_can_be_held_while_the_worker_is_busy_with_itself() -> None:
+    async def needs_a_process(job: Job) -> str:
+        hold_timeout(job)
+        await asyncio.sleep(3 * SHORT / SECOND)
+        restart_timeout(job)
+        return "ran"
+
+    assert run([timeout], needs_a_process, timeout_us=SHORT) == "ran"
+
+    async def restarted(job: Job) -> None:
+        hold_timeout(job)
+        restart_timeout(job)
+        await asyncio.Event().wait()
+
+    with pytest.raises(JobTimeout):
+        run([timeout], restarted, timeout_us=SHORT)
+
+
+def test_holding_where_there_is_no_timeout_does_nothing() -> None:
+    async def call(job: Job) -> str:
+        hold_timeout(job)
+        restart_timeout(job)
+        return "r"
+
+    assert run([timeout], call) == "r"
+
+
+# -- validate -------------------------------------------------------------------------------------------------------
+
+
+def add(a: int, b: int = 2) -> int:
+    return a + b
+
+
+def validating(**handler: Any) -> Middleware:
+    return validate_for(make_handler("t", add, **handler), CodecRegistry())
+
+
+def test_validate_decodes_for_whoever_comes_after() -> None:
+    def innermost(job: Job) -> Awaitable[Any]:
+        async def call() -> Any:
+            return job.arguments.a, job.arguments.b
+
+        return call()
+
+    assert run([validating(arguments=Arguments(add))], innermost, payload=b'{"a":1}') == (1, 2)
+
+
+@pytest.mark.parametrize("fields", [{"payload": b'{"a":"x"}'}, {"payload": b"{"}, {"codec": "unheard of"}])
+def test_validate_refuses_before_the_handler_runs(fields: dict[str, Any]) -> None:
+    with pytest.raises(PayloadRejected):
+        run([validating(arguments=Arguments(add))], raising(AssertionError("never called")), **fields)
+
+
+def test_a_handler_that_takes_the_job_gets_any_payload() -> None:
+    async def innermost(job: Job) -> bytes:
+        return job.payload
+
+    assert run([validating()], innermost, payload=b"\xff", codec="unheard of") == b"\xff"

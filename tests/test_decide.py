@@ -1,0 +1,245 @@
+"""From how an execution ended to what is written for it."""
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+import taskharbor.signals as signals
+from taskharbor import CodecError, CodecRegistry, FixedDelays, JobRecord, PayloadInvalid
+from taskharbor.drivers.contract import Ack, Discard, Fail, Release, Retry, Settlement
+from taskharbor.handlers import make_handler
+from taskharbor.jobs import MAX_ERROR_CHARS, MAX_RESULT_BYTES, SECOND, Failure, to_micros
+from taskharbor.middleware.recover import Raised
+from taskharbor.middleware.validate import PayloadRejected
+from taskharbor.worker.decide import decide, describe, no_handler
+from taskharbor.worker.remote import RemoteError, RemoteRetry
+
+NOW = 1_700_000_000 * SECOND
+
+
+def record(**fields: Any) -> JobRecord:
+    return JobRecord(
+        **{"id": "j", "type": "t", "run_at_us": NOW, "created_at_us": NOW, "token": "k", "expires_at_us": NOW}
+        | fields
+    )
+
+
+async def nothing(job: Any) -> None: ...
+
+
+def decided(outcome: Any, *, job: JobRecord | None = None, **handler: Any) -> Settlement:
+    return decide(job or record(), make_handler("t", nothing, **handler), outcome, CodecRegistry(), NOW)
+
+
+def raised(error: BaseException) -> Raised:
+    try:
+        raise error
+    except BaseException as caught:
+        return Raised(caught)
+
+
+def test_a_result_is_kept_in_the_jobs_codec() -> None:
+    assert decided(None) == Ack("j", "k", None)
+    assert decided({"n": 1}) == Ack("j", "k", b'{"n":1}')
+    assert decided([1], job=record(codec="msgpack")) == Ack("j", "k", b"\x91\x01")
+
+
+class Treacherous:
+    def model_dump(self, mode: str) -> Any:
+        raise KeyError("a model whose dump fails in its own way")
+
+
+@pytest.mark.parametrize(
+    "result",
+    [object(), "x" * MAX_RESULT_BYTES, {1, object()}, Treacherous()],
+    ids=["no JSON form", "too large", "inner part", "failing model"],
+)
+def test_a_result_that_cannot_be_kept_is_no_failure(result: Any, caplog: pytest.LogCaptureFixture) -> None:
+    assert decided(result) == Ack("j", "k", None)
+    assert "is not kept" in caplog.text
+
+
+def test_the_largest_result_fits() -> None:
+    settled = decided("x" * (MAX_RESULT_BYTES - 2))
+    assert isinstance(settled, Ack)
+    assert settled.result is not None
+    assert len(settled.result) == MAX_RESULT_BYTES
+
+
+def test_a_coroutine_is_no_result_but_work_not_done() -> None:
+    settled = decided(nothing(None))
+    assert isinstance(settled, Retry)
+    assert settled.error.type == "NotAwaited"
+    assert "async def" in settled.error.message
+
+
+def test_a_failure_is_retried_by_the_policy_until_attempts_are_spent() -> None:
+    error = raised(ValueError("no"))
+    first = decided(error, retry=FixedDelays([3, 7]))
+    assert isinstance(first, Retry)
+    assert (first.run_at_us, first.attempts) == (NOW + 3 * SECOND, 1)
+    second = decided(error, job=record(attempts=1), retry=FixedDelays([3, 7]))
+    assert isinstance(second, Retry)
+    assert (second.run_at_us, second.attempts) == (NOW + 7 * SECOND, 2)
+    last = decided(error, job=record(attempts=2, max_attempts=3))
+    assert isinstance(last, Fail)
+    assert last.attempts == 3
+
+
+def test_stalls_count_as_executions() -> None:
+    assert isinstance(decided(raised(ValueError()), job=record(stalls=1, max_attempts=3)), Retry)
+    assert isinstance(decided(raised(ValueError()), job=record(stalls=2, max_attempts=3)), Fail)
+
+
+@pytest.mark.parametrize("attempts", range(8))
+def test_the_default_backoff_stays_within_the_jobs_bounds(attempts: int) -> None:
+    job = record(attempts=attempts, max_attempts=100, backoff_min_us=1 * SECOND, backoff_max_us=20 * SECOND)
+    for _ in range(50):
+        settled = decided(raised(ValueError()), job=job)
+        assert isinstance(settled, Retry)
+        delay = settled.run_at_us - NOW
+        exact = min(SECOND * 2**attempts, 20 * SECOND)
+        assert 0.9 * exact - 1 <= delay <= min(1.1 * exact + 1, 20 * SECOND)
+
+
+class Broken:
+    def next_delay(self, job: JobRecord, attempts: int) -> int:
+        raise LookupError("no idea")
+
+
+class Loose:
+    def __init__(self, delay: Any) -> None:
+        self.delay = delay
+
+    def next_delay(self, job: JobRecord, attempts: int) -> Any:
+        return self.delay
+
+
+@pytest.mark.parametrize("policy", [Broken(), Loose(None), Loose(float("nan")), Loose("soon")])
+def test_a_broken_retry_policy_falls_back_to_the_default(policy: Any) -> None:
+    settled = decided(raised(ValueError()), retry=policy)
+    assert isinstance(settled, Retry)
+    assert 0.9 * SECOND <= settled.run_at_us - NOW <= 1.1 * SECOND
+
+
+def test_a_policys_delay_becomes_whole_microseconds_from_now_on() -> None:
+    later = decided(raised(ValueError()), retry=Loose(1500.75))
+    assert isinstance(later, Retry)
+    assert (type(later.run_at_us), later.run_at_us) == (int, NOW + 1500)
+    past = decided(raised(ValueError()), retry=Loose(-5))
+    assert isinstance(past, Retry)
+    assert past.run_at_us == NOW
+
+
+def test_retry_by_the_handler() -> None:
+    at = datetime(2030, 1, 1, tzinfo=UTC)
+    for signal, run_at in [
+        (signals.Retry(delay=5), NOW + 5 * SECOND),
+        (signals.Retry(delay=timedelta(minutes=1)), NOW + 60 * SECOND),
+        (signals.Retry(delay=-5), NOW),
+        (signals.Retry(at=at), to_micros(at)),
+    ]:
+        settled = decided(raised(signal))
+        assert isinstance(settled, Retry)
+        assert (settled.run_at_us, settled.attempts) == (run_at, 1)
+        assert settled.error == Failure("Retry", "retry asked for")
+    assert isinstance(decided(raised(signals.Retry(delay=5)), job=record(attempts=4)), Fail)
+    by_policy = decided(raised(signals.Retry()), retry=FixedDelays([2]))
+    assert isinstance(by_policy, Retry)
+    assert by_policy.run_at_us == NOW + 2 * SECOND
+
+
+@pytest.mark.parametrize("signal", [signals.Retry(delay=1e15), signals.Snooze(1e15)])
+def test_no_time_lies_beyond_the_calendar(signal: signals.HandlerSignal) -> None:
+    settled = decided(raised(signal))
+    assert isinstance(settled, (Retry, Release))
+    assert settled.run_at_us is not None
+    assert settled.run_at_us < to_micros(datetime.max.replace(tzinfo=UTC))
+
+
+def test_the_other_signals() -> None:
+    assert decided(raised(signals.Snooze(4))) == Release("j", "k", NOW + 4 * SECOND)
+    assert decided(raised(signals.Discard("stale"))) == Discard("j", "k", Failure("Discard", "stale"))
+    assert decided(raised(signals.Unrecoverable("gone"))) == Fail(
+        "j", "k", 1, Failure("Unrecoverable", "gone")
+    )
+
+
+def test_an_invalid_payload_is_dead_or_completed_and_no_attempt() -> None:
+    rejected = raised(PayloadRejected(PayloadInvalid("Expected `int`")))
+    assert decided(rejected) == Fail("j", "k", 0, Failure("PayloadInvalid", "Expected `int`"))
+    assert decided(rejected, on_invalid="complete") == Ack("j", "k")
+
+
+@pytest.mark.parametrize("on_invalid", ["dead", "complete"])
+def test_an_unknown_codec_is_never_completed(on_invalid: Any) -> None:
+    rejected = raised(PayloadRejected(CodecError("unknown codec 'x'")))
+    assert decided(rejected, on_invalid=on_invalid) == Fail(
+        "j", "k", 0, Failure("CodecError", "unknown codec 'x'")
+    )
+
+
+def test_no_handler() -> None:
+    assert no_handler(record(attempts=2)) == Fail(
+        "j", "k", 2, Failure("HandlerMissing", "no handler for type 't'")
+    )
+
+
+# -- what is kept of an exception ---------------------------------------------------------------------------------
+
+
+def test_describe_has_the_handlers_frames_and_not_ours() -> None:
+    failure = describe(raised(ValueError("no")).error)
+    assert (failure.type, failure.message) == ("ValueError", "no")
+    assert "in raised" in failure.detail
+    assert failure.text.startswith("ValueError: no\nTraceback")
+
+
+def test_describe_is_bounded() -> None:
+    def deep(n: int) -> None:
+        if n:
+            deep(n - 1)
+        raise ValueError("x" * 100_000)
+
+    try:
+        deep(300)
+    except ValueError as error:
+        failure = describe(error)
+    assert len(failure.message) == 500
+    assert len(failure.detail) <= MAX_ERROR_CHARS
+    long_name = type("N" * 5000, (Exception,), {})
+    assert len(describe(long_name()).type) <= 200
+
+
+def test_describe_gives_text_every_backend_can_store() -> None:
+    failure = describe(raised(OSError("no such file: caf\udce9\0.txt")).error)
+    for text in (failure.type, failure.message, failure.detail):
+        assert "\0" not in text
+        text.encode()
+    assert "caf\\udce9" in failure.message
+
+
+def test_describe_survives_an_error_without_words() -> None:
+    class Mute(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("I will not say")
+
+    failure = describe(raised(Mute()).error)
+    assert failure.type == "Mute"
+    assert "cannot be put in words" in failure.message
+
+
+def test_describe_gives_a_remote_error_as_it_was() -> None:
+    failure = Failure("ValueError", "no", "Traceback ...")
+    assert describe(RemoteError(failure)) is failure
+    settled = decided(Raised(RemoteRetry(failure, 3 * SECOND, None)))
+    assert settled == Retry("j", "k", NOW + 3 * SECOND, 1, failure)
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), asyncio.CancelledError()])
+def test_what_is_no_exception_is_a_failure_too(error: BaseException) -> None:
+    settled = decided(raised(error))
+    assert isinstance(settled, Retry)
+    assert settled.error.type == type(error).__name__

@@ -1,0 +1,254 @@
+"""Handlers for worker processes: they find them here, by name."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any
+
+import taskharbor.signals as signals
+from taskharbor import Harbor, Job, current_job
+from taskharbor.drivers.memory import MemoryDriver
+
+harbor = Harbor(MemoryDriver(), backoff=(0, 0))
+log = logging.getLogger("worker.isolated")
+variable: ContextVar[str] = ContextVar("variable", default="clean")
+
+
+class Rot13:
+    """A codec of the application's own."""
+
+    name = "rot13"
+
+    def encode(self, value: Any) -> bytes:
+        from taskharbor import JSON
+
+        return bytes(byte ^ 0x55 for byte in JSON.encode(value))
+
+    def decode(self, data: bytes, type: Any = Any) -> Any:
+        from taskharbor import JSON
+
+        return JSON.decode(bytes(byte ^ 0x55 for byte in data), type)
+
+
+harbor.codecs.register(Rot13())
+
+
+def touch(path: str) -> None:
+    Path(path).write_text(str(os.getpid()))
+
+
+@harbor.job(isolation="process")
+def add(a: int, b: int = 1) -> int:
+    return a + b
+
+
+@harbor.job(isolation="process")
+async def add_async(a: int, b: int = 1) -> int:
+    await asyncio.sleep(0)
+    return a + b
+
+
+def undeclared(a: int) -> int:
+    return a * 2
+
+
+declared_elsewhere = harbor.job(isolation="process", name="declared")(undeclared)
+
+
+@harbor.job(isolation="process")
+def who() -> tuple[int, str]:
+    return os.getpid(), threading.current_thread().name
+
+
+@harbor.job(isolation="process")
+async def who_async() -> tuple[int, str, int]:
+    return os.getpid(), threading.current_thread().name, id(asyncio.get_running_loop())
+
+
+@harbor.job(isolation="process")
+def leak() -> str:
+    before = variable.get()
+    variable.set("dirty")
+    return before
+
+
+@harbor.job(isolation="process")
+async def leak_async() -> str:
+    before = variable.get()
+    variable.set("dirty")
+    return before
+
+
+@harbor.job(isolation="process", max_attempts=1, timeout=60)
+def introspect(started: str, go_on: str) -> dict[str, Any]:
+    job = current_job()
+    job.progress({"at": 1})
+    touch(started)
+    while not Path(go_on).exists():
+        job.wait_for_stop(0.005)
+    return {
+        "id": job.id,
+        "fence": job.fence,
+        "attempt": job.attempt,
+        "headers": dict(job.headers),
+        "deadline": job.deadline is not None,
+        "should_stop": job.should_stop,
+    }
+
+
+class Custom(Exception):
+    pass
+
+
+@harbor.job(isolation="process", max_attempts=1)
+def fail(kind: str) -> None:
+    match kind:
+        case "custom":
+            raise Custom("of our own")
+        case "exit":
+            sys.exit(7)
+        case "stop":
+            raise StopIteration
+        case "keyboard":
+            raise KeyboardInterrupt
+        case "cancelled":
+            raise asyncio.CancelledError
+
+
+@harbor.job(isolation="process", max_attempts=1, name="fail_async")
+async def fail_async(kind: str) -> None:
+    fail.function(kind)
+
+
+class Declined(signals.Unrecoverable):
+    pass
+
+
+@harbor.job(isolation="process")
+def signal_up(kind: str) -> str:
+    if current_job().fence > 1:
+        return "second time"
+    match kind:
+        case "retry":
+            raise signals.Retry("in an hour", delay=3600)
+        case "snooze":
+            raise signals.Snooze(3600)
+        case "discard":
+            raise signals.Discard("stale")
+        case _:
+            raise Declined("no money")
+
+
+@harbor.job(isolation="process", max_attempts=2)
+def die(path: str) -> str:
+    if not Path(path).exists():
+        touch(path)
+        os.kill(os.getpid(), signal.SIGSEGV)
+    return "survived"
+
+
+@harbor.job(isolation="process", max_attempts=1, timeout=0.3)
+def spin(started: str) -> None:
+    touch(started)
+    while True:
+        pass
+
+
+@harbor.job(isolation="process", max_attempts=1)
+def spin_for_ever(started: str) -> None:
+    touch(started)
+    while True:
+        pass
+
+
+@harbor.job(isolation="process", max_attempts=1)
+def sleep_for_ever(started: str) -> None:
+    touch(started)
+    while True:
+        time.sleep(3600)
+
+
+@harbor.job(isolation="process", max_attempts=1)
+async def tidy(started: str, tidied: str) -> None:
+    touch(started)
+    try:
+        await asyncio.Event().wait()
+    finally:
+        with open(tidied, "w") as file:  # noqa: ASYNC230
+            file.write(current_job().stop_reason or "")
+
+
+@harbor.job(isolation="process", max_attempts=1)
+def with_a_child(started: str) -> None:
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"])
+    Path(started).write_text(str(child.pid))
+    child.wait()
+
+
+@harbor.job(isolation="process")
+def print_and_log() -> None:
+    print("printed in a process")
+    print("complained in a process", file=sys.stderr)
+    log.info("logged in a process", extra={"colour": "blue"})
+    log.debug("too quiet to be heard")
+    try:
+        raise ValueError("with a traceback")
+    except ValueError:
+        log.exception("went wrong")
+
+
+@harbor.job(isolation="process")
+def odd_result(kind: str) -> Any:
+    match kind:
+        case "large":
+            return "x" * 100_000
+        case "object":
+            return object()
+        case "nested":
+            return {"when": [1, None, {"deep": True}], "big": 2**60}
+
+
+@harbor.job(isolation="process")
+def large_payload(text: str) -> int:
+    return len(text)
+
+
+@harbor.job(isolation="process")
+def stops_itself() -> bool:
+    current_job().stop("enough")
+    return current_job().should_stop
+
+
+@harbor.job(isolation="process")
+def waits_for_stop(started: str) -> tuple[bool, str | None]:
+    touch(started)
+    job = current_job()
+    return job.wait_for_stop(30), job.stop_reason
+
+
+def takes_job(job: Job) -> list[Any]:
+    return [job.id, job.payload.decode(), job.type]
+
+
+class Holder:
+    def method(self, job: Job) -> None: ...
+
+
+@harbor.job(isolation="process")
+def open_files() -> list[str]:
+    return sorted(
+        {os.readlink(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd") if _is_open(name)}
+    )
+
+
+def _is_open(name: str) -> bool:
+    return os.path.islink(f"/proc/self/fd/{name}")

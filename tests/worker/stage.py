@@ -1,0 +1,212 @@
+"""What the worker's tests share: a store with a client on it, workers that run beside a test, and drivers that misbehave."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any
+
+from taskharbor import AsyncClient, BackendUnavailable, Clock, Job, JobRecord, JobRequest, JobState, Worker
+from taskharbor.drivers.contract import Driver, Extension, QueueSettings, QueueStats, Settlement
+from taskharbor.drivers.memory import MemoryDriver
+from taskharbor.errors import JobError
+from taskharbor.jobs import Attempt, Lease, Micros, Outcome
+
+PATIENCE = 30.0
+"""An upper bound for what should take milliseconds, on a machine that does something else as well."""
+
+
+class Stage:
+    """One store, seen from outside the workers on it."""
+
+    def __init__(self, driver: Driver | None = None, clock: Clock | None = None) -> None:
+        self.driver = driver or MemoryDriver()
+        self.client = AsyncClient(self.driver.clone(), clock=clock)
+
+    async def enqueue(self, type: str = "work", payload: Any = None, **options: Any) -> str:
+        accepted = await self.client.enqueue(JobRequest(type=type, payload=payload, **options))
+        return accepted.id
+
+    async def enqueue_many(self, count: int, type: str = "work", **options: Any) -> list[str]:
+        accepted = await self.client.enqueue_many(
+            JobRequest(type=type, payload=n, **options) for n in range(count)
+        )
+        return [one.id for one in accepted]
+
+    async def get(self, job_id: str) -> JobRecord:
+        return await self.client.get(job_id)
+
+    async def state(self, job_id: str) -> JobState:
+        return (await self.get(job_id)).state
+
+    async def ended(self, job_id: str) -> JobRecord:
+        return await self.client.wait_for(job_id, timeout=PATIENCE)
+
+    async def log(self, job_id: str) -> list[Attempt]:
+        return await self.client.job_attempts(job_id)
+
+    async def outcomes(self, job_id: str) -> list[Outcome]:
+        return [attempt.outcome for attempt in await self.log(job_id)]
+
+    async def pause(self, queue: str = "default") -> None:
+        await self.client.configure(queue, QueueSettings(paused=True))
+
+    async def resume(self, queue: str = "default") -> None:
+        await self.client.configure(queue, QueueSettings())
+
+    async def take_away(self, job_id: str) -> None:
+        """End the job's lease as if its time were over, without waiting for it."""
+        record = await self.get(job_id)
+        assert record.expires_at_us is not None
+        assert await self.client.driver.reclaim(now=record.expires_at_us + 1, queue=record.queue) == 1
+
+    def worker(self, handler: Callable[[Job], Any] | None = None, **options: Any) -> Worker:
+        """A worker with one handler, for jobs of type `work`."""
+        worker = Worker(self.driver.clone(), **{"concurrency": 4, "grace": PATIENCE, **options})
+        if handler is not None:
+            worker.register("work", handler)
+        return worker
+
+    async def drain(self, handler: Callable[[Job], Any] | None = None, **options: Any) -> Worker:
+        """Run a worker until nothing is left to do."""
+        worker = self.worker(handler, until_empty=True, **options)
+        await finish(worker.run_async())
+        return worker
+
+
+@contextlib.asynccontextmanager
+async def stage(driver: Driver | None = None, clock: Clock | None = None) -> AsyncIterator[Stage]:
+    here = Stage(driver, clock)
+    try:
+        yield here
+    finally:
+        await here.client.close()
+
+
+@contextlib.asynccontextmanager
+async def running(*workers: Worker) -> AsyncIterator[None]:
+    """The workers run beside the block; after it they are stopped and must end."""
+    tasks = [asyncio.ensure_future(worker.run_async()) for worker in workers]
+    try:
+        yield
+        for worker in workers:
+            worker.stop()
+        await finish(asyncio.gather(*tasks))
+    finally:
+        for worker, task in zip(workers, tasks, strict=True):
+            if not task.done():
+                worker.stop(now=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def finish(work: Awaitable[Any]) -> Any:
+    async with asyncio.timeout(PATIENCE):
+        return await work
+
+
+async def eventually(condition: Callable[[], bool | Awaitable[bool]]) -> None:
+    """Until the condition holds; fails the test if it never does."""
+    async with asyncio.timeout(PATIENCE):
+        while True:
+            holds = condition()
+            if not isinstance(holds, bool):
+                holds = await holds
+            if holds:
+                return
+            await asyncio.sleep(0.005)
+
+
+class Trouble:
+    """Which calls fail, and how. Shared by all handles on a store."""
+
+    def __init__(self) -> None:
+        self.before: set[str] = set()
+        """Operations that fail without having happened."""
+        self.after: set[str] = set()
+        """Operations that happen and then say they failed."""
+        self.refused: list[str] = []
+        self.hang: set[str] = set()
+        self.hanging = 0
+
+
+EVERYTHING = frozenset({"open", "time", "reserve", "extend_lease", "settle", "stats", "wait", "reclaim"})
+
+
+class TroubledDriver(MemoryDriver):
+    """A memory store whose connection fails on demand."""
+
+    def __init__(self, store: Any = None, *, clock: Any = None, trouble: Trouble | None = None) -> None:
+        super().__init__(store, clock=clock)
+        self.trouble = trouble or Trouble()
+
+    def clone(self) -> TroubledDriver:
+        return TroubledDriver(self._store, clock=self._clock, trouble=self.trouble)
+
+    async def _through(self, name: str, call: Awaitable[Any]) -> Any:
+        trouble = self.trouble
+        if name in trouble.hang:
+            call.close()  # type: ignore[attr-defined]
+            trouble.hanging += 1
+            await asyncio.Event().wait()
+        if name in trouble.before:
+            call.close()  # type: ignore[attr-defined]
+            trouble.refused.append(name)
+            raise BackendUnavailable(f"{name}: no connection")
+        answer = await call
+        if name in trouble.after:
+            trouble.refused.append(name)
+            raise BackendUnavailable(f"{name}: connection lost")
+        return answer
+
+    async def open(self) -> None:
+        await self._through("open", super().open())
+
+    async def time(self) -> Micros:
+        return await self._through("time", super().time())
+
+    async def reserve(self, queue: str, **options: Any) -> list[JobRecord]:
+        return await self._through("reserve", super().reserve(queue, **options))
+
+    async def extend_lease(self, extensions: Sequence[Extension], **options: Any) -> list[Lease | JobError]:
+        return await self._through("extend_lease", super().extend_lease(extensions, **options))
+
+    async def settle(self, settlements: Sequence[Settlement], *, now: Micros) -> list[JobError | None]:
+        return await self._through("settle", super().settle(settlements, now=now))
+
+    async def reclaim(self, **options: Any) -> int:
+        return await self._through("reclaim", super().reclaim(**options))
+
+    async def stats(self, **options: Any) -> list[QueueStats]:
+        return await self._through("stats", super().stats(**options))
+
+    async def wait(self, queues: Sequence[str], **options: Any) -> bool:
+        return await self._through("wait", super().wait(queues, **options))
+
+
+class Calls(logging.Handler):
+    """Collects what a logger is told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.messages: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.messages.append(record.getMessage())
+
+    def count(self, text: str) -> int:
+        return sum(text in message for message in self.messages)
+
+
+@contextlib.contextmanager
+def logged(name: str = "taskharbor.worker", level: int = logging.INFO) -> Any:
+    logger, calls = logging.getLogger(name), Calls()
+    before = logger.level
+    logger.addHandler(calls)
+    logger.setLevel(level)
+    try:
+        yield calls
+    finally:
+        logger.removeHandler(calls)
+        logger.setLevel(before)

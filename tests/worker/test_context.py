@@ -1,0 +1,210 @@
+"""What a handler sees of its job, and what it must not see of another's."""
+
+import asyncio
+import threading
+from contextvars import ContextVar
+from typing import Any
+
+import pytest
+
+from taskharbor import Harbor, InvalidRequest, Job, JobState, current_job
+from taskharbor.drivers.memory import MemoryDriver
+from taskharbor.jobs import to_micros
+from worker.stage import eventually, running, stage
+
+variable: ContextVar[str] = ContextVar("variable", default="clean")
+
+
+@pytest.mark.parametrize("kind", ["loop", "thread"])
+def test_context_variables_do_not_leak_from_job_to_job(kind: str) -> None:
+    async def main() -> None:
+        async with stage() as here:
+            seen: list[str] = []
+
+            def look(job: Job) -> None:
+                seen.append(variable.get())
+                variable.set(job.id)
+
+            async def on_loop(job: Job) -> None:
+                look(job)
+
+            await here.enqueue_many(5)
+            variable.set("clean")
+            await here.drain(on_loop if kind == "loop" else look, concurrency=1)
+            assert seen == ["clean"] * 5
+            assert variable.get() == "clean"
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("kind", ["loop", "thread"])
+def test_current_job_is_the_one_that_runs_here(kind: str) -> None:
+    async def main() -> None:
+        async with stage() as here:
+            all_there = threading.Barrier(3)
+            on_loop_there: list[str] = []
+            pairs: set[tuple[str, str]] = set()
+
+            async def on_loop(job: Job) -> None:
+                on_loop_there.append(job.id)
+                await eventually(lambda: len(on_loop_there) == 3)
+                pairs.add((job.id, current_job().id))
+                pairs.add((job.id, await asyncio.ensure_future(in_a_task())))
+
+            async def in_a_task() -> str:
+                return current_job().id
+
+            def on_thread(job: Job) -> None:
+                all_there.wait(30)
+                pairs.add((job.id, current_job().id))
+
+            ids = await here.enqueue_many(3)
+            await here.drain(on_loop if kind == "loop" else on_thread, concurrency=3)
+            assert pairs == {(job_id, job_id) for job_id in ids}
+
+    asyncio.run(main())
+
+
+def test_there_is_no_current_job_outside() -> None:
+    with pytest.raises(RuntimeError, match="inside a handler only"):
+        current_job()
+
+
+def test_what_a_job_says_of_itself() -> None:
+    async def main() -> None:
+        async with stage() as here:
+            seen: dict[str, Any] = {}
+
+            async def handler(job: Job) -> None:
+                seen.update(
+                    headers=dict(job.headers),
+                    fence=job.fence,
+                    attempt=job.attempt,
+                    max_attempts=job.max_attempts,
+                    key=job.key,
+                    deadline=to_micros(job.deadline) - job.started_at_us,
+                    should_stop=job.should_stop,
+                    payload=job.payload,
+                )
+                with pytest.raises(InvalidRequest, match="progress of"):
+                    job.progress("x" * 5000)
+
+            job_id = await here.enqueue(
+                payload=[1], headers={"trace": "abc"}, key="k", timeout=20, max_attempts=7
+            )
+            await here.drain(handler)
+            assert await here.state(job_id) is JobState.DONE
+            assert seen == {
+                "headers": {"trace": "abc"},
+                "fence": 1,
+                "attempt": 1,
+                "max_attempts": 7,
+                "key": "k",
+                "deadline": 20_000_000,
+                "should_stop": False,
+                "payload": b"[1]",
+            }
+
+    asyncio.run(main())
+
+
+def test_progress_through_a_handle() -> None:
+    async def main() -> None:
+        harbor = Harbor(MemoryDriver())
+        go_on = asyncio.Event()
+
+        @harbor.job
+        async def climb() -> None:
+            current_job().progress({"step": 3})
+            await go_on.wait()
+
+        handle = await climb.enqueue_async()
+        async with running(harbor.worker(heartbeat=0.02)):
+
+            async def is_seen() -> bool:
+                return await handle.progress_async() == {"step": 3}
+
+            await eventually(is_seen)
+            go_on.set()
+            await handle.result_async(30)
+        await harbor.close_async()
+
+    asyncio.run(main())
+
+
+# -- middleware, through a worker -----------------------------------------------------------------------------------
+
+
+def test_middleware_of_the_app_wraps_every_handler_in_order() -> None:
+    seen: list[str] = []
+
+    def named(name: str) -> Any:
+        async def layer(job: Job, call_next: Any) -> Any:
+            seen.append(f"{name}: {job.type} {job.arguments.n}")
+            result = await call_next(job)
+            seen.append(f"{name}: {result}")
+            return result
+
+        return layer
+
+    harbor = Harbor(MemoryDriver(), middleware=[named("outer"), named("inner")])
+
+    @harbor.job
+    async def double(n: int) -> int:
+        return 2 * n
+
+    @harbor.job
+    def triple(n: int) -> int:
+        return 3 * n
+
+    double.enqueue(2)
+    triple.enqueue(3)
+    harbor.worker(until_empty=True, concurrency=1).run()
+    assert seen == [
+        *("outer: double 2", "inner: double 2", "inner: 4", "outer: 4"),
+        *("outer: triple 3", "inner: triple 3", "inner: 9", "outer: 9"),
+    ]
+
+
+def test_middleware_may_answer_fail_or_change_the_result() -> None:
+    async def gate(job: Job, call_next: Any) -> Any:
+        if job.headers.get("say") == "cached":
+            return "from the cache"
+        if job.headers.get("say") == "refuse":
+            raise PermissionError("not you")
+        return (await call_next(job)).upper()
+
+    harbor = Harbor(MemoryDriver(), middleware=[gate], max_attempts=1)
+    calls: list[str] = []
+
+    @harbor.job
+    async def greet(name: str) -> str:
+        calls.append(name)
+        return f"hello {name}"
+
+    cached = greet.options(headers={"say": "cached"}).enqueue("a")
+    refused = greet.options(headers={"say": "refuse"}).enqueue("b")
+    served = greet.enqueue("c")
+    harbor.worker(until_empty=True).run()
+    assert cached.result(30) == "from the cache"
+    assert served.result(30) == "HELLO C"
+    assert refused.record().last_error.startswith("PermissionError: not you")
+    assert calls == ["c"]
+
+
+def test_middleware_does_not_see_an_invalid_payload() -> None:
+    seen: list[str] = []
+
+    async def layer(job: Job, call_next: Any) -> Any:
+        seen.append(job.id)
+        return await call_next(job)
+
+    harbor = Harbor(MemoryDriver(), middleware=[layer])
+
+    @harbor.job
+    async def typed(n: int) -> None: ...
+
+    handle = harbor.enqueue("typed", {"n": "x"})
+    harbor.worker(until_empty=True).run()
+    assert handle.state() is JobState.DEAD
+    assert seen == []

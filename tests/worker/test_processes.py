@@ -1,0 +1,498 @@
+"""Handlers in processes of their own."""
+
+import asyncio
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from taskharbor import Harbor, InvalidRequest, Job, JobHandle, JobState, Outcome, Worker
+from taskharbor.drivers.memory import MemoryDriver
+from worker import isolated
+from worker.stage import PATIENCE, eventually, logged, running
+
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="worker processes are tested where SIGKILL is")
+
+
+@pytest.fixture(autouse=True)
+def harbor() -> Harbor:
+    """The handlers' app, on a store of this test's own."""
+    isolated.harbor.use(MemoryDriver())
+    isolated.harbor.middleware.clear()
+    return isolated.harbor
+
+
+def drain(**options: Any) -> Worker:
+    worker = isolated.harbor.worker(**{"until_empty": True, "concurrency": 1, **options})
+    worker.run()
+    return worker
+
+
+def is_alive(pid: int) -> bool:
+    """Not a zombie either: one of those is only waiting to be noticed."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except FileNotFoundError:
+        return False
+    return stat.rpartition(")")[2].split()[0] != "Z"
+
+
+async def is_written(path: Path) -> int:
+    """What a handler wrote there, once it has: its process's id."""
+
+    def read() -> str:
+        return path.read_text() if path.exists() else ""
+
+    await eventually(lambda: read() != "")
+    return int(read())
+
+
+# -- results and errors ---------------------------------------------------------------------------------------------
+
+
+def test_sync_and_async_handlers_run_on_the_main_thread_of_one_process_that_is_kept() -> None:
+    handles: list[JobHandle[Any]] = [
+        isolated.add.enqueue(1, b=2),
+        isolated.add_async.enqueue(3),
+        isolated.declared_elsewhere.enqueue(21),
+        isolated.add.options(codec="msgpack").enqueue(5),
+        isolated.add.options(codec="rot13").enqueue(6),
+    ]
+    callers = [isolated.who.enqueue() for _ in range(2)]
+    async_callers = [isolated.who_async.enqueue() for _ in range(2)]
+    leaks = [leak.enqueue() for leak in (isolated.leak, isolated.leak_async) for _ in range(2)]
+    drain()
+    assert [handle.result(PATIENCE) for handle in handles] == [3, 4, 42, 6, 7]
+    seen = [caller.result(PATIENCE) for caller in callers]
+    assert seen[0] == seen[1]
+    pid, thread = seen[0]
+    assert pid != os.getpid()
+    assert thread == "MainThread"
+    first, second = (caller.result(PATIENCE) for caller in async_callers)
+    assert first == second
+    assert first[:2] == (pid, "MainThread")
+    assert [leak.result(PATIENCE) for leak in leaks] == ["clean"] * 4
+    assert not is_alive(pid)
+
+
+def test_a_handler_that_takes_the_job() -> None:
+    driver = MemoryDriver()
+    harbor = Harbor(driver)
+    handle = harbor.enqueue("raw", [1, 2])
+    worker = Worker(driver, until_empty=True)
+    worker.register("raw", isolated.takes_job, isolation="process")
+    worker.run()
+    assert handle.result(PATIENCE) == [handle.id, "[1,2]", "raw"]
+
+
+@pytest.mark.parametrize("name", ["fail", "fail_async"])
+def test_an_error_keeps_its_type_message_and_traceback(name: str, harbor: Harbor) -> None:
+    kinds = {
+        "custom": ("Custom", "of our own"),
+        "exit": ("SystemExit", "7"),
+        "stop": ("RuntimeError", ""),
+        "keyboard": ("KeyboardInterrupt", ""),
+        "cancelled": ("CancelledError", ""),
+    }
+    handles = {kind: harbor.enqueue(name, {"kind": kind}) for kind in kinds}
+    drain()
+    for kind, (error_type, message) in kinds.items():
+        record = handles[kind].record()
+        assert record.state is JobState.DEAD, kind
+        first, *trace = record.last_error.splitlines()
+        assert first.startswith(f"{error_type}: {message}" if message else error_type)
+        if (name, kind) != ("fail_async", "stop"):  # Python makes that a RuntimeError where we await it.
+            assert "isolated.py" in "\n".join(trace), kind
+        assert "child.py" not in "\n".join(trace), kind
+
+
+def test_signals_cross_over_with_their_times() -> None:
+    retry, snooze, discard, declined = (
+        isolated.signal_up.enqueue(kind) for kind in ("retry", "snooze", "discard", "unrecoverable")
+    )
+    drain()
+    record = retry.record()
+    assert (record.state, record.attempts) == (JobState.SCHEDULED, 1)
+    assert record.last_error == "Retry: in an hour"
+    assert 3500 < (record.run_at - record.failed_at).total_seconds() <= 3600
+    record = snooze.record()
+    assert (record.state, record.attempts, record.stalls) == (JobState.SCHEDULED, 0, 0)
+    assert discard.record().last_error == "Discard: stale"
+    assert discard.state() is JobState.CANCELLED
+    assert (declined.state(), declined.record().last_error) == (JobState.DEAD, "Declined: no money")
+
+
+def test_results_too_large_or_without_a_form_are_not_kept() -> None:
+    large, odd, nested = (isolated.odd_result.enqueue(kind) for kind in ("large", "object", "nested"))
+    with logged() as told:
+        drain()
+    assert (large.state(), large.result(PATIENCE)) == (JobState.DONE, None)
+    assert (odd.state(), odd.result(PATIENCE)) == (JobState.DONE, None)
+    assert nested.result(PATIENCE) == {"when": [1, None, {"deep": True}], "big": 2**60}
+    assert told.count("is not kept") == 2
+
+
+def test_a_payload_larger_than_any_socket_buffer() -> None:
+    handle = isolated.large_payload.enqueue("x" * 1_000_000)
+    drain()
+    assert handle.result(PATIENCE) == 1_000_000
+
+
+def test_invalid_payloads_never_reach_the_process(harbor: Harbor) -> None:
+    handle = harbor.enqueue("add", {"a": "one"})
+    worker = drain()
+    assert handle.record().last_error.startswith("PayloadInvalid")
+    assert worker.outcomes == {Outcome.DEAD: 1}
+
+
+def test_middleware_runs_here_and_sees_plain_results(harbor: Harbor) -> None:
+    seen: list[Any] = []
+
+    async def layer(job: Job, call_next: Any) -> Any:
+        result = await call_next(job)
+        seen.append((os.getpid(), job.arguments.a, result))
+        return result + 100
+
+    harbor.middleware.append(layer)
+    handle = isolated.add.enqueue(1)
+    drain()
+    assert seen == [(os.getpid(), 1, 2)]
+    assert handle.result(PATIENCE) == 102
+
+
+# -- while it runs --------------------------------------------------------------------------------------------------
+
+
+def test_the_job_can_be_asked_and_reports_progress(tmp_path: Path) -> None:
+    async def main() -> None:
+        started, go_on = tmp_path / "started", tmp_path / "go_on"
+        handle = await isolated.introspect.options(headers={"trace": "abc"}).enqueue_async(
+            str(started), str(go_on)
+        )
+        async with running(isolated.harbor.worker(heartbeat=0.02)):
+            await is_written(started)
+
+            async def is_seen() -> bool:
+                return await handle.progress_async() == {"at": 1}
+
+            await eventually(is_seen)
+            go_on.touch()
+            assert await handle.result_async(PATIENCE) == {
+                "id": handle.id,
+                "fence": 1,
+                "attempt": 1,
+                "headers": {"trace": "abc"},
+                "deadline": True,
+                "should_stop": False,
+            }
+        await isolated.harbor.close_async()
+
+    asyncio.run(main())
+
+
+def test_stop_requests_travel_both_ways(harbor: Harbor, tmp_path: Path) -> None:
+    async def main() -> None:
+        jobs: list[Job] = []
+
+        async def layer(job: Job, call_next: Any) -> Any:
+            jobs.append(job)
+            return await call_next(job)
+
+        harbor.middleware.append(layer)
+        upward = await isolated.stops_itself.enqueue_async()
+        downward = await isolated.waits_for_stop.enqueue_async(str(tmp_path / "started"))
+        async with running(harbor.worker(concurrency=1)):
+            assert await upward.result_async(PATIENCE) is True
+            assert jobs[0].stop_reason == "enough"
+            await is_written(tmp_path / "started")
+            jobs[1].stop("by the middleware")
+            assert await downward.result_async(PATIENCE) == (True, "by the middleware")
+        await harbor.close_async()
+
+    asyncio.run(main())
+
+
+def test_output_and_logs_come_through(capfd: pytest.CaptureFixture[str]) -> None:
+    records: list[logging.LogRecord] = []
+
+    class Keep(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            records.append(record)
+
+    keep = Keep()
+    logger = logging.getLogger("worker.isolated")
+    logger.addHandler(keep)
+    logger.setLevel(logging.INFO)
+    try:
+        isolated.print_and_log.enqueue()
+        drain()
+    finally:
+        logger.removeHandler(keep)
+        logger.setLevel(logging.NOTSET)
+    printed = capfd.readouterr()
+    assert "printed in a process" in printed.out
+    assert "complained in a process" in printed.err
+    assert [record.getMessage() for record in records] == ["logged in a process", "went wrong"]
+    assert records[0].colour == "blue"  # type: ignore[attr-defined]
+    assert records[0].funcName == "print_and_log"
+    assert "ValueError: with a traceback" in str(records[1].exc_text)
+
+
+# -- the end of a process -------------------------------------------------------------------------------------------
+
+
+def test_a_timeout_kills_a_busy_loop_and_the_next_job_gets_a_new_process(tmp_path: Path) -> None:
+    spinning = isolated.spin.enqueue(str(tmp_path / "started"))
+    after = isolated.who.enqueue()
+    drain()
+    record = spinning.record()
+    assert (record.state, record.attempts) == (JobState.DEAD, 1)
+    assert record.last_error == "JobTimeout: took longer than its timeout of 0.3 s"
+    killed = int((tmp_path / "started").read_text())
+    assert not is_alive(killed)
+    assert after.result(PATIENCE)[0] != killed
+
+
+@pytest.mark.parametrize("job", [isolated.spin_for_ever, isolated.sleep_for_ever], ids=["busy", "asleep"])
+def test_a_cancel_request_kills(job: Any, tmp_path: Path) -> None:
+    async def main() -> None:
+        handle = await job.enqueue_async(str(tmp_path / "started"))
+        async with running(isolated.harbor.worker(heartbeat=0.02)):
+            pid = await is_written(tmp_path / "started")
+            await handle.cancel_async()
+            assert (await handle.wait_async(PATIENCE)).state is JobState.CANCELLED
+            # Dead before it was written, so that no other execution ever runs beside it.
+            assert not is_alive(pid)
+        await isolated.harbor.close_async()
+
+    asyncio.run(main())
+
+
+def test_a_kill_takes_along_what_the_handler_started(tmp_path: Path) -> None:
+    async def main() -> None:
+        handle = await isolated.with_a_child.enqueue_async(str(tmp_path / "started"))
+        async with running(isolated.harbor.worker(heartbeat=0.02)):
+            grandchild = await is_written(tmp_path / "started")
+            assert is_alive(grandchild)
+            await handle.cancel_async()
+            await handle.wait_async(PATIENCE)
+            await eventually(lambda: not is_alive(grandchild))
+        await isolated.harbor.close_async()
+
+    asyncio.run(main())
+
+
+def test_a_shutdown_lets_an_async_handler_clean_up_and_gives_the_job_back(tmp_path: Path) -> None:
+    async def main() -> None:
+        handle = await isolated.tidy.enqueue_async(str(tmp_path / "started"), str(tmp_path / "tidied"))
+        worker = isolated.harbor.worker()
+        async with running(worker):
+            pid = await is_written(tmp_path / "started")
+            worker.stop(now=True)
+            await eventually(lambda: not worker.snapshot()["serving"])
+        record = await handle.record_async()
+        assert (record.state, record.attempts, record.stalls) == (JobState.READY, 0, 0)
+        assert (tmp_path / "tidied").read_text() == "shutdown"
+        assert not is_alive(pid)
+        await isolated.harbor.close_async()
+
+    asyncio.run(main())
+
+
+def test_a_shutdown_does_not_wait_for_a_busy_loop(tmp_path: Path) -> None:
+    async def main() -> None:
+        handle = await isolated.spin_for_ever.enqueue_async(str(tmp_path / "started"))
+        worker = isolated.harbor.worker(grace=0.0)
+        async with running(worker):
+            pid = await is_written(tmp_path / "started")
+            worker.stop()
+            await eventually(lambda: not worker.snapshot()["serving"])
+            assert not is_alive(pid)
+        record = await handle.record_async()
+        assert (record.state, record.attempts, record.stalls) == (JobState.READY, 0, 0)
+        await isolated.harbor.close_async()
+
+    asyncio.run(main())
+
+
+def test_a_process_that_dies_fails_its_job_which_is_retried(tmp_path: Path) -> None:
+    handle = isolated.die.enqueue(str(tmp_path / "died"))
+    drain()
+    assert handle.result(PATIENCE) == "survived"
+    attempts = isolated.harbor.client.job_attempts(handle.id)
+    assert [attempt.outcome for attempt in attempts] == [Outcome.RETRIED, Outcome.DONE]
+    assert attempts[0].error_type == "WorkerProcessDied"
+    assert "SIGSEGV" in str(attempts[0].error_message)
+
+
+def test_an_idle_process_that_dies_costs_no_job_anything() -> None:
+    async def main() -> None:
+        worker = isolated.harbor.worker(concurrency=1)
+        async with running(worker):
+            pid, _ = await (await isolated.who.enqueue_async()).result_async(PATIENCE)
+            os.kill(pid, signal.SIGKILL)
+            handle = await isolated.who.enqueue_async()
+            assert (await handle.result_async(PATIENCE))[0] != pid
+            record = await handle.record_async()
+            assert (record.attempts, record.fence) == (0, 1)
+        await isolated.harbor.close_async()
+
+    asyncio.run(main())
+
+
+def test_a_job_sent_to_a_process_that_is_dying_has_not_been_tried() -> None:
+    """Stopped first, so that it cannot read the job, then killed with the job on its way."""
+
+    async def main() -> None:
+        worker = isolated.harbor.worker(concurrency=1)
+        async with running(worker):
+            pid, _ = await (await isolated.who.enqueue_async()).result_async(PATIENCE)
+            os.kill(pid, signal.SIGSTOP)
+            handle = await isolated.who.enqueue_async()
+            (process,) = worker._processes._processes  # type: ignore[union-attr]
+            await eventually(lambda: process._ended is not None)
+            os.kill(pid, signal.SIGKILL)
+            assert (await handle.result_async(PATIENCE))[0] != pid
+            record = await handle.record_async()
+            assert (record.attempts, record.fence) == (0, 1)
+        await isolated.harbor.close_async()
+
+    asyncio.run(main())
+
+
+def test_signals_of_the_terminal_do_not_reach_the_process(tmp_path: Path) -> None:
+    async def main() -> None:
+        handle = await isolated.introspect.enqueue_async(str(tmp_path / "started"), str(tmp_path / "go_on"))
+        async with running(isolated.harbor.worker()):
+            pid = await is_written(tmp_path / "started")
+            assert os.getpgid(pid) != os.getpgid(0)
+            os.kill(pid, signal.SIGINT)
+            os.kill(pid, signal.SIGTERM)
+            (tmp_path / "go_on").touch()
+            assert (await handle.result_async(PATIENCE))["should_stop"] is False
+        await isolated.harbor.close_async()
+
+    asyncio.run(main())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_nothing_of_the_database_is_open_in_a_process(harbor: Harbor, tmp_path: Path) -> None:
+    harbor.use(f"sqlite:///{tmp_path}/jobs.db")
+    handle = isolated.open_files.enqueue()
+    drain()
+    files = handle.result(PATIENCE)
+    assert files
+    assert not [file for file in files if str(tmp_path) in file]
+    harbor.close()
+
+
+def test_two_at_once_have_two_processes_and_both_end_with_the_worker(tmp_path: Path) -> None:
+    async def main() -> None:
+        paths = [tmp_path / name for name in ("a", "b")]
+        for path in paths:
+            await isolated.introspect.enqueue_async(str(path), str(tmp_path / "go_on"))
+        worker = isolated.harbor.worker(concurrency=2)
+        async with running(worker):
+            pids = [await is_written(path) for path in paths]
+            assert len(set(pids)) == 2
+            (tmp_path / "go_on").touch()
+        assert [pid for pid in pids if is_alive(pid)] == []
+        await isolated.harbor.close_async()
+
+    asyncio.run(main())
+    for thread in threading.enumerate():
+        if "process-keeper" in thread.name:
+            thread.join(PATIENCE)
+            assert not thread.is_alive()
+
+
+# -- finding handlers -----------------------------------------------------------------------------------------------
+
+
+def test_what_a_process_could_not_find_is_refused_before_work_begins() -> None:
+    for handler in (isolated.Holder().method, isolated.harbor.job):
+        worker = Worker("memory://", until_empty=True)
+        worker.register("work", handler, isolation="process")
+        with pytest.raises(InvalidRequest, match="plain function of its module"):
+            worker.run()
+    with pytest.raises(InvalidRequest, match="top of a module"):
+        Worker("memory://").register("work", lambda job: None, isolation="process")
+
+
+SCRIPT = """
+import sys, os
+from taskharbor import Harbor
+
+harbor = Harbor("memory://")
+
+@harbor.job(isolation="process")
+def add(a: int, b: int) -> int:
+    return a + b
+
+if __name__ == "__main__":
+    handle = add.enqueue(2, 3)
+    harbor.worker(until_empty=True).run()
+    print(handle.result(30))
+"""
+
+
+@pytest.mark.parametrize("how", ["script", "module"])
+def test_handlers_of_the_main_module(how: str, tmp_path: Path) -> None:
+    (tmp_path / "my_app.py").write_text(SCRIPT)
+    command = ["my_app.py"] if how == "script" else ["-m", "my_app"]
+    ended = subprocess.run(
+        [sys.executable, *command], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (ended.stdout.strip(), ended.returncode) == ("5", 0), ended.stderr
+
+
+ORPHANS = """
+import os, sys, time
+from pathlib import Path
+from taskharbor import Harbor
+
+harbor = Harbor("memory://")
+
+@harbor.job(isolation="process")
+def busy(path: str) -> None:
+    Path(path).write_text(str(os.getpid()))
+    while True:
+        pass
+
+@harbor.job(isolation="process")
+def asleep(path: str) -> None:
+    Path(path).write_text(str(os.getpid()))
+    time.sleep(3600)
+
+@harbor.job(isolation="process")
+def in_c(path: str) -> None:
+    Path(path).write_text(str(os.getpid()))
+    sum(range(10**15))  # Keeps the interpreter to itself.
+
+if __name__ == "__main__":
+    for job in (busy, asleep, in_c):
+        job.enqueue(sys.argv[1] + job.__name__)
+    harbor.worker().run()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_processes_die_with_a_worker_that_is_killed(tmp_path: Path) -> None:
+    async def main() -> None:
+        try:
+            pids = [await is_written(tmp_path / name) for name in ("busy", "asleep", "in_c")]
+        finally:
+            worker.kill()
+            worker.wait()
+        for pid in pids:
+            await eventually(lambda pid=pid: not is_alive(pid))  # type: ignore[misc]
+
+    (tmp_path / "my_app.py").write_text(ORPHANS)
+    worker = subprocess.Popen([sys.executable, "my_app.py", f"{tmp_path}/"], cwd=tmp_path)
+    asyncio.run(main())

@@ -1,0 +1,321 @@
+"""Stopping: finish what runs, give back what does not, write everything; and at once where that is asked for."""
+
+import asyncio
+import os
+import signal
+import threading
+from typing import Any
+
+import pytest
+
+from taskharbor import Job, JobState, Outcome
+from taskharbor.drivers.memory import MemoryDriver
+from worker.stage import (
+    EVERYTHING,
+    PATIENCE,
+    Stage,
+    TroubledDriver,
+    eventually,
+    finish,
+    logged,
+    running,
+    stage,
+)
+
+
+async def untouched(here: Stage, job_id: str) -> bool:
+    """The job is as it was before it was leased, but for the fence."""
+    record = await here.get(job_id)
+    return (record.state, record.attempts, record.stalls, record.token) == (JobState.READY, 0, 0, None)
+
+
+def test_a_graceful_stop_finishes_what_runs_and_gives_back_what_waits() -> None:
+    async def main() -> None:
+        async with stage() as here:
+            began, go_on = asyncio.Event(), asyncio.Event()
+
+            async def handler(job: Job) -> str:
+                began.set()
+                await go_on.wait()
+                return "finished"
+
+            running_job, *waiting = await here.enqueue_many(4)
+            worker = here.worker(handler, concurrency=1)
+            task = asyncio.ensure_future(worker.run_async())
+            await began.wait()
+            # Leased ahead, as after a spell of quick jobs.
+            worker._engine._fetch._pace.per_second = 1e6  # type: ignore[union-attr]
+            worker._engine._fetch._loop.call_soon_threadsafe(worker._engine._fetch._room.set)  # type: ignore[union-attr]
+            await eventually(lambda: worker.snapshot()["held"] == 4)
+            worker.stop()
+
+            async def are_back() -> bool:
+                return all([await untouched(here, job_id) for job_id in waiting])
+
+            await eventually(are_back)
+            late = await here.enqueue()
+            assert not task.done()
+            go_on.set()
+            await finish(task)
+            assert (await here.get(running_job)).result == b'"finished"'
+            for job_id in waiting:
+                assert await here.outcomes(job_id) == [Outcome.RELEASED]
+            assert await here.outcomes(late) == []
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("how", ["stop now", "second stop", "no grace", "cancel"])
+def test_an_immediate_stop_cancels_handlers_and_gives_their_jobs_back(how: str) -> None:
+    async def main() -> None:
+        async with stage() as here:
+            began = asyncio.Event()
+            reasons: list[str | None] = []
+
+            async def handler(job: Job) -> None:
+                began.set()
+                try:
+                    await asyncio.Event().wait()
+                finally:
+                    reasons.append(job.stop_reason)
+
+            job_id = await here.enqueue()
+            worker = here.worker(handler, grace=0.0 if how == "no grace" else PATIENCE)
+            task = asyncio.ensure_future(worker.run_async())
+            await began.wait()
+            if how == "cancel":
+                task.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await finish(task)
+            else:
+                worker.stop(now=how == "stop now")
+                if how == "second stop":
+                    worker.stop(now=True)
+                await finish(task)
+            assert reasons == ["shutdown"]
+            assert await untouched(here, job_id)
+            assert await here.outcomes(job_id) == [Outcome.RELEASED]
+
+    asyncio.run(main())
+
+
+def test_a_thread_that_heeds_the_stop_is_waited_for() -> None:
+    async def main() -> None:
+        async with stage() as here:
+            began = threading.Event()
+            ended: list[str | None] = []
+
+            def handler(job: Job) -> str:
+                began.set()
+                job.wait_for_stop(PATIENCE)
+                ended.append(job.stop_reason)
+                return "half of it"
+
+            job_id = await here.enqueue()
+            worker = here.worker(handler)
+            async with running(worker):
+                await eventually(began.is_set)
+                worker.stop(now=True)
+                await eventually(lambda: worker.snapshot()["held"] == 0)
+            assert ended == ["shutdown"]
+            assert await untouched(here, job_id)
+
+    asyncio.run(main())
+
+
+def test_a_stuck_thread_holds_up_neither_the_worker_nor_its_process() -> None:
+    """Its job is given back, and `run` returns: asyncio's own cleaning up must not wait for the thread either."""
+    here = Stage(MemoryDriver())
+    began, go_on = threading.Event(), threading.Event()
+
+    def stuck(job: Job) -> None:
+        began.set()
+        go_on.wait(PATIENCE)
+
+    job_id = asyncio.run(here.enqueue())
+    here = Stage(here.driver)
+    worker = here.worker(stuck, grace=0.05)
+    thread = threading.Thread(target=worker.run)
+    thread.start()
+    assert began.wait(PATIENCE)
+    worker.stop()
+    thread.join(PATIENCE / 2)
+    is_over = not thread.is_alive()
+    go_on.set()
+    thread.join(PATIENCE)
+    assert is_over
+    assert asyncio.run(untouched(here, job_id))
+
+
+def test_a_handler_that_swallows_its_cancellation_does_not_keep_its_lease() -> None:
+    async def main() -> None:
+        async with stage() as here:
+            began, go_on = asyncio.Event(), asyncio.Event()
+
+            async def deaf(job: Job) -> str:
+                began.set()
+                while not go_on.is_set():
+                    try:
+                        await go_on.wait()
+                    except asyncio.CancelledError:
+                        continue
+                return "who asked?"
+
+            job_id = await here.enqueue()
+            worker = here.worker(deaf, grace=0.0)
+            task = asyncio.ensure_future(worker.run_async())
+            await began.wait()
+            worker.stop()
+            with logged() as told:
+                await finish(task)
+            assert told.count("1 handlers did not stop in time") == 1
+            assert await untouched(here, job_id)
+            # What it still does changes nothing, even for the next run of the same worker on the same loop.
+            again = asyncio.ensure_future(worker.run_async())
+            await eventually(lambda: worker.snapshot()["held"] == 1)
+            go_on.set()
+            await here.ended(job_id)
+            worker.stop()
+            await finish(again)
+            assert await here.outcomes(job_id) == [Outcome.RELEASED, Outcome.DONE]
+
+    asyncio.run(main())
+
+
+# -- signals: `run` in the main thread, the signal from inside a handler --------------------------------------------
+
+
+def enqueued(count: int) -> tuple[Stage, list[str]]:
+    here = Stage(MemoryDriver())
+    ids = asyncio.run(here.enqueue_many(count))
+    return Stage(here.driver), ids
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_stops_gracefully_even_while_a_handler_blocks_the_loop(number: signal.Signals) -> None:
+    here, ids = enqueued(3)
+    before = signal.getsignal(number)
+    stopping = threading.Event()
+
+    async def blocks(job: Job) -> str:
+        fetch = worker._engine._fetch  # type: ignore[union-attr]
+        os.kill(os.getpid(), number)
+        # The loop is blocked until the worker's other side has heard of it.
+        while not fetch._stopping:
+            stopping.wait(0.001)
+        return "finished all the same"
+
+    worker = here.worker(blocks, concurrency=1)
+    worker.run()
+    assert signal.getsignal(number) is before
+
+    async def check() -> None:
+        records = [await here.get(job_id) for job_id in ids]
+        assert [record.state for record in records] == [JobState.DONE, JobState.READY, JobState.READY]
+        assert records[0].result == b'"finished all the same"'
+        assert [(record.attempts, record.stalls) for record in records[1:]] == [(0, 0), (0, 0)]
+
+    asyncio.run(check())
+
+
+def test_a_second_signal_is_immediate() -> None:
+    here, (job_id,) = enqueued(1)
+
+    async def handler(job: Job) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.Event().wait()
+
+    here.worker(handler).run()
+    assert asyncio.run(untouched(here, job_id))
+
+
+def test_a_signal_in_the_middle_of_a_stop_does_not_lock_up() -> None:
+    here, _ = enqueued(0)
+    worker = here.worker(lambda job: None)
+    with worker._lock:
+        worker.stop()  # As a signal handler does, in a main thread that was inside `stop` already.
+    asyncio.run(finish(worker.run_async()))
+
+
+# -- outages --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stops", [1, 2])
+def test_a_stop_during_an_outage_ends(stops: int) -> None:
+    async def main() -> None:
+        driver = TroubledDriver()
+        async with stage(MemoryDriver(driver._store)) as here:
+            here.driver = driver
+            began, go_on = asyncio.Event(), asyncio.Event()
+
+            async def handler(job: Job) -> str:
+                began.set()
+                await go_on.wait()
+                return "never written"
+
+            job_id = await here.enqueue()
+            worker = here.worker(handler, grace=0.2)
+            task = asyncio.ensure_future(worker.run_async())
+            await began.wait()
+            driver.trouble.before = set(EVERYTHING)
+            go_on.set()
+            await eventually(lambda: "settle" in driver.trouble.refused)
+            worker.stop()
+            if stops == 2:
+                worker.stop(now=True)
+            with logged() as told:
+                await finish(task)
+            assert told.count("could not be written") == 1
+            assert (await here.get(job_id)).state is JobState.INFLIGHT
+            await here.take_away(job_id)
+            assert (await here.get(job_id)).stalls == 1
+
+    asyncio.run(main())
+
+
+def test_a_stop_before_the_backend_ever_answered_is_an_orderly_end() -> None:
+    async def main() -> None:
+        driver = TroubledDriver()
+        driver.trouble.before = {"open"}
+        async with stage(driver) as here:
+            worker = here.worker(lambda job: None)
+            task = asyncio.ensure_future(worker.run_async())
+            await eventually(lambda: len(driver.trouble.refused) > 1)
+            worker.stop()
+            await finish(task)
+
+    asyncio.run(main())
+
+
+def test_a_stop_while_the_backend_hangs_ends() -> None:
+    async def main() -> None:
+        driver = TroubledDriver()
+        async with stage(MemoryDriver(driver._store)) as here:
+            here.driver = driver
+            driver.trouble.hang = {"reserve"}
+            worker = here.worker(lambda job: None, grace=0.05)
+            task = asyncio.ensure_future(worker.run_async())
+            await eventually(lambda: driver.trouble.hanging == 1)
+            worker.stop()
+            await finish(task)
+
+    asyncio.run(main())
+
+
+def test_a_stop_during_a_fetch_does_not_wait_for_the_next_poll() -> None:
+    async def main() -> None:
+        async with stage() as here:
+            worker = here.worker(lambda job: None, poll_interval=10 * PATIENCE)
+
+            class Stops(MemoryDriver):
+                async def reserve(self, queue: str, **options: Any) -> Any:
+                    worker.stop()
+                    # Until the engine has heard it, as when the backend takes its time.
+                    await eventually(lambda: worker._engine._fetch._stopping)  # type: ignore[union-attr]
+                    return await super().reserve(queue, **options)
+
+            worker.driver = Stops()
+            await finish(worker.run_async())
+
+    asyncio.run(main())
