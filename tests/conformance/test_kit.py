@@ -20,6 +20,7 @@ from taskharbor.conformance.invariants import InvariantBroken
 from taskharbor.conformance.machine import DriverMachine
 from taskharbor.conformance.planted import PLANTED
 from taskharbor.drivers.memory import MemoryDriver
+from taskharbor.errors import InvalidRequest
 from taskharbor.jobs import JobRecord
 
 QUICK = Effort(examples=3, steps=10)
@@ -56,6 +57,34 @@ def test_effort_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("TASKHARBOR_CONFORMANCE_EXAMPLES", "7")
     monkeypatch.setenv("TASKHARBOR_CONFORMANCE_SEED", "9")
     assert (Effort.from_environment().examples, Effort.from_environment().seed) == (7, 9)
+
+
+@pytest.mark.parametrize(
+    ("environment", "shrink"),
+    [
+        ({}, True),
+        ({"CI": "true"}, False),
+        ({"CI": "false"}, True),
+        ({"CI": "true", "TASKHARBOR_CONFORMANCE_SHRINK": "1"}, True),
+        ({"TASKHARBOR_CONFORMANCE_SHRINK": "0"}, False),
+    ],
+)
+def test_a_failing_history_is_not_shrunk_in_ci_unless_asked(
+    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], shrink: bool
+) -> None:
+    for name in ("CI", "TASKHARBOR_CONFORMANCE_SHRINK"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    effort = Effort.from_environment()
+    assert effort.shrink is shrink
+    assert ("TASKHARBOR_CONFORMANCE_SHRINK=1" in str(effort)) is not shrink
+
+
+def test_a_switch_that_is_neither_on_nor_off_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TASKHARBOR_CONFORMANCE_SHRINK", "perhaps")
+    with pytest.raises(InvalidRequest, match="TASKHARBOR_CONFORMANCE_SHRINK"):
+        Effort.from_environment()
 
 
 def test_the_command_line_says_what_passed() -> None:

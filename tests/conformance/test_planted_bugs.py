@@ -32,6 +32,9 @@ MACHINE_ALONE = (
     "reserve_does_not_reclaim",
     "priority_inverted",
     "counters_drift",
+    "stamps_with_the_callers_clock",
+    "ends_before_it_began",
+    "late_heartbeat_shortens",
 )
 
 

@@ -53,7 +53,6 @@ def verdict(jobs: list[JobRecord], rows: list[Attempt], accepted: list[str] | No
         cancelled_by_us=frozenset({"c"}),
         limited_queue="api",
         limit=2,
-        killed_at=50,
     )
 
 
@@ -94,19 +93,22 @@ def test_every_fault_is_seen(
 
 
 def test_too_many_at_once_are_seen() -> None:
-    def api(job_id: str, ran: bytes) -> JobRecord:
-        return job(job_id, queue="api", type="call_api", result=ran)
+    def found(*leases: Attempt) -> tuple[int, bool]:
+        jobs = [job(name, queue="api", type="call_api") for name in {one.job_id for one in leases}]
+        told = verdict(jobs, list(leases))
+        return told.w_max_overlap, told.well
 
-    def rows(*ids: str) -> list[Attempt]:
-        return [row(job_id, 1, 5, queue="api") for job_id in ids]
+    def api(job_id: str, start: int, end: int, outcome: Outcome = Outcome.DONE) -> Attempt:
+        return row(job_id, start, end, outcome, queue="api")
 
-    well = verdict([api("a", b"[1,5]"), api("b", b"[2,6]"), api("x", b"[5,9]")], rows("a", "b", "x"))
-    assert (well.w_max_overlap, well.well) == (2, True)
-    over = verdict([api("a", b"[1,5]"), api("b", b"[2,6]"), api("x", b"[4,9]")], rows("a", "b", "x"))
-    assert (over.w_max_overlap, over.well) == (3, False)
-    held = [row("a", 40, 150, Outcome.EXPIRED, queue="api"), row("b", 40, 150, Outcome.EXPIRED, queue="api")]
-    jobs = [api("a", b"[200,201]"), api("b", b"[200,201]"), api("x", b"[60,70]")]
-    assert verdict(jobs, [*held, *rows("a", "b", "x")]).w_max_overlap == 3
+    assert found(api("a", 1, 5), api("b", 2, 6), api("x", 5, 9)) == (2, True)
+    assert found(api("a", 1, 5), api("b", 2, 6), api("x", 4, 9)) == (3, False)
+    # A killed worker's lease counts until it ran out, not until somebody noticed.
+    killed = api("a", 1, 900, Outcome.EXPIRED)
+    assert found(killed, api("a", 110, 120), api("b", 100, 120), api("x", 50, 60)) == (2, True)
+    assert found(killed, api("a", 110, 120), api("b", 100, 120), api("x", 105, 111)) == (3, False)
+    # Only the limited queue is counted.
+    assert found(api("a", 1, 5), api("b", 1, 5), row("x", 1, 5)) == (2, True)
 
 
 def test_leases_touch_but_do_not_overlap() -> None:

@@ -26,6 +26,7 @@ from taskharbor.errors import TaskHarborError
 @click.option("--fail-fast", is_flag=True, help="Stop at the first failure.")
 @click.option("--machine/--no-machine", default=True, help="Whether to run the state machine.")
 @click.option("--examples", type=click.IntRange(1), help="Histories the state machine tries.")
+@click.option("--shrink/--no-shrink", default=None, help="Whether to look for the shortest failing history.")
 @click.option("--seed", type=int, help="Other histories than those of every run; the same for the same seed.")
 @click.pass_context
 def main(
@@ -36,13 +37,14 @@ def main(
     fail_fast: bool,
     machine: bool,
     examples: int | None,
+    shrink: bool | None,
     seed: int | None,
 ) -> None:
     """Run the conformance kit on the driver that answers to URL.
 
     Write {fresh} where a name belongs that was never used, e.g. sqlite:////tmp/{fresh}.db; memory:// needs none.
     """
-    given = {"examples": examples, "seed": seed}
+    given = {"examples": examples, "seed": seed, "shrink": shrink}
     effort = msgspec.structs.replace(
         Effort.from_environment(), **{name: value for name, value in given.items() if value is not None}
     )

@@ -12,6 +12,9 @@ from taskharbor.errors import InvalidRequest
 EXAMPLES = "TASKHARBOR_CONFORMANCE_EXAMPLES"
 STEPS = "TASKHARBOR_CONFORMANCE_STEPS"
 SEED = "TASKHARBOR_CONFORMANCE_SEED"
+SHRINK = "TASKHARBOR_CONFORMANCE_SHRINK"
+
+_YES, _NO = ("1", "true", "yes", "on"), ("0", "false", "no", "off", "")
 
 
 class Effort(msgspec.Struct, frozen=True, kw_only=True):
@@ -23,7 +26,8 @@ class Effort(msgspec.Struct, frozen=True, kw_only=True):
     """None: the same histories in every run. A number: others, and the same ones for the same number."""
 
     shrink: bool = True
-    """Whether to look for the shortest history once one failed; that takes longer than finding it."""
+    """Whether to look for the shortest history once one failed; that takes longer than finding it, minutes perhaps.
+    From the environment: on, except in CI, where a time-out would swallow what was found."""
 
     @classmethod
     def from_environment(cls) -> Self:
@@ -32,11 +36,14 @@ class Effort(msgspec.Struct, frozen=True, kw_only=True):
             for field, name in (("examples", EXAMPLES), ("steps", STEPS), ("seed", SEED))
             if name in os.environ
         }
+        is_ci = os.environ.get("CI", "").lower() not in _NO
+        given["shrink"] = _switch(SHRINK) if SHRINK in os.environ else not is_ci
         return cls(**given)
 
     def __str__(self) -> str:
         seed = "derandomized" if self.seed is None else f"{SEED}={self.seed}"
-        return f"{EXAMPLES}={self.examples} {STEPS}={self.steps} {seed}"
+        text = f"{EXAMPLES}={self.examples} {STEPS}={self.steps} {seed}"
+        return text if self.shrink else f"{text} (add {SHRINK}=1 for the shortest history)"
 
 
 def _number(name: str) -> int:
@@ -45,3 +52,10 @@ def _number(name: str) -> int:
         return int(text)
     except ValueError:
         raise InvalidRequest(f"{name}={text!r} is not a whole number") from None
+
+
+def _switch(name: str) -> bool:
+    text = os.environ[name].lower()
+    if text not in _YES + _NO:
+        raise InvalidRequest(f"{name}={text!r} is neither 1 nor 0")
+    return text in _YES

@@ -44,6 +44,8 @@ class Span(msgspec.Struct, frozen=True):
     fence: int
     start: Micros
     end: Micros
+    place: tuple[str, str] | None = None
+    """Queue and key, where the job has one."""
 
 
 class Witness:
@@ -181,12 +183,24 @@ class Witness:
 def spans(rows: Iterable[Attempt], jobs: Iterable[JobRecord]) -> list[Span]:
     """Every lease there was, ended or held, as the log and the store tell it."""
     found = [
-        Span(row.job_id, row.fence, row.reserved_at_us, min(row.ended_at_us, row.lease_expires_at_us))
+        Span(
+            row.job_id,
+            row.fence,
+            row.reserved_at_us,
+            min(row.ended_at_us, row.lease_expires_at_us),
+            None if row.key is None else (row.queue, row.key),
+        )
         for row in rows
         if row.reserved_at_us is not None and row.lease_expires_at_us is not None
     ]
     held = [
-        Span(job.id, job.fence, job.reserved_at_us, job.expires_at_us)
+        Span(
+            job.id,
+            job.fence,
+            job.reserved_at_us,
+            job.expires_at_us,
+            None if job.key is None else (job.queue, job.key),
+        )
         for job in jobs
         if job.reserved_at_us is not None and job.expires_at_us is not None
     ]
@@ -195,18 +209,26 @@ def spans(rows: Iterable[Attempt], jobs: Iterable[JobRecord]) -> list[Span]:
 
 def check_no_overlap(leases: Iterable[Span]) -> None:
     by_job: defaultdict[str, list[Span]] = defaultdict(list)
+    by_key: defaultdict[tuple[str, str], list[Span]] = defaultdict(list)
     for span in leases:
         by_job[span.job_id].append(span)
+        if span.place is not None:
+            by_key[span.place].append(span)
     for job_id, held in by_job.items():
         held.sort(key=lambda span: span.fence)
         for earlier, later in itertools.pairwise(held):
             if earlier.fence == later.fence or later.start < earlier.end:
                 raise InvariantBroken("noDoubleLease", f"job {job_id}: {earlier} overlaps {later}")
+    for place, held in by_key.items():
+        if most_at_once(held) > 1:
+            raise InvariantBroken("oneInflightPerKey", f"{place}: two of these overlap: {held}")
 
 
 def most_at_once(leases: Iterable[Span]) -> int:
     """How many leases were valid at the busiest instant. At one instant ends come before starts."""
-    steps = sorted(step for span in leases for step in ((span.start, 1), (span.end, -1)))
+    steps = sorted(
+        step for span in leases if span.start < span.end for step in ((span.start, 1), (span.end, -1))
+    )
     level = most = 0
     for _, step in steps:
         level += step

@@ -2,7 +2,8 @@
 
 Hypothesis looks for a history in which driver and model disagree and shrinks it to a few calls, printed as code.
 Besides plain calls a history has what production has: stale and expired tokens, answers that got lost so that the
-call is repeated, handles that die without a close, and calls that race.
+call is repeated, handles that die without a close, callers that read the clock some time before their call takes
+effect, and calls that race.
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ class DriverMachine(RuleBasedStateMachine):
         self.tokens: list[tuple[str, str]] = []
         """Every (job, token) ever granted: the latest last, the stale ones before."""
         self.last: tuple[int, Call] | None = None
+        self.last_at: Micros = 0
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         return self.loop.run_until_complete(work)
@@ -88,7 +90,7 @@ class DriverMachine(RuleBasedStateMachine):
     # -- one call at a time ---------------------------------------------------------------------------------
 
     def do(self, client: int, call: Call) -> Any:
-        self.last = (client, call)
+        self.last, self.last_at = (client, call), self.twin.now
         answer = self.run(self.twin.call(call.method, *call.args, by=self.clients[client], **call.kwargs))
         self.note(answer)
         return answer
@@ -112,11 +114,19 @@ class DriverMachine(RuleBasedStateMachine):
         lease=some.leases,
         worker=some.workers,
         types=some.types,
+        lag=some.lags,
     )
     def reserve(
-        self, client: int, queue: str, limit: int, lease: Micros, worker: str, types: list[str] | None
+        self,
+        client: int,
+        queue: str,
+        limit: int,
+        lease: Micros,
+        worker: str,
+        types: list[str] | None,
+        lag: Micros,
     ) -> None:
-        self.do(client, self.reserving(queue, limit, lease, worker, types))
+        self.do(client, self.reserving(queue, limit, lease, worker, types, lag))
 
     @rule(
         client=some.clients,
@@ -124,6 +134,7 @@ class DriverMachine(RuleBasedStateMachine):
         wishes=st.lists(some.wishes, max_size=2),
         lease=some.leases,
         ends=st.lists(st.tuples(some.pick, some.verbs, some.delays), max_size=2),
+        lag=some.lags,
     )
     def work(
         self,
@@ -132,6 +143,7 @@ class DriverMachine(RuleBasedStateMachine):
         wishes: list[dict[str, Any]],
         lease: Micros,
         ends: list[tuple[int, str, Micros]],
+        lag: Micros,
     ) -> None:
         """What most of life is made of, in one step, so that histories get somewhere."""
         self.twin.now += step
@@ -139,6 +151,8 @@ class DriverMachine(RuleBasedStateMachine):
         self.do(client, self.reserving("q", 2, lease, "w1", None))
         if self.tokens:
             self.do(client, self.settling(ends))
+            if lag:
+                self.do(client, self.reserving("q", 2, lease, "w3", None, lag))
 
     @rule(
         client=some.clients,
@@ -165,33 +179,37 @@ class DriverMachine(RuleBasedStateMachine):
         which=st.lists(some.pick, min_size=1, max_size=3),
         lease=some.leases,
         progress=st.sampled_from((None, b"", b"50%")),
+        lag=some.lags,
     )
-    def extend_lease(self, client: int, which: list[int], lease: Micros, progress: bytes | None) -> None:
+    def extend_lease(
+        self, client: int, which: list[int], lease: Micros, progress: bytes | None, lag: Micros
+    ) -> None:
         beats = [contract.Extension(*self.token(n), progress) for n in which]
-        self.do(client, Call("extend_lease", (beats,), {"lease_for": lease, "now": self.twin.now}))
+        self.do(client, Call("extend_lease", (beats,), {"lease_for": lease, "now": self.twin.now - lag}))
 
     @precondition(lambda self: self.tokens)
     @rule(
         client=some.clients,
         ends=st.lists(st.tuples(some.pick, some.verbs, some.delays), min_size=1, max_size=4),
+        lag=some.lags,
     )
-    def settle(self, client: int, ends: list[tuple[int, str, Micros]]) -> None:
-        self.do(client, self.settling(ends))
+    def settle(self, client: int, ends: list[tuple[int, str, Micros]], lag: Micros) -> None:
+        self.do(client, self.settling(ends, lag))
 
-    @rule(client=some.clients, queue=st.none() | some.queues, limit=some.limits)
-    def reclaim(self, client: int, queue: str | None, limit: int) -> None:
-        self.do(client, Call("reclaim", (), {"now": self.twin.now, "queue": queue, "limit": limit}))
+    @rule(client=some.clients, queue=st.none() | some.queues, limit=some.limits, lag=some.lags)
+    def reclaim(self, client: int, queue: str | None, limit: int, lag: Micros) -> None:
+        self.do(client, Call("reclaim", (), {"now": self.twin.now - lag, "queue": queue, "limit": limit}))
 
-    @rule(client=some.clients, which=st.lists(some.pick, min_size=1, max_size=3))
-    def cancel(self, client: int, which: list[int]) -> None:
+    @rule(client=some.clients, which=st.lists(some.pick, min_size=1, max_size=3), lag=some.lags)
+    def cancel(self, client: int, which: list[int], lag: Micros) -> None:
         ids = [self.token(n)[0] if self.tokens and n % 2 else self.job_id(n) for n in which]
-        self.do(client, Call("cancel", (ids,), {"now": self.twin.now}))
+        self.do(client, Call("cancel", (ids,), {"now": self.twin.now - lag}))
 
-    @rule(client=some.clients, which=st.lists(some.pick, min_size=1, max_size=3))
-    def requeue(self, client: int, which: list[int]) -> None:
+    @rule(client=some.clients, which=st.lists(some.pick, min_size=1, max_size=3), lag=some.lags)
+    def requeue(self, client: int, which: list[int], lag: Micros) -> None:
         dead = [job.id for job in self.twin.model.jobs.values() if job.state == "dead"] or ["unknown"]
         ids = [dead[n % len(dead)] if n % 4 else self.job_id(n) for n in which]
-        self.do(client, Call("requeue", (ids,), {"now": self.twin.now}))
+        self.do(client, Call("requeue", (ids,), {"now": self.twin.now - lag}))
 
     @rule(client=some.clients, selection=some.filters, limit=some.limits)
     def purge(self, client: int, selection: JobFilter, limit: int) -> None:
@@ -223,7 +241,7 @@ class DriverMachine(RuleBasedStateMachine):
         """The caller repeats the very same call, `now` and all, as after an ambiguous commit."""
         assert self.last is not None
         client, call = self.last
-        if call.kwargs.get("now", self.twin.now) == self.twin.now:
+        if self.last_at == self.twin.now:
             self.do(client, call)
 
     @precondition(lambda self: self.store.capabilities.durable)
@@ -239,6 +257,7 @@ class DriverMachine(RuleBasedStateMachine):
         limit=some.limits,
         types=some.types,
         which=some.pick,
+        lag=some.lags,
     )
     def calls_race(
         self,
@@ -248,6 +267,7 @@ class DriverMachine(RuleBasedStateMachine):
         limit: int,
         types: list[str] | None,
         which: int,
+        lag: Micros,
     ) -> None:
         """Three clients at once; some order of their calls must explain what came of it."""
         third = (
@@ -255,7 +275,7 @@ class DriverMachine(RuleBasedStateMachine):
             if self.tokens
             else Call("cancel", ([self.job_id(which)],), {"now": self.twin.now})
         )
-        calls = [self.enqueueing(wishes), self.reserving("q", limit, lease, "w9", types), third]
+        calls = [self.enqueueing(wishes), self.reserving("q", limit, lease, "w9", types, lag), third]
         self.last = None
         for answer in self.run(self.twin.together(*zip(self.clients, calls, strict=True))):
             self.note(answer)
@@ -270,13 +290,15 @@ class DriverMachine(RuleBasedStateMachine):
         ]
         return Call("enqueue", (records,), {"now": now})
 
-    def reserving(self, queue: str, limit: int, lease: Micros, worker: str, types: list[str] | None) -> Call:
-        how = {"limit": limit, "lease_for": lease, "now": self.twin.now, "worker": worker, "types": types}
-        return Call("reserve", (queue,), how)
+    def reserving(
+        self, queue: str, limit: int, lease: Micros, worker: str, types: list[str] | None, lag: Micros = 0
+    ) -> Call:
+        how = {"limit": limit, "lease_for": lease, "worker": worker, "types": types}
+        return Call("reserve", (queue,), how | {"now": self.twin.now - lag})
 
-    def settling(self, ends: list[tuple[int, str, Micros]]) -> Call:
+    def settling(self, ends: list[tuple[int, str, Micros]], lag: Micros = 0) -> Call:
         batch = [self.settlement(*end) for end in ends]
-        return Call("settle", (batch,), {"now": self.twin.now})
+        return Call("settle", (batch,), {"now": self.twin.now - lag})
 
     def settlement(self, which: int, verb: str, delay: Micros) -> contract.Settlement:
         job_id, token = self.token(which)

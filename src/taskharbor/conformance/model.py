@@ -14,7 +14,14 @@ from typing import Self
 import msgspec
 
 from taskharbor import errors
-from taskharbor.conformance.rules import change, clear_lease, matches, record_failure, wait_by_run_at
+from taskharbor.conformance.rules import (
+    change,
+    clear_lease,
+    ended_at,
+    matches,
+    record_failure,
+    wait_by_run_at,
+)
 from taskharbor.drivers import contract
 from taskharbor.drivers.contract import Enqueued, JobFilter, QueueSettings, QueueStats
 from taskharbor.errors import JobError
@@ -50,6 +57,8 @@ class Model:
         self.queues: set[str] = set()
         self.totals: dict[tuple[str, JobState], int] = {}
         self.idempotency: dict[tuple[str, str], str] = {}
+        self.latest_end: dict[str, Micros] = {}
+        """Per queue, the latest end of a lease: what is leased afterwards begins no earlier."""
         self.absorbed: set[int] = set()
         """Rows (by seq) of jobs that went back to waiting and absorbed another in the same step."""
         self.next_seq = 1
@@ -64,6 +73,7 @@ class Model:
         twin.queues = set(self.queues)
         twin.totals = dict(self.totals)
         twin.idempotency = dict(self.idempotency)
+        twin.latest_end = dict(self.latest_end)
         twin.absorbed = set(self.absorbed)
         return twin
 
@@ -145,8 +155,8 @@ class Model:
             job.fence += 1
             job.token = self.token_for(job)
             job.worker = worker
-            job.reserved_at_us = now
-            job.expires_at_us = now + lease_for
+            job.reserved_at_us = max(now, self.latest_end.get(queue, now))
+            job.expires_at_us = job.reserved_at_us + lease_for
         return [copy.copy(job) for job in chosen]
 
     def leased(self, queue: str, now: Micros) -> list[JobRecord]:
@@ -166,7 +176,8 @@ class Model:
         if refused is not None:
             return refused
         job = self.jobs[extension.job_id]
-        job.expires_at_us = now + lease_for
+        assert job.expires_at_us is not None
+        job.expires_at_us = max(job.expires_at_us, now + lease_for)
         job.token = self.token_for(job)
         if extension.progress is not None:
             job.progress = extension.progress
@@ -326,8 +337,9 @@ class Model:
     # -- the rules they share -----------------------------------------------------------------------------
 
     def _promote(self, now: Micros) -> None:
+        """By the caller's clock alone: what was due to one who is ahead may not be to the next one."""
         for job in self.jobs.values():
-            if job.state is JobState.SCHEDULED:
+            if job.state in (JobState.SCHEDULED, JobState.READY):
                 wait_by_run_at(job, now)
 
     def _of_key(self, like: JobRecord, wanted: Callable[[JobState], bool]) -> JobRecord | None:
@@ -360,7 +372,7 @@ class Model:
         error: Failure | None = None,
     ) -> None:
         job.state = state
-        job.finished_at_us = now
+        job.finished_at_us = ended_at(held, now)
         self.totals[job.queue, state] = self.totals.get((job.queue, state), 0) + 1
         self._append(job, held, state, outcome, now, error)
         if held.state is JobState.INFLIGHT:
@@ -395,6 +407,9 @@ class Model:
         error: Failure | None = None,
     ) -> None:
         """`held` is the job as it was while the lease was held: that execution is what the row tells of."""
+        end = ended_at(held, now)
+        if held.reserved_at_us is not None:
+            self.latest_end[job.queue] = max(end, self.latest_end.get(job.queue, end))
         self.log.append(
             Attempt(
                 seq=self.next_seq,
@@ -409,7 +424,7 @@ class Model:
                 run_at_us=held.run_at_us,
                 reserved_at_us=held.reserved_at_us,
                 lease_expires_at_us=held.expires_at_us,
-                ended_at_us=now,
+                ended_at_us=end,
                 outcome=outcome,
                 state=state,
                 error_type=None if error is None else error.type,

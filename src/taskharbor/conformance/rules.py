@@ -48,6 +48,11 @@ def record_failure(job: JobRecord, error: Failure, now: Micros) -> None:
     job.failed_at_us = now
 
 
+def ended_at(held: JobRecord, now: Micros) -> Micros:
+    """When what ends now ended: never before its lease began, however early `now` was read."""
+    return now if held.reserved_at_us is None else max(now, held.reserved_at_us)
+
+
 def clear_lease(job: JobRecord) -> None:
     job.token = job.worker = job.expires_at_us = job.reserved_at_us = None
     job.cancel_requested = False

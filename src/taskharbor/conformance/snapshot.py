@@ -146,7 +146,7 @@ def _row_as_open_as(want: Attempt, row: Attempt, absorbed: bool) -> Attempt:
 
 
 def _brief(rows: Sequence[Attempt]) -> list[str]:
-    return [f"{row.job_id} {row.outcome}->{row.state} fence {row.fence}" for row in rows]
+    return [f"{row.job_id} {row.outcome}->{row.state} fence {row.fence} at {row.ended_at_us}" for row in rows]
 
 
 def differences(want: msgspec.Struct, got: msgspec.Struct) -> list[str]:

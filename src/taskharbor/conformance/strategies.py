@@ -28,6 +28,9 @@ time_steps: SearchStrategy[int] = st.sampled_from(
     (1, SECOND - 1, SECOND, 2 * SECOND, 3 * SECOND, 10 * SECOND)
 )
 
+lags: SearchStrategy[int] = st.sampled_from((0,) * 8 + (1, 3, SECOND // 2, SECOND))
+"""How long before its call takes effect a caller read the clock."""
+
 flags: SearchStrategy[UpdateFlags | None] = st.none() | st.builds(
     UpdateFlags, st.booleans(), st.sampled_from(get_args(UpdateRunAt)), st.booleans(), st.booleans()
 )

@@ -32,7 +32,8 @@ BOOM = Failure("ValueError", "boom", "Traceback: line 1")
 
 
 class Twin:
-    """Time is a plain number that stands still until the case moves it."""
+    """Time is a plain number that stands still until the case moves it. A call that is given another `now` is one
+    whose caller read the clock earlier, or whose clock is wrong; what it left behind is looked at by the right time."""
 
     def __init__(self, store: Store, driver: Driver, observer: Driver) -> None:
         self.store = store
@@ -149,6 +150,9 @@ class Twin:
             assert await self._observer.settings(stats.queue) == stats.settings
             assert await self._observer.stats(now=self.now, queue=stats.queue) == [stats]
 
+    def _or_now(self, now: Micros | None) -> Micros:
+        return self.now if now is None else now
+
     # -- the operations, as short as a case wants them ----------------------------------------------------
 
     async def enqueue(self, *records: JobRecord, by: Driver | None = None) -> list[contract.Enqueued]:
@@ -164,11 +168,12 @@ class Twin:
         worker: str = "w1",
         types: Sequence[str] | None = None,
         by: Driver | None = None,
+        now: Micros | None = None,
     ) -> list[JobRecord]:
-        lease_for = round(lease * SECOND)
-        kwargs: dict[str, Any] = {} if types is None else {"types": types}
+        kwargs: dict[str, Any] = {"lease_for": round(lease * SECOND), "now": self._or_now(now)}
+        kwargs |= {} if types is None else {"types": types}
         found: list[JobRecord] = await self.call(
-            "reserve", queue, limit=limit, lease_for=lease_for, now=self.now, worker=worker, by=by, **kwargs
+            "reserve", queue, limit=limit, worker=worker, by=by, **kwargs
         )
         return found
 
@@ -180,22 +185,28 @@ class Twin:
         return held
 
     async def settle(
-        self, *settlements: contract.Settlement, by: Driver | None = None
+        self, *settlements: contract.Settlement, by: Driver | None = None, now: Micros | None = None
     ) -> list[JobError | None]:
-        found: list[JobError | None] = await self.call("settle", list(settlements), now=self.now, by=by)
-        return found
-
-    async def extend(
-        self, *extensions: contract.Extension, lease: float = 30, by: Driver | None = None
-    ) -> list[Lease | JobError]:
-        lease_for = round(lease * SECOND)
-        found: list[Lease | JobError] = await self.call(
-            "extend_lease", list(extensions), lease_for=lease_for, now=self.now, by=by
+        found: list[JobError | None] = await self.call(
+            "settle", list(settlements), now=self._or_now(now), by=by
         )
         return found
 
-    async def reclaim(self, **kwargs: Any) -> int:
-        count: int = await self.call("reclaim", now=self.now, **kwargs)
+    async def extend(
+        self,
+        *extensions: contract.Extension,
+        lease: float = 30,
+        by: Driver | None = None,
+        now: Micros | None = None,
+    ) -> list[Lease | JobError]:
+        lease_for = round(lease * SECOND)
+        found: list[Lease | JobError] = await self.call(
+            "extend_lease", list(extensions), lease_for=lease_for, now=self._or_now(now), by=by
+        )
+        return found
+
+    async def reclaim(self, now: Micros | None = None, **kwargs: Any) -> int:
+        count: int = await self.call("reclaim", now=self._or_now(now), **kwargs)
         return count
 
     async def cancel(self, *job_ids: str) -> list[JobState | JobError]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 
 from taskharbor.context import current_job
 from taskharbor.harbor import Harbor
@@ -69,8 +68,7 @@ async def reset_password(ms: int) -> None:
 
 
 @harbor.job(queue=API_QUEUE)
-async def call_api(ms: int) -> tuple[int, int]:
-    """In a queue that allows only a few at once, however many workers there are. Tells when it ran, for the check."""
-    started = time.time_ns() // 1000
+async def call_api(ms: int) -> str:
+    """In a queue that allows only a few at once, however many workers there are."""
     await asyncio.sleep(ms / 1000)
-    return started, time.time_ns() // 1000
+    return "called"

@@ -10,8 +10,6 @@ import msgspec
 from taskharbor.demo.workload import MEANT_TO_END
 from taskharbor.jobs import Attempt, JobRecord, JobState, Micros, Outcome
 
-_decode_run = msgspec.json.Decoder(tuple[int, int]).decode
-
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """The numbers; `well` says whether they are as they must be."""
@@ -36,7 +34,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """Leases that ran out."""
     w_limit: int
     w_max_overlap: int
-    """Most jobs of the limited queue that ran, or were held by the killed worker, at the same time."""
+    """Most leases of the limited queue that were valid at the same instant, by the attempt log."""
 
     @property
     def well(self) -> bool:
@@ -53,7 +51,6 @@ def judge(
     cancelled_by_us: frozenset[str],
     limited_queue: str,
     limit: int,
-    killed_at: Micros | None,
 ) -> Verdict:
     states = Counter(jobs[job_id].state for job_id in accepted if job_id in jobs)
     ends = Counter(one.job_id for one in attempts if one.state.is_terminal)
@@ -74,14 +71,9 @@ def judge(
         expired=outcomes[Outcome.EXPIRED],
         w_limit=limit,
         w_max_overlap=most_at_once(
-            [
-                *(run for job in jobs.values() if job.queue == limited_queue and (run := _when_run(job))),
-                *(
-                    hold
-                    for one in attempts
-                    if one.queue == limited_queue and (hold := _dead_hold(one, killed_at))
-                ),
-            ]
+            validity
+            for one in attempts
+            if one.queue == limited_queue and (validity := _validity(one)) is not None
         ),
     )
 
@@ -90,19 +82,6 @@ def _as_meant(job: JobRecord, cancelled_by_us: frozenset[str]) -> bool:
     if job.id in cancelled_by_us:
         return job.state is JobState.CANCELLED
     return job.state in MEANT_TO_END.get(job.type, {JobState.DONE})
-
-
-def _when_run(job: JobRecord) -> tuple[Micros, Micros] | None:
-    """By the handler's own clock. `reserved_at` is taken before the backend grants the lease and may lie some
-    milliseconds before it, so for counting across jobs the handlers are the better witnesses."""
-    return None if job.result is None else _decode_run(job.result)
-
-
-def _dead_hold(attempt: Attempt, killed_at: Micros | None) -> tuple[Micros, Micros] | None:
-    """How long a killed worker kept a place occupied after its death. No handler can tell of that."""
-    if attempt.outcome is not Outcome.EXPIRED or killed_at is None or attempt.lease_expires_at_us is None:
-        return None
-    return killed_at, max(killed_at, attempt.lease_expires_at_us)
 
 
 def _validity(attempt: Attempt) -> tuple[Micros, Micros] | None:

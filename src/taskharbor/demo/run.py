@@ -154,7 +154,6 @@ class Demo:
             cancelled_by_us=frozenset(unwanted),
             limited_queue=API_QUEUE,
             limit=API_LIMIT,
-            killed_at=None if kill is None else kill.at_us,
         )
         recovered, after = recovery(kill.held, attempts, kill.at_us) if kill else (0, 0)
         work = self._work

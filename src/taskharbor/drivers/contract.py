@@ -245,10 +245,10 @@ class Driver(abc.ABC):
         Order: priority descending, run_at, insertion. Each comes back inflight with token, worker, fence one higher,
         reserved_at = now, and expires_at = reserved_at + lease_for. Where a lease of this queue ended later than `now`
         (calls may take effect in another order than their clocks were read), reserved_at is that end instead: what
-        follows in the store follows in time, so the log never shows two leases at once that were not.
-        Nothing from a paused queue; never more than
-        max_inflight valid leases (expires_at > now) in the queue; only `types` where given (an empty
-        sequence matches nothing). Never waits for another worker's rows.
+        follows in the store follows in time, so the log never shows two leases at once that were not. What is due
+        (run_at <= now) and what is over (expires_at <= now) is judged by `now` as given, whatever others saw before.
+        Nothing from a paused queue; never more than max_inflight valid leases (expires_at > now) in the queue; only
+        `types` where given (an empty sequence matches nothing). Never waits for another worker's rows.
         """
 
     @abc.abstractmethod
@@ -257,6 +257,8 @@ class Driver(abc.ABC):
     ) -> list[Lease | JobError]:
         """Set expires_at = now + lease_for for every valid lease; the lease that holds from now on.
 
+        Never backwards: where the lease already holds longer (a heartbeat that arrives late, with an older `now`, or a
+        shorter lease_for), expires_at stays, and the returned lease says so. To end a lease early, release it.
         The token may change; the cancel request, if any, is in the returned lease. Validation as for settle.
         """
 

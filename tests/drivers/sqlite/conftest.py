@@ -45,10 +45,10 @@ def record() -> MakeRecord:
 
 @pytest.fixture
 def query(path: Path) -> Callable[..., list[tuple[Any, ...]]]:
-    """Run one statement on a connection of our own."""
+    """Run one statement on a connection of our own, with values for `?` or by name."""
 
-    def run(sql: str, *values: Any) -> list[tuple[Any, ...]]:
+    def run(sql: str, *values: Any, **named: Any) -> list[tuple[Any, ...]]:
         with closing(sqlite3.connect(path, isolation_level=None)) as connection:
-            return connection.execute(sql, values).fetchall()
+            return connection.execute(sql, named or values).fetchall()
 
     return run

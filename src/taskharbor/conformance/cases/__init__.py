@@ -10,6 +10,7 @@ FILES = (
     "settle",
     "stalls",
     "limits",
+    "clocks",
     "idempotency",
     "keyed",
     "cancel",

@@ -41,7 +41,7 @@ async def the_row_tells_of_the_lost_lease(t: Twin) -> None:
 
 @case()
 async def progress_is_cleared(t: Twin) -> None:
-    held = await t.lease(t.job(), lease=30)
+    held = await t.lease(t.job(), lease=5)
     (lease,) = await t.extend(beat(held, b"50%"), lease=10)
     assert isinstance(lease, Lease)
     t.advance(10)

@@ -233,3 +233,15 @@ async def no_wake_up_is_missed_in_a_long_run(t: Twin) -> None:
             await asyncio.sleep(0.002)
     await asyncio.wait_for(task, PATIENCE * 3)
     assert got == total
+
+
+@case()
+async def what_another_made_ready_and_left_is_not_missed(t: Twin) -> None:
+    """A job came due, somebody else's reserve saw that and took another: it is as good as newly enqueued."""
+    other = await t.store.connect()
+    await t.enqueue(t.job(run_at_us=t.now + 5 * SECOND), t.job(run_at_us=t.now + 5 * SECOND))
+    for _ in range(2):
+        await other.wait(["q"], now=t.now, timeout=0)
+    t.advance(5)
+    await t.driver.reserve("q", limit=1, lease_for=60 * SECOND, now=t.now, worker="w1")
+    assert await _woken(other, t)

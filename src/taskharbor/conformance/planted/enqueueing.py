@@ -28,8 +28,8 @@ class IdempotencyKeyChangesJob(MemoryStore):
 class IdempotencyKeyForgottenAtEnd(MemoryStore):
     """An idempotency key stays known as long as its job is kept, also after it ended."""
 
-    def _finish(self, slot: Slot, state: JobState, now: Micros) -> None:
-        super()._finish(slot, state, now)
+    def _finish(self, slot: Slot, state: JobState, now: Micros, finished_at: Micros) -> None:
+        super()._finish(slot, state, now, finished_at)
         for key in slot.queue.led_here.pop(slot.record.id, ()):
             del slot.queue.accepted[key]
 

@@ -20,10 +20,10 @@ class TwoInflightPerKey(MemoryStore):
 
     def _end_lease(
         self, slot: Slot, outcome: Outcome, state: JobState, error: Failure | None, now: Micros
-    ) -> None:
+    ) -> Micros:
         if slot.record.key is not None:
             slot.queue.inflight.setdefault(slot.record.key, slot)
-        super()._end_lease(slot, outcome, state, error, now)
+        return super()._end_lease(slot, outcome, state, error, now)
 
 
 @planted

@@ -112,6 +112,14 @@ class ExtendsFromOldExpiry(MemoryStore):
 
 
 @planted
+class LateHeartbeatShortens(MemoryStore):
+    """A heartbeat never moves expires_at backwards."""
+
+    def _held_until(self, record: JobRecord, expires_at: Micros) -> Micros:
+        return expires_at
+
+
+@planted
 class HeartbeatClearsProgress(MemoryStore):
     """A heartbeat without progress leaves the stored progress as it is."""
 
@@ -133,9 +141,44 @@ class CancelNotDelivered(MemoryStore):
 class FenceNotIncreased(MemoryStore):
     """Every lease of a job has a higher fence than the one before."""
 
-    def _grant(self, slot: Slot, place: Item, token: str, worker: str, now: Micros) -> JobRecord:
+    def _grant(self, slot: Slot, place: Item, token: str, worker: str, reserved_at: Micros) -> JobRecord:
         slot.record.fence = min(slot.record.fence, 0)
-        return super()._grant(slot, place, token, worker, now)
+        return super()._grant(slot, place, token, worker, reserved_at)
+
+
+@planted
+class StampsWithTheCallersClock(MemoryStore):
+    """A lease never begins before the end of one that ended before it was granted."""
+
+    def _reserved_at(self, queue: Queue, now: Micros) -> Micros:
+        return now
+
+
+@planted
+class OneClockForAllQueues(MemoryStore):
+    """Only leases of the same queue hold a lease's beginning back."""
+
+    def _reserved_at(self, queue: Queue, now: Micros) -> Micros:
+        return max(now, *(other.latest_end for other in self.queues.values()))
+
+
+@planted
+class ReclaimLeavesNoMark(MemoryStore):
+    """A lease that was reclaimed has ended as any other has."""
+
+    def _reclaim_queue(self, queue: Queue, now: Micros, limit: int | None = None) -> int:
+        latest_end = queue.latest_end
+        ended = super()._reclaim_queue(queue, now, limit)
+        queue.latest_end = latest_end
+        return ended
+
+
+@planted
+class EndsBeforeItBegan(MemoryStore):
+    """No lease ends before it began."""
+
+    def _ended_at(self, record: JobRecord, now: Micros) -> Micros:
+        return now
 
 
 @planted

@@ -31,22 +31,30 @@ class LeasingStore(SettlingStore):
             return []
         # Even of a paused queue: what is due must not keep waking those who wait for it.
         self._reclaim_queue(queue, now)
-        queue.promote(now)
+        promoted = queue.promote(now)
         slots = self._claim(queue, min(limit, self._room(queue, now)), now, types)
         leased: list[JobRecord] = []
         if slots:
             token = self._new_token()
-            first, expires_at = self._grants, now + lease_for
+            reserved_at = self._reserved_at(queue, now)
+            first, expires_at = self._grants, reserved_at + lease_for
             self._grants += len(slots)
             places: list[Item] = [(expires_at, number, slot) for number, slot in enumerate(slots, first)]
             queue.leases.push_sorted(places)
             leased = [
-                self._grant(slot, place, token, worker, now)
+                self._grant(slot, place, token, worker, reserved_at)
                 for slot, place in zip(slots, places, strict=True)
             ]
         queue.leases.tidy()
+        if promoted and queue.ready:
+            # Nobody who begins to wait now finds these among the scheduled.
+            self._stirred[name] = None
         self._wake()
         return leased
+
+    def _reserved_at(self, queue: Queue, now: Micros) -> Micros:
+        """`now` may have been read before another call ended a lease: the log must not show them as one beside the other."""
+        return max(now, queue.latest_end)
 
     def _room(self, queue: Queue, now: Micros) -> int:
         """How many leases may be granted now. Every due lease was ended just before, so all inflight ones are valid."""
@@ -60,14 +68,14 @@ class LeasingStore(SettlingStore):
     def _claim(self, queue: Queue, limit: int, now: Micros, types: Sequence[str] | None) -> list[Slot]:
         return queue.take(limit, now, types) if limit > 0 else []
 
-    def _grant(self, slot: Slot, place: Item, token: str, worker: str, now: Micros) -> JobRecord:
+    def _grant(self, slot: Slot, place: Item, token: str, worker: str, reserved_at: Micros) -> JobRecord:
         """Lease a slot that was taken out of its line; the record as its holder gets it."""
         record = slot.record
         slot.place = place
         record.state = INFLIGHT
         record.token = token
         record.worker = worker
-        record.reserved_at_us = now
+        record.reserved_at_us = reserved_at
         record.expires_at_us = place[0]
         record.fence += 1
         if record.key is not None:
@@ -95,13 +103,18 @@ class LeasingStore(SettlingStore):
         assert record.token is not None
         if progress is not None:
             record.progress = progress
-        record.expires_at_us = expires_at
+        record.expires_at_us = expires_at = self._held_until(record, expires_at)
         slot.place = place = (expires_at, self._grants, slot)
         self._grants += 1
         leases.push(place)
         leases.stale += 1
         leases.tidy()
         return Lease(record.id, record.token, expires_at, record.cancel_requested)
+
+    def _held_until(self, record: JobRecord, expires_at: Micros) -> Micros:
+        """A heartbeat that arrives late, with an old `now`, takes nothing away."""
+        assert record.expires_at_us is not None
+        return max(record.expires_at_us, expires_at)
 
     def next_due(self, names: Sequence[str]) -> Micros | None:
         """When the first scheduled job or lease of these queues comes due."""

@@ -41,7 +41,7 @@ class MemoryStore(LeasingStore):
         if slot.record.key is not None:
             del slot.queue.waiting[slot.record.key]
         slot.queue.leave(slot)
-        self._finish(slot, CANCELLED, now)
+        self._finish(slot, CANCELLED, now, now)
 
     def requeue(self, job_ids: Sequence[str], now: Micros) -> list[JobState | JobError]:
         answers = [self._requeue(job_id, now) for job_id in job_ids]
@@ -94,11 +94,15 @@ class MemoryStore(LeasingStore):
 
     def stats(self, now: Micros, name: str | None) -> list[QueueStats]:
         if name is not None:
-            return [self._stats(self.queues.get(name) or Queue(name), now)]
-        return [self._stats(self.queues[name], now) for name in sorted(self.queues)]
+            found = [self._stats(self.queues.get(name) or Queue(name), now)]
+        else:
+            found = [self._stats(self.queues[name], now) for name in sorted(self.queues)]
+        self._wake()
+        return found
 
     def _stats(self, queue: Queue, now: Micros) -> QueueStats:
-        queue.promote(now)
+        if queue.promote(now):
+            self._stirred[queue.name] = None
         return QueueStats(
             queue=queue.name,
             counts=queue.counts(),

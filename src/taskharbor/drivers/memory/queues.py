@@ -54,6 +54,8 @@ class Queue:
         self.cancelled = PlaceLine()
         self.gone: dict[JobState, int] = {DONE: 0, DEAD: 0, CANCELLED: 0}
         """How many left a terminal state again: removed, or requeued."""
+        self.latest_end: Micros = 0
+        """The latest end of a lease: no later lease may begin before it, whatever its caller's clock says."""
         self.log = Line()
         """Rows of the attempt log."""
         self.waiting: dict[str, Slot] = {}
@@ -111,22 +113,25 @@ class Queue:
             line = self.scheduled
         line.push(item)
 
-    def end(self, slot: Slot, state: JobState, now: Micros) -> None:
+    def end(self, slot: Slot, state: JobState, finished_at: Micros) -> None:
         record = slot.record
         record.state = state
-        record.finished_at_us = now
-        slot.place = item = (now, slot.seq, slot)
+        record.finished_at_us = finished_at
+        slot.place = item = (finished_at, slot.seq, slot)
         line = self.done if state is DONE else self.ended(state)
         line.push(item)
 
-    def promote(self, now: Micros) -> None:
-        """Scheduled jobs whose time has come become ready."""
+    def promote(self, now: Micros) -> bool:
+        """Scheduled jobs whose time has come become ready; whether there were any."""
         scheduled = self.scheduled
         item = scheduled.head()
+        if item is None or item[0] > now:
+            return False
         while item is not None and item[0] <= now:
             scheduled.pop()
             self.line_up(item[-1], READY)
             item = scheduled.head()
+        return True
 
     def take(self, limit: int, now: Micros, types: Sequence[str] | None) -> list[Slot]:
         """Remove up to `limit` ready jobs from their lines, in order."""

@@ -101,16 +101,16 @@ class SettlingStore(ProducingStore):
         )
 
     def _ack(self, slot: Slot, ack: Ack, now: Micros) -> None:
-        self._end_lease(slot, _DONE, DONE, None, now)
+        ended_at = self._end_lease(slot, _DONE, DONE, None, now)
         slot.record.result = ack.result
-        self._finish(slot, DONE, now)
+        self._finish(slot, DONE, now, ended_at)
 
     def _retry(self, slot: Slot, retry: Retry, now: Micros) -> None:
         record = slot.record
         if record.cancel_requested:
-            self._end_lease(slot, _CANCELLED, CANCELLED, retry.error, now)
+            ended_at = self._end_lease(slot, _CANCELLED, CANCELLED, retry.error, now)
             self._record_failure(record, retry.attempts, retry.error, now)
-            self._finish(slot, CANCELLED, now)
+            self._finish(slot, CANCELLED, now, ended_at)
         else:
             self._end_lease(slot, _RETRIED, _waiting_state(retry.run_at_us, now), retry.error, now)
             self._record_failure(record, retry.attempts, retry.error, now)
@@ -118,15 +118,15 @@ class SettlingStore(ProducingStore):
             self._go_back(slot, now)
 
     def _fail(self, slot: Slot, fail: Fail, now: Micros) -> None:
-        self._end_lease(slot, _DEAD, DEAD, fail.error, now)
+        ended_at = self._end_lease(slot, _DEAD, DEAD, fail.error, now)
         self._record_failure(slot.record, fail.attempts, fail.error, now)
-        self._finish(slot, DEAD, now)
+        self._finish(slot, DEAD, now, ended_at)
 
     def _release(self, slot: Slot, release: Release, now: Micros) -> None:
         record = slot.record
         if record.cancel_requested:
-            self._end_lease(slot, _CANCELLED, CANCELLED, None, now)
-            self._finish(slot, CANCELLED, now)
+            ended_at = self._end_lease(slot, _CANCELLED, CANCELLED, None, now)
+            self._finish(slot, CANCELLED, now, ended_at)
         else:
             run_at = record.run_at_us if release.run_at_us is None else release.run_at_us
             self._end_lease(slot, _RELEASED, _waiting_state(run_at, now), None, now)
@@ -134,10 +134,10 @@ class SettlingStore(ProducingStore):
             self._go_back(slot, now)
 
     def _discard(self, slot: Slot, discard: Discard, now: Micros) -> None:
-        self._end_lease(slot, _CANCELLED, CANCELLED, discard.reason, now)
+        ended_at = self._end_lease(slot, _CANCELLED, CANCELLED, discard.reason, now)
         if discard.reason is not None:
             slot.record.last_error = discard.reason.text
-        self._finish(slot, CANCELLED, now)
+        self._finish(slot, CANCELLED, now, ended_at)
 
     def _record_failure(self, record: JobRecord, attempts: int, error: Failure, now: Micros) -> None:
         record.attempts = attempts
@@ -148,10 +148,13 @@ class SettlingStore(ProducingStore):
 
     def _end_lease(
         self, slot: Slot, outcome: Outcome, state: JobState, error: Failure | None, now: Micros
-    ) -> None:
-        """Log the lease and take it away. The slot is nowhere until `_finish` or `_go_back`."""
+    ) -> Micros:
+        """Log the lease and take it away; when it ended. The slot is nowhere until `_finish` or `_go_back`."""
         record, queue = slot.record, slot.queue
-        self.log.append(queue.log, record, outcome, state, error, now)
+        ended_at = self._ended_at(record, now)
+        if ended_at > queue.latest_end:
+            queue.latest_end = ended_at
+        self.log.append(queue.log, record, outcome, state, error, ended_at)
         record.token = record.worker = record.reserved_at_us = record.expires_at_us = None
         if record.progress is not None:
             record.progress = None
@@ -163,9 +166,15 @@ class SettlingStore(ProducingStore):
             del queue.inflight[record.key]
         if queue.settings.max_inflight is not None:
             self._stirred[queue.name] = None
+        return ended_at
 
-    def _finish(self, slot: Slot, state: JobState, now: Micros) -> None:
-        slot.queue.end(slot, state, now)
+    def _ended_at(self, record: JobRecord, now: Micros) -> Micros:
+        """`now` may have been read before the lease began."""
+        reserved_at = record.reserved_at_us
+        return now if reserved_at is None or reserved_at < now else reserved_at
+
+    def _finish(self, slot: Slot, state: JobState, now: Micros, finished_at: Micros) -> None:
+        slot.queue.end(slot, state, finished_at)
         if slot.record.key is not None:
             self._unblock(slot, now)
         if state is DEAD:
@@ -235,11 +244,11 @@ class SettlingStore(ProducingStore):
             state = DEAD
         else:
             state = _waiting_state(record.run_at_us, now)
-        self._end_lease(slot, _EXPIRED, state, EXPIRED_ERROR, now)
+        ended_at = self._end_lease(slot, _EXPIRED, state, EXPIRED_ERROR, now)
         if state is DEAD:
             record.last_error = EXPIRED_ERROR.text
         if state.is_terminal:
-            self._finish(slot, state, now)
+            self._finish(slot, state, now, ended_at)
         else:
             self._go_back(slot, now)
 

@@ -19,6 +19,7 @@ class Counts:
         self._deltas: dict[int, list[int]] = {}
         self._stirred: set[int] = set()
         self._scheduled: dict[int, Micros] = {}
+        self._ends: dict[int, Micros] = {}
 
     def move(self, queue: int, old: int | None, new: int | None, jobs: int = 1) -> None:
         """`jobs` jobs from one state to another; None is outside. An end also counts for ever."""
@@ -38,16 +39,20 @@ class Counts:
         """A job was scheduled: of interest to those who wait only if it is due before all others."""
         self._scheduled[queue] = min(run_at, self._scheduled.get(queue, run_at))
 
+    def end_lease(self, queue: int, ended_at: Micros) -> None:
+        """No later lease of the queue may begin before this. Whoever ends a lease also moves its job."""
+        self._ends[queue] = max(ended_at, self._ends.get(queue, ended_at))
+
     def flush(self) -> None:
         execute = self._transaction.connection.execute
         for queue, run_at in self._scheduled.items():
             if queue not in self._stirred:
-                (earliest,) = execute(_ENQUEUE["earliest_scheduled"], (queue,)).fetchone()
+                (earliest,) = execute(_ENQUEUE["earliest_scheduled"], {"queue": queue}).fetchone()
                 if earliest is not None and run_at <= earliest:
                     self._stirred.add(queue)
         for queue in self._stirred - self._deltas.keys():
             self._deltas[queue] = [0] * 10
         for queue, deltas in self._deltas.items():
-            execute(_SQL["count"], (queue, *deltas, queue in self._stirred))
+            execute(_SQL["count"], (*deltas, queue in self._stirred, self._ends.get(queue, 0), queue))
         if self._stirred:
             self._transaction.rings = True

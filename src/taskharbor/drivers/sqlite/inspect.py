@@ -11,6 +11,7 @@ from taskharbor.drivers.contract import AttemptPage, JobFilter, Page, QueueStats
 from taskharbor.drivers.sqlite.database import Transaction
 from taskharbor.drivers.sqlite.queues import settings_from
 from taskharbor.drivers.sqlite.rows import (
+    INFLIGHT,
     READY,
     SCHEDULED,
     STATE_NUMBERS,
@@ -65,28 +66,32 @@ def _seqs(transaction: Transaction, selection: JobFilter, now: Micros, limit: in
         if row is None:
             return []
         queue, *counters = row
-    values = (
-        before,
-        queue,
-        None if numbers is None else to_json(numbers),
-        None if selection.types is None else to_json(sorted(selection.types)),
-        selection.key,
-        selection.worker,
-        selection.finished_before_us,
-        now,
-        limit,
-    )
+    values = {
+        "before": before,
+        "queue": queue,
+        "states": None if numbers is None else to_json(numbers),
+        "types": None if selection.types is None else to_json(sorted(selection.types)),
+        "key": selection.key,
+        "worker": selection.worker,
+        "finished_before": selection.finished_before_us,
+        "now": now,
+        "limit": limit,
+    }
     if queue is not None and numbers is not None and JobState.BLOCKED not in (selection.states or ()):
         # A scheduled job that is due reads as ready, so who wants ready ones looks at both.
         stored = set(numbers) | ({SCHEDULED} if READY in numbers else set())
         if sum(counters[number] for number in stored) <= _FEW:
-            flags = tuple(number in stored for number in (0, 1, 3))
-            return [seq for (seq,) in execute(_SQL["gather"], (*values, *flags))]
+            flags = {
+                "scheduled": SCHEDULED in stored,
+                "ready": READY in stored,
+                "inflight": INFLIGHT in stored,
+            }
+            return [seq for (seq,) in execute(_SQL["gather"], values | flags)]
     return [seq for (seq,) in execute(_SQL["scan"], values)]
 
 
 def stats(transaction: Transaction, now: Micros, queue: str | None) -> list[QueueStats]:
-    rows = transaction.connection.execute(_SQL["stats"], (queue,)).fetchall()
+    rows = transaction.connection.execute(_SQL["stats"], {"queue": queue}).fetchall()
     if queue is not None and not rows:
         return [QueueStats(queue=queue, counts=dict.fromkeys(STATES, 0))]
     return [_stats_from(transaction, row, now) for row in rows]
@@ -100,7 +105,7 @@ def _stats_from(transaction: Transaction, row: tuple[Any, ...], now: Micros) -> 
     if counts[JobState.READY]:
         heads.append(execute(_SQL["head_ready"], (number,)).fetchone())
     if counts[JobState.SCHEDULED]:
-        due, due_heads = execute(_SQL["due_scheduled"], (number, now)).fetchone()
+        due, due_heads = execute(_SQL["due_scheduled"], {"queue": number, "now": now}).fetchone()
         counts[JobState.SCHEDULED] -= due
         counts[JobState.READY] += due
         heads += _decode_places(due_heads)
@@ -133,7 +138,7 @@ def watch(
 ) -> tuple[dict[str, int], Micros | None]:
     """Versions of the queues, and when the next scheduled job or lease comes due after `since`."""
     text, run_at, expires_at = transaction.connection.execute(
-        _SQL["watch"], (to_json(list(queues)), since)
+        _SQL["watch"], {"queues": to_json(list(queues)), "since": since}
     ).fetchone()
     due = [instant for instant in (run_at, expires_at) if instant is not None]
     return dict(_decode_versions(text)), min(due, default=None)

@@ -46,13 +46,13 @@ def configure(transaction: Transaction, name: str, settings: QueueSettings) -> N
     transaction.connection.execute(
         _SQL["configure"],
         (
-            number,
             settings.paused,
             settings.max_inflight,
             settings.failure_queue,
             settings.keep_done_us,
             settings.keep_dead_us,
             settings.keep_attempts_us,
+            number,
         ),
     )
     transaction.rings = True

@@ -67,7 +67,8 @@ def _remove(
     if limit < 1:
         return 0
     execute = transaction.connection.execute
-    (seqs,) = execute(_SQL["ended"], (queue, state, before, types, key, limit)).fetchone()
+    values = {"queue": queue, "state": state, "before": before, "types": types, "key": key, "limit": limit}
+    (seqs,) = execute(_SQL["ended"], values).fetchone()
     removed = len(_decode_ints(seqs))
     if removed:
         for table in ("payloads", "results", "idempotency", "jobs"):

@@ -43,14 +43,14 @@ def reserve(
     types: Sequence[str] | None,
 ) -> list[JobRecord]:
     execute = transaction.connection.execute
-    probe = execute(_SQL["probe"], (queue, now)).fetchone()
+    probe = execute(_SQL["probe"], (now, queue)).fetchone()
     if probe is None:
         return []
-    has_expired = bool(probe[6])
+    has_expired = bool(probe[7])
     if has_expired:
         reclaim_queue(transaction, probe[0], now, RECLAIM_AT_MOST)
-        probe = execute(_SQL["probe"], (queue, now)).fetchone()
-    number, paused, max_inflight, scheduled, ready, inflight, has_expired = probe
+        probe = execute(_SQL["probe"], (now, queue)).fetchone()
+    number, paused, max_inflight, scheduled, ready, inflight, latest_end, has_expired = probe
     wanted = None if types is None else list(dict.fromkeys(types))
     if paused or limit < 1 or wanted == []:
         return []
@@ -61,19 +61,43 @@ def reserve(
         if limit < 1:
             return []
     counts = Counts(transaction)
-    if scheduled:
-        ready += _promote(transaction, counts, number, limit, now, wanted)
+    promoted = _promote(transaction, counts, number, limit, now, wanted) if scheduled else 0
+    ready += promoted
     if not ready:
         return []
-    found = _choose(transaction, number, limit, wanted)
-    text, payloads, seqs = found
-    secret = new_token()
-    jobs = _records(transaction, text, payloads or b"", queue, secret, worker, now, now + lease_for)
-    if jobs:
-        execute(_SQL["lease"], (seqs, secret, worker, now, now + lease_for))
+    rows, payloads, seqs = _choose_due(transaction, counts, number, limit, now, wanted)
+    if rows:
+        secret = new_token()
+        # `now` may have been read before another call ended a lease: the log must not show one beside the other.
+        reserved_at = max(now, latest_end)
+        expires_at = reserved_at + lease_for
+        jobs = _records(transaction, rows, payloads or b"", queue, secret, worker, reserved_at, expires_at)
+        execute(_SQL["lease"], (secret, worker, reserved_at, expires_at, seqs))
         counts.move(number, READY, INFLIGHT, len(jobs))
+    else:
+        jobs = []
+    if promoted and ready > len(jobs):
+        # Nobody who begins to wait now finds the rest among the scheduled.
+        counts.stir(number)
     counts.flush()
     return jobs
+
+
+def _choose_due(
+    transaction: Transaction, counts: Counts, number: int, limit: int, now: Micros, types: list[str] | None
+) -> tuple[list[list[Any]], bytes | None, str]:
+    """The first of the line. What is not due yet by the caller's clock is scheduled again: somebody whose clock was
+    ahead made it ready. All of a priority at once, so that one such claim is enough."""
+    while True:
+        text, payloads, seqs = _choose(transaction, number, limit, types)
+        rows: list[list[Any]] = _decode_rows(text)
+        early = {row[5] for row in rows if row[3] > now}
+        if not early:
+            return rows, payloads, seqs
+        for priority in early:
+            put_back = transaction.connection.execute(_SQL["put_back"], (number, priority, now)).rowcount
+            counts.move(number, READY, SCHEDULED, put_back)
+        counts.stir(number)
 
 
 def _choose(
@@ -85,7 +109,7 @@ def _choose(
         return row
     # Most workers know every type of their queue: then the head of the line is all they need.
     head = 4 * limit + HEAD
-    seen, text = execute(_SQL["head_by_type"], (number, head, to_json(types))).fetchone()
+    seen, text = execute(_SQL["head_by_type"], (to_json(types), number, head)).fetchone()
     seqs = _decode_ints(text)[:limit]
     if len(seqs) < limit and seen == head:
         execute(_SQL["index_ready_by_type"])
@@ -107,7 +131,7 @@ def _promote(
     Returns how many became ready."""
     execute = transaction.connection.execute
     most = max(limit, PROMOTE_AT_LEAST)
-    (text,) = execute(_SQL["due_priorities"], (number, now)).fetchone()
+    (text,) = execute(_SQL["due_priorities"], {"queue": number, "now": now}).fetchone()
     promoted = 0
     for priority in _decode_ints(text):
         promoted += execute(_SQL["promote"], (number, priority, now, most - promoted)).rowcount
@@ -124,29 +148,29 @@ def _promote(
 
 def _promote_type(transaction: Transaction, number: int, limit: int, now: Micros, type_: str) -> int:
     execute = transaction.connection.execute
-    (text,) = execute(_SQL["due_priorities_by_type"], (number, now, type_)).fetchone()
+    values = {"queue": number, "now": now, "type": type_}
+    (text,) = execute(_SQL["due_priorities_by_type"], values).fetchone()
     promoted = 0
     for priority in _decode_ints(text):
         if promoted >= limit:
             break
-        values = (number, priority, now, limit - promoted, type_)
-        promoted += execute(_SQL["promote_by_type"], values).rowcount
+        place = (number, type_, priority, now, limit - promoted)
+        promoted += execute(_SQL["promote_by_type"], place).rowcount
     return promoted
 
 
 def _records(
     transaction: Transaction,
-    text: str,
+    rows: list[list[Any]],
     payloads: bytes,
     queue: str,
     secret: str,
     worker: str,
-    now: Micros,
+    reserved_at: Micros,
     expires_at: Micros,
 ) -> list[JobRecord]:
     jobs: list[JobRecord] = []
     start = 0
-    rows: list[list[Any]] = _decode_rows(text)
     for seq, job_id, type_, run_at, created_at, priority, max_attempts, fence, size, extra in rows:
         if size >= 0:
             end = start + size
@@ -168,7 +192,7 @@ def _records(
             token=f"{secret}{seq:x}",
             worker=worker,
             expires_at_us=expires_at,
-            reserved_at_us=now,
+            reserved_at_us=reserved_at,
         )
         if extra is not None:
             key, attempts, stalls, max_stalls, failed_at, last_error, spec = extra

@@ -58,20 +58,20 @@ def settle(transaction: Transaction, settlements: Sequence[Settlement], now: Mic
 
 
 def _settle_acks(transaction: Transaction, acks: Sequence[Ack], now: Micros) -> bool:
-    """Apply them all, if every one is a valid ack of a job without a key; else change nothing."""
+    """Apply them all, if every one is a valid ack of a job without a key, ended at `now`; else change nothing."""
     execute = transaction.connection.execute
     try:
         seqs = [int(ack.token[TOKEN_LENGTH:], 16) for ack in acks]
     except ValueError:
         return False
     wanted = to_json(seqs)
-    count, low, high, expires_at, keyed, queue, last_queue, ids, secrets = execute(
+    count, low, high, expires_at, keyed, queue, last_queue, reserved_at, ids, secrets = execute(
         _SQL["check_acks"], (wanted,)
     ).fetchone()
     if not (
         count == len(acks)
         and low == high == INFLIGHT
-        and expires_at > now
+        and expires_at > now >= reserved_at
         and not keyed
         and ids == "\n".join([ack.job_id for ack in acks])
         and ids.count("\n") == count - 1
@@ -83,13 +83,13 @@ def _settle_acks(transaction: Transaction, acks: Sequence[Ack], now: Micros) -> 
     else:
         (text,) = execute(_SQL["queues_of"], (wanted,)).fetchone()
         per_queue = Counter(_decode_ints(text))
-    execute(_SQL["log_acks"], (wanted, now))
-    execute(_SQL["finish_acks"], (wanted, now))
+    execute(_SQL["log_acks"], (now, wanted))
+    execute(_SQL["finish_acks"], (now, wanted))
     results = [(seq, ack.result) for seq, ack in zip(seqs, acks, strict=True) if ack.result is not None]
     if results:
         insert_rows(transaction.connection, _SQL["insert_result"], results)
     for number, jobs in per_queue.items():
-        (max_inflight,) = execute(_SQL["count_acks"], (number, jobs)).fetchone()
+        (max_inflight,) = execute(_SQL["count_acks"], (jobs, jobs, jobs, now, number)).fetchone()
         if max_inflight is not None:
             transaction.rings = True
     return True
@@ -182,12 +182,14 @@ def extend_lease(
         if refused is not None:
             answers.append(refused)
             continue
-        answers.append(Lease(job_id, one.token, expires_at, bool(cancel_requested)))
+        # A heartbeat that arrives late, with an old `now`, takes nothing away.
+        until = expires_at if held_until is None else max(held_until, expires_at)
+        answers.append(Lease(job_id, one.token, until, bool(cancel_requested)))
         extended.append(seq)
         if one.progress is not None:
-            execute(_SQL["set_progress"], (seq, one.progress))
+            execute(_SQL["set_progress"], (one.progress, seq))
     if extended:
-        execute(_SQL["extend"], (to_json(extended), expires_at))
+        execute(_SQL["extend"], (expires_at, to_json(extended)))
     return answers
 
 

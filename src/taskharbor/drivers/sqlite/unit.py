@@ -127,9 +127,8 @@ class Unit:
     def end(self, job: Job, state: int, outcome: int, error: Failure | None = None) -> None:
         """A job's end: done, dead or cancelled. Serves a blocked job of its key and the failure queue."""
         was_inflight = job.state == INFLIGHT
-        self.log(job, outcome, state, error)
+        job.finished_at = self.log(job, outcome, state, error)
         self._drop_lease(job)
-        job.finished_at = self.now
         self.place(job, state)
         if was_inflight:
             blocked = self.waiting(job.queue_id, job.key)
@@ -208,8 +207,13 @@ class Unit:
             self.place(job, state)
         return job
 
-    def log(self, job: Job, outcome: int, state: int, error: Failure | None = None) -> None:
-        """A row for what ends now, with the job as it is before the change."""
+    def log(self, job: Job, outcome: int, state: int, error: Failure | None = None) -> Micros:
+        """A row for what ends now, with the job as it is before the change; the time it ended at."""
+        ended_at = self.now
+        if job.reserved_at is not None:
+            # `now` may have been read before the lease began.
+            ended_at = max(ended_at, job.reserved_at)
+            self.counts.end_lease(job.queue_id, ended_at)
         self._log.append(
             (
                 job.id,
@@ -223,7 +227,7 @@ class Unit:
                 job.run_at,
                 job.reserved_at,
                 job.expires_at,
-                self.now,
+                ended_at,
                 outcome,
                 state,
                 None if error is None else storable(error.type),
@@ -231,6 +235,7 @@ class Unit:
                 job.payload_size,
             )
         )
+        return ended_at
 
     def _dead_record(self, job: Job) -> JobRecord:
         spec = read_spec(job.spec)
@@ -270,12 +275,12 @@ class Unit:
 
     def _rewrite(self, job: Job) -> None:
         execute = self.connection.execute
-        settings = (job.seq, job.type, job.spec, job.max_attempts, job.max_stalls)
+        settings = (job.type, job.spec, job.max_attempts, job.max_stalls)
         if not job.has_new_payload:
-            execute(_SQL["rewrite_spec"], settings)
+            execute(_SQL["rewrite_spec"], (*settings, job.seq))
             return
         is_long = job.payload_size > INLINE_PAYLOAD
-        execute(_SQL["rewrite"], (*settings, job.payload_size, None if is_long else job.payload))
+        execute(_SQL["rewrite"], (*settings, job.payload_size, None if is_long else job.payload, job.seq))
         execute(_SQL["drop_payload"], (job.seq,))
         if is_long:
             insert_rows(self.connection, _ENQUEUE["insert_payload"], [(job.seq, job.payload)])

@@ -7,6 +7,8 @@ CREATE TABLE queues (
     name             TEXT    NOT NULL UNIQUE,
     -- Grows whenever something may have become runnable; a waiting process compares it with what it saw last.
     stirred          INTEGER NOT NULL DEFAULT 0,
+    -- The latest end of a lease: no later lease begins before it, whatever its caller's clock says.
+    latest_end       INTEGER NOT NULL DEFAULT 0,
     paused           INTEGER NOT NULL DEFAULT 0,
     max_inflight     INTEGER,
     failure_queue    TEXT,

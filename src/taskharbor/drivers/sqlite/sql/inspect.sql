@@ -16,37 +16,37 @@ FROM json_each(?) AS wanted CROSS JOIN jobs ON jobs.seq = wanted.value CROSS JOI
 -- name: scan
 -- Newest first past a cursor: right where matches are dense, which the counters tell beforehand.
 SELECT seq FROM jobs
-WHERE seq < ?1
-    AND (?2 IS NULL OR queue_id = ?2)
-    AND (?3 IS NULL OR CASE WHEN state = 0 AND run_at <= ?8 THEN 1 ELSE state END IN (SELECT value FROM json_each(?3)))
-    AND (?4 IS NULL OR type IN (SELECT value FROM json_each(?4)))
-    AND (?5 IS NULL OR job_key = ?5)
-    AND (?6 IS NULL OR worker = ?6)
-    AND (?7 IS NULL OR finished_at < ?7)
-ORDER BY seq DESC LIMIT ?9
+WHERE seq < :before
+    AND (:queue IS NULL OR queue_id = :queue)
+    AND (:states IS NULL OR CASE WHEN state = 0 AND run_at <= :now THEN 1 ELSE state END IN (SELECT value FROM json_each(:states)))
+    AND (:types IS NULL OR type IN (SELECT value FROM json_each(:types)))
+    AND (:key IS NULL OR job_key = :key)
+    AND (:worker IS NULL OR worker = :worker)
+    AND (:finished_before IS NULL OR finished_at < :finished_before)
+ORDER BY seq DESC LIMIT :limit
 
 -- name: gather
 -- Few jobs in the wanted states: fetch them by their states' indexes and sort.
 SELECT seq FROM (
     SELECT seq, queue_id, state, run_at, type, job_key, worker, finished_at FROM jobs INDEXED BY jobs_scheduled
-    WHERE ?10 AND queue_id = ?2 AND state = 0
+    WHERE :scheduled AND queue_id = :queue AND state = 0
     UNION ALL
     SELECT seq, queue_id, state, run_at, type, job_key, worker, finished_at FROM jobs INDEXED BY jobs_ready
-    WHERE ?11 AND queue_id = ?2 AND state = 1
+    WHERE :ready AND queue_id = :queue AND state = 1
     UNION ALL
     SELECT seq, queue_id, state, run_at, type, job_key, worker, finished_at FROM jobs INDEXED BY jobs_leases
-    WHERE ?12 AND queue_id = ?2 AND state = 3
+    WHERE :inflight AND queue_id = :queue AND state = 3
     UNION ALL
     SELECT seq, queue_id, state, run_at, type, job_key, worker, finished_at FROM jobs INDEXED BY jobs_ended
-    WHERE queue_id = ?2 AND finished_at IS NOT NULL AND state IN (SELECT value FROM json_each(?3))
+    WHERE queue_id = :queue AND finished_at IS NOT NULL AND state IN (SELECT value FROM json_each(:states))
 )
-WHERE seq < ?1
-    AND (CASE WHEN state = 0 AND run_at <= ?8 THEN 1 ELSE state END) IN (SELECT value FROM json_each(?3))
-    AND (?4 IS NULL OR type IN (SELECT value FROM json_each(?4)))
-    AND (?5 IS NULL OR job_key = ?5)
-    AND (?6 IS NULL OR worker = ?6)
-    AND (?7 IS NULL OR finished_at < ?7)
-ORDER BY seq DESC LIMIT ?9
+WHERE seq < :before
+    AND (CASE WHEN state = 0 AND run_at <= :now THEN 1 ELSE state END) IN (SELECT value FROM json_each(:states))
+    AND (:types IS NULL OR type IN (SELECT value FROM json_each(:types)))
+    AND (:key IS NULL OR job_key = :key)
+    AND (:worker IS NULL OR worker = :worker)
+    AND (:finished_before IS NULL OR finished_at < :finished_before)
+ORDER BY seq DESC LIMIT :limit
 
 -- name: counters
 SELECT id, scheduled, ready, blocked, inflight, done, dead, cancelled FROM queues WHERE name = ?
@@ -54,16 +54,16 @@ SELECT id, scheduled, ready, blocked, inflight, done, dead, cancelled FROM queue
 -- name: stats
 SELECT name, id, scheduled, ready, blocked, inflight, done, dead, cancelled, done_total, dead_total, cancelled_total,
     paused, max_inflight, failure_queue, keep_done_us, keep_dead_us, keep_attempts_us
-FROM queues WHERE ?1 IS NULL OR name = ?1 ORDER BY name
+FROM queues WHERE :queue IS NULL OR name = :queue ORDER BY name
 
 -- name: due_scheduled
 -- How many scheduled jobs are due but not promoted yet, and the first of them per priority.
 WITH RECURSIVE levels (priority) AS (
-    SELECT (SELECT priority FROM jobs INDEXED BY jobs_scheduled WHERE queue_id = ?1 AND state = 0 ORDER BY priority DESC LIMIT 1)
+    SELECT (SELECT priority FROM jobs INDEXED BY jobs_scheduled WHERE queue_id = :queue AND state = 0 ORDER BY priority DESC LIMIT 1)
     UNION ALL
     SELECT (
         SELECT priority FROM jobs INDEXED BY jobs_scheduled
-        WHERE queue_id = ?1 AND state = 0 AND priority < levels.priority ORDER BY priority DESC LIMIT 1
+        WHERE queue_id = :queue AND state = 0 AND priority < levels.priority ORDER BY priority DESC LIMIT 1
     )
     FROM levels WHERE levels.priority IS NOT NULL
 ),
@@ -71,11 +71,11 @@ due (priority, jobs, run_at) AS (
     SELECT priority,
         (
             SELECT count(*) FROM jobs INDEXED BY jobs_scheduled
-            WHERE queue_id = ?1 AND state = 0 AND priority = levels.priority AND run_at <= ?2
+            WHERE queue_id = :queue AND state = 0 AND priority = levels.priority AND run_at <= :now
         ),
         (
             SELECT run_at FROM jobs INDEXED BY jobs_scheduled
-            WHERE queue_id = ?1 AND state = 0 AND priority = levels.priority AND run_at <= ?2 ORDER BY run_at LIMIT 1
+            WHERE queue_id = :queue AND state = 0 AND priority = levels.priority AND run_at <= :now ORDER BY run_at LIMIT 1
         )
     FROM levels WHERE priority IS NOT NULL
 )
@@ -98,9 +98,9 @@ FROM attempts INDEXED BY attempts_job CROSS JOIN queues ON queues.id = attempts.
 WHERE job_id = ? ORDER BY attempts.seq
 
 -- name: watch
--- Versions of the queues, and when the next scheduled job or lease of theirs comes due after ?2.
+-- Versions of the queues, and when the next scheduled job or lease of theirs comes due after :since.
 WITH RECURSIVE wanted (id, name, stirred) AS (
-    SELECT queues.id, name, stirred FROM json_each(?1) AS given CROSS JOIN queues ON queues.name = given.value
+    SELECT queues.id, name, stirred FROM json_each(:queues) AS given CROSS JOIN queues ON queues.name = given.value
 ),
 levels (queue_id, priority) AS (
     SELECT id, (
@@ -118,7 +118,7 @@ SELECT
     (
         SELECT min((
             SELECT run_at FROM jobs INDEXED BY jobs_scheduled
-            WHERE queue_id = levels.queue_id AND state = 0 AND priority = levels.priority AND run_at > ?2
+            WHERE queue_id = levels.queue_id AND state = 0 AND priority = levels.priority AND run_at > :since
             ORDER BY run_at LIMIT 1
         ))
         FROM levels WHERE priority IS NOT NULL
@@ -126,10 +126,10 @@ SELECT
     (
         SELECT min((
             SELECT expires_at FROM jobs INDEXED BY jobs_leases
-            WHERE queue_id = wanted.id AND state = 3 AND expires_at > ?2 ORDER BY expires_at LIMIT 1
+            WHERE queue_id = wanted.id AND state = 3 AND expires_at > :since ORDER BY expires_at LIMIT 1
         ))
         FROM wanted
     )
 
 -- name: versions
-SELECT json_group_array(json_array(name, stirred)) FROM json_each(?1) AS given CROSS JOIN queues ON queues.name = given.value
+SELECT json_group_array(json_array(name, stirred)) FROM json_each(?) AS given CROSS JOIN queues ON queues.name = given.value

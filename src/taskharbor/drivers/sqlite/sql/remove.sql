@@ -5,10 +5,10 @@ SELECT json_group_array(json_array(id, keep_done_us, keep_dead_us, keep_attempts
 -- Terminal jobs of one queue and state that match a filter, oldest end first.
 SELECT json_group_array(seq) FROM (
     SELECT seq FROM jobs INDEXED BY jobs_ended
-    WHERE queue_id = ?1 AND state = ?2 AND finished_at < ?3
-        AND (?4 IS NULL OR type IN (SELECT value FROM json_each(?4)))
-        AND (?5 IS NULL OR job_key = ?5)
-    ORDER BY finished_at LIMIT ?6
+    WHERE queue_id = :queue AND state = :state AND finished_at < :before
+        AND (:types IS NULL OR type IN (SELECT value FROM json_each(:types)))
+        AND (:key IS NULL OR job_key = :key)
+    ORDER BY finished_at LIMIT :limit
 )
 
 -- name: jobs
@@ -25,5 +25,5 @@ DELETE FROM idempotency WHERE job_seq IN (SELECT value FROM json_each(?))
 
 -- name: attempts
 DELETE FROM attempts WHERE seq IN (
-    SELECT seq FROM attempts INDEXED BY attempts_age WHERE queue_id = ?1 AND ended_at <= ?2 ORDER BY ended_at LIMIT ?3
+    SELECT seq FROM attempts INDEXED BY attempts_age WHERE queue_id = ? AND ended_at <= ? ORDER BY ended_at LIMIT ?
 )

@@ -1,10 +1,10 @@
 -- name: probe
-SELECT id, paused, max_inflight, scheduled, ready, inflight,
+SELECT id, paused, max_inflight, scheduled, ready, inflight, latest_end,
     EXISTS (
         SELECT 1 FROM jobs INDEXED BY jobs_leases
-        WHERE queue_id = queues.id AND state = 3 AND expires_at <= ?2
+        WHERE queue_id = queues.id AND state = 3 AND expires_at <= ?
     )
-FROM queues WHERE name = ?1
+FROM queues WHERE name = ?
 
 -- name: valid_leases
 SELECT count(*) FROM jobs INDEXED BY jobs_leases WHERE queue_id = ? AND state = 3 AND expires_at > ?
@@ -12,26 +12,26 @@ SELECT count(*) FROM jobs INDEXED BY jobs_leases WHERE queue_id = ? AND state = 
 -- name: due_priorities
 -- Which priorities have due scheduled jobs, highest first: one seek per distinct priority.
 WITH RECURSIVE levels (priority) AS (
-    SELECT (SELECT priority FROM jobs INDEXED BY jobs_scheduled WHERE queue_id = ?1 AND state = 0 ORDER BY priority DESC LIMIT 1)
+    SELECT (SELECT priority FROM jobs INDEXED BY jobs_scheduled WHERE queue_id = :queue AND state = 0 ORDER BY priority DESC LIMIT 1)
     UNION ALL
     SELECT (
         SELECT priority FROM jobs INDEXED BY jobs_scheduled
-        WHERE queue_id = ?1 AND state = 0 AND priority < levels.priority ORDER BY priority DESC LIMIT 1
+        WHERE queue_id = :queue AND state = 0 AND priority < levels.priority ORDER BY priority DESC LIMIT 1
     )
     FROM levels WHERE levels.priority IS NOT NULL
 )
 SELECT json_group_array(priority) FROM levels
 WHERE priority IS NOT NULL AND EXISTS (
     SELECT 1 FROM jobs INDEXED BY jobs_scheduled
-    WHERE queue_id = ?1 AND state = 0 AND priority = levels.priority AND run_at <= ?2
+    WHERE queue_id = :queue AND state = 0 AND priority = levels.priority AND run_at <= :now
 )
 
 -- name: promote
 UPDATE jobs SET state = 1
 WHERE seq IN (
     SELECT seq FROM jobs INDEXED BY jobs_scheduled
-    WHERE queue_id = ?1 AND state = 0 AND priority = ?2 AND run_at <= ?3
-    ORDER BY run_at, seq LIMIT ?4
+    WHERE queue_id = ? AND state = 0 AND priority = ? AND run_at <= ?
+    ORDER BY run_at, seq LIMIT ?
 )
 
 -- name: claimable
@@ -52,8 +52,8 @@ FROM (
     SELECT seq, id, type, run_at, created_at, priority, max_attempts, fence, payload_size, payload,
         spec, job_key, last_error, attempts, stalls, max_stalls, failed_at
     FROM jobs INDEXED BY jobs_ready
-    WHERE queue_id = ?1 AND state = 1
-    ORDER BY priority DESC, run_at, seq LIMIT ?2
+    WHERE queue_id = ? AND state = 1
+    ORDER BY priority DESC, run_at, seq LIMIT ?
 )
 
 -- name: chosen
@@ -76,51 +76,57 @@ FROM (
 SELECT body FROM payloads WHERE seq = ?
 
 -- name: lease
-UPDATE jobs SET state = 3, fence = fence + 1, token = ?2, worker = ?3, reserved_at = ?4, expires_at = ?5
-WHERE seq IN (SELECT value FROM json_each(?1))
+UPDATE jobs SET state = 3, fence = fence + 1, token = ?, worker = ?, reserved_at = ?, expires_at = ?
+WHERE seq IN (SELECT value FROM json_each(?))
+
+-- name: put_back
+UPDATE jobs SET state = 0
+WHERE seq IN (
+    SELECT seq FROM jobs INDEXED BY jobs_ready WHERE queue_id = ? AND state = 1 AND priority = ? AND run_at > ?
+)
 
 -- name: head_by_type
--- The first ?2 ready jobs and which of them have one of the types: how many were looked at, and the fitting ones.
-SELECT count(*), json_group_array(seq) FILTER (WHERE type IN (SELECT value FROM json_each(?3)))
+-- The first ready jobs and which of them have one of the types: how many were looked at, and the fitting ones.
+SELECT count(*), json_group_array(seq) FILTER (WHERE type IN (SELECT value FROM json_each(?)))
 FROM (
     SELECT seq, type FROM jobs INDEXED BY jobs_ready
-    WHERE queue_id = ?1 AND state = 1
-    ORDER BY priority DESC, run_at, seq LIMIT ?2
+    WHERE queue_id = ? AND state = 1
+    ORDER BY priority DESC, run_at, seq LIMIT ?
 )
 
 -- name: ready_by_type
 SELECT json_group_array(json_array(-priority, run_at, seq))
 FROM (
     SELECT priority, run_at, seq FROM jobs INDEXED BY jobs_ready_type
-    WHERE queue_id = ?1 AND state = 1 AND type = ?2
-    ORDER BY priority DESC, run_at, seq LIMIT ?3
+    WHERE queue_id = ? AND state = 1 AND type = ?
+    ORDER BY priority DESC, run_at, seq LIMIT ?
 )
 
 -- name: due_priorities_by_type
 WITH RECURSIVE levels (priority) AS (
     SELECT (
         SELECT priority FROM jobs INDEXED BY jobs_scheduled_type
-        WHERE queue_id = ?1 AND state = 0 AND type = ?3 ORDER BY priority DESC LIMIT 1
+        WHERE queue_id = :queue AND state = 0 AND type = :type ORDER BY priority DESC LIMIT 1
     )
     UNION ALL
     SELECT (
         SELECT priority FROM jobs INDEXED BY jobs_scheduled_type
-        WHERE queue_id = ?1 AND state = 0 AND type = ?3 AND priority < levels.priority ORDER BY priority DESC LIMIT 1
+        WHERE queue_id = :queue AND state = 0 AND type = :type AND priority < levels.priority ORDER BY priority DESC LIMIT 1
     )
     FROM levels WHERE levels.priority IS NOT NULL
 )
 SELECT json_group_array(priority) FROM levels
 WHERE priority IS NOT NULL AND EXISTS (
     SELECT 1 FROM jobs INDEXED BY jobs_scheduled_type
-    WHERE queue_id = ?1 AND state = 0 AND type = ?3 AND priority = levels.priority AND run_at <= ?2
+    WHERE queue_id = :queue AND state = 0 AND type = :type AND priority = levels.priority AND run_at <= :now
 )
 
 -- name: promote_by_type
 UPDATE jobs SET state = 1
 WHERE seq IN (
     SELECT seq FROM jobs INDEXED BY jobs_scheduled_type
-    WHERE queue_id = ?1 AND state = 0 AND type = ?5 AND priority = ?2 AND run_at <= ?3
-    ORDER BY run_at, seq LIMIT ?4
+    WHERE queue_id = ? AND state = 0 AND type = ? AND priority = ? AND run_at <= ?
+    ORDER BY run_at, seq LIMIT ?
 )
 
 -- name: index_ready_by_type

@@ -1,7 +1,7 @@
 -- name: check_acks
 -- Everything that makes a batch of acks valid, in one row; ids and tokens come back joined, in the order given.
 SELECT count(*), min(state), max(state), min(expires_at), count(jobs.job_key), min(queue_id), max(queue_id),
-    group_concat(jobs.id, char(10)), group_concat(token, char(10))
+    max(reserved_at), group_concat(jobs.id, char(10)), group_concat(token, char(10))
 FROM json_each(?) AS wanted CROSS JOIN jobs ON jobs.seq = wanted.value
 
 -- name: queues_of
@@ -13,20 +13,20 @@ INSERT INTO attempts (
     ended_at, outcome, state, payload_size
 )
 SELECT jobs.id, queue_id, jobs.type, job_key, priority, fence, worker, created_at, run_at, reserved_at, expires_at,
-    ?2, 0, 4, payload_size
-FROM json_each(?1) AS wanted CROSS JOIN jobs ON jobs.seq = wanted.value
+    ?, 0, 4, payload_size
+FROM json_each(?) AS wanted CROSS JOIN jobs ON jobs.seq = wanted.value
 
 -- name: finish_acks
 UPDATE jobs
-SET state = 4, finished_at = ?2, expires_at = NULL, token = NULL, worker = NULL, reserved_at = NULL,
+SET state = 4, finished_at = ?, expires_at = NULL, token = NULL, worker = NULL, reserved_at = NULL,
     cancel_requested = 0, progress = NULL
-WHERE seq IN (SELECT value FROM json_each(?1))
+WHERE seq IN (SELECT value FROM json_each(?))
 
 -- name: count_acks
 UPDATE queues
-SET inflight = inflight - ?2, done = done + ?2, done_total = done_total + ?2,
-    stirred = stirred + (max_inflight IS NOT NULL)
-WHERE id = ?1
+SET inflight = inflight - ?, done = done + ?, done_total = done_total + ?,
+    stirred = stirred + (max_inflight IS NOT NULL), latest_end = max(latest_end, ?)
+WHERE id = ?
 RETURNING max_inflight
 
 -- name: insert_result
@@ -37,7 +37,7 @@ SELECT json_group_array(json_array(jobs.seq, jobs.id, state, token, expires_at, 
 FROM json_each(?) AS wanted CROSS JOIN jobs ON jobs.id = wanted.value
 
 -- name: extend
-UPDATE jobs SET expires_at = ?2 WHERE seq IN (SELECT value FROM json_each(?1))
+UPDATE jobs SET expires_at = max(expires_at, ?) WHERE seq IN (SELECT value FROM json_each(?))
 
 -- name: set_progress
-UPDATE jobs SET progress = ?2 WHERE seq = ?1
+UPDATE jobs SET progress = ? WHERE seq = ?

@@ -27,8 +27,8 @@ WHERE queue_id = wanted.value ->> 0 AND job_key = wanted.value ->> 1 AND job_key
 -- name: load_expired
 SELECT json_group_array(id) FROM (
     SELECT id FROM jobs INDEXED BY jobs_leases
-    WHERE queue_id = ?1 AND state = 3 AND expires_at <= ?2
-    ORDER BY expires_at LIMIT ?3
+    WHERE queue_id = ? AND state = 3 AND expires_at <= ?
+    ORDER BY expires_at LIMIT ?
 )
 
 -- name: queues_with_leases
@@ -51,10 +51,10 @@ SET state = moved.state, run_at = moved.run_at, expires_at = moved.expires_at, t
 FROM moved WHERE jobs.seq = moved.seq
 
 -- name: rewrite
-UPDATE jobs SET type = ?2, spec = ?3, max_attempts = ?4, max_stalls = ?5, payload_size = ?6, payload = ?7 WHERE seq = ?1
+UPDATE jobs SET type = ?, spec = ?, max_attempts = ?, max_stalls = ?, payload_size = ?, payload = ? WHERE seq = ?
 
 -- name: rewrite_spec
-UPDATE jobs SET type = ?2, spec = ?3, max_attempts = ?4, max_stalls = ?5 WHERE seq = ?1
+UPDATE jobs SET type = ?, spec = ?, max_attempts = ?, max_stalls = ? WHERE seq = ?
 
 -- name: drop_payload
 DELETE FROM payloads WHERE seq = ?
