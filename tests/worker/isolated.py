@@ -252,3 +252,14 @@ def open_files() -> list[str]:
 
 def _is_open(name: str) -> bool:
     return os.path.islink(f"/proc/self/fd/{name}")
+
+
+if os.environ.get("TASKHARBOR_TEST_SLOW_IMPORT"):
+    time.sleep(1.2)
+
+
+@harbor.job(isolation="process", max_attempts=1, timeout=1.0)
+def quick_when_begun() -> float:
+    deadline = current_job().deadline
+    assert deadline is not None
+    return deadline.timestamp() - time.time()

@@ -102,8 +102,12 @@ async def running(*workers: Worker) -> AsyncIterator[None]:
 
 
 async def finish(work: Awaitable[Any]) -> Any:
-    async with asyncio.timeout(PATIENCE):
-        return await work
+    """What comes of the work, which must end by itself: one that ends only when cancelled, however it does, fails the test."""
+    try:
+        async with asyncio.timeout(PATIENCE) as limit:
+            return await work
+    finally:
+        assert not limit.expired(), f"did not end within {PATIENCE:g} s"
 
 
 async def eventually(condition: Callable[[], bool | Awaitable[bool]]) -> None:

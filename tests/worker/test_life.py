@@ -9,7 +9,7 @@ import pytest
 from taskharbor import FakeClock, InvalidRequest, Job, JobState, Outcome, QueueSettings, Worker
 from taskharbor.drivers.memory import MemoryDriver
 from taskharbor.errors import TaskHarborError
-from worker.stage import TroubledDriver, eventually, finish, running, stage
+from worker.stage import PATIENCE, TroubledDriver, eventually, finish, running, stage
 
 
 async def nothing(job: Job) -> None: ...
@@ -321,6 +321,7 @@ def test_a_given_clock_is_the_only_one() -> None:
 # -- when something breaks ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("operation", ["reserve", "settle", "extend_lease"])
 def test_a_driver_that_breaks_ends_the_worker_with_its_error(operation: str) -> None:
     class Bug(TaskHarborError):
@@ -333,19 +334,52 @@ def test_a_driver_that_breaks_ends_the_worker_with_its_error(operation: str) -> 
             raise Bug(operation)
 
         async with stage(MemoryDriver(driver._store)) as here:
-            began = asyncio.Event()
 
             async def handler(job: Job) -> None:
-                began.set()
                 if operation == "extend_lease":
                     await asyncio.Event().wait()
 
             await here.enqueue()
-            worker = Worker(driver, heartbeat=0.02, max_jobs=1 if operation == "settle" else None)
+            # With all the time in the world: what broke cannot be waited for.
+            worker = Worker(driver, heartbeat=0.02, grace=100 * PATIENCE)
             worker.register("work", handler)
             setattr(driver, operation, broken)
             with pytest.raises(Bug, match=operation):
                 await finish(worker.run_async())
+
+    asyncio.run(main())
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_loop_that_breaks_while_the_last_job_is_waited_for_ends_the_worker() -> None:
+    class Bug(TaskHarborError):
+        pass
+
+    class Breaking(MemoryDriver):
+        async def settle(self, *args: Any, **options: Any) -> Any:
+            raise Bug("settle")
+
+    async def main() -> None:
+        driver = MemoryDriver()
+        async with stage(driver) as here:
+            fetched = threading.Event()
+
+            async def handler(job: Job) -> None:
+                await eventually(fetched.is_set)
+
+            await here.enqueue()
+            worker = Worker(Breaking(driver._store), max_jobs=1, grace=100 * PATIENCE)
+            worker.register("work", handler)
+            task = asyncio.ensure_future(worker.run_async())
+            await eventually(lambda: worker.snapshot()["held"] == 1)
+            engine = worker._engine
+            assert engine is not None
+            # By then the fetch is over and the engine waits for the job, without a limit: a break must end that wait.
+            for _ in range(20):
+                await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(asyncio.sleep(0), engine._loop))
+            fetched.set()
+            with pytest.raises(Bug):
+                await finish(task)
 
     asyncio.run(main())
 

@@ -14,6 +14,7 @@ import pytest
 
 from taskharbor import Harbor, InvalidRequest, Job, JobHandle, JobState, Outcome, Worker
 from taskharbor.drivers.memory import MemoryDriver
+from taskharbor.worker.processes import WorkerProcess
 from worker import isolated
 from worker.stage import PATIENCE, eventually, logged, running
 
@@ -257,6 +258,36 @@ def test_a_timeout_kills_a_busy_loop_and_the_next_job_gets_a_new_process(tmp_pat
     killed = int((tmp_path / "started").read_text())
     assert not is_alive(killed)
     assert after.result(PATIENCE)[0] != killed
+
+
+def test_starting_a_process_is_not_charged_to_the_handler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or a job with a timeout shorter than that could never be done: every timeout ends the process it waited for."""
+    monkeypatch.setenv("TASKHARBOR_TEST_SLOW_IMPORT", "1")
+    handle = isolated.quick_when_begun.enqueue()
+    drain()
+    assert handle.result(PATIENCE) > 0
+
+
+def test_nothing_is_written_before_the_process_is_dead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its next execution could begin beside it. Here the kill is slow to take effect."""
+    kill = WorkerProcess.kill
+
+    def kill_late(process: WorkerProcess) -> None:
+        process._loop.call_later(0.3, kill, process)
+
+    async def main() -> None:
+        handle = await isolated.spin_for_ever.enqueue_async(str(tmp_path / "started"))
+        async with running(isolated.harbor.worker(heartbeat=0.02)):
+            pid = await is_written(tmp_path / "started")
+            monkeypatch.setattr(WorkerProcess, "kill", kill_late)
+            await handle.cancel_async()
+            assert (await handle.wait_async(PATIENCE)).state is JobState.CANCELLED
+            assert not is_alive(pid)
+        await isolated.harbor.close_async()
+
+    asyncio.run(main())
 
 
 @pytest.mark.parametrize("job", [isolated.spin_for_ever, isolated.sleep_for_ever], ids=["busy", "asleep"])

@@ -258,6 +258,29 @@ def test_a_cancellation_of_the_handlers_own_making_is_a_failure() -> None:
     asyncio.run(main())
 
 
+def test_one_jobs_cancellation_does_not_strike_the_next() -> None:
+    """However a handler comes to cancel the task it runs on: the next job there has nothing to do with it."""
+
+    async def main() -> None:
+        async def handler(job: Job) -> str:
+            if job.id == "j0":
+                task = asyncio.current_task()
+                assert task is not None
+                task.cancel()
+                return "left before it struck"
+            await asyncio.sleep(0)
+            return "undisturbed"
+
+        bench = Bench(handler, concurrency=1)
+        holds = bench.feed(3)
+        await bench.until_left(3)
+        assert [hold.settlement for hold in holds[1:]] == [
+            Ack(f"j{n}", "k", b'"undisturbed"') for n in (1, 2)
+        ]
+
+    asyncio.run(main())
+
+
 def test_an_error_of_the_workers_own_costs_the_job_an_attempt_and_nobody_else_anything() -> None:
     async def main() -> None:
         bench = Bench(quick)

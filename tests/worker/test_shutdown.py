@@ -123,6 +123,7 @@ def test_a_thread_that_heeds_the_stop_is_waited_for() -> None:
     asyncio.run(main())
 
 
+@pytest.mark.usefixtures("impatient")
 def test_a_stuck_thread_holds_up_neither_the_worker_nor_its_process() -> None:
     """Its job is given back, and `run` returns: asyncio's own cleaning up must not wait for the thread either."""
     here = Stage(MemoryDriver())
@@ -147,6 +148,7 @@ def test_a_stuck_thread_holds_up_neither_the_worker_nor_its_process() -> None:
     assert asyncio.run(untouched(here, job_id))
 
 
+@pytest.mark.usefixtures("impatient")
 def test_a_handler_that_swallows_its_cancellation_does_not_keep_its_lease() -> None:
     async def main() -> None:
         async with stage() as here:
@@ -241,6 +243,7 @@ def test_a_signal_in_the_middle_of_a_stop_does_not_lock_up() -> None:
 # -- outages --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("stops", [1, 2])
 def test_a_stop_during_an_outage_ends(stops: int) -> None:
     async def main() -> None:
@@ -288,6 +291,7 @@ def test_a_stop_before_the_backend_ever_answered_is_an_orderly_end() -> None:
     asyncio.run(main())
 
 
+@pytest.mark.usefixtures("impatient")
 def test_a_stop_while_the_backend_hangs_ends() -> None:
     async def main() -> None:
         driver = TroubledDriver()

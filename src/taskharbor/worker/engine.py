@@ -158,15 +158,14 @@ class Engine:
         if config.max_seconds is not None:
             self._loop.call_later(config.max_seconds, self.ask_to_stop)
         stopping = asyncio.ensure_future(self._stop.wait())
-        for loop in (fetching, *lasting):
-            loop.add_done_callback(lambda _: self._changed.set())
+        fetching.add_done_callback(lambda _: self._changed.set())
+        for loop in lasting:
+            loop.add_done_callback(self._note_end)
         try:
             await asyncio.wait([fetching, stopping, *lasting], return_when=asyncio.FIRST_COMPLETED)
-            if _any_broke(lasting):
-                self._in_a_hurry = True  # A loop broke: without it nothing more can be finished properly.
-            elif fetching.done() and fetching.exception() is None:
+            if fetching.done() and fetching.exception() is None and not self._in_a_hurry:
                 # max_jobs reached: what was taken is finished, however long that takes.
-                await self._until_settled(fetching, None, lambda: self._stop.is_set() or _any_broke(lasting))
+                await self._until_settled(fetching, None, lambda: self._stop.is_set() or self._in_a_hurry)
             await self._shut_down(fetching)
         finally:
             for task in (stopping, fetching, *lasting):
@@ -175,6 +174,11 @@ class Engine:
         for outcome in ended:
             if isinstance(outcome, Exception) and not isinstance(outcome, (BackendUnavailable, OSError)):
                 raise outcome
+
+    def _note_end(self, loop: asyncio.Future[None]) -> None:
+        if not loop.cancelled() and loop.exception() is not None:
+            self._in_a_hurry = True  # Without this loop nothing more can be finished properly.
+        self._changed.set()
 
     async def _shut_down(self, fetching: asyncio.Future[None]) -> None:
         """Stop fetching, finish what runs within the grace period, give back the rest, write everything."""
@@ -276,7 +280,3 @@ class Engine:
 
     def _past_closing(self) -> bool:
         return self._closing_at is not None and self._loop.time() > self._closing_at
-
-
-def _any_broke(tasks: Sequence[asyncio.Future[None]]) -> bool:
-    return any(task.done() and not task.cancelled() and task.exception() is not None for task in tasks)

@@ -118,10 +118,11 @@ class Runner:
                     continue
                 hold = buffer.popleft()
                 await self._run(hold, task)
-                while task.cancelling():
-                    task.uncancel()  # That was said to the job, not to the lane.
+                if task.cancelling():
+                    break  # Said to that job; should it strike late, it must not strike the next: a new lane goes on.
         finally:
             self._lanes -= 1
+            self._pump()
 
     async def _run(self, hold: Hold, task: asyncio.Task[Any]) -> None:
         record = hold.record
