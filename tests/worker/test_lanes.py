@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 from contextvars import ContextVar
 
-from tests.worker.stage import eventually, stage
-
 from taskharbor import Job, JobState
+from worker.stage import eventually, stage
 
 seen: ContextVar[str] = ContextVar("seen", default="nothing")
 
@@ -35,6 +34,22 @@ def test_cancelling_one_job_does_not_touch_the_next_in_its_lane() -> None:
             for other in others:
                 assert (await here.ended(other)).state is JobState.DONE
             await running
+
+    asyncio.run(main())
+
+
+def test_a_job_that_waits_has_its_task_to_itself() -> None:
+    async def main() -> None:
+        bound: dict[object, str] = {}  # What a session registry scoped by task would hold.
+
+        async def work(job: Job) -> None:
+            await asyncio.sleep(0)
+            assert bound.setdefault(asyncio.current_task(), job.id) == job.id
+
+        async with stage() as here:
+            await here.enqueue_many(50)
+            await here.drain(work, concurrency=2)
+        assert len(bound) == 50
 
     asyncio.run(main())
 

@@ -14,7 +14,7 @@ class Hold:
     """Shared by the backend's thread and the handlers' thread; each field has one writer.
 
     The backend's thread owns token, expiry, `reported`, `lost` and `settling`; the handlers' thread owns `progress`,
-    `job`, `task` and `settlement`.
+    `job`, `task`, `waited` and `settlement`.
     """
 
     __slots__ = (
@@ -28,6 +28,7 @@ class Hold:
         "settling",
         "task",
         "token",
+        "waited",
     )
 
     def __init__(self, record: JobRecord) -> None:
@@ -42,6 +43,8 @@ class Hold:
         self.lost = False
         """The lease is gone: whatever the handler does, nothing is written for it."""
         self.settling = False
+        self.waited = False
+        """Whether the handler gave up its turn at least once."""
         self.job: Job | None = None
         self.task: asyncio.Task[Any] | None = None
         self.settlement: Settlement | None = None

@@ -1,9 +1,10 @@
 """Runs handlers, on the handlers' own event loop and nowhere near the backend's.
 
 Leased jobs come in by the batch and wait in a buffer. At most `concurrency` lanes take them from there, one after the
-other: each runs a job through its middleware chain and leaves its settlement. A lane is one asyncio task for many jobs,
-because a task for each would cost more than everything else a quick job needs. A handler that blocks this loop
-delays its neighbours; it delays no heartbeat.
+other: each runs a job through its middleware chain and leaves its settlement. A lane is one asyncio task, and goes on
+to the next job as long as none of them had to wait: a task for each would cost more than everything else a quick
+job needs, while a job that waits has its task to itself. A handler that blocks this loop delays its neighbours;
+it delays no heartbeat.
 """
 
 from __future__ import annotations
@@ -118,8 +119,10 @@ class Runner:
                     continue
                 hold = buffer.popleft()
                 await self._run(hold, task)
-                if task.cancelling():
-                    break  # Said to that job; should it strike late, it must not strike the next: a new lane goes on.
+                if hold.waited or task.cancelling():
+                    # Things are bound to the task of a job that waited (scoped sessions, a cancellation that strikes
+                    # late), and none of that is the next job's business: a new lane goes on.
+                    break
         finally:
             self._lanes -= 1
             self._pump()
@@ -141,7 +144,7 @@ class Runner:
                 # A context of its own: what one handler binds to a context variable, the next must not see.
                 context = self._clean_context.copy()
                 context.run(set_current_job, job)
-                outcome = await _in_context(chain(job), context)
+                outcome = await _in_context(chain(job), context, hold)
                 hold.settlement = (
                     Ack(record.id, hold.token)
                     if outcome is None
@@ -183,12 +186,13 @@ class Runner:
 
 
 @coroutine
-def _in_context(work: Awaitable[Any], context: Context) -> Generator[Any, Any, Any]:
-    """Await something in a context that is not the awaiting task's, step by step."""
+def _in_context(work: Awaitable[Any], context: Context, hold: Hold) -> Generator[Any, Any, Any]:
+    """Await a job in a context that is not the awaiting task's, step by step."""
     steps = work.__await__()
     run, send, throw = context.run, steps.send, steps.throw
     try:
         awaited = run(send, None)
+        hold.waited = True
         while True:
             try:
                 value = yield awaited
