@@ -134,6 +134,30 @@ def test_many_at_once(harbor: Harbor) -> None:
     assert [one.result(5) for one in mixed] == [11, "Hello, Ada"]
 
 
+@pytest.mark.parametrize("call", ["ada", b"ada", 7])
+def test_what_is_not_a_call_is_named(harbor: Harbor, call: object) -> None:
+    @harbor.job
+    async def greet(name: str) -> None: ...
+
+    with pytest.raises(TypeError, match="is not a call: give a tuple"):
+        greet.enqueue_many([("eve",), call])  # type: ignore[list-item]
+    assert harbor.client.stats() == []
+
+
+def test_many_of_one_kind_are_checked_before_any_is_sent(harbor: Harbor) -> None:
+    @harbor.job
+    async def store(data: str) -> None: ...
+
+    with pytest.raises(InvalidRequest, match="store the data elsewhere"):
+        store.enqueue_many([("small",), ("x" * 2_000_000,)])
+    assert harbor.client.stats() == []
+    assert store.enqueue_many([]) == []
+    ids = [handle.id for handle in store.options(priority=3).enqueue_many([("a",), ["b"], {"data": "c"}])]
+    records = [harbor.client.get(job) for job in ids]
+    assert [record.payload for record in records] == [b'{"data":"a"}', b'{"data":"b"}', b'{"data":"c"}']
+    assert {record.priority for record in records} == {3}
+
+
 def test_by_name_for_producers_without_the_code(harbor: Harbor) -> None:
     @harbor.job
     async def add(a: int, b: int = 1) -> int:

@@ -20,7 +20,7 @@ class JobHandle(Generic[R]):
 
     __slots__ = ("_harbor", "_result_type", "existed", "id")
 
-    def __init__(self, harbor: Harbor, job_id: str, *, existed: bool = False, result_type: Any = Any) -> None:
+    def __init__(self, harbor: Harbor, job_id: str, existed: bool = False, result_type: Any = Any) -> None:
         self._harbor = harbor
         self.id = job_id
         self.existed = existed

@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypedDict, TypeVar, U
 from taskharbor.arguments import Arguments
 from taskharbor.client import AsyncClient, Client
 from taskharbor.clock import Clock
-from taskharbor.codec import CodecRegistry
-from taskharbor.drivers.contract import Driver
+from taskharbor.codec import Codec, CodecRegistry
+from taskharbor.drivers.contract import Driver, Enqueued
 from taskharbor.drivers.registry import connect
 from taskharbor.errors import InvalidRequest
 from taskharbor.handle import JobHandle
@@ -96,11 +96,17 @@ class JobType(Generic[P, R]):
 
     def request(self, *args: P.args, **kwargs: P.kwargs) -> JobRequest:
         """The call as a request, checked against the signature and not yet sent: for `harbor.enqueue_many`."""
-        arguments = self.handler.arguments
-        assert arguments is not None
-        codec = self._harbor.codecs.get(self._options.get("codec") or self._harbor.defaults.codec)
-        payload = EncodedPayload(arguments.encode(codec, args, kwargs))
+        payload = EncodedPayload(self._arguments.encode(self._codec, args, kwargs))
         return JobRequest(type=self.handler.type, payload=payload, **self._options)
+
+    @property
+    def _arguments(self) -> Arguments:
+        assert self.handler.arguments is not None
+        return self.handler.arguments
+
+    @property
+    def _codec(self) -> Codec:
+        return self._harbor.codecs.get(self._options.get("codec") or self._harbor.defaults.codec)
 
     def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:
         accepted = self._harbor.client.enqueue(self.request(*args, **kwargs))
@@ -112,25 +118,40 @@ class JobType(Generic[P, R]):
 
     def enqueue_many(self, calls: Iterable[Sequence[Any] | Mapping[str, Any]]) -> list[JobHandle[R]]:
         """One job per item, a few round trips in all: a tuple is positional arguments, a mapping named ones."""
-        return self._handles(self._harbor.client.enqueue_many(self._requests(calls)))
+        return self._handles(self._harbor.client.enqueue_like(self._template(), self._payloads(calls)))
 
     async def enqueue_many_async(
         self, calls: Iterable[Sequence[Any] | Mapping[str, Any]]
     ) -> list[JobHandle[R]]:
-        return self._handles(await self._harbor.async_client().enqueue_many(self._requests(calls)))
+        client = self._harbor.async_client()
+        return self._handles(await client.enqueue_like(self._template(), self._payloads(calls)))
 
-    def _requests(self, calls: Iterable[Sequence[Any] | Mapping[str, Any]]) -> list[JobRequest]:
-        request = typing.cast(Callable[..., JobRequest], self.request)
-        return [request(**call) if isinstance(call, Mapping) else request(*call) for call in calls]
+    def _template(self) -> JobRequest:
+        return JobRequest(type=self.handler.type, **self._options)
 
-    def _handles(self, accepted: Iterable[Any]) -> list[JobHandle[R]]:
+    def _payloads(self, calls: Iterable[Sequence[Any] | Mapping[str, Any]]) -> list[bytes]:
+        encode, codec = self._arguments.encode, self._codec
         return [
-            JobHandle(self._harbor, one.id, existed=one.existed, result_type=self._result_type)
-            for one in accepted
+            encode(codec, call, {}) if type(call) is tuple else encode(codec, *_as_call(call))
+            for call in calls
         ]
+
+    def _handles(self, accepted: Iterable[Enqueued]) -> list[JobHandle[R]]:
+        harbor, result_type = self._harbor, self._result_type
+        return [JobHandle(harbor, one.id, one.existed, result_type) for one in accepted]
 
     def __repr__(self) -> str:
         return f"<JobType {self.type}>"
+
+
+def _as_call(call: Sequence[Any] | Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if isinstance(call, Mapping):
+        return (), dict(call)
+    if isinstance(call, (str, bytes)) or not isinstance(call, Sequence):
+        raise TypeError(
+            f"{call!r} is not a call: give a tuple of arguments, as in ({call!r},), or a mapping of named ones"
+        )
+    return tuple(call), {}
 
 
 class SyncJobType(JobType[P, R]):

@@ -7,6 +7,7 @@ is checked before any of it is sent: bad input changes nothing.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 from datetime import timedelta
 
 import msgspec
@@ -62,6 +63,18 @@ class RecordBuilder:
 
     def build(self, requests: Sequence[JobRequest], now: Micros) -> list[JobRecord]:
         return [self._record(*pair, now) for pair in zip(requests, new_ids(len(requests)), strict=True)]
+
+    def build_like(self, request: JobRequest, payloads: Sequence[bytes], now: Micros) -> list[JobRecord]:
+        """Jobs that differ in nothing but their (encoded) payloads: checked once, then copied."""
+        if not payloads:
+            return []
+        longest = max(payloads, key=len)
+        template = self._record(msgspec.structs.replace(request, payload=EncodedPayload(longest)), "", now)
+        records = [copy(template) for _ in payloads]
+        for record, job_id, payload in zip(records, new_ids(len(payloads)), payloads, strict=True):
+            record.id = job_id
+            record.payload = payload
+        return records
 
     def _record(self, request: JobRequest, job_id: str, now: Micros) -> JobRecord:
         defaults = self.defaults

@@ -16,7 +16,7 @@ from taskharbor.client import CHUNK, AsyncClient, Client
 from taskharbor.clock import FakeClock, SystemClock
 from taskharbor.drivers.contract import Enqueued
 from taskharbor.harbor import Harbor, JobType
-from taskharbor.jobs import JobRequest, JobState
+from taskharbor.jobs import JobRecord, JobRequest, JobState, Micros
 from taskharbor.requests import RecordBuilder
 from taskharbor.testing.draining import run_next
 from taskharbor.testing.execution import call, error_of
@@ -128,6 +128,11 @@ class _InlineClient(Client):
     def enqueue_many(self, requests: Iterable[JobRequest], *, chunk: int = CHUNK) -> list[Enqueued]:
         return self._run(super().enqueue_many(requests, chunk=chunk))
 
+    def enqueue_like(
+        self, request: JobRequest, payloads: Sequence[bytes], *, chunk: int = CHUNK
+    ) -> list[Enqueued]:
+        return self._run(super().enqueue_like(request, payloads, chunk=chunk))
+
 
 class _InlineAsyncClient(AsyncClient):
     def __init__(self, harbor: Harbor, raise_errors: bool, settings: dict[str, Any]) -> None:
@@ -135,12 +140,7 @@ class _InlineAsyncClient(AsyncClient):
         self._harbor = harbor
         self._raise_errors = raise_errors
 
-    async def enqueue_batch(self, requests: Sequence[JobRequest]) -> list[Enqueued]:
-        accepted = await super().enqueue_batch(requests)
-        await _run_all(self._harbor, self._raise_errors)
-        return accepted
-
-    async def enqueue_many(self, requests: Iterable[JobRequest], *, chunk: int = CHUNK) -> list[Enqueued]:
-        accepted = await super().enqueue_many(requests, chunk=chunk)
+    async def _send(self, records: Sequence[JobRecord], now: Micros, chunk: int) -> list[Enqueued]:
+        accepted = await super()._send(records, now, chunk)
         await _run_all(self._harbor, self._raise_errors)
         return accepted

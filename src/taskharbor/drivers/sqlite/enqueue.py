@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -107,17 +108,13 @@ def _insert_long(transaction: Transaction, payloads: dict[str, bytes]) -> None:
 
 def _count(transaction: Transaction, rows: Sequence[tuple[Any, ...]], answers: Sequence[Enqueued]) -> None:
     counts = Counts(transaction)
-    added: dict[tuple[int, int], int] = {}
-    for row, answer in zip(rows, answers, strict=True):
-        if not answer.existed:
-            queue, state, run_at = row[0], row[1], row[3]
-            added[queue, state] = added.get((queue, state), 0) + 1
-            if state == SCHEDULED:
-                counts.schedule(queue, run_at)
-    for (queue, state), jobs in added.items():
+    new = [row for row, answer in zip(rows, answers, strict=True) if not answer.existed]
+    for (queue, state), jobs in Counter([row[:2] for row in new]).items():
         counts.move(queue, None, state, jobs)
         if state == READY:
             counts.stir(queue)
+        else:
+            counts.schedule(queue, min(row[3] for row in new if row[0] == queue and row[1] == SCHEDULED))
     counts.flush()
 
 
