@@ -73,7 +73,9 @@ class BackendClock:
     def now(self) -> Micros:
         if self._offset is None:
             raise RuntimeError("the clock was never synchronised: await sync() first")
-        self._latest = max(self._latest, self._monotonic() + self._offset)
+        now = self._monotonic() + self._offset
+        if now > self._latest:
+            self._latest = now
         return self._latest
 
     @property

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Awaitable
 from contextvars import ContextVar
 from typing import Any
 
@@ -22,11 +23,13 @@ TIMEOUT = "timeout"
 _scope: ContextVar[asyncio.Timeout] = ContextVar("taskharbor_timeout")
 
 
-async def timeout(job: Job, call_next: Call) -> Any:
-    limit = job.record.timeout_us
-    if not limit:
-        return await call_next(job)
-    seconds = limit / SECOND
+def timeout(job: Job, call_next: Call) -> Awaitable[Any]:
+    # Not a coroutine itself: a job without a timeout pays for none.
+    return _limited(job, call_next) if job.record.timeout_us else call_next(job)
+
+
+async def _limited(job: Job, call_next: Call) -> Any:
+    seconds = job.record.timeout_us / SECOND
     try:
         async with asyncio.timeout(seconds) as scope:
             _scope.set(scope)

@@ -5,6 +5,7 @@ An invalid payload would be invalid again: it is never retried.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
 from typing import Any
 
 from taskharbor.codec import CodecRegistry
@@ -27,11 +28,11 @@ def validate_for(handler: Handler, codecs: CodecRegistry) -> Middleware:
     if arguments is None:
         return lambda job, call_next: call_next(job)
 
-    async def validate(job: Job, call_next: Call) -> Any:
+    def validate(job: Job, call_next: Call) -> Awaitable[Any]:
         try:
             job.arguments = arguments.decode(codecs.get(job.record.codec), job.record.payload)
         except CodecError as misfit:
             raise PayloadRejected(misfit) from misfit
-        return await call_next(job)
+        return call_next(job)
 
     return validate

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from taskharbor.clock import BackendClock, Clock
-from taskharbor.drivers.contract import Driver, JobFilter, Release, Settlement
+from taskharbor.drivers.contract import Driver, JobFilter, Release
 from taskharbor.errors import BackendUnavailable
 from taskharbor.jobs import JobState, Micros
 from taskharbor.worker.fetch import FetchLoop
@@ -56,7 +56,7 @@ class Engine:
         clock: Clock,
         *,
         on_handlers_loop: Callable[..., Any],
-        settled: Callable[[Sequence[tuple[Hold, Settlement]]], None],
+        settled: Callable[[Sequence[Hold]], None],
         rng: Random | None = None,
     ) -> None:
         self._config = config
@@ -273,7 +273,7 @@ class Engine:
         assert self._runner is not None
         self._on_handlers_loop(self._runner.abort, hold, reason)
 
-    def _flushed(self, batch: Sequence[tuple[Hold, Settlement]]) -> None:
+    def _flushed(self, batch: Sequence[Hold]) -> None:
         if not self.holds:
             self._changed.set()
         self._settled(batch)

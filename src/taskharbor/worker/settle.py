@@ -32,7 +32,7 @@ class SettleLoop:
         holds: dict[Hold, None],
         clock: Clock,
         outage: Outage,
-        flushed: Callable[[Sequence[tuple[Hold, Settlement]]], None],
+        flushed: Callable[[Sequence[Hold]], None],
         give_up: Callable[[], bool],
         longest_pause: float,
         heartbeat_over: Callable[[], Awaitable[object]],
@@ -83,20 +83,26 @@ class SettleLoop:
             return
         settlements = [_current(hold) for hold in batch]
         answers = await self._write(settlements)
-        written: list[tuple[Hold, Settlement]] = []
-        outrun: list[Hold] = []
-        for hold, settlement, answer in zip(batch, settlements, answers, strict=True):
-            if isinstance(answer, LeaseMismatch):
-                outrun.append(hold)
-                continue
+        outrun = [
+            hold for hold, answer in zip(batch, answers, strict=True) if isinstance(answer, LeaseMismatch)
+        ]
+        if not outrun:
+            self._flushed(self._drop(batch, answers))
+            return
+        others = [(hold, answer) for hold, answer in zip(batch, answers, strict=True) if hold not in outrun]
+        written = self._drop([hold for hold, _ in others], [answer for _, answer in others])
+        self._flushed([*written, *await self._write_outrun(outrun)])
+
+    def _drop(self, batch: list[Hold], answers: Sequence[JobError | None]) -> list[Hold]:
+        """Let go of what was answered; those of them that were written."""
+        for hold in batch:
             self._holds.pop(hold, None)
-            if answer is None:
-                written.append((hold, settlement))
-            else:
-                _log_refused(hold, settlement, answer)
-        if outrun:
-            written.extend(await self._write_outrun(outrun))
-        self._flushed(written)
+        if not any(answers):
+            return batch
+        for hold, answer in zip(batch, answers, strict=True):
+            if answer is not None:
+                _log_refused(hold, answer)
+        return [hold for hold, answer in zip(batch, answers, strict=True) if answer is None]
 
     async def _write(self, settlements: Sequence[Settlement]) -> list[JobError | None]:
         return await self._outage.ride_out(
@@ -105,18 +111,10 @@ class SettleLoop:
             longest_pause=self._longest_pause,
         )
 
-    async def _write_outrun(self, outrun: list[Hold]) -> list[tuple[Hold, Settlement]]:
+    async def _write_outrun(self, outrun: list[Hold]) -> list[Hold]:
         """A heartbeat on its way may have changed the token under a settlement: the new one is tried too."""
         await self._heartbeat_over()
-        settlements = [_current(hold) for hold in outrun]
-        written: list[tuple[Hold, Settlement]] = []
-        for hold, settlement, answer in zip(outrun, settlements, await self._write(settlements), strict=True):
-            self._holds.pop(hold, None)
-            if answer is None:
-                written.append((hold, settlement))
-            else:
-                _log_refused(hold, settlement, answer)
-        return written
+        return self._drop(outrun, await self._write([_current(hold) for hold in outrun]))
 
 
 def _current(hold: Hold) -> Settlement:
@@ -127,12 +125,13 @@ def _current(hold: Hold) -> Settlement:
     return msgspec.structs.replace(settlement, token=hold.token)
 
 
-def _log_refused(hold: Hold, settlement: Settlement, answer: JobError) -> None:
+def _log_refused(hold: Hold, answer: JobError) -> None:
+    assert hold.settlement is not None
     log.warning(
         "%s %s could not be settled as %s: %s",
         hold.record.type,
         hold.record.id,
-        _VERBS[type(settlement)],
+        _VERBS[type(hold.settlement)],
         answer.reason,
     )
 

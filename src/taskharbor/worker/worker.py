@@ -45,7 +45,7 @@ from taskharbor.worker.threads import ThreadPool
 log = logging.getLogger("taskharbor.worker")
 
 SHORTEST_LEASE = 1.0
-_OUTCOMES: dict[type[Settlement], Outcome] = {
+_OUTCOMES: dict[type[Settlement | None], Outcome] = {
     Ack: Outcome.DONE,
     Retry: Outcome.RETRIED,
     Fail: Outcome.DEAD,
@@ -72,8 +72,8 @@ class Worker:
         lease: timedelta | float = 15.0,
         heartbeat: float | None = None,
         poll_interval: float = 1.0,
-        prefetch: int = 1000,
-        batch: int = 500,
+        prefetch: int = 4000,
+        batch: int = 1000,
         grace: float = 30.0,
         until_empty: bool = False,
         max_jobs: int | None = None,
@@ -302,12 +302,14 @@ class Worker:
             except RuntimeError:
                 log.debug("%s ended after its worker had", hold.record.id)
 
-    def _settled(self, written: Sequence[tuple[Hold, Settlement]]) -> None:
-        for kind, count in Counter([type(settlement) for _, settlement in written]).items():
+    def _settled(self, written: Sequence[Hold]) -> None:
+        kinds = Counter([type(hold.settlement) for hold in written])
+        for kind, count in kinds.items():
             self.outcomes[_OUTCOMES[kind]] += count
-        for hold, settlement in written:
-            if isinstance(settlement, (Retry, Fail)):
-                _log_failure(hold, settlement)
+        if Retry in kinds or Fail in kinds:
+            for hold in written:
+                if isinstance(hold.settlement, (Retry, Fail)):
+                    _log_failure(hold, hold.settlement)
 
     # -- how a handler is called ----------------------------------------------------------------------------
 
@@ -356,11 +358,10 @@ def _innermost(handler: Handler, threads: ThreadPool, processes: ProcessPool | N
 
         return on_thread
 
-    def on_loop(job: Job) -> Awaitable[Any]:
-        result: Awaitable[Any] = _call(function, arguments, job)
-        return result
-
-    return on_loop
+    if arguments is None:
+        return function
+    call = arguments.call
+    return lambda job: call(function, job.arguments)
 
 
 def _call(function: Callable[..., Any], arguments: Arguments | None, job: Job) -> Any:
