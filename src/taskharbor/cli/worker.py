@@ -75,7 +75,7 @@ OFF = "off"
 )
 @click.option(
     "--prefetch",
-    default=1000,
+    default=4000,
     show_default=True,
     type=click.IntRange(min=0),
     help="Most jobs to lease ahead.",

@@ -35,9 +35,9 @@ from taskharbor.middleware.timeout import timeout
 from taskharbor.middleware.validate import validate_for
 from taskharbor.requests import check_queue_name
 from taskharbor.retry import RetryPolicy
-from taskharbor.worker.collector import calm_collector
 from taskharbor.worker.engine import Engine, WorkerConfig
 from taskharbor.worker.hold import Hold
+from taskharbor.worker.interpreter import tuned_interpreter
 from taskharbor.worker.processes import ProcessPool
 from taskharbor.worker.run import Runner
 from taskharbor.worker.threads import ThreadPool
@@ -170,7 +170,7 @@ class Worker:
 
     def run(self) -> None:
         """Work until stopped. SIGINT or SIGTERM: gracefully; a second one: at once."""
-        with self._signals(), calm_collector():
+        with self._signals(), tuned_interpreter():
             asyncio.run(self.run_async())
 
     async def run_async(self) -> None:

@@ -129,7 +129,9 @@ def read_attempts(transaction: Transaction, after: str | None, limit: int) -> At
 
 
 def job_attempts(transaction: Transaction, job_id: str) -> list[Attempt]:
-    rows = transaction.connection.execute(_SQL["job_attempts"], (job_id,)).fetchall()
+    execute = transaction.connection.execute
+    is_kept = execute(_SQL["is_kept"], {"id": job_id}).fetchone() is not None
+    rows = execute(_SQL["job_attempts" if is_kept else "removed_job_attempts"], {"id": job_id}).fetchall()
     return [attempt_from_row(row) for row in rows]
 
 

@@ -233,6 +233,7 @@ class Unit:
                 None if error is None else storable(error.type),
                 None if error is None else storable(error.message),
                 job.payload_size,
+                job.seq,
             )
         )
         return ended_at

@@ -107,8 +107,10 @@ CREATE TABLE attempts (
     state            INTEGER NOT NULL,
     error_type       TEXT,
     error_message    TEXT,
-    payload_size     INTEGER NOT NULL
+    payload_size     INTEGER NOT NULL,
+    -- Of the job while it is kept: a number is a quarter of an id, and every ended lease adds to this index.
+    job_seq          INTEGER NOT NULL
 ) STRICT;
 
-CREATE INDEX attempts_job ON attempts (job_id);
+CREATE INDEX attempts_job ON attempts (job_seq);
 CREATE INDEX attempts_age ON attempts (queue_id, ended_at);

@@ -91,11 +91,21 @@ SELECT attempts.seq, job_id, queues.name, type, job_key, priority, fence, worker
 FROM attempts CROSS JOIN queues ON queues.id = attempts.queue_id
 WHERE attempts.seq > ? ORDER BY attempts.seq LIMIT ?
 
+-- name: is_kept
+SELECT 1 FROM jobs WHERE id = :id
+
 -- name: job_attempts
 SELECT attempts.seq, job_id, queues.name, type, job_key, priority, fence, worker, created_at, run_at, reserved_at,
     lease_expires_at, ended_at, outcome, attempts.state, error_type, error_message, payload_size
 FROM attempts INDEXED BY attempts_job CROSS JOIN queues ON queues.id = attempts.queue_id
-WHERE job_id = ? ORDER BY attempts.seq
+WHERE job_seq = (SELECT seq FROM jobs WHERE id = :id) AND job_id = :id ORDER BY attempts.seq
+
+-- name: removed_job_attempts
+-- The log outlives its jobs. Without the job there is no number to look for: this reads the whole log.
+SELECT attempts.seq, job_id, queues.name, type, job_key, priority, fence, worker, created_at, run_at, reserved_at,
+    lease_expires_at, ended_at, outcome, attempts.state, error_type, error_message, payload_size
+FROM attempts CROSS JOIN queues ON queues.id = attempts.queue_id
+WHERE job_id = :id ORDER BY attempts.seq
 
 -- name: watch
 -- Versions of the queues, and when the next scheduled job or lease of theirs comes due after :since.

@@ -10,10 +10,10 @@ SELECT json_group_array(queue_id) FROM json_each(?) AS wanted CROSS JOIN jobs ON
 -- name: log_acks
 INSERT INTO attempts (
     job_id, queue_id, type, job_key, priority, fence, worker, created_at, run_at, reserved_at, lease_expires_at,
-    ended_at, outcome, state, payload_size
+    ended_at, outcome, state, payload_size, job_seq
 )
 SELECT jobs.id, queue_id, jobs.type, job_key, priority, fence, worker, created_at, run_at, reserved_at, expires_at,
-    ?, 0, 4, payload_size
+    ?, 0, 4, payload_size, jobs.seq
 FROM json_each(?) AS wanted CROSS JOIN jobs ON jobs.seq = wanted.value
 
 -- name: finish_acks

@@ -69,6 +69,6 @@ VALUES /*rows: 16*/
 -- name: log
 INSERT INTO attempts (
     job_id, queue_id, type, job_key, priority, fence, worker, created_at, run_at, reserved_at, lease_expires_at,
-    ended_at, outcome, state, error_type, error_message, payload_size
+    ended_at, outcome, state, error_type, error_message, payload_size, job_seq
 )
-VALUES /*rows: 17*/
+VALUES /*rows: 18*/
