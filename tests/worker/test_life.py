@@ -47,6 +47,29 @@ def test_a_worker_runs_once_at_a_time() -> None:
     asyncio.run(main())
 
 
+def test_a_worker_that_drains_runs_but_does_not_serve() -> None:
+    async def main() -> None:
+        began, go = asyncio.Event(), asyncio.Event()
+
+        async def work(job: Job) -> None:
+            began.set()
+            await go.wait()
+
+        async with stage() as here:
+            await here.enqueue()
+            worker = here.worker(work)
+            async with running(worker):
+                await began.wait()
+                worker.stop()
+                await eventually(lambda: not worker.snapshot()["serving"])
+                assert worker.snapshot()["running"]
+                assert worker.snapshot()["held"] == 1
+                go.set()
+                await eventually(lambda: not worker.snapshot()["running"])
+
+    asyncio.run(main())
+
+
 def test_stop_before_start_takes_no_job() -> None:
     async def main() -> None:
         async with stage() as here:

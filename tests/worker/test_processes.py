@@ -326,7 +326,7 @@ def test_a_shutdown_lets_an_async_handler_clean_up_and_gives_the_job_back(tmp_pa
         async with running(worker):
             pid = await is_written(tmp_path / "started")
             worker.stop(now=True)
-            await eventually(lambda: not worker.snapshot()["serving"])
+            await eventually(lambda: not worker.snapshot()["running"])
         record = await handle.record_async()
         assert (record.state, record.attempts, record.stalls) == (JobState.READY, 0, 0)
         assert (tmp_path / "tidied").read_text() == "shutdown"
@@ -343,7 +343,7 @@ def test_a_shutdown_does_not_wait_for_a_busy_loop(tmp_path: Path) -> None:
         async with running(worker):
             pid = await is_written(tmp_path / "started")
             worker.stop()
-            await eventually(lambda: not worker.snapshot()["serving"])
+            await eventually(lambda: not worker.snapshot()["running"])
             assert not is_alive(pid)
         record = await handle.record_async()
         assert (record.state, record.attempts, record.stalls) == (JobState.READY, 0, 0)

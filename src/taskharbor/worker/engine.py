@@ -71,6 +71,8 @@ class Engine:
         self.outage = Outage(rng)
         self._loop = asyncio.get_running_loop()
         self._stop = asyncio.Event()
+        self.is_serving = False
+        """True from the backend's first answer until a stop is asked for."""
         self._in_a_hurry = False
         self._changed = asyncio.Event()
         self._closing_at: float | None = None
@@ -126,6 +128,7 @@ class Engine:
     def ask_to_stop(self, now: bool = False) -> None:
         """On the engine's own loop."""
         self._in_a_hurry = self._in_a_hurry or now
+        self.is_serving = False
         self._stop.set()
         self._changed.set()
 
@@ -134,6 +137,7 @@ class Engine:
     async def run(self) -> None:
         try:
             if await self._reach():
+                self.is_serving = True
                 await self._work()
         finally:
             await self._driver.close()

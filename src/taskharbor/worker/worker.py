@@ -160,7 +160,8 @@ class Worker:
         return {
             "worker": self.name,
             "queues": list(self.config.queues),
-            "serving": engine is not None,
+            "running": engine is not None,
+            "serving": engine is not None and engine.is_serving,
             "backend_answers": engine is not None and not engine.outage.is_on,
             "held": 0 if engine is None else len(engine.holds),
             "outcomes": {str(outcome): count for outcome, count in self.outcomes.items()},
