@@ -196,9 +196,6 @@ def _in_context(work: Awaitable[Any], context: Context, hold: Hold) -> Generator
         while True:
             try:
                 value = yield awaited
-            except GeneratorExit:
-                run(steps.close)
-                raise
             except BaseException as thrown:
                 awaited = run(throw, thrown)
             else:

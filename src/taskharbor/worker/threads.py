@@ -52,15 +52,18 @@ class ThreadPool:
                     cancelled = error
                     if self._closed:
                         raise  # The worker is gone and the process goes: nobody waits for the thread any more.
-                except BaseException:
-                    break  # The handler's own: read from the future below.
         finally:
             self._busy -= 1
         if cancelled is not None:
             # What came of it does not count: a handler that was asked to stop may have returned half-way.
-            future.exception()  # Looked at, so that asyncio does not complain about an error nobody read.
             raise cancelled
-        return future.result()
+        result, raised = future.result()
+        if raised is not None:
+            try:
+                raise raised
+            finally:
+                del raised  # Its traceback holds this frame.
+        return result
 
     def close(self) -> None:
         self._closed = True
@@ -81,7 +84,7 @@ class ThreadPool:
             try:
                 result = context.run(function)
             except StopIteration as stop:
-                # A future refuses StopIteration.
+                # A coroutine cannot raise StopIteration.
                 error = RuntimeError(f"the handler raised StopIteration({stop.value!r})")
                 error.__traceback__ = stop.__traceback__
             except BaseException as raised:
@@ -102,7 +105,6 @@ class ThreadPool:
             future, result, error = self._ended.popleft()
             if future.cancelled():
                 continue
-            if error is not None:
-                future.set_exception(error)
-            else:
-                future.set_result(result)
+            # Never as the future's exception: asyncio would throw it into the waiting task, and StopIteration,
+            # GeneratorExit and KeyboardInterrupt mean something else there.
+            future.set_result((result, error))
