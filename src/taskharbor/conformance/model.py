@@ -409,7 +409,9 @@ class Model:
         """`held` is the job as it was while the lease was held: that execution is what the row tells of."""
         end = ended_at(held, now)
         if held.reserved_at_us is not None:
-            self.latest_end[job.queue] = max(end, self.latest_end.get(job.queue, end))
+            assert held.expires_at_us is not None
+            over = min(end, held.expires_at_us)
+            self.latest_end[job.queue] = max(over, self.latest_end.get(job.queue, over))
         self.log.append(
             Attempt(
                 seq=self.next_seq,

@@ -243,8 +243,9 @@ class Driver(abc.ABC):
         """Reclaim due leases of the queue, promote due scheduled jobs, then lease up to `limit` runnable ones.
 
         Order: priority descending, run_at, insertion. Each comes back inflight with token, worker, fence one higher,
-        reserved_at = now, and expires_at = reserved_at + lease_for. Where a lease of this queue ended later than `now`
-        (calls may take effect in another order than their clocks were read), reserved_at is that end instead: what
+        reserved_at = now, and expires_at = reserved_at + lease_for. Where a lease of this queue was valid until
+        later than `now` (until its end or its expiry, whichever came first: calls may take effect in another order than
+        their clocks were read), reserved_at is that instant instead: what
         follows in the store follows in time, so the log never shows two leases at once that were not. What is due
         (run_at <= now) and what is over (expires_at <= now) is judged by `now` as given, whatever others saw before.
         Nothing from a paused queue; never more than max_inflight valid leases (expires_at > now) in the queue; only

@@ -152,8 +152,11 @@ class SettlingStore(ProducingStore):
         """Log the lease and take it away; when it ended. The slot is nowhere until `_finish` or `_go_back`."""
         record, queue = slot.record, slot.queue
         ended_at = self._ended_at(record, now)
-        if ended_at > queue.latest_end:
-            queue.latest_end = ended_at
+        expires_at = record.expires_at_us
+        assert expires_at is not None
+        over_at = ended_at if ended_at < expires_at else expires_at
+        if over_at > queue.latest_end:
+            queue.latest_end = over_at
         self.log.append(queue.log, record, outcome, state, error, ended_at)
         record.token = record.worker = record.reserved_at_us = record.expires_at_us = None
         if record.progress is not None:

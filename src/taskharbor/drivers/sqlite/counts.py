@@ -39,9 +39,9 @@ class Counts:
         """A job was scheduled: of interest to those who wait only if it is due before all others."""
         self._scheduled[queue] = min(run_at, self._scheduled.get(queue, run_at))
 
-    def end_lease(self, queue: int, ended_at: Micros) -> None:
+    def end_lease(self, queue: int, over_at: Micros) -> None:
         """No later lease of the queue may begin before this. Whoever ends a lease also moves its job."""
-        self._ends[queue] = max(ended_at, self._ends.get(queue, ended_at))
+        self._ends[queue] = max(over_at, self._ends.get(queue, over_at))
 
     def flush(self) -> None:
         execute = self._transaction.connection.execute

@@ -213,7 +213,8 @@ class Unit:
         if job.reserved_at is not None:
             # `now` may have been read before the lease began.
             ended_at = max(ended_at, job.reserved_at)
-            self.counts.end_lease(job.queue_id, ended_at)
+            assert job.expires_at is not None
+            self.counts.end_lease(job.queue_id, min(ended_at, job.expires_at))
         self._log.append(
             (
                 job.id,
