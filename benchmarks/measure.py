@@ -32,6 +32,8 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
     goal: float
     higher_is_better: bool = True
     note: str = ""
+    facts: dict[str, str] = {}
+    """What else was seen, for the reader: nothing is promised of it."""
 
     @property
     def ratio(self) -> float:

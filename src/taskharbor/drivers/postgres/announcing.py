@@ -1,0 +1,62 @@
+"""Telling those who wait, without telling them too often.
+
+A NOTIFY makes every commit in the cluster that notifies stand in one line, so it is for the first change after a quiet
+moment; what follows within a few milliseconds is announced together, once, right after it. If this process dies in
+between, those who wait find the jobs when they next look by themselves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+
+QUIETLY = 1
+ALOUD = 2
+
+_WINDOW = 0.01
+
+
+class Announcer:
+    """One handle's announcements. `announce` sends one NOTIFY for each of the given queues."""
+
+    def __init__(self, announce: Callable[[Iterable[str]], Awaitable[None]], *, is_on: bool) -> None:
+        self._announce = announce
+        self._is_on = is_on
+        self._last: dict[str, float] = {}
+        self._due: set[str] = set()
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def voice(self) -> int:
+        """For changes that seldom make anything runnable."""
+        return ALOUD if self._is_on else QUIETLY
+
+    def voice_for(self, queue: str) -> int:
+        """How to write down that a queue stirs. After ALOUD nothing is left to do; after QUIETLY call `done`."""
+        if not self._is_on:
+            return QUIETLY
+        instant = asyncio.get_running_loop().time()
+        if instant - self._last.get(queue, 0.0) < _WINDOW:
+            return QUIETLY
+        self._last[queue] = instant
+        return ALOUD
+
+    def done(self, queue: str, voice: int) -> None:
+        """The change is committed: see to it that those who wait hear of it."""
+        if voice == QUIETLY and self._is_on:
+            self._due.add(queue)
+            if self._task is None:
+                self._task = asyncio.get_running_loop().create_task(self._announce_later())
+
+    async def close(self) -> None:
+        if self._task is not None:
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _announce_later(self) -> None:
+        try:
+            while self._due:
+                await asyncio.sleep(_WINDOW)
+                queues, self._due = self._due, set()
+                await self._announce(queues)
+        finally:
+            self._task = None

@@ -1,0 +1,144 @@
+"""A handle's connections: few, opened when they are needed, thrown away when anything goes wrong with one.
+
+No background task keeps them alive. An outage is for the worker to sit out, with its own patience; here a call fails at
+once, or is repeated once on a fresh connection where the one it had turned out to be dead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from typing import Any, LiteralString, TypeAlias, TypeVar
+
+import psycopg
+from psycopg import AsyncConnection, AsyncCursor, pq
+
+from taskharbor.drivers.postgres.failures import is_conflict, is_lost, translated
+from taskharbor.drivers.postgres.options import Options
+from taskharbor.errors import BackendUnavailable
+
+T = TypeVar("T")
+Row: TypeAlias = tuple[Any, ...]
+Operation: TypeAlias = Callable[["Session", bool], Awaitable[T]]
+"""Works on a session; True says that an earlier try may have taken effect without an answer."""
+
+_CONFLICTS = 10
+"""Tries before a deadlock or serialisation failure is given up. PostgreSQL has undone all of such a call."""
+
+
+class Session:
+    """One connection and the cursor that is used over and over."""
+
+    def __init__(self, connection: AsyncConnection[Row], is_prepared: bool) -> None:
+        self.connection = connection
+        self._cursor: AsyncCursor[Row] = connection.cursor(binary=True)
+        self._prepare = is_prepared
+        self.is_fresh = True
+
+    async def rows(self, statement: LiteralString, values: Any = None) -> list[Row]:
+        await self._cursor.execute(statement, values, prepare=self._prepare)
+        return await self._cursor.fetchall()
+
+    async def value(self, statement: LiteralString, values: Any = None) -> Any:
+        await self._cursor.execute(statement, values, prepare=self._prepare)
+        row = await self._cursor.fetchone()
+        assert row is not None
+        return row[0]
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether another call may use it: alive, and in no transaction that something left behind."""
+        return self.connection.info.transaction_status == pq.TransactionStatus.IDLE
+
+
+class Connections:
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._idle: list[Session] = []
+        self._slots = asyncio.Semaphore(options.pool_size)
+        self._busy: set[Session] = set()
+        self._is_closed = False
+
+    async def run(self, operation: Operation[T]) -> T:
+        """The answer of an operation, which is one statement or one transaction and safe to repeat."""
+        is_repeated = False
+        conflicts = 0
+        await self._take_slot()
+        try:
+            while True:
+                session = await self._session()
+                self._busy.add(session)
+                try:
+                    answer = await operation(session, is_repeated)
+                except psycopg.Error as error:
+                    await self._drop(session)
+                    if is_conflict(error) and conflicts < _CONFLICTS:
+                        conflicts += 1
+                        await asyncio.sleep(random.random() * 0.002 * 2**conflicts)
+                        continue
+                    if is_lost(error):
+                        # The others are as old: whatever ended this one has probably ended them.
+                        await self._drop_idle()
+                        if not session.is_fresh and not is_repeated:
+                            is_repeated = True
+                            continue
+                    raise translated(error, self._options) from error
+                except BaseException:
+                    # Cancelled in the middle of an exchange: what comes next on this connection is not known.
+                    await self._drop(session)
+                    raise
+                self._busy.discard(session)
+                session.is_fresh = False
+                if session.is_idle and not self._is_closed:
+                    self._idle.append(session)
+                else:
+                    await self._drop(session)
+                return answer
+        finally:
+            self._slots.release()
+
+    async def close(self) -> None:
+        self._is_closed = True
+        await self._drop_idle()
+        for session in list(self._busy):
+            await self._drop(session)
+
+    async def _take_slot(self) -> None:
+        if not self._slots.locked():
+            await self._slots.acquire()
+            return
+        try:
+            async with asyncio.timeout(self._options.pool_timeout):
+                await self._slots.acquire()
+        except TimeoutError:
+            raise BackendUnavailable(
+                f"{self._options.place}: all {self._options.pool_size} connections of this handle were busy for "
+                f"{self._options.pool_timeout:g} s; raise pool_size, or look for what holds them"
+            ) from None
+
+    async def _session(self) -> Session:
+        while self._idle:
+            session = self._idle.pop()
+            if not session.connection.closed:
+                return session
+        return Session(await connect(self._options), self._options.prepare)
+
+    async def _drop(self, session: Session) -> None:
+        self._busy.discard(session)
+        await session.connection.close()
+
+    async def _drop_idle(self) -> None:
+        while self._idle:
+            await self._drop(self._idle.pop())
+
+
+async def connect(options: Options) -> AsyncConnection[Row]:
+    try:
+        return await AsyncConnection.connect(
+            options.conninfo, autocommit=True, prepare_threshold=0 if options.prepare else None
+        )
+    except psycopg.Error as error:
+        raise translated(error, options) from error
+    except OSError as error:
+        raise BackendUnavailable(f"{options.place}: {error}") from error

@@ -1,0 +1,290 @@
+"""A handle on a PostgreSQL store: the contract's face. The work itself is done by functions in the database."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from typing import ClassVar, Self
+
+from taskharbor.drivers.contract import (
+    AttemptPage,
+    Capabilities,
+    Driver,
+    Enqueued,
+    Extension,
+    JobFilter,
+    Page,
+    QueueSettings,
+    QueueStats,
+    Release,
+    Settlement,
+)
+from taskharbor.drivers.postgres import arrays, enqueue, inspect, log, migrations, operate, settle, waiting
+from taskharbor.drivers.postgres.announcing import Announcer
+from taskharbor.drivers.postgres.connections import Connections, Operation, T
+from taskharbor.drivers.postgres.listener import channel
+from taskharbor.drivers.postgres.options import Options, parse_url
+from taskharbor.drivers.postgres.reserve import Claimer
+from taskharbor.drivers.postgres.statements import load
+from taskharbor.drivers.postgres.waiting import Watcher
+from taskharbor.errors import BackendUnavailable, JobError, TaskHarborError
+from taskharbor.jobs import Attempt, JobRecord, JobState, Lease, Micros
+
+_FOLD_EVERY = 5.0
+_TEND_EVERY = 600.0
+"""Seconds between two foldings of the counters, and between two looks at the days of history."""
+
+
+class PostgresDriver(Driver):
+    """`postgresql://user@host/database`; see `Options` for what may follow the question mark.
+
+    Durability is the server's: with its defaults an answer means that the disk has it.
+    """
+
+    capabilities: ClassVar[Capabilities] = Capabilities(durable=True, multi_process=True)
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+        self._schema = options.schema
+        self._connections: Connections | None = None
+        self._announcer = Announcer(self._announce, is_on=options.notify)
+        self._claimer = Claimer(self._schema)
+        self._watcher: Watcher | None = None
+        self._next_fold = 0.0
+        self._next_tending = 0.0
+        self._giving_back: set[asyncio.Task[list[JobRecord]]] = set()
+
+    # -- life ---------------------------------------------------------------------------------------------
+
+    @classmethod
+    def from_url(cls, url: str) -> Self:
+        return cls(parse_url(url))
+
+    def clone(self) -> Self:
+        return type(self)(self.options)
+
+    async def open(self) -> None:
+        if self._connections is not None:
+            return
+        await migrations.make_ready(self.options)
+        self._connections = Connections(self.options)
+        self._watcher = Watcher(self.options, self._look, self._claimer.emptied)
+
+    async def close(self) -> None:
+        connections, self._connections = self._connections, None
+        if connections is None:
+            return
+        if self._watcher is not None:
+            await self._watcher.close()
+            self._watcher = None
+        if self._giving_back:
+            await asyncio.gather(*self._giving_back, return_exceptions=True)
+        self._connections = connections
+        await self._announcer.close()
+        self._connections = None
+        await connections.close()
+
+    async def _run(self, operation: Operation[T]) -> T:
+        if self._connections is None:
+            raise BackendUnavailable(
+                f"{self.options.place} is not open: await open() first, or use `async with`"
+            )
+        return await self._connections.run(operation)
+
+    async def time(self) -> Micros:
+        now: Micros = await self._run(lambda session, _: session.value(load("work", self._schema)["time"]))
+        return now
+
+    async def migrate(self, *, dry_run: bool = False) -> list[str]:
+        return await migrations.migrate(self.options, dry_run=dry_run)
+
+    # -- producing and working ----------------------------------------------------------------------------
+
+    async def enqueue(self, records: Sequence[JobRecord], *, now: Micros) -> list[Enqueued]:
+        if not records:
+            return []
+        first = records[0].queue
+        is_one_queue = len(records) == 1 or all(record.queue == first for record in records)
+        voice = self._announcer.voice_for(first) if is_one_queue else self._announcer.voice
+        answers = await self._run(
+            lambda session, again: enqueue.enqueue(
+                session, self._schema, records, now, voice, is_known=again
+            )
+        )
+        if is_one_queue:
+            self._announcer.done(first, voice)
+        return answers
+
+    async def reserve(
+        self,
+        queue: str,
+        *,
+        limit: int,
+        lease_for: Micros,
+        now: Micros,
+        worker: str,
+        types: Sequence[str] | None = None,
+    ) -> list[JobRecord]:
+        task = asyncio.ensure_future(self._reserve(queue, limit, lease_for, now, worker, types))
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            # The caller went away: without this the jobs would stall until their leases expire.
+            back = asyncio.ensure_future(self._give_back(task, now))
+            self._giving_back.add(back)
+            back.add_done_callback(self._giving_back.discard)
+            raise
+
+    async def _reserve(
+        self,
+        queue: str,
+        limit: int,
+        lease_for: Micros,
+        now: Micros,
+        worker: str,
+        types: Sequence[str] | None,
+    ) -> list[JobRecord]:
+        secret, is_unclear = self._claimer.secret(queue, worker)
+        try:
+            return await self._run(
+                lambda session, again: self._claimer.reserve(
+                    session,
+                    queue,
+                    limit,
+                    lease_for,
+                    now,
+                    worker,
+                    types,
+                    self._announcer.voice,
+                    secret,
+                    again or is_unclear,
+                )
+            )
+        except BackendUnavailable:
+            self._claimer.lost_answer(queue, worker, secret)
+            raise
+
+    async def _give_back(self, task: asyncio.Task[list[JobRecord]], now: Micros) -> list[JobRecord]:
+        try:
+            jobs = await task
+            if jobs:
+                leases = [Release(job.id, job.token or "") for job in jobs]
+                await self.settle(leases, now=now)
+        except TaskHarborError:
+            return []
+        return jobs
+
+    async def extend_lease(
+        self, extensions: Sequence[Extension], *, lease_for: Micros, now: Micros
+    ) -> list[Lease | JobError]:
+        if not extensions:
+            return []
+        return await self._run(
+            lambda session, _: settle.extend_lease(session, self._schema, extensions, lease_for, now)
+        )
+
+    async def settle(self, settlements: Sequence[Settlement], *, now: Micros) -> list[JobError | None]:
+        if not settlements:
+            return []
+        return await self._run(
+            lambda session, _: settle.settle(session, self._schema, settlements, now, self._announcer.voice)
+        )
+
+    async def reclaim(self, *, now: Micros, queue: str | None = None, limit: int = 1000) -> int:
+        statement = load("work", self._schema)
+        values = [queue, now, limit, self._announcer.voice]
+        ended: int = await self._run(lambda session, _: session.value(statement["reclaim"], values))
+        instant = asyncio.get_running_loop().time()
+        if instant >= self._next_fold:
+            self._next_fold = instant + _FOLD_EVERY
+            await self._run(lambda session, _: session.value(statement["fold"]))
+        return ended
+
+    # -- operating ----------------------------------------------------------------------------------------
+
+    async def cancel(self, job_ids: Sequence[str], *, now: Micros) -> list[JobState | JobError]:
+        if not job_ids:
+            return []
+        return await self._run(
+            lambda session, _: operate.cancel(session, self._schema, job_ids, now, self._announcer.voice)
+        )
+
+    async def requeue(self, job_ids: Sequence[str], *, now: Micros) -> list[JobState | JobError]:
+        if not job_ids:
+            return []
+        return await self._run(
+            lambda session, _: operate.requeue(session, self._schema, job_ids, now, self._announcer.voice)
+        )
+
+    async def purge(self, selection: JobFilter, *, limit: int = 1000) -> int:
+        return await self._run(lambda session, _: operate.purge(session, self._schema, selection, limit))
+
+    async def prune(self, *, now: Micros, limit: int = 1000) -> int:
+        statement = load("operate", self._schema)
+        removed: int = 0
+        instant = asyncio.get_running_loop().time()
+        if instant >= self._next_tending:
+            self._next_tending = instant + _TEND_EVERY
+            await self._tend()
+            removed = await self._run(lambda session, _: session.value(statement["drop_days"], [now]))
+        removed += await self._run(lambda session, _: session.value(statement["prune"], [now, limit]))
+        return removed
+
+    async def _tend(self) -> None:
+        """Days to come get their partitions by the server's own clock: they are storage, not history."""
+        statement = load("operate", self._schema)["add_days"]
+        today = await self.time()
+        await self._run(lambda session, _: session.value(statement, [today]))
+
+    async def get(self, job_ids: Sequence[str], *, now: Micros) -> list[JobRecord | None]:
+        if not job_ids:
+            return []
+        return await self._run(lambda session, _: inspect.get(session, self._schema, job_ids, now))
+
+    async def list_jobs(
+        self, selection: JobFilter, *, now: Micros, limit: int = 100, cursor: str | None = None
+    ) -> Page:
+        return await self._run(
+            lambda session, _: inspect.list_jobs(session, self._schema, selection, now, limit, cursor)
+        )
+
+    async def stats(self, *, now: Micros, queue: str | None = None) -> list[QueueStats]:
+        return await self._run(lambda session, _: inspect.stats(session, self._schema, now, queue))
+
+    async def configure(self, queue: str, settings: QueueSettings, *, now: Micros) -> None:
+        await self._run(
+            lambda session, _: operate.configure(
+                session, self._schema, queue, settings, self._announcer.voice
+            )
+        )
+
+    async def settings(self, queue: str) -> QueueSettings:
+        return await self._run(lambda session, _: operate.settings_of(session, self._schema, queue))
+
+    # -- history ------------------------------------------------------------------------------------------
+
+    async def read_attempts(self, *, after: str | None = None, limit: int = 1000) -> AttemptPage:
+        return await self._run(lambda session, _: log.read_attempts(session, self._schema, after, limit))
+
+    async def job_attempts(self, job_id: str) -> list[Attempt]:
+        return await self._run(lambda session, _: log.job_attempts(session, self._schema, job_id))
+
+    # -- waiting ------------------------------------------------------------------------------------------
+
+    async def wait(self, queues: Sequence[str], *, now: Micros, timeout: float) -> bool:
+        if self._watcher is None:
+            raise BackendUnavailable(
+                f"{self.options.place} is not open: await open() first, or use `async with`"
+            )
+        return await self._watcher.wait(queues, now, timeout)
+
+    async def _look(
+        self, queues: Sequence[str], seen: Sequence[str | None], since: Sequence[Micros]
+    ) -> tuple[str, bool, Micros | None]:
+        return await self._run(
+            lambda session, _: waiting.look(session, self._schema, queues, seen, since)
+        )
+
+    async def _announce(self, queues: Iterable[str]) -> None:
+        values = [channel(self._schema), arrays.text_array(list(queues))]
+        await self._run(lambda session, _: session.rows(load("notify", self._schema)["announce"], values))

@@ -1,0 +1,114 @@
+"""Storing new jobs: plain batches by one INSERT, all others by the contract's rules, each in one round trip."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import psycopg
+
+from taskharbor.drivers.contract import Enqueued
+from taskharbor.drivers.postgres import arrays
+from taskharbor.drivers.postgres.connections import Session
+from taskharbor.drivers.postgres.rows import (
+    backoff_column,
+    check_storable,
+    codec_column,
+    flag_number,
+    given_columns,
+    headers_text,
+    to_json,
+)
+from taskharbor.drivers.postgres.statements import load
+from taskharbor.jobs import DEFAULT_BACKOFF_MAX, DEFAULT_BACKOFF_MIN, JobRecord, Micros
+
+T = TypeVar("T")
+
+
+async def enqueue(
+    session: Session, schema: str, records: Sequence[JobRecord], now: Micros, stir: int, *, is_known: bool = False
+) -> list[Enqueued]:
+    """`is_known`: some of the ids may be stored already, so do not try the plain way first."""
+    for record in records:
+        check_storable(record)
+    if not is_known and is_plain(records):
+        try:
+            await session.rows(load("enqueue", schema)["plain"], plain_values(records, now, stir))
+        except psycopg.errors.UniqueViolation:
+            # An id is known: a repeated call, or a job twice in the batch. Nothing was stored.
+            pass
+        else:
+            return [Enqueued(record.id) for record in records]
+    rows = await session.rows(load("enqueue", schema)["by_rules"], rule_values(records, now, stir))
+    return [Enqueued(job_id, existed) for job_id, existed in rows]
+
+
+def is_plain(records: Sequence[JobRecord]) -> bool:
+    """Whether the batch fits `enqueue_plain`: one queue, no keys, the rare settings the same for all."""
+    first = records[0]
+    rare = _rare(first)
+    return all(
+        record.key is None
+        and record.idempotency_key is None
+        and record.queue == first.queue
+        and _rare(record) == rare
+        for record in records
+    )
+
+
+def _rare(record: JobRecord) -> tuple[Any, ...]:
+    return (
+        record.max_attempts,
+        record.codec,
+        record.timeout_us,
+        record.max_stalls,
+        record.backoff_min_us,
+        record.backoff_max_us,
+        record.update,
+    )
+
+
+def plain_values(records: Sequence[JobRecord], now: Micros, stir: int) -> list[Any]:
+    first = records[0]
+    payloads = [record.payload for record in records]
+    headers = [record.headers for record in records]
+    is_same_headers = all(one == first.headers for one in headers)
+    return [
+        first.queue,
+        arrays.text_array([record.id for record in records]),
+        *_once_or_each([record.type for record in records], arrays.text_array),
+        *_once_or_each([record.run_at_us for record in records], arrays.int_array),
+        *_once_or_each([record.created_at_us for record in records], arrays.int_array),
+        *_once_or_each([record.priority for record in records], arrays.int_array),
+        first.max_attempts,
+        headers_text(first.headers) if is_same_headers else None,
+        None if is_same_headers else arrays.escaped_texts(map(headers_text, headers)),
+        codec_column(first.codec),
+        first.timeout_us or None,
+        first.max_stalls or None,
+        backoff_column(first.backoff_min_us, DEFAULT_BACKOFF_MIN),
+        backoff_column(first.backoff_max_us, DEFAULT_BACKOFF_MAX),
+        flag_number(first.update),
+        payloads[0] if len(payloads) == 1 else b"".join(payloads),
+        arrays.ends(payloads),
+        now,
+        stir,
+    ]
+
+
+def _once_or_each(values: Sequence[T], as_array: Callable[[Sequence[T]], str]) -> tuple[T | None, str | None]:
+    """One value where all are the same, else the array of them."""
+    if len(values) == 1 or values.count(values[0]) == len(values):
+        return values[0], None
+    return None, as_array(values)
+
+
+def rule_values(records: Sequence[JobRecord], now: Micros, stir: int) -> list[Any]:
+    payloads = [record.payload for record in records]
+    return [
+        to_json([given_columns(record) for record in records]),
+        b"".join(payloads),
+        arrays.ends(payloads),
+        now,
+        stir,
+    ]

@@ -1,0 +1,114 @@
+"""The schema, in numbered steps that only ever add.
+
+A process of an older version keeps working beside a newer one: functions keep their names and parameters, a step that
+needs others makes new ones. A step that cannot keep that promise says `-- breaks: older versions` in its first line; then
+the older version refuses to open the store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from importlib.resources import files
+from typing import LiteralString, cast
+
+import msgspec
+import psycopg
+from psycopg import AsyncConnection
+
+from taskharbor.drivers.postgres.connections import Row, connect
+from taskharbor.drivers.postgres.failures import translated
+from taskharbor.drivers.postgres.options import Options
+from taskharbor.drivers.postgres.statements import load, quoted
+from taskharbor.errors import SchemaMismatch
+
+BREAKS = "-- breaks: older versions"
+MINIMUM_VERSION = 140_000
+
+
+class Migration(msgspec.Struct, frozen=True):
+    name: str
+    sql: str
+
+    @property
+    def breaks(self) -> bool:
+        return self.sql.startswith(BREAKS)
+
+
+@cache
+def known_migrations() -> tuple[Migration, ...]:
+    folder = files(__package__) / "migrations"
+    found = [
+        (entry.name, entry.read_text("utf-8")) for entry in folder.iterdir() if entry.name.endswith(".sql")
+    ]
+    return tuple(Migration(name.removesuffix(".sql"), sql) for name, sql in sorted(found))
+
+
+async def make_ready(options: Options) -> None:
+    """Bring the schema up to date, or refuse it, as the options say."""
+    missing = await migrate(options, dry_run=not options.migrate)
+    if missing and not options.migrate:
+        raise SchemaMismatch(
+            f"{options.place}: the schema {options.schema!r} lacks {', '.join(missing)}: run `taskharbor migrate`"
+        )
+
+
+async def migrate(
+    options: Options, *, dry_run: bool = False, known: Sequence[Migration] | None = None
+) -> list[str]:
+    """Apply what is missing, each step in a transaction of its own; the names of the steps taken."""
+    steps = known_migrations() if known is None else known
+    connection = await connect(options)
+    try:
+        if connection.info.server_version < MINIMUM_VERSION:
+            raise SchemaMismatch(
+                f"{options.place}: PostgreSQL {connection.info.server_version // 10_000} is too old: 14 or newer is needed"
+            )
+        missing = await _pending(connection, options, steps)
+        if not dry_run:
+            for migration in missing:
+                await _apply(connection, options, migration)
+        return [migration.name for migration in missing]
+    except psycopg.Error as error:
+        raise translated(error, options) from error
+    finally:
+        await connection.close()
+
+
+async def _pending(
+    connection: AsyncConnection[Row], options: Options, known: Sequence[Migration]
+) -> list[Migration]:
+    sql = load("migrate", options.schema)
+    values = {"schema": options.schema}
+    tables = {name for (name,) in await (await connection.execute(sql["tables"], values)).fetchall()}
+    if "migrations" not in tables:
+        if tables & {"jobs", "queues", "attempts"}:
+            raise SchemaMismatch(
+                f"{options.place}: the schema {options.schema!r} already holds tables of another program (jobs, queues or "
+                "attempts): give TaskHarbor one of its own with ?schema=name"
+            )
+        return list(known)
+    rows = await (await connection.execute(sql["applied"])).fetchall()
+    names = {migration.name for migration in known}
+    foreign = sorted(name for name, breaks in rows if breaks and name not in names)
+    if foreign:
+        raise SchemaMismatch(
+            f"{options.place}: the schema {options.schema!r} was changed by a newer TaskHarbor in a way this version cannot "
+            f"work with ({', '.join(foreign)}): upgrade this process"
+        )
+    applied = {name for name, _ in rows}
+    return [migration for migration in known if migration.name not in applied]
+
+
+async def _apply(connection: AsyncConnection[Row], options: Options, migration: Migration) -> None:
+    sql = load("migrate", options.schema)
+    async with connection.transaction():
+        # One process at a time; the others find the step taken.
+        await connection.execute(sql["lock"], {"schema": options.schema})
+        await connection.execute(sql["prepare"])
+        await connection.execute(sql["create_table"])
+        found = await connection.execute(sql["is_applied"], {"name": migration.name})
+        if await found.fetchone() is None:
+            await connection.execute(cast(LiteralString, f"SET LOCAL search_path TO {quoted(options.schema)}"))
+            await connection.execute(cast(LiteralString, migration.sql), prepare=False)
+            await connection.execute(sql["record"], {"name": migration.name, "breaks": migration.breaks})

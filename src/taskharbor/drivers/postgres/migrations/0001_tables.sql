@@ -1,0 +1,202 @@
+-- States (in the order of JobState):  0 scheduled, 1 ready, 2 blocked, 3 inflight, 4 done, 5 dead, 6 cancelled
+-- Outcomes (in the order of Outcome): 0 done, 1 retried, 2 dead, 3 expired, 4 released, 5 cancelled, 6 merged, 7 requeued
+-- Instants and durations are microseconds. NULL in a column of a job means the default, so that most jobs are short rows.
+-- Every query repeats the condition of the partial index it uses literally.
+
+CREATE SEQUENCE job_seq AS bigint CACHE 1;
+CREATE SEQUENCE attempt_seq AS bigint CACHE 1;
+
+CREATE TABLE queues (
+    id               integer GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    name             text COLLATE "C" NOT NULL UNIQUE,
+    paused           boolean NOT NULL DEFAULT false,
+    max_inflight     integer,
+    failure_queue    text,
+    keep_done_us     bigint,
+    keep_dead_us     bigint,
+    keep_attempts_us bigint
+);
+
+-- Jobs that have not ended: the only rows that are ever updated. Who ends a job deletes its row here and writes it to
+-- `finished` or `dead` in the same statement.
+CREATE TABLE jobs (
+    seq              bigint NOT NULL DEFAULT nextval('job_seq') PRIMARY KEY,
+    run_at           bigint NOT NULL,
+    created_at       bigint NOT NULL,
+    reserved_at      bigint,
+    expires_at       bigint,
+    failed_at        bigint,
+    timeout_us       bigint,
+    backoff_min_us   bigint,
+    backoff_max_us   bigint,
+    fence            bigint NOT NULL DEFAULT 0,
+    queue_id         integer NOT NULL,
+    max_attempts     integer NOT NULL,
+    max_stalls       integer,
+    attempts         integer NOT NULL DEFAULT 0,
+    stalls           integer NOT NULL DEFAULT 0,
+    -- Minus the priority: an index in one direction serves "priority descending, run_at ascending".
+    rank             smallint NOT NULL,
+    -- 0 and 1 both wait: which of them a job is in truth follows from run_at and the caller's clock. What is stored is
+    -- what it was when it was written, so that the counters can be moved without counting.
+    state            smallint NOT NULL,
+    -- Flags of UpdateFlags: 1 payload, 2 retry, 4 reset_counts, 8 * (0 no, 1 yes, 2 later, 3 earlier) for run_at.
+    flags            smallint,
+    cancel_requested boolean NOT NULL DEFAULT false,
+    id               text COLLATE "C" NOT NULL,
+    type             text COLLATE "C" NOT NULL,
+    key              text COLLATE "C",
+    token            text COLLATE "C",
+    worker           text COLLATE "C",
+    codec            text,
+    headers          text,
+    idempotency_key  text,
+    last_error       text,
+    progress         bytea,
+    payload          bytea NOT NULL
+) WITH (fillfactor = 85, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000,
+        autovacuum_analyze_scale_factor = 0.05, autovacuum_vacuum_cost_delay = 0);
+
+CREATE UNIQUE INDEX jobs_id ON jobs (id);
+CREATE INDEX jobs_waiting ON jobs (queue_id, rank, run_at, seq) WHERE state <= 1;
+CREATE INDEX jobs_scheduled ON jobs (queue_id, run_at) WHERE state = 0;
+CREATE INDEX jobs_leases ON jobs (queue_id, expires_at) WHERE state = 3;
+CREATE UNIQUE INDEX jobs_waiting_key ON jobs (queue_id, key) WHERE key IS NOT NULL AND state <= 2;
+CREATE UNIQUE INDEX jobs_inflight_key ON jobs (queue_id, key) WHERE key IS NOT NULL AND state = 3;
+
+-- Done and cancelled jobs, by the day they ended: retention drops whole days.
+CREATE TABLE finished (
+    seq              bigint NOT NULL,
+    run_at           bigint NOT NULL,
+    created_at       bigint NOT NULL,
+    finished_at      bigint NOT NULL,
+    failed_at        bigint,
+    timeout_us       bigint,
+    backoff_min_us   bigint,
+    backoff_max_us   bigint,
+    fence            bigint NOT NULL,
+    queue_id         integer NOT NULL,
+    max_attempts     integer NOT NULL,
+    max_stalls       integer,
+    attempts         integer NOT NULL,
+    stalls           integer NOT NULL,
+    rank             smallint NOT NULL,
+    state            smallint NOT NULL,
+    flags            smallint,
+    id               text COLLATE "C" NOT NULL,
+    type             text COLLATE "C" NOT NULL,
+    key              text COLLATE "C",
+    codec            text,
+    headers          text,
+    idempotency_key  text,
+    last_error       text,
+    merged_into      text,
+    result           bytea,
+    payload          bytea NOT NULL
+) PARTITION BY RANGE (finished_at);
+
+CREATE INDEX finished_seq ON finished (seq);
+CREATE INDEX finished_id ON finished (id);
+CREATE INDEX finished_ended ON finished (queue_id, finished_at);
+CREATE TABLE finished_rest PARTITION OF finished DEFAULT;
+
+-- Dead jobs are few, are kept longer and can come back: a table of their own.
+CREATE TABLE dead (LIKE finished INCLUDING DEFAULTS);
+ALTER TABLE dead ADD PRIMARY KEY (seq);
+CREATE UNIQUE INDEX dead_id ON dead (id);
+CREATE INDEX dead_ended ON dead (queue_id, finished_at);
+
+CREATE TABLE idempotency (
+    queue_id         integer NOT NULL,
+    idempotency_key  text COLLATE "C" NOT NULL,
+    job_seq          bigint NOT NULL,
+    job_id           text COLLATE "C" NOT NULL,
+    PRIMARY KEY (queue_id, idempotency_key)
+);
+CREATE INDEX idempotency_job ON idempotency (job_seq);
+
+-- The attempt log, by the day the lease ended. Rows of one transaction carry its number: a sequence gives numbers in another
+-- order than commits happen, so a reader goes by (xid, seq) and stops below the oldest transaction still running.
+CREATE TABLE attempts (
+    seq              bigint NOT NULL DEFAULT nextval('attempt_seq'),
+    xid              xid8 NOT NULL DEFAULT pg_current_xact_id(),
+    fence            bigint NOT NULL,
+    created_at       bigint NOT NULL,
+    run_at           bigint NOT NULL,
+    reserved_at      bigint,
+    lease_expires_at bigint,
+    ended_at         bigint NOT NULL,
+    queue_id         integer NOT NULL,
+    payload_size     integer NOT NULL,
+    rank             smallint NOT NULL,
+    outcome          smallint NOT NULL,
+    state            smallint NOT NULL,
+    job_id           text COLLATE "C" NOT NULL,
+    type             text COLLATE "C" NOT NULL,
+    key              text COLLATE "C",
+    worker           text COLLATE "C",
+    error_type       text,
+    error_message    text
+) PARTITION BY RANGE (ended_at);
+
+CREATE INDEX attempts_order ON attempts (xid, seq);
+CREATE INDEX attempts_job ON attempts (job_id);
+CREATE INDEX attempts_ended ON attempts (queue_id, ended_at);
+CREATE TABLE attempts_rest PARTITION OF attempts DEFAULT;
+
+-- What every transaction changed, one row per queue and batch, only ever appended: counters as rows that are updated would
+-- grow a chain of dead versions while somebody holds a snapshot. Folded into `totals` from time to time.
+-- It also tells a claimer what it must look at again: see `reserve`.
+CREATE TABLE moves (
+    xid             xid8 NOT NULL DEFAULT pg_current_xact_id(),
+    -- The earliest run_at among jobs that began to wait here, whatever their rank.
+    low_run_at      bigint,
+    -- The latest run_at among jobs stored as ready (not as scheduled).
+    high_run_at     bigint,
+    -- The earliest expires_at among leases granted here.
+    low_expires_at  bigint,
+    -- The latest instant at which a lease that ended here was valid: no later lease begins before it.
+    latest_end      bigint,
+    queue_id        integer NOT NULL,
+    scheduled       integer NOT NULL DEFAULT 0,
+    ready           integer NOT NULL DEFAULT 0,
+    blocked         integer NOT NULL DEFAULT 0,
+    inflight        integer NOT NULL DEFAULT 0,
+    done            integer NOT NULL DEFAULT 0,
+    dead            integer NOT NULL DEFAULT 0,
+    cancelled       integer NOT NULL DEFAULT 0,
+    done_total      integer NOT NULL DEFAULT 0,
+    dead_total      integer NOT NULL DEFAULT 0,
+    cancelled_total integer NOT NULL DEFAULT 0,
+    -- 0: nobody needs to know. 1: something may have become runnable. 2: and those who wait are to be told.
+    stir            smallint NOT NULL DEFAULT 0,
+    ranks           smallint[]
+);
+CREATE INDEX moves_order ON moves (queue_id, xid);
+
+CREATE TABLE totals (
+    queue_id        integer PRIMARY KEY,
+    -- The transaction that folded last. A claimer that has not seen it has lost track of some moves.
+    folded          xid8 NOT NULL,
+    high_run_at     bigint,
+    latest_end      bigint,
+    scheduled       bigint NOT NULL,
+    ready           bigint NOT NULL,
+    blocked         bigint NOT NULL,
+    inflight        bigint NOT NULL,
+    done            bigint NOT NULL,
+    dead            bigint NOT NULL,
+    cancelled       bigint NOT NULL,
+    done_total      bigint NOT NULL,
+    dead_total      bigint NOT NULL,
+    cancelled_total bigint NOT NULL
+) WITH (fillfactor = 50);
+
+-- Transaction numbers mean nothing in another cluster. When the tables turn up in one (dump and restore), a new epoch
+-- begins: rows of the log up to `last_seq` belong to the ones before.
+CREATE TABLE epochs (
+    epoch           integer PRIMARY KEY,
+    system_id       bigint NOT NULL,
+    last_seq        bigint NOT NULL
+);
+INSERT INTO epochs SELECT 1, system_identifier, 0 FROM pg_control_system();

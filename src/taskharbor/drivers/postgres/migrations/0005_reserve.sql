@@ -1,0 +1,180 @@
+-- Claiming jobs. One transaction, row locks that are skipped where somebody else holds them, one index walk per rank.
+--
+-- A claim walks an index from its front, and the front of a busy queue is where the dead entries are: those of jobs claimed
+-- before, which nobody may remove while some transaction holds an old snapshot. So a claimer keeps in its own memory where
+-- the living begin (p_hint: per rank the place of the first waiting job, the earliest expiry of a lease) and the snapshot in
+-- which that was true. Whatever came to stand before these places afterwards came by a transaction that this snapshot does
+-- not show, and every such transaction has left a row in `moves`. Thus the hint is exact, not a guess; and without one, or
+-- when moves it has not seen were folded, everything is looked at from the beginning.
+
+-- The ranks of a queue's waiting jobs, found by one seek each.
+CREATE FUNCTION waiting_ranks(p_queue_id integer) RETURNS smallint[] LANGUAGE sql STABLE
+RETURN (
+        WITH RECURSIVE r(rank) AS (
+            (SELECT j.rank FROM jobs AS j WHERE j.queue_id = p_queue_id AND j.state <= 1
+             ORDER BY j.rank, j.run_at, j.seq LIMIT 1)
+            UNION ALL
+            SELECT (SELECT j.rank FROM jobs AS j WHERE j.queue_id = p_queue_id AND j.state <= 1 AND j.rank > r.rank
+                    ORDER BY j.rank, j.run_at, j.seq LIMIT 1)
+            FROM r WHERE r.rank IS NOT NULL
+        )
+        SELECT coalesce(array_agg(r.rank), '{}') FROM r WHERE r.rank IS NOT NULL
+);
+
+CREATE FUNCTION reserve(
+    p_queue text, p_types text[], p_limit integer, p_lease_for bigint, p_now bigint, p_worker text, p_secret text,
+    p_again boolean, p_stir smallint, p_hint json
+) RETURNS TABLE (
+    hint text, seq bigint, rank smallint, run_at bigint, id text, type text, payload bytea, created_at bigint,
+    max_attempts integer, fence bigint, reserved_at bigint, expires_at bigint, key text, attempts integer, stalls integer,
+    max_stalls integer, codec text, headers text, timeout_us bigint, flags smallint, idempotency_key text,
+    backoff_min_us bigint, backoff_max_us bigint, last_error text, failed_at bigint
+) LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+    v_queue queues;
+    v_seen pg_snapshot := (p_hint ->> 'seen')::pg_snapshot;
+    v_seen_now pg_snapshot;
+    v_ranks smallint[];
+    v_run_ats bigint[];
+    v_seqs bigint[];
+    v_moved record;
+    v_totals totals;
+    v_low_expiry bigint := -1;
+    v_floor bigint;
+    v_room integer := p_limit;
+    v_got integer;
+    v_reserved_at bigint;
+    v_expires_at bigint;
+    v_next record;
+BEGIN
+    SELECT * INTO v_queue FROM queues WHERE name = p_queue;
+    IF NOT FOUND THEN
+        RETURN;
+    END IF;
+    IF v_queue.max_inflight IS NULL THEN
+        PERFORM pg_advisory_xact_lock_shared(queue_lock(v_queue.id));
+    ELSE
+        PERFORM pg_advisory_xact_lock(queue_lock(v_queue.id));
+    END IF;
+    -- Again under the lock: the settings do not change until this claim is over.
+    SELECT * INTO v_queue FROM queues WHERE name = p_queue;
+    IF v_queue.max_inflight IS NOT NULL THEN
+        PERFORM pg_advisory_xact_lock(queue_lock(v_queue.id));
+    END IF;
+
+    IF p_again THEN
+        -- The answer to the first try was lost: if it took effect, these are its jobs.
+        RETURN QUERY SELECT NULL::text, j.seq, j.rank, j.run_at, j.id, j.type, j.payload, j.created_at, j.max_attempts, j.fence,
+            j.reserved_at, j.expires_at, j.key, j.attempts, j.stalls, j.max_stalls, j.codec, j.headers, j.timeout_us, j.flags,
+            j.idempotency_key, j.backoff_min_us, j.backoff_max_us, j.last_error, j.failed_at
+        FROM jobs AS j WHERE j.queue_id = v_queue.id AND j.state = 3 AND j.token = p_secret;
+        IF FOUND THEN
+            RETURN;
+        END IF;
+    END IF;
+
+    -- Before anything is read: what commits from here on is not seen, and will be looked at next time.
+    v_seen_now := pg_current_snapshot();
+    SELECT * INTO v_totals FROM totals WHERE queue_id = v_queue.id;
+    IF v_seen IS NOT NULL AND (v_totals.folded IS NULL OR pg_visible_in_snapshot(v_totals.folded, v_seen)) THEN
+        SELECT max(m.latest_end) AS latest_end, min(m.low_run_at) AS low_run_at, min(m.low_expires_at) AS low_expires_at
+        INTO v_moved FROM moves AS m
+        WHERE m.queue_id = v_queue.id
+          AND (m.xid >= pg_snapshot_xmax(v_seen) OR m.xid = ANY (ARRAY(SELECT pg_snapshot_xip(v_seen))));
+        v_floor := greatest((p_hint ->> 'floor')::bigint, v_moved.latest_end);
+        v_low_expiry := least((p_hint ->> 'low_expiry')::bigint, v_moved.low_expires_at);
+        SELECT array_agg(h.rank), array_agg(h.run_at), array_agg(h.seq) INTO v_ranks, v_run_ats, v_seqs
+        FROM (
+            SELECT DISTINCT ON (places.rank) places.rank, places.run_at, places.seq
+            FROM (
+                SELECT a[1]::smallint AS rank, a[2] AS run_at, a[3] AS seq
+                FROM (SELECT ARRAY(SELECT json_array_elements_text(place)::bigint) AS a
+                      FROM json_array_elements(p_hint -> 'places') AS place) AS hinted
+                UNION ALL
+                SELECT (p_hint -> 'places' -> n -> 0)::text::smallint, v_moved.low_run_at, 0
+                FROM generate_series(0, json_array_length(p_hint -> 'places') - 1) AS n
+                WHERE v_moved.low_run_at IS NOT NULL
+                UNION ALL
+                SELECT unnest(m.ranks), v_moved.low_run_at, 0 FROM moves AS m
+                WHERE v_moved.low_run_at IS NOT NULL AND m.queue_id = v_queue.id
+                  AND (m.xid >= pg_snapshot_xmax(v_seen) OR m.xid = ANY (ARRAY(SELECT pg_snapshot_xip(v_seen))))
+            ) AS places
+            ORDER BY places.rank, places.run_at, places.seq
+        ) AS h;
+    ELSE
+        v_floor := greatest(v_totals.latest_end, (SELECT max(m.latest_end) FROM moves AS m WHERE m.queue_id = v_queue.id));
+        v_ranks := waiting_ranks(v_queue.id);
+        v_run_ats := array_fill((-9223372036854775808)::bigint, ARRAY[cardinality(v_ranks)]);
+        v_seqs := array_fill(0::bigint, ARRAY[cardinality(v_ranks)]);
+    END IF;
+
+    IF v_low_expiry <= p_now AND reclaim_queue(v_queue.id, v_low_expiry, p_now, 1000, p_stir) > 0 THEN
+        -- What was reclaimed stands anywhere, and its end counts.
+        v_floor := greatest(v_floor, (SELECT max(m.latest_end) FROM moves AS m WHERE m.queue_id = v_queue.id));
+        v_ranks := waiting_ranks(v_queue.id);
+        v_run_ats := array_fill((-9223372036854775808)::bigint, ARRAY[cardinality(v_ranks)]);
+        v_seqs := array_fill(0::bigint, ARRAY[cardinality(v_ranks)]);
+    END IF;
+
+    IF v_queue.max_inflight IS NOT NULL THEN
+        SELECT least(v_room, v_queue.max_inflight - count(*)) INTO v_room FROM (
+            SELECT FROM jobs AS j WHERE j.queue_id = v_queue.id AND j.state = 3 AND j.expires_at > p_now
+            LIMIT v_queue.max_inflight
+        ) AS valid;
+    END IF;
+    IF v_queue.paused THEN
+        v_room := 0;
+    END IF;
+
+    -- `now` may have been read before another call ended a lease: the log must not show one beside the other.
+    v_reserved_at := greatest(p_now, v_floor);
+    v_expires_at := v_reserved_at + p_lease_for;
+    FOR i IN 1 .. coalesce(cardinality(v_ranks), 0) LOOP
+        EXIT WHEN v_room < 1;
+        RETURN QUERY
+        WITH picked AS MATERIALIZED (
+            SELECT c.ctid AS place, c.state AS was FROM jobs AS c
+            WHERE c.queue_id = v_queue.id AND c.rank = v_ranks[i] AND c.state <= 1
+              AND (c.run_at, c.seq) >= (v_run_ats[i], v_seqs[i]) AND c.run_at <= p_now
+              AND (p_types IS NULL OR c.type = ANY (p_types))
+            ORDER BY c.run_at, c.seq LIMIT v_room FOR UPDATE SKIP LOCKED
+        ), leased AS (
+            UPDATE jobs AS j SET state = 3, token = p_secret, worker = p_worker, reserved_at = v_reserved_at,
+                                 expires_at = v_expires_at, fence = j.fence + 1
+            FROM picked WHERE j.ctid = picked.place
+            RETURNING j.*, picked.was
+        ), noted AS (
+            INSERT INTO moves (queue_id, scheduled, ready, inflight, low_expires_at)
+            SELECT v_queue.id, -count(*) FILTER (WHERE was = 0), -count(*) FILTER (WHERE was = 1), count(*), v_expires_at
+            FROM leased HAVING count(*) > 0
+        )
+        SELECT NULL::text, j.seq, j.rank, j.run_at, j.id, j.type, j.payload, j.created_at, j.max_attempts, j.fence,
+            j.reserved_at, j.expires_at, j.key, j.attempts, j.stalls, j.max_stalls, j.codec, j.headers, j.timeout_us, j.flags,
+            j.idempotency_key, j.backoff_min_us, j.backoff_max_us, j.last_error, j.failed_at
+        FROM leased AS j;
+        GET DIAGNOSTICS v_got = ROW_COUNT;
+        v_room := v_room - v_got;
+    END LOOP;
+
+    -- Where the living begin now, in one snapshot with the snapshot itself.
+    IF coalesce(cardinality(v_ranks), 0) <= 64 THEN
+        SELECT json_build_object(
+            'seen', v_seen_now,
+            'floor', v_floor,
+            'low_expiry', (SELECT j.expires_at FROM jobs AS j
+                           WHERE j.queue_id = v_queue.id AND j.state = 3 AND j.expires_at >= least(v_low_expiry, v_expires_at)
+                           ORDER BY j.expires_at LIMIT 1),
+            'places', coalesce((SELECT json_agg(json_build_array(h.rank, head.run_at, head.seq))
+                                FROM unnest(v_ranks, v_run_ats, v_seqs) AS h(rank, run_at, seq),
+                                     LATERAL (SELECT c.run_at, c.seq FROM jobs AS c
+                                              WHERE c.queue_id = v_queue.id AND c.rank = h.rank AND c.state <= 1
+                                                AND (c.run_at, c.seq) >= (h.run_at, h.seq)
+                                              ORDER BY c.run_at, c.seq LIMIT 1) AS head), '[]')
+        )::text AS hint INTO v_next;
+        hint := v_next.hint;
+        seq := NULL;
+        RETURN NEXT;
+    END IF;
+END $$ SET search_path FROM CURRENT SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off
+   SET enable_mergejoin = off;

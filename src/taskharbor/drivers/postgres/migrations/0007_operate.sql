@@ -1,0 +1,142 @@
+-- The operator's changes: cancel, requeue, settings, removal.
+
+-- Per job the state it is in now, or -1 not found, -2 finished.
+CREATE FUNCTION cancel(p_ids text[], p_now bigint, p_stir smallint) RETURNS smallint[] LANGUAGE plpgsql AS $$
+DECLARE
+    v_answers smallint[] := '{}';
+    v_id text;
+    v_job jobs;
+    v_state smallint;
+BEGIN
+    FOREACH v_id IN ARRAY p_ids LOOP
+        SELECT * INTO v_job FROM jobs WHERE id = v_id FOR UPDATE;
+        IF FOUND AND v_job.state = 3 THEN
+            UPDATE jobs SET cancel_requested = true WHERE seq = v_job.seq;
+            v_state := 3;
+        ELSIF FOUND THEN
+            PERFORM end_job(v_job, 6::smallint, 5::smallint, p_now, p_stir);
+            v_state := 6;
+        ELSIF EXISTS (SELECT FROM finished WHERE id = v_id AND state = 6) THEN
+            v_state := 6;
+        ELSE
+            v_state := CASE WHEN is_kept(v_id) THEN -2 ELSE -1 END;
+        END IF;
+        v_answers := v_answers || v_state;
+    END LOOP;
+    RETURN v_answers;
+END $$ SET search_path FROM CURRENT SET enable_seqscan = off;
+
+-- Per job the state it is in now, or -1 not found, -2 not dead, -3 its key waits already.
+CREATE FUNCTION requeue(p_ids text[], p_now bigint, p_stir smallint) RETURNS smallint[] LANGUAGE plpgsql AS $$
+DECLARE
+    v_answers smallint[] := '{}';
+    v_id text;
+    v_dead dead;
+    v_job jobs;
+BEGIN
+    PERFORM pg_advisory_xact_lock(l.number) FROM (
+        SELECT DISTINCT key_lock(queue_id, 'key', key) AS number FROM dead WHERE id = ANY (p_ids) AND key IS NOT NULL ORDER BY 1
+    ) AS l;
+    FOREACH v_id IN ARRAY p_ids LOOP
+        SELECT * INTO v_dead FROM dead WHERE id = v_id FOR UPDATE;
+        IF NOT FOUND THEN
+            v_answers := v_answers || CASE WHEN is_kept(v_id) THEN -2 ELSE -1 END::smallint;
+            CONTINUE;
+        END IF;
+        v_job := NULL;
+        v_job.state := 1;
+        IF v_dead.key IS NOT NULL THEN
+            IF EXISTS (SELECT FROM jobs WHERE queue_id = v_dead.queue_id AND key = v_dead.key AND state <= 2) THEN
+                v_answers := v_answers || -3::smallint;
+                CONTINUE;
+            END IF;
+            PERFORM FROM jobs WHERE queue_id = v_dead.queue_id AND key = v_dead.key AND state = 3 FOR KEY SHARE;
+            IF FOUND THEN
+                v_job.state := 2;
+            END IF;
+        END IF;
+        DELETE FROM dead WHERE seq = v_dead.seq;
+        INSERT INTO jobs (seq, run_at, created_at, failed_at, timeout_us, backoff_min_us, backoff_max_us, fence, queue_id,
+                          max_attempts, max_stalls, rank, state, flags, id, type, key, codec, headers, idempotency_key,
+                          last_error, payload)
+        VALUES (v_dead.seq, p_now, v_dead.created_at, v_dead.failed_at, v_dead.timeout_us, v_dead.backoff_min_us,
+                v_dead.backoff_max_us, v_dead.fence, v_dead.queue_id, v_dead.max_attempts, v_dead.max_stalls, v_dead.rank,
+                v_job.state, v_dead.flags, v_dead.id, v_dead.type, v_dead.key, v_dead.codec, v_dead.headers,
+                v_dead.idempotency_key, v_dead.last_error, v_dead.payload)
+        RETURNING * INTO v_job;
+        PERFORM log_attempt(v_job, 7::smallint, v_job.state, p_now, NULL, NULL);
+        PERFORM note(v_job.queue_id, 5::smallint, v_job.state, p_stir, v_job.rank, v_job.run_at, NULL);
+        v_answers := v_answers || v_job.state;
+    END LOOP;
+    RETURN v_answers;
+END $$ SET search_path FROM CURRENT SET enable_seqscan = off;
+
+CREATE FUNCTION configure(
+    p_queue text, p_paused boolean, p_max_inflight integer, p_failure_queue text, p_keep_done_us bigint, p_keep_dead_us bigint,
+    p_keep_attempts_us bigint, p_stir smallint
+) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    v_queue integer := queue_id_of(p_queue);
+BEGIN
+    -- No claim is under way while the settings change, or it would go by those of before.
+    PERFORM pg_advisory_xact_lock(queue_lock(v_queue));
+    UPDATE queues SET paused = p_paused, max_inflight = p_max_inflight, failure_queue = p_failure_queue,
+                      keep_done_us = p_keep_done_us, keep_dead_us = p_keep_dead_us, keep_attempts_us = p_keep_attempts_us
+    WHERE id = v_queue;
+    PERFORM note(v_queue, NULL, NULL, p_stir, NULL, NULL, NULL);
+END $$ SET search_path FROM CURRENT;
+
+-- Remove up to p_limit jobs that ended before an instant, with what belongs to them. How many went.
+CREATE FUNCTION remove_ended(
+    p_queue_id integer, p_state smallint, p_before bigint, p_limit integer, p_types text[], p_key text
+) RETURNS integer LANGUAGE plpgsql AS $$
+DECLARE
+    v_seqs bigint[];
+BEGIN
+    IF p_limit < 1 THEN
+        RETURN 0;
+    END IF;
+    IF p_state = 5 THEN
+        WITH gone AS (
+            DELETE FROM dead WHERE seq = ANY (ARRAY(
+                SELECT d.seq FROM dead AS d
+                WHERE d.queue_id = p_queue_id AND d.finished_at < p_before
+                  AND (p_types IS NULL OR d.type = ANY (p_types)) AND (p_key IS NULL OR d.key = p_key)
+                ORDER BY d.finished_at LIMIT p_limit FOR UPDATE SKIP LOCKED))
+            RETURNING seq
+        ) SELECT array_agg(seq) INTO v_seqs FROM gone;
+    ELSE
+        WITH chosen AS MATERIALIZED (
+            SELECT f.seq, f.finished_at FROM finished AS f
+            WHERE f.queue_id = p_queue_id AND f.finished_at < p_before AND f.state = p_state
+              AND (p_types IS NULL OR f.type = ANY (p_types)) AND (p_key IS NULL OR f.key = p_key)
+            ORDER BY f.finished_at LIMIT p_limit FOR UPDATE SKIP LOCKED
+        ), gone AS (
+            DELETE FROM finished AS f USING chosen AS c WHERE f.seq = c.seq AND f.finished_at = c.finished_at RETURNING f.seq
+        ) SELECT array_agg(seq) INTO v_seqs FROM gone;
+    END IF;
+    IF v_seqs IS NULL THEN
+        RETURN 0;
+    END IF;
+    DELETE FROM idempotency WHERE job_seq = ANY (v_seqs);
+    INSERT INTO moves (queue_id, done, dead, cancelled)
+    SELECT p_queue_id, -(p_state = 4)::int * c, -(p_state = 5)::int * c, -(p_state = 6)::int * c
+    FROM cardinality(v_seqs) AS c;
+    RETURN cardinality(v_seqs);
+END $$;
+
+CREATE FUNCTION purge(p_queue text, p_states smallint[], p_types text[], p_key text, p_before bigint, p_limit integer)
+RETURNS integer LANGUAGE plpgsql AS $$
+DECLARE
+    v_one record;
+    v_removed integer := 0;
+BEGIN
+    FOR v_one IN
+        SELECT q.id, s.state FROM queues AS q, unnest(p_states) AS s(state)
+        WHERE p_queue IS NULL OR q.name = p_queue ORDER BY q.id, s.state
+    LOOP
+        v_removed := v_removed
+            + remove_ended(v_one.id, v_one.state, p_before, p_limit - v_removed, p_types, p_key);
+    END LOOP;
+    RETURN v_removed;
+END $$ SET search_path FROM CURRENT SET enable_seqscan = off;

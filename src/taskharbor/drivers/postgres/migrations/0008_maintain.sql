@@ -1,0 +1,158 @@
+-- What keeps the store small: folding moves, days of history that come and go.
+
+-- Fold what was appended to `moves` into `totals`. One at a time; who finds another at it goes away.
+CREATE FUNCTION fold() RETURNS integer LANGUAGE plpgsql AS $$
+DECLARE
+    v_folded integer;
+BEGIN
+    IF NOT pg_try_advisory_xact_lock(queue_lock(0)) THEN
+        RETURN 0;
+    END IF;
+    WITH gone AS (
+        DELETE FROM moves RETURNING *
+    ), summed AS (
+        SELECT queue_id, count(*) AS rows, max(high_run_at) AS high_run_at, max(latest_end) AS latest_end,
+               sum(scheduled) AS scheduled, sum(ready) AS ready, sum(blocked) AS blocked, sum(inflight) AS inflight,
+               sum(done) AS done, sum(dead) AS dead, sum(cancelled) AS cancelled,
+               sum(done_total) AS done_total, sum(dead_total) AS dead_total, sum(cancelled_total) AS cancelled_total
+        FROM gone GROUP BY queue_id
+    ), added AS (
+        INSERT INTO totals AS t (queue_id, folded, high_run_at, latest_end, scheduled, ready, blocked, inflight, done, dead,
+                                 cancelled, done_total, dead_total, cancelled_total)
+        SELECT queue_id, pg_current_xact_id(), high_run_at, latest_end, scheduled, ready, blocked, inflight, done, dead,
+               cancelled, done_total, dead_total, cancelled_total
+        FROM summed ORDER BY queue_id
+        ON CONFLICT (queue_id) DO UPDATE SET
+            folded = excluded.folded,
+            high_run_at = greatest(t.high_run_at, excluded.high_run_at),
+            latest_end = greatest(t.latest_end, excluded.latest_end),
+            scheduled = t.scheduled + excluded.scheduled, ready = t.ready + excluded.ready,
+            blocked = t.blocked + excluded.blocked, inflight = t.inflight + excluded.inflight,
+            done = t.done + excluded.done, dead = t.dead + excluded.dead, cancelled = t.cancelled + excluded.cancelled,
+            done_total = t.done_total + excluded.done_total, dead_total = t.dead_total + excluded.dead_total,
+            cancelled_total = t.cancelled_total + excluded.cancelled_total
+    )
+    SELECT coalesce(sum(rows), 0) INTO v_folded FROM summed;
+    RETURN v_folded;
+END $$ SET search_path FROM CURRENT;
+
+-- Days of `finished` and `attempts` from the day before p_now to a week after it. A row of a day that has no partition goes to
+-- `*_rest`: nothing fails, it is only removed row by row.
+CREATE FUNCTION add_days(p_now bigint) RETURNS integer LANGUAGE plpgsql AS $$
+DECLARE
+    v_day CONSTANT bigint := 86400000000;
+    v_table text;
+    v_from bigint;
+    v_name text;
+    v_added integer := 0;
+BEGIN
+    PERFORM pg_advisory_xact_lock(queue_lock(-1));
+    FOREACH v_table IN ARRAY ARRAY['finished', 'attempts'] LOOP
+        FOR i IN -1 .. 7 LOOP
+            v_from := (p_now / v_day + i) * v_day;
+            v_name := v_table || to_char(to_timestamp(v_from / 1000000) AT TIME ZONE 'UTC', '"_"YYYYMMDD');
+            CONTINUE WHEN to_regclass(quote_ident(v_name)) IS NOT NULL;
+            BEGIN
+                -- Made first and attached then: that asks for a weaker lock than CREATE TABLE ... PARTITION OF.
+                EXECUTE format('CREATE TABLE %I (LIKE %I INCLUDING DEFAULTS)', v_name, v_table);
+                EXECUTE format('ALTER TABLE %I ATTACH PARTITION %I FOR VALUES FROM (%s) TO (%s)',
+                               v_table, v_name, v_from, v_from + v_day);
+                v_added := v_added + 1;
+            EXCEPTION WHEN check_violation THEN
+                -- Rows of that day are among the rest already, and stay there.
+                NULL;
+            END;
+        END LOOP;
+    END LOOP;
+    RETURN v_added;
+END $$ SET search_path FROM CURRENT SET lock_timeout = '2s';
+
+-- Drop the days of which every queue's retention wants nothing any more. How many rows went with them.
+CREATE FUNCTION drop_days(p_now bigint) RETURNS bigint LANGUAGE plpgsql AS $$
+DECLARE
+    v_day record;
+    v_keeps boolean;
+    v_rows bigint;
+    v_gone bigint := 0;
+BEGIN
+    FOR v_day IN
+        SELECT p.relname AS parent, c.relname AS name,
+               substring(pg_get_expr(c.relpartbound, c.oid) FROM 'TO \(''?(-?\d+)''?\)')::bigint AS until
+        FROM pg_inherits AS i JOIN pg_class AS c ON c.oid = i.inhrelid JOIN pg_class AS p ON p.oid = i.inhparent
+        WHERE i.inhparent IN ('finished'::regclass, 'attempts'::regclass) AND pg_get_expr(c.relpartbound, c.oid) <> 'DEFAULT'
+        ORDER BY c.relname
+    LOOP
+        CONTINUE WHEN v_day.until > p_now;
+        -- A queue that keeps longer matters only where it has rows in that day.
+        EXECUTE format(
+            'SELECT EXISTS (SELECT FROM queues AS q, LATERAL (SELECT FROM %I AS r WHERE r.queue_id = q.id LIMIT 1) AS one
+                            WHERE coalesce(CASE $1 WHEN ''finished'' THEN q.keep_done_us ELSE q.keep_attempts_us END,
+                                           9223372036854775807) > $2)', v_day.name)
+        INTO v_keeps USING v_day.parent, p_now - v_day.until + 1;
+        CONTINUE WHEN v_keeps;
+        BEGIN
+            -- Nobody else removes from this day while it is counted; the parent is locked only for the moment of the drop.
+            EXECUTE format('LOCK TABLE %I IN SHARE ROW EXCLUSIVE MODE', v_day.name);
+            IF v_day.parent = 'finished' THEN
+                EXECUTE format('DELETE FROM idempotency AS i USING %I AS f WHERE i.job_seq = f.seq', v_day.name);
+                EXECUTE format(
+                    'WITH gone AS (INSERT INTO moves (queue_id, done, cancelled)
+                         SELECT queue_id, -count(*) FILTER (WHERE state = 4), -count(*) FILTER (WHERE state = 6)
+                         FROM %I GROUP BY queue_id RETURNING done + cancelled AS jobs)
+                     SELECT -coalesce(sum(jobs), 0) FROM gone', v_day.name) INTO v_rows;
+            ELSE
+                EXECUTE format('SELECT count(*) FROM %I', v_day.name) INTO v_rows;
+            END IF;
+            EXECUTE format('DROP TABLE %I', v_day.name);
+            v_gone := v_gone + v_rows;
+        EXCEPTION WHEN lock_not_available THEN
+            -- Somebody reads the history: next time. Waiting would hold up everybody behind this lock.
+            NULL;
+        END;
+    END LOOP;
+    RETURN v_gone;
+END $$ SET search_path FROM CURRENT SET lock_timeout = '100ms';
+
+-- Retention by queue, for what is not a whole day. How many rows went.
+CREATE FUNCTION prune(p_now bigint, p_limit integer) RETURNS integer LANGUAGE plpgsql AS $$
+DECLARE
+    v_queue queues;
+    v_jobs integer := 0;
+    v_rows integer := 0;
+    v_here integer;
+BEGIN
+    FOR v_queue IN SELECT * FROM queues ORDER BY id LOOP
+        v_jobs := v_jobs + remove_ended(v_queue.id, 4::smallint, p_now - v_queue.keep_done_us + 1, p_limit - v_jobs, NULL, NULL);
+        v_jobs := v_jobs + remove_ended(v_queue.id, 6::smallint, p_now - v_queue.keep_done_us + 1, p_limit - v_jobs, NULL, NULL);
+        v_jobs := v_jobs + remove_ended(v_queue.id, 5::smallint, p_now - v_queue.keep_dead_us + 1, p_limit - v_jobs, NULL, NULL);
+        IF v_queue.keep_attempts_us IS NOT NULL AND v_rows < p_limit THEN
+            WITH chosen AS MATERIALIZED (
+                SELECT a.seq, a.xid, a.ended_at FROM attempts AS a
+                WHERE a.queue_id = v_queue.id AND a.ended_at <= p_now - v_queue.keep_attempts_us
+                ORDER BY a.ended_at LIMIT p_limit - v_rows FOR UPDATE SKIP LOCKED
+            )
+            DELETE FROM attempts AS a USING chosen AS c WHERE a.xid = c.xid AND a.seq = c.seq AND a.ended_at = c.ended_at;
+            GET DIAGNOSTICS v_here = ROW_COUNT;
+            v_rows := v_rows + v_here;
+        END IF;
+    END LOOP;
+    RETURN v_jobs + v_rows;
+END $$ SET search_path FROM CURRENT SET enable_seqscan = off;
+
+-- A new epoch of the log where the tables have come to another cluster. Returns the present one.
+CREATE FUNCTION begin_epoch() RETURNS integer LANGUAGE plpgsql AS $$
+DECLARE
+    v_epoch epochs;
+    v_system bigint := (SELECT system_identifier FROM pg_control_system());
+BEGIN
+    PERFORM pg_advisory_xact_lock(queue_lock(-2));
+    SELECT * INTO v_epoch FROM epochs ORDER BY epoch DESC LIMIT 1;
+    IF v_epoch.system_id <> v_system THEN
+        INSERT INTO epochs VALUES (v_epoch.epoch + 1, v_system, (SELECT last_value FROM attempt_seq));
+        -- The numbers in `moves` mean nothing here either.
+        PERFORM fold();
+        UPDATE totals SET folded = pg_current_xact_id();
+        RETURN v_epoch.epoch + 1;
+    END IF;
+    RETURN v_epoch.epoch;
+END $$ SET search_path FROM CURRENT;

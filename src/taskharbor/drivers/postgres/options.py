@@ -1,0 +1,114 @@
+"""What a `postgresql://host/database?option=value` URL says. Parsing does no I/O, so a wrong option is found before any work.
+
+Options that are not TaskHarbor's are the client library's (`sslmode`, `target_session_attrs`, `connect_timeout`, ...)
+and go to it as they are, as does the rest of the URL: several hosts, a service, a socket directory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import parse_qsl, urlencode
+
+import msgspec
+import psycopg
+from psycopg import conninfo
+
+from taskharbor.errors import InvalidRequest
+
+DEFAULT_SCHEMA = "taskharbor"
+
+_HOW = "write it like postgresql://user@host/database"
+_SWITCH = {"on": True, "off": False}
+# What a dead connection looks like is silence; without these the kernel waits for hours before it says so.
+_KEEPALIVES = {
+    "keepalives": "1",
+    "keepalives_idle": "30",
+    "keepalives_interval": "10",
+    "keepalives_count": "3",
+    "tcp_user_timeout": "30000",
+    "connect_timeout": "10",
+    "application_name": "taskharbor",
+}
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """A store's address and how to talk to it."""
+
+    conninfo: str
+    place: str
+    """Host, port and database for messages: no user, no password."""
+    schema: str = DEFAULT_SCHEMA
+    pool_size: int = 4
+    """Connections per handle, at most. One more listens while the handle waits for work."""
+    pool_timeout: float = 30.0
+    """Seconds to wait for a free connection before giving up."""
+    notify: bool = True
+    """off: no LISTEN and no NOTIFY; those who wait look by themselves."""
+    poll: float = 0.5
+    """Seconds between two looks of one who waits without being told (notify=off, or the listening connection is down)."""
+    prepare: bool = True
+    """off: no prepared statements, for poolers in transaction mode that do not know them."""
+    migrate: bool = True
+    """off: refuse a schema that is missing or old instead of bringing it up to date when the store is opened."""
+
+
+def parse_url(url: str) -> Options:
+    scheme, separator, rest = url.partition("://")
+    if scheme not in ("postgresql", "postgres") or not separator:
+        raise InvalidRequest(f"{scheme}:// is not a PostgreSQL URL: {_HOW}")
+    address, _, query = rest.partition("?")
+    own: dict[str, Any] = {}
+    others: list[tuple[str, str]] = []
+    for name, value in parse_qsl(query, keep_blank_values=True):
+        if name in _OWN:
+            own[name] = _OWN[name](name, value)
+        else:
+            others.append((name, value))
+    try:
+        given = conninfo.conninfo_to_dict(f"postgresql://{address}?{urlencode(others)}")
+    except psycopg.ProgrammingError as error:
+        raise InvalidRequest(f"the URL cannot be understood: {str(error).strip()}; {_HOW}") from None
+    place = f"{given.get('host') or 'local'}:{given.get('port') or 5432}/{given.get('dbname') or ''}"
+    return Options(conninfo=conninfo.make_conninfo(**{**_KEEPALIVES, **given}), place=place, **own)
+
+
+def _schema(name: str, value: str) -> str:
+    if not value or "\0" in value or len(value.encode()) > 63 - len("taskharbor:"):
+        raise InvalidRequest(f"{name}={value!r}: a schema has a name of 1 to 52 bytes")
+    if value.startswith("pg_"):
+        raise InvalidRequest(f"{name}={value!r}: names that begin with pg_ belong to PostgreSQL")
+    return value
+
+
+def _switch(name: str, value: str) -> bool:
+    if value not in _SWITCH:
+        raise InvalidRequest(f"{name}={value!r}: choose on or off")
+    return _SWITCH[value]
+
+
+def _count(name: str, value: str) -> int:
+    if not value.isdecimal() or not 1 <= int(value) <= 1000:
+        raise InvalidRequest(f"{name}={value!r}: give a number between 1 and 1000")
+    return int(value)
+
+
+def _seconds(name: str, value: str) -> float:
+    try:
+        seconds = float(value)
+    except ValueError:
+        seconds = -1.0
+    if not 0.001 <= seconds <= 3600:
+        raise InvalidRequest(f"{name}={value!r}: give seconds between 0.001 and 3600")
+    return seconds
+
+
+_OWN: dict[str, Callable[[str, str], object]] = {
+    "schema": _schema,
+    "pool_size": _count,
+    "pool_timeout": _seconds,
+    "notify": _switch,
+    "poll": _seconds,
+    "prepare": _switch,
+    "migrate": _switch,
+}

@@ -1,0 +1,78 @@
+"""Claiming jobs, and what a claimer remembers between two claims.
+
+The memory (see `0005_reserve.sql`) is what keeps claims flat while somebody else holds an old snapshot open: it says where
+the living jobs begin. It is never a source of truth; the server checks that it still holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from operator import itemgetter
+from typing import Any
+
+import msgspec
+
+from taskharbor.drivers.postgres import arrays
+from taskharbor.drivers.postgres.connections import Row, Session
+from taskharbor.drivers.postgres.rows import leased_job
+from taskharbor.drivers.postgres.statements import load
+from taskharbor.ids import new_token
+from taskharbor.jobs import JobRecord, Micros
+
+_claim_order = itemgetter(2, 3, 1)
+"""rank, run_at, seq: rows come as they lie in the table."""
+
+
+class _Seen(msgspec.Struct):
+    seen: str
+
+
+_decode_seen = msgspec.json.Decoder(_Seen).decode
+
+
+class Claimer:
+    """One handle's claims."""
+
+    def __init__(self, schema: str) -> None:
+        self._statement = load("work", schema)["reserve"]
+        self._hints: dict[str, str] = {}
+        self._unclear: dict[tuple[str, str], str] = {}
+        """Secrets of calls whose answer never came, by queue and worker: the next one asks for their jobs first."""
+        self.emptied: dict[str, str] = {}
+        """Per queue, the snapshot of a claim that found less than it asked for: nothing older is left to be woken for."""
+
+    async def reserve(
+        self,
+        session: Session,
+        queue: str,
+        limit: int,
+        lease_for: Micros,
+        now: Micros,
+        worker: str,
+        types: Sequence[str] | None,
+        stir: int,
+        secret: str,
+        is_repeated: bool,
+    ) -> list[JobRecord]:
+        wanted = None if types is None else arrays.text_array(list(dict.fromkeys(types)))
+        values: list[Any] = [
+            queue, wanted, limit, lease_for, now, worker, secret, is_repeated, stir, self._hints.pop(queue, None),
+        ]  # fmt: skip
+        rows: list[Row] = await session.rows(self._statement, values)
+        if rows and rows[-1][0] is not None:
+            self._remember(queue, rows.pop()[0], is_short=types is None and len(rows) < limit)
+        rows.sort(key=_claim_order)
+        return [leased_job(row, queue, secret, worker) for row in rows]
+
+    def _remember(self, queue: str, hint: str, *, is_short: bool) -> None:
+        self._hints[queue] = hint
+        if is_short:
+            self.emptied[queue] = _decode_seen(hint).seen
+
+    def secret(self, queue: str, worker: str) -> tuple[str, bool]:
+        """The secret to claim with, and whether an earlier call with it may have leased jobs."""
+        unclear = self._unclear.pop((queue, worker), None)
+        return (new_token(), False) if unclear is None else (unclear, True)
+
+    def lost_answer(self, queue: str, worker: str, secret: str) -> None:
+        self._unclear[queue, worker] = secret

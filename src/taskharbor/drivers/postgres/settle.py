@@ -1,0 +1,83 @@
+"""Ending and extending leases, hundreds in one round trip."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, assert_never
+
+from taskharbor.drivers.contract import Ack, Discard, Extension, Fail, Release, Retry, Settlement
+from taskharbor.drivers.postgres import arrays
+from taskharbor.drivers.postgres.connections import Session
+from taskharbor.drivers.postgres.rows import in_base64, storable, to_json, token_parts
+from taskharbor.drivers.postgres.statements import load
+from taskharbor.errors import JobError, JobNotFound, JobNotInflight, LeaseExpired, LeaseMismatch
+from taskharbor.jobs import Failure, Lease, Micros
+
+_ERRORS: dict[int, type[JobError]] = {1: JobNotFound, 2: JobNotInflight, 3: LeaseMismatch, 4: LeaseExpired}
+
+
+async def settle(
+    session: Session, schema: str, settlements: Sequence[Settlement], now: Micros, stir: int
+) -> list[JobError | None]:
+    times = Counter([one.job_id for one in settlements])
+    is_each_once = len(times) == len(settlements)
+    others = [
+        _other(one, n) | ({} if times[one.job_id] == 1 else {"again": True})
+        for n, one in enumerate(settlements, start=1)
+        if type(one) is not Ack or one.result is not None or not is_each_once
+    ]
+    values = [*_leases(settlements), to_json(others) if others else None, now, stir]
+    answers: list[int] | None = await session.value(load("work", schema)["settle"], values)
+    if answers is None:
+        return [None] * len(settlements)
+    return [
+        None if code == 0 else _ERRORS[code](one.job_id)
+        for one, code in zip(settlements, answers, strict=True)
+    ]
+
+
+def _leases(items: Sequence[Settlement] | Sequence[Extension]) -> tuple[str, str, str]:
+    parts = [token_parts(one.token) for one in items]
+    return (
+        arrays.int_array([seq for _, seq in parts]),
+        arrays.text_array([one.job_id.replace("\0", "") for one in items]),
+        arrays.text_array([secret for secret, _ in parts]),
+    )
+
+
+def _other(settlement: Settlement, n: int) -> dict[str, Any]:
+    """What the server needs to know of a settlement that is not a plain ack."""
+    match settlement:
+        case Ack(result=result):
+            return {"n": n, "kind": 0} | ({} if result is None else {"result": in_base64(result)})
+        case Retry(run_at_us=run_at, attempts=attempts, error=error):
+            return {"n": n, "kind": 1, "run_at": run_at, "attempts": attempts, **_error(error)}
+        case Fail(attempts=attempts, error=error):
+            return {"n": n, "kind": 2, "attempts": attempts, **_error(error)}
+        case Release(run_at_us=run_at_or_none):
+            return {"n": n, "kind": 3, "run_at": run_at_or_none}
+        case Discard(reason=reason):
+            return {"n": n, "kind": 4, **({} if reason is None else _error(reason))}
+        case _:
+            assert_never(settlement)
+
+
+def _error(error: Failure) -> dict[str, Any]:
+    return {"type": storable(error.type), "message": storable(error.message), "error": storable(error.text)}
+
+
+async def extend_lease(
+    session: Session, schema: str, extensions: Sequence[Extension], lease_for: Micros, now: Micros
+) -> list[Lease | JobError]:
+    progress = {
+        str(n): in_base64(one.progress)
+        for n, one in enumerate(extensions, start=1)
+        if one.progress is not None
+    }
+    values = [*_leases(extensions), to_json(progress) if progress else None, lease_for, now]
+    rows = await session.rows(load("work", schema)["extend"], values)
+    return [
+        Lease(one.job_id, one.token, expires_at, cancel_requested) if code == 0 else _ERRORS[code](one.job_id)
+        for one, (_, code, expires_at, cancel_requested) in zip(extensions, rows, strict=True)
+    ]

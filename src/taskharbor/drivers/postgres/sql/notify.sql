@@ -1,0 +1,2 @@
+-- name: announce
+SELECT pg_notify(%s, queue) FROM unnest(%s::text[]) AS queue

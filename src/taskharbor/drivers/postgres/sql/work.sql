@@ -1,0 +1,18 @@
+-- name: reserve
+SELECT * FROM $schema.reserve(%s, %s::text[], %s::integer, %s::bigint, %s::bigint, %s, %s, %s::boolean, %s::smallint, %s::json)
+
+-- name: settle
+SELECT $schema.settle(%s::bigint[], %s::text[], %s::text[], %s::json, %s::bigint, %s::smallint)
+
+-- name: extend
+SELECT n, code, expires_at, cancel_requested
+FROM $schema.extend_lease(%s::bigint[], %s::text[], %s::text[], %s::json, %s::bigint, %s::bigint) ORDER BY n
+
+-- name: reclaim
+SELECT $schema.reclaim(%s, %s::bigint, %s::integer, %s::smallint)
+
+-- name: fold
+SELECT $schema.fold()
+
+-- name: time
+SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint

@@ -1,0 +1,97 @@
+"""Ends servers whose owner was killed before it could: a program of its own, and what both of them need to end one.
+
+It reads its orders from a pipe and does nothing until that pipe closes, which also happens when the owner gets a
+SIGKILL. (PR_SET_PDEATHSIG would do with less, but it fires when the *thread* that started the server ends.) Run by path,
+without the package around it: standard library only.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+_PATIENCE = 3.0
+
+
+def main(orders: Iterable[str]) -> None:
+    guarded: dict[int, str] = {}
+    for order in orders:
+        what, pid, directory = order.rstrip("\n").split("\t")
+        if what == "guard":
+            guarded[int(pid)] = directory
+        else:
+            guarded.pop(int(pid), None)
+    for number, directory in guarded.items():
+        quit_then_kill(number)
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def quit_then_kill(pid: int) -> None:
+    """SIGQUIT lets PostgreSQL give back its shared memory; nobody is there to see whether it obeys."""
+    everyone = [pid, *children(pid)]
+    send([pid], signal.SIGQUIT)
+    send(everyone, signal.SIGCONT)
+    deadline = time.monotonic() + _PATIENCE
+    while alive(pid) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    kill_family(pid)
+
+
+def kill_family(pid: int) -> list[int]:
+    """SIGKILL to a process and its children, none of which is born meanwhile. Returns the children."""
+    send([pid], signal.SIGSTOP)
+    family = children(pid)
+    send([pid, *family], signal.SIGKILL)
+    return family
+
+
+def send(pids: Iterable[int], number: signal.Signals) -> None:
+    for pid in pids:
+        try:
+            os.kill(pid, number)
+        except ProcessLookupError:
+            pass
+
+
+def children(parent: int) -> list[int]:
+    return [pid for pid, (ppid, _) in _processes().items() if ppid == parent]
+
+
+def alive(pid: int) -> bool:
+    """A zombie that nobody has buried is not."""
+    _, state = _processes(pid).get(pid, (0, "Z"))
+    return not state.startswith(("Z", "X"))
+
+
+def _processes(only: int | None = None) -> dict[int, tuple[int, str]]:
+    """pid -> (parent, state)"""
+    if Path("/proc/self/stat").exists():
+        return _from_proc(only)
+    command = ["ps", "-A", "-o", "pid=,ppid=,stat="]
+    listing = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    rows = [line.split() for line in listing.splitlines()]
+    return {int(pid): (int(parent), state) for pid, parent, state in rows}
+
+
+def _from_proc(only: int | None) -> dict[int, tuple[int, str]]:
+    names = [str(only)] if only is not None else [name for name in os.listdir("/proc") if name.isdigit()]
+    found: dict[int, tuple[int, str]] = {}
+    for name in names:
+        try:
+            facts = Path("/proc", name, "stat").read_text(errors="replace")
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        # The program's name comes first, in parentheses, and may hold anything.
+        state, parent = facts.rpartition(")")[2].split()[:2]
+        found[int(name)] = (int(parent), state)
+    return found
+
+
+if __name__ == "__main__":
+    main(sys.stdin)

@@ -1,0 +1,66 @@
+"""Servers for the tests that need real ones.
+
+What is not installed skips its tests on a laptop and fails them in CI, where nobody reads the skips.
+"""
+
+import os
+from collections.abc import Generator, Iterator
+from typing import NoReturn
+
+import pytest
+
+from taskharbor.testing.servers import (
+    PostgresAt,
+    PostgresServer,
+    ServerMissing,
+    drop_schema,
+    given_or_shared_postgres,
+    postgres_versions,
+    shared_postgres,
+    with_fresh_schema,
+)
+
+
+def need(what: str) -> NoReturn:
+    """Something that the test cannot do without is not there."""
+    if os.environ.get("CI"):
+        pytest.fail(f"CI has to have it: {what}", pytrace=False)
+    pytest.skip(what)
+
+
+def _needing_servers() -> Generator[None, object, object]:
+    try:
+        return (yield)
+    except ServerMissing as missing:
+        need(str(missing))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup() -> Generator[None, object, object]:
+    return (yield from _needing_servers())
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Generator[None, object, object]:
+    """Also where a test, or the conformance kit on its behalf, starts a server without a fixture."""
+    return (yield from _needing_servers())
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> PostgresAt:
+    """The server that TASKHARBOR_TEST_POSTGRES names, or the newest PostgreSQL, shared by all tests of this process."""
+    return given_or_shared_postgres()
+
+
+@pytest.fixture(scope="session")
+def oldest_postgres_server() -> PostgresServer:
+    """The oldest major that is installed, shared likewise: do not stop it."""
+    return shared_postgres(min(postgres_versions(), default=None))
+
+
+@pytest.fixture
+def postgres_url(postgres_server: PostgresAt) -> Iterator[str]:
+    """The server with a schema of the test's own, which is dropped afterwards."""
+    url = with_fresh_schema(postgres_server.url)
+    yield url
+    drop_schema(url)
