@@ -1,4 +1,7 @@
-"""`make bench`: every figure with its raw limit, as a table; `--json FILE` keeps the runs."""
+"""`make bench`: every figure with its raw limit, as a table; `--json FILE` keeps the runs.
+
+`peers-postgres` is not among them unless it is asked for: it installs other queues and takes its time.
+"""
 
 from __future__ import annotations
 
@@ -12,30 +15,51 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import memory, sqlite
+from benchmarks import memory, postgres, sqlite
 from benchmarks.measure import Figure, Series
+from benchmarks.peers.installed import DEFAULT_CACHE
+from benchmarks.peers.race import Result, race
+from benchmarks.peers.report import table as race_table
 
 SUITES: dict[str, Callable[[bool], list[Callable[[], Figure]]]] = {
     "memory": memory.figures,
     "sqlite": sqlite.figures,
+    "postgres": postgres.figures,
 }
+PEERS = "peers-postgres"
 
 
 @click.command()
-@click.argument("suites", nargs=-1, type=click.Choice(list(SUITES)))
+@click.argument("suites", nargs=-1, type=click.Choice([*SUITES, PEERS]))
 @click.option("--quick", is_flag=True, help="One small round: to see that it runs, not to quote.")
 @click.option("--json", "output", type=click.Path(path_type=Path), help="Write every run to this file.")
-def main(suites: tuple[str, ...], quick: bool, output: Path | None) -> None:
+@click.option(
+    "--cache",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=DEFAULT_CACHE,
+    show_default=True,
+    help=f"Where {PEERS} installs other queues.",
+)
+def main(suites: tuple[str, ...], quick: bool, output: Path | None, cache: Path) -> None:
     """Measure TaskHarbor against the raw limit of each backend, in the same run."""
     console = Console()
     measured: list[Figure] = []
+    raced: list[Result] = []
     for name in suites or SUITES:
+        if name == PEERS:
+            raced = race(cache, quick, console.print)
+            console.print(race_table(raced))
+            continue
         for take in SUITES[name](quick):
             with console.status(f"measuring {name} ({len(measured) + 1}) ..."):
                 figure = take()
             measured.append(figure)
             console.print(f"{figure.name}: {figure.ratio:.2f}", highlight=False)
-    console.print(_table(measured))
+    if measured:
+        console.print(_table(measured))
+    for figure in measured:
+        for what, seen in figure.facts.items():
+            console.print(f"{figure.name}, {what}: {seen}", highlight=False)
     if output is not None:
         report = {
             "python": platform.python_version(),
@@ -44,6 +68,7 @@ def main(suites: tuple[str, ...], quick: bool, output: Path | None) -> None:
                 {**msgspec.to_builtins(figure), "ratio": round(figure.ratio, 3), "holds": figure.holds}
                 for figure in measured
             ],
+            "peers": msgspec.to_builtins(raced),
         }
         output.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n")
 

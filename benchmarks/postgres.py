@@ -273,7 +273,9 @@ async def _claim_cost(url: str, looks: int) -> float:
         for _ in range(looks):
             now = await client.now()
             began = time.perf_counter()
-            held = await client.driver.reserve("default", limit=100, lease_for=60 * SECOND, now=now, worker="w")
+            held = await client.driver.reserve(
+                "default", limit=100, lease_for=60 * SECOND, now=now, worker="w"
+            )
             spent.append(time.perf_counter() - began)
             await client.driver.settle([Ack(one.id, one.token or "") for one in held], now=now)
             await client.enqueue_batch(requests)
@@ -299,9 +301,7 @@ def claim_cost(name: str, waiting: int, beside: Fill | None, more: int, rounds: 
             (f"{waiting:,} waiting", lambda: asyncio.run(_claim_cost(plain, looks=200))),
             "ms",
         )
-    return Figure(
-        name=f"claim of 100, many {name}", ours=mine, limit=limit, goal=1.3, higher_is_better=False
-    )
+    return Figure(name=f"claim of 100, many {name}", ours=mine, limit=limit, goal=1.3, higher_is_better=False)
 
 
 def figures(quick: bool) -> list[Callable[[], Figure]]:

@@ -21,7 +21,9 @@ _CLAIM = (
     "select id from q where lease is null order by id limit %s for update skip locked)) returning id, payload"
 )
 _INSERT = "insert into q (payload) values (%s)"
-_INSERT_AND_TELL = f"with i as ({_INSERT} returning 1) select pg_notify('q', '') from i"
+_INSERT_AND_TELL = (
+    "with i as (insert into q (payload) values (%s) returning 1) select pg_notify('q', '') from i"
+)
 _DELETE = "delete from q where id = any(%s) and owner = 1"
 
 Connection = psycopg.Connection[tuple[Any, ...]]

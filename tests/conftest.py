@@ -31,8 +31,9 @@ def need(what: str) -> NoReturn:
 def _needing_servers() -> Generator[None, object, object]:
     try:
         return (yield)
-    except ServerMissing as missing:
-        need(str(missing))
+    except ServerMissing as error:
+        missing = str(error)
+    need(missing)
 
 
 @pytest.hookimpl(wrapper=True)

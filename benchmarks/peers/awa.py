@@ -1,16 +1,17 @@
 """Awa, whose workers are written in Rust and call Python handlers: queue storage, COPY ingestion, 512 jobs at once.
 
 That many make it complete jobs in four batches side by side; claims are of 512 jobs already. What its documentation offers
-beyond that for a hot queue (more claimers, partitioned queues) was slower here, with one worker process on two cores.
+beyond that for a hot queue (more claimers, partitioned queues) was slower, with one worker process on two cores.
 """
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.peers import stopwatch
-from benchmarks.peers.program import CHUNK, Program
+from benchmarks.peers.program import CHUNK, Program, run_async
 
 WORKERS = 512
 
@@ -46,9 +47,10 @@ class Contestant(Program):
             jobs = [Noop(n) for n in range(start, min(start + CHUNK, count))]
             await self.client.enqueue_many_copy(jobs, queue="bench")
 
-    async def work(self, idle: bool) -> None:
-        import asyncio
+    def work(self, idle: bool) -> None:
+        run_async(self._work())
 
+    async def _work(self) -> None:
         async def noop(job: Any) -> None:
             stopwatch.mark(job.args.n)
 

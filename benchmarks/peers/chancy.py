@@ -1,6 +1,6 @@
 """Chancy with the asyncio executor, 500 jobs at once and eager polling, which looks again as soon as a slot is free.
 
-Its polling interval is the shortest that it takes; new jobs are also announced by NOTIFY. No plugins, none are needed.
+From 100 to 500 at once its speed is about the same. New jobs are announced by NOTIFY. No plugins, none are needed.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import logging
 from typing import Any
 
 from benchmarks.peers import stopwatch
-from benchmarks.peers.program import Program
+from benchmarks.peers.program import Program, run_async
 
 CONCURRENCY = 500
 
@@ -57,7 +57,10 @@ class Contestant(Program):
         async for _ in self.app.push_many([self.job.with_kwargs(n=n) for n in range(count)]):
             pass
 
-    async def work(self, idle: bool) -> None:
+    def work(self, idle: bool) -> None:
+        run_async(self._work())
+
+    async def _work(self) -> None:
         from chancy import Worker
 
         async with self.app, Worker(self.app) as worker:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from benchmarks.peers import stopwatch
 from benchmarks.peers.program import Program
 
@@ -37,5 +35,5 @@ class Contestant(Program):
     async def enqueue_many(self, count: int) -> None:
         await self.noop.enqueue_many_async([(n,) for n in range(count)])
 
-    async def work(self, idle: bool) -> None:
-        await asyncio.to_thread(self.harbor.worker().run)
+    def work(self, idle: bool) -> None:
+        self.harbor.worker().run()

@@ -1,6 +1,6 @@
-"""PgQueuer on asyncpg, which is its quicker driver, fetching 500 jobs at a time (the default is 10).
+"""PgQueuer on asyncpg, fetching 500 jobs at a time (the default is 10); batches of 1000 and 2000 were no quicker for certain.
 
-Ended jobs are deleted from the queue and written to its log in batches of the same size.
+Ended jobs go from the queue to its log in batches as well.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import logging
 from typing import Any
 
 from benchmarks.peers import stopwatch
-from benchmarks.peers.program import CHUNK, Program
+from benchmarks.peers.program import CHUNK, Program, run_async
 
 BATCH = 500
 
@@ -43,7 +43,10 @@ class Contestant(Program):
             payloads = [_payload(n) for n in range(start, min(start + CHUNK, count))]
             await self.queries.enqueue(["noop"] * len(payloads), payloads, [0] * len(payloads))
 
-    async def work(self, idle: bool) -> None:
+    def work(self, idle: bool) -> None:
+        run_async(self._work())
+
+    async def _work(self) -> None:
         import asyncpg
         from pgqueuer import PgQueuer
         from pgqueuer.db import AsyncpgPoolDriver

@@ -1,10 +1,10 @@
 """What every contender can do, one command per process. Runs in the contender's own environment.
 
-    prepare          make its schema in an empty database
-    fill N           enqueue N jobs by the quickest documented way, and tell how long that took
-    drain N          be a worker until killed, expecting N jobs
-    serve            be a worker until killed, telling every start
-    produce          enqueue one job for every line that is read
+prepare          make its schema in an empty database
+fill N           enqueue N jobs by the quickest documented way, and tell how long that took
+drain N          be a worker until killed, expecting N jobs
+serve            be a worker until killed, telling every start
+produce          enqueue one job for every line that is read
 """
 
 from __future__ import annotations
@@ -46,20 +46,20 @@ class Program(abc.ABC):
         """Jobs 0 to count - 1, by whatever the library offers for many; in chunks of CHUNK where it is left to us."""
 
     @abc.abstractmethod
-    async def work(self, idle: bool) -> None:
+    def work(self, idle: bool) -> None:
         """Run jobs until killed, every one through `stopwatch.mark`. `idle`: it will wait for single jobs, not drain."""
 
 
 def run(program: Program, command: str, count: int) -> None:
     if command == "prepare":
-        _run(program.prepare())
+        run_async(program.prepare())
     elif command == "fill":
-        _run(_fill(program, count))
+        run_async(_fill(program, count))
     elif command == "produce":
-        _run(_produce(program))
+        run_async(_produce(program))
     else:
         stopwatch.expect(count)
-        _run(program.work(idle=command == "serve"))
+        program.work(idle=command == "serve")
 
 
 async def _fill(program: Program, count: int) -> None:
@@ -80,7 +80,7 @@ async def _produce(program: Program) -> None:
     await program.close()
 
 
-def _run(work: Coroutine[Any, Any, None]) -> None:
+def run_async(work: Coroutine[Any, Any, None]) -> None:
     """On uvloop where the contender's environment has it."""
     try:
         import uvloop

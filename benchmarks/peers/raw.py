@@ -34,7 +34,7 @@ class Contestant(Program):
 
         raw_postgres.insert(self.connection, count)
 
-    async def work(self, idle: bool) -> None:
+    def work(self, idle: bool) -> None:
         from benchmarks import raw_postgres
 
         def handle(payload: Any) -> None:

@@ -244,7 +244,8 @@ class Attempt(msgspec.Struct, kw_only=True, frozen=True, gc=False):
     """One row of the attempt log: how a lease ended, or how a job ended without one."""
 
     seq: int
-    """Where the row stands in its driver's log. Only its order means anything."""
+    """Names the row in its driver's log. Rows of one job are in the order of their numbers; where several writers commit
+    at once, the log as a whole is read in the order of commits, which may be another."""
     job_id: str
     queue: str
     type: str

@@ -2,13 +2,16 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import psycopg
 import pytest
+from psycopg import generators
 from psycopg.rows import tuple_row
 
 from conftest import need
@@ -23,6 +26,7 @@ from taskharbor.testing.servers import (
     postgres_versions,
     shared_postgres,
 )
+from taskharbor.testing.servers.binaries import find_postgres
 
 LOST = (psycopg.OperationalError, psycopg.InterfaceError)
 
@@ -57,20 +61,24 @@ def notes(server: PostgresAt) -> list[object]:
 # Servers
 
 
-def test_every_major_that_is_installed_starts() -> None:
-    if not postgres_versions():
-        need("PostgreSQL")
-    for version, directory in postgres_versions().items():
+def test_every_major_that_is_installed_starts(server: PostgresServer) -> None:
+    assert server.version in postgres_versions()
+    for version in postgres_versions():
         with PostgresServer.start(version=version) as server:
             assert server.version == PostgresAt(server.url).version == version
-            assert directory.name == server.bin.name
             assert server.execute("SHOW timezone") == [("UTC",)]
             assert server.execute("SHOW fsync") == [("off",)]
         assert not server.data.exists()
 
 
-def test_the_newest_major_is_the_default(server: PostgresServer) -> None:
-    assert server.version == max(postgres_versions())
+@pytest.mark.usefixtures("server")
+def test_the_newest_major_is_the_default_unless_one_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    versions = postgres_versions()
+    oldest = min(versions)
+    monkeypatch.delenv("TASKHARBOR_POSTGRES_BIN", raising=False)
+    assert find_postgres()[0] == max(versions)
+    monkeypatch.setenv("TASKHARBOR_POSTGRES_BIN", str(versions[oldest]))
+    assert find_postgres() == (oldest, versions[oldest])
 
 
 def test_settings_win(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,6 +93,7 @@ def test_a_setting_that_postgres_refuses_is_in_the_message() -> None:
         PostgresServer.start(settings={"max_connections": "many"})
 
 
+@pytest.mark.usefixtures("server")
 def test_a_major_that_nobody_has_is_missing() -> None:
     with pytest.raises(ServerMissing, match=r"PostgreSQL 7 was not found \(found: \[\d"):
         PostgresServer.start(version=7)
@@ -146,6 +155,7 @@ def test_a_standby_takes_over() -> None:
             assert notes(standby) == ["replicated", "taken"]
 
 
+@pytest.mark.usefixtures("server")
 def test_a_server_does_not_outlive_an_owner_that_is_killed() -> None:
     script = """
 from taskharbor.testing.servers import PostgresServer
@@ -167,6 +177,16 @@ input()
     assert not os.path.exists(directory)
 
 
+def test_what_a_killed_owner_was_about_to_remove_is_removed(tmp_path: Path) -> None:
+    emptied, left = tmp_path / "emptied", tmp_path / "left"
+    for directory in (emptied, left):
+        directory.mkdir()
+        (directory / "file").touch()
+    guardian.main([f"guard\t{emptied}\t0\n", f"guard\t{left}\t0\n", f"leave\t{left}\t0\n"])
+    assert (emptied.exists(), left.exists()) == (False, True)
+
+
+@pytest.mark.usefixtures("server")
 def test_a_server_nobody_closed_ends_with_the_interpreter() -> None:
     script = """
 from taskharbor.testing.servers import shared_postgres
@@ -329,16 +349,29 @@ def test_to_prepare_a_statement_is_not_to_run_it(table: PostgresServer, cable: C
 def test_in_a_pipeline_earlier_answers_arrive_and_later_requests_do_not(
     table: PostgresServer, cable: Cable
 ) -> None:
-    with connect(cable.url_for(table.url)) as connection:
-        server = connection.pgconn
-        server.enter_pipeline_mode()
+    def message(kind: bytes, body: bytes) -> bytes:
+        return kind + (len(body) + 4).to_bytes(4, "big") + body
+
+    def insert(note: bytes) -> bytes:
+        return message(b"Q", b"INSERT INTO notes VALUES ('%s') RETURNING note\0" % note)
+
+    with (
+        socket.create_connection(("127.0.0.1", cable.port), timeout=10) as client,
+        client.makefile("rb") as answers,
+    ):
+        client.sendall(message(b"", b"\0\3\0\0user\0postgres\0\0"))
+        ready = message(b"Z", b"I")
+        while not client.recv(65536).endswith(ready):
+            pass
         cable.on_request(b"lost", "lose_answer")
-        for note in (b"answered", b"lost", b"never"):
-            server.send_query_params(b"INSERT INTO notes VALUES ($1) RETURNING note", [note])
-            server.pipeline_sync()
-        answers = [server.get_result() for _ in range(4)]
-        assert [answer and answer.get_value(0, 0) for answer in answers[:2]] == [b"answered", None]
-        assert cable.triggered.wait(10)
+        client.sendall(insert(b"answered") + insert(b"lost") + insert(b"never"))
+        received = answers.read(len(ready))
+        while not received.endswith(ready):
+            received += answers.read(1)
+        assert b"answered" in received
+        with pytest.raises(ConnectionResetError):
+            answers.read(1)
+    assert cable.triggered.wait(10)
     assert notes(table) == ["answered", "lost"]
 
 
@@ -348,10 +381,12 @@ def test_copied_data_arrives_and_its_answer_is_lost(
     table: PostgresServer, cable: Cable, match: bytes, extended: bool
 ) -> None:
     def copy(connection: psycopg.Connection[tuple[object, ...]]) -> None:
-        cursor = psycopg.RawCursor(connection) if extended else connection.cursor()
-        with cursor.copy("COPY notes FROM STDIN", [] if extended else None) as writer:
-            writer.write_row(["first"])
-            writer.write_row(["second"])
+        server = connection.pgconn
+        send = server.send_query_params if extended else server.send_query
+        send(b"COPY notes FROM STDIN", *([[]] if extended else []))
+        connection.wait(generators.execute(server))
+        connection.wait(generators.copy_to(server, b"first\nsecond\n"))
+        connection.wait(generators.copy_end(server, None))
 
     with connect(cable.url_for(table.url)) as connection:
         cable.on_request(match, "lose_answer")

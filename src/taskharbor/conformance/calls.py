@@ -32,8 +32,14 @@ async def perform(driver: Driver, call: Call) -> Any:
     return await getattr(driver, call.method)(*call.args, **call.kwargs)
 
 
-def replay(model: Model, call: Call, answer: Any, after: Snapshot) -> None:
-    """Apply the call to the model; raise Mismatch where the driver's answer cannot be right."""
+def replay(
+    model: Model, call: Call, answer: Any, after: Snapshot, busy: Collection[str] = frozenset()
+) -> None:
+    """Apply the call to the model; raise Mismatch where the driver's answer cannot be right.
+
+    `busy`: jobs that calls beside this one were changing, where the driver may pass over those."""
+    if call.method == "reserve":
+        model.passed_over = frozenset(busy) - {job.id for job in answer}
     model.failure_id_for = lambda dead, queue: _failure_id(model, after, dead, queue)
     special = _SPECIAL.get(call.method)
     if special is not None:
@@ -44,6 +50,27 @@ def replay(model: Model, call: Call, answer: Any, after: Snapshot) -> None:
     if wrong:
         raise Mismatch(f"{call.method} {wrong}")
     _adopt_flags(model, after)
+
+
+def touched(model: Model, call: Call, answer: Any) -> set[str]:
+    """The jobs a call may have been changing, and all that share a key with one of them."""
+    ids: set[str] = set()
+    keys: set[tuple[str, str | None]] = set()
+    if call.method in ("reserve", "reclaim"):
+        queue = call.args[0] if call.method == "reserve" else call.kwargs.get("queue")
+        ids |= set(model.expired(call.kwargs["now"], queue))
+        if call.method == "reserve":
+            ids |= {job.id for job in answer}
+    elif call.method == "enqueue":
+        ids |= {record.id for record in call.args[0]} | {one.id for one in answer}
+        keys |= {(record.queue, record.key) for record in call.args[0]}
+    elif call.method in ("settle", "extend_lease"):
+        ids |= {one.job_id for one in call.args[0]}
+    elif call.method in ("cancel", "requeue"):
+        ids |= set(call.args[0])
+    keys |= {(job.queue, job.key) for job in model.jobs.values() if job.id in ids}
+    same_key = {job.id for job in model.jobs.values() if job.key is not None and (job.queue, job.key) in keys}
+    return ids | same_key
 
 
 def _reserve(model: Model, call: Call, answer: list[JobRecord], after: Snapshot) -> list[JobRecord]:

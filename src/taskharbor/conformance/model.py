@@ -62,6 +62,8 @@ class Model:
         self.absorbed: set[int] = set()
         """Rows (by seq) of jobs that went back to waiting and absorbed another in the same step."""
         self.next_seq = 1
+        self.passed_over: frozenset[str] = frozenset()
+        """Jobs that a `reserve` now left alone because a call that races with it was changing them."""
         self.token_for: Callable[[JobRecord], str] = lambda job: new_token()
         self.failure_id_for: Callable[[JobRecord, str], str] = lambda dead, queue: new_id()
 
@@ -141,14 +143,19 @@ class Model:
         worker: str,
         types: Sequence[str] | None = None,
     ) -> list[JobRecord]:
-        self.reclaim_jobs(self.expired(now, queue), now=now)
+        over = [job_id for job_id in self.expired(now, queue) if job_id not in self.passed_over]
+        self.reclaim_jobs(over, now=now)
         settings = self.settings(queue)
         if settings.paused:
             return []
         room = limit
         if settings.max_inflight is not None:
             room = min(room, settings.max_inflight - len(self.leased(queue, now)))
-        candidates = [job for job in self.runnable(queue, now) if types is None or job.type in types]
+        candidates = [
+            job
+            for job in self.runnable(queue, now)
+            if (types is None or job.type in types) and job.id not in self.passed_over
+        ]
         chosen = candidates[: max(room, 0)]
         for job in chosen:
             job.state = JobState.INFLIGHT

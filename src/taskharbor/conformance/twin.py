@@ -16,7 +16,7 @@ import msgspec
 
 from taskharbor.conformance import snapshot
 from taskharbor.conformance.backend import Store
-from taskharbor.conformance.calls import Call, perform, replay
+from taskharbor.conformance.calls import Call, perform, replay, touched
 from taskharbor.conformance.invariants import InvariantBroken, Witness
 from taskharbor.conformance.model import Model
 from taskharbor.conformance.snapshot import Mismatch, Snapshot
@@ -88,11 +88,17 @@ class Twin:
         pairs = [(call, answer) for (_, call), answer in zip(calls, answers, strict=True)]
         known_rows, known_jobs = self._known()
         reasons: list[str] = []
+        passes_over = self.driver.capabilities.passes_over_busy
+        changing = [touched(self.model, call, answer) if passes_over else set() for call, answer in pairs]
+        busy = {
+            id(call): set[str]().union(*(ids for other, ids in zip(pairs, changing, strict=True) if other[0] is not call))
+            for call, _ in pairs
+        }
         for order in itertools.permutations(pairs):
             model = self.model.copy()
             try:
                 for call, answer in order:
-                    replay(model, call, answer, shown)
+                    replay(model, call, answer, shown, busy[id(call)])
                 snapshot.compare(model, shown, self.now, known_rows, known_jobs)
             except Mismatch as wrong:
                 reasons.append(f"{[call.method for call, _ in order]}: {wrong}")

@@ -160,6 +160,9 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     """A job accepted survives the death of every process."""
     multi_process: bool = True
     """Several processes can open the same store."""
+    passes_over_busy: bool = False
+    """`reserve` may leave out a job that another call is changing at that very moment, instead of waiting for it. That call
+    then wakes whoever waits."""
 
 
 class Driver(abc.ABC):

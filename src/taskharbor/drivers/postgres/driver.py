@@ -41,7 +41,7 @@ class PostgresDriver(Driver):
     Durability is the server's: with its defaults an answer means that the disk has it.
     """
 
-    capabilities: ClassVar[Capabilities] = Capabilities(durable=True, multi_process=True)
+    capabilities: ClassVar[Capabilities] = Capabilities(durable=True, multi_process=True, passes_over_busy=True)
 
     def __init__(self, options: Options) -> None:
         self.options = options

@@ -22,7 +22,10 @@ _PORTS_TO_TRY = 5
 
 
 class Cable:
-    """A proxy on a thread of its own, for connections without TLS. Every control has taken effect when it returns."""
+    """A proxy on a thread of its own, for connections without TLS. Every control has taken effect when it returns.
+
+    A client in the same process must not block with the GIL in its hands: the cable could not answer it.
+    """
 
     def __init__(self, host: str, port: int) -> None:
         self._target = (host, port)

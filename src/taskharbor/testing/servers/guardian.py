@@ -20,15 +20,17 @@ _PATIENCE = 3.0
 
 
 def main(orders: Iterable[str]) -> None:
-    guarded: dict[int, str] = {}
+    """Orders are `guard`, a directory and the process in it, or 0; and `leave`, a directory that is gone, and 0."""
+    guarded: dict[str, int] = {}
     for order in orders:
-        what, pid, directory = order.rstrip("\n").split("\t")
+        what, directory, pid = order.rstrip("\n").split("\t")
         if what == "guard":
-            guarded[int(pid)] = directory
+            guarded[directory] = int(pid)
         else:
-            guarded.pop(int(pid), None)
-    for number, directory in guarded.items():
-        quit_then_kill(number)
+            guarded.pop(directory, None)
+    for directory, number in guarded.items():
+        if number:
+            quit_then_kill(number)
         shutil.rmtree(directory, ignore_errors=True)
 
 

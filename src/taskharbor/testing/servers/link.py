@@ -151,10 +151,9 @@ class Link:
     def _carry(self, events: int, read: Callable[[], bool]) -> None:
         try:
             alive = read() if events & READ else True
-            if alive:
-                self._client.write()
-                if self._connected:
-                    self._server.write()
+            self._client.write()
+            if alive and self._connected:
+                self._server.write()
         except OSError:
             return self.reset()
         if not alive:

@@ -39,8 +39,8 @@ class ServerProcess:
         self.log = self.directory / "log"
         self._process: subprocess.Popen[bytes] | None = None
         self._owner = os.getpid()
-        with _guardian_lock:
-            _guardian_of_this_process()
+        self._closed = False
+        _tell_guardian("guard", self.directory)
         atexit.register(self.close)
 
     @property
@@ -60,7 +60,7 @@ class ServerProcess:
         seen = self.log.stat().st_size if self.log.exists() else 0
         with self.log.open("ab") as log:
             self._process = server_account().spawn(command, cwd=self.directory, output=log)
-        _guard("guard", self._process.pid, self.directory)
+        _tell_guardian("guard", self.directory, self._process.pid)
         try:
             self.wait(ready, "become ready", since=seen)
         except BaseException:
@@ -118,8 +118,9 @@ class ServerProcess:
 
     def close(self) -> None:
         """Remove it with all it holds. In a forked child this does nothing: the server is the parent's."""
-        if os.getpid() != self._owner:
+        if self._closed or os.getpid() != self._owner:
             return
+        self._closed = True
         atexit.unregister(self.close)
         if self.running:
             try:
@@ -130,11 +131,12 @@ class ServerProcess:
         if self._at_end is not None:
             self._at_end()
         shutil.rmtree(self.directory, ignore_errors=True)
+        _tell_guardian("leave", self.directory)
 
     def _gone(self) -> None:
         if self._process is not None:
             self._process.wait()
-            _guard("leave", self._process.pid, self.directory)
+            _tell_guardian("guard", self.directory)
             self._process = None
 
 
@@ -159,12 +161,12 @@ def _guardian_of_this_process() -> subprocess.Popen[str]:
     return _guardian[1]
 
 
-def _guard(order: str, pid: int, directory: Path) -> None:
+def _tell_guardian(order: str, directory: Path, pid: int = 0) -> None:
     with _guardian_lock:
         pipe = _guardian_of_this_process().stdin
         assert pipe is not None
         try:
-            pipe.write(f"{order}\t{pid}\t{directory}\n")
+            pipe.write(f"{order}\t{directory}\t{pid}\n")
             pipe.flush()
         except BrokenPipeError:
             pass  # Someone killed the guardian; the other two ways out remain.

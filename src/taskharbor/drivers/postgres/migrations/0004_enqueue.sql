@@ -113,6 +113,15 @@ BEGIN
         IF existed THEN
             RETURN;
         END IF;
+        IF p_job.key IS NOT NULL AND p_job.state <> 2 THEN
+            -- Between the two looks the running job may have gone back to waiting, and been claimed again before this one was
+            -- stored. From now on it cannot: this one has the place of the key among those that wait.
+            PERFORM FROM jobs WHERE queue_id = p_job.queue_id AND key = p_job.key AND state = 3 FOR KEY SHARE;
+            IF FOUND THEN
+                DELETE FROM jobs WHERE seq = v_seq;
+                CONTINUE;
+            END IF;
+        END IF;
         IF EXISTS (SELECT FROM finished WHERE id = p_job.id) OR EXISTS (SELECT FROM dead WHERE id = p_job.id) THEN
             -- It was there, ran and ended while this one looked elsewhere.
             DELETE FROM jobs WHERE seq = v_seq;
@@ -183,6 +192,6 @@ BEGIN
         END IF;
         RETURN NEXT;
     END LOOP;
-    -- A queue that was only named: every job for it was known before, elsewhere.
-    DELETE FROM queues WHERE id = ANY (v_unused);
+    -- A queue that was only named, and made here: every job for it was known before, elsewhere.
+    DELETE FROM queues WHERE id = ANY (v_unused) AND xmin = pg_current_xact_id()::xid;
 END $$ SET search_path FROM CURRENT SET enable_seqscan = off;

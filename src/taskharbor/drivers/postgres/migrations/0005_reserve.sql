@@ -44,6 +44,11 @@ DECLARE
     v_floor bigint;
     v_room integer := p_limit;
     v_got integer;
+    v_scheduled integer;
+    v_picked tid[];
+    v_places tid[];
+    v_ready_taken integer := 0;
+    v_scheduled_taken integer := 0;
     v_reserved_at bigint;
     v_expires_at bigint;
     v_next record;
@@ -127,35 +132,44 @@ BEGIN
         v_room := 0;
     END IF;
 
-    -- `now` may have been read before another call ended a lease: the log must not show one beside the other.
-    v_reserved_at := greatest(p_now, v_floor);
-    v_expires_at := v_reserved_at + p_lease_for;
     FOR i IN 1 .. coalesce(cardinality(v_ranks), 0) LOOP
         EXIT WHEN v_room < 1;
-        RETURN QUERY
-        WITH picked AS MATERIALIZED (
-            SELECT c.ctid AS place, c.state AS was FROM jobs AS c
+        SELECT array_agg(picked.place), count(*), count(*) FILTER (WHERE picked.state = 0) INTO v_picked, v_got, v_scheduled
+        FROM (
+            SELECT c.ctid AS place, c.state FROM jobs AS c
             WHERE c.queue_id = v_queue.id AND c.rank = v_ranks[i] AND c.state <= 1
               AND (c.run_at, c.seq) >= (v_run_ats[i], v_seqs[i]) AND c.run_at <= p_now
               AND (p_types IS NULL OR c.type = ANY (p_types))
             ORDER BY c.run_at, c.seq LIMIT v_room FOR UPDATE SKIP LOCKED
-        ), leased AS (
+        ) AS picked;
+        v_places := v_places || v_picked;
+        v_room := v_room - v_got;
+        v_ready_taken := v_ready_taken + v_got - v_scheduled;
+        v_scheduled_taken := v_scheduled_taken + v_scheduled;
+    END LOOP;
+    -- The rows are locked, so whatever ended before can be seen now. `now` may have been read before that end: the log must
+    -- not show one lease beside the other.
+    v_reserved_at := greatest(p_now, v_floor, (
+        SELECT max(m.latest_end) FROM moves AS m
+        WHERE m.queue_id = v_queue.id
+          AND (m.xid >= pg_snapshot_xmax(v_seen_now) OR m.xid = ANY (ARRAY(SELECT pg_snapshot_xip(v_seen_now))))));
+    v_expires_at := v_reserved_at + p_lease_for;
+    IF v_places IS NOT NULL THEN
+        RETURN QUERY
+        WITH leased AS (
             UPDATE jobs AS j SET state = 3, token = p_secret, worker = p_worker, reserved_at = v_reserved_at,
                                  expires_at = v_expires_at, fence = j.fence + 1
-            FROM picked WHERE j.ctid = picked.place
-            RETURNING j.*, picked.was
+            WHERE j.ctid = ANY (v_places)
+            RETURNING j.*
         ), noted AS (
             INSERT INTO moves (queue_id, scheduled, ready, inflight, low_expires_at)
-            SELECT v_queue.id, -count(*) FILTER (WHERE was = 0), -count(*) FILTER (WHERE was = 1), count(*), v_expires_at
-            FROM leased HAVING count(*) > 0
+            VALUES (v_queue.id, -v_scheduled_taken, -v_ready_taken, v_scheduled_taken + v_ready_taken, v_expires_at)
         )
         SELECT NULL::text, j.seq, j.rank, j.run_at, j.id, j.type, j.payload, j.created_at, j.max_attempts, j.fence,
             j.reserved_at, j.expires_at, j.key, j.attempts, j.stalls, j.max_stalls, j.codec, j.headers, j.timeout_us, j.flags,
             j.idempotency_key, j.backoff_min_us, j.backoff_max_us, j.last_error, j.failed_at
         FROM leased AS j;
-        GET DIAGNOSTICS v_got = ROW_COUNT;
-        v_room := v_room - v_got;
-    END LOOP;
+    END IF;
 
     -- Where the living begin now, in one snapshot with the snapshot itself.
     IF coalesce(cardinality(v_ranks), 0) <= 64 THEN

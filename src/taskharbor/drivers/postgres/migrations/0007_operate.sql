@@ -43,27 +43,28 @@ BEGIN
             v_answers := v_answers || CASE WHEN is_kept(v_id) THEN -2 ELSE -1 END::smallint;
             CONTINUE;
         END IF;
-        v_job := NULL;
-        v_job.state := 1;
-        IF v_dead.key IS NOT NULL THEN
-            IF EXISTS (SELECT FROM jobs WHERE queue_id = v_dead.queue_id AND key = v_dead.key AND state <= 2) THEN
-                v_answers := v_answers || -3::smallint;
-                CONTINUE;
-            END IF;
-            PERFORM FROM jobs WHERE queue_id = v_dead.queue_id AND key = v_dead.key AND state = 3 FOR KEY SHARE;
+        BEGIN
+            -- Stored first and looked around then, as in store_job: so nobody comes in between.
+            INSERT INTO jobs (seq, run_at, created_at, failed_at, timeout_us, backoff_min_us, backoff_max_us, fence, queue_id,
+                              max_attempts, max_stalls, rank, state, flags, id, type, key, codec, headers, idempotency_key,
+                              last_error, payload)
+            VALUES (v_dead.seq, p_now, v_dead.created_at, v_dead.failed_at, v_dead.timeout_us, v_dead.backoff_min_us,
+                    v_dead.backoff_max_us, v_dead.fence, v_dead.queue_id, v_dead.max_attempts, v_dead.max_stalls, v_dead.rank,
+                    1, v_dead.flags, v_dead.id, v_dead.type, v_dead.key, v_dead.codec, v_dead.headers,
+                    v_dead.idempotency_key, v_dead.last_error, v_dead.payload)
+            RETURNING * INTO v_job;
+        EXCEPTION WHEN unique_violation THEN
+            v_answers := v_answers || -3::smallint;
+            CONTINUE;
+        END;
+        IF v_job.key IS NOT NULL THEN
+            PERFORM FROM jobs WHERE queue_id = v_job.queue_id AND key = v_job.key AND state = 3 FOR KEY SHARE;
             IF FOUND THEN
+                UPDATE jobs SET state = 2 WHERE seq = v_job.seq;
                 v_job.state := 2;
             END IF;
         END IF;
         DELETE FROM dead WHERE seq = v_dead.seq;
-        INSERT INTO jobs (seq, run_at, created_at, failed_at, timeout_us, backoff_min_us, backoff_max_us, fence, queue_id,
-                          max_attempts, max_stalls, rank, state, flags, id, type, key, codec, headers, idempotency_key,
-                          last_error, payload)
-        VALUES (v_dead.seq, p_now, v_dead.created_at, v_dead.failed_at, v_dead.timeout_us, v_dead.backoff_min_us,
-                v_dead.backoff_max_us, v_dead.fence, v_dead.queue_id, v_dead.max_attempts, v_dead.max_stalls, v_dead.rank,
-                v_job.state, v_dead.flags, v_dead.id, v_dead.type, v_dead.key, v_dead.codec, v_dead.headers,
-                v_dead.idempotency_key, v_dead.last_error, v_dead.payload)
-        RETURNING * INTO v_job;
         PERFORM log_attempt(v_job, 7::smallint, v_job.state, p_now, NULL, NULL);
         PERFORM note(v_job.queue_id, 5::smallint, v_job.state, p_stir, v_job.rank, v_job.run_at, NULL);
         v_answers := v_answers || v_job.state;
