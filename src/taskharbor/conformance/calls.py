@@ -40,6 +40,10 @@ def replay(
     `busy`: jobs that calls beside this one were changing, where the driver may pass over those."""
     if call.method == "reserve":
         model.passed_over = frozenset(busy) - {job.id for job in answer}
+        held = {(job.id, job.token) for job in after.jobs if job.token is not None}
+        model.left_expired = frozenset(
+            job.id for job in model.jobs.values() if job.id in busy and (job.id, job.token) in held
+        )
     model.failure_id_for = lambda dead, queue: _failure_id(model, after, dead, queue)
     special = _SPECIAL.get(call.method)
     if special is not None:

@@ -63,7 +63,9 @@ class Model:
         """Rows (by seq) of jobs that went back to waiting and absorbed another in the same step."""
         self.next_seq = 1
         self.passed_over: frozenset[str] = frozenset()
-        """Jobs that a `reserve` now left alone because a call that races with it was changing them."""
+        """Jobs that a `reserve` did not claim because a call that raced with it was changing them."""
+        self.left_expired: frozenset[str] = frozenset()
+        """And those whose lease it did not end for that reason."""
         self.token_for: Callable[[JobRecord], str] = lambda job: new_token()
         self.failure_id_for: Callable[[JobRecord, str], str] = lambda dead, queue: new_id()
 
@@ -143,7 +145,7 @@ class Model:
         worker: str,
         types: Sequence[str] | None = None,
     ) -> list[JobRecord]:
-        over = [job_id for job_id in self.expired(now, queue) if job_id not in self.passed_over]
+        over = [job_id for job_id in self.expired(now, queue) if job_id not in self.left_expired]
         self.reclaim_jobs(over, now=now)
         settings = self.settings(queue)
         if settings.paused:

@@ -60,6 +60,10 @@ class Connections:
         self._busy: set[Session] = set()
         self._is_closed = False
 
+    def adopt(self, connection: AsyncConnection[Row]) -> None:
+        """Take over a connection that was opened for something else."""
+        self._idle.append(Session(connection, self._options.prepare))
+
     async def run(self, operation: Operation[T]) -> T:
         """The answer of an operation, which is one statement or one transaction and safe to repeat."""
         is_repeated = False

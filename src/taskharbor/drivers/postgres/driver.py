@@ -21,7 +21,7 @@ from taskharbor.drivers.contract import (
 )
 from taskharbor.drivers.postgres import arrays, enqueue, inspect, log, migrations, operate, settle, waiting
 from taskharbor.drivers.postgres.announcing import Announcer
-from taskharbor.drivers.postgres.connections import Connections, Operation, T
+from taskharbor.drivers.postgres.connections import Connections, Operation, T, connect
 from taskharbor.drivers.postgres.listener import channel
 from taskharbor.drivers.postgres.options import Options, parse_url
 from taskharbor.drivers.postgres.reserve import Claimer
@@ -66,8 +66,14 @@ class PostgresDriver(Driver):
     async def open(self) -> None:
         if self._connections is not None:
             return
-        await migrations.make_ready(self.options)
+        connection = await connect(self.options)
+        try:
+            await migrations.make_ready(connection, self.options)
+        except BaseException:
+            await connection.close()
+            raise
         self._connections = Connections(self.options)
+        self._connections.adopt(connection)
         self._watcher = Watcher(self.options, self._look, self._claimer.emptied)
 
     async def close(self) -> None:
@@ -96,7 +102,8 @@ class PostgresDriver(Driver):
         return now
 
     async def migrate(self, *, dry_run: bool = False) -> list[str]:
-        return await migrations.migrate(self.options, dry_run=dry_run)
+        async with await connect(self.options) as connection:
+            return await migrations.migrate(connection, self.options, dry_run=dry_run)
 
     # -- producing and working ----------------------------------------------------------------------------
 

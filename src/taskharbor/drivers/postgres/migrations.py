@@ -16,7 +16,7 @@ import msgspec
 import psycopg
 from psycopg import AsyncConnection
 
-from taskharbor.drivers.postgres.connections import Row, connect
+from taskharbor.drivers.postgres.connections import Row
 from taskharbor.drivers.postgres.failures import translated
 from taskharbor.drivers.postgres.options import Options
 from taskharbor.drivers.postgres.statements import load, quoted
@@ -44,9 +44,9 @@ def known_migrations() -> tuple[Migration, ...]:
     return tuple(Migration(name.removesuffix(".sql"), sql) for name, sql in sorted(found))
 
 
-async def make_ready(options: Options) -> None:
+async def make_ready(connection: AsyncConnection[Row], options: Options) -> None:
     """Bring the schema up to date, or refuse it, as the options say."""
-    missing = await migrate(options, dry_run=not options.migrate)
+    missing = await migrate(connection, options, dry_run=not options.migrate)
     if missing and not options.migrate:
         raise SchemaMismatch(
             f"{options.place}: the schema {options.schema!r} lacks {', '.join(missing)}: run `taskharbor migrate`"
@@ -54,11 +54,14 @@ async def make_ready(options: Options) -> None:
 
 
 async def migrate(
-    options: Options, *, dry_run: bool = False, known: Sequence[Migration] | None = None
+    connection: AsyncConnection[Row],
+    options: Options,
+    *,
+    dry_run: bool = False,
+    known: Sequence[Migration] | None = None,
 ) -> list[str]:
     """Apply what is missing, each step in a transaction of its own; the names of the steps taken."""
     steps = known_migrations() if known is None else known
-    connection = await connect(options)
     try:
         if connection.info.server_version < MINIMUM_VERSION:
             raise SchemaMismatch(
@@ -68,11 +71,10 @@ async def migrate(
         if not dry_run:
             for migration in missing:
                 await _apply(connection, options, migration)
+            await _tend(connection, options, is_new=bool(missing))
         return [migration.name for migration in missing]
     except psycopg.Error as error:
         raise translated(error, options) from error
-    finally:
-        await connection.close()
 
 
 async def _pending(
@@ -112,3 +114,18 @@ async def _apply(connection: AsyncConnection[Row], options: Options, migration: 
             await connection.execute(cast(LiteralString, f"SET LOCAL search_path TO {quoted(options.schema)}"))
             await connection.execute(cast(LiteralString, migration.sql), prepare=False)
             await connection.execute(sql["record"], {"name": migration.name, "breaks": migration.breaks})
+
+
+async def _tend(connection: AsyncConnection[Row], options: Options, *, is_new: bool) -> None:
+    """What the tables need when they are new, have come to another cluster, or nobody worked here for a week."""
+    sql = load("migrate", options.schema)
+    ((has_moved, today, has_days),) = await (await connection.execute(sql["condition"], {"schema": options.schema})).fetchall()
+    if has_moved:
+        await connection.execute(sql["begin_epoch"])
+    if not has_days:
+        try:
+            await connection.execute(sql["add_days"], {"now": today})
+        except (psycopg.errors.InsufficientPrivilege, psycopg.errors.LockNotAvailable):
+            # Rows go to the rest until somebody who may adds the days.
+            if is_new:
+                raise

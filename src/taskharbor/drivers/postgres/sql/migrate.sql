@@ -18,3 +18,16 @@ SELECT 1 FROM $schema.migrations WHERE name = %(name)s
 
 -- name: record
 INSERT INTO $schema.migrations (name, breaks) VALUES (%(name)s, %(breaks)s)
+
+-- name: condition
+-- Whether the tables were brought here from another cluster; the server's time; whether tomorrow has its partitions.
+SELECT (SELECT system_id FROM $schema.epochs ORDER BY epoch DESC LIMIT 1) <> (SELECT system_identifier FROM pg_control_system()),
+    (extract(epoch FROM clock_timestamp()) * 1000000)::bigint,
+    to_regclass(format('%%I.%%I', %(schema)s::text,
+                       to_char((clock_timestamp() + interval '1 day') AT TIME ZONE 'UTC', '"attempts_"YYYYMMDD'))) IS NOT NULL
+
+-- name: begin_epoch
+SELECT $schema.begin_epoch()
+
+-- name: add_days
+SELECT $schema.add_days(%(now)s::bigint)

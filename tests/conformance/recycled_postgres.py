@@ -1,0 +1,51 @@
+"""Fresh stores for the kit in a fraction of the time.
+
+The kit asks for hundreds of them, one after the other. Making a schema costs a fifth of a second, emptying one a
+hundredth: so a schema is used again as soon as nobody is on it any more.
+"""
+
+import atexit
+from urllib.parse import parse_qsl, urlsplit
+
+import psycopg
+from psycopg import sql
+
+from taskharbor.testing.servers import PostgresAt, with_fresh_schema
+
+TABLES = ("queues", "jobs", "finished", "dead", "idempotency", "attempts", "moves", "totals")
+DAYS = """
+SELECT relname FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace
+WHERE nspname = %s AND relispartition AND relkind = 'r' AND relname NOT LIKE '%%_rest'
+"""
+
+
+class Recycler:
+    """Empty schemas on one server."""
+
+    def __init__(self, server: PostgresAt) -> None:
+        self._url = server.url
+        self._connection = psycopg.connect(server.url, autocommit=True, options="-c lock_timeout=200ms")
+        atexit.register(self._connection.close)
+        self._used: list[str] = []
+
+    def fresh_url(self) -> str:
+        for url in self._used[-1:]:
+            if self._is_emptied(dict(parse_qsl(urlsplit(url).query))["schema"]):
+                return url
+        self._used.append(with_fresh_schema(self._url))
+        return self._used[-1]
+
+    def _is_emptied(self, schema: str) -> bool:
+        """False where it does not exist yet, or somebody still works on it."""
+        try:
+            days = [name for (name,) in self._connection.execute(DAYS, (schema,))]
+            with self._connection.transaction():
+                for day in days[:-1] if len(days) > 1 else ():
+                    # Cases live in a time of their own; the last day stays, so that nobody makes the others again.
+                    if not day.startswith("attempts_"):
+                        self._connection.execute(sql.SQL("DROP TABLE {}").format(sql.Identifier(schema, day)))
+                tables = sql.SQL(", ").join(sql.Identifier(schema, table) for table in TABLES)
+                self._connection.execute(sql.SQL("TRUNCATE {} RESTART IDENTITY").format(tables))
+        except (psycopg.errors.LockNotAvailable, psycopg.errors.UndefinedTable):
+            return False
+        return True
