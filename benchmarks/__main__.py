@@ -20,6 +20,7 @@ from benchmarks.measure import Figure, Series
 from benchmarks.peers.installed import DEFAULT_CACHE
 from benchmarks.peers.race import Result, race
 from benchmarks.peers.report import table as race_table
+from benchmarks.postgres_server import server
 
 SUITES: dict[str, Callable[[bool], list[Callable[[], Figure]]]] = {
     "memory": memory.figures,
@@ -64,6 +65,7 @@ def main(suites: tuple[str, ...], quick: bool, output: Path | None, cache: Path)
         report = {
             "python": platform.python_version(),
             "sqlite": sqlite3.sqlite_version,
+            "postgres": server().version if server.cache_info().currsize else None,
             "figures": [
                 {**msgspec.to_builtins(figure), "ratio": round(figure.ratio, 3), "holds": figure.holds}
                 for figure in measured

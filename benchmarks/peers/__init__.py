@@ -1,5 +1,5 @@
 """Other queues on the same server, doing the same nothing: what one gets elsewhere, in each one's best documented settings.
 
-One file per contender. What it has in common with the others is `program.py` (inside its process) and `race.py` (outside);
-nothing here may import more than the standard library, because it also runs in the contenders' own environments.
+One file per contender. It runs in the contender's own environment together with `program.py` and `stopwatch.py`, which
+therefore need nothing but the standard library; `race.py` and what it uses stay outside, in ours.
 """

@@ -13,7 +13,7 @@ class Contender:
     settings: str
     """For the report: what it ran with."""
     jobs: int
-    """How many a drain gives it: enough for some seconds. Slow ones get fewer, as their speed does not depend on it."""
+    """How many a drain gives it. Slow ones get fewer, so that a round ends; a short backlog is rather in their favour."""
     unfinished: str
     """SQL for how many of %(count)s jobs are not yet acknowledged in the backend."""
     python: tuple[str, ...] = ()

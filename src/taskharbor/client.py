@@ -27,6 +27,7 @@ from taskharbor.errors import InvalidRequest, JobError, JobNotFound, WaitTimeout
 from taskharbor.jobs import Attempt, JobRecord, JobRequest, JobState, Micros
 from taskharbor.portal import portal
 from taskharbor.requests import Defaults, RecordBuilder, check_queue_name
+from taskharbor.transactions import AsyncClientWithin, AsyncTransaction, ClientWithin, Transaction
 
 T = TypeVar("T")
 
@@ -127,6 +128,10 @@ class AsyncClient:
         """For inputs of any length and for progress: each chunk is checked, sent and answered before the next is read."""
         for batch in chunks(requests, chunk):
             yield await self.enqueue_batch(batch)
+
+    def within(self, transaction: AsyncTransaction) -> AsyncClientWithin:
+        """Enqueue as part of a transaction of yours: `await client.within(connection).enqueue(request)`."""
+        return AsyncClientWithin(self.driver.within(transaction), self.builder, self.now)
 
     # -- looking ------------------------------------------------------------------------------------------
 
@@ -265,6 +270,10 @@ class Client:
     ) -> Iterator[list[Enqueued]]:
         for batch in chunks(requests, chunk):
             yield self._call(self._inner.enqueue_batch(batch))
+
+    def within(self, transaction: Transaction) -> ClientWithin:
+        """Enqueue as part of a transaction of yours: `client.within(connection).enqueue(request)`."""
+        return ClientWithin(self.driver.within(transaction), self._inner.builder, self.now)
 
     def get(self, job_id: str) -> JobRecord:
         return self._call(self._inner.get(job_id))

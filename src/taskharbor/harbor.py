@@ -34,6 +34,7 @@ from taskharbor.handlers import Handler, Isolation, OnInvalid, make_handler
 from taskharbor.jobs import JobRequest, UpdateFlags
 from taskharbor.requests import Defaults, EncodedPayload
 from taskharbor.retry import RetryPolicy
+from taskharbor.transactions import AsyncJobWithin, AsyncTransaction, JobWithin, Transaction, is_async
 
 if TYPE_CHECKING:
     from taskharbor.middleware import Middleware
@@ -125,6 +126,21 @@ class JobType(Generic[P, R]):
     ) -> list[JobHandle[R]]:
         client = self._harbor.async_client()
         return self._handles(await client.enqueue_like(self._template(), self._payloads(calls)))
+
+    @overload
+    def within(self, transaction: AsyncTransaction) -> AsyncJobWithin[P, R]: ...
+
+    @overload
+    def within(self, transaction: Transaction) -> JobWithin[P, R]: ...
+
+    def within(self, transaction: Any) -> JobWithin[P, R] | AsyncJobWithin[P, R]:
+        """Enqueue as part of a transaction of yours: the job is there if and only if that commits.
+
+        `send.within(session).enqueue(...)`; on an asynchronous connection or session, `await` it.
+        """
+        if is_async(transaction):
+            return AsyncJobWithin(self, self._harbor.async_client().within(transaction))
+        return JobWithin(self, self._harbor.client.within(transaction))
 
     def _template(self) -> JobRequest:
         return JobRequest(type=self.handler.type, **self._options)

@@ -91,7 +91,9 @@ class Twin:
         passes_over = self.driver.capabilities.passes_over_busy
         changing = [touched(self.model, call, answer) if passes_over else set() for call, answer in pairs]
         busy = {
-            id(call): set[str]().union(*(ids for other, ids in zip(pairs, changing, strict=True) if other[0] is not call))
+            id(call): set[str]().union(
+                *(ids for other, ids in zip(pairs, changing, strict=True) if other[0] is not call)
+            )
             for call, _ in pairs
         }
         for order in itertools.permutations(pairs):

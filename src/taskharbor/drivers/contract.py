@@ -16,7 +16,7 @@ from typing import ClassVar, Self, TypeAlias
 
 import msgspec
 
-from taskharbor.errors import JobError
+from taskharbor.errors import InvalidRequest, JobError
 from taskharbor.jobs import (
     SECOND,
     TERMINAL_STATES,
@@ -165,6 +165,24 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     then wakes whoever waits."""
 
 
+class JoinedTransaction(abc.ABC):
+    """A transaction of the caller's, seen from the queue: what is enqueued here is there once it has committed, and only then.
+
+    One statement on the caller's connection, by the same rules as `Driver.enqueue`. Beginning, committing and rolling back
+    stay with the caller.
+    """
+
+    @abc.abstractmethod
+    def enqueue(self, records: Sequence[JobRecord], *, now: Micros) -> list[Enqueued]: ...
+
+
+class JoinedAsyncTransaction(abc.ABC):
+    """The same on an asynchronous connection."""
+
+    @abc.abstractmethod
+    async def enqueue(self, records: Sequence[JobRecord], *, now: Micros) -> list[Enqueued]: ...
+
+
 class Driver(abc.ABC):
     """One handle on a store, used from one event loop. `clone()` makes another for another loop.
 
@@ -229,6 +247,14 @@ class Driver(abc.ABC):
         4. it has a key and a job of that (queue, key) is inflight (valid lease or not): stored as blocked, with its flags;
         5. else stored. Lease fields, state and counters of the given record are ignored.
         """
+
+    def within(self, transaction: object) -> JoinedTransaction | JoinedAsyncTransaction:
+        """Join a transaction of the caller's: a connection or session of a library the driver knows. Optional, no I/O, and
+        the handle need not be open. Raises InvalidRequest for anything it cannot join."""
+        raise InvalidRequest(
+            f"{type(self).__name__} cannot enqueue within a transaction of yours: its jobs are not kept in that database; "
+            "use postgresql:// for that"
+        )
 
     # -- working ------------------------------------------------------------------------------------------
 
@@ -449,6 +475,8 @@ __all__ = [
     "Fail",
     "FailurePayload",
     "JobFilter",
+    "JoinedAsyncTransaction",
+    "JoinedTransaction",
     "Page",
     "QueueSettings",
     "QueueStats",

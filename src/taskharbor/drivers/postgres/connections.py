@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, LiteralString, TypeAlias, TypeVar
 
 import psycopg
-from psycopg import AsyncConnection, AsyncCursor, pq
+from psycopg import AsyncConnection, AsyncCursor, pq, waiting
 
 from taskharbor.drivers.postgres.failures import is_conflict, is_lost, translated
 from taskharbor.drivers.postgres.options import Options
@@ -27,6 +27,18 @@ _CONFLICTS = 10
 """Tries before a deadlock or serialisation failure is given up. PostgreSQL has undone all of such a call."""
 
 
+class Connection(AsyncConnection[Row]):
+    """One that lets go at once when its caller is cancelled. The library would ask the server to stop and wait for ten
+    seconds on a line that went dead, longer than a lease may last; here the connection is thrown away in any case."""
+
+    async def wait(self, gen: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return await waiting.wait_async(gen, self.pgconn.socket, *args, **kwargs)
+        except asyncio.CancelledError:
+            self.pgconn.finish()
+            raise
+
+
 class Session:
     """One connection and the cursor that is used over and over."""
 
@@ -36,11 +48,11 @@ class Session:
         self._prepare = is_prepared
         self.is_fresh = True
 
-    async def rows(self, statement: LiteralString, values: Any = None) -> list[Row]:
+    async def rows(self, statement: LiteralString, values: Any = ()) -> list[Row]:
         await self._cursor.execute(statement, values, prepare=self._prepare)
         return await self._cursor.fetchall()
 
-    async def value(self, statement: LiteralString, values: Any = None) -> Any:
+    async def value(self, statement: LiteralString, values: Any = ()) -> Any:
         await self._cursor.execute(statement, values, prepare=self._prepare)
         row = await self._cursor.fetchone()
         assert row is not None
@@ -139,7 +151,7 @@ class Connections:
 
 async def connect(options: Options) -> AsyncConnection[Row]:
     try:
-        return await AsyncConnection.connect(
+        return await Connection.connect(
             options.conninfo, autocommit=True, prepare_threshold=0 if options.prepare else None
         )
     except psycopg.Error as error:

@@ -13,6 +13,8 @@ from taskharbor.drivers.contract import (
     Enqueued,
     Extension,
     JobFilter,
+    JoinedAsyncTransaction,
+    JoinedTransaction,
     Page,
     QueueSettings,
     QueueStats,
@@ -26,11 +28,12 @@ from taskharbor.drivers.postgres.listener import channel
 from taskharbor.drivers.postgres.options import Options, parse_url
 from taskharbor.drivers.postgres.reserve import Claimer
 from taskharbor.drivers.postgres.statements import load
+from taskharbor.drivers.postgres.transactional import join
 from taskharbor.drivers.postgres.waiting import Watcher
 from taskharbor.errors import BackendUnavailable, JobError, TaskHarborError
 from taskharbor.jobs import Attempt, JobRecord, JobState, Lease, Micros
 
-_FOLD_EVERY = 5.0
+_FOLD_EVERY = 20.0
 _TEND_EVERY = 600.0
 """Seconds between two foldings of the counters, and between two looks at the days of history."""
 
@@ -41,7 +44,9 @@ class PostgresDriver(Driver):
     Durability is the server's: with its defaults an answer means that the disk has it.
     """
 
-    capabilities: ClassVar[Capabilities] = Capabilities(durable=True, multi_process=True, passes_over_busy=True)
+    capabilities: ClassVar[Capabilities] = Capabilities(
+        durable=True, multi_process=True, passes_over_busy=True
+    )
 
     def __init__(self, options: Options) -> None:
         self.options = options
@@ -114,9 +119,7 @@ class PostgresDriver(Driver):
         is_one_queue = len(records) == 1 or all(record.queue == first for record in records)
         voice = self._announcer.voice_for(first) if is_one_queue else self._announcer.voice
         answers = await self._run(
-            lambda session, again: enqueue.enqueue(
-                session, self._schema, records, now, voice, is_known=again
-            )
+            lambda session, again: enqueue.enqueue(session, self._schema, records, now, voice, is_known=again)
         )
         if is_one_queue:
             self._announcer.done(first, voice)
@@ -168,7 +171,7 @@ class PostgresDriver(Driver):
                 )
             )
         except BackendUnavailable:
-            self._claimer.lost_answer(queue, worker, secret)
+            self._claimer.lose_answer(queue, worker, secret)
             raise
 
     async def _give_back(self, task: asyncio.Task[list[JobRecord]], now: Micros) -> list[JobRecord]:
@@ -194,7 +197,9 @@ class PostgresDriver(Driver):
         if not settlements:
             return []
         return await self._run(
-            lambda session, _: settle.settle(session, self._schema, settlements, now, self._announcer.voice)
+            lambda session, again: settle.settle(
+                session, self._schema, settlements, now, self._announcer.voice, again
+            )
         )
 
     async def reclaim(self, *, now: Micros, queue: str | None = None, limit: int = 1000) -> int:
@@ -204,7 +209,7 @@ class PostgresDriver(Driver):
         instant = asyncio.get_running_loop().time()
         if instant >= self._next_fold:
             self._next_fold = instant + _FOLD_EVERY
-            await self._run(lambda session, _: session.value(statement["fold"]))
+            await self._run(lambda session, _: session.value(statement["fold"], [_FOLD_EVERY]))
         return ended
 
     # -- operating ----------------------------------------------------------------------------------------
@@ -220,7 +225,9 @@ class PostgresDriver(Driver):
         if not job_ids:
             return []
         return await self._run(
-            lambda session, _: operate.requeue(session, self._schema, job_ids, now, self._announcer.voice)
+            lambda session, again: operate.requeue(
+                session, self._schema, job_ids, now, self._announcer.voice, again
+            )
         )
 
     async def purge(self, selection: JobFilter, *, limit: int = 1000) -> int:
@@ -288,10 +295,13 @@ class PostgresDriver(Driver):
     async def _look(
         self, queues: Sequence[str], seen: Sequence[str | None], since: Sequence[Micros]
     ) -> tuple[str, bool, Micros | None]:
-        return await self._run(
-            lambda session, _: waiting.look(session, self._schema, queues, seen, since)
-        )
+        return await self._run(lambda session, _: waiting.look(session, self._schema, queues, seen, since))
 
     async def _announce(self, queues: Iterable[str]) -> None:
         values = [channel(self._schema), arrays.text_array(list(queues))]
         await self._run(lambda session, _: session.rows(load("notify", self._schema)["announce"], values))
+
+    # -- within a transaction of the caller's ---------------------------------------------------------------
+
+    def within(self, transaction: object) -> JoinedTransaction | JoinedAsyncTransaction:
+        return join(transaction, self.options)

@@ -26,7 +26,13 @@ T = TypeVar("T")
 
 
 async def enqueue(
-    session: Session, schema: str, records: Sequence[JobRecord], now: Micros, stir: int, *, is_known: bool = False
+    session: Session,
+    schema: str,
+    records: Sequence[JobRecord],
+    now: Micros,
+    stir: int,
+    *,
+    is_known: bool = False,
 ) -> list[Enqueued]:
     """`is_known`: some of the ids may be stored already, so do not try the plain way first."""
     for record in records:

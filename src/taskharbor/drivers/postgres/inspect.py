@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from typing import Any, LiteralString, cast
+from typing import Any, LiteralString
 
 from taskharbor.drivers.contract import JobFilter, Page, QueueSettings, QueueStats
 from taskharbor.drivers.postgres import arrays
@@ -61,13 +61,13 @@ async def list_jobs(
     parts = _parts(schema, selection)
     if not parts:
         return Page([], None)
-    statement = f"SELECT * FROM ({' UNION ALL '.join(parts)}) AS found ORDER BY seq DESC LIMIT %(limit)s"
-    rows = await session.rows(cast(LiteralString, statement), values)
+    statement = load("inspect", schema)["list"].replace("/*parts*/", " UNION ALL ".join(parts))
+    rows = await session.rows(statement, values)
     jobs = [record_from_row(row, now) for row in rows[:limit]]
     return Page(jobs, str(rows[limit - 1][0]) if len(rows) > limit else None)
 
 
-def _parts(schema: str, selection: JobFilter) -> list[str]:
+def _parts(schema: str, selection: JobFilter) -> list[LiteralString]:
     """One query per table that can hold what is asked for, with conditions its indexes know."""
     states = range(7) if selection.states is None else sorted(STATE_NUMBERS[one] for one in selection.states)
     filters = [
@@ -103,7 +103,9 @@ _LIVE = {
 }
 
 
-def _part(name: str, schema: str, states: Sequence[str], filters: Sequence[str]) -> str:
+def _part(
+    name: str, schema: str, states: Sequence[LiteralString], filters: Sequence[LiteralString]
+) -> LiteralString:
     statement = _with_columns(name, schema).replace("/*states*/", " OR ".join(states))
     return statement.replace("/*filters*/", "".join([f"AND {condition} " for condition in filters]))
 

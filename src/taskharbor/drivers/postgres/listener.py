@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-from typing import LiteralString, cast
 
 import psycopg
 from psycopg import AsyncConnection
@@ -36,7 +35,7 @@ class Listener:
         self._options = options
         self._loop = asyncio.get_running_loop()
         self._events: dict[str, set[asyncio.Event]] = {}
-        self._connection: AsyncConnection[Row] | None = None
+        self._is_reading = False
         self._broken = asyncio.Event()
         self.is_up = asyncio.Event()
         self._task = self._loop.create_task(self._keep_listening(), name="taskharbor listener")
@@ -74,37 +73,41 @@ class Listener:
 
     async def _listen_once(self) -> None:
         """Listen until the connection breaks."""
-        connection = self._connection = await connect(self._options)
+        connection = await connect(self._options)
         descriptor = connection.fileno()
         try:
             connection.add_notify_handler(lambda notify: self._wake(notify.payload))
-            await connection.execute(
-                cast(LiteralString, f"LISTEN {quoted(channel(self._options.schema))}")
-            )
+            await connection.execute(f"LISTEN {quoted(channel(self._options.schema))}")
             self._broken.clear()
             self.is_up.set()
             self._wake_all()
             while not self._broken.is_set():
-                self._loop.add_reader(descriptor, self._hear, connection)
+                self._loop.add_reader(descriptor, self._hear, connection, descriptor)
+                self._is_reading = True
                 try:
                     async with asyncio.timeout(_PROBE):
                         await self._broken.wait()
                 except TimeoutError:
-                    self._loop.remove_reader(descriptor)
+                    self._stop_reading(descriptor)
                     async with asyncio.timeout(_PATIENCE):
                         await connection.execute("SELECT 1")
         finally:
-            self._loop.remove_reader(descriptor)
-            self._connection = None
+            self._stop_reading(descriptor)
             await connection.close()
 
-    def _hear(self, connection: AsyncConnection[Row]) -> None:
+    def _stop_reading(self, descriptor: int) -> None:
+        """Only while it is ours: the library closes a broken socket, and another may have its number by now."""
+        if self._is_reading:
+            self._is_reading = False
+            self._loop.remove_reader(descriptor)
+
+    def _hear(self, connection: AsyncConnection[Row], descriptor: int) -> None:
         try:
             connection.pgconn.consume_input()
             while notify := connection.pgconn.notifies():
                 self._wake(notify.extra.decode())
         except psycopg.Error:
-            self._loop.remove_reader(connection.fileno())
+            self._stop_reading(descriptor)
             self._broken.set()
 
     def _wake(self, queue: str) -> None:

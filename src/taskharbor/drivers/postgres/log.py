@@ -82,7 +82,7 @@ async def read_attempts(session: Session, schema: str, after: str | None, limit:
 async def _old_page(
     session: Session, schema: str, place: Place, epochs: Sequence[Row], limit: int
 ) -> list[Row]:
-    bounds = {epoch: last_seq for epoch, last_seq in epochs}
+    bounds: dict[int, int] = dict(epochs)
     values = {
         "xid": str(place.xid),
         "seq": place.seq,

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
-from typing import LiteralString, cast
 
 import msgspec
 import psycopg
@@ -90,7 +89,7 @@ async def _pending(
                 "attempts): give TaskHarbor one of its own with ?schema=name"
             )
         return list(known)
-    rows = await (await connection.execute(sql["applied"])).fetchall()
+    rows = await (await connection.execute(sql["applied"], ())).fetchall()
     names = {migration.name for migration in known}
     foreign = sorted(name for name, breaks in rows if breaks and name not in names)
     if foreign:
@@ -107,21 +106,23 @@ async def _apply(connection: AsyncConnection[Row], options: Options, migration: 
     async with connection.transaction():
         # One process at a time; the others find the step taken.
         await connection.execute(sql["lock"], {"schema": options.schema})
-        await connection.execute(sql["prepare"])
-        await connection.execute(sql["create_table"])
+        await connection.execute(sql["prepare"], ())
+        await connection.execute(sql["create_table"], ())
         found = await connection.execute(sql["is_applied"], {"name": migration.name})
         if await found.fetchone() is None:
-            await connection.execute(cast(LiteralString, f"SET LOCAL search_path TO {quoted(options.schema)}"))
-            await connection.execute(cast(LiteralString, migration.sql), prepare=False)
+            await connection.execute(f"SET LOCAL search_path TO {quoted(options.schema)}")
+            await connection.execute(migration.sql, prepare=False)
             await connection.execute(sql["record"], {"name": migration.name, "breaks": migration.breaks})
 
 
 async def _tend(connection: AsyncConnection[Row], options: Options, *, is_new: bool) -> None:
     """What the tables need when they are new, have come to another cluster, or nobody worked here for a week."""
     sql = load("migrate", options.schema)
-    ((has_moved, today, has_days),) = await (await connection.execute(sql["condition"], {"schema": options.schema})).fetchall()
+    ((has_moved, today, has_days),) = await (
+        await connection.execute(sql["condition"], {"schema": options.schema})
+    ).fetchall()
     if has_moved:
-        await connection.execute(sql["begin_epoch"])
+        await connection.execute(sql["begin_epoch"], ())
     if not has_days:
         try:
             await connection.execute(sql["add_days"], {"now": today})

@@ -26,9 +26,9 @@ async def cancel(
 
 
 async def requeue(
-    session: Session, schema: str, job_ids: Sequence[str], now: Micros, stir: int
+    session: Session, schema: str, job_ids: Sequence[str], now: Micros, stir: int, again: bool
 ) -> list[JobState | JobError]:
-    codes = await session.value(load("operate", schema)["requeue"], [_ids(job_ids), now, stir])
+    codes = await session.value(load("operate", schema)["requeue"], [_ids(job_ids), now, stir, again])
     return _answers(job_ids, codes, _REQUEUE_ERRORS)
 
 
@@ -64,9 +64,7 @@ async def purge(session: Session, schema: str, selection: JobFilter, limit: int)
     return removed
 
 
-async def configure(
-    session: Session, schema: str, queue: str, settings: QueueSettings, stir: int
-) -> None:
+async def configure(session: Session, schema: str, queue: str, settings: QueueSettings, stir: int) -> None:
     if not isinstance(settings, QueueSettings):
         raise InvalidRequest(f"{settings!r} is not QueueSettings")
     values = [

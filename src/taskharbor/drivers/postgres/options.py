@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
-from urllib.parse import parse_qsl, urlencode
+from urllib.parse import parse_qsl, quote, urlencode
 
 import msgspec
 import psycopg
@@ -52,6 +52,9 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     migrate: bool = True
     """off: refuse a schema that is missing or old instead of bringing it up to date when the store is opened."""
 
+    def __repr__(self) -> str:
+        return f"Options({self.place!r}, schema={self.schema!r})"
+
 
 def parse_url(url: str) -> Options:
     scheme, separator, rest = url.partition("://")
@@ -66,11 +69,17 @@ def parse_url(url: str) -> Options:
         else:
             others.append((name, value))
     try:
-        given = conninfo.conninfo_to_dict(f"postgresql://{address}?{urlencode(others)}")
-    except psycopg.ProgrammingError as error:
-        raise InvalidRequest(f"the URL cannot be understood: {str(error).strip()}; {_HOW}") from None
+        given = conninfo.conninfo_to_dict(f"postgresql://{address}?{urlencode(others, quote_via=quote)}")
+    except psycopg.ProgrammingError:
+        # The library's own words quote the URL, and with it the password.
+        names = ", ".join(name for name, _ in others) or "none"
+        raise InvalidRequest(
+            f"the PostgreSQL URL cannot be understood (options given: {names}); {_HOW}, special characters as %xx; "
+            f"TaskHarbor's own options are {', '.join(_OWN)}"
+        ) from None
     place = f"{given.get('host') or 'local'}:{given.get('port') or 5432}/{given.get('dbname') or ''}"
-    return Options(conninfo=conninfo.make_conninfo(**{**_KEEPALIVES, **given}), place=place, **own)
+    merged: dict[str, Any] = {**_KEEPALIVES, **given}
+    return Options(conninfo=conninfo.make_conninfo(**merged), place=place, **own)
 
 
 def _schema(name: str, value: str) -> str:

@@ -74,5 +74,8 @@ class Claimer:
         unclear = self._unclear.pop((queue, worker), None)
         return (new_token(), False) if unclear is None else (unclear, True)
 
-    def lost_answer(self, queue: str, worker: str, secret: str) -> None:
+    def lose_answer(self, queue: str, worker: str, secret: str) -> None:
+        """An outage: what comes back may be another server, with other transaction numbers."""
         self._unclear[queue, worker] = secret
+        self._hints.clear()
+        self.emptied.clear()

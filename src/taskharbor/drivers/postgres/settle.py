@@ -18,7 +18,7 @@ _ERRORS: dict[int, type[JobError]] = {1: JobNotFound, 2: JobNotInflight, 3: Leas
 
 
 async def settle(
-    session: Session, schema: str, settlements: Sequence[Settlement], now: Micros, stir: int
+    session: Session, schema: str, settlements: Sequence[Settlement], now: Micros, stir: int, again: bool
 ) -> list[JobError | None]:
     times = Counter([one.job_id for one in settlements])
     is_each_once = len(times) == len(settlements)
@@ -27,7 +27,7 @@ async def settle(
         for n, one in enumerate(settlements, start=1)
         if type(one) is not Ack or one.result is not None or not is_each_once
     ]
-    values = [*_leases(settlements), to_json(others) if others else None, now, stir]
+    values = [*_leases(settlements), to_json(others) if others else None, now, stir, again]
     answers: list[int] | None = await session.value(load("work", schema)["settle"], values)
     if answers is None:
         return [None] * len(settlements)

@@ -18,11 +18,12 @@ _NAME = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
 def load(family: str, schema: str) -> dict[str, LiteralString]:
     """The statements of one file by name, for one schema."""
     text = (files(__package__) / "sql" / f"{family}.sql").read_text("utf-8")
-    parts = _NAME.split(text.replace("$schema", quoted(schema)))[1:]
+    # Statements are always run with values, if only an empty list: so a per cent sign stands doubled.
+    parts = _NAME.split(text.replace("$schema", quoted(schema).replace("%", "%%")))[1:]
     statements = {name: body.strip() for name, body in zip(parts[::2], parts[1::2], strict=True)}
     # Literal but for a schema name that was checked and quoted.
     return cast("dict[str, LiteralString]", statements)
 
 
 def quoted(identifier: str) -> str:
-    return '"' + identifier.replace('"', '""').replace("%", "%%") + '"'
+    return '"' + identifier.replace('"', '""') + '"'

@@ -19,7 +19,9 @@ from taskharbor.jobs import SECOND, Micros
 
 _BEFORE_ALL: Micros = -(2**62)
 
-Look: TypeAlias = Callable[[Sequence[str], Sequence[str | None], Sequence[Micros]], Awaitable[tuple[str, bool, Micros | None]]]
+Look: TypeAlias = Callable[
+    [Sequence[str], Sequence[str | None], Sequence[Micros]], Awaitable[tuple[str, bool, Micros | None]]
+]
 """Queues, the snapshots they were last seen in, since when -> snapshot now, whether one stirred, what comes due next."""
 
 
@@ -72,7 +74,9 @@ class Watcher:
         start = loop.time()
         self._seen.update({queue: self._emptied.pop(queue) for queue in queues if queue in self._emptied})
         since = [self._since.get(queue, _BEFORE_ALL) for queue in queues]
-        snapshot, is_stirred, due = await self._look(queues, [self._seen.get(queue) for queue in queues], since)
+        snapshot, is_stirred, due = await self._look(
+            queues, [self._seen.get(queue) for queue in queues], since
+        )
         is_due = due is not None and due <= now
         delay = 0.0 if is_due else timeout
         if due is not None and 0 < due - now <= timeout * SECOND:

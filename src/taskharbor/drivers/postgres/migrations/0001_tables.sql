@@ -176,7 +176,7 @@ CREATE INDEX moves_order ON moves (queue_id, xid);
 
 CREATE TABLE totals (
     queue_id        integer PRIMARY KEY,
-    -- The transaction that folded last. A claimer that has not seen it has lost track of some moves.
+    -- Moves of transactions before this one may have been folded.
     folded          xid8 NOT NULL,
     high_run_at     bigint,
     latest_end      bigint,
@@ -191,6 +191,14 @@ CREATE TABLE totals (
     dead_total      bigint NOT NULL,
     cancelled_total bigint NOT NULL
 ) WITH (fillfactor = 50);
+
+-- When moves were folded last, and the oldest transaction that ran then: the next folding goes that far. So the moves of the
+-- last while stay, and claimers that have looked within it lose track of nothing.
+CREATE TABLE upkeep (
+    folded_at       timestamptz NOT NULL,
+    horizon         xid8 NOT NULL
+);
+INSERT INTO upkeep VALUES ('-infinity', '0');
 
 -- Transaction numbers mean nothing in another cluster. When the tables turn up in one (dump and restore), a new epoch
 -- begins: rows of the log up to `last_seq` belong to the ones before.

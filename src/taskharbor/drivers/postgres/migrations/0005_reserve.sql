@@ -5,7 +5,7 @@
 -- the living begin (p_hint: per rank the place of the first waiting job, the earliest expiry of a lease) and the snapshot in
 -- which that was true. Whatever came to stand before these places afterwards came by a transaction that this snapshot does
 -- not show, and every such transaction has left a row in `moves`. Thus the hint is exact, not a guess; and without one, or
--- when moves it has not seen were folded, everything is looked at from the beginning.
+-- when moves that it has not seen may have been folded, everything is looked at from the beginning.
 
 -- The ranks of a queue's waiting jobs, found by one seek each.
 CREATE FUNCTION waiting_ranks(p_queue_id integer) RETURNS smallint[] LANGUAGE sql STABLE
@@ -39,7 +39,6 @@ DECLARE
     v_run_ats bigint[];
     v_seqs bigint[];
     v_moved record;
-    v_totals totals;
     v_low_expiry bigint := -1;
     v_floor bigint;
     v_room integer := p_limit;
@@ -69,11 +68,16 @@ BEGIN
     END IF;
 
     IF p_again THEN
-        -- The answer to the first try was lost: if it took effect, these are its jobs.
-        RETURN QUERY SELECT NULL::text, j.seq, j.rank, j.run_at, j.id, j.type, j.payload, j.created_at, j.max_attempts, j.fence,
+        -- The answer to the first try was lost: if it took effect, these are its jobs, and their lease counts from now.
+        RETURN QUERY
+        UPDATE jobs AS j SET expires_at = greatest(j.expires_at, p_now + p_lease_for)
+        WHERE j.ctid = ANY (ARRAY(
+            SELECT c.ctid FROM jobs AS c
+            WHERE c.queue_id = v_queue.id AND c.state = 3 AND c.expires_at > p_now AND c.token = p_secret
+            LIMIT p_limit FOR UPDATE))
+        RETURNING NULL::text, j.seq, j.rank, j.run_at, j.id, j.type, j.payload, j.created_at, j.max_attempts, j.fence,
             j.reserved_at, j.expires_at, j.key, j.attempts, j.stalls, j.max_stalls, j.codec, j.headers, j.timeout_us, j.flags,
-            j.idempotency_key, j.backoff_min_us, j.backoff_max_us, j.last_error, j.failed_at
-        FROM jobs AS j WHERE j.queue_id = v_queue.id AND j.state = 3 AND j.token = p_secret;
+            j.idempotency_key, j.backoff_min_us, j.backoff_max_us, j.last_error, j.failed_at;
         IF FOUND THEN
             RETURN;
         END IF;
@@ -81,34 +85,41 @@ BEGIN
 
     -- Before anything is read: what commits from here on is not seen, and will be looked at next time.
     v_seen_now := pg_current_snapshot();
-    SELECT * INTO v_totals FROM totals WHERE queue_id = v_queue.id;
-    IF v_seen IS NOT NULL AND (v_totals.folded IS NULL OR pg_visible_in_snapshot(v_totals.folded, v_seen)) THEN
-        SELECT max(m.latest_end) AS latest_end, min(m.low_run_at) AS low_run_at, min(m.low_expires_at) AS low_expires_at
-        INTO v_moved FROM moves AS m
+    -- In one statement: a folding in between would take away moves that were not read yet.
+    SELECT t.folded, greatest(t.latest_end, new.latest_end) AS latest_end, new.low_run_at, new.low_expires_at, new.ranks
+    INTO v_moved
+    FROM (SELECT) AS one
+    LEFT JOIN totals AS t ON t.queue_id = v_queue.id
+    CROSS JOIN LATERAL (
+        SELECT max(m.latest_end) AS latest_end, min(m.low_run_at) AS low_run_at, min(m.low_expires_at) AS low_expires_at,
+               array_agg(DISTINCT r.rank) FILTER (WHERE r.rank IS NOT NULL) AS ranks
+        FROM moves AS m LEFT JOIN LATERAL unnest(m.ranks) AS r(rank) ON true
         WHERE m.queue_id = v_queue.id
-          AND (m.xid >= pg_snapshot_xmax(v_seen) OR m.xid = ANY (ARRAY(SELECT pg_snapshot_xip(v_seen))));
-        v_floor := greatest((p_hint ->> 'floor')::bigint, v_moved.latest_end);
+          AND m.xid >= coalesce(pg_snapshot_xmin(v_seen), '0'::xid8)
+          AND (v_seen IS NULL OR NOT pg_visible_in_snapshot(m.xid, v_seen))
+    ) AS new;
+    v_floor := greatest((p_hint ->> 'floor')::bigint, v_moved.latest_end);
+    IF v_moved.folded > pg_snapshot_xmin(v_seen) THEN
+        v_seen := NULL;
+        v_floor := greatest(v_floor, (SELECT max(m.latest_end) FROM moves AS m WHERE m.queue_id = v_queue.id));
+    END IF;
+    IF v_seen IS NOT NULL THEN
         v_low_expiry := least((p_hint ->> 'low_expiry')::bigint, v_moved.low_expires_at);
         SELECT array_agg(h.rank), array_agg(h.run_at), array_agg(h.seq) INTO v_ranks, v_run_ats, v_seqs
         FROM (
             SELECT DISTINCT ON (places.rank) places.rank, places.run_at, places.seq
             FROM (
-                SELECT a[1]::smallint AS rank, a[2] AS run_at, a[3] AS seq
-                FROM (SELECT ARRAY(SELECT json_array_elements_text(place)::bigint) AS a
-                      FROM json_array_elements(p_hint -> 'places') AS place) AS hinted
+                SELECT (place ->> 0)::smallint AS rank, (place ->> 1)::bigint AS run_at, (place ->> 2)::bigint AS seq
+                FROM json_array_elements(p_hint -> 'places') AS place
                 UNION ALL
-                SELECT (p_hint -> 'places' -> n -> 0)::text::smallint, v_moved.low_run_at, 0
-                FROM generate_series(0, json_array_length(p_hint -> 'places') - 1) AS n
+                SELECT (place ->> 0)::smallint, v_moved.low_run_at, 0 FROM json_array_elements(p_hint -> 'places') AS place
                 WHERE v_moved.low_run_at IS NOT NULL
                 UNION ALL
-                SELECT unnest(m.ranks), v_moved.low_run_at, 0 FROM moves AS m
-                WHERE v_moved.low_run_at IS NOT NULL AND m.queue_id = v_queue.id
-                  AND (m.xid >= pg_snapshot_xmax(v_seen) OR m.xid = ANY (ARRAY(SELECT pg_snapshot_xip(v_seen))))
+                SELECT unnest(v_moved.ranks), v_moved.low_run_at, 0
             ) AS places
             ORDER BY places.rank, places.run_at, places.seq
         ) AS h;
     ELSE
-        v_floor := greatest(v_totals.latest_end, (SELECT max(m.latest_end) FROM moves AS m WHERE m.queue_id = v_queue.id));
         v_ranks := waiting_ranks(v_queue.id);
         v_run_ats := array_fill((-9223372036854775808)::bigint, ARRAY[cardinality(v_ranks)]);
         v_seqs := array_fill(0::bigint, ARRAY[cardinality(v_ranks)]);
@@ -152,7 +163,7 @@ BEGIN
     v_reserved_at := greatest(p_now, v_floor, (
         SELECT max(m.latest_end) FROM moves AS m
         WHERE m.queue_id = v_queue.id
-          AND (m.xid >= pg_snapshot_xmax(v_seen_now) OR m.xid = ANY (ARRAY(SELECT pg_snapshot_xip(v_seen_now))))));
+          AND m.xid >= pg_snapshot_xmin(v_seen_now) AND NOT pg_visible_in_snapshot(m.xid, v_seen_now)));
     v_expires_at := v_reserved_at + p_lease_for;
     IF v_places IS NOT NULL THEN
         RETURN QUERY

@@ -4,7 +4,7 @@
 -- p_kind: 0 ack, 1 retry, 2 fail, 3 release, 4 discard.
 CREATE FUNCTION settle_one(
     p_id text, p_seq bigint, p_secret text, p_kind smallint, p_now bigint, p_stir smallint, p_run_at bigint, p_attempts integer,
-    p_error_type text, p_error_message text, p_error text, p_result bytea
+    p_error_type text, p_error_message text, p_error text, p_result bytea, p_again boolean
 ) RETURNS smallint LANGUAGE plpgsql AS $$
 DECLARE
     v_held jobs;
@@ -13,7 +13,14 @@ DECLARE
 BEGIN
     -- FOR UPDATE, although less would do for the change: it waits for who is adding a job that this one blocks.
     SELECT * INTO v_held FROM jobs WHERE id = p_id FOR UPDATE;
-    IF NOT FOUND THEN
+    IF p_again AND p_kind IN (1, 3) AND (v_held.token = p_secret) IS NOT TRUE AND EXISTS (
+        -- The answer to the first try was lost, and this is what it wrote.
+        SELECT FROM attempts WHERE job_id = p_id AND outcome IN (1, 4, 5)
+        AND (ended_at = p_now OR ended_at > p_now AND ended_at = reserved_at)
+    ) THEN
+        RETURN 0;
+    END IF;
+    IF v_held.seq IS NULL THEN
         SELECT state INTO v_state FROM finished WHERE id = p_id;
         IF NOT FOUND THEN
             SELECT state INTO v_state FROM dead WHERE id = p_id;
@@ -58,7 +65,7 @@ END $$;
 -- A batch. p_others: for what is not a plain ack without a result, {n, kind, run_at, attempts, type, message, error, result,
 -- again: the job is in the batch more than once} by place in the batch; NULL where all are plain. Answers in order; NULL where every one succeeded.
 CREATE FUNCTION settle(
-    p_seqs bigint[], p_ids text[], p_secrets text[], p_others json, p_now bigint, p_stir smallint
+    p_seqs bigint[], p_ids text[], p_secrets text[], p_others json, p_now bigint, p_stir smallint, p_again boolean
 ) RETURNS smallint[] LANGUAGE plpgsql AS $$
 DECLARE
     v_settled integer[];
@@ -74,7 +81,9 @@ BEGIN
         WHERE o.is_plain IS NOT FALSE
     ), gone AS (
         DELETE FROM jobs AS j USING given AS g
-        WHERE j.seq = g.seq AND j.id = g.id AND j.token = g.secret AND j.state = 3 AND j.expires_at > p_now AND j.key IS NULL
+        -- "+ 0" keeps the planner from walking all leases for each of the batch: it must go by the number.
+        WHERE j.seq = g.seq AND j.id = g.id AND j.token = g.secret AND j.state + 0 = 3 AND j.expires_at + 0 > p_now
+          AND j.key IS NULL
         RETURNING j.*, g.n, g.result, greatest(p_now, j.reserved_at) AS ended_at
     ), kept AS (
         INSERT INTO finished (seq, run_at, created_at, finished_at, failed_at, timeout_us, backoff_min_us, backoff_max_us,
@@ -111,7 +120,7 @@ BEGIN
         v_answers[v_one.n] := settle_one(
             v_one.id, v_one.seq, v_one.secret, coalesce((v_one.e ->> 'kind')::smallint, 0::smallint), p_now, p_stir,
             (v_one.e ->> 'run_at')::bigint, (v_one.e ->> 'attempts')::integer, v_one.e ->> 'type', v_one.e ->> 'message',
-            v_one.e ->> 'error', decode(v_one.e ->> 'result', 'base64'));
+            v_one.e ->> 'error', decode(v_one.e ->> 'result', 'base64'), p_again);
     END LOOP;
     RETURN v_answers;
 END $$ SET search_path FROM CURRENT SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off;
@@ -132,7 +141,7 @@ BEGIN
             expires_at = greatest(j.expires_at, p_now + p_lease_for),
             progress = coalesce(decode(p_progress ->> g.n::text, 'base64'), j.progress)
         FROM unnest(p_seqs, p_ids, p_secrets) WITH ORDINALITY AS g(seq, id, secret, n)
-        WHERE j.seq = g.seq AND j.id = g.id AND j.token = g.secret AND j.state = 3 AND j.expires_at > p_now
+        WHERE j.seq = g.seq AND j.id = g.id AND j.token = g.secret AND j.state + 0 = 3 AND j.expires_at + 0 > p_now
         RETURNING g.n, j.expires_at, j.cancel_requested
     LOOP
         n := v_one.n;

@@ -27,7 +27,7 @@ BEGIN
 END $$ SET search_path FROM CURRENT SET enable_seqscan = off;
 
 -- Per job the state it is in now, or -1 not found, -2 not dead, -3 its key waits already.
-CREATE FUNCTION requeue(p_ids text[], p_now bigint, p_stir smallint) RETURNS smallint[] LANGUAGE plpgsql AS $$
+CREATE FUNCTION requeue(p_ids text[], p_now bigint, p_stir smallint, p_again boolean) RETURNS smallint[] LANGUAGE plpgsql AS $$
 DECLARE
     v_answers smallint[] := '{}';
     v_id text;
@@ -39,7 +39,13 @@ BEGIN
     ) AS l;
     FOREACH v_id IN ARRAY p_ids LOOP
         SELECT * INTO v_dead FROM dead WHERE id = v_id FOR UPDATE;
-        IF NOT FOUND THEN
+        IF NOT FOUND AND p_again AND EXISTS (
+            -- The answer to the first try was lost, and this is what it wrote.
+            SELECT FROM attempts WHERE job_id = v_id AND outcome = 7 AND ended_at = p_now
+        ) THEN
+            v_answers := v_answers || coalesce((SELECT state FROM jobs WHERE id = v_id), 1::smallint);
+            CONTINUE;
+        ELSIF NOT FOUND THEN
             v_answers := v_answers || CASE WHEN is_kept(v_id) THEN -2 ELSE -1 END::smallint;
             CONTINUE;
         END IF;
@@ -140,4 +146,4 @@ BEGIN
             + remove_ended(v_one.id, v_one.state, p_before, p_limit - v_removed, p_types, p_key);
     END LOOP;
     RETURN v_removed;
-END $$ SET search_path FROM CURRENT SET enable_seqscan = off;
+END $$ SET search_path FROM CURRENT SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off;

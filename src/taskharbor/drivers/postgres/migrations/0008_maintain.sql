@@ -1,15 +1,17 @@
 -- What keeps the store small: folding moves, days of history that come and go.
 
--- Fold what was appended to `moves` into `totals`. One at a time; who finds another at it goes away.
-CREATE FUNCTION fold() RETURNS integer LANGUAGE plpgsql AS $$
+-- Fold moves into `totals`, at most every p_every seconds; who finds another at it goes away. How many were folded.
+CREATE FUNCTION fold(p_every double precision) RETURNS integer LANGUAGE plpgsql AS $$
 DECLARE
+    v_upkeep upkeep;
     v_folded integer;
 BEGIN
-    IF NOT pg_try_advisory_xact_lock(queue_lock(0)) THEN
+    SELECT * INTO v_upkeep FROM upkeep FOR UPDATE SKIP LOCKED;
+    IF NOT FOUND OR v_upkeep.folded_at > clock_timestamp() - make_interval(secs => p_every) THEN
         RETURN 0;
     END IF;
     WITH gone AS (
-        DELETE FROM moves RETURNING *
+        DELETE FROM moves WHERE xid < v_upkeep.horizon RETURNING *
     ), summed AS (
         SELECT queue_id, count(*) AS rows, max(high_run_at) AS high_run_at, max(latest_end) AS latest_end,
                sum(scheduled) AS scheduled, sum(ready) AS ready, sum(blocked) AS blocked, sum(inflight) AS inflight,
@@ -19,7 +21,7 @@ BEGIN
     ), added AS (
         INSERT INTO totals AS t (queue_id, folded, high_run_at, latest_end, scheduled, ready, blocked, inflight, done, dead,
                                  cancelled, done_total, dead_total, cancelled_total)
-        SELECT queue_id, pg_current_xact_id(), high_run_at, latest_end, scheduled, ready, blocked, inflight, done, dead,
+        SELECT queue_id, v_upkeep.horizon, high_run_at, latest_end, scheduled, ready, blocked, inflight, done, dead,
                cancelled, done_total, dead_total, cancelled_total
         FROM summed ORDER BY queue_id
         ON CONFLICT (queue_id) DO UPDATE SET
@@ -33,6 +35,7 @@ BEGIN
             cancelled_total = t.cancelled_total + excluded.cancelled_total
     )
     SELECT coalesce(sum(rows), 0) INTO v_folded FROM summed;
+    UPDATE upkeep SET folded_at = clock_timestamp(), horizon = pg_snapshot_xmin(pg_current_snapshot());
     RETURN v_folded;
 END $$ SET search_path FROM CURRENT;
 
@@ -137,7 +140,7 @@ BEGIN
         END IF;
     END LOOP;
     RETURN v_jobs + v_rows;
-END $$ SET search_path FROM CURRENT SET enable_seqscan = off;
+END $$ SET search_path FROM CURRENT SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off;
 
 -- A new epoch of the log where the tables have come to another cluster. Returns the present one.
 CREATE FUNCTION begin_epoch() RETURNS integer LANGUAGE plpgsql AS $$
@@ -148,9 +151,10 @@ BEGIN
     PERFORM pg_advisory_xact_lock(queue_lock(-2));
     SELECT * INTO v_epoch FROM epochs ORDER BY epoch DESC LIMIT 1;
     IF v_epoch.system_id <> v_system THEN
-        INSERT INTO epochs VALUES (v_epoch.epoch + 1, v_system, (SELECT last_value FROM attempt_seq));
-        -- The numbers in `moves` mean nothing here either.
-        PERFORM fold();
+        INSERT INTO epochs VALUES (v_epoch.epoch + 1, v_system, coalesce(pg_sequence_last_value('attempt_seq'), 0));
+        -- The numbers in `moves` mean nothing here either: all of it belongs to the past.
+        UPDATE upkeep SET folded_at = '-infinity', horizon = '18446744073709551615';
+        PERFORM fold(0);
         UPDATE totals SET folded = pg_current_xact_id();
         RETURN v_epoch.epoch + 1;
     END IF;

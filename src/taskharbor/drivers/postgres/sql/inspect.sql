@@ -17,6 +17,9 @@ SELECT /*ended_columns*/ FROM $schema.finished AS j JOIN $schema.queues AS q ON 
 UNION ALL
 SELECT /*ended_columns*/ FROM $schema.dead AS j JOIN $schema.queues AS q ON q.id = j.queue_id WHERE j.id = ANY (%(ids)s::text[])
 
+-- name: list
+SELECT * FROM (/*parts*/) AS found ORDER BY seq DESC LIMIT %(limit)s
+
 -- name: list_live
 (SELECT /*live_columns*/ FROM $schema.jobs AS j JOIN $schema.queues AS q ON q.id = j.queue_id
  WHERE j.seq < %(before)s AND (/*states*/) /*filters*/
@@ -81,10 +84,10 @@ SELECT pg_current_snapshot()::text,
     coalesce(bool_or(
         CASE WHEN g.seen IS NULL THEN t.queue_id IS NOT NULL OR EXISTS (
                 SELECT FROM $schema.moves AS m WHERE m.queue_id = q.id AND m.stir > 0)
-             WHEN t.folded IS NOT NULL AND NOT pg_visible_in_snapshot(t.folded, g.seen) THEN true
+             WHEN t.folded > pg_snapshot_xmin(g.seen) THEN true
              ELSE EXISTS (
                 SELECT FROM $schema.moves AS m WHERE m.queue_id = q.id AND m.stir > 0
-                  AND (m.xid >= pg_snapshot_xmax(g.seen) OR m.xid = ANY (ARRAY(SELECT pg_snapshot_xip(g.seen)))))
+                  AND m.xid >= pg_snapshot_xmin(g.seen) AND NOT pg_visible_in_snapshot(m.xid, g.seen))
         END), false),
     min(least(
         (SELECT min(first.run_at) FROM unnest($schema.waiting_ranks(q.id)) AS r(rank),

@@ -2,7 +2,7 @@
 SELECT $schema.cancel(%s::text[], %s::bigint, %s::smallint)
 
 -- name: requeue
-SELECT $schema.requeue(%s::text[], %s::bigint, %s::smallint)
+SELECT $schema.requeue(%s::text[], %s::bigint, %s::smallint, %s::boolean)
 
 -- name: purge
 SELECT $schema.purge(%s, %s::smallint[], %s::text[], %s, %s::bigint, %s::integer)

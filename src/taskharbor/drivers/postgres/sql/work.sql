@@ -2,7 +2,7 @@
 SELECT * FROM $schema.reserve(%s, %s::text[], %s::integer, %s::bigint, %s::bigint, %s, %s, %s::boolean, %s::smallint, %s::json)
 
 -- name: settle
-SELECT $schema.settle(%s::bigint[], %s::text[], %s::text[], %s::json, %s::bigint, %s::smallint)
+SELECT $schema.settle(%s::bigint[], %s::text[], %s::text[], %s::json, %s::bigint, %s::smallint, %s::boolean)
 
 -- name: extend
 SELECT n, code, expires_at, cancel_requested
@@ -12,7 +12,7 @@ FROM $schema.extend_lease(%s::bigint[], %s::text[], %s::text[], %s::json, %s::bi
 SELECT $schema.reclaim(%s, %s::bigint, %s::integer, %s::smallint)
 
 -- name: fold
-SELECT $schema.fold()
+SELECT $schema.fold(%s)
 
 -- name: time
 SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint

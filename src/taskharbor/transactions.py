@@ -1,0 +1,155 @@
+"""Enqueueing within a transaction of the caller's: a job is there if and only if that transaction commits.
+
+    with Session(engine) as session, session.begin():
+        session.add(order)
+        session.flush()
+        send_receipt.within(session).enqueue(order.id)
+
+Requests are checked and filled in as for every other enqueue; then they go into the caller's transaction instead of one
+of the driver's own. Which transactions can be joined is for the driver to say.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar
+
+from taskharbor.drivers.contract import Enqueued, JoinedAsyncTransaction, JoinedTransaction
+from taskharbor.errors import InvalidRequest
+from taskharbor.jobs import JobRecord, JobRequest, Micros
+from taskharbor.requests import RecordBuilder
+
+if TYPE_CHECKING:
+    from taskharbor.handle import JobHandle
+    from taskharbor.harbor import JobType
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+CHUNK = 1000
+"""Records per statement."""
+
+
+class Transaction(Protocol):
+    """What type checkers know a synchronous transaction by: a connection or session that commits and rolls back."""
+
+    def commit(self) -> None: ...
+
+    def rollback(self) -> None: ...
+
+
+class AsyncTransaction(Protocol):
+    async def commit(self) -> None: ...
+
+    async def rollback(self) -> None: ...
+
+
+def is_async(transaction: object) -> bool:
+    return inspect.iscoroutinefunction(getattr(transaction, "commit", None))
+
+
+class ClientWithin:
+    """What `client.within(transaction)` gives: the client's enqueues, as part of that transaction."""
+
+    def __init__(
+        self,
+        joined: JoinedTransaction | JoinedAsyncTransaction,
+        builder: RecordBuilder,
+        now: Callable[[], Micros],
+    ) -> None:
+        if not isinstance(joined, JoinedTransaction):
+            raise InvalidRequest(
+                "the transaction is asynchronous, the client is not: use AsyncClient, and await the enqueue"
+            )
+        self._joined = joined
+        self._builder = builder
+        self._now = now
+
+    def enqueue(self, request: JobRequest) -> Enqueued:
+        return self.enqueue_many([request])[0]
+
+    def enqueue_many(self, requests: Iterable[JobRequest]) -> list[Enqueued]:
+        """Any number, a statement for every thousand. All are checked before the first is sent."""
+        asked = list(requests)
+        now = self._now()
+        return self._send(self._builder.build(asked, now), now)
+
+    def enqueue_like(self, request: JobRequest, payloads: Sequence[bytes]) -> list[Enqueued]:
+        """One job per (encoded) payload, otherwise all as the request says."""
+        now = self._now()
+        return self._send(self._builder.build_like(request, payloads, now), now)
+
+    def _send(self, records: Sequence[JobRecord], now: Micros) -> list[Enqueued]:
+        return [one for part in _parts(records) for one in self._joined.enqueue(part, now=now)]
+
+
+class AsyncClientWithin:
+    """The same for asynchronous transactions."""
+
+    def __init__(
+        self,
+        joined: JoinedTransaction | JoinedAsyncTransaction,
+        builder: RecordBuilder,
+        now: Callable[[], Awaitable[Micros]],
+    ) -> None:
+        if not isinstance(joined, JoinedAsyncTransaction):
+            raise InvalidRequest(
+                "the transaction is synchronous and would block the event loop: use Client, or an asynchronous connection"
+            )
+        self._joined = joined
+        self._builder = builder
+        self._now = now
+
+    async def enqueue(self, request: JobRequest) -> Enqueued:
+        return (await self.enqueue_many([request]))[0]
+
+    async def enqueue_many(self, requests: Iterable[JobRequest]) -> list[Enqueued]:
+        asked = list(requests)
+        now = await self._now()
+        return await self._send(self._builder.build(asked, now), now)
+
+    async def enqueue_like(self, request: JobRequest, payloads: Sequence[bytes]) -> list[Enqueued]:
+        now = await self._now()
+        return await self._send(self._builder.build_like(request, payloads, now), now)
+
+    async def _send(self, records: Sequence[JobRecord], now: Micros) -> list[Enqueued]:
+        return [one for part in _parts(records) for one in await self._joined.enqueue(part, now=now)]
+
+
+class JobWithin(Generic[P, R]):
+    """What `job.within(transaction)` gives: a declared job's enqueues, as part of that transaction."""
+
+    def __init__(self, job_type: JobType[P, R], client: ClientWithin) -> None:
+        self._job_type = job_type
+        self._client = client
+
+    def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:
+        accepted = self._client.enqueue(self._job_type.request(*args, **kwargs))
+        return self._job_type._handles([accepted])[0]
+
+    def enqueue_many(self, calls: Iterable[Sequence[Any] | Mapping[str, Any]]) -> list[JobHandle[R]]:
+        job_type = self._job_type
+        return job_type._handles(self._client.enqueue_like(job_type._template(), job_type._payloads(calls)))
+
+
+class AsyncJobWithin(Generic[P, R]):
+    """The same for asynchronous transactions."""
+
+    def __init__(self, job_type: JobType[P, R], client: AsyncClientWithin) -> None:
+        self._job_type = job_type
+        self._client = client
+
+    async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:
+        accepted = await self._client.enqueue(self._job_type.request(*args, **kwargs))
+        return self._job_type._handles([accepted])[0]
+
+    async def enqueue_many(self, calls: Iterable[Sequence[Any] | Mapping[str, Any]]) -> list[JobHandle[R]]:
+        job_type = self._job_type
+        return job_type._handles(
+            await self._client.enqueue_like(job_type._template(), job_type._payloads(calls))
+        )
+
+
+def _parts(records: Sequence[JobRecord]) -> Iterator[Sequence[JobRecord]]:
+    return (records[start : start + CHUNK] for start in range(0, len(records), CHUNK))
