@@ -22,8 +22,9 @@ from taskharbor.jobs import JobRecord, Micros
 
 _Sync: TypeAlias = Session | scoped_session[Any] | Connection
 
-_PLACEHOLDER = re.compile(r"%[sb]")
-_SINGLE_COLON = re.compile(r"(?<!:):(?!:)")
+_PLACEHOLDER = re.compile(r"%([sb%])")
+_LIKE_A_NAME = re.compile(r"(?<![:\w\\]):(?=\w)")
+"""What SQLAlchemy would take for a parameter; here it can only be part of the schema's name."""
 
 
 def join(transaction: object, options: Options) -> JoinedTransaction | JoinedAsyncTransaction | None:
@@ -77,7 +78,8 @@ def _enqueue(
 def as_text_clause(statement: str, values: Sequence[Any]) -> TextClause:
     """A statement with `%s` and `%b` as one with bound parameters, whose types SQLAlchemy takes from the values."""
     numbers = count()
-    escaped = _SINGLE_COLON.sub(r"\\:", statement)
     # In parentheses, because a cast may follow: a name that is followed by a colon is not seen as one.
-    named = _PLACEHOLDER.sub(lambda _: f"(:v{next(numbers)})", escaped).replace("%%", "%")
+    named = _PLACEHOLDER.sub(
+        lambda found: "%" if found[1] == "%" else f"(:v{next(numbers)})", _LIKE_A_NAME.sub(r"\:", statement)
+    )
     return text(named).bindparams(**{f"v{number}": value for number, value in enumerate(values)})
