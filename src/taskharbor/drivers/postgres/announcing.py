@@ -10,6 +10,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 
+from taskharbor.errors import TaskHarborError
+
 QUIETLY = 1
 ALOUD = 2
 
@@ -57,6 +59,11 @@ class Announcer:
             while self._due:
                 await asyncio.sleep(_WINDOW)
                 queues, self._due = self._due, set()
-                await self._announce(queues)
+                try:
+                    await self._announce(queues)
+                except TaskHarborError:
+                    # The server is away: those who wait look for themselves, and the next announcement includes these.
+                    self._due |= queues
+                    return
         finally:
             self._task = None

@@ -19,9 +19,23 @@ _ADVICE = {
     "42501": "this user lacks a privilege: grant it, or let its owner run `taskharbor migrate`",
     "53100": "the server's disk is full; nothing of this call was stored",
     "53300": "the server has no connection left: lower pool_size or the number of workers, or use a pooler",
+    "26000": "behind a pooler in transaction mode add prepare=off&notify=off to the URL",
+    "42P05": "behind a pooler in transaction mode add prepare=off&notify=off to the URL",
     "55P03": "a lock was not to be had in time; look for a long transaction",
     "57014": "the statement ran into the server's statement_timeout",
     "57P03": "the server is starting or stopping",
+}
+# A connection that is refused comes without a code, only with words.
+_SPOKEN = {
+    "too many connections": "53300",
+    "too many clients": "53300",
+    "remaining connection slots": "53300",
+    "password authentication failed": "28P01",
+    "no pg_hba.conf entry": "28000",
+    "is starting up": "57P03",
+    "is shutting down": "57P03",
+    "in recovery mode": "57P03",
+    "read-only": "25006",
 }
 _MISSING = ("42P01", "42883", "3F000", "42704")
 _BAD_VALUE = ("22", "23502", "23514")
@@ -50,6 +64,10 @@ def translated(error: psycopg.Error, options: Options) -> Exception:
         )
     if state.startswith(_BAD_VALUE) or isinstance(error, psycopg.DataError):
         return InvalidRequest(f"a value cannot be stored in PostgreSQL: {text}")
+    if not state:
+        state = next((code for words, code in _SPOKEN.items() if words in text), "")
+        if not state and "database" in text and "does not exist" in text:
+            state = "3D000"
     advice = _ADVICE.get(state)
     message = f"{options.place}: {text} ({advice})" if advice else f"{options.place}: {text}"
     if isinstance(error, (psycopg.OperationalError, psycopg.InterfaceError)) or advice or is_lost(error):

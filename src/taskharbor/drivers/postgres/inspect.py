@@ -22,7 +22,8 @@ from taskharbor.drivers.postgres.statements import load
 from taskharbor.errors import InvalidRequest
 from taskharbor.jobs import JobRecord, Micros
 
-_FOREVER = 2**63 - 1
+_WINDOW = 10_000
+"""Numbers looked through for jobs that ended before a listing looks further back, ten times as far each time."""
 
 
 @cache
@@ -47,8 +48,9 @@ async def list_jobs(
 ) -> Page:
     if limit < 1:
         raise InvalidRequest(f"limit is {limit}: a page holds at least one job")
+    before = await session.value(load("inspect", schema)["newest"]) if cursor is None else _number(cursor)
     values: dict[str, Any] = {
-        "before": _FOREVER if cursor is None else _number(cursor),
+        "before": before,
         # One more than asked for tells whether anything follows.
         "limit": limit + 1,
         "now": now,
@@ -62,7 +64,13 @@ async def list_jobs(
     if not parts:
         return Page([], None)
     statement = load("inspect", schema)["list"].replace("/*parts*/", " UNION ALL ".join(parts))
-    rows = await session.rows(statement, values)
+    window = max(_WINDOW, 10 * limit)
+    while True:
+        values["from"] = max(before - window, 0)
+        rows = await session.rows(statement, values)
+        if len(rows) > limit and rows[limit][0] >= values["from"] or values["from"] == 0:
+            break
+        window *= 10
     jobs = [record_from_row(row, now) for row in rows[:limit]]
     return Page(jobs, str(rows[limit - 1][0]) if len(rows) > limit else None)
 

@@ -59,7 +59,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 def parse_url(url: str) -> Options:
     scheme, separator, rest = url.partition("://")
     if scheme not in ("postgresql", "postgres") or not separator:
-        raise InvalidRequest(f"{scheme}:// is not a PostgreSQL URL: {_HOW}")
+        raise InvalidRequest(f"that is not a PostgreSQL URL: {_HOW}")
     address, _, query = rest.partition("?")
     own: dict[str, Any] = {}
     others: list[tuple[str, str]] = []

@@ -36,7 +36,7 @@ class Claimer:
     def __init__(self, schema: str) -> None:
         self._statement = load("work", schema)["reserve"]
         self._hints: dict[str, str] = {}
-        self._unclear: dict[tuple[str, str], str] = {}
+        self._unclear: dict[tuple[str, str], list[str]] = {}
         """Secrets of calls whose answer never came, by queue and worker: the next one asks for their jobs first."""
         self.emptied: dict[str, str] = {}
         """Per queue, the snapshot of a claim that found less than it asked for: nothing older is left to be woken for."""
@@ -71,11 +71,11 @@ class Claimer:
 
     def secret(self, queue: str, worker: str) -> tuple[str, bool]:
         """The secret to claim with, and whether an earlier call with it may have leased jobs."""
-        unclear = self._unclear.pop((queue, worker), None)
-        return (new_token(), False) if unclear is None else (unclear, True)
+        unclear = self._unclear.get((queue, worker))
+        return (unclear.pop(), True) if unclear else (new_token(), False)
 
     def lose_answer(self, queue: str, worker: str, secret: str) -> None:
         """An outage: what comes back may be another server, with other transaction numbers."""
-        self._unclear[queue, worker] = secret
+        self._unclear.setdefault((queue, worker), []).append(secret)
         self._hints.clear()
         self.emptied.clear()

@@ -67,14 +67,20 @@ BEGIN
         PERFORM pg_advisory_xact_lock(queue_lock(v_queue.id));
     END IF;
 
+    -- Nobody else has this secret, but the first try of this very call may still be at work: its answer was lost.
+    PERFORM pg_advisory_xact_lock(hashtextextended(p_secret, 0));
     IF p_again THEN
-        -- The answer to the first try was lost: if it took effect, these are its jobs, and their lease counts from now.
+        -- If it took effect, these are its jobs, and their lease counts from now. More than is asked for now goes back.
+        PERFORM settle_one(c.id, c.seq, p_secret, 3::smallint, p_now, p_stir, NULL, NULL, NULL, NULL, NULL, NULL, false)
+        FROM (SELECT j.id, j.seq FROM jobs AS j
+              WHERE j.queue_id = v_queue.id AND j.state = 3 AND j.expires_at > p_now AND j.token = p_secret
+              ORDER BY j.rank, j.run_at, j.seq OFFSET p_limit) AS c;
         RETURN QUERY
         UPDATE jobs AS j SET expires_at = greatest(j.expires_at, p_now + p_lease_for)
         WHERE j.ctid = ANY (ARRAY(
             SELECT c.ctid FROM jobs AS c
             WHERE c.queue_id = v_queue.id AND c.state = 3 AND c.expires_at > p_now AND c.token = p_secret
-            LIMIT p_limit FOR UPDATE))
+            FOR UPDATE))
         RETURNING NULL::text, j.seq, j.rank, j.run_at, j.id, j.type, j.payload, j.created_at, j.max_attempts, j.fence,
             j.reserved_at, j.expires_at, j.key, j.attempts, j.stalls, j.max_stalls, j.codec, j.headers, j.timeout_us, j.flags,
             j.idempotency_key, j.backoff_min_us, j.backoff_max_us, j.last_error, j.failed_at;

@@ -94,34 +94,29 @@ BEGIN
 END $$ SET search_path FROM CURRENT;
 
 -- Remove up to p_limit jobs that ended before an instant, with what belongs to them. How many went.
+-- p_table: `dead`, `finished`, or one part of it.
 CREATE FUNCTION remove_ended(
-    p_queue_id integer, p_state smallint, p_before bigint, p_limit integer, p_types text[], p_key text
+    p_table regclass, p_queue_id integer, p_state smallint, p_before bigint, p_limit integer,
+    p_types text[] DEFAULT NULL, p_key text DEFAULT NULL
 ) RETURNS integer LANGUAGE plpgsql AS $$
 DECLARE
     v_seqs bigint[];
 BEGIN
-    IF p_limit < 1 THEN
+    IF p_limit < 1 OR p_before IS NULL THEN
         RETURN 0;
     END IF;
-    IF p_state = 5 THEN
-        WITH gone AS (
-            DELETE FROM dead WHERE seq = ANY (ARRAY(
-                SELECT d.seq FROM dead AS d
-                WHERE d.queue_id = p_queue_id AND d.finished_at < p_before
-                  AND (p_types IS NULL OR d.type = ANY (p_types)) AND (p_key IS NULL OR d.key = p_key)
-                ORDER BY d.finished_at LIMIT p_limit FOR UPDATE SKIP LOCKED))
-            RETURNING seq
-        ) SELECT array_agg(seq) INTO v_seqs FROM gone;
-    ELSE
-        WITH chosen AS MATERIALIZED (
-            SELECT f.seq, f.finished_at FROM finished AS f
-            WHERE f.queue_id = p_queue_id AND f.finished_at < p_before AND f.state = p_state
-              AND (p_types IS NULL OR f.type = ANY (p_types)) AND (p_key IS NULL OR f.key = p_key)
-            ORDER BY f.finished_at LIMIT p_limit FOR UPDATE SKIP LOCKED
-        ), gone AS (
-            DELETE FROM finished AS f USING chosen AS c WHERE f.seq = c.seq AND f.finished_at = c.finished_at RETURNING f.seq
-        ) SELECT array_agg(seq) INTO v_seqs FROM gone;
-    END IF;
+    EXECUTE format(
+        'WITH chosen AS MATERIALIZED (
+             SELECT j.seq, j.finished_at, j.tableoid AS part, j.ctid AS place FROM %1$s AS j
+             WHERE j.queue_id = $1 AND j.state = $2 AND j.finished_at < $3
+               AND ($4 IS NULL OR j.type = ANY ($4)) AND ($5 IS NULL OR j.key = $5)
+             LIMIT $6 FOR UPDATE SKIP LOCKED
+         ), gone AS (
+             DELETE FROM %1$s AS j USING chosen AS c
+             WHERE j.ctid = c.place AND j.tableoid = c.part AND j.seq = c.seq AND j.finished_at = c.finished_at
+             RETURNING j.seq
+         ) SELECT array_agg(seq) FROM gone', p_table)
+    INTO v_seqs USING p_queue_id, p_state, p_before, p_types, p_key, p_limit;
     IF v_seqs IS NULL THEN
         RETURN 0;
     END IF;
@@ -142,8 +137,9 @@ BEGIN
         SELECT q.id, s.state FROM queues AS q, unnest(p_states) AS s(state)
         WHERE p_queue IS NULL OR q.name = p_queue ORDER BY q.id, s.state
     LOOP
-        v_removed := v_removed
-            + remove_ended(v_one.id, v_one.state, p_before, p_limit - v_removed, p_types, p_key);
+        v_removed := v_removed + remove_ended(
+            CASE WHEN v_one.state = 5 THEN 'dead' ELSE 'finished' END::regclass,
+            v_one.id, v_one.state, p_before, p_limit - v_removed, p_types, p_key);
     END LOOP;
     RETURN v_removed;
-END $$ SET search_path FROM CURRENT SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off;
+END $$ SET search_path FROM CURRENT;

@@ -70,44 +70,73 @@ BEGIN
     RETURN v_added;
 END $$ SET search_path FROM CURRENT SET lock_timeout = '2s';
 
--- Drop the days of which every queue's retention wants nothing any more. How many rows went with them.
+-- The days of `finished` and `attempts`, oldest first: the table, its parent, and the instant at which the day was over.
+CREATE FUNCTION days(OUT parent text, OUT name text, OUT until bigint) RETURNS SETOF record LANGUAGE sql STABLE
+BEGIN ATOMIC
+    SELECT p.relname::text, c.relname::text,
+           substring(pg_get_expr(c.relpartbound, c.oid) FROM 'TO \(''?(-?\d+)''?\)')::bigint
+    FROM pg_inherits AS i JOIN pg_class AS c ON c.oid = i.inhrelid JOIN pg_class AS p ON p.oid = i.inhparent
+    WHERE i.inhparent IN ('finished'::regclass, 'attempts'::regclass) AND pg_get_expr(c.relpartbound, c.oid) <> 'DEFAULT'
+    ORDER BY c.relname;
+END;
+
+-- Take a queue's rows out of a day, or all rows (p_queue_id NULL), with what belongs to them. How many there were.
+CREATE FUNCTION empty_day(p_parent text, p_name text, p_queue_id integer) RETURNS bigint LANGUAGE plpgsql AS $$
+DECLARE
+    v_rows bigint;
+BEGIN
+    IF p_parent = 'finished' THEN
+        EXECUTE format('DELETE FROM idempotency AS i USING %I AS f
+                        WHERE i.job_seq = f.seq AND ($1 IS NULL OR f.queue_id = $1)', p_name) USING p_queue_id;
+        EXECUTE format(
+            'WITH gone AS (INSERT INTO moves (queue_id, done, cancelled)
+                 SELECT queue_id, -count(*) FILTER (WHERE state = 4), -count(*) FILTER (WHERE state = 6)
+                 FROM %I WHERE $1 IS NULL OR queue_id = $1 GROUP BY queue_id RETURNING done + cancelled AS jobs)
+             SELECT -coalesce(sum(jobs), 0) FROM gone', p_name) INTO v_rows USING p_queue_id;
+    ELSE
+        EXECUTE format('SELECT count(*) FROM %I WHERE $1 IS NULL OR queue_id = $1', p_name) INTO v_rows USING p_queue_id;
+    END IF;
+    IF p_queue_id IS NOT NULL THEN
+        EXECUTE format('DELETE FROM %I WHERE queue_id = $1', p_name) USING p_queue_id;
+    END IF;
+    RETURN v_rows;
+END $$;
+
+-- History goes by whole days: a day that no queue keeps any more is dropped, and where some queues keep it longer, the rows of
+-- the others are removed once. How many rows went.
 CREATE FUNCTION drop_days(p_now bigint) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
     v_day record;
-    v_keeps boolean;
-    v_rows bigint;
+    v_queue record;
+    v_kept boolean;
     v_gone bigint := 0;
 BEGIN
-    FOR v_day IN
-        SELECT p.relname AS parent, c.relname AS name,
-               substring(pg_get_expr(c.relpartbound, c.oid) FROM 'TO \(''?(-?\d+)''?\)')::bigint AS until
-        FROM pg_inherits AS i JOIN pg_class AS c ON c.oid = i.inhrelid JOIN pg_class AS p ON p.oid = i.inhparent
-        WHERE i.inhparent IN ('finished'::regclass, 'attempts'::regclass) AND pg_get_expr(c.relpartbound, c.oid) <> 'DEFAULT'
-        ORDER BY c.relname
-    LOOP
-        CONTINUE WHEN v_day.until > p_now;
-        -- A queue that keeps longer matters only where it has rows in that day.
-        EXECUTE format(
-            'SELECT EXISTS (SELECT FROM queues AS q, LATERAL (SELECT FROM %I AS r WHERE r.queue_id = q.id LIMIT 1) AS one
-                            WHERE coalesce(CASE $1 WHEN ''finished'' THEN q.keep_done_us ELSE q.keep_attempts_us END,
-                                           9223372036854775807) > $2)', v_day.name)
-        INTO v_keeps USING v_day.parent, p_now - v_day.until + 1;
-        CONTINUE WHEN v_keeps;
+    FOR v_day IN SELECT * FROM days() WHERE until <= p_now LOOP
+        v_kept := false;
         BEGIN
             -- Nobody else removes from this day while it is counted; the parent is locked only for the moment of the drop.
             EXECUTE format('LOCK TABLE %I IN SHARE ROW EXCLUSIVE MODE', v_day.name);
-            IF v_day.parent = 'finished' THEN
-                EXECUTE format('DELETE FROM idempotency AS i USING %I AS f WHERE i.job_seq = f.seq', v_day.name);
-                EXECUTE format(
-                    'WITH gone AS (INSERT INTO moves (queue_id, done, cancelled)
-                         SELECT queue_id, -count(*) FILTER (WHERE state = 4), -count(*) FILTER (WHERE state = 6)
-                         FROM %I GROUP BY queue_id RETURNING done + cancelled AS jobs)
-                     SELECT -coalesce(sum(jobs), 0) FROM gone', v_day.name) INTO v_rows;
-            ELSE
-                EXECUTE format('SELECT count(*) FROM %I', v_day.name) INTO v_rows;
+            FOR v_queue IN
+                SELECT q.id, CASE v_day.parent WHEN 'finished' THEN q.keep_done_us ELSE q.keep_attempts_us END AS keep
+                FROM queues AS q WHERE NOT EXISTS (SELECT FROM swept AS s WHERE s.day = v_day.name AND s.queue_id = q.id)
+                ORDER BY 2 DESC NULLS FIRST
+            LOOP
+                IF v_queue.keep IS NULL OR v_day.until > p_now - v_queue.keep THEN
+                    -- Somebody keeps it, but only where they have something there.
+                    IF NOT v_kept THEN
+                        EXECUTE format('SELECT EXISTS (SELECT FROM %I WHERE queue_id = $1)', v_day.name)
+                        INTO v_kept USING v_queue.id;
+                    END IF;
+                ELSIF v_kept THEN
+                    v_gone := v_gone + empty_day(v_day.parent, v_day.name, v_queue.id);
+                    INSERT INTO swept VALUES (v_day.name, v_queue.id);
+                END IF;
+            END LOOP;
+            IF NOT v_kept THEN
+                v_gone := v_gone + empty_day(v_day.parent, v_day.name, NULL);
+                EXECUTE format('DROP TABLE %I', v_day.name);
+                DELETE FROM swept WHERE day = v_day.name;
             END IF;
-            EXECUTE format('DROP TABLE %I', v_day.name);
-            v_gone := v_gone + v_rows;
         EXCEPTION WHEN lock_not_available THEN
             -- Somebody reads the history: next time. Waiting would hold up everybody behind this lock.
             NULL;
@@ -116,31 +145,35 @@ BEGIN
     RETURN v_gone;
 END $$ SET search_path FROM CURRENT SET lock_timeout = '100ms';
 
--- Retention by queue, for what is not a whole day. How many rows went.
+-- Retention row by row, for what belongs to no day, and for the dead. How many rows went.
 CREATE FUNCTION prune(p_now bigint, p_limit integer) RETURNS integer LANGUAGE plpgsql AS $$
 DECLARE
     v_queue queues;
     v_jobs integer := 0;
     v_rows integer := 0;
     v_here integer;
+    v_has_jobs boolean := EXISTS (SELECT FROM finished_rest);
+    v_has_rows boolean := EXISTS (SELECT FROM attempts_rest);
 BEGIN
     FOR v_queue IN SELECT * FROM queues ORDER BY id LOOP
-        v_jobs := v_jobs + remove_ended(v_queue.id, 4::smallint, p_now - v_queue.keep_done_us + 1, p_limit - v_jobs, NULL, NULL);
-        v_jobs := v_jobs + remove_ended(v_queue.id, 6::smallint, p_now - v_queue.keep_done_us + 1, p_limit - v_jobs, NULL, NULL);
-        v_jobs := v_jobs + remove_ended(v_queue.id, 5::smallint, p_now - v_queue.keep_dead_us + 1, p_limit - v_jobs, NULL, NULL);
-        IF v_queue.keep_attempts_us IS NOT NULL AND v_rows < p_limit THEN
-            WITH chosen AS MATERIALIZED (
-                SELECT a.seq, a.xid, a.ended_at FROM attempts AS a
+        IF v_has_jobs THEN
+            v_jobs := v_jobs + remove_ended('finished_rest', v_queue.id, 4::smallint, p_now - v_queue.keep_done_us + 1,
+                                            p_limit - v_jobs);
+            v_jobs := v_jobs + remove_ended('finished_rest', v_queue.id, 6::smallint, p_now - v_queue.keep_done_us + 1,
+                                            p_limit - v_jobs);
+        END IF;
+        v_jobs := v_jobs + remove_ended('dead', v_queue.id, 5::smallint, p_now - v_queue.keep_dead_us + 1, p_limit - v_jobs);
+        IF v_has_rows AND v_queue.keep_attempts_us IS NOT NULL AND v_rows < p_limit THEN
+            DELETE FROM attempts_rest WHERE ctid = ANY (ARRAY(
+                SELECT a.ctid FROM attempts_rest AS a
                 WHERE a.queue_id = v_queue.id AND a.ended_at <= p_now - v_queue.keep_attempts_us
-                ORDER BY a.ended_at LIMIT p_limit - v_rows FOR UPDATE SKIP LOCKED
-            )
-            DELETE FROM attempts AS a USING chosen AS c WHERE a.xid = c.xid AND a.seq = c.seq AND a.ended_at = c.ended_at;
+                LIMIT p_limit - v_rows FOR UPDATE SKIP LOCKED));
             GET DIAGNOSTICS v_here = ROW_COUNT;
             v_rows := v_rows + v_here;
         END IF;
     END LOOP;
     RETURN v_jobs + v_rows;
-END $$ SET search_path FROM CURRENT SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off;
+END $$ SET search_path FROM CURRENT;
 
 -- A new epoch of the log where the tables have come to another cluster. Returns the present one.
 CREATE FUNCTION begin_epoch() RETURNS integer LANGUAGE plpgsql AS $$

@@ -38,7 +38,7 @@ class DjangoTransaction(JoinedTransaction):
         if not self._connection.in_atomic_block and self._connection.get_autocommit():
             raise not_in_a_transaction("use `with transaction.atomic():`")
         with explaining(self._options), self._connection.cursor() as cursor:
-            # psycopg 2, which Django still takes, knows no %b.
+            # Django's cursors bind on the client's side, or are psycopg 2's: binary is for neither to ask.
             cursor.execute(statement.text.replace("%b", "%s"), statement.values)
             rows = cursor.fetchall()
         return statement.answers(rows)

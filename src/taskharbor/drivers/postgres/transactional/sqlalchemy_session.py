@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Sequence
 from itertools import count
 from typing import Any, TypeAlias
@@ -30,12 +31,13 @@ _LIKE_A_NAME = re.compile(r"(?<![:\w\\]):(?=\w)")
 def join(transaction: object, options: Options) -> JoinedTransaction | JoinedAsyncTransaction | None:
     if isinstance(transaction, (Session, scoped_session, Connection)):
         return SQLAlchemyTransaction(transaction, options)
-    # Only now: this part of SQLAlchemy wants greenlet, which synchronous programs need not have.
-    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
-
-    if isinstance(transaction, async_scoped_session):
+    # Not imported here: this part of SQLAlchemy wants greenlet, which a synchronous program need not have.
+    asynchronous = sys.modules.get("sqlalchemy.ext.asyncio")
+    if asynchronous is None:
+        return None
+    if isinstance(transaction, asynchronous.async_scoped_session):
         transaction = transaction()
-    if isinstance(transaction, (AsyncSession, AsyncConnection)):
+    if isinstance(transaction, (asynchronous.AsyncSession, asynchronous.AsyncConnection)):
         return SQLAlchemyAsyncTransaction(transaction, options)
     return None
 
