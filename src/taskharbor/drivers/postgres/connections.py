@@ -31,9 +31,9 @@ class Connection(AsyncConnection[Row]):
     """One that lets go at once when its caller is cancelled. The library would ask the server to stop and wait for ten
     seconds on a line that went dead, longer than a lease may last; here the connection is thrown away in any case."""
 
-    async def wait(self, gen: Any, interval: float = 1.0, **options: Any) -> Any:
+    async def wait(self, gen: Any, interval: float = 1.0, timeout: float | None = None) -> Any:
         try:
-            return await waiting.wait_async(gen, self.pgconn.socket, interval, **options)
+            return await waiting.wait_async(gen, self.pgconn.socket, interval, timeout)
         except asyncio.CancelledError:
             self.pgconn.finish()
             raise

@@ -35,17 +35,21 @@ async def enqueue(
     is_known: bool = False,
 ) -> list[Enqueued]:
     """`is_known`: some of the ids may be stored already, so do not try the plain way first."""
+    sql = load("enqueue", schema)
     for record in records:
         check_storable(record)
     if not is_known and is_plain(records):
         try:
-            await session.rows(load("enqueue", schema)["plain"], plain_values(records, now, stir))
+            if len(records) == 1 and is_default(records[0]):
+                await session.rows(sql["one"], one_value(records[0], now, stir))
+            else:
+                await session.rows(sql["plain"], plain_values(records, now, stir))
         except psycopg.errors.UniqueViolation:
             # An id is known: a repeated call, or a job twice in the batch. Nothing was stored.
             pass
         else:
             return [Enqueued(record.id) for record in records]
-    rows = await session.rows(load("enqueue", schema)["by_rules"], rule_values(records, now, stir))
+    rows = await session.rows(sql["by_rules"], rule_values(records, now, stir))
     return [Enqueued(job_id, existed) for job_id, existed in rows]
 
 
@@ -62,6 +66,25 @@ def is_plain(records: Sequence[JobRecord]) -> bool:
     )
 
 
+def is_default(record: JobRecord) -> bool:
+    return not record.headers and _rare(record)[1:] == _DEFAULTS
+
+
+def one_value(record: JobRecord, now: Micros, stir: int) -> list[Any]:
+    return [
+        record.queue,
+        record.id,
+        record.type,
+        record.run_at_us,
+        record.created_at_us,
+        record.priority,
+        record.max_attempts,
+        record.payload,
+        now,
+        stir,
+    ]
+
+
 def _rare(record: JobRecord) -> tuple[Any, ...]:
     return (
         record.max_attempts,
@@ -72,6 +95,9 @@ def _rare(record: JobRecord) -> tuple[Any, ...]:
         record.backoff_max_us,
         record.update,
     )
+
+
+_DEFAULTS = ("json", 0, 0, DEFAULT_BACKOFF_MIN, DEFAULT_BACKOFF_MAX, None)
 
 
 def plain_values(records: Sequence[JobRecord], now: Micros, stir: int) -> list[Any]:

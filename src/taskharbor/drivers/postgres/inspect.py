@@ -68,7 +68,7 @@ async def list_jobs(
     while True:
         values["from"] = max(before - window, 0)
         rows = await session.rows(statement, values)
-        if len(rows) > limit and rows[limit][0] >= values["from"] or values["from"] == 0:
+        if (len(rows) > limit and rows[limit][0] >= values["from"]) or values["from"] == 0:
             break
         window *= 10
     jobs = [record_from_row(row, now) for row in rows[:limit]]
