@@ -19,7 +19,14 @@ DRIVERS = sorted(
 SHARED = ("taskharbor.drivers.contract", "taskharbor.drivers.registry")
 OUTER = ("cli", "conformance", "simulation", "testing", "demo")
 """Built on top of the core: nothing below may know of them."""
-EXTRAS = {"hypothesis": ("conformance",), "pytest": ("conformance", "testing"), "pyspark": ("spark",)}
+EXTRAS = {
+    "hypothesis": ("conformance",),
+    "pytest": ("conformance", "testing"),
+    "pyspark": ("spark",),
+    "psycopg": ("drivers", "testing"),
+    "sqlalchemy": ("drivers",),
+    "django": ("drivers",),
+}
 
 
 def modules() -> Iterator[tuple[str, str, list[str]]]:

@@ -23,6 +23,19 @@ from taskharbor.errors import SchemaMismatch
 
 BREAKS = "-- breaks: older versions"
 MINIMUM_VERSION = 140_000
+TABLES = {
+    "jobs",
+    "queues",
+    "attempts",
+    "finished",
+    "dead",
+    "idempotency",
+    "moves",
+    "totals",
+    "epochs",
+    "upkeep",
+    "swept",
+}
 
 
 class Migration(msgspec.Struct, frozen=True):
@@ -66,6 +79,7 @@ async def migrate(
             raise SchemaMismatch(
                 f"{options.place}: PostgreSQL {connection.info.server_version // 10_000} is too old: 14 or newer is needed"
             )
+        await _check_isolation(connection, options)
         missing = await _pending(connection, options, steps)
         if not dry_run:
             for migration in missing:
@@ -76,6 +90,18 @@ async def migrate(
         raise translated(error, options) from error
 
 
+async def _check_isolation(connection: AsyncConnection[Row], options: Options) -> None:
+    """The functions look again after every lock they waited for, which a snapshot of the whole transaction forbids."""
+    ((level,),) = await (
+        await connection.execute(load("migrate", options.schema)["isolation"], ())
+    ).fetchall()
+    if level != "read committed":
+        raise SchemaMismatch(
+            f"{options.place}: default_transaction_isolation is {level!r} for this role; TaskHarbor needs read committed: "
+            "ALTER ROLE ... SET default_transaction_isolation = 'read committed'"
+        )
+
+
 async def _pending(
     connection: AsyncConnection[Row], options: Options, known: Sequence[Migration]
 ) -> list[Migration]:
@@ -83,13 +109,13 @@ async def _pending(
     values = {"schema": options.schema}
     tables = {name for (name,) in await (await connection.execute(sql["tables"], values)).fetchall()}
     if "migrations" not in tables:
-        if tables & {"jobs", "queues", "attempts"}:
-            raise SchemaMismatch(
-                f"{options.place}: the schema {options.schema!r} already holds tables of another program (jobs, queues or "
-                "attempts): give TaskHarbor one of its own with ?schema=name"
-            )
+        if tables & TABLES:
+            raise _foreign(options, tables & TABLES)
         return list(known)
-    rows = await (await connection.execute(sql["applied"], ())).fetchall()
+    try:
+        rows = await (await connection.execute(sql["applied"], ())).fetchall()
+    except psycopg.errors.UndefinedColumn:
+        raise _foreign(options, {"migrations"}) from None
     names = {migration.name for migration in known}
     foreign = sorted(name for name, breaks in rows if breaks and name not in names)
     if foreign:
@@ -101,6 +127,13 @@ async def _pending(
     return [migration for migration in known if migration.name not in applied]
 
 
+def _foreign(options: Options, tables: set[str]) -> SchemaMismatch:
+    return SchemaMismatch(
+        f"{options.place}: the schema {options.schema!r} already holds tables of another program "
+        f"({', '.join(sorted(tables))}): give TaskHarbor one of its own with ?schema=name"
+    )
+
+
 async def _apply(connection: AsyncConnection[Row], options: Options, migration: Migration) -> None:
     sql = load("migrate", options.schema)
     async with connection.transaction():
@@ -110,7 +143,7 @@ async def _apply(connection: AsyncConnection[Row], options: Options, migration: 
         await connection.execute(sql["create_table"], ())
         found = await connection.execute(sql["is_applied"], {"name": migration.name})
         if await found.fetchone() is None:
-            await connection.execute(f"SET LOCAL search_path TO {quoted(options.schema)}")
+            await connection.execute(f"SET LOCAL search_path TO {quoted(options.schema)}, pg_temp")
             await connection.execute(migration.sql, prepare=False)
             await connection.execute(sql["record"], {"name": migration.name, "breaks": migration.breaks})
 

@@ -142,4 +142,4 @@ BEGIN
             v_one.id, v_one.state, p_before, p_limit - v_removed, p_types, p_key);
     END LOOP;
     RETURN v_removed;
-END $$ SET search_path FROM CURRENT;
+END $$ SET search_path FROM CURRENT SET enable_bitmapscan = off;

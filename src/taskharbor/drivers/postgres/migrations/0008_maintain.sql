@@ -61,14 +61,14 @@ BEGIN
                 EXECUTE format('ALTER TABLE %I ATTACH PARTITION %I FOR VALUES FROM (%s) TO (%s)',
                                v_table, v_name, v_from, v_from + v_day);
                 v_added := v_added + 1;
-            EXCEPTION WHEN check_violation THEN
-                -- Rows of that day are among the rest already, and stay there.
+            EXCEPTION WHEN check_violation OR lock_not_available THEN
+                -- Rows of that day are among the rest already, and stay there; or somebody reads the rest: next time.
                 NULL;
             END;
         END LOOP;
     END LOOP;
     RETURN v_added;
-END $$ SET search_path FROM CURRENT SET lock_timeout = '2s';
+END $$ SECURITY DEFINER SET search_path FROM CURRENT SET lock_timeout = '2s';
 
 -- The days of `finished` and `attempts`, oldest first: the table, its parent, and the instant at which the day was over.
 CREATE FUNCTION days(OUT parent text, OUT name text, OUT until bigint) RETURNS SETOF record LANGUAGE sql STABLE
@@ -143,7 +143,7 @@ BEGIN
         END;
     END LOOP;
     RETURN v_gone;
-END $$ SET search_path FROM CURRENT SET lock_timeout = '100ms';
+END $$ SECURITY DEFINER SET search_path FROM CURRENT SET lock_timeout = '100ms';
 
 -- Retention row by row, for what belongs to no day, and for the dead. How many rows went.
 CREATE FUNCTION prune(p_now bigint, p_limit integer) RETURNS integer LANGUAGE plpgsql AS $$
@@ -173,7 +173,7 @@ BEGIN
         END IF;
     END LOOP;
     RETURN v_jobs + v_rows;
-END $$ SET search_path FROM CURRENT;
+END $$ SECURITY DEFINER SET search_path FROM CURRENT SET enable_bitmapscan = off;
 
 -- A new epoch of the log where the tables have come to another cluster. Returns the present one.
 CREATE FUNCTION begin_epoch() RETURNS integer LANGUAGE plpgsql AS $$
@@ -192,4 +192,7 @@ BEGIN
         RETURN v_epoch.epoch + 1;
     END IF;
     RETURN v_epoch.epoch;
-END $$ SET search_path FROM CURRENT;
+END $$ SECURITY DEFINER SET search_path FROM CURRENT;
+
+-- Upkeep is done with the rights of the tables' owner, by those who were given the right to have it done.
+REVOKE EXECUTE ON FUNCTION add_days(bigint), drop_days(bigint), prune(bigint, integer), begin_epoch() FROM PUBLIC;

@@ -1,3 +1,6 @@
+-- name: isolation
+SELECT current_setting('default_transaction_isolation')
+
 -- name: tables
 SELECT tablename FROM pg_tables WHERE schemaname = %(schema)s
 
