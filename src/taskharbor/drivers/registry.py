@@ -15,6 +15,11 @@ def installed_drivers() -> dict[str, EntryPoint]:
     return {point.name: point for point in entry_points(group=GROUP)}
 
 
+def _extra(point: EntryPoint) -> str:
+    """A driver's folder has the name of its extra; schemes may have several names for one driver."""
+    return point.module.rpartition(".")[2] if point.module.startswith("taskharbor.") else point.name
+
+
 def connect(url: str) -> Driver:
     """The driver that answers to a URL's scheme, not yet opened: `memory://`, `sqlite:///jobs.db`, ..."""
     scheme, separator, _ = url.partition("://")
@@ -31,7 +36,7 @@ def connect(url: str) -> Driver:
     except ImportError as missing:
         raise MissingExtra(
             f"the {scheme}:// driver needs packages that are not installed ({missing}): "
-            f"pip install 'taskharbor[{scheme}]'"
+            f"pip install 'taskharbor[{_extra(point)}]'"
         ) from missing
     if not (isinstance(driver, type) and issubclass(driver, Driver)):
         raise UnknownDriver(f"entry point {point.value!r} for {scheme}:// is not a Driver class")

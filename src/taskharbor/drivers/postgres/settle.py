@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any, assert_never
+from operator import itemgetter
+from typing import Any, TypeVar, assert_never
 
 from taskharbor.drivers.contract import Ack, Discard, Extension, Fail, Release, Retry, Settlement
 from taskharbor.drivers.postgres import arrays
@@ -14,12 +15,18 @@ from taskharbor.drivers.postgres.statements import load
 from taskharbor.errors import JobError, JobNotFound, JobNotInflight, LeaseExpired, LeaseMismatch
 from taskharbor.jobs import Failure, Lease, Micros
 
+T = TypeVar("T")
+
 _ERRORS: dict[int, type[JobError]] = {1: JobNotFound, 2: JobNotInflight, 3: LeaseMismatch, 4: LeaseExpired}
 
 
 async def settle(
     session: Session, schema: str, settlements: Sequence[Settlement], now: Micros, stir: int, again: bool
 ) -> list[JobError | None]:
+    order = _lock_order(settlements)
+    if order is not None:
+        sorted_answers = await settle(session, schema, [settlements[n] for n in order], now, stir, again)
+        return _put_back(order, sorted_answers)
     times = Counter([one.job_id for one in settlements])
     is_each_once = len(times) == len(settlements)
     others = [
@@ -35,6 +42,23 @@ async def settle(
         None if code == 0 else _ERRORS[code](one.job_id)
         for one, code in zip(settlements, answers, strict=True)
     ]
+
+
+def _lock_order(items: Sequence[Settlement] | Sequence[Extension]) -> list[int] | None:
+    """The places of the items by the numbers of their jobs; None where they are in that order already.
+
+    Whoever locks several jobs does it in this order, so that no two calls wait for each other. A job that is there twice
+    keeps the order it was given in.
+    """
+    if len({one.job_id for one in items}) < len(items):
+        return None
+    seqs = [token_parts(one.token)[1] for one in items]
+    order = sorted(range(len(seqs)), key=seqs.__getitem__)
+    return None if order == list(range(len(seqs))) else order
+
+
+def _put_back(order: Sequence[int], answers: Sequence[T]) -> list[T]:
+    return [answer for _, answer in sorted(zip(order, answers, strict=True), key=itemgetter(0))]
 
 
 def _leases(items: Sequence[Settlement] | Sequence[Extension]) -> tuple[str, str, str]:
@@ -70,6 +94,10 @@ def _error(error: Failure) -> dict[str, Any]:
 async def extend_lease(
     session: Session, schema: str, extensions: Sequence[Extension], lease_for: Micros, now: Micros
 ) -> list[Lease | JobError]:
+    order = _lock_order(extensions)
+    if order is not None:
+        sorted_answers = await extend_lease(session, schema, [extensions[n] for n in order], lease_for, now)
+        return _put_back(order, sorted_answers)
     progress = {
         str(n): in_base64(one.progress)
         for n, one in enumerate(extensions, start=1)

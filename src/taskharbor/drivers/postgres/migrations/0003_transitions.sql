@@ -84,7 +84,7 @@ DECLARE
     v_ended_at bigint := log_attempt(p_job, p_outcome, p_state, p_now, p_error_type, p_error_message);
     v_freed jobs;
 BEGIN
-    DELETE FROM jobs WHERE seq = p_job.seq;
+    DELETE FROM jobs WHERE id = p_job.id;
     IF p_state = 5 THEN
         INSERT INTO dead (seq, run_at, created_at, finished_at, failed_at, timeout_us, backoff_min_us, backoff_max_us,
                           fence, queue_id, max_attempts, max_stalls, attempts, stalls, rank, state, flags, id, type, key,
@@ -181,7 +181,7 @@ BEGIN
         max_stalls = p_job.max_stalls, backoff_min_us = p_job.backoff_min_us, backoff_max_us = p_job.backoff_max_us,
         attempts = p_job.attempts, stalls = p_job.stalls, last_error = p_job.last_error, failed_at = p_job.failed_at,
         token = NULL, worker = NULL, reserved_at = NULL, expires_at = NULL, progress = NULL, cancel_requested = false
-    WHERE seq = p_job.seq;
+    WHERE id = p_job.id;
     PERFORM note(p_job.queue_id, 3::smallint, p_job.state, p_stir, p_job.rank, p_job.run_at,
                  valid_until(p_held, v_ended_at));
 END $$;

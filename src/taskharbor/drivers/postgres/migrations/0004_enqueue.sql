@@ -105,7 +105,7 @@ BEGIN
                     max_attempts = v_waiting.max_attempts, max_stalls = v_waiting.max_stalls,
                     backoff_min_us = v_waiting.backoff_min_us, backoff_max_us = v_waiting.backoff_max_us,
                     attempts = v_waiting.attempts, stalls = v_waiting.stalls, flags = v_waiting.flags
-                WHERE seq = v_waiting.seq;
+                WHERE id = v_waiting.id;
                 PERFORM note(v_waiting.queue_id, v_was, v_waiting.state,
                              CASE WHEN v_was = 2 THEN 0::smallint ELSE p_stir END,
                              v_waiting.rank, v_waiting.run_at, NULL);
@@ -148,13 +148,13 @@ BEGIN
             -- stored. From now on it cannot: this one has the place of the key among those that wait.
             PERFORM FROM jobs WHERE queue_id = p_job.queue_id AND key = p_job.key AND state = 3 FOR KEY SHARE;
             IF FOUND THEN
-                DELETE FROM jobs WHERE seq = v_seq;
+                DELETE FROM jobs WHERE id = p_job.id;
                 CONTINUE;
             END IF;
         END IF;
         IF EXISTS (SELECT FROM finished WHERE id = p_job.id) OR EXISTS (SELECT FROM dead WHERE id = p_job.id) THEN
             -- It was there, ran and ended while this one looked elsewhere.
-            DELETE FROM jobs WHERE seq = v_seq;
+            DELETE FROM jobs WHERE id = p_job.id;
             existed := true;
             RETURN;
         END IF;
@@ -189,6 +189,11 @@ BEGIN
              LATERAL (VALUES ('key', g ->> 'key'), ('idempotency', g ->> 'idempotency_key')) AS k(kind, key)
         WHERE k.key IS NOT NULL ORDER BY 1
     ) AS l;
+    -- The running jobs of these keys, which the new ones may be blocked by, in the order in which settling locks them.
+    PERFORM FROM jobs AS j
+    WHERE j.key IS NOT NULL AND j.state = 3 AND (j.queue_id, j.key) IN (
+        SELECT (v_queues ->> (g ->> 'queue'))::integer, g ->> 'key' FROM json_array_elements(p_jobs) AS g)
+    ORDER BY j.seq FOR KEY SHARE OF j;
     FOR v_given IN
         SELECT g.value, g.ordinality AS n FROM json_array_elements(p_jobs) WITH ORDINALITY AS g ORDER BY g.ordinality
     LOOP

@@ -72,6 +72,11 @@ DECLARE
     v_one record;
     v_answers smallint[];
 BEGIN
+    -- Whoever locks several jobs takes those without a key first, then those with one, each by number: so no two calls wait
+    -- for each other. What comes first here are plain acks of jobs without a key; so the others of that kind are locked along.
+    IF EXISTS (SELECT FROM json_array_elements(p_others) AS e WHERE e ->> 'kind' <> '0' OR e ->> 'again' IS NOT NULL) THEN
+        PERFORM FROM jobs WHERE id = ANY (p_ids) AND key IS NULL ORDER BY seq FOR UPDATE;
+    END IF;
     WITH given AS (
         SELECT g.seq, g.id, g.secret, g.n, o.result
         FROM unnest(p_seqs, p_ids, p_secrets) WITH ORDINALITY AS g(seq, id, secret, n)
@@ -81,8 +86,8 @@ BEGIN
         WHERE o.is_plain IS NOT FALSE
     ), gone AS (
         DELETE FROM jobs AS j USING given AS g
-        -- "+ 0" keeps the planner from walking all leases for each of the batch: it must go by the number.
-        WHERE j.seq = g.seq AND j.id = g.id AND j.token = g.secret AND j.state + 0 = 3 AND j.expires_at + 0 > p_now
+        -- "+ 0" keeps the planner from walking all leases for each of the batch: it must go by the id.
+        WHERE j.id = g.id AND j.seq = g.seq AND j.token = g.secret AND j.state + 0 = 3 AND j.expires_at + 0 > p_now
           AND j.key IS NULL
         RETURNING j.*, g.n, g.result, greatest(p_now, j.reserved_at) AS ended_at
     ), kept AS (
@@ -132,24 +137,30 @@ CREATE FUNCTION extend_lease(
 #variable_conflict use_column
 DECLARE
     v_extended integer[] := '{}';
+    v_keyed boolean;
     v_one record;
     v_job jobs;
 BEGIN
-    FOR v_one IN
-        UPDATE jobs AS j SET
-            -- A heartbeat that arrives late, with an old `now`, takes nothing away.
-            expires_at = greatest(j.expires_at, p_now + p_lease_for),
-            progress = coalesce(decode(p_progress ->> g.n::text, 'base64'), j.progress)
-        FROM unnest(p_seqs, p_ids, p_secrets) WITH ORDINALITY AS g(seq, id, secret, n)
-        WHERE j.seq = g.seq AND j.id = g.id AND j.token = g.secret AND j.state + 0 = 3 AND j.expires_at + 0 > p_now
-        RETURNING g.n, j.expires_at, j.cancel_requested
-    LOOP
-        n := v_one.n;
-        code := 0;
-        expires_at := v_one.expires_at;
-        cancel_requested := v_one.cancel_requested;
-        v_extended := v_extended || n;
-        RETURN NEXT;
+    -- In the order of `settle`: first those without a key.
+    FOREACH v_keyed IN ARRAY ARRAY[false, true] LOOP
+        EXIT WHEN cardinality(v_extended) = cardinality(p_ids);
+        FOR v_one IN
+            UPDATE jobs AS j SET
+                -- A heartbeat that arrives late, with an old `now`, takes nothing away.
+                expires_at = greatest(j.expires_at, p_now + p_lease_for),
+                progress = coalesce(decode(p_progress ->> g.n::text, 'base64'), j.progress)
+            FROM unnest(p_seqs, p_ids, p_secrets) WITH ORDINALITY AS g(seq, id, secret, n)
+            WHERE j.id = g.id AND j.seq = g.seq AND j.token = g.secret AND j.state + 0 = 3 AND j.expires_at + 0 > p_now
+              AND (j.key IS NOT NULL) = v_keyed
+            RETURNING g.n, j.expires_at, j.cancel_requested
+        LOOP
+            n := v_one.n;
+            code := 0;
+            expires_at := v_one.expires_at;
+            cancel_requested := v_one.cancel_requested;
+            v_extended := v_extended || n;
+            RETURN NEXT;
+        END LOOP;
     END LOOP;
     IF cardinality(v_extended) < cardinality(p_ids) THEN
         FOR v_one IN

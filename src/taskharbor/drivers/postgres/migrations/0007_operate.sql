@@ -8,10 +8,12 @@ DECLARE
     v_job jobs;
     v_state smallint;
 BEGIN
+    -- In the order of `settle`, running jobs before those that wait for them.
+    PERFORM FROM jobs WHERE id = ANY (p_ids) ORDER BY state < 3, key IS NOT NULL, seq FOR UPDATE;
     FOREACH v_id IN ARRAY p_ids LOOP
         SELECT * INTO v_job FROM jobs WHERE id = v_id FOR UPDATE;
         IF FOUND AND v_job.state = 3 THEN
-            UPDATE jobs SET cancel_requested = true WHERE seq = v_job.seq;
+            UPDATE jobs SET cancel_requested = true WHERE id = v_id;
             v_state := 3;
         ELSIF FOUND THEN
             PERFORM end_job(v_job, 6::smallint, 5::smallint, p_now, p_stir);
@@ -66,7 +68,7 @@ BEGIN
         IF v_job.key IS NOT NULL THEN
             PERFORM FROM jobs WHERE queue_id = v_job.queue_id AND key = v_job.key AND state = 3 FOR KEY SHARE;
             IF FOUND THEN
-                UPDATE jobs SET state = 2 WHERE seq = v_job.seq;
+                UPDATE jobs SET state = 2 WHERE id = v_job.id;
                 v_job.state := 2;
             END IF;
         END IF;
@@ -142,4 +144,4 @@ BEGIN
             v_one.id, v_one.state, p_before, p_limit - v_removed, p_types, p_key);
     END LOOP;
     RETURN v_removed;
-END $$ SET search_path FROM CURRENT SET enable_bitmapscan = off;
+END $$ SET search_path FROM CURRENT SET enable_seqscan = off SET enable_bitmapscan = off;

@@ -109,10 +109,15 @@ DECLARE
     v_day record;
     v_queue record;
     v_kept boolean;
+    v_here bigint;
     v_gone bigint := 0;
 BEGIN
+    IF NOT pg_try_advisory_xact_lock(queue_lock(-3)) THEN
+        RETURN 0;
+    END IF;
     FOR v_day IN SELECT * FROM days() WHERE until <= p_now LOOP
         v_kept := false;
+        v_here := 0;
         BEGIN
             -- Nobody else removes from this day while it is counted; the parent is locked only for the moment of the drop.
             EXECUTE format('LOCK TABLE %I IN SHARE ROW EXCLUSIVE MODE', v_day.name);
@@ -128,15 +133,16 @@ BEGIN
                         INTO v_kept USING v_queue.id;
                     END IF;
                 ELSIF v_kept THEN
-                    v_gone := v_gone + empty_day(v_day.parent, v_day.name, v_queue.id);
+                    v_here := v_here + empty_day(v_day.parent, v_day.name, v_queue.id);
                     INSERT INTO swept VALUES (v_day.name, v_queue.id);
                 END IF;
             END LOOP;
             IF NOT v_kept THEN
-                v_gone := v_gone + empty_day(v_day.parent, v_day.name, NULL);
+                v_here := v_here + empty_day(v_day.parent, v_day.name, NULL);
                 EXECUTE format('DROP TABLE %I', v_day.name);
                 DELETE FROM swept WHERE day = v_day.name;
             END IF;
+            v_gone := v_gone + v_here;
         EXCEPTION WHEN lock_not_available THEN
             -- Somebody reads the history: next time. Waiting would hold up everybody behind this lock.
             NULL;
@@ -173,7 +179,7 @@ BEGIN
         END IF;
     END LOOP;
     RETURN v_jobs + v_rows;
-END $$ SECURITY DEFINER SET search_path FROM CURRENT SET enable_bitmapscan = off;
+END $$ SECURITY DEFINER SET search_path FROM CURRENT SET enable_seqscan = off SET enable_bitmapscan = off;
 
 -- A new epoch of the log where the tables have come to another cluster. Returns the present one.
 CREATE FUNCTION begin_epoch() RETURNS integer LANGUAGE plpgsql AS $$

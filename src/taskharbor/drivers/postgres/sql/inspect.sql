@@ -21,15 +21,15 @@ SELECT /*ended_columns*/ FROM $schema.dead AS j JOIN $schema.queues AS q ON q.id
 SELECT * FROM (/*parts*/) AS found ORDER BY seq DESC LIMIT %(limit)s
 
 -- name: list_live
+-- Only numbers from a window: a summary finds them, an index would have to be kept up at every move of a job.
 (SELECT /*live_columns*/ FROM $schema.jobs AS j JOIN $schema.queues AS q ON q.id = j.queue_id
- WHERE j.seq < %(before)s AND (/*states*/) /*filters*/
+ WHERE j.seq < %(before)s AND j.seq >= %(from)s AND (/*states*/) /*filters*/
  ORDER BY j.seq DESC LIMIT %(limit)s)
 
 -- name: newest
 SELECT last_value + 1 FROM $schema.job_seq
 
 -- name: list_finished
--- Only numbers from a window: a summary finds them, an index would have to be kept up for every job that ends.
 (SELECT /*ended_columns*/ FROM $schema.finished AS j JOIN $schema.queues AS q ON q.id = j.queue_id
  WHERE j.seq < %(before)s AND j.seq >= %(from)s AND (/*states*/) /*filters*/
  ORDER BY j.seq DESC LIMIT %(limit)s)
