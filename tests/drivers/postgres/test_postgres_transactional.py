@@ -413,7 +413,11 @@ class Anything:
     def rollback(self) -> None: ...
 
 
-@pytest.mark.parametrize("given", [None, "postgresql://localhost/db", 7, Anything(), object], ids=repr)
+@pytest.mark.parametrize(
+    "given",
+    [None, "postgresql://localhost/db", 7, Anything(), object],
+    ids=["None", "url", "number", "object", "class"],
+)
 def test_what_is_no_transaction_is_refused(app: App, given: Any) -> None:
     with pytest.raises(InvalidRequest, match="SQLAlchemy Session") as refusal:
         app.double.within(given)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Sequence
 from operator import itemgetter
@@ -17,6 +18,7 @@ from taskharbor.jobs import Failure, Lease, Micros
 
 T = TypeVar("T")
 
+_BUSY = 5
 _ERRORS: dict[int, type[JobError]] = {1: JobNotFound, 2: JobNotInflight, 3: LeaseMismatch, 4: LeaseExpired}
 
 
@@ -44,7 +46,7 @@ async def settle(
     ]
 
 
-def _lock_order(items: Sequence[Settlement] | Sequence[Extension]) -> list[int] | None:
+def _lock_order(items: Sequence[Settlement]) -> list[int] | None:
     """The places of the items by the numbers of their jobs; None where they are in that order already.
 
     Whoever locks several jobs does it in this order, so that no two calls wait for each other. A job that is there twice
@@ -94,10 +96,22 @@ def _error(error: Failure) -> dict[str, Any]:
 async def extend_lease(
     session: Session, schema: str, extensions: Sequence[Extension], lease_for: Micros, now: Micros
 ) -> list[Lease | JobError]:
-    order = _lock_order(extensions)
-    if order is not None:
-        sorted_answers = await extend_lease(session, schema, [extensions[n] for n in order], lease_for, now)
-        return _put_back(order, sorted_answers)
+    answers = await _extend_once(session, schema, extensions, lease_for, now)
+    pause = 0.001
+    while busy := [n for n, answer in enumerate(answers) if answer is None]:
+        # Somebody is ending, cancelling or updating these at this moment.
+        await asyncio.sleep(pause)
+        pause = min(pause * 2, 0.05)
+        again = await _extend_once(session, schema, [extensions[n] for n in busy], lease_for, now)
+        for n, answer in zip(busy, again, strict=True):
+            answers[n] = answer
+    return [answer for answer in answers if answer is not None]
+
+
+async def _extend_once(
+    session: Session, schema: str, extensions: Sequence[Extension], lease_for: Micros, now: Micros
+) -> list[Lease | JobError | None]:
+    """None for a job that another call is changing at that very moment."""
     progress = {
         str(n): in_base64(one.progress)
         for n, one in enumerate(extensions, start=1)
@@ -106,6 +120,10 @@ async def extend_lease(
     values = [*_leases(extensions), to_json(progress) if progress else None, lease_for, now]
     rows = await session.rows(load("work", schema)["extend"], values)
     return [
-        Lease(one.job_id, one.token, expires_at, cancel_requested) if code == 0 else _ERRORS[code](one.job_id)
+        Lease(one.job_id, one.token, expires_at, cancel_requested)
+        if code == 0
+        else None
+        if code == _BUSY
+        else _ERRORS[code](one.job_id)
         for one, (_, code, expires_at, cancel_requested) in zip(extensions, rows, strict=True)
     ]

@@ -59,7 +59,7 @@ CREATE TABLE jobs (
 
 -- Every index is paid for when a job is stored and again when it is claimed. Numbers are only looked for in ranges, by
 -- listings, and rows lie in their order: a summary per range of pages is enough.
-CREATE INDEX jobs_places ON jobs USING brin (seq) WITH (pages_per_range = 32);
+CREATE INDEX jobs_places ON jobs USING brin (seq) WITH (pages_per_range = 32, autosummarize = on);
 CREATE INDEX jobs_waiting ON jobs (queue_id, rank, run_at, seq) WHERE state <= 1;
 CREATE INDEX jobs_scheduled ON jobs (queue_id, run_at) WHERE state = 0;
 CREATE INDEX jobs_leases ON jobs (queue_id, expires_at) WHERE state = 3;
@@ -100,7 +100,7 @@ CREATE TABLE finished (
 CREATE INDEX finished_id ON finished (id);
 -- Jobs end roughly in the order they came: a summary per range of pages is enough to find a time or a number, and costs
 -- next to nothing when a job ends. A second and third tree would make ending a job a quarter more expensive.
-CREATE INDEX finished_places ON finished USING brin (seq, finished_at) WITH (pages_per_range = 32);
+CREATE INDEX finished_places ON finished USING brin (seq, finished_at) WITH (pages_per_range = 32, autosummarize = on);
 CREATE TABLE finished_rest PARTITION OF finished DEFAULT;
 
 -- Dead jobs are few, are kept longer and can come back: a table of their own.
@@ -144,7 +144,7 @@ CREATE TABLE attempts (
 
 CREATE INDEX attempts_order ON attempts (xid, seq);
 CREATE INDEX attempts_job ON attempts (job_id);
-CREATE INDEX attempts_ended ON attempts USING brin (ended_at) WITH (pages_per_range = 32);
+CREATE INDEX attempts_ended ON attempts USING brin (ended_at) WITH (pages_per_range = 32, autosummarize = on);
 CREATE TABLE attempts_rest PARTITION OF attempts DEFAULT;
 
 -- What every transaction changed, one row per queue and batch, only ever appended: counters as rows that are updated would

@@ -229,4 +229,4 @@ BEGIN
     END LOOP;
     -- A queue that was only named, and made here: every job for it was known before, elsewhere.
     DELETE FROM queues WHERE id = ANY (v_unused) AND xmin = pg_current_xact_id()::xid;
-END $$ SET search_path FROM CURRENT SET enable_seqscan = off;
+END $$ SET search_path FROM CURRENT SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off;

@@ -137,30 +137,31 @@ CREATE FUNCTION extend_lease(
 #variable_conflict use_column
 DECLARE
     v_extended integer[] := '{}';
-    v_keyed boolean;
     v_one record;
     v_job jobs;
 BEGIN
-    -- In the order of `settle`: first those without a key.
-    FOREACH v_keyed IN ARRAY ARRAY[false, true] LOOP
-        EXIT WHEN cardinality(v_extended) = cardinality(p_ids);
-        FOR v_one IN
-            UPDATE jobs AS j SET
-                -- A heartbeat that arrives late, with an old `now`, takes nothing away.
-                expires_at = greatest(j.expires_at, p_now + p_lease_for),
-                progress = coalesce(decode(p_progress ->> g.n::text, 'base64'), j.progress)
-            FROM unnest(p_seqs, p_ids, p_secrets) WITH ORDINALITY AS g(seq, id, secret, n)
-            WHERE j.id = g.id AND j.seq = g.seq AND j.token = g.secret AND j.state + 0 = 3 AND j.expires_at + 0 > p_now
-              AND (j.key IS NOT NULL) = v_keyed
-            RETURNING g.n, j.expires_at, j.cancel_requested
-        LOOP
-            n := v_one.n;
-            code := 0;
-            expires_at := v_one.expires_at;
-            cancel_requested := v_one.cancel_requested;
-            v_extended := v_extended || n;
-            RETURN NEXT;
-        END LOOP;
+    -- A heartbeat never waits for a lock while it holds others: what somebody else is at is answered 5, to be asked again.
+    FOR v_one IN
+        WITH held AS MATERIALIZED (
+            SELECT g.n, j.ctid AS place
+            FROM unnest(p_seqs, p_ids, p_secrets) WITH ORDINALITY AS g(seq, id, secret, n) JOIN jobs AS j ON j.id = g.id
+            -- "+ 0" keeps the planner from walking all leases for each of the batch.
+            WHERE j.seq = g.seq AND j.token = g.secret AND j.state + 0 = 3 AND j.expires_at + 0 > p_now
+            FOR NO KEY UPDATE OF j SKIP LOCKED
+        )
+        UPDATE jobs AS j SET
+            -- A heartbeat that arrives late, with an old `now`, takes nothing away.
+            expires_at = greatest(j.expires_at, p_now + p_lease_for),
+            progress = coalesce(decode(p_progress ->> held.n::text, 'base64'), j.progress)
+        FROM held WHERE j.ctid = held.place
+        RETURNING held.n, j.expires_at, j.cancel_requested
+    LOOP
+        n := v_one.n;
+        code := 0;
+        expires_at := v_one.expires_at;
+        cancel_requested := v_one.cancel_requested;
+        v_extended := v_extended || n;
+        RETURN NEXT;
     END LOOP;
     IF cardinality(v_extended) < cardinality(p_ids) THEN
         FOR v_one IN
@@ -180,8 +181,8 @@ BEGIN
             ELSIF v_job.expires_at <= p_now THEN
                 code := 4;
             ELSE
-                -- The same job twice in one batch: both get the lease as it is now.
-                code := 0;
+                -- The same job twice in one batch: both get the lease as it is now. Else it is busy.
+                code := CASE WHEN v_one.id = ANY (ARRAY(SELECT p_ids[e] FROM unnest(v_extended) AS e)) THEN 0 ELSE 5 END;
                 expires_at := v_job.expires_at;
                 cancel_requested := v_job.cancel_requested;
             END IF;
