@@ -84,7 +84,7 @@ async def asked_in_vain(here: Line, call: bytes, fate: Fate, ask: Callable[[], A
 def test_a_plain_enqueue_stores_each_job_once(server: PostgresServer, fate: Fate, count: int) -> None:
     async def story(here: Line) -> None:
         batch = records(count)
-        answers = await asked_twice(here, b"enqueue_plain", fate, lambda: here.near.enqueue(batch, now=NOW))
+        answers = await asked_twice(here, b".enqueue_", fate, lambda: here.near.enqueue(batch, now=NOW))
         assert [one.id for one in answers] == [record.id for record in batch]
         assert await here.counts() == {JobState.READY: count}
 
@@ -129,7 +129,7 @@ def test_an_enqueue_that_failed_may_be_tried_again_with_the_same_records(
 
     async def story(here: Line) -> None:
         plain, keyed = records(10), records(1, key="k")
-        await asked_in_vain(here, b"enqueue_plain", fate, lambda: here.near.enqueue(plain, now=NOW))
+        await asked_in_vain(here, b".enqueue_", fate, lambda: here.near.enqueue(plain, now=NOW))
         stored = await here.claim(100)
         assert len(stored) == (10 if fate == "lose_answer" else 0)
         await here.near.settle([Ack(job.id, job.token or "") for job in stored], now=NOW)

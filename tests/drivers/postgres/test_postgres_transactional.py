@@ -413,11 +413,16 @@ class Anything:
     def rollback(self) -> None: ...
 
 
-@pytest.mark.parametrize(
-    "given",
-    [None, "postgresql://localhost/db", 7, Anything(), object],
-    ids=["None", "url", "number", "object", "class"],
-)
+NOT_TRANSACTIONS = {
+    "nothing": None,
+    "url": "postgresql://localhost/db",
+    "number": 7,
+    "object": Anything(),
+    "class": object,
+}
+
+
+@pytest.mark.parametrize("given", NOT_TRANSACTIONS.values(), ids=NOT_TRANSACTIONS.keys())
 def test_what_is_no_transaction_is_refused(app: App, given: Any) -> None:
     with pytest.raises(InvalidRequest, match="SQLAlchemy Session") as refusal:
         app.double.within(given)
