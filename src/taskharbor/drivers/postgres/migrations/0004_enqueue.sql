@@ -40,7 +40,7 @@ BEGIN
        OR EXISTS (SELECT FROM finished WHERE id = ANY (p_ids) AND finished_at >= v_created - 3600000000) THEN
         RAISE unique_violation USING MESSAGE = 'a job of this batch is known and has ended';
     END IF;
-END $$ SET search_path FROM CURRENT SET enable_seqscan = off;
+END $$ SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off;
 
 -- The same for a single job that uses nothing but defaults: what a web request does, so every microsecond counts.
 CREATE FUNCTION enqueue_one(
@@ -229,4 +229,4 @@ BEGIN
     END LOOP;
     -- A queue that was only named, and made here: every job for it was known before, elsewhere.
     DELETE FROM queues WHERE id = ANY (v_unused) AND xmin = pg_current_xact_id()::xid;
-END $$ SET search_path FROM CURRENT SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off;
+END $$ SET search_path FROM CURRENT SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off;

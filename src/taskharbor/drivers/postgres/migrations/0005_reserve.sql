@@ -141,9 +141,11 @@ BEGIN
 
     IF v_queue.max_inflight IS NOT NULL THEN
         SELECT least(v_room, v_queue.max_inflight - count(*)) INTO v_room FROM (
-            SELECT FROM jobs AS j WHERE j.queue_id = v_queue.id AND j.state = 3 AND j.expires_at > p_now
+            -- Whatever is over and free has been reclaimed. What is over and busy counts: a heartbeat that is under way may
+            -- have begun in time, and make it valid again.
+            SELECT FROM jobs AS j WHERE j.queue_id = v_queue.id AND j.state = 3
             LIMIT v_queue.max_inflight
-        ) AS valid;
+        ) AS leased;
     END IF;
     IF v_queue.paused THEN
         v_room := 0;
@@ -208,4 +210,4 @@ BEGIN
         RETURN NEXT;
     END IF;
 END $$ SET search_path FROM CURRENT SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off
-   SET enable_mergejoin = off;
+   SET enable_mergejoin = off SET jit = off;

@@ -12,7 +12,11 @@ DECLARE
     v_state smallint;
 BEGIN
     -- FOR UPDATE, although less would do for the change: it waits for who is adding a job that this one blocks.
-    SELECT * INTO v_held FROM jobs WHERE id = p_id FOR UPDATE;
+    SELECT * INTO v_held FROM jobs WHERE id = p_id AND state + 0 = 3 AND token = p_secret AND seq = p_seq FOR UPDATE;
+    IF NOT FOUND THEN
+        -- A token that is gone does not come back: no need to get into the way of who holds the job now.
+        SELECT * INTO v_held FROM jobs WHERE id = p_id;
+    END IF;
     IF p_again AND p_kind IN (1, 3) AND (v_held.token = p_secret) IS NOT TRUE AND EXISTS (
         -- The answer to the first try was lost, and this is what it wrote.
         SELECT FROM attempts WHERE job_id = p_id AND outcome IN (1, 4, 5)
@@ -114,6 +118,11 @@ BEGIN
         RETURN NULL;
     END IF;
     v_answers := array_fill(0::smallint, ARRAY[cardinality(p_ids)]);
+    -- Before their rows, and in the same order as `enqueue_by_rules`: so neither waits for what the other holds.
+    PERFORM pg_advisory_xact_lock(l.number) FROM (
+        SELECT DISTINCT key_lock(j.queue_id, 'key', j.key) AS number
+        FROM jobs AS j WHERE j.id = ANY (p_ids) AND j.key IS NOT NULL ORDER BY 1
+    ) AS l;
     -- In order, so that the second settlement of a job finds what the first one did.
     FOR v_one IN
         SELECT g.seq, g.id, g.secret, g.n, o.e
@@ -128,7 +137,7 @@ BEGIN
             v_one.e ->> 'error', decode(v_one.e ->> 'result', 'base64'), p_again);
     END LOOP;
     RETURN v_answers;
-END $$ SET search_path FROM CURRENT SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off;
+END $$ SET search_path FROM CURRENT SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off;
 
 -- Heartbeats. Only what moves is answered at once; the rest is looked at one by one to say what is wrong with it.
 CREATE FUNCTION extend_lease(
@@ -189,7 +198,7 @@ BEGIN
             RETURN NEXT;
         END LOOP;
     END IF;
-END $$ SET search_path FROM CURRENT SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off;
+END $$ SET search_path FROM CURRENT SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off;
 
 CREATE FUNCTION reclaim(p_queue text, p_now bigint, p_limit integer, p_stir smallint) RETURNS integer LANGUAGE plpgsql AS $$
 DECLARE
@@ -201,4 +210,4 @@ BEGIN
         v_ended := v_ended + reclaim_queue(v_queue, -1, p_now, p_limit - v_ended, p_stir);
     END LOOP;
     RETURN v_ended;
-END $$ SET search_path FROM CURRENT SET enable_seqscan = off SET enable_bitmapscan = off;
+END $$ SET search_path FROM CURRENT SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off;

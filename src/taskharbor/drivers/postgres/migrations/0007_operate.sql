@@ -26,7 +26,7 @@ BEGIN
         v_answers := v_answers || v_state;
     END LOOP;
     RETURN v_answers;
-END $$ SET search_path FROM CURRENT SET enable_seqscan = off;
+END $$ SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off;
 
 -- Per job the state it is in now, or -1 not found, -2 not dead, -3 its key waits already.
 CREATE FUNCTION requeue(p_ids text[], p_now bigint, p_stir smallint, p_again boolean) RETURNS smallint[] LANGUAGE plpgsql AS $$
@@ -78,7 +78,7 @@ BEGIN
         v_answers := v_answers || v_job.state;
     END LOOP;
     RETURN v_answers;
-END $$ SET search_path FROM CURRENT SET enable_seqscan = off;
+END $$ SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off;
 
 CREATE FUNCTION configure(
     p_queue text, p_paused boolean, p_max_inflight integer, p_failure_queue text, p_keep_done_us bigint, p_keep_dead_us bigint,
@@ -144,4 +144,4 @@ BEGIN
             v_one.id, v_one.state, p_before, p_limit - v_removed, p_types, p_key);
     END LOOP;
     RETURN v_removed;
-END $$ SET search_path FROM CURRENT SET enable_seqscan = off SET enable_bitmapscan = off;
+END $$ SET search_path FROM CURRENT SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off;

@@ -179,7 +179,7 @@ BEGIN
         END IF;
     END LOOP;
     RETURN v_jobs + v_rows;
-END $$ SECURITY DEFINER SET search_path FROM CURRENT SET enable_seqscan = off SET enable_bitmapscan = off;
+END $$ SECURITY DEFINER SET search_path FROM CURRENT SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off;
 
 -- A new epoch of the log where the tables have come to another cluster. Returns the present one.
 CREATE FUNCTION begin_epoch() RETURNS integer LANGUAGE plpgsql AS $$
