@@ -153,7 +153,11 @@ class Twin:
         assert await self._observer.get(ids, now=self.now) == [by_id[job_id] for job_id in ids]
         for job_id in ids[:20]:
             rows = [row for row in shown.rows if row.job_id == job_id]
-            assert await self._observer.job_attempts(job_id) == rows, f"job_attempts({job_id}) is not its log"
+            own = await self._observer.job_attempts(job_id)
+            earlier = rows[: len(rows) - len(own)]
+            # An id that was accepted anew after its job was removed: the rows of that one may be left out.
+            is_new_life = not earlier or earlier[-1].state.is_terminal
+            assert earlier + own == rows and is_new_life, f"job_attempts({job_id}) is not its log"
         for stats in shown.stats:
             assert await self._observer.settings(stats.queue) == stats.settings
             assert await self._observer.stats(now=self.now, queue=stats.queue) == [stats]

@@ -370,7 +370,8 @@ class Driver(abc.ABC):
 
     @abc.abstractmethod
     async def job_attempts(self, job_id: str) -> list[Attempt]:
-        """One job's rows of the attempt log, in order."""
+        """One job's rows of the attempt log, in order. Those of an earlier job of that id, which retention has removed, may be
+        left out."""
 
     # -- waiting ------------------------------------------------------------------------------------------
 
