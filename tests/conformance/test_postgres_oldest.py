@@ -4,7 +4,6 @@ from functools import cache
 from pathlib import Path
 
 from conformance.recycled_postgres import Recycler
-
 from taskharbor.conformance import conformance_tests
 from taskharbor.testing.servers import postgres_versions, shared_postgres
 
