@@ -3,12 +3,11 @@
 What is not installed skips its tests on a laptop and fails them in CI, where nobody reads the skips.
 """
 
-import os
 from collections.abc import Generator, Iterator
-from typing import NoReturn
 
 import pytest
 
+from needing import need
 from taskharbor.testing.servers import (
     PostgresAt,
     PostgresServer,
@@ -19,13 +18,6 @@ from taskharbor.testing.servers import (
     shared_postgres,
     with_fresh_schema,
 )
-
-
-def need(what: str) -> NoReturn:
-    """Something that the test cannot do without is not there."""
-    if os.environ.get("CI"):
-        pytest.fail(f"CI has to have it: {what}", pytrace=False)
-    pytest.skip(what)
 
 
 def _needing_servers() -> Generator[None, object, object]:

@@ -14,7 +14,7 @@ import pytest
 from psycopg import generators
 from psycopg.rows import tuple_row
 
-from conftest import need
+from needing import need
 from taskharbor.testing.servers import (
     Cable,
     PgBouncer,

@@ -59,7 +59,8 @@ class PostgresServer(PostgresAt):
     ) -> Self:
         """Start a server of this major, or of the newest that is installed.
 
-        Not durable, it never waits for a disk, and survives `stop` and `kill` but not a power cut. Durable, it runs with
+        Not durable, it never waits for a disk: a fast `stop` loses nothing, an immediate one, `kill` or a power cut may take
+        the last commits. Durable, it runs with
         PostgreSQL's own defaults. `settings` go into postgresql.conf and win over both.
         """
         version, binaries = find_postgres(version)
