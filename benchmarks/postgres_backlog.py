@@ -41,5 +41,5 @@ def _fill(url: str, count: int, name: str) -> None:
     ) as connection:
         with connection.transaction():
             connection.execute(statements, {"count": count})
-            connection.execute("select fold()")
+            connection.execute("select fold(0)")
         connection.execute("vacuum analyze")
