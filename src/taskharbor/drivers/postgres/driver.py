@@ -82,18 +82,16 @@ class PostgresDriver(Driver):
         self._watcher = Watcher(self.options, self._look, self._claimer.emptied)
 
     async def close(self) -> None:
-        connections, self._connections = self._connections, None
-        if connections is None:
-            return
-        if self._watcher is not None:
-            await self._watcher.close()
-            self._watcher = None
-        if self._giving_back:
+        watcher, self._watcher = self._watcher, None
+        if watcher is not None:
+            await watcher.close()
+        if self._connections is not None:
+            # What is still under way needs them: jobs to be given back, announcements.
             await asyncio.gather(*self._giving_back, return_exceptions=True)
-        self._connections = connections
-        await self._announcer.close()
-        self._connections = None
-        await connections.close()
+            await self._announcer.close()
+        connections, self._connections = self._connections, None
+        if connections is not None:
+            await connections.close()
 
     async def _run(self, operation: Operation[T]) -> T:
         if self._connections is None:
