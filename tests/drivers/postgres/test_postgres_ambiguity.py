@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
-from typing import Any
+from typing import Any, LiteralString
 
 import pytest
 from outage_stage import (
@@ -34,6 +34,7 @@ from taskharbor.drivers.contract import (
     Retry,
     Settlement,
 )
+from taskharbor.drivers.postgres.connections import Row, Session
 from taskharbor.errors import BackendUnavailable
 from taskharbor.jobs import SECOND, Failure, JobRecord, JobState, Lease, Outcome
 from taskharbor.testing.servers import PostgresServer
@@ -421,6 +422,31 @@ def test_a_reserve_meets_its_own_first_try(server: PostgresServer, fate: Fate) -
         assert len(jobs) == 3
         await eventually(lambda: waiting_for_locks(server) == 0)
         assert await here.counts() == {JobState.READY: 3, JobState.INFLIGHT: 3}
+
+    on_a_line(server, story)
+
+
+def test_a_reserve_that_the_server_reads_after_its_repetition_leases_nothing(
+    server: PostgresServer, fate: Fate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[LiteralString, Any]] = []
+    rows = Session.rows
+
+    async def remembering(session: Session, statement: LiteralString, values: Any = ()) -> list[Row]:
+        if ".reserve(" in statement:
+            asked.append((statement, list(values)))
+        return await rows(session, statement, values)
+
+    async def story(here: Line) -> None:
+        await here.store(9)
+        with monkeypatch.context() as patch:
+            patch.setattr(Session, "rows", remembering)
+            await asked_in_vain(here, b".reserve(", fate, lambda: here.claim(3))
+            jobs = await here.claim(3)
+        assert len(jobs) == 3
+        late, _ = asked
+        assert await here.far._run(lambda session, _: session.rows(*late)) == []
+        assert await here.counts() == {JobState.READY: 6, JobState.INFLIGHT: 3}
 
     on_a_line(server, story)
 

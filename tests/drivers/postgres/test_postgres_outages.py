@@ -316,11 +316,6 @@ class Traffic:
             self.done.update(job.id for job in jobs)
 
 
-@pytest.mark.xfail(
-    strict=False,
-    reason="known defect: a claim that the server reads only after its repetition was answered leases jobs to nobody, "
-    "until their leases expire",
-)
 def test_calls_on_a_line_that_is_cut_at_any_moment_happen_once(server: PostgresServer) -> None:
     seed = int(os.environ.get(SEED) or random.randrange(2**32))
     print(f"replay with {SEED}={seed}")

@@ -152,7 +152,7 @@ class PostgresDriver(Driver):
         worker: str,
         types: Sequence[str] | None,
     ) -> list[JobRecord]:
-        secret, is_unclear = self._claimer.secret(queue, worker)
+        secret, tries = self._claimer.secret(queue, worker)
         try:
             return await self._run(
                 lambda session, again: self._claimer.reserve(
@@ -165,11 +165,12 @@ class PostgresDriver(Driver):
                     types,
                     self._announcer.voice,
                     secret,
-                    again or is_unclear,
+                    tries + again,
                 )
             )
         except BackendUnavailable:
-            self._claimer.lose_answer(queue, worker, secret)
+            # Two may have been made: the first, and its repetition on a fresh connection.
+            self._claimer.lose_answer(queue, worker, secret, tries + 2)
             raise
 
     async def _give_back(self, task: asyncio.Task[list[JobRecord]], now: Micros) -> list[JobRecord]:

@@ -36,8 +36,9 @@ class Claimer:
     def __init__(self, schema: str) -> None:
         self._statement = load("work", schema)["reserve"]
         self._hints: dict[str, str] = {}
-        self._unclear: dict[tuple[str, str], list[str]] = {}
-        """Secrets of calls whose answer never came, by queue and worker: the next one asks for their jobs first."""
+        self._unclear: dict[tuple[str, str], list[tuple[str, int]]] = {}
+        """Secrets of calls whose answer never came and how often they were tried, by queue and worker: the next one asks for
+        their jobs first."""
         self.emptied: dict[str, str] = {}
         """Per queue, the snapshot of a claim that found less than it asked for: nothing older is left to be woken for."""
 
@@ -52,11 +53,11 @@ class Claimer:
         types: Sequence[str] | None,
         stir: int,
         secret: str,
-        is_repeated: bool,
+        number: int,
     ) -> list[JobRecord]:
         wanted = None if types is None else arrays.text_array(list(dict.fromkeys(types)))
         values: list[Any] = [
-            queue, wanted, limit, lease_for, now, worker, secret, is_repeated, stir, self._hints.pop(queue, None),
+            queue, wanted, limit, lease_for, now, worker, secret, number, stir, self._hints.pop(queue, None),
         ]  # fmt: skip
         rows: list[Row] = await session.rows(self._statement, values)
         if rows and rows[-1][0] is not None:
@@ -69,13 +70,13 @@ class Claimer:
         if is_short:
             self.emptied[queue] = _decode_seen(hint).seen
 
-    def secret(self, queue: str, worker: str) -> tuple[str, bool]:
-        """The secret to claim with, and whether an earlier call with it may have leased jobs."""
+    def secret(self, queue: str, worker: str) -> tuple[str, int]:
+        """The secret to claim with, and how often a call with it may have leased jobs without anybody hearing of it."""
         unclear = self._unclear.get((queue, worker))
-        return (unclear.pop(), True) if unclear else (new_token(), False)
+        return unclear.pop() if unclear else (new_token(), 0)
 
-    def lose_answer(self, queue: str, worker: str, secret: str) -> None:
+    def lose_answer(self, queue: str, worker: str, secret: str, tries: int) -> None:
         """An outage: what comes back may be another server, with other transaction numbers."""
-        self._unclear.setdefault((queue, worker), []).append(secret)
+        self._unclear.setdefault((queue, worker), []).append((secret, tries))
         self._hints.clear()
         self.emptied.clear()

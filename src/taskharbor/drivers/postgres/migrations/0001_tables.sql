@@ -212,6 +212,14 @@ CREATE TABLE upkeep (
 );
 INSERT INTO upkeep VALUES ('-infinity', '0');
 
+-- Claims of which the answer was lost and that were made again, with the number of the latest try. The server may read an
+-- earlier try only now, from a connection that nobody listens to any more: it would lease jobs to nobody.
+CREATE TABLE repeated (
+    secret          text COLLATE "C" PRIMARY KEY,
+    try             integer NOT NULL,
+    made_at         timestamptz NOT NULL DEFAULT clock_timestamp()
+);
+
 -- Transaction numbers mean nothing in another cluster. When the tables turn up in one (dump and restore), a new epoch
 -- begins: rows of the log up to `last_seq` belong to the ones before.
 CREATE TABLE epochs (

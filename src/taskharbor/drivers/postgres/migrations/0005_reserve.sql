@@ -23,7 +23,7 @@ RETURN (
 
 CREATE FUNCTION reserve(
     p_queue text, p_types text[], p_limit integer, p_lease_for bigint, p_now bigint, p_worker text, p_secret text,
-    p_again boolean, p_stir smallint, p_hint json
+    p_try integer, p_stir smallint, p_hint json
 ) RETURNS TABLE (
     hint text, seq bigint, rank smallint, run_at bigint, id text, type text, payload bytea, created_at bigint,
     max_attempts integer, fence bigint, reserved_at bigint, expires_at bigint, key text, attempts integer, stalls integer,
@@ -67,9 +67,15 @@ BEGIN
         PERFORM pg_advisory_xact_lock(queue_lock(v_queue.id));
     END IF;
 
-    -- Nobody else has this secret, but the first try of this very call may still be at work: its answer was lost.
+    -- Nobody else has this secret, but another try of this very call may still be at work, or begin late: its answer was
+    -- lost. One after the other, and after the latest try no earlier one does anything.
     PERFORM pg_advisory_xact_lock(hashtextextended(p_secret, 0));
-    IF p_again THEN
+    IF EXISTS (SELECT FROM repeated WHERE secret = p_secret AND try > p_try) THEN
+        RETURN;
+    END IF;
+    IF p_try > 0 THEN
+        INSERT INTO repeated AS r (secret, try) VALUES (p_secret, p_try)
+        ON CONFLICT (secret) DO UPDATE SET try = excluded.try;
         -- If it took effect, these are its jobs, and their lease counts from now. More than is asked for now goes back.
         PERFORM settle_one(c.id, c.seq, p_secret, 3::smallint, p_now, p_stir, NULL, NULL, NULL, NULL, NULL, NULL, false)
         FROM (SELECT j.id, j.seq FROM jobs AS j

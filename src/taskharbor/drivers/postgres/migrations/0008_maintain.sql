@@ -35,6 +35,8 @@ BEGIN
             cancelled_total = t.cancelled_total + excluded.cancelled_total
     )
     SELECT coalesce(sum(rows), 0) INTO v_folded FROM summed;
+    -- A try that the server has not read after an hour will never be read.
+    DELETE FROM repeated WHERE made_at < clock_timestamp() - interval '1 hour';
     UPDATE upkeep SET folded_at = clock_timestamp(), horizon = pg_snapshot_xmin(pg_current_snapshot());
     RETURN v_folded;
 END $$ SET search_path FROM CURRENT;
@@ -192,7 +194,9 @@ BEGIN
     IF v_epoch.system_id <> v_system THEN
         INSERT INTO epochs VALUES (v_epoch.epoch + 1, v_system, coalesce(pg_sequence_last_value('attempt_seq'), 0));
         -- The numbers in `moves` mean nothing here either: all of it belongs to the past.
-        UPDATE upkeep SET folded_at = '-infinity', horizon = '18446744073709551615';
+        -- A try that the server has not read after an hour will never be read.
+    DELETE FROM repeated WHERE made_at < clock_timestamp() - interval '1 hour';
+    UPDATE upkeep SET folded_at = '-infinity', horizon = '18446744073709551615';
         PERFORM fold(0);
         UPDATE totals SET folded = pg_current_xact_id();
         RETURN v_epoch.epoch + 1;
