@@ -119,7 +119,7 @@ class AsyncClient:
         """Where every enqueue goes through."""
         accepted: list[Enqueued] = []
         for batch in chunks(records, chunk):
-            accepted.extend(await self.driver.enqueue(batch, now=now))
+            accepted.extend(await self.driver.enqueue(batch, now=now, new_ids=True))
         return accepted
 
     async def enqueue_stream(

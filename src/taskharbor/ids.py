@@ -14,6 +14,19 @@ import time
 
 _lock = threading.Lock()
 _last = 0
+_tail = ""
+
+
+def _make_noise() -> None:
+    """What tells this process from all others. A child of a fork counts on from the same number, so it needs its own."""
+    global _tail
+    noise = os.urandom(8).hex()
+    _tail = f"-{'89ab'[int(noise[0], 16) & 3]}{noise[1:4]}-{noise[4:]}"
+
+
+_make_noise()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_make_noise)
 
 
 def new_ids(count: int) -> list[str]:
@@ -23,9 +36,7 @@ def new_ids(count: int) -> list[str]:
         # 48 bits of milliseconds, then a 12-bit counter: one 60-bit number that only ever grows.
         start = max(_last + 1, (time.time_ns() // 1_000_000) << 12)
         _last = start + count - 1
-    # The number makes an id unique here, the noise makes the batch unique among all processes.
-    noise = os.urandom(8).hex()
-    tail = f"-{'89ab'[int(noise[0], 16) & 3]}{noise[1:4]}-{noise[4:]}"
+    tail = _tail
     heads = [f"{number:015x}" for number in range(start, start + count)]
     return [f"{head[:8]}-{head[8:12]}-7{head[12:]}{tail}" for head in heads]
 

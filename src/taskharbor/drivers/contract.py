@@ -233,7 +233,9 @@ class Driver(abc.ABC):
     # -- producing ----------------------------------------------------------------------------------------
 
     @abc.abstractmethod
-    async def enqueue(self, records: Sequence[JobRecord], *, now: Micros) -> list[Enqueued]:
+    async def enqueue(
+        self, records: Sequence[JobRecord], *, now: Micros, new_ids: bool = False
+    ) -> list[Enqueued]:
         """Store each record as ready, scheduled (run_at > now) or blocked, in this order, all or nothing.
 
         Per record, first match wins:
@@ -246,6 +248,9 @@ class Driver(abc.ABC):
            job from now on; its id is not kept, so a repeated try after the job has run makes a new one;
         4. it has a key and a job of that (queue, key) is inflight (valid lease or not): stored as blocked, with its flags;
         5. else stored. Lease fields, state and counters of the given record are ignored.
+
+        `new_ids`: the caller made the ids for this very call, so no job has ever had one of them, and the driver need not
+        look. Where it tries again by itself, it must still recognise them.
         """
 
     def within(self, transaction: object) -> JoinedTransaction | JoinedAsyncTransaction:

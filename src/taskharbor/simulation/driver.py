@@ -49,8 +49,10 @@ class SimulatedDriver(Driver):
         now: Micros = await self._call("time")
         return now
 
-    async def enqueue(self, records: Sequence[JobRecord], *, now: Micros) -> list[Enqueued]:
-        answers: list[Enqueued] = await self._call("enqueue", records, now=now)
+    async def enqueue(
+        self, records: Sequence[JobRecord], *, now: Micros, new_ids: bool = False
+    ) -> list[Enqueued]:
+        answers: list[Enqueued] = await self._call("enqueue", records, now=now, new_ids=new_ids)
         return answers
 
     async def reserve(

@@ -61,7 +61,7 @@ def until(condition: Callable[[], bool], what: str) -> None:
 
 def enqueue_on(raw: Raw, records: Sequence[JobRecord], now: int) -> None:
     """As the driver does it, in whatever transaction the connection is in."""
-    raw(load("enqueue", raw.schema)["by_rules"], *rule_values(records, now, ALOUD))
+    raw(load("enqueue", raw.schema)["by_rules"], *rule_values(records, now, ALOUD, again=False))
 
 
 def fold(raw: Raw) -> None:

@@ -329,6 +329,7 @@ def worker_grants(schema: str) -> list[str]:
         "SELECT, INSERT, UPDATE ON totals",
         "SELECT, INSERT ON attempts",
         "SELECT, UPDATE ON upkeep",
+        "SELECT, INSERT, UPDATE, DELETE ON repeated",
         "SELECT ON migrations, epochs",
         "USAGE, SELECT ON SEQUENCE job_seq",
         "USAGE ON SEQUENCE attempt_seq",

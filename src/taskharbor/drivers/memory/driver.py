@@ -87,7 +87,9 @@ class MemoryDriver(Driver):
 
     # -- producing and working ----------------------------------------------------------------------------
 
-    async def enqueue(self, records: Sequence[JobRecord], *, now: Micros) -> list[Enqueued]:
+    async def enqueue(
+        self, records: Sequence[JobRecord], *, now: Micros, new_ids: bool = False
+    ) -> list[Enqueued]:
         with self._store.lock:
             return self._store.enqueue(records, now)
 

@@ -31,19 +31,100 @@ class Connection(AsyncConnection[Row]):
     """One that lets go at once when its caller is cancelled. The library would ask the server to stop and wait for ten
     seconds on a line that went dead, longer than a lease may last; here the connection is thrown away in any case."""
 
+    watch: Watch | None = None
+
     async def wait(self, gen: Any, interval: float = 1.0, timeout: float | None = None) -> Any:
         try:
-            return await waiting.wait_async(gen, self.pgconn.socket, interval, timeout)
+            if self.watch is None or timeout is not None:
+                return await waiting.wait_async(gen, self.pgconn.socket, interval, timeout)
+            return await self.watch.wait(gen)
         except asyncio.CancelledError:
             self.pgconn.finish()
             raise
+
+    async def close(self) -> None:
+        if self.watch is not None:
+            self.watch.end()
+        await super().close()
+
+
+class Watch:
+    """Keeps one socket registered with the event loop, and goes on with a call as soon as the socket is ready, before the
+    caller's task has its turn. The library registers it for every answer and takes it out again: dozens of microseconds."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._descriptor = descriptor
+        self._is_on = False
+        self._wants_writing = False
+        self._gen: Any = None
+        self._answer: asyncio.Future[Any] = self._loop.create_future()
+
+    async def wait(self, gen: Any) -> Any:
+        """Run a generator of the library's, which yields what it needs the socket to be ready for."""
+        try:
+            wanted = next(gen)
+        except StopIteration as end:
+            return end.value
+        self._gen = gen
+        self._answer = self._loop.create_future()
+        if not self._is_on:
+            self._is_on = True
+            self._loop.add_reader(self._descriptor, self._go_on, waiting.READY_R)
+        self._set_writing(wanted)
+        try:
+            return await self._answer
+        except BaseException:
+            # The library has closed a broken socket, and another may get its number now.
+            self.end()
+            raise
+        finally:
+            self._gen = None
+
+    def _go_on(self, ready: int) -> None:
+        if self._gen is None:
+            # Something nobody asked for: the server says goodbye. The next call will read it.
+            self.end()
+            return
+        try:
+            self._set_writing(self._gen.send(ready))
+        except StopIteration as end:
+            self._finish(end.value, None)
+        except Exception as error:
+            self.end()
+            self._finish(None, error)
+
+    def _finish(self, value: Any, error: Exception | None) -> None:
+        self._gen = None
+        self._set_writing(0)
+        if self._answer.done():
+            return
+        if error is None:
+            self._answer.set_result(value)
+        else:
+            self._answer.set_exception(error)
+
+    def _set_writing(self, wanted: int) -> None:
+        wants_writing = bool(wanted & waiting.WAIT_W)
+        if wants_writing and not self._wants_writing:
+            self._loop.add_writer(self._descriptor, self._go_on, waiting.READY_W)
+        elif self._wants_writing and not wants_writing:
+            self._loop.remove_writer(self._descriptor)
+        self._wants_writing = wants_writing
+
+    def end(self) -> None:
+        self._set_writing(0)
+        if self._is_on:
+            self._is_on = False
+            self._loop.remove_reader(self._descriptor)
 
 
 class Session:
     """One connection and the cursor that is used over and over."""
 
-    def __init__(self, connection: AsyncConnection[Row], is_prepared: bool) -> None:
+    def __init__(self, connection: Connection, is_prepared: bool) -> None:
         self.connection = connection
+        connection.watch = Watch(connection.fileno())
         self._cursor: AsyncCursor[Row] = connection.cursor(binary=True)
         self._prepare = is_prepared
         self.is_fresh = True
@@ -72,7 +153,7 @@ class Connections:
         self._busy: set[Session] = set()
         self._is_closed = False
 
-    def adopt(self, connection: AsyncConnection[Row]) -> None:
+    def adopt(self, connection: Connection) -> None:
         """Take over a connection that was opened for something else."""
         self._idle.append(Session(connection, self._options.prepare))
 
@@ -149,7 +230,7 @@ class Connections:
             await self._drop(self._idle.pop())
 
 
-async def connect(options: Options) -> AsyncConnection[Row]:
+async def connect(options: Options) -> Connection:
     try:
         return await Connection.connect(
             options.conninfo, autocommit=True, prepare_threshold=0 if options.prepare else None

@@ -110,14 +110,18 @@ class PostgresDriver(Driver):
 
     # -- producing and working ----------------------------------------------------------------------------
 
-    async def enqueue(self, records: Sequence[JobRecord], *, now: Micros) -> list[Enqueued]:
+    async def enqueue(
+        self, records: Sequence[JobRecord], *, now: Micros, new_ids: bool = False
+    ) -> list[Enqueued]:
         if not records:
             return []
         first = records[0].queue
         is_one_queue = len(records) == 1 or all(record.queue == first for record in records)
         voice = self._announcer.voice_for(first) if is_one_queue else self._announcer.voice
         answers = await self._run(
-            lambda session, again: enqueue.enqueue(session, self._schema, records, now, voice, is_known=again)
+            lambda session, again: enqueue.enqueue(
+                session, self._schema, records, now, voice, new_ids=new_ids, again=again
+            )
         )
         if is_one_queue:
             self._announcer.done(first, voice)

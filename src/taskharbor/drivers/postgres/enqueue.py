@@ -9,7 +9,9 @@ import psycopg
 
 from taskharbor.drivers.contract import Enqueued
 from taskharbor.drivers.postgres import arrays
+from taskharbor.drivers.postgres.announcing import ALOUD
 from taskharbor.drivers.postgres.connections import Session
+from taskharbor.drivers.postgres.listener import channel
 from taskharbor.drivers.postgres.rows import (
     backoff_column,
     check_storable,
@@ -32,24 +34,27 @@ async def enqueue(
     now: Micros,
     stir: int,
     *,
-    is_known: bool = False,
+    new_ids: bool,
+    again: bool,
 ) -> list[Enqueued]:
-    """`is_known`: some of the ids may be stored already, so do not try the plain way first."""
+    """`again`: an earlier try may have stored them, so do not try the plain way first."""
     sql = load("enqueue", schema)
     for record in records:
         check_storable(record)
-    if not is_known and is_plain(records):
+    if not again and is_plain(records):
         try:
-            if len(records) == 1 and is_default(records[0]):
-                await session.rows(sql["one"], one_value(records[0], now, stir))
-            else:
-                await session.rows(sql["plain"], plain_values(records, now, stir))
+            is_stored = new_ids and len(records) == 1 and is_default(records[0])
+            if is_stored:
+                # Not where the queue is new.
+                is_stored = bool(await session.rows(sql["one"], one_value(records[0], schema, now, stir)))
+            if not is_stored:
+                await session.rows(sql["plain"], plain_values(records, now, stir, new_ids=new_ids))
         except psycopg.errors.UniqueViolation:
             # An id is known: a repeated call, or a job twice in the batch. Nothing was stored.
             pass
         else:
             return [Enqueued(record.id) for record in records]
-    rows = await session.rows(sql["by_rules"], rule_values(records, now, stir))
+    rows = await session.rows(sql["by_rules"], rule_values(records, now, stir, again=again))
     return [Enqueued(job_id, existed) for job_id, existed in rows]
 
 
@@ -70,18 +75,20 @@ def is_default(record: JobRecord) -> bool:
     return not record.headers and _rare(record)[1:] == _DEFAULTS
 
 
-def one_value(record: JobRecord, now: Micros, stir: int) -> list[Any]:
+def one_value(record: JobRecord, schema: str, now: Micros, stir: int) -> list[Any]:
     return [
-        record.queue,
         record.id,
         record.type,
         record.run_at_us,
         record.created_at_us,
-        record.priority,
+        -record.priority,
         record.max_attempts,
+        0 if record.run_at_us > now else 1,
         record.payload,
-        now,
-        stir,
+        record.queue,
+        stir == ALOUD,
+        channel(schema),
+        record.queue,
     ]
 
 
@@ -100,7 +107,7 @@ def _rare(record: JobRecord) -> tuple[Any, ...]:
 _DEFAULTS = ("json", 0, 0, DEFAULT_BACKOFF_MIN, DEFAULT_BACKOFF_MAX, None)
 
 
-def plain_values(records: Sequence[JobRecord], now: Micros, stir: int) -> list[Any]:
+def plain_values(records: Sequence[JobRecord], now: Micros, stir: int, *, new_ids: bool) -> list[Any]:
     first = records[0]
     payloads = [record.payload for record in records]
     headers = [record.headers for record in records]
@@ -125,6 +132,7 @@ def plain_values(records: Sequence[JobRecord], now: Micros, stir: int) -> list[A
         arrays.ends(payloads),
         now,
         stir,
+        new_ids,
     ]
 
 
@@ -135,7 +143,7 @@ def _once_or_each(values: Sequence[T], as_array: Callable[[Sequence[T]], str]) -
     return None, as_array(values)
 
 
-def rule_values(records: Sequence[JobRecord], now: Micros, stir: int) -> list[Any]:
+def rule_values(records: Sequence[JobRecord], now: Micros, stir: int, *, again: bool) -> list[Any]:
     payloads = [record.payload for record in records]
     return [
         to_json([given_columns(record) for record in records]),
@@ -143,4 +151,5 @@ def rule_values(records: Sequence[JobRecord], now: Micros, stir: int) -> list[An
         arrays.ends(payloads),
         now,
         stir,
+        again,
     ]

@@ -35,6 +35,7 @@ TABLES = {
     "epochs",
     "upkeep",
     "swept",
+    "repeated",
 }
 
 
@@ -144,7 +145,7 @@ async def _apply(connection: AsyncConnection[Row], options: Options, migration: 
         found = await connection.execute(sql["is_applied"], {"name": migration.name})
         if await found.fetchone() is None:
             await connection.execute(f"SET LOCAL search_path TO {quoted(options.schema)}, pg_temp")
-            await connection.execute(migration.sql, prepare=False)
+            await connection.execute(migration.sql.replace("$schema", quoted(options.schema)), prepare=False)
             await connection.execute(sql["record"], {"name": migration.name, "breaks": migration.breaks})
 
 

@@ -23,11 +23,22 @@ _claim_order = itemgetter(2, 3, 1)
 """rank, run_at, seq: rows come as they lie in the table."""
 
 
-class _Seen(msgspec.Struct):
+class Hint(msgspec.Struct):
+    """Where the living begin, and the snapshot in which that was true."""
+
     seen: str
+    floor: Micros | None
+    low_expiry: Micros | None
+    places: list[tuple[int, Micros, int]]
+    """Per rank, the run_at and seq of its first waiting job."""
+
+    def values(self) -> list[Any]:
+        ranks, run_ats, seqs = zip(*self.places, strict=True) if self.places else ((), (), ())
+        return [self.seen, self.floor, self.low_expiry, *map(arrays.int_array, (ranks, run_ats, seqs))]
 
 
-_decode_seen = msgspec.json.Decoder(_Seen).decode
+_NO_HINT = [None] * 6
+_decode_hint = msgspec.json.Decoder(Hint).decode
 
 
 class Claimer:
@@ -35,7 +46,7 @@ class Claimer:
 
     def __init__(self, schema: str) -> None:
         self._statement = load("work", schema)["reserve"]
-        self._hints: dict[str, str] = {}
+        self._hints: dict[str, Hint] = {}
         self._unclear: dict[tuple[str, str], list[tuple[str, int]]] = {}
         """Secrets of calls whose answer never came and how often they were tried, by queue and worker: the next one asks for
         their jobs first."""
@@ -56,19 +67,20 @@ class Claimer:
         number: int,
     ) -> list[JobRecord]:
         wanted = None if types is None else arrays.text_array(list(dict.fromkeys(types)))
+        hint = self._hints.pop(queue, None)
         values: list[Any] = [
-            queue, wanted, limit, lease_for, now, worker, secret, number, stir, self._hints.pop(queue, None),
+            queue, wanted, limit, lease_for, now, worker, secret, number, stir, *(hint.values() if hint else _NO_HINT),
         ]  # fmt: skip
         rows: list[Row] = await session.rows(self._statement, values)
         if rows and rows[-1][0] is not None:
-            self._remember(queue, rows.pop()[0], is_short=types is None and len(rows) < limit)
+            self._remember(queue, _decode_hint(rows.pop()[0]), is_short=types is None and len(rows) < limit)
         rows.sort(key=_claim_order)
         return [leased_job(row, queue, secret, worker) for row in rows]
 
-    def _remember(self, queue: str, hint: str, *, is_short: bool) -> None:
+    def _remember(self, queue: str, hint: Hint, *, is_short: bool) -> None:
         self._hints[queue] = hint
         if is_short:
-            self.emptied[queue] = _decode_seen(hint).seen
+            self.emptied[queue] = hint.seen
 
     def secret(self, queue: str, worker: str) -> tuple[str, int]:
         """The secret to claim with, and how often a call with it may have leased jobs without anybody hearing of it."""

@@ -127,7 +127,9 @@ class SQLiteDriver(Driver):
 
     # -- producing and working ----------------------------------------------------------------------------
 
-    async def enqueue(self, records: Sequence[JobRecord], *, now: Micros) -> list[Enqueued]:
+    async def enqueue(
+        self, records: Sequence[JobRecord], *, now: Micros, new_ids: bool = False
+    ) -> list[Enqueued]:
         return await self._opened.write(lambda tx: enqueue.enqueue(tx, records, now))
 
     async def reserve(

@@ -212,10 +212,11 @@ CREATE TABLE upkeep (
 );
 INSERT INTO upkeep VALUES ('-infinity', '0');
 
--- Claims of which the answer was lost and that were made again, with the number of the latest try. The server may read an
--- earlier try only now, from a connection that nobody listens to any more: it would lease jobs to nobody.
+-- Calls of which the answer was lost and that were made again: the secret of a claim or the id of a job, and the number of the
+-- latest try. The server may read an earlier try only now, from a connection that nobody listens to any more: it would lease
+-- jobs to nobody, or store a job that has run and is gone.
 CREATE TABLE repeated (
-    secret          text COLLATE "C" PRIMARY KEY,
+    call            text COLLATE "C" PRIMARY KEY,
     try             integer NOT NULL,
     made_at         timestamptz NOT NULL DEFAULT clock_timestamp()
 );

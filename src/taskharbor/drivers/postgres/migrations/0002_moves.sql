@@ -8,13 +8,13 @@ RETURN ('queues'::regclass::oid::bigint << 32) + p_queue_id;
 CREATE FUNCTION key_lock(p_queue_id integer, p_kind text, p_key text) RETURNS bigint LANGUAGE sql STABLE PARALLEL SAFE
 RETURN hashtextextended(p_kind || p_key, 'queues'::regclass::oid::bigint * 31 + p_queue_id);
 
-CREATE FUNCTION notify_waiters() RETURNS trigger LANGUAGE plpgsql AS $$
+-- For whoever writes a move that stirs. Not a trigger, which every statement that writes moves would pay for.
+CREATE FUNCTION tell_waiters(p_queue_id integer, p_stir smallint) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-    PERFORM pg_notify('taskharbor:' || TG_TABLE_SCHEMA, (SELECT name FROM queues WHERE id = NEW.queue_id));
-    RETURN NULL;
-END $$ SET search_path FROM CURRENT;
-
-CREATE TRIGGER moves_stir AFTER INSERT ON moves FOR EACH ROW WHEN (NEW.stir = 2) EXECUTE FUNCTION notify_waiters();
+    IF p_stir = 2 THEN
+        PERFORM pg_notify('taskharbor:' || current_schema(), (SELECT name FROM queues WHERE id = p_queue_id));
+    END IF;
+END $$;
 
 -- One job moved from a state to another; NULL is outside. The batch forms write their own sums.
 CREATE FUNCTION note(
@@ -40,4 +40,5 @@ BEGIN
             CASE WHEN v_waits THEN p_run_at END,
             CASE WHEN v_to = 1 THEN p_run_at END,
             p_latest_end);
+    PERFORM tell_waiters(p_queue_id, p_stir);
 END $$;

@@ -8,7 +8,7 @@ CREATE FUNCTION enqueue_plain(
     p_type text, p_types text[], p_run_at bigint, p_run_ats bigint[], p_created_at bigint, p_created_ats bigint[],
     p_priority smallint, p_priorities smallint[], p_max_attempts integer, p_headers text, p_headers_each text[],
     p_codec text, p_timeout_us bigint, p_max_stalls integer, p_backoff_min_us bigint, p_backoff_max_us bigint, p_flags smallint,
-    p_payloads bytea, p_ends integer[], p_now bigint, p_stir smallint
+    p_payloads bytea, p_ends integer[], p_now bigint, p_stir smallint, p_new_ids boolean
 ) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     v_queue integer := queue_id_of(p_queue);
@@ -34,40 +34,28 @@ BEGIN
     SELECT v_queue, count(*) FILTER (WHERE state = 0), count(*) FILTER (WHERE state = 1), p_stir,
            array_agg(DISTINCT rank), min(run_at), max(run_at) FILTER (WHERE state = 1)
     FROM added;
+    PERFORM tell_waiters(v_queue, p_stir);
     -- Only now, in a later snapshot than the INSERT's: whoever ended meanwhile is seen here. A job does not end before it was
     -- made, so that only the latest days are searched; the hour is for clocks that disagree.
-    IF EXISTS (SELECT FROM dead WHERE id = ANY (p_ids))
+    IF p_new_ids THEN
+        IF EXISTS (SELECT FROM repeated WHERE call = ANY (p_ids)) THEN
+            RAISE unique_violation USING MESSAGE = 'a later try has stored this batch';
+        END IF;
+    ELSIF EXISTS (SELECT FROM dead WHERE id = ANY (p_ids))
        OR EXISTS (SELECT FROM finished WHERE id = ANY (p_ids) AND finished_at >= v_created - 3600000000) THEN
         RAISE unique_violation USING MESSAGE = 'a job of this batch is known and has ended';
     END IF;
-END $$ SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off;
+END $$ SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_generic_plan;
 
--- The same for a single job that uses nothing but defaults: what a web request does, so every microsecond counts.
-CREATE FUNCTION enqueue_one(
-    p_queue text, p_id text, p_type text, p_run_at bigint, p_created_at bigint, p_priority smallint, p_max_attempts integer,
-    p_payload bytea, p_now bigint, p_stir smallint
-) RETURNS void LANGUAGE plpgsql AS $$
-DECLARE
-    v_queue integer;
-    v_state smallint := CASE WHEN p_run_at > p_now THEN 0 ELSE 1 END;
-    v_rank smallint := -p_priority;
+-- For new ids (see `sql/enqueue.sql`), called once the job is stored: whatever ended before that is seen here. No search path
+-- of its own, which would cost a single enqueue more than the look.
+CREATE FUNCTION check_not_repeated(p_id text) RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN
-    SELECT id INTO v_queue FROM queues WHERE name = p_queue;
-    IF v_queue IS NULL THEN
-        v_queue := queue_id_of(p_queue);
+    IF EXISTS (SELECT FROM $schema.repeated WHERE call = p_id) THEN
+        RAISE unique_violation USING MESSAGE = 'a later try has stored this job';
     END IF;
-    INSERT INTO jobs (id, queue_id, type, run_at, created_at, rank, max_attempts, state, payload)
-    VALUES (p_id, v_queue, p_type, p_run_at, p_created_at, v_rank, p_max_attempts, v_state, p_payload);
-    INSERT INTO moves (queue_id, scheduled, ready, stir, ranks, low_run_at, high_run_at)
-    VALUES (v_queue, 1 - v_state, v_state, 1, ARRAY[v_rank], p_run_at, CASE WHEN v_state = 1 THEN p_run_at END);
-    IF p_stir = 2 THEN
-        PERFORM pg_notify('taskharbor:' || current_schema(), p_queue);
-    END IF;
-    IF EXISTS (SELECT FROM dead WHERE id = p_id)
-       OR EXISTS (SELECT FROM finished WHERE id = p_id AND finished_at >= p_created_at - 3600000000) THEN
-        RAISE unique_violation USING MESSAGE = 'this job is known and has ended';
-    END IF;
-END $$ SET search_path FROM CURRENT;
+    RETURN true;
+END $$;
 
 -- Whether a job is known, wherever it is kept.
 CREATE FUNCTION is_kept(p_id text) RETURNS boolean LANGUAGE sql STABLE
@@ -164,9 +152,10 @@ BEGIN
     END LOOP;
 END $$;
 
--- Jobs of any kind, in order. p_jobs: objects with the columns of `jobs` that are given, and `queue`.
+-- Jobs of any kind, in order. p_jobs: objects with the columns of `jobs` that are given, and `queue`. p_again: an earlier try
+-- may have stored them, or may do so later: from now on it may not.
 CREATE FUNCTION enqueue_by_rules(
-    p_jobs json, p_payloads bytea, p_ends integer[], p_now bigint, p_stir smallint
+    p_jobs json, p_payloads bytea, p_ends integer[], p_now bigint, p_stir smallint, p_again boolean
 ) RETURNS TABLE (job_id text, existed boolean) LANGUAGE plpgsql AS $$
 DECLARE
     v_given record;
@@ -227,6 +216,10 @@ BEGIN
         END IF;
         RETURN NEXT;
     END LOOP;
+    IF p_again THEN
+        INSERT INTO repeated (call, try) SELECT g ->> 'id', 1 FROM json_array_elements(p_jobs) AS g
+        ON CONFLICT (call) DO NOTHING;
+    END IF;
     -- A queue that was only named, and made here: every job for it was known before, elsewhere.
     DELETE FROM queues WHERE id = ANY (v_unused) AND xmin = pg_current_xact_id()::xid;
-END $$ SET search_path FROM CURRENT SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off;
+END $$ SET search_path FROM CURRENT SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off SET plan_cache_mode = force_generic_plan;

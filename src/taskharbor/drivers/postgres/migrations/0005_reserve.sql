@@ -2,8 +2,8 @@
 --
 -- A claim walks an index from its front, and the front of a busy queue is where the dead entries are: those of jobs claimed
 -- before, which nobody may remove while some transaction holds an old snapshot. So a claimer keeps in its own memory where
--- the living begin (p_hint: per rank the place of the first waiting job, the earliest expiry of a lease) and the snapshot in
--- which that was true. Whatever came to stand before these places afterwards came by a transaction that this snapshot does
+-- the living begin (per rank the place of the first waiting job, the earliest expiry of a lease) and the snapshot in which
+-- that was true (p_seen). Whatever came to stand before these places afterwards came by a transaction that this snapshot does
 -- not show, and every such transaction has left a row in `moves`. Thus the hint is exact, not a guess; and without one, or
 -- when moves that it has not seen may have been folded, everything is looked at from the beginning.
 
@@ -23,7 +23,8 @@ RETURN (
 
 CREATE FUNCTION reserve(
     p_queue text, p_types text[], p_limit integer, p_lease_for bigint, p_now bigint, p_worker text, p_secret text,
-    p_try integer, p_stir smallint, p_hint json
+    p_try integer, p_stir smallint,
+    p_seen pg_snapshot, p_floor bigint, p_low_expiry bigint, p_ranks smallint[], p_run_ats bigint[], p_seqs bigint[]
 ) RETURNS TABLE (
     hint text, seq bigint, rank smallint, run_at bigint, id text, type text, payload bytea, created_at bigint,
     max_attempts integer, fence bigint, reserved_at bigint, expires_at bigint, key text, attempts integer, stalls integer,
@@ -32,12 +33,12 @@ CREATE FUNCTION reserve(
 ) LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
-    v_queue queues;
-    v_seen pg_snapshot := (p_hint ->> 'seen')::pg_snapshot;
+    v_queue record;
+    v_seen pg_snapshot := p_seen;
     v_seen_now pg_snapshot;
-    v_ranks smallint[];
-    v_run_ats bigint[];
-    v_seqs bigint[];
+    v_ranks smallint[] := p_ranks;
+    v_run_ats bigint[] := p_run_ats;
+    v_seqs bigint[] := p_seqs;
     v_moved record;
     v_low_expiry bigint := -1;
     v_floor bigint;
@@ -48,11 +49,8 @@ DECLARE
     v_places tid[];
     v_ready_taken integer := 0;
     v_scheduled_taken integer := 0;
-    v_reserved_at bigint;
-    v_expires_at bigint;
-    v_next record;
 BEGIN
-    SELECT * INTO v_queue FROM queues WHERE name = p_queue;
+    SELECT id, max_inflight INTO v_queue FROM queues WHERE name = p_queue;
     IF NOT FOUND THEN
         RETURN;
     END IF;
@@ -61,21 +59,21 @@ BEGIN
     ELSE
         PERFORM pg_advisory_xact_lock(queue_lock(v_queue.id));
     END IF;
-    -- Again under the lock: the settings do not change until this claim is over.
-    SELECT * INTO v_queue FROM queues WHERE name = p_queue;
-    IF v_queue.max_inflight IS NOT NULL THEN
-        PERFORM pg_advisory_xact_lock(queue_lock(v_queue.id));
-    END IF;
-
     -- Nobody else has this secret, but another try of this very call may still be at work, or begin late: its answer was
     -- lost. One after the other, and after the latest try no earlier one does anything.
     PERFORM pg_advisory_xact_lock(hashtextextended(p_secret, 0));
-    IF EXISTS (SELECT FROM repeated WHERE secret = p_secret AND try > p_try) THEN
+    -- Again under the lock: the settings do not change until this claim is over.
+    SELECT id, max_inflight, paused, EXISTS (SELECT FROM repeated WHERE call = p_secret AND try > p_try) AS is_outdated
+    INTO v_queue FROM queues WHERE name = p_queue;
+    IF v_queue.max_inflight IS NOT NULL THEN
+        PERFORM pg_advisory_xact_lock(queue_lock(v_queue.id));
+    END IF;
+    IF v_queue.is_outdated THEN
         RETURN;
     END IF;
     IF p_try > 0 THEN
-        INSERT INTO repeated AS r (secret, try) VALUES (p_secret, p_try)
-        ON CONFLICT (secret) DO UPDATE SET try = excluded.try;
+        INSERT INTO repeated AS r (call, try) VALUES (p_secret, p_try)
+        ON CONFLICT (call) DO UPDATE SET try = excluded.try;
         -- If it took effect, these are its jobs, and their lease counts from now. More than is asked for now goes back.
         PERFORM settle_one(c.id, c.seq, p_secret, 3::smallint, p_now, p_stir, NULL, NULL, NULL, NULL, NULL, NULL, false)
         FROM (SELECT j.id, j.seq FROM jobs AS j
@@ -110,27 +108,32 @@ BEGIN
           AND m.xid >= coalesce(pg_snapshot_xmin(v_seen), '0'::xid8)
           AND (v_seen IS NULL OR NOT pg_visible_in_snapshot(m.xid, v_seen))
     ) AS new;
-    v_floor := greatest((p_hint ->> 'floor')::bigint, v_moved.latest_end);
+    v_floor := greatest(p_floor, v_moved.latest_end);
     IF v_moved.folded > pg_snapshot_xmin(v_seen) THEN
         v_seen := NULL;
         v_floor := greatest(v_floor, (SELECT max(m.latest_end) FROM moves AS m WHERE m.queue_id = v_queue.id));
     END IF;
     IF v_seen IS NOT NULL THEN
-        v_low_expiry := least((p_hint ->> 'low_expiry')::bigint, v_moved.low_expires_at);
-        SELECT array_agg(h.rank), array_agg(h.run_at), array_agg(h.seq) INTO v_ranks, v_run_ats, v_seqs
-        FROM (
-            SELECT DISTINCT ON (places.rank) places.rank, places.run_at, places.seq
+        v_low_expiry := least(p_low_expiry, v_moved.low_expires_at);
+        IF v_moved.ranks <@ v_ranks THEN
+            FOR i IN 1 .. cardinality(v_ranks) LOOP
+                IF v_moved.low_run_at <= v_run_ats[i] THEN
+                    v_run_ats[i] := v_moved.low_run_at;
+                    v_seqs[i] := 0;
+                END IF;
+            END LOOP;
+        ELSIF v_moved.ranks IS NOT NULL THEN
+            SELECT array_agg(h.rank), array_agg(h.run_at), array_agg(h.seq) INTO v_ranks, v_run_ats, v_seqs
             FROM (
-                SELECT (place ->> 0)::smallint AS rank, (place ->> 1)::bigint AS run_at, (place ->> 2)::bigint AS seq
-                FROM json_array_elements(p_hint -> 'places') AS place
-                UNION ALL
-                SELECT (place ->> 0)::smallint, v_moved.low_run_at, 0 FROM json_array_elements(p_hint -> 'places') AS place
-                WHERE v_moved.low_run_at IS NOT NULL
-                UNION ALL
-                SELECT unnest(v_moved.ranks), v_moved.low_run_at, 0
-            ) AS places
-            ORDER BY places.rank, places.run_at, places.seq
-        ) AS h;
+                SELECT DISTINCT ON (places.rank) places.rank, places.run_at, places.seq
+                FROM (
+                    SELECT * FROM unnest(v_ranks, v_run_ats, v_seqs) AS known(rank, run_at, seq)
+                    UNION ALL
+                    SELECT unnest(v_ranks || v_moved.ranks), v_moved.low_run_at, 0
+                ) AS places
+                ORDER BY places.rank, places.run_at, places.seq
+            ) AS h;
+        END IF;
     ELSE
         v_ranks := waiting_ranks(v_queue.id);
         v_run_ats := array_fill((-9223372036854775808)::bigint, ARRAY[cardinality(v_ranks)]);
@@ -172,23 +175,23 @@ BEGIN
         v_ready_taken := v_ready_taken + v_got - v_scheduled;
         v_scheduled_taken := v_scheduled_taken + v_scheduled;
     END LOOP;
-    -- The rows are locked, so whatever ended before can be seen now. `now` may have been read before that end: the log must
-    -- not show one lease beside the other.
-    v_reserved_at := greatest(p_now, v_floor, (
-        SELECT max(m.latest_end) FROM moves AS m
-        WHERE m.queue_id = v_queue.id
-          AND m.xid >= pg_snapshot_xmin(v_seen_now) AND NOT pg_visible_in_snapshot(m.xid, v_seen_now)));
-    v_expires_at := v_reserved_at + p_lease_for;
     IF v_places IS NOT NULL THEN
         RETURN QUERY
-        WITH leased AS (
-            UPDATE jobs AS j SET state = 3, token = p_secret, worker = p_worker, reserved_at = v_reserved_at,
-                                 expires_at = v_expires_at, fence = j.fence + 1
-            WHERE j.ctid = ANY (v_places)
+        -- The rows are locked, so whatever ended before can be seen now. `now` may have been read before that end: the log
+        -- must not show one lease beside the other.
+        WITH begin AS MATERIALIZED (
+            SELECT greatest(p_now, v_floor, max(m.latest_end)) AS at FROM moves AS m
+            WHERE m.queue_id = v_queue.id
+              AND m.xid >= pg_snapshot_xmin(v_seen_now) AND NOT pg_visible_in_snapshot(m.xid, v_seen_now)
+        ), leased AS (
+            UPDATE jobs AS j SET state = 3, token = p_secret, worker = p_worker, reserved_at = begin.at,
+                                 expires_at = begin.at + p_lease_for, fence = j.fence + 1
+            FROM begin WHERE j.ctid = ANY (v_places)
             RETURNING j.*
         ), noted AS (
             INSERT INTO moves (queue_id, scheduled, ready, inflight, low_expires_at)
-            VALUES (v_queue.id, -v_scheduled_taken, -v_ready_taken, v_scheduled_taken + v_ready_taken, v_expires_at)
+            SELECT v_queue.id, -v_scheduled_taken, -v_ready_taken, v_scheduled_taken + v_ready_taken, begin.at + p_lease_for
+            FROM begin
         )
         SELECT NULL::text, j.seq, j.rank, j.run_at, j.id, j.type, j.payload, j.created_at, j.max_attempts, j.fence,
             j.reserved_at, j.expires_at, j.key, j.attempts, j.stalls, j.max_stalls, j.codec, j.headers, j.timeout_us, j.flags,
@@ -198,22 +201,21 @@ BEGIN
 
     -- Where the living begin now, in one snapshot with the snapshot itself.
     IF coalesce(cardinality(v_ranks), 0) <= 64 THEN
-        SELECT json_build_object(
+        hint := (SELECT json_build_object(
             'seen', v_seen_now,
             'floor', v_floor,
             'low_expiry', (SELECT j.expires_at FROM jobs AS j
-                           WHERE j.queue_id = v_queue.id AND j.state = 3 AND j.expires_at >= least(v_low_expiry, v_expires_at)
+                           WHERE j.queue_id = v_queue.id AND j.state = 3
+                             AND j.expires_at >= least(v_low_expiry, p_now + p_lease_for)
                            ORDER BY j.expires_at LIMIT 1),
             'places', coalesce((SELECT json_agg(json_build_array(h.rank, head.run_at, head.seq))
                                 FROM unnest(v_ranks, v_run_ats, v_seqs) AS h(rank, run_at, seq),
                                      LATERAL (SELECT c.run_at, c.seq FROM jobs AS c
                                               WHERE c.queue_id = v_queue.id AND c.rank = h.rank AND c.state <= 1
                                                 AND (c.run_at, c.seq) >= (h.run_at, h.seq)
-                                              ORDER BY c.run_at, c.seq LIMIT 1) AS head), '[]')
-        )::text AS hint INTO v_next;
-        hint := v_next.hint;
+                                              ORDER BY c.run_at, c.seq LIMIT 1) AS head), '[]')));
         seq := NULL;
         RETURN NEXT;
     END IF;
 END $$ SET search_path FROM CURRENT SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off
-   SET enable_mergejoin = off SET jit = off;
+   SET enable_mergejoin = off SET jit = off SET plan_cache_mode = force_generic_plan;

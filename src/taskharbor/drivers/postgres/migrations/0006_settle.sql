@@ -73,6 +73,7 @@ CREATE FUNCTION settle(
 ) RETURNS smallint[] LANGUAGE plpgsql AS $$
 DECLARE
     v_settled integer[];
+    v_stirred integer[];
     v_one record;
     v_answers smallint[];
 BEGIN
@@ -112,8 +113,13 @@ BEGIN
         INSERT INTO moves (queue_id, inflight, done, done_total, latest_end, stir)
         SELECT queue_id, -count(*), count(*), count(*), max(least(ended_at, expires_at)), stir_by_room(queue_id, p_stir)
         FROM gone GROUP BY queue_id
+        RETURNING queue_id, stir
     )
-    SELECT array_agg(n::integer) INTO v_settled FROM gone;
+    SELECT array_agg(n::integer), (SELECT array_agg(queue_id) FROM noted WHERE stir = 2)
+    INTO v_settled, v_stirred FROM gone;
+    IF v_stirred IS NOT NULL THEN
+        PERFORM tell_waiters(stirred, 2::smallint) FROM unnest(v_stirred) AS stirred;
+    END IF;
     IF cardinality(v_settled) = cardinality(p_ids) THEN
         RETURN NULL;
     END IF;
@@ -137,7 +143,7 @@ BEGIN
             v_one.e ->> 'error', decode(v_one.e ->> 'result', 'base64'), p_again);
     END LOOP;
     RETURN v_answers;
-END $$ SET search_path FROM CURRENT SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off;
+END $$ SET search_path FROM CURRENT SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off SET plan_cache_mode = force_generic_plan;
 
 -- Heartbeats. Only what moves is answered at once; the rest is looked at one by one to say what is wrong with it.
 CREATE FUNCTION extend_lease(
@@ -198,7 +204,7 @@ BEGIN
             RETURN NEXT;
         END LOOP;
     END IF;
-END $$ SET search_path FROM CURRENT SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off;
+END $$ SET search_path FROM CURRENT SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off SET plan_cache_mode = force_generic_plan;
 
 CREATE FUNCTION reclaim(p_queue text, p_now bigint, p_limit integer, p_stir smallint) RETURNS integer LANGUAGE plpgsql AS $$
 DECLARE
@@ -210,4 +216,4 @@ BEGIN
         v_ended := v_ended + reclaim_queue(v_queue, -1, p_now, p_limit - v_ended, p_stir);
     END LOOP;
     RETURN v_ended;
-END $$ SET search_path FROM CURRENT SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off;
+END $$ SET search_path FROM CURRENT SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off SET plan_cache_mode = force_generic_plan;

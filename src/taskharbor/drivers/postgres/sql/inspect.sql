@@ -82,24 +82,4 @@ WHERE %(queue)s::text IS NULL OR q.name = %(queue)s
 ORDER BY q.name
 
 -- name: watch
--- Whether something may have become runnable in one of the queues since the snapshot in which each was last looked at, and
--- when the next waiting job or lease comes due after the time of that look.
-SELECT pg_current_snapshot()::text,
-    coalesce(bool_or(
-        CASE WHEN g.seen IS NULL THEN t.queue_id IS NOT NULL OR EXISTS (
-                SELECT FROM $schema.moves AS m WHERE m.queue_id = q.id AND m.stir > 0)
-             WHEN t.folded > pg_snapshot_xmin(g.seen) THEN true
-             ELSE EXISTS (
-                SELECT FROM $schema.moves AS m WHERE m.queue_id = q.id AND m.stir > 0
-                  AND m.xid >= pg_snapshot_xmin(g.seen) AND NOT pg_visible_in_snapshot(m.xid, g.seen))
-        END), false),
-    min(least(
-        (SELECT min(first.run_at) FROM unnest($schema.waiting_ranks(q.id)) AS r(rank),
-             LATERAL (SELECT j.run_at FROM $schema.jobs AS j
-                      WHERE j.queue_id = q.id AND j.rank = r.rank AND j.state <= 1 AND j.run_at > g.since
-                      ORDER BY j.run_at, j.seq LIMIT 1) AS first),
-        (SELECT j.expires_at FROM $schema.jobs AS j WHERE j.queue_id = q.id AND j.state = 3 AND j.expires_at > g.since
-         ORDER BY j.expires_at LIMIT 1)))
-FROM unnest(%s::text[], %s::pg_snapshot[], %s::bigint[]) AS g(name, seen, since)
-    JOIN $schema.queues AS q ON q.name = g.name
-    LEFT JOIN $schema.totals AS t ON t.queue_id = q.id
+SELECT snapshot, is_stirred, due FROM $schema.watch(%s::text[], %s::pg_snapshot[], %s::bigint[])

@@ -3,4 +3,4 @@
 -- name: by_key
 SELECT job_id, existed FROM $schema.enqueue_by_rules(
     CASE WHEN current_setting('transaction_isolation') IN ('read committed', 'read uncommitted') THEN %s::json END,
-    %b::bytea, %s::integer[], %s::bigint, %s::smallint)
+    %b::bytea, %s::integer[], %s::bigint, %s::smallint, %s::boolean)

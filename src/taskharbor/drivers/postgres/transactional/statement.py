@@ -38,7 +38,7 @@ class EnqueueStatement:
         self.values: list[Any]
         if self._is_plain:
             self.text = load("enqueue", options.schema)["plain"]
-            self.values = plain_values(records, now, stir)
+            self.values = plain_values(records, now, stir, new_ids=True)
         else:
             has_keys = any(record.key is not None for record in records)
             self.text = (
@@ -46,7 +46,7 @@ class EnqueueStatement:
                 if has_keys
                 else load("enqueue", options.schema)["by_rules"]
             )
-            self.values = rule_values(records, now, stir)
+            self.values = rule_values(records, now, stir, again=False)
 
     def answers(self, rows: Sequence[Sequence[Any]]) -> list[Enqueued]:
         if self._is_plain:
