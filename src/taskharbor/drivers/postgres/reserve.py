@@ -31,13 +31,24 @@ class Hint(msgspec.Struct):
     low_expiry: Micros | None
     places: list[tuple[int, Micros, int]]
     """Per rank, the run_at and seq of its first waiting job."""
+    uses: int = 0
 
     def values(self) -> list[Any]:
         ranks, run_ats, seqs = zip(*self.places, strict=True) if self.places else ((), (), ())
-        return [self.seen, self.floor, self.low_expiry, *map(arrays.int_array, (ranks, run_ats, seqs))]
+        self.uses += 1
+        is_old = self.uses >= _USES
+        return [
+            self.seen,
+            self.floor,
+            self.low_expiry,
+            *map(arrays.int_array, (ranks, run_ats, seqs)),
+            is_old,
+        ]
 
 
-_NO_HINT = [None] * 6
+_USES = 16
+"""Short claims that one hint serves: to find out where the living begin costs as much as the rest of such a claim."""
+_NO_HINT = [*[None] * 6, True]
 _decode_hint = msgspec.json.Decoder(Hint).decode
 
 
@@ -73,14 +84,16 @@ class Claimer:
         ]  # fmt: skip
         rows: list[Row] = await session.rows(self._statement, values)
         if rows and rows[-1][0] is not None:
-            self._remember(queue, _decode_hint(rows.pop()[0]), is_short=types is None and len(rows) < limit)
+            said = rows.pop()[0]
+            if said.startswith("{"):
+                hint = _decode_hint(said)
+                said = hint.seen
+            if hint is not None:
+                self._hints[queue] = hint
+            if types is None and len(rows) < limit:
+                self.emptied[queue] = said
         rows.sort(key=_claim_order)
         return [leased_job(row, queue, secret, worker) for row in rows]
-
-    def _remember(self, queue: str, hint: Hint, *, is_short: bool) -> None:
-        self._hints[queue] = hint
-        if is_short:
-            self.emptied[queue] = hint.seen
 
     def secret(self, queue: str, worker: str) -> tuple[str, int]:
         """The secret to claim with, and how often a call with it may have leased jobs without anybody hearing of it."""
