@@ -17,6 +17,9 @@ from taskharbor.jobs import Micros
 from taskharbor.worker.hold import Hold
 from taskharbor.worker.outage import Outage
 
+_LET_BEGIN = 0.001
+"""Seconds between a claim that took all there was and the next. The handlers' thread needs the interpreter to begin, and the
+next claim would hold it for as long as a handler of a quick job runs."""
 AHEAD_SECONDS = 0.1
 """Lease ahead what should start within this time, at the pace of late."""
 
@@ -106,8 +109,11 @@ class FetchLoop:
             wanted = await self._wait_for_room()
             if wanted == 0:
                 return
-            if await self._fetch(wanted):
+            found = await self._fetch(wanted)
+            if found:
                 self.is_idle.clear()
+                if found < wanted:
+                    await asyncio.sleep(_LET_BEGIN)
                 continue
             self.is_idle.set()
             if not self._stopping:  # Asked while the fetch was under way: nobody would end the wait.
