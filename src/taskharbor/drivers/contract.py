@@ -12,7 +12,7 @@ from __future__ import annotations
 import abc
 from collections.abc import Sequence
 from types import TracebackType
-from typing import ClassVar, Self, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, Self, TypeAlias
 
 import msgspec
 
@@ -28,6 +28,9 @@ from taskharbor.jobs import (
     Micros,
     UpdateFlags,
 )
+
+if TYPE_CHECKING:
+    from taskharbor.bulk.contract import BulkStore
 
 DAY: Micros = 86_400 * SECOND
 
@@ -226,6 +229,12 @@ class Driver(abc.ABC):
     @abc.abstractmethod
     async def time(self) -> Micros:
         """The backend's own time now: what the core's clock is set by. Not used inside operations."""
+
+    @classmethod
+    def bulk_store(cls, url: str) -> BulkStore | None:
+        """The store for those who read or write it by the million (`taskharbor.bulk`), where it can do better than this
+        contract page by page. Optional; no I/O here."""
+        return None
 
     async def migrate(self, *, dry_run: bool = False) -> list[str]:
         """Bring the store's schema up to date; the names of the steps taken (or that would be taken)."""

@@ -11,7 +11,7 @@ import os
 import random
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 from urllib.parse import urlsplit
 
 import msgspec
@@ -476,11 +476,26 @@ def test_a_listener_that_was_lost_comes_back_and_hears(server: PostgresServer, h
 
 
 @pytest.mark.usefixtures("no_probe")
+class KnownDriver(PostgresDriver):
+    """Every handle that was opened, to ask it for its listener: what a connection says of itself is its last claim."""
+
+    opened: ClassVar[list[PostgresDriver]] = []
+
+    async def open(self) -> None:
+        await super().open()
+        self.opened.append(self)
+
+    @classmethod
+    def listeners(cls) -> list[int]:
+        held = [handle._connections.listening for handle in cls.opened if handle._connections is not None]
+        return [session.connection.info.backend_pid for session in held if session is not None]
+
+
 def test_who_waits_while_the_listener_is_lost_is_woken(server: PostgresServer, url: str) -> None:
     """The worker would look again by itself only after ten minutes."""
 
     async def main() -> None:
-        async with stage(connected(url)) as here:
+        async with stage(KnownDriver.from_url(url)) as here:
 
             async def handler(job: Job) -> None:
                 pass
@@ -488,9 +503,11 @@ def test_who_waits_while_the_listener_is_lost_is_woken(server: PostgresServer, u
             async with running(here.worker(handler, poll_interval=600.0)):
                 await here.ended(await here.enqueue())
                 for _ in range(5):
-                    await eventually(lambda: len(listeners(server)) == 1)
-                    server.execute("SELECT pg_terminate_backend(%s)", listeners(server))
+                    await eventually(lambda: len(KnownDriver.listeners()) == 1)
+                    (listener,) = KnownDriver.listeners()
+                    server.execute("SELECT pg_terminate_backend(%s)", [listener])
                     await here.ended(await here.enqueue())
+                    await eventually(lambda gone=listener: gone not in KnownDriver.listeners())
 
     async def guarded() -> None:
         with nothing_unhandled():

@@ -58,6 +58,8 @@ class Watch:
         self._is_on = False
         self._wants_writing = False
         self._gen: Any = None
+        self.on_unasked: Callable[[], None] = self.end
+        """What to do when something comes that nobody waits for. Usually the server says goodbye: the next call reads it."""
         self._answer: asyncio.Future[Any] = self._loop.create_future()
 
     async def wait(self, gen: Any) -> Any:
@@ -68,9 +70,7 @@ class Watch:
             return end.value
         self._gen = gen
         self._answer = self._loop.create_future()
-        if not self._is_on:
-            self._is_on = True
-            self._loop.add_reader(self._descriptor, self._go_on, waiting.READY_R)
+        self.begin()
         self._set_writing(wanted)
         try:
             return await self._answer
@@ -83,8 +83,7 @@ class Watch:
 
     def _go_on(self, ready: int) -> None:
         if self._gen is None:
-            # Something nobody asked for: the server says goodbye. The next call will read it.
-            self.end()
+            self.on_unasked()
             return
         try:
             self._set_writing(self._gen.send(ready))
@@ -112,6 +111,12 @@ class Watch:
             self._loop.remove_writer(self._descriptor)
         self._wants_writing = wants_writing
 
+    def begin(self) -> None:
+        """Watch for what comes unasked as well, before the first call."""
+        if not self._is_on:
+            self._is_on = True
+            self._loop.add_reader(self._descriptor, self._go_on, waiting.READY_R)
+
     def end(self) -> None:
         self._set_writing(0)
         if self._is_on:
@@ -124,7 +129,7 @@ class Session:
 
     def __init__(self, connection: Connection, is_prepared: bool) -> None:
         self.connection = connection
-        connection.watch = Watch(connection.fileno())
+        self.watch = connection.watch = Watch(connection.fileno())
         self._cursor: AsyncCursor[Row] = connection.cursor(binary=True)
         self._prepare = is_prepared
         self.is_fresh = True
@@ -152,19 +157,26 @@ class Connections:
         self._slots = asyncio.Semaphore(options.pool_size)
         self._busy: set[Session] = set()
         self._is_closed = False
+        self.listening: Session | None = None
+        """The one that hears of new jobs. It is awake at that moment, so it also claims them: waking another process of the
+        server costs more than the claim itself."""
+        self.listening_is_lost: Callable[[], None] = lambda: None
 
     def adopt(self, connection: Connection) -> None:
         """Take over a connection that was opened for something else."""
         self._idle.append(Session(connection, self._options.prepare))
 
-    async def run(self, operation: Operation[T]) -> T:
-        """The answer of an operation, which is one statement or one transaction and safe to repeat."""
+    async def run(self, operation: Operation[T], *, where_heard: bool = False) -> T:
+        """The answer of an operation, which is one statement or one transaction and safe to repeat. `where_heard`: on the
+        connection that listens, if there is one that is free."""
         is_repeated = False
         conflicts = 0
         await self._take_slot()
         try:
             while True:
-                session = await self._session()
+                session = self._free_listening() if where_heard and not is_repeated else None
+                if session is None:
+                    session = await self._session()
                 self._busy.add(session)
                 try:
                     answer = await operation(session, is_repeated)
@@ -188,7 +200,8 @@ class Connections:
                 self._busy.discard(session)
                 session.is_fresh = False
                 if session.is_idle and not self._is_closed:
-                    self._idle.append(session)
+                    if session is not self.listening:
+                        self._idle.append(session)
                 else:
                     await self._drop(session)
                 return answer
@@ -214,6 +227,10 @@ class Connections:
                 f"{self._options.pool_timeout:g} s; raise pool_size, or look for what holds them"
             ) from None
 
+    def _free_listening(self) -> Session | None:
+        session = self.listening
+        return session if session is not None and session not in self._busy and session.is_idle else None
+
     async def _session(self) -> Session:
         while self._idle:
             session = self._idle.pop()
@@ -223,6 +240,9 @@ class Connections:
 
     async def _drop(self, session: Session) -> None:
         self._busy.discard(session)
+        if session is self.listening:
+            self.listening = None
+            self.listening_is_lost()
         await session.connection.close()
 
     async def _drop_idle(self) -> None:

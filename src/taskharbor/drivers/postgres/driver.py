@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
-from typing import ClassVar, Self
+from typing import TYPE_CHECKING, ClassVar, Self
 
 from taskharbor.drivers.contract import (
     AttemptPage,
@@ -32,6 +32,9 @@ from taskharbor.drivers.postgres.transactional import join
 from taskharbor.drivers.postgres.waiting import Watcher
 from taskharbor.errors import BackendUnavailable, JobError, TaskHarborError
 from taskharbor.jobs import Attempt, JobRecord, JobState, Lease, Micros
+
+if TYPE_CHECKING:
+    from taskharbor.bulk.contract import BulkStore
 
 _FOLD_EVERY = 20.0
 _TEND_EVERY = 600.0
@@ -65,6 +68,13 @@ class PostgresDriver(Driver):
     def from_url(cls, url: str) -> Self:
         return cls(parse_url(url))
 
+    @classmethod
+    def bulk_store(cls, url: str) -> BulkStore | None:
+        # Imported here: pyarrow is not needed for anything else.
+        from taskharbor.drivers.postgres.bulk import PostgresBulkStore
+
+        return PostgresBulkStore(url)
+
     def clone(self) -> Self:
         return type(self)(self.options)
 
@@ -79,7 +89,7 @@ class PostgresDriver(Driver):
             raise
         self._connections = Connections(self.options)
         self._connections.adopt(connection)
-        self._watcher = Watcher(self.options, self._look, self._claimer.emptied)
+        self._watcher = Watcher(self.options, self._connections, self._look, self._claimer.emptied)
 
     async def close(self) -> None:
         watcher, self._watcher = self._watcher, None
@@ -93,12 +103,12 @@ class PostgresDriver(Driver):
         if connections is not None:
             await connections.close()
 
-    async def _run(self, operation: Operation[T]) -> T:
+    async def _run(self, operation: Operation[T], *, where_heard: bool = False) -> T:
         if self._connections is None:
             raise BackendUnavailable(
                 f"{self.options.place} is not open: await open() first, or use `async with`"
             )
-        return await self._connections.run(operation)
+        return await self._connections.run(operation, where_heard=where_heard)
 
     async def time(self) -> Micros:
         now: Micros = await self._run(lambda session, _: session.value(load("work", self._schema)["time"]))
@@ -170,7 +180,8 @@ class PostgresDriver(Driver):
                     self._announcer.voice,
                     secret,
                     tries + again,
-                )
+                ),
+                where_heard=True,
             )
         except BackendUnavailable:
             # Two may have been made: the first, and its repetition on a fresh connection.

@@ -1,4 +1,4 @@
-"""The connection that hears NOTIFY.
+"""The connection that hears NOTIFY, and claims what it heard of.
 
 It comes back by itself after an outage, and tells everybody who waits to look again: what was said meanwhile was not
 heard. It is asked for a sign of life from time to time, because a connection that a firewall forgot is silent.
@@ -10,9 +10,8 @@ import asyncio
 import random
 
 import psycopg
-from psycopg import AsyncConnection
 
-from taskharbor.drivers.postgres.connections import Row, connect
+from taskharbor.drivers.postgres.connections import Connections, Session, connect
 from taskharbor.drivers.postgres.options import Options
 from taskharbor.drivers.postgres.statements import quoted
 from taskharbor.errors import TaskHarborError
@@ -31,11 +30,11 @@ def channel(schema: str) -> str:
 class Listener:
     """Who waits for a queue gives an event; it is set when the queue stirred, or when that cannot be ruled out."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: Options, connections: Connections) -> None:
         self._options = options
+        self._connections = connections
         self._loop = asyncio.get_running_loop()
         self._events: dict[str, set[asyncio.Event]] = {}
-        self._is_reading = False
         self._broken = asyncio.Event()
         self.is_up = asyncio.Event()
         self._task = self._loop.create_task(self._keep_listening(), name="taskharbor listener")
@@ -73,41 +72,41 @@ class Listener:
 
     async def _listen_once(self) -> None:
         """Listen until the connection breaks."""
-        connection = await connect(self._options)
-        descriptor = connection.fileno()
+        session = Session(await connect(self._options), self._options.prepare)
+        connection = session.connection
+        self._broken.clear()
         try:
             connection.add_notify_handler(lambda notify: self._wake(notify.payload))
             await connection.execute(f"LISTEN {quoted(channel(self._options.schema))}")
-            self._broken.clear()
+            session.is_fresh = False
+            session.watch.on_unasked = lambda: self._hear(session)
+            session.watch.begin()
             self.is_up.set()
             self._wake_all()
+            self._connections.listening = session
+            self._connections.listening_is_lost = self._broken.set
             while not self._broken.is_set():
-                self._loop.add_reader(descriptor, self._hear, connection, descriptor)
-                self._is_reading = True
                 try:
                     async with asyncio.timeout(_PROBE):
                         await self._broken.wait()
                 except TimeoutError:
-                    self._stop_reading(descriptor)
                     async with asyncio.timeout(_PATIENCE):
                         await connection.execute("SELECT 1")
         finally:
-            self._stop_reading(descriptor)
+            if self._connections.listening is session:
+                self._connections.listening = None
+            session.watch.on_unasked = session.watch.end
             await connection.close()
 
-    def _stop_reading(self, descriptor: int) -> None:
-        """Only while it is ours: the library closes a broken socket, and another may have its number by now."""
-        if self._is_reading:
-            self._is_reading = False
-            self._loop.remove_reader(descriptor)
-
-    def _hear(self, connection: AsyncConnection[Row], descriptor: int) -> None:
+    def _hear(self, session: Session) -> None:
+        """Called between two claims; during one the library itself hands on what it reads."""
+        pgconn = session.connection.pgconn
         try:
-            connection.pgconn.consume_input()
-            while notify := connection.pgconn.notifies():
+            pgconn.consume_input()
+            while notify := pgconn.notifies():
                 self._wake(notify.extra.decode())
         except psycopg.Error:
-            self._stop_reading(descriptor)
+            session.watch.end()
             self._broken.set()
 
     def _wake(self, queue: str) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeAlias
 
 from taskharbor.drivers.postgres import arrays
-from taskharbor.drivers.postgres.connections import Session
+from taskharbor.drivers.postgres.connections import Connections, Session
 from taskharbor.drivers.postgres.listener import Listener
 from taskharbor.drivers.postgres.options import Options
 from taskharbor.drivers.postgres.statements import load
@@ -36,8 +36,11 @@ async def look(
 class Watcher:
     """One handle's waits, and what it has seen."""
 
-    def __init__(self, options: Options, look: Look, emptied: dict[str, str]) -> None:
+    def __init__(
+        self, options: Options, connections: Connections, look: Look, emptied: dict[str, str]
+    ) -> None:
         self._options = options
+        self._connections = connections
         self._look = look
         self._emptied = emptied
         """Filled by claims: what a claim has seen nobody needs to be woken for."""
@@ -103,7 +106,7 @@ class Watcher:
         if self._listener is not None and self._listener.loop is not loop:
             self._listener = None
         if self._listener is None:
-            self._listener = Listener(self._options)
+            self._listener = Listener(self._options, self._connections)
         return self._listener
 
 

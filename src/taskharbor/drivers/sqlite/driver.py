@@ -7,7 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import ClassVar, Self
+from typing import TYPE_CHECKING, ClassVar, Self
 
 from taskharbor.drivers.contract import (
     AttemptPage,
@@ -28,6 +28,9 @@ from taskharbor.drivers.sqlite.options import Options, parse_url
 from taskharbor.drivers.sqlite.waiting import Watcher
 from taskharbor.errors import BackendUnavailable, InvalidRequest, JobError
 from taskharbor.jobs import Attempt, JobRecord, JobState, Lease, Micros
+
+if TYPE_CHECKING:
+    from taskharbor.bulk.contract import BulkStore
 
 _forked: list[object] = []
 """What a forked child inherited. Closing it there would let go of the parent's locks, so it is kept and not touched."""
@@ -81,6 +84,13 @@ class SQLiteDriver(Driver):
     @classmethod
     def from_url(cls, url: str) -> Self:
         return cls(parse_url(url))
+
+    @classmethod
+    def bulk_store(cls, url: str) -> BulkStore | None:
+        # Imported here: pyarrow is not needed for anything else.
+        from taskharbor.drivers.sqlite.bulk import SQLiteBulkStore
+
+        return SQLiteBulkStore(url)
 
     def clone(self) -> Self:
         return type(self)(self._options, self._shared)

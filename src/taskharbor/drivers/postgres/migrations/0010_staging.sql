@@ -1,0 +1,163 @@
+-- Jobs by the million: put down by many tasks where nobody sees them, then published in one transaction.
+
+-- A row holds up to a thousand jobs of one queue as arrays, so that staging, finding and forgetting them costs next to nothing
+-- per job. Unlogged: what a crash of the server takes away was visible to nobody, and publishing finds that it is gone.
+CREATE UNLOGGED TABLE staged (
+    write          text COLLATE "C" NOT NULL,
+    task           text COLLATE "C" NOT NULL,
+    -- Counts up within the task. A last row without jobs says that the task is complete, and by its number how many came before.
+    number         integer NOT NULL,
+    is_last        boolean NOT NULL DEFAULT false,
+    staged_at      timestamptz NOT NULL DEFAULT clock_timestamp(),
+    queue          text COLLATE "C",
+    -- Columns of `jobs`; an array that is NULL stands for the default in all of them.
+    ids            text[],
+    types          text[],
+    run_ats        bigint[],
+    created_ats    bigint[],
+    ranks          smallint[],
+    max_attempts   integer[],
+    headers        text[],
+    codecs         text[],
+    timeouts_us    bigint[],
+    max_stalls     integer[],
+    backoff_mins   bigint[],
+    backoff_maxs   bigint[],
+    flags          smallint[],
+    -- Jobs with keys or idempotency keys, as `enqueue_by_rules` takes them, instead of the arrays; and how many locks it takes.
+    by_rules       json,
+    locks          integer,
+    ends           integer[],
+    payloads       bytea
+) WITH (autovacuum_vacuum_threshold = 100);
+CREATE INDEX staged_write ON staged (write);
+-- Compressing what is read once, a moment later, would cost more than all the rest.
+ALTER TABLE staged ALTER COLUMN ids SET STORAGE EXTERNAL, ALTER COLUMN types SET STORAGE EXTERNAL,
+    ALTER COLUMN run_ats SET STORAGE EXTERNAL, ALTER COLUMN created_ats SET STORAGE EXTERNAL,
+    ALTER COLUMN ranks SET STORAGE EXTERNAL, ALTER COLUMN max_attempts SET STORAGE EXTERNAL,
+    ALTER COLUMN ends SET STORAGE EXTERNAL, ALTER COLUMN by_rules SET STORAGE EXTERNAL,
+    ALTER COLUMN payloads SET STORAGE EXTERNAL;
+
+-- Writes that were published, so that publishing one again changes nothing. A series of numbered writes (the batches of a
+-- stream) has one row, with the latest number: earlier ones are never published after it. A write of its own has number -1.
+-- jobs NULL: abandoned, so that a task that comes late leaves nothing behind.
+CREATE TABLE published (
+    series         text COLLATE "C" PRIMARY KEY,
+    number         bigint NOT NULL,
+    published_at   timestamptz NOT NULL DEFAULT clock_timestamp(),
+    jobs           bigint
+);
+
+CREATE FUNCTION is_published(p_series text, p_number bigint) RETURNS boolean LANGUAGE sql STABLE
+RETURN EXISTS (SELECT FROM published WHERE series = p_series AND number >= p_number);
+
+-- What writers left behind that died, and writes that nobody will publish again.
+CREATE FUNCTION forget_old_writes() RETURNS void LANGUAGE sql
+BEGIN ATOMIC
+    DELETE FROM staged WHERE write IN (
+        SELECT write FROM staged GROUP BY write HAVING max(staged_at) < clock_timestamp() - interval '3 days');
+    DELETE FROM published
+    WHERE published_at < clock_timestamp() - CASE WHEN number < 0 THEN interval '30 days' ELSE interval '400 days' END;
+END;
+
+-- Make the jobs of these tasks visible and forget those of all others. How many became jobs.
+CREATE FUNCTION publish_write(
+    p_write text, p_series text, p_number bigint, p_tasks text[], p_now bigint, p_stir smallint
+) RETURNS bigint LANGUAGE plpgsql AS $$
+DECLARE
+    v_missing text;
+    v_locks bigint;
+    v_room bigint;
+    v_chunk record;
+    v_added bigint;
+    v_jobs bigint := 0;
+BEGIN
+    -- Whoever publishes the same write at the same moment waits here, and then finds it done.
+    INSERT INTO published AS p (series, number, jobs) VALUES (p_series, p_number, 0)
+    ON CONFLICT (series) DO UPDATE SET number = excluded.number, published_at = excluded.published_at, jobs = 0
+    WHERE p.number < excluded.number;
+    IF NOT FOUND THEN
+        DELETE FROM staged WHERE write = p_write;
+        RETURN (SELECT CASE WHEN number = p_number THEN coalesce(jobs, 0) ELSE 0 END FROM published WHERE series = p_series);
+    END IF;
+
+    SELECT string_agg(m.task, ', ') INTO v_missing FROM (
+        SELECT unnest(p_tasks) AS task
+        EXCEPT SELECT s.task FROM staged AS s WHERE s.write = p_write GROUP BY s.task
+               HAVING max(s.number) FILTER (WHERE s.is_last) = count(*) - 1
+    ) AS m;
+    IF v_missing IS NOT NULL THEN
+        RAISE EXCEPTION 'what the tasks % of this write had staged is gone', v_missing USING ERRCODE = 'TH001';
+    END IF;
+
+    SELECT coalesce(sum(s.locks), 0) INTO v_locks FROM staged AS s WHERE s.write = p_write AND s.task = ANY (p_tasks);
+    IF v_locks > 0 THEN
+        -- Every key is locked until the end of the transaction, and the table of locks belongs to all who use the server.
+        v_room := current_setting('max_locks_per_transaction')::bigint * current_setting('max_connections')::bigint / 2;
+        IF v_locks > v_room THEN
+            RAISE EXCEPTION '% keys and idempotency keys in one write', v_locks USING ERRCODE = 'TH002', DETAIL = v_room;
+        END IF;
+        FOR v_chunk IN
+            SELECT s.by_rules, s.payloads || ''::bytea AS payloads, s.ends FROM staged AS s
+            WHERE s.write = p_write AND s.task = ANY (p_tasks) AND s.by_rules IS NOT NULL
+            ORDER BY array_position(p_tasks, s.task), s.number
+        LOOP
+            SELECT count(*) FILTER (WHERE NOT e.existed) INTO v_added
+            FROM enqueue_by_rules(v_chunk.by_rules, v_chunk.payloads, v_chunk.ends, p_now, p_stir, false) AS e;
+            v_jobs := v_jobs + v_added;
+        END LOOP;
+    END IF;
+
+    PERFORM queue_id_of(n.queue) FROM (
+        SELECT DISTINCT s.queue FROM staged AS s
+        WHERE s.write = p_write AND s.task = ANY (p_tasks) AND s.ids IS NOT NULL ORDER BY 1
+    ) AS n;
+    -- The payloads of a chunk are fetched once (that is what `||` is for), after the chunks were put in order.
+    INSERT INTO jobs (id, queue_id, type, run_at, created_at, rank, max_attempts, state, headers, payload,
+                      codec, timeout_us, max_stalls, backoff_min_us, backoff_max_us, flags)
+    SELECT g.id, c.queue_id, g.type, g.run_at, g.created_at, g.rank, g.max_attempts,
+           CASE WHEN g.run_at > p_now THEN 0 ELSE 1 END, g.headers, substring(c.payloads FROM g.starts + 1 FOR g.ends - g.starts),
+           g.codec, g.timeout_us, g.max_stalls, g.backoff_min, g.backoff_max, g.flags
+    FROM (
+        SELECT o.*, o.stored || ''::bytea AS payloads FROM (
+            SELECT q.id AS queue_id, s.ids, s.types, s.run_ats, s.created_ats, s.ranks, s.max_attempts, s.headers, s.codecs,
+                   s.timeouts_us, s.max_stalls, s.backoff_mins, s.backoff_maxs, s.flags, s.ends, s.payloads AS stored
+            FROM staged AS s JOIN queues AS q ON q.name = s.queue
+            WHERE s.write = p_write AND s.task = ANY (p_tasks) AND s.ids IS NOT NULL
+            ORDER BY array_position(p_tasks, s.task), s.number OFFSET 0
+        ) AS o OFFSET 0
+    ) AS c, unnest(c.ids, c.types, c.run_ats, c.created_ats, c.ranks, c.max_attempts, c.headers, c.codecs, c.timeouts_us,
+                   c.max_stalls, c.backoff_mins, c.backoff_maxs, c.flags, c.ends[:cardinality(c.ends) - 1], c.ends[2:])
+            AS g(id, type, run_at, created_at, rank, max_attempts, headers, codec, timeout_us,
+                 max_stalls, backoff_min, backoff_max, flags, starts, ends);
+    GET DIAGNOSTICS v_added = ROW_COUNT;
+    v_jobs := v_jobs + v_added;
+    INSERT INTO moves (queue_id, scheduled, ready, stir, ranks, low_run_at, high_run_at)
+    SELECT r.queue_id, sum(r.scheduled), sum(r.ready), p_stir, array_agg(r.rank), min(r.low_run_at), max(r.high_run_at)
+    FROM (
+        SELECT q.id AS queue_id, g.rank, count(*) FILTER (WHERE g.run_at > p_now) AS scheduled,
+               count(*) FILTER (WHERE g.run_at <= p_now) AS ready, min(g.run_at) AS low_run_at,
+               max(g.run_at) FILTER (WHERE g.run_at <= p_now) AS high_run_at
+        FROM staged AS s JOIN queues AS q ON q.name = s.queue, unnest(s.run_ats, s.ranks) AS g(run_at, rank)
+        WHERE s.write = p_write AND s.task = ANY (p_tasks) AND s.ids IS NOT NULL
+        GROUP BY q.id, g.rank
+    ) AS r GROUP BY r.queue_id;
+    PERFORM tell_waiters(n.id, p_stir) FROM (
+        SELECT DISTINCT q.id FROM staged AS s JOIN queues AS q ON q.name = s.queue
+        WHERE s.write = p_write AND s.task = ANY (p_tasks) AND s.ids IS NOT NULL
+    ) AS n;
+
+    DELETE FROM staged WHERE write = p_write;
+    UPDATE published SET jobs = v_jobs WHERE series = p_series;
+    PERFORM forget_old_writes();
+    RETURN v_jobs;
+END $$ SET search_path FROM CURRENT SET jit = off;
+
+-- Forget what was staged. A series goes on: its write may be staged again, under the same name.
+CREATE FUNCTION abandon_write(p_write text, p_series text, p_number bigint) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    IF p_number < 0 THEN
+        INSERT INTO published (series, number) VALUES (p_series, p_number) ON CONFLICT (series) DO NOTHING;
+    END IF;
+    DELETE FROM staged WHERE write = p_write;
+END $$ SET search_path FROM CURRENT;
