@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, ClassVar, Self
 
@@ -18,7 +19,6 @@ from taskharbor.drivers.contract import (
     Page,
     QueueSettings,
     QueueStats,
-    Release,
     Settlement,
 )
 from taskharbor.drivers.postgres import arrays, enqueue, inspect, log, migrations, operate, settle, waiting
@@ -60,7 +60,7 @@ class PostgresDriver(Driver):
         self._watcher: Watcher | None = None
         self._next_fold = 0.0
         self._next_tending = 0.0
-        self._giving_back: set[asyncio.Task[list[JobRecord]]] = set()
+        self._giving_back: set[asyncio.Task[None]] = set()
 
     # -- life ---------------------------------------------------------------------------------------------
 
@@ -147,12 +147,12 @@ class PostgresDriver(Driver):
         worker: str,
         types: Sequence[str] | None = None,
     ) -> list[JobRecord]:
-        task = asyncio.ensure_future(self._reserve(queue, limit, lease_for, now, worker, types))
+        secret, tries = self._claimer.secret(queue, worker)
         try:
-            return await asyncio.shield(task)
+            return await self._reserve(queue, limit, lease_for, now, worker, types, secret, tries)
         except asyncio.CancelledError:
-            # The caller went away: without this the jobs would stall until their leases expire.
-            back = asyncio.ensure_future(self._give_back(task, now))
+            # The caller went away, and with it the connection: whatever was leased would stall until the leases expire.
+            back = asyncio.ensure_future(self._give_back(queue, lease_for, now, worker, secret, tries + 2))
             self._giving_back.add(back)
             back.add_done_callback(self._giving_back.discard)
             raise
@@ -165,8 +165,9 @@ class PostgresDriver(Driver):
         now: Micros,
         worker: str,
         types: Sequence[str] | None,
+        secret: str,
+        tries: int,
     ) -> list[JobRecord]:
-        secret, tries = self._claimer.secret(queue, worker)
         try:
             return await self._run(
                 lambda session, again: self._claimer.reserve(
@@ -188,15 +189,13 @@ class PostgresDriver(Driver):
             self._claimer.lose_answer(queue, worker, secret, tries + 2)
             raise
 
-    async def _give_back(self, task: asyncio.Task[list[JobRecord]], now: Micros) -> list[JobRecord]:
-        try:
-            jobs = await task
-            if jobs:
-                leases = [Release(job.id, job.token or "") for job in jobs]
-                await self.settle(leases, now=now)
-        except TaskHarborError:
-            return []
-        return jobs
+    async def _give_back(
+        self, queue: str, lease_for: Micros, now: Micros, worker: str, secret: str, tries: int
+    ) -> None:
+        """The same claim once more, for no job: what the earlier try leased beyond that goes back, and if the server has yet
+        to read that try, it comes to nothing."""
+        with contextlib.suppress(TaskHarborError):
+            await self._reserve(queue, 0, lease_for, now, worker, None, secret, tries)
 
     async def extend_lease(
         self, extensions: Sequence[Extension], *, lease_for: Micros, now: Micros
