@@ -10,7 +10,7 @@ demo: $(READY)
 	$(BIN)/taskharbor demo
 
 test: $(READY)
-	$(BIN)/python -m pytest -n auto $(ARGS)
+	$(BIN)/python -m pytest -n auto --dist loadgroup $(ARGS)
 
 lint: $(READY)
 	$(BIN)/ruff check .

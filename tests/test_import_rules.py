@@ -17,12 +17,15 @@ DRIVERS = sorted(
     if path.stem not in ("__init__", "contract", "registry", "__pycache__")
 )
 SHARED = ("taskharbor.drivers.contract", "taskharbor.drivers.registry")
-OUTER = ("cli", "conformance", "simulation", "testing", "demo")
+OUTER = ("cli", "conformance", "simulation", "testing", "demo", "spark")
 """Built on top of the core: nothing below may know of them."""
 EXTRAS = {
     "hypothesis": ("conformance",),
     "pytest": ("conformance", "testing"),
     "pyspark": ("spark",),
+    "pandas": ("spark",),
+    "pyarrow": ("spark", "bulk", "drivers"),
+    "adbc_driver_postgresql": ("drivers",),
     "psycopg": ("drivers", "testing"),
     "sqlalchemy": ("drivers",),
     "django": ("drivers",),

@@ -37,6 +37,7 @@ from taskharbor.retry import RetryPolicy
 from taskharbor.transactions import AsyncJobWithin, AsyncTransaction, JobWithin, Transaction, is_async
 
 if TYPE_CHECKING:
+    from taskharbor.batch_jobs.declare import BatchJobOptions, BatchJobType
     from taskharbor.middleware import Middleware
     from taskharbor.worker import Worker
 
@@ -322,26 +323,67 @@ class Harbor:
         return declare if function is None else declare(function)
 
     def _declare(self, function: Callable[..., Any], options: JobOptions) -> JobType[..., Any]:
-        name = options.get("name") or function.__name__
-        if name in self.handlers:
-            raise InvalidRequest(
-                f"a job named {name!r} is declared already; give this one a name: @harbor.job(name=...)"
-            )
         handler = make_handler(
-            name,
+            options.get("name") or function.__name__,
             function,
             isolation=options.get("isolation"),
             retry=options.get("retry"),
             on_invalid=options.get("on_invalid", "dead"),
             arguments=Arguments(function),
         )
-        self.handlers[name] = handler
-        if (queue := options.get("queue")) and queue not in self.queues:
-            self.queues.append(queue)
+        self.remember(handler, options.get("queue"))
         kept = {option: value for option, value in options.items() if option in Options.__annotations__}
         result_type = typing.get_type_hints(function).get("return", Any)
         kind = AsyncJobType if handler.is_async else SyncJobType
         return kind(self, handler, typing.cast(Options, kept), result_type)
+
+    @overload
+    def batch_job(self, function: Callable[[Any], Any], /) -> BatchJobType[...]: ...
+
+    @overload
+    def batch_job(
+        self, /, *, row: Callable[P, Any], **options: Unpack[BatchJobOptions]
+    ) -> Callable[[Callable[[Any], Any]], BatchJobType[P]]: ...
+
+    @overload
+    def batch_job(
+        self, /, **options: Unpack[BatchJobOptions]
+    ) -> Callable[[Callable[[Any], Any]], BatchJobType[...]]: ...
+
+    def batch_job(
+        self,
+        function: Callable[[Any], Any] | None = None,
+        /,
+        *,
+        row: Callable[..., Any] | None = None,
+        **options: Any,
+    ) -> Any:
+        """Declare a job whose handler takes a batch of them, as `pyarrow.Table` or `pandas.DataFrame` by its annotation.
+
+        It returns None when all rows are done, or an outcome for each: a result, or an exception. `row` (a dataclass, a
+        struct, a TypedDict) is what every payload must fit; up to `size` rows go into one call.
+        """
+        from taskharbor.batch_jobs.declare import BatchJobOptions, declare_batch_job
+
+        known = BatchJobOptions.__annotations__
+        if unknown := set(options) - set(known):
+            raise TypeError(
+                f"unknown option {', '.join(sorted(unknown))} for a batch job; known: row, {', '.join(known)}"
+            )
+        given = typing.cast(BatchJobOptions, options)
+        if function is not None:
+            return declare_batch_job(self, function, row, given)
+        return lambda decorated: declare_batch_job(self, decorated, row, given)
+
+    def remember(self, handler: Handler, queue: str | None) -> None:
+        """Take in a declared handler, and the queue its jobs go to where it names one."""
+        if handler.type in self.handlers:
+            raise InvalidRequest(
+                f"a job named {handler.type!r} is declared already; give this one a name: @harbor.job(name=...)"
+            )
+        self.handlers[handler.type] = handler
+        if queue and queue not in self.queues:
+            self.queues.append(queue)
 
     # -- by name: producers that do not have the code -------------------------------------------------------
 

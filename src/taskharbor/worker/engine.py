@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from random import Random
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -14,11 +14,11 @@ from taskharbor.clock import BackendClock, Clock
 from taskharbor.drivers.contract import Driver, JobFilter, Release
 from taskharbor.errors import BackendUnavailable
 from taskharbor.jobs import JobState, Micros
-from taskharbor.worker.fetch import FetchLoop
+from taskharbor.worker.fetch import Allowance, FetchLoop
 from taskharbor.worker.heartbeat import HeartbeatLoop
 from taskharbor.worker.hold import Hold
 from taskharbor.worker.outage import Outage
-from taskharbor.worker.run import SHUTDOWN, Runner
+from taskharbor.worker.run import SHUTDOWN
 from taskharbor.worker.settle import SettleLoop
 from taskharbor.worker.sweep import SweepLoop
 
@@ -34,6 +34,8 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     queues: tuple[str, ...]
     types: tuple[str, ...] | None
+    claims: tuple[str, ...] | None = None
+    """Which of the types one engine takes; None: all of them."""
     concurrency: int
     lease_us: Micros
     heartbeat: float
@@ -44,6 +46,20 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     until_empty: bool
     max_jobs: int | None
     max_seconds: float | None
+
+
+class Runs(Protocol):
+    """Who runs what an engine has leased. Every method is called on the handlers' loop."""
+
+    completed: int
+
+    def feed(self, holds: Sequence[Hold]) -> None: ...
+
+    def abort(self, hold: Hold, reason: str) -> None: ...
+
+    def release_buffered(self) -> None: ...
+
+    def abort_running(self, reason: str) -> None: ...
 
 
 class Engine:
@@ -57,6 +73,7 @@ class Engine:
         *,
         on_handlers_loop: Callable[..., Any],
         settled: Callable[[Sequence[Hold]], None],
+        allowance: Allowance | None = None,
         rng: Random | None = None,
     ) -> None:
         self._config = config
@@ -64,7 +81,9 @@ class Engine:
         self._clock = clock
         self._on_handlers_loop = on_handlers_loop
         self._settled = settled
-        self._runner: Runner | None = None
+        self._runner: Runs | None = None
+        self.siblings: Sequence[Engine] = ()
+        """All engines of this worker, where it has several: none stops for want of work while another has some."""
         self.holds: dict[Hold, None] = {}
         """What this worker has leased and not yet settled, oldest first. Not by job id: a job whose lease was lost may
         come back to this very worker while the old execution still winds up."""
@@ -79,14 +98,14 @@ class Engine:
         self._fetch = FetchLoop(
             driver,
             queues=config.queues,
-            types=config.types,
+            types=config.types if config.claims is None else config.claims,
             worker=config.name,
             lease_for=config.lease_us,
             concurrency=config.concurrency,
             prefetch=config.prefetch,
             batch=config.batch,
             poll_interval=config.poll_interval,
-            max_jobs=config.max_jobs,
+            allowance=allowance,
             clock=clock,
             outage=self.outage,
             completed=self._completed,
@@ -113,7 +132,7 @@ class Engine:
         )
         self._sweep = SweepLoop(driver, clock=clock, rng=rng)
 
-    def attach(self, runner: Runner) -> None:
+    def attach(self, runner: Runs) -> None:
         self._runner = runner
 
     # -- from other threads --------------------------------------------------------------------------------
@@ -239,10 +258,13 @@ class Engine:
     async def _stop_when_empty(self) -> None:
         while True:
             await self._fetch.is_idle.wait()
-            if not self.holds and await self.outage.ride_out(self._is_empty):
+            if not self._anything_in_hand() and await self.outage.ride_out(self._is_empty):
                 self.ask_to_stop()
                 return
             await asyncio.sleep(0.05)
+
+    def _anything_in_hand(self) -> bool:
+        return bool(self.holds) or any(sibling.holds for sibling in self.siblings)
 
     async def _is_empty(self) -> bool:
         """Nothing to do now or under way anywhere. What is scheduled for later does not count."""

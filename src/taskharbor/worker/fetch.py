@@ -45,6 +45,15 @@ class Pace:
         self._completed = completed
 
 
+class Allowance:
+    """How many jobs a worker may still take, whichever of its fetch loops does."""
+
+    def __init__(self, jobs: int) -> None:
+        self.left = jobs
+        self.turn = asyncio.Lock()
+        """Held over a look at the queues: two at once could take more than is left."""
+
+
 class FetchLoop:
     def __init__(
         self,
@@ -58,7 +67,7 @@ class FetchLoop:
         prefetch: int,
         batch: int,
         poll_interval: float,
-        max_jobs: int | None,
+        allowance: Allowance | None,
         clock: Clock,
         outage: Outage,
         completed: Callable[[], int],
@@ -73,7 +82,7 @@ class FetchLoop:
         self._prefetch = prefetch
         self._batch = batch
         self._poll_interval = poll_interval
-        self._left = max_jobs
+        self._allowance = allowance
         self._clock = clock
         self._outage = outage
         self._completed = completed
@@ -105,7 +114,7 @@ class FetchLoop:
             self._loop.call_soon_threadsafe(self._room.set)
 
     async def run(self) -> None:
-        while not self._stopping and self._left != 0:
+        while not self._stopping and (self._allowance is None or self._allowance.left > 0):
             wanted = await self._wait_for_room()
             if wanted == 0:
                 return
@@ -146,10 +155,16 @@ class FetchLoop:
             await self._room.wait()
 
     async def _fetch(self, wanted: int) -> int:
-        """One look at every queue, each fetch beginning with another one so that none starves."""
         wanted = min(wanted, self._batch)
-        if self._left is not None:
-            wanted = min(wanted, self._left)
+        if self._allowance is None:
+            return await self._look(wanted)
+        async with self._allowance.turn:
+            found = await self._look(min(wanted, self._allowance.left))
+            self._allowance.left -= found
+        return found
+
+    async def _look(self, wanted: int) -> int:
+        """One look at every queue, each beginning with another one so that none starves."""
         found = 0
         for offset in range(len(self._queues)):
             queue = self._queues[(self._turn + offset) % len(self._queues)]
@@ -158,8 +173,6 @@ class FetchLoop:
                 break
             found += await self._reserve(queue, limit)
         self._turn += 1
-        if self._left is not None:
-            self._left -= found
         return found
 
     async def _reserve(self, queue: str, limit: int) -> int:

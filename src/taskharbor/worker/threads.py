@@ -12,12 +12,17 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from contextvars import Context, copy_context
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
-from taskharbor.context import Job
 from taskharbor.middleware.timeout import TIMEOUT
 
 _Call: TypeAlias = "tuple[asyncio.Future[Any], Context, Callable[[], Any]]"
+
+
+class Stoppable(Protocol):
+    """A job, or a batch of them."""
+
+    def stop(self, reason: str) -> None: ...
 
 
 class ThreadPool:
@@ -33,7 +38,7 @@ class ThreadPool:
         self._notified = False
         self._closed = False
 
-    async def run(self, job: Job, function: Callable[[], Any]) -> Any:
+    async def run(self, job: Stoppable, function: Callable[[], Any]) -> Any:
         future: asyncio.Future[Any] = self._loop.create_future()
         self._busy += 1
         if self._busy > len(self._threads) and len(self._threads) < self._size:

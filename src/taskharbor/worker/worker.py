@@ -17,10 +17,12 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from functools import partial
 from random import Random
 from typing import Any
 
 from taskharbor.arguments import Arguments
+from taskharbor.batch_jobs.handler import BatchHandler
 from taskharbor.clock import BackendClock, Clock
 from taskharbor.codec import CodecRegistry
 from taskharbor.context import Job
@@ -35,7 +37,10 @@ from taskharbor.middleware.timeout import timeout
 from taskharbor.middleware.validate import validate_for
 from taskharbor.requests import check_queue_name
 from taskharbor.retry import RetryPolicy
-from taskharbor.worker.engine import Engine, WorkerConfig
+from taskharbor.worker.batches import BatchRunner
+from taskharbor.worker.crews import Crew, run_together, share_out
+from taskharbor.worker.engine import Engine, Runs, WorkerConfig
+from taskharbor.worker.fetch import Allowance
 from taskharbor.worker.hold import Hold
 from taskharbor.worker.interpreter import tuned_interpreter
 from taskharbor.worker.processes import ProcessPool
@@ -59,7 +64,8 @@ class Worker:
 
     `concurrency` bounds what runs at once; `lease` seconds after a worker's death its jobs run elsewhere; `grace` is
     how long a graceful stop waits for handlers. `types` restricts what is claimed; without it, a job of a type
-    nobody registered goes to the dead letters with that reason.
+    nobody registered goes to the dead letters with that reason. A worker with batch handlers claims only the types
+    it knows.
     """
 
     def __init__(
@@ -120,7 +126,7 @@ class Worker:
         self._clock = clock
         self._rng = rng
         self._handlers: dict[str, Handler] = {}
-        self._engine: Engine | None = None
+        self._engines: list[Engine] = []
         self._stop_asked = 0
         self._is_running = False
         self._processes: ProcessPool | None = None
@@ -132,6 +138,10 @@ class Worker:
     @property
     def name(self) -> str:
         return self.config.name
+
+    @property
+    def _engine(self) -> Engine | None:
+        return self._engines[0] if self._engines else None
 
     @property
     def handlers(self) -> dict[str, Handler]:
@@ -156,14 +166,14 @@ class Worker:
 
     def snapshot(self) -> dict[str, Any]:
         """How the worker is doing right now: for health checks, from any thread."""
-        engine = self._engine
+        engines = self._engines
         return {
             "worker": self.name,
             "queues": list(self.config.queues),
-            "running": engine is not None,
-            "serving": engine is not None and engine.is_serving,
-            "backend_answers": engine is not None and not engine.outage.is_on,
-            "held": 0 if engine is None else len(engine.holds),
+            "running": bool(engines),
+            "serving": bool(engines) and all(engine.is_serving for engine in engines),
+            "backend_answers": bool(engines) and not any(engine.outage.is_on for engine in engines),
+            "held": sum(len(engine.holds) for engine in engines),
             "outcomes": {str(outcome): count for outcome, count in self.outcomes.items()},
         }
 
@@ -187,12 +197,12 @@ class Worker:
             else:
                 ended.set_exception(error)
 
-        with self._place() as (runner, clock):
+        with self._place() as crews:
 
             def backend() -> None:
                 error: BaseException | None = None
                 try:
-                    asyncio.run(self._serve(runner, clock, handlers_loop.call_soon_threadsafe))
+                    asyncio.run(self._serve(crews, handlers_loop.call_soon_threadsafe))
                 except BaseException as raised:
                     error = raised
                 with suppress(RuntimeError):  # The handlers' loop was closed without waiting for us.
@@ -204,9 +214,9 @@ class Worker:
 
     async def run_on_one_loop(self) -> None:
         """Backend and handlers on the calling loop: for simulations under a virtual clock. A handler that blocks, blocks all."""
-        with self._place() as (runner, clock):
+        with self._place() as crews:
             await self._until_ended(
-                asyncio.ensure_future(self._serve(runner, clock, asyncio.get_running_loop().call_soon))
+                asyncio.ensure_future(self._serve(crews, asyncio.get_running_loop().call_soon))
             )
 
     async def _until_ended(self, ended: asyncio.Future[None]) -> None:
@@ -225,12 +235,12 @@ class Worker:
         """Ask the worker to stop, from any thread: gracefully, or at once."""
         with self._lock:
             self._stop_asked = max(self._stop_asked, 2 if now else 1)
-            # Under the lock: the engine is taken away under it too, before its loop closes.
-            if self._engine is not None:
-                self._engine.request_stop(now=now)
+            # Under the lock: the engines are taken away under it too, before their loop closes.
+            for engine in self._engines:
+                engine.request_stop(now=now)
 
     @contextmanager
-    def _place(self) -> Iterator[tuple[Runner, Clock]]:
+    def _place(self) -> Iterator[list[Crew]]:
         """What one run needs on the handlers' loop."""
         with self._lock:
             if self._is_running:
@@ -240,8 +250,7 @@ class Worker:
             self._is_running = True
         try:
             with self._pools() as (threads, processes):
-                clock = self._clock or BackendClock(self.driver.time)
-                yield self._runner(clock, threads, processes), clock
+                yield self._crews(threads, processes)
         finally:
             self._is_running = False
 
@@ -249,7 +258,8 @@ class Worker:
     def _pools(self) -> Iterator[tuple[ThreadPool, ProcessPool | None]]:
         isolated = [handler for handler in self._handlers.values() if handler.isolation == "process"]
         processes = ProcessPool(isolated, codecs=self._codecs) if isolated else None
-        threads = ThreadPool(self.config.concurrency)
+        batch_types = sum(isinstance(handler, BatchHandler) for handler in self._handlers.values())
+        threads = ThreadPool(self.config.concurrency + batch_types)
         self._processes = processes
         try:
             yield threads, processes
@@ -259,47 +269,73 @@ class Worker:
                 processes.abandon()
             self._processes = None
 
-    def _runner(self, clock: Clock, threads: ThreadPool, processes: ProcessPool | None) -> Runner:
-        return Runner(
-            {
-                name: (handler, self._chain(handler, threads, processes))
-                for name, handler in self._handlers.items()
-            },
-            concurrency=self.config.concurrency,
-            codecs=self._codecs,
-            now=clock.now,
-            finished=self._finished,
-        )
+    def _crews(self, threads: ThreadPool, processes: ProcessPool | None) -> list[Crew]:
+        crews: list[Crew] = []
+        for config, batch in share_out(self.config, self._handlers.values()):
+            # A handle each: large claims and writes do not wait for small ones, nor those for them.
+            driver = self.driver.clone() if crews else self.driver
+            clock = self._clock or BackendClock(driver.time)
+            finished = partial(self._finished, len(crews))
+            runner: Runs
+            if batch is None:
+                chains = {
+                    name: (handler, self._chain(handler, threads, processes))
+                    for name, handler in self._handlers.items()
+                }
+                runner = Runner(
+                    chains,
+                    concurrency=config.concurrency,
+                    codecs=self._codecs,
+                    now=clock.now,
+                    finished=finished,
+                )
+            else:
+                runner = BatchRunner(
+                    batch, threads=threads, codecs=self._codecs, now=clock.now, finished=finished
+                )
+            crews.append(Crew(config, driver, clock, runner))
+        return crews
 
-    async def _serve(self, runner: Runner, clock: Clock, on_handlers_loop: Callable[..., Any]) -> None:
-        engine = Engine(
-            self.config,
-            self.driver,
-            clock,
-            on_handlers_loop=on_handlers_loop,
-            settled=self._settled,
-            rng=self._rng,
-        )
-        engine.attach(runner)
+    async def _serve(self, crews: Sequence[Crew], on_handlers_loop: Callable[..., Any]) -> None:
+        allowance = None if self.config.max_jobs is None else Allowance(self.config.max_jobs)
+        engines = [self._engine_for(crew, on_handlers_loop, allowance) for crew in crews]
+        for engine in engines:
+            engine.siblings = engines
         with self._lock:
-            self._engine = engine
+            self._engines = engines
             asked = self._stop_asked
         if asked:
-            engine.ask_to_stop(now=asked > 1)
+            for engine in engines:
+                engine.ask_to_stop(now=asked > 1)
         log.info("worker %s serves %s", self.name, ", ".join(self.config.queues))
         try:
-            await engine.run()
+            await run_together(engines)
         finally:
             with self._lock:
-                self._engine = None
+                self._engines = []
                 self._stop_asked = 0
             log.info("worker %s stopped after %d executions", self.name, self.outcomes.total())
 
-    def _finished(self, hold: Hold) -> None:
-        engine = self._engine
-        if engine is not None:
+    def _engine_for(
+        self, crew: Crew, on_handlers_loop: Callable[..., Any], allowance: Allowance | None
+    ) -> Engine:
+        engine = Engine(
+            crew.config,
+            crew.driver,
+            crew.clock,
+            on_handlers_loop=on_handlers_loop,
+            settled=self._settled,
+            allowance=allowance,
+            rng=self._rng,
+        )
+        engine.attach(crew.runner)
+        return engine
+
+    def _finished(self, number: int, hold: Hold) -> None:
+        engines = self._engines
+        if engines:
             try:
-                engine.finished(hold)
+                engines[number].finished(hold)
             except RuntimeError:
                 log.debug("%s ended after its worker had", hold.record.id)
 

@@ -1,19 +1,149 @@
-"""Bulk writing. Not there yet."""
+"""Bulk writing: tasks stage chunks, publishing turns them into jobs by one INSERT ... SELECT in one transaction.
+
+Every chunk is staged in a transaction of its own. One long transaction (a COPY that waits for its input) would hold up the
+readers of the attempt log and the folding of the counters for as long as the task computes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import asyncio
+import random
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any, TypeVar
 
-from taskharbor.bulk.contract import BulkStore
-from taskharbor.jobs import JobRecord, Micros
+import psycopg
+
+from taskharbor.bulk.chunks import chunked
+from taskharbor.bulk.contract import BulkStore, StagingLost
+from taskharbor.bulk.write_ids import series_of
+from taskharbor.drivers.postgres import arrays, connections, migrations
+from taskharbor.drivers.postgres.announcing import ALOUD, QUIETLY
+from taskharbor.drivers.postgres.bulk.staging import chunk_values
+from taskharbor.drivers.postgres.failures import is_conflict, is_lost, translated
+from taskharbor.drivers.postgres.options import Options, parse_url
+from taskharbor.drivers.postgres.rows import STATES
+from taskharbor.drivers.postgres.statements import load
+from taskharbor.errors import InvalidRequest, JobError, JobNotFound, TaskHarborError
+from taskharbor.jobs import JobRecord, JobState, Micros
+
+T = TypeVar("T")
+Connection = psycopg.Connection[tuple[Any, ...]]
+
+_TRIES = 10
+_STAGING_LOST = "TH001"
+_TOO_MANY_KEYS = "TH002"
 
 
 class PostgresWriting(BulkStore):
+    """Every call opens a connection of its own: it may run in another process than the one before."""
+
+    _is_made_ready = False
+
     def stage(self, write: str, task: str, batches: Iterable[Sequence[JobRecord]]) -> int:
-        raise NotImplementedError
+        # One connection for all, and none after it: so all chunks of a task were staged within one life of the server.
+        options = self._made_ready()
+        sql = load("bulk_writing", options.schema)
+        place = series_of(write)
+        count = number = 0
+        with _connected(options) as connection, connection.cursor(binary=True) as cursor:
+            for jobs in chunked(batches):
+                for values in chunk_values(jobs):
+                    cursor.execute(sql["stage"], [write, task, number, *values, *place])
+                    number += 1
+                count += len(jobs)
+            cursor.execute(sql["complete"], [write, task, number, *place])
+        return count
 
     def publish(self, write: str, tasks: Sequence[str], *, now: Micros) -> int:
-        raise NotImplementedError
+        options = self._made_ready()
+        statement = load("bulk_writing", options.schema)["publish"]
+        stir = ALOUD if options.notify else QUIETLY
+        values = [write, *series_of(write), arrays.escaped_texts(dict.fromkeys(tasks)), now, stir]
+
+        def publish(connection: Connection) -> int:
+            try:
+                ((added,),) = connection.execute(statement, values).fetchall()
+            except psycopg.Error as error:
+                raise _explained(error, options) or error from error
+            return int(added)
+
+        return _repeated(options, publish)
 
     def abandon(self, write: str) -> None:
-        raise NotImplementedError
+        options = self._made_ready()
+        statement = load("bulk_writing", options.schema)["abandon"]
+        _repeated(options, lambda connection: connection.execute(statement, [write, *series_of(write)]))
+
+    def remove(self, job_ids: Sequence[str]) -> list[JobState | JobError]:
+        options = self._made_ready()
+        statement = load("bulk_writing", options.schema)["remove"]
+        ids = arrays.escaped_texts(job_ids)
+        found: dict[str, int] = dict(
+            _repeated(options, lambda connection: connection.execute(statement, {"ids": ids}).fetchall())
+        )
+        return [_removed(job_id, found.get(job_id)) for job_id in job_ids]
+
+    def _made_ready(self) -> Options:
+        """Also brings the schema up to date, once: the first task may come before anybody opened the store."""
+        options = parse_url(self.url)
+        if not self._is_made_ready:
+            # In a thread: the caller may be below a running event loop.
+            with ThreadPoolExecutor(1) as thread:
+                thread.submit(asyncio.run, _make_ready(options)).result()
+            self._is_made_ready = True
+        return options
+
+
+async def _make_ready(options: Options) -> None:
+    async with await connections.connect(options) as connection:
+        await migrations.make_ready(connection, options)
+
+
+@contextmanager
+def _connected(options: Options) -> Iterator[Connection]:
+    try:
+        with psycopg.connect(
+            options.conninfo, autocommit=True, prepare_threshold=0 if options.prepare else None
+        ) as connection:
+            yield connection
+    except psycopg.Error as error:
+        raise translated(error, options) from error
+
+
+def _repeated(options: Options, work: Callable[[Connection], T]) -> T:
+    """One transaction, which is safe to repeat: done again where it crossed another's, or its answer was lost."""
+    tries = 0
+    while True:
+        tries += 1
+        try:
+            with psycopg.connect(options.conninfo, autocommit=True, prepare_threshold=None) as connection:
+                return work(connection)
+        except psycopg.Error as error:
+            if tries >= _TRIES or not (is_conflict(error) or (is_lost(error) and tries == 1)):
+                raise translated(error, options) from error
+            time.sleep(random.random() * 0.002 * 2**tries)
+
+
+def _explained(error: psycopg.Error, options: Options) -> TaskHarborError | None:
+    if error.sqlstate == _STAGING_LOST:
+        return StagingLost(
+            f"{options.place}: {error.diag.message_primary} (the server was restarted or another took over, and staging does "
+            "not outlive that): nothing was published, write it again"
+        )
+    if error.sqlstate == _TOO_MANY_KEYS:
+        return InvalidRequest(
+            f"{options.place}: {error.diag.message_primary}; each is locked until all are stored, and this server has room for "
+            f"{error.diag.message_detail}: write in parts, or raise the server's max_locks_per_transaction"
+        )
+    return None
+
+
+def _removed(job_id: str, state: int | None) -> JobState | JobError:
+    if state is None:
+        return JobNotFound(job_id)
+    if not STATES[state].is_terminal:
+        return JobError(job_id, f"the job is {STATES[state]} and has not ended: cancel it first")
+    return STATES[state]

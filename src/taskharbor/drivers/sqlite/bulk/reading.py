@@ -26,7 +26,7 @@ from taskharbor.drivers.sqlite.rows import OUTCOMES, STATE_NUMBERS, STATES
 from taskharbor.drivers.sqlite.statements import load
 from taskharbor.errors import BackendUnavailable, InvalidRequest, SchemaMismatch
 
-_SQL = load("bulk_read")
+_SQL = load("bulk_reading")
 _ROWS_PER_PART = 10_000
 """A part of fewer rows costs more to start than to read."""
 _WINDOW = {"attempts": 20_000, "jobs": 1_000}
@@ -45,7 +45,7 @@ class SQLiteReading(BulkStore):
 
     def __init__(self, url: str) -> None:
         super().__init__(url)
-        self._options = parse_url(url)
+        self._address = parse_url(url)
 
     def parts(self, table: Table, selection: Selection, *, parallelism: int) -> list[Part]:
         if table == "queues":
@@ -106,7 +106,9 @@ class SQLiteReading(BulkStore):
                 first = last if kept is None else max(first, kept - 1)
         return _parts("attempts", Selection(), first, last, parallelism, 0)
 
-    def limited(self, after: str, until: str, *, rows: int) -> str:
+    def limited(self, after: str, until: str, *, rows: int | None) -> str:
+        if rows is None or _cursor(until) <= _cursor(after):
+            return str(max(_cursor(after), _cursor(until)))
         values = {"after": _cursor(after), "until": _cursor(until), "limit": rows}
         with self._reader() as connection:
             (last,) = connection.execute(_SQL["limited"], values).fetchone()
@@ -118,7 +120,7 @@ class SQLiteReading(BulkStore):
         highest = _highest(connection)
         if max(after, until) > highest:
             raise InvalidRequest(
-                f"cursor {max(after, until)} is beyond the log of {self._options.path}, which ends at {highest}: it belongs to "
+                f"cursor {max(after, until)} is beyond the log of {self._address.path}, which ends at {highest}: it belongs to "
                 "another store. Begin with a fresh checkpoint"
             )
         is_there, following = connection.execute(_SQL["around"], {"after": after}).fetchone()
@@ -132,21 +134,21 @@ class SQLiteReading(BulkStore):
     # -- connections --------------------------------------------------------------------------------------------
 
     def _check_file(self) -> None:
-        if not self._options.path.is_file():
-            raise BackendUnavailable(f"{self._options.path}: there is no such store; check the path")
+        if not self._address.path.is_file():
+            raise BackendUnavailable(f"{self._address.path}: there is no such store; check the path")
 
     @contextmanager
     def _reader(self) -> Iterator[Connection]:
         self._check_file()
-        connection = open_connection(self._options, writing=False)
+        connection = open_connection(self._address, writing=False)
         try:
             yield connection
         except sqlite3.Error as error:
             if "no such table" in str(error):
                 raise SchemaMismatch(
-                    f"{self._options.path}: not a TaskHarbor store, or an old one ({error}): run `taskharbor migrate`"
+                    f"{self._address.path}: not a TaskHarbor store, or an old one ({error}): run `taskharbor migrate`"
                 ) from error
-            raise translated(error, self._options.path) from error
+            raise translated(error, self._address.path) from error
         finally:
             connection.close()
 
