@@ -288,7 +288,7 @@ class DriverMachine(RuleBasedStateMachine):
             JobRecord(run_at_us=now + wish["delay"], created_at_us=now, **_without(wish, "delay"))
             for wish in wishes
         ]
-        return Call("enqueue", (records,), {"now": now})
+        return Call("enqueue", (records,), {"now": now, "new_ids": self.twin.are_new(records)})
 
     def reserving(
         self, queue: str, limit: int, lease: Micros, worker: str, types: list[str] | None, lag: Micros = 0

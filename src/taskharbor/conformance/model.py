@@ -83,7 +83,7 @@ class Model:
 
     # -- producing ----------------------------------------------------------------------------------------
 
-    def enqueue(self, records: Sequence[JobRecord], *, now: Micros) -> list[Enqueued]:
+    def enqueue(self, records: Sequence[JobRecord], *, now: Micros, new_ids: bool = False) -> list[Enqueued]:
         self._promote(now)
         return [self._enqueue_one(record, now) for record in records]
 

@@ -44,6 +44,7 @@ class Twin:
         self._observer = observer
         self._feed: list[Attempt] = []
         self._feed_cursor: str | None = None
+        self._ids: set[str] = set()
 
     @classmethod
     async def open(cls, store: Store) -> Self:
@@ -170,8 +171,17 @@ class Twin:
     # -- the operations, as short as a case wants them ----------------------------------------------------
 
     async def enqueue(self, *records: JobRecord, by: Driver | None = None) -> list[contract.Enqueued]:
-        found: list[contract.Enqueued] = await self.call("enqueue", list(records), now=self.now, by=by)
+        found: list[contract.Enqueued] = await self.call(
+            "enqueue", list(records), now=self.now, new_ids=self.are_new(records), by=by
+        )
         return found
+
+    def are_new(self, records: Sequence[JobRecord]) -> bool:
+        """Whether to tell the driver that the ids are new: every other time that they are."""
+        ids = {record.id for record in records}
+        is_new = len(ids) == len(records) and not ids & self._ids
+        self._ids |= ids
+        return is_new and len(self._ids) % 2 == 0
 
     async def reserve(
         self,
