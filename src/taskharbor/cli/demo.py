@@ -1,4 +1,4 @@
-"""`taskharbor demo`: what the queue promises, shown on a killed worker in a quarter of a minute."""
+"""`taskharbor demo`: what the queue promises, shown on a killed worker; then proved from its log, where Spark can run."""
 
 from __future__ import annotations
 
@@ -23,17 +23,30 @@ from taskharbor.jobs import SECOND, JobState
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from taskharbor.demo.run import Demo, Outcome, Progress
+    from taskharbor.demo.analysis import Analysis
+    from taskharbor.demo.run import Outcome, Progress
 
 
 @click.command()
 @click.option("--jobs", default=3000, show_default=True, type=click.IntRange(min=100), help="How many jobs.")
 @click.option("--seed", default=1, show_default=True, type=int, help="The mix of jobs depends on it.")
-@click.option("--keep", is_flag=True, help="Keep the database and the logs to look at.")
+@click.option("--keep", is_flag=True, help="Keep the database, the lake and the logs to look at.")
+@click.option(
+    "--report",
+    default="taskharbor-demo.html",
+    show_default=True,
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Where the report goes.",
+)
+@click.option("--queue-only", is_flag=True, help="No pipeline, audit and report afterwards.")
 @shared_options
 @click.pass_context
-def demo(context: click.Context, jobs: int, seed: int, keep: bool) -> None:
-    """Kill a worker in the middle of thousands of jobs; lose nothing."""
+def demo(context: click.Context, jobs: int, seed: int, keep: bool, report: Path, queue_only: bool) -> None:
+    """Kill a worker in the middle of thousands of jobs; lose nothing.
+
+    Then, where PySpark and Java are there, audit every lease and draw a report.
+    """
+    from taskharbor.demo.analysis import analyse, missing
     from taskharbor.demo.run import Demo
     from taskharbor.demo.workload import make_workload
 
@@ -47,8 +60,23 @@ def demo(context: click.Context, jobs: int, seed: int, keep: bool) -> None:
         with _display(settings) as show:
             run = Demo(folder, make_workload(jobs, seed), show)
             outcome = run.run()
-        well = outcome.well
-        _tell(settings, outcome, run, kept=keep or not well, seed=seed)
+        if not settings.json:
+            console().print(_summary(outcome))
+        lacking = missing() if outcome.well and not queue_only else None
+        analysis = None
+        if outcome.well and not queue_only and lacking is None:
+            with _steps(settings) as say:
+                analysis = analyse(run.url, folder, report, say=say)
+        well = outcome.well and (analysis is None or analysis.is_clean)
+        kept = keep or not well
+        if settings.json:
+            emit(_document(outcome, analysis, run.url, kept=kept, seed=seed, lacking=lacking))
+        else:
+            if analysis is not None:
+                console().print(_proof(analysis))
+            if lacking is not None:
+                click.echo(lacking)
+            console().print(_next_steps(run.url if kept else None))
     except KeyboardInterrupt:
         well = True  # Nothing to look into: somebody had seen enough.
         raise
@@ -61,16 +89,15 @@ def demo(context: click.Context, jobs: int, seed: int, keep: bool) -> None:
         context.exit(FAILED)
 
 
-def _tell(settings: Settings, outcome: Outcome, run: Demo, *, kept: bool, seed: int) -> None:
-    if settings.json:
-        emit(_document(outcome, run.url, kept=kept, seed=seed))
-    else:
-        screen = console()
-        screen.print(_summary(outcome))
-        screen.print(_next_steps(run.url if kept else None))
-
-
-def _document(outcome: Outcome, database: str, *, kept: bool, seed: int) -> dict[str, Any]:
+def _document(
+    outcome: Outcome,
+    analysis: Analysis | None,
+    database: str,
+    *,
+    kept: bool,
+    seed: int,
+    lacking: str | None,
+) -> dict[str, Any]:
     kill = outcome.kill
     killed = None
     if kill is not None:
@@ -90,6 +117,10 @@ def _document(outcome: Outcome, database: str, *, kept: bool, seed: int) -> dict
         "seed": seed,
         "database": database,
         "kept": kept,
+        "audit": None
+        if analysis is None
+        else {"clean": analysis.is_clean, **msgspec.structs.asdict(analysis)},
+        "lacking": lacking,
     }
 
 
@@ -109,8 +140,27 @@ def _display(settings: Settings) -> Iterator[Callable[[Progress], None]]:
         yield lambda progress: live.update(_picture(progress, screen.width), refresh=True)
 
 
-def _quiet(progress: Progress) -> None:
+def _quiet(progress: Progress | str) -> None:
     pass
+
+
+@contextmanager
+def _steps(settings: Settings) -> Iterator[Callable[[str], None]]:
+    """What the second half is doing: one line that changes on a terminal, a line each elsewhere."""
+    screen = console(stderr=True)
+    if not screen.is_terminal:
+        said: set[str] = set()
+
+        def tell(step: str) -> None:
+            part = step.partition(":")[0]
+            if part not in said:
+                said.add(part)
+                click.echo(part, err=True)
+
+        yield _quiet if settings.json else tell
+        return
+    with screen.status("") as status:
+        yield lambda step: status.update(step)
 
 
 class _Lines:
@@ -196,6 +246,15 @@ def _summary(outcome: Outcome) -> RenderableType:
         padding=(1, 2),
         width=min(88, console().width),
     )
+
+
+def _proof(analysis: Analysis) -> RenderableType:
+    from rich.text import Text
+
+    text = Text(analysis.verdict, "bold green" if analysis.is_clean else "bold red")
+    text.append(f"  (pipeline and audit, {analysis.seconds:.0f} s)\n", "not bold bright_black")
+    text.append(f"Report: {analysis.report}\n", "not bold default")
+    return text
 
 
 def _story(outcome: Outcome) -> str:

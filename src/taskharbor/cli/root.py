@@ -17,20 +17,24 @@ from taskharbor.cli.dlq import dlq
 from taskharbor.cli.doctor import doctor
 from taskharbor.cli.enqueue import enqueue
 from taskharbor.cli.groups import Group
+from taskharbor.cli.history import history
 from taskharbor.cli.inspect import inspect
 from taskharbor.cli.list import list_jobs
 from taskharbor.cli.migrate import migrate
+from taskharbor.cli.pipeline import pipeline
 from taskharbor.cli.problems import report
 from taskharbor.cli.queues import queues
 from taskharbor.cli.settings import Settings, shared_options
+from taskharbor.cli.spark_worker import spark_worker
 from taskharbor.cli.stats import stats
 from taskharbor.cli.worker import worker
 
 SECTIONS: tuple[tuple[str, tuple[click.Command, ...]], ...] = (
     ("Start here", (demo, worker, enqueue)),
     ("Look", (stats, list_jobs, inspect)),
-    ("Operate", (queues, cancel, dlq)),
-    ("Set up", (doctor, migrate, completion)),
+    ("Operate", (queues, cancel, dlq, spark_worker)),
+    ("Analyse", (pipeline,)),
+    ("Set up", (doctor, migrate, completion, history)),
 )
 
 

@@ -5,4 +5,5 @@ workload  what is enqueued, and how each job is meant to end
 crew      the worker processes, and the kill
 run       the story from the first enqueue to the last job
 checks    what the store and the attempt log say about it afterwards
+analysis  pipeline, audit and report over the same store, where Spark can run
 """

@@ -35,12 +35,12 @@ class SimulatedWorker(Worker):
             if not ended.done():
                 ended.set_result(error)
 
-        with self._place() as (runner, clock):
+        with self._place() as crews:
 
             async def serve() -> None:
                 error: BaseException | None = None
                 try:
-                    await self._serve(runner, clock, handlers_loop.call_soon_threadsafe)
+                    await self._serve(crews, handlers_loop.call_soon_threadsafe)
                 except BaseException as raised:
                     error = raised
                 handlers_loop.call_soon_threadsafe(report, error)

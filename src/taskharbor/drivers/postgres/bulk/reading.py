@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from taskharbor.bulk.contract import BulkStore, Part, Selection, Table
 from taskharbor.bulk.generic import GenericStore
-from taskharbor.drivers.postgres.bulk import arrow, blocks
+from taskharbor.drivers.postgres.bulk import blocks
 from taskharbor.drivers.postgres.bulk.cursors import Log
 from taskharbor.drivers.postgres.bulk.planner import Planner
 from taskharbor.drivers.postgres.bulk.statements import Value, composed, filters, named, values
@@ -79,6 +79,9 @@ class PostgresReading(BulkStore):
     def read(self, part: Part) -> Iterator[pa.RecordBatch]:
         if part.table == "queues":
             return self._read_queues(part)
+        # Imported here: who only plans has no need of it, and it takes a while.
+        from taskharbor.drivers.postgres.bulk import arrow
+
         return arrow.read(self._address, part.table, self._statements(part))
 
     def _read_queues(self, part: Part) -> Iterator[pa.RecordBatch]:
@@ -94,7 +97,7 @@ class PostgresReading(BulkStore):
                     self._text(name, part, share.table),
                     {**given, "from": f"({share.first},0)", "to": f"({share.end},0)"},
                 )
-                for share in blocks.parsed(str(part.bounds["blocks"]))
+                for share in blocks.in_steps(blocks.parsed(str(part.bounds["blocks"])))
             ]
         if part.table == "attempts":
             return [composed(self._text("attempts_of_range", part), given)]

@@ -2,6 +2,9 @@
 
 Every chunk is staged in a transaction of its own. One long transaction (a COPY that waits for its input) would hold up the
 readers of the attempt log and the folding of the counters for as long as the task computes.
+
+Jobs with keys or idempotency keys are stored one by one, by the rules. While a write with thousands of them is published, others
+who enqueue, settle or requeue jobs with keys wait.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ from taskharbor.drivers.postgres.failures import is_conflict, is_lost, translate
 from taskharbor.drivers.postgres.options import Options, parse_url
 from taskharbor.drivers.postgres.rows import STATES
 from taskharbor.drivers.postgres.statements import load
-from taskharbor.errors import InvalidRequest, JobError, JobNotFound, TaskHarborError
+from taskharbor.errors import JobError, JobNotFound
 from taskharbor.jobs import JobRecord, JobState, Micros
 
 T = TypeVar("T")
@@ -34,7 +37,7 @@ Connection = psycopg.Connection[tuple[Any, ...]]
 
 _TRIES = 10
 _STAGING_LOST = "TH001"
-_TOO_MANY_KEYS = "TH002"
+_LOCK_NOT_AVAILABLE = "55P03"
 
 
 class PostgresWriting(BulkStore):
@@ -46,7 +49,7 @@ class PostgresWriting(BulkStore):
         # One connection for all, and none after it: so all chunks of a task were staged within one life of the server.
         options = self._made_ready()
         sql = load("bulk_writing", options.schema)
-        place = series_of(write)
+        place = (write, *series_of(write))
         count = number = 0
         with _connected(options) as connection, connection.cursor(binary=True) as cursor:
             for jobs in chunked(batches):
@@ -67,7 +70,12 @@ class PostgresWriting(BulkStore):
             try:
                 ((added,),) = connection.execute(statement, values).fetchall()
             except psycopg.Error as error:
-                raise _explained(error, options) or error from error
+                if error.sqlstate != _STAGING_LOST:
+                    raise
+                raise StagingLost(
+                    f"{options.place}: {error.diag.message_primary} (the server was restarted or another took over, and staging "
+                    "does not outlive that): nothing was published, write it again"
+                ) from error
             return int(added)
 
         return _repeated(options, publish)
@@ -122,23 +130,10 @@ def _repeated(options: Options, work: Callable[[Connection], T]) -> T:
             with psycopg.connect(options.conninfo, autocommit=True, prepare_threshold=None) as connection:
                 return work(connection)
         except psycopg.Error as error:
-            if tries >= _TRIES or not (is_conflict(error) or (is_lost(error) and tries == 1)):
+            is_crossed = is_conflict(error) or error.sqlstate == _LOCK_NOT_AVAILABLE
+            if tries >= _TRIES or not (is_crossed or (is_lost(error) and tries == 1)):
                 raise translated(error, options) from error
             time.sleep(random.random() * 0.002 * 2**tries)
-
-
-def _explained(error: psycopg.Error, options: Options) -> TaskHarborError | None:
-    if error.sqlstate == _STAGING_LOST:
-        return StagingLost(
-            f"{options.place}: {error.diag.message_primary} (the server was restarted or another took over, and staging does "
-            "not outlive that): nothing was published, write it again"
-        )
-    if error.sqlstate == _TOO_MANY_KEYS:
-        return InvalidRequest(
-            f"{options.place}: {error.diag.message_primary}; each is locked until all are stored, and this server has room for "
-            f"{error.diag.message_detail}: write in parts, or raise the server's max_locks_per_transaction"
-        )
-    return None
 
 
 def _removed(job_id: str, state: int | None) -> JobState | JobError:

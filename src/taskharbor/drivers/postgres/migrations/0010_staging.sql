@@ -48,8 +48,18 @@ CREATE TABLE published (
     jobs           bigint
 );
 
-CREATE FUNCTION is_published(p_series text, p_number bigint) RETURNS boolean LANGUAGE sql STABLE
-RETURN EXISTS (SELECT FROM published WHERE series = p_series AND number >= p_number);
+-- The advisory lock of a write: whoever stages holds it shared, whoever publishes or abandons alone. So nothing is staged behind
+-- the back of one who has just looked what there is.
+CREATE FUNCTION write_lock(p_write text) RETURNS bigint LANGUAGE sql STABLE
+RETURN hashtextextended(p_write, 'staged'::regclass::oid::bigint);
+
+-- Whether a task may stage for a write: not once it was published or abandoned. Then the task is late, or the batch of a stream
+-- is done over. Volatile, so that it looks after it has the lock and not before.
+CREATE FUNCTION may_stage(p_write text, p_series text, p_number bigint) RETURNS boolean LANGUAGE plpgsql VOLATILE AS $$
+BEGIN
+    PERFORM pg_advisory_xact_lock_shared(write_lock(p_write));
+    RETURN NOT EXISTS (SELECT FROM published WHERE series = p_series AND number >= p_number);
+END $$ SET search_path FROM CURRENT;
 
 -- What writers left behind that died, and writes that nobody will publish again.
 CREATE FUNCTION forget_old_writes() RETURNS void LANGUAGE sql
@@ -60,6 +70,24 @@ BEGIN ATOMIC
     WHERE published_at < clock_timestamp() - CASE WHEN number < 0 THEN interval '30 days' ELSE interval '400 days' END;
 END;
 
+-- As before, one number per key. But whoever asks for one now holds the lock of all keys shared; and who holds that alone (see
+-- `lock_all_keys`) needs no other. Still called before the lock of the key is taken, by everybody who takes one.
+CREATE OR REPLACE FUNCTION key_lock(p_queue_id integer, p_kind text, p_key text) RETURNS bigint LANGUAGE plpgsql AS $$
+BEGIN
+    IF current_setting('taskharbor.holds_all_keys', true) = 'on' THEN
+        RETURN queue_lock(-4);
+    END IF;
+    PERFORM pg_advisory_xact_lock_shared(queue_lock(-4));
+    RETURN hashtextextended(p_kind || p_key, 'queues'::regclass::oid::bigint * 31 + p_queue_id);
+END $$;
+
+-- Until the end of the transaction. Gives up soon where somebody else's transaction lasts: those who come later stand in line.
+CREATE FUNCTION lock_all_keys() RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM pg_advisory_xact_lock(queue_lock(-4));
+    PERFORM set_config('taskharbor.holds_all_keys', 'on', true);
+END $$ SET search_path FROM CURRENT SET lock_timeout = '3s';
+
 -- Make the jobs of these tasks visible and forget those of all others. How many became jobs.
 CREATE FUNCTION publish_write(
     p_write text, p_series text, p_number bigint, p_tasks text[], p_now bigint, p_stir smallint
@@ -67,12 +95,12 @@ CREATE FUNCTION publish_write(
 DECLARE
     v_missing text;
     v_locks bigint;
-    v_room bigint;
     v_chunk record;
     v_added bigint;
     v_jobs bigint := 0;
 BEGIN
     -- Whoever publishes the same write at the same moment waits here, and then finds it done.
+    PERFORM pg_advisory_xact_lock(write_lock(p_write));
     INSERT INTO published AS p (series, number, jobs) VALUES (p_series, p_number, 0)
     ON CONFLICT (series) DO UPDATE SET number = excluded.number, published_at = excluded.published_at, jobs = 0
     WHERE p.number < excluded.number;
@@ -92,10 +120,10 @@ BEGIN
 
     SELECT coalesce(sum(s.locks), 0) INTO v_locks FROM staged AS s WHERE s.write = p_write AND s.task = ANY (p_tasks);
     IF v_locks > 0 THEN
-        -- Every key is locked until the end of the transaction, and the table of locks belongs to all who use the server.
-        v_room := current_setting('max_locks_per_transaction')::bigint * current_setting('max_connections')::bigint / 2;
-        IF v_locks > v_room THEN
-            RAISE EXCEPTION '% keys and idempotency keys in one write', v_locks USING ERRCODE = 'TH002', DETAIL = v_room;
+        -- A lock for every key, until the end of the transaction, is too much for the table of locks that all who use the server
+        -- share. Whoever needs that many takes one for all keys instead, and holds up everybody else who has to do with keys.
+        IF v_locks > current_setting('max_locks_per_transaction')::bigint * current_setting('max_connections')::bigint / 2 THEN
+            PERFORM lock_all_keys();
         END IF;
         FOR v_chunk IN
             SELECT s.by_rules, s.payloads || ''::bytea AS payloads, s.ends FROM staged AS s
@@ -156,6 +184,7 @@ END $$ SET search_path FROM CURRENT SET jit = off;
 -- Forget what was staged. A series goes on: its write may be staged again, under the same name.
 CREATE FUNCTION abandon_write(p_write text, p_series text, p_number bigint) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
+    PERFORM pg_advisory_xact_lock(write_lock(p_write));
     IF p_number < 0 THEN
         INSERT INTO published (series, number) VALUES (p_series, p_number) ON CONFLICT (series) DO NOTHING;
     END IF;

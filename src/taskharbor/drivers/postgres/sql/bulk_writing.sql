@@ -1,15 +1,14 @@
--- Nothing is put down for a write that was published or abandoned: the task is late, or the batch is done over again.
 -- name: stage
 INSERT INTO $schema.staged (write, task, number, queue, ids, types, run_ats, created_ats, ranks, max_attempts, headers, codecs,
                             timeouts_us, max_stalls, backoff_mins, backoff_maxs, flags, by_rules, locks, ends, payloads)
 SELECT %s, %s, %s::integer, %s, %s::text[], %s::text[], %s::bigint[], %s::bigint[], %s::smallint[], %s::integer[], %s::text[],
        %s::text[], %s::bigint[], %s::integer[], %s::bigint[], %s::bigint[], %s::smallint[], %s::json, %s::integer, %s::integer[],
        %b::bytea
-WHERE NOT $schema.is_published(%s, %s::bigint)
+WHERE $schema.may_stage(%s, %s, %s::bigint)
 
 -- name: complete
 INSERT INTO $schema.staged (write, task, number, is_last)
-SELECT %s, %s, %s::integer, true WHERE NOT $schema.is_published(%s, %s::bigint)
+SELECT %s, %s, %s::integer, true WHERE $schema.may_stage(%s, %s, %s::bigint)
 
 -- name: publish
 SELECT $schema.publish_write(%s, %s, %s::bigint, %s::text[], %s::bigint, %s::smallint)

@@ -1,0 +1,141 @@
+"""Payloads of one job type as rows of a table, each checked on its own."""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, TypeAlias, get_args
+
+import msgspec
+
+from taskharbor.codec import Codec, CodecRegistry
+from taskharbor.errors import CodecError, InvalidRequest, MissingExtra, PayloadInvalid
+from taskharbor.jobs import JobRecord
+
+JobColumn: TypeAlias = Literal[
+    "job_id", "queue", "key", "attempt", "max_attempts", "fence", "created_at", "run_at"
+]
+JOB_COLUMNS: tuple[str, ...] = get_args(JobColumn)
+
+
+class Prepared(msgspec.Struct):
+    """A batch on its way into a handler."""
+
+    table: Any
+    """Arrow's; only `columns` imports it, which is an extra."""
+    kept: list[int]
+    """Which of the jobs became a row, in the table's order."""
+    rejected: list[tuple[int, CodecError]]
+
+
+class Rows:
+    """`row` is what every payload must fit: a dataclass, a msgspec struct, a TypedDict; None takes any JSON object as it is."""
+
+    def __init__(self, type: str, row: Callable[..., Any] | None, job_columns: Sequence[str] = ()) -> None:
+        self._name = type
+        self._row = row
+        self._payload_type: Any = dict[str, Any] if row is None else row
+        self._hints = None if row is None else _hints(type, row)
+        self._job_columns = tuple(job_columns)
+        unknown = set(job_columns) - set(JOB_COLUMNS)
+        if unknown:
+            raise InvalidRequest(
+                f"{type!r}: no column {', '.join(sorted(unknown))} of the job; there are {', '.join(JOB_COLUMNS)}"
+            )
+        twice = set(job_columns) & set(self._hints or ())
+        if twice:
+            raise InvalidRequest(
+                f"{type!r}: {', '.join(sorted(twice))} is a payload field and a column of the job: leave one out"
+            )
+
+    def encode(self, codec: Codec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
+        """One row as a payload, checked: better an error here than a dead job."""
+        if self._row is not None:
+            value = self._row(*args, **kwargs)
+        elif args and not (len(args) == 1 and isinstance(args[0], Mapping) and not kwargs):
+            raise TypeError(
+                f"{self._name}: name the fields, as in enqueue(order=1), or declare it with row=..."
+            )
+        else:
+            value = dict(args[0]) if args else kwargs
+        payload = codec.encode(value)
+        try:
+            codec.decode(payload, self._payload_type)
+        except PayloadInvalid as misfit:
+            raise InvalidRequest(f"{self._name}: {misfit}") from misfit
+        return payload
+
+    def prepare(self, records: Sequence[JobRecord], codecs: CodecRegistry) -> Prepared:
+        """The payloads as a table. What does not fit is left out, each with its reason."""
+        kept: list[int] = []
+        values: list[Any] = []
+        rejected: list[tuple[int, CodecError]] = []
+        for index, record in enumerate(records):
+            try:
+                values.append(codecs.get(record.codec).decode(record.payload, self._payload_type))
+            except CodecError as misfit:
+                rejected.append((index, misfit))
+            else:
+                kept.append(index)
+        while True:
+            columns, misfits = self._columns(values)
+            if not misfits:
+                break
+            rejected += [(kept[index], PayloadInvalid(reason)) for index, reason in misfits.items()]
+            kept = [one for index, one in enumerate(kept) if index not in misfits]
+            values = [one for index, one in enumerate(values) if index not in misfits]
+        arrow = _arrow()
+        columns |= arrow.columns_of_jobs(self._job_columns, [records[index] for index in kept])
+        return Prepared(arrow.as_table(columns, len(kept)), kept, rejected)
+
+    def _columns(self, values: list[Any]) -> tuple[dict[str, Any], dict[int, str]]:
+        arrow = _arrow()
+        columns: dict[str, Any] = {}
+        for name, hint in self._fields(values).items():
+            cells = [_value(value, name) for value in values]
+            kind = None if hint is None else arrow.arrow_type(hint)
+            made, misfits = arrow.column(cells, kind)
+            if misfits:
+                return {}, {
+                    index: f"the payload does not fit: {name}: {why}" for index, why in misfits.items()
+                }
+            columns[name] = made
+        return columns, {}
+
+    def _fields(self, values: list[Any]) -> Mapping[str, Any]:
+        if self._hints is not None:
+            return self._hints
+        # In the order they first appear.
+        return {name: None for value in values for name in value if name not in self._job_columns}
+
+
+def _arrow() -> Any:
+    try:
+        from taskharbor.batch_jobs import columns
+    except ImportError as missing:
+        raise MissingExtra("batch jobs need pyarrow: pip install 'taskharbor[spark]'") from missing
+    return columns
+
+
+def _value(row: Any, name: str) -> Any:
+    return row.get(name) if isinstance(row, dict) else getattr(row, name)
+
+
+def _hints(type: str, row: Callable[..., Any]) -> dict[str, Any]:
+    if not inspect.isclass(row):
+        raise InvalidRequest(
+            f"{type!r}: row={row!r} is no class: give a dataclass, a msgspec.Struct or a TypedDict"
+        )
+    try:
+        hints = typing.get_type_hints(row, include_extras=True)
+    except NameError as unknown:
+        raise InvalidRequest(
+            f"{type!r}: cannot read the type hints of {row.__qualname__} ({unknown}); import the types at run time"
+        ) from unknown
+    hints = {name: hint for name, hint in hints.items() if typing.get_origin(hint) is not typing.ClassVar}
+    if not hints:
+        raise InvalidRequest(
+            f"{type!r}: row={row.__qualname__} declares no fields: give a dataclass, a msgspec.Struct or a TypedDict"
+        )
+    return hints

@@ -1,0 +1,76 @@
+"""Jobs in chunks: large enough that what a chunk costs does not matter per job, small enough for any memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TypeAlias
+
+import msgspec
+
+from taskharbor.jobs import JobRecord, Micros, UpdateFlags
+
+CHUNK_JOBS = 1000
+CHUNK_BYTES = 4 * 1024 * 1024
+
+_Row: TypeAlias = tuple[
+    str, str, str, bytes, str, dict[str, str], int, Micros, Micros, Micros,
+    str | None, UpdateFlags | None, str | None, int, int, Micros, Micros,
+]  # fmt: skip
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(list[_Row]).decode
+
+
+def chunked(batches: Iterable[Sequence[JobRecord]]) -> Iterator[Sequence[JobRecord]]:
+    """The same jobs in the same order, never more than a chunk holds at once (a single large job is a chunk of its own)."""
+    for batch in batches:
+        for start in range(0, len(batch), CHUNK_JOBS):
+            yield from _split(batch[start : start + CHUNK_JOBS])
+
+
+def _split(jobs: Sequence[JobRecord]) -> Iterator[Sequence[JobRecord]]:
+    if len(jobs) > 1 and sum([len(job.payload) for job in jobs]) > CHUNK_BYTES:
+        middle = len(jobs) // 2
+        yield from _split(jobs[:middle])
+        yield from _split(jobs[middle:])
+    elif jobs:
+        yield jobs
+
+
+def pack(jobs: Sequence[JobRecord]) -> bytes:
+    """New jobs as bytes: what an enqueue reads of a record, and nothing else."""
+    return _encode(
+        [
+            (
+                job.id, job.type, job.queue, job.payload, job.codec, job.headers, job.priority, job.run_at_us,
+                job.created_at_us, job.timeout_us, job.key, job.update, job.idempotency_key, job.max_attempts,
+                job.max_stalls, job.backoff_min_us, job.backoff_max_us,
+            )
+            for job in jobs
+        ]
+    )  # fmt: skip
+
+
+def unpack(data: bytes) -> list[JobRecord]:
+    return [
+        JobRecord(
+            id=row[0],
+            type=row[1],
+            queue=row[2],
+            payload=row[3],
+            codec=row[4],
+            headers=row[5],
+            priority=row[6],
+            run_at_us=row[7],
+            created_at_us=row[8],
+            timeout_us=row[9],
+            key=row[10],
+            update=row[11],
+            idempotency_key=row[12],
+            max_attempts=row[13],
+            max_stalls=row[14],
+            backoff_min_us=row[15],
+            backoff_max_us=row[16],
+        )
+        for row in _decode(data)
+    ]

@@ -1,0 +1,82 @@
+"""`taskharbor history`: a log that looks like production, to try the pipeline on and to prove the audit with."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from taskharbor.cli.output import emit
+from taskharbor.cli.settings import Settings, shared_options
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+@click.command()
+@click.option(
+    "--rows", default=100_000, show_default=True, type=click.IntRange(min=1), help="How many attempts."
+)
+@click.option("--days", default=7, show_default=True, type=click.IntRange(min=1), help="Over how many days.")
+@click.option("--seed", default=0, show_default=True, type=int, help="The same seed makes the same rows.")
+@click.option(
+    "--violations",
+    default=0,
+    show_default=True,
+    type=click.IntRange(min=0),
+    help="Break the guarantees this often.",
+)
+@click.option("--lake", type=click.Path(path_type=Path, file_okay=False), help="Run it through this lake.")
+@click.option(
+    "--parquet",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Write it below this folder: attempts, queues, planted.",
+)
+@shared_options
+@click.pass_obj
+def history(
+    settings: Settings,
+    rows: int,
+    days: int,
+    seed: int,
+    violations: int,
+    lake: Path | None,
+    parquet: Path | None,
+) -> None:
+    """Make up a realistic history, clean or with planted violations."""
+    if (lake is None) == (parquet is None):
+        raise click.UsageError("say where it goes: either --lake DIR or --parquet DIR")
+    from taskharbor.spark.history import generate, queues_table
+    from taskharbor.spark.session import local_session
+
+    spark = local_session("taskharbor history")
+    began = time.monotonic()
+    attempts, planted = generate(spark, rows=rows, seed=seed, days=days, violations=violations)
+    queues = queues_table(spark, rows=rows, days=days)
+    if parquet is not None:
+        _write(parquet, attempts, queues, planted)
+    elif lake is not None:
+        _run_through(spark, lake, f"history-{seed}", attempts, queues)
+    count = planted.count() if violations else 0
+    seconds = time.monotonic() - began
+    where = str(lake or parquet)
+    if settings.json:
+        emit({"rows": rows, "planted": count, "seed": seed, "seconds": round(seconds, 3), "path": where})
+    else:
+        click.echo(f"{rows:,} attempts, {count:,} violations planted, in {where} ({seconds:.1f} s)")
+
+
+def _write(folder: Path, attempts: DataFrame, queues: DataFrame, planted: DataFrame) -> None:
+    for name, frame in (("attempts", attempts), ("queues", queues), ("planted", planted)):
+        frame.write.mode("errorifexists").parquet(str(folder / name))
+
+
+def _run_through(
+    spark: SparkSession, folder: Path, name: str, attempts: DataFrame, queues: DataFrame
+) -> None:
+    from taskharbor.spark.lake.layout import Lake
+    from taskharbor.spark.lake.run import run_pipeline
+
+    run_pipeline(spark, Lake(folder), attempts, name=name, queues=queues)

@@ -1,0 +1,314 @@
+"""`taskharbor pipeline`: the attempt log as a lake of tables, its audit, its report, and its upkeep."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+import msgspec
+
+from taskharbor.cli.groups import Group
+from taskharbor.cli.output import Column, cell, console, emit, table
+from taskharbor.cli.problems import FAILED, BadInput
+from taskharbor.cli.settings import Settings, shared_options
+from taskharbor.cli.store import require_store
+from taskharbor.cli.values import DURATION, count_text
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from taskharbor.spark.audit import AuditResult
+    from taskharbor.spark.lake import RunSummary
+
+F = TypeVar("F", bound=Callable[..., Any])
+Show = Callable[[str, int, int], None]
+
+DEFAULT_LAKE = "lake"
+
+
+def lake_options(function: F) -> F:
+    """--lake, and what every command has."""
+    function = click.option(
+        "--lake",
+        "folder",
+        type=click.Path(path_type=Path, file_okay=False),
+        default=DEFAULT_LAKE,
+        show_default=True,
+        help="The folder of the lake.",
+    )(function)
+    return shared_options(function)
+
+
+def spark_options(function: F) -> F:
+    return click.option(
+        "--master",
+        metavar="URL",
+        help="Where Spark runs.  [default: all cores of this machine, or what spark-submit says]",
+    )(function)
+
+
+@click.group(cls=Group)
+@shared_options
+def pipeline() -> None:
+    """Analyse the attempt log with Spark: tables, audit, report."""
+
+
+@pipeline.command()
+@click.option(
+    "--objectives",
+    "objectives_file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Objectives in TOML or JSON; they hold for later runs too.",
+)
+@spark_options
+@lake_options
+@click.pass_obj
+def run(settings: Settings, folder: Path, objectives_file: Path | None, master: str | None) -> None:
+    """Take in what is new since the last run."""
+    require_store(settings)
+    with _progress(settings) as show:
+        spark, startup = _start(master, show)
+        from taskharbor.spark.lake import Lake, load_objectives, run_pipeline
+
+        objectives = None if objectives_file is None else load_objectives(objectives_file)
+        summary = run_pipeline(spark, Lake(folder), settings.url, objectives=objectives, progress=show)
+    summary.startup_seconds = startup
+    if settings.json:
+        emit(_rounded(msgspec.to_builtins(summary)))
+    else:
+        _print_run(summary)
+
+
+@pipeline.command()
+@spark_options
+@lake_options
+@click.pass_context
+def audit(context: click.Context, folder: Path, master: str | None) -> None:
+    """Check the guarantees over everything the lake holds; exit with 1 where one was broken."""
+    settings = context.ensure_object(Settings)
+    _require_lake(folder)
+    with _progress(settings) as show:
+        spark, _ = _start(master, show)
+        from taskharbor.spark.audit import audit_lake
+        from taskharbor.spark.lake import Lake
+
+        show("audit", 0, 1)
+        result = audit_lake(spark, Lake(folder))
+    if settings.json:
+        emit({"clean": result.is_clean, **msgspec.to_builtins(result)})
+    else:
+        console().print(_audit_view(result))
+    if not result.is_clean:
+        context.exit(FAILED)
+
+
+@pipeline.command()
+@click.option(
+    "--output",
+    "-o",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="The page to write.  [default: report.html in the lake]",
+)
+@spark_options
+@lake_options
+@click.pass_obj
+def report(settings: Settings, folder: Path, output: Path | None, master: str | None) -> None:
+    """Write one HTML page with everything worth seeing."""
+    _require_lake(folder)
+    with _progress(settings) as show:
+        spark, _ = _start(master, show)
+        from taskharbor.spark.audit import audit_lake
+        from taskharbor.spark.lake import Lake
+        from taskharbor.spark.report import collect, summary, write_page
+
+        lake = Lake(folder)
+        show("audit", 0, 2)
+        audited = audit_lake(spark, lake)
+        show("report", 1, 2)
+        data = collect(spark, lake, audit=audited)
+        written = write_page(data, output or folder / "report.html")
+    if settings.json:
+        emit({"report": str(written), "clean": audited.is_clean})
+    else:
+        console().print(summary(data))
+        click.echo(f"\nreport: {written}")
+
+
+@pipeline.command()
+@spark_options
+@lake_options
+@click.pass_obj
+def compact(settings: Settings, folder: Path, master: str | None) -> None:
+    """Make few files of the many small ones that runs leave."""
+    _require_lake(folder)
+    with _progress(settings) as show:
+        spark, _ = _start(master, show)
+        from taskharbor.spark.lake import Lake
+        from taskharbor.spark.lake import compact as compact_lake
+
+        summary = compact_lake(spark, Lake(folder), progress=show)
+    if settings.json:
+        emit(_rounded(msgspec.to_builtins(summary)))
+    elif not summary.tables:
+        click.echo("nothing to do: every date is in few files already")
+    else:
+        dates = sum(summary.tables.values())
+        click.echo(
+            f"{summary.files_before:,} files became {summary.files_after:,}, in {dates:,} dates of "
+            f"{len(summary.tables)} tables ({summary.seconds:.1f} s); `taskharbor pipeline vacuum` removes the old ones"
+        )
+
+
+@pipeline.command()
+@click.option(
+    "--keep",
+    default=2,
+    show_default=True,
+    type=click.IntRange(min=1),
+    help="Keep what the newest so many states of the lake need, for those who still read them.",
+)
+@click.option(
+    "--unlisted-for",
+    type=DURATION,
+    default="6h",
+    show_default=True,
+    help="Leave younger files alone: a run that is not finished may be writing them.",
+)
+@click.option(
+    "--before",
+    type=click.DateTime(["%Y-%m-%d"]),
+    metavar="DATE",
+    help="Drop the rows of earlier dates.",
+)
+@lake_options
+@click.pass_obj
+def vacuum(
+    settings: Settings, folder: Path, keep: int, unlisted_for: timedelta, before: datetime | None
+) -> None:
+    """Remove files that nothing needs any more."""
+    _require_lake(folder)
+    _require_pyspark()
+    from taskharbor.spark.lake import Lake
+    from taskharbor.spark.lake import vacuum as vacuum_lake
+
+    summary = vacuum_lake(
+        Lake(folder),
+        keep_manifests=keep,
+        unlisted_for=unlisted_for,
+        before=None if before is None else before.date(),
+    )
+    if settings.json:
+        emit(msgspec.to_builtins(summary))
+        return
+    dropped = f"{summary.dates:,} dates dropped; " if before is not None else ""
+    click.echo(
+        f"{dropped}{summary.directories:,} directories removed ({summary.bytes / 1e6:,.1f} MB), "
+        f"{summary.manifests:,} old states forgotten"
+    )
+
+
+# -- before ---------------------------------------------------------------------------------------------------
+
+
+def _start(master: str | None, show: Show) -> tuple[Any, float]:
+    """A SparkSession, and how long it took to start. Its type is not named: no command imports PySpark."""
+    from taskharbor.spark.session import FOR_MILLIONS, local_session
+
+    show("starting Spark", 0, 1)
+    began = time.monotonic()
+    spark = local_session("taskharbor pipeline", master=master, settings=FOR_MILLIONS)
+    return spark, time.monotonic() - began
+
+
+def _require_pyspark() -> None:
+    """The lake's modules need PySpark even where no session does, and the error should say so."""
+    from taskharbor.spark.session import check
+
+    check()
+
+
+def _require_lake(folder: Path) -> None:
+    """An empty lake would answer a wrong --lake with "no violations"."""
+    if not (folder / "_lake").is_dir():
+        raise BadInput(
+            f"there is no lake in {folder}",
+            hint="`taskharbor pipeline run` makes one; --lake names its folder",
+        )
+
+
+# -- while it runs --------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _progress(settings: Settings) -> Iterator[Show]:
+    """A bar on a terminal, one line per step elsewhere, nothing with --json into a pipe."""
+    screen = console(stderr=True)
+    if not screen.is_terminal:
+        yield _silent if settings.json else _say
+        return
+    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bar
+
+    columns = (TextColumn("{task.description}", style="bold"), BarColumn(), TimeElapsedColumn())
+    with Bar(*columns, console=screen, transient=True) as bar:
+        shown = bar.add_task("", total=1)
+        yield lambda name, done, total: bar.update(shown, description=name, completed=done, total=total)
+
+
+def _silent(name: str, done: int, total: int) -> None:
+    pass
+
+
+def _say(name: str, done: int, total: int) -> None:
+    click.echo(name, err=True)
+
+
+# -- afterwards -----------------------------------------------------------------------------------------------
+
+
+def _rounded(document: dict[str, Any]) -> dict[str, Any]:
+    """Milliseconds are enough for whoever reads seconds."""
+    return {
+        key: round(value, 3)
+        if isinstance(value, float)
+        else {name: round(one, 3) for name, one in value.items()}
+        if isinstance(value, dict)
+        else value
+        for key, value in document.items()
+    }
+
+
+def _print_run(summary: RunSummary) -> None:
+    screen = console()
+    click.echo(
+        f"{summary.source}: {summary.rows_read:,} new rows of the attempt log in {summary.seconds:.1f} s "
+        f"(and {summary.startup_seconds:.1f} s for starting Spark)"
+    )
+    shown = {name: rows for name, rows in summary.tables.items() if not name.startswith("state.")}
+    if not shown:
+        return
+    columns = [Column("table"), Column("rows written", right=True), Column("seconds", right=True)]
+    rows = [
+        [cell(name), cell(count_text(rows)), cell(f"{summary.steps.get(name, 0.0):.1f}")]
+        for name, rows in shown.items()
+    ]
+    screen.print(table(screen, columns, rows))
+
+
+def _audit_view(result: AuditResult) -> RenderableType:
+    from rich.console import Group as Lines
+
+    looked_at = f"{result.rows:,} rows of {result.jobs:,} jobs"
+    if result.is_clean:
+        return cell(f"no violation in {looked_at}", "bold green")
+    lines = [cell(f"{result.violations:,} violations in {looked_at}", "bold red")]
+    lines += [cell(f"{count:>8,}  {kind}", "red") for kind, count in result.kinds.items()]
+    lines += [cell(f"{one.kind}: {one.text}") for one in result.examples]
+    return Lines(*lines)

@@ -1,0 +1,294 @@
+"""`taskharbor spark-worker`: run an app's jobs on the executors of a Spark cluster, or on this machine's local one."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Protocol
+
+import click
+
+from taskharbor.cli.apps import put_current_folder_first
+from taskharbor.cli.output import Column, cell, console, emit, table
+from taskharbor.cli.problems import BadInput
+from taskharbor.cli.settings import Settings, shared_options
+from taskharbor.cli.values import DURATION, count_text
+
+if TYPE_CHECKING:
+    from taskharbor.spark.workers import DrainSummary, Progress
+
+LINE_EVERY = 5.0
+"""Seconds between lines of progress where nobody looks at a terminal."""
+
+
+@click.command(
+    "spark-worker",
+    epilog="One worker per task slot, each a Spark job of its own: a lost executor takes only its own down, and that one is "
+    "started again. Bounds count for each worker, except --max-seconds. Ctrl-C: running jobs are finished; a second one: "
+    "the tasks are cancelled, and jobs run again when their leases expire.",
+)
+@click.argument("app", metavar="MODULE[:APP]", required=False)
+@click.option("--workers", "-n", type=click.IntRange(min=1), help="How many.  [default: one per task slot]")
+@click.option(
+    "--queue",
+    "-q",
+    "queues",
+    multiple=True,
+    metavar="QUEUE",
+    help="Serve this queue; repeat.  [default: the app's]",
+)
+@click.option(
+    "--type", "-t", "types", multiple=True, metavar="TYPE", help="Run only this type; repeat.  [default: all]"
+)
+@click.option(
+    "--concurrency",
+    "-c",
+    default=20,
+    show_default=True,
+    type=click.IntRange(min=1),
+    help="Jobs at once, per worker.",
+)
+@click.option(
+    "--lease",
+    default="15s",
+    show_default=True,
+    type=DURATION,
+    metavar="DURATION",
+    help="How long a lost executor's jobs wait.",
+)
+@click.option(
+    "--grace",
+    default="30s",
+    show_default=True,
+    type=DURATION,
+    metavar="DURATION",
+    help="How long a stop waits for jobs.",
+)
+@click.option(
+    "--poll-interval",
+    default="1s",
+    show_default=True,
+    type=DURATION,
+    metavar="DURATION",
+    help="Between looks at an idle queue.",
+)
+@click.option(
+    "--prefetch",
+    default=4000,
+    show_default=True,
+    type=click.IntRange(min=0),
+    help="Most jobs to lease ahead.",
+)
+@click.option("--until-empty", is_flag=True, help="Stop when nothing is left to do.")
+@click.option("--max-jobs", type=click.IntRange(min=1), help="Stop each worker after so many jobs.")
+@click.option("--max-seconds", type=DURATION, metavar="DURATION", help="Stop after so long.")
+@click.option(
+    "--master", metavar="URL", help="local[4], spark://host:7077, ...  [default: local[*], or spark-submit's]"
+)
+@click.option("--conf", "confs", multiple=True, metavar="KEY=VALUE", help="A Spark setting; repeat.")
+@click.option(
+    "--py-files",
+    "py_files",
+    multiple=True,
+    metavar="FILE",
+    help="Ship this .py, .zip or .egg to the executors; repeat.",
+)
+@click.option(
+    "--stop",
+    "stopped_run",
+    metavar="RUN",
+    help="Stop a run, from anywhere: its name is shown when it starts.",
+)
+@shared_options
+@click.pass_obj
+def spark_worker(settings: Settings, /, app: str | None, **options: Any) -> None:
+    """Run jobs of the app that MODULE:APP names, inside Spark tasks."""
+    if options["stopped_run"]:
+        _stop(settings, options["stopped_run"])
+        return
+    if app is None:
+        raise BadInput("which app?", hint="name it like jobs:harbor")
+    # Spark is an extra, and takes a second to import: not before somebody asks for it.
+    from taskharbor.spark.session import local_session
+    from taskharbor.spark.workers import run_on_executors
+
+    put_current_folder_first()
+    confs = dict(_pair(one) for one in options["confs"])
+    spark = local_session("taskharbor spark-worker", master=options["master"], settings=confs)
+    try:
+        for file in options["py_files"]:
+            spark.sparkContext.addPyFile(file)
+        with _shown(settings) as shown:
+            summary = run_on_executors(
+                spark,
+                app,
+                None if settings.url_is_default else settings.url,
+                workers=options["workers"],
+                started=shown.started,
+                progress=shown.progress,
+                **_worker_options(options),
+            )
+    finally:
+        spark.stop()
+    show_summary(settings, summary)
+
+
+def _stop(settings: Settings, run: str) -> None:
+    from taskharbor.cli.store import require_store
+    from taskharbor.spark.workers.stopping import ask_to_stop
+
+    require_store(settings)
+    ask_to_stop(settings.url, run)
+    if settings.json:
+        emit({"run": run, "asked_to_stop": True})
+    else:
+        click.echo(f"run {run} was asked to stop")
+
+
+def _pair(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not key or not equals:
+        raise BadInput(f"--conf {text}: write it like spark.executor.memory=1g")
+    return key, value
+
+
+def _worker_options(options: dict[str, Any]) -> Any:
+    chosen = {name: options[name] for name in ("concurrency", "prefetch", "until_empty")}
+    for name in ("lease", "grace", "poll_interval", "max_seconds"):
+        duration: timedelta | None = options[name]
+        if duration is not None:
+            chosen[name] = duration.total_seconds()
+    for name in ("queues", "types"):
+        if options[name]:
+            chosen[name] = list(options[name])
+    if options["max_jobs"] is not None:
+        chosen["max_jobs"] = options["max_jobs"]
+    return chosen
+
+
+# -- what is shown ----------------------------------------------------------------------------------------------------
+
+
+class _Shown(Protocol):
+    def started(self, run: str, workers: int) -> None: ...
+
+    def progress(self, now: Progress) -> None: ...
+
+
+class _Lines:
+    """For logs and pipes: a line now and then, on stderr."""
+
+    def __init__(self) -> None:
+        self._next = 0.0
+
+    def started(self, run: str, workers: int) -> None:
+        click.echo(f"run {run}: {workers} workers", err=True)
+
+    def progress(self, now: Progress) -> None:
+        if now.seconds >= self._next:
+            self._next = now.seconds + LINE_EVERY
+            click.echo(_line(now), err=True)
+
+
+class _Silence:
+    def started(self, run: str, workers: int) -> None: ...
+
+    def progress(self, now: Progress) -> None: ...
+
+
+class _Status:
+    """For a terminal: one line that changes."""
+
+    def __init__(self, status: Any) -> None:
+        self._status = status
+
+    def started(self, run: str, workers: int) -> None:
+        click.secho(f"run {run} · {workers} workers · Ctrl-C stops gracefully", fg="cyan", err=True)
+
+    def progress(self, now: Progress) -> None:
+        self._status.update(_line(now))
+
+
+@contextmanager
+def _shown(settings: Settings) -> Iterator[_Shown]:
+    if settings.json:
+        yield _Silence()
+    elif sys.stderr.isatty():
+        with console(stderr=True).status("starting the workers") as status:
+            yield _Status(status)
+    else:
+        yield _Lines()
+
+
+def _line(now: Progress) -> str:
+    pace = now.ended / now.seconds if now.seconds > 0 else 0.0
+    parts = [
+        f"{now.seconds:.0f} s",
+        f"{count_text(now.ended)} ended",
+        f"{pace:.0f}/s",
+        f"{count_text(now.waiting)} waiting",
+        f"{count_text(now.inflight)} running",
+        f"{now.workers} workers",
+    ]
+    return " · ".join([*parts, "stopping"] if now.stopping else parts)
+
+
+def show_summary(settings: Settings, summary: DrainSummary) -> None:
+    if settings.json:
+        emit(_document(summary))
+        return
+    screen = console()
+    columns = [
+        Column("worker", right=True, footer="all"),
+        Column("host", shrinks=1),
+        Column("done", right=True, footer=count_text(summary.done)),
+        Column("failed", right=True, footer=count_text(summary.failed)),
+        Column("lost", right=True, footer=count_text(summary.lost)),
+        Column("seconds", right=True, footer=f"{summary.seconds:.1f}"),
+    ]
+    rows = [
+        [
+            cell(str(worker.number)),
+            cell(worker.host or "lost", "" if worker.host else "red"),
+            cell(count_text(worker.done)),
+            cell(count_text(worker.failed), "red" if worker.failed else "bright_black"),
+            cell(count_text(worker.lost), "red" if worker.lost else "bright_black"),
+            cell(f"{worker.seconds:.1f}"),
+        ]
+        for worker in summary.workers
+    ]
+    screen.print(table(screen, columns, rows))
+    screen.print(cell(f"{count_text(summary.ended)} jobs ended meanwhile, by the store's count"))
+    if summary.cancelled:
+        screen.print(
+            cell("some tasks were cancelled: their jobs run again when their leases expire", "yellow")
+        )
+
+
+def _document(summary: DrainSummary) -> dict[str, Any]:
+    return {
+        "run": summary.run,
+        "done": summary.done,
+        "failed": summary.failed,
+        "ended": summary.ended,
+        "lost": summary.lost,
+        "seconds": round(summary.seconds, 3),
+        "stopped": summary.stopped,
+        "cancelled": summary.cancelled,
+        "workers": [
+            {
+                "number": worker.number,
+                "name": worker.name,
+                "host": worker.host,
+                "done": worker.done,
+                "failed": worker.failed,
+                "outcomes": worker.outcomes,
+                "seconds": round(worker.seconds, 3),
+                "submitted": worker.submitted,
+                "lost": worker.lost,
+            }
+            for worker in summary.workers
+        ],
+    }

@@ -1,0 +1,142 @@
+"""The second half of the demo: what happened in the first goes through the pipeline and the audit, and becomes a report.
+
+Everything of Spark is imported when it is needed: without PySpark or Java the demo is its first half and one line more.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from taskharbor.errors import TaskHarborError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from taskharbor.spark.report import ReportData
+
+LOG = "spark.log"
+# A few thousand rows: compiling the queries would take longer than running them as they are.
+SMALL = {
+    "spark.sql.shuffle.partitions": "2",
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+}
+
+
+class AnalysisFailed(TaskHarborError):
+    """Spark is there, but did not get to the end."""
+
+
+class Analysis(msgspec.Struct, frozen=True, kw_only=True):
+    report: str
+    """Where the page is."""
+    leases: int
+    jobs: int
+    violations: dict[str, int]
+    seconds: float
+
+    @property
+    def is_clean(self) -> bool:
+        return not self.violations
+
+    @property
+    def verdict(self) -> str:
+        checked = f"{self.leases:,} leases of {self.jobs:,} jobs"
+        if self.is_clean:
+            return f"No violation in {checked}."
+        found = ", ".join(f"{number:,} {kind}" for kind, number in self.violations.items())
+        return f"Violations in {checked}: {found}."
+
+
+def missing() -> str | None:
+    """What to install for this half of the demo, in one line; None where everything is there."""
+    from taskharbor.spark.session import SparkUnavailable, check
+
+    try:
+        check()
+    except SparkUnavailable as error:
+        return f"For the pipeline, the audit and the report: {error}"
+    return None
+
+
+def analyse(
+    url: str, folder: Path, report: Path, *, say: Callable[[str], None], spark: SparkSession | None = None
+) -> Analysis:
+    """Pipeline, audit and report over the store, with the lake and Spark's log in `folder`.
+
+    A session that is given is used and left running; otherwise one is started for this and stopped.
+    """
+    began = time.monotonic()
+    say("starting Spark")
+    try:
+        session = _started(folder) if spark is None else spark
+        try:
+            data = _from_store_to_numbers(session, url, folder / "lake", say)
+        finally:
+            if spark is None:
+                session.stop()
+        say("writing the report")
+        from taskharbor.spark.report import write_page
+
+        page = write_page(data, report)
+    except Exception as error:
+        if isinstance(error, TaskHarborError):
+            raise
+        reason = str(error).strip().partition("\n")[0] or type(error).__name__
+        raise AnalysisFailed(f"the pipeline did not get to its end: {reason} (see {folder / LOG})") from error
+    verdict = data.verdict
+    assert verdict is not None
+    return Analysis(
+        report=str(page),
+        leases=verdict.leases,
+        jobs=verdict.jobs,
+        violations=verdict.kinds,
+        seconds=time.monotonic() - began,
+    )
+
+
+def _from_store_to_numbers(
+    spark: SparkSession, url: str, lake_folder: Path, say: Callable[[str], None]
+) -> ReportData:
+    from taskharbor.spark.audit import audit_lake
+    from taskharbor.spark.lake.layout import Lake
+    from taskharbor.spark.lake.run import run_pipeline
+    from taskharbor.spark.report import collect
+
+    lake = Lake(lake_folder)
+    run_pipeline(spark, lake, url, progress=lambda step, number, steps: say(f"pipeline: {step}"))
+    say("auditing every lease")
+    audit = audit_lake(spark, lake)
+    say("counting for the report")
+    return collect(spark, lake, audit=audit)
+
+
+def _started(folder: Path) -> SparkSession:
+    from taskharbor.spark.session import local_session
+
+    with _errors_into(folder / LOG):
+        return local_session("taskharbor demo", settings=SMALL)
+
+
+@contextmanager
+def _errors_into(log: Path) -> Iterator[None]:
+    """Java keeps the stderr it was started with: what Spark has to say while it works goes to a file, not between our lines."""
+    sys.stderr.flush()
+    ours = os.dup(2)
+    try:
+        with log.open("ab") as file:
+            os.dup2(file.fileno(), 2)
+        yield
+    finally:
+        sys.stderr.flush()
+        os.dup2(ours, 2)
+        os.close(ours)

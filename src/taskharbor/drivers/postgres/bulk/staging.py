@@ -1,0 +1,95 @@
+"""A chunk of new jobs as values for the statement `stage`: one row for the plain ones of each queue, one for all with keys."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from taskharbor.drivers.postgres import arrays
+from taskharbor.drivers.postgres.rows import (
+    backoff_column,
+    check_storable,
+    codec_column,
+    flag_number,
+    given_columns,
+    headers_text,
+    to_json,
+)
+from taskharbor.jobs import DEFAULT_BACKOFF_MAX, DEFAULT_BACKOFF_MIN, JobRecord
+
+_DEFAULTS = ("json", 0, 0, DEFAULT_BACKOFF_MIN, DEFAULT_BACKOFF_MAX, None)
+
+
+def chunk_values(jobs: Sequence[JobRecord]) -> Iterator[list[Any]]:
+    """Each list begins with `queue` and ends with `payloads`."""
+    plain: dict[str, list[JobRecord]] = {}
+    keyed: list[JobRecord] = []
+    for job in jobs:
+        if job.key is None and job.idempotency_key is None:
+            plain.setdefault(job.queue, []).append(job)
+        else:
+            keyed.append(job)
+    for queue, some in plain.items():
+        ids, types = [job.id for job in some], [job.type for job in some]
+        if "\0" in queue or "\0" in "".join(ids) or "\0" in "".join(types):
+            # Rare, and one of them says which.
+            for job in some:
+                check_storable(job)
+        yield [
+            queue,
+            arrays.text_array(ids),
+            arrays.text_array(types),
+            arrays.int_array([job.run_at_us for job in some]),
+            arrays.int_array([job.created_at_us for job in some]),
+            arrays.int_array([-job.priority for job in some]),
+            arrays.int_array([job.max_attempts for job in some]),
+            arrays.escaped_texts([headers_text(job.headers) for job in some])
+            if any(job.headers for job in some)
+            else None,
+            *_rare_columns(some),
+            None,
+            None,
+            *_payloads(some),
+        ]
+    if keyed:
+        for job in keyed:
+            check_storable(job)
+        rules = to_json([given_columns(job) for job in keyed])
+        yield [None, *[None] * 13, rules, _locks(keyed), *_payloads(keyed)]
+
+
+def _rare_columns(jobs: Sequence[JobRecord]) -> list[str | None]:
+    """codecs, timeouts_us, max_stalls, backoff_mins, backoff_maxs, flags. None stands for the default in all of them."""
+    seen = {
+        (job.codec, job.timeout_us, job.max_stalls, job.backoff_min_us, job.backoff_max_us, job.update)
+        for job in jobs
+    }
+    if seen == {_DEFAULTS}:
+        return [None] * 6
+    for job in jobs:
+        check_storable(job)
+    return [
+        arrays.escaped_texts([codec_column(job.codec) for job in jobs]),
+        _numbers([job.timeout_us or None for job in jobs]),
+        _numbers([job.max_stalls or None for job in jobs]),
+        _numbers([backoff_column(job.backoff_min_us, DEFAULT_BACKOFF_MIN) for job in jobs]),
+        _numbers([backoff_column(job.backoff_max_us, DEFAULT_BACKOFF_MAX) for job in jobs]),
+        _numbers([flag_number(job.update) for job in jobs]),
+    ]
+
+
+def _numbers(values: Iterable[int | None]) -> str:
+    return "{" + ",".join(["NULL" if value is None else str(value) for value in values]) + "}"
+
+
+def _payloads(jobs: Sequence[JobRecord]) -> tuple[str, bytes]:
+    payloads = [job.payload for job in jobs]
+    return arrays.ends(payloads), b"".join(payloads)
+
+
+def _locks(jobs: Iterable[JobRecord]) -> int:
+    """Locks that storing these by the rules takes: one for each key and idempotency key."""
+    keys = {(job.queue, "key", job.key) for job in jobs} | {
+        (job.queue, "id", job.idempotency_key) for job in jobs
+    }
+    return sum(key is not None for _, _, key in keys)

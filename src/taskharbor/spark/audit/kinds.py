@@ -1,0 +1,47 @@
+"""What can be wrong with a history, by name."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Kind(StrEnum):
+    """Each is something that a correct driver never writes, whatever crashed and whoever raced."""
+
+    OVERLAPPING_LEASES = "overlapping_leases"
+    """Two leases of one job were valid at once."""
+    FENCE_OUT_OF_ORDER = "fence_out_of_order"
+    """A later row of a job carries a lower fence than an earlier one."""
+    FENCE_USED_TWICE = "fence_used_twice"
+    """Two leases of one job have the same fence."""
+    FENCE_GAP = "fence_gap"
+    """A lease was granted and left no row."""
+    LIMIT_EXCEEDED = "limit_exceeded"
+    """A lease was granted while max_inflight others were valid in the queue."""
+    STARTED_EARLY = "started_early"
+    """Leased before run_at."""
+    KEY_HELD_TWICE = "key_held_twice"
+    """Two jobs of one (queue, key) were leased at once."""
+    ENDED_TWICE = "ended_twice"
+    """A second terminal state without a requeue in between."""
+    ACTIVE_AFTER_END = "active_after_end"
+    """Something happened to a job that had ended and was not requeued."""
+    REQUEUED_ALIVE = "requeued_alive"
+    """Requeued although it was not dead."""
+    SETTLED_TOO_LATE = "settled_too_late"
+    """A lease was settled by its holder when it was over."""
+    EXPIRED_TOO_EARLY = "expired_too_early"
+    """A lease was ended as expired while it was valid."""
+    TIMES_OUT_OF_ORDER = "times_out_of_order"
+    """Ended before it began, expired before it began, or leased before the job was created."""
+    STATE_CONTRADICTS_OUTCOME = "state_contradicts_outcome"
+    """The outcome cannot lead to the state."""
+    LEASE_CONTRADICTS_OUTCOME = "lease_contradicts_outcome"
+    """The outcome ends a lease and there was none, or the other way round."""
+    UNKNOWN_OUTCOME = "unknown_outcome"
+    DUPLICATE_ROW = "duplicate_row"
+    """The same row of the log, or the same end of a lease, is there more than once."""
+    LOST_JOB = "lost_job"
+    """Its last state is not terminal and the store does not have it."""
+    STORE_CONTRADICTS_LOG = "store_contradicts_log"
+    """The store is behind what the log says had happened before."""

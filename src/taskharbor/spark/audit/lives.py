@@ -1,0 +1,226 @@
+"""A job's rows in their order: leases that overlap, fences, and what happens after an end.
+
+A life is what has one id and one created_at: an id that retention has freed may be given to another job later.
+"""
+
+from __future__ import annotations
+
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as F
+
+from taskharbor.jobs import TERMINAL_STATES, JobState, Outcome
+from taskharbor.spark.audit.kinds import Kind
+from taskharbor.spark.audit.leases import clock_slack, is_leased, valid_until
+from taskharbor.spark.audit.violations import Rule, broken, sentence
+
+# In this order: Spark sorts fast by what differs in its first eight bytes.
+_LIFE = ("created_at", "job_id", "source")
+_NEEDED = (*_LIFE, "seq", "queue", "fence", "reserved_at", "lease_expires_at", "ended_at", "outcome", "state")
+
+
+def check_lives(attempts: DataFrame) -> DataFrame:
+    return broken(
+        _in_order_of_time(_in_order_of_seq(_in_order_of_fence(_rows(attempts)))),
+        [_copy_rule(), *_fence_rules(), _overlap_rule(), *_end_rules()],
+    )
+
+
+def _rows(attempts: DataFrame) -> DataFrame:
+    """With what is known of each queue's log: which jobs it tells of from their first lease on."""
+    rows = attempts.select(*_NEEDED)
+    oldest = rows.groupBy("source", "queue").agg(F.min("ended_at").alias("oldest"))
+    # Retention removes the oldest rows of a queue first: where one is left that ended before the job was created, all of the
+    # job's own rows are left too.
+    is_complete = F.col("created_at") >= F.col("oldest") + clock_slack()
+    return (
+        rows.join(F.broadcast(oldest), ["source", "queue"])
+        .withColumns({"is_complete": is_complete, "is_leased": is_leased(), "until": valid_until()})
+        .drop("oldest")
+        # One exchange serves all three orders below.
+        .repartition("source", "job_id")
+    )
+
+
+def _in_order_of_fence(rows: DataFrame) -> DataFrame:
+    """Copies come to stand beside each other, and so do leases that share a fence."""
+    order = Window.partitionBy(*_LIFE).orderBy(
+        "fence",
+        F.col("reserved_at").asc_nulls_last(),
+        "lease_expires_at",
+        "ended_at",
+        "outcome",
+        "seq",
+    )
+    lower = F.lag(
+        F.struct("seq", "fence", "reserved_at", "lease_expires_at", "ended_at", "outcome", "is_leased")
+    ).over(order)
+    is_copy = F.lit(True)
+    for name in ("fence", "reserved_at", "lease_expires_at", "ended_at", "outcome"):
+        is_copy = is_copy & F.col(name).eqNullSafe(F.col(f"lower.{name}"))
+    return rows.withColumn("lower", lower).withColumns(
+        {
+            "is_copy": F.col("lower").isNotNull() & is_copy,
+            "has_twin": F.coalesce(
+                F.col("is_leased")
+                & F.col("lower.is_leased")
+                & (F.col("lower.fence") == F.col("fence"))
+                & ~is_copy,
+                F.lit(False),
+            ),
+        }
+    )
+
+
+def _in_order_of_seq(rows: DataFrame) -> DataFrame:
+    before = Window.partitionBy(*_LIFE).orderBy("seq", "fence").rowsBetween(Window.unboundedPreceding, -1)
+    itself = F.struct("seq", "fence", "state", "outcome", "ended_at")
+    return rows.withColumns(
+        {
+            "previous": F.last(F.when(~F.col("is_copy"), itself), ignorenulls=True).over(before),
+            "highest": F.max(F.when(~F.col("is_copy"), F.col("fence"))).over(before),
+        }
+    )
+
+
+def _in_order_of_time(rows: DataFrame) -> DataFrame:
+    """At one instant a lease without extent comes before one that goes on: it ended first."""
+    before = (
+        Window.partitionBy(*_LIFE)
+        .orderBy("reserved_at", "until", "seq")
+        .rowsBetween(Window.unboundedPreceding, -1)
+    )
+    lease = F.struct("until", "reserved_at", "fence")
+    return rows.withColumn("held", F.max(F.when(F.col("is_leased") & ~F.col("is_copy"), lease)).over(before))
+
+
+def _copy_rule() -> Rule:
+    # The same row under the same number is found by its number.
+    return Rule(
+        Kind.DUPLICATE_ROW,
+        F.col("is_copy") & (F.col("seq") != F.col("lower.seq")),
+        F.col("ended_at"),
+        sentence(
+            "job %s ended lease %s as %s at %s twice: in row %s and in row %s",
+            "job_id",
+            "fence",
+            "outcome",
+            "ended_at",
+            "lower.seq",
+            "seq",
+        ),
+        other_fence=F.col("lower.fence"),
+    )
+
+
+def _fence_rules() -> list[Rule]:
+    fence, at = F.col("fence"), F.coalesce("reserved_at", "ended_at")
+    below = F.when(F.col("lower").isNotNull(), F.col("lower.fence")).otherwise(
+        F.when(F.col("is_complete"), F.lit(0))
+    )
+    # A row without a lease carries the fence of the last lease, so that one must have a row of its own.
+    missing = fence - below - F.col("is_leased").cast("int")
+    is_backwards = (fence < F.col("highest")) | (F.col("is_leased") & (fence == F.col("highest")))
+    return [
+        Rule(
+            Kind.FENCE_USED_TWICE,
+            F.col("has_twin"),
+            at,
+            sentence(
+                "job %s was leased twice with fence %s: at %s and at %s",
+                "job_id",
+                fence,
+                "lower.reserved_at",
+                "reserved_at",
+            ),
+            other_fence=F.col("lower.fence"),
+        ),
+        Rule(
+            Kind.FENCE_OUT_OF_ORDER,
+            ~F.col("is_copy") & ~F.col("has_twin") & is_backwards,
+            at,
+            sentence(
+                "job %s has fence %s in row %s (%s) after fence %s in an earlier row",
+                "job_id",
+                fence,
+                "seq",
+                at,
+                "highest",
+            ),
+            other_fence=F.col("highest"),
+        ),
+        Rule(
+            Kind.FENCE_GAP,
+            missing > 0,
+            at,
+            sentence(
+                "job %s has fence %s at %s, but the highest lease before it is %s: %s left no row",
+                "job_id",
+                fence,
+                at,
+                below,
+                missing,
+            ),
+            other_fence=below,
+        ),
+    ]
+
+
+def _overlap_rule() -> Rule:
+    return Rule(
+        Kind.OVERLAPPING_LEASES,
+        ~F.col("is_copy") & F.col("is_leased") & (F.col("reserved_at") < F.col("held.until")),
+        F.col("reserved_at"),
+        sentence(
+            "job %s was leased (lease %s) at %s while lease %s, from %s, was valid until %s",
+            "job_id",
+            "fence",
+            "reserved_at",
+            "held.fence",
+            "held.reserved_at",
+            "held.until",
+        ),
+        other_fence=F.col("held.fence"),
+    )
+
+
+def _end_rules() -> list[Rule]:
+    terminal = tuple(map(str, sorted(TERMINAL_STATES)))
+    is_requeue = F.col("outcome") == str(Outcome.REQUEUED)
+    had_ended = F.col("previous.state").isin(*terminal) & ~is_requeue & ~F.col("is_copy")
+    ends_again = F.col("state").isin(*terminal)
+
+    def rule(kind: Kind, is_broken: Column, template: str) -> Rule:
+        return Rule(
+            kind,
+            is_broken,
+            F.col("ended_at"),
+            sentence(
+                template,
+                "job_id",
+                "previous.state",
+                "previous.ended_at",
+                "previous.fence",
+                "outcome",
+                "ended_at",
+                "fence",
+            ),
+            other_fence=F.col("previous.fence"),
+        )
+
+    return [
+        rule(
+            Kind.ENDED_TWICE,
+            had_ended & ends_again,
+            "job %s was %s at %s (lease %s) and ended again as %s at %s (lease %s)",
+        ),
+        rule(
+            Kind.ACTIVE_AFTER_END,
+            had_ended & ~ends_again,
+            "job %s was %s at %s (lease %s) and had outcome %s at %s (lease %s) without a requeue",
+        ),
+        rule(
+            Kind.REQUEUED_ALIVE,
+            is_requeue & ~F.col("is_copy") & (F.col("previous.state") != str(JobState.DEAD)),
+            "job %s was %s at %s (lease %s), not dead, and was %s at %s (fence %s)",
+        ),
+    ]

@@ -1,0 +1,150 @@
+"""What one row of the log can be judged by alone: its times, and whether outcome, state and lease agree."""
+
+from __future__ import annotations
+
+from functools import reduce
+from operator import or_
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+from taskharbor.jobs import JobState, Outcome
+from taskharbor.spark.audit.kinds import Kind
+from taskharbor.spark.audit.leases import clock_slack, is_leased
+from taskharbor.spark.audit.violations import Rule, broken, sentence
+
+_WAITING = (JobState.READY, JobState.SCHEDULED)
+
+STATES_AFTER: dict[Outcome, tuple[JobState, ...]] = {
+    Outcome.DONE: (JobState.DONE,),
+    Outcome.DEAD: (JobState.DEAD,),
+    Outcome.CANCELLED: (JobState.CANCELLED,),
+    Outcome.MERGED: (JobState.CANCELLED,),
+    Outcome.RETRIED: _WAITING,
+    Outcome.RELEASED: _WAITING,
+    # Scheduled where it absorbed a blocked job of its key that was due later.
+    Outcome.EXPIRED: (*_WAITING, JobState.DEAD, JobState.CANCELLED),
+    # Blocked where its key is inflight. Never scheduled: it is due now.
+    Outcome.REQUEUED: (JobState.READY, JobState.BLOCKED),
+}
+ALWAYS_LEASED = (Outcome.DONE, Outcome.DEAD, Outcome.RETRIED, Outcome.RELEASED, Outcome.EXPIRED)
+NEVER_LEASED = (Outcome.MERGED, Outcome.REQUEUED)
+BY_THE_HOLDER = (Outcome.DONE, Outcome.DEAD, Outcome.RETRIED, Outcome.RELEASED, Outcome.CANCELLED)
+"""What ends a lease by a settlement; all others have no lease or outlived it."""
+
+
+def check_single_rows(attempts: DataFrame) -> DataFrame:
+    reserved, ended, expires = F.col("reserved_at"), F.col("ended_at"), F.col("lease_expires_at")
+    outcome, leased = F.col("outcome"), is_leased()
+    return broken(
+        attempts,
+        [
+            Rule(
+                Kind.STARTED_EARLY,
+                reserved < F.col("run_at"),
+                reserved,
+                sentence(
+                    "job %s was leased (lease %s) at %s, before it was due at %s",
+                    "job_id",
+                    "fence",
+                    reserved,
+                    "run_at",
+                ),
+            ),
+            Rule(
+                Kind.SETTLED_TOO_LATE,
+                leased & outcome.isin(*map(str, BY_THE_HOLDER)) & (ended >= expires),
+                ended,
+                sentence(
+                    "job %s was settled as %s under lease %s at %s, but that lease was over at %s",
+                    "job_id",
+                    outcome,
+                    "fence",
+                    ended,
+                    expires,
+                ),
+            ),
+            Rule(
+                Kind.EXPIRED_TOO_EARLY,
+                leased & (outcome == str(Outcome.EXPIRED)) & (ended < expires),
+                ended,
+                sentence(
+                    "lease %s of job %s was ended as expired at %s, but it was valid until %s",
+                    "fence",
+                    "job_id",
+                    ended,
+                    expires,
+                ),
+            ),
+            Rule(
+                Kind.TIMES_OUT_OF_ORDER,
+                (ended < reserved) | (expires <= reserved) | _leased_before_it_was_there(),
+                ended,
+                sentence(
+                    "lease %s of job %s has times that cannot be: created %s, leased %s, valid until %s, ended %s",
+                    "fence",
+                    "job_id",
+                    "created_at",
+                    reserved,
+                    expires,
+                    ended,
+                ),
+            ),
+            Rule(
+                Kind.STATE_CONTRADICTS_OUTCOME,
+                _is_known() & ~_state_follows(),
+                ended,
+                sentence(
+                    "job %s ended lease %s with outcome %s at %s and is said to have become %s",
+                    "job_id",
+                    "fence",
+                    outcome,
+                    ended,
+                    "state",
+                ),
+            ),
+            Rule(
+                Kind.LEASE_CONTRADICTS_OUTCOME,
+                (reserved.isNull() != expires.isNull())
+                | (outcome.isin(*map(str, ALWAYS_LEASED)) & reserved.isNull())
+                | (outcome.isin(*map(str, NEVER_LEASED)) & reserved.isNotNull()),
+                ended,
+                sentence(
+                    "job %s has outcome %s at %s (fence %s), which does not go with a lease from %s until %s",
+                    "job_id",
+                    outcome,
+                    ended,
+                    "fence",
+                    reserved,
+                    expires,
+                ),
+            ),
+            Rule(
+                Kind.UNKNOWN_OUTCOME,
+                ~_is_known(),
+                ended,
+                sentence(
+                    "job %s, lease %s, at %s: there is no outcome %s", "job_id", "fence", ended, outcome
+                ),
+            ),
+        ],
+    )
+
+
+def _is_known() -> Column:
+    return F.coalesce(F.col("outcome").isin(*map(str, Outcome)), F.lit(False))
+
+
+def _state_follows() -> Column:
+    allowed = (
+        (F.col("outcome") == str(outcome)) & F.col("state").isin(*map(str, states))
+        for outcome, states in STATES_AFTER.items()
+    )
+    return reduce(or_, allowed)
+
+
+def _leased_before_it_was_there() -> Column:
+    """A job that was due when it was stored may be claimed by a caller that read its clock a moment before."""
+    created, reserved, due = F.col("created_at"), F.col("reserved_at"), F.col("run_at")
+    by_an_older_clock = (due <= reserved) & (created <= reserved + clock_slack())
+    return (created > reserved) & ~by_an_older_clock

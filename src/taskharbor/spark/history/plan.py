@@ -1,0 +1,148 @@
+"""What a history is made of, decided by a few numbers: queues, their slots, and how many rows fall to each slot and day.
+
+The unit of work is one slot of one queue on one day. A slot runs one job after another, so a queue with W slots never has more
+than W at once, and a key that belongs to one slot is never held twice: clean by construction, with nothing shared between tasks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+import msgspec
+
+from taskharbor.errors import InvalidRequest
+from taskharbor.jobs import SECOND, Micros, to_micros
+
+DAY: Micros = 86_400 * SECOND
+START: Micros = to_micros(datetime(2026, 1, 5, tzinfo=UTC))
+"""A Monday."""
+DEFAULT_DAYS = 7
+ROWS_PER_SLOT_AND_DAY = 4000
+"""What one task holds at a time; more rows make more slots."""
+WEEKEND = 0.45
+
+
+class QueuePlan(msgspec.Struct, frozen=True, kw_only=True):
+    """How one queue behaves. Shares and rates are between 0 and 1, times in seconds."""
+
+    name: str
+    share: float
+    """Of all rows, in proportion to the other queues'."""
+    types: tuple[str, ...]
+    """The first is the most frequent."""
+    run: float
+    """A typical execution. Shortened where a day could not hold them all."""
+    spread: float = 0.8
+    """Of the log-normal run times."""
+    failing: float = 0.03
+    poisoned: float = 0.003
+    """Jobs that fail every time."""
+    stalling: float = 0.002
+    keyed: float = 0.0
+    delayed: float = 0.05
+    priorities: tuple[int, ...] = (0,)
+    peak_hour: float = 14.0
+    lease: float = 30.0
+    max_attempts: int = 4
+    max_inflight: int | None = None
+    """W. None: as many as the rows need."""
+
+
+DEFAULT_QUEUES = (
+    QueuePlan(name="mail", share=0.34, types=("send_mail", "send_digest"), run=0.4, priorities=(0, 0, 0, 5)),
+    QueuePlan(
+        name="orders",
+        share=0.28,
+        types=("charge_card", "reserve_stock", "ship_order"),
+        run=1.5,
+        keyed=0.35,
+        priorities=(0, 0, 10),
+        failing=0.05,
+    ),
+    QueuePlan(
+        name="webhooks",
+        share=0.2,
+        types=("deliver_webhook",),
+        run=0.8,
+        failing=0.12,
+        poisoned=0.01,
+        spread=1.2,
+    ),
+    QueuePlan(
+        name="reports",
+        share=0.12,
+        types=("render_report", "export_table"),
+        run=12.0,
+        stalling=0.01,
+        peak_hour=3.0,
+        lease=60.0,
+    ),
+    QueuePlan(
+        name="sync", share=0.06, types=("sync_account",), run=4.0, keyed=0.9, delayed=0.3, peak_hour=9.0
+    ),
+)
+
+
+class Slot(msgspec.Struct, frozen=True):
+    """One place in which a queue runs its jobs, one after another."""
+
+    index: int
+    """Among all slots of the history."""
+    number: int
+    """Among those of its queue."""
+    queue: QueuePlan
+
+
+class HistoryPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """Plain data, so that every task can have it."""
+
+    rows: int
+    seed: int
+    days: int
+    violations: int
+    queues: tuple[QueuePlan, ...]
+
+    def slots(self) -> list[Slot]:
+        kept = [(queue, number) for queue in self.queues for number in range(self.slots_of(queue))]
+        return [Slot(index, number, queue) for index, (queue, number) in enumerate(kept)]
+
+    def slots_of(self, queue: QueuePlan) -> int:
+        """Also the queue's W."""
+        if queue.max_inflight is not None:
+            return queue.max_inflight
+        share = queue.share / sum(other.share for other in self.queues)
+        return max(2, math.ceil(self.rows * share / self.days / ROWS_PER_SLOT_AND_DAY))
+
+    def rows_of_days(self) -> list[int]:
+        return split(self.rows, [WEEKEND if day % 7 >= 5 else 1.0 for day in range(self.days)])
+
+    def units(self) -> int:
+        return self.days * sum(map(self.slots_of, self.queues))
+
+
+def make_plan(
+    rows: int, seed: int, days: int, queues: Sequence[QueuePlan], violations: int = 0
+) -> HistoryPlan:
+    if rows < 0 or violations < 0:
+        raise InvalidRequest("rows and violations count from 0 up")
+    if days < 1 or not queues:
+        raise InvalidRequest("a history needs at least one day and one queue")
+    if len({queue.name for queue in queues}) < len(queues):
+        raise InvalidRequest("two queues have the same name: give each one its own")
+    return HistoryPlan(rows=rows, seed=seed, days=days, violations=violations, queues=tuple(queues))
+
+
+def split(total: int, weights: Sequence[float]) -> list[int]:
+    """Whole numbers in proportion to the weights, and exactly `total` together."""
+    whole = sum(weights)
+    parts: list[int] = []
+    reached = 0.0
+    given = 0
+    for weight in weights:
+        reached += weight
+        upto = round(total * reached / whole)
+        parts.append(upto - given)
+        given = upto
+    return parts

@@ -1,0 +1,110 @@
+"""A SparkSession on this machine, with what PySpark needs said once."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from taskharbor.errors import TaskHarborError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+MINIMUM_JAVA = 17
+
+
+class SparkUnavailable(TaskHarborError):
+    """Spark cannot run here; the message says what to install."""
+
+
+def check() -> None:
+    """Raise SparkUnavailable unless PySpark is installed and a Java that can run it is found."""
+    try:
+        import pyspark  # noqa: F401
+    except ImportError:
+        raise SparkUnavailable("PySpark is not installed: pip install 'taskharbor[spark]'") from None
+    version = java_version()
+    if version is None:
+        raise SparkUnavailable(
+            f"no Java found: install a JDK or JRE {MINIMUM_JAVA} or newer (set JAVA_HOME, or put java on the PATH)"
+        )
+    if version < MINIMUM_JAVA:
+        raise SparkUnavailable(
+            f"Java {version} is too old for Spark: install {MINIMUM_JAVA} or newer and point JAVA_HOME to it"
+        )
+
+
+def java_version() -> int | None:
+    """The major version of the Java that Spark would use; None where there is none."""
+    home = os.environ.get("JAVA_HOME")
+    java = str(Path(home) / "bin" / "java") if home else shutil.which("java")
+    if java is None:
+        return None
+    try:
+        answer = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=60, check=False)
+    except OSError:
+        return None
+    found = re.search(r'version "(\d+)(?:\.(\d+))?', answer.stderr + answer.stdout)
+    if found is None:
+        return None
+    major = int(found[1])
+    return int(found[2] or 0) if major == 1 else major
+
+
+def local_session(
+    name: str = "taskharbor", *, master: str | None = None, settings: Mapping[str, str] | None = None
+) -> SparkSession:
+    """The running session, or a new one. Under spark-submit the master is whatever was submitted to."""
+    check()
+    # Executors would otherwise pick whichever python3 comes first.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    from pyspark.sql import SparkSession
+
+    is_submitted = "SPARK_ENV_LOADED" in os.environ or "PYSPARK_GATEWAY_PORT" in os.environ
+    builder = SparkSession.builder.appName(name)
+    if not is_submitted:
+        master = master or "local[*,4]"
+        builder = builder.master(master)
+        own = _LOCAL
+        if master.startswith("local"):
+            # One machine: nothing to reach from outside, and a start that does not wait for a name server.
+            os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+            own = {**_LOCAL, **_LOOPBACK}
+        for key, value in own.items():
+            builder = builder.config(key, value)
+    for key, value in {**_ALWAYS, **(settings or {})}.items():
+        builder = builder.config(key, value)
+    session = builder.getOrCreate()
+    session.sparkContext.setLogLevel("ERROR")
+    return session
+
+
+FOR_MILLIONS = {
+    # The quick start-up of `_LOCAL` leaves out the compiler that makes long work fast: checked arithmetic alone is many times
+    # slower without it.
+    "spark.driver.extraJavaOptions": "-XX:+UseParallelGC",
+    "spark.driver.memory": "3g",
+}
+"""Settings for a session on one machine that will work for minutes rather than seconds."""
+
+_ALWAYS = {
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.execution.arrow.pyspark.enabled": "true",
+    "spark.sql.sources.partitionOverwriteMode": "dynamic",
+}
+_LOOPBACK = {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
+_LOCAL = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.driver.memory": "2g",
+    "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
+    "spark.sql.shuffle.partitions": str(max(2, os.cpu_count() or 2)),
+    "spark.sql.adaptive.coalescePartitions.initialPartitionNum": "32",
+}

@@ -1,0 +1,255 @@
+"""Rows of a DataFrame -> jobs: which column is what, and how a row's payload is made.
+
+A column named like a field of `JobRequest` is that field; a null in it, or no such column, means the option of the same name, or
+the default. The column `payload` holds the payload: text that is JSON, bytes that are encoded already, or anything else, which is
+encoded. Without it, all columns that are no fields become an object.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from decimal import Decimal
+from typing import Any, Final
+
+import msgspec
+import pyarrow as pa
+import pyarrow.types as kinds
+
+from taskharbor.codec import JSON
+from taskharbor.errors import CodecError, InvalidRequest, TaskHarborError
+from taskharbor.jobs import JobRecord, JobRequest, Micros, UpdateFlags
+from taskharbor.requests import EncodedPayload, RecordBuilder
+
+PAYLOAD = "payload"
+SHOWN_CHARACTERS = 200
+MOST_KINDS = 16
+"""Distinct combinations of fields in a batch up to which rows are built together."""
+
+_encode_lines = msgspec.json.Encoder().encode_lines
+_check_json = msgspec.json.Decoder(msgspec.Raw).decode
+_decode_headers = msgspec.json.Decoder(dict[str, str]).decode
+
+
+class RowRefused(InvalidRequest):
+    """A row that cannot be a job. Nothing of the write is published."""
+
+
+def _number(value: Any) -> Any:
+    """Spark's 1.5 is a decimal."""
+    return float(value) if isinstance(value, Decimal) else value
+
+
+def _headers(value: Any) -> Any:
+    return _decode_headers(value) if isinstance(value, str) else dict(value)
+
+
+def _flags(value: Any) -> Any:
+    return UpdateFlags(**{name: one for name, one in value.items() if one is not None})
+
+
+def _as_is(value: Any) -> Any:
+    return value
+
+
+FIELDS: Final[dict[str, Callable[[Any], Any]]] = {
+    "type": _as_is,
+    "queue": _as_is,
+    "run_at": _as_is,
+    "delay": _number,
+    "timeout": _number,
+    "priority": _as_is,
+    "key": _as_is,
+    "update": _flags,
+    "idempotency_key": _as_is,
+    "max_attempts": _as_is,
+    "max_stalls": _as_is,
+    "backoff": tuple,
+    "headers": _headers,
+    "codec": _as_is,
+}
+"""Columns that are fields, and how Arrow's value becomes the field's."""
+
+OPTIONS: Final[dict[str, Callable[[str], Any]]] = {
+    "type": str,
+    "queue": str,
+    "run_at": datetime.fromisoformat,
+    "delay": float,
+    "timeout": float,
+    "priority": int,
+    "max_attempts": int,
+    "max_stalls": int,
+    "headers": _decode_headers,
+    "codec": str,
+}
+"""Fields that an option gives to all rows."""
+
+
+class RowsToJobs:
+    """Made where the write is planned, used by its tasks."""
+
+    def __init__(self, columns: Sequence[str], options: Mapping[str, str]) -> None:
+        self._fields = [name for name in columns if name in FIELDS]
+        others = [name for name in columns if name not in FIELDS and name != PAYLOAD]
+        self._objects = None if PAYLOAD in columns else others
+        if PAYLOAD in columns and others:
+            raise InvalidRequest(
+                f"the columns {', '.join(others)} are no fields of a job, and the payload is in the column {PAYLOAD}: "
+                f"drop them, or drop {PAYLOAD} to make a payload of them"
+            )
+        self._defaults = {name: _option(name, options[name]) for name in OPTIONS if name in options}
+        if "type" not in self._fields and "type" not in self._defaults:
+            raise InvalidRequest(
+                "of what type are these jobs? Add a column `type`, or .option('type', '...') for all rows"
+            )
+        # What is wrong with an option is wrong with every row: say so before any of them is read.
+        probe = {"type": "any"} | self._defaults
+        RecordBuilder().build([JobRequest(**probe)], 0)
+
+    def records(self, batch: pa.RecordBatch, builder: RecordBuilder, now: Micros) -> list[JobRecord]:
+        """The jobs of a batch, checked. Raises RowRefused for the first row that cannot be one."""
+        try:
+            return self._records(batch, builder, now)
+        except (TaskHarborError, msgspec.MsgspecError, TypeError, ValueError) as error:
+            self._refuse(batch, builder, now)
+            raise InvalidRequest(f"these rows cannot be jobs: {error}") from error
+
+    def _refuse(self, batch: pa.RecordBatch, builder: RecordBuilder, now: Micros) -> None:
+        """Find the row, one by one: the way that is never taken when all is well."""
+        for number in range(batch.num_rows):
+            row = batch.slice(number, 1)
+            try:
+                self._records(row, builder, now)
+            except (TaskHarborError, msgspec.MsgspecError, TypeError, ValueError) as error:
+                raise RowRefused(f"a row cannot be a job: {error}. The row: {_shown(row)}") from error
+
+    def _records(self, batch: pa.RecordBatch, builder: RecordBuilder, now: Micros) -> list[JobRecord]:
+        columns = [_values(batch.column(name)) for name in self._fields]
+        rows: list[tuple[Any, ...]] = list(zip(*columns, strict=True)) if columns else [()] * batch.num_rows
+        kinds_of_rows = _few_kinds(rows)
+        if kinds_of_rows is None:
+            fields = [self._row_fields(row) for row in rows]
+            payloads = self._payloads(batch, builder, [one.get("codec") for one in fields])
+            requests = [
+                JobRequest(payload=EncodedPayload(payload), **one)
+                for payload, one in zip(payloads, fields, strict=True)
+            ]
+            return builder.build(requests, now)
+        # Most rows have their fields in common with many others: checked once for all of them.
+        fields_of = {row: self._row_fields(row) for row in kinds_of_rows}
+        codecs = {row: one.get("codec") for row, one in fields_of.items()}
+        payloads = self._payloads(batch, builder, [codecs[row] for row in rows])
+        if len(fields_of) == 1:
+            return builder.build_like(JobRequest(**fields_of[rows[0]]), payloads, now)
+        made = {
+            row: iter(
+                builder.build_like(
+                    JobRequest(**one),
+                    [payload for payload, other in zip(payloads, rows, strict=True) if other == row],
+                    now,
+                )
+            )
+            for row, one in fields_of.items()
+        }
+        return [next(made[row]) for row in rows]
+
+    def _row_fields(self, row: tuple[Any, ...]) -> dict[str, Any]:
+        fields = dict(self._defaults)
+        for name, value in zip(self._fields, row, strict=True):
+            if value is not None:
+                fields[name] = FIELDS[name](value)
+                # A row's own time goes before everybody's.
+                if name in _TIMES and _TIMES[name] not in self._fields:
+                    fields.pop(_TIMES[name], None)
+        if "type" not in fields:
+            raise InvalidRequest("no type: the column `type` is null, and there is no option `type`")
+        return fields
+
+    def _payloads(
+        self, batch: pa.RecordBatch, builder: RecordBuilder, codecs: Sequence[str | None]
+    ) -> list[bytes]:
+        chosen = [codec or builder.defaults.codec for codec in codecs]
+        if self._objects is not None:
+            columns = [_values(batch.column(name)) for name in self._objects]
+            names = self._objects
+            rows = (
+                [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+                if names
+                else [{} for _ in range(batch.num_rows)]
+            )
+            return _encoded(rows, builder, chosen)
+        column = batch.column(PAYLOAD)
+        is_text = kinds.is_string(column.type) or kinds.is_large_string(column.type)
+        if not is_text and not (kinds.is_binary(column.type) or kinds.is_large_binary(column.type)):
+            return _encoded(_values(column), builder, chosen)
+        given: list[bytes | None] = (
+            column.cast(pa.large_binary() if kinds.is_large_string(column.type) else pa.binary())
+            if is_text
+            else column
+        ).to_pylist()
+        for payload, codec in zip(given, chosen, strict=True):
+            if codec == JSON.name and payload is not None:
+                try:
+                    _check_json(payload)
+                except msgspec.DecodeError as error:
+                    raise CodecError(
+                        f"the payload is no JSON ({error}): make it with to_json, or name the codec it is encoded by"
+                    ) from None
+            elif is_text and payload is not None:
+                raise CodecError(f"a payload of codec {codec} is not text: give bytes")
+        return [
+            builder.codecs.get(codec).encode(None) if payload is None else payload
+            for payload, codec in zip(given, chosen, strict=True)
+        ]
+
+
+_TIMES = {"run_at": "delay", "delay": "run_at"}
+
+
+def _option(name: str, text: str) -> Any:
+    try:
+        return OPTIONS[name](text)
+    except (ValueError, msgspec.MsgspecError) as error:
+        raise InvalidRequest(f"option {name}={text!r}: {error}") from error
+
+
+def _values(column: Any) -> list[Any]:
+    values: list[Any] = (
+        column.to_pylist(maps_as_pydicts="lossy") if kinds.is_nested(column.type) else column.to_pylist()
+    )
+    return values
+
+
+def _few_kinds(rows: list[tuple[Any, ...]]) -> set[tuple[Any, ...]] | None:
+    """The distinct rows, where it pays to go by them."""
+    try:
+        found = set(rows)
+    except TypeError:
+        # Headers, and the like, are no keys.
+        return None
+    return found if len(found) == 1 or len(found) <= min(MOST_KINDS, len(rows) // 8) else None
+
+
+def _is_constant(values: list[Any]) -> bool:
+    return not values or values.count(values[0]) == len(values)
+
+
+def _encoded(values: Sequence[Any], builder: RecordBuilder, codecs: Sequence[str]) -> list[bytes]:
+    if _is_constant(list(codecs)) and codecs and codecs[0] == JSON.name:
+        # One call for all of them: JSON has no line ends of its own.
+        return _encode_lines(values).split(b"\n")[:-1]
+    return [builder.codecs.get(codec).encode(value) for value, codec in zip(values, codecs, strict=True)]
+
+
+def _shown(row: pa.RecordBatch) -> str:
+    """One row for an error message: whatever is long is cut."""
+    parts = []
+    for name in row.schema.names:
+        text = repr(_values(row.column(name))[0])
+        cut = (
+            text
+            if len(text) <= SHOWN_CHARACTERS
+            else f"{text[:SHOWN_CHARACTERS]}... ({len(text)} characters)"
+        )
+        parts.append(f"{name}={cut}")
+    return ", ".join(parts)

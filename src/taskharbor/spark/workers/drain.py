@@ -1,0 +1,340 @@
+"""Runs workers on executors and keeps them running: the driver's side.
+
+Each worker is a Spark job of its own, submitted from a thread of its own: a stage that fails takes only one of them down, and
+that one is submitted again until the run is over.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Unpack
+
+from taskharbor.cli.apps import load_app
+from taskharbor.client import Client
+from taskharbor.drivers.contract import Driver
+from taskharbor.drivers.registry import connect
+from taskharbor.errors import BackendUnavailable, InvalidRequest, TaskHarborError
+from taskharbor.harbor import Harbor
+from taskharbor.ids import new_id
+from taskharbor.jobs import JobState
+from taskharbor.spark.workers.stopping import clear_mark, is_marked, set_mark
+from taskharbor.spark.workers.summary import DrainSummary, ExecutorWorker, Progress, TaskReport
+from taskharbor.spark.workers.task import Order, WorkerOptions, work
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
+log = logging.getLogger("taskharbor.spark")
+
+LOOK_EVERY = 1.0
+MOST_LOSSES = 10
+"""In a row, for one worker: then it is not the executors that are at fault."""
+DEFAULT_GRACE = 30.0
+_AFTER_GRACE = 10.0
+"""What a worker takes beyond its grace period: noticing the mark, ending handlers that do not stop, writing, reporting."""
+_AFTER_CANCEL = 15.0
+_WORK_STATES = (JobState.READY, JobState.SCHEDULED, JobState.BLOCKED)
+
+
+class WorkersFailed(TaskHarborError):
+    """Workers could not work on the executors; the message says why."""
+
+
+def run_on_executors(
+    spark: SparkSession,
+    app: str,
+    url: str | None = None,
+    *,
+    workers: int | None = None,
+    stop: threading.Event | None = None,
+    progress: Callable[[Progress], None] | None = None,
+    started: Callable[[str, int], None] | None = None,
+    **options: Unpack[WorkerOptions],
+) -> DrainSummary:
+    """Run the workers of an app (`module:harbor`) inside Spark tasks, until their bounds are reached or they are stopped.
+
+    `url` overrides the app's own store. `workers`: one per task slot unless said otherwise. `stop` asks for a graceful stop
+    when set; in the main thread SIGINT and SIGTERM do so too, and a second one cancels the tasks. `options` are those
+    of `Worker`, for each of them. `started` is told the run's name and the number of workers, `progress` about every second.
+    """
+    return _Run(spark, app, url, workers, stop or threading.Event(), progress, options).drain(started)
+
+
+class _Run:
+    def __init__(
+        self,
+        spark: SparkSession,
+        app: str,
+        url: str | None,
+        workers: int | None,
+        stop: threading.Event,
+        progress: Callable[[Progress], None] | None,
+        options: WorkerOptions,
+    ) -> None:
+        self._context = _context(spark)
+        self._app = app
+        self._url = None if url is None else absolute_url(url)
+        harbor = load_app(app)
+        self._store = harbor.driver() if self._url is None else connect(self._url)
+        _check(harbor, self._store, options)
+        self._queues = list(options.get("queues") or harbor.queues)
+        self._count = self._context.defaultParallelism if workers is None else workers
+        if self._count < 1:
+            raise InvalidRequest(f"workers {self._count}: at least 1")
+        self._asked = stop
+        self._progress = progress
+        self._options = options
+        self._name = new_id()
+        self._workers = [ExecutorWorker(number=number) for number in range(self._count)]
+        self._grace = options.get("grace", DEFAULT_GRACE)
+        self._began = time.monotonic()
+        seconds = options.get("max_seconds")
+        self._ends = None if seconds is None else self._began + seconds
+        self._problem = ""
+        self._hurry = False
+        self._stopping = threading.Event()
+        self._cancelled = False
+
+    def drain(self, started: Callable[[str, int], None] | None) -> DrainSummary:
+        from pyspark import InheritableThread
+
+        queues = self._queues
+        client = Client(self._store)
+        try:
+            before = _look(client, queues)
+            if started is not None:
+                started(self._name, self._count)
+            threads = [
+                InheritableThread(
+                    target=self._keep_running,
+                    args=(worker,),
+                    name=f"spark-worker-{worker.number}",
+                    daemon=True,
+                )
+                for worker in self._workers
+            ]
+            with self._signals():
+                for thread in threads:
+                    thread.start()
+                self._watch(client, threads, queues, before[0])
+            ended = _look(client, queues)[0] - before[0]
+        finally:
+            self._clear(client)
+            client.close()
+        if self._problem:
+            raise WorkersFailed(self._problem)
+        return DrainSummary(
+            run=self._name,
+            workers=self._workers,
+            ended=ended,
+            seconds=time.monotonic() - self._began,
+            stopped=self._stopping.is_set(),
+            cancelled=self._cancelled,
+        )
+
+    # -- one worker, on its thread --------------------------------------------------------------------------------
+
+    def _keep_running(self, worker: ExecutorWorker) -> None:
+        try:
+            in_a_row = 0
+            while not self._stopping.is_set():
+                report = self._submit(worker)
+                if report is not None:
+                    _take_in(worker, report)
+                    if report.problem:
+                        self._give_up(f"worker {worker.number} on {report.host}: {report.problem}")
+                    return
+                in_a_row += 1
+                if in_a_row >= MOST_LOSSES:
+                    self._give_up(
+                        f"worker {worker.number} failed {in_a_row} times in a row: see the executors' logs"
+                    )
+                self._stopping.wait(min(0.1 * 2**in_a_row, 10.0))
+        except BaseException as error:  # Said by the thread that waits for all of them.
+            self._give_up(f"worker {worker.number} could not be submitted: {type(error).__name__}: {error}")
+
+    def _submit(self, worker: ExecutorWorker) -> TaskReport | None:
+        """The task's report; None where it was lost."""
+        from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+        from pyspark.errors import PySparkException
+
+        context = self._context
+        # The thread's own, in the JVM too: cancelling this group ends this worker and no other.
+        context.setJobGroup(self._group(worker), f"TaskHarbor worker {worker.number}", interruptOnCancel=True)
+        worker.submitted += 1
+        try:
+            (report,) = context.parallelize([self._order(worker)], 1).mapPartitions(work).collect()
+        except (Py4JError, PySparkException) as failure:
+            worker.lost += 1
+            reason = str(failure).strip().splitlines()
+            log.warning("worker %d was lost: %s", worker.number, reason[0] if reason else failure)
+            log.debug("worker %d", worker.number, exc_info=failure)
+            return None
+        assert isinstance(report, TaskReport)
+        return report
+
+    def _order(self, worker: ExecutorWorker) -> Order:
+        options: dict[str, Any] = dict(self._options)
+        if self._ends is not None:
+            options["max_seconds"] = max(0.0, self._ends - time.monotonic())
+        return Order(run=self._name, number=worker.number, app=self._app, url=self._url, options=options)
+
+    def _group(self, worker: ExecutorWorker) -> str:
+        return f"taskharbor-{self._name}-{worker.number}"
+
+    def _give_up(self, problem: str) -> None:
+        self._problem = self._problem or problem
+        self._asked.set()
+
+    # -- all of them, on the caller's thread ------------------------------------------------------------------------
+
+    def _watch(
+        self, client: Client, threads: Sequence[threading.Thread], queues: list[str], ended_before: int
+    ) -> None:
+        look_at = self._began
+        give_up_at: float | None = None
+        while alive := sum(thread.is_alive() for thread in threads):
+            now = time.monotonic()
+            if self._ends is not None and now >= self._ends:
+                self._asked.set()  # Also for tasks that waited for a slot and began late.
+            if now >= look_at and self._is_marked(client):
+                self._asked.set()
+            if self._asked.is_set() and give_up_at is None:
+                self._stopping.set()
+                give_up_at = now + (self._grace + _AFTER_GRACE if self._mark(client) else 0.0)
+            if give_up_at is not None and (now >= give_up_at or self._hurry):
+                if self._cancelled:
+                    return  # Cancelled long ago, and Spark does not say so: nothing left to wait for.
+                self._cancel()
+                give_up_at, self._hurry = now + _AFTER_CANCEL, False
+            if now >= look_at:
+                look_at = now + LOOK_EVERY
+                self._tell(client, queues, ended_before, alive)
+            _first(threads).join(0.1)
+        if self._is_marked(client):
+            self._stopping.set()
+        self._tell(client, queues, ended_before, 0)
+
+    def _is_marked(self, client: Client) -> bool:
+        """Whether somebody else set the mark: then lost workers are not submitted again."""
+        try:
+            return is_marked(client, self._name)
+        except (BackendUnavailable, OSError):
+            return False
+
+    def _mark(self, client: Client) -> bool:
+        try:
+            set_mark(client, self._name)
+        except (BackendUnavailable, OSError) as error:
+            log.warning("the store does not answer (%s): the tasks are cancelled instead of asked", error)
+            return False
+        return True
+
+    def _cancel(self) -> None:
+        self._cancelled = True
+        log.warning("cancelling the tasks that have not stopped; their jobs run again after their leases")
+        for worker in self._workers:
+            self._context.cancelJobGroup(self._group(worker))
+
+    def _clear(self, client: Client) -> None:
+        if self._stopping.is_set() and not self._cancelled:
+            # A cancelled task may still be about to look: its mark stays.
+            try:
+                clear_mark(client, self._name)
+            except (BackendUnavailable, OSError) as error:
+                log.debug("the stop mark stays: %s", error)
+
+    def _tell(self, client: Client, queues: list[str], ended_before: int, alive: int) -> None:
+        if self._progress is None:
+            return
+        try:
+            ended, waiting, inflight = _look(client, queues)
+        except (BackendUnavailable, OSError):
+            return  # The workers ride it out.
+        self._progress(
+            Progress(
+                seconds=time.monotonic() - self._began,
+                ended=ended - ended_before,
+                waiting=waiting,
+                inflight=inflight,
+                workers=alive,
+                stopping=self._stopping.is_set(),
+            )
+        )
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        """PySpark's own handler of Ctrl-C cancels every job at once; here the first one asks, the second cancels."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def on_signal(number: int, frame: Any) -> None:
+            if self._cancelled:
+                os._exit(128 + number)
+            if self._asked.is_set():
+                self._hurry = True
+            else:
+                log.info("stopping: running jobs get %g s (a second signal cancels the tasks)", self._grace)
+                self._asked.set()
+
+        previous = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+
+def _context(spark: SparkSession) -> SparkContext:
+    try:
+        return spark.sparkContext
+    except AttributeError:
+        raise InvalidRequest(
+            "workers need a classic Spark session: Spark Connect cannot run one Spark job per worker"
+        ) from None
+
+
+def absolute_url(url: str) -> str:
+    """An SQLite file named from this folder, named from the root: executors stand elsewhere."""
+    scheme, mark, rest = url.partition("://")
+    if scheme != "sqlite" or not rest.startswith("/") or rest.startswith("//"):
+        return url
+    path, question, options = rest[1:].partition("?")
+    return f"{scheme}{mark}/{os.path.abspath(path)}{question}{options}"
+
+
+def _check(harbor: Harbor, store: Driver, options: WorkerOptions) -> None:
+    """What is wrong is said here, and not by an executor."""
+    if not store.capabilities.multi_process:
+        raise InvalidRequest(
+            "this store lives in one process and executors would not see it: use one like sqlite:///jobs.db or postgresql://..."
+        )
+    harbor.worker(**options)
+
+
+def _take_in(worker: ExecutorWorker, report: TaskReport) -> None:
+    worker.name, worker.host = report.worker, report.host
+    worker.outcomes, worker.seconds = report.outcomes, report.seconds
+
+
+def _look(client: Client, queues: list[str]) -> tuple[int, int, int]:
+    """Jobs that ever ended, that wait, that are under way."""
+    ended = waiting = inflight = 0
+    for queue in queues:
+        for stats in client.stats(queue):
+            ended += stats.done_total + stats.dead_total + stats.cancelled_total
+            waiting += sum(stats.counts[state] for state in _WORK_STATES)
+            inflight += stats.counts[JobState.INFLIGHT]
+    return ended, waiting, inflight
+
+
+def _first(threads: Sequence[threading.Thread]) -> threading.Thread:
+    return next((thread for thread in threads if thread.is_alive()), threads[0])

@@ -1,0 +1,90 @@
+"""What runs inside a Spark task: the app's ordinary worker, on the task's main thread, until its bounds or a stop.
+
+Nothing here may count on being cleaned up: a lost executor or a cancelled task dies at any line, and leases expire.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import time
+from collections.abc import Iterable, Iterator
+from typing import Any, TypedDict
+
+import msgspec
+
+from taskharbor.cli.apps import load_app
+from taskharbor.cli.problems import BadInput
+from taskharbor.client import Client
+from taskharbor.spark.workers.stopping import Watch, is_marked
+from taskharbor.spark.workers.summary import TaskReport
+
+
+class WorkerOptions(TypedDict, total=False):
+    """Settings of each worker, as `Worker` takes them."""
+
+    queues: list[str]
+    types: list[str]
+    concurrency: int
+    lease: float
+    heartbeat: float
+    poll_interval: float
+    prefetch: int
+    batch: int
+    grace: float
+    until_empty: bool
+    max_jobs: int
+    max_seconds: float
+
+
+class Order(msgspec.Struct, kw_only=True):
+    """What a task is sent. Plain data: the app itself is imported where the task runs."""
+
+    run: str
+    number: int
+    app: str
+    url: str | None
+    options: dict[str, Any]
+
+
+def work(orders: Iterable[Order]) -> Iterator[TaskReport]:
+    """For `mapPartitions`: one order per partition."""
+    for order in orders:
+        yield _work(order)
+
+
+def _work(order: Order) -> TaskReport:
+    host = socket.gethostname()
+    name = f"spark-{order.number}-{host}-{os.getpid()}-{secrets.token_hex(3)}"
+    started = time.monotonic()
+    outcomes: dict[str, int] = {}
+    problem = ""
+    try:
+        outcomes = _run_worker(order, name)
+    except Exception as error:
+        # As a value: raised, Spark would try the task again and again on other executors.
+        problem = f"{type(error).__name__}: {error}"
+        if isinstance(error, BadInput):
+            problem += (
+                " (executors import the app themselves: ship it with --py-files or SparkContext.addPyFile)"
+            )
+    return TaskReport(
+        worker=name, host=host, outcomes=outcomes, seconds=time.monotonic() - started, problem=problem
+    )
+
+
+def _run_worker(order: Order, name: str) -> dict[str, int]:
+    harbor = load_app(order.app)
+    if order.url is not None:
+        harbor.use(order.url)
+    client = Client(harbor.driver())
+    try:
+        if is_marked(client, order.run):
+            return {}  # Asked to stop before this one began.
+        worker = harbor.worker(**order.options, name=name)
+        with Watch(client, order.run, worker.stop):
+            worker.run()
+    finally:
+        client.close()
+    return {str(outcome): count for outcome, count in worker.outcomes.items()}

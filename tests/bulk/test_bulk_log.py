@@ -1,0 +1,210 @@
+"""The attempt log as a stream: every row once whatever the steps, none skipped, and a loud word where rows are gone."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import psycopg
+import pytest
+from bulk_history import finish, rows, within
+from psycopg import sql
+
+from taskharbor.bulk import BulkStore, Selection, open_store
+from taskharbor.bulk.contract import HistoryGone
+from taskharbor.drivers.contract import Driver, QueueSettings
+from taskharbor.drivers.postgres.bulk import cursors
+from taskharbor.drivers.postgres.options import parse_url
+from taskharbor.errors import InvalidRequest
+from taskharbor.jobs import SECOND
+
+EVERYTHING = Selection()
+DAY = 86_400 * SECOND
+
+
+async def more(driver: Driver, count: int, name: str, *, later: int = 0, queue: str = "plain") -> None:
+    await finish(driver, count, now=await driver.time() + later, name=name, queue=queue)
+
+
+def add(url: str, count: int, name: str, *, later: int = 0, queue: str = "plain") -> None:
+    within(url, lambda driver: more(driver, count, name, later=later, queue=queue))
+
+
+def seqs(store: BulkStore, after: str, until: str, parallelism: int = 3) -> list[int]:
+    return [row["seq"] for row in rows(store, store.between(after, until, parallelism=parallelism))]
+
+
+def test_random_steps_see_every_row_once(store: BulkStore, url: str) -> None:
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    dice = random.Random(seed)
+    seen: list[int] = []
+    cursor = store.start()
+    for lot in range(5):
+        add(url, dice.randrange(1, 120), f"lot{lot}-")
+        end = store.latest()
+        while cursor != end:
+            step = dice.choice([None, 1, 7, 50])
+            until = store.limited(cursor, end, rows=step)
+            found = seqs(store, cursor, until)
+            assert 0 < len(found) <= (step or len(found))
+            seen += found
+            cursor = until
+    assert len(seen) == len(set(seen))
+    everything = within(url, lambda driver: driver.read_attempts(limit=10_000))
+    assert sorted(seen) == sorted(one.seq for one in everything.attempts)
+
+
+def test_nothing_new_means_the_same_cursor_and_no_parts(store: BulkStore, url: str) -> None:
+    within(url, lambda driver: driver.time())
+    assert seqs(store, store.start(), store.latest()) == []
+    add(url, 3, "one")
+    latest = store.latest()
+    assert store.latest() == store.limited(latest, latest, rows=5) == latest
+    assert store.between(latest, latest, parallelism=3) == []
+
+
+def test_a_cursor_survives_the_store_that_gave_it(store: BulkStore, url: str, kind: str) -> None:
+    add(url, 3, "one")
+    latest = store.latest()
+    add(url, 4, "two")
+    store.close()
+    with type(store)(url) as another:
+        assert len(seqs(another, latest, another.latest())) == 4
+
+
+def test_a_large_range_is_shared_out_evenly(
+    store: BulkStore, url: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cursors, "_ROWS_PER_PART", 50)
+    monkeypatch.setattr("taskharbor.drivers.sqlite.bulk.reading._ROWS_PER_PART", 50)
+
+    async def lots(driver: Driver) -> None:
+        for lot in range(40):
+            await more(driver, 10, f"lot{lot}-")
+
+    within(url, lots)
+    parts = store.between(store.start(), store.latest(), parallelism=4)
+    found = [[row["seq"] for row in rows(store, [part])] for part in parts]
+    assert sorted(seq for part in found for seq in part) == list(range(1, 401))
+    if not kind.startswith(("generic", "memory")):
+        assert len(parts) == 4
+        assert all(60 <= len(part) <= 140 for part in found), list(map(len, found))
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"], indirect=True)
+def test_history_that_was_removed_unread_is_a_loud_error(store: BulkStore, url: str) -> None:
+    add(url, 5, "read")
+    cursor = store.latest()
+    add(url, 5, "unread")
+
+    async def remove(driver: Driver) -> None:
+        now = await driver.time()
+        await driver.configure("plain", QueueSettings(keep_attempts_us=DAY), now=now)
+        assert await driver.prune(now=now + 9 * DAY) >= 10
+
+    within(url, remove)
+    add(url, 2, "new", later=9 * DAY)
+    with pytest.raises(HistoryGone, match=r"removed by retention.*checkpoint"):
+        store.between(cursor, store.latest(), parallelism=2)
+    assert len(seqs(store, store.start(), store.latest())) == 2
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"], indirect=True)
+def test_history_that_was_removed_after_it_was_read_is_nobodys_loss(store: BulkStore, url: str) -> None:
+    add(url, 5, "read")
+    cursor = store.latest()
+
+    async def remove(driver: Driver) -> None:
+        now = await driver.time()
+        await driver.configure("plain", QueueSettings(keep_attempts_us=DAY), now=now)
+        assert await driver.prune(now=now + 9 * DAY) >= 5
+
+    within(url, remove)
+    # The end of the log is gone, so what is left ends before the cursor; the reader must not go back.
+    assert store.limited(cursor, store.latest(), rows=None) == cursor
+    assert store.limited(cursor, store.latest(), rows=3) == cursor
+    add(url, 2, "new", later=9 * DAY)
+    assert len(seqs(store, cursor, store.latest())) == 2
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"], indirect=True)
+def test_a_cursor_of_another_store_is_refused(store: BulkStore, url: str, kind: str) -> None:
+    add(url, 5, "p")
+    strange = {"sqlite": "4000000", "postgres": "1.4000000000.4000000"}[kind]
+    with pytest.raises(InvalidRequest, match="another"):
+        store.between(strange, strange.replace("4000000", "4000001"), parallelism=2)
+    with pytest.raises(InvalidRequest, match="not a cursor"):
+        store.limited("nonsense", store.latest(), rows=1)
+
+
+# -- PostgreSQL: transactions commit in another order than they began ------------------------------------------------
+
+
+@contextmanager
+def another_connection(url: str) -> Iterator[psycopg.Connection[Any]]:
+    options = parse_url(url)
+    with psycopg.connect(options.conninfo) as connection:
+        connection.execute(sql.SQL("SET search_path TO {}").format(sql.Identifier(options.schema)))
+        connection.commit()
+        yield connection
+
+
+def log_one(connection: psycopg.Connection[Any], job_id: str) -> int:
+    """A row of the log in a transaction that is still open."""
+    ((seq,),) = connection.execute(
+        "INSERT INTO attempts (fence, created_at, run_at, ended_at, queue_id, payload_size, rank, outcome, state, job_id, type) "
+        "SELECT 1, 1, 1, 1, id, 0, 0, 0, 4, %s, 't' FROM queues RETURNING seq",
+        [job_id],
+    ).fetchall()
+    return int(seq)
+
+
+def test_a_row_that_commits_late_is_not_skipped(postgres_url: str) -> None:
+    add(postgres_url, 1, "first")
+    with open_store(postgres_url) as store, another_connection(postgres_url) as slow:
+        before = store.latest()
+        late = log_one(slow, "late")
+        add(postgres_url, 3, "quick")
+        held = store.latest()
+        assert held == before
+        # A batch read needs no order, so it shows what is committed; and not what is not.
+        everything = rows(store, store.parts("attempts", EVERYTHING, parallelism=2))
+        assert len(everything) == 4
+        slow.commit()
+        found = seqs(store, held, store.latest())
+        assert len(found) == 4
+        assert late in found
+
+
+def test_a_planned_read_does_not_show_what_commits_afterwards(postgres_url: str) -> None:
+    add(postgres_url, 2, "first")
+    with open_store(postgres_url) as store, another_connection(postgres_url) as slow:
+        log_one(slow, "late")
+        add(postgres_url, 3, "quick")
+        parts = store.parts("attempts", EVERYTHING, parallelism=2)
+        slow.commit()
+        assert len(rows(store, parts)) == 5
+
+
+def test_rows_of_an_earlier_cluster_come_first_and_once(postgres_url: str) -> None:
+    add(postgres_url, 10, "old")
+    with another_connection(postgres_url) as connection:
+        # As after dump and restore into a cluster whose transactions have lower numbers.
+        connection.execute("UPDATE attempts SET xid = (1000000000 + seq)::text::xid8")
+        connection.execute("UPDATE epochs SET system_id = 1")
+    add(postgres_url, 5, "new")
+    with open_store(postgres_url) as store:
+        cursor, end = store.start(), store.latest()
+        assert end.startswith("2.")
+        seen = []
+        while cursor != end:
+            until = store.limited(cursor, end, rows=4)
+            seen.append(seqs(store, cursor, until))
+            cursor = until
+        assert [len(found) for found in seen] == [4, 4, 2, 4, 1]
+        assert [seq for found in seen for seq in sorted(found)] == list(range(1, 16))
+        assert len(seqs(store, store.start(), end)) == 15
+        assert len(rows(store, store.parts("attempts", EVERYTHING, parallelism=2))) == 15

@@ -1,0 +1,40 @@
+"""A look at a store from outside, for the tests of bulk writing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from taskharbor.drivers.contract import Driver, JobFilter, QueueStats
+from taskharbor.drivers.registry import connect
+from taskharbor.jobs import JobRecord
+from taskharbor.portal import portal
+
+NOW = 1_800_000_000_000_000
+
+MakeRecord = Callable[..., JobRecord]
+Behind = Callable[[str], list[tuple[Any, ...]]]
+
+
+def ask(url: str, work: Callable[[Driver], Any]) -> Any:
+    async def asked() -> Any:
+        async with connect(url) as driver:
+            return await work(driver)
+
+    return portal().call(asked())
+
+
+def jobs_in(url: str) -> dict[str, JobRecord]:
+    page = ask(url, lambda driver: driver.list_jobs(JobFilter(), now=NOW, limit=100_000))
+    return {job.id: job for job in page.jobs}
+
+
+def stats_of(url: str, queue: str) -> QueueStats:
+    (stats,) = ask(url, lambda driver: driver.stats(now=NOW, queue=queue))
+    found: QueueStats = stats
+    return found
+
+
+def staged(behind: Behind) -> int:
+    ((count,),) = behind("SELECT count(*) FROM staged")
+    return int(count)

@@ -1,0 +1,301 @@
+"""Staging and publishing: all of a write at once, once, and nothing of what was not published."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from bulk_harness import NOW, Behind, MakeRecord, ask, jobs_in, staged, stats_of
+
+from taskharbor.bulk import BulkStore, open_store
+from taskharbor.bulk.chunks import CHUNK_BYTES, CHUNK_JOBS, chunked, pack, unpack
+from taskharbor.bulk.contract import StagingLost
+from taskharbor.bulk.write_ids import new_write, numbered_write, series_of
+from taskharbor.drivers.contract import Driver
+from taskharbor.drivers.registry import connect
+from taskharbor.errors import InvalidRequest
+from taskharbor.jobs import JobRecord, JobState, UpdateFlags
+
+
+def test_a_published_job_is_the_job_that_was_staged(store: BulkStore, url: str, record: MakeRecord) -> None:
+    records = [
+        record(payload=b'{"n":1}'),
+        record(type='o\'dd "type" \\', queue="other", priority=-7, run_at_us=NOW + 5_000_000),
+        record(headers={"a": '"\\{}', "b": "ü"}, codec="msgpack", payload=bytes(range(256)), timeout_us=9),
+        record(max_attempts=2, max_stalls=3, backoff_min_us=5, backoff_max_us=6, priority=12),
+        record(payload=b"x" * 70_000, update=None),
+        record(key="k", idempotency_key="i", update=UpdateFlags(run_at="later"), payload=b"{}"),
+    ]
+    write = new_write()
+    assert store.stage(write, "0.1", [records[:2], records[2:]]) == 6
+    assert jobs_in(url) == {}
+    assert store.publish(write, ["0.1"], now=NOW) == 6
+    found = jobs_in(url)
+    for wanted in records:
+        got = found[wanted.id]
+        wanted.state = JobState.SCHEDULED if wanted.run_at_us > NOW else JobState.READY
+        assert got == wanted
+    assert stats_of(url, "q").counts[JobState.READY] == 5
+    assert stats_of(url, "other").counts[JobState.SCHEDULED] == 1
+
+
+def test_published_jobs_are_claimed_in_the_order_they_were_written(
+    store: BulkStore, url: str, record: MakeRecord
+) -> None:
+    first, second = [[record() for _ in range(1500)] for _ in range(2)]
+    write = new_write()
+    store.stage(write, "1.7", [second])
+    store.stage(write, "0.9", [first])
+    store.publish(write, ["0.9", "1.7"], now=NOW)
+    claimed = ask(
+        url, lambda driver: driver.reserve("q", limit=4000, lease_for=10_000_000, now=NOW, worker="w")
+    )
+    assert [job.id for job in claimed] == [job.id for job in [*first, *second]]
+
+
+def test_jobs_of_tasks_that_were_not_named_are_forgotten(
+    store: BulkStore, url: str, record: MakeRecord, behind: Behind
+) -> None:
+    write = new_write()
+    good, lost = record(), record()
+    store.stage(write, "0.1", [[lost]])
+    store.stage(write, "0.2", [[good]])
+    assert store.publish(write, ["0.2"], now=NOW) == 1
+    assert list(jobs_in(url)) == [good.id]
+    assert staged(behind) == 0
+
+
+def test_publishing_again_changes_nothing_and_gives_the_first_number(
+    store: BulkStore, url: str, record: MakeRecord
+) -> None:
+    write = new_write()
+    store.stage(write, "0.1", [[record(), record()]])
+    assert store.publish(write, ["0.1"], now=NOW) == 2
+    assert store.publish(write, ["0.1"], now=NOW) == 2
+    assert len(jobs_in(url)) == 2
+
+
+def test_a_batch_of_a_stream_that_is_done_over_is_published_once(
+    store: BulkStore, url: str, record: MakeRecord, behind: Behind
+) -> None:
+    first, second = numbered_write("stream-a", 0), numbered_write("stream-a", 1)
+    for write, count in ((first, 3), (second, 2)):
+        for attempt in range(2):
+            store.stage(write, f"0.{attempt}", [[record() for _ in range(count)]])
+            assert store.publish(write, [f"0.{attempt}"], now=NOW) == count
+    store.stage(first, "0.9", [[record()]])
+    assert store.publish(first, ["0.9"], now=NOW) == 0
+    assert len(jobs_in(url)) == 5
+    assert staged(behind) == 0
+    assert behind("SELECT series, number FROM published") == [("stream-a", 1)]
+
+
+def test_an_abandoned_write_leaves_nothing_and_takes_nothing_more(
+    store: BulkStore, url: str, record: MakeRecord, behind: Behind
+) -> None:
+    write = new_write()
+    store.stage(write, "0.1", [[record()]])
+    store.abandon(write)
+    store.stage(write, "1.2", [[record()]])
+    assert staged(behind) == 0
+    assert store.publish(write, ["1.2"], now=NOW) == 0
+    assert jobs_in(url) == {}
+
+
+def test_an_abandoned_batch_of_a_stream_may_be_tried_again(
+    store: BulkStore, url: str, record: MakeRecord
+) -> None:
+    write = numbered_write("stream-b", 4)
+    store.stage(write, "0.1", [[record()]])
+    store.abandon(write)
+    store.stage(write, "0.2", [[record()]])
+    assert store.publish(write, ["0.2"], now=NOW) == 1
+    assert len(jobs_in(url)) == 1
+
+
+def test_a_task_without_rows_can_be_published(store: BulkStore, url: str) -> None:
+    write = new_write()
+    assert store.stage(write, "0.1", []) == 0
+    assert store.publish(write, ["0.1"], now=NOW) == 0
+
+
+def test_what_is_not_all_there_is_not_published(
+    store: BulkStore, url: str, record: MakeRecord, behind: Behind
+) -> None:
+    write = new_write()
+    store.stage(write, "0.1", [[record() for _ in range(CHUNK_JOBS + 1)]])
+    behind("DELETE FROM staged WHERE number = 1")
+    with pytest.raises(StagingLost, match=r"0\.1"):
+        store.publish(write, ["0.1"], now=NOW)
+    with pytest.raises(StagingLost, match=r"5\.5"):
+        store.publish(write, ["5.5"], now=NOW)
+    assert jobs_in(url) == {}
+
+
+def test_a_task_that_fails_midway_has_staged_nothing_complete(
+    store: BulkStore, url: str, record: MakeRecord
+) -> None:
+    def batches() -> Any:
+        yield [record()]
+        raise ArithmeticError("the input broke off")
+
+    write = new_write()
+    with pytest.raises(ArithmeticError):
+        store.stage(write, "0.1", batches())
+    with pytest.raises(StagingLost):
+        store.publish(write, ["0.1"], now=NOW)
+
+
+def test_keys_and_idempotency_keys_go_by_the_rules(store: BulkStore, url: str, record: MakeRecord) -> None:
+    ask(url, lambda driver: driver.enqueue([record(idempotency_key="known"), record(key="waits")], now=NOW))
+    write = new_write()
+    jobs = [
+        record(idempotency_key="known"),
+        record(idempotency_key="new"),
+        record(idempotency_key="new"),
+        record(key="waits", payload=b'"changed"'),
+        record(key="fresh"),
+        record(),
+    ]
+    store.stage(write, "0.1", [jobs])
+    assert store.publish(write, ["0.1"], now=NOW) == 3
+    found = jobs_in(url)
+    assert len(found) == 5
+    assert [job.payload for job in found.values() if job.key == "waits"] == [b'"changed"']
+
+
+def test_what_dead_writers_left_is_removed_in_time(
+    store: BulkStore, url: str, record: MakeRecord, behind: Behind
+) -> None:
+    old, older = "w-old", "w-older"
+    for write in (old, older):
+        store.stage(write, "0.1", [[record()]])
+    kept = numbered_write("stream", 3)
+    for write in (new_write(), kept):
+        store.stage(write, "0.1", [[record()]])
+        store.publish(write, ["0.1"], now=NOW)
+    if url.startswith("sqlite"):
+        behind("UPDATE staged SET staged_at = staged_at - 86400000000 * 4 WHERE write = 'w-older'")
+        behind("UPDATE published SET published_at = published_at - 86400000000 * 31")
+    else:
+        behind("UPDATE staged SET staged_at = staged_at - interval '4 days' WHERE write = 'w-older'")
+        behind("UPDATE published SET published_at = published_at - interval '31 days'")
+    last = new_write()
+    store.stage(last, "0.1", [[record()]])
+    store.publish(last, ["0.1"], now=NOW)
+    assert behind("SELECT DISTINCT write FROM staged") == [(old,)]
+    assert {series for (series,) in behind("SELECT series FROM published")} == {last, "stream"}
+
+
+def test_two_who_publish_the_same_write_at_once_publish_it_once(url: str, record: MakeRecord) -> None:
+    write = new_write()
+    with open_store(url) as store:
+        store.stage(write, "0.1", [[record() for _ in range(3000)]])
+    answers: list[int] = []
+
+    def publish() -> None:
+        with open_store(url) as own:
+            answers.append(own.publish(write, ["0.1"], now=NOW))
+
+    threads = [threading.Thread(target=publish) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert answers == [3000] * 4
+    assert stats_of(url, "q").counts[JobState.READY] == 3000
+
+
+def test_somebody_who_waits_is_woken(store: BulkStore, url: str, record: MakeRecord) -> None:
+    write = new_write()
+    store.stage(write, "0.1", [[record()]])
+
+    async def wait_and_publish(driver: Driver) -> bool:
+        await driver.wait(["q"], now=NOW, timeout=0.01)
+        waiting = asyncio.ensure_future(driver.wait(["q"], now=NOW, timeout=30))
+        await asyncio.to_thread(store.publish, write, ["0.1"], now=NOW)
+        return await waiting
+
+    assert ask(url, wait_and_publish) is True
+
+
+def test_ended_jobs_are_removed_by_id_and_others_stay(
+    store: BulkStore, url: str, record: MakeRecord, behind: Behind
+) -> None:
+    ended, waiting = record(idempotency_key="i", payload=b"x" * 70_000), record()
+    ask(url, lambda driver: driver.enqueue([ended, waiting], now=NOW))
+    ask(url, lambda driver: driver.cancel([ended.id], now=NOW))
+    answers = store.remove([ended.id, waiting.id, "nobody"])
+    assert answers[0] == JobState.CANCELLED
+    assert "has not ended" in str(answers[1])
+    assert "no job with this id" in str(answers[2])
+    assert list(jobs_in(url)) == [waiting.id]
+    assert behind("SELECT count(*) FROM idempotency") == [(0,)]
+    stats = stats_of(url, "q")
+    assert (stats.counts[JobState.CANCELLED], stats.counts[JobState.READY]) == (0, 1)
+
+
+@pytest.mark.parametrize("url", ["postgres"], indirect=True)
+def test_more_keys_than_the_server_has_locks_are_published_beside_others_with_the_same_keys(
+    url: str, record: MakeRecord, behind: Behind
+) -> None:
+    """By one lock for all keys instead of one for each."""
+    with open_store(url) as store:
+        write = new_write()
+        ((room,),) = behind(
+            "SELECT current_setting('max_locks_per_transaction')::int * current_setting('max_connections')::int / 2"
+        )
+        keys = [f"k{n}" for n in range(room + 100)]
+        store.stage(write, "0.1", [[record(idempotency_key=key, payload=b"") for key in keys]])
+        stop = threading.Event()
+        enqueued: list[str] = []
+
+        async def enqueue_some(driver: Driver) -> None:
+            while not stop.is_set():
+                some = [record(idempotency_key=keys[n * 37 % len(keys)]) for n in range(20)]
+                answers = await driver.enqueue(some, now=NOW)
+                enqueued.extend(answer.id for answer in answers)
+
+        other = threading.Thread(target=lambda: asyncio.run(_opened(url, enqueue_some)))
+        other.start()
+        try:
+            added = store.publish(write, ["0.1"], now=NOW)
+        finally:
+            stop.set()
+            other.join()
+    assert len(set(enqueued)) == 20
+    jobs = jobs_in(url)
+    assert len(jobs) == len({job.idempotency_key for job in jobs.values()}) == len(keys)
+    assert added + len(jobs.keys() & set(enqueued)) >= len(keys)
+
+
+async def _opened(url: str, work: Callable[[Driver], Any]) -> None:
+    async with connect(url) as driver:
+        await work(driver)
+
+
+@pytest.mark.parametrize("field", ["id", "type", "queue", "codec", "key"])
+def test_what_postgres_cannot_hold_is_refused_when_it_is_staged(
+    postgres_url: str, record: MakeRecord, field: str
+) -> None:
+    with open_store(postgres_url) as store, pytest.raises(InvalidRequest, match=f"{field} .*NUL"):
+        store.stage(new_write(), "0.1", [[record(), record(**{field: "a\0b"})]])
+
+
+def test_chunks_hold_all_jobs_in_order_and_not_too_many_bytes(record: MakeRecord) -> None:
+    large = b"x" * (CHUNK_BYTES // 3)
+    jobs = [record() for _ in range(2 * CHUNK_JOBS + 5)] + [record(payload=large) for _ in range(10)]
+    chunks: list[Sequence[JobRecord]] = list(chunked([jobs]))
+    assert [job.id for chunk in chunks for job in chunk] == [job.id for job in jobs]
+    assert all(len(chunk) <= CHUNK_JOBS for chunk in chunks)
+    assert all(sum(len(job.payload) for job in chunk) <= CHUNK_BYTES for chunk in chunks)
+    assert unpack(pack(jobs[:3])) == jobs[:3]
+
+
+def test_a_write_of_its_own_is_told_from_one_of_a_series() -> None:
+    write = new_write()
+    assert series_of(write) == (write, -1)
+    assert series_of(numbered_write("a/b", 12)) == ("a/b", 12)

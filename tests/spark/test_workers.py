@@ -1,0 +1,264 @@
+"""Workers inside Spark tasks, on a local session: drains, stops, losses, and what is said when it cannot work."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from click.testing import CliRunner
+
+from taskharbor import Client, InvalidRequest, JobRequest, JobState, Outcome
+from taskharbor.cli.root import root
+from taskharbor.cli.settings import Settings
+from taskharbor.cli.spark_worker import show_summary
+from taskharbor.drivers.contract import JobFilter
+from taskharbor.ids import new_id
+from taskharbor.spark.workers import (
+    DrainSummary,
+    ExecutorWorker,
+    Progress,
+    ask_to_stop,
+    run_on_executors,
+)
+from taskharbor.spark.workers.drain import WorkersFailed, absolute_url
+from taskharbor.spark.workers.stopping import QUEUE, clear_mark, is_marked
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+APP = "worker_app:harbor"
+HERE = Path(__file__).parent
+PATIENCE = 120.0
+
+
+@pytest.fixture(scope="module")
+def shipped(spark: SparkSession) -> SparkSession:
+    """The session, with the app's code where its executors find it."""
+    spark.sparkContext.addPyFile(str(HERE / "worker_app.py"))
+    return spark
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path}/jobs.db"
+
+
+@pytest.fixture
+def client(url: str) -> Iterator[Client]:
+    with Client(url) as client:
+        yield client
+
+
+def enqueue(client: Client, type: str, payloads: list[Any], **options: Any) -> list[str]:
+    requests = [JobRequest(type=type, payload=one, **options) for one in payloads]
+    return [one.id for one in client.enqueue_many(requests)]
+
+
+def states(client: Client) -> dict[JobState, int]:
+    (stats,) = client.stats("default")
+    return {state: count for state, count in stats.counts.items() if count}
+
+
+def _left(count: int) -> dict[JobState, int]:
+    return {JobState.READY: count} if count else {}
+
+
+def test_executors_drain_a_queue_and_every_job_ends_once(
+    shipped: SparkSession, client: Client, url: str
+) -> None:
+    enqueue(client, "count", [{"number": n} for n in range(1000)])
+    enqueue(client, "tally", [{"number": n} for n in range(3000)])
+    failing = enqueue(client, "odd_fails", [{"number": n} for n in range(20)], max_attempts=2)
+    looks: list[Progress] = []
+    summary = run_on_executors(
+        shipped, APP, url, workers=2, until_empty=True, poll_interval=0.2, progress=looks.append
+    )
+    assert states(client) == {JobState.DONE: 4010, JobState.DEAD: 10}
+    assert (summary.done, summary.failed, summary.ended, summary.lost) == (4010, 20, 4020, 0)
+    assert [worker.number for worker in summary.workers] == [0, 1]
+    assert all(worker.host and worker.seconds > 0 for worker in summary.workers)
+    assert not summary.stopped
+    assert (looks[-1].ended, looks[-1].waiting, looks[-1].workers) == (4020, 0, 0)
+    assert [one.outcome for one in client.job_attempts(failing[1])] == [Outcome.RETRIED, Outcome.DEAD]
+    page = client.read_attempts(limit=5000)
+    assert len({one.job_id for one in page.attempts if one.outcome is Outcome.DONE}) == 4010
+    assert len(page.attempts) == 4030
+
+
+def test_executors_work_on_postgresql(shipped: SparkSession, postgres_url: str) -> None:
+    with Client(postgres_url) as client:
+        enqueue(client, "count", [{"number": n} for n in range(300)])
+        summary = run_on_executors(shipped, APP, postgres_url, workers=2, until_empty=True, poll_interval=0.2)
+        assert (summary.done, summary.ended) == (300, 300)
+        assert states(client) == {JobState.DONE: 300}
+
+
+def test_bounds_hold_for_each_worker(shipped: SparkSession, client: Client, url: str) -> None:
+    enqueue(client, "count", [{"number": n} for n in range(100)])
+    summary = run_on_executors(shipped, APP, url, workers=2, max_jobs=7)
+    assert [worker.done for worker in summary.workers] == [7, 7]
+    # Unbounded otherwise: that it ends is what is shown.
+    summary = run_on_executors(shipped, APP, url, workers=1, max_seconds=0.5)
+    assert summary.seconds >= 0.5
+    assert states(client) == {JobState.DONE: 14 + summary.ended, **_left(86 - summary.ended)}
+
+
+@pytest.mark.parametrize("who", ["the caller", "somebody else"])
+def test_a_stop_is_graceful_and_leaves_no_mark(
+    who: str, shipped: SparkSession, client: Client, url: str
+) -> None:
+    ids = enqueue(client, "dwell", [{"seconds": 0.02}] * 1000)
+    stop, runs = threading.Event(), []
+
+    def progress(now: Progress) -> None:
+        if now.ended >= 20 and not now.stopping:
+            if who == "the caller":
+                stop.set()
+            else:
+                ask_to_stop(url, runs[0])
+
+    summary = run_on_executors(
+        shipped,
+        APP,
+        url,
+        workers=2,
+        concurrency=2,
+        prefetch=0,
+        stop=stop,
+        progress=progress,
+        started=lambda run, workers: runs.append(run),
+    )
+    assert summary.stopped
+    assert not summary.cancelled
+    assert 20 <= summary.done < 1000
+    # What ran was finished, and what waited was given back: nobody waits for a lease to expire.
+    assert states(client) == {JobState.DONE: summary.done, JobState.READY: 1000 - summary.done}
+    assert all(job is not None and job.stalls == 0 for job in client.get_many(ids))
+    assert client.list_jobs(JobFilter(queue=QUEUE)).jobs == []
+
+
+def test_tasks_that_do_not_stop_in_time_are_cancelled_and_their_jobs_run_again(
+    shipped: SparkSession, client: Client, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("taskharbor.spark.workers.drain._AFTER_GRACE", 0.0)
+    (job_id,) = enqueue(client, "dwell", [{"seconds": PATIENCE}])
+    stop = threading.Event()
+
+    def progress(now: Progress) -> None:
+        if now.inflight:
+            stop.set()
+
+    options: Any = {"workers": 1, "lease": 1.0, "poll_interval": 0.2}
+    # A grace period that the driver does not wait for: the worker itself would wait for its handler.
+    monkeypatch.setattr("taskharbor.spark.workers.drain._Run._mark", lambda run, client: False)
+    summary = run_on_executors(shipped, APP, url, stop=stop, progress=progress, **options)
+    assert summary.cancelled
+    assert (summary.workers[0].lost, summary.workers[0].host) == (1, "")
+    monkeypatch.undo()
+    assert client.get(job_id).state is JobState.INFLIGHT
+    client.cancel(job_id)
+    # Cancelled when the lease is over, by whoever comes next.
+    run_on_executors(shipped, APP, url, until_empty=True, **options)
+    assert client.get(job_id).state is JobState.CANCELLED
+
+
+def test_a_worker_whose_task_dies_is_submitted_again(
+    shipped: SparkSession, client: Client, url: str, tmp_path: Path
+) -> None:
+    folder = tmp_path / "deaths"
+    folder.mkdir()
+    # The session tries a task four times: with the fourth death the whole Spark job has failed.
+    (deadly,) = enqueue(client, "deadly", [{"folder": str(folder), "deaths": 4}], max_attempts=20)
+    ids = enqueue(client, "count", [{"number": n} for n in range(200)])
+    summary = run_on_executors(
+        shipped, APP, url, workers=1, until_empty=True, lease=1.0, poll_interval=0.2, concurrency=1
+    )
+    assert (summary.workers[0].submitted, summary.workers[0].lost) == (2, 1)
+    assert summary.ended == 201
+    assert client.get(deadly).stalls == 4
+    for job_id in ids:
+        outcomes = [one.outcome for one in client.job_attempts(job_id)]
+        assert outcomes[-1] is Outcome.DONE
+        assert set(outcomes[:-1]) <= {Outcome.EXPIRED}
+
+
+def test_an_app_that_executors_cannot_import_is_an_error_and_not_tried_for_ever(
+    spark: SparkSession, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "only_here.py").write_text(
+        "from taskharbor import Harbor\n\nharbor = Harbor('memory://')\n\n\n@harbor.job\ndef work() -> None: ...\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(WorkersFailed, match=r"no module named 'only_here'.*ship it with --py-files"):
+        run_on_executors(spark, "only_here:harbor", url, workers=1, until_empty=True)
+
+
+def test_the_command_line_stops_a_run_by_its_name(url: str, client: Client) -> None:
+    run = new_id()
+    asked = CliRunner().invoke(root, ["spark-worker", "--stop", run, "--url", url, "--json"])
+    assert (asked.exit_code, json.loads(asked.stdout)) == (0, {"run": run, "asked_to_stop": True})
+    assert is_marked(client, run)
+    assert client.stats(QUEUE)[0].counts[JobState.READY] == 0
+    clear_mark(client, run)
+    assert not is_marked(client, run)
+
+
+def test_the_command_line_says_what_is_missing_or_wrong() -> None:
+    without = CliRunner().invoke(root, ["spark-worker"])
+    assert (without.exit_code, "name it like jobs:harbor" in without.output) == (2, True)
+    odd = CliRunner().invoke(root, ["spark-worker", APP, "--conf", "nonsense"])
+    assert (odd.exit_code, "spark.executor.memory=1g" in odd.output) == (2, True)
+
+
+def test_the_summary_is_a_table_for_people_and_a_document_for_programs(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    summary = DrainSummary(
+        run="r",
+        workers=[
+            ExecutorWorker(
+                number=0, host="node1", outcomes={"done": 7, "retried": 1, "dead": 2}, seconds=1.5
+            ),
+            ExecutorWorker(number=1, submitted=2, lost=2),
+        ],
+        ended=12,
+        seconds=2.0,
+        stopped=True,
+        cancelled=True,
+    )
+    show_summary(Settings(), summary)
+    shown = capsys.readouterr().out
+    assert "node1     7       3     0      1.5" in shown
+    assert "12 jobs ended meanwhile" in shown
+    assert "cancelled" in shown
+    show_summary(Settings(json=True), summary)
+    document = json.loads(capsys.readouterr().out)
+    assert (document["done"], document["failed"], document["lost"], document["ended"]) == (7, 3, 2, 12)
+    assert document["workers"][1]["host"] == ""
+
+
+def test_a_store_that_executors_cannot_see_is_refused(shipped: SparkSession) -> None:
+    with pytest.raises(InvalidRequest, match="lives in one process"):
+        run_on_executors(shipped, APP, "memory://")
+
+
+def test_options_are_checked_before_anything_is_submitted(shipped: SparkSession, url: str) -> None:
+    with pytest.raises(InvalidRequest, match="at least 1"):
+        run_on_executors(shipped, APP, url, workers=0)
+    with pytest.raises(InvalidRequest, match=r"lease of 0\.1 s"):
+        run_on_executors(shipped, APP, url, lease=0.1)
+
+
+def test_files_of_this_folder_are_named_from_the_root_for_executors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert (
+        absolute_url("sqlite:///jobs.db?durability=full") == f"sqlite:///{tmp_path}/jobs.db?durability=full"
+    )
+    assert absolute_url("sqlite:////var/jobs.db") == "sqlite:////var/jobs.db"
+    assert absolute_url("postgresql://host/name") == "postgresql://host/name"
