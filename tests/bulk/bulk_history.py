@@ -14,8 +14,6 @@ from taskharbor.jobs import SECOND, Failure, JobRecord, Micros, to_micros
 
 T = TypeVar("T")
 
-NAMES = {"lease_expires_at": "expires_at_us"}
-
 
 def within(url: str, use: Callable[[Driver], Awaitable[T]]) -> T:
     """Do something with an open driver."""

@@ -22,6 +22,7 @@ from clusters import EXECUTOR_SETTINGS, HOME, PATIENCE, SMALL_JVM, Standalone, c
 from needing import need
 from taskharbor import Attempt, Client, JobRequest, JobState, Outcome
 from taskharbor.drivers.contract import JobFilter
+from taskharbor.spark.audit.run import audit_store
 from taskharbor.spark.session import SparkUnavailable, check
 
 HERE = Path(__file__).parent
@@ -106,7 +107,7 @@ def check_that_every_job_ended_once(client: Client, ids: set[str]) -> dict[str, 
 
 
 def test_an_executor_killed_in_the_middle_of_5000_jobs_costs_none_of_them(
-    folder: Path, client: Client, url: str
+    folder: Path, client: Client, url: str, request: pytest.FixtureRequest
 ) -> None:
     ids = enqueue(client, "dwell", 5000, seconds=0.02)
     with Standalone(folder) as cluster:
@@ -129,12 +130,17 @@ def test_an_executor_killed_in_the_middle_of_5000_jobs_costs_none_of_them(
     assert len({row.worker for row in expired}) == 1
     assert summary["ended"] == 5000
     assert len(summary["workers"]) == 2
+    # Not before: a session takes memory that the cluster needs.
+    audited = audit_store(request.getfixturevalue("spark"), url)
+    assert audited.is_clean, audited.examples
+    assert (audited.jobs, audited.rows) == (5000, sum(map(len, by_job.values())))
     print(f"{len(expired)} leases of the killed executor expired; {summary['seconds']} s")
 
 
 LOCAL_CLUSTER = """
 import json, os, signal, sys
 from taskharbor.drivers.contract import JobFilter
+from taskharbor.spark.audit.run import audit_store
 from taskharbor.spark.session import local_session
 from taskharbor.spark.workers import run_on_executors
 

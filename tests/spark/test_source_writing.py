@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,7 +24,7 @@ else:
     pytest.importorskip("pyspark")
 
 from two_hosts import two_hosts
-from written import dying_midway, jobs_in, never_ending_well, staged_rows
+from written import ask, dying_midway, jobs_in, never_ending_well, staged_rows
 
 ROWS = 12_000
 PARTITIONS = 4
@@ -76,6 +77,18 @@ def test_tasks_that_die_midway_add_nothing_twice_and_lose_nothing(
     save(rows.mapInArrow(dying_midway(), "n long"), url, type="t")
     assert payloads(url) == list(range(ROWS))
     assert staged_rows(url) == 0
+
+
+def test_jobs_run_in_the_order_of_the_dataframe(spark: SparkSession, tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/jobs.db"
+    save(spark.range(0, 300, 1, 5).selectExpr("id AS n").coalesce(3), url, type="t")
+    claimed = ask(
+        url,
+        lambda driver: driver.reserve(
+            "default", limit=300, lease_for=1_000_000, now=time.time_ns() // 1000, worker="w"
+        ),
+    )
+    assert [json.loads(job.payload)["n"] for job in claimed] == list(range(300))
 
 
 def test_an_aborted_write_leaves_no_job_and_nothing_staged(small_batches: SparkSession, url: str) -> None:

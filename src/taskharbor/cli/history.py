@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from taskharbor.cli.output import emit
 from taskharbor.cli.settings import Settings, shared_options
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 
 @click.command()
@@ -48,35 +44,20 @@ def history(
     """Make up a realistic history, clean or with planted violations."""
     if (lake is None) == (parquet is None):
         raise click.UsageError("say where it goes: either --lake DIR or --parquet DIR")
-    from taskharbor.spark.history import generate, queues_table
-    from taskharbor.spark.session import local_session
+    from taskharbor.spark.session import check, local_session
+
+    check()
+    from taskharbor.spark.history.writing import fill_lake, write_parquet
 
     spark = local_session("taskharbor history")
     began = time.monotonic()
-    attempts, planted = generate(spark, rows=rows, seed=seed, days=days, violations=violations)
-    queues = queues_table(spark, rows=rows, days=days)
-    if parquet is not None:
-        _write(parquet, attempts, queues, planted)
-    elif lake is not None:
-        _run_through(spark, lake, f"history-{seed}", attempts, queues)
-    count = planted.count() if violations else 0
+    if lake is not None:
+        count = fill_lake(spark, lake, rows=rows, days=days, seed=seed, violations=violations)
+    elif parquet is not None:
+        count = write_parquet(spark, parquet, rows=rows, days=days, seed=seed, violations=violations)
     seconds = time.monotonic() - began
     where = str(lake or parquet)
     if settings.json:
         emit({"rows": rows, "planted": count, "seed": seed, "seconds": round(seconds, 3), "path": where})
     else:
         click.echo(f"{rows:,} attempts, {count:,} violations planted, in {where} ({seconds:.1f} s)")
-
-
-def _write(folder: Path, attempts: DataFrame, queues: DataFrame, planted: DataFrame) -> None:
-    for name, frame in (("attempts", attempts), ("queues", queues), ("planted", planted)):
-        frame.write.mode("errorifexists").parquet(str(folder / name))
-
-
-def _run_through(
-    spark: SparkSession, folder: Path, name: str, attempts: DataFrame, queues: DataFrame
-) -> None:
-    from taskharbor.spark.lake.layout import Lake
-    from taskharbor.spark.lake.run import run_pipeline
-
-    run_pipeline(spark, Lake(folder), attempts, name=name, queues=queues)

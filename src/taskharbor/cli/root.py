@@ -33,8 +33,8 @@ SECTIONS: tuple[tuple[str, tuple[click.Command, ...]], ...] = (
     ("Start here", (demo, worker, enqueue)),
     ("Look", (stats, list_jobs, inspect)),
     ("Operate", (queues, cancel, dlq, spark_worker)),
-    ("Analyse", (pipeline,)),
-    ("Set up", (doctor, migrate, completion, history)),
+    ("Analyse", (pipeline, history)),
+    ("Set up", (doctor, migrate, completion)),
 )
 
 

@@ -31,11 +31,11 @@ async def settle(
         return _put_back(order, sorted_answers)
     times = Counter([one.job_id for one in settlements])
     is_each_once = len(times) == len(settlements)
-    others = [
-        _other(one, n) | ({} if times[one.job_id] == 1 else {"again": True})
+    others = {
+        n: _other(one) | ({} if times[one.job_id] == 1 else {"again": True})
         for n, one in enumerate(settlements, start=1)
         if type(one) is not Ack or one.result is not None or not is_each_once
-    ]
+    }
     values = [*_leases(settlements), to_json(others) if others else None, now, stir, again]
     answers: list[int] | None = await session.value(load("work", schema)["settle"], values)
     if answers is None:
@@ -72,19 +72,19 @@ def _leases(items: Sequence[Settlement] | Sequence[Extension]) -> tuple[str, str
     )
 
 
-def _other(settlement: Settlement, n: int) -> dict[str, Any]:
+def _other(settlement: Settlement) -> dict[str, Any]:
     """What the server needs to know of a settlement that is not a plain ack."""
     match settlement:
         case Ack(result=result):
-            return {"n": n, "kind": 0} | ({} if result is None else {"result": in_base64(result)})
+            return {"kind": 0} | ({} if result is None else {"result": in_base64(result)})
         case Retry(run_at_us=run_at, attempts=attempts, error=error):
-            return {"n": n, "kind": 1, "run_at": run_at, "attempts": attempts, **_error(error)}
+            return {"kind": 1, "run_at": run_at, "attempts": attempts, **_error(error)}
         case Fail(attempts=attempts, error=error):
-            return {"n": n, "kind": 2, "attempts": attempts, **_error(error)}
+            return {"kind": 2, "attempts": attempts, **_error(error)}
         case Release(run_at_us=run_at_or_none):
-            return {"n": n, "kind": 3, "run_at": run_at_or_none}
+            return {"kind": 3, "run_at": run_at_or_none}
         case Discard(reason=reason):
-            return {"n": n, "kind": 4, **({} if reason is None else _error(reason))}
+            return {"kind": 4, **({} if reason is None else _error(reason))}
         case _:
             assert_never(settlement)
 

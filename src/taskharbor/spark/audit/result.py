@@ -70,5 +70,12 @@ def summarise(violations: DataFrame, attempts: DataFrame) -> AuditResult:
     )
 
 
+def replaced(result: AuditResult, kind: str, by: AuditResult) -> AuditResult:
+    """The same, with what another look at one kind came to."""
+    kinds = {name: count for name, count in result.kinds.items() if name != kind} | by.kinds
+    examples = [example for example in result.examples if example.kind != kind] + by.examples
+    return msgspec.structs.replace(result, kinds=kinds, examples=examples)
+
+
 def _age(violation: Violation) -> tuple[float, str]:
     return (0.0 if violation.at is None else violation.at.timestamp(), violation.job_id or "")

@@ -16,7 +16,7 @@ from taskharbor.spark.audit.kinds import Kind
 from taskharbor.spark.audit.limits import check_limits
 from taskharbor.spark.audit.live_jobs import check_live_jobs, has_ended
 from taskharbor.spark.audit.lives import check_lives
-from taskharbor.spark.audit.result import AuditResult, summarise
+from taskharbor.spark.audit.result import AuditResult, replaced, summarise
 from taskharbor.spark.audit.single_rows import check_single_rows
 
 STORE = "store"
@@ -77,25 +77,22 @@ def audit_store(spark: SparkSession, url: str) -> AuditResult:
         attempts.count()
         jobs = jobs.persist(StorageLevel.MEMORY_AND_DISK)
         limits = queues.withColumn("observed_at", F.lit(datetime.now(UTC)))
-        found = audit(attempts, live_jobs=jobs, limits=limits)
-        result = summarise(found, attempts)
+        result = summarise(audit(attempts, live_jobs=jobs, limits=limits), attempts)
         if Kind.LOST_JOB in result.kinds:
-            result = summarise(_without_ended_since(spark, url, found), attempts)
+            lost = check_live_jobs(attempts, jobs).where(F.col("kind") == str(Kind.LOST_JOB))
+            result = replaced(result, Kind.LOST_JOB, summarise(_not_ended_since(spark, url, lost), attempts))
         return result
     finally:
         attempts.unpersist()
         jobs.unpersist()
 
 
-def _without_ended_since(spark: SparkSession, url: str, found: DataFrame) -> DataFrame:
+def _not_ended_since(spark: SparkSession, url: str, lost: DataFrame) -> DataFrame:
     """A job may have ended, and been removed, after the log was read and before the jobs were: the log says so by now."""
     last = (
-        _read(spark, url, "attempts").groupBy("source", "job_id").agg(F.max_by("state", "seq").alias("state"))
+        _read(spark, url, "attempts").groupBy("job_id", "source").agg(F.max_by("state", "seq").alias("state"))
     )
-    ended = last.where(has_ended()).select("source", "job_id")
-    is_lost = F.col("kind") == str(Kind.LOST_JOB)
-    lost = found.where(is_lost).join(ended, ["source", "job_id"], "left_anti")
-    return found.where(~is_lost).unionByName(lost)
+    return lost.join(last.where(has_ended()), ["source", "job_id"], "left_anti")
 
 
 def _read(spark: SparkSession, url: str, table: str) -> DataFrame:

@@ -25,6 +25,7 @@ from taskharbor.bulk import open_store
 from taskharbor.bulk.write_ids import new_write, numbered_write
 from taskharbor.drivers.registry import connect
 from taskharbor.errors import InvalidRequest, TaskHarborError
+from taskharbor.jobs import Micros
 from taskharbor.requests import RecordBuilder
 from taskharbor.spark.source.requests import OPTIONS, RowsToJobs
 from taskharbor.spark.source.triage import ACTIONS, TriageWriter
@@ -53,9 +54,11 @@ class JobWriter(DataSourceArrowWriter):
         self._url = url
         self._rows = rows
         self._write = new_write()
+        # One instant for all: jobs that are due at once then run in the DataFrame's order, whichever task began first.
+        self._now = _now()
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        return _stage(self._url, self._rows, self._write, iterator)
+        return _stage(self._url, self._rows, self._write, self._now, iterator)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         _publish(self._url, self._write, _staged(messages))
@@ -78,7 +81,7 @@ class JobStreamWriter(DataSourceStreamArrowWriter):
         batch = context.getLocalProperty("streaming.sql.batchId")
         if query is None or batch is None:
             raise TaskHarborError("Spark did not say to which query and batch this task belongs")
-        return _stage(self._url, self._rows, numbered_write(f"spark-{query}", int(batch)), iterator)
+        return _stage(self._url, self._rows, numbered_write(f"spark-{query}", int(batch)), _now(), iterator)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
         staged = _staged(messages)
@@ -128,11 +131,12 @@ def _checked(options: Mapping[str, str], *, overwrite: bool) -> tuple[str, str]:
     return options["url"], mode
 
 
-def _stage(url: str, rows: RowsToJobs, write: str, batches: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+def _stage(
+    url: str, rows: RowsToJobs, write: str, now: Micros, batches: Iterator[pa.RecordBatch]
+) -> WriterCommitMessage:
     context = _context()
     task = f"{context.partitionId()}.{context.taskAttemptId()}"
     builder = RecordBuilder()
-    now = time.time_ns() // 1000
     with open_store(url) as store:
         jobs = store.stage(write, task, (rows.records(batch, builder, now) for batch in batches))
         return StagedTask(write, task, jobs, store.carry(write, task))
@@ -143,7 +147,7 @@ def _publish(url: str, write: str, staged: Sequence[StagedTask]) -> None:
         for message in staged:
             if message.carried is not None:
                 store.receive(write, message.task, message.carried)
-        store.publish(write, [message.task for message in staged], now=time.time_ns() // 1000)
+        store.publish(write, [message.task for message in staged], now=_now())
 
 
 def _staged(messages: Sequence[WriterCommitMessage | None]) -> list[StagedTask]:
@@ -152,6 +156,10 @@ def _staged(messages: Sequence[WriterCommitMessage | None]) -> list[StagedTask]:
     if len(staged) != len(messages):
         raise TaskHarborError("a task of this write did not say what it staged: nothing was published")
     return sorted(staged, key=lambda message: int(message.task.partition(".")[0]))
+
+
+def _now() -> Micros:
+    return time.time_ns() // 1000
 
 
 def _context() -> TaskContext:

@@ -22,8 +22,8 @@ from taskharbor.drivers.registry import connect
 from taskharbor.errors import BackendUnavailable, InvalidRequest, TaskHarborError
 from taskharbor.harbor import Harbor
 from taskharbor.ids import new_id
-from taskharbor.jobs import JobState
 from taskharbor.spark.workers.stopping import clear_mark, is_marked, set_mark
+from taskharbor.spark.workers.stores import absolute_url, look
 from taskharbor.spark.workers.summary import DrainSummary, ExecutorWorker, Progress, TaskReport
 from taskharbor.spark.workers.task import Order, WorkerOptions, work
 
@@ -40,7 +40,6 @@ DEFAULT_GRACE = 30.0
 _AFTER_GRACE = 10.0
 """What a worker takes beyond its grace period: noticing the mark, ending handlers that do not stop, writing, reporting."""
 _AFTER_CANCEL = 15.0
-_WORK_STATES = (JobState.READY, JobState.SCHEDULED, JobState.BLOCKED)
 
 
 class WorkersFailed(TaskHarborError):
@@ -108,7 +107,7 @@ class _Run:
         queues = self._queues
         client = Client(self._store)
         try:
-            before = _look(client, queues)
+            before = look(client, queues)
             if started is not None:
                 started(self._name, self._count)
             threads = [
@@ -124,7 +123,7 @@ class _Run:
                 for thread in threads:
                     thread.start()
                 self._watch(client, threads, queues, before[0])
-            ended = _look(client, queues)[0] - before[0]
+            ended = look(client, queues)[0] - before[0]
         finally:
             self._clear(client)
             client.close()
@@ -255,7 +254,7 @@ class _Run:
         if self._progress is None:
             return
         try:
-            ended, waiting, inflight = _look(client, queues)
+            ended, waiting, inflight = look(client, queues)
         except (BackendUnavailable, OSError):
             return  # The workers ride it out.
         self._progress(
@@ -302,15 +301,6 @@ def _context(spark: SparkSession) -> SparkContext:
         ) from None
 
 
-def absolute_url(url: str) -> str:
-    """An SQLite file named from this folder, named from the root: executors stand elsewhere."""
-    scheme, mark, rest = url.partition("://")
-    if scheme != "sqlite" or not rest.startswith("/") or rest.startswith("//"):
-        return url
-    path, question, options = rest[1:].partition("?")
-    return f"{scheme}{mark}/{os.path.abspath(path)}{question}{options}"
-
-
 def _check(harbor: Harbor, store: Driver, options: WorkerOptions) -> None:
     """What is wrong is said here, and not by an executor."""
     if not store.capabilities.multi_process:
@@ -323,17 +313,6 @@ def _check(harbor: Harbor, store: Driver, options: WorkerOptions) -> None:
 def _take_in(worker: ExecutorWorker, report: TaskReport) -> None:
     worker.name, worker.host = report.worker, report.host
     worker.outcomes, worker.seconds = report.outcomes, report.seconds
-
-
-def _look(client: Client, queues: list[str]) -> tuple[int, int, int]:
-    """Jobs that ever ended, that wait, that are under way."""
-    ended = waiting = inflight = 0
-    for queue in queues:
-        for stats in client.stats(queue):
-            ended += stats.done_total + stats.dead_total + stats.cancelled_total
-            waiting += sum(stats.counts[state] for state in _WORK_STATES)
-            inflight += stats.counts[JobState.INFLIGHT]
-    return ended, waiting, inflight
 
 
 def _first(threads: Sequence[threading.Thread]) -> threading.Thread:

@@ -66,10 +66,11 @@ BEGIN
     RETURN 0;
 END $$;
 
--- A batch. p_others: for what is not a plain ack without a result, {n, kind, run_at, attempts, type, message, error, result,
--- again: the job is in the batch more than once} by place in the batch; NULL where all are plain. Answers in order; NULL where every one succeeded.
+-- A batch. p_others: for what is not a plain ack without a result, {kind, run_at, attempts, type, message, error, result,
+-- again: the job is in the batch more than once} by place in the batch; NULL where all are plain. An object that is looked up,
+-- because joining a list would walk it anew for every row. Answers in order; NULL where every one succeeded.
 CREATE FUNCTION settle(
-    p_seqs bigint[], p_ids text[], p_secrets text[], p_others json, p_now bigint, p_stir smallint, p_again boolean
+    p_seqs bigint[], p_ids text[], p_secrets text[], p_others jsonb, p_now bigint, p_stir smallint, p_again boolean
 ) RETURNS smallint[] LANGUAGE plpgsql AS $$
 DECLARE
     v_settled integer[];
@@ -79,16 +80,13 @@ DECLARE
 BEGIN
     -- Whoever locks several jobs takes those without a key first, then those with one, each by number: so no two calls wait
     -- for each other. What comes first here are plain acks of jobs without a key; so the others of that kind are locked along.
-    IF EXISTS (SELECT FROM json_array_elements(p_others) AS e WHERE e ->> 'kind' <> '0' OR e ->> 'again' IS NOT NULL) THEN
+    IF EXISTS (SELECT FROM jsonb_each(p_others) AS o(n, e) WHERE o.e ->> 'kind' <> '0' OR o.e ->> 'again' IS NOT NULL) THEN
         PERFORM FROM jobs WHERE id = ANY (p_ids) AND key IS NULL ORDER BY seq FOR UPDATE;
     END IF;
     WITH given AS (
-        SELECT g.seq, g.id, g.secret, g.n, o.result
+        SELECT g.seq, g.id, g.secret, g.n, decode(p_others -> g.n::text ->> 'result', 'base64') AS result
         FROM unnest(p_seqs, p_ids, p_secrets) WITH ORDINALITY AS g(seq, id, secret, n)
-        LEFT JOIN (SELECT (e ->> 'n')::integer AS n, decode(e ->> 'result', 'base64') AS result,
-                          (e ->> 'kind') = '0' AND (e ->> 'again') IS NULL AS is_plain
-                   FROM json_array_elements(p_others) AS e) AS o ON o.n = g.n
-        WHERE o.is_plain IS NOT FALSE
+        WHERE coalesce(p_others -> g.n::text ->> 'kind', '0') = '0' AND p_others -> g.n::text ->> 'again' IS NULL
     ), gone AS (
         DELETE FROM jobs AS j USING given AS g
         -- "+ 0" keeps the planner from walking all leases for each of the batch: it must go by the id.
@@ -131,9 +129,8 @@ BEGIN
     ) AS l;
     -- In order, so that the second settlement of a job finds what the first one did.
     FOR v_one IN
-        SELECT g.seq, g.id, g.secret, g.n, o.e
+        SELECT g.seq, g.id, g.secret, g.n, p_others -> g.n::text AS e
         FROM unnest(p_seqs, p_ids, p_secrets) WITH ORDINALITY AS g(seq, id, secret, n)
-        LEFT JOIN (SELECT (e ->> 'n')::integer AS n, e FROM json_array_elements(p_others) AS e) AS o ON o.n = g.n
         WHERE v_settled IS NULL OR g.n <> ALL (v_settled)
         ORDER BY g.n
     LOOP
@@ -147,7 +144,7 @@ END $$ SET search_path FROM CURRENT SET enable_seqscan = off SET enable_hashjoin
 
 -- Heartbeats. Only what moves is answered at once; the rest is looked at one by one to say what is wrong with it.
 CREATE FUNCTION extend_lease(
-    p_seqs bigint[], p_ids text[], p_secrets text[], p_progress json, p_lease_for bigint, p_now bigint
+    p_seqs bigint[], p_ids text[], p_secrets text[], p_progress jsonb, p_lease_for bigint, p_now bigint
 ) RETURNS TABLE (n integer, code smallint, expires_at bigint, cancel_requested boolean) LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE

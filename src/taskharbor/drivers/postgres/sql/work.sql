@@ -4,11 +4,11 @@ SELECT * FROM $schema.reserve(
     %s::pg_snapshot, %s::bigint, %s::bigint, %s::smallint[], %s::bigint[], %s::bigint[], %s::boolean)
 
 -- name: settle
-SELECT $schema.settle(%s::bigint[], %s::text[], %s::text[], %s::json, %s::bigint, %s::smallint, %s::boolean)
+SELECT $schema.settle(%s::bigint[], %s::text[], %s::text[], %s::jsonb, %s::bigint, %s::smallint, %s::boolean)
 
 -- name: extend
 SELECT n, code, expires_at, cancel_requested
-FROM $schema.extend_lease(%s::bigint[], %s::text[], %s::text[], %s::json, %s::bigint, %s::bigint) ORDER BY n
+FROM $schema.extend_lease(%s::bigint[], %s::text[], %s::text[], %s::jsonb, %s::bigint, %s::bigint) ORDER BY n
 
 -- name: reclaim
 SELECT $schema.reclaim(%s, %s::bigint, %s::integer, %s::smallint)
