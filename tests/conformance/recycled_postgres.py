@@ -12,7 +12,19 @@ from psycopg import sql
 
 from taskharbor.testing.servers import PostgresAt, with_fresh_schema
 
-TABLES = ("queues", "jobs", "finished", "dead", "idempotency", "attempts", "moves", "totals")
+TABLES = (
+    "queues",
+    "jobs",
+    "finished",
+    "dead",
+    "idempotency",
+    "attempts",
+    "moves",
+    "totals",
+    "repeated",
+    "staged",
+    "published",
+)
 DAYS = """
 SELECT relname FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace
 WHERE nspname = %s AND relispartition AND relkind = 'r' AND relname NOT LIKE '%%_rest'

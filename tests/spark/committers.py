@@ -1,4 +1,4 @@
-"""Eight who work at once on one PostgreSQL store, and one who begins early and commits late."""
+"""Eight who work at once on one PostgreSQL store, and two who begin early and commit late."""
 
 from __future__ import annotations
 
@@ -35,6 +35,7 @@ class Committers:
         each = jobs // workers
         self._shares = [each * (n + 1) // stages - each * n // stages for n in range(stages)]
         self._gates = [threading.Semaphore(0) for _ in range(workers)]
+        self._bell = threading.Semaphore(0)
         self._batches: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self._errors: list[BaseException] = []
         self._threads = [
@@ -42,18 +43,19 @@ class Committers:
             for n in range(workers)
         ]
         self._dawdler = threading.Thread(target=self._guarded, args=(self._dawdle,))
+        self._sleeper = threading.Thread(target=self._guarded, args=(self._oversleep,))
 
     @property
     def stages(self) -> int:
         return len(self._shares)
 
     def start(self) -> None:
-        for thread in (*self._threads, self._dawdler):
+        for thread in (*self._threads, self._dawdler, self._sleeper):
             thread.start()
 
     def let(self) -> None:
         """Let everybody do the next stage."""
-        for gate in self._gates:
+        for gate in (*self._gates, self._bell):
             gate.release()
 
     def finish(self) -> None:
@@ -62,6 +64,7 @@ class Committers:
             thread.join()
         self._batches.put(False)
         self._dawdler.join()
+        self._sleeper.join()
         if self._errors:
             raise self._errors[0]
 
@@ -89,20 +92,38 @@ class Committers:
 
     def _dawdle(self) -> None:
         """Write a row, let several others commit theirs, and only then commit: again and again, until the others are done."""
-        options = parse_url(self.url)
-        with psycopg.connect(options.conninfo) as connection:
-            connection.execute(sql.SQL("SET search_path TO {}").format(sql.Identifier(options.schema)))
+        with self._connected() as connection:
             while self._batches.get():
-                found = connection.execute(
-                    "INSERT INTO attempts (fence, created_at, run_at, ended_at, queue_id, payload_size, rank, outcome, state, "
-                    "job_id, type) SELECT 1, 1, 1, %s, id, 0, 0, 0, 4, 'late', 't' FROM queues LIMIT 1 RETURNING seq",
-                    [_now()],
-                ).fetchall()
+                self._log_one(connection)
                 goes_on = all(self._batches.get() for _ in range(8))
                 connection.commit()
-                self.late += [seq for (seq,) in found]
                 if not goes_on:
                     return
+
+    def _oversleep(self) -> None:
+        """Write a row when a stage begins, and commit it when the next one does: a reader comes by in between."""
+        with self._connected() as connection:
+            self._bell.acquire()
+            for _ in self._shares[1:]:
+                self._bell.acquire()
+                connection.commit()
+                self._log_one(connection)
+            connection.commit()
+
+    def _connected(self) -> psycopg.Connection[Any]:
+        options = parse_url(self.url)
+        connection = psycopg.connect(options.conninfo)
+        connection.execute(sql.SQL("SET search_path TO {}").format(sql.Identifier(options.schema)))
+        connection.commit()
+        return connection
+
+    def _log_one(self, connection: psycopg.Connection[Any]) -> None:
+        found = connection.execute(
+            "INSERT INTO attempts (fence, created_at, run_at, ended_at, queue_id, payload_size, rank, outcome, state, "
+            "job_id, type) SELECT 1, 1, 1, %s, id, 0, 0, 0, 4, 'late', 't' FROM queues LIMIT 1 RETURNING seq",
+            [_now()],
+        ).fetchall()
+        self.late += [seq for (seq,) in found]
 
 
 async def _enqueue(driver: Driver, name: str, count: int) -> None:

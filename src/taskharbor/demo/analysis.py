@@ -18,9 +18,8 @@ import msgspec
 from taskharbor.errors import TaskHarborError
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
     from taskharbor.spark.report import ReportData
+    from taskharbor.spark.session import Session
 
 LOG = "spark.log"
 # A few thousand rows: compiling the queries would take longer than running them as they are.
@@ -69,7 +68,7 @@ def missing() -> str | None:
 
 
 def analyse(
-    url: str, folder: Path, report: Path, *, say: Callable[[str], None], spark: SparkSession | None = None
+    url: str, folder: Path, report: Path, *, say: Callable[[str], None], spark: Session | None = None
 ) -> Analysis:
     """Pipeline, audit and report over the store, with the lake and Spark's log in `folder`.
 
@@ -105,7 +104,7 @@ def analyse(
 
 
 def _from_store_to_numbers(
-    spark: SparkSession, url: str, lake_folder: Path, say: Callable[[str], None]
+    spark: Session, url: str, lake_folder: Path, say: Callable[[str], None]
 ) -> ReportData:
     from taskharbor.spark.audit import audit_lake
     from taskharbor.spark.lake.layout import Lake
@@ -120,7 +119,7 @@ def _from_store_to_numbers(
     return collect(spark, lake, audit=audit)
 
 
-def _started(folder: Path) -> SparkSession:
+def _started(folder: Path) -> Session:
     from taskharbor.spark.session import local_session
 
     with _errors_into(folder / LOG):

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from taskharbor.errors import TaskHarborError
 
@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 MINIMUM_JAVA = 17
+
+Session: TypeAlias = "SparkSession"
+"""For annotations where PySpark itself is not to be imported."""
 
 
 class SparkUnavailable(TaskHarborError):
