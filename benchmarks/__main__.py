@@ -22,10 +22,19 @@ from benchmarks.peers.race import Result, race
 from benchmarks.peers.report import table as race_table
 from benchmarks.postgres_server import server
 
+
+def _spark(quick: bool) -> list[Callable[[], Figure]]:
+    """Imported when asked for: PySpark alone takes longer to import than some of the others run."""
+    from benchmarks import pipeline, spark_reading, spark_writing
+
+    return [*spark_reading.figures(quick), *spark_writing.figures(quick), *pipeline.figures(quick)]
+
+
 SUITES: dict[str, Callable[[bool], list[Callable[[], Figure]]]] = {
     "memory": memory.figures,
     "sqlite": sqlite.figures,
     "postgres": postgres.figures,
+    "spark": _spark,
 }
 PEERS = "peers-postgres"
 

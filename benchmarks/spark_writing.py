@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 
 from pyspark.sql import SparkSession
 
@@ -76,5 +77,5 @@ def dataframe_to_jobs(count: int, rounds: int) -> Figure:
     )
 
 
-def figures(quick: bool) -> list[Figure]:
-    return [dataframe_to_jobs(200_000 if quick else 1_000_000, 2 if quick else 3)]
+def figures(quick: bool) -> list[Callable[[], Figure]]:
+    return [lambda: dataframe_to_jobs(200_000 if quick else 1_000_000, 2 if quick else 3)]
