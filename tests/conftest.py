@@ -1,9 +1,12 @@
-"""Servers for the tests that need real ones.
+"""Servers, and Spark, for the tests that need real ones.
 
 What is not installed skips its tests on a laptop and fails them in CI, where nobody reads the skips.
 """
 
+from __future__ import annotations
+
 from collections.abc import Generator, Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -18,6 +21,9 @@ from taskharbor.testing.servers import (
     shared_postgres,
     with_fresh_schema,
 )
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 
 def _needing_servers() -> Generator[None, object, object]:
@@ -57,3 +63,17 @@ def postgres_url(postgres_server: PostgresAt) -> Iterator[str]:
     url = with_fresh_schema(postgres_server.url)
     yield url
     drop_schema(url)
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    """One for all tests of a process: starting it takes longer than most of them."""
+    from taskharbor.spark.session import SparkUnavailable, check, local_session
+
+    try:
+        check()
+    except SparkUnavailable as error:
+        need(str(error))
+    session = local_session("tests", master="local[2,4]", settings={"spark.sql.shuffle.partitions": "2"})
+    yield session
+    session.stop()

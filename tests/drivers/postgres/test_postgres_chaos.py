@@ -27,6 +27,7 @@ from taskharbor.drivers.postgres import PostgresDriver
 from taskharbor.errors import BackendUnavailable
 from taskharbor.ids import new_ids
 from taskharbor.jobs import Attempt, JobRecord, JobState, Micros, Outcome
+from taskharbor.spark.audit import audit_store
 from taskharbor.testing.servers import PostgresServer, with_fresh_schema
 
 SEED = "TASKHARBOR_POSTGRES_CHAOS_SEED"
@@ -381,7 +382,7 @@ def check_executions(attempts: Sequence[Attempt], executions: Counter[tuple[str,
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="needs POSIX signals")
-def test_chaos_loses_and_doubles_nothing(tmp_path: Path) -> None:
+def test_chaos_loses_and_doubles_nothing(tmp_path: Path, request: pytest.FixtureRequest) -> None:
     seed = int(os.environ.get(SEED) or random.randrange(2**32))
     print(f"replay with {SEED}={seed}")
     assert {queue for queue, _ in CONTENTS} == set(QUEUES)
@@ -389,9 +390,13 @@ def test_chaos_loses_and_doubles_nothing(tmp_path: Path) -> None:
         url = with_fresh_schema(server.url)
         chaos = Chaos(url, server, Fleet(url, tmp_path), seed)
         asyncio.run(chaos.run())
+        # Started only now: Java would take its share of the machine while workers are frozen and killed.
+        audited = audit_store(request.getfixturevalue("spark"), url)
         deadlocks = server.log.read_text(errors="replace").count("deadlock detected")
     outcomes = Counter(row.outcome for row in chaos.told)
     print({str(outcome): count for outcome, count in outcomes.items()}, f"{deadlocks} deadlocks")
+    assert audited.rows == len(chaos.told)
+    assert audited.is_clean, audited
     assert chaos.frozen_at_work > 0
     assert outcomes[Outcome.EXPIRED] > 0
     assert outcomes[Outcome.RETRIED] > 0
