@@ -152,7 +152,9 @@ class Model:
             return []
         room = limit
         if settings.max_inflight is not None:
-            room = min(room, settings.max_inflight - len(self.leased(queue, now)))
+            # A lease that is over and was not ended, because somebody was at it, may yet turn out to have been extended.
+            doubtful = [job_id for job_id in self.expired(now, queue) if job_id in self.left_expired]
+            room = min(room, settings.max_inflight - len(self.leased(queue, now)) - len(doubtful))
         candidates = [
             job
             for job in self.runnable(queue, now)
