@@ -1,4 +1,7 @@
-"""All tests of Spark run on one worker of pytest-xdist, so that they share the session of `tests/conftest.py`."""
+"""Tests of Spark run on one worker of pytest-xdist, so that they share the session of `tests/conftest.py`.
+
+Those that start clusters of their own need no share of it, and run beside the others.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,11 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
+OWN_CLUSTERS = {"test_cluster.py"}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if HERE in item.path.parents:
-            item.add_marker(pytest.mark.xdist_group("spark"))
+            group = "clusters" if item.path.name in OWN_CLUSTERS else "spark"
+            item.add_marker(pytest.mark.xdist_group(group))
