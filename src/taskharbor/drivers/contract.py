@@ -164,9 +164,9 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     multi_process: bool = True
     """Several processes can open the same store."""
     passes_over_busy: bool = False
-    """`reserve` may leave out a job that another call is changing at that very moment, instead of waiting for it, and count the lease of
-    such a job as held. That call then wakes whoever waits. And of a job that another call is changing, a settlement or heartbeat that does not hold the lease
-    may be told by the error of the moment before or after."""
+    """`reserve` may leave out a job that another call is changing at that very moment, instead of waiting for it, and count the
+    lease of such a job as held. That call then wakes whoever waits. And of a job that another call is changing, a settlement
+    or heartbeat that does not hold the lease may be told by the error of the moment before or after."""
 
 
 class JoinedTransaction(abc.ABC):
