@@ -10,8 +10,6 @@ from collections.abc import Sequence
 from operator import itemgetter
 from typing import Any
 
-import msgspec
-
 from taskharbor.drivers.postgres import arrays
 from taskharbor.drivers.postgres.connections import Row, Session
 from taskharbor.drivers.postgres.rows import leased_job
@@ -23,33 +21,25 @@ _claim_order = itemgetter(2, 3, 1)
 """rank, run_at, seq: rows come as they lie in the table."""
 
 
-class Hint(msgspec.Struct):
-    """Where the living begin, and the snapshot in which that was true."""
+class Hint:
+    """Where the living begin, and the snapshot in which that was true, as the server wrote it down."""
 
-    seen: str
-    floor: Micros | None
-    low_expiry: Micros | None
-    places: list[tuple[int, Micros, int]]
-    """Per rank, the run_at and seq of its first waiting job."""
-    uses: int = 0
+    def __init__(self, said: str, uses: int) -> None:
+        self.values = [text or None for text in said.split("/")[:_PARTS]]
+        self.uses = uses
+        """Claims since the server last looked where the living begin."""
 
-    def values(self) -> list[Any]:
-        ranks, run_ats, seqs = zip(*self.places, strict=True) if self.places else ((), (), ())
-        self.uses += 1
-        is_old = self.uses >= _USES
-        return [
-            self.seen,
-            self.floor,
-            self.low_expiry,
-            *map(arrays.int_array, (ranks, run_ats, seqs)),
-            is_old,
-        ]
+    @property
+    def seen(self) -> str:
+        snapshot = self.values[1]
+        assert snapshot is not None
+        return snapshot
 
 
+_PARTS = 7
 _USES = 16
-"""Short claims that one hint serves: to find out where the living begin costs as much as the rest of such a claim."""
-_NO_HINT = [*[None] * 6, True]
-_decode_hint = msgspec.json.Decoder(Hint).decode
+"""Short claims that one look serves: to find out where the living begin costs as much as the rest of such a claim."""
+_NO_HINT = [*[None] * _PARTS, True]
 
 
 class Claimer:
@@ -79,19 +69,16 @@ class Claimer:
     ) -> list[JobRecord]:
         wanted = None if types is None else arrays.text_array(list(dict.fromkeys(types)))
         hint = self._hints.pop(queue, None)
-        values: list[Any] = [
-            queue, wanted, limit, lease_for, now, worker, secret, number, stir, *(hint.values() if hint else _NO_HINT),
-        ]  # fmt: skip
+        known = _NO_HINT if hint is None else [*hint.values, hint.uses >= _USES]
+        values: list[Any] = [queue, wanted, limit, lease_for, now, worker, secret, number, stir, *known]
         rows: list[Row] = await session.rows(self._statement, values)
         if rows and rows[-1][0] is not None:
             said = rows.pop()[0]
-            if said.startswith("{"):
-                hint = _decode_hint(said)
-                said = hint.seen
-            if hint is not None:
-                self._hints[queue] = hint
+            # A trailing stroke says that the server has looked.
+            uses = 0 if hint is None or said.endswith("/") else hint.uses + 1
+            hint = self._hints[queue] = Hint(said, uses)
             if types is None and len(rows) < limit:
-                self.emptied[queue] = said
+                self.emptied[queue] = hint.seen
         rows.sort(key=_claim_order)
         return [leased_job(row, queue, secret, worker) for row in rows]
 

@@ -24,8 +24,8 @@ RETURN (
 CREATE FUNCTION reserve(
     p_queue text, p_types text[], p_limit integer, p_lease_for bigint, p_now bigint, p_worker text, p_secret text,
     p_try integer, p_stir smallint,
-    p_seen pg_snapshot, p_floor bigint, p_low_expiry bigint, p_ranks smallint[], p_run_ats bigint[], p_seqs bigint[],
-    p_renew boolean
+    p_queue_id integer, p_seen pg_snapshot, p_floor bigint, p_low_expiry bigint, p_ranks smallint[], p_run_ats bigint[],
+    p_seqs bigint[], p_renew boolean
 ) RETURNS TABLE (
     hint text, seq bigint, rank smallint, run_at bigint, id text, type text, payload bytea, created_at bigint,
     max_attempts integer, fence bigint, reserved_at bigint, expires_at bigint, key text, attempts integer, stalls integer,
@@ -35,41 +35,66 @@ CREATE FUNCTION reserve(
 #variable_conflict use_column
 DECLARE
     v_queue record;
+    v_queue_id integer := p_queue_id;
+    v_is_limited boolean := false;
     v_lock text;
     v_seen pg_snapshot := p_seen;
     v_seen_now pg_snapshot;
     v_ranks smallint[] := p_ranks;
     v_run_ats bigint[] := p_run_ats;
     v_seqs bigint[] := p_seqs;
-    v_moved record;
     v_low_expiry bigint := -1;
     v_floor bigint;
-    v_room integer := p_limit;
+    v_room integer;
     v_got integer;
     v_scheduled integer;
     v_picked tid[];
     v_places tid[];
-    v_ready_taken integer := 0;
     v_scheduled_taken integer := 0;
 BEGIN
-    SELECT id, max_inflight INTO v_queue FROM queues WHERE name = p_queue;
-    IF NOT FOUND THEN
-        RETURN;
+    IF p_queue_id IS NULL THEN
+        SELECT id, max_inflight INTO v_queue FROM queues WHERE name = p_queue;
+        IF NOT FOUND THEN
+            RETURN;
+        END IF;
+        v_queue_id := v_queue.id;
+        v_is_limited := v_queue.max_inflight IS NOT NULL;
     END IF;
-    IF v_queue.max_inflight IS NULL THEN
-        -- Assignments, not PERFORM: an expression costs a tenth of a statement.
-        v_lock := pg_advisory_xact_lock_shared(queue_lock(v_queue.id));
+    -- Assignments, not PERFORM: an expression costs a tenth of a statement.
+    IF v_is_limited THEN
+        v_lock := pg_advisory_xact_lock(queue_lock(v_queue_id));
     ELSE
-        v_lock := pg_advisory_xact_lock(queue_lock(v_queue.id));
+        v_lock := pg_advisory_xact_lock_shared(queue_lock(v_queue_id));
     END IF;
     -- Nobody else has this secret, but another try of this very call may still be at work, or begin late: its answer was
     -- lost. One after the other, and after the latest try no earlier one does anything.
     v_lock := pg_advisory_xact_lock(hashtextextended(p_secret, 0));
-    -- Again under the lock: the settings do not change until this claim is over.
-    SELECT id, max_inflight, paused, EXISTS (SELECT FROM repeated WHERE call = p_secret AND try > p_try) AS is_outdated
-    INTO v_queue FROM queues WHERE name = p_queue;
-    IF v_queue.max_inflight IS NOT NULL THEN
-        PERFORM pg_advisory_xact_lock(queue_lock(v_queue.id));
+    -- Before anything is read: what commits from here on is not seen, and will be looked at next time.
+    v_seen_now := pg_current_snapshot();
+    -- Under the lock: the settings do not change until this claim is over. And in one statement: a folding in between would
+    -- take away moves that were not read yet. What can be worked out here is: an expression of its own costs more.
+    SELECT q.id, q.max_inflight, CASE WHEN q.paused THEN 0 ELSE p_limit END AS room, new.low_run_at, new.has_known_ranks,
+           EXISTS (SELECT FROM repeated WHERE call = p_secret AND try > p_try) AS is_outdated,
+           v_seen IS NOT NULL AND NOT coalesce(t.folded > pg_snapshot_xmin(v_seen), false) AS holds,
+           coalesce(new.has_known_ranks AND new.low_run_at > ALL (v_run_ats), true) AS holds_in_place,
+           greatest(p_floor, t.latest_end, new.latest_end) AS floor, least(p_low_expiry, new.low_expires_at) AS low_expiry
+    INTO v_queue
+    FROM queues AS q
+    LEFT JOIN totals AS t ON t.queue_id = q.id
+    CROSS JOIN LATERAL (
+        SELECT max(m.latest_end) AS latest_end, min(m.low_run_at) AS low_run_at, min(m.low_expires_at) AS low_expires_at,
+               bool_and(m.ranks <@ v_ranks) AS has_known_ranks
+        FROM moves AS m
+        WHERE m.queue_id = q.id
+          AND m.xid >= coalesce(pg_snapshot_xmin(v_seen), '0'::xid8)
+          AND (v_seen IS NULL OR NOT pg_visible_in_snapshot(m.xid, v_seen))
+    ) AS new
+    WHERE q.id = v_queue_id AND q.name = p_queue;
+    IF v_queue.max_inflight IS NOT NULL AND NOT v_is_limited OR NOT FOUND THEN
+        -- The limit is new, or the claimer remembers another queue: from the beginning, with all that this takes.
+        RETURN QUERY SELECT * FROM reserve(p_queue, p_types, p_limit, p_lease_for, p_now, p_worker, p_secret, p_try, p_stir,
+                                           NULL, NULL, NULL, NULL, NULL, NULL, NULL, true);
+        RETURN;
     END IF;
     IF v_queue.is_outdated THEN
         RETURN;
@@ -96,48 +121,41 @@ BEGIN
         END IF;
     END IF;
 
-    -- Before anything is read: what commits from here on is not seen, and will be looked at next time.
-    v_seen_now := pg_current_snapshot();
-    -- In one statement: a folding in between would take away moves that were not read yet.
-    SELECT t.folded, greatest(t.latest_end, new.latest_end) AS latest_end, new.low_run_at, new.low_expires_at, new.ranks
-    INTO v_moved
-    FROM (SELECT) AS one
-    LEFT JOIN totals AS t ON t.queue_id = v_queue.id
-    CROSS JOIN LATERAL (
-        SELECT max(m.latest_end) AS latest_end, min(m.low_run_at) AS low_run_at, min(m.low_expires_at) AS low_expires_at,
-               array_agg(DISTINCT r.rank) FILTER (WHERE r.rank IS NOT NULL) AS ranks
-        FROM moves AS m LEFT JOIN LATERAL unnest(m.ranks) AS r(rank) ON true
-        WHERE m.queue_id = v_queue.id
-          AND m.xid >= coalesce(pg_snapshot_xmin(v_seen), '0'::xid8)
-          AND (v_seen IS NULL OR NOT pg_visible_in_snapshot(m.xid, v_seen))
-    ) AS new;
-    v_floor := greatest(p_floor, v_moved.latest_end);
-    IF v_moved.folded > pg_snapshot_xmin(v_seen) THEN
-        v_seen := NULL;
-        v_floor := greatest(v_floor, (SELECT max(m.latest_end) FROM moves AS m WHERE m.queue_id = v_queue.id));
-    END IF;
-    IF v_seen IS NOT NULL THEN
-        v_low_expiry := least(p_low_expiry, v_moved.low_expires_at);
-        IF v_moved.ranks <@ v_ranks THEN
+    v_floor := v_queue.floor;
+    IF v_queue.holds THEN
+        v_low_expiry := v_queue.low_expiry;
+        IF v_queue.holds_in_place THEN
+        ELSIF v_queue.has_known_ranks THEN
             FOR i IN 1 .. cardinality(v_ranks) LOOP
-                IF v_moved.low_run_at <= v_run_ats[i] THEN
-                    v_run_ats[i] := v_moved.low_run_at;
+                IF v_queue.low_run_at <= v_run_ats[i] THEN
+                    v_run_ats[i] := v_queue.low_run_at;
                     v_seqs[i] := 0;
                 END IF;
             END LOOP;
-        ELSIF v_moved.ranks IS NOT NULL THEN
+        ELSE
             SELECT array_agg(h.rank), array_agg(h.run_at), array_agg(h.seq) INTO v_ranks, v_run_ats, v_seqs
             FROM (
                 SELECT DISTINCT ON (places.rank) places.rank, places.run_at, places.seq
                 FROM (
                     SELECT * FROM unnest(v_ranks, v_run_ats, v_seqs) AS known(rank, run_at, seq)
                     UNION ALL
-                    SELECT unnest(v_ranks || v_moved.ranks), v_moved.low_run_at, 0
+                    SELECT unnest(v_ranks), v_queue.low_run_at, 0
+                    UNION ALL
+                    SELECT unnest(m.ranks), v_queue.low_run_at, 0 FROM moves AS m
+                    WHERE m.queue_id = v_queue.id
+                      AND m.xid >= pg_snapshot_xmin(v_seen) AND NOT pg_visible_in_snapshot(m.xid, v_seen)
                 ) AS places
                 ORDER BY places.rank, places.run_at, places.seq
             ) AS h;
+            IF (SELECT t.folded > pg_snapshot_xmin(v_seen) FROM totals AS t WHERE t.queue_id = v_queue.id) THEN
+                -- A folding came between the two readings and may have taken ranks with it.
+                v_ranks := waiting_ranks(v_queue.id);
+                v_run_ats := array_fill((-9223372036854775808)::bigint, ARRAY[cardinality(v_ranks)]);
+                v_seqs := array_fill(0::bigint, ARRAY[cardinality(v_ranks)]);
+            END IF;
         END IF;
     ELSE
+        v_floor := greatest(v_floor, (SELECT max(m.latest_end) FROM moves AS m WHERE m.queue_id = v_queue.id));
         v_ranks := waiting_ranks(v_queue.id);
         v_run_ats := array_fill((-9223372036854775808)::bigint, ARRAY[cardinality(v_ranks)]);
         v_seqs := array_fill(0::bigint, ARRAY[cardinality(v_ranks)]);
@@ -151,7 +169,8 @@ BEGIN
         v_seqs := array_fill(0::bigint, ARRAY[cardinality(v_ranks)]);
     END IF;
 
-    IF v_queue.max_inflight IS NOT NULL THEN
+    v_room := v_queue.room;
+    IF v_is_limited AND v_queue.max_inflight IS NOT NULL THEN
         SELECT least(v_room, v_queue.max_inflight - count(*)) INTO v_room FROM (
             -- Whatever is over and free has been reclaimed. What is over and busy counts: a heartbeat that is under way may
             -- have begun in time, and make it valid again.
@@ -159,10 +178,6 @@ BEGIN
             LIMIT v_queue.max_inflight
         ) AS leased;
     END IF;
-    IF v_queue.paused THEN
-        v_room := 0;
-    END IF;
-
     FOR i IN 1 .. coalesce(cardinality(v_ranks), 0) LOOP
         EXIT WHEN v_room < 1;
         SELECT array_agg(picked.place), count(*), count(*) FILTER (WHERE picked.state = 0) INTO v_picked, v_got, v_scheduled
@@ -175,7 +190,6 @@ BEGIN
         ) AS picked;
         v_places := v_places || v_picked;
         v_room := v_room - v_got;
-        v_ready_taken := v_ready_taken + v_got - v_scheduled;
         v_scheduled_taken := v_scheduled_taken + v_scheduled;
     END LOOP;
     IF v_places IS NOT NULL THEN
@@ -193,7 +207,8 @@ BEGIN
             RETURNING j.*
         ), noted AS (
             INSERT INTO moves (queue_id, scheduled, ready, inflight, low_expires_at)
-            SELECT v_queue.id, -v_scheduled_taken, -v_ready_taken, v_scheduled_taken + v_ready_taken, begin.at + p_lease_for
+            SELECT v_queue.id, -v_scheduled_taken, v_scheduled_taken - cardinality(v_places), cardinality(v_places),
+                   begin.at + p_lease_for
             FROM begin
         )
         SELECT NULL::text, j.seq, j.rank, j.run_at, j.id, j.type, j.payload, j.created_at, j.max_attempts, j.fence,
@@ -202,26 +217,28 @@ BEGIN
         FROM leased AS j;
     END IF;
 
-    IF v_seen IS NOT NULL AND v_room > 0 AND NOT p_renew THEN
-        -- The hint that was given still holds, and few have died since: not worth a new one. Only what this claim has seen.
-        hint := v_seen_now::text;
+    -- What to remember: see above. Text that the claimer hands back as it is.
+    IF v_queue.holds AND v_room > 0 AND NOT p_renew AND NOT coalesce(v_low_expiry <= p_now, false) THEN
+        -- The places still hold, as of now, and few have died since: to look where the living begin would cost more.
+        hint := concat(CASE WHEN NOT v_is_limited THEN v_queue.id END, '/', v_seen_now, '/', v_floor, '/', v_low_expiry, '/',
+                       v_ranks, '/', v_run_ats, '/', v_seqs);
         seq := NULL;
         RETURN NEXT;
     ELSIF coalesce(cardinality(v_ranks), 0) <= 64 THEN
         -- Where the living begin now, in one snapshot with the snapshot itself.
-        hint := (SELECT json_build_object(
-            'seen', v_seen_now,
-            'floor', v_floor,
-            'low_expiry', (SELECT j.expires_at FROM jobs AS j
-                           WHERE j.queue_id = v_queue.id AND j.state = 3
-                             AND j.expires_at >= least(v_low_expiry, p_now + p_lease_for)
-                           ORDER BY j.expires_at LIMIT 1),
-            'places', coalesce((SELECT json_agg(json_build_array(h.rank, head.run_at, head.seq))
-                                FROM unnest(v_ranks, v_run_ats, v_seqs) AS h(rank, run_at, seq),
-                                     LATERAL (SELECT c.run_at, c.seq FROM jobs AS c
-                                              WHERE c.queue_id = v_queue.id AND c.rank = h.rank AND c.state <= 1
-                                                AND (c.run_at, c.seq) >= (h.run_at, h.seq)
-                                              ORDER BY c.run_at, c.seq LIMIT 1) AS head), '[]')));
+        hint := (
+            SELECT concat(
+                CASE WHEN v_queue.max_inflight IS NULL THEN v_queue.id END, '/', v_seen_now, '/', v_floor, '/',
+                (SELECT j.expires_at FROM jobs AS j
+                 WHERE j.queue_id = v_queue.id AND j.state = 3 AND j.expires_at >= least(v_low_expiry, p_now + p_lease_for)
+                 ORDER BY j.expires_at LIMIT 1),
+                '/', coalesce(array_agg(h.rank), '{}'), '/', coalesce(array_agg(head.run_at), '{}'), '/',
+                coalesce(array_agg(head.seq), '{}'), '/')
+            FROM unnest(v_ranks, v_run_ats, v_seqs) AS h(rank, run_at, seq),
+                 LATERAL (SELECT c.run_at, c.seq FROM jobs AS c
+                          WHERE c.queue_id = v_queue.id AND c.rank = h.rank AND c.state <= 1
+                            AND (c.run_at, c.seq) >= (h.run_at, h.seq)
+                          ORDER BY c.run_at, c.seq LIMIT 1) AS head);
         seq := NULL;
         RETURN NEXT;
     END IF;

@@ -1,7 +1,7 @@
 -- name: reserve
 SELECT * FROM $schema.reserve(
     %s, %s::text[], %s::integer, %s::bigint, %s::bigint, %s, %s, %s::integer, %s::smallint,
-    %s::pg_snapshot, %s::bigint, %s::bigint, %s::smallint[], %s::bigint[], %s::bigint[], %s::boolean)
+    %s::integer, %s::pg_snapshot, %s::bigint, %s::bigint, %s::smallint[], %s::bigint[], %s::bigint[], %s::boolean)
 
 -- name: settle
 SELECT $schema.settle(%s::bigint[], %s::text[], %s::text[], %s::jsonb, %s::bigint, %s::smallint, %s::boolean)
