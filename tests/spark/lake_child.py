@@ -1,10 +1,11 @@
-"""A process that runs the pipeline over rows from a file and dies at a step: `lake_child.py LAKE ROWS STEP`."""
+"""A process that runs the pipeline over rows from a file and dies in the middle of a step: `lake_child.py LAKE ROWS STEP`."""
 
 from __future__ import annotations
 
 import json
 import os
 import sys
+import threading
 from datetime import datetime
 from pathlib import Path
 
@@ -13,6 +14,15 @@ from lake_history import OBJECTIVES
 from taskharbor.spark.lake import Lake, run_pipeline
 from taskharbor.spark.lake.tables import ATTEMPT_COLUMNS
 from taskharbor.spark.session import local_session
+
+NOTHING_TO_WRITE = ("commit", "done")
+
+
+def die_writing(lake: Path) -> None:
+    """Gone as soon as Spark has begun to write files of the step that has just begun. Those of earlier steps are complete."""
+    while not any(path.is_file() for path in lake.glob("*/*/write=*/_temporary/**/*.parquet")):
+        pass
+    os._exit(9)
 
 
 def main(folder: str, log: str, doomed: str) -> None:
@@ -23,8 +33,10 @@ def main(folder: str, log: str, doomed: str) -> None:
                 row[name] = datetime.fromisoformat(value)
 
     def die(step: str, number: int, steps: int) -> None:
-        if step == doomed:
+        if step in NOTHING_TO_WRITE and step == doomed:
             os._exit(9)
+        if step == doomed:
+            threading.Thread(target=die_writing, args=(Path(folder),), daemon=True).start()
 
     spark = local_session("child", master="local[2,4]", settings={"spark.sql.shuffle.partitions": "2"})
     log = spark.createDataFrame(rows, ATTEMPT_COLUMNS).coalesce(1)

@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from lake_history import row
 from pyspark.sql import SparkSession
 from test_lake_run import busy_queue, check_lake_against
 
 from taskharbor.cli.root import root
 from taskharbor.client import Client
-from taskharbor.spark.lake import Lake
+from taskharbor.spark.lake import Lake, run_pipeline
+from taskharbor.spark.lake.tables import ATTEMPT_COLUMNS
 
 OBJECTIVES = """
 [[objectives]]
@@ -55,3 +57,19 @@ def test_run_audit_report_compact_and_vacuum_on_an_sqlite_queue(
     assert pipeline("vacuum", "--keep", "1", "--unlisted-for", "0s")["manifests"] == 2
     with Client(url) as client:
         check_lake_against(client, spark, lake)
+
+
+@pytest.mark.usefixtures("spark")
+def test_an_audit_that_finds_something_names_it_and_says_so_by_its_exit_code(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    lake = Lake(tmp_path / "lake")
+    held = row(1, job_id="job-a")
+    beside = row(2, job_id="job-a", fence=2, worker="w2")
+    run_pipeline(spark, lake, spark.createDataFrame([held, beside], ATTEMPT_COLUMNS), name="log")
+    result = CliRunner().invoke(root, ["--json", "pipeline", "audit", "--lake", str(lake.path)])
+    assert result.exit_code == 1
+    found = json.loads(result.stdout)
+    assert not found["clean"]
+    assert found["kinds"]["overlapping_leases"] == 1
+    assert "job-a" in found["examples"][0]["text"]
