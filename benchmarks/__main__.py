@@ -1,6 +1,7 @@
 """`make bench`: every figure with its raw limit, as a table; `--json FILE` keeps the runs.
 
-`peers-postgres` is not among them unless it is asked for: it installs other queues and takes its time.
+`peers-postgres` and `peers-redis` are not among them unless they are asked for: they install other queues and take their
+time.
 """
 
 from __future__ import annotations
@@ -15,12 +16,14 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import memory, postgres, sqlite
+from benchmarks import memory, postgres, postgres_server, redis, redis_server, sqlite
 from benchmarks.measure import Figure, Series
 from benchmarks.peers.installed import DEFAULT_CACHE
+from benchmarks.peers.postgres_track import PostgresTrack
 from benchmarks.peers.race import Result, race
+from benchmarks.peers.redis_track import RedisTrack
 from benchmarks.peers.report import table as race_table
-from benchmarks.postgres_server import server
+from benchmarks.peers.track import Track
 
 
 def _spark(quick: bool) -> list[Callable[[], Figure]]:
@@ -34,13 +37,14 @@ SUITES: dict[str, Callable[[bool], list[Callable[[], Figure]]]] = {
     "memory": memory.figures,
     "sqlite": sqlite.figures,
     "postgres": postgres.figures,
+    "redis": redis.figures,
     "spark": _spark,
 }
-PEERS = "peers-postgres"
+PEERS: dict[str, Track] = {"peers-postgres": PostgresTrack(), "peers-redis": RedisTrack()}
 
 
 @click.command()
-@click.argument("suites", nargs=-1, type=click.Choice([*SUITES, PEERS]))
+@click.argument("suites", nargs=-1, type=click.Choice([*SUITES, *PEERS]))
 @click.option("--quick", is_flag=True, help="One small round: to see that it runs, not to quote.")
 @click.option("--json", "output", type=click.Path(path_type=Path), help="Write every run to this file.")
 @click.option(
@@ -48,17 +52,17 @@ PEERS = "peers-postgres"
     type=click.Path(path_type=Path, file_okay=False),
     default=DEFAULT_CACHE,
     show_default=True,
-    help=f"Where {PEERS} installs other queues.",
+    help=f"Where {' and '.join(PEERS)} install other queues.",
 )
 def main(suites: tuple[str, ...], quick: bool, output: Path | None, cache: Path) -> None:
     """Measure TaskHarbor against the raw limit of each backend, in the same run."""
     console = Console()
     measured: list[Figure] = []
-    raced: list[Result] = []
+    raced: dict[str, list[Result]] = {}
     for name in suites or SUITES:
-        if name == PEERS:
-            raced = race(cache, quick, console.print)
-            console.print(race_table(raced))
+        if name in PEERS:
+            raced[name] = race(PEERS[name], cache, quick, console.print)
+            console.print(race_table(raced[name]))
             continue
         for take in SUITES[name](quick):
             with console.status(f"measuring {name} ({len(measured) + 1}) ..."):
@@ -74,7 +78,8 @@ def main(suites: tuple[str, ...], quick: bool, output: Path | None, cache: Path)
         report = {
             "python": platform.python_version(),
             "sqlite": sqlite3.sqlite_version,
-            "postgres": server().version if server.cache_info().currsize else None,
+            "postgres": postgres_server.version_started(),
+            "redis": redis_server.version_started(),
             "figures": [
                 {**msgspec.to_builtins(figure), "ratio": round(figure.ratio, 3), "holds": figure.holds}
                 for figure in measured

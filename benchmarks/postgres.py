@@ -6,7 +6,6 @@ What a backlog, a history or somebody's open snapshot does to it is measured aga
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
 import statistics
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -15,7 +14,8 @@ from multiprocessing.connection import Connection
 
 import psycopg
 
-from benchmarks import raw_postgres, workload
+from benchmarks import ours, raw_postgres
+from benchmarks.children import in_child, latency
 from benchmarks.measure import Figure, alternate
 from benchmarks.postgres_backlog import fill_history, fill_scheduled, fill_waiting
 from benchmarks.postgres_costs import Costs, costs_of
@@ -25,27 +25,7 @@ from taskharbor.client import AsyncClient
 from taskharbor.drivers.contract import Ack
 from taskharbor.jobs import SECOND
 
-spawn = multiprocessing.get_context("spawn")
-
-
-def _in_child(target: Callable[..., None], *args: object) -> float:
-    """One number measured in a process of its own, as a worker is."""
-    here, there = spawn.Pipe()
-    child = spawn.Process(target=target, args=(there, *args))
-    child.start()
-    there.close()
-    figure: float = here.recv()
-    child.join()
-    return figure
-
-
 # -- drain --------------------------------------------------------------------------------------------------
-
-
-def _drain_ours(answer: Connection, url: str, count: int) -> None:
-    workload.harbor.use(url)
-    workload.harbor.worker(until_empty=True).run()
-    answer.send(count / (time.perf_counter() - workload.first_start))
 
 
 def _drain_raw(answer: Connection, url: str) -> None:
@@ -54,20 +34,18 @@ def _drain_raw(answer: Connection, url: str) -> None:
 
 
 def _enqueue(url: str, count: int) -> None:
-    workload.harbor.use(url)
-    workload.noop.enqueue_many([(n,) for n in range(count)])
-    workload.harbor.close()
+    ours.fill(url, count)
     settle_down()
 
 
 def drain(count: int, rounds: int) -> Figure:
     seen: dict[str, Costs] = {}
 
-    def ours() -> float:
+    def worker() -> float:
         with fresh_database() as url:
             _enqueue(url, count)
             with costs_of(url, count) as seen["ours"]:
-                return _in_child(_drain_ours, url, count)
+                return in_child(ours.drain, url, count)
 
     def raw() -> float:
         with fresh_database() as url:
@@ -76,9 +54,9 @@ def drain(count: int, rounds: int) -> Figure:
                 raw_postgres.insert(connection, count)
             settle_down()
             with costs_of(url, count) as seen["raw"]:
-                return _in_child(_drain_raw, url)
+                return in_child(_drain_raw, url)
 
-    mine, limit = alternate(rounds, ("worker", ours), ("raw lease + delete", raw), "jobs/s")
+    mine, limit = alternate(rounds, ("worker", worker), ("raw lease + delete", raw), "jobs/s")
     facts = {side: str(costs) for side, costs in seen.items()}
     return Figure(name="drain, PostgreSQL", ours=mine, limit=limit, goal=0.5, facts=facts)
 
@@ -96,12 +74,12 @@ def drain_under_snapshot(count: int, rounds: int) -> Figure:
     def held() -> float:
         with fresh_database() as url, _held_snapshot(url):
             _enqueue(url, count)
-            return _in_child(_drain_ours, url, count)
+            return in_child(ours.drain, url, count)
 
     def clean() -> float:
         with fresh_database() as url:
             _enqueue(url, count)
-            return _in_child(_drain_ours, url, count)
+            return in_child(ours.drain, url, count)
 
     mine, limit = alternate(rounds, ("somebody holds a snapshot", held), ("nobody does", clean), "jobs/s")
     return Figure(name="drain, held snapshot", ours=mine, limit=limit, goal=0.8)
@@ -111,43 +89,25 @@ def drain_under_snapshot(count: int, rounds: int) -> Figure:
 
 
 def bulk_enqueue(count: int, rounds: int) -> Figure:
-    def ours() -> float:
+    def many() -> float:
         with fresh_database() as url:
-            workload.harbor.use(url)
-            workload.noop.enqueue(0)  # connects
-            calls = [(n,) for n in range(count)]
-            began = time.perf_counter()
-            workload.noop.enqueue_many(calls)
-            elapsed = time.perf_counter() - began
-            workload.harbor.close()
-            return count / elapsed
+            return ours.bulk_enqueue(url, count)
 
     def raw() -> float:
         with fresh_database() as url, raw_postgres.connect(url) as connection:
             raw_postgres.create(connection)
             return raw_postgres.insert(connection, count)
 
-    mine, limit = alternate(rounds, ("enqueue_many", ours), ("raw COPY", raw), "jobs/s")
+    mine, limit = alternate(rounds, ("enqueue_many", many), ("raw COPY", raw), "jobs/s")
     return Figure(name="bulk enqueue, PostgreSQL", ours=mine, limit=limit, goal=0.35)
-
-
-async def _enqueue_one(url: str, looks: int) -> float:
-    spent = []
-    async with AsyncClient(url) as client:
-        await client.enqueue(JobRequest(type="t", payload={"n": 0}))
-        for n in range(looks):
-            began = time.perf_counter()
-            await client.enqueue(JobRequest(type="t", payload={"n": n}))
-            spent.append(time.perf_counter() - began)
-    return statistics.median(spent) * 1000
 
 
 def single_enqueue(looks: int, rounds: int) -> Figure:
     on_a_loop: list[float] = []
 
-    def ours() -> float:
+    def one() -> float:
         with fresh_database() as url:
-            return asyncio.run(_enqueue_one(url, looks))
+            return asyncio.run(ours.enqueue_one(url, looks))
 
     def raw() -> float:
         with fresh_database() as url, raw_postgres.connect(url) as connection:
@@ -155,7 +115,7 @@ def single_enqueue(looks: int, rounds: int) -> Figure:
             on_a_loop.append(asyncio.run(raw_postgres.insert_one_async(url, looks)))
             return raw_postgres.insert_one(connection, looks)
 
-    mine, limit = alternate(rounds, ("await client.enqueue", ours), ("bare INSERT", raw), "ms")
+    mine, limit = alternate(rounds, ("await client.enqueue", one), ("bare INSERT", raw), "ms")
     return Figure(
         name="single enqueue, PostgreSQL",
         ours=mine,
@@ -168,67 +128,26 @@ def single_enqueue(looks: int, rounds: int) -> Figure:
 
 # -- pick-up ------------------------------------------------------------------------------------------------
 
-PAUSE = 0.02
-
-
-def _pick_up_ours(answer: Connection, url: str, count: int) -> None:
-    from taskharbor import Harbor
-
-    harbor = Harbor(url)
-
-    @harbor.job
-    async def stamp(n: int) -> None:
-        answer.send(time.monotonic())
-
-    harbor.worker(max_jobs=count).run()
-
 
 def _pick_up_raw(answer: Connection, url: str, count: int) -> None:
     with raw_postgres.connect(url) as connection:
         raw_postgres.serve(connection, lambda _: answer.send(time.monotonic()), count)
 
 
-async def _latency(
-    target: Callable[..., None], url: str, count: int, enqueue: Callable[[int], Awaitable[object]]
-) -> float:
-    """Median milliseconds. time.monotonic() is one clock for all processes of a machine."""
-    here, there = spawn.Pipe()
-    child = spawn.Process(target=target, args=(there, url, count))
-    child.start()
-    await enqueue(0)
-    here.recv()  # The first one also waits for the child to start, and does not count.
-    delays: list[float] = []
-    for n in range(1, count):
-        await asyncio.sleep(PAUSE)
-        began = time.monotonic()
-        await enqueue(n)
-        delays.append(here.recv() - began)
-    child.join()
-    return statistics.median(delays) * 1000
+async def _insert_to_claim(url: str, count: int) -> float:
+    with raw_postgres.connect(url) as connection:
+        raw_postgres.create(connection)
+
+        async def enqueue(n: int) -> None:
+            raw_postgres.insert_and_tell(connection, n)
+
+        return await latency(_pick_up_raw, url, count, enqueue)
 
 
 def pick_up(count: int, rounds: int) -> Figure:
-    async def ours(url: str) -> float:
-        async with AsyncClient(url) as client:
-            return await _latency(
-                _pick_up_ours,
-                url,
-                count,
-                lambda n: client.enqueue(JobRequest(type="stamp", payload={"n": n})),
-            )
-
-    async def raw(url: str) -> float:
-        with raw_postgres.connect(url) as connection:
-            raw_postgres.create(connection)
-
-            async def enqueue(n: int) -> None:
-                raw_postgres.insert_and_tell(connection, n)
-
-            return await _latency(_pick_up_raw, url, count, enqueue)
-
-    def measured(side: Callable[[str], Awaitable[float]]) -> Callable[[], float]:
+    def measured(side: Callable[[str, int], Awaitable[float]]) -> Callable[[], float]:
         async def on(url: str) -> float:
-            return await side(url)
+            return await side(url, count)
 
         def measure() -> float:
             with fresh_database() as url:
@@ -237,7 +156,10 @@ def pick_up(count: int, rounds: int) -> Figure:
         return measure
 
     mine, limit = alternate(
-        rounds, ("enqueue to handler", measured(ours)), ("INSERT to claim", measured(raw)), "ms"
+        rounds,
+        ("enqueue to handler", measured(ours.pick_up)),
+        ("INSERT to claim", measured(_insert_to_claim)),
+        "ms",
     )
     return Figure(
         name="idle pick-up, PostgreSQL",

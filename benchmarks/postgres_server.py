@@ -24,6 +24,11 @@ def server() -> PostgresServer:
     return started
 
 
+def version_started() -> int | None:
+    """None where nobody has needed it."""
+    return server().version if server.cache_info().currsize else None
+
+
 @contextmanager
 def fresh_database() -> Iterator[str]:
     """The URL of an empty database, which is gone afterwards."""

@@ -15,10 +15,14 @@ from taskharbor.testing.servers import (
     PostgresAt,
     PostgresServer,
     ServerMissing,
+    RedisAt,
+    drop_prefix,
     drop_schema,
     given_or_shared_postgres,
+    given_or_shared_redis,
     postgres_versions,
     shared_postgres,
+    with_fresh_prefix,
     with_fresh_schema,
 )
 
@@ -63,6 +67,20 @@ def postgres_url(postgres_server: PostgresAt) -> Iterator[str]:
     url = with_fresh_schema(postgres_server.url)
     yield url
     drop_schema(url)
+
+
+@pytest.fixture(scope="session")
+def redis_server() -> RedisAt:
+    """The server that TASKHARBOR_TEST_REDIS names, or the newest Redis, shared by all tests of this process."""
+    return given_or_shared_redis()
+
+
+@pytest.fixture
+def redis_url(redis_server: RedisAt) -> Iterator[str]:
+    """The server with a prefix of the test's own, whose keys are removed afterwards."""
+    url = with_fresh_prefix(redis_server.url)
+    yield url
+    drop_prefix(url)
 
 
 @pytest.fixture(scope="session")

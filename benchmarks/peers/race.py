@@ -14,13 +14,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
-import psycopg
 
 from benchmarks.measure import Series
 from benchmarks.peers.child import Child, ContenderFailed
-from benchmarks.peers.contender import OURS, PEERS, RAW, Contender
+from benchmarks.peers.contender import Contender
 from benchmarks.peers.installed import CannotInstall, Launcher, install
-from benchmarks.postgres_server import fresh_database, settle_down
+from benchmarks.peers.track import Track
 
 STARTUP = 60.0
 PATIENCE = 180.0
@@ -39,12 +38,15 @@ class Result(msgspec.Struct, kw_only=True):
 
 
 def race(
+    track: Track,
     cache: Path,
     quick: bool,
     say: Callable[[str], None],
-    contenders: Sequence[Contender] = (RAW, OURS, *PEERS),
+    contenders: Sequence[Contender] = (),
 ) -> list[Result]:
-    """Three rounds in which everybody takes part once; one short one when `quick`."""
+    """Three rounds in which everybody takes part once, or those that are named; one short one when `quick`."""
+    contenders = contenders or track.contenders
+    known: tuple[type[Exception], ...] = (CannotInstall, ContenderFailed, *track.failures)
     results = {one.name: _result(one, one.jobs // 10 if quick else one.jobs) for one in contenders}
     for number in range(1 if quick else 3):
         for contender in contenders:
@@ -53,12 +55,13 @@ def race(
                 continue
             say(f"round {number + 1}: {contender.name} ...")
             try:
+                track.admit(contender)
                 launcher = install(contender, cache)
-                enqueued, drained = _drain(contender, launcher, result.jobs)
+                enqueued, drained = _drain(track, contender, launcher, result.jobs)
                 result.enqueue.runs.append(enqueued)
                 result.drain.runs.append(drained)
-                result.pick_up.runs.append(_pick_up(launcher, 30 if quick else 200))
-            except (CannotInstall, ContenderFailed, psycopg.Error) as problem:
+                result.pick_up.runs.append(_pick_up(track, launcher, 30 if quick else 200))
+            except known as problem:
                 result.failure = f"{type(problem).__name__}: {problem}"
                 say(f"{contender.name} is out. {result.failure}")
     return list(results.values())
@@ -81,39 +84,33 @@ def _prepare(launcher: Launcher, url: str) -> None:
         child.wait(STARTUP)
 
 
-def _drain(contender: Contender, launcher: Launcher, count: int) -> tuple[float, float]:
+def _drain(track: Track, contender: Contender, launcher: Launcher, count: int) -> tuple[float, float]:
     """Jobs per second enqueued, and drained."""
-    with fresh_database() as url:
+    with track.fresh() as url:
         _prepare(launcher, url)
         with Child(launcher, url, "fill", str(count)) as producer:
             filling = producer.answer("filled", PATIENCE)
             producer.wait(STARTUP)
-        settle_down()
+        track.settle_down()
         with (
-            psycopg.connect(url, autocommit=True) as connection,
+            track.asking(url) as ask,
             Child(launcher, url, "drain", str(count)) as worker,
         ):
             first = worker.answer("first", STARTUP)
             worker.answer("last", PATIENCE)
             give_up = time.monotonic() + STARTUP
-            while left := _unfinished(connection, contender, count):
+            while left := ask(contender, count):
                 if time.monotonic() > give_up:
                     raise ContenderFailed(f"all handlers have run, but {left} jobs are not acknowledged")
                 time.sleep(0.002)
             return count / filling, count / (time.monotonic() - first)
 
 
-def _unfinished(connection: psycopg.Connection[tuple[int]], contender: Contender, count: int) -> int:
-    row = connection.execute(contender.unfinished.encode(), {"count": count}).fetchone()
-    assert row is not None
-    return int(row[0])
-
-
-def _pick_up(launcher: Launcher, count: int) -> float:
+def _pick_up(track: Track, launcher: Launcher, count: int) -> float:
     """Median milliseconds. The next job comes only after the last has started, and never in step with anybody's polling."""
     pauses = random.Random(0)
     delays = []
-    with fresh_database() as url:
+    with track.fresh() as url:
         _prepare(launcher, url)
         with Child(launcher, url, "serve") as worker, Child(launcher, url, "produce") as producer:
             producer.answer("ready", STARTUP)

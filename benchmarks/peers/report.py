@@ -24,8 +24,8 @@ def table(results: list[Result]) -> Table:
             name,
             _cell(one.enqueue),
             _cell(one.drain),
-            f"{speed / drains[RAW.name]:.3f}" if RAW.name in drains else "",
-            f"{drains[OURS.name] / speed:.1f} x" if OURS.name in drains and one.name != OURS.name else "",
+            f"{speed / drains[RAW]:.3f}" if RAW in drains else "",
+            f"{drains[OURS] / speed:.1f} x" if OURS in drains and one.name != OURS else "",
             _cell(one.pick_up),
         )
     return shown

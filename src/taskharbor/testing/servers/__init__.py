@@ -14,6 +14,18 @@ from taskharbor.testing.servers.cable import Cable
 from taskharbor.testing.servers.pgbouncer import PgBouncer
 from taskharbor.testing.servers.postgres import PostgresServer
 from taskharbor.testing.servers.process import ServerFailed
+from taskharbor.testing.servers.redis import RedisServer
+from taskharbor.testing.servers.redis_address import RedisAt
+from taskharbor.testing.servers.redis_binaries import find_redis, redis_versions
+from taskharbor.testing.servers.redis_cluster import RedisCluster
+from taskharbor.testing.servers.redis_sentinel import RedisSentinels
+from taskharbor.testing.servers.redis_shared import (
+    drop_prefix,
+    given_or_shared_redis,
+    shared_redis,
+    shared_redis_cluster,
+    with_fresh_prefix,
+)
 from taskharbor.testing.servers.shared import (
     drop_schema,
     given_or_shared_postgres,
@@ -26,11 +38,22 @@ __all__ = [
     "PgBouncer",
     "PostgresAt",
     "PostgresServer",
+    "RedisAt",
+    "RedisCluster",
+    "RedisSentinels",
+    "RedisServer",
     "ServerFailed",
     "ServerMissing",
+    "drop_prefix",
     "drop_schema",
+    "find_redis",
     "given_or_shared_postgres",
+    "given_or_shared_redis",
     "postgres_versions",
+    "redis_versions",
     "shared_postgres",
+    "shared_redis",
+    "shared_redis_cluster",
+    "with_fresh_prefix",
     "with_fresh_schema",
 ]

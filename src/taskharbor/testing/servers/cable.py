@@ -1,4 +1,4 @@
-"""The cable between clients and a PostgreSQL server, with somebody's hand on it.
+"""The cable between clients and a PostgreSQL or Redis server, with somebody's hand on it.
 
 A server can be stopped; a network fails in more ways. Connections are cut, refused, or stay open and carry nothing, and
 answers get lost after the work was done. Here each of these happens when a test says so, at the message it says.
@@ -9,13 +9,17 @@ from __future__ import annotations
 import errno
 import socket
 import threading
+from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 from urllib.parse import urlsplit, urlunsplit
 
+from taskharbor.testing.servers.conversation import Conversation
 from taskharbor.testing.servers.hub import READ, Hub
 from taskharbor.testing.servers.link import Fate, Link, Trap, Traps
 from taskharbor.testing.servers.ports import HOST, free_port
+from taskharbor.testing.servers.redis_wire import RedisConversation
+from taskharbor.testing.servers.wire import PostgresConversation
 
 _BACKLOG = 128
 _PORTS_TO_TRY = 5
@@ -27,7 +31,8 @@ class Cable:
     A client in the same process must not block with the GIL in its hands: the cable could not answer it.
     """
 
-    def __init__(self, host: str, port: int) -> None:
+    def __init__(self, host: str, port: int, talk: Callable[[], Conversation] = PostgresConversation) -> None:
+        self._talk = talk
         self._target = (host, port)
         self._traps = Traps()
         self._stalled = False
@@ -41,6 +46,8 @@ class Cable:
     def to(cls, url: str) -> Self:
         """A cable to the server of this URL."""
         parts = urlsplit(url)
+        if parts.scheme == "redis":
+            return cls(parts.hostname or HOST, parts.port or 6379, RedisConversation)
         return cls(parts.hostname or HOST, parts.port or 5432)
 
     def url_for(self, url: str) -> str:
@@ -90,7 +97,8 @@ class Cable:
     def cut_before_request(self, n: int = 1) -> None:
         """Drop the connection that sends the n-th request from now, before the server sees any of it.
 
-        A request is what the server answers as one: a plain query, or all messages of a client up to its Sync.
+        A request is what the server answers as one: a plain query, or all messages of a client up to its Sync; for Redis
+        a command, or all from MULTI to EXEC, but none of those that introduce the client (HELLO, AUTH, SELECT ...).
         """
         self._arm(Trap("drop", None, n))
 
@@ -102,7 +110,7 @@ class Cable:
         """The same for the n-th that runs something that contains these bytes.
 
         They are looked for in the text of queries, of those prepared earlier too, in parameters and in copied data.
-        A statement that is only prepared is not run.
+        A statement that is only prepared is not run. For Redis, in the command and its arguments.
         """
         self._arm(Trap(then, match, n))
 
@@ -166,7 +174,7 @@ class Cable:
             client, _ = self._listener.accept()
         except OSError:
             return  # It left before it was taken.
-        link = Link(client, self._hub, self._traps, self._links.discard)
+        link = Link(client, self._talk(), self._hub, self._traps, self._links.discard)
         self._links.add(link)
         link.connect(self._target)
 

@@ -64,6 +64,20 @@ def reachable(binaries: Path) -> Path:
     return copy / package.name / installation.name / binaries.name
 
 
+def reachable_program(program: Path) -> Path:
+    """A program that needs nothing beside it: itself, or a copy where the account that servers run as cannot reach it."""
+    if server_account().can_run(program):
+        return program
+
+    def build(target: Path) -> None:
+        target.mkdir()
+        shutil.copy(program, target / program.name)
+        for path in (target, target / program.name):
+            server_account().own(path)
+
+    return _built_once("program", program, build) / program.name
+
+
 def _built_once(kind: str, program: Path, build: Callable[[Path], None]) -> Path:
     facts = program.stat()
     identity = f"{program.resolve()} {facts.st_size} {facts.st_mtime_ns} {server_account().effective_uid}"

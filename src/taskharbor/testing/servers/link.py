@@ -13,8 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from taskharbor.testing.servers.conversation import Conversation, Sent
 from taskharbor.testing.servers.hub import READ, WRITE, Hub
-from taskharbor.testing.servers.wire import Conversation, Sent
 
 Fate = Literal["drop", "lose_answer"]
 
@@ -83,12 +83,19 @@ class _End:
 class Link:
     """On its hub's thread only."""
 
-    def __init__(self, client: socket.socket, hub: Hub, traps: Traps, closed: Callable[[Link], None]) -> None:
+    def __init__(
+        self,
+        client: socket.socket,
+        talk: Conversation,
+        hub: Hub,
+        traps: Traps,
+        closed: Callable[[Link], None],
+    ) -> None:
         self.stalled = False
         self._hub = hub
         self._traps = traps
         self._closed = closed
-        self._talk = Conversation()
+        self._talk = talk
         self._client = _End(client)
         self._server = _End(socket.socket())
         self._connected = False
@@ -184,15 +191,15 @@ class Link:
         """False: the answer that was to be lost has come."""
         self._talk.server.feed(self._server.read())
         for message in self._talk.from_server():
-            kind = message[:1]
-            if self._answers_to_pass == 0 and kind == b"Z":
+            answers, asks = self._talk.answers(message), self._talk.asks_for_more(message)
+            if self._answers_to_pass == 0 and answers:
                 return False
-            if self._answers_to_pass == 0 and kind != b"G":
+            if self._answers_to_pass == 0 and not asks:
                 continue
             self._client.waiting += message
-            if kind == b"G":
+            if asks:
                 # The client is asked for its data, without which the request is never carried out.
                 self._deaf = False
-            elif kind == b"Z" and self._answers_to_pass is not None:
+            elif answers and self._answers_to_pass is not None:
                 self._answers_to_pass -= 1
         return True

@@ -7,7 +7,8 @@ know exactly when the server has answered; closing it "soon after" would be a di
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+
+from taskharbor.testing.servers.conversation import Sent
 
 _ENCRYPTION_REQUESTS = (80877103, 80877104)
 """SSLRequest and GSSENCRequest: a server that has neither answers N, a byte outside of all framing."""
@@ -44,17 +45,7 @@ class _Messages:
         return self._take(prefix + max(4, int.from_bytes(self._buffer[prefix : prefix + 4], "big")))
 
 
-class Sent(NamedTuple):
-    """By the client."""
-
-    message: bytes
-    starts: bool
-    """It is the first of a request."""
-    ends: bool
-    """It completes one."""
-
-
-class Conversation:
+class PostgresConversation:
     """Both directions, and how far they have come with each other."""
 
     def __init__(self) -> None:
@@ -98,6 +89,12 @@ class Conversation:
             _portal, statement, _parameters = message[5:].split(b"\0", 2)
             return match in message or match in self._statements.get(statement, b"")
         return kind in (b"Q", b"d") and match in message
+
+    def answers(self, message: bytes) -> bool:
+        return message[:1] == b"Z"
+
+    def asks_for_more(self, message: bytes) -> bool:
+        return message[:1] == b"G"
 
     def _note_start(self, message: bytes) -> Sent:
         code = int.from_bytes(message[4:8], "big")

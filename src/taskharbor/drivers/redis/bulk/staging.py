@@ -1,0 +1,36 @@
+"""A chunk of new jobs as the values that are staged for each queue: four per job, as `lua/bulk_publish.lua` takes them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from taskharbor.drivers.redis.packing import Word
+from taskharbor.drivers.redis.stored import check_storable, encode, head_and_rest, place_in_line, stored_tail
+from taskharbor.errors import InvalidRequest
+from taskharbor.jobs import JobRecord
+
+
+def chunk_values(jobs: Sequence[JobRecord]) -> dict[str, list[Word]]:
+    """By queue, in order. Raises InvalidRequest for what Redis cannot hold."""
+    values: dict[str, list[Word]] = {}
+    try:
+        for job in jobs:
+            check_storable(job)
+            of_queue = values.get(job.queue)
+            if of_queue is None:
+                job.queue.encode()
+                of_queue = values[job.queue] = []
+            if job.key is None and job.idempotency_key is None:
+                run_at = job.run_at_us
+                of_queue += (
+                    job.id.encode(),
+                    place_in_line(job),
+                    run_at if run_at > 0 else 1,
+                    stored_tail(job),
+                )
+            else:
+                head, rest = head_and_rest(job)
+                of_queue += (job.id.encode(), b"", encode(head), rest)
+    except UnicodeEncodeError as error:
+        raise InvalidRequest(f"a name cannot be written as UTF-8: {error}") from None
+    return values

@@ -1,0 +1,225 @@
+"""A handle on a Redis store: the contract's face. The work itself is done by scripts on the server."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, ClassVar, Self
+
+from taskharbor.drivers.contract import (
+    AttemptPage,
+    Capabilities,
+    Driver,
+    Enqueued,
+    Extension,
+    JobFilter,
+    Page,
+    QueueSettings,
+    QueueStats,
+    Settlement,
+)
+from taskharbor.drivers.redis import inspect, log, operate, settle
+from taskharbor.drivers.redis.connections import Connections
+from taskharbor.drivers.redis.enqueue import enqueue
+from taskharbor.drivers.redis.failure_queue import deliver
+from taskharbor.drivers.redis.options import Options, parse_url
+from taskharbor.drivers.redis.reserve import Claimed, Claimer, reserve
+from taskharbor.drivers.redis.store import Store
+from taskharbor.drivers.redis.waiting import Watcher
+from taskharbor.errors import BackendUnavailable, JobError, TaskHarborError
+from taskharbor.jobs import SECOND, Attempt, JobRecord, JobState, Lease, Micros
+
+if TYPE_CHECKING:
+    from taskharbor.bulk.contract import BulkStore
+
+
+class RedisDriver(Driver):
+    """`redis://host:6379/0`; see `Options` for what may follow the question mark.
+
+    Durability is the server's: what its append-only file has when the machine dies.
+    """
+
+    capabilities: ClassVar[Capabilities] = Capabilities(durable=True, multi_process=True)
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+        self._connections: Connections | None = None
+        self._open_store: Store | None = None
+        self._watcher: Watcher | None = None
+        self._claimer = Claimer()
+        self._giving_back: set[asyncio.Task[None]] = set()
+
+    # -- life ---------------------------------------------------------------------------------------------
+
+    @classmethod
+    def from_url(cls, url: str) -> Self:
+        return cls(parse_url(url))
+
+    @classmethod
+    def bulk_store(cls, url: str) -> BulkStore | None:
+        # Imported here: pyarrow is not needed for anything else.
+        from taskharbor.drivers.redis.bulk import RedisBulkStore
+
+        return RedisBulkStore(url)
+
+    def clone(self) -> Self:
+        return type(self)(self.options)
+
+    async def open(self) -> None:
+        if self._connections is not None:
+            return
+        connections = Connections(self.options)
+        await connections.open()
+        self._connections = connections
+        self._open_store = store = Store(connections)
+        self._watcher = Watcher(self.options, connections, store.keys)
+
+    async def close(self) -> None:
+        watcher, self._watcher = self._watcher, None
+        if watcher is not None:
+            await watcher.close()
+        if self._connections is not None:
+            # What is still under way needs it: jobs to be given back.
+            await asyncio.gather(*self._giving_back, return_exceptions=True)
+        connections, self._connections, self._open_store = self._connections, None, None
+        if connections is not None:
+            await connections.close()
+
+    @property
+    def _store(self) -> Store:
+        if self._open_store is None:
+            raise BackendUnavailable(
+                f"{self.options.place} is not open: await open() first, or use `async with`"
+            )
+        return self._open_store
+
+    async def time(self) -> Micros:
+        seconds, micros = await self._store.connections.command("TIME")
+        return int(seconds) * SECOND + int(micros)
+
+    # -- producing and working ----------------------------------------------------------------------------
+
+    async def enqueue(
+        self, records: Sequence[JobRecord], *, now: Micros, new_ids: bool = False
+    ) -> list[Enqueued]:
+        if not records:
+            return []
+        return await enqueue(self._store, records, now, new_ids=new_ids)
+
+    async def reserve(
+        self,
+        queue: str,
+        *,
+        limit: int,
+        lease_for: Micros,
+        now: Micros,
+        worker: str,
+        types: Sequence[str] | None = None,
+    ) -> list[JobRecord]:
+        store, watcher = self._store, self._watcher
+        assert watcher is not None
+        token, is_unclear = self._claimer.token(queue, worker)
+        mark = watcher.mark(queue)
+        try:
+            claimed = await reserve(
+                store, queue, limit, lease_for, now, worker, types, token, is_unclear=is_unclear
+            )
+        except asyncio.CancelledError:
+            # The caller went away: whatever was leased would stall until the leases expire.
+            back = asyncio.ensure_future(self._give_back(queue, lease_for, now, worker, token))
+            self._giving_back.add(back)
+            back.add_done_callback(self._giving_back.discard)
+            raise
+        except BackendUnavailable:
+            self._claimer.lose_answer(queue, worker, token)
+            raise
+        if claimed.moves >= 0 and types is None:
+            watcher.emptied(queue, mark, claimed.moves, claimed.due, now)
+        await self._tell(claimed, queue)
+        return claimed.jobs
+
+    async def _tell(self, claimed: Claimed, queue: str) -> None:
+        if claimed.untold:
+            # Whoever moves jobs of this queue next will tell it; what was leased must not be lost for that.
+            with contextlib.suppress(TaskHarborError):
+                await deliver(self._store, queue)
+
+    async def _give_back(self, queue: str, lease_for: Micros, now: Micros, worker: str, token: str) -> None:
+        """The same claim once more, for no job: what the earlier try leased goes back, and if the server has yet to read that
+        try, it comes to nothing."""
+        with contextlib.suppress(TaskHarborError):
+            await reserve(self._store, queue, 0, lease_for, now, worker, None, token, is_unclear=True)
+
+    async def extend_lease(
+        self, extensions: Sequence[Extension], *, lease_for: Micros, now: Micros
+    ) -> list[Lease | JobError]:
+        if not extensions:
+            return []
+        return await settle.extend_lease(self._store, extensions, lease_for, now)
+
+    async def settle(self, settlements: Sequence[Settlement], *, now: Micros) -> list[JobError | None]:
+        if not settlements:
+            return []
+        answers, untold = await settle.settle(self._store, settlements, now)
+        await self._deliver(untold)
+        return answers
+
+    async def reclaim(self, *, now: Micros, queue: str | None = None, limit: int = 1000) -> int:
+        ended, untold = await operate.reclaim(self._store, now, queue, limit)
+        await self._deliver(untold)
+        return ended
+
+    async def _deliver(self, queues: Iterable[str]) -> None:
+        for queue in queues:
+            await deliver(self._store, queue)
+
+    # -- operating ----------------------------------------------------------------------------------------
+
+    async def cancel(self, job_ids: Sequence[str], *, now: Micros) -> list[JobState | JobError]:
+        return await operate.cancel(self._store, job_ids, now)
+
+    async def requeue(self, job_ids: Sequence[str], *, now: Micros) -> list[JobState | JobError]:
+        return await operate.requeue(self._store, job_ids, now)
+
+    async def purge(self, selection: JobFilter, *, limit: int = 1000) -> int:
+        return await operate.purge(self._store, selection, limit)
+
+    async def prune(self, *, now: Micros, limit: int = 1000) -> int:
+        return await operate.prune(self._store, now, limit)
+
+    async def get(self, job_ids: Sequence[str], *, now: Micros) -> list[JobRecord | None]:
+        if not job_ids:
+            return []
+        return await inspect.get(self._store, job_ids, now)
+
+    async def list_jobs(
+        self, selection: JobFilter, *, now: Micros, limit: int = 100, cursor: str | None = None
+    ) -> Page:
+        return await inspect.list_jobs(self._store, selection, now, limit, cursor)
+
+    async def stats(self, *, now: Micros, queue: str | None = None) -> list[QueueStats]:
+        return await inspect.stats(self._store, now, queue)
+
+    async def configure(self, queue: str, settings: QueueSettings, *, now: Micros) -> None:
+        await operate.configure(self._store, queue, settings, now)
+
+    async def settings(self, queue: str) -> QueueSettings:
+        return await operate.settings_of(self._store, queue)
+
+    # -- history ------------------------------------------------------------------------------------------
+
+    async def read_attempts(self, *, after: str | None = None, limit: int = 1000) -> AttemptPage:
+        return await log.read_attempts(self._store, after, limit)
+
+    async def job_attempts(self, job_id: str) -> list[Attempt]:
+        return await log.job_attempts(self._store, job_id)
+
+    # -- waiting ------------------------------------------------------------------------------------------
+
+    async def wait(self, queues: Sequence[str], *, now: Micros, timeout: float) -> bool:
+        if self._watcher is None:
+            raise BackendUnavailable(
+                f"{self.options.place} is not open: await open() first, or use `async with`"
+            )
+        return await self._watcher.wait(queues, now, timeout)

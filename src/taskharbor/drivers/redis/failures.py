@@ -1,0 +1,94 @@
+"""What Redis's errors mean to somebody who wants their queue back."""
+
+from __future__ import annotations
+
+import re
+
+import hiredis
+
+from taskharbor.errors import BackendUnavailable, InvalidRequest, SchemaMismatch, TaskHarborError
+
+OWN = "TASKHARBOR"
+"""First word of the errors that our scripts return; the second says which: INVALID or SCHEMA."""
+
+_ADVICE = {
+    "READONLY": "the server is a replica: name the master, or let redis+sentinel:// or redis+cluster:// find it",
+    "LOADING": "the server is still reading its data from disk",
+    "BUSY": "a script of somebody's holds the server; it can be ended with SCRIPT KILL",
+    "MASTERDOWN": "the server is a replica that has lost its master",
+    "CLUSTERDOWN": "the cluster is not complete: a master is down and nobody has taken its place yet",
+    "TRYAGAIN": "the slot of this queue is being moved to another node",
+    "OOM": "the server's memory is full (maxmemory), and nothing of this call was stored: give it more memory, or keep "
+    "finished jobs for less time",
+    "MISCONF": "the server cannot write to its disk and therefore takes no changes",
+    "NOREPLICAS": "the server has fewer replicas than its min-replicas-to-write asks for",
+    "UNKILLABLE": "a script of somebody's holds the server",
+    "DENIED": "the server is in protected mode: give it a password, or let it listen to this machine only",
+    "EXECABORT": "the server did not begin with the call",
+}
+_NOT_LET_IN = {
+    "NOAUTH": "the server wants a password: write redis://:password@host or redis://user:password@host",
+    "WRONGPASS": "user or password is wrong (special characters are written as %xx)",
+    "NOPERM": "this user lacks a right: it needs the commands, the keys and the channels of the queue",
+}
+_SPOKEN = {
+    "max number of clients reached": "the server has no connection left: raise maxclients, or run fewer workers",
+    "invalid password": _NOT_LET_IN["WRONGPASS"],
+    "without any password configured": "the server has no password, but the URL gives one",
+    "DB index is out of range": "the server has fewer databases than that: lower the number in the URL",
+    "cluster support disabled": "the server is not part of a cluster: write redis:// instead of redis+cluster://",
+    "unknown command": "the server is older than 6.2, or the command was renamed or forbidden there",
+}
+_WRONG_URL = (
+    _SPOKEN["invalid password"],
+    _SPOKEN["without any password configured"],
+    _SPOKEN["cluster support disabled"],
+)
+# A failed command inside of a script: Redis 6.2 puts words of its own in front of the code.
+_WITHIN_SCRIPT = re.compile(r"Error running script .*?(?:^|[\s:-])([A-Z]{3,})\b", re.DOTALL)
+
+UNDONE = frozenset(
+    {
+        "READONLY", "LOADING", "BUSY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "OOM", "MISCONF", "NOREPLICAS",
+        "UNKILLABLE", "EXECABORT", "NOAUTH", "NOPERM", "DENIED", "NOSCRIPT", "MOVED", "ASK",
+    }
+)  # fmt: skip
+"""The server said so before it changed anything."""
+
+
+def code_of(error: hiredis.ReplyError) -> str:
+    """The word that says what kind of error it is."""
+    text = str(error)
+    found = _WITHIN_SCRIPT.search(text)
+    if found and found[1] in UNDONE:
+        return found[1]
+    return text.partition(" ")[0]
+
+
+def translated(error: hiredis.ReplyError, place: str) -> TaskHarborError:
+    """The TaskHarbor error for what the server answered."""
+    text = " ".join(str(error).split())
+    code = code_of(error)
+    if code == OWN:
+        return _own(text)
+    advice = next((words for spoken, words in _SPOKEN.items() if spoken in text), None)
+    if code in _NOT_LET_IN or advice in _WRONG_URL:
+        # The server's own words may quote the user's name, or a command with its values.
+        return InvalidRequest(f"{place}: {advice or _NOT_LET_IN[code]}")
+    advice = advice or _ADVICE.get(code)
+    if advice is not None:
+        return BackendUnavailable(f"{place}: {advice} ({code})")
+    return TaskHarborError(f"{place}: {text[:300]}")
+
+
+def _own(text: str) -> TaskHarborError:
+    _, kind, words = (text + "  ").split(" ", 2)
+    if kind == "INVALID":
+        return InvalidRequest(words.strip())
+    if kind == "SCHEMA":
+        return SchemaMismatch(words.strip())
+    return TaskHarborError(f"{kind} {words}".strip())
+
+
+def lost(why: object, place: str) -> BackendUnavailable:
+    return BackendUnavailable(f"{place}: the connection was lost before the answer came ({why})")

@@ -1,0 +1,162 @@
+"""Looking without touching."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+
+from taskharbor.drivers.contract import JobFilter, Page, QueueStats
+from taskharbor.drivers.redis.operate import settings_from
+from taskharbor.drivers.redis.store import Store
+from taskharbor.drivers.redis.stored import READY, STATES, record_from, seq_of
+from taskharbor.errors import InvalidRequest
+from taskharbor.jobs import TERMINAL_STATES, JobRecord, JobState, Micros
+
+_PORTION = 1000
+"""Jobs of a queue that a listing reads in one go, at most."""
+
+
+async def get(store: Store, job_ids: Sequence[str], now: Micros) -> list[JobRecord | None]:
+    found: dict[str, JobRecord] = {}
+    asked: set[str] = set()
+    while True:
+        names = [name for name in store.numbers if name not in asked]
+        asked.update(names)
+        await _get_from(store, names, job_ids, now, found)
+        # Somebody else may have made queues this handle has not heard of.
+        if len(found) == len(set(job_ids)) or (await store.queues()).keys() <= asked:
+            return [found.get(job_id) for job_id in job_ids]
+
+
+async def _get_from(
+    store: Store, names: Iterable[str], job_ids: Sequence[str], now: Micros, found: dict[str, JobRecord]
+) -> None:
+    wanted = [job_id for job_id in dict.fromkeys(job_ids) if job_id not in found]
+    names = list(names)
+    calls = [store.call("find", name, 0, *wanted) for name in names]
+    for name, values in zip(names, await store.ask_all(calls), strict=True):
+        for job_id, value in zip(wanted, values, strict=True):
+            if value is not None:
+                found[job_id] = record_from(job_id, name, value, now)
+
+
+# -- listings ---------------------------------------------------------------------------------------------
+
+
+class _Source:
+    """One queue's jobs, newest first, read in portions."""
+
+    def __init__(self, queue: str, number: int, after: tuple[int, int] | None) -> None:
+        self.queue = queue
+        self.number = number
+        self.before = "+inf"
+        if after is not None:
+            seq, last = after
+            # Of jobs with one number, those of the queue with the higher number come first.
+            self.before = f"{seq}" if number < last else f"({seq}"
+        self.is_over = False
+        self.held: deque[tuple[int, JobRecord]] = deque()
+
+    @property
+    def head(self) -> tuple[int, int]:
+        return self.held[0][0], self.number
+
+
+async def list_jobs(store: Store, selection: JobFilter, now: Micros, limit: int, cursor: str | None) -> Page:
+    if limit < 1:
+        raise InvalidRequest(f"limit is {limit}: a page holds at least one job")
+    after = None if cursor is None else _parsed(cursor)
+    wanted = _wanted(selection)
+    if wanted is None:
+        return Page([], None)
+    numbers = await store.queues()
+    sources = [
+        _Source(queue, number, after)
+        for queue, number in numbers.items()
+        if selection.queue is None or queue == selection.queue
+    ]
+    found: list[tuple[tuple[int, int], JobRecord]] = []
+    portion = min(limit + 1, _PORTION)
+    # One more than asked for tells whether anything follows.
+    while len(found) <= limit:
+        empty = [source for source in sources if not source.held and not source.is_over]
+        await _fill(empty, store, now, portion, wanted)
+        sources = [source for source in sources if source.held]
+        if not sources:
+            break
+        newest = max(sources, key=lambda source: source.head)
+        place = newest.head
+        _, record = newest.held.popleft()
+        if _matches(record, selection):
+            found.append((place, record))
+        elif portion < _PORTION:
+            portion = _PORTION
+    page = found[:limit]
+    last = page[-1][0] if len(found) > limit else None
+    return Page([record for _, record in page], None if last is None else f"{last[0]}.{last[1]}")
+
+
+def _wanted(selection: JobFilter) -> str | None:
+    """The stored states that can match, a digit each; empty for all, None where nothing can."""
+    states = set(STATES) if selection.states is None else selection.states
+    if selection.worker is not None:
+        states &= {JobState.INFLIGHT}
+    if selection.finished_before_us is not None:
+        states &= TERMINAL_STATES
+    # Which of those that wait are due is for the clock to say.
+    digits = {max(STATES.index(state), READY) for state in states}
+    return None if not digits else "" if len(digits) == len(STATES) - 1 else "".join(map(str, sorted(digits)))
+
+
+async def _fill(sources: Sequence[_Source], store: Store, now: Micros, portion: int, wanted: str) -> None:
+    while sources:
+        calls = [store.call("page", source.queue, 0, source.before, portion, wanted) for source in sources]
+        for source, answer in zip(sources, await store.ask_all(calls), strict=True):
+            for job_id, value in zip(answer[1::2], answer[2::2], strict=True):
+                source.held.append((seq_of(value), record_from(job_id.decode(), source.queue, value, now)))
+            source.before = answer[0].decode()
+            source.is_over = not source.before
+        # A portion may hold none of those that are asked for.
+        sources = [source for source in sources if not source.held and not source.is_over]
+
+
+def _matches(record: JobRecord, selection: JobFilter) -> bool:
+    before = selection.finished_before_us
+    return (
+        (selection.states is None or record.state in selection.states)
+        and (selection.types is None or record.type in selection.types)
+        and (selection.key is None or record.key == selection.key)
+        and (selection.worker is None or record.worker == selection.worker)
+        and (before is None or (record.finished_at_us is not None and record.finished_at_us < before))
+    )
+
+
+def _parsed(cursor: str) -> tuple[int, int]:
+    seq, _, number = cursor.partition(".")
+    if not (seq.isdecimal() and number.isdecimal() and len(cursor) < 40):
+        raise InvalidRequest(
+            f"{cursor[:60]!r} is not a cursor of this store: pass on what the last page gave"
+        )
+    return int(seq), int(number)
+
+
+# -- statistics -------------------------------------------------------------------------------------------
+
+
+async def stats(store: Store, now: Micros, queue: str | None) -> list[QueueStats]:
+    names = sorted(await store.queues()) if queue is None else [queue]
+    calls = [store.call("stats", name, now) for name in names]
+    answers = await store.ask_all(calls)
+    return [
+        QueueStats(
+            queue=name,
+            counts=dict(zip(STATES, counts, strict=True)),
+            done_total=int(totals[0] or 0),
+            dead_total=int(totals[1] or 0),
+            cancelled_total=int(totals[2] or 0),
+            head_run_at_us=head,
+            settings=settings_from(said),
+        )
+        for name, (is_known, said, counts, totals, head) in zip(names, answers, strict=True)
+        if is_known or queue is not None
+    ]

@@ -1,0 +1,112 @@
+-- needs: lines
+-- Which jobs are next. `ready` holds one line per type; a claim merges the lines it may take from.
+
+local PLACE = '>I2I8I8'
+
+local function prefix_of(member)
+  return string.sub(member, 1, 2 + struct.unpack('>I2', member))
+end
+
+-- The types that have jobs in line, as their members begin.
+local function all_prefixes()
+  local prefixes, from = {}, '-'
+  while true do
+    local first = call('ZRANGEBYLEX', ready, from, '+', 'LIMIT', 0, 1)[1]
+    if not first then return prefixes end
+    local prefix = prefix_of(first)
+    prefixes[#prefixes + 1] = prefix
+    -- No rank is as high as that.
+    from = '(' .. prefix .. '\255\255'
+  end
+end
+
+local function prefixes_of(types)
+  local prefixes, seen = {}, {}
+  for _, name in ipairs(types) do
+    if not seen[name] then prefixes[#prefixes + 1] = type_prefix(name) end
+    seen[name] = true
+  end
+  return prefixes
+end
+
+-- Read on in a line: its next member, with its place. False at its end. What is not due to this caller is passed over,
+-- together with all of its rank that come behind it: somebody whose clock is ahead put them there.
+local function step(line)
+  while true do
+    line.at = line.at + 1
+    local member = line.members[line.at]
+    if member then
+      local rank, run_at, seq = struct.unpack(PLACE, member, line.skip)
+      if run_at <= now then
+        line.member, line.rank, line.run_at, line.seq = member, rank, run_at, seq
+        return true
+      end
+      line.from = '[' .. line.prefix .. struct.pack('>I2', rank + 1)
+    elseif line.is_over then
+      return false
+    end
+    line.members = call('ZRANGEBYLEX', ready, line.from, line.to, 'LIMIT', 0, line.portion)
+    line.at = 0
+    line.is_over = #line.members < line.portion
+    if #line.members > 0 then line.from = '(' .. line.members[#line.members] end
+  end
+end
+
+local function comes_before(one, other)
+  if one.rank ~= other.rank then return one.rank < other.rank end
+  if one.run_at ~= other.run_at then return one.run_at < other.run_at end
+  return one.seq < other.seq
+end
+
+local function opened_lines(prefixes, limit)
+  local lines = {}
+  local portion = #prefixes == 1 and limit or math.ceil(limit / #prefixes) + 1
+  for _, prefix in ipairs(prefixes) do
+    local line = {
+      prefix = prefix, skip = #prefix + 1, from = '[' .. prefix, to = '(' .. prefix .. '\255\255',
+      portion = portion, members = {}, at = 0, is_over = false,
+    }
+    if step(line) then lines[#lines + 1] = line end
+  end
+  return lines
+end
+
+-- The usual case: jobs of one type, all of one rank or none too early, one behind the other. Takes them, or says nil where it
+-- is not that simple.
+local function take_in_a_row(prefix, limit)
+  local members = call('ZRANGEBYLEX', ready, '[' .. prefix, '(' .. prefix .. '\255\255', 'LIMIT', 0, limit)
+  local count = #members
+  if count == 0 then return {} end
+  local skip = #prefix + 1
+  local first_rank = struct.unpack(PLACE, members[1], skip)
+  local last_rank, last_run_at = struct.unpack(PLACE, members[count], skip)
+  if first_rank ~= last_rank or last_run_at > now then return nil end
+  call('ZREMRANGEBYLEX', ready, '[' .. members[1], '[' .. members[count])
+  local ids = {}
+  for n = 1, count do ids[n] = string.sub(members[n], skip + 18) end
+  return ids
+end
+
+-- The same from any number of lines.
+local function take_merged(prefixes, limit)
+  local members, ids = {}, {}
+  local lines = opened_lines(prefixes, limit)
+  while #ids < limit and #lines > 0 do
+    local best = 1
+    for n = 2, #lines do
+      if comes_before(lines[n], lines[best]) then best = n end
+    end
+    local line = lines[best]
+    members[#members + 1] = line.member
+    ids[#ids + 1] = string.sub(line.member, line.skip + 18)
+    if #ids < limit and not step(line) then table.remove(lines, best) end
+  end
+  call_with('ZREM', ready, members)
+  return ids
+end
+
+-- Take the next jobs out of their lines, up to `limit`: their ids, in order.
+local function take(prefixes, limit)
+  if #prefixes == 0 then return {} end
+  return #prefixes == 1 and take_in_a_row(prefixes[1], limit) or take_merged(prefixes, limit)
+end

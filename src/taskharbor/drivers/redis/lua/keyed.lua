@@ -1,0 +1,67 @@
+-- needs: lines, log
+-- Jobs with a key: at most one waits and one is inflight. Flags say what a newer request changes in the one that waits.
+-- A number: 1 payload, 2 retry, 4 reset_counts, and 8 times what becomes of run_at.
+local KEEP, REPLACE, LATER, EARLIER = 0, 1, 2, 3
+local DEFAULT_FLAGS = 1
+
+local function has_flag(flags, flag)
+  return math.floor(flags / flag) % 2 == 1
+end
+
+local function run_at_flag(flags)
+  return math.floor(flags / 8)
+end
+
+-- Change a job by another request for the same key, as far as the flags say.
+local function apply_update(target, source, flags)
+  local old, new = target.head, source.head
+  if has_flag(flags, 1) then
+    old[TYPE], old[BODY_SIZE], old[PAYLOAD_SIZE] = new[TYPE], new[BODY_SIZE], new[PAYLOAD_SIZE]
+    target.rest = content(source)
+  end
+  local how = run_at_flag(flags)
+  if how == REPLACE then
+    old[RUN_AT] = new[RUN_AT]
+  elseif how == LATER then
+    old[RUN_AT] = math.max(old[RUN_AT], new[RUN_AT])
+  elseif how == EARLIER then
+    old[RUN_AT] = math.min(old[RUN_AT], new[RUN_AT])
+  end
+  if has_flag(flags, 2) then
+    old[MAX_ATTEMPTS], old[MAX_STALLS] = new[MAX_ATTEMPTS], new[MAX_STALLS]
+    set_more(target, BACKOFF_MIN, more(source, BACKOFF_MIN) or nil)
+    set_more(target, BACKOFF_MAX, more(source, BACKOFF_MAX) or nil)
+  end
+  if has_flag(flags, 4) then old[ATTEMPTS], old[STALLS] = 0, 0 end
+end
+
+-- Flags of a blocked job after one more request: no wish is dropped.
+local function gathered(kept, newer)
+  local sum = 0
+  for _, flag in ipairs({1, 2, 4}) do
+    if has_flag(kept, flag) or has_flag(newer, flag) then sum = sum + flag end
+  end
+  local how = run_at_flag(newer)
+  return sum + 8 * (how == KEEP and run_at_flag(kept) or how)
+end
+
+-- An enqueue onto the one job that waits for this key.
+local function update_waiting(job, newer, flags)
+  if job.state == BLOCKED then
+    apply_update(job, newer, flags)
+    set_more(job, FLAGS, gathered(more(job, FLAGS) or DEFAULT_FLAGS, flags))
+    block(job)
+  else
+    leave_line(job)
+    apply_update(job, newer, flags)
+    line_up(job)
+  end
+end
+
+-- The one that was inflight has ended: whoever was blocked by it may run.
+local function unblock(key)
+  local id = call('HGET', waiting_key, key)
+  if not id or call('HEXISTS', active_key, key) == 1 then return end
+  local job = load(waiting_job, id)
+  if job.state == BLOCKED then line_up(job) end
+end

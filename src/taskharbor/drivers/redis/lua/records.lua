@@ -1,0 +1,105 @@
+-- needs: keys
+-- The stored job: one string, so that a move from one family to the other is the move of one field.
+--
+--   front    seq, its number in the order of acceptance; length of the head; state; whether it is plain; fence; number of its
+--            last row in the log; when it finished, or 0
+--   lease    only while inflight: when it expires, when it began, length of the worker's name, the worker's name
+--   token    only while inflight, 24 bytes
+--   head     what else transitions look at: an array by the places below, packed
+--   body     codec, headers and timeout, opaque here; empty where all are the default
+--   payload  as it came
+--   tail     progress of a job that is inflight, result of one that is done
+--
+-- What every claim and ack must change lies in front, in fields of fixed size: the rest is carried along unread.
+local FRONT, FRONT_SIZE = '>I8I4I1I1I4I8I8', 34
+local STATE_AT = 13
+local LEASE, LEASE_SIZE = '>I8I8I2', 18
+local TOKEN_SIZE = 24
+local RUN_AT, PRIORITY, ATTEMPTS, STALLS, MAX_ATTEMPTS, MAX_STALLS = 1, 2, 3, 4, 5, 6
+local CREATED_AT, TYPE, KEY, BODY_SIZE, PAYLOAD_SIZE, MORE = 7, 8, 9, 10, 11, 12
+-- KEY and MORE are false where there is none; a job with neither is plain. MORE is what few jobs have, a map by these names.
+local LAST_ERROR, FAILED_AT, FLAGS, IS_CANCEL_WANTED = 'e', 'f', 'u', 'c'
+local MERGED_INTO, HAS_PROGRESS, HAS_RESULT, IDEMPOTENCY_KEY, SETTLED = 'm', 'p', 'r', 'i', 't'
+local BACKOFF_MIN, BACKOFF_MAX = 'b', 'B'
+
+-- States of a stored job. Whether one that waits is due is for the reader's clock to say.
+local WAITING, BLOCKED, INFLIGHT, DONE, DEAD, CANCELLED = 1, 2, 3, 4, 5, 6
+local SCHEDULED = 0  -- only in answers and in the log
+
+local function unpacked(id, value)
+  local job = {id = id}
+  local head_size, at, worker_size, _
+  job.seq, head_size, job.state, _, job.fence, job.last_row, job.finished_at, at = struct.unpack(FRONT, value)
+  if job.state == INFLIGHT then
+    job.expires_at, job.reserved_at, worker_size, at = struct.unpack(LEASE, value, at)
+    job.worker = string.sub(value, at, at + worker_size - 1)
+    at = at + worker_size
+    job.token = string.sub(value, at, at + TOKEN_SIZE - 1)
+    at = at + TOKEN_SIZE
+  end
+  _, job.head = cmsgpack.unpack_one(value, at - 1)
+  job.rest = string.sub(value, at + head_size)
+  return job
+end
+
+-- A stored job up to its head, in two parts: the token stands between them.
+local function packed_parts(job)
+  local head = job.head
+  local packed_head = cmsgpack.pack(head)
+  local is_plain = not head[KEY] and not head[MORE]
+  local front = struct.pack(
+    FRONT, job.seq, #packed_head, job.state, is_plain and 1 or 0, job.fence, job.last_row, job.finished_at
+  )
+  if job.state == INFLIGHT then
+    front = front .. struct.pack(LEASE, job.expires_at, job.reserved_at, #job.worker) .. job.worker
+  end
+  return front, packed_head
+end
+
+local function packed(job)
+  local front, head = packed_parts(job)
+  return front .. (job.state == INFLIGHT and job.token or '') .. head .. job.rest
+end
+
+local function load(family, id)
+  local value = call('HGET', family, id)
+  return value and unpacked(id, value)
+end
+
+local function more(job, name)
+  local map = job.head[MORE]
+  return map and map[name]
+end
+
+local function set_more(job, name, value)
+  local map = job.head[MORE]
+  if value ~= nil then
+    if not map then
+      map = {}
+      job.head[MORE] = map
+    end
+    map[name] = value
+  elseif map then
+    map[name] = nil
+    -- An empty table would be packed as an array.
+    if next(map) == nil then job.head[MORE] = false end
+  end
+end
+
+-- Body and payload, without what may come behind them.
+local function content(job)
+  return string.sub(job.rest, 1, job.head[BODY_SIZE] + job.head[PAYLOAD_SIZE])
+end
+
+-- Seed 002's member. A colon in an id must not be taken for the one behind it.
+local function active_member(id, worker)
+  if string.find(id, ':', 1, true) or string.find(id, '%', 1, true) then
+    id = string.gsub(id, '[%%:]', {['%'] = '%25', [':'] = '%3A'})
+  end
+  return id .. ':' .. worker
+end
+
+local function id_in(member)
+  local id = string.match(member, '^([^:]*):')
+  return (string.gsub(id, '%%(%x%x)', function(code) return string.char(tonumber(code, 16)) end))
+end

@@ -1,0 +1,183 @@
+-- needs: draining, ending
+-- End leases, each by its own settlement, in order.
+--
+-- KEYS    the queue's
+-- ARGV    1 channel, 2 now, 3 whether the call is sent again (1), 4 id for the failure queue, 5 what is not a plain ack,
+--         packed: {its place among the settlements, kind, what the kind needs...}, 6 how many settlements, then their leases in
+--         runs of the same token: token, how many, ids; then the results of acks
+-- result  {how many wait in the outbox, one digit per settlement}: 0 done, 1 not found, 2 not inflight, 3 not the token, 4
+--         expired; no digits where all were done
+local ACK, RETRY, FAIL, RELEASE, DISCARD = 0, 1, 2, 3, 4
+local OK, NOT_FOUND, NOT_INFLIGHT, MISMATCH, TOO_LATE = 0, 1, 2, 3, 4
+local is_again = ARGV[3] == '1'
+failure_id = ARGV[4]
+local count = tonumber(ARGV[6])
+local others = {}
+if ARGV[5] ~= '' then
+  for _, other in ipairs(cmsgpack.unpack(ARGV[5])) do others[other[1]] = other end
+end
+know_settings()
+
+local sub, pack_bytes, unpack_bytes = string.sub, struct.pack, struct.unpack
+
+-- Plain acks are most of what comes: their changes are made together.
+local acked, members, stored, ends = {}, {}, {}, {}
+local is_twice, is_acked = false, {}
+
+local function flush()
+  if #acked == 0 then return end
+  call_with('ZREM', active, members)
+  call_with('HDEL', active_job, acked)
+  call_with('HSET', finished_job, stored)
+  call_with('ZADD', done, ends)
+  call('HINCRBY', meta, 'done_total', #acked)
+  acked, members, stored, ends, is_acked = {}, {}, {}, {}, {}
+end
+
+-- The digits of the last end: those of a batch are mostly the same.
+local written_end, digits = nil, nil
+
+-- A plain ack of a plain job under a valid lease: nothing but its front changes. Says false where it is anything else.
+local function is_acked_plainly(id, token, value)
+  local seq, head_size, _, is_plain, fence, last_row = unpack_bytes(FRONT, value)
+  if is_plain == 0 then return false end
+  local expires_at, reserved_at, worker_size, at = unpack_bytes(LEASE, value, FRONT_SIZE + 1)
+  local token_at = at + worker_size
+  local head_at = token_at + TOKEN_SIZE
+  if expires_at <= now or sub(value, token_at, head_at - 1) ~= token then return false end
+  local ended_at = reserved_at > now and reserved_at or now
+  if ended_at ~= written_end then
+    written_end, digits = ended_at, string.format('%.0f', ended_at)
+    note_end(math.min(ended_at, expires_at))
+  elseif expires_at < ended_at then
+    note_end(expires_at)
+  end
+  local head = sub(value, head_at, head_at + head_size - 1)
+  local row = write_row(id, sub(value, 1, token_at - 1), head, OUTCOME_DONE, DONE, ended_at, '')
+  local n = #acked + 1
+  acked[n] = id
+  members[n] = active_member(id, sub(value, at, token_at - 1))
+  stored[2 * n - 1] = id
+  stored[2 * n] = pack_bytes(FRONT, seq, head_size, DONE, 1, fence, row, ended_at)
+    .. sub(value, head_at)
+  ends[2 * n - 1], ends[2 * n] = digits, id
+  if is_twice then is_acked[id] = true end
+  if w then is_stirred = true end
+  return true
+end
+
+local function record_failure(job, failures, text)
+  job.head[ATTEMPTS] = failures
+  set_more(job, LAST_ERROR, text)
+  set_more(job, FAILED_AT, now)
+end
+
+local apply = {
+  [ACK] = function(job, ack)
+    local ended_at = end_lease(job, OUTCOME_DONE, DONE)
+    if ack and ack[3] then
+      job.rest = job.rest .. ARGV[#ARGV - ack[3]]
+      set_more(job, HAS_RESULT, true)
+    end
+    finish(job, DONE, ended_at)
+  end,
+  [RETRY] = function(job, retry)
+    local run_at, failures, kind, message, text = retry[3], retry[4], retry[5], retry[6], retry[7]
+    local token = job.token
+    if more(job, IS_CANCEL_WANTED) then
+      local ended_at = end_lease(job, OUTCOME_CANCELLED, CANCELLED, kind, message)
+      record_failure(job, failures, text)
+      set_more(job, SETTLED, token)
+      finish(job, CANCELLED, ended_at)
+    else
+      end_lease(job, RETRIED, waiting_state(run_at), kind, message)
+      record_failure(job, failures, text)
+      set_more(job, SETTLED, token)
+      job.head[RUN_AT] = run_at
+      go_back(job)
+    end
+  end,
+  [FAIL] = function(job, fail)
+    local ended_at = end_lease(job, OUTCOME_DEAD, DEAD, fail[4], fail[5])
+    record_failure(job, fail[3], fail[6])
+    finish(job, DEAD, ended_at)
+  end,
+  [RELEASE] = function(job, release)
+    local token = job.token
+    set_more(job, SETTLED, token)
+    if more(job, IS_CANCEL_WANTED) then
+      finish(job, CANCELLED, end_lease(job, OUTCOME_CANCELLED, CANCELLED))
+    else
+      local run_at = release[3] or job.head[RUN_AT]
+      end_lease(job, RELEASED, waiting_state(run_at))
+      job.head[RUN_AT] = run_at
+      go_back(job)
+    end
+  end,
+  [DISCARD] = function(job, discard)
+    local ended_at = end_lease(job, OUTCOME_CANCELLED, CANCELLED, discard[3], discard[4])
+    if discard[3] then set_more(job, LAST_ERROR, discard[5]) end
+    finish(job, CANCELLED, ended_at)
+  end,
+}
+
+-- The job is already where the settlement would bring it: whatever the token, that is a success.
+local function is_repeated(kind, state)
+  return (kind == ACK and state == DONE)
+    or (kind == FAIL and (state == DONE or state == DEAD))
+    or (kind == DISCARD and state == CANCELLED)
+end
+
+-- Of a job that is not inflight.
+local function answer_about(kind, id, token)
+  local job = load(finished_job, id)
+  if job and is_repeated(kind, job.state) then return OK end
+  job = job or load(waiting_job, id)
+  if not job then return NOT_FOUND end
+  if is_again and more(job, SETTLED) == token then return OK end
+  return NOT_INFLIGHT
+end
+
+-- `other`: what it is, where it is not a plain ack.
+local function settle(id, token, other, value)
+  if value and not other and is_acked_plainly(id, token, value) then return OK end
+  local kind = other and other[2] or ACK
+  if not value then return answer_about(kind, id, token) end
+  local job = unpacked(id, value)
+  if job.token ~= token then
+    return is_again and more(job, SETTLED) == token and OK or MISMATCH
+  end
+  if job.expires_at <= now then return TOO_LATE end
+  apply[kind](job, other)
+  return OK
+end
+
+local ids, tokens, times = {}, {}, {}
+local at = 7
+while #ids < count do
+  local token, several = ARGV[at], tonumber(ARGV[at + 1])
+  for n = at + 2, at + 1 + several do
+    local id = ARGV[n]
+    ids[#ids + 1] = id
+    tokens[#tokens + 1] = token
+    if times[id] then is_twice = true end
+    times[id] = (times[id] or 0) + 1
+  end
+  at = at + 2 + several
+end
+local values = ask_with('HMGET', active_job, ids)
+local codes, is_all_ok = {}, true
+for n = 1, count do
+  local id, value = ids[n], values[n]
+  if is_twice and times[id] > 1 then
+    -- What was read in advance may be out of date.
+    if is_acked[id] then flush() end
+    value = call('HGET', active_job, id)
+  end
+  local code = settle(id, tokens[n], others[n], value)
+  codes[n] = code
+  if code ~= OK then is_all_ok = false end
+end
+flush()
+close_up()
+return {call('LLEN', outbox), is_all_ok and '' or table.concat(codes)}

@@ -1,0 +1,259 @@
+"""What a `redis://host:port/db?option=value` URL says. Parsing does no I/O, so a wrong option is found before any work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+from urllib.parse import parse_qsl, unquote
+
+import msgspec
+
+from taskharbor.errors import InvalidRequest
+
+DEFAULT_PORT = 6379
+SENTINEL_PORT = 26379
+
+Kind = Literal["single", "sentinel", "cluster", "unix"]
+_KINDS: dict[str, Kind] = {"": "single", "sentinel": "sentinel", "cluster": "cluster", "unix": "unix"}
+_HOW: dict[Kind, str] = {
+    "single": "redis://user:password@host:6379/0",
+    "sentinel": "redis+sentinel://host1:26379,host2:26379/service/0",
+    "cluster": "redis+cluster://host1:6379,host2:6379",
+    "unix": "redis+unix:///run/redis/redis.sock?db=0",
+}
+_SWITCH = {"on": True, "off": False}
+
+
+class Address(NamedTuple):
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        if not self.port:
+            return self.host
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """A store's address and how to talk to it."""
+
+    kind: Kind
+    addresses: tuple[Address, ...]
+    """The server, the sentinels, or some nodes of the cluster. Of a Unix socket: its path, and port 0."""
+    place: str
+    """Where that is, for messages: no user, no password."""
+    service: str = ""
+    """What the sentinels call the servers they watch."""
+    db: int = 0
+    user: str | None = None
+    password: str | None = None
+    sentinel_user: str | None = None
+    sentinel_password: str | None = None
+    tls: bool = False
+    tls_ca: str | None = None
+    """File with the certificates of those who may vouch for the server; without it, the system's."""
+    tls_cert: str | None = None
+    tls_key: str | None = None
+    """Files with the certificate and key this client shows, where the server asks for one."""
+    tls_verify: bool = True
+    prefix: str = ""
+    """Put in front of every key."""
+    timeout: float = 10.0
+    """Seconds of silence after which a connection with a call under way counts as dead."""
+    connect_timeout: float = 5.0
+    notify: bool = True
+    """off: no subscription; those who wait look by themselves."""
+    poll: float = 0.5
+    """Seconds between two looks of one who waits without being told (notify=off, or the subscription is down)."""
+    wait_replicas: int = 0
+    """Replicas that must have a change before its call is answered (WAIT)."""
+    wait_aof: int | None = None
+    """Replicas that must have a change in their append-only file, after the master itself (WAITAOF; Redis 7.2)."""
+    wait_timeout: float = 1.0
+    """Seconds to wait for them before the call fails with BackendUnavailable."""
+    eviction: Literal["refuse", "accept"] = "refuse"
+    """accept: work even on a server that may throw keys away when its memory is full."""
+
+    def __repr__(self) -> str:
+        return f"Options({self.place!r}, prefix={self.prefix!r})"
+
+
+def parse_url(url: str) -> Options:
+    scheme, separator, rest = url.partition("://")
+    base, _, variant = scheme.partition("+")
+    kind = _KINDS.get(variant)
+    if (
+        not separator
+        or base not in ("redis", "rediss")
+        or kind is None
+        or (kind == "unix" and base != "redis")
+    ):
+        raise InvalidRequest(f"that is not a Redis URL: write it like {_HOW['single']}")
+    if "#" in rest:
+        raise InvalidRequest("a Redis URL has no part after #: write a # in a password as %23")
+    address, _, query = rest.partition("?")
+    account, _, place = address.rpartition("@")
+    own = _own_options(query)
+    user, colon, password = account.partition(":")
+    if colon:
+        own["password"] = unquote(password)
+    if user:
+        own["user"] = unquote(user)
+    if "user" in own and "password" not in own:
+        raise InvalidRequest(
+            "the Redis URL names a user without a password: write redis://user:password@host"
+        )
+    own.update(_place(kind, place, own))
+    options = msgspec.convert(own | {"kind": kind, "tls": base == "rediss"}, Options)
+    _check_together(options)
+    return options
+
+
+def _place(kind: Kind, place: str, own: dict[str, object]) -> dict[str, object]:
+    """Where the servers are, by the part of the URL between account and options."""
+    if kind == "unix":
+        path = unquote(place)
+        if not path.startswith("/") or path == "/":
+            raise _misplaced(kind)
+        return {"addresses": (Address(path, 0),), "place": f"{path}/{own.get('db', 0)}"}
+    hosts, _, path = place.partition("/")
+    port = SENTINEL_PORT if kind == "sentinel" else DEFAULT_PORT
+    addresses = tuple(_address(one, port, kind) for one in hosts.split(","))
+    parts = [unquote(part) for part in path.split("/")] if path else []
+    found: dict[str, object] = {"addresses": addresses}
+    if kind == "single" and len(addresses) > 1:
+        raise InvalidRequest(
+            "several hosts: is that a cluster (redis+cluster://host1,host2) or are they sentinels "
+            "(redis+sentinel://host1,host2/service)?"
+        )
+    if kind == "sentinel":
+        if not parts or not parts[0]:
+            raise _misplaced(kind)
+        found["service"] = parts.pop(0)
+    if parts and parts[0]:
+        found["db"] = _database("db", parts[0])
+    if len(parts) > 1:
+        raise _misplaced(kind)
+    names = ",".join(map(str, addresses))
+    db = found.get("db", own.get("db", 0))
+    found["place"] = f"{names}/{found['service']}/{db}" if kind == "sentinel" else f"{names}/{db}"
+    if kind == "cluster":
+        found["place"] = names
+    return found
+
+
+def _address(text: str, default_port: int, kind: Kind) -> Address:
+    host, bracket, port = text.rpartition("]")
+    if bracket:
+        host, port = host.removeprefix("["), port.removeprefix(":")
+    else:
+        host, _, port = text.partition(":")
+    if port and not (port.isdecimal() and 0 < int(port) < 65536):
+        raise _misplaced(kind)
+    return Address(unquote(host) or "localhost", int(port) if port else default_port)
+
+
+def _misplaced(kind: Kind) -> InvalidRequest:
+    # The URL itself may hold a password that was not escaped, so it is not quoted.
+    return InvalidRequest(
+        f"the Redis URL cannot be understood: write it like {_HOW[kind]}, special characters as %xx"
+    )
+
+
+def _own_options(query: str) -> dict[str, object]:
+    own: dict[str, object] = {}
+    for name, value in parse_qsl(query, keep_blank_values=True):
+        read = _OWN.get(name)
+        if read is None:
+            raise InvalidRequest(f"unknown option {name!r} in the Redis URL: there are {', '.join(_OWN)}")
+        own[name] = read(name, value)
+    return own
+
+
+def _check_together(options: Options) -> None:
+    if options.kind == "cluster" and options.db:
+        raise InvalidRequest("a Redis Cluster has database 0 only: leave the number out of the URL")
+    if options.wait_replicas and options.wait_aof is not None:
+        raise InvalidRequest(
+            "give wait_replicas or wait_aof, not both: wait_aof already waits for the replicas it names"
+        )
+    waits = options.wait_replicas or options.wait_aof is not None
+    if waits and options.wait_timeout >= options.timeout:
+        raise InvalidRequest(
+            f"wait_timeout={options.wait_timeout:g} must be less than timeout={options.timeout:g}: "
+            "the connection would count as dead while it waits for replicas"
+        )
+    if (options.tls_cert is None) != (options.tls_key is None):
+        raise InvalidRequest("give tls_cert and tls_key together, or neither")
+    if not options.tls and (options.tls_ca or options.tls_cert or not options.tls_verify):
+        raise InvalidRequest("tls_ca, tls_cert, tls_key and tls_verify need rediss://, which uses TLS")
+
+
+def _text(name: str, value: str) -> str:
+    if not value:
+        raise InvalidRequest(f"{name}=: give a value, or leave the option out")
+    return value
+
+
+def _prefix(name: str, value: str) -> str:
+    if "{" in value or "}" in value:
+        raise InvalidRequest(
+            f"{name}={value!r}: no braces; what is in braces decides a key's place in a cluster"
+        )
+    if len(value) > 200:
+        raise InvalidRequest(f"{name}: at most 200 characters; it is part of every key")
+    return value
+
+
+def _database(name: str, value: str) -> int:
+    if not value.isdecimal() or int(value) > 1_000_000:
+        raise InvalidRequest(f"{name}={value!r}: a database is a number, mostly 0 to 15")
+    return int(value)
+
+
+def _replicas(name: str, value: str) -> int:
+    if not value.isdecimal() or int(value) > 100:
+        raise InvalidRequest(f"{name}={value!r}: give a number of replicas between 0 and 100")
+    return int(value)
+
+
+def _switch(name: str, value: str) -> bool:
+    if value not in _SWITCH:
+        raise InvalidRequest(f"{name}={value!r}: choose on or off")
+    return _SWITCH[value]
+
+
+def _eviction(name: str, value: str) -> str:
+    if value not in ("refuse", "accept"):
+        raise InvalidRequest(f"{name}={value!r}: choose refuse or accept")
+    return value
+
+
+def _seconds(name: str, value: str) -> float:
+    try:
+        seconds = float(value)
+    except ValueError:
+        seconds = -1.0
+    if not 0.001 <= seconds <= 3600:
+        raise InvalidRequest(f"{name}={value!r}: give seconds between 0.001 and 3600")
+    return seconds
+
+
+_OWN: dict[str, Callable[[str, str], object]] = {
+    "prefix": _prefix,
+    "db": _database,
+    "timeout": _seconds,
+    "connect_timeout": _seconds,
+    "notify": _switch,
+    "poll": _seconds,
+    "wait_replicas": _replicas,
+    "wait_aof": _replicas,
+    "wait_timeout": _seconds,
+    "eviction": _eviction,
+    "tls_ca": _text,
+    "tls_cert": _text,
+    "tls_key": _text,
+    "tls_verify": _switch,
+    "sentinel_user": _text,
+    "sentinel_password": _text,
+}

@@ -1,0 +1,208 @@
+"""Ending and extending leases, hundreds in one round trip."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from itertools import groupby
+from operator import attrgetter
+from typing import Any, TypeVar, assert_never
+
+from taskharbor.drivers.contract import Ack, Discard, Extension, Fail, Release, Retry, Settlement
+from taskharbor.drivers.redis.packing import Call, Word
+from taskharbor.drivers.redis.store import Store
+from taskharbor.drivers.redis.stored import NONCE_LENGTH, encode, exact
+from taskharbor.errors import (
+    InvalidRequest,
+    JobError,
+    JobNotFound,
+    JobNotInflight,
+    LeaseExpired,
+    LeaseMismatch,
+)
+from taskharbor.ids import new_id
+from taskharbor.jobs import Failure, Lease, Micros
+
+T = TypeVar("T", Settlement, Extension)
+
+_OK = 0
+_NOT_FOUND = 1
+_ERRORS: dict[int, type[JobError]] = {
+    _NOT_FOUND: JobNotFound,
+    2: JobNotInflight,
+    3: LeaseMismatch,
+    4: LeaseExpired,
+}
+_FIRST_PROGRESS = 5
+"""Where it begins among the arguments of its script."""
+_token = attrgetter("token")
+
+
+async def settle(
+    store: Store, settlements: Sequence[Settlement], now: Micros
+) -> tuple[list[JobError | None], list[str]]:
+    """The answers, and the queues in which deaths have yet to be told of."""
+    untold: list[str] = []
+
+    async def ask(groups: dict[str, list[int]]) -> dict[int, int]:
+        codes: dict[int, int] = {}
+        answers = await store.connections.run(_calls(store, settlements, groups, now))
+        for (queue, ns), (waiting, digits) in zip(groups.items(), answers, strict=True):
+            if waiting:
+                untold.append(queue)
+            # No digits: all went well.
+            codes.update(zip(ns, (digit - 48 for digit in digits), strict=True) if digits else {})
+        return codes
+
+    for one in settlements:
+        if type(one) is not Ack:
+            _refuse_malformed(one)
+    codes = await _where_they_are(store, settlements, ask, lambda code: code == _NOT_FOUND)
+    if not codes:
+        return [None] * len(settlements), untold
+    found = [codes.get(n, _OK) for n in range(len(settlements))]
+    return [
+        None if code == _OK else _ERRORS[code](one.job_id)
+        for one, code in zip(settlements, found, strict=True)
+    ], untold
+
+
+async def _where_they_are(
+    store: Store,
+    items: Sequence[T],
+    ask: Callable[[dict[str, list[int]]], Awaitable[dict[int, Any]]],
+    is_missing: Callable[[Any], bool],
+) -> dict[int, Any]:
+    """Ask each item's queue, as its token names it. What is not there is looked for everywhere: who gives a wrong token is
+    still told what is wrong with it."""
+    groups: dict[str, list[int]] = {}
+    for n, item in enumerate(items):
+        groups.setdefault(item.token[NONCE_LENGTH:], []).append(n)
+    answers = await ask(groups)
+    missing = [n for n, answer in answers.items() if is_missing(answer)]
+    if missing:
+        homes = await store.located([items[n].job_id for n in missing])
+        groups = {}
+        for n in missing:
+            home = homes.get(items[n].job_id)
+            if home is not None and home != items[n].token[NONCE_LENGTH:]:
+                groups.setdefault(home, []).append(n)
+        if groups:
+            found = dict.fromkeys([n for ns in groups.values() for n in ns], _OK)
+            answers.update(found | await ask(groups))
+    return answers
+
+
+def _calls(
+    store: Store, settlements: Sequence[Settlement], groups: dict[str, list[int]], now: Micros
+) -> Callable[[int], list[Call]]:
+    told = [(queue, _told([settlements[n] for n in ns])) for queue, ns in groups.items()]
+    failure_id = new_id()
+
+    def make(again: int) -> list[Call]:
+        return [
+            # Each queue's deaths are named apart.
+            store.call("settle", queue, now, again, failure_id if n == 0 else f"{failure_id}.{n}", *args)
+            for n, (queue, args) in enumerate(told)
+        ]
+
+    return make
+
+
+def _told(settlements: Sequence[Settlement]) -> list[Word]:
+    leases: list[Word] = []
+    others: list[tuple[Any, ...]] = []
+    results: list[bytes] = []
+    place = 0
+    # One claim's leases have one token, and mostly end together.
+    for token, run in groupby(settlements, _token):
+        ids: list[Word] = []
+        for one in run:
+            place += 1
+            ids.append(one.job_id)
+            if type(one) is not Ack or one.result is not None:
+                others.append((place, *_other(one, results)))
+        leases += (token[:NONCE_LENGTH], len(ids), *ids)
+    # The first result stands last, so that its place does not depend on how many there are.
+    return [encode(others) if others else b"", place, *leases, *reversed(results)]
+
+
+def _other(settlement: Settlement, results: list[bytes]) -> tuple[Any, ...]:
+    """What the server must know of one that is not a plain ack. Binary values go apart: its packer knows text only."""
+    match settlement:
+        case Ack(result=result):
+            results.append(result or b"")
+            return (0, len(results) - 1)
+        case Retry(run_at_us=run_at, attempts=attempts, error=error):
+            return (1, run_at, attempts, *_error(error))
+        case Fail(attempts=attempts, error=error):
+            return (2, attempts, *_error(error))
+        case Release(run_at_us=run_at_or_none):
+            return (3, False if run_at_or_none is None else run_at_or_none)
+        case Discard(reason=reason):
+            return (4, False) if reason is None else (4, *_error(reason))
+        case _:
+            assert_never(settlement)
+
+
+def _error(error: Failure) -> tuple[str, str, str]:
+    return _writable(error.type), _writable(error.message), _writable(error.text)
+
+
+def _writable(text: str) -> str:
+    """Error texts come from anywhere; lone surrogates are written as escapes."""
+    if text.isascii():
+        return text
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def _refuse_malformed(settlement: Settlement) -> None:
+    """What a script would stumble over half-way is refused before it starts."""
+    error = getattr(settlement, "error", None) or getattr(settlement, "reason", None)
+    run_at = getattr(settlement, "run_at_us", None)
+    attempts = getattr(settlement, "attempts", 0)
+    if not isinstance(settlement, Retry | Fail | Release | Discard):
+        raise InvalidRequest(f"{type(settlement).__name__} is not a settlement")
+    if (isinstance(settlement, Retry | Fail) or error is not None) and not isinstance(error, Failure):
+        raise InvalidRequest(
+            f"job {settlement.job_id!r}: {type(settlement).__name__} has no Failure to record"
+        )
+    if (isinstance(settlement, Retry) or run_at is not None) and not exact(run_at):
+        raise InvalidRequest(
+            f"job {settlement.job_id!r}: run_at_us is {run_at!r}, which is no whole number of microseconds (up to 2255)"
+        )
+    if not exact(attempts):
+        raise InvalidRequest(f"job {settlement.job_id!r}: attempts is {attempts!r}, which is no number")
+
+
+async def extend_lease(
+    store: Store, extensions: Sequence[Extension], lease_for: Micros, now: Micros
+) -> list[Lease | JobError]:
+    async def ask(groups: dict[str, list[int]]) -> dict[int, int | bytes]:
+        calls = [
+            _beats(store, queue, [extensions[n] for n in ns], lease_for, now) for queue, ns in groups.items()
+        ]
+        answers = await store.ask_all(calls)
+        return {
+            n: answer
+            for ns, several in zip(groups.values(), answers, strict=True)
+            for n, answer in zip(ns, several, strict=True)
+        }
+
+    answers = await _where_they_are(store, extensions, ask, lambda answer: answer == b"1")
+    return [_lease(one, answers[n]) for n, one in enumerate(extensions)]
+
+
+def _beats(store: Store, queue: str, extensions: Sequence[Extension], lease_for: Micros, now: Micros) -> Call:
+    progress = [one.progress for one in extensions if one.progress is not None]
+    places = iter(range(_FIRST_PROGRESS, _FIRST_PROGRESS + len(progress)))
+    beats = [
+        (one.job_id, one.token[:NONCE_LENGTH], False if one.progress is None else next(places))
+        for one in extensions
+    ]
+    return store.call("extend", queue, now, lease_for, encode(beats), *progress)
+
+
+def _lease(extension: Extension, answer: int | bytes) -> Lease | JobError:
+    if isinstance(answer, bytes):
+        return _ERRORS[int(answer)](extension.job_id)
+    return Lease(extension.job_id, extension.token, abs(answer), answer < 0)

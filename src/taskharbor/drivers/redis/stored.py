@@ -1,0 +1,294 @@
+"""The stored job, from a record and back. The layout is said in `lua/records.lua`."""
+
+from __future__ import annotations
+
+from struct import Struct as Layout
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from taskharbor.errors import InvalidRequest
+from taskharbor.jobs import (
+    DEFAULT_BACKOFF_MAX,
+    DEFAULT_BACKOFF_MIN,
+    MAX_PRIORITY,
+    JobRecord,
+    JobState,
+    Micros,
+    UpdateFlags,
+    UpdateRunAt,
+)
+
+STATES: Final = tuple(JobState)
+SCHEDULED, READY, BLOCKED, INFLIGHT, DONE, DEAD, CANCELLED = range(7)
+NONCE_LENGTH: Final = 24
+
+_EXACT = 2**53
+"""Lua counts in doubles; beyond this they are no longer exact."""
+_RUN_AT: tuple[UpdateRunAt, ...] = ("no", "yes", "later", "earlier")
+_FLAGS = [
+    UpdateFlags(bool(number & 1), _RUN_AT[number >> 3], bool(number & 2), bool(number & 4))
+    for number in range(32)
+]
+_FLAG_NUMBERS = {flags: number for number, flags in enumerate(_FLAGS)}
+FRONT = Layout(">QIBBIQQ")
+_BEHIND_SEQ = Layout(">IBBIQQ")
+LEASE = Layout(">QQH")
+_PLACE = Layout(">HQ")
+_NO_HEADERS: dict[str, str] = {}
+
+
+class More(
+    msgspec.Struct,
+    omit_defaults=True,
+    gc=False,
+    rename={
+        "last_error": "e",
+        "failed_at": "f",
+        "flags": "u",
+        "cancel_requested": "c",
+        "merged_into": "m",
+        "has_progress": "p",
+        "has_result": "r",
+        "idempotency_key": "i",
+        "backoff_min": "b",
+        "backoff_max": "B",
+    },
+):
+    """What few jobs have."""
+
+    last_error: str | None = None
+    failed_at: Micros | None = None
+    flags: int | None = None
+    cancel_requested: bool = False
+    merged_into: str | None = None
+    has_progress: bool = False
+    has_result: bool = False
+    idempotency_key: str | None = None
+    backoff_min: Micros = DEFAULT_BACKOFF_MIN
+    backoff_max: Micros = DEFAULT_BACKOFF_MAX
+
+
+class Head(msgspec.Struct, array_like=True, gc=False):
+    """What transitions look at and seldom change."""
+
+    run_at: Micros
+    priority: int
+    attempts: int
+    stalls: int
+    max_attempts: int
+    max_stalls: int
+    created_at: Micros
+    type: str
+    key: str | bool
+    body_size: int
+    payload_size: int
+    more: More | bool
+
+
+class Body(msgspec.Struct, array_like=True, gc=False):
+    """What only those who run the job look at, where it is not the default."""
+
+    codec: str
+    headers: dict[str, str]
+    timeout: Micros
+
+
+encode = msgspec.msgpack.Encoder().encode
+decode_head = msgspec.msgpack.Decoder(Head).decode
+_decode_body = msgspec.msgpack.Decoder(Body).decode
+
+
+# -- in ---------------------------------------------------------------------------------------------------
+
+
+def check_storable(record: JobRecord) -> None:
+    """What Redis cannot hold exactly is refused before anything is sent."""
+    if not (
+        type(record.run_at_us) is type(record.created_at_us) is type(record.priority) is int
+        and type(record.max_attempts) is type(record.max_stalls) is type(record.timeout_us) is int
+        and type(record.backoff_min_us) is type(record.backoff_max_us) is int
+        and -_EXACT <= record.run_at_us <= _EXACT
+        and -_EXACT <= record.created_at_us <= _EXACT
+        and -MAX_PRIORITY <= record.priority <= MAX_PRIORITY
+        and type(record.payload) is bytes
+        and type(record.id) is type(record.queue) is type(record.type) is type(record.codec) is str
+        and (record.key is None or type(record.key) is str)
+        and (record.idempotency_key is None or type(record.idempotency_key) is str)
+        and 0 <= record.max_attempts <= _EXACT
+        and 0 <= record.max_stalls <= _EXACT
+        and 0 <= record.backoff_min_us <= _EXACT
+        and 0 <= record.backoff_max_us <= _EXACT
+        and (not record.headers or _are_texts(record.headers))
+    ):
+        raise _not_storable(record)
+
+
+def _are_texts(headers: dict[str, str]) -> bool:
+    return all(type(name) is type(value) is str for name, value in headers.items())
+
+
+def exact(number: object) -> bool:
+    """Whether Lua can count with it."""
+    return isinstance(number, int) and -_EXACT <= number <= _EXACT
+
+
+def _not_storable(record: JobRecord) -> InvalidRequest:
+    texts: dict[str, object] = {name: getattr(record, name) for name in ("id", "queue", "type", "codec")}
+    texts |= {name: getattr(record, name) or "" for name in ("key", "idempotency_key")}
+    for name, text in texts.items():
+        if not isinstance(text, str):
+            return InvalidRequest(f"job {record.id!r}: {name} is {text!r}, which is no text")
+    payload: object = record.payload
+    if not isinstance(payload, bytes):
+        return InvalidRequest(f"job {record.id!r}: the payload is no bytes; the client's codec makes them")
+    headers: object = record.headers
+    if not isinstance(headers, dict) or not _are_texts(headers):
+        return InvalidRequest(f"job {record.id!r}: headers must be texts under texts")
+    return InvalidRequest(
+        f"job {record.id!r}: priority must be a whole number up to {MAX_PRIORITY}, instants and limits whole numbers up to "
+        f"{_EXACT} (the year 2255): run_at_us={record.run_at_us!r}, created_at_us={record.created_at_us!r}, "
+        f"priority={record.priority!r}"
+    )
+
+
+def head_and_rest(record: JobRecord) -> tuple[list[Any], bytes]:
+    """A record as it is before anything happened to it: its head, and its body with the payload behind."""
+    body = b""
+    if record.codec != "json" or record.headers or record.timeout_us:
+        body = encode((record.codec, record.headers, record.timeout_us))
+    payload = record.payload
+    key = record.key
+    more: More | bool = False
+    if (
+        key is not None
+        or record.idempotency_key is not None
+        or record.backoff_min_us != DEFAULT_BACKOFF_MIN
+        or record.backoff_max_us != DEFAULT_BACKOFF_MAX
+    ):
+        made = More(
+            flags=None if record.update is None else _FLAG_NUMBERS[record.update],
+            idempotency_key=record.idempotency_key,
+            backoff_min=record.backoff_min_us,
+            backoff_max=record.backoff_max_us,
+        )
+        # An empty map would come back from Lua as an array.
+        more = False if made == _NO_MORE else made
+    head = [
+        record.run_at_us, record.priority, 0, 0, record.max_attempts, record.max_stalls, record.created_at_us, record.type,
+        False if key is None else key, len(body), len(payload), more,
+    ]  # fmt: skip
+    return head, body + payload if body else payload
+
+
+_NO_MORE = More()
+
+
+def stored_tail(record: JobRecord) -> bytes:
+    """A new job as it is stored, behind its number."""
+    head, rest = head_and_rest(record)
+    packed = encode(head)
+    is_plain = head[-1] is False and record.key is None
+    return _BEHIND_SEQ.pack(len(packed), READY, is_plain, 0, 0, 0) + packed + rest
+
+
+def place_in_line(record: JobRecord) -> bytes:
+    """Its member of `ready` up to run_at."""
+    name = record.type.encode()
+    return (
+        len(name).to_bytes(2) + name + _PLACE.pack(MAX_PRIORITY - record.priority, max(record.run_at_us, 0))
+    )
+
+
+# -- out --------------------------------------------------------------------------------------------------
+
+
+def seq_of(value: bytes) -> int:
+    return int.from_bytes(value[:8])
+
+
+class Fronts(NamedTuple):
+    """A stored job up to its head."""
+
+    state: int
+    fence: int
+    finished_at: Micros
+    worker: str | None
+    expires_at: Micros | None
+    reserved_at: Micros | None
+    token: str | None
+    head: Head
+    end: int
+    """Where what follows begins."""
+
+
+def read_fronts(value: bytes, at: int = 0, *, has_token: bool = True) -> Fronts:
+    """A row of the log keeps just this of a job, without the token."""
+    _, head_size, state, _, fence, _, finished_at = FRONT.unpack_from(value, at)
+    at += FRONT.size
+    worker = expires_at = reserved_at = token = None
+    if state == INFLIGHT:
+        expires_at, reserved_at, worker_size = LEASE.unpack_from(value, at)
+        at += LEASE.size + worker_size
+        worker = value[at - worker_size : at].decode()
+        if has_token:
+            token = value[at : at + NONCE_LENGTH].decode()
+            at += NONCE_LENGTH
+    end = at + head_size
+    head = decode_head(value[at:end])
+    return Fronts(state, fence, finished_at, worker, expires_at, reserved_at, token, head, end)
+
+
+def record_from(job_id: str, queue: str, value: bytes, now: Micros) -> JobRecord:
+    state, fence, finished_at, worker, expires_at, reserved_at, token, head, end = read_fronts(value)
+    if token is not None:
+        # The queue saves settling the search by id; it grants nothing.
+        token += queue
+    if state == READY and head.run_at > now:
+        state = SCHEDULED
+    payload_at = end + head.body_size
+    record = JobRecord(
+        id=job_id,
+        type=head.type,
+        queue=queue,
+        payload=value[payload_at : payload_at + head.payload_size],
+        priority=head.priority,
+        run_at_us=head.run_at,
+        created_at_us=head.created_at,
+        key=None if head.key is False else head.key,  # type: ignore[arg-type]  # a text, or False
+        max_attempts=head.max_attempts,
+        max_stalls=head.max_stalls,
+        state=STATES[state],
+        attempts=head.attempts,
+        stalls=head.stalls,
+        fence=fence,
+        finished_at_us=finished_at or None,
+        token=token,
+        worker=worker,
+        expires_at_us=expires_at,
+        reserved_at_us=reserved_at,
+    )
+    if head.body_size:
+        apply_body(record, value[end:payload_at])
+    if head.more is not False:
+        _apply_more(record, head.more, value[payload_at + head.payload_size :])  # type: ignore[arg-type]
+    return record
+
+
+def apply_body(record: JobRecord, packed: bytes) -> None:
+    body = _decode_body(packed)
+    record.codec, record.headers, record.timeout_us = body.codec, body.headers, body.timeout
+
+
+def _apply_more(record: JobRecord, more: More, tail: bytes) -> None:
+    record.last_error = more.last_error
+    record.failed_at_us = more.failed_at
+    record.update = None if more.flags is None else _FLAGS[more.flags]
+    record.cancel_requested = more.cancel_requested
+    record.merged_into = more.merged_into
+    record.idempotency_key = more.idempotency_key
+    record.backoff_min_us, record.backoff_max_us = more.backoff_min, more.backoff_max
+    if more.has_progress:
+        record.progress = tail
+    if more.has_result:
+        record.result = tail

@@ -1,0 +1,505 @@
+"""Calls whose answer never comes: whether the server has carried them out or not, they have happened once.
+
+A cable loses the answer of the very request a test names (`lose_answer`), or the request itself (`drop`). The caller is to
+see neither: the driver asks again, in a way that finds what the first try has done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+import pytest
+from redis_line import LEASE, NOW, Line, line, records, runs
+from redis_stage import nothing_unhandled
+
+from taskharbor.drivers.contract import (
+    Ack,
+    Discard,
+    Enqueued,
+    Extension,
+    Fail,
+    QueueSettings,
+    Release,
+    Retry,
+    Settlement,
+)
+from taskharbor.drivers.redis.wire import Wire
+from taskharbor.errors import BackendUnavailable
+from taskharbor.jobs import SECOND, Failure, JobRecord, JobState, Lease, Outcome
+from taskharbor.testing.servers import RedisServer
+from taskharbor.testing.servers.link import Fate
+
+pytestmark = pytest.mark.parametrize("fate", ["drop", "lose_answer"])
+
+ERROR = Failure("ValueError", "no")
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RedisServer]:
+    with RedisServer.start() as server:
+        yield server
+
+
+def on_a_line(server: RedisServer, story: Callable[[Line], Awaitable[None]], options: str = "") -> None:
+    async def main() -> None:
+        with nothing_unhandled():
+            async with line(server, options) as here:
+                await story(here)
+
+    asyncio.run(main())
+
+
+async def asked_twice(here: Line, script: str, fate: Fate, ask: Callable[[], Awaitable[Any]]) -> Any:
+    """What the caller is told, when the first request that runs the script meets its fate."""
+    here.cable.on_request(runs(script), then=fate)
+    answer = await ask()
+    assert here.cable.triggered.wait(10), f"nothing ran {script}"
+    return answer
+
+
+async def asked_in_vain(here: Line, script: str, fate: Fate, ask: Callable[[], Awaitable[Any]]) -> None:
+    """The same, with nobody there to ask a second time."""
+    here.cable.refuse()
+    with pytest.raises(BackendUnavailable):
+        await asked_twice(here, script, fate, ask)
+    assert here.cable.triggered.wait(10)
+    here.cable.accept()
+
+
+# -- enqueue ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [1, 50])
+@pytest.mark.parametrize(("script", "new_ids"), [("enqueue_new", True), ("enqueue", False)])
+def test_a_plain_enqueue_stores_each_job_once(
+    server: RedisServer, fate: Fate, count: int, script: str, new_ids: bool
+) -> None:
+    async def story(here: Line) -> None:
+        batch = records(count)
+        answers = await asked_twice(
+            here, script, fate, lambda: here.near.enqueue(batch, now=NOW, new_ids=new_ids)
+        )
+        assert [one.id for one in answers] == [record.id for record in batch]
+        assert await here.counts() == {JobState.READY: count}
+        assert len(await here.claim(100)) == count
+
+    on_a_line(server, story)
+
+
+@pytest.mark.parametrize(
+    "fields", [{"key": "k"}, {"idempotency_key": "i"}, {"key": "k", "idempotency_key": "i"}]
+)
+def test_an_enqueue_by_key_stores_one_job(server: RedisServer, fate: Fate, fields: dict[str, str]) -> None:
+    async def story(here: Line) -> None:
+        (record,) = records(1, **fields)
+        (answer,) = await asked_twice(here, "enqueue", fate, lambda: here.near.enqueue([record], now=NOW))
+        assert answer.id == record.id
+        # The next one of the key finds it, so its mark was left once as well.
+        assert await here.near.enqueue(records(1, **fields), now=NOW) == [Enqueued(record.id, existed=True)]
+        assert await here.counts() == {JobState.READY: 1}
+
+    on_a_line(server, story)
+
+
+def test_an_enqueue_onto_a_running_key_blocks_one_job(server: RedisServer, fate: Fate) -> None:
+    async def story(here: Line) -> None:
+        await here.store(key="k")
+        await here.claim()
+        (record,) = records(1, key="k")
+        (answer,) = await asked_twice(here, "enqueue", fate, lambda: here.near.enqueue([record], now=NOW))
+        assert answer.id == record.id
+        assert await here.counts() == {JobState.INFLIGHT: 1, JobState.BLOCKED: 1}
+
+    on_a_line(server, story)
+
+
+def test_an_enqueue_into_several_queues_stores_each_job_once(server: RedisServer, fate: Fate) -> None:
+    async def story(here: Line) -> None:
+        batch = [record for queue in ("q", "r", "s") for record in records(5, queue=queue)]
+        await asked_twice(here, "enqueue", fate, lambda: here.near.enqueue(batch, now=NOW, new_ids=True))
+        for queue in ("q", "r", "s"):
+            assert await here.counts(queue) == {JobState.READY: 5}
+
+    on_a_line(server, story)
+
+
+def test_an_enqueue_that_failed_may_be_tried_again_with_the_same_records(
+    server: RedisServer, fate: Fate
+) -> None:
+    """Even when its jobs have run and ended meanwhile."""
+
+    async def story(here: Line) -> None:
+        plain, keyed = records(10), records(1, key="k")
+        await here.far.configure("q", QueueSettings(), now=NOW)
+        await here.near.stats(now=NOW)
+        await asked_in_vain(here, "enqueue", fate, lambda: here.near.enqueue(plain, now=NOW))
+        stored = await here.claim(100)
+        assert len(stored) == (10 if fate == "lose_answer" else 0)
+        await here.near.settle([Ack(job.id, job.token or "") for job in stored], now=NOW)
+        for batch in (plain, keyed):
+            answers = await here.near.enqueue(batch, now=NOW)
+            assert [one.id for one in answers] == [record.id for record in batch]
+        expected = {JobState.READY: 1, JobState.DONE: 10} if stored else {JobState.READY: 11}
+        assert await here.counts() == expected
+
+    on_a_line(server, story)
+
+
+# -- reserve ----------------------------------------------------------------------------------------------
+
+
+def test_a_reserve_gives_the_jobs_it_leased(server: RedisServer, fate: Fate) -> None:
+    async def story(here: Line) -> None:
+        ids = await here.store(5)
+        jobs = await asked_twice(here, "reserve", fate, lambda: here.claim(3))
+        assert sorted(job.id for job in jobs) == sorted(ids[:3])
+        assert [(job.fence, job.stalls, job.reserved_at_us) for job in jobs] == [(1, 0, NOW)] * 3
+        assert await here.counts() == {JobState.READY: 2, JobState.INFLIGHT: 3}
+        assert await here.near.settle([Ack(job.id, job.token or "") for job in jobs], now=NOW) == [None] * 3
+        # What was asked for twice is over: the next claim is a new one.
+        assert [job.id for job in await here.claim(3)] == ids[3:]
+
+    on_a_line(server, story)
+
+
+def test_a_reserve_under_a_limit_gives_the_jobs_it_leased(server: RedisServer, fate: Fate) -> None:
+    async def story(here: Line) -> None:
+        ids = await here.store(5)
+        await here.far.configure("q", QueueSettings(max_inflight=2), now=NOW)
+        jobs = await asked_twice(here, "reserve", fate, lambda: here.claim(3))
+        assert sorted(job.id for job in jobs) == sorted(ids[:2])
+        assert await here.claim(3) == []
+        assert await here.counts() == {JobState.READY: 3, JobState.INFLIGHT: 2}
+
+    on_a_line(server, story)
+
+
+def test_a_reserve_after_one_that_failed_gives_what_that_one_leased(server: RedisServer, fate: Fate) -> None:
+    async def story(here: Line) -> None:
+        ids = await here.store(5)
+        await asked_in_vain(here, "reserve", fate, lambda: here.claim(3))
+        jobs = await here.claim(3, now=NOW + SECOND)
+        assert sorted(job.id for job in jobs) == sorted(ids[:3])
+        assert [(job.fence, job.stalls) for job in jobs] == [(1, 0)] * 3
+        assert [job.id for job in await here.claim(3, now=NOW + SECOND)] == ids[3:]
+        assert await here.counts() == {JobState.INFLIGHT: 5}
+
+    on_a_line(server, story)
+
+
+def test_what_a_failed_reserve_leased_is_not_given_to_another_worker(server: RedisServer, fate: Fate) -> None:
+    async def story(here: Line) -> None:
+        ids = await here.store(5)
+        await asked_in_vain(here, "reserve", fate, lambda: here.claim(3))
+        of_another = [job.id for job in await here.claim(1, worker="another")]
+        assert of_another == (ids[3:4] if fate == "lose_answer" else ids[:1])
+        own = sorted(job.id for job in await here.claim(3))
+        assert own == sorted(ids[:3] if fate == "lose_answer" else ids[1:4])
+
+    on_a_line(server, story)
+
+
+def test_a_lease_of_a_failed_reserve_that_ran_out_is_not_given_as_valid(
+    server: RedisServer, fate: Fate
+) -> None:
+    """The outage lasted longer than the lease: others may have these jobs any moment, so they are claimed anew."""
+
+    async def story(here: Line) -> None:
+        ids = await here.store(3)
+        await asked_in_vain(here, "reserve", fate, lambda: here.claim(3))
+        later = NOW + LEASE + SECOND
+        jobs = await here.claim(3, now=later)
+        assert [job.id for job in jobs] == ids
+        assert [job.expires_at_us for job in jobs] == [later + LEASE] * 3
+        assert await here.near.settle([Ack(job.id, job.token or "") for job in jobs], now=later) == [None] * 3
+        expired = [Outcome.EXPIRED] if fate == "lose_answer" else []
+        assert [row.outcome for row in await here.log(ids[0])] == [*expired, Outcome.DONE]
+
+    on_a_line(server, story)
+
+
+def test_a_reserve_after_one_that_failed_gives_no_more_than_it_is_asked_for(
+    server: RedisServer, fate: Fate
+) -> None:
+    async def story(here: Line) -> None:
+        ids = await here.store(5)
+        await asked_in_vain(here, "reserve", fate, lambda: here.claim(3))
+        got: list[str] = []
+        for _ in range(5):
+            jobs = await here.claim(1)
+            assert len(jobs) == 1
+            got += [job.id for job in jobs]
+        assert sorted(got) == sorted(ids)
+
+    on_a_line(server, story)
+
+
+def test_reserves_that_failed_side_by_side_leave_nothing_behind(server: RedisServer, fate: Fate) -> None:
+    async def story(here: Line) -> None:
+        ids = await here.store(6)
+        here.cable.on_request(runs("reserve"), then=fate, n=2)
+        jobs = [job for batch in await asyncio.gather(*(here.claim(2) for _ in range(3))) for job in batch]
+        assert sorted(job.id for job in jobs) == sorted(ids)
+        assert [(job.fence, job.stalls) for job in jobs] == [(1, 0)] * 6
+
+    on_a_line(server, story)
+
+
+def test_a_reserve_that_is_given_up_leaves_nothing_leased(server: RedisServer, fate: Fate) -> None:
+    async def story(here: Line) -> None:
+        await here.store(5)
+        here.cable.stall()
+        claim = asyncio.create_task(here.claim(3))
+        await asyncio.sleep(0)
+        claim.cancel()
+        await asyncio.gather(claim, return_exceptions=True)
+        if fate == "drop":
+            here.cable.cut()
+        here.cable.flow()
+        assert claim.cancelled()
+        await asyncio.gather(*here.near._giving_back, return_exceptions=True)
+        assert await here.counts() == {JobState.READY: 5}
+
+    on_a_line(server, story)
+
+
+# -- the end of a lease -----------------------------------------------------------------------------------
+
+ENDS: list[tuple[str, Callable[[JobRecord], Settlement], JobState, Outcome]] = [
+    ("ack", lambda job: Ack(job.id, job.token or ""), JobState.DONE, Outcome.DONE),
+    ("ack with a result", lambda job: Ack(job.id, job.token or "", b"1"), JobState.DONE, Outcome.DONE),
+    ("fail", lambda job: Fail(job.id, job.token or "", 1, ERROR), JobState.DEAD, Outcome.DEAD),
+    ("discard", lambda job: Discard(job.id, job.token or ""), JobState.CANCELLED, Outcome.CANCELLED),
+    ("retry", lambda job: Retry(job.id, job.token or "", NOW, 1, ERROR), JobState.READY, Outcome.RETRIED),
+    ("release", lambda job: Release(job.id, job.token or ""), JobState.READY, Outcome.RELEASED),
+]
+
+
+@pytest.mark.parametrize(("end", "state", "outcome"), [pytest.param(*end[1:], id=end[0]) for end in ENDS])
+@pytest.mark.parametrize("key", [None, "k"])
+def test_a_lease_ends_once_and_without_an_error(
+    server: RedisServer,
+    fate: Fate,
+    key: str | None,
+    end: Callable[[JobRecord], Settlement],
+    state: JobState,
+    outcome: Outcome,
+) -> None:
+    async def story(here: Line) -> None:
+        await here.store(key=key)
+        (job,) = await here.claim()
+        answer = await asked_twice(here, "settle", fate, lambda: here.near.settle([end(job)], now=NOW))
+        (stored,) = await here.jobs(job.id)
+        assert (stored.state, stored.fence, stored.stalls) == (state, 1, 0)
+        assert [row.outcome for row in await here.log(job.id)] == [outcome]
+        assert await here.counts() == {state: 1}
+        assert answer == [None]
+
+    on_a_line(server, story)
+
+
+def test_a_mixed_batch_ends_once(server: RedisServer, fate: Fate) -> None:
+    async def story(here: Line) -> None:
+        await here.store(len(ENDS))
+        jobs = await here.claim(len(ENDS))
+        settlements = [make(job) for (_, make, _, _), job in zip(ENDS, jobs, strict=True)]
+        answers = await asked_twice(here, "settle", fate, lambda: here.near.settle(settlements, now=NOW))
+        for (_, _, state, outcome), job in zip(ENDS, jobs, strict=True):
+            assert [row.outcome for row in await here.log(job.id)] == [outcome]
+            assert (await here.jobs(job.id))[0].state is state
+        assert answers == [None] * len(ENDS)
+
+    on_a_line(server, story)
+
+
+def test_a_dead_job_reaches_the_failure_queue_once(server: RedisServer, fate: Fate) -> None:
+    async def story(here: Line) -> None:
+        await here.far.configure("q", QueueSettings(failure_queue="failed"), now=NOW)
+        await here.store()
+        (job,) = await here.claim()
+        fail = Fail(job.id, job.token or "", 1, ERROR)
+        assert await asked_twice(here, "settle", fate, lambda: here.near.settle([fail], now=NOW)) == [None]
+        assert await here.counts("failed") == {JobState.READY: 1}
+
+    on_a_line(server, story)
+
+
+@pytest.mark.parametrize("step", [b"LRANGE", b"LREM"])
+def test_a_death_whose_telling_was_interrupted_is_told_once(
+    server: RedisServer, fate: Fate, step: bytes
+) -> None:
+    async def story(here: Line) -> None:
+        await here.far.configure("q", QueueSettings(failure_queue="failed"), now=NOW)
+        await here.store(3)
+        jobs = await here.claim(3)
+        here.cable.on_request(step, then=fate)
+        fails = [Fail(job.id, job.token or "", 1, ERROR) for job in jobs]
+        assert await here.near.settle(fails, now=NOW) == [None] * 3
+        await here.far.reserve("q", limit=1, lease_for=LEASE, now=NOW, worker="other")
+        assert await here.counts("failed") == {JobState.READY: 3}
+
+    on_a_line(server, story)
+
+
+def test_a_death_that_its_teller_did_not_survive_is_told_by_the_next(server: RedisServer, fate: Fate) -> None:
+    async def story(here: Line) -> None:
+        await here.far.configure("q", QueueSettings(failure_queue="failed"), now=NOW)
+        await here.store(2)
+        jobs = await here.claim(2)
+        fails = [Fail(job.id, job.token or "", 1, ERROR) for job in jobs]
+        await asked_in_vain(here, "settle", fate, lambda: here.near.settle(fails, now=NOW))
+        await here.far.reserve("q", limit=1, lease_for=LEASE, now=NOW, worker="other")
+        assert await here.counts("failed") == ({JobState.READY: 2} if fate == "lose_answer" else {})
+        assert await here.near.settle(fails, now=NOW) == [None] * 2
+        assert await here.counts("failed") == {JobState.READY: 2}
+
+    on_a_line(server, story)
+
+
+def test_a_settlement_that_failed_may_be_repeated(server: RedisServer, fate: Fate) -> None:
+    async def story(here: Line) -> None:
+        await here.store(20)
+        jobs = await here.claim(20)
+        acks = [Ack(job.id, job.token or "") for job in jobs]
+        await asked_in_vain(here, "settle", fate, lambda: here.near.settle(acks, now=NOW))
+        assert await here.near.settle(acks, now=NOW + SECOND) == [None] * 20
+        for job in jobs:
+            assert [row.outcome for row in await here.log(job.id)] == [Outcome.DONE]
+        assert await here.counts() == {JobState.DONE: 20}
+
+    on_a_line(server, story)
+
+
+def test_a_heartbeat_holds(server: RedisServer, fate: Fate) -> None:
+    async def story(here: Line) -> None:
+        await here.store()
+        (job,) = await here.claim()
+        later = NOW + SECOND
+        beat = [Extension(job.id, job.token or "", b"half")]
+        (lease,) = await asked_twice(
+            here, "extend", fate, lambda: here.near.extend_lease(beat, lease_for=LEASE, now=later)
+        )
+        assert isinstance(lease, Lease)
+        assert lease.expires_at_us == later + LEASE
+        (stored,) = await here.jobs(job.id)
+        assert (stored.expires_at_us, stored.progress) == (later + LEASE, b"half")
+        assert await here.near.settle([Ack(job.id, lease.token)], now=later) == [None]
+
+    on_a_line(server, story)
+
+
+# -- operating --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_running", [False, True])
+def test_a_cancel_happens_once(server: RedisServer, fate: Fate, is_running: bool) -> None:
+    async def story(here: Line) -> None:
+        (job_id,) = await here.store()
+        if is_running:
+            await here.claim()
+        answers = await asked_twice(here, "cancel", fate, lambda: here.near.cancel([job_id], now=NOW))
+        assert answers == [JobState.INFLIGHT if is_running else JobState.CANCELLED]
+        (stored,) = await here.jobs(job_id)
+        assert (stored.state, stored.cancel_requested) == (answers[0], is_running)
+        assert len(await here.log(job_id)) == (0 if is_running else 1)
+
+    on_a_line(server, story)
+
+
+def test_a_requeue_happens_once_and_says_so(server: RedisServer, fate: Fate) -> None:
+    async def story(here: Line) -> None:
+        await here.store()
+        (job,) = await here.claim()
+        await here.near.settle([Fail(job.id, job.token or "", 1, ERROR)], now=NOW)
+        answers = await asked_twice(here, "requeue", fate, lambda: here.near.requeue([job.id], now=NOW))
+        (stored,) = await here.jobs(job.id)
+        assert (stored.state, stored.attempts) == (JobState.READY, 0)
+        assert [row.outcome for row in await here.log(job.id)] == [Outcome.DEAD, Outcome.REQUEUED]
+        assert answers == [JobState.READY]
+
+    on_a_line(server, story)
+
+
+# -- a first try that comes late --------------------------------------------------------------------------
+# What a client wrote into a connection that broke may lie in a buffer somewhere, and reach the server after its repetition.
+
+
+class Recorder:
+    """Keeps what is sent, by the scripts it runs."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.sent: list[bytes] = []
+        ask = Wire.ask
+
+        def asking(wire: Wire, packed: bytes, count: int) -> asyncio.Future[list[Any]]:
+            self.sent.append(packed)
+            return ask(wire, packed, count)
+
+        monkeypatch.setattr(Wire, "ask", asking)
+
+    def first(self, script: str) -> bytes:
+        return next(packed for packed in self.sent if runs(script) in packed)
+
+
+def arrives_late(server: RedisServer, packed: bytes) -> None:
+    with socket.create_connection(("127.0.0.1", server.port)) as late:
+        late.sendall(packed)
+        assert late.recv(1 << 16)
+
+
+@pytest.mark.parametrize("fields", [{}, {"key": "k"}, {"idempotency_key": "i"}])
+@pytest.mark.parametrize("new_ids", [False, True])
+def test_an_enqueue_that_arrives_after_its_repetition_stores_nothing(
+    server: RedisServer,
+    fate: Fate,
+    fields: dict[str, str],
+    new_ids: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    script = "enqueue_new" if new_ids and not fields else "enqueue"
+
+    async def story(here: Line) -> None:
+        recorder = Recorder(monkeypatch)
+        batch = records(1, **fields)
+        await asked_twice(here, script, fate, lambda: here.near.enqueue(batch, now=NOW, new_ids=new_ids))
+        (job,) = await here.claim()
+        await here.near.settle([Ack(job.id, job.token or "")], now=NOW)
+        arrives_late(server, recorder.first(script))
+        assert await here.counts() == {JobState.DONE: 1}
+
+    on_a_line(server, story)
+
+
+def test_a_reserve_that_arrives_after_its_repetition_leases_nothing(
+    server: RedisServer, fate: Fate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story(here: Line) -> None:
+        await here.store(9)
+        recorder = Recorder(monkeypatch)
+        jobs = await asked_twice(here, "reserve", fate, lambda: here.claim(3))
+        assert len(jobs) == 3
+        arrives_late(server, recorder.first("reserve"))
+        assert await here.counts() == {JobState.READY: 6, JobState.INFLIGHT: 3}
+
+    on_a_line(server, story)
+
+
+def test_a_settlement_that_arrives_after_its_repetition_changes_nothing(
+    server: RedisServer, fate: Fate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story(here: Line) -> None:
+        await here.store()
+        (job,) = await here.claim()
+        recorder = Recorder(monkeypatch)
+        retry = Retry(job.id, job.token or "", NOW, 1, ERROR)
+        await asked_twice(here, "settle", fate, lambda: here.near.settle([retry], now=NOW))
+        (again,) = await here.claim()
+        arrives_late(server, recorder.first("settle"))
+        (stored,) = await here.jobs(job.id)
+        assert (stored.state, stored.fence, stored.token) == (JobState.INFLIGHT, 2, again.token)
+        assert len(await here.log(job.id)) == 1
+
+    on_a_line(server, story)

@@ -1,0 +1,289 @@
+"""In a cluster: every call finds the node that holds its queue, also after the queue has moved or the node is gone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+from redis_stage import COUNT, ONCE, PATIENCE, READ, call, connected, nothing_unhandled, soon, until
+
+from taskharbor.drivers.redis.connections import Call, Connections
+from taskharbor.drivers.redis.errands import slot_of
+from taskharbor.drivers.redis.keys import keys_of
+from taskharbor.drivers.redis.options import parse_url
+from taskharbor.drivers.redis.scripts import made
+from taskharbor.drivers.redis.waiting import Watcher
+from taskharbor.errors import BackendUnavailable, InvalidRequest
+from taskharbor.testing.servers import RedisCluster, RedisServer, redis_versions
+
+STIR = made("stir", "return redis.call('PUBLISH', ARGV[1], redis.call('HINCRBY', KEYS[1], 'moves', 1))")
+
+FAR_APART = ["{a}:n", "{b}:n", "{c}:n"]
+"""Keys on three nodes."""
+
+
+@pytest.fixture(scope="module", params=("oldest", "newest"))
+def cluster(request: pytest.FixtureRequest) -> Iterator[RedisCluster]:
+    if request.param == "newest" and len(redis_versions()) == 1:
+        pytest.skip("there is only one version")
+    with RedisCluster.start(version=request.param) as started:
+        yield started
+
+
+@pytest.fixture(autouse=True)
+def _clean(request: pytest.FixtureRequest) -> None:
+    if "cluster" in request.fixturenames:
+        request.getfixturevalue("cluster").flush()
+
+
+def test_slots_are_reckoned_as_the_server_does(cluster: RedisCluster) -> None:
+    for key in ("a", "{a}b", "x{a}b", "{}a", "{a", "a}b{", "{{a}}b", "ü{zwei ü}", "{a%7D}:n", ""):
+        assert slot_of(key) == cluster.slot_of(key), key
+
+
+def test_calls_for_several_nodes_are_answered_in_order(cluster: RedisCluster) -> None:
+    async def use() -> None:
+        async with connected(cluster.url) as connections:
+            assert connections.is_cluster
+            assert len({connections.node_for(key) for key in FAR_APART}) == 3
+            keys = [*FAR_APART, *FAR_APART]
+            answers = await connections.run(lambda _: [Call(COUNT, [key], (1,)) for key in keys])
+            assert answers == [1, 1, 1, 2, 2, 2]
+            assert await connections.commands([("GET", key) for key in FAR_APART]) == [b"2"] * 3
+            assert len(await connections.command("TIME")) == 2
+
+    asyncio.run(use())
+
+
+def test_a_plain_url_to_one_node_is_recognised_as_a_cluster(cluster: RedisCluster) -> None:
+    async def use() -> None:
+        async with connected(cluster.nodes[1].url) as connections:
+            assert connections.is_cluster
+            for key in FAR_APART:
+                assert await connections.run(call(COUNT, key, 1)) == [1]
+
+    asyncio.run(use())
+
+
+def test_a_cluster_url_to_a_plain_server_is_refused() -> None:
+    async def use() -> None:
+        with (
+            RedisServer.start() as plain,
+            pytest.raises((BackendUnavailable, InvalidRequest), match="cluster"),
+        ):
+            await Connections(parse_url(plain.url.replace("redis://", "redis+cluster://"))).open()
+
+    asyncio.run(use())
+
+
+def test_nodes_that_do_not_answer_are_passed_over_when_the_store_is_opened(cluster: RedisCluster) -> None:
+    async def use() -> None:
+        async with connected(cluster.url.replace("://", "://127.0.0.1:1,", 1)) as connections:
+            assert await connections.run(call(COUNT, "{a}:n", 1)) == [1]
+
+    asyncio.run(use())
+
+
+def test_scripts_that_nodes_forgot_are_brought_again(cluster: RedisCluster) -> None:
+    async def use() -> None:
+        async with connected(cluster.url) as connections:
+            for expected in (1, 2):
+                for node in cluster.nodes:
+                    node.execute("SCRIPT", "FLUSH")
+                answers = await connections.run(lambda _: [Call(COUNT, [key], (1,)) for key in FAR_APART])
+                assert answers == [expected] * 3
+
+    asyncio.run(use())
+
+
+def test_a_queue_that_moved_is_followed_and_found_at_once_from_then_on(cluster: RedisCluster) -> None:
+    async def use() -> None:
+        with nothing_unhandled():
+            async with connected(cluster.url) as connections:
+                await connections.run(call(COUNT, "{a}:n", 1))
+                source = cluster.node_of("{a}:n")
+                target = next(node for node in cluster.nodes if node is not source)
+                cluster.move("{a}:n", target)
+                assert await connections.run(call(COUNT, "{a}:n", 1)) == [2]
+                assert str(connections.node_for("{a}:n").address) == f"127.0.0.1:{target.port}"
+                assert await connections.command("GET", "{a}:n") == b"2"
+                cluster.move("{a}:n", source)
+                assert await connections.command("GET", "{a}:n") == b"2"
+
+    asyncio.run(use())
+
+
+def test_a_queue_on_its_way_is_asked_for_where_it_goes(cluster: RedisCluster) -> None:
+    async def use() -> None:
+        async with connected(cluster.url) as connections:
+            source = cluster.node_of("{a}:n")
+            target = next(node for node in cluster.nodes if node is not source)
+            cluster.begin_move("{a}:n", target)
+            # Nothing of it is left at the source: the server there says ASK.
+            assert await connections.run(call(COUNT, "{a}:n", 1)) == [1]
+            assert await connections.command("GET", "{a}:n") == b"1"
+            two = made("two", "return redis.call('MGET', KEYS[1], KEYS[2])", writes=False)
+            # Some of its keys are there and some are not: the server says TRYAGAIN.
+            with pytest.raises(BackendUnavailable, match="being moved"):
+                await connections.run(lambda _: [Call(two, ["{a}:n", "{a}:other"], ())])
+            cluster.move("{a}:n", target)
+            assert await connections.run(call(COUNT, "{a}:n", 1)) == [2]
+            cluster.move("{a}:n", source)
+
+    asyncio.run(use())
+
+
+def test_a_lost_answer_of_one_node_repeats_only_its_calls(
+    cluster: RedisCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[int] = []
+
+    async def use() -> None:
+        with nothing_unhandled():
+            async with connected(cluster.url) as connections:
+                node = connections.node_for("{a}:n")
+                assert node.wire is not None
+                wire, ask = node.wire, node.wire.ask
+
+                def ask_and_break(packed: bytes, count: int) -> asyncio.Future[list[Any]]:
+                    answer = ask(packed, count)
+                    wire.abort("the test's hand")
+                    return answer
+
+                def make(again: int) -> list[Call]:
+                    seen.append(again)
+                    return [Call(ONCE, [key], (again,)) for key in FAR_APART]
+
+                # The request is on its way to this node, and its answer never comes.
+                monkeypatch.setattr(wire, "ask", ask_and_break)
+                answers = await soon(connections.run(make))
+                assert answers[1:] == [b"done", b"done"]
+                assert answers[0] in (b"done", b"recognised")
+                assert seen == [0, 1]
+        assert [int(cluster.node_of(key).execute("GET", key)) for key in FAR_APART] == [1, 1, 1]
+
+    asyncio.run(use())
+
+
+def test_a_failing_call_does_not_keep_the_others_from_being_done(cluster: RedisCluster) -> None:
+    bad = made("bad", "return redis.error_reply('TASKHARBOR INVALID no')")
+
+    async def use() -> None:
+        async with connected(cluster.url) as connections:
+            with pytest.raises(InvalidRequest, match="no"):
+                await connections.run(
+                    lambda _: [Call(bad, [FAR_APART[0]], ()), Call(COUNT, [FAR_APART[1]], (1,))]
+                )
+            assert await connections.run(call(READ, FAR_APART[1])) == [b"1"]
+
+    asyncio.run(use())
+
+
+# -- waking -------------------------------------------------------------------------------------------------
+
+
+def test_queues_on_several_nodes_wake_one_who_waits_for_all(cluster: RedisCluster) -> None:
+    async def use() -> None:
+        with nothing_unhandled():
+            async with connected(cluster.url) as connections:
+                watcher = Watcher(connections.options, connections, partial(keys_of, ""))
+                try:
+                    for queue in ("a", "b", "c"):
+                        await quiet(watcher, "a", "b", "c")
+                        waiting = asyncio.create_task(watcher.wait(["a", "b", "c"], 0, PATIENCE))
+                        await until(lambda: bool(watcher._waiters.get("{a}:wake")), "it waits")
+                        await stir(connections, queue)
+                        assert await soon(waiting)
+                finally:
+                    await watcher.close()
+
+    asyncio.run(use())
+
+
+def test_one_who_waits_listens_where_the_queue_has_gone(cluster: RedisCluster) -> None:
+    channel = keys_of("", "a").channel
+
+    async def use() -> None:
+        with nothing_unhandled():
+            async with connected(cluster.url) as connections:
+                watcher = Watcher(connections.options, connections, partial(keys_of, ""))
+                source = cluster.node_of("{a}:n")
+                target = next(node for node in cluster.nodes if node is not source)
+                try:
+                    await quiet(watcher, "a")
+                    cluster.move("{a}:n", target)
+                    await stir(connections, "a")
+                    assert await soon(watcher.wait(["a"], 0, PATIENCE))
+                    await until(
+                        lambda: target.execute("PUBSUB", "NUMSUB", channel)[1] == 1, "it listens there"
+                    )
+                    await until(lambda: source.execute("PUBSUB", "NUMSUB", channel)[1] == 0, "not here")
+                    await quiet(watcher, "a")
+                    waiting = asyncio.create_task(watcher.wait(["a"], 0, PATIENCE))
+                    await until(lambda: bool(watcher._waiters.get(channel)), "it waits")
+                    await stir(connections, "a")
+                    assert await soon(waiting)
+                finally:
+                    await watcher.close()
+                    cluster.move("{a}:n", source)
+
+    asyncio.run(use())
+
+
+async def quiet(watcher: Watcher, *queues: str) -> None:
+    for _ in range(500):
+        if not await watcher.wait(queues, 0, 0.02) and all(watcher.mark(queue) for queue in queues):
+            return
+    raise AssertionError("it does not fall silent")
+
+
+async def stir(connections: Connections, queue: str) -> None:
+    keys = keys_of("", queue)
+    await connections.run(lambda _: [Call(STIR, [keys["meta"]], [keys.channel])])
+
+
+# -- nodes that go ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def pairs() -> Iterator[RedisCluster]:
+    with RedisCluster.start(replicas=True) as started:
+        yield started
+
+
+async def insist(connections: Connections, key: str) -> int:
+    """As a worker does: until somebody answers."""
+    while True:
+        try:
+            (answer,) = await connections.run(call(COUNT, key, 1))
+        except BackendUnavailable:
+            await asyncio.sleep(0.01)
+            continue
+        return int(answer)
+
+
+def test_a_failover_in_order_is_followed_and_loses_nothing(pairs: RedisCluster) -> None:
+    async def use() -> None:
+        with nothing_unhandled():
+            async with connected(pairs.url) as connections:
+                (before,) = await connections.run(call(COUNT, "{a}:n", 1))
+                await asyncio.to_thread(pairs.fail_over, "{a}:n")
+                assert await soon(insist(connections, "{a}:n")) == before + 1
+
+    asyncio.run(use())
+
+
+def test_a_master_that_is_killed_is_replaced(pairs: RedisCluster) -> None:
+    async def use() -> None:
+        async with connected(pairs.url + "?wait_replicas=1&wait_timeout=5") as careful:
+            (before,) = await careful.run(call(COUNT, "{b}:n", 1))
+        async with connected(pairs.url + "?timeout=2&connect_timeout=2") as connections:
+            await asyncio.to_thread(pairs.kill_master, "{b}:n")
+            assert await soon(insist(connections, "{b}:n")) == before + 1
+            # The others were never away.
+            assert await connections.run(call(READ, "{c}:nothing")) == [None]
+
+    asyncio.run(use())

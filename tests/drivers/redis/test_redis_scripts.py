@@ -1,0 +1,251 @@
+"""The scripts: said in full in their headers, known again after the server forgot them, and whole at any size of batch."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from importlib.resources import files
+
+import pytest
+from redis_shelf import BOOM, LEASE, Shelf, ack, shelf, token
+
+from taskharbor.drivers.contract import (
+    Ack,
+    Discard,
+    Extension,
+    Fail,
+    JobFilter,
+    QueueSettings,
+    Release,
+    Retry,
+)
+from taskharbor.drivers.redis.scripts import script
+from taskharbor.jobs import MAX_PAYLOAD_BYTES, SECOND, Failure, JobState
+
+SOURCES = {
+    file.name.removesuffix(".lua"): file.read_text("utf-8")
+    for file in (files("taskharbor.drivers.redis") / "lua").iterdir()
+    if file.name.endswith(".lua")
+}
+SHARED = {needed.strip() for text in SOURCES.values() for line in re.findall(r"^-- needs: (.+)$", text, re.M)
+          for needed in line.split(",")}  # fmt: skip
+SCRIPTS = sorted(SOURCES.keys() - SHARED)
+
+
+# -- how they are written ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_script_says_what_it_takes_and_gives(name: str) -> None:
+    header = SOURCES[name].split("\nlocal ")[0]
+    for word in ("KEYS", "ARGV", "result"):
+        assert re.search(rf"^-- {word}\b", header, re.M | re.I), f"{name}.lua does not say its {word}"
+
+
+@pytest.mark.parametrize("name", sorted(SOURCES))
+def test_every_key_comes_from_KEYS(name: str) -> None:
+    """A cluster decides by KEYS where a script runs; a name made up inside it would be looked for in vain."""
+    code = re.sub(r"--.*", "", SOURCES[name])
+    for command, first in re.findall(r"call\('([A-Z]+)'(?:, ([^,)]+))?", code):
+        if command not in ("TIME", "PUBLISH"):
+            assert re.fullmatch(r"\w+(\[\w+\])?", first), f"{name}.lua: {command} {first}"
+    assert not re.search(r"KEYS\[\w+\]\s*\.\.|\.\.\s*KEYS\[", code), f"{name}.lua makes a key of a key"
+
+
+@pytest.mark.parametrize("name", sorted(SOURCES))
+def test_no_line_is_longer_than_it_should_be(name: str) -> None:
+    assert max(map(len, SOURCES[name].splitlines())) <= 130
+
+
+# -- forgotten by the server ------------------------------------------------------------------------------
+
+
+async def _all_calls(on: Shelf) -> None:
+    def forget() -> None:
+        on.server.execute("SCRIPT", "FLUSH")
+
+    driver, now = on.driver, on.now
+    forget()
+    await driver.configure("q", QueueSettings(failure_queue="failed"), now=now)
+    forget()
+    jobs = [on.job(), on.job(), on.job(key="k"), on.job(queue="r")]
+    await on.enqueue(*jobs)
+    forget()
+    await on.enqueue(on.job(), new_ids=True)
+    forget()
+    held = await on.reserve(10)
+    assert len(held) == 4
+    forget()
+    (lease,) = await driver.extend_lease([Extension(held[0].id, token(held[0]))], lease_for=LEASE, now=now)
+    assert not isinstance(lease, Exception)
+    forget()
+    (other,) = await on.reserve(queue="r")
+    forget()
+    # Two queues: a transaction, in which a script that is not known would fail alone.
+    await on.settle(ack(held[0]), ack(other), Fail(held[1].id, token(held[1]), 1, BOOM))
+    forget()
+    assert await driver.cancel([held[2].id], now=now) == [JobState.INFLIGHT]
+    forget()
+    assert await driver.requeue([held[1].id], now=now) == [JobState.READY]
+    forget()
+    assert await driver.reclaim(now=now + LEASE) == 2
+    forget()
+    assert len([one for one in await driver.get([job.id for job in jobs], now=now) if one]) == 4
+    forget()
+    assert len((await driver.list_jobs(JobFilter(), now=now)).jobs) == 6
+    forget()
+    assert [stats.queue for stats in await driver.stats(now=now)] == ["failed", "q", "r"]
+    forget()
+    assert len(await driver.job_attempts(held[1].id)) == 2
+    forget()
+    assert await driver.purge(JobFilter(states=frozenset({JobState.CANCELLED}))) == 1
+    forget()
+    await driver.wait(["q"], now=now, timeout=0)
+    forget()
+    assert await driver.prune(now=now + 3650 * 86_400 * SECOND) > 0
+
+
+def test_every_call_works_after_the_server_forgot_the_scripts() -> None:
+    async def story() -> None:
+        async with shelf() as on:
+            await _all_calls(on)
+
+    asyncio.run(story())
+
+
+def test_a_script_is_sent_in_full_once_and_by_name_from_then_on() -> None:
+    async def story() -> None:
+        async with shelf() as on:
+            on.server.execute("SCRIPT", "FLUSH")
+            await on.enqueue(on.job(), new_ids=True)
+            known = on.server.execute("SCRIPT", "EXISTS", script("enqueue_new").sha)
+            assert known == [1]
+
+    asyncio.run(story())
+
+
+# -- batches of any size ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [1, 1_999, 2_000, 2_001, 9_000])
+def test_a_batch_of_any_size_goes_through_in_one_piece(count: int) -> None:
+    """What Lua can hand to one command is limited; what a caller can hand to us is not."""
+
+    async def story() -> None:
+        async with shelf() as on:
+            jobs = [on.job(key=f"k{n}" if n % 100 == 0 else None) for n in range(count)]
+            await on.enqueue(*jobs[: count // 2])
+            await on.enqueue(*[job for job in jobs[count // 2 :] if job.key], *[])
+            await on.enqueue(*[job for job in jobs[count // 2 :] if not job.key], new_ids=True)
+            held = await on.reserve(count + 1)
+            assert {job.id for job in held} == {job.id for job in jobs}
+            beats = [Extension(job.id, token(job), b"half") for job in held]
+            leases = await on.driver.extend_lease(beats, lease_for=2 * LEASE, now=on.now)
+            assert not any(isinstance(one, Exception) for one in leases)
+            await on.settle(*[Release(job.id, token(job)) for job in held])
+            held = await on.reserve(count + 1)
+            await on.settle(*[ack(job) for job in held])
+            (stats,) = await on.driver.stats(now=on.now, queue="q")
+            assert stats.counts[JobState.DONE] == stats.done_total == count
+            assert await on.driver.purge(JobFilter(), limit=count) == count
+            assert on.ask("EXISTS", "finished_job") == 0
+
+    asyncio.run(story())
+
+
+def test_many_leases_that_are_over_are_ended_by_claims_bit_by_bit() -> None:
+    async def story() -> None:
+        async with shelf() as on:
+            await on.enqueue(*[on.job() for _ in range(2_500)], new_ids=True)
+            assert len(await on.reserve(2_500)) == 2_500
+            on.now += LEASE
+            claimed = [job for _ in range(4) for job in await on.reserve(800)]
+            assert len({job.id for job in claimed}) == 2_500
+            assert {job.stalls for job in claimed} == {1}
+
+    asyncio.run(story())
+
+
+# -- what passes through them -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "payload", [b"", bytes(range(256)), b"\x00" * 1000, b"\xc1\xff" * (MAX_PAYLOAD_BYTES // 2)]
+)
+def test_bytes_come_through_every_state_unchanged(payload: bytes) -> None:
+    async def story() -> None:
+        async with shelf() as on:
+            await on.driver.configure("q", QueueSettings(failure_queue="failed"), now=on.now)
+            held = await on.lease(on.job(payload=payload, headers={"ü": "\x00"}, codec="raw", key="k"))
+            assert held.payload == payload
+            await on.driver.extend_lease(
+                [Extension(held.id, token(held), b"\xff\x00")], lease_for=LEASE, now=on.now
+            )
+            stored = await on.get(held.id)
+            assert (stored.payload, stored.progress, stored.headers) == (payload, b"\xff\x00", {"ü": "\x00"})
+            await on.settle(Retry(held.id, token(held), on.now, 1, BOOM))
+            stored = await on.get(held.id)
+            assert (stored.payload, stored.progress) == (payload, None)
+            (held,) = await on.reserve()
+            await on.settle(Ack(held.id, token(held), payload[:65_536]))
+            stored = await on.get(held.id)
+            assert (stored.payload, stored.result) == (payload, payload[:65_536])
+            dead = await on.lease(on.job(payload=payload))
+            await on.settle(Fail(dead.id, token(dead), 1, BOOM))
+            assert (await on.get(dead.id)).payload == payload
+            assert len(await on.reserve(queue="failed")) == 1
+
+    asyncio.run(story())
+
+
+def test_error_texts_of_any_kind_are_kept() -> None:
+    async def story() -> None:
+        async with shelf() as on:
+            odd = Failure("Ünï", "lone \ud800 and \x00 and 🚢", "x" * 8_000)
+            for end in (Fail, Retry, Discard):
+                held = await on.lease(on.job())
+                if end is Discard:
+                    settlement: Fail | Retry | Discard = Discard(held.id, token(held), odd)
+                elif end is Retry:
+                    settlement = Retry(held.id, token(held), on.now + SECOND, 1, odd)
+                else:
+                    settlement = Fail(held.id, token(held), 1, odd)
+                assert await on.driver.settle([settlement], now=on.now) == [None]
+                stored = await on.get(held.id)
+                assert stored.last_error == odd.text.replace("\ud800", "\\ud800")
+                (row,) = await on.driver.job_attempts(held.id)
+                assert (row.error_type, row.error_message) == ("Ünï", "lone \\ud800 and \x00 and 🚢")
+
+    asyncio.run(story())
+
+
+def test_an_empty_result_and_an_empty_progress_are_not_none() -> None:
+    async def story() -> None:
+        async with shelf() as on:
+            held = await on.lease(on.job())
+            await on.driver.extend_lease([Extension(held.id, token(held), b"")], lease_for=LEASE, now=on.now)
+            assert (await on.get(held.id)).progress == b""
+            await on.settle(Ack(held.id, token(held), b""))
+            stored = await on.get(held.id)
+            assert (stored.result, stored.progress) == (b"", None)
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("count", [1, 5, 2_500])
+def test_ids_that_are_said_to_be_new_are_recognised_when_the_call_is_repeated(count: int) -> None:
+    async def story() -> None:
+        async with shelf() as on:
+            jobs = [on.job() for _ in range(count)]
+            await on.enqueue(*jobs, new_ids=True)
+            (held,) = await on.reserve()
+            # One more than before: some are known, some are not.
+            late = on.job()
+            answers = await on.driver.enqueue([late, *jobs], now=on.now, new_ids=True)
+            assert [one.existed for one in answers] == [False] + [True] * count
+            assert [one.id for one in answers] == [late.id, *[job.id for job in jobs]]
+            assert (await on.get(held.id)).state is JobState.INFLIGHT
+            assert on.ask("ZCARD", "jobs") == count + 1
+            assert len(await on.reserve(count + 1)) == count
+
+    asyncio.run(story())

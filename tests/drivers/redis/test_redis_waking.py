@@ -1,0 +1,450 @@
+"""Waking those who wait: told by a channel, by a look where nobody can be told, and never missed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Iterator
+from functools import partial
+
+import pytest
+from redis_stage import PATIENCE, nothing_unhandled, soon, until
+
+from taskharbor.drivers.redis import listener as listening
+from taskharbor.drivers.redis.connections import Connections
+from taskharbor.drivers.redis.keys import Keys, keys_of
+from taskharbor.drivers.redis.options import parse_url
+from taskharbor.drivers.redis.scripts import made
+from taskharbor.drivers.redis.waiting import Watcher
+from taskharbor.errors import BackendUnavailable
+from taskharbor.jobs import SECOND
+from taskharbor.testing.servers import Cable, RedisAt, RedisServer
+
+NOW = 1_700_000_000 * SECOND
+
+STIR = made("stir", "return redis.call('PUBLISH', ARGV[1], redis.call('HINCRBY', KEYS[1], 'moves', 1))")
+"""What every script of the driver does that may have made something runnable."""
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RedisServer]:
+    with RedisServer.start(appendonly=True) as started:
+        yield started
+
+
+@pytest.fixture(autouse=True)
+def _clean(server: RedisServer) -> None:
+    server.flush()
+
+
+class Bench:
+    """A handle that waits, and somebody who stirs queues behind its back."""
+
+    def __init__(self, connections: Connections, watcher: Watcher, server: RedisAt) -> None:
+        self.connections = connections
+        self.watcher = watcher
+        self.server = server
+
+    def stir(self, queue: str = "q") -> int:
+        """How many heard it."""
+        keys = self.keys(queue)
+        return int(self.server.execute("EVAL", STIR.source, 1, keys["meta"], keys.channel))
+
+    def keys(self, queue: str) -> Keys:
+        return keys_of("", queue)
+
+    def wait(self, *queues: str, now: int = NOW, timeout: float = PATIENCE) -> asyncio.Task[bool]:
+        return asyncio.ensure_future(self.watcher.wait(queues or ("q",), now, timeout))
+
+    async def quiet(self, *queues: str) -> None:
+        """Until the handle listens and has nothing more to say."""
+        for _ in range(500):
+            if not await self.watcher.wait(queues or ("q",), NOW, 0.02) and all(
+                not self.watcher._options.notify or self.watcher.mark(queue) for queue in queues or ("q",)
+            ):
+                return
+        raise AssertionError("it does not fall silent")
+
+    async def asleep(self, queue: str = "q") -> None:
+        """Until somebody waits for the queue."""
+        await until(lambda: bool(self.watcher._waiters.get(self.keys(queue).channel)), "somebody waits")
+
+    async def looks(self) -> int:
+        await asyncio.sleep(0)
+        facts = self.server.info("commandstats")
+        return int(facts.get("cmdstat_evalsha", "calls=0").partition(",")[0].removeprefix("calls="))
+
+
+@contextlib.asynccontextmanager
+async def bench(url: str, server: RedisAt) -> AsyncIterator[Bench]:
+    with nothing_unhandled():
+        options = parse_url(url)
+        connections = Connections(options)
+        await connections.open()
+        watcher = Watcher(options, connections, partial(keys_of, options.prefix))
+        try:
+            yield Bench(connections, watcher, server)
+        finally:
+            await watcher.close()
+            await connections.close()
+
+
+# -- told ---------------------------------------------------------------------------------------------------
+
+
+def test_a_stir_wakes_and_one_from_before_the_wait_is_not_missed(server: RedisServer) -> None:
+    async def use() -> None:
+        async with bench(server.url, server) as it:
+            await it.quiet()
+            waiting = it.wait()
+            await it.asleep()
+            assert it.stir() == 1
+            assert await soon(waiting)
+            it.stir()
+            assert await soon(it.wait())
+            assert not await it.wait(timeout=0)
+
+    asyncio.run(use())
+
+
+def test_other_queues_wake_nobody(server: RedisServer) -> None:
+    async def use() -> None:
+        async with bench(server.url, server) as it:
+            await it.quiet("q", "other")
+            waiting = it.wait("q")
+            await it.asleep()
+            it.stir("other")
+            done, _ = await asyncio.wait([waiting], timeout=0.05)
+            assert not done
+            it.stir("q")
+            assert await soon(waiting)
+
+    asyncio.run(use())
+
+
+def test_a_queue_of_any_name_wakes(server: RedisServer) -> None:
+    async def use() -> None:
+        async with bench(server.url, server) as it:
+            for queue in ("zwei ü", "{a}b", "}", "a%7D", " ", "x" * 200):
+                await it.quiet(queue)
+                waiting = it.wait(queue)
+                await it.asleep(queue)
+                it.stir(queue)
+                assert await soon(waiting), queue
+
+    asyncio.run(use())
+
+
+def test_all_who_wait_on_one_handle_are_woken_by_one_message(server: RedisServer) -> None:
+    async def use() -> None:
+        async with bench(server.url, server) as it:
+            await it.quiet()
+            waiting = [it.wait() for _ in range(5)]
+            await until(lambda: len(it.watcher._waiters[it.keys("q").channel]) == 5, "all wait")
+            assert it.stir() == 1
+            assert await soon(asyncio.gather(*waiting)) == [True] * 5
+
+    asyncio.run(use())
+
+
+def test_a_number_that_a_look_has_seen_wakes_nobody_when_it_comes_late(server: RedisServer) -> None:
+    async def use() -> None:
+        async with bench(server.url, server) as it:
+            await it.quiet()
+            it.stir()
+            await soon(it.wait())
+            waiting = it.wait()
+            await it.asleep()
+            it.watcher._on_word(it.keys("q").channel, 1)
+            done, _ = await asyncio.wait([waiting], timeout=0.05)
+            assert not done
+            it.stir()
+            assert await soon(waiting)
+
+    asyncio.run(use())
+
+
+def test_a_word_without_a_number_wakes_and_is_kept_for_the_next_wait(server: RedisServer) -> None:
+    async def use() -> None:
+        async with bench(server.url, server) as it:
+            await it.quiet()
+            channel = it.keys("q").channel
+            waiting = it.wait()
+            await it.asleep()
+            server.execute("PUBLISH", channel, "")
+            assert await soon(waiting)
+            await it.quiet()
+            server.execute("PUBLISH", channel, "")
+            await until(lambda: channel in it.watcher._heard, "it is heard")
+            assert await soon(it.wait())
+            await it.quiet()
+
+    asyncio.run(use())
+
+
+def test_a_server_that_lost_its_memory_neither_silences_nor_spins(server: RedisServer) -> None:
+    async def use() -> None:
+        async with bench(server.url, server) as it:
+            for _ in range(5):
+                it.stir()
+            await it.quiet()
+            server.execute("FLUSHALL")
+            await it.quiet()
+            waiting = it.wait()
+            await it.asleep()
+            it.stir()
+            assert await soon(waiting)
+
+    asyncio.run(use())
+
+
+# -- by what a claim saw ------------------------------------------------------------------------------------
+
+
+def test_who_has_just_claimed_all_there_was_need_not_look(server: RedisServer) -> None:
+    async def use() -> None:
+        async with bench(server.url, server) as it:
+            it.stir()
+            await it.quiet()
+            before = await it.looks()
+            it.watcher.emptied("q", it.watcher.mark("q"), 1, None, NOW)
+            waiting = it.wait()
+            await it.asleep()
+            assert await it.looks() == before
+            it.stir()
+            assert await soon(waiting)
+
+    asyncio.run(use())
+
+
+def test_what_was_said_between_the_claim_and_the_wait_wakes(server: RedisServer) -> None:
+    async def use() -> None:
+        async with bench(server.url, server) as it:
+            await it.quiet()
+            mark = it.watcher.mark("q")
+            it.stir()
+            await until(lambda: it.watcher._heard.get(it.keys("q").channel) == 1, "it is heard")
+            it.watcher.emptied("q", mark, 0, None, NOW)
+            assert await soon(it.wait())
+
+    asyncio.run(use())
+
+
+def test_a_claim_from_before_the_subscription_does_not_count(server: RedisServer) -> None:
+    async def use() -> None:
+        async with bench(server.url, server) as it:
+            it.stir()
+            it.watcher.emptied("q", it.watcher.mark("q"), 0, None, NOW)
+            assert await soon(it.wait())
+            await it.quiet()
+            mark = it.watcher.mark("q")
+            server.execute("CLIENT", "KILL", "TYPE", "pubsub")
+            await until(lambda: it.watcher.mark("q") not in (None, mark), "it listens again")
+            it.stir()
+            it.watcher._heard.clear()
+            it.watcher.emptied("q", mark, 1, None, NOW)
+            assert await soon(it.wait())
+
+    asyncio.run(use())
+
+
+def test_what_a_claim_knows_to_come_due_ends_the_wait(server: RedisServer) -> None:
+    async def use() -> None:
+        async with bench(server.url, server) as it:
+            await it.quiet()
+            it.watcher.emptied("q", it.watcher.mark("q"), 0, NOW + SECOND // 100, NOW)
+            assert await soon(it.wait())
+            it.watcher.emptied("q", it.watcher.mark("q"), 0, NOW - 1, NOW)
+            assert await soon(it.wait())
+
+    asyncio.run(use())
+
+
+# -- by time ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", ["waiting", "active"])
+def test_what_comes_due_ends_the_wait_once(server: RedisServer, family: str) -> None:
+    async def use() -> None:
+        async with bench(server.url, server) as it:
+            await it.quiet()
+            server.execute("ZADD", it.keys("q")[family], NOW + SECOND // 50, "one", NOW + 900 * SECOND, "two")
+            assert await soon(it.wait())
+            # It could not be claimed: that must not make a busy loop.
+            later = NOW + SECOND // 50
+            await it.wait(now=later, timeout=0)
+            assert not await it.wait(now=later, timeout=0.02)
+
+    asyncio.run(use())
+
+
+def test_a_blocked_job_does_not_come_due(server: RedisServer) -> None:
+    async def use() -> None:
+        async with bench(server.url, server) as it:
+            await it.quiet()
+            server.execute("ZADD", it.keys("q")["waiting"], -(NOW + SECOND // 50), "blocked")
+            assert not await it.wait(timeout=0.1)
+
+    asyncio.run(use())
+
+
+# -- not told -----------------------------------------------------------------------------------------------
+
+
+def test_without_notifications_a_look_now_and_then_finds_what_moved(server: RedisServer) -> None:
+    async def use() -> None:
+        async with bench(server.url + "?notify=off&poll=0.01", server) as it:
+            await it.quiet()
+            waiting = it.wait()
+            await it.asleep()
+            assert it.stir() == 0
+            assert await soon(waiting)
+
+    asyncio.run(use())
+
+
+def test_a_user_who_may_not_subscribe_looks_instead_and_is_told_why(
+    server: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING, "taskharbor.redis")
+    server.execute("ACL", "SETUSER", "deaf", "on", ">word", "~*", "+@all", "resetchannels")
+
+    async def use() -> None:
+        url = server.url.replace("redis://", "redis://deaf:word@") + "?poll=0.01"
+        async with bench(url, server) as it:
+            for _ in range(100):
+                if not await it.wait(timeout=0.02):
+                    break
+            waiting = it.wait()
+            await it.asleep()
+            assert it.stir() == 0
+            assert await soon(waiting)
+        assert "may not subscribe" in caplog.text
+
+    asyncio.run(use())
+
+
+# -- lines that do not hold ---------------------------------------------------------------------------------
+
+
+def test_a_lost_line_wakes_comes_back_and_is_heard_again(server: RedisServer) -> None:
+    async def use() -> None:
+        async with bench(server.url, server) as it:
+            await it.quiet()
+            waiting = it.wait()
+            await it.asleep()
+            assert server.execute("CLIENT", "KILL", "TYPE", "pubsub") == 1
+            assert await soon(waiting)
+            await it.quiet()
+            waiting = it.wait()
+            await it.asleep()
+            assert it.stir() == 1
+            assert await soon(waiting)
+
+    asyncio.run(use())
+
+
+def test_a_line_that_went_dead_without_a_word_is_noticed(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listening, "_PROBE", 0.05)
+    monkeypatch.setattr(listening, "_PATIENCE", 0.05)
+
+    async def use() -> None:
+        with Cable.to(server.url) as cable:
+            async with bench(cable.url_for(server.url), server) as it:
+                await it.quiet()
+                mark = it.watcher.mark("q")
+                waiting = it.wait()
+                await it.asleep()
+                cable.stall()
+                assert await soon(waiting)
+                cable.flow()
+                await until(lambda: it.watcher.mark("q") not in (None, mark), "it listens again")
+                await it.quiet()
+
+    asyncio.run(use())
+
+
+def test_a_line_that_is_alive_is_left_alone(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listening, "_PROBE", 0.01)
+    monkeypatch.setattr(listening, "_PATIENCE", 0.1)
+
+    def pings() -> int:
+        said = server.info("commandstats").get("cmdstat_ping", "calls=0,")
+        return int(said.removeprefix("calls=").partition(",")[0])
+
+    async def use() -> None:
+        async with bench(server.url, server) as it:
+            await it.quiet()
+            mark, before = it.watcher.mark("q"), pings()
+            await until(lambda: pings() >= before + 3, "it is asked for signs of life")
+            assert it.watcher.mark("q") == mark
+
+    asyncio.run(use())
+
+
+def test_a_restart_of_the_server_wakes_and_the_next_stir_is_heard(server: RedisServer) -> None:
+    async def use() -> None:
+        async with bench(server.url, server) as it:
+            it.stir()
+            await it.quiet()
+            waiting = it.wait()
+            await it.asleep()
+            await asyncio.to_thread(server.restart)
+            assert await soon(waiting)
+            await it.quiet()
+            waiting = it.wait()
+            await it.asleep()
+            it.stir()
+            assert await soon(waiting)
+
+    asyncio.run(use())
+
+
+async def go_on_waiting(it: Bench) -> None:
+    """As a worker does. The first may still be woken by the loss of the line."""
+    while True:
+        await it.wait(timeout=1)
+
+
+def test_a_wait_on_a_server_that_is_gone_says_so(server: RedisServer) -> None:
+    async def use() -> None:
+        with Cable.to(server.url) as cable:
+            async with bench(cable.url_for(server.url), server) as it:
+                await it.quiet()
+                cable.refuse()
+                cable.cut()
+                with pytest.raises(BackendUnavailable, match="refused"):
+                    await soon(go_on_waiting(it))
+                cable.accept()
+                await it.quiet()
+
+    asyncio.run(use())
+
+
+def test_a_cancelled_wait_keeps_the_wake_up_for_the_next(server: RedisServer) -> None:
+    async def use() -> None:
+        async with bench(server.url, server) as it:
+            await it.quiet()
+            waiting = it.wait()
+            await it.asleep()
+            it.stir()
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+            assert await soon(it.wait())
+            assert not it.watcher._waiters[it.keys("q").channel]
+
+    asyncio.run(use())
+
+
+def test_closing_ends_the_line(server: RedisServer) -> None:
+    async def use() -> None:
+        async with bench(server.url, server) as it:
+            await it.quiet()
+            await it.watcher.close()
+            await until(lambda: it.stir() == 0, "nobody listens any more")
+
+    asyncio.run(use())
