@@ -27,6 +27,8 @@ EXTRAS = {
     "pyarrow": ("spark", "bulk", "drivers", "batch_jobs"),
     "adbc_driver_postgresql": ("drivers",),
     "psycopg": ("drivers", "testing"),
+    "hiredis": ("drivers",),
+    "redis": ("testing",),
     "sqlalchemy": ("drivers",),
     "django": ("drivers",),
 }
