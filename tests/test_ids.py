@@ -1,6 +1,6 @@
 import uuid
 
-from taskharbor.ids import new_id, new_ids, new_token
+from taskharbor.ids import new_id, new_id_head, new_ids, new_token
 
 
 def test_ids_are_uuid7_and_strictly_increasing() -> None:
@@ -10,9 +10,26 @@ def test_ids_are_uuid7_and_strictly_increasing() -> None:
     assert {uuid.UUID(one).variant for one in ids} == {uuid.RFC_4122}
 
 
+def test_ids_of_one_call_count_up_by_one_across_milliseconds() -> None:
+    for count in (1, 2, 4095, 4096, 4097, 10_000):
+        numbers = [int(one.replace("-", "")[:16], 16) for one in new_ids(count)]
+        # The digit after the time says the version, which is no part of the number.
+        counted = [(number >> 16 << 12) | (number & 0xFFF) for number in numbers]
+        assert counted == list(range(counted[0], counted[0] + count))
+
+
 def test_no_ids_for_nothing() -> None:
     assert new_ids(0) == []
 
 
 def test_tokens_differ() -> None:
     assert len({new_token() for _ in range(1000)}) == 1000
+
+
+def test_a_head_and_a_number_make_an_id() -> None:
+    heads = [new_id_head() for _ in range(1000)]
+    assert len(set(heads)) == 1000
+    ids = [f"{heads[0]}{number:08x}" for number in (0, 9, 10, 2**31)]
+    assert ids == sorted(set(ids))
+    assert {uuid.UUID(one).version for one in ids} == {7}
+    assert {uuid.UUID(one).variant for one in ids} == {uuid.RFC_4122}

@@ -7,11 +7,11 @@ is checked before any of it is sent: bad input changes nothing.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from copy import copy
 from datetime import timedelta
 
 import msgspec
 
+from taskharbor.alike import AlikeJobs
 from taskharbor.codec import CodecRegistry
 from taskharbor.errors import InvalidRequest
 from taskharbor.ids import new_ids
@@ -66,15 +66,15 @@ class RecordBuilder:
 
     def build_like(self, request: JobRequest, payloads: Sequence[bytes], now: Micros) -> list[JobRecord]:
         """Jobs that differ in nothing but their (encoded) payloads: checked once, then copied."""
-        if not payloads:
-            return []
-        longest = max(payloads, key=len)
+        return self.alike(request, payloads, now).records() if payloads else []
+
+    def alike(self, request: JobRequest, payloads: Sequence[bytes], now: Micros) -> AlikeJobs:
+        """The same, for who stores them without making a record of each."""
+        # What is checked of a payload is its length.
+        longest = max(payloads, key=len, default=b"")
         template = self._record(msgspec.structs.replace(request, payload=EncodedPayload(longest)), "", now)
-        records = [copy(template) for _ in payloads]
-        for record, job_id, payload in zip(records, new_ids(len(payloads)), payloads, strict=True):
-            record.id = job_id
-            record.payload = payload
-        return records
+        template.payload = b""
+        return AlikeJobs(template, payloads)
 
     def _record(self, request: JobRequest, job_id: str, now: Micros) -> JobRecord:
         defaults = self.defaults

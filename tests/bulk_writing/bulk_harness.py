@@ -13,7 +13,6 @@ from taskharbor.portal import portal
 NOW = 1_800_000_000_000_000
 
 MakeRecord = Callable[..., JobRecord]
-Behind = Callable[[str], list[tuple[Any, ...]]]
 
 
 def ask(url: str, work: Callable[[Driver], Any]) -> Any:
@@ -33,8 +32,3 @@ def stats_of(url: str, queue: str) -> QueueStats:
     (stats,) = ask(url, lambda driver: driver.stats(now=NOW, queue=queue))
     found: QueueStats = stats
     return found
-
-
-def staged(behind: Behind) -> int:
-    ((count,),) = behind("SELECT count(*) FROM staged")
-    return int(count)

@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-from bulk_harness import NOW, Behind, MakeRecord, ask, jobs_in, staged, stats_of
+from behind_the_store import Behind, BehindTables
+from bulk_harness import NOW, MakeRecord, ask, jobs_in, stats_of
 
 from taskharbor.bulk import BulkStore, open_store
 from taskharbor.bulk.chunks import CHUNK_BYTES, CHUNK_JOBS, chunked, pack, unpack
@@ -65,7 +66,7 @@ def test_jobs_of_tasks_that_were_not_named_are_forgotten(
     store.stage(write, "0.2", [[good]])
     assert store.publish(write, ["0.2"], now=NOW) == 1
     assert list(jobs_in(url)) == [good.id]
-    assert staged(behind) == 0
+    assert behind.staged() == set()
 
 
 def test_publishing_again_changes_nothing_and_gives_the_first_number(
@@ -89,8 +90,8 @@ def test_a_batch_of_a_stream_that_is_done_over_is_published_once(
     store.stage(first, "0.9", [[record()]])
     assert store.publish(first, ["0.9"], now=NOW) == 0
     assert len(jobs_in(url)) == 5
-    assert staged(behind) == 0
-    assert behind("SELECT series, number FROM published") == [("stream-a", 1)]
+    assert behind.staged() == set()
+    assert behind.published() == {("stream-a", 1)}
 
 
 def test_an_abandoned_write_leaves_nothing_and_takes_nothing_more(
@@ -100,7 +101,7 @@ def test_an_abandoned_write_leaves_nothing_and_takes_nothing_more(
     store.stage(write, "0.1", [[record()]])
     store.abandon(write)
     store.stage(write, "1.2", [[record()]])
-    assert staged(behind) == 0
+    assert behind.staged() == set()
     assert store.publish(write, ["1.2"], now=NOW) == 0
     assert jobs_in(url) == {}
 
@@ -127,7 +128,7 @@ def test_what_is_not_all_there_is_not_published(
 ) -> None:
     write = new_write()
     store.stage(write, "0.1", [[record() for _ in range(CHUNK_JOBS + 1)]])
-    behind("DELETE FROM staged WHERE number = 1")
+    behind.lose_some()
     with pytest.raises(StagingLost, match=r"0\.1"):
         store.publish(write, ["0.1"], now=NOW)
     with pytest.raises(StagingLost, match=r"5\.5"):
@@ -177,17 +178,13 @@ def test_what_dead_writers_left_is_removed_in_time(
     for write in (new_write(), kept):
         store.stage(write, "0.1", [[record()]])
         store.publish(write, ["0.1"], now=NOW)
-    if url.startswith("sqlite"):
-        behind("UPDATE staged SET staged_at = staged_at - 86400000000 * 4 WHERE write = 'w-older'")
-        behind("UPDATE published SET published_at = published_at - 86400000000 * 31")
-    else:
-        behind("UPDATE staged SET staged_at = staged_at - interval '4 days' WHERE write = 'w-older'")
-        behind("UPDATE published SET published_at = published_at - interval '31 days'")
+    behind.pass_days(4, write=older)
+    behind.pass_days_for_marks(31)
     last = new_write()
     store.stage(last, "0.1", [[record()]])
     store.publish(last, ["0.1"], now=NOW)
-    assert behind("SELECT DISTINCT write FROM staged") == [(old,)]
-    assert {series for (series,) in behind("SELECT series FROM published")} == {last, "stream"}
+    assert behind.staged() == {old}
+    assert {series for series, _ in behind.published()} == {last, "stream"}
 
 
 def test_two_who_publish_the_same_write_at_once_publish_it_once(url: str, record: MakeRecord) -> None:
@@ -233,7 +230,7 @@ def test_ended_jobs_are_removed_by_id_and_others_stay(
     assert "has not ended" in str(answers[1])
     assert "no job with this id" in str(answers[2])
     assert list(jobs_in(url)) == [waiting.id]
-    assert behind("SELECT count(*) FROM idempotency") == [(0,)]
+    assert behind.idempotency_keys() == 0
     stats = stats_of(url, "q")
     assert (stats.counts[JobState.CANCELLED], stats.counts[JobState.READY]) == (0, 1)
 
@@ -245,7 +242,8 @@ def test_more_keys_than_the_server_has_locks_are_published_beside_others_with_th
     """By one lock for all keys instead of one for each."""
     with open_store(url) as store:
         write = new_write()
-        ((room,),) = behind(
+        assert isinstance(behind, BehindTables)
+        ((room,),) = behind.rows(
             "SELECT current_setting('max_locks_per_transaction')::int * current_setting('max_connections')::int / 2"
         )
         keys = [f"k{n}" for n in range(room + 100)]

@@ -20,7 +20,7 @@ from taskharbor.spark.source.requests import RowRefused, RowsToJobs
 
 def made(columns: dict[str, Any], **options: str) -> list[JobRecord]:
     batch = pa.record_batch(columns)
-    return RowsToJobs(batch.schema.names, options).records(batch, RecordBuilder(), NOW)
+    return list(RowsToJobs(batch.schema.names, options).records(batch, RecordBuilder(), NOW))
 
 
 def test_columns_that_are_no_fields_become_an_object() -> None:
@@ -28,6 +28,22 @@ def test_columns_that_are_no_fields_become_an_object() -> None:
     assert [job.payload for job in jobs] == [b'{"user":1,"day":"2026-01-02"}', b'{"user":2,"day":null}']
     assert {(job.type, job.queue, job.run_at_us) for job in jobs} == {("mail", "q", NOW)}
     assert len({job.id for job in jobs}) == 2
+
+
+@pytest.mark.parametrize(
+    "names", [["n"], ["a b", "ü", ""], ['quo"te', "back\\slash", "line\nend"], ["class", "n"]]
+)
+@pytest.mark.parametrize("codec", ["json", "msgpack"])
+def test_an_object_has_the_names_and_values_of_its_columns(names: list[str], codec: str) -> None:
+    values = [None, 1.5, "x\ny", {"inner": [1, None]}]
+    batch = {name: pa.array([values[n % 4]] * 2) for n, name in enumerate(names)}
+    decode = msgspec.json.decode if codec == "json" else msgspec.msgpack.decode
+    wanted = {name: values[n % 4] for n, name in enumerate(names)}
+    assert [decode(job.payload) for job in made(batch, type="t", codec=codec)] == [wanted, wanted]
+
+
+def test_rows_without_columns_for_a_payload_have_an_empty_object() -> None:
+    assert [job.payload for job in made({"type": pa.array(["a", "b"])})] == [b"{}", b"{}"]
 
 
 def test_every_field_of_a_request_is_a_column() -> None:

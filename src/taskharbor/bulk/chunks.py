@@ -7,6 +7,7 @@ from typing import TypeAlias
 
 import msgspec
 
+from taskharbor.alike import AlikeJobs
 from taskharbor.jobs import JobRecord, Micros, UpdateFlags
 
 CHUNK_JOBS = 1000
@@ -21,20 +22,30 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(list[_Row]).decode
 
 
-def chunked(batches: Iterable[Sequence[JobRecord]]) -> Iterator[Sequence[JobRecord]]:
-    """The same jobs in the same order, never more than a chunk holds at once (a single large job is a chunk of its own)."""
+def chunked(
+    batches: Iterable[Sequence[JobRecord]], *, most_alike: int = CHUNK_JOBS
+) -> Iterator[Sequence[JobRecord]]:
+    """The same jobs in the same order, never more than a chunk holds at once (a single large job is a chunk of its own).
+
+    A store that knows `AlikeJobs` may take more of them at once: they come as such.
+    """
     for batch in batches:
-        for start in range(0, len(batch), CHUNK_JOBS):
-            yield from _split(batch[start : start + CHUNK_JOBS])
+        most = most_alike if isinstance(batch, AlikeJobs) else CHUNK_JOBS
+        for start in range(0, len(batch), most):
+            yield from _split(batch[start : start + most])
 
 
 def _split(jobs: Sequence[JobRecord]) -> Iterator[Sequence[JobRecord]]:
-    if len(jobs) > 1 and sum([len(job.payload) for job in jobs]) > CHUNK_BYTES:
+    if len(jobs) > 1 and _size(jobs) > CHUNK_BYTES:
         middle = len(jobs) // 2
         yield from _split(jobs[:middle])
         yield from _split(jobs[middle:])
     elif jobs:
         yield jobs
+
+
+def _size(jobs: Sequence[JobRecord]) -> int:
+    return sum(map(len, jobs.payloads if isinstance(jobs, AlikeJobs) else [job.payload for job in jobs]))
 
 
 def pack(jobs: Sequence[JobRecord]) -> bytes:

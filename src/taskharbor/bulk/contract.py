@@ -97,7 +97,10 @@ class BulkStore(abc.ABC):
 
     @abc.abstractmethod
     def stage(self, write: str, task: str, batches: Iterable[Sequence[JobRecord]]) -> int:
-        """Put down one task's jobs where nobody sees them, and say how many. A task that is tried again uses another name."""
+        """Put down one task's jobs where nobody sees them, and say how many. A task that is tried again uses another name.
+
+        A batch may be `AlikeJobs`. A store that takes them as such gives them their ids when it publishes them.
+        """
 
     @abc.abstractmethod
     def publish(self, write: str, tasks: Sequence[str], *, now: Micros) -> int:

@@ -7,6 +7,7 @@ encoded. Without it, all columns that are no fields become an object.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from decimal import Decimal
@@ -106,7 +107,7 @@ class RowsToJobs:
         probe = {"type": "any"} | self._defaults
         RecordBuilder().build([JobRequest(**probe)], 0)
 
-    def records(self, batch: pa.RecordBatch, builder: RecordBuilder, now: Micros) -> list[JobRecord]:
+    def records(self, batch: pa.RecordBatch, builder: RecordBuilder, now: Micros) -> Sequence[JobRecord]:
         """The jobs of a batch, checked. Raises RowRefused for the first row that cannot be one."""
         try:
             return self._records(batch, builder, now)
@@ -123,13 +124,17 @@ class RowsToJobs:
             except (TaskHarborError, msgspec.MsgspecError, TypeError, ValueError) as error:
                 raise RowRefused(f"a row cannot be a job: {error}. The row: {_shown(row)}") from error
 
-    def _records(self, batch: pa.RecordBatch, builder: RecordBuilder, now: Micros) -> list[JobRecord]:
+    def _records(self, batch: pa.RecordBatch, builder: RecordBuilder, now: Micros) -> Sequence[JobRecord]:
+        if not self._fields:
+            all_fields = self._row_fields(())
+            payloads = self._payloads(batch, builder, [_codec(all_fields, builder)] * batch.num_rows)
+            return builder.alike(JobRequest(**all_fields), payloads, now)
         columns = [_values(batch.column(name)) for name in self._fields]
-        rows: list[tuple[Any, ...]] = list(zip(*columns, strict=True)) if columns else [()] * batch.num_rows
+        rows: list[tuple[Any, ...]] = list(zip(*columns, strict=True))
         kinds_of_rows = _few_kinds(rows)
         if kinds_of_rows is None:
             fields = [self._row_fields(row) for row in rows]
-            payloads = self._payloads(batch, builder, [one.get("codec") for one in fields])
+            payloads = self._payloads(batch, builder, [_codec(one, builder) for one in fields])
             requests = [
                 JobRequest(payload=EncodedPayload(payload), **one)
                 for payload, one in zip(payloads, fields, strict=True)
@@ -137,10 +142,10 @@ class RowsToJobs:
             return builder.build(requests, now)
         # Most rows have their fields in common with many others: checked once for all of them.
         fields_of = {row: self._row_fields(row) for row in kinds_of_rows}
-        codecs = {row: one.get("codec") for row, one in fields_of.items()}
+        codecs = {row: _codec(one, builder) for row, one in fields_of.items()}
         payloads = self._payloads(batch, builder, [codecs[row] for row in rows])
         if len(fields_of) == 1:
-            return builder.build_like(JobRequest(**fields_of[rows[0]]), payloads, now)
+            return builder.alike(JobRequest(**fields_of[rows[0]]), payloads, now)
         made = {
             row: iter(
                 builder.build_like(
@@ -165,29 +170,21 @@ class RowsToJobs:
             raise InvalidRequest("no type: the column `type` is null, and there is no option `type`")
         return fields
 
-    def _payloads(
-        self, batch: pa.RecordBatch, builder: RecordBuilder, codecs: Sequence[str | None]
-    ) -> list[bytes]:
-        chosen = [codec or builder.defaults.codec for codec in codecs]
+    def _payloads(self, batch: pa.RecordBatch, builder: RecordBuilder, codecs: Sequence[str]) -> list[bytes]:
         if self._objects is not None:
             columns = [_values(batch.column(name)) for name in self._objects]
-            names = self._objects
-            rows = (
-                [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
-                if names
-                else [{} for _ in range(batch.num_rows)]
-            )
-            return _encoded(rows, builder, chosen)
+            rows = _objects(self._objects, columns, batch.num_rows, are_json=set(codecs) == {JSON.name})
+            return _encoded(rows, builder, codecs)
         column = batch.column(PAYLOAD)
         is_text = kinds.is_string(column.type) or kinds.is_large_string(column.type)
         if not is_text and not (kinds.is_binary(column.type) or kinds.is_large_binary(column.type)):
-            return _encoded(_values(column), builder, chosen)
+            return _encoded(_values(column), builder, codecs)
         given: list[bytes | None] = (
             column.cast(pa.large_binary() if kinds.is_large_string(column.type) else pa.binary())
             if is_text
             else column
         ).to_pylist()
-        for payload, codec in zip(given, chosen, strict=True):
+        for payload, codec in zip(given, codecs, strict=True):
             if codec == JSON.name and payload is not None:
                 try:
                     _check_json(payload)
@@ -199,7 +196,7 @@ class RowsToJobs:
                 raise CodecError(f"a payload of codec {codec} is not text: give bytes")
         return [
             builder.codecs.get(codec).encode(None) if payload is None else payload
-            for payload, codec in zip(given, chosen, strict=True)
+            for payload, codec in zip(given, codecs, strict=True)
         ]
 
 
@@ -230,12 +227,32 @@ def _few_kinds(rows: list[tuple[Any, ...]]) -> set[tuple[Any, ...]] | None:
     return found if len(found) == 1 or len(found) <= min(MOST_KINDS, len(rows) // 8) else None
 
 
-def _is_constant(values: list[Any]) -> bool:
-    return not values or values.count(values[0]) == len(values)
+def _codec(fields: Mapping[str, Any], builder: RecordBuilder) -> str:
+    return fields.get("codec") or builder.defaults.codec
+
+
+def _objects(names: Sequence[str], columns: list[list[Any]], count: int, *, are_json: bool) -> list[Any]:
+    """Rows as values that are encoded like `dict(zip(names, row))`."""
+    row_type = _row_type(tuple(names)) if are_json and names else None
+    if row_type is not None:
+        return list(map(row_type, *columns))
+    return (
+        [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)] if names else [{}] * count
+    )
+
+
+@functools.cache
+def _row_type(names: tuple[str, ...]) -> type[msgspec.Struct] | None:
+    """A structure costs a fraction of what a dict costs to make. None where a name cannot be a field's in JSON."""
+    fields = {f"field_{number}": name for number, name in enumerate(names)}
+    try:
+        return msgspec.defstruct("Row", list(fields), rename=fields, gc=False)
+    except ValueError:
+        return None
 
 
 def _encoded(values: Sequence[Any], builder: RecordBuilder, codecs: Sequence[str]) -> list[bytes]:
-    if _is_constant(list(codecs)) and codecs and codecs[0] == JSON.name:
+    if set(codecs) == {JSON.name}:
         # One call for all of them: JSON has no line ends of its own.
         return _encode_lines(values).split(b"\n")[:-1]
     return [builder.codecs.get(codec).encode(value) for value, codec in zip(values, codecs, strict=True)]

@@ -1,11 +1,17 @@
-"""A chunk of new jobs as values for the statement `stage`: one row for the plain ones of each queue, one for all with keys."""
+"""A chunk of new jobs as values for the statement `stage`: one row for the plain ones of each queue, one for all with keys.
+
+Jobs that differ in nothing but their payloads are one row with single values for all of them, and get their ids when they are
+published.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from taskharbor.alike import AlikeJobs
 from taskharbor.drivers.postgres import arrays
+from taskharbor.drivers.postgres.bulk.ends import Ends
 from taskharbor.drivers.postgres.rows import (
     backoff_column,
     check_storable,
@@ -22,40 +28,60 @@ _DEFAULTS = ("json", 0, 0, DEFAULT_BACKOFF_MIN, DEFAULT_BACKOFF_MAX, None)
 
 def chunk_values(jobs: Sequence[JobRecord]) -> Iterator[list[Any]]:
     """Each list begins with `queue` and ends with `payloads`."""
+    if isinstance(jobs, AlikeJobs) and not _has_keys(jobs.template):
+        check_storable(jobs.template)
+        yield [
+            jobs.template.queue,
+            len(jobs),
+            True,
+            None,
+            *_columns([jobs.template]),
+            *_no_rules(jobs.payloads),
+        ]
+        return
     plain: dict[str, list[JobRecord]] = {}
     keyed: list[JobRecord] = []
     for job in jobs:
-        if job.key is None and job.idempotency_key is None:
-            plain.setdefault(job.queue, []).append(job)
-        else:
+        if _has_keys(job):
             keyed.append(job)
+        else:
+            plain.setdefault(job.queue, []).append(job)
     for queue, some in plain.items():
-        ids, types = [job.id for job in some], [job.type for job in some]
-        if "\0" in queue or "\0" in "".join(ids) or "\0" in "".join(types):
+        ids = [job.id for job in some]
+        if "\0" in queue or "\0" in "".join(ids) or "\0" in "".join([job.type for job in some]):
             # Rare, and one of them says which.
             for job in some:
                 check_storable(job)
-        yield [
-            queue,
-            arrays.text_array(ids),
-            arrays.text_array(types),
-            arrays.int_array([job.run_at_us for job in some]),
-            arrays.int_array([job.created_at_us for job in some]),
-            arrays.int_array([-job.priority for job in some]),
-            arrays.int_array([job.max_attempts for job in some]),
-            arrays.escaped_texts([headers_text(job.headers) for job in some])
-            if any(job.headers for job in some)
-            else None,
-            *_rare_columns(some),
-            None,
-            None,
-            *_payloads(some),
-        ]
+        payloads = [job.payload for job in some]
+        yield [queue, len(some), False, arrays.text_array(ids), *_columns(some), *_no_rules(payloads)]
     if keyed:
         for job in keyed:
             check_storable(job)
         rules = to_json([given_columns(job) for job in keyed])
-        yield [None, *[None] * 13, rules, _locks(keyed), *_payloads(keyed)]
+        payloads = [job.payload for job in keyed]
+        yield [None, len(keyed), False, None, *_NO_COLUMNS, rules, _locks(keyed), *_joined(payloads)]
+
+
+def _has_keys(job: JobRecord) -> bool:
+    return job.key is not None or job.idempotency_key is not None
+
+
+def _columns(jobs: Sequence[JobRecord]) -> list[str | None]:
+    """types, run_ats, created_ats, ranks, max_attempts, headers and the rare ones."""
+    return [
+        arrays.text_array([job.type for job in jobs]),
+        arrays.int_array([job.run_at_us for job in jobs]),
+        arrays.int_array([job.created_at_us for job in jobs]),
+        arrays.int_array([-job.priority for job in jobs]),
+        arrays.int_array([job.max_attempts for job in jobs]),
+        arrays.escaped_texts([headers_text(job.headers) for job in jobs])
+        if any(job.headers for job in jobs)
+        else None,
+        *_rare_columns(jobs),
+    ]
+
+
+_NO_COLUMNS = [None] * 12
 
 
 def _rare_columns(jobs: Sequence[JobRecord]) -> list[str | None]:
@@ -82,9 +108,12 @@ def _numbers(values: Iterable[int | None]) -> str:
     return "{" + ",".join(["NULL" if value is None else str(value) for value in values]) + "}"
 
 
-def _payloads(jobs: Sequence[JobRecord]) -> tuple[str, bytes]:
-    payloads = [job.payload for job in jobs]
-    return arrays.ends(payloads), b"".join(payloads)
+def _no_rules(payloads: Sequence[bytes]) -> tuple[None, None, Ends, bytes]:
+    return None, None, *_joined(payloads)
+
+
+def _joined(payloads: Sequence[bytes]) -> tuple[Ends, bytes]:
+    return Ends(payloads), b"".join(payloads)
 
 
 def _locks(jobs: Iterable[JobRecord]) -> int:

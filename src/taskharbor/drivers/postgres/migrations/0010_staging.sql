@@ -1,7 +1,7 @@
 -- Jobs by the million: put down by many tasks where nobody sees them, then published in one transaction.
 
--- A row holds up to a thousand jobs of one queue as arrays, so that staging, finding and forgetting them costs next to nothing
--- per job. Unlogged: what a crash of the server takes away was visible to nobody, and publishing finds that it is gone.
+-- A row holds thousands of jobs of one queue as arrays, so that staging, finding and forgetting them costs next to nothing per
+-- job. Unlogged: what a crash of the server takes away was visible to nobody, and publishing finds that it is gone.
 CREATE UNLOGGED TABLE staged (
     write          text COLLATE "C" NOT NULL,
     task           text COLLATE "C" NOT NULL,
@@ -10,6 +10,10 @@ CREATE UNLOGGED TABLE staged (
     is_last        boolean NOT NULL DEFAULT false,
     staged_at      timestamptz NOT NULL DEFAULT clock_timestamp(),
     queue          text COLLATE "C",
+    jobs           integer NOT NULL DEFAULT 0,
+    -- Jobs that differ in nothing but their payloads: the arrays of columns hold one value, which stands for all of them. They
+    -- have no ids, but get them when they are published: in the order of the jobs, which spares the index a search for each.
+    are_alike      boolean NOT NULL DEFAULT false,
     -- Columns of `jobs`; an array that is NULL stands for the default in all of them.
     ids            text[],
     types          text[],
@@ -88,9 +92,10 @@ BEGIN
     PERFORM set_config('taskharbor.holds_all_keys', 'on', true);
 END $$ SET search_path FROM CURRENT SET lock_timeout = '3s';
 
--- Make the jobs of these tasks visible and forget those of all others. How many became jobs.
+-- Make the jobs of these tasks visible and forget those of all others. How many became jobs. p_id_head and a number of eight
+-- hexadecimal digits make an id that nobody has.
 CREATE FUNCTION publish_write(
-    p_write text, p_series text, p_number bigint, p_tasks text[], p_now bigint, p_stir smallint
+    p_write text, p_series text, p_number bigint, p_tasks text[], p_now bigint, p_stir smallint, p_id_head text
 ) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
     v_missing text;
@@ -138,7 +143,7 @@ BEGIN
 
     PERFORM queue_id_of(n.queue) FROM (
         SELECT DISTINCT s.queue FROM staged AS s
-        WHERE s.write = p_write AND s.task = ANY (p_tasks) AND s.ids IS NOT NULL ORDER BY 1
+        WHERE s.write = p_write AND s.task = ANY (p_tasks) AND s.queue IS NOT NULL ORDER BY 1
     ) AS n;
     -- The payloads of a chunk are fetched once (that is what `||` is for), after the chunks were put in order.
     INSERT INTO jobs (id, queue_id, type, run_at, created_at, rank, max_attempts, state, headers, payload,
@@ -147,32 +152,54 @@ BEGIN
            CASE WHEN g.run_at > p_now THEN 0 ELSE 1 END, g.headers, substring(c.payloads FROM g.starts + 1 FOR g.ends - g.starts),
            g.codec, g.timeout_us, g.max_stalls, g.backoff_min, g.backoff_max, g.flags
     FROM (
-        SELECT o.*, o.stored || ''::bytea AS payloads FROM (
-            SELECT q.id AS queue_id, s.ids, s.types, s.run_ats, s.created_ats, s.ranks, s.max_attempts, s.headers, s.codecs,
-                   s.timeouts_us, s.max_stalls, s.backoff_mins, s.backoff_maxs, s.flags, s.ends, s.payloads AS stored
+        SELECT o.*, o.stored || ''::bytea AS payloads, o.ends[:o.jobs] AS starts_each, o.ends[2:] AS ends_each,
+               o.types[1] AS type, o.run_ats[1] AS run_at, o.created_ats[1] AS created_at, o.ranks[1] AS rank,
+               o.max_attempts[1] AS one_max_attempts, o.headers[1] AS one_header, o.codecs[1] AS codec,
+               o.timeouts_us[1] AS timeout_us, o.max_stalls[1] AS one_max_stalls, o.backoff_mins[1] AS backoff_min,
+               o.backoff_maxs[1] AS backoff_max, o.flags[1] AS one_flags
+        FROM (
+            SELECT q.id AS queue_id, s.jobs, s.are_alike, s.ids, s.types, s.run_ats, s.created_ats, s.ranks, s.max_attempts,
+                   s.headers, s.codecs, s.timeouts_us, s.max_stalls, s.backoff_mins, s.backoff_maxs, s.flags, s.ends,
+                   s.payloads AS stored, sum(s.jobs) OVER in_order - s.jobs AS jobs_before
             FROM staged AS s JOIN queues AS q ON q.name = s.queue
-            WHERE s.write = p_write AND s.task = ANY (p_tasks) AND s.ids IS NOT NULL
+            WHERE s.write = p_write AND s.task = ANY (p_tasks)
+            WINDOW in_order AS (ORDER BY array_position(p_tasks, s.task), s.number)
             ORDER BY array_position(p_tasks, s.task), s.number OFFSET 0
         ) AS o OFFSET 0
-    ) AS c, unnest(c.ids, c.types, c.run_ats, c.created_ats, c.ranks, c.max_attempts, c.headers, c.codecs, c.timeouts_us,
-                   c.max_stalls, c.backoff_mins, c.backoff_maxs, c.flags, c.ends[:cardinality(c.ends) - 1], c.ends[2:])
-            AS g(id, type, run_at, created_at, rank, max_attempts, headers, codec, timeout_us,
-                 max_stalls, backoff_min, backoff_max, flags, starts, ends);
+    ) AS c, LATERAL (
+        SELECT * FROM unnest(c.ids, c.types, c.run_ats, c.created_ats, c.ranks, c.max_attempts, c.headers, c.codecs,
+                             c.timeouts_us, c.max_stalls, c.backoff_mins, c.backoff_maxs, c.flags, c.starts_each, c.ends_each)
+            AS u(id, type, run_at, created_at, rank, max_attempts, headers, codec, timeout_us,
+                 max_stalls, backoff_min, backoff_max, flags, starts, ends)
+        WHERE NOT c.are_alike
+        UNION ALL
+        SELECT p_id_head || encode(int4send((c.jobs_before + u.place)::integer), 'hex'), c.type, c.run_at, c.created_at, c.rank,
+               c.one_max_attempts, c.one_header, c.codec, c.timeout_us, c.one_max_stalls, c.backoff_min, c.backoff_max,
+               c.one_flags, u.starts, u.ends
+        FROM (
+            SELECT unnest(c.starts_each) AS starts, unnest(c.ends_each) AS ends, generate_series(1, c.jobs) AS place
+        ) AS u
+        WHERE c.are_alike
+    ) AS g;
     GET DIAGNOSTICS v_added = ROW_COUNT;
     v_jobs := v_jobs + v_added;
     INSERT INTO moves (queue_id, scheduled, ready, stir, ranks, low_run_at, high_run_at)
     SELECT r.queue_id, sum(r.scheduled), sum(r.ready), p_stir, array_agg(r.rank), min(r.low_run_at), max(r.high_run_at)
     FROM (
-        SELECT q.id AS queue_id, g.rank, count(*) FILTER (WHERE g.run_at > p_now) AS scheduled,
-               count(*) FILTER (WHERE g.run_at <= p_now) AS ready, min(g.run_at) AS low_run_at,
+        SELECT q.id AS queue_id, g.rank, coalesce(sum(g.jobs) FILTER (WHERE g.run_at > p_now), 0) AS scheduled,
+               coalesce(sum(g.jobs) FILTER (WHERE g.run_at <= p_now), 0) AS ready, min(g.run_at) AS low_run_at,
                max(g.run_at) FILTER (WHERE g.run_at <= p_now) AS high_run_at
-        FROM staged AS s JOIN queues AS q ON q.name = s.queue, unnest(s.run_ats, s.ranks) AS g(run_at, rank)
-        WHERE s.write = p_write AND s.task = ANY (p_tasks) AND s.ids IS NOT NULL
+        FROM staged AS s JOIN queues AS q ON q.name = s.queue,
+             LATERAL (
+                 SELECT CASE WHEN s.are_alike THEN s.jobs ELSE 1 END AS jobs, u.run_at, u.rank
+                 FROM unnest(s.run_ats, s.ranks) AS u(run_at, rank)
+             ) AS g
+        WHERE s.write = p_write AND s.task = ANY (p_tasks)
         GROUP BY q.id, g.rank
     ) AS r GROUP BY r.queue_id;
     PERFORM tell_waiters(n.id, p_stir) FROM (
         SELECT DISTINCT q.id FROM staged AS s JOIN queues AS q ON q.name = s.queue
-        WHERE s.write = p_write AND s.task = ANY (p_tasks) AND s.ids IS NOT NULL
+        WHERE s.write = p_write AND s.task = ANY (p_tasks)
     ) AS n;
 
     DELETE FROM staged WHERE write = p_write;
