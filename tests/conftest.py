@@ -14,8 +14,8 @@ from needing import need
 from taskharbor.testing.servers import (
     PostgresAt,
     PostgresServer,
-    ServerMissing,
     RedisAt,
+    ServerMissing,
     drop_prefix,
     drop_schema,
     given_or_shared_postgres,

@@ -12,7 +12,7 @@ from taskharbor.bulk.generic import GenericStore
 from taskharbor.drivers.memory import MemoryDriver
 
 
-@pytest.fixture(params=["sqlite", "postgres", "memory", "generic over sqlite"])
+@pytest.fixture(params=["sqlite", "postgres", "redis", "memory", "generic over sqlite"])
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -21,6 +21,8 @@ def kind(request: pytest.FixtureRequest) -> str:
 def url(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     if kind == "postgres":
         yield request.getfixturevalue("postgres_url")
+    elif kind == "redis":
+        yield request.getfixturevalue("redis_url")
     elif kind == "memory":
         yield f"memory://{tmp_path.name}"
         MemoryDriver.drop(tmp_path.name)

@@ -13,6 +13,7 @@ from taskharbor.bulk.generic import GenericStore
 from taskharbor.bulk.schemas import SCHEMAS
 from taskharbor.drivers.contract import Driver
 from taskharbor.drivers.postgres.bulk import PostgresBulkStore, blocks
+from taskharbor.drivers.redis.bulk import RedisBulkStore, ranges
 from taskharbor.drivers.sqlite.bulk import SQLiteBulkStore, reading
 from taskharbor.errors import BackendUnavailable, SchemaMismatch
 from taskharbor.jobs import JobState
@@ -28,6 +29,8 @@ def test_a_driver_offers_its_own_store_and_every_other_gets_the_generic_one() ->
     with open_store("sqlite:///jobs.db") as sqlite, open_store("postgresql://host/database") as postgres:
         assert isinstance(sqlite, SQLiteBulkStore)
         assert isinstance(postgres, PostgresBulkStore)
+    with open_store("redis://host") as redis:
+        assert isinstance(redis, RedisBulkStore)
     with open_store("memory://") as memory:
         assert isinstance(memory, GenericStore)
 
@@ -124,12 +127,13 @@ def test_parts_cover_the_log_once_and_share_it_out(
     monkeypatch.setattr(blocks, "_BLOCKS_PER_PART", 4)
     monkeypatch.setattr(blocks, "_BLOCKS_PER_STATEMENT", 3)
     monkeypatch.setattr(reading, "_ROWS_PER_PART", 400)
+    monkeypatch.setattr(ranges, "ROWS_PER_PART", 400)
     monkeypatch.setitem(reading._WINDOW, "attempts", 150)
     within(url, lambda driver: _finish(driver, 2_000))
     parts = store.parts("attempts", EVERYTHING, parallelism=4)
     found = [row["seq"] for row in rows(store, parts)]
     assert len(found) == len(set(found)) == 2_000
-    assert len(parts) == {"sqlite": 4, "postgres": 4}.get(kind, 1)
+    assert len(parts) == {"sqlite": 4, "postgres": 4, "redis": 4}.get(kind, 1)
 
 
 def test_a_planned_read_of_the_log_shows_what_was_there_then(store: BulkStore, url: str, kind: str) -> None:

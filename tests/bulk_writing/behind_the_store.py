@@ -45,7 +45,7 @@ class Behind(abc.ABC):
 
 class BehindTables(Behind):
     @abc.abstractmethod
-    def rows(self, statement: str) -> list[tuple[Any, ...]]: ...
+    def rows(self, statement: str, *values: object) -> list[tuple[Any, ...]]: ...
 
     def staged(self) -> set[str]:
         return {write for (write,) in self.rows("SELECT DISTINCT write FROM staged")}
@@ -65,29 +65,31 @@ class BehindSQLite(BehindTables):
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
 
-    def rows(self, statement: str) -> list[tuple[Any, ...]]:
-        return self._connection.execute(statement).fetchall()
+    def rows(self, statement: str, *values: object) -> list[tuple[Any, ...]]:
+        return self._connection.execute(statement, values).fetchall()
 
     def pass_days(self, days: int, *, write: str) -> None:
-        self.rows(f"UPDATE staged SET staged_at = staged_at - 86400000000 * {days} WHERE write = '{write}'")
+        self.rows("UPDATE staged SET staged_at = staged_at - 86400000000 * ? WHERE write = ?", days, write)
 
     def pass_days_for_marks(self, days: int) -> None:
-        self.rows(f"UPDATE published SET published_at = published_at - 86400000000 * {days}")
+        self.rows("UPDATE published SET published_at = published_at - 86400000000 * ?", days)
 
 
 class BehindPostgres(BehindTables):
     def __init__(self, session: psycopg.Connection[tuple[Any, ...]]) -> None:
         self._session = session
 
-    def rows(self, statement: str) -> list[tuple[Any, ...]]:
-        cursor = self._session.execute(statement)  # type: ignore[call-overload]  # not a literal
+    def rows(self, statement: str, *values: object) -> list[tuple[Any, ...]]:
+        cursor = self._session.execute(statement, values)  # type: ignore[call-overload]  # not a literal
         return cursor.fetchall() if cursor.description else []
 
     def pass_days(self, days: int, *, write: str) -> None:
-        self.rows(f"UPDATE staged SET staged_at = staged_at - interval '{days} days' WHERE write = '{write}'")
+        self.rows(
+            "UPDATE staged SET staged_at = staged_at - %s * interval '1 day' WHERE write = %s", days, write
+        )
 
     def pass_days_for_marks(self, days: int) -> None:
-        self.rows(f"UPDATE published SET published_at = published_at - interval '{days} days'")
+        self.rows("UPDATE published SET published_at = published_at - %s * interval '1 day'", days)
 
 
 class BehindRedis(Behind):

@@ -22,7 +22,7 @@ from taskharbor.drivers.redis import publishing
 from taskharbor.drivers.redis.bulk import ranges
 from taskharbor.drivers.redis.connections import Connections
 from taskharbor.drivers.registry import connect
-from taskharbor.errors import BackendUnavailable, InvalidRequest
+from taskharbor.errors import BackendUnavailable, InvalidRequest, TaskHarborError
 from taskharbor.ids import new_id, new_ids
 from taskharbor.jobs import SECOND, Failure, JobRecord, JobState, Micros
 from taskharbor.testing.servers import RedisServer, shared_redis_cluster, with_fresh_prefix
@@ -259,8 +259,11 @@ def test_a_reader_that_is_stopped_at_random_sees_every_row_once_while_others_wor
             is_over = all(not thread.is_alive() for thread in committers)
             with open_store(url) as store:
                 for _ in range(dice.randrange(1, 4)):
-                    until = store.limited(cursor, store.latest(), rows=dice.choice([None, 1, 70, 400]))
+                    most = dice.choice([None, 1, 70, 400])
+                    until = store.limited(cursor, store.latest(), rows=most)
                     found = seqs(store, cursor, until, parallelism=dice.randrange(1, 5))
+                    assert found or not seen or until == cursor
+                    assert most is None or len(found) <= most
                     if dice.random() < 0.3:
                         # Stopped before it could say that it is done: the same range is read again.
                         assert sorted(seqs(store, cursor, until)) == sorted(found)
@@ -400,6 +403,8 @@ def test_what_is_staged_while_the_server_loses_its_data_is_not_published() -> No
 
         def batches() -> Iterator[Sequence[JobRecord]]:
             yield records(10, 1)
+            # One chunk is on its way while the next is made; by the third the first is there.
+            yield records(10, 1)
             server.flush()
             yield records(10, 1)
 
@@ -524,6 +529,20 @@ def test_what_was_begun_cannot_be_abandoned_any_more(several: str, monkeypatch: 
     assert waiting(several, *QUEUES) == dict.fromkeys(QUEUES, 50)
 
 
+def test_jobs_that_a_node_lost_while_they_were_published_are_reported(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = half_published(redis_url, monkeypatch)
+    client, prefix = client_and_prefix(redis_url)
+    with client:
+        assert client.delete(f"{prefix}{{gamma}}:staged:{write}:2.1") == 1
+    with open_store(redis_url) as store:
+        with pytest.raises(TaskHarborError, match=r"50 jobs of .* were lost .* the other 100 are jobs now"):
+            store.publish(write, ["0.1", "1.1", "2.1"], now=3)
+        assert store.publish(write, ["0.1", "1.1", "2.1"], now=3) == 100
+    assert waiting(redis_url, *QUEUES) == {"alpha": 50, "beta": 50, "gamma": 0}
+
+
 def test_a_small_write_appears_in_all_its_queues_at_once(
     redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -573,3 +592,26 @@ def test_published_jobs_are_worked_off(store: BulkStore, redis_url: str) -> None
 
     assert within(redis_url, drain) == 300
     assert len(every_seq(redis_url)) == 300
+
+
+@pytest.mark.parametrize("queue", ['we"ird }{ % ☂\\', "taskharbor", "staged:x:y"])
+def test_a_queue_may_have_any_name(store: BulkStore, redis_url: str, queue: str) -> None:
+    write = numbered_write('odd: {series} / "☂"', 3)
+    store.stage(write, "0.1", [records(30, 1, queue=queue)])
+    assert store.publish(write, ["0.1"], now=2) == 30
+    add(redis_url, 5, queue=queue)
+    cursor = store.limited(store.start(), store.latest(), rows=2)
+    assert len(seqs(store, cursor, store.latest())) == 3
+    for table, count in (("attempts", 5), ("jobs", 35), ("queues", 1)):
+        parts = store.parts(table, Selection(queue=queue), parallelism=2)
+        batches = [batch for part in parts for batch in store.read(part)]
+        assert sum(batch.num_rows for batch in batches) == count
+        assert {name for batch in batches for name in batch.column("queue").to_pylist()} == {queue}
+
+
+def test_a_password_is_in_no_message() -> None:
+    with open_store("redis://me:secret@127.0.0.1:1/0") as store:
+        for use in (store.latest, lambda: store.stage("w", "0.1", [records(1, 1)])):
+            with pytest.raises(BackendUnavailable) as error:
+                use()
+            assert "secret" not in str(error.value)

@@ -249,3 +249,30 @@ def test_ids_that_are_said_to_be_new_are_recognised_when_the_call_is_repeated(co
             assert len(await on.reserve(count + 1)) == count
 
     asyncio.run(story())
+
+
+def test_an_id_is_known_whatever_queue_has_it_and_whoever_made_that_queue() -> None:
+    async def story() -> None:
+        async with shelf() as on:
+            await on.enqueue(on.job())
+            async with on.driver.clone() as other:
+                job = on.job(queue="made later")
+                await other.enqueue([job], now=on.now)
+            (answer,) = await on.driver.enqueue([on.job(id=job.id)], now=on.now)
+            assert (answer.id, answer.existed) == (job.id, True)
+            assert on.ask("ZCARD", "jobs") == 1
+
+    asyncio.run(story())
+
+
+def test_one_id_given_to_two_queues_at_once_is_stored_in_the_first() -> None:
+    async def story() -> None:
+        async with shelf() as on:
+            one = on.job(queue="a", key="k")
+            answers = await on.driver.enqueue(
+                [one, on.job(id=one.id, queue="b"), on.job(queue="b")], now=on.now
+            )
+            assert [answer.existed for answer in answers] == [False, True, False]
+            assert (await on.get(one.id)).queue == "a"
+
+    asyncio.run(story())

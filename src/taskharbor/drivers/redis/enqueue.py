@@ -38,9 +38,7 @@ async def enqueue(
         return [(await enqueue(store, [record], now, new_ids=False))[0] for record in records]
     if not groups.keys() <= store.numbers.keys():
         await store.register(groups)
-    elsewhere: dict[str, str] = {}
-    if not new_ids and len(store.numbers) > 1:
-        elsewhere = await store.located([record.id for record in records])
+    elsewhere = {} if new_ids else await store.located([record.id for record in records])
     return await _enqueue(store, records, groups, elsewhere, now, new_ids=new_ids)
 
 

@@ -37,7 +37,7 @@ def leased_records(
             last_head, last_fence = packed_head, fence
         record = _copy(alike)
         record.id = job_id.decode()
-        record.payload = value[body_at + body_size :]
+        record.payload = value[body_at + body_size : -1]
         if body_size:
             apply_body(record, value[body_at : body_at + body_size])
         else:

@@ -24,21 +24,21 @@ QUEUES = 2048
 _PORTION = 1000
 
 
-_ROW = Layout(">QBBHI")
+ROW = Layout(">QBBHI")
 _decode_error = msgspec.msgpack.Decoder(tuple[str, str]).decode
 
 
 def attempt_from(place: int, number: int, queue: str, row: bytes) -> Attempt:
     """From a row as `lua/log.lua` describes it."""
-    ended_at, outcome, state, id_size, error_size = _ROW.unpack_from(row)
-    error_at = _ROW.size + id_size
+    ended_at, outcome, state, id_size, error_size = ROW.unpack_from(row)
+    error_at = ROW.size + id_size
     job_at = error_at + error_size
     error_type, error_message = _decode_error(row[error_at:job_at]) if error_size else (None, None)
     job = read_fronts(row, job_at, has_token=False)
     head = job.head
     return Attempt(
         seq=place * QUEUES + number % QUEUES,
-        job_id=row[_ROW.size : error_at].decode(),
+        job_id=row[ROW.size : error_at].decode(),
         queue=queue,
         type=head.type,
         key=None if head.key is False else head.key,  # type: ignore[arg-type]  # a text, or False

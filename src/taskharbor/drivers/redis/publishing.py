@@ -7,6 +7,8 @@ A publication is decided in one step and then carried out queue by queue, in por
 others for long. What is decided is written down, and whoever comes next finishes it: the one who tries again, the next bulk
 write, or the upkeep of any worker. So a write is either all there in the end, once, or nothing of it ever was.
 A write of up to `PORTION` jobs becomes visible at once: on one server in all its queues together, in a cluster in each of them.
+
+Ids that the queue itself knows are not stored again. Whether another queue knows them is not looked at: writers make new ones.
 """
 
 from __future__ import annotations
@@ -14,11 +16,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
-import msgspec
-
 from taskharbor.drivers.redis.packing import Call, Word
 from taskharbor.drivers.redis.scripts import script
+from taskharbor.drivers.redis.staged_writes import COMPLETE, STAGED, Plan, Share, Staged, decode_plan
 from taskharbor.drivers.redis.store import Store
+from taskharbor.drivers.redis.stored import encode
+from taskharbor.errors import TaskHarborError
 from taskharbor.jobs import Micros
 
 PORTION: Final = 10_000
@@ -30,51 +33,12 @@ KEEP_SERIES: Final = 400 * 86_400
 LEFT_BEHIND: Final = 60
 """Seconds after which others take it that a publisher died."""
 
-_STAGED, _COMPLETE = b"s", b"c"
-_encode = msgspec.msgpack.Encoder().encode
-_decode_place = msgspec.msgpack.Decoder(tuple[str, str]).decode
-_decode_counts = msgspec.msgpack.Decoder(dict[str, int]).decode
-
 
 class StagingIncomplete(Exception):
     """What some tasks staged is not there. Nothing was published."""
 
     def __init__(self, tasks: Sequence[str]) -> None:
         super().__init__(", ".join(tasks))
-
-
-class _Share(msgspec.Struct, array_like=True):
-    """What one queue gets."""
-
-    queue: str
-    tasks: list[str]
-    jobs: int
-
-
-class _Plan(msgspec.Struct, array_like=True):
-    begun_at: int
-    """In seconds, by the server."""
-    series: str
-    number: int
-    shares: list[_Share]
-
-
-_decode_plan = msgspec.msgpack.Decoder(_Plan).decode
-
-
-class _Staged:
-    """What tasks of a write have said so far."""
-
-    def __init__(self, pairs: Sequence[bytes]) -> None:
-        self.places: list[tuple[str, str]] = []
-        """Task and queue of every list that may be there."""
-        self.complete: dict[str, dict[str, int]] = {}
-        """How many jobs each task that came to its end has staged for which queue."""
-        for name, value in zip(pairs[::2], pairs[1::2], strict=True):
-            if name[:1] == _STAGED:
-                self.places.append(_decode_place(name[1:]))
-            else:
-                self.complete[name[1:].decode()] = _decode_counts(value)
 
 
 class BulkWrite:
@@ -101,9 +65,10 @@ class BulkWrite:
         # What is not written down first would be found by nobody.
         if fresh and not await self._announce(task, fresh):
             return False
+        staged.update(dict.fromkeys(fresh, 0))
         put = script("bulk_stage")
         calls = [
-            Call(put, (self._list(queue, task),), (4 * staged.get(queue, 0), KEEP_STAGED, *some))
+            Call(put, (self._list(queue, task),), (4 * staged[queue], KEEP_STAGED, *some))
             for queue, some in values.items()
         ]
         if not all(await self._run_all(calls)):
@@ -111,15 +76,15 @@ class BulkWrite:
                 return False
             raise StagingIncomplete([task])
         for queue, some in values.items():
-            staged[queue] = staged.get(queue, 0) + len(some) // 4
+            staged[queue] += len(some) // 4
         return True
 
     async def _announce(self, task: str, queues: Iterable[str]) -> bool:
-        return await self._enter([(_STAGED + _encode((task, queue)), b"") for queue in queues])
+        return await self._enter([(STAGED + encode((task, queue)), b"") for queue in queues])
 
     async def complete(self, task: str, jobs: dict[str, int]) -> bool:
         """All of a task's jobs are there. False: the write is over."""
-        return await self._enter([(_COMPLETE + task.encode(), _encode(jobs))])
+        return await self._enter([(COMPLETE + task.encode(), encode(jobs))])
 
     async def drop(self, task: str, queues: Iterable[str]) -> None:
         """What a task staged that is not wanted."""
@@ -151,11 +116,11 @@ class BulkWrite:
             call = Call(
                 script("bulk_decide"),
                 (self._mark, self._publishing),
-                (self._number, self.write, _encode(made)),
+                (self._number, self.write, encode(made)),
             )
             over, held = await self._run(call)
             if over is None:
-                return await self.finish(_decode_plan(held), now)
+                return await self.finish(decode_plan(held), now)
 
     async def abandon(self, now: Micros) -> None:
         """Forget what was staged. What somebody has begun to publish is published."""
@@ -167,17 +132,18 @@ class BulkWrite:
         )
         plan = await self._run(call)
         if plan is not None:
-            await self.finish(_decode_plan(plan), now)
+            await self.finish(decode_plan(plan), now)
         else:
             await self._forget()
 
-    async def finish(self, plan: _Plan, now: Micros) -> int:
+    async def finish(self, plan: Plan, now: Micros) -> int:
         """Carry out what was decided. Several may do so at once."""
         store = self._store
         shares = {share.queue: share for share in plan.shares}
         if shares:
             await store.register(shares)
         left = {queue: share.jobs for queue, share in shares.items()}
+        taken: dict[str, int] = {}
         added: dict[str, int] = {}
         while left:
             calls: dict[str, Call] = {}
@@ -189,40 +155,47 @@ class BulkWrite:
                 room -= jobs
             step = list(calls.values())
             answers = await self._run_all(step)
-            for queue, (got, still) in zip(calls, answers, strict=True):
-                added[queue], left[queue] = got, still
-                if not still:
+            for queue, answer in zip(calls, answers, strict=True):
+                taken[queue], added[queue], left[queue] = answer
+                if not left[queue]:
                     del left[queue]
-        return await self._close(sum(added.values()))
+        jobs = sum(share.jobs for share in plan.shares)
+        return await self._close(jobs - sum(taken.values()), sum(added.values()))
 
-    def _step(self, share: _Share, now: Micros, jobs: int) -> Call:
+    def _step(self, share: Share, now: Micros, jobs: int) -> Call:
         call = self._store.call("bulk_publish", share.queue, now, jobs, KEEP_PUBLISHED)
         lists = [self._list(share.queue, task) for task in share.tasks]
         return call._replace(keys=(*call.keys, self._counter(share.queue), *lists))
 
-    async def _close(self, added: int) -> int:
+    async def _close(self, lost: int, added: int) -> int:
         keep = KEEP_PUBLISHED if self._number < 0 else KEEP_SERIES
         call = Call(
             script("bulk_close"), (self._mark, self._publishing), (self._number, self.write, added, keep)
         )
-        mark = await self._run(call)
+        mark, is_own = await self._run(call)
         await self._forget()
+        if lost > 0 and is_own:
+            # In a cluster each node loses what it loses; on one server the plan goes with what it plans.
+            raise TaskHarborError(
+                f"{self._store.connections.options.place}: {lost} jobs of {self.write} were lost with a node after it "
+                f"was decided to publish them; the other {added} are jobs now, so do not write all of them again"
+            )
         return self._told_by(mark)
 
-    async def _look(self) -> tuple[bytes | None, _Plan | None]:
+    async def _look(self) -> tuple[bytes | None, Plan | None]:
         """The mark, where the write is over; the plan, where it is being published."""
         mark, plan = await self._store.connections.commands(
             [("GET", self._mark), ("HGET", self._publishing, self.write)]
         )
         if mark is not None and _numbers_in(mark)[0] < self._number:
             mark = None
-        return mark, None if plan is None else _decode_plan(plan)
+        return mark, None if plan is None else decode_plan(plan)
 
     def _told_by(self, mark: bytes) -> int:
         number, jobs = _numbers_in(mark)
         return jobs if number == self._number else 0
 
-    async def _planned(self, tasks: Sequence[str]) -> _Plan:
+    async def _planned(self, tasks: Sequence[str]) -> Plan:
         staged = await self._staged()
         absent = [task for task in tasks if task not in staged.complete]
         if absent:
@@ -238,16 +211,16 @@ class BulkWrite:
         ]
         if broken:
             raise StagingIncomplete(list(dict.fromkeys(broken)))
-        shares: dict[str, _Share] = {}
+        shares: dict[str, Share] = {}
         for task, queue, jobs in expected:
-            share = shares.setdefault(queue, _Share(queue, [], 0))
+            share = shares.setdefault(queue, Share(queue, [], 0))
             share.tasks.append(task)
             share.jobs += jobs
         begun_at = await _server_seconds(self._store)
-        return _Plan(begun_at, self._series, self._number, list(shares.values()))
+        return Plan(begun_at, self._series, self._number, list(shares.values()))
 
-    async def _staged(self) -> _Staged:
-        return _Staged(await self._store.connections.command("HGETALL", self._record))
+    async def _staged(self) -> Staged:
+        return Staged(await self._store.connections.command("HGETALL", self._record))
 
     async def _forget(self) -> None:
         """All that was staged, by whatever task. A list that a task is still adding to goes when that one comes to its end."""
@@ -286,7 +259,7 @@ async def finish_left_behind(store: Store, now: Micros) -> int:
     latest = await _server_seconds(store) - LEFT_BEHIND
     finished = 0
     for write, packed in zip(pairs[::2], pairs[1::2], strict=True):
-        plan = _decode_plan(packed)
+        plan = decode_plan(packed)
         if plan.begun_at <= latest:
             await BulkWrite(store, write.decode(), plan.series, plan.number).finish(plan, now)
             finished += 1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from copy import copy
 from struct import Struct as Layout
 from typing import Any, Final, NamedTuple
 
@@ -35,7 +37,7 @@ FRONT = Layout(">QIBBIQQ")
 _BEHIND_SEQ = Layout(">IBBIQQ")
 LEASE = Layout(">QQH")
 _PLACE = Layout(">HQ")
-_NO_HEADERS: dict[str, str] = {}
+_GRAINS = [bytes([number]) for number in range(256)]
 
 
 class More(
@@ -189,7 +191,28 @@ def stored_tail(record: JobRecord) -> bytes:
     head, rest = head_and_rest(record)
     packed = encode(head)
     is_plain = head[-1] is False and record.key is None
-    return _BEHIND_SEQ.pack(len(packed), READY, is_plain, 0, 0, 0) + packed + rest
+    return (
+        _BEHIND_SEQ.pack(len(packed), READY, is_plain, 0, 0, 0)
+        + packed
+        + rest
+        + _GRAINS[hash(record.id) & 255]
+    )
+
+
+def stored_tails(template: JobRecord, ids: Sequence[str], payloads: Sequence[bytes]) -> list[bytes]:
+    """The same of jobs that differ in nothing but their payloads: what is in front of one depends only on its length."""
+    record = copy(template)
+    record.id = ""
+    fronts: dict[int, bytes] = {}
+    tails: list[bytes] = []
+    for job_id, payload in zip(ids, payloads, strict=True):
+        size = len(payload)
+        front = fronts.get(size)
+        if front is None:
+            record.payload = payload
+            front = fronts[size] = stored_tail(record)[: -size - 1]
+        tails.append(front + payload + _GRAINS[hash(job_id) & 255])
+    return tails
 
 
 def place_in_line(record: JobRecord) -> bytes:
@@ -271,7 +294,7 @@ def record_from(job_id: str, queue: str, value: bytes, now: Micros) -> JobRecord
     if head.body_size:
         apply_body(record, value[end:payload_at])
     if head.more is not False:
-        _apply_more(record, head.more, value[payload_at + head.payload_size :])  # type: ignore[arg-type]
+        _apply_more(record, head.more, value[payload_at + head.payload_size : -1])  # type: ignore[arg-type]
     return record
 
 

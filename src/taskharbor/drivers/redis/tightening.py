@@ -9,11 +9,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import cache
 
 _TOKEN = re.compile(r"--[^\n]*|'(?:[^'\\\n]|\\.)*'|\"(?:[^\"\\\n]|\\.)*\"|(?<![.\w])[A-Za-z_]\w*")
 _DECLARED = re.compile(r"local (\w+(?:, \w+)*) = (.+)")
 _LITERAL = re.compile(r"\d+(?: \* \d+)*|'[^'\\]*'|KEYS\[\d+\]")
 _FUNCTION = re.compile(r"local function (\w+)\(")
+_ASSIGNED = re.compile(r"(?<![.\w])(\w+(?:, \w+)*)\s*=(?!=)")
+_BOUND = re.compile(r"\b(?:local|for) (\w+(?:, \w+)*)")
+_PARAMETERS = re.compile(r"\bfunction\b[^()\n]*\(([^()\n]*)\)")
 
 
 def tightened(source: str) -> str:
@@ -37,7 +41,7 @@ def _with_constants_written_in(lines: list[str]) -> list[str]:
             places[place] = constants
             declared.update(constants)
     rest = "\n".join(line for place, line in enumerate(lines) if place not in places)
-    changed = {name for name in declared if _is_set(name, rest)}
+    changed = declared.keys() & _names_set(rest)
     for constants in places.values():
         # Declared twice, with two meanings.
         changed |= {name for name, value in constants.items() if declared[name] != value}
@@ -62,13 +66,10 @@ def _constants(line: str) -> dict[str, str]:
     return {name: f"({value})" if "*" in value else value for name, value in zip(names, values, strict=True)}
 
 
-def _is_set(name: str, text: str) -> bool:
-    """Whether it is given another meaning anywhere: assigned, declared again, a parameter, counted by a loop, a table's field."""
-    return bool(
-        re.search(rf"(?<![.\w]){name}\s*=(?!=)|(?<![.\w]){name}(?:, \w+)* = ", text)
-        or re.search(rf"\blocal (?:\w+, )*{name}\b|\bfor (?:\w+, )*{name}\b", text)
-        or re.search(rf"\bfunction\b[^()\n]*\([^()\n]*(?<!\w){name}\b", text)
-    )
+def _names_set(text: str) -> set[str]:
+    """What is given a meaning anywhere: assigned, declared again, a parameter, counted by a loop, a table's field."""
+    found = [*_ASSIGNED.findall(text), *_BOUND.findall(text), *_PARAMETERS.findall(text)]
+    return {name for names in found for name in names.split(", ")}
 
 
 def _replaced(line: str, written: dict[str, str]) -> str:
@@ -101,5 +102,6 @@ def _functions(lines: list[str]) -> Iterator[tuple[int, int, str]]:
         place += 1
 
 
+@cache
 def _words(line: str) -> list[str]:
     return [word for word in _TOKEN.findall(line) if word[0] not in "'\""]

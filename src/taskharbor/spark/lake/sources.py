@@ -27,6 +27,10 @@ class News(NamedTuple):
     """The cursor after these rows; None where it is the highest `seq` among them."""
 
 
+_NAMING = ("schema", "prefix", "db")
+"""Options that say which store it is."""
+
+
 def source_name(url: str) -> str:
     """Names a store without its secrets, and alike from whichever folder it is looked at."""
     scheme, separator, rest = url.partition("://")
@@ -36,7 +40,7 @@ def source_name(url: str) -> str:
         return f"sqlite:///{Path(unquote(rest.removeprefix('/').partition('?')[0])).absolute()}"
     parts = urlsplit(url)
     # Only what says which store it is: the other options may hold a password too.
-    kept = urlencode([(key, value) for key, value in parse_qsl(parts.query) if key == "schema"])
+    kept = urlencode([(key, value) for key, value in parse_qsl(parts.query) if key in _NAMING])
     return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, kept, ""))
 
 

@@ -1,27 +1,19 @@
-"""Rows of the log as they lie in the stream, straight into columns: nothing is made of a row but its values.
-
-The layouts are those of `lua/log.lua` and `lua/records.lua`.
-"""
+"""Rows of the log as they lie in the stream, straight into rows of the table: nothing else is made of them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from struct import Struct as Layout
 from typing import Any
 
 import msgspec
 
-from taskharbor.drivers.redis.log import QUEUES, place_of
-from taskharbor.drivers.redis.stored import INFLIGHT, STATES
+from taskharbor.drivers.redis.log import QUEUES, ROW, place_of
+from taskharbor.drivers.redis.stored import FRONT, INFLIGHT, LEASE, STATES, decode_head
 from taskharbor.jobs import Outcome
 
 _OUTCOME_NAMES = tuple(outcome.value for outcome in Outcome)
 _STATE_NAMES = tuple(state.value for state in STATES)
 
-_ROW = Layout(">QBBHI")
-_FRONT = Layout(">QIBBIQQ")
-_LEASE = Layout(">QQH")
-_decode_head = msgspec.msgpack.Decoder(tuple[Any, ...]).decode
 _decode_error = msgspec.msgpack.Decoder(tuple[str, str]).decode
 
 Row = tuple[Any, ...]
@@ -32,8 +24,8 @@ def rows_from(page: Iterable[Any], number: int, queue: str) -> list[Row]:
     number %= QUEUES
     rows: list[Row] = []
     add = rows.append
-    row_layout, front_layout, lease_layout = _ROW.unpack_from, _FRONT.unpack_from, _LEASE.unpack_from
-    id_at, front_size, lease_size = _ROW.size, _FRONT.size, _LEASE.size
+    row_layout, front_layout, lease_layout = ROW.unpack_from, FRONT.unpack_from, LEASE.unpack_from
+    id_at, front_size, lease_size = ROW.size, FRONT.size, LEASE.size
     for stream_id, (_, row) in page:
         ended_at, outcome, state, id_size, error_size = row_layout(row)
         error_at = id_at + id_size
@@ -48,13 +40,14 @@ def rows_from(page: Iterable[Any], number: int, queue: str) -> list[Row]:
             expires_at, reserved_at, worker_size = lease_layout(row, at)
             at += lease_size + worker_size
             worker = row[at - worker_size : at].decode()
-        head = _decode_head(row[at : at + head_size])
-        run_at, priority, _, _, _, _, created_at, kind, key, _, payload_size, _ = head
+        head = decode_head(row[at : at + head_size])
+        key = head.key
         add(
             (
-                place_of(stream_id) * QUEUES + number, row[id_at:error_at].decode(), queue, kind, None if key is False else key,
-                priority, fence, worker, created_at, run_at, reserved_at, expires_at, ended_at, _OUTCOME_NAMES[outcome],
-                _STATE_NAMES[state], error_type, error_message, payload_size,
+                place_of(stream_id) * QUEUES + number, row[id_at:error_at].decode(), queue, head.type,
+                None if key is False else key, head.priority, fence, worker, head.created_at, head.run_at, reserved_at,
+                expires_at, ended_at, _OUTCOME_NAMES[outcome], _STATE_NAMES[state], error_type, error_message,
+                head.payload_size,
             )
         )  # fmt: skip
     return rows

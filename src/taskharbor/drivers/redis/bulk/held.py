@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
+from taskharbor.bulk import background
 from taskharbor.bulk.contract import BulkStore
 from taskharbor.drivers.redis.connections import Connections
 from taskharbor.drivers.redis.options import parse_url
 from taskharbor.drivers.redis.store import Store
-from taskharbor.portal import portal
 
 T = TypeVar("T")
 
@@ -26,21 +25,21 @@ class HeldStore(BulkStore):
 
     def call(self, work: Callable[[Store], Coroutine[Any, Any, T]]) -> T:
         """Run one coroutine with the open store and wait for it. From any thread, also below a running event loop."""
-        return portal().call(work(self._opened()))
+        return background.wait_for(work(self._opened()))
 
     def begin(self, work: Callable[[Store], Coroutine[Any, Any, T]]) -> Future[T]:
         """The same without waiting: the server works while the caller does."""
-        return asyncio.run_coroutine_threadsafe(work(self._opened()), portal().loop)
+        return background.begin(work(self._opened()))
 
     def _opened(self) -> Store:
         if self._held is None:
             connections = Connections(self.options)
-            portal().call(connections.open())
+            background.wait_for(connections.open())
             self._held = Store(connections)
         return self._held
 
     def close(self) -> None:
         held, self._held = self._held, None
         if held is not None:
-            portal().call(held.connections.close())
+            background.wait_for(held.connections.close())
         super().close()

@@ -1,6 +1,6 @@
 """The jobs of a store in stretches: of all jobs by the order they were accepted in, or of those that ended one way by their end.
 
-Read by plain commands: a script would keep the server several times as long for the same jobs.
+Jobs are read by plain commands: a script would keep the server several times as long for the same jobs.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import msgspec
 
 from taskharbor.bulk.contract import Selection
 from taskharbor.bulk.splitting import spans
-from taskharbor.drivers.redis.packing import Word
+from taskharbor.drivers.redis.packing import Call, Word
+from taskharbor.drivers.redis.scripts import script
 from taskharbor.drivers.redis.store import Store
 from taskharbor.errors import InvalidRequest
 from taskharbor.jobs import JobState
@@ -110,7 +111,7 @@ class Place(NamedTuple):
 
     bound: str
     seen: frozenset[bytes] = frozenset()
-    """Those with the score of the bound that were read."""
+    """Those that were read and may have the score of the bound."""
     most: int = _SMALLEST_PAGE
     """How many jobs to ask for."""
 
@@ -127,22 +128,25 @@ def begin(stretch: Stretch) -> Place:
 
 
 async def page(store: Store, stretch: Stretch, place: Place, state: JobState | None) -> JobPage:
-    keys = store.keys(stretch.queue)
-    found = await store.connections.command(
-        "ZRANGEBYSCORE", keys[stretch.set], place.bound, stretch.until, "WITHSCORES", "LIMIT", 0, place.most
+    members = Call(
+        script("bulk_members"),
+        (store.keys(stretch.queue)[stretch.set],),
+        (place.bound, stretch.until, place.most),
     )
-    ids = [job_id for job_id in found[::2] if job_id not in place.seen]
+    (answer,) = await store.connections.run(lambda _: (members,))
+    if answer is None:
+        return JobPage([], None)
+    last, found = answer
+    ids = [job_id for job_id in found if job_id not in place.seen]
     jobs = await _stored(store, stretch, ids, state) if ids else []
-    if len(found) < 2 * place.most:
+    if len(found) < place.most:
         return JobPage(jobs, None)
     if not ids:
         # All of them ended in the same microsecond: only a larger page leads on.
         return JobPage(jobs, place._replace(most=2 * place.most))
-    last = found[-1]
-    ties = frozenset(job_id for job_id, score in zip(found[::2], found[1::2], strict=True) if score == last)
-    if last.decode() == place.bound:
-        ties |= place.seen
-    return JobPage(jobs, Place(last.decode(), ties, _next_count(place.most, jobs)))
+    bound = last.decode()
+    seen = frozenset(found) | (place.seen if bound == place.bound else frozenset())
+    return JobPage(jobs, Place(bound, seen, _next_count(place.most, jobs)))
 
 
 def _next_count(count: int, jobs: Sequence[tuple[str, bytes]]) -> int:

@@ -91,10 +91,14 @@ class RedisReading(HeldStore):
             return self.begin(lambda store: _page(store, one, after))
 
         asked: Future[list[Any]] | None = ask(one.after)
-        while asked is not None:
-            found = asked.result()
-            asked = ask(place_of(found[-1][0])) if len(found) == _PAGE else None
-            yield found
+        try:
+            while asked is not None:
+                found = asked.result()
+                asked = ask(place_of(found[-1][0])) if len(found) == _PAGE else None
+                yield found
+        finally:
+            if asked is not None:
+                asked.cancel()
 
     def _read_jobs(self, part: Part) -> Iterator[pa.RecordBatch]:
         now = part.bounds["now"]
@@ -117,11 +121,15 @@ class RedisReading(HeldStore):
             return self.begin(lambda store: jobs.page(store, stretch, place, selection.state))
 
         asked: Future[jobs.JobPage] | None = ask(jobs.begin(stretch))
-        while asked is not None:
-            page = asked.result()
-            asked = None if page.following is None else ask(page.following)
-            for job_id, value in page.jobs:
-                yield record_from(job_id, stretch.queue, value, now)
+        try:
+            while asked is not None:
+                page = asked.result()
+                asked = None if page.following is None else ask(page.following)
+                for job_id, value in page.jobs:
+                    yield record_from(job_id, stretch.queue, value, now)
+        finally:
+            if asked is not None:
+                asked.cancel()
 
     def _read_queues(self, queue: str | None) -> Iterator[pa.RecordBatch]:
         async def stats(store: Store) -> list[QueueStats]:

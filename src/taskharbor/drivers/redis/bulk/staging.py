@@ -4,9 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from taskharbor.alike import AlikeJobs
 from taskharbor.drivers.redis.packing import Word
-from taskharbor.drivers.redis.stored import check_storable, encode, head_and_rest, place_in_line, stored_tail
+from taskharbor.drivers.redis.stored import (
+    check_storable,
+    encode,
+    head_and_rest,
+    place_in_line,
+    stored_tail,
+    stored_tails,
+)
 from taskharbor.errors import InvalidRequest
+from taskharbor.ids import new_ids
 from taskharbor.jobs import JobRecord
 
 
@@ -14,13 +23,15 @@ def chunk_values(jobs: Sequence[JobRecord]) -> dict[str, list[Word]]:
     """By queue, in order. Raises InvalidRequest for what Redis cannot hold."""
     values: dict[str, list[Word]] = {}
     try:
+        if isinstance(jobs, AlikeJobs) and _is_plain(jobs.template):
+            return {jobs.template.queue: _alike(jobs)}
         for job in jobs:
             check_storable(job)
             of_queue = values.get(job.queue)
             if of_queue is None:
                 job.queue.encode()
                 of_queue = values[job.queue] = []
-            if job.key is None and job.idempotency_key is None:
+            if _is_plain(job):
                 run_at = job.run_at_us
                 of_queue += (
                     job.id.encode(),
@@ -33,4 +44,20 @@ def chunk_values(jobs: Sequence[JobRecord]) -> dict[str, list[Word]]:
                 of_queue += (job.id.encode(), b"", encode(head), rest)
     except UnicodeEncodeError as error:
         raise InvalidRequest(f"a name cannot be written as UTF-8: {error}") from None
+    return values
+
+
+def _is_plain(job: JobRecord) -> bool:
+    return job.key is None and job.idempotency_key is None
+
+
+def _alike(jobs: AlikeJobs) -> list[Word]:
+    template = jobs.template
+    check_storable(template)
+    template.queue.encode()
+    place, score = place_in_line(template), max(template.run_at_us, 1)
+    ids = new_ids(len(jobs))
+    values: list[Word] = []
+    for job_id, tail in zip(ids, stored_tails(template, ids, jobs.payloads), strict=True):
+        values += (job_id, place, score, tail)
     return values

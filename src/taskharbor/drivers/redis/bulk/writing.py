@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from concurrent.futures import Future, wait
 
 from taskharbor.bulk.chunks import chunked
 from taskharbor.bulk.contract import StagingLost
@@ -26,22 +27,32 @@ class RedisWriting(HeldStore):
     def stage(self, write: str, task: str, batches: Iterable[Sequence[JobRecord]]) -> int:
         jobs: dict[str, int] = {}
         """How many are staged so far, by queue."""
-        for chunk in chunked(batches):
-            values = chunk_values(chunk)
-            if not self._put(write, task, values, jobs):
-                return self._dropped(write, task, {*jobs, *values})
-        if not self.call(lambda store: _write(store, write).complete(task, jobs)):
-            return self._dropped(write, task, jobs)
-        return sum(jobs.values())
-
-    def _put(self, write: str, task: str, values: dict[str, list[Word]], jobs: dict[str, int]) -> bool:
+        asked: Future[bool] | None = None
         try:
-            return self.call(lambda store: _write(store, write).stage(task, values, jobs))
+            for chunk in chunked(batches):
+                values = chunk_values(chunk)
+                # The server puts down one chunk while the next is made.
+                if asked is not None and not asked.result():
+                    return self._dropped(write, task, jobs)
+                asked = self._put(write, task, values, jobs)
+            if asked is not None and not asked.result():
+                return self._dropped(write, task, jobs)
         except StagingIncomplete:
             raise StagingLost(
                 f"{self.options.place}: what the task {task} of {write} had staged is gone (the server was restarted without its "
                 "data, or another took over): write it again"
             ) from None
+        finally:
+            if asked is not None:
+                wait([asked])
+        if not self.call(lambda store: _write(store, write).complete(task, jobs)):
+            return self._dropped(write, task, jobs)
+        return sum(jobs.values())
+
+    def _put(
+        self, write: str, task: str, values: dict[str, list[Word]], jobs: dict[str, int]
+    ) -> Future[bool]:
+        return self.begin(lambda store: _write(store, write).stage(task, values, jobs))
 
     def _dropped(self, write: str, task: str, queues: Iterable[str]) -> int:
         """The write was published without this task, or abandoned: it must leave nothing behind."""

@@ -1,9 +1,9 @@
 -- needs: accepting
 -- Turn staged jobs into jobs, in the order they were written.
 --
--- KEYS    the queue's, 22 how many jobs of the write this queue has got, then the lists of the tasks
--- ARGV    1 channel, 2 now, 3 how many jobs at most, 4 seconds to keep the number
--- result  {how many jobs of the write this queue has got so far, how many are still staged}
+-- KEYS    the queue's, 22 hash of how far it came with the write, then the lists of the tasks
+-- ARGV    1 channel, 2 now, 3 how many jobs at most, 4 seconds to keep the hash
+-- result  {how many staged jobs the queue has taken so far, how many of them became jobs, how many are still staged}
 --
 -- A staged job is four values: its id, its ready member up to run_at, its score in `waiting`, the stored job behind its number.
 -- For those with keys, which go by the rules: its id, nothing, its head, its body and payload.
@@ -69,7 +69,7 @@ local function take(values)
   flush()
 end
 
-local still = 0
+local still, taken = 0, 0
 for n = FIRST_LIST, #KEYS do
   local list = KEYS[n]
   while left > 0 do
@@ -78,6 +78,7 @@ for n = FIRST_LIST, #KEYS do
     if not values or #values == 0 then break end
     next_number = next_number or counting_from(next_stamp('seq'))
     take(values)
+    taken = taken + #values / 4
     left = left - #values / 4
     if #values < 4 * portion then break end
   end
@@ -89,7 +90,11 @@ for n = FIRST_LIST, #KEYS do
   end
 end
 if last then call('HSET', meta, 'seq', last) end
-local total = tonumber(call('GET', KEYS[22]) or 0) + added
-if added > 0 then call('SET', KEYS[22], total, 'EX', ARGV[4]) end
+if taken > 0 then
+  call('HINCRBY', KEYS[22], 'taken', taken)
+  call('HINCRBY', KEYS[22], 'added', added)
+  call('EXPIRE', KEYS[22], ARGV[4])
+end
 wake()
-return {total, still}
+local so_far = call('HMGET', KEYS[22], 'taken', 'added')
+return {tonumber(so_far[1] or 0), tonumber(so_far[2] or 0), still}

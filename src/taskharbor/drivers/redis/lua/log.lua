@@ -4,7 +4,7 @@
 --   front   when it ended, outcome, what the job became, length of its id, length of the error
 --   id
 --   error   {type, message}, packed; empty where there is none
---   job     the stored job up to its head, without the token, as it was before it changed
+--   job     the stored job up to its head, without the token, as it was before it changed; then a grain
 local ROW = '>I8I1I1I2I4'
 local OUTCOME_DONE, RETRIED, OUTCOME_DEAD, EXPIRED, RELEASED, OUTCOME_CANCELLED, MERGED, REQUEUED = 0, 1, 2, 3, 4, 5, 6, 7
 
@@ -15,8 +15,8 @@ local highest_end = nil
 -- The front of the last row, and of what: those of a batch are mostly the same.
 local row_front, front_of, front_size = nil, nil, nil
 
--- Append a row and say its number. `front` and `head` of the stored job as it was.
-local function write_row(id, front, head, outcome, state, ended_at, error)
+-- Append a row and say its number. Front, lease and head are the stored job's as it was.
+local function write_row(id, front, lease, head, outcome, state, ended_at, error)
   if next_row == nil then
     next_row = counting_from(next_stamp('row'))
     highest_end = tonumber(call('HGET', meta, 'highest_end') or 0)
@@ -28,7 +28,7 @@ local function write_row(id, front, head, outcome, state, ended_at, error)
     front_of = error == '' and outcome == OUTCOME_DONE and ended_at or nil
     front_size = #id
   end
-  call('XADD', attempts, text, 'r', row_front .. id .. error .. front .. head)
+  call('XADD', attempts, text, 'r', row_front .. id .. error .. front .. lease .. head .. string.char(number % 256))
   if ended_at < highest_end then
     call('ZADD', late, ended_at, text)
   else
@@ -52,7 +52,7 @@ local function append_row(job, outcome, state, ended_at, error_type, error_messa
   head[MORE] = false
   local front, packed_head = packed_parts(job)
   head[MORE] = kept
-  job.last_row = write_row(job.id, front, packed_head, outcome, state, ended_at, error)
+  job.last_row = write_row(job.id, front, '', packed_head, outcome, state, ended_at, error)
 end
 
 local function close_log()

@@ -53,7 +53,8 @@ local function is_acked_plainly(id, token, value)
     note_end(expires_at)
   end
   local head = sub(value, head_at, head_at + head_size - 1)
-  local row = write_row(id, sub(value, 1, token_at - 1), head, OUTCOME_DONE, DONE, ended_at, '')
+  local lease = sub(value, FRONT_SIZE + 1, token_at - 1)
+  local row = write_row(id, sub(value, 1, FRONT_SIZE), lease, head, OUTCOME_DONE, DONE, ended_at, '')
   local n = #acked + 1
   acked[n] = id
   members[n] = active_member(id, sub(value, at, token_at - 1))

@@ -1,4 +1,4 @@
-"""A worker as a program of its own, for a test that kills and freezes it: `python chaos_worker.py URL NAME FOLDER`.
+"""A worker as a program of its own, for a test that kills and freezes it: `python chaos_program.py URL NAME FOLDER`.
 
 It notes every execution it begins, in a file that survives it, and leaves when whoever started it is gone.
 """

@@ -1,0 +1,52 @@
+"""The jobs of a chaos run."""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+
+from taskharbor.ids import new_ids
+from taskharbor.jobs import JobRecord
+
+LIMIT = 5
+BATCH = 100
+KEYS = 150
+CONTENTS = {
+    ("plain", "quick"): 15_000,
+    ("plain", "slow"): 800,
+    ("mixed", "flaky"): 1_500,
+    ("mixed", "doomed"): 300,
+    ("mixed", "quick"): 1_400,
+    ("limited", "quick"): 1_000,
+    ("keyed", "quick"): 1_500,
+}
+"""How many jobs of which type go to which queue."""
+
+
+def make_batches(rng: random.Random) -> list[list[JobRecord]]:
+    """Records without times, in batches of one queue each, well shuffled."""
+    per_queue: dict[str, list[JobRecord]] = defaultdict(list)
+    for (queue, type), count in CONTENTS.items():
+        for job_id in new_ids(count):
+            record = JobRecord(
+                id=job_id,
+                type=type,
+                queue=queue,
+                payload=b"null",
+                run_at_us=0,
+                created_at_us=0,
+                # Every kill may cost a job a stall: only what is doomed is to die.
+                max_attempts=3 if type == "doomed" else 100,
+                backoff_min_us=10_000,
+                backoff_max_us=100_000,
+                priority=rng.choice((0, 0, 0, 5)),
+            )
+            if queue == "keyed":
+                record.key = f"key-{rng.randrange(KEYS)}"
+            per_queue[queue].append(record)
+    batches: list[list[JobRecord]] = []
+    for queued in per_queue.values():
+        rng.shuffle(queued)
+        batches += [queued[start : start + BATCH] for start in range(0, len(queued), BATCH)]
+    rng.shuffle(batches)
+    return batches

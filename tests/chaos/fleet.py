@@ -1,0 +1,84 @@
+"""Workers as processes that can be killed and frozen."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+PROGRAM = Path(__file__).with_name("chaos_program.py")
+WORKERS = 4
+
+
+class Fleet:
+    """The workers. Who was killed is replaced by a new one."""
+
+    def __init__(self, url: str, folder: Path) -> None:
+        self._url = url
+        self._folder = folder
+        self._started = 0
+        self.running: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(self) -> None:
+        self._started += 1
+        name = f"worker-{self._started}"
+        with open(self._folder / f"{name}.log", "wb") as log:
+            self.running[name] = subprocess.Popen(
+                [sys.executable, str(PROGRAM), self._url, name, str(self._folder)],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def kill(self, name: str) -> None:
+        process = self.running.pop(name)
+        process.kill()
+        process.communicate()
+
+    def freeze(self, name: str) -> None:
+        process = self.running[name]
+        process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+
+    def thaw(self, name: str) -> None:
+        self.running[name].send_signal(signal.SIGCONT)
+
+    def check(self) -> None:
+        """Nobody has left who was not told to."""
+        for name, process in self.running.items():
+            assert process.poll() is None, f"{name} ended with {process.returncode}: {self._last_words(name)}"
+
+    def dismiss(self) -> None:
+        for process in self.running.values():
+            process.send_signal(signal.SIGTERM)
+        for name, process in self.running.items():
+            assert process.wait(30) == 0, f"{name} ended with {process.returncode}: {self._last_words(name)}"
+
+    def executions(self) -> Counter[tuple[str, int]]:
+        """Job and fence of every execution that was begun, with how often."""
+        noted: Counter[tuple[str, int]] = Counter()
+        for file in self._folder.glob("*.notes"):
+            lines = [line.split() for line in file.read_text().splitlines()]
+            noted.update((job_id, int(fence)) for job_id, fence in lines)
+        return noted
+
+    def _last_words(self, name: str) -> str:
+        return (self._folder / f"{name}.log").read_text(errors="replace")[-3000:]
+
+    @contextlib.contextmanager
+    def at_work(self) -> Iterator[None]:
+        try:
+            for _ in range(WORKERS):
+                self.start()
+            yield
+            self.dismiss()
+        finally:
+            for process in self.running.values():
+                process.kill()
+                process.communicate()

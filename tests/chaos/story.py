@@ -1,0 +1,216 @@
+"""Twenty thousand jobs, four workers, and somebody who kills and freezes them and crashes their server.
+
+Afterwards every job has ended once, as its kind is meant to, and the attempt log shows that nothing happened that must not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from chaos.batches import BATCH, LIMIT, make_batches
+from chaos.checks import check_executions, check_jobs, check_log
+from chaos.fleet import Fleet
+from taskharbor.drivers.contract import Driver, JobFilter, QueueSettings
+from taskharbor.errors import BackendUnavailable
+from taskharbor.jobs import Attempt, JobRecord, JobState, Micros
+
+BLOWS = ("kill",) * 9 + ("freeze",) * 5 + ("crash",) * 6
+FREEZES = 20
+"""Tries to freeze a worker while it holds jobs."""
+
+PATIENCE = 120.0
+
+
+async def until(condition: Callable[[], Awaitable[bool] | bool], what: str) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        holds = condition()
+        if holds if isinstance(holds, bool) else await holds:
+            return
+        if time.monotonic() > deadline:
+            raise AssertionError(f"never happened: {what}")
+        await asyncio.sleep(0.05)
+
+
+async def insist(call: Callable[[], Awaitable[Any]]) -> Any:
+    """The same call until somebody answers, as a producer does whose jobs must not get lost."""
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        try:
+            return await call()
+        except BackendUnavailable:
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.02)
+
+
+def by_job(attempts: list[Attempt]) -> dict[str, list[Attempt]]:
+    """Across queues a log may have any order; of a job, only its own."""
+    rows: dict[str, list[Attempt]] = {}
+    for row in attempts:
+        rows.setdefault(row.job_id, []).append(row)
+    return rows
+
+
+class Chaos:
+    def __init__(self, driver: Driver, crash: Callable[[], None], fleet: Fleet, seed: int) -> None:
+        self._rng = random.Random(seed)
+        self._crash = crash
+        """Ends the server as hard as can be without losing what it answered, and starts it again."""
+        self._fleet = fleet
+        self._driver = driver
+        self._reading = self._driver.clone()
+        self._batches = make_batches(self._rng)
+        self._blows = self._rng.sample(BLOWS, len(BLOWS))
+        self._struck = 0
+        self._sent = 0
+        self._is_sent = False
+        self._is_over = False
+        self.frozen_at_work = 0
+        self.answered: set[str] = set()
+        self.told: list[Attempt] = []
+        """The log as a reader saw it that was there all the time."""
+
+    async def run(self) -> None:
+        async with self._driver, self._reading:
+            await self._driver.configure(
+                "limited", QueueSettings(max_inflight=LIMIT), now=await self._driver.time()
+            )
+            with self._fleet.at_work():
+                reading = asyncio.ensure_future(self._read())
+                try:
+                    await asyncio.gather(self._produce(), self._strike())
+                    try:
+                        await until(self._is_all_ended, "the end of every job")
+                    except AssertionError as never:
+                        raise AssertionError(f"{never}; the store: {await self._stats()}") from None
+                    self._is_over = True
+                    await reading
+                finally:
+                    reading.cancel()
+            await self._check()
+
+    # -- while it lasts -----------------------------------------------------------------------------------
+
+    async def _produce(self) -> None:
+        """A share of the batches for every blow, so that each of them falls on workers that have something to lose."""
+        for place, batch in enumerate(self._batches):
+            share = place * (len(self._blows) + 1) // len(self._batches)
+            await until(lambda share=share: self._struck >= share, f"blow {share}")
+            now: Micros = await insist(self._driver.time)
+            for record in batch:
+                record.created_at_us = now
+                late = record.type == "quick" and self._rng.random() < 0.03
+                record.run_at_us = now + (self._rng.randrange(2_000_000) if late else 0)
+            answers = await insist(lambda batch=batch, now=now: self._driver.enqueue(batch, now=now))
+            self.answered |= {one.id for one in answers}
+            self._sent += len(batch)
+        self._is_sent = True
+
+    async def _strike(self) -> None:
+        """Each blow falls somewhere in its share, with at least half of what was sent so far done."""
+        shares = len(self._blows) + 1
+        total = sum(map(len, self._batches))
+        for place, blow in enumerate(self._blows):
+            enough = int(total * (place + self._rng.uniform(0.1, 0.9)) / shares)
+            await until(
+                lambda enough=enough: self._has_come_to(enough), f"{enough} jobs sent, half of them done"
+            )
+            self._fleet.check()
+            if blow == "crash":
+                await asyncio.to_thread(self._crash)
+            else:
+                await getattr(self, f"_{blow}")(self._rng.choice(sorted(self._fleet.running)))
+            self._struck += 1
+
+    async def _kill(self, name: str) -> None:
+        self._fleet.kill(name)
+        self._fleet.start()
+
+    async def _freeze(self, name: str) -> None:
+        """In the middle of something, and until others have all that it held: as long as its leases last."""
+        for _ in range(FREEZES):
+            self._fleet.freeze(name)
+            if not await self._holds_nothing(name):
+                self.frozen_at_work += 1
+                break
+            self._fleet.thaw(name)
+        try:
+            await until(lambda: self._holds_nothing(name), f"the end of what {name} held")
+        finally:
+            self._fleet.thaw(name)
+
+    async def _holds_nothing(self, name: str) -> bool:
+        selection = JobFilter(worker=name, states=frozenset({JobState.INFLIGHT}))
+        now = await insist(self._driver.time)
+        return not (await insist(lambda: self._driver.list_jobs(selection, now=now, limit=1))).jobs
+
+    async def _has_come_to(self, sent: int) -> bool:
+        if self._sent < sent - BATCH:
+            return False
+        stats = await self._stats()
+        ended = sum(count for counts in stats for state, count in counts.items() if state.is_terminal)
+        return ended >= self._sent // 2
+
+    async def _stats(self) -> list[dict[JobState, int]]:
+        now = await insist(self._driver.time)
+        return [queue.counts for queue in await insist(lambda: self._driver.stats(now=now))]
+
+    async def _is_all_ended(self) -> bool:
+        self._fleet.check()
+        stats = await self._stats()
+        return not any(count for counts in stats for state, count in counts.items() if not state.is_terminal)
+
+    async def _read(self) -> None:
+        """Follow the log, through every crash, from where the last page ended."""
+        cursor: str | None = None
+        while True:
+            was_over = self._is_over
+            page = await insist(lambda cursor=cursor: self._reading.read_attempts(after=cursor, limit=500))
+            cursor = page.cursor
+            self.told += page.attempts
+            if not page.attempts:
+                if was_over:
+                    return
+                await asyncio.sleep(0.05)
+
+    # -- afterwards ---------------------------------------------------------------------------------------
+
+    async def _check(self) -> None:
+        attempts = await self._whole_log()
+        assert by_job(self.told) == by_job(attempts)
+        jobs = await self._all_jobs()
+        check_jobs(jobs, self.answered)
+        now = await self._driver.time()
+        for stats in await self._driver.stats(now=now):
+            states = Counter(job.state for job in jobs if job.queue == stats.queue)
+            assert {state: count for state, count in stats.counts.items() if count} == states
+            totals = (stats.done_total, stats.dead_total, stats.cancelled_total)
+            assert totals == (states[JobState.DONE], states[JobState.DEAD], states[JobState.CANCELLED])
+        check_log(jobs, attempts)
+        check_executions(attempts, self._fleet.executions())
+
+    async def _whole_log(self) -> list[Attempt]:
+        attempts: list[Attempt] = []
+        cursor: str | None = None
+        while True:
+            page = await self._driver.read_attempts(after=cursor, limit=5000)
+            if not page.attempts:
+                return attempts
+            attempts += page.attempts
+            cursor = page.cursor
+
+    async def _all_jobs(self) -> list[JobRecord]:
+        jobs: list[JobRecord] = []
+        cursor: str | None = None
+        now = await self._driver.time()
+        while True:
+            page = await self._driver.list_jobs(JobFilter(), now=now, limit=1000, cursor=cursor)
+            jobs += page.jobs
+            cursor = page.cursor
+            if cursor is None:
+                return jobs
