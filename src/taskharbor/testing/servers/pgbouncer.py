@@ -69,6 +69,8 @@ class PgBouncer:
 
     def stop(self) -> None:
         """Drop every connection through it, and remove it."""
+        # It keeps nothing, and which signal means "at once" depends on its version.
+        self._process.kill()
         self._process.close()
 
     def __enter__(self) -> Self:
