@@ -14,11 +14,12 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import msgspec
+
+from taskharbor.worker.interrupts import interrupts
 
 log = logging.getLogger("taskharbor.supervisor")
 
@@ -92,13 +93,12 @@ class Supervisor:
         self._longest_pause = longest_pause
         self._steady_after = steady_after
         self._slots = [Slot(number) for number in range(1, processes + 1)]
-        # SimpleQueue.put is re-entrant: the one kind of hand-over that is safe in a signal handler.
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._asked = 0
         self._kill_at: float | None = None
         self._code = 0
 
-    # -- from other threads and from signal handlers ---------------------------------------------------------
+    # -- from other threads ---------------------------------------------------------
 
     def stop(self) -> None:
         self._events.put(Asked())
@@ -123,7 +123,7 @@ class Supervisor:
 
     def run(self) -> int:
         """The exit code: 0 after a graceful stop or a drain, 2 where the children refuse to start, else 1."""
-        with self._signals():
+        with interrupts(lambda _: self.stop()):
             try:
                 for slot in self._slots:
                     self._start(slot)
@@ -260,19 +260,6 @@ class Supervisor:
         for slot in self._slots:
             if slot.process is not None:
                 slot.process.kill()
-
-    @contextmanager
-    def _signals(self) -> Iterator[None]:
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        numbers = (signal.SIGINT, signal.SIGTERM)
-        previous = {number: signal.signal(number, lambda *_: self.stop()) for number in numbers}
-        try:
-            yield
-        finally:
-            for number, handler in previous.items():
-                signal.signal(number, handler)
 
 
 def _read_reports(slot: Slot, reading: int) -> None:

@@ -10,12 +10,11 @@ import asyncio
 import logging
 import os
 import secrets
-import signal
 import socket
 import threading
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import timedelta
 from functools import partial
 from random import Random
@@ -43,6 +42,7 @@ from taskharbor.worker.engine import Engine, Runs, WorkerConfig
 from taskharbor.worker.fetch import Allowance
 from taskharbor.worker.hold import Hold
 from taskharbor.worker.interpreter import tuned_interpreter
+from taskharbor.worker.interrupts import interrupts
 from taskharbor.worker.processes import ProcessPool
 from taskharbor.worker.run import Runner
 from taskharbor.worker.threads import ThreadPool
@@ -181,7 +181,7 @@ class Worker:
 
     def run(self) -> None:
         """Work until stopped. SIGINT or SIGTERM: gracefully; a second one: at once."""
-        with self._signals(), tuned_interpreter():
+        with self._interrupts(), tuned_interpreter():
             asyncio.run(self.run_async())
 
     async def run_async(self) -> None:
@@ -356,12 +356,11 @@ class Worker:
 
     # -- signals --------------------------------------------------------------------------------------------
 
-    @contextmanager
-    def _signals(self) -> Iterator[None]:
-        """Plain signal handlers, not the loop's: they must work while a handler blocks the loop."""
+    def _interrupts(self) -> AbstractContextManager[None]:
+        """Not the loop's own handlers: a signal must be heard while a handler blocks the loop."""
         received = 0
 
-        def on_signal(number: int, frame: Any) -> None:
+        def on_signal(number: int) -> None:
             nonlocal received
             received += 1
             if received == 1:
@@ -372,15 +371,7 @@ class Worker:
             else:
                 os._exit(128 + number)
 
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        previous = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield
-        finally:
-            for number, handler in previous.items():
-                signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        return interrupts(on_signal)
 
 
 def _innermost(handler: Handler, threads: ThreadPool, processes: ProcessPool | None) -> Call:

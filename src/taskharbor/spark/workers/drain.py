@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Unpack
 
 from taskharbor.cli.apps import load_app
@@ -26,6 +25,7 @@ from taskharbor.spark.workers.stopping import clear_mark, is_marked, set_mark
 from taskharbor.spark.workers.stores import absolute_url, look
 from taskharbor.spark.workers.summary import DrainSummary, ExecutorWorker, Progress, TaskReport
 from taskharbor.spark.workers.task import Order, WorkerOptions, work
+from taskharbor.worker.interrupts import interrupts
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -119,7 +119,7 @@ class _Run:
                 )
                 for worker in self._workers
             ]
-            with self._signals():
+            with self._interrupts():
                 for thread in threads:
                     thread.start()
                 self._watch(client, threads, queues, before[0])
@@ -268,14 +268,10 @@ class _Run:
             )
         )
 
-    @contextmanager
-    def _signals(self) -> Iterator[None]:
+    def _interrupts(self) -> AbstractContextManager[None]:
         """PySpark's own handler of Ctrl-C cancels every job at once; here the first one asks, the second cancels."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
 
-        def on_signal(number: int, frame: Any) -> None:
+        def on_signal(number: int) -> None:
             if self._cancelled:
                 os._exit(128 + number)
             if self._asked.is_set():
@@ -284,12 +280,7 @@ class _Run:
                 log.info("stopping: running jobs get %g s (a second signal cancels the tasks)", self._grace)
                 self._asked.set()
 
-        previous = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield
-        finally:
-            for number, handler in previous.items():
-                signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        return interrupts(on_signal)
 
 
 def _context(spark: SparkSession) -> SparkContext:

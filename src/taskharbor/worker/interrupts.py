@@ -1,0 +1,76 @@
+"""SIGINT and SIGTERM, heard at once whatever the main thread is doing.
+
+Python runs a signal's handler on the main thread, between two steps of the interpreter. A signal that another thread's turn
+took, or that came in the instant before the main thread began to wait in the kernel, is noted but wakes nobody: an idle
+process would go on sleeping. So the number is also written to a pipe by the interpreter itself, in whatever thread the signal
+came, and a thread of ours reads it there.
+"""
+
+from __future__ import annotations
+
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+_HANDLED = 0x80
+"""Marks a number that a handler passed on, beside the one that the interpreter wrote."""
+_END = b"\0"
+
+
+@contextmanager
+def interrupts(react: Callable[[int], None]) -> Iterator[None]:
+    """Call `react(number)` once for each SIGINT or SIGTERM, on a thread of its own.
+
+    Does nothing outside of the main thread, where signals cannot be caught.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    reading, writing = socket.socketpair()
+    writing.setblocking(False)
+
+    def handled(number: int, frame: Any) -> None:
+        # The pipe may by now be that of somebody's event loop, which took it for its own signals: then only this tells us.
+        with suppress(BlockingIOError):
+            writing.send(bytes((number | _HANDLED,)))
+
+    previous_pipe = signal.set_wakeup_fd(writing.fileno(), warn_on_full_buffer=False)
+    previous = {number: signal.signal(number, handled) for number in SIGNALS}
+    listener = threading.Thread(target=_listen, args=(reading, react), name="taskharbor-signals", daemon=True)
+    listener.start()
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        signal.set_wakeup_fd(previous_pipe)
+        # A word and not just the end of the file: a forked child may hold a copy of our side for as long as it lives.
+        writing.setblocking(True)
+        writing.send(_END)
+        listener.join()
+        reading.close()
+        writing.close()
+
+
+def _listen(reading: socket.socket, react: Callable[[int], None]) -> None:
+    """Each signal is told twice, as a rule: it is new when either way has told of more than was reacted to."""
+    written = handled = reacted = 0
+    while True:
+        for byte in reading.recv(64):
+            if byte == _END[0]:
+                return
+            number = byte & ~_HANDLED
+            if number not in SIGNALS:
+                continue
+            if byte & _HANDLED:
+                handled += 1
+            else:
+                written += 1
+            if max(written, handled) > reacted:
+                reacted += 1
+                react(number)
