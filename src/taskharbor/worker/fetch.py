@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from taskharbor.clock import Clock
 from taskharbor.drivers.contract import Driver
@@ -94,7 +95,8 @@ class FetchLoop:
         self._room_at = 0
         """With no more than this in hand, more is wanted: `_wanted() > 0`, worked out once for every execution to come."""
         self._stopping = False
-        self._waiting: asyncio.Task[bool] | None = None
+        self._waiting: asyncio.Task[Any] | None = None
+        """Our own task, while it waits for work."""
         self._turn = 0
         self.handed = 0
         """Jobs handed to the runner so far."""
@@ -193,16 +195,19 @@ class FetchLoop:
         return len(records)
 
     async def _wait_for_work(self) -> None:
+        # In this very task: another one around the wait would cost every pick-up two more turns of the loop.
+        self._waiting = task = asyncio.current_task()
+        assert task is not None
+        is_broken = False
         try:
-            self._waiting = asyncio.ensure_future(
-                self._driver.wait(self._queues, now=self._clock.now(), timeout=self._poll_interval)
-            )
-            await self._waiting
+            await self._driver.wait(self._queues, now=self._clock.now(), timeout=self._poll_interval)
         except asyncio.CancelledError:
-            if not self._stopping:
-                raise
+            if not self._stopping or task.uncancel() > 0:
+                raise  # Not only by `stop`.
         except (BackendUnavailable, OSError):
-            # The next reserve says so and waits; this only keeps a broken wait from becoming a busy loop.
-            await asyncio.sleep(min(self._poll_interval, 1.0))
+            is_broken = True
         finally:
             self._waiting = None
+        if is_broken:
+            # The next reserve says so and waits; this only keeps a broken wait from becoming a busy loop.
+            await asyncio.sleep(min(self._poll_interval, 1.0))
