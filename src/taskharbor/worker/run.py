@@ -25,6 +25,7 @@ from taskharbor.jobs import Failure, Micros
 from taskharbor.middleware import Call
 from taskharbor.middleware.recover import Raised
 from taskharbor.worker.decide import decide, no_handler
+from taskharbor.worker.doorbell import Doorbell
 from taskharbor.worker.hold import Hold
 
 log = logging.getLogger("taskharbor.worker")
@@ -58,6 +59,9 @@ class Runner:
         self._buffer: deque[Hold] = deque()
         self._holds: dict[Hold, None] = {}  # A set that keeps its order.
         self._lanes = 0
+        """Those that are under way."""
+        self._resting: Doorbell | None = None
+        """Where a lane waits that found nothing more to do: the next job need not wait for a new task."""
         self._clean_context: Context = copy_context()
         self._is_closing = False
         self.completed = 0
@@ -68,6 +72,7 @@ class Runner:
         if self._is_closing:
             self.release_buffered()
         else:
+            self._wake_resting()
             self._pump()
 
     def abort(self, hold: Hold, reason: str) -> None:
@@ -96,6 +101,7 @@ class Runner:
             hold = self._buffer.popleft()
             hold.settlement = Release(hold.record.id, hold.token)
             self._leave(hold)
+        self._wake_resting()
 
     def abort_running(self, reason: str) -> None:
         for hold in list(self._holds):
@@ -106,26 +112,48 @@ class Runner:
             self._lanes += 1
             self._loop.create_task(self._lane(), context=self._clean_context.copy())
 
+    def _wake_resting(self) -> None:
+        bell, self._resting = self._resting, None
+        if bell is not None:
+            self._lanes += 1
+            bell.ring()
+
     async def _lane(self) -> None:
         task = asyncio.current_task()
         assert task is not None
-        buffer, time = self._buffer, self._loop.time
-        yield_at = time() + _BURST_SECONDS
         try:
-            while buffer:
-                if time() >= yield_at:
-                    await asyncio.sleep(0)
-                    yield_at = time() + _BURST_SECONDS
-                    continue
-                hold = buffer.popleft()
-                await self._run(hold, task)
-                if hold.waited or task.cancelling():
-                    # Things are bound to the task of a job that waited (scoped sessions, a cancellation that strikes
-                    # late), and none of that is the next job's business: a new lane goes on.
-                    break
+            while await self._clear(task):
+                if self._resting is not None or self._is_closing:
+                    return
+                self._resting = bell = Doorbell(self._loop)
+                self._lanes -= 1
+                try:
+                    await bell
+                except BaseException:
+                    if self._resting is bell:  # Nobody rang, who would have counted us.
+                        self._resting = None
+                        self._lanes += 1
+                    raise
         finally:
             self._lanes -= 1
             self._pump()
+
+    async def _clear(self, task: asyncio.Task[Any]) -> bool:
+        """Run what is in the buffer, one after the other; whether this task may run more."""
+        buffer, time = self._buffer, self._loop.time
+        yield_at = time() + _BURST_SECONDS
+        while buffer:
+            if time() >= yield_at:
+                await asyncio.sleep(0)
+                yield_at = time() + _BURST_SECONDS
+                continue
+            hold = buffer.popleft()
+            await self._run(hold, task)
+            if hold.waited or task.cancelling():
+                # Things are bound to the task of a job that waited (scoped sessions, a cancellation that strikes
+                # late), and none of that is the next job's business: a new lane goes on.
+                return False
+        return True
 
     async def _run(self, hold: Hold, task: asyncio.Task[Any]) -> None:
         record = hold.record
