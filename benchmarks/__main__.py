@@ -16,7 +16,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import memory, postgres, postgres_server, redis, redis_server, sqlite
+from benchmarks import memory, objectstore, postgres, postgres_server, redis, redis_server, sqlite
 from benchmarks.measure import Figure, Series
 from benchmarks.peers.installed import DEFAULT_CACHE
 from benchmarks.peers.postgres_track import PostgresTrack
@@ -33,11 +33,20 @@ def _spark(quick: bool) -> list[Callable[[], Figure]]:
     return [*spark_reading.figures(quick), *spark_writing.figures(quick), *pipeline.figures(quick)]
 
 
+def _http(quick: bool) -> list[Callable[[], Figure]]:
+    """Imported when asked for: not everybody has the packages of a broker."""
+    from benchmarks import http
+
+    return http.figures(quick)
+
+
 SUITES: dict[str, Callable[[bool], list[Callable[[], Figure]]]] = {
     "memory": memory.figures,
     "sqlite": sqlite.figures,
     "postgres": postgres.figures,
     "redis": redis.figures,
+    "http": _http,
+    "objectstore": objectstore.figures,
     "spark": _spark,
 }
 PEERS: dict[str, Track] = {"peers-postgres": PostgresTrack(), "peers-redis": RedisTrack()}

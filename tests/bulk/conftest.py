@@ -11,8 +11,22 @@ from taskharbor.bulk import BulkStore, open_store
 from taskharbor.bulk.generic import GenericStore
 from taskharbor.drivers.memory import MemoryDriver
 
+FILES = {
+    "files": "segment_rows=10000",
+    "files, small segments": "segment_rows=3&merge=2",
+}
+KINDS = [
+    "sqlite",
+    "postgres",
+    "redis",
+    "files",
+    "files, small segments",
+    "memory",
+    "generic over sqlite",
+]
 
-@pytest.fixture(params=["sqlite", "postgres", "redis", "memory", "generic over sqlite"])
+
+@pytest.fixture(params=KINDS)
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -23,6 +37,8 @@ def url(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[s
         yield request.getfixturevalue("postgres_url")
     elif kind == "redis":
         yield request.getfixturevalue("redis_url")
+    elif kind in FILES:
+        yield f"file://{tmp_path}/store?sync=off&{FILES[kind]}"
     elif kind == "memory":
         yield f"memory://{tmp_path.name}"
         MemoryDriver.drop(tmp_path.name)

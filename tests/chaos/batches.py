@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
+from collections.abc import Mapping
+from typing import TypeAlias
 
 from taskharbor.ids import new_ids
 from taskharbor.jobs import JobRecord
 
+Contents: TypeAlias = Mapping[tuple[str, str], int]
+"""How many jobs of which type go to which queue."""
+
 LIMIT = 5
 BATCH = 100
 KEYS = 150
-CONTENTS = {
+CONTENTS: Contents = {
     ("plain", "quick"): 15_000,
     ("plain", "slow"): 800,
     ("mixed", "flaky"): 1_500,
@@ -20,13 +25,17 @@ CONTENTS = {
     ("limited", "quick"): 1_000,
     ("keyed", "quick"): 1_500,
 }
-"""How many jobs of which type go to which queue."""
 
 
-def make_batches(rng: random.Random) -> list[list[JobRecord]]:
+def fewer(times: int) -> Contents:
+    """The same mixture for a store that takes longer over each job."""
+    return {kind: count // times for kind, count in CONTENTS.items()}
+
+
+def make_batches(rng: random.Random, contents: Contents = CONTENTS) -> list[list[JobRecord]]:
     """Records without times, in batches of one queue each, well shuffled."""
     per_queue: dict[str, list[JobRecord]] = defaultdict(list)
-    for (queue, type), count in CONTENTS.items():
+    for (queue, type), count in contents.items():
         for job_id in new_ids(count):
             record = JobRecord(
                 id=job_id,

@@ -1,4 +1,4 @@
-"""Twenty thousand jobs, four workers, and somebody who kills and freezes them and crashes their server.
+"""Thousands of jobs, four workers, and somebody who kills and freezes them and crashes their server.
 
 Afterwards every job has ended once, as its kind is meant to, and the attempt log shows that nothing happened that must not.
 """
@@ -9,10 +9,10 @@ import asyncio
 import random
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from chaos.batches import BATCH, LIMIT, make_batches
+from chaos.batches import BATCH, CONTENTS, LIMIT, Contents, make_batches
 from chaos.checks import check_executions, check_jobs, check_log
 from chaos.fleet import Fleet
 from taskharbor.drivers.contract import Driver, JobFilter, QueueSettings
@@ -57,15 +57,27 @@ def by_job(attempts: list[Attempt]) -> dict[str, list[Attempt]]:
 
 
 class Chaos:
-    def __init__(self, driver: Driver, crash: Callable[[], None], fleet: Fleet, seed: int) -> None:
+    def __init__(
+        self,
+        driver: Driver,
+        crash: Callable[[], None],
+        fleet: Fleet,
+        seed: int,
+        *,
+        contents: Contents = CONTENTS,
+        blows: Sequence[str] = BLOWS,
+        is_held_up: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """`is_held_up`: whether who was just frozen has something that all others need, so that nothing would go on."""
         self._rng = random.Random(seed)
         self._crash = crash
         """Ends the server as hard as can be without losing what it answered, and starts it again."""
+        self._is_held_up = is_held_up
         self._fleet = fleet
         self._driver = driver
         self._reading = self._driver.clone()
-        self._batches = make_batches(self._rng)
-        self._blows = self._rng.sample(BLOWS, len(BLOWS))
+        self._batches = make_batches(self._rng, contents)
+        self._blows = self._rng.sample(blows, len(blows))
         self._struck = 0
         self._sent = 0
         self._is_sent = False
@@ -135,10 +147,12 @@ class Chaos:
         """In the middle of something, and until others have all that it held: as long as its leases last."""
         for _ in range(FREEZES):
             self._fleet.freeze(name)
-            if not await self._holds_nothing(name):
+            if not await asyncio.to_thread(self._is_held_up) and not await self._holds_nothing(name):
                 self.frozen_at_work += 1
                 break
             self._fleet.thaw(name)
+        else:
+            return
         try:
             await until(lambda: self._holds_nothing(name), f"the end of what {name} held")
         finally:
@@ -185,8 +199,8 @@ class Chaos:
         assert by_job(self.told) == by_job(attempts)
         jobs = await self._all_jobs()
         check_jobs(jobs, self.answered)
-        now = await self._driver.time()
-        for stats in await self._driver.stats(now=now):
+        now = await insist(self._driver.time)
+        for stats in await insist(lambda: self._driver.stats(now=now)):
             states = Counter(job.state for job in jobs if job.queue == stats.queue)
             assert {state: count for state, count in stats.counts.items() if count} == states
             totals = (stats.done_total, stats.dead_total, stats.cancelled_total)
@@ -198,7 +212,7 @@ class Chaos:
         attempts: list[Attempt] = []
         cursor: str | None = None
         while True:
-            page = await self._driver.read_attempts(after=cursor, limit=5000)
+            page = await insist(lambda cursor=cursor: self._driver.read_attempts(after=cursor, limit=5000))
             if not page.attempts:
                 return attempts
             attempts += page.attempts
@@ -207,9 +221,11 @@ class Chaos:
     async def _all_jobs(self) -> list[JobRecord]:
         jobs: list[JobRecord] = []
         cursor: str | None = None
-        now = await self._driver.time()
+        now = await insist(self._driver.time)
         while True:
-            page = await self._driver.list_jobs(JobFilter(), now=now, limit=1000, cursor=cursor)
+            page = await insist(
+                lambda cursor=cursor: self._driver.list_jobs(JobFilter(), now=now, limit=1000, cursor=cursor)
+            )
             jobs += page.jobs
             cursor = page.cursor
             if cursor is None:

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 import taskharbor
+from taskharbor.cli.broker import broker
 from taskharbor.cli.cancel import cancel
 from taskharbor.cli.completion import completion
 from taskharbor.cli.demo import demo
@@ -32,7 +33,7 @@ from taskharbor.cli.worker import worker
 SECTIONS: tuple[tuple[str, tuple[click.Command, ...]], ...] = (
     ("Start here", (demo, worker, enqueue)),
     ("Look", (stats, list_jobs, inspect)),
-    ("Operate", (queues, cancel, dlq, spark_worker)),
+    ("Operate", (queues, cancel, dlq, broker, spark_worker)),
     ("Analyse", (pipeline, history)),
     ("Set up", (doctor, migrate, completion)),
 )

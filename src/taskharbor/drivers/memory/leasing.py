@@ -89,7 +89,7 @@ class LeasingStore(SettlingStore):
         checked = [(extension.job_id, extension.token, extension.progress) for extension in extensions]
         answers: list[Lease | JobError] = []
         for job_id, token, progress in checked:
-            slot = self.jobs.get(job_id)
+            slot = self._find(job_id)
             error = self._objection(slot, job_id, token, now)
             if error is not None:
                 answers.append(error)

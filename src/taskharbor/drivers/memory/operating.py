@@ -23,7 +23,7 @@ class MemoryStore(LeasingStore):
         return [self._cancel(job_id, now) for job_id in job_ids]
 
     def _cancel(self, job_id: str, now: Micros) -> JobState | JobError:
-        slot = self.jobs.get(job_id)
+        slot = self._find(job_id)
         if slot is None:
             return JobNotFound(job_id)
         state = slot.record.state
@@ -49,7 +49,7 @@ class MemoryStore(LeasingStore):
         return answers
 
     def _requeue(self, job_id: str, now: Micros) -> JobState | JobError:
-        slot = self.jobs.get(job_id)
+        slot = self._find(job_id)
         if slot is None:
             return JobNotFound(job_id)
         record, queue = slot.record, slot.queue
@@ -77,14 +77,14 @@ class MemoryStore(LeasingStore):
     # -- looking ------------------------------------------------------------------------------------------
 
     def get(self, job_ids: Sequence[str], now: Micros) -> list[JobRecord | None]:
-        slots = [self.jobs.get(job_id) for job_id in job_ids]
+        slots = [self._find(job_id) for job_id in job_ids]
         return [None if slot is None else as_read(slot.record, now) for slot in slots]
 
     def list_jobs(self, selection: JobFilter, now: Micros, limit: int, cursor: str | None) -> Page:
         if limit < 1:
             raise InvalidRequest(f"limit is {limit}: a page holds at least one job")
         slots = self.order.before(None if cursor is None else _number(cursor))
-        wanted = (slot for slot in slots if _matches(slot.record, selection, now))
+        wanted = (slot for slot in slots if matches(slot.record, selection, now))
         # One more than asked for tells whether anything follows.
         found = list(islice(wanted, limit + 1))
         page = found[:limit]
@@ -138,6 +138,12 @@ class MemoryStore(LeasingStore):
     # -- cleaning up --------------------------------------------------------------------------------------
 
     def purge(self, selection: JobFilter, limit: int) -> int:
+        slots = self._to_purge(selection, limit)
+        for slot in slots:
+            self._forget(slot)
+        return len(slots)
+
+    def _to_purge(self, selection: JobFilter, limit: int) -> list[Slot]:
         names = self.queues if selection.queue is None else [selection.queue]
         queues = [self.queues[name] for name in names if name in self.queues]
         wanted = (
@@ -145,12 +151,9 @@ class MemoryStore(LeasingStore):
             for queue in queues
             for line in self._purgeable(queue)
             for item in line
-            if _matches(item[-1].record, selection, None)
+            if matches(item[-1].record, selection, None)
         )
-        slots = list(islice(wanted, max(limit, 0)))
-        for slot in slots:
-            self._forget(slot)
-        return len(slots)
+        return list(islice(wanted, max(limit, 0)))
 
     def _purgeable(self, queue: Queue) -> list[PlaceLine]:
         return [queue.done, queue.dead, queue.cancelled]
@@ -189,7 +192,7 @@ class MemoryStore(LeasingStore):
             del queue.accepted[idempotency_key]
 
 
-def _matches(record: JobRecord, selection: JobFilter, now: Micros | None) -> bool:
+def matches(record: JobRecord, selection: JobFilter, now: Micros | None) -> bool:
     """`now` None: the states of terminal jobs, which no time changes."""
     if selection.queue is not None and record.queue != selection.queue:
         return False

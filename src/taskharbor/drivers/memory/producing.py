@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from typing import ClassVar
 
 from taskharbor import ids
 from taskharbor.drivers.contract import Enqueued, gather_flags
@@ -24,6 +25,10 @@ from taskharbor.jobs import DEFAULT_FLAGS, JobRecord, Micros
 class ProducingStore:
     """What the store holds, and how jobs come into it."""
 
+    slot_type: ClassVar[type[Slot]] = Slot
+    queue_type: ClassVar[type[Queue]] = Queue
+    """What the store is made of; a store that is kept elsewhere has more to remember of each."""
+
     def __init__(
         self, *, new_token: Callable[[], str] = ids.new_token, new_id: Callable[[], str] = ids.new_id
     ) -> None:
@@ -34,6 +39,8 @@ class ProducingStore:
         self.order: Ledger[Slot] = Ledger()
         """All jobs by insertion; a slot's `seq` is its number here."""
         self.log = AttemptLog()
+        self._find: Callable[[str], Slot | None] = self.jobs.get
+        """A job by its id. Where ended jobs are kept apart, this finds them too."""
         self._new_token = new_token
         self._new_id = new_id
         self._grants = 0
@@ -49,7 +56,7 @@ class ProducingStore:
     def _queue(self, name: str) -> Queue:
         queue = self.queues.get(name)
         if queue is None:
-            queue = self.queues[name] = Queue(name)
+            queue = self.queues[name] = self.queue_type(name)
         return queue
 
     def enqueue(self, records: Sequence[JobRecord], now: Micros) -> list[Enqueued]:
@@ -80,7 +87,7 @@ class ProducingStore:
         return Enqueued(job_id)
 
     def _insert(self, queue: Queue, record: JobRecord, now: Micros) -> None:
-        slot = self.jobs[record.id] = Slot(record, queue, self.order)
+        slot = self.jobs[record.id] = self.slot_type(record, queue, self.order)
         key = record.key
         if key is not None:
             queue.waiting[key] = slot

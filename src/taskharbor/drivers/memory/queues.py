@@ -98,7 +98,7 @@ class Queue:
         slot.record.state = BLOCKED
         self.blocked += 1
 
-    def line_up(self, slot: Slot, state: JobState) -> None:
+    def _stand_in_line(self, slot: Slot, state: JobState) -> None:
         """Into the ready or the scheduled line."""
         record = slot.record
         record.state = state
@@ -112,6 +112,9 @@ class Queue:
             slot.place = item = (record.run_at_us, slot.seq, slot)
             line = self.scheduled
         line.push(item)
+
+    line_up = _stand_in_line
+    """For those who changed the job, or brought it. Time alone moves jobs by `_stand_in_line`."""
 
     def end(self, slot: Slot, state: JobState, finished_at: Micros) -> None:
         record = slot.record
@@ -129,7 +132,7 @@ class Queue:
             return False
         while item is not None and item[0] <= now:
             scheduled.pop()
-            self.line_up(item[-1], READY)
+            self._stand_in_line(item[-1], READY)
             item = scheduled.head()
         return True
 
@@ -145,7 +148,7 @@ class Queue:
                     taken.append(item[-1])
                 else:
                     # Promoted by somebody whose `now` was ahead of the caller's, for whom it is not due yet.
-                    self.line_up(item[-1], SCHEDULED)
+                    self._stand_in_line(item[-1], SCHEDULED)
         else:
             heads = [(item, line) for _, line in lines if (item := line.head()) is not None]
             heapify(heads)
@@ -155,7 +158,7 @@ class Queue:
                 if item[1] <= now:
                     taken.append(item[-1])
                 else:
-                    self.line_up(item[-1], SCHEDULED)
+                    self._stand_in_line(item[-1], SCHEDULED)
                 following = line.head()
                 if following is None:
                     heappop(heads)

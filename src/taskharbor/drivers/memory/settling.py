@@ -62,12 +62,12 @@ class SettlingStore(ProducingStore):
             raise InvalidRequest(f"{unknown.args[0].__name__} is not a settlement") from None
         for settlement in settlements:
             if type(settlement) is not Ack:
-                _refuse_malformed(settlement)
+                refuse_malformed(settlement)
         answers: list[JobError | None] = []
-        jobs = self.jobs
+        find = self._find
         for settler, settlement in steps:
             job_id = settlement.job_id
-            slot = jobs.get(job_id)
+            slot = find(job_id)
             error = self._objection(slot, job_id, settlement.token, now)
             if slot is not None:
                 if error is None:
@@ -261,7 +261,7 @@ class SettlingStore(ProducingStore):
         )
 
 
-def _refuse_malformed(settlement: Settlement) -> None:
+def refuse_malformed(settlement: Settlement) -> None:
     """What a transition would stumble over half-way is refused before the first one."""
     error = getattr(settlement, "error", None) or getattr(settlement, "reason", None)
     run_at = getattr(settlement, "run_at_us", None)

@@ -1,0 +1,236 @@
+"""An object store whose writes take 50 ms, behind a broker: jobs per second, the wait of a submit, writes per job.
+
+The store is a folder; what a far one adds is injected below the driver, and every write is counted there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import msgspec
+
+from benchmarks.children import spawn
+from benchmarks.measure import Figure, Series
+from taskharbor.broker.app import make_app
+from taskharbor.broker.config import BrokerConfig
+from taskharbor.broker.electing import candidacy_for
+from taskharbor.broker.serving import listen, serve, url_of
+from taskharbor.drivers.contract import Ack
+from taskharbor.drivers.http import HttpDriver
+from taskharbor.drivers.objectstore.blobs import Blob, Blobs, Unchanged, Version
+from taskharbor.drivers.objectstore.driver import ObjectStoreDriver
+from taskharbor.drivers.objectstore.local_files import LocalFiles
+from taskharbor.errors import BackendUnavailable
+from taskharbor.ids import new_ids
+from taskharbor.jobs import SECOND, JobRecord
+
+WRITE_SECONDS = 0.05
+CLIENTS = 32
+BATCH = 25
+PROMISED = 2000.0
+"""Jobs per second."""
+
+
+class FarBlobs(Blobs):
+    """A folder that is far away: every write takes a while, and is counted."""
+
+    is_remote = True
+
+    def __init__(self, near: Blobs) -> None:
+        self._near = near
+        self.place, self.identity = near.place, near.identity
+        self.writes = 0
+
+    async def _travel(self) -> None:
+        self.writes += 1
+        await asyncio.sleep(WRITE_SECONDS)
+
+    async def create(self, name: str, data: bytes) -> Version:
+        await self._travel()
+        return await self._near.create(name, data)
+
+    async def replace(self, name: str, data: bytes, known: Version) -> Version:
+        await self._travel()
+        return await self._near.replace(name, data, known)
+
+    async def put(self, name: str, data: bytes) -> None:
+        await self._travel()
+        await self._near.put(name, data)
+
+    async def read(self, name: str) -> Blob | None:
+        return await self._near.read(name)
+
+    async def read_if_changed(self, name: str, known: Version) -> Blob | Unchanged | None:
+        return await self._near.read_if_changed(name, known)
+
+    async def delete(self, names: Sequence[str]) -> None:
+        await self._near.delete(names)
+
+    async def names(self, prefix: str) -> list[str]:
+        return await self._near.names(prefix)
+
+    async def close(self) -> None:
+        await self._near.close()
+
+
+def _broker(pipe: Connection, folder: str) -> None:
+    """In a child: serves until told to stop, and answers whatever else it is told with the number of writes so far."""
+    stores: list[FarBlobs] = []
+
+    def far() -> Blobs:
+        stores.append(FarBlobs(LocalFiles(Path(folder))))
+        return stores[-1]
+
+    async def live() -> None:
+        listener = listen("127.0.0.1", 0)
+        driver = ObjectStoreDriver(far)
+        url = url_of(listener, tls=False)
+        app = make_app(driver, BrokerConfig(), candidacy_for(driver, url=url, term=15.0))
+        loop = asyncio.get_running_loop()
+
+        def ready(server: object) -> None:
+            def told() -> None:
+                if pipe.recv():
+                    pipe.send(sum(store.writes for store in stores))
+                else:
+                    loop.remove_reader(pipe.fileno())
+                    server.stop()  # type: ignore[attr-defined]
+
+            loop.add_reader(pipe.fileno(), told)
+            pipe.send(url)
+
+        await serve(app, listener, when_ready=ready)
+        listener.close()
+
+    asyncio.run(live())
+
+
+class Seen(msgspec.Struct):
+    """What one run showed."""
+
+    jobs_per_second: float
+    submit_p50: float
+    submit_p99: float
+    writes_per_job: float
+
+
+class _Crew:
+    """Clients that submit, claim and complete by the batch, until enough jobs were completed."""
+
+    def __init__(self, url: str, wanted: int) -> None:
+        self._url = url
+        self._wanted = wanted
+        self.submits: list[float] = []
+        self.completed = 0
+
+    async def work(self) -> float:
+        """Seconds."""
+        drivers = [HttpDriver.from_url(self._url) for _ in range(CLIENTS)]
+        await _until_served(drivers[0])
+        for driver in drivers[1:]:
+            await driver.open()
+        began = time.perf_counter()
+        await asyncio.gather(*(self._client(driver, f"c{n}") for n, driver in enumerate(drivers)))
+        elapsed = time.perf_counter() - began
+        for driver in drivers:
+            await driver.close()
+        return elapsed
+
+    async def _client(self, driver: HttpDriver, name: str) -> None:
+        while self.completed < self._wanted:
+            now = time.time_ns() // 1000
+            records = [
+                JobRecord(id=job_id, type="t", payload=b'{"n":1}', run_at_us=now, created_at_us=now)
+                for job_id in new_ids(BATCH)
+            ]
+            began = time.perf_counter()
+            await driver.enqueue(records, now=now, new_ids=True)
+            self.submits.append(time.perf_counter() - began)
+            now = time.time_ns() // 1000
+            jobs = await driver.reserve("default", limit=BATCH, lease_for=60 * SECOND, now=now, worker=name)
+            acks = [Ack(job.id, job.token or "") for job in jobs]
+            answers = await driver.settle(acks, now=time.time_ns() // 1000)
+            assert not any(answers), answers
+            self.completed += len(jobs)
+
+
+async def _until_served(driver: HttpDriver) -> None:
+    """The first answer of a broker that has become the leader."""
+    for _ in itertools.count():
+        with suppress(BackendUnavailable):
+            await driver.open()
+            await driver.stats(now=0)
+            return
+        await asyncio.sleep(0.1)
+
+
+def run(wanted: int) -> Seen:
+    with tempfile.TemporaryDirectory() as folder:
+        here, there = spawn.Pipe()
+        broker = spawn.Process(target=_broker, args=(there, folder))
+        broker.start()
+        try:
+            crew = _Crew(here.recv(), wanted)
+            before = _ask(here)
+            elapsed = asyncio.run(crew.work())
+            writes = _ask(here) - before
+        finally:
+            here.send(False)
+            broker.join()
+    cuts = statistics.quantiles(crew.submits, n=100)
+    return Seen(crew.completed / elapsed, cuts[49] * 1000, cuts[98] * 1000, writes / crew.completed)
+
+
+def _ask(pipe: Connection) -> int:
+    pipe.send(True)
+    writes: int = pipe.recv()
+    return writes
+
+
+def figures(quick: bool) -> list[Callable[[], Figure]]:
+    rounds, wanted = (1, 2_000) if quick else (3, 30_000)
+    seen: list[Seen] = []
+
+    def runs() -> list[Seen]:
+        """One set of runs for all figures."""
+        while len(seen) < rounds:
+            seen.append(run(wanted))
+        return seen
+
+    def throughput() -> Figure:
+        return Figure(
+            name=f"{CLIENTS} clients through a broker, {WRITE_SECONDS * 1000:g} ms per write",
+            ours=Series("submit, claim, complete", "jobs/s", [one.jobs_per_second for one in runs()]),
+            limit=Series("promised", "jobs/s", [PROMISED]),
+            goal=1.0,
+            note=f"batches of {BATCH}",
+        )
+
+    def submit() -> Figure:
+        return Figure(
+            name="wait of a submit, 99th percentile",
+            ours=Series("submit", "ms", [one.submit_p99 for one in runs()]),
+            limit=Series("one write", "ms", [WRITE_SECONDS * 1000]),
+            goal=3.0,
+            higher_is_better=False,
+            facts={"median": f"{statistics.median(one.submit_p50 for one in runs()):.4g} ms"},
+        )
+
+    def writes() -> Figure:
+        return Figure(
+            name="writes per job",
+            ours=Series("writes", "per job", [one.writes_per_job for one in runs()]),
+            limit=Series("one job", "per job", [1.0]),
+            goal=0.05,
+            higher_is_better=False,
+        )
+
+    return [throughput, submit, writes]

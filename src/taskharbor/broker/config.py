@@ -1,0 +1,51 @@
+"""What a broker allows, and to whom. Everything here is decided once, before the first request."""
+
+from __future__ import annotations
+
+import msgspec
+
+from taskharbor.broker.tokens import Token
+from taskharbor.jobs import SECOND, Micros
+
+MIB = 1_048_576
+
+
+class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Limits and trust. The defaults suit a broker that serves its own machine."""
+
+    tokens: tuple[Token, ...] = ()
+    """Who may call. None: anybody who can reach the port, which is why any other bind than loopback needs some."""
+    host_names: tuple[str, ...] = ()
+    """Names under which clients know this broker, besides loopback and the address they connect to."""
+    advertise: str | None = None
+    """The URL that standbys and clients are told."""
+
+    max_body_bytes: int = 8 * MIB
+    max_depth: int = 64
+    """How deep a payload, a result or a progress may be nested."""
+    max_batch: int = 10_000
+    """Jobs, settlements or ids in one call."""
+    max_header_bytes: int = 32_768
+    """Request line and headers together."""
+    max_requests: int = 2000
+    """Calls under way at once, long polls included."""
+    max_waiting: int = 1000
+    """Long polls at once."""
+    max_connections: int = 4096
+    body_seconds: float = 30.0
+    """How long a client may be silent in the middle of a request."""
+    max_wait_seconds: float = 60.0
+    """The longest of long polls."""
+
+    rate: float | None = None
+    """Requests per second for each token; None: no limit."""
+    burst: float | None = None
+    """Requests that a token may make at once; None: as many as in two seconds."""
+
+    max_skew_us: Micros = 60 * SECOND
+    """How far a driver client's idea of now may be from ours."""
+    trust_client_time: bool = False
+    """Take a driver client's time as it is. For tests and simulations: whoever sets the clock can end any lease."""
+    sweeps: bool = True
+    """End expired leases and apply retention now and then, as workers do."""
+    access_log: bool = False

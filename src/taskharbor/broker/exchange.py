@@ -1,0 +1,108 @@
+"""The two directions of a request: a body that is counted while it is read, and an answer that is given once."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+from starlette.types import Message, Receive, Send
+
+from taskharbor.broker.config import BrokerConfig
+from taskharbor.broker.gone import ClientGone
+from taskharbor.broker.problems import Problem
+
+_ON_EVERY_ANSWER = ((b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff"))
+_DRAINED_BYTES = 64 * 1_048_576
+_DRAINED_SECONDS = 2.0
+
+
+class Exchange:
+    """A request's `receive` that does not take more than allowed nor wait for ever, and its `send`."""
+
+    __slots__ = ("_config", "_got", "_is_whole", "_receive", "_send", "status")
+
+    def __init__(self, receive: Receive, send: Send, config: BrokerConfig) -> None:
+        self._receive = receive
+        self._send = send
+        self._config = config
+        self._got = 0
+        self._is_whole = False
+        self.status: int | None = None
+        """Of the answer, once it has begun."""
+
+    async def receive(self) -> Message:
+        if self._is_whole:
+            # What follows the body is only ever the end of the connection, which may take its time.
+            return await self._receive()
+        try:
+            async with asyncio.timeout(self._config.body_seconds):
+                message = await self._receive()
+        except TimeoutError:
+            raise Problem(
+                408,
+                "slow_body",
+                "the rest of the request did not come in time",
+                headers={"Connection": "close"},
+            ) from None
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        self._got += len(message.get("body", b""))
+        self._is_whole = not message.get("more_body", False)
+        if self._got > self._config.max_body_bytes:
+            raise too_large(self._config.max_body_bytes)
+        return message
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            message["headers"] = [*message.get("headers", ()), *_ON_EVERY_ANSWER]
+        await self._send(message)
+
+    async def give(self, problem: Problem) -> None:
+        """Unless an answer has begun: then the connection can only be cut, which the server does."""
+        if self.status is not None:
+            return
+        response = problem.response()
+        await self.send(
+            {"type": "http.response.start", "status": response.status_code, "headers": response.raw_headers}
+        )
+        is_unread = problem.status == 413 and not self._is_whole
+        await self.send({"type": "http.response.body", "body": response.body, "more_body": is_unread})
+        if is_unread:
+            await self._drain()
+            await self.send({"type": "http.response.body", "body": b""})
+
+    async def _drain(self) -> None:
+        """Read on for a moment: a connection that is closed with unread bytes takes the answer with it."""
+        left = _DRAINED_BYTES
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(min(_DRAINED_SECONDS, self._config.body_seconds)):
+                while left > 0:
+                    message = await self._receive()
+                    left -= len(message.get("body", b""))
+                    if not message.get("more_body", False):
+                        return
+
+
+async def read_body(receive: Receive) -> bytes:
+    """The whole body. Most come in one piece, which is not copied."""
+    message = await receive()
+    first: bytes = message.get("body", b"")
+    if not message.get("more_body", False):
+        return first
+    pieces = [first]
+    while message.get("more_body", False):
+        message = await receive()
+        pieces.append(message.get("body", b""))
+    return b"".join(pieces)
+
+
+def too_large(limit: int) -> Problem:
+    return Problem(
+        413,
+        "too_large",
+        f"the body is larger than {limit} bytes",
+        hint="send fewer jobs per request, or store the data elsewhere and send a reference to it",
+        # What is still on its way would be taken for the next request.
+        headers={"Connection": "close"},
+    )

@@ -1,0 +1,200 @@
+"""Everything that is checked before a request reaches its handler, and everything that leaves on its way out.
+
+One pass over the headers, no body read yet: host, origin, who calls and what they may, how often, whether we lead, how much is
+under way. The body is counted while it is read, so one that is too large is refused before it is in memory.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+import traceback
+from urllib.parse import parse_qsl, urlsplit
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from taskharbor.broker.config import BrokerConfig
+from taskharbor.broker.exchange import Exchange, too_large
+from taskharbor.broker.gone import ClientGone
+from taskharbor.broker.hosts import KnownHosts
+from taskharbor.broker.problems import Problem, not_leader, problem_of
+from taskharbor.broker.rates import Rates
+from taskharbor.broker.routing import Routes
+from taskharbor.broker.service import Service
+from taskharbor.broker.tokens import Caller, Guard
+from taskharbor.errors import BackendUnavailable, TaskHarborError
+
+log = logging.getLogger("taskharbor.broker")
+access = logging.getLogger("taskharbor.broker.access")
+
+CALLER = "taskharbor.caller"
+"""Where in the ASGI scope a handler finds the `Caller`."""
+
+SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+WRONG_TOKENS_PER_SECOND = 5.0
+WRONG_TOKENS_AT_ONCE = 20.0
+
+
+class Gate:
+    """The outermost layer: ASGI in, ASGI out, and never an exception."""
+
+    def __init__(self, app: ASGIApp, routes: Routes, service: Service) -> None:
+        config = service.config
+        self._app = app
+        self._routes = routes
+        self._service = service
+        self._config = config
+        self._guard = Guard(config.tokens)
+        self._hosts = KnownHosts(_host_names(config))
+        self._rates = None if config.rate is None else Rates(config.rate, config.burst or 2 * config.rate)
+        self._wrong_tokens = Rates(WRONG_TOKENS_PER_SECOND, WRONG_TOKENS_AT_ONCE)
+        self._under_way = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        exchange = Exchange(receive, send, self._config)
+        began = time.perf_counter()
+        self._under_way += 1
+        try:
+            self._admit(scope)
+            await self._app(scope, exchange.receive, exchange.send)
+        except Problem as problem:
+            await exchange.give(problem)
+        except TaskHarborError as error:
+            await exchange.give(self._problem(error))
+        except ClientGone:
+            pass
+        except Exception as error:
+            # By its kind and place only: a message may repeat what the request carried.
+            place = "".join(traceback.format_tb(error.__traceback__))
+            log.error("%s in %s %s\n%s", type(error).__name__, scope["method"], scope["path"], place)
+            await exchange.give(self._problem(error))
+        finally:
+            self._under_way -= 1
+        if self._config.access_log:
+            self._log_access(scope, exchange.status, time.perf_counter() - began)
+
+    def _problem(self, error: Exception) -> Problem:
+        leads = self._service.leads
+        if leads is not None and isinstance(error, BackendUnavailable):
+            if not leads.is_leader:
+                return not_leader(leads.leader_url)
+            leads.look_now()
+        return problem_of(error if isinstance(error, TaskHarborError) else TaskHarborError())
+
+    def _admit(self, scope: Scope) -> None:
+        # Of a header that comes twice, no one can say which of the two another program believed.
+        host = origin = authorization = length = None
+        for name, value in scope["headers"]:
+            if name == b"host":
+                host = value if host is None else b""
+            elif name == b"origin":
+                origin = value if origin is None else b"null"
+            elif name == b"authorization":
+                authorization = value if authorization is None else b""
+            elif name == b"content-length":
+                length = value
+        server = scope.get("server")
+        if not self._hosts.knows(host, server[0] if server else None):
+            raise Problem(
+                421,
+                "unknown_host",
+                "the Host header names a host that this broker does not know",
+                hint="start the broker with --host-name for every name that clients use",
+            )
+        method = scope["method"]
+        if (
+            origin is not None
+            and method not in SAFE_METHODS
+            and not self._hosts.same_origin(origin, host or b"")
+        ):
+            raise Problem(403, "bad_origin", "a page of another origin sent this request")
+        needs = self._routes.find(scope)
+        if not needs.is_public:
+            caller = self._authenticate(scope, authorization)
+            scope[CALLER] = caller
+            self._limit(caller)
+            if needs.scope not in caller.scopes:
+                raise Problem(
+                    403,
+                    "forbidden",
+                    f"the token {caller.name} has no scope {needs.scope}",
+                    hint=f"use a token with the scope {needs.scope} or admin",
+                )
+            if not needs.on_standby and not self._service.is_leading:
+                leads = self._service.leads
+                raise not_leader(None if leads is None else leads.leader_url)
+        if length is not None and (not length.isdigit() or int(length[:20]) > self._config.max_body_bytes):
+            raise too_large(self._config.max_body_bytes)
+
+    def _authenticate(self, scope: Scope, authorization: bytes | None) -> Caller:
+        caller = self._guard.caller(authorization)
+        if caller is not None:
+            return caller
+        client = scope.get("client")
+        pause = self._wrong_tokens.take(client[0] if client else "") if authorization is not None else 0.0
+        if pause:
+            raise Problem(
+                429,
+                "rate_limited",
+                "too many wrong tokens came from this address",
+                headers={"Retry-After": str(math.ceil(pause))},
+            )
+        wrong = "no token was sent" if authorization is None else "the token is not one of this broker's"
+        raise Problem(
+            401,
+            "unauthenticated",
+            wrong,
+            hint="send the header Authorization: Bearer SECRET, with the secret part of a token",
+            headers={"WWW-Authenticate": 'Bearer realm="taskharbor"'},
+        )
+
+    def _limit(self, caller: Caller) -> None:
+        if self._rates is not None and (pause := self._rates.take(caller.name)):
+            raise Problem(
+                429,
+                "rate_limited",
+                f"the token {caller.name} has used up its {self._config.rate:g} requests per second",
+                hint="send more jobs per request, and fewer requests",
+                headers={"Retry-After": str(math.ceil(pause))},
+            )
+        if self._service.stopping.is_set():
+            raise Problem(
+                503,
+                "stopping",
+                "this broker is stopping",
+                hint="repeat the same request in a moment, or at another broker",
+                headers={"Retry-After": "1", "Connection": "close"},
+            )
+        if self._under_way > self._config.max_requests:
+            raise Problem(
+                429,
+                "too_many_requests",
+                f"{self._config.max_requests} requests are under way already",
+                hint="repeat the same request in a moment",
+                headers={"Retry-After": "1"},
+            )
+
+    def _log_access(self, scope: Scope, status: int | None, seconds: float) -> None:
+        caller: Caller | None = scope.get(CALLER)
+        asked = [
+            name for name, _ in parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
+        ]
+        access.info(
+            "%s %s%s %s %.1f ms %s",
+            scope["method"],
+            _printable(scope["path"]),
+            f"?{_printable('&'.join(asked))}" if asked else "",
+            status or "gone",
+            seconds * 1000,
+            caller.name if caller else "-",
+        )
+
+
+def _host_names(config: BrokerConfig) -> list[str]:
+    advertised = urlsplit(config.advertise).hostname if config.advertise else None
+    return [*config.host_names, advertised or ""]
+
+
+def _printable(text: str) -> str:
+    return text if text.isprintable() else repr(text)

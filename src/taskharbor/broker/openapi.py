@@ -1,0 +1,167 @@
+"""The OpenAPI 3.1 document, made from the same table and the same structs that answer."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+import taskharbor
+from taskharbor.broker.operations import JSON, Operation
+from taskharbor.broker.problems import CONTENT_TYPE, LEADER_HEADER, ProblemDocument
+
+_PHRASES = {
+    200: "It worked.",
+    201: "Stored.",
+    400: "The body is not JSON.",
+    401: "No token, or a wrong one.",
+    403: "The token lacks a scope, or a foreign page sent the request.",
+    404: "No such job.",
+    408: "The body did not come in time.",
+    409: "The job is not in a state for this; nothing was changed.",
+    413: "Too many bytes or too many items.",
+    415: "The body is not declared as JSON.",
+    421: "Another broker leads, or the Host header names an unknown host.",
+    422: "The request cannot be honoured; nothing was changed.",
+    429: "Too many requests; Retry-After says when to come back.",
+    503: "The store does not answer, or the broker is stopping.",
+}
+_ALWAYS = (401, 403, 421, 422, 429, 503)
+_WITH_BODY = (400, 408, 413, 415)
+
+DESCRIPTION = (
+    "A leased job queue behind HTTP. Times are RFC 3339 in UTC, durations are seconds. Every answer that is not a success is "
+    "application/problem+json with a stable code. The broker's own clock is the time: no request carries one."
+)
+
+
+@functools.cache
+def encoded_document(operations: Sequence[Operation]) -> bytes:
+    return msgspec.json.encode(document(operations))
+
+
+def document(operations: Sequence[Operation]) -> dict[str, Any]:
+    types = _types(operations)
+    schemas, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
+    by_type = dict(zip(types, schemas, strict=True))
+    paths: dict[str, Any] = {}
+    for operation in operations:
+        paths.setdefault(operation.path, {})[operation.method.lower()] = _operation(
+            operation, by_type, components
+        )
+    queries = {operation.query.__name__ for operation in operations if operation.query is not None}
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "TaskHarbor broker", "version": taskharbor.__version__, "description": DESCRIPTION},
+        "tags": [{"name": name} for name in dict.fromkeys(operation.tag for operation in operations)],
+        "paths": paths,
+        "components": {
+            "schemas": {name: schema for name, schema in components.items() if name not in queries},
+            "securitySchemes": {
+                "token": {"type": "http", "scheme": "bearer", "description": "The secret part of a token."}
+            },
+        },
+    }
+
+
+def _types(operations: Sequence[Operation]) -> list[Any]:
+    types: dict[Any, None] = {ProblemDocument: None}
+    for one in operations:
+        for used in (one.body, *one.body_choices, one.query, one.answer, *(body for _, body in one.answers)):
+            if used is not None:
+                types[used] = None
+    return list(types)
+
+
+def _operation(operation: Operation, schemas: dict[Any, Any], components: dict[str, Any]) -> dict[str, Any]:
+    described: dict[str, Any] = {
+        "operationId": operation.name,
+        "summary": operation.summary,
+        "tags": [operation.tag],
+        "responses": _responses(operation, schemas),
+    }
+    if not operation.is_public:
+        described["security"] = [{"token": []}]
+        described["description"] = (
+            "Any token may call this."
+            if operation.scope == "read"
+            else f"Needs a token with the scope {operation.scope}."
+        )
+    parameters = [_path_parameter(name) for name in re.findall(r"\{(\w+)\}", operation.path)]
+    if operation.query is not None:
+        parameters += _query_parameters(components[operation.query.__name__])
+    if parameters:
+        described["parameters"] = parameters
+    bodies = operation.body_choices or (() if operation.body is None else (operation.body,))
+    if bodies:
+        described["requestBody"] = {
+            "required": not operation.is_body_optional,
+            "content": {JSON: {"schema": _any_of([schemas[body] for body in bodies])}},
+        }
+    return described
+
+
+def _responses(operation: Operation, schemas: dict[Any, Any]) -> dict[str, Any]:
+    bodies: dict[int, list[Any]] = {}
+    for status, answer in ((operation.status, operation.answer), *operation.answers):
+        bodies.setdefault(status, []).append(schemas[answer])
+    responses: dict[str, Any] = {
+        str(status): {"description": _PHRASES[status], "content": {JSON: {"schema": _any_of(found)}}}
+        for status, found in bodies.items()
+    }
+    has_body = operation.body is not None or operation.body_choices
+    problems = {
+        *(_ALWAYS if not operation.is_public else (421, 422)),
+        *operation.problems,
+        *(_WITH_BODY if has_body else ()),
+    }
+    if operation.path.startswith("/v1/"):
+        problems.add(404)
+    for status in sorted(problems - bodies.keys()):
+        response: dict[str, Any] = {
+            "description": _PHRASES[status],
+            "content": {CONTENT_TYPE: {"schema": schemas[ProblemDocument]}},
+        }
+        if status in (429, 503):
+            response["headers"] = {"Retry-After": {"schema": {"type": "string"}, "description": "Seconds."}}
+        elif status == 421:
+            response["headers"] = {
+                LEADER_HEADER: {
+                    "schema": {"type": "string"},
+                    "description": "The leader's URL, where one is known.",
+                }
+            }
+        responses[str(status)] = response
+    return responses
+
+
+def _any_of(schemas: Sequence[Any]) -> Any:
+    return schemas[0] if len(schemas) == 1 else {"anyOf": list(schemas)}
+
+
+def _path_parameter(name: str) -> dict[str, Any]:
+    return {
+        "name": name,
+        "in": "path",
+        "required": True,
+        "schema": {"type": "string", "minLength": 1, "maxLength": 200},
+    }
+
+
+def _query_parameters(schema: dict[str, Any]) -> list[dict[str, Any]]:
+    required = set(schema.get("required", ()))
+    return [
+        {"name": name, "in": "query", "required": name in required, "schema": _without_null(one)}
+        for name, one in schema["properties"].items()
+    ]
+
+
+def _without_null(schema: dict[str, Any]) -> dict[str, Any]:
+    """A query cannot say null: leaving the parameter out does."""
+    choices = [one for one in schema.get("anyOf", ()) if one != {"type": "null"}]
+    if len(choices) == 1:
+        return dict(choices[0])
+    return {key: value for key, value in schema.items() if key != "default" or value is not None}

@@ -1,0 +1,144 @@
+"""What operators do: cancel, requeue, purge, settings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from taskharbor.broker.answered import QueueView, Removed, State, StateItems
+from taskharbor.broker.asked import Ids, Nothing, Purge, Settings
+from taskharbor.broker.operations import Call, Operation
+from taskharbor.broker.submitting import check_batch
+from taskharbor.broker.views import queue_view, state_item
+from taskharbor.client import check_settings
+from taskharbor.drivers.contract import JobFilter, QueueSettings
+from taskharbor.errors import JobError
+from taskharbor.jobs import SECOND, JobState, Micros, to_micros
+from taskharbor.requests import check_queue_name
+
+
+def _one(answer: JobState | JobError, job_id: str) -> State:
+    if isinstance(answer, JobError):
+        raise answer
+    return State(job_id, answer)
+
+
+async def cancel(call: Call) -> State:
+    job_id, service = call.names["id"], call.service
+    return _one((await service.driver.cancel([job_id], now=service.now()))[0], job_id)
+
+
+async def requeue(call: Call) -> State:
+    job_id, service = call.names["id"], call.service
+    return _one((await service.driver.requeue([job_id], now=service.now()))[0], job_id)
+
+
+async def cancel_many(call: Call) -> StateItems:
+    ids, service = call.body.ids, call.service
+    check_batch(len(ids), service.config.max_batch)
+    answers = await service.driver.cancel(ids, now=service.now())
+    return StateItems([state_item(*pair) for pair in zip(ids, answers, strict=True)])
+
+
+async def requeue_many(call: Call) -> StateItems:
+    ids, service = call.body.ids, call.service
+    check_batch(len(ids), service.config.max_batch)
+    answers = await service.driver.requeue(ids, now=service.now())
+    return StateItems([state_item(*pair) for pair in zip(ids, answers, strict=True)])
+
+
+async def purge(call: Call) -> Removed:
+    asked: Purge = call.body
+    selection = JobFilter(
+        queue=asked.queue,
+        states=None if asked.states is None else frozenset(asked.states),
+        types=None if asked.types is None else frozenset(asked.types),
+        key=asked.key,
+        finished_before_us=None if asked.finished_before is None else to_micros(asked.finished_before),
+    )
+    return Removed(await call.service.driver.purge(selection, limit=asked.limit))
+
+
+async def configure(call: Call) -> QueueView:
+    asked: Settings = call.body
+    name, service = check_queue_name(call.names["name"]), call.service
+    settings = QueueSettings(
+        paused=asked.paused,
+        max_inflight=asked.max_inflight,
+        failure_queue=asked.failure_queue,
+        keep_done_us=_kept(asked.keep_done_seconds),
+        keep_dead_us=_kept(asked.keep_dead_seconds),
+        keep_attempts_us=_kept(asked.keep_attempts_seconds),
+    )
+    check_settings(name, settings)
+    await service.driver.configure(name, settings, now=service.now())
+    return queue_view(name, settings)
+
+
+def _kept(seconds: float | None) -> Micros | None:
+    return None if seconds is None else round(seconds * SECOND)
+
+
+_POST: dict[str, Any] = {"method": "POST", "tag": "operate", "scope": "admin"}
+
+OPERATIONS = (
+    Operation(
+        path="/v1/jobs/cancel",
+        name="cancel_many",
+        summary="Cancel many jobs; each answer stands for itself.",
+        handle=cancel_many,
+        body=Ids,
+        answer=StateItems,
+        **_POST,
+    ),
+    Operation(
+        path="/v1/jobs/requeue",
+        name="requeue_many",
+        summary="Send many dead jobs round again; each answer stands for itself.",
+        handle=requeue_many,
+        body=Ids,
+        answer=StateItems,
+        **_POST,
+    ),
+    Operation(
+        path="/v1/jobs/{id}/cancel",
+        name="cancel",
+        summary="A waiting job ends at once; a running one is told by its next heartbeat.",
+        handle=cancel,
+        body=Nothing,
+        is_body_optional=True,
+        answer=State,
+        problems=(404, 409),
+        **_POST,
+    ),
+    Operation(
+        path="/v1/jobs/{id}/requeue",
+        name="requeue",
+        summary="Send a dead job round again, with fresh attempts.",
+        handle=requeue,
+        body=Nothing,
+        is_body_optional=True,
+        answer=State,
+        problems=(404, 409),
+        **_POST,
+    ),
+    Operation(
+        path="/v1/purge",
+        name="purge",
+        summary="Remove jobs that have ended.",
+        handle=purge,
+        body=Purge,
+        answer=Removed,
+        **_POST,
+    ),
+    Operation(
+        method="PUT",
+        path="/v1/queues/{name}",
+        name="configure_queue",
+        summary="Replace a queue's settings.",
+        tag="operate",
+        scope="admin",
+        handle=configure,
+        body=Settings,
+        answer=QueueView,
+    ),
+)

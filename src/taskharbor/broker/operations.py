@@ -1,0 +1,168 @@
+"""One operation of the JSON API: its place, what it takes, what it answers, and the function that does it.
+
+The table of these makes the routes, the checks of bodies and queries, and the OpenAPI document, so they cannot differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeAlias
+from urllib.parse import parse_qsl
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from taskharbor.broker.exchange import read_body
+from taskharbor.broker.problems import Problem
+from taskharbor.broker.routing import Needs, Place
+from taskharbor.broker.service import Service
+from taskharbor.broker.tokens import EVERYBODY, Caller, Scope
+from taskharbor.jobs import MAX_NAME_LENGTH
+
+JSON = "application/json"
+MOST_PARAMETERS = 200
+
+_encode = msgspec.json.Encoder().encode
+
+
+class Call(msgspec.Struct):
+    """One request, read and checked."""
+
+    service: Service
+    request: Request
+    caller: Caller
+    names: dict[str, str]
+    """From the path."""
+    query: Any = None
+    body: Any = None
+
+
+class Reply(msgspec.Struct):
+    """An answer with another status than the operation's own."""
+
+    status: int
+    body: Any
+
+
+Handle: TypeAlias = Callable[[Call], Awaitable[Any]]
+
+
+class Operation(msgspec.Struct, frozen=True, kw_only=True):
+    method: str
+    path: str
+    name: str
+    """Unique; the OpenAPI operationId."""
+    summary: str
+    tag: str
+    handle: Handle
+    scope: Scope = "read"
+    is_public: bool = False
+    on_standby: bool = False
+    body: Any = None
+    """The struct that a body is decoded into; None: there is none."""
+    body_choices: tuple[Any, ...] = ()
+    """Where the body is one of several structs, `handle` decodes it itself."""
+    is_body_optional: bool = False
+    query: Any = None
+    answer: Any = None
+    answers: tuple[tuple[int, Any], ...] = ()
+    """Successes with another status or another body."""
+    status: int = 200
+    problems: tuple[int, ...] = ()
+    """Beyond those that every operation may give."""
+
+
+def place(operation: Operation, service: Service) -> Place:
+    """Everything that can be decided before a request comes is decided here."""
+    decode = None if operation.body is None else msgspec.json.Decoder(operation.body).decode
+    takes_body = decode is not None or bool(operation.body_choices)
+    lists = _list_fields(operation.query)
+    handle, query_type, status = operation.handle, operation.query, operation.status
+
+    async def endpoint(request: Request, names: dict[str, str]) -> Response:
+        call = Call(service, request, request.scope.get("taskharbor.caller", EVERYBODY), names)
+        if any(len(name) > MAX_NAME_LENGTH or "\0" in name for name in names.values()):
+            raise Problem(
+                422, "invalid_request", f"names have at most {MAX_NAME_LENGTH} characters, none of them NUL"
+            )
+        query = request.scope["query_string"]
+        if query_type is not None:
+            call.query = decoded_query(query, query_type, lists)
+        elif query:
+            raise Problem(422, "invalid_request", "this path takes no query")
+        if takes_body:
+            data = await read_body(request.receive)
+            if not data and operation.is_body_optional:
+                data = b"{}"
+            else:
+                check_media_type(request)
+            call.body = data if decode is None else decoded(decode, data)
+        elif request.headers.get("content-length", "0") != "0":
+            raise Problem(422, "invalid_request", "this path takes no body")
+        answer = await handle(call)
+        if isinstance(answer, Reply):
+            return Response(_encode(answer.body), answer.status, media_type=JSON)
+        return Response(_encode(answer), status, media_type=JSON)
+
+    needs = Needs(operation.scope, operation.is_public, operation.on_standby)
+    return Place(operation.method, operation.path, needs, endpoint)
+
+
+def check_media_type(request: Request) -> None:
+    """A page of another site can post plain text and forms without asking first, but not this."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != JSON:
+        raise Problem(
+            415,
+            "unsupported_media_type",
+            "the body must be JSON",
+            hint=f"send the header Content-Type: {JSON}",
+        )
+
+
+def decoded(decode: Callable[[bytes], Any], data: bytes) -> Any:
+    try:
+        return decode(data)
+    except msgspec.ValidationError as error:
+        raise Problem(422, "invalid_request", str(error)) from None
+    except RecursionError:
+        raise Problem(422, "too_deep", "the body is nested too deep") from None
+    except UnicodeDecodeError:
+        raise Problem(400, "bad_json", "the body is not UTF-8") from None
+    except (msgspec.DecodeError, ValueError) as error:
+        raise Problem(400, "bad_json", f"the body is not valid JSON: {error}") from None
+
+
+def decoded_query(query: bytes, wanted: Any, lists: frozenset[str]) -> Any:
+    given: dict[str, Any] = {}
+    try:
+        pairs = parse_qsl(
+            query.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=MOST_PARAMETERS
+        )
+    except ValueError:
+        raise Problem(
+            422, "invalid_request", "the query cannot be read: it must be percent-encoded UTF-8"
+        ) from None
+    for name, value in pairs:
+        if name in lists:
+            given.setdefault(name, []).append(value)
+        elif name in given:
+            raise Problem(422, "invalid_request", "a parameter that takes one value was given several times")
+        else:
+            given[name] = value
+    try:
+        return msgspec.convert(given, wanted, strict=False)
+    except msgspec.ValidationError as error:
+        raise Problem(422, "invalid_request", str(error)) from None
+
+
+def _list_fields(wanted: Any) -> frozenset[str]:
+    if wanted is None:
+        return frozenset()
+    fields = msgspec.structs.fields(wanted)
+    return frozenset(
+        field.encode_name
+        for field in fields
+        if isinstance(field.default_factory, type) and field.default_factory is list
+    )

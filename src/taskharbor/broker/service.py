@@ -1,0 +1,121 @@
+"""The broker's inside: one open driver, its clock, and what runs beside the requests."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from taskharbor.broker.config import BrokerConfig
+from taskharbor.broker.leads import Candidacy, Leads
+from taskharbor.broker.wakes import Wakes
+from taskharbor.clock import BackendClock, Clock, SystemClock
+from taskharbor.drivers.contract import Driver
+from taskharbor.errors import TaskHarborError
+from taskharbor.jobs import Micros
+from taskharbor.worker.sweep import SweepLoop
+
+log = logging.getLogger("taskharbor.broker")
+
+TEND_SECONDS = 5.0
+LEAD_AGAIN_SECONDS = 1.0
+
+
+class Service:
+    """What every request works with. Made anywhere, started on the server's loop."""
+
+    def __init__(
+        self,
+        driver: Driver,
+        config: BrokerConfig | None = None,
+        candidacy: Candidacy | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self.driver = driver
+        self.config = config or BrokerConfig()
+        self.leads: Leads | None = None
+        """None: over this store any number of brokers answer."""
+        self._candidacy = candidacy
+        self.stopping = asyncio.Event()
+        """Set: long polls are answered at once, and new calls are refused."""
+        self._backend_clock = BackendClock(driver.time) if clock is None else None
+        self._clock: Clock = self._backend_clock or clock or SystemClock()
+        self.wakes = Wakes(
+            driver,
+            now=self.now,
+            stopping=self.stopping,
+            max_waiting=self.config.max_waiting,
+            max_seconds=self.config.max_wait_seconds,
+            trusts_clients=self.config.trust_client_time,
+        )
+        self._tasks: list[asyncio.Task[None]] = []
+        self._is_started = False
+
+    def now(self) -> Micros:
+        return self._clock.now()
+
+    @property
+    def is_leading(self) -> bool:
+        return self._candidacy is None or (self.leads is not None and self.leads.is_leader)
+
+    async def start(self) -> None:
+        await self.driver.open()
+        if self._backend_clock is not None:
+            try:
+                await self._backend_clock.sync()
+            except BaseException:
+                await self.driver.close()
+                raise
+        self._tasks.append(asyncio.create_task(self._tend()))
+        if self._candidacy is not None:
+            self.leads = self._candidacy(self.driver)
+            self._tasks.append(asyncio.create_task(self._lead(self.leads)))
+        self._is_started = True
+
+    def stop_waiting(self) -> None:
+        """The first half of a stop: nobody is kept waiting any more."""
+        self.stopping.set()
+        self.wakes.stop()
+
+    async def close(self) -> None:
+        self.stop_waiting()
+        if not self._is_started:
+            return
+        self._is_started = False
+        await self.wakes.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self.leads is not None:
+            try:
+                await self.leads.resign()
+            except (TaskHarborError, OSError) as error:
+                log.warning(
+                    "could not resign (%s): a standby takes over when the term ends", type(error).__name__
+                )
+        await self.driver.close()
+
+    # -- beside the requests ------------------------------------------------------------------------------
+
+    async def _tend(self) -> None:
+        """Keeps the clock set, and sweeps: workers do that on the side, clients in other languages do not."""
+        sweep = SweepLoop(self.driver, clock=self._clock)
+        # Where clients bring their own time, ours must not end their leases.
+        sweeps = self.config.sweeps and not self.config.trust_client_time
+        while True:
+            await asyncio.sleep(TEND_SECONDS)
+            try:
+                if self._backend_clock is not None and self._backend_clock.is_due:
+                    await self._backend_clock.sync()
+                if sweeps and self.is_leading:
+                    await sweep.sweep()
+            except (TaskHarborError, OSError) as error:
+                log.debug("the sweep failed (%s); it is repeated", type(error).__name__)
+
+    async def _lead(self, leads: Leads) -> None:
+        """A term that was lost, or a store that was away, is no reason to stop: stand by and try again."""
+        while True:
+            try:
+                await leads.run()
+            except (TaskHarborError, OSError) as error:
+                log.warning("leadership is interrupted (%s); trying again", type(error).__name__)
+            await asyncio.sleep(LEAD_AGAIN_SECONDS)

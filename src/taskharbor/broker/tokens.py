@@ -1,0 +1,133 @@
+"""Who calls, and what they may do.
+
+A token is `name:scope[,scope]:secret`. Only a digest of the secret is kept, and a presented one is compared with every digest in
+constant time: neither how long it takes nor a memory dump says how close a guess was.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Literal, TypeAlias, cast, get_args
+
+import msgspec
+
+from taskharbor.errors import InvalidRequest
+
+Scope: TypeAlias = Literal["read", "produce", "work", "admin"]
+
+SCOPES: tuple[Scope, ...] = get_args(Scope)
+ENVIRONMENT = "TASKHARBOR_BROKER_TOKENS"
+SHORTEST_SECRET = 16
+
+_FORM = "name:scope[,scope]:secret"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_SECRET = re.compile(r"[A-Za-z0-9._~+/=-]+")
+
+
+class Caller(msgspec.Struct, frozen=True):
+    """One who may call. `name` is for logs, limits and repeated tries; it is no secret."""
+
+    name: str
+    scopes: frozenset[Scope]
+    """With all that they imply."""
+
+
+class Token(msgspec.Struct, frozen=True):
+    caller: Caller
+    digest: bytes
+
+
+EVERYBODY = Caller("everybody", frozenset(SCOPES))
+"""Who calls a broker without tokens."""
+
+
+class Guard:
+    """Finds the caller to whom a secret belongs."""
+
+    def __init__(self, tokens: Sequence[Token]) -> None:
+        self._tokens = tuple(tokens)
+
+    @property
+    def is_open(self) -> bool:
+        return not self._tokens
+
+    def caller(self, authorization: bytes | None) -> Caller | None:
+        """The caller of an `Authorization` header; None where it is missing or wrong."""
+        if not self._tokens:
+            return EVERYBODY
+        if authorization is None or authorization[:7].lower() != b"bearer ":
+            return None
+        digest = hashlib.sha256(authorization[7:].strip()).digest()
+        found: Caller | None = None
+        # Every one is compared, whether or not one has matched.
+        for token in self._tokens:
+            if hmac.compare_digest(token.digest, digest):
+                found = token.caller
+        return found
+
+
+def parse_token(text: str, *, where: str = "the token") -> Token:
+    """Errors name the place and never repeat the text: it may be a secret with a typing error in front."""
+    name, first, rest = text.strip().partition(":")
+    scopes, second, secret = rest.partition(":")
+    if not first or not second:
+        raise InvalidRequest(f"{where} is not of the form {_FORM}")
+    if not _NAME.fullmatch(name):
+        raise InvalidRequest(f"{where} has a name other than letters, digits, '.', '_' and '-' (at most 64)")
+    wanted = [scope.strip() for scope in scopes.split(",")]
+    if not all(scope in SCOPES for scope in wanted):
+        raise InvalidRequest(f"{where} ({name}) has an unknown scope: there are {', '.join(SCOPES)}")
+    if len(secret) < SHORTEST_SECRET or not _SECRET.fullmatch(secret):
+        raise InvalidRequest(
+            f"the secret of {where} ({name}) must have at least {SHORTEST_SECRET} characters, of letters, digits and ._~+/=-; "
+            "make one with: openssl rand -hex 24"
+        )
+    return Token(
+        Caller(name, _with_implied(cast("list[Scope]", wanted))), hashlib.sha256(secret.encode()).digest()
+    )
+
+
+def parse_tokens(lines: Iterable[str], *, where: str) -> tuple[Token, ...]:
+    """One a line; empty lines and lines that begin with # say nothing."""
+    tokens: dict[str, Token] = {}
+    for number, line in enumerate(lines, 1):
+        text = line.strip()
+        if not text or text.startswith("#"):
+            continue
+        token = parse_token(text, where=f"line {number} of {where}")
+        if token.caller.name in tokens:
+            raise InvalidRequest(f"{where} has two tokens named {token.caller.name}")
+        tokens[token.caller.name] = token
+    if not tokens:
+        raise InvalidRequest(f"{where} has no token in it: write lines like {_FORM}")
+    return tuple(tokens.values())
+
+
+def read_token_file(path: Path) -> tuple[Token, ...]:
+    try:
+        text = path.read_text()
+    except OSError as error:
+        raise InvalidRequest(f"cannot read the token file {path}: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(f"the token file {path} is not text: write lines like {_FORM}") from error
+    return parse_tokens(text.splitlines(), where=str(path))
+
+
+def others_can_read(path: Path) -> bool:
+    """Whether everybody on this machine can. (On Windows nobody can tell from the mode.)"""
+    return os.name == "posix" and bool(path.stat().st_mode & 0o004)
+
+
+def tokens_from_environment(environment: dict[str, str] | os._Environ[str]) -> tuple[Token, ...]:
+    text = environment.get(ENVIRONMENT, "")
+    return parse_tokens(text.split(), where=f"${ENVIRONMENT}") if text.strip() else ()
+
+
+def _with_implied(scopes: Sequence[Scope]) -> frozenset[Scope]:
+    """Admin implies all; whoever may do anything may look."""
+    return frozenset(SCOPES) if "admin" in scopes else frozenset(scopes) | {"read"}

@@ -1,0 +1,307 @@
+"""`taskharbor broker`: a store behind HTTP, for clients in any language and for workers that cannot reach the store itself."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import os
+import signal
+import socket
+import sys
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+import taskharbor
+from taskharbor.cli.problems import BadInput, Problem
+from taskharbor.cli.settings import Settings, shared_options
+from taskharbor.cli.store import shown_url
+from taskharbor.cli.values import DURATION
+from taskharbor.drivers.registry import connect
+from taskharbor.errors import InvalidRequest, MissingExtra
+from taskharbor.jobs import to_micros
+
+if TYPE_CHECKING:
+    from taskharbor.broker.config import BrokerConfig
+    from taskharbor.broker.serving import TLS, BrokerServer
+    from taskharbor.broker.tokens import Token
+    from taskharbor.drivers.contract import Driver
+
+log = logging.getLogger("taskharbor.broker")
+
+_MAKE_TOKENS = (
+    "make a file with lines like `worker-1:work:SECRET` (scopes: produce, work, admin; `openssl rand -hex 24` makes a "
+    "secret) and give it as --token-file"
+)
+
+
+@click.command(
+    epilog="Without tokens a broker listens on this host only. Tokens come from --token-file, or from "
+    "$TASKHARBOR_BROKER_TOKENS (separated by spaces). SIGTERM or Ctrl-C: running calls are finished; a second one: at once."
+)
+@click.option("--store", metavar="URL", help="The store to serve; the same as --url.")
+@click.option(
+    "--bind", default="127.0.0.1:7433", show_default=True, metavar="[HOST:]PORT", help="Where to listen."
+)
+@click.option(
+    "--token-file",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Who may call: lines like name:scope[,scope]:secret.",
+)
+@click.option(
+    "--host-name",
+    "host_names",
+    multiple=True,
+    metavar="NAME",
+    help="A name under which clients know this broker; repeat.",
+)
+@click.option(
+    "--advertise", metavar="URL", help="Where clients reach this broker.  [default: the bind address]"
+)
+@click.option(
+    "--term",
+    default="15s",
+    show_default=True,
+    type=DURATION,
+    metavar="DURATION",
+    help="How long a leader may be silent (object stores).",
+)
+@click.option(
+    "--tls-cert",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Certificate chain (PEM): serve https.",
+)
+@click.option(
+    "--tls-key", type=click.Path(path_type=Path), metavar="FILE", help="Its key, where it is in another file."
+)
+@click.option(
+    "--rate",
+    type=click.FloatRange(min=0.1),
+    metavar="N",
+    help="Requests per second and token.  [default: any]",
+)
+@click.option(
+    "--burst", type=click.FloatRange(min=1), metavar="N", help="Requests at once.  [default: twice the rate]"
+)
+@click.option(
+    "--max-body",
+    default=8.0,
+    show_default=True,
+    type=click.FloatRange(min=0.001, max=1024),
+    metavar="MIB",
+    help="Largest request.",
+)
+@click.option(
+    "--max-batch",
+    default=10_000,
+    show_default=True,
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Most jobs in one request.",
+)
+@click.option(
+    "--max-waiting",
+    default=1000,
+    show_default=True,
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Most long polls at once.",
+)
+@click.option(
+    "--max-skew",
+    default="60s",
+    show_default=True,
+    type=DURATION,
+    metavar="DURATION",
+    help="How wrong a worker's clock may be.",
+)
+@click.option(
+    "--trust-client-time", is_flag=True, hidden=True, help="Take clients' time as it is (tests, simulations)."
+)
+@click.option(
+    "--grace",
+    default="10s",
+    show_default=True,
+    type=DURATION,
+    metavar="DURATION",
+    help="How long a stop waits for calls.",
+)
+@click.option("--access-log", is_flag=True, help="Log every request (no payloads, no values of queries).")
+@click.option(
+    "--log-level", default="info", show_default=True, type=click.Choice(["debug", "info", "warning", "error"])
+)
+@click.option("--log-format", default="text", show_default=True, type=click.Choice(["text", "json"]))
+@shared_options
+@click.pass_context
+def broker(context: click.Context, /, **options: Any) -> None:
+    """Serve a store over HTTP: a JSON API, and http:// for workers."""
+    from taskharbor.worker.logs import set_up_logs
+
+    try:
+        import taskharbor.broker.serving as serving
+        from taskharbor.broker.hosts import is_loopback
+    except ImportError as missing:
+        raise MissingExtra(
+            f"the broker needs packages that are not installed ({missing}): pip install 'taskharbor[broker]'"
+        ) from missing
+    settings = context.ensure_object(Settings)
+    set_up_logs(options["log_level"], options["log_format"])
+    url = options["store"] or settings.url
+    host, port = serving.parse_bind(options["bind"])
+    tokens = _tokens(options["token_file"])
+    _check_exposure(host, tokens)
+    tls = _tls(options["tls_cert"], options["tls_key"])
+    if tls is None and tokens and not is_loopback(host):
+        log.warning("tokens and payloads travel unencrypted: use --tls-cert, or a proxy with TLS in front")
+    driver = connect(url)
+    listener = _listen(host, port)
+    try:
+        address = options["advertise"] or serving.url_of(listener, tls=tls is not None)
+        config = _config(options, tokens, host, address)
+        _run(driver, config, listener, tls, shown=_shown_store(url), address=address, options=options)
+    finally:
+        listener.close()
+
+
+def _run(
+    driver: Driver,
+    config: BrokerConfig,
+    listener: socket.socket,
+    tls: TLS | None,
+    *,
+    shown: str,
+    address: str,
+    options: dict[str, Any],
+) -> None:
+    from taskharbor.broker.app import make_app
+    from taskharbor.broker.electing import candidacy_for
+    from taskharbor.broker.serving import serve, url_of
+
+    candidacy = candidacy_for(driver, url=address, term=options["term"].total_seconds())
+    if candidacy is not None and not options["advertise"] and _is_wildcard(listener):
+        raise BadInput(
+            "standbys and clients must be told where this broker is, and its bind address does not say",
+            hint="give --advertise, like --advertise http://queue-1.internal:7433",
+        )
+
+    def when_ready(server: BrokerServer) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            # On a platform without them, or on a thread of somebody's, a stop comes another way.
+            with suppress(NotImplementedError, RuntimeError, ValueError):
+                loop.add_signal_handler(number, _on_signal, server, number)
+        log.info("serving %s at %s", shown, url_of(listener, tls=tls is not None))
+        _banner(options, address, candidacy is not None)
+
+    async def live() -> None:
+        app = make_app(driver, config, candidacy)
+        await serve(app, listener, tls=tls, grace=options["grace"].total_seconds(), when_ready=when_ready)
+
+    asyncio.run(live())
+    log.info("stopped")
+
+
+def _on_signal(server: BrokerServer, number: int) -> None:
+    log.info("%s: finishing running calls; once more: at once", signal.Signals(number).name)
+    server.stop()
+
+
+def _config(options: dict[str, Any], tokens: tuple[Token, ...], host: str, address: str) -> BrokerConfig:
+    from taskharbor.broker.config import MIB, BrokerConfig
+
+    skew: timedelta = options["max_skew"]
+    return BrokerConfig(
+        tokens=tokens,
+        host_names=(*options["host_names"], host),
+        advertise=address,
+        rate=options["rate"],
+        burst=options["burst"],
+        max_body_bytes=round(options["max_body"] * MIB),
+        max_batch=options["max_batch"],
+        max_waiting=options["max_waiting"],
+        max_skew_us=to_micros(skew),
+        trust_client_time=options["trust_client_time"],
+        access_log=options["access_log"],
+    )
+
+
+def _tokens(file: Path | None) -> tuple[Token, ...]:
+    from taskharbor.broker.tokens import others_can_read, read_token_file, tokens_from_environment
+
+    try:
+        if file is None:
+            return tokens_from_environment(os.environ)
+        tokens = read_token_file(file)
+    except InvalidRequest as error:
+        raise BadInput(str(error), hint=_MAKE_TOKENS) from error
+    if others_can_read(file):
+        log.warning("everybody on this machine can read %s: chmod 600 it", file)
+    return tokens
+
+
+def _check_exposure(host: str, tokens: tuple[Token, ...]) -> None:
+    from taskharbor.broker.serving import check_exposure
+
+    try:
+        check_exposure(host, has_tokens=bool(tokens))
+    except InvalidRequest as error:
+        raise BadInput(str(error), hint=f"bind to 127.0.0.1, or {_MAKE_TOKENS}") from error
+
+
+def _tls(certificate: Path | None, key: Path | None) -> TLS | None:
+    from taskharbor.broker.serving import TLS
+
+    if certificate is None:
+        if key is not None:
+            raise BadInput(
+                "--tls-key is given without --tls-cert",
+                hint="give both, or a certificate file with the key in it",
+            )
+        return None
+    tls = TLS(certificate, key)
+    tls.check()
+    return tls
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    from taskharbor.broker.serving import listen
+
+    try:
+        return listen(host, port)
+    except OSError as error:
+        hints = {
+            errno.EADDRINUSE: "another program, perhaps another broker, listens there: stop it, or choose another port with --bind",
+            errno.EACCES: "ports below 1024 need more rights: choose one above",
+            errno.EADDRNOTAVAIL: "the bind address must be one of this machine's",
+        }
+        hint = hints.get(error.errno or 0, "choose another address with --bind, like 127.0.0.1:7433")
+        raise Problem(f"cannot listen at {host}:{port}: {error.strerror or error}", hint=hint) from error
+
+
+def _is_wildcard(listener: socket.socket) -> bool:
+    return listener.getsockname()[0] in ("0.0.0.0", "::")
+
+
+def _shown_store(url: str) -> str:
+    """Without its password and options, which may hold keys."""
+    return shown_url(url).partition("?")[0]
+
+
+def _banner(options: dict[str, Any], address: str, is_elected: bool) -> None:
+    if not sys.stderr.isatty() or options["log_format"] == "json":
+        return
+    parts = [f"TaskHarbor {taskharbor.__version__}", f"broker at {address}"]
+    if is_elected:
+        parts.append("one of several leads")
+    click.secho(" · ".join(parts), fg="cyan", err=True)
+    click.secho(
+        f"pid {os.getpid()}; {address}/openapi.json says what it takes; Ctrl-C stops gracefully",
+        dim=True,
+        err=True,
+    )

@@ -1,0 +1,249 @@
+"""One call on its way to a broker: connections that stay open, repeated tries, and the leader among several brokers.
+
+A call that got no answer may have taken effect. It is tried again under the same name, so that a broker that has carried it
+out gives the same answer once more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import secrets
+import ssl
+from collections.abc import Callable
+from itertools import count
+from typing import Any, TypeVar
+
+import aiohttp
+import msgspec
+from yarl import URL
+
+from taskharbor.drivers.http.options import Options
+from taskharbor.drivers.http.protocol import HEARD, MSGPACK, PATH, REQUEST_ID, Operation
+from taskharbor.drivers.http.refusals import Elsewhere, Later, refusal, unavailable
+from taskharbor.errors import BackendUnavailable, InvalidRequest
+
+A = TypeVar("A")
+
+_MOST_MOVES = 3
+"""Leaders that a call follows one after the other, while they change."""
+_MOST_PAUSES = 3
+_MOST_HEARD = 32
+_LARGE = 1 << 20
+_KEEP_ALIVE = 60.0
+
+
+class _Lost(Exception):
+    """No answer came. `is_unclear`: it may have been under way. `is_slow`: it was waited for to the end."""
+
+    def __init__(self, reason: str, *, is_unclear: bool = True, is_slow: bool = False) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.is_unclear = is_unclear
+        self.is_slow = is_slow
+
+
+class Brokers:
+    """One handle's connections. Used from one event loop."""
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._session: aiohttp.ClientSession | None = None
+        self._current = options.bases[0]
+        """The broker that answered last: the leader, where there is one."""
+        self._urls: dict[tuple[str, str], URL] = {}
+        self._name = secrets.token_hex(8)
+        self._numbers = count()
+        self._heard: list[str] = []
+        """Names of calls whose answers have arrived, which no broker has been told yet."""
+
+    async def open(self) -> None:
+        if self._session is not None:
+            return
+        headers = {"Content-Type": MSGPACK}
+        if self._options.token is not None:
+            headers["Authorization"] = f"Bearer {self._options.token}"
+        is_secret = self._options.bases[0].startswith("https:")
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(
+                # Whoever makes many calls at once wants them under way at once.
+                limit=0,
+                keepalive_timeout=_KEEP_ALIVE,
+                ssl=_tls(self._options) if is_secret else True,
+            ),
+            headers=headers,
+            skip_auto_headers=("Accept", "Accept-Encoding", "User-Agent"),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            auto_decompress=False,
+        )
+
+    async def close(self) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+    def new_name(self) -> str:
+        """For a call that may be made again."""
+        return f"{self._name}-{next(self._numbers):x}"
+
+    async def ask(
+        self,
+        operation: Operation[Any, A],
+        body: bytes,
+        *,
+        name: str | None = None,
+        body_again: Callable[[], bytes] | None = None,
+        patience: float = 0.0,
+    ) -> A:
+        """The answer of the first broker that gives one. `patience`: seconds that the broker may take on purpose.
+
+        `body_again` makes what is sent where an earlier try may have taken effect.
+        """
+        session = self._session
+        if session is None:
+            raise BackendUnavailable(
+                f"the driver for {self._options.place} is not open: await open() first, or use `async with`"
+            )
+        headers: dict[str, str] | None = None
+        if operation.is_change:
+            headers = {REQUEST_ID: name or self.new_name()}
+            if self._heard:
+                headers[HEARD] = " ".join(self._heard)
+                self._heard.clear()
+        answer = await self._somewhere(session, operation, body, body_again, headers, patience)
+        if headers is not None and len(self._heard) < _MOST_HEARD:
+            self._heard.append(headers[REQUEST_ID])
+        try:
+            return operation.read_answer(answer)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            raise InvalidRequest(
+                f"the broker at {self._current} answers in another way: use the same version of TaskHarbor at both ends"
+            ) from None
+
+    async def _somewhere(
+        self,
+        session: aiohttp.ClientSession,
+        operation: Operation[Any, Any],
+        body: bytes,
+        body_again: Callable[[], bytes] | None,
+        headers: dict[str, str] | None,
+        patience: float,
+    ) -> bytes:
+        """Each broker is tried once; one whose connection broke, or that names a leader, leads to one more try."""
+        untried = [base for base in self._options.bases if base != self._current]
+        base = self._current
+        moves = pauses = 0
+        is_reconnected = False
+        reasons: list[str] = []
+        while True:
+            try:
+                answer = await self._send(session, base, operation.name, body, headers, patience)
+            except _Lost as lost:
+                reasons.append(lost.reason)
+                if lost.is_unclear:
+                    if body_again is not None:
+                        body, body_again = body_again(), None
+                    if not (lost.is_slow or is_reconnected):
+                        # A broker may close a connection that was idle at the very moment it is used again.
+                        is_reconnected = True
+                        continue
+            except Later as later:
+                pauses += 1
+                if pauses > _MOST_PAUSES:
+                    raise BackendUnavailable(later.reason) from None
+                await asyncio.sleep(later.seconds)
+                continue
+            except Elsewhere as elsewhere:
+                reasons.append(elsewhere.reason)
+                if elsewhere.leader is not None and moves < _MOST_MOVES:
+                    leader = self._checked(elsewhere.leader)
+                    if leader != base:
+                        moves += 1
+                        base = leader
+                        continue
+            else:
+                self._current = base
+                return answer
+            untried = [other for other in untried if other != base]
+            if not untried:
+                # Whoever asks next begins with another one.
+                self._current = self._after(base)
+                raise unavailable(self._options.place, reasons)
+            base = untried.pop(0)
+
+    def _after(self, base: str) -> str:
+        bases = self._options.bases
+        return bases[(bases.index(base) + 1) % len(bases)] if base in bases else bases[0]
+
+    def _checked(self, leader: str) -> str:
+        """Where the token goes, and how: never over an open line, if the one it was given for is not."""
+        leader = leader.rstrip("/")
+        scheme = self._options.bases[0].partition(":")[0]
+        if leader.partition("://")[0] != scheme:
+            raise InvalidRequest(
+                f"the leader is said to be at {leader}, but {scheme}:// was asked for: start all brokers with --advertise {scheme}://..."
+            )
+        return leader
+
+    async def _send(
+        self,
+        session: aiohttp.ClientSession,
+        base: str,
+        operation: str,
+        body: bytes,
+        headers: dict[str, str] | None,
+        patience: float,
+    ) -> bytes:
+        url = self._urls.get((base, operation))
+        if url is None:
+            url = self._urls[base, operation] = URL(f"{base}{PATH}{operation}")
+        options = self._options
+        timeout = aiohttp.ClientTimeout(
+            total=options.timeout + patience, sock_connect=options.connect_timeout
+        )
+        try:
+            async with session.post(
+                url,
+                data=body if len(body) < _LARGE else io.BytesIO(body),
+                headers=headers,
+                timeout=timeout,
+                allow_redirects=False,
+            ) as response:
+                answer = await response.read()
+        except aiohttp.ClientConnectorCertificateError as error:
+            raise BackendUnavailable(
+                f"nobody vouches for the broker {base} ({error.certificate_error}): "
+                "give the file with its authority's certificate as ?ca=/path/to/ca.pem"
+            ) from None
+        except aiohttp.ClientConnectorSSLError as error:
+            reason = f"no TLS there ({_why(error)}); a broker without a certificate is at http://"
+            raise _Lost(f"{base}: {reason}", is_unclear=False) from None
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+            raise _Lost(f"{base}: {_why(error)}", is_unclear=False) from None
+        except TimeoutError:
+            raise _Lost(f"{base}: no answer within {options.timeout + patience:g} s", is_slow=True) from None
+        except (aiohttp.ClientError, OSError) as error:
+            raise _Lost(f"{base}: {_why(error)}") from None
+        if response.status == 200:
+            return answer
+        raise refusal(base, response.status, response.headers, answer)
+
+
+def _why(error: BaseException) -> str:
+    cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
+    if isinstance(error, aiohttp.ServerDisconnectedError):
+        return "the connection was closed before the answer came"
+    if isinstance(error, aiohttp.ClientPayloadError):
+        return "the connection was cut in the middle of the answer"
+    if isinstance(error, aiohttp.ConnectionTimeoutError):
+        return "no connection in time"
+    return (cause.strerror if isinstance(cause, OSError) and cause.strerror else str(cause)) or type(
+        cause
+    ).__name__
+
+
+def _tls(options: Options) -> ssl.SSLContext:
+    try:
+        return ssl.create_default_context(cafile=options.ca)
+    except (OSError, ssl.SSLError) as error:
+        raise InvalidRequest(f"ca={options.ca}: cannot be read as certificates ({error})") from None

@@ -1,0 +1,124 @@
+"""What an `https://token@broker:7433` URL says. Parsing does no I/O, so a wrong option is found before any work."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from urllib.parse import parse_qsl, unquote
+
+import msgspec
+
+from taskharbor.errors import InvalidRequest
+
+TOKEN = "TASKHARBOR_TOKEN"
+"""Environment variable with the token, for who does not want it in a URL."""
+
+_HOW = "http://127.0.0.1:7433, https://token@jobs.example.com or http://one:7433,two:7433"
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """Where brokers are, and how to talk to them."""
+
+    bases: tuple[str, ...]
+    """Their addresses, without an end: `http://host:7433`."""
+    place: str
+    """Where that is, for messages: no token."""
+    token: str | None = None
+    ca: str | None = None
+    """File with the certificates of those who may vouch for a broker; without it, the system's."""
+    timeout: float = 30.0
+    """Seconds after which a call that was not answered counts as lost."""
+    connect_timeout: float = 5.0
+
+    def __repr__(self) -> str:
+        return f"Options({self.place!r})"
+
+
+def parse_url(url: str) -> Options:
+    scheme, separator, rest = url.partition("://")
+    if not separator or scheme not in ("http", "https"):
+        raise _not_understood()
+    if "#" in rest:
+        raise InvalidRequest("the URL of a broker has no part after #: write a # in a token as %23")
+    address, _, query = rest.partition("?")
+    account, _, place = address.rpartition("@")
+    hosts, _, path = place.partition("/")
+    own = _own_options(query)
+    if "ca" in own and scheme == "http":
+        raise InvalidRequest("ca needs https://, which uses TLS")
+    path = path.rstrip("/")
+    addresses = [_address(host) for host in hosts.split(",")]
+    token = _token(account) if account else os.environ.get(TOKEN) or None
+    if token is not None and not (token.isascii() and token.isprintable() and " " not in token):
+        raise InvalidRequest(f"the token for {','.join(addresses)} has characters that no token has")
+    return msgspec.convert(
+        own
+        | {
+            "bases": [f"{scheme}://{host}/{path}".rstrip("/") for host in addresses],
+            "place": ",".join(addresses),
+            "token": token,
+        },
+        Options,
+    )
+
+
+def _token(account: str) -> str:
+    if ":" in account:
+        # Not quoted: a part of it is a secret.
+        raise InvalidRequest("a broker wants a token and no user: write https://token@host, with : as %3A")
+    return unquote(account)
+
+
+def _address(text: str) -> str:
+    host, bracket, port = text.rpartition("]")
+    if bracket:
+        host, port = f"{host}]", port.removeprefix(":")
+        is_host = host.startswith("[") and len(host) > 3
+    else:
+        host, _, port = text.partition(":")
+        is_host = bool(host) and not set(host) & set(" \\[]@")
+    if not is_host or (port and not (port.isdecimal() and 0 < int(port) < 65536)):
+        raise _not_understood()
+    return f"{host}:{port}" if port else host
+
+
+def _not_understood() -> InvalidRequest:
+    # The URL itself may hold a token that was not escaped, so it is not quoted.
+    return InvalidRequest(
+        f"the URL of the broker cannot be understood: write it like {_HOW}, special characters as %xx"
+    )
+
+
+def _own_options(query: str) -> dict[str, object]:
+    own: dict[str, object] = {}
+    for name, value in parse_qsl(query, keep_blank_values=True):
+        read = _OWN.get(name)
+        if read is None:
+            raise InvalidRequest(
+                f"unknown option {name!r} in the URL of the broker: there are {', '.join(_OWN)}"
+            )
+        own[name] = read(name, value)
+    return own
+
+
+def _text(name: str, value: str) -> str:
+    if not value:
+        raise InvalidRequest(f"{name}=: give a value, or leave the option out")
+    return value
+
+
+def _seconds(name: str, value: str) -> float:
+    try:
+        seconds = float(value)
+    except ValueError:
+        seconds = -1.0
+    if not 0.001 <= seconds <= 3600:
+        raise InvalidRequest(f"{name}={value!r}: give seconds between 0.001 and 3600")
+    return seconds
+
+
+_OWN: dict[str, Callable[[str, str], object]] = {
+    "ca": _text,
+    "timeout": _seconds,
+    "connect_timeout": _seconds,
+}

@@ -1,0 +1,198 @@
+"""A handle on an object store: the contract's calls, each handed on to where it is done."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, ClassVar, Self
+
+from taskharbor.clock import Clock, SystemClock
+from taskharbor.drivers.contract import (
+    AttemptPage,
+    Capabilities,
+    Driver,
+    Enqueued,
+    Extension,
+    JobFilter,
+    Page,
+    QueueSettings,
+    QueueStats,
+    Settlement,
+)
+from taskharbor.drivers.objectstore import enqueue, inspect, leased, log, operate, waiting
+from taskharbor.drivers.objectstore.blobs import Blobs
+from taskharbor.drivers.objectstore.catalog import Catalog
+from taskharbor.drivers.objectstore.cell import Term
+from taskharbor.drivers.objectstore.options import Options, options_of
+from taskharbor.drivers.objectstore.places import parse_place
+from taskharbor.drivers.objectstore.probe import probe
+from taskharbor.drivers.objectstore.store import OpenStore
+from taskharbor.errors import BackendUnavailable, JobError
+from taskharbor.jobs import SECOND, Attempt, JobRecord, JobState, Lease, Micros
+
+if TYPE_CHECKING:
+    from taskharbor.bulk.contract import BulkStore
+
+_RESOLUTION: Micros = 2 * SECOND
+"""Stores tell their time to a second, and after a round trip: a smaller difference says nothing."""
+
+
+class ObjectStoreDriver(Driver):
+    """`s3://bucket/prefix`, `gs://bucket/prefix`, `az://container/prefix`, `file:///folder`, `mem://name`.
+
+    Several handles, in any number of processes, may work on one store directly: every write depends on the version that was
+    read, so nothing is lost, and they slow each other down. A broker in front of the store is the fast way for many.
+    """
+
+    capabilities: ClassVar[Capabilities] = Capabilities()
+
+    def __init__(
+        self,
+        open_blobs: Callable[[], Blobs],
+        options: Options | None = None,
+        *,
+        clock: Clock | None = None,
+        is_in_memory: bool = False,
+    ) -> None:
+        self._open_blobs = open_blobs
+        self._options = Options() if options is None else options
+        self._clock: Clock = SystemClock() if clock is None else clock
+        self._is_in_memory = is_in_memory
+        self._open: OpenStore | None = None
+        self._seen: waiting.Seen = {}
+        if is_in_memory:
+            self.capabilities = Capabilities(durable=False, multi_process=False)  # type: ignore[misc]
+
+    # -- life ---------------------------------------------------------------------------------------------
+
+    @classmethod
+    def from_url(cls, url: str) -> Self:
+        place = parse_place(url)
+        return cls(place.open, options_of(place), is_in_memory=place.scheme == "mem")
+
+    @classmethod
+    def bulk_store(cls, url: str) -> BulkStore | None:
+        # Imported here: pyarrow is not needed for anything else.
+        from taskharbor.drivers.objectstore.bulk import ObjectStoreBulk
+
+        return ObjectStoreBulk(url)
+
+    def clone(self) -> Self:
+        return type(self)(self._open_blobs, self._options, clock=self._clock, is_in_memory=self._is_in_memory)
+
+    async def open(self) -> None:
+        if self._open is not None:
+            return
+        store = OpenStore(self._open_blobs(), self._options, self._clock)
+        try:
+            await probe(store.blobs)
+            await store.open()
+        except BaseException:
+            await store.close()
+            raise
+        self._open = store
+
+    async def close(self) -> None:
+        store, self._open = self._open, None
+        if store is not None:
+            await store.close()
+
+    @property
+    def open_store(self) -> OpenStore:
+        """What is behind an open handle, for those who read by the million."""
+        if self._open is None:
+            raise BackendUnavailable("this handle is not open: call open() first")
+        return self._open
+
+    async def time(self) -> Micros:
+        """The store's, where it differs from this machine's by more than can be told."""
+        theirs = await self.open_store.blobs.now()
+        ours = self._clock.now()
+        return ours if theirs is None or abs(theirs - ours) <= _RESOLUTION else theirs
+
+    # -- leading (for a broker) ---------------------------------------------------------------------------
+
+    @property
+    def catalog(self) -> Catalog:
+        return self.open_store.catalog
+
+    def lead(self, term: Term | None) -> None:
+        """Write under this term from now on, and believe what is in memory as long as it is valid."""
+        self.open_store.lead(term)
+
+    def expire_in_every_pass(self, clock: Callable[[], Micros] | None) -> None:
+        """With every write, also end what is over by this clock. Only for who leads: others' clocks may differ."""
+        self.open_store.every_pass_at = clock
+
+    # -- producing and working ----------------------------------------------------------------------------
+
+    async def enqueue(
+        self, records: Sequence[JobRecord], *, now: Micros, new_ids: bool = False
+    ) -> list[Enqueued]:
+        return await enqueue.enqueue(self.open_store, records, now, new_ids)
+
+    async def reserve(
+        self,
+        queue: str,
+        *,
+        limit: int,
+        lease_for: Micros,
+        now: Micros,
+        worker: str,
+        types: Sequence[str] | None = None,
+    ) -> list[JobRecord]:
+        return await leased.reserve(self.open_store, queue, limit, lease_for, now, worker, types)
+
+    async def extend_lease(
+        self, extensions: Sequence[Extension], *, lease_for: Micros, now: Micros
+    ) -> list[Lease | JobError]:
+        return await leased.extend(self.open_store, extensions, lease_for, now)
+
+    async def settle(self, settlements: Sequence[Settlement], *, now: Micros) -> list[JobError | None]:
+        return await leased.settle(self.open_store, settlements, now)
+
+    async def reclaim(self, *, now: Micros, queue: str | None = None, limit: int = 1000) -> int:
+        return await leased.reclaim(self.open_store, now, queue, limit)
+
+    # -- operating ----------------------------------------------------------------------------------------
+
+    async def cancel(self, job_ids: Sequence[str], *, now: Micros) -> list[JobState | JobError]:
+        return await operate.cancel(self.open_store, job_ids, now)
+
+    async def requeue(self, job_ids: Sequence[str], *, now: Micros) -> list[JobState | JobError]:
+        return await operate.requeue(self.open_store, job_ids, now)
+
+    async def purge(self, selection: JobFilter, *, limit: int = 1000) -> int:
+        return await operate.purge(self.open_store, selection, limit)
+
+    async def prune(self, *, now: Micros, limit: int = 1000) -> int:
+        return await operate.prune(self.open_store, now, limit)
+
+    async def get(self, job_ids: Sequence[str], *, now: Micros) -> list[JobRecord | None]:
+        return await inspect.get(self.open_store, job_ids, now)
+
+    async def list_jobs(
+        self, selection: JobFilter, *, now: Micros, limit: int = 100, cursor: str | None = None
+    ) -> Page:
+        return await inspect.list_jobs(self.open_store, selection, now, limit, cursor)
+
+    async def stats(self, *, now: Micros, queue: str | None = None) -> list[QueueStats]:
+        return await inspect.stats(self.open_store, now, queue)
+
+    async def configure(self, queue: str, settings: QueueSettings, *, now: Micros) -> None:
+        await operate.configure(self.open_store, queue, settings)
+
+    async def settings(self, queue: str) -> QueueSettings:
+        return await inspect.settings(self.open_store, queue)
+
+    # -- history ------------------------------------------------------------------------------------------
+
+    async def read_attempts(self, *, after: str | None = None, limit: int = 1000) -> AttemptPage:
+        return await log.read_attempts(self.open_store, after, limit)
+
+    async def job_attempts(self, job_id: str) -> list[Attempt]:
+        return await log.job_attempts(self.open_store, job_id)
+
+    # -- waiting ------------------------------------------------------------------------------------------
+
+    async def wait(self, queues: Sequence[str], *, now: Micros, timeout: float) -> bool:
+        return await waiting.wait(self.open_store, self._seen, queues, now, timeout)

@@ -1,0 +1,306 @@
+"""Who leads: one broker at a time holds the store's state in memory and answers from it; others stand by.
+
+No two clocks are ever compared. A leader renews by writing the catalog, and believes in its own term only until a term after
+its last renewal *began*. A standby takes over when the catalog has shown no renewal for a whole term of its own clock, which
+began after that renewal had landed. So when one begins to answer, the other has stopped, and even where a machine stood
+still in between, the epoch in every object refuses the old one's writes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import Awaitable, Callable
+from typing import Protocol
+
+from taskharbor.clock import Clock, SystemClock
+from taskharbor.drivers.objectstore.catalog import Catalog, CatalogState, Leader
+from taskharbor.drivers.objectstore.cell import Deposed, Term
+from taskharbor.drivers.objectstore.fencing import raise_epochs
+from taskharbor.errors import BackendUnavailable
+from taskharbor.jobs import SECOND, Micros
+
+DEFAULT_TERM = 15.0
+
+_log = logging.getLogger(__name__)
+
+
+_BOOT_TIME: int | None = getattr(time, "CLOCK_BOOTTIME", None)
+
+
+def steady_us() -> Micros:
+    """A clock that goes on while the machine sleeps, where there is one: a leader that slept must know how long."""
+    return (time.monotonic_ns() if _BOOT_TIME is None else time.clock_gettime_ns(_BOOT_TIME)) // 1000
+
+
+class Led(Protocol):
+    """What is led: a driver that keeps the state of all queues in memory while it has a term."""
+
+    @property
+    def catalog(self) -> Catalog: ...
+
+    def lead(self, term: Term | None) -> None:
+        """Give the term to every cell, the catalog's too. A term that was lost stays: cells that have one never write again."""
+
+
+class LeaderTerm:
+    """A term that lasts as long as it is renewed in time."""
+
+    def __init__(self, epoch: int, length: Micros, monotonic: Callable[[], Micros]) -> None:
+        self._epoch = epoch
+        self._length = length
+        self._monotonic = monotonic
+        self._began: Micros | None = None
+
+    @property
+    def epoch(self) -> int:
+        return self._epoch
+
+    def is_valid(self) -> bool:
+        return self._began is not None and self._monotonic() - self._began < self._length
+
+    def renewed(self, began: Micros) -> None:
+        """A renewal that began at that time has landed."""
+        self._began = began
+
+    def end(self) -> None:
+        self._began = None
+
+
+class NotTaken(Exception):
+    """Somebody else was quicker, or the leader lives."""
+
+
+class Leadership:
+    """One candidate. `run()` is its life: stands by, leads, and stands by again should it be deposed."""
+
+    def __init__(
+        self,
+        led: Led,
+        *,
+        url: str,
+        term: float = DEFAULT_TERM,
+        monotonic: Callable[[], Micros] = steady_us,
+        sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
+        clock: Clock | None = None,
+    ) -> None:
+        """`url`: where clients reach this broker, should it lead. `term`: seconds that it may be silent."""
+        self.id = secrets.token_hex(8)
+        self.lost = asyncio.Event()
+        """Set whenever leadership went to another; cleared when it is ours again."""
+        self._led = led
+        # A handle of our own: the driver's is fenced off with the rest of the driver when leadership is lost.
+        self._catalog = Catalog(led.catalog.blobs, clock=clock)
+        self._url = url
+        self._length: Micros = round(term * SECOND)
+        self._monotonic = monotonic
+        self._sleep = sleep
+        self._clock: Clock = SystemClock() if clock is None else clock
+        self._term: LeaderTerm | None = None
+        self._leads = asyncio.Event()
+        self._leader: Leader | None = None
+        self._seen: tuple[int, Leader | None] | None = None
+        self._seen_since: Micros = 0
+        self._fencing: asyncio.Task[None] | None = None
+        self._nudged = asyncio.Event()
+        self._is_failing = False
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether calls may be answered here now."""
+        return self._leads.is_set() and self._term is not None and self._term.is_valid()
+
+    @property
+    def leader_url(self) -> str | None:
+        """Where the leader is, as far as is known."""
+        return None if self._leader is None else self._leader.url
+
+    @property
+    def epoch(self) -> int | None:
+        return None if self._term is None else self._term.epoch
+
+    async def wait_until_leading(self) -> None:
+        await self._leads.wait()
+
+    async def run(self) -> None:
+        """Until cancelled. Give leadership back with `resign()` afterwards."""
+        try:
+            while True:
+                await self.take_step()
+                await self._rest()
+        finally:
+            await self._stop_fencing()
+
+    def look_now(self) -> None:
+        """A call was told `Deposed`: do not wait for the next renewal to find out."""
+        self._nudged.set()
+
+    async def _rest(self) -> None:
+        waits = (
+            asyncio.ensure_future(self._sleep(self._rest_us() / SECOND)),
+            asyncio.ensure_future(self._nudged.wait()),
+        )
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+        self._nudged.clear()
+
+    def _rest_us(self) -> Micros:
+        """Until something is due: a renewal, a look, or the end of another's term."""
+        rest = self._length // 3
+        if self._term is None and self._leader is not None:
+            rest = min(rest, self._seen_since + _patience_with(self._leader) - self._monotonic())
+        return max(rest, 1000)
+
+    async def take_step(self) -> None:
+        """What is due now: renew, or look whether there is a leader, and take over if not."""
+        try:
+            await self._catalog.open()
+            if self._term is None:
+                await self._stand_by()
+            else:
+                await self._renew(self._term)
+        except Deposed:
+            await self._lose()
+        except BackendUnavailable as error:
+            if not self._is_failing:
+                _log.warning("the store does not answer, so nobody can lead for now: %s", error)
+            self._is_failing = True
+        else:
+            self._is_failing = False
+
+    async def resign(self) -> None:
+        """Give leadership back, so that another can take it at once. Harmless where it is not ours."""
+        term = self._term
+        if term is None:
+            return
+        await self._stop_fencing()
+        self._leads.clear()
+        term.end()
+        try:
+            await self._catalog.cell.change(lambda state: self._step_down(state, term.epoch))
+        except BackendUnavailable as error:
+            _log.warning(
+                "leadership could not be given back; another takes it when the term is over: %s", error
+            )
+        self._term = self._leader = None
+        self._catalog.lead(None)
+        self.lost.set()
+
+    # -- standing by --------------------------------------------------------------------------------------
+
+    async def _stand_by(self) -> None:
+        epoch, leader = seen = await self._catalog.leading()
+        self._leader = leader
+        if seen != self._seen:
+            # By our own clock, and after the look: that is later than the renewal we saw began.
+            self._seen, self._seen_since = seen, self._monotonic()
+        # One of our own that we do not hold: its answer was lost when we took it.
+        if (
+            leader is None
+            or leader.id == self.id
+            or self._monotonic() - self._seen_since >= _patience_with(leader)
+        ):
+            await self._take(epoch, leader)
+
+    async def _take(self, epoch: int, leader: Leader | None) -> None:
+        catalog = self._catalog
+        term = LeaderTerm(epoch + 1, self._length, self._monotonic)
+        mine = Leader(self.id, self._url, self._length)
+        began = self._monotonic()
+        # The catalog's object carries the new epoch from this write on.
+        catalog.lead(term)
+        try:
+            queues = await catalog.cell.change(lambda state: _take_over(state, epoch, leader, mine))
+        except NotTaken:
+            catalog.lead(None)
+            return
+        except BaseException:
+            catalog.lead(None)
+            raise
+        term.renewed(began)
+        self._term, self._leader = term, mine
+        _log.info("leading from now on, epoch %d, once all %d queues know it", term.epoch, len(queues))
+        # Renewals go on beside it: a store may have many queues.
+        self._fencing = asyncio.get_running_loop().create_task(
+            self._fence(term, queues), name="taskharbor fencing"
+        )
+        await asyncio.wait((self._fencing,), timeout=self._length / SECOND / 6)
+
+    async def _fence(self, term: LeaderTerm, queues: list[str]) -> None:
+        catalog = self._catalog
+        while True:
+            try:
+                await raise_epochs(
+                    catalog.blobs, catalog.state_names(queues), term.epoch, now=self._clock.now()
+                )
+                break
+            except* BackendUnavailable:
+                pass  # `take_step` tells of it, and goes on renewing.
+            await self._sleep(self._length / SECOND / 10)
+        if self._term is term:
+            self._led.lead(term)
+            self.lost.clear()
+            self._leads.set()
+
+    async def _stop_fencing(self) -> None:
+        fencing, self._fencing = self._fencing, None
+        if fencing is not None:
+            fencing.cancel()
+            await asyncio.gather(fencing, return_exceptions=True)
+
+    # -- leading ------------------------------------------------------------------------------------------
+
+    async def _renew(self, term: LeaderTerm) -> None:
+        began = self._monotonic()
+        self._leader = await self._catalog.cell.change(lambda state: self._renew_entry(state, term.epoch))
+        term.renewed(began)
+        if self._leads.is_set():
+            # Others may have added queues without us.
+            await self._led.catalog.cell.refresh()
+
+    def _renew_entry(self, state: CatalogState, epoch: int) -> Leader:
+        leader = self._own_entry(state, epoch)
+        renewed = Leader(leader.id, leader.url, leader.term_us, leader.renewals + 1)
+        state.set_leader(renewed)
+        return renewed
+
+    def _step_down(self, state: CatalogState, epoch: int) -> None:
+        self._own_entry(state, epoch)
+        state.set_leader(None)
+
+    def _own_entry(self, state: CatalogState, epoch: int) -> Leader:
+        entries = state.made()
+        if entries.epoch != epoch or entries.leader is None or entries.leader.id != self.id:
+            raise Deposed("another broker has taken over")
+        return entries.leader
+
+    async def _lose(self) -> None:
+        term, self._term = self._term, None
+        self._leads.clear()
+        self._seen = self._leader = None
+        if term is not None:
+            term.end()
+            _log.warning("another broker leads now (this one had epoch %d); standing by", term.epoch)
+        await self._stop_fencing()
+        self._catalog.lead(None)
+        self.lost.set()
+
+
+def _patience_with(leader: Leader) -> Micros:
+    """How long a leader may be silent. A little more than its term: no two clocks run at quite the same rate."""
+    return leader.term_us + leader.term_us // 10
+
+
+def _take_over(state: CatalogState, epoch: int, seen: Leader | None, mine: Leader) -> list[str]:
+    """Where the catalog is still as it was seen; a renewal that came in between keeps its leader in office."""
+    entries = state.made()
+    if entries.epoch != epoch or entries.leader != seen:
+        raise NotTaken
+    entries.epoch = epoch + 1
+    state.set_leader(mine)
+    return list(entries.queues)

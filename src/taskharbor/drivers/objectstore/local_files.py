@@ -1,0 +1,278 @@
+"""`file://`: a folder with the one thing that folders lack, a write that depends on the version that is there.
+
+A version is a random number at the head of the file: times repeat, and numbers that count up begin again after a removal. A
+write prepares its file completely, takes a lock, compares, renames, and lets go; it is answered when the folder is on the disk
+too. A crash at any moment leaves the old content or the new one, and the lock goes with its process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import secrets
+import sys
+import time
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+from taskharbor.drivers.objectstore.blobs import UNCHANGED, Blob, Blobs, Conflict, Unchanged, Version
+from taskharbor.errors import BackendUnavailable, InvalidRequest
+
+if sys.platform != "win32":
+    import fcntl
+
+R = TypeVar("R")
+
+_MAGIC = b"TaskHarbor blob 1\n"
+_TAG = 16
+_HEAD = len(_MAGIC) + _TAG
+_PRIVATE = ".taskharbor"
+"""Locks and unfinished files: one folder, so that a listing never meets them."""
+_LOCKS = 64
+_ABANDONED_AFTER = 3600.0
+_LOCK_WITHIN = 10.0
+_THREADS = 8
+
+_random = random.Random()
+
+
+class LocalFiles(Blobs):
+    """Safe among threads and processes of one machine, and on file systems whose flock holds between machines."""
+
+    is_remote = False
+
+    def __init__(self, folder: str | Path, *, sync: bool = True) -> None:
+        """Without `sync` nothing waits for the disk: a crash of the machine may take what was answered."""
+        if sys.platform == "win32":
+            raise InvalidRequest(
+                "file:// needs flock and rename as POSIX has them: use sqlite:// on this machine"
+            )
+        self._root = Path(folder).absolute()
+        self.place = self.identity = f"file://{self._root}"
+        self._sync = sync
+        self._locks = self._root / _PRIVATE / "locks"
+        self._unfinished = self._root / _PRIVATE / "unfinished"
+        self._is_ready = False
+        self._threads: ThreadPoolExecutor | None = None
+
+    # -- the contract, each in a thread: the disk may keep us waiting, the loop must not be ----------------
+
+    async def read(self, name: str) -> Blob | None:
+        return await self._in_thread(lambda: self._read(self._path(name)))
+
+    async def read_if_changed(self, name: str, known: Version) -> Blob | Unchanged | None:
+        path = self._path(name)
+
+        def compare_first() -> Blob | Unchanged | None:
+            return UNCHANGED if self._tag(path) == known.tag else self._read(path)
+
+        return await self._in_thread(compare_first)
+
+    async def create(self, name: str, data: bytes) -> Version:
+        return await self._in_thread(lambda: self._write(name, data, None))
+
+    async def replace(self, name: str, data: bytes, known: Version) -> Version:
+        return await self._in_thread(lambda: self._write(name, data, known.tag))
+
+    async def put(self, name: str, data: bytes) -> None:
+        await self._in_thread(lambda: self._overwrite(name, data))
+
+    async def delete(self, names: Sequence[str]) -> None:
+        paths = [self._path(name) for name in names]
+        await self._in_thread(lambda: self._delete(paths))
+
+    async def names(self, prefix: str) -> list[str]:
+        return await self._in_thread(lambda: sorted(self._walk(prefix)))
+
+    async def close(self) -> None:
+        threads, self._threads = self._threads, None
+        if threads is not None:
+            threads.shutdown(wait=False)
+
+    async def _in_thread(self, call: Callable[[], R]) -> R:
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="taskharbor-files")
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._threads, call)
+        except OSError as error:
+            if isinstance(error, BackendUnavailable):
+                raise
+            raise BackendUnavailable(
+                f"{self.place}: {error.strerror or error}; is the folder there, with room and rights to write?"
+            ) from error
+
+    # -- reading ------------------------------------------------------------------------------------------
+
+    def _path(self, name: str) -> Path:
+        parts = name.split("/")
+        if any(part in ("", ".", "..") or part.startswith(".") or "\0" in part for part in parts):
+            raise InvalidRequest(
+                f"{name!r} is not a name for an object: no empty parts, none that begin with a dot"
+            )
+        return self._root.joinpath(*parts)
+
+    def _read(self, path: Path) -> Blob | None:
+        try:
+            with path.open("rb") as file:
+                head = file.read(_HEAD)
+                data = file.read()
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+            return None
+        return Blob(data, Version(self._checked(path, head)))
+
+    def _tag(self, path: Path) -> str | None:
+        try:
+            with path.open("rb", buffering=0) as file:
+                head = file.read(_HEAD)
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+            return None
+        return self._checked(path, head)
+
+    def _checked(self, path: Path, head: bytes) -> str:
+        if len(head) != _HEAD or not head.startswith(_MAGIC):
+            raise InvalidRequest(f"{path} was not written by TaskHarbor: name a folder that is its own")
+        return head[len(_MAGIC) :].hex()
+
+    def _walk(self, prefix: str) -> Iterator[str]:
+        top = self._path(prefix) if prefix else self._root
+        if top.is_file():
+            yield prefix
+        for folder, folders, files in os.walk(top):
+            folders[:] = [inner for inner in folders if not inner.startswith(".")]
+            relative = Path(folder).relative_to(self._root)
+            for file in files:
+                if not file.startswith("."):
+                    yield (relative / file).as_posix()
+
+    # -- writing ------------------------------------------------------------------------------------------
+
+    def _write(self, name: str, data: bytes, expected: str | None) -> Version:
+        path = self._path(name)
+        # Most conflicts are seen here, before anything is written.
+        self._compare(name, path, expected)
+        tag = secrets.token_bytes(_TAG)
+        prepared = self._prepare(path, tag, data)
+        self._rename(name, prepared, lambda: self._compare(name, path, expected))
+        return Version(tag.hex())
+
+    def _overwrite(self, name: str, data: bytes) -> None:
+        prepared = self._prepare(self._path(name), secrets.token_bytes(_TAG), data)
+        self._rename(name, prepared, lambda: None)
+
+    def _rename(self, name: str, prepared: Path, check: Callable[[], None]) -> None:
+        path = self._path(name)
+        try:
+            with self._locked(name):
+                check()
+                os.rename(prepared, path)
+        except BaseException:
+            prepared.unlink(missing_ok=True)
+            raise
+        # Not under the lock: whoever builds on this rename brings it to the disk with its own.
+        self._sync_folder(path.parent)
+
+    def _compare(self, name: str, path: Path, expected: str | None) -> None:
+        if self._tag(path) != expected:
+            raise Conflict(f"{self.where(name)} has another version")
+
+    def _prepare(self, path: Path, tag: bytes, data: bytes) -> Path:
+        """The whole file, on the disk, beside the place it is meant for."""
+        self._make_ready()
+        self._make_folder(path.parent)
+        prepared = self._unfinished / secrets.token_hex(12)
+        descriptor = os.open(prepared, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            with os.fdopen(descriptor, "wb", buffering=0) as file:
+                for part in (_MAGIC + tag, data):
+                    rest = memoryview(part)
+                    while rest:
+                        rest = rest[file.write(rest) :]
+                if self._sync:
+                    os.fsync(file.fileno())
+        except BaseException:
+            prepared.unlink(missing_ok=True)
+            raise
+        return prepared
+
+    def _delete(self, paths: list[Path]) -> None:
+        self._make_ready()
+        folders = set()
+        for path in paths:
+            with self._locked(path.relative_to(self._root).as_posix()):
+                try:
+                    path.unlink()
+                except (FileNotFoundError, NotADirectoryError):
+                    continue
+            folders.add(path.parent)
+        for folder in folders:
+            self._sync_folder(folder)
+
+    # -- locks and folders --------------------------------------------------------------------------------
+
+    @contextmanager
+    def _locked(self, name: str) -> Iterator[None]:
+        """No other writer of that name, in any process. Held for a comparison and a rename, never while the disk works."""
+        # A few files serve all names; one per name could never be removed without a race for who has which.
+        file = self._locks / f"{zlib.crc32(name.encode()) % _LOCKS:02d}"
+        descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            self._take(descriptor)
+            yield
+        finally:
+            # Closing is not enough where the process was forked meanwhile: the child has the descriptor too.
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+            os.close(descriptor)
+
+    def _take(self, descriptor: int) -> None:
+        deadline = time.monotonic() + _LOCK_WITHIN
+        while True:
+            try:
+                return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise BackendUnavailable(
+                        f"{self.place}: another process has held a lock for {_LOCK_WITHIN:g} s; is it stopped?"
+                    ) from None
+            # Waiting in flock itself could never be given up, should the holder be frozen.
+            time.sleep(0.0005 + _random.random() * 0.001)
+
+    def _make_ready(self) -> None:
+        """Before the first write; a reader makes nothing."""
+        if not self._is_ready or not self._unfinished.is_dir():
+            for folder in (self._locks, self._unfinished):
+                self._make_folder(folder)
+            self._sweep()
+            self._is_ready = True
+
+    def _sweep(self) -> None:
+        """Remove what writers that were killed have left behind."""
+        long_ago = time.time() - _ABANDONED_AFTER
+        for file in self._unfinished.glob("*"):
+            try:
+                if file.stat().st_mtime < long_ago:
+                    file.unlink()
+            except FileNotFoundError:
+                pass  # Somebody else sweeps too.
+
+    def _make_folder(self, folder: Path) -> None:
+        missing = []
+        while not folder.is_dir():
+            missing.append(folder)
+            folder = folder.parent
+        for made in reversed(missing):
+            made.mkdir(exist_ok=True)
+            self._sync_folder(made.parent)
+
+    def _sync_folder(self, folder: Path) -> None:
+        if not self._sync:
+            return
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

@@ -1,0 +1,205 @@
+"""S3, Google Cloud Storage, Azure and memory, through obstore.
+
+obstore's own repeated tries are off: a repeated conditional write can be refused by what its first try did, and only the cell,
+which knows its commit ids, can tell. Reads are repeated here, with bounded patience.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+from taskharbor.drivers.objectstore.blobs import UNCHANGED, Blob, Blobs, Conflict, Unchanged, Unclear, Version
+from taskharbor.drivers.objectstore.patience import pause, pauses
+from taskharbor.errors import BackendUnavailable, InvalidRequest, MissingExtra, TaskHarborError
+from taskharbor.jobs import Micros, to_micros
+
+try:
+    import obstore
+    from obstore.exceptions import (
+        AlreadyExistsError,
+        BaseError,
+        NotFoundError,
+        NotModifiedError,
+        NotSupportedError,
+        PermissionDeniedError,
+        PreconditionError,
+        UnauthenticatedError,
+    )
+except ImportError as error:  # pragma: no cover - the tests have it
+    raise MissingExtra(
+        "object stores need a package that is not installed: pip install 'taskharbor[objectstore]'"
+    ) from error
+
+if TYPE_CHECKING:
+    from obstore import PutMode, UpdateVersion
+    from obstore.store import ObjectStore
+
+R = TypeVar("R")
+
+_PATIENCE = 15.0
+"""Seconds after which nothing is tried again."""
+_CLOCK = "clock"
+"""An object that is written only to see by which time the store stamps it."""
+_MISSING = (NotFoundError, FileNotFoundError)
+_NOT_LET_IN = (PermissionDeniedError, UnauthenticatedError, PermissionError)
+_REFUSED = (AlreadyExistsError, PreconditionError, FileExistsError)
+_NOT_THERE = ("nosuchbucket", "containernotfound", "bucket does not exist", "bucket not found")
+
+
+class ObstoreBlobs(Blobs):
+    def __init__(
+        self, store: ObjectStore, place: str, *, identity: str | None = None, is_remote: bool = True
+    ) -> None:
+        self.place = place
+        self.identity = identity or place
+        self.is_remote = is_remote
+        self._store = store
+
+    # -- reading ------------------------------------------------------------------------------------------
+
+    async def read(self, name: str) -> Blob | None:
+        return await self._patiently("read", lambda: self._get(name))
+
+    async def read_if_changed(self, name: str, known: Version) -> Blob | Unchanged | None:
+        return await self._patiently("read", lambda: self._get_if_changed(name, known))
+
+    async def _get(self, name: str) -> Blob | None:
+        try:
+            found = await obstore.get_async(self._store, name)
+            data = bytes(await found.bytes_async())
+        except _MISSING as error:
+            self._check_bucket(error)
+            return None
+        return Blob(data, self._version(found.meta["e_tag"], found.meta["version"]))
+
+    async def _get_if_changed(self, name: str, known: Version) -> Blob | Unchanged | None:
+        try:
+            found = await obstore.get_async(self._store, name, options={"if_none_match": known.tag})
+            data = bytes(await found.bytes_async())
+        except NotModifiedError:
+            return UNCHANGED
+        except _MISSING as error:
+            self._check_bucket(error)
+            return None
+        version = self._version(found.meta["e_tag"], found.meta["version"])
+        # A store that does not know conditional reads sends it all again.
+        return UNCHANGED if version == known else Blob(data, version)
+
+    async def names(self, prefix: str) -> list[str]:
+        return await self._patiently("list", lambda: self._list(prefix))
+
+    async def _list(self, prefix: str) -> list[str]:
+        found: list[str] = []
+        async for metas in obstore.list(self._store, prefix or None):
+            found += [meta["path"] for meta in metas]
+        return sorted(found)
+
+    async def now(self) -> Micros | None:
+        if not self.is_remote:
+            return None
+        await self.put(_CLOCK, b"")
+        meta = await self._patiently("read", lambda: obstore.head_async(self._store, _CLOCK))
+        return to_micros(meta["last_modified"])
+
+    # -- writing ------------------------------------------------------------------------------------------
+
+    async def create(self, name: str, data: bytes) -> Version:
+        return await self._write(name, data, "create")
+
+    async def replace(self, name: str, data: bytes, known: Version) -> Version:
+        # What is None must not be in there.
+        expected: UpdateVersion = {"e_tag": known.tag}
+        if known.generation is not None:
+            expected["version"] = known.generation
+        return await self._write(name, data, expected)
+
+    async def _write(self, name: str, data: bytes, mode: PutMode) -> Version:
+        try:
+            put = await obstore.put_async(self._store, name, data, mode=mode, use_multipart=False)
+        except _REFUSED as error:
+            raise Conflict(f"{self.where(name)} has another version") from error
+        except _MISSING as error:
+            self._check_bucket(error)
+            raise Conflict(f"{self.where(name)} is not there any more") from error
+        except (BaseError, OSError) as error:
+            self._check_reason(error)
+            raise Unclear(f"{self.place}: {_words(error)}") from error
+        return self._version(put["e_tag"], put["version"])
+
+    async def put(self, name: str, data: bytes) -> None:
+        await self._patiently(
+            "write", lambda: obstore.put_async(self._store, name, data, mode="overwrite", use_multipart=False)
+        )
+
+    async def delete(self, names: Sequence[str]) -> None:
+        if names:
+            await self._patiently("delete", lambda: self._delete(list(names)))
+
+    async def _delete(self, names: list[str]) -> None:
+        try:
+            await obstore.delete_async(self._store, names)
+        except _MISSING as error:
+            # Some stores say so of one that is gone already, and stop there.
+            self._check_bucket(error)
+            for name in names:
+                try:
+                    await obstore.delete_async(self._store, name)
+                except _MISSING:
+                    pass
+
+    async def close(self) -> None:
+        pass
+
+    # -- what went wrong ----------------------------------------------------------------------------------
+
+    async def _patiently(self, what: str, call: Callable[[], Awaitable[R]]) -> R:
+        waits = pauses()
+        began = time.monotonic()
+        while True:
+            try:
+                return await call()
+            except (BaseError, OSError) as error:
+                self._check_reason(error)
+                # Where each try takes its whole time-out, few are enough.
+                wait = next(waits, None) if time.monotonic() - began < _PATIENCE else None
+                if wait is None:
+                    raise BackendUnavailable(
+                        f"{self.place} did not {what}: {_words(error)}; is it there, and can it be reached from here?"
+                    ) from error
+            await pause(wait)
+
+    def _version(self, tag: str | None, generation: str | None) -> Version:
+        if not tag:
+            raise TaskHarborError(
+                f"{self.place} names no version (ETag) of its objects, so writers could overwrite each other: "
+                "use a store with conditional writes"
+            )
+        return Version(tag, generation)
+
+    def _check_reason(self, error: Exception) -> None:
+        """Raises for what no further try would change."""
+        if isinstance(error, BackendUnavailable | InvalidRequest):
+            raise error
+        if isinstance(error, _NOT_LET_IN):
+            # The store's own words may quote the key that was used.
+            raise InvalidRequest(
+                f"{self.place} refused us: check the credentials, and that they may read, write, list and delete there"
+            ) from None
+        if isinstance(error, NotSupportedError):
+            raise InvalidRequest(
+                f"{self.place} has no conditional writes: use a store that has them"
+            ) from error
+        self._check_bucket(error)
+
+    def _check_bucket(self, error: Exception) -> None:
+        if any(words in str(error).lower() for words in _NOT_THERE):
+            raise InvalidRequest(
+                f"{self.place}: there is no such bucket or container; make it first"
+            ) from None
+
+
+def _words(error: Exception) -> str:
+    """The store's own, short: what follows is a dump of the request."""
+    return " ".join(str(error).partition("Debug source")[0].split())[:300]

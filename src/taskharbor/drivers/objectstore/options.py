@@ -1,0 +1,70 @@
+"""What an object-store URL can say beyond where the store is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import msgspec
+
+from taskharbor.drivers.objectstore.catalog import MAX_SHARDS
+from taskharbor.drivers.objectstore.places import Place, place_options
+from taskharbor.errors import InvalidRequest
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    shards: int | None = None
+    """Objects per queue; None: as many as the store was made with."""
+    poll: float | None = 1.0
+    """Seconds between looks at a queue that one waits for, to see what other processes did. None: there are none."""
+    segment_rows: int = 1000
+    """So many ended jobs or rows of the log stay in a queue's state before they go to a segment,"""
+    segment_bytes: int = 256 * 1024
+    """or so many bytes of them."""
+    merge: int = 16
+    """So many segments of one size become one of the next."""
+    levels: int = 2
+    """How often a segment is merged at most."""
+    grace: float = 3600.0
+    """Seconds for which a segment that was replaced stays, for those who are reading it."""
+
+
+POLL = {"file": 0.05, "mem": None}
+_OWN = ("shards", "poll", "segment_rows", "segment_bytes", "merge")
+
+
+def options_of(place: Place) -> Options:
+    values = dict(place.rest)
+    found: dict[str, float] = {}
+    readers: Mapping[str, Callable[[str, str], float]] = {
+        "shards": lambda name, text: _whole(name, text, 1, MAX_SHARDS),
+        "poll": _seconds,
+        "segment_rows": lambda name, text: _whole(name, text, 1, 100_000),
+        "segment_bytes": lambda name, text: _whole(name, text, 1, 16 * 1024 * 1024),
+        "merge": lambda name, text: _whole(name, text, 2, 1000),
+    }
+    for name in _OWN:
+        text = values.pop(name, None)
+        if text is not None:
+            found[name] = readers[name](name, text)
+    if values:
+        known = ", ".join(sorted([*_OWN, *place_options(place.scheme)]))
+        raise InvalidRequest(
+            f"{', '.join(sorted(values))}: no such option for {place.scheme}:// URLs; there are {known}"
+        )
+    return msgspec.convert({"poll": POLL.get(place.scheme, 1.0), **found}, Options)
+
+
+def _whole(name: str, text: str, least: int, most: int) -> int:
+    if not text.isdecimal() or not least <= int(text) <= most:
+        raise InvalidRequest(f"{name}={text!r}: give a whole number between {least} and {most}")
+    return int(text)
+
+
+def _seconds(name: str, text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0.001 <= seconds <= 3600:
+        raise InvalidRequest(f"{name}={text!r}: give seconds between 0.001 and 3600")
+    return seconds

@@ -1,0 +1,292 @@
+"""The state of one queue, or of one shard of it: the rules of the memory store, over what is kept in one object.
+
+What waits, runs or is dead is all here. Jobs that are done or cancelled and the rows of the attempt log stay until they are
+folded into a segment; then the state has an entry for that segment, and whoever asks for such a job has to
+bring the segment along (`archived`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import ClassVar, cast
+
+from taskharbor.drivers.contract import Enqueued, QueueSettings, failure_record
+from taskharbor.drivers.memory import MemoryStore
+from taskharbor.drivers.memory.copies import accepted
+from taskharbor.drivers.memory.lines import Item, Ledger
+from taskharbor.drivers.memory.queues import (
+    BLOCKED,
+    INFLIGHT,
+    READY,
+    SCHEDULED,
+    Queue,
+    Slot,
+)
+from taskharbor.drivers.objectstore.entries import SegmentEntry
+from taskharbor.drivers.objectstore.numbers import Numbering, take_stamps
+from taskharbor.drivers.objectstore.published import PublishedWrites
+from taskharbor.drivers.objectstore.stored_jobs import encode_job
+from taskharbor.drivers.objectstore.tail import TailLog
+from taskharbor.errors import JobError
+from taskharbor.jobs import JobRecord, JobState, Lease, Micros
+
+
+class KeptSlot(Slot):
+    """A job of the state, and the bytes it is written as, until it changes."""
+
+    __slots__ = ("encoded",)
+
+    encoded: bytes | None
+
+    def __init__(self, record: JobRecord, queue: Queue, order: Ledger[Slot]) -> None:
+        super().__init__(record, queue, order)
+        self.encoded = None
+
+    @classmethod
+    def stored(cls, number: int, record: JobRecord, queue: Queue, encoded: bytes | None = None) -> KeptSlot:
+        """One that has its number already."""
+        slot = cls.__new__(cls)
+        slot.record = record
+        slot.queue = queue
+        slot.seq = number
+        slot.place = None
+        slot.encoded = encoded
+        return slot
+
+    def piece(self) -> bytes:
+        if self.encoded is None:
+            self.encoded = encode_job(self.seq, self.record)
+        return self.encoded
+
+
+class KeptQueue(Queue):
+    """Notes what changes in it."""
+
+    def __init__(self, name: str, state: LiveState) -> None:
+        super().__init__(name)
+        self.state = state
+
+    def leave(self, slot: Slot) -> None:
+        super().leave(slot)
+        self.state.changed(slot)
+
+    def block(self, slot: Slot) -> None:
+        super().block(slot)
+        self.state.changed(slot)
+
+    def line_up(self, slot: Slot, state: JobState) -> None:
+        self._stand_in_line(slot, state)
+        self.state.changed(slot)
+
+    def end(self, slot: Slot, state: JobState, finished_at: Micros) -> None:
+        super().end(slot, state, finished_at)
+        self.state.changed(slot)
+
+    def restore(self, slot: KeptSlot) -> None:
+        """Into its place by what its record says. Leases and ended jobs in the order of their ends."""
+        record = slot.record
+        state, key = record.state, record.key
+        if state is READY or state is SCHEDULED:
+            self._stand_in_line(slot, state)
+        elif state is INFLIGHT:
+            item: Item = (record.expires_at_us, self.leases.live, slot)
+            slot.place = item
+            self.leases.push(item)
+        elif state is BLOCKED:
+            self.blocked += 1
+        else:
+            assert record.finished_at_us is not None
+            super().end(slot, state, record.finished_at_us)
+        if key is not None:
+            if state is INFLIGHT:
+                self.inflight[key] = slot
+            elif state.is_waiting:
+                self.waiting[key] = slot
+
+    def archive(self, slot: Slot) -> None:
+        """Out of its line: from now on a segment has it."""
+        slot.place = None
+        line = self.ended(slot.record.state)
+        line.stale += 1
+        line.tidy()
+
+
+class AcceptedOrder(Ledger[Slot]):
+    """The state's jobs by their numbers."""
+
+    def __init__(self, numbering: Numbering) -> None:
+        self.numbering = numbering
+        self.slots: dict[int, Slot] = {}
+        """In the order of their numbers, since those only grow."""
+        self.stamp: int | None = None
+        """For the next one."""
+
+    def append(self, entry: Slot) -> int:
+        stamp = take_stamps(1) if self.stamp is None else self.stamp
+        number = self.numbering.number(stamp)
+        self.slots[number] = entry
+        return number
+
+    def remove(self, number: int) -> None:
+        del self.slots[number]
+
+    def after(self, number: int) -> Iterator[Slot]:
+        return (slot for slot in self.slots.values() if slot.seq > number)
+
+    def before(self, number: int | None = None) -> Iterator[Slot]:
+        slots = reversed(self.slots.values())
+        return slots if number is None else (slot for slot in slots if slot.seq < number)
+
+
+class LiveState(MemoryStore):
+    """One queue's jobs and settings. `touched` tells the cell that something changed."""
+
+    slot_type: ClassVar[type[Slot]] = KeptSlot
+
+    def __init__(self, name: str, shard: int = 0, shards: int = 1) -> None:
+        super().__init__()
+        self.name = name
+        self.shard = shard
+        self.shards = shards
+        place = f"{name}/{shard}"
+        self.touched = False
+        self.stirs = 0
+        """How often something may have become runnable, in all that has landed: the same number in every process."""
+        self.promotions = 0
+        """How often time alone made something runnable here. Nothing is written for that, so others see it for themselves."""
+        self.outbox: list[JobRecord] = []
+        """Jobs for other queues: notices of deaths. Whoever sees one brings it there and strikes it off."""
+        self.segments: list[SegmentEntry] = []
+        """In the order of their rows."""
+        self.retired: list[tuple[str, Micros]] = []
+        """Segments that were replaced, and when: somebody may still be reading them."""
+        self.published: PublishedWrites = {}
+        self.accepted_order = AcceptedOrder(Numbering(place))
+        self.order = self.accepted_order
+        self.tail = TailLog(name, self, Numbering(place))
+        self.log = self.tail
+        self.recalled: dict[str, Slot] = {}
+        """Jobs of segments that the present call asks for."""
+        self._find = self._find_anywhere
+        self._in_state: Callable[[str], Slot | None] = self.jobs.get
+
+    @property
+    def queue(self) -> KeptQueue | None:
+        """None: nobody ever used it."""
+        return cast(KeptQueue | None, self.queues.get(self.name))
+
+    def kept_slots(self) -> Collection[KeptSlot]:
+        """All jobs of the state, in the order of their numbers."""
+        return cast(Collection[KeptSlot], self.accepted_order.slots.values())
+
+    def note_grants(self) -> None:
+        """After a state was read: leases that are granted now come behind those it has."""
+        queue = self.queue
+        self._grants = 0 if queue is None else len(queue.leases)
+
+    def changed(self, slot: Slot) -> None:
+        cast(KeptSlot, slot).encoded = None
+        self.touched = True
+
+    def _queue(self, name: str) -> Queue:
+        queue = self.queues.get(name)
+        if queue is None:
+            queue = self.queues[name] = KeptQueue(name, self)
+            self.touched = True
+        return queue
+
+    def _find_anywhere(self, job_id: str) -> Slot | None:
+        return self._in_state(job_id) or self.recalled.get(job_id)
+
+    def _wake(self) -> None:
+        if self._stirred:
+            self._stirred.clear()
+            if self.touched:
+                self.stirs += 1
+            else:
+                self.promotions += 1
+
+    # -- what differs from the memory store ---------------------------------------------------------------
+
+    def enqueue_stamped(
+        self, records: Sequence[JobRecord], stamps: Sequence[int], now: Micros
+    ) -> list[Enqueued]:
+        """`records` as they may be stored, each with its place in the order of acceptance."""
+        answers: list[Enqueued] = []
+        for record, stamp in zip(records, stamps, strict=False):
+            self.accepted_order.stamp = stamp
+            # The state keeps what it is given; a step may be run again, on another state.
+            answers.append(self._accept(accepted(record), now))
+        self.accepted_order.stamp = None
+        self._wake()
+        return answers
+
+    def _accept(self, record: JobRecord, now: Micros) -> Enqueued:
+        if record.id in self.recalled:
+            return Enqueued(record.id, True)
+        return super()._accept(record, now)
+
+    def _remember(self, queue: Queue, idempotency_key: str | None, job_id: str) -> None:
+        super()._remember(queue, idempotency_key, job_id)
+        self.touched = True
+
+    def _update_waiting(self, slot: Slot, newer: JobRecord, now: Micros) -> None:
+        super()._update_waiting(slot, newer, now)
+        self.changed(slot)
+
+    def _grant(self, slot: Slot, place: Item, token: str, worker: str, reserved_at: Micros) -> JobRecord:
+        self.changed(slot)
+        return super()._grant(slot, place, token, worker, reserved_at)
+
+    def _extend(self, slot: Slot, expires_at: Micros, progress: bytes | None) -> Lease:
+        self.changed(slot)
+        return super()._extend(slot, expires_at, progress)
+
+    def _cancel(self, job_id: str, now: Micros) -> JobState | JobError:
+        slot = self._in_state(job_id)
+        if slot is not None and slot.record.state is INFLIGHT and not slot.record.cancel_requested:
+            self.changed(slot)
+        return super()._cancel(job_id, now)
+
+    def _serve_failure_queue(self, dead: Slot, now: Micros) -> None:
+        name = dead.queue.settings.failure_queue
+        if name is None:
+            return
+        notice = failure_record(dead.record, job_id=self._new_id(), queue=name, now=now)
+        if name == self.name:
+            self._accept(accepted(notice), now)
+        else:
+            self.outbox.append(notice)
+            self.touched = True
+
+    def _room(self, queue: Queue, now: Micros) -> int:
+        """A shard grants its share of W: the rest of a division goes to the first shards."""
+        most = queue.settings.max_inflight
+        if self.shards == 1 or most is None or queue.settings.paused:
+            return super()._room(queue, now)
+        share = most // self.shards + (self.shard < most % self.shards)
+        return share - queue.leases.live
+
+    def configure(self, name: str, settings: QueueSettings) -> None:
+        self.touched = True
+        super().configure(name, settings)
+
+    def next_expiry(self) -> Micros | None:
+        """When the first lease is over."""
+        queue = self.queue
+        item = None if queue is None else queue.leases.head()
+        return None if item is None else item[0]
+
+    def expire(self, now: Micros) -> None:
+        """End all leases that are over."""
+        queue = self.queue
+        if queue is not None:
+            self._reclaim_queue(queue, now)
+            self._wake()
+
+    def strike_off(self, job_ids: Collection[str]) -> None:
+        """These notices are where they belong."""
+        left = [notice for notice in self.outbox if notice.id not in job_ids]
+        if len(left) < len(self.outbox):
+            self.outbox = left
+            self.touched = True

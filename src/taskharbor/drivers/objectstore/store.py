@@ -1,0 +1,177 @@
+"""What a handle has of a store while it is open: the catalog, the queues' objects, and where jobs were seen."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import TypeVar
+
+from taskharbor.clock import Clock
+from taskharbor.drivers.objectstore.archive import Archive
+from taskharbor.drivers.objectstore.archived import QueueState
+from taskharbor.drivers.objectstore.blobs import Blobs
+from taskharbor.drivers.objectstore.catalog import Catalog
+from taskharbor.drivers.objectstore.cell import Term
+from taskharbor.drivers.objectstore.doorbell import Place, doorbell_of
+from taskharbor.drivers.objectstore.locating import Whereabouts, shard_of
+from taskharbor.drivers.objectstore.numbers import take_stamps
+from taskharbor.drivers.objectstore.options import Options
+from taskharbor.drivers.objectstore.queue_cell import QueueCell
+from taskharbor.jobs import JobRecord, Micros
+
+R = TypeVar("R")
+A = TypeVar("A")
+
+
+class OpenStore:
+    def __init__(self, blobs: Blobs, options: Options, clock: Clock | None) -> None:
+        self.blobs = blobs
+        self.options = options
+        self.catalog = Catalog(blobs, shards=options.shards, clock=clock)
+        self.doorbell = doorbell_of(blobs.identity)
+        self.whereabouts = Whereabouts()
+        self.term: Term | None = None
+        self.every_pass_at: Callable[[], Micros] | None = None
+        """Where given, leases that are over by this clock end with every write."""
+        self._archive = Archive(blobs)
+        self._clock = clock
+        self._cells: dict[Place, QueueCell] = {}
+        self.turn = 0
+        """Which shard a reservation begins with."""
+
+    async def open(self) -> None:
+        await self.catalog.open()
+
+    async def close(self) -> None:
+        # Notices that are under way end up in cells of other queues, so those are closed after.
+        cells = list(self._cells.values())
+        await asyncio.gather(*(cell.finish() for cell in cells))
+        await asyncio.gather(*(cell.close() for cell in self._cells.values()))
+        await self.catalog.close()
+        await self.blobs.close()
+
+    async def settled(self) -> None:
+        """Until nothing is going on in the background."""
+        for cell in list(self._cells.values()):
+            await cell.settled()
+
+    # -- cells --------------------------------------------------------------------------------------------
+
+    def cell(self, queue: str, shard: int = 0) -> QueueCell:
+        place = (queue, shard)
+        cell = self._cells.get(place)
+        if cell is None:
+            cell = self._cells[place] = QueueCell(
+                self.blobs,
+                queue,
+                shard,
+                self.catalog.shards,
+                options=self.options,
+                archive=self._archive,
+                doorbell=self.doorbell,
+                deliver=self.deliver,
+                term=self.term,
+                every_pass=self._expire,
+                clock=self._clock,
+            )
+        return cell
+
+    def shards_of(self, queue: str) -> list[QueueCell]:
+        return [self.cell(queue, shard) for shard in range(self.catalog.shards)]
+
+    def cells_of(self, queues: Iterable[str]) -> list[QueueCell]:
+        return [cell for queue in queues for cell in self.shards_of(queue)]
+
+    async def all_cells(self) -> list[QueueCell]:
+        return self.cells_of(await self.catalog.queues())
+
+    def lead(self, term: Term | None) -> None:
+        self.term = term
+        self.catalog.lead(term)
+        for cell in self._cells.values():
+            cell.lead(term)
+
+    def _expire(self, state: QueueState) -> None:
+        if self.every_pass_at is not None:
+            state.expire(self.every_pass_at())
+
+    # -- jobs for other queues ----------------------------------------------------------------------------
+
+    async def deliver(self, notices: list[JobRecord]) -> None:
+        """Bring each to its queue. One that is there already, or was there and has ended, changes nothing."""
+        by_cell: dict[Place, list[JobRecord]] = {}
+        for notice in notices:
+            place = (notice.queue, shard_of(notice, self.catalog.shards))
+            by_cell.setdefault(place, []).append(notice)
+        await self.catalog.add_queues(queue for queue, _ in by_cell)
+        await asyncio.gather(
+            *(
+                self.cell(*place).change(
+                    lambda state, brought, batch=batch: state.enqueue_known(  # type: ignore[misc]
+                        batch, range(take_stamps(len(batch)), 2**62), batch[0].created_at_us, brought
+                    )
+                )
+                for place, batch in by_cell.items()
+            )
+        )
+
+    # -- by id --------------------------------------------------------------------------------------------
+
+    async def ask_who_has(self, job_ids: Sequence[str], cells: Iterable[QueueCell]) -> dict[str, Place]:
+        found: dict[str, Place] = {}
+        asked = list(cells)
+        answers = await asyncio.gather(
+            *(cell.look(lambda state, brought: state.knows(job_ids, brought)) for cell in asked)
+        )
+        for cell, known in zip(asked, answers, strict=True):
+            place = (cell.queue, cell.shard)
+            self.whereabouts.note(known, place)
+            found.update(dict.fromkeys(known, place))
+        return found
+
+    async def by_home(
+        self,
+        job_ids: Sequence[str],
+        ask: Callable[[QueueCell, list[int]], Awaitable[Sequence[A]]],
+        is_unknown: Callable[[A], bool],
+    ) -> list[A | None]:
+        """Ask for each job where it is; `ask` gets the positions of those that one cell has. None: nobody has it.
+
+        Where it was seen last it may have been removed since, and another queue may have accepted its id anew.
+        """
+        answers: list[A | None] = [None] * len(job_ids)
+        known, unknown = self.whereabouts.split(job_ids)
+        if known:
+            await self._ask_homes(job_ids, known, ask, answers)
+            lost = [
+                job_id
+                for at, job_id in enumerate(job_ids)
+                if job_id in known and is_unknown(answers[at])  # type: ignore[arg-type]
+            ]
+            unknown += dict.fromkeys(lost)
+        if unknown:
+            cells = await self.all_cells()
+            if len(cells) == 1 and not known:
+                only = (cells[0].queue, cells[0].shard)
+                homes = dict.fromkeys(unknown, only)
+            else:
+                homes = await self.ask_who_has(unknown, cells)
+            await self._ask_homes(job_ids, homes, ask, answers)
+        return answers
+
+    async def _ask_homes(
+        self,
+        job_ids: Sequence[str],
+        homes: dict[str, Place],
+        ask: Callable[[QueueCell, list[int]], Awaitable[Sequence[A]]],
+        answers: list[A | None],
+    ) -> None:
+        positions: dict[Place, list[int]] = {}
+        for at, job_id in enumerate(job_ids):
+            home = homes.get(job_id)
+            if home is not None:
+                positions.setdefault(home, []).append(at)
+        parts = await asyncio.gather(*(ask(self.cell(*home), at) for home, at in positions.items()))
+        for at_all, part in zip(positions.values(), parts, strict=True):
+            for at, answer in zip(at_all, part, strict=True):
+                answers[at] = answer

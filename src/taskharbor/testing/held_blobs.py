@@ -1,0 +1,70 @@
+"""An object store in a dictionary: what a real one promises and nothing else, without a thread, a file or a socket.
+
+For tests that decide themselves what happens in which order. What the real ones do is tested on the real ones.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Sequence
+
+from taskharbor.drivers.objectstore.blobs import UNCHANGED, Blob, Blobs, Conflict, Unchanged, Version
+
+
+class HeldBlobs(Blobs):
+    is_remote = False
+
+    _numbers = itertools.count()
+
+    def __init__(self) -> None:
+        self.place = "held"
+        self.identity = f"held#{next(self._numbers)}"
+        self.objects: dict[str, Blob] = {}
+        self._versions = itertools.count(1)
+
+    async def read(self, name: str) -> Blob | None:
+        await asyncio.sleep(0)
+        return self.objects.get(name)
+
+    async def read_if_changed(self, name: str, known: Version) -> Blob | Unchanged | None:
+        blob = await self.read(name)
+        return UNCHANGED if blob is not None and blob.version == known else blob
+
+    async def create(self, name: str, data: bytes) -> Version:
+        return await self._write(name, data, None)
+
+    async def replace(self, name: str, data: bytes, known: Version) -> Version:
+        return await self._write(name, data, known)
+
+    async def _write(self, name: str, data: bytes, expected: Version | None) -> Version:
+        await asyncio.sleep(0)
+        there = self.objects.get(name)
+        if (None if there is None else there.version) != expected:
+            raise Conflict(f"{name} has another version")
+        version = self._keep(name, data)
+        await asyncio.sleep(0)
+        return version
+
+    def _keep(self, name: str, data: bytes) -> Version:
+        version = Version(str(next(self._versions)))
+        self.objects[name] = Blob(data, version)
+        return version
+
+    async def put(self, name: str, data: bytes) -> None:
+        await asyncio.sleep(0)
+        self._keep(name, data)
+
+    async def delete(self, names: Sequence[str]) -> None:
+        await asyncio.sleep(0)
+        for name in names:
+            self.objects.pop(name, None)
+
+    async def names(self, prefix: str) -> list[str]:
+        await asyncio.sleep(0)
+        return sorted(
+            name for name in self.objects if not prefix or name == prefix or name.startswith(f"{prefix}/")
+        )
+
+    async def close(self) -> None:
+        pass

@@ -1,0 +1,101 @@
+"""The program of `S3Server`: moto's S3 behind real HTTP, with conditions that hold and faults that can be planned.
+
+moto compares and writes in two steps, so two writers could both succeed: one lock around every request makes it one step, as
+on the real one. It ends when its standard input does, which also happens when its owner was killed.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import os
+import socket
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any, TypeAlias
+
+from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
+from werkzeug.serving import WSGIRequestHandler, make_server
+
+Environment: TypeAlias = dict[str, Any]
+Respond: TypeAlias = Callable[..., Any]
+Application: TypeAlias = Callable[[Environment, Respond], Iterable[bytes]]
+
+PLAN = "/_taskharbor/plan"
+"""Takes a JSON list of faults for the next conditional writes."""
+
+_ERROR = '<?xml version="1.0" encoding="UTF-8"?>\n<Error><Code>{code}</Code><Message>{code}</Message></Error>'
+_ANSWERS = {
+    "conflict_409": ("409 Conflict", "ConditionalRequestConflict"),
+    "error_500_before": ("500 Internal Server Error", "InternalError"),
+    "error_500_after": ("500 Internal Server Error", "InternalError"),
+    "error_503_before": ("503 Slow Down", "SlowDown"),
+    "refused_after": ("412 Precondition Failed", "PreconditionFailed"),
+    "forbidden_403": ("403 Forbidden", "AccessDenied"),
+}
+
+
+class OneAtATime:
+    """The application, one request at a time; and the faults that were planned for it."""
+
+    def __init__(self, application: Application) -> None:
+        self._application = application
+        self._lock = threading.Lock()
+        self._planned: deque[str] = deque()
+
+    def __call__(self, environment: Environment, respond: Respond) -> Iterable[bytes]:
+        # All of it, and before the lock: a slow sender must not keep the others waiting.
+        body = environment["wsgi.input"].read(int(environment.get("CONTENT_LENGTH") or 0))
+        environment["wsgi.input"] = io.BytesIO(body)
+        if environment["PATH_INFO"] == PLAN:
+            self._planned.extend(json.loads(body))
+            respond("204 No Content", [("Content-Length", "0")])
+            return []
+        with self._lock:
+            fault = self._fault(environment)
+            if fault is None:
+                return list(self._application(environment, respond))
+            if fault.endswith("after"):
+                list(self._application(environment, lambda *_: None))
+        return self._strike(fault, environment, respond)
+
+    def _fault(self, environment: Environment) -> str | None:
+        is_conditional = "HTTP_IF_MATCH" in environment or "HTTP_IF_NONE_MATCH" in environment
+        if environment["REQUEST_METHOD"] != "PUT" or not is_conditional or not self._planned:
+            return None
+        return self._planned.popleft() or None
+
+    def _strike(self, fault: str, environment: Environment, respond: Respond) -> Iterable[bytes]:
+        if fault.startswith("silent"):
+            threading.Event().wait()  # Until the client gives up; a thread of the server waits here for good.
+        if fault.startswith("cut"):
+            environment["werkzeug.socket"].shutdown(socket.SHUT_RDWR)
+            raise ConnectionAbortedError("planned")
+        status, code = _ANSWERS[fault]
+        text = _ERROR.format(code=code).encode()
+        respond(status, [("Content-Type", "application/xml"), ("Content-Length", str(len(text)))])
+        return [text]
+
+
+class _Handler(WSGIRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def log_request(self, *_: object) -> None:
+        """Thousands of requests, and nobody who reads of them."""
+
+
+def main(port: int) -> None:
+    logging.getLogger("werkzeug").setLevel(logging.CRITICAL)
+    application = OneAtATime(DomainDispatcherApplication(create_backend_app))
+    server = make_server("127.0.0.1", port, application, threaded=True, request_handler=_Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    print(f"ready {server.server_port}", flush=True)
+    sys.stdin.read()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

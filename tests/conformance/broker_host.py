@@ -1,0 +1,76 @@
+"""A process that starts a broker for the store it is told: one URL per line; `-` stops the last broker.
+
+One process for all cases of the kit: starting one costs as much as fifty cases. And not a thread of the kit's own process,
+whose two loops would wait for each other at every call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from functools import cache
+
+from taskharbor.broker.app import make_app
+from taskharbor.broker.config import BrokerConfig
+from taskharbor.broker.electing import candidacy_for
+from taskharbor.broker.serving import BrokerServer, listen, serve, url_of
+from taskharbor.drivers.contract import Driver
+from taskharbor.drivers.objectstore.leading import Leadership
+from taskharbor.drivers.registry import installed_drivers
+
+# The kit lives in a time of its own.
+CONFIG = BrokerConfig(trust_client_time=True)
+TERM = 15.0
+
+
+@cache
+def driver_for(scheme: str) -> type[Driver]:
+    """Looking for it takes longer than most cases."""
+    found: type[Driver] = installed_drivers()[scheme].load()
+    return found
+
+
+class Host:
+    """The one broker that runs, if any."""
+
+    def __init__(self) -> None:
+        self._server: BrokerServer | None = None
+        self._serving: asyncio.Task[None] | None = None
+
+    async def serve(self, store: str) -> str:
+        """The broker's URL, once it answers."""
+        listener = listen("127.0.0.1", 0)
+        url = url_of(listener, tls=False)
+        driver = driver_for(store.partition("://")[0]).from_url(store)
+        app = make_app(driver, CONFIG, candidacy_for(driver, url=url, term=TERM))
+        ready: asyncio.Future[BrokerServer] = asyncio.get_running_loop().create_future()
+        self._serving = asyncio.create_task(serve(app, listener, when_ready=ready.set_result))
+        await asyncio.wait({self._serving, ready}, return_when=asyncio.FIRST_COMPLETED)
+        if not ready.done():
+            await self._serving
+        self._server = ready.result()
+        if isinstance(app.service.leads, Leadership):
+            await app.service.leads.wait_until_leading()
+        return url
+
+    async def rest(self) -> None:
+        server, serving, self._server, self._serving = self._server, self._serving, None, None
+        if server is not None and serving is not None:
+            server.stop()
+            await serving
+
+
+async def main() -> None:
+    host = Host()
+    loop = asyncio.get_running_loop()
+    while line := (await loop.run_in_executor(None, sys.stdin.readline)).strip():
+        try:
+            await host.rest()
+            print("rests" if line == "-" else await host.serve(line), flush=True)
+        except Exception as error:
+            print(f"failed: {type(error).__name__}: {error}".replace("\n", " "), flush=True)
+    await host.rest()
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

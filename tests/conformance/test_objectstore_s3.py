@@ -1,0 +1,13 @@
+"""The kit on the object-store driver over S3's own protocol. A URL also runs the cases that kill a process."""
+
+from pathlib import Path
+
+from taskharbor.conformance import conformance_tests
+from taskharbor.testing.servers.s3 import fresh_s3_url
+
+
+def _url(tmp_path: Path) -> str:
+    return fresh_s3_url()
+
+
+globals().update(conformance_tests(_url))

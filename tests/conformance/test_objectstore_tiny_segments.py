@@ -1,0 +1,36 @@
+"""The kit with segments of three rows that are merged by twos, and calls that end only when the folding is done.
+
+So nearly everything that ended is read from the archive by the next call, and what was merged is gone at once.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from taskharbor.conformance import conformance_tests
+from taskharbor.drivers.objectstore import ObjectStoreDriver
+from taskharbor.drivers.objectstore.options import Options
+from taskharbor.drivers.objectstore.places import parse_place
+
+TINY = Options(poll=None, segment_rows=3, merge=2, levels=3, grace=0.0)
+CHANGES = ("enqueue", "reserve", "extend_lease", "settle", "reclaim", "cancel", "requeue", "purge", "prune")
+
+
+def _then_folded(name: str) -> Callable[..., Any]:
+    async def call(self: ObjectStoreDriver, *args: Any, **kwargs: Any) -> Any:
+        answer = await getattr(ObjectStoreDriver, name)(self, *args, **kwargs)
+        await self.open_store.settled()
+        return answer
+
+    return call
+
+
+PatientDriver = type("PatientDriver", (ObjectStoreDriver,), {name: _then_folded(name) for name in CHANGES})
+
+
+def _driver(tmp_path: Path) -> ObjectStoreDriver:
+    driver: ObjectStoreDriver = PatientDriver(parse_place("mem://").open, TINY, is_in_memory=True)
+    return driver
+
+
+globals().update(conformance_tests(_driver))

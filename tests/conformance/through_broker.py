@@ -1,0 +1,99 @@
+"""The kit by way of a broker: every store gets one of its own, in a process beside this one."""
+
+import atexit
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from taskharbor.conformance import conformance_tests
+from taskharbor.conformance.backend import Backend, Store
+from taskharbor.conformance.effort import EXAMPLES, Effort
+from taskharbor.conformance.machine import run_machine
+from taskharbor.drivers.http import HttpDriver
+
+
+class BrokerHost:
+    """`broker_host.py`, which serves one store after the other."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, str(Path(__file__).with_name("broker_host.py"))],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        atexit.register(self.close)
+
+    def serve(self, store_url: str) -> str:
+        """A broker for this store; the one before is stopped."""
+        return self._ask(store_url)
+
+    def rest(self) -> None:
+        """Nobody needs the store any more."""
+        self._ask("-")
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.close()
+        self._process.stdout.close()
+        self._process.wait(30)
+
+    def _ask(self, line: str) -> str:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(f"{line}\n")
+        self._process.stdin.flush()
+        answer = self._process.stdout.readline().strip()
+        assert answer and not answer.startswith("failed"), (
+            answer or f"it ended with code {self._process.poll()}"
+        )
+        return answer
+
+
+@cache
+def _host() -> BrokerHost:
+    return BrokerHost()
+
+
+class ThroughBroker(Backend):
+    """`store_url` names the store behind the broker, by a fresh directory."""
+
+    def __init__(self, store_url: Callable[[Path], str]) -> None:
+        super().__init__(store_url)
+        self._store_url = store_url
+
+    @asynccontextmanager
+    async def _store(self, directory: Path) -> AsyncIterator[Store]:
+        url = _host().serve(self._store_url(directory))
+        store = Store(HttpDriver.from_url(url), url)
+        try:
+            await store.refuse_unless_empty()
+            yield store
+        finally:
+            await store.close()
+            _host().rest()
+
+
+HISTORIES = 20
+"""What the store behind the broker does is judged without one too; here the machine looks at the way there."""
+
+
+def conformance_through_broker(store_url: Callable[[Path], str]) -> dict[str, Callable[..., Any]]:
+    """The kit's tests, for a module's globals."""
+    backend = ThroughBroker(store_url)
+
+    def test_state_machine() -> None:
+        effort = Effort.from_environment()
+        if EXAMPLES not in os.environ:
+            effort = msgspec.structs.replace(effort, examples=HISTORIES)
+        run_machine(backend, effort)
+
+    return {**conformance_tests(backend), "test_state_machine": test_state_machine}

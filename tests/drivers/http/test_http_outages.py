@@ -1,0 +1,277 @@
+"""Brokers come and go, hang, and pass calls on to their leader: workers and clients get over it, or are told at once."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from http_line import NOW, cable_to, line, records
+
+from taskharbor import Job, JobState, Outcome
+from taskharbor.conformance.invariants import check_no_overlap, spans
+from taskharbor.drivers.http import HttpDriver
+from taskharbor.drivers.memory import MemoryDriver
+from taskharbor.drivers.memory.operating import MemoryStore
+from taskharbor.drivers.sqlite import SQLiteDriver
+from taskharbor.errors import BackendUnavailable, InvalidRequest
+from taskharbor.testing.broker import BrokerProcess, broker_process, running_broker
+from taskharbor.testing.servers.ports import free_port
+from worker.stage import eventually, logged, running, stage
+
+
+class Leader:
+    """Who leads, as a test says it."""
+
+    def __init__(self, leader_url: str | None = None, *, is_leader: bool = False) -> None:
+        self.leader_url = leader_url
+        self.is_leader = is_leader
+
+    async def run(self) -> None:
+        await asyncio.Event().wait()
+
+    async def resign(self) -> None:
+        pass
+
+    def look_now(self) -> None:
+        pass
+
+
+@contextlib.contextmanager
+def broker_on(store: MemoryStore, leads: Leader | None = None) -> Iterator[str]:
+    with running_broker(MemoryDriver(store), leads=leads, trust_client_time=True) as url:
+        yield url
+
+
+def both(first: str, second: str) -> str:
+    return f"{first},{urlsplit(second).netloc}"
+
+
+async def started(brokers: contextlib.ExitStack, store: str) -> BrokerProcess:
+    """Beside the loop, on which a worker goes on."""
+    starting = broker_process(store)
+    broker = await asyncio.to_thread(starting.__enter__)
+    brokers.push(starting)
+    return broker
+
+
+def gone() -> str:
+    """Where no broker is."""
+    return f"http://127.0.0.1:{free_port()}"
+
+
+# -- a worker -------------------------------------------------------------------------------------------------
+
+
+def test_a_worker_comes_through_brokers_that_are_killed_again_and_again(tmp_path: Path) -> None:
+    """What ran when the broker died ends once: its lease is in the store, and so is its end."""
+    store = f"sqlite:///{tmp_path}/jobs.db"
+    executions: Counter[str] = Counter()
+
+    async def main() -> None:
+        with contextlib.ExitStack() as brokers:
+            broker = await started(brokers, store)
+            cable = brokers.enter_context(cable_to(broker.url))
+            hold, held = asyncio.Event(), asyncio.Event()
+
+            async def handle(job: Job) -> None:
+                executions[job.id] += 1
+                held.set()
+                await hold.wait()
+
+            async with stage(HttpDriver.from_url(cable.url_for(broker.url))) as here:
+                with logged() as said:
+                    async with running(here.worker(handle, lease=60.0, poll_interval=0.2)):
+                        ids: list[str] = []
+                        for _ in range(3):
+                            held.clear()
+                            ids += await here.enqueue_many(40)
+                            await asyncio.wait_for(held.wait(), 30)
+                            await asyncio.to_thread(broker.kill)
+                            hold.set()  # What runs now ends while no broker is there.
+                            broker = await started(brokers, store)
+                            cable.reroute("127.0.0.1", urlsplit(broker.url).port or 0)
+                            cable.cut()
+                            for job_id in ids:
+                                assert (await here.ended(job_id)).state is JobState.DONE
+                            hold.clear()
+                        hold.set()
+                assert said.count("answers again") >= 1
+            assert executions == dict.fromkeys(ids, 1)
+            async with SQLiteDriver.from_url(store) as truth:
+                rows = (await truth.read_attempts()).attempts
+            assert Counter(row.job_id for row in rows) == dict.fromkeys(ids, 1)
+            assert {row.outcome for row in rows} == {Outcome.DONE}
+            check_no_overlap(spans(rows, ()))
+
+    asyncio.run(main())
+
+
+def test_an_idle_worker_learns_of_a_job_at_once_and_asks_for_nothing_meanwhile() -> None:
+    async def main() -> None:
+        async with line() as here:
+            ran = asyncio.Event()
+
+            async def handle(job: Job) -> None:
+                ran.set()
+
+            async with stage(here.near.clone()) as theirs, running(theirs.worker(handle, poll_interval=60.0)):
+                await eventually(lambda: here.broker.app.service.wakes.waiting == 1)
+                began = time.monotonic()
+                await theirs.enqueue()
+                await asyncio.wait_for(ran.wait(), 30)
+                assert time.monotonic() - began < 10  # Far less than the poll interval.
+
+    asyncio.run(main())
+
+
+# -- several brokers ------------------------------------------------------------------------------------------
+
+
+def test_a_broker_that_is_away_is_passed_over() -> None:
+    async def main() -> None:
+        with broker_on(MemoryStore()) as url:
+            async with HttpDriver.from_url(both(gone(), url)) as driver:
+                assert len(await driver.enqueue(records(2), now=NOW)) == 2
+                assert len(await driver.enqueue(records(2), now=NOW, new_ids=True)) == 2
+
+    asyncio.run(main())
+
+
+def test_all_brokers_away_is_told_with_their_addresses_and_no_token() -> None:
+    async def main() -> None:
+        first, second = gone(), gone()
+        driver = HttpDriver.from_url(both(first, second).replace("://", "://canary-token@"))
+        with pytest.raises(BackendUnavailable) as told:
+            await driver.open()
+        assert urlsplit(first).netloc in str(told.value)
+        assert urlsplit(second).netloc in str(told.value)
+        assert "canary-token" not in str(told.value)
+
+    asyncio.run(main())
+
+
+def test_a_standby_sends_its_clients_to_the_leader_it_names() -> None:
+    """Also one that no URL named; and the driver stays there."""
+
+    async def main() -> None:
+        store = MemoryStore()
+        with broker_on(store, Leader(is_leader=True)) as leader:
+            standby = Leader(leader)
+            with broker_on(MemoryStore(), standby) as url:
+                async with HttpDriver.from_url(url) as driver:
+                    await driver.enqueue(records(1), now=NOW)
+                    standby.leader_url = None  # Nobody asks it again.
+                    await driver.enqueue(records(1), now=NOW)
+        assert [len(queue.counts) > 0 for queue in store.stats(NOW, "q")] == [True]
+        (stats,) = store.stats(NOW, "q")
+        assert stats.counts[JobState.READY] == 2
+
+    asyncio.run(main())
+
+
+def test_when_leadership_moves_the_client_moves_too() -> None:
+    async def main() -> None:
+        store = MemoryStore()
+        first, second = Leader(is_leader=True), Leader()
+        with broker_on(store, first) as one, broker_on(store, second) as two:
+            first.leader_url = second.leader_url = one
+            async with HttpDriver.from_url(both(one, two)) as driver:
+                await driver.enqueue(records(1), now=NOW)
+                first.is_leader, second.is_leader = False, True
+                first.leader_url = second.leader_url = two
+                await driver.enqueue(records(1), now=NOW)
+                # And where nobody knows it any more, each is asked.
+                first.is_leader, second.is_leader = True, False
+                first.leader_url = second.leader_url = None
+                await driver.enqueue(records(1), now=NOW)
+        (stats,) = store.stats(NOW, "q")
+        assert stats.counts[JobState.READY] == 3
+
+    asyncio.run(main())
+
+
+def test_no_leader_at_all_is_unavailable_and_two_that_name_each_other_do_not_loop() -> None:
+    async def main() -> None:
+        first, second = Leader(), Leader()
+        with broker_on(MemoryStore(), first) as one, broker_on(MemoryStore(), second) as two:
+            with pytest.raises(BackendUnavailable, match="no leader is known"):
+                await HttpDriver.from_url(both(one, two)).open()
+            first.leader_url, second.leader_url = two, one
+            with pytest.raises(BackendUnavailable, match="standby"):
+                await HttpDriver.from_url(one).open()
+
+    asyncio.run(main())
+
+
+def test_a_token_never_follows_to_a_leader_on_an_open_line() -> None:
+    driver = HttpDriver.from_url("https://secret@jobs.example.com")
+    with pytest.raises(InvalidRequest, match="advertise https"):
+        driver._brokers._checked("http://elsewhere:7433")
+
+
+# -- time -----------------------------------------------------------------------------------------------------
+
+
+def test_a_broker_that_says_nothing_is_given_up_in_time() -> None:
+    async def main() -> None:
+        async with line("?timeout=0.2") as here:
+            here.cable.stall()
+            with pytest.raises(BackendUnavailable, match=r"no answer within 0\.2 s"):
+                await here.near.enqueue(records(1), now=NOW)
+            here.cable.flow()
+            await here.near.enqueue(records(1), now=NOW)
+
+    asyncio.run(main())
+
+
+def test_a_broker_that_hangs_is_passed_over_for_another() -> None:
+    async def main() -> None:
+        store = MemoryStore()
+        with broker_on(store) as one, broker_on(store) as two, cable_to(one) as cable:
+            async with HttpDriver.from_url(both(cable.url_for(one), two) + "?timeout=0.3") as driver:
+                cable.stall()
+                await driver.enqueue(records(1), now=NOW)
+                cable.flow()
+        (stats,) = store.stats(NOW, "q")
+        assert stats.counts[JobState.READY] == 1
+
+    asyncio.run(main())
+
+
+def test_a_wait_may_take_longer_than_the_timeout_of_a_call() -> None:
+    async def main() -> None:
+        async with line("?timeout=0.2") as here:
+            while await here.near.wait(["q"], now=NOW, timeout=0):
+                pass
+            waiting = asyncio.ensure_future(here.near.wait(["q"], now=NOW, timeout=20))
+            done, _ = await asyncio.wait({waiting}, timeout=0.5)
+            assert not done
+            await here.store()
+            assert await waiting
+
+    asyncio.run(main())
+
+
+def test_a_client_that_leaves_frees_its_place_among_those_who_wait() -> None:
+    async def main() -> None:
+        async with line() as here:
+            wakes = here.broker.app.service.wakes
+            while await here.near.wait(["q"], now=NOW, timeout=0):
+                pass
+            waiting = asyncio.ensure_future(here.near.wait(["q"], now=NOW, timeout=60))
+            await eventually(lambda: wakes.waiting == 1)
+            waiting.cancel()
+            await eventually(lambda: wakes.waiting == 0)
+
+    asyncio.run(main())
+
+
+def test_a_handle_that_is_not_open_says_so() -> None:
+    with pytest.raises(BackendUnavailable, match="not open"):
+        asyncio.run(HttpDriver.from_url("http://127.0.0.1:1").time())

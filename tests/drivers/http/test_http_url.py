@@ -1,0 +1,82 @@
+"""What a URL of a broker says, and what it must not say."""
+
+from __future__ import annotations
+
+import pytest
+
+from taskharbor.drivers.http import HttpDriver
+from taskharbor.drivers.http.options import TOKEN, parse_url
+from taskharbor.drivers.registry import connect
+from taskharbor.errors import InvalidRequest
+
+
+@pytest.fixture(autouse=True)
+def no_token_around(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(TOKEN, raising=False)
+
+
+@pytest.mark.parametrize(
+    ("url", "bases"),
+    [
+        ("http://127.0.0.1:7433", ["http://127.0.0.1:7433"]),
+        ("http://127.0.0.1:7433/", ["http://127.0.0.1:7433"]),
+        ("https://jobs.example.com", ["https://jobs.example.com"]),
+        ("https://jobs.example.com/queue/", ["https://jobs.example.com/queue"]),
+        ("http://[::1]:7433", ["http://[::1]:7433"]),
+        ("http://one:7433,two", ["http://one:7433", "http://two"]),
+        ("https://t@one,two:1/p", ["https://one/p", "https://two:1/p"]),
+    ],
+)
+def test_addresses_are_understood(url: str, bases: list[str]) -> None:
+    assert list(parse_url(url).bases) == bases
+
+
+def test_schemes_lead_to_the_driver() -> None:
+    assert isinstance(connect("http://127.0.0.1:7433"), HttpDriver)
+    assert isinstance(connect("https://127.0.0.1:7433"), HttpDriver)
+
+
+def test_a_token_comes_from_the_url_or_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert parse_url("http://host").token is None
+    assert parse_url("http://se%2Fcret@host").token == "se/cret"
+    monkeypatch.setenv(TOKEN, "around")
+    assert parse_url("http://host").token == "around"
+    assert parse_url("http://own@host").token == "own"
+
+
+def test_a_token_is_in_no_message() -> None:
+    options = parse_url("https://canary@one,two?timeout=3")
+    assert "canary" not in repr(options)
+    assert "canary" not in options.place
+    for wrong in (
+        "https://canary@one:x",
+        "https://canary:canary@one",
+        "https://canary@one?what=1",
+        "https://canary@one#x",
+    ):
+        with pytest.raises(InvalidRequest) as told:
+            parse_url(wrong)
+        assert "canary" not in str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("http://", "cannot be understood"),
+        ("http://host:0", "cannot be understood"),
+        ("http://host:99999", "cannot be understood"),
+        ("http://a,,b", "cannot be understood"),
+        ("http://[::1", "cannot be understood"),
+        ("ftp://host", "cannot be understood"),
+        ("http://host?tiemout=3", "unknown option 'tiemout'.*timeout"),
+        ("http://host?timeout=-1", "seconds between"),
+        ("http://host?timeout=soon", "seconds between"),
+        ("http://host?ca=/ca.pem", "https"),
+        ("https://host?ca=", "give a value"),
+        ("http://to%20ken@host", "characters that no token has"),
+        ("http://to%0Aken@host", "characters that no token has"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_what_to_write(url: str, says: str) -> None:
+    with pytest.raises(InvalidRequest, match=says):
+        parse_url(url)

@@ -1,0 +1,225 @@
+"""Several cells on one object in bad weather, in any order that Hypothesis can think of.
+
+Each run of each change adds a mark that nobody else has. The object only ever grows, so in the end its list of marks tells
+everything. Who was told a place is there, at that place, with what that very run left, once. Who was told nothing certain
+is there once or not at all. And whatever anybody ever saw is how the list once began.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Coroutine
+from random import Random
+from typing import Any, ClassVar
+
+import msgspec
+from hypothesis import note
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from marks import NAME, FixedTerm, Marks, MarksCodec, add_by_run, all_marks
+from virtual_time import VirtualLoop
+
+from taskharbor.drivers.objectstore import patience
+from taskharbor.drivers.objectstore.cell import Cell, Deposed, Term
+from taskharbor.drivers.objectstore.fencing import raise_epoch
+from taskharbor.errors import BackendUnavailable
+from taskharbor.testing.faulty_blobs import STORM, Faults, FaultyBlobs, Weather
+from taskharbor.testing.held_blobs import HeldBlobs
+
+CREW = 3
+
+
+class Asked:
+    """One call and what had been answered to others before it began."""
+
+    def __init__(
+        self, task: asyncio.Task[Any], who: int, term: FixedTerm | None, answered: set[str], epoch: int
+    ) -> None:
+        self.task = task
+        self.who = who
+        self.term = term
+        self.answered_before = answered
+        self.epoch_before = epoch
+
+
+class CellMachine(RuleBasedStateMachine):
+    cell_class: ClassVar[type[Cell[Marks]]] = Cell
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.runner = asyncio.Runner(loop_factory=VirtualLoop)
+        self.held = HeldBlobs()
+        self.numbers = itertools.count()
+        self.changes: dict[str, Asked] = {}
+        self.looks: list[Asked] = []
+        self.crew: list[Cell[Marks]] = []
+        self.terms: list[FixedTerm | None] = [None] * CREW
+        self.epoch = 0
+
+    @initialize(
+        seed=st.integers(0, 2**32),
+        strength=st.sampled_from([0.0, 0.5, 1.0, 3.0]),
+        stale=st.booleans(),
+    )
+    def begin(self, seed: int, strength: float, stale: bool) -> None:
+        patience._random.seed(seed)
+        likely = {
+            name: value * strength if name not in ("slow_seconds", "stale") else value
+            for name, value in msgspec.structs.asdict(STORM).items()
+        }
+        self.storm = Faults(**{**likely, "stale": STORM.stale if stale else 0.0})
+        self.is_stale = stale
+        self.weather = Weather(Random(seed), self.storm)
+        self.blobs = FaultyBlobs(self.held, self.weather)
+        self.crew = [self.new_cell() for _ in range(CREW)]
+
+    def new_cell(self, term: Term | None = None) -> Cell[Marks]:
+        return self.cell_class(self.blobs, NAME, MarksCodec(), term=term, patience=5.0)
+
+    def run(self, story: Coroutine[Any, Any, Any]) -> Any:
+        return self.runner.run(story)
+
+    # -- what can happen ----------------------------------------------------------------------------------
+
+    @rule(who=st.integers(0, CREW - 1), many=st.integers(1, 4))
+    def change(self, who: int, many: int) -> None:
+        async def start() -> None:
+            for _ in range(many):
+                mark = f"m{next(self.numbers)}"
+                task = asyncio.ensure_future(self.crew[who].change(add_by_run(mark)))
+                self.changes[mark] = self.asked(task, who)
+
+        self.run(start())
+
+    @rule(who=st.integers(0, CREW - 1), as_change=st.booleans())
+    def look(self, who: int, as_change: bool) -> None:
+        async def start() -> None:
+            cell = self.crew[who]
+            task = asyncio.ensure_future(cell.change(all_marks) if as_change else cell.look(all_marks))
+            self.looks.append(self.asked(task, who))
+
+        self.run(start())
+
+    def asked(self, task: asyncio.Task[Any], who: int) -> Asked:
+        term = self.terms[who]
+        # A leader does not look for what others write past it, until it is told to.
+        answered = {
+            answer[1]
+            for asked in self.changes.values()
+            if (answer := answer_of(asked.task)) and (term is None or asked.term is not None)
+        }
+        return Asked(task, who, term, answered, self.epoch)
+
+    @rule(turns=st.integers(1, 30))
+    def go_on(self, turns: int) -> None:
+        async def turn() -> None:
+            for _ in range(turns):
+                await asyncio.sleep(0)
+
+        self.run(turn())
+
+    @rule(seconds=st.sampled_from([0.004, 0.03, 0.3, 3.0]))
+    def let_time_pass(self, seconds: float) -> None:
+        self.run(asyncio.sleep(seconds))
+
+    @rule()
+    def land_a_late_write(self) -> None:
+        self.run(self.weather.land())
+
+    @rule(is_fine=st.booleans())
+    def change_weather(self, is_fine: bool) -> None:
+        self.weather.faults = Faults() if is_fine else self.storm
+
+    @rule(who=st.integers(0, CREW - 1))
+    def crash(self, who: int) -> None:
+        """Whatever the cell had under way ends there; a new one begins with nothing."""
+
+        async def end() -> None:
+            passes = self.crew[who]._passes
+            if passes is not None:
+                passes.cancel()
+                await asyncio.wait((passes,))
+
+        self.run(end())
+        self.crew[who] = self.new_cell(self.terms[who])
+
+    @precondition(lambda self: self.epoch < 5)
+    @rule(who=st.integers(0, CREW - 1))
+    def take_over(self, who: int) -> None:
+        """As leadership does it: the old leader's term is over by then, whether it knows or not."""
+        for term in self.terms:
+            if term is not None:
+                term.valid = False
+        try:
+            self.run(raise_epoch(self.blobs, NAME, self.epoch + 1, now=0))
+        except BackendUnavailable:
+            return
+        self.epoch += 1
+        self.terms[who] = mine = FixedTerm(self.epoch)
+        self.crew[who].lead(mine)
+
+    # -- what must be true in the end ---------------------------------------------------------------------
+
+    def teardown(self) -> None:
+        try:
+            if self.crew:
+                self.run(self.settle_down())
+        finally:
+            self.runner.close()
+
+    async def settle_down(self) -> None:
+        self.weather.clear_up()
+        everybody = [asked.task for asked in (*self.changes.values(), *self.looks)]
+        while self.weather.is_awaited:
+            await self.weather.land()
+            await asyncio.sleep(self.weather.random.choice([0.0, 0.01]))
+        if everybody:
+            await asyncio.gather(*everybody, return_exceptions=True)
+        for cell in self.crew:
+            await cell.close()
+        final: list[str] = await Cell(self.held, NAME, MarksCodec()).look(all_marks)
+        note(f"final: {final}; weather: {self.weather.met}")
+        self.check_changes(final)
+        self.check_looks(final)
+
+    def check_changes(self, final: list[str]) -> None:
+        made = [left.partition("#")[0] for left in final]
+        assert len(made) == len(set(made)), "a change was made twice"
+        assert set(made) <= set(self.changes)
+        for mark, asked in self.changes.items():
+            answer = answer_of(asked.task)
+            if answer is None:
+                continue
+            place, left = answer
+            assert mark in made, f"{mark} was answered and is not there"
+            assert final[place : place + 1] == [left], f"{mark} was told another run's answer"
+            self.check_not_deposed(asked, mark)
+
+    def check_looks(self, final: list[str]) -> None:
+        for asked in self.looks:
+            if asked.task.exception() is not None:
+                assert isinstance(asked.task.exception(), BackendUnavailable)
+                continue
+            seen = asked.task.result()
+            assert seen == final[: len(seen)], "somebody saw what never landed"
+            if not self.is_stale:
+                missing = asked.answered_before - set(seen)
+                assert not missing, f"an answer older than its question: {missing} had been answered before"
+
+    def check_not_deposed(self, asked: Asked, mark: str) -> None:
+        term = asked.term
+        if term is not None and term is self.terms[asked.who]:
+            assert term.epoch >= asked.epoch_before, f"{mark}: a leader wrote that had been deposed before"
+
+
+def answer_of(task: asyncio.Task[Any]) -> tuple[int, str] | None:
+    """What the caller was told of its mark; None where that was nothing certain, or nothing yet."""
+    if not task.done() or task.cancelled():
+        return None
+    error = task.exception()
+    if error is None:
+        place, left = task.result()
+        return place, left
+    assert isinstance(error, BackendUnavailable | Deposed), error
+    return None

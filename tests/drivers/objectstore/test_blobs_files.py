@@ -1,0 +1,142 @@
+"""Files under what files suffer: processes that write at once, and processes that are killed in the middle."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from taskharbor.drivers.objectstore import local_files
+from taskharbor.drivers.objectstore.blobs import Blob
+from taskharbor.drivers.objectstore.local_files import LocalFiles
+from taskharbor.errors import BackendUnavailable, InvalidRequest
+
+PROGRAM = Path(__file__).with_name("file_crew.py")
+
+
+def crew(story: str, folder: Path, *numbers: int) -> dict[str, Any]:
+    done = subprocess.run(
+        [sys.executable, PROGRAM, story, folder, *map(str, numbers)],
+        capture_output=True,
+        text=True,
+        timeout=150,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def test_eight_processes_that_increment_at_once_lose_nothing(tmp_path: Path) -> None:
+    assert crew("many", tmp_path, 8, 40) == {"codes": [0] * 8, "number": 320}
+
+
+def test_a_writer_killed_at_any_step_leaves_the_old_content_or_the_new_one(tmp_path: Path) -> None:
+    found = crew("kill_points", tmp_path)
+    assert found["points"] > 5, found
+    assert found["steps"][-1] == 1, found
+    # Dead before the rename, nothing has changed; dead after it, all has.
+    assert 0 in found["steps"]
+    assert 1 in found["steps"][:-1]
+
+
+def test_what_was_confirmed_survives_writers_killed_at_any_moment(tmp_path: Path) -> None:
+    seed = random.SystemRandom().randrange(2**32)
+    print(f"seed {seed}")
+    found = crew("random_kills", tmp_path, seed, 25)
+    assert "lost" not in found, f"seed {seed}: {found}"
+    assert found["number"] >= found["confirmed"] > 25
+
+
+def test_a_reader_makes_nothing(tmp_path: Path) -> None:
+    async def main() -> None:
+        blobs = LocalFiles(tmp_path / "store")
+        assert await blobs.read("a") is None
+        assert await blobs.names("") == []
+        await blobs.close()
+
+    asyncio.run(main())
+    assert not (tmp_path / "store").exists()
+
+
+def test_what_killed_writers_left_behind_is_swept_away_in_time(tmp_path: Path) -> None:
+    async def write() -> None:
+        blobs = LocalFiles(tmp_path)
+        await blobs.put("a", b"x")
+        await blobs.close()
+
+    asyncio.run(write())
+    unfinished = tmp_path / ".taskharbor" / "unfinished"
+    assert list(unfinished.iterdir()) == []
+    old, young = unfinished / "old", unfinished / "young"
+    for file in (old, young):
+        file.write_bytes(b"")
+    long_ago = time.time() - 4000
+    os.utime(old, (long_ago, long_ago))
+    asyncio.run(write())
+    assert list(unfinished.iterdir()) == [young]
+
+
+def test_a_lock_that_is_never_given_back_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local_files, "_LOCK_WITHIN", 0.05)
+
+    async def main() -> None:
+        blobs = LocalFiles(tmp_path)
+        version = await blobs.create("a", b"x")
+        (lock,) = (tmp_path / ".taskharbor" / "locks").iterdir()
+        with lock.open() as held:
+            fcntl.flock(held, fcntl.LOCK_EX)
+            with pytest.raises(BackendUnavailable, match="is it stopped"):
+                await blobs.replace("a", b"y", version)
+            assert await blobs.read("a") == Blob(b"x", version), "reading needs no lock"
+        await blobs.replace("a", b"y", version)
+        await blobs.close()
+
+    asyncio.run(main())
+
+
+def test_a_store_removed_under_an_open_handle_is_made_again(tmp_path: Path) -> None:
+    async def main() -> None:
+        blobs = LocalFiles(tmp_path / "store")
+        await blobs.create("a/b", b"x")
+        await asyncio.to_thread(subprocess.run, ["rm", "-r", tmp_path / "store"], check=True)
+        assert await blobs.read("a/b") is None
+        await blobs.create("a/b", b"y")
+        await blobs.close()
+
+    asyncio.run(main())
+
+
+def test_files_of_others_and_names_that_lead_elsewhere_are_refused(tmp_path: Path) -> None:
+    async def main() -> None:
+        blobs = LocalFiles(tmp_path)
+        (tmp_path / "a").write_bytes(b"a letter")
+        with pytest.raises(InvalidRequest, match="was not written by TaskHarbor"):
+            await blobs.read("a")
+        for name in ("../a", "a/../b", ".hidden", "/etc/passwd", "", "a//b"):
+            with pytest.raises(InvalidRequest, match="not a name"):
+                await blobs.put(name, b"")
+        await blobs.close()
+
+    asyncio.run(main())
+
+
+def test_a_folder_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+
+    async def main() -> None:
+        blobs = LocalFiles(tmp_path / "file" / "store")
+        with pytest.raises(BackendUnavailable, match="rights to write"):
+            await blobs.create("a", b"")
+        await blobs.close()
+
+    asyncio.run(main())
