@@ -1,6 +1,6 @@
 """An object store whose writes take 50 ms, behind a broker: jobs per second, the wait of a submit, writes per job.
 
-The store is a folder; what a far one adds is injected below the driver, and every write is counted there.
+The store is in the broker's memory; what a far one adds is injected below the driver, and every write is counted there.
 """
 
 from __future__ import annotations
@@ -8,12 +8,10 @@ from __future__ import annotations
 import asyncio
 import itertools
 import statistics
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
-from pathlib import Path
 
 import msgspec
 
@@ -27,7 +25,7 @@ from taskharbor.drivers.contract import Ack
 from taskharbor.drivers.http import HttpDriver
 from taskharbor.drivers.objectstore.blobs import Blob, Blobs, Unchanged, Version
 from taskharbor.drivers.objectstore.driver import ObjectStoreDriver
-from taskharbor.drivers.objectstore.local_files import LocalFiles
+from taskharbor.drivers.objectstore.places import parse_place
 from taskharbor.errors import BackendUnavailable
 from taskharbor.ids import new_ids
 from taskharbor.jobs import SECOND, JobRecord
@@ -40,7 +38,7 @@ PROMISED = 2000.0
 
 
 class FarBlobs(Blobs):
-    """A folder that is far away: every write takes a while, and is counted."""
+    """A store that is far away: every write takes a while, and is counted."""
 
     is_remote = True
 
@@ -81,12 +79,13 @@ class FarBlobs(Blobs):
         await self._near.close()
 
 
-def _broker(pipe: Connection, folder: str) -> None:
+def _broker(pipe: Connection) -> None:
     """In a child: serves until told to stop, and answers whatever else it is told with the number of writes so far."""
     stores: list[FarBlobs] = []
+    memory = parse_place("mem://")
 
     def far() -> Blobs:
-        stores.append(FarBlobs(LocalFiles(Path(folder))))
+        stores.append(FarBlobs(memory.open()))
         return stores[-1]
 
     async def live() -> None:
@@ -173,18 +172,17 @@ async def _until_served(driver: HttpDriver) -> None:
 
 
 def run(wanted: int) -> Seen:
-    with tempfile.TemporaryDirectory() as folder:
-        here, there = spawn.Pipe()
-        broker = spawn.Process(target=_broker, args=(there, folder))
-        broker.start()
-        try:
-            crew = _Crew(here.recv(), wanted)
-            before = _ask(here)
-            elapsed = asyncio.run(crew.work())
-            writes = _ask(here) - before
-        finally:
-            here.send(False)
-            broker.join()
+    here, there = spawn.Pipe()
+    broker = spawn.Process(target=_broker, args=(there,))
+    broker.start()
+    try:
+        crew = _Crew(here.recv(), wanted)
+        before = _ask(here)
+        elapsed = asyncio.run(crew.work())
+        writes = _ask(here) - before
+    finally:
+        here.send(False)
+        broker.join()
     cuts = statistics.quantiles(crew.submits, n=100)
     return Seen(crew.completed / elapsed, cuts[49] * 1000, cuts[98] * 1000, writes / crew.completed)
 

@@ -24,6 +24,7 @@ SEED = "TASKHARBOR_POSTGRES_CHAOS_SEED"
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="needs POSIX signals")
+@pytest.mark.timeout(600)
 def test_chaos_loses_and_doubles_nothing(tmp_path: Path, request: pytest.FixtureRequest) -> None:
     seed = int(os.environ.get(SEED) or random.randrange(2**32))
     print(f"replay with {SEED}={seed}")
