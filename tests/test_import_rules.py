@@ -34,6 +34,7 @@ EXTRAS = {
     "redis": ("testing",),
     "sqlalchemy": ("drivers",),
     "django": ("drivers",),
+    "aiohttp": ("drivers",),
     "starlette": ("broker",),
     "uvicorn": ("broker",),
 }

@@ -47,7 +47,7 @@ class Client:
         response = self._connection.getresponse()
         content = response.read()
         kind = response.getheader("Content-Type") or ""
-        decoded = json.loads(content) if kind.partition(";")[0].endswith("json") else content
+        decoded = json.loads(content) if content and kind.partition(";")[0].endswith("json") else content
         return Answer(
             response.status, {name.lower(): value for name, value in response.getheaders()}, decoded
         )

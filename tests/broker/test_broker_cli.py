@@ -2,31 +2,40 @@
 
 from __future__ import annotations
 
-import os
+import inspect
+import logging
 import signal
 import socket
-import subprocess
-import sys
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from broker_client import Client
+from click.testing import CliRunner, Result
 
+from taskharbor.cli.root import root
 from taskharbor.testing.broker import broker_process
 
 SECRET = "cli-secret-0123456789"
 
 
-def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+@pytest.fixture(autouse=True)
+def _logs() -> Iterator[None]:
+    """The command sets up the logger; other tests want it as it was."""
+    logger = logging.getLogger("taskharbor")
+    before = (logger.level, logger.propagate, list(logger.handlers))
+    yield
+    logger.level, logger.propagate, logger.handlers = before
+
+
+def refused(*arguments: str) -> Result:
     """A broker that is not to start."""
-    return subprocess.run(
-        [sys.executable, "-m", "taskharbor", "broker", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env={**os.environ, "NO_COLOR": "1", **environment},
+    separate: dict[str, Any] = (
+        {"mix_stderr": False} if "mix_stderr" in inspect.signature(CliRunner).parameters else {}
     )
+    return CliRunner(**separate).invoke(root, ["broker", *arguments], env={"TASKHARBOR_BROKER_TOKENS": ""})
 
 
 def test_a_broker_serves_says_where_and_stops_gracefully(tmp_path: Path) -> None:
@@ -86,10 +95,10 @@ def test_tokens_come_from_a_file_or_from_the_environment(tmp_path: Path) -> None
 
 
 def test_another_bind_than_loopback_needs_tokens() -> None:
-    refused = run("--store", "memory://", "--bind", "0.0.0.0:0")
-    assert refused.returncode == 2
-    assert "0.0.0.0 can be reached from other hosts, and no token is set" in refused.stderr
-    assert "--token-file" in refused.stderr
+    answer = refused("--store", "memory://", "--bind", "0.0.0.0:0")
+    assert answer.exit_code == 2
+    assert "0.0.0.0 can be reached from other hosts, and no token is set" in answer.stderr
+    assert "--token-file" in answer.stderr
     tokens = {"TASKHARBOR_BROKER_TOKENS": f"tester:admin:{SECRET}"}
     with broker_process("memory://", "--bind", "0.0.0.0:0", environment=tokens) as broker:
         port = broker.url.rpartition(":")[2]
@@ -103,10 +112,10 @@ def test_a_busy_port_says_what_to_do() -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        refused = run("--store", "memory://", "--bind", f"127.0.0.1:{port}")
-    assert refused.returncode == 1
-    assert f"cannot listen at 127.0.0.1:{port}" in refused.stderr
-    assert "--bind" in refused.stderr
+        answer = refused("--store", "memory://", "--bind", f"127.0.0.1:{port}")
+    assert answer.exit_code == 1
+    assert f"cannot listen at 127.0.0.1:{port}" in answer.stderr
+    assert "--bind" in answer.stderr
 
 
 @pytest.mark.parametrize(
@@ -125,14 +134,18 @@ def test_a_busy_port_says_what_to_do() -> None:
 def test_what_cannot_be_served_is_refused_with_a_reason(
     arguments: tuple[str, ...], code: int, said: str
 ) -> None:
-    refused = run(*arguments)
-    assert (refused.returncode, refused.stdout) == (code, "")
-    assert said in refused.stderr
-    assert "Traceback" not in refused.stderr
-    as_json = run(*arguments, "--json")
+    # Of an option that is given twice, the last counts.
+    answer = refused("--bind", "127.0.0.1:0", *arguments)
+    assert (answer.exit_code, answer.stdout) == (code, "")
+    assert said in answer.stderr
+    assert "Traceback" not in answer.stderr
+    as_json = refused("--bind", "127.0.0.1:0", *arguments, "--json")
     assert as_json.stderr.startswith('{"error":')
 
 
 def test_a_password_in_the_stores_address_is_not_shown() -> None:
-    refused = run("--store", "redis://app:hunter2-password@127.0.0.1:1/0?prefix=x")
-    assert "hunter2" not in refused.stderr
+    answer = refused(
+        "--store", "redis://app:hunter2-password@127.0.0.1:1/0?prefix=x", "--bind", "127.0.0.1:0"
+    )
+    assert answer.exit_code == 3
+    assert "hunter2" not in answer.stderr

@@ -383,3 +383,37 @@ def test_a_job_that_cannot_be_is_refused_with_the_place(client: Client, body: An
     assert (answer.status, answer.body["code"]) == (422, "invalid_request")
     assert where in answer.body["detail"] + answer.body.get("hint", "")
     assert client.ok("GET", "/v1/jobs")["jobs"] == []
+
+
+def test_a_request_that_is_repeated_under_its_name_gets_the_same_answer(
+    client: Client, clock: FakeClock
+) -> None:
+    """What an unclear end of a connection asks for: no job is stored twice, none is left with nobody."""
+    job = {"type": "t", "payload": 1}
+    answers = [client.post("/v1/jobs", job, TaskHarbor_Request="submit-1").body for _ in range(3)]
+    assert answers[0] == answers[1] == answers[2]
+    client.post("/v1/jobs", job, TaskHarbor_Request="submit-2")
+    assert len(client.ok("GET", "/v1/jobs")["jobs"]) == 2
+    claims = [client.post("/v1/jobs/claim", {}, TaskHarbor_Request="claim-1").body["jobs"] for _ in range(2)]
+    assert claims[0] == claims[1]
+    assert claims[0][0]["id"] == answers[0]["id"]
+    clock.advance(31)
+    # That lease is over: the name leads to a new claim.
+    (again,) = client.post("/v1/jobs/claim", {}, TaskHarbor_Request="claim-1").body["jobs"]
+    assert (again["id"], again["fence"]) == (answers[0]["id"], 2)
+
+
+def test_a_claim_that_found_nothing_is_made_anew_under_its_name(client: Client) -> None:
+    assert client.post("/v1/jobs/claim", {}, TaskHarbor_Request="claim-1").body["jobs"] == []
+    client.submit()
+    assert len(client.post("/v1/jobs/claim", {}, TaskHarbor_Request="claim-1").body["jobs"]) == 1
+
+
+def test_a_name_is_for_one_request(client: Client) -> None:
+    client.post("/v1/jobs", {"type": "t"}, TaskHarbor_Request="name")
+    for path, body in (("/v1/jobs", {"type": "u"}), ("/v1/jobs/claim", {})):
+        answer = client.post(path, body, TaskHarbor_Request="name")
+        assert (answer.status, answer.body["code"]) == (422, "invalid_request")
+        assert "make a new one for every call" in answer.body["detail"]
+    assert client.post("/v1/jobs", {"type": "t"}, TaskHarbor_Request="x" * 65).status == 422
+    assert len(client.ok("GET", "/v1/jobs")["jobs"]) == 1

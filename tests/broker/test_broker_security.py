@@ -381,14 +381,30 @@ def test_who_says_nothing_is_not_listened_to(monkeypatch: pytest.MonkeyPatch) ->
         assert raw(url, b"GET /health HT") == b""
 
 
+def test_what_strangers_send_fills_no_log(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG), running_broker("memory://") as url:
+        assert raw(url, b"this is no HTTP\r\n\r\n").startswith(b"HTTP/1.1 400")
+        assert raw(url, b"GET /x HTTP/1.1\r\nHost: evil.example\r\nConnection: close\r\n\r\n").startswith(
+            b"HTTP/1.1 421"
+        )
+    assert not [
+        record
+        for record in caplog.records
+        if record.levelno >= logging.INFO and "rocess" not in record.message
+    ]
+
+
+HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+
+
 def test_more_connections_than_allowed_are_closed() -> None:
     with broker_thread("memory://", max_connections=2) as broker:
         parts = urlsplit(broker.url)
         state = broker.server.server_state
         with socket.create_connection((parts.hostname, parts.port)), Client(broker.url) as client:
             assert client.get("/health").status == 200
-            with suppress(OSError):
-                assert raw(broker.url, b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n") == b""
+            with suppress(ConnectionError):
+                assert raw(broker.url, HEALTH) == b""
             wait_until(broker, lambda: len(state.connections) == 2)
             assert client.get("/health").status == 200
 

@@ -80,6 +80,16 @@ def test_a_standby_that_knows_no_leader_says_so(broker: RunningBroker, election:
         assert answer.headers["retry-after"] == "1"
 
 
+def test_a_leader_that_lost_its_term_unnoticed_sends_nobody_to_itself(election: Election) -> None:
+    with broker_thread("memory://", leads=election, advertise=LEADER) as broker, Client(broker.url) as client:
+        answer = client.get("/v1/stats")
+        assert (answer.status, answer.body["code"]) == (421, "not_leader")
+        assert LEADER_HEADER.lower() not in answer.headers
+        assert client.ok("GET", "/v1/leader")["leader_url"] is None
+        election.is_leader = True
+        assert client.ok("GET", "/v1/leader")["leader_url"] == LEADER
+
+
 def test_a_standby_is_healthy_but_not_ready(broker: RunningBroker, election: Election) -> None:
     with Client(broker.url) as client:
         assert client.get("/health").status == 200

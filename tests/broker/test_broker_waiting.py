@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
 from broker_client import Client
 from broker_loops import PATIENCE, wait_until
 
@@ -69,7 +70,9 @@ def test_a_client_that_leaves_is_given_no_job() -> None:
         assert (job["worker"], job["fence"]) == ("everybody", 1)
 
 
-def test_a_stop_answers_who_waits_at_once() -> None:
+def test_a_stop_answers_who_waits_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    # So that nothing else does.
+    monkeypatch.setattr("taskharbor.broker.wakes.NEEDLESS", 10**9)
     with ThreadPoolExecutor() as pool, broker_thread("memory://") as broker, Client(broker.url) as waiting:
         claimed = pool.submit(waiting.claim, wait_seconds=60)
         wait_until(broker, lambda: broker.app.service.wakes.waiting == 1)

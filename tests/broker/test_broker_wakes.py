@@ -94,6 +94,42 @@ async def test_more_waits_than_allowed_are_refused() -> None:
         await wakes.close()
 
 
+@on_a_loop
+async def test_more_queues_than_allowed_are_not_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names cost a caller nothing, a watch costs the broker a task."""
+    monkeypatch.setattr("taskharbor.broker.wakes.MOST_WATCHED", 2)
+    async with MemoryDriver() as driver:
+        wakes = wakes_over(driver)
+        wakes.mark(["a", "b"])
+        with pytest.raises(Problem, match="too_many_waiting"):
+            wakes.mark(["c"])
+        wakes.mark(["a", "b"])
+        await wakes.close()
+
+
+@on_a_loop
+async def test_a_store_that_fails_is_waited_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("taskharbor.broker.wakes.LOOK_AGAIN", 0.001)
+    failures = 3
+
+    class Failing(MemoryDriver):
+        async def wait(self, *args: Any, **options: Any) -> bool:
+            nonlocal failures
+            if failures:
+                failures -= 1
+                raise RuntimeError("nobody expected this")
+            return await super().wait(*args, **options)
+
+    async with Failing() as driver:
+        wakes = wakes_over(driver)
+        seen = wakes.mark(["default"])
+        await rounds_until(lambda: failures == 0)
+        now = SystemClock().now()
+        await driver.enqueue([job(1, now)], now=now)
+        assert (await wakes.wait(["default"], seen, now=0, timeout=PATIENCE))[0]
+        await wakes.close()
+
+
 @pytest.mark.parametrize("seed", range(5))
 @on_a_loop
 async def test_no_consumer_starves_whatever_the_order(seed: int) -> None:

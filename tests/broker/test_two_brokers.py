@@ -19,10 +19,11 @@ from chaos.story import insist, until
 from taskharbor.conformance.invariants import check_no_overlap, spans
 from taskharbor.drivers.contract import Ack, JobFilter
 from taskharbor.drivers.http import HttpDriver
+from taskharbor.drivers.objectstore import ObjectStoreDriver
 from taskharbor.drivers.objectstore.local_files import LocalFiles
 from taskharbor.drivers.objectstore.naming import state_name
 from taskharbor.ids import new_ids
-from taskharbor.jobs import SECOND, Attempt, JobRecord, JobState
+from taskharbor.jobs import SECOND, Attempt, JobRecord, JobState, Outcome
 
 pytestmark = pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="needs POSIX signals")
 
@@ -175,6 +176,7 @@ def test_a_frozen_leader_is_replaced_steps_down_and_can_lead_again(tmp_path: Pat
             await traffic.more(100)
 
             pair.thaw(first)
+            assert await stale == (421, "not_leader")
             assert await late == (421, "not_leader")
             await asyncio.to_thread(
                 wait_until, lambda: pair.steps_down(first) == 1, "it says that it stands by"
@@ -218,14 +220,24 @@ def test_the_write_of_a_leader_that_was_frozen_in_the_middle_of_it_is_refused(tm
 
 def test_a_clean_stop_hands_over_before_the_term_is_over(tmp_path: Path) -> None:
     term = 9.0
+
+    async def scenario(pair: BrokerPair) -> None:
+        traffic = Traffic(pair.url)
+        first = await asyncio.to_thread(pair.leader)
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(PRODUCERS):
+                tasks.create_task(traffic.produce())
+            tasks.create_task(traffic.work("worker-1"))
+            await traffic.more(100)
+            began = time.monotonic()
+            assert await asyncio.to_thread(pair.stop, first) == 0
+            await traffic.more(100)
+            assert time.monotonic() - began < term - 2
+            traffic.end()
+        await check_everything(pair.url, traffic)
+
     with two_brokers(tmp_path, term=term) as pair:
-        first = pair.leader()
-        assert asyncio.run(ask_to_store_a_job(pair.address(first), "kept"))[0] == 201
-        began = time.monotonic()
-        assert pair.stop(first) == 0
-        wait_until(lambda: pair.leads(1 - first), "the other one leads")
-        assert time.monotonic() - began < term - 2
-        assert asyncio.run(jobs_of_type(pair.url, "kept")) == 1
+        asyncio.run(scenario(pair))
 
 
 def test_of_two_that_start_at_the_same_moment_one_leads(tmp_path: Path) -> None:
@@ -238,3 +250,46 @@ def test_of_two_that_start_at_the_same_moment_one_leads(tmp_path: Path) -> None:
             lambda: pair.says(1 - leader).leader_url == pair.address(leader), "the other one knows the leader"
         )
         assert sum(pair.lines(one).count("leading from now on") for one in (0, 1)) == 1
+
+
+def test_what_is_stored_beside_a_leading_broker_is_handed_out_by_it(tmp_path: Path) -> None:
+    store = f"file://{tmp_path}/store"
+
+    async def scenario(pair: BrokerPair) -> None:
+        await asyncio.to_thread(pair.leader)
+        async with HttpDriver.from_url(pair.url) as driver, ObjectStoreDriver.from_url(store) as beside:
+            now = await driver.time()
+            first, second = new_ids(2)
+            await driver.enqueue([_record(first, now)], now=now)
+            reserved = await driver.reserve(QUEUE, limit=9, lease_for=60 * SECOND, now=now, worker="worker-1")
+            assert [job.id for job in reserved] == [first]
+            # The broker's memory says that nothing waits, and no write of its own will tell it otherwise.
+            await beside.enqueue([_record(second, now)], now=now)
+
+            async def is_handed_out() -> bool:
+                await driver.wait([QUEUE], now=now, timeout=TERM)
+                found = await driver.reserve(
+                    QUEUE, limit=9, lease_for=60 * SECOND, now=now, worker="worker-2"
+                )
+                return [job.id for job in found] == [second]
+
+            await until(is_handed_out, "the job is handed out")
+
+    with two_brokers(tmp_path) as pair:
+        asyncio.run(scenario(pair))
+
+
+def test_a_leader_ends_leases_that_are_over_with_every_write(tmp_path: Path) -> None:
+    async def scenario(pair: BrokerPair) -> None:
+        await asyncio.to_thread(pair.leader)
+        async with HttpDriver.from_url(pair.url) as driver:
+            now = await driver.time()
+            first, second = new_ids(2)
+            await driver.enqueue([_record(first, now)], now=now)
+            await driver.reserve(QUEUE, limit=1, lease_for=1, now=now, worker="worker-1")
+            # By nobody's wish: the write that stores another job ends the lease as well.
+            await driver.enqueue([_record(second, now)], now=now)
+            assert [row.outcome for row in await driver.job_attempts(first)] == [Outcome.EXPIRED]
+
+    with two_brokers(tmp_path) as pair:
+        asyncio.run(scenario(pair))

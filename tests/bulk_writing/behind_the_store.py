@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 import abc
+import asyncio
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 from urllib.parse import parse_qsl, urlsplit
 
+import msgspec
 import psycopg
 from psycopg import sql
 from redis import Redis
 
+from taskharbor.drivers.objectstore.bulk.writes import WritesState, writes_cell
+from taskharbor.drivers.objectstore.encoding import opened
+from taskharbor.drivers.objectstore.envelope import unseal
+from taskharbor.drivers.objectstore.local_files import LocalFiles
+from taskharbor.drivers.objectstore.naming import unescaped
 from taskharbor.drivers.postgres.options import parse_url
+from taskharbor.jobs import SECOND
 
 DAY = 86_400
+
+T = TypeVar("T")
 
 
 class Behind(abc.ABC):
@@ -133,12 +144,73 @@ class BehindRedis(Behind):
         return sum(self._client.hlen(key) for key in self.keys("accepted"))
 
 
+class BehindFiles(Behind):
+    """An object store in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def _staged(self) -> list[Path]:
+        return [path for path in sorted((self._folder / "staging").rglob("*")) if path.is_file()]
+
+    def staged(self) -> set[str]:
+        folders = {path.relative_to(self._folder).parts[1] for path in self._staged()}
+        return {unescaped(name) or name for name in folders}
+
+    def published(self) -> set[tuple[str, int]]:
+        marks = self._writes(lambda state: dict(state.content.marks))
+        return {(series, mark.number) for series, mark in marks.items()}
+
+    def lose_some(self) -> None:
+        self._staged()[0].unlink()
+
+    def pass_days(self, days: int, *, write: str) -> None:
+        """The time is in the names."""
+        for path in self._staged():
+            if write == unescaped(path.relative_to(self._folder).parts[1]):
+                when, _, rest = path.name.partition("-")
+                path.rename(path.with_name(f"{int(when, 16) - days * DAY * SECOND:015x}-{rest}"))
+
+    def pass_days_for_marks(self, days: int) -> None:
+        def age(state: WritesState) -> None:
+            marks = state.content.marks
+            for series, mark in marks.items():
+                marks[series] = msgspec.structs.replace(mark, at=mark.at - days * DAY * SECOND)
+            state.touched = True
+
+        self._writes(age, is_change=True)
+
+    def _writes(self, step: Callable[[WritesState], T], *, is_change: bool = False) -> T:
+        async def run() -> T:
+            blobs = LocalFiles(str(self._folder))
+            cell = writes_cell(blobs)
+            try:
+                return await (cell.change(step) if is_change else cell.look(step))
+            finally:
+                await cell.close()
+                await blobs.close()
+
+        return asyncio.run(run())
+
+    def idempotency_keys(self) -> int:
+        async def count() -> int:
+            blobs = LocalFiles(str(self._folder))
+            names = [name for name in await blobs.names("queues") if name.endswith("/state")]
+            found = [await blobs.read(name) for name in names]
+            await blobs.close()
+            return sum(len(opened(unseal(one.data, "")[1], "")[0].accepted) for one in found if one)
+
+        return asyncio.run(count())
+
+
 @contextmanager
 def behind_the_store(url: str) -> Iterator[Behind]:
     if url.startswith("sqlite"):
         connection = sqlite3.connect(url.removeprefix("sqlite:///"), isolation_level=None)
         yield BehindSQLite(connection)
         connection.close()
+    elif url.startswith("file"):
+        yield BehindFiles(Path(urlsplit(url).path))
     elif url.startswith("redis"):
         prefix = dict(parse_qsl(urlsplit(url).query))["prefix"]
         with Redis.from_url(url.partition("?")[0]) as client:

@@ -30,10 +30,12 @@ def record() -> MakeRecord:
     return make
 
 
-@pytest.fixture(params=["sqlite", "postgres", "redis"])
+@pytest.fixture(params=["sqlite", "postgres", "redis", "files"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path}/jobs.db"
+    if request.param == "files":
+        return f"file://{tmp_path}/store?sync=off"
     given: str = request.getfixturevalue(f"{request.param}_url")
     return given
 

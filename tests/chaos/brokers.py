@@ -150,7 +150,8 @@ class BrokerPair:
 
 def is_locked(store: str) -> bool:
     """Whether a lock of this folder's stays taken. Who works takes one for microseconds; who is frozen may keep it."""
-    return any(_stays_taken(file) for file in Path(store.removeprefix("file://")).glob(".taskharbor/locks/*"))
+    folder = Path(store.removeprefix("file://").partition("?")[0])
+    return any(_stays_taken(file) for file in folder.glob(".taskharbor/locks/*"))
 
 
 def _stays_taken(lock: Path) -> bool:

@@ -146,6 +146,7 @@ class Chaos:
     async def _freeze(self, name: str) -> None:
         """In the middle of something, and until others have all that it held: as long as its leases last."""
         for _ in range(FREEZES):
+            name = await self._busy_worker() or name
             self._fleet.freeze(name)
             if not await asyncio.to_thread(self._is_held_up) and not await self._holds_nothing(name):
                 self.frozen_at_work += 1
@@ -158,12 +159,20 @@ class Chaos:
         finally:
             self._fleet.thaw(name)
 
+    async def _busy_worker(self) -> str | None:
+        now = await insist(self._driver.time)
+        selection = JobFilter(states=frozenset({JobState.INFLIGHT}))
+        held = await insist(lambda: self._driver.list_jobs(selection, now=now, limit=100))
+        busy = {job.worker for job in held.jobs} & self._fleet.running.keys()
+        return self._rng.choice(sorted(busy)) if busy else None
+
     async def _holds_nothing(self, name: str) -> bool:
         selection = JobFilter(worker=name, states=frozenset({JobState.INFLIGHT}))
         now = await insist(self._driver.time)
         return not (await insist(lambda: self._driver.list_jobs(selection, now=now, limit=1))).jobs
 
     async def _has_come_to(self, sent: int) -> bool:
+        self._fleet.check()
         if self._sent < sent - BATCH:
             return False
         stats = await self._stats()

@@ -27,7 +27,7 @@ from taskharbor.spark.audit import audit_store
 SEED = "TASKHARBOR_OBJECTSTORE_CHAOS_SEED"
 TERM = 1.0
 THROUGH_BROKERS: Contents = fewer(4)
-DIRECTLY: Contents = fewer(5)
+DIRECTLY: Contents = {**fewer(5), ("plain", "slow"): 600}
 
 pytestmark = pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="needs POSIX signals")
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from functools import cache
+from typing import Any
 
 from taskharbor.broker.app import make_app
 from taskharbor.broker.config import BrokerConfig
@@ -45,7 +46,8 @@ class Host:
         app = make_app(driver, CONFIG, candidacy_for(driver, url=url, term=TERM))
         ready: asyncio.Future[BrokerServer] = asyncio.get_running_loop().create_future()
         self._serving = asyncio.create_task(serve(app, listener, when_ready=ready.set_result))
-        await asyncio.wait({self._serving, ready}, return_when=asyncio.FIRST_COMPLETED)
+        either: list[asyncio.Future[Any]] = [self._serving, ready]
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         if not ready.done():
             await self._serving
         self._server = ready.result()

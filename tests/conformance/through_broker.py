@@ -52,9 +52,8 @@ class BrokerHost:
         self._process.stdin.write(f"{line}\n")
         self._process.stdin.flush()
         answer = self._process.stdout.readline().strip()
-        assert answer and not answer.startswith("failed"), (
-            answer or f"it ended with code {self._process.poll()}"
-        )
+        assert answer, f"the broker host ended with code {self._process.poll()}"
+        assert not answer.startswith("failed"), answer
         return answer
 
 

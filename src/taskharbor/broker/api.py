@@ -13,6 +13,7 @@ import taskharbor.broker.standing as standing
 import taskharbor.broker.submitting as submitting
 from taskharbor.broker.openapi import encoded_document
 from taskharbor.broker.operations import Operation, place
+from taskharbor.broker.replays import Replays
 from taskharbor.broker.routing import Needs, Place
 from taskharbor.broker.service import Service
 
@@ -27,7 +28,8 @@ OPERATIONS: tuple[Operation, ...] = (
 
 
 def places(service: Service) -> list[Place]:
-    return [*(place(operation, service) for operation in OPERATIONS), _document_place()]
+    replays = Replays()
+    return [*(place(operation, service, replays) for operation in OPERATIONS), _document_place()]
 
 
 def _document_place() -> Place:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from taskharbor.drivers.contract import Extension, Fail, JobFilter, QueueSettings, Release, Retry, Settlement
+from taskharbor.drivers.contract import Extension, Fail, JobFilter, QueueSettings, Release, Retry
+from taskharbor.drivers.http.settlements import Settlements
 from taskharbor.errors import InvalidRequest
 from taskharbor.jobs import (
     MAX_HEADERS_BYTES,
     MAX_NAME_LENGTH,
+    MAX_PAYLOAD_BYTES,
     MAX_PRIORITY,
     Failure,
     JobRecord,
@@ -65,14 +67,25 @@ def _check_headers(headers: dict[str, str]) -> None:
         raise InvalidRequest(f"headers of {size} bytes: at most {MAX_HEADERS_BYTES} are accepted")
 
 
-def check_settlements(settlements: Iterable[Settlement]) -> None:
-    for settlement in settlements:
-        if isinstance(settlement, (Retry, Fail)):
-            if not 0 <= settlement.attempts <= MOST:
-                raise InvalidRequest(f"attempts {settlement.attempts}: the number of failures so far")
-            _check_error(settlement.error)
-        if isinstance(settlement, (Retry, Release)):
-            check_instant("run_at", settlement.run_at_us)
+def check_settlements(told: Settlements) -> None:
+    for ack in told.acks:
+        if ack.result is not None and len(ack.result) > MAX_PAYLOAD_BYTES:
+            raise _too_long("result", ack.result)
+    failed: tuple[Retry | Fail, ...] = (*told.retries, *told.fails)
+    for settlement in failed:
+        if not 0 <= settlement.attempts <= MOST:
+            raise InvalidRequest(f"attempts {settlement.attempts}: the number of failures so far")
+        _check_error(settlement.error)
+    waiting: tuple[Retry | Release, ...] = (*told.retries, *told.releases)
+    for one in waiting:
+        check_instant("run_at", one.run_at_us)
+    for discard in told.discards:
+        if discard.reason is not None:
+            _check_error(discard.reason)
+
+
+def _too_long(what: str, data: bytes) -> InvalidRequest:
+    return InvalidRequest(f"{what} of {len(data)} bytes: at most {MAX_PAYLOAD_BYTES} are kept")
 
 
 def _check_error(error: Failure) -> None:
@@ -80,12 +93,10 @@ def _check_error(error: Failure) -> None:
         raise InvalidRequest(f"an error of more than {LONGEST_ERROR} characters: shorten its detail")
 
 
-def check_extensions(extensions: Sequence[Extension], most_bytes: int) -> None:
+def check_extensions(extensions: Sequence[Extension]) -> None:
     for extension in extensions:
-        if extension.progress is not None and len(extension.progress) > most_bytes:
-            raise InvalidRequest(
-                f"progress of {len(extension.progress)} bytes: at most {most_bytes} are kept"
-            )
+        if extension.progress is not None and len(extension.progress) > MAX_PAYLOAD_BYTES:
+            raise _too_long("progress", extension.progress)
 
 
 def check_filter(selection: JobFilter) -> None:

@@ -124,6 +124,13 @@ def _progress(value: AnyJSON, call: Call) -> bytes | None:
     return data
 
 
+def _are_still_leased(claimed: ClaimedJobs, now: Micros) -> bool:
+    """An answer with nothing in it holds nothing: whoever asks again wants jobs."""
+    return bool(claimed.jobs) and all(
+        job.expires_at is not None and job.expires_at > instant(now) for job in claimed.jobs
+    )
+
+
 def _micros(seconds: float) -> Micros:
     return round(seconds * SECOND)
 
@@ -138,6 +145,7 @@ OPERATIONS = (
         handle=claim,
         body=Claim,
         answer=ClaimedJobs,
+        still_holds=_are_still_leased,
         **_WORK,
     ),
     Operation(

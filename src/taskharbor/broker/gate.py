@@ -78,7 +78,7 @@ class Gate:
         leads = self._service.leads
         if leads is not None and isinstance(error, BackendUnavailable):
             if not leads.is_leader:
-                return not_leader(leads.leader_url)
+                return not_leader(self._service.leader_url)
             leads.look_now()
         return problem_of(error if isinstance(error, TaskHarborError) else TaskHarborError())
 
@@ -122,8 +122,7 @@ class Gate:
                     hint=f"use a token with the scope {needs.scope} or admin",
                 )
             if not needs.on_standby and not self._service.is_leading:
-                leads = self._service.leads
-                raise not_leader(None if leads is None else leads.leader_url)
+                raise not_leader(self._service.leader_url)
         if length is not None and (not length.isdigit() or int(length[:20]) > self._config.max_body_bytes):
             raise too_large(self._config.max_body_bytes)
 

@@ -10,8 +10,9 @@ from typing import Any
 import msgspec
 
 import taskharbor
-from taskharbor.broker.operations import JSON, Operation
+from taskharbor.broker.operations import JSON, REQUEST_NAME, Operation
 from taskharbor.broker.problems import CONTENT_TYPE, LEADER_HEADER, ProblemDocument
+from taskharbor.broker.replays import LONGEST_NAME
 
 _PHRASES = {
     200: "It worked.",
@@ -31,6 +32,14 @@ _PHRASES = {
 }
 _ALWAYS = (401, 403, 421, 422, 429, 503)
 _WITH_BODY = (400, 408, 413, 415)
+
+_REQUEST_NAME_PARAMETER = {
+    "name": REQUEST_NAME,
+    "in": "header",
+    "required": False,
+    "description": "A name of your own for this request. Asked again under it within a minute, the broker gives the same answer.",
+    "schema": {"type": "string", "minLength": 1, "maxLength": LONGEST_NAME},
+}
 
 DESCRIPTION = (
     "A leased job queue behind HTTP. Times are RFC 3339 in UTC, durations are seconds. Every answer that is not a success is "
@@ -93,6 +102,8 @@ def _operation(operation: Operation, schemas: dict[Any, Any], components: dict[s
     parameters = [_path_parameter(name) for name in re.findall(r"\{(\w+)\}", operation.path)]
     if operation.query is not None:
         parameters += _query_parameters(components[operation.query.__name__])
+    if operation.still_holds is not None:
+        parameters.append(_REQUEST_NAME_PARAMETER)
     if parameters:
         described["parameters"] = parameters
     bodies = operation.body_choices or (() if operation.body is None else (operation.body,))

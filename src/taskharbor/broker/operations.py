@@ -5,6 +5,7 @@ The table of these makes the routes, the checks of bodies and queries, and the O
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeAlias
 from urllib.parse import parse_qsl
@@ -15,13 +16,16 @@ from starlette.responses import Response
 
 from taskharbor.broker.exchange import read_body
 from taskharbor.broker.problems import Problem
+from taskharbor.broker.replays import Replays, request_name
 from taskharbor.broker.routing import Needs, Place
 from taskharbor.broker.service import Service
 from taskharbor.broker.tokens import EVERYBODY, Caller, Scope
-from taskharbor.jobs import MAX_NAME_LENGTH
+from taskharbor.jobs import MAX_NAME_LENGTH, Micros
 
 JSON = "application/json"
 MOST_PARAMETERS = 200
+REQUEST_NAME = "TaskHarbor-Request"
+"""Header: a name that nobody else gives to a request. Who asks again under the same name gets the same answer."""
 
 _encode = msgspec.json.Encoder().encode
 
@@ -71,9 +75,11 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     status: int = 200
     problems: tuple[int, ...] = ()
     """Beyond those that every operation may give."""
+    still_holds: Callable[[Any, Micros], bool] | None = None
+    """Where a caller may give its request a name and ask again under it: whether an answer that was kept is still good."""
 
 
-def place(operation: Operation, service: Service) -> Place:
+def place(operation: Operation, service: Service, replays: Replays) -> Place:
     """Everything that can be decided before a request comes is decided here."""
     decode = None if operation.body is None else msgspec.json.Decoder(operation.body).decode
     takes_body = decode is not None or bool(operation.body_choices)
@@ -91,6 +97,7 @@ def place(operation: Operation, service: Service) -> Place:
             call.query = decoded_query(query, query_type, lists)
         elif query:
             raise Problem(422, "invalid_request", "this path takes no query")
+        data = b""
         if takes_body:
             data = await read_body(request.receive)
             if not data and operation.is_body_optional:
@@ -100,13 +107,31 @@ def place(operation: Operation, service: Service) -> Place:
             call.body = data if decode is None else decoded(decode, data)
         elif request.headers.get("content-length", "0") != "0":
             raise Problem(422, "invalid_request", "this path takes no body")
-        answer = await handle(call)
+        given = request.headers.get(REQUEST_NAME) if operation.still_holds is not None else None
+        if given is None:
+            answer = await handle(call)
+        else:
+            answer = await _handle_once(operation, call, data, given, replays)
         if isinstance(answer, Reply):
             return Response(_encode(answer.body), answer.status, media_type=JSON)
         return Response(_encode(answer), status, media_type=JSON)
 
     needs = Needs(operation.scope, operation.is_public, operation.on_standby)
     return Place(operation.method, operation.path, needs, endpoint)
+
+
+async def _handle_once(operation: Operation, call: Call, data: bytes, given: str, replays: Replays) -> Any:
+    """The answer that this very request was given before, where it still holds; else a new one."""
+    assert operation.still_holds is not None
+    name = request_name(call.caller.name, given)
+    assert name is not None
+    what = f"{operation.name} (body {hashlib.blake2b(data, digest_size=4).hexdigest()})"
+    replay = await replays.once(name, what, lambda: operation.handle(call))
+    if replay.is_repeated and not operation.still_holds(replay.answer, call.service.now()):
+        replays.forget(name)
+        replay = await replays.once(name, what, lambda: operation.handle(call))
+    replays.weigh(name, len(_encode(replay.answer)))
+    return replay.answer
 
 
 def check_media_type(request: Request) -> None:

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+_log = logging.getLogger("taskharbor.broker.http")
+_log.setLevel(logging.CRITICAL)
+"""Strangers decide how often it has something to say. Whoever looks for the reason of a 400 gives it a lower level."""
 
 _REFUSED = b"HTTP/1.1 %s\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 _TOO_LONG = _REFUSED % b"431 Request Header Fields Too Large"
@@ -34,6 +39,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().__init__(*args, **options)
         # Ours leaves out what queries say. This one would write it wherever the program has a handler for everything.
         self.access_log = False
+        self.logger = _log
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)

@@ -57,6 +57,16 @@ class Service:
     def is_leading(self) -> bool:
         return self._candidacy is None or (self.leads is not None and self.leads.is_leader)
 
+    @property
+    def leader_url(self) -> str | None:
+        """Where another leads, or we do. None while nobody is known: one who lost its term without noticing yet still has its
+        own name there, and must not send its callers to itself."""
+        leads = self.leads
+        if leads is None:
+            return self.config.advertise if self._candidacy is None else None
+        url = leads.leader_url
+        return None if url == self.config.advertise and not leads.is_leader else url
+
     async def start(self) -> None:
         await self.driver.open()
         if self._backend_clock is not None:
@@ -67,6 +77,9 @@ class Service:
                 raise
         self._tasks.append(asyncio.create_task(self._tend()))
         if self._candidacy is not None:
+            expire = getattr(self.driver, "expire_in_every_pass", None)
+            if expire is not None and self._sweeps:
+                expire(self.now)
             self.leads = self._candidacy(self.driver)
             self._tasks.append(asyncio.create_task(self._lead(self.leads)))
         self._is_started = True
@@ -96,17 +109,20 @@ class Service:
 
     # -- beside the requests ------------------------------------------------------------------------------
 
+    @property
+    def _sweeps(self) -> bool:
+        """Where clients bring their own time, ours must not end their leases."""
+        return self.config.sweeps and not self.config.trust_client_time
+
     async def _tend(self) -> None:
         """Keeps the clock set, and sweeps: workers do that on the side, clients in other languages do not."""
         sweep = SweepLoop(self.driver, clock=self._clock)
-        # Where clients bring their own time, ours must not end their leases.
-        sweeps = self.config.sweeps and not self.config.trust_client_time
         while True:
             await asyncio.sleep(TEND_SECONDS)
             try:
                 if self._backend_clock is not None and self._backend_clock.is_due:
                     await self._backend_clock.sync()
-                if sweeps and self.is_leading:
+                if self._sweeps and self.is_leading:
                     await sweep.sweep()
             except (TaskHarborError, OSError) as error:
                 log.debug("the sweep failed (%s); it is repeated", type(error).__name__)

@@ -39,10 +39,13 @@ class TLS(msgspec.Struct, frozen=True):
             context.load_cert_chain(self.certificate, self.key)
         except ssl.SSLError as error:
             reason = (error.reason or "not readable").replace("_", " ").lower()
-            raise InvalidRequest(
-                f"cannot use the TLS certificate {self.certificate}"
-                f"{f' with the key {self.key}' if self.key else ''}: {reason}; both must be PEM files that belong together"
-            ) from error
+            files = f"{self.certificate} with the key {self.key}" if self.key else f"{self.certificate}"
+            wanted = (
+                "both must be PEM files that belong together"
+                if self.key
+                else "it must be PEM, with its key in it"
+            )
+            raise InvalidRequest(f"cannot use the TLS certificate {files}: {reason}; {wanted}") from error
         except OSError as error:
             missing = error.filename or self.certificate
             raise InvalidRequest(f"cannot read the TLS file {missing}: {error.strerror}") from error

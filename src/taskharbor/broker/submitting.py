@@ -105,5 +105,6 @@ OPERATIONS = (
         answer=Submitted,
         status=201,
         answers=((201, SubmittedJobs), (200, Submitted), (200, SubmittedJobs)),
+        still_holds=lambda answer, now: True,
     ),
 )

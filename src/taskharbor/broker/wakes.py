@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 
 from taskharbor.broker.problems import Problem
 from taskharbor.drivers.contract import Driver
-from taskharbor.errors import TaskHarborError
 from taskharbor.jobs import Micros
 
 log = logging.getLogger("taskharbor.broker")
@@ -24,6 +23,8 @@ LOOK_AGAIN = 1.0
 NEEDLESS = 5
 """Every so many looks without a stir count as one. A claim on our own handle may hide a stir from a look that begins right
 after it; nobody waits longer than this for what was hidden."""
+MOST_WATCHED = 10_000
+"""Queues at once: names cost a caller nothing."""
 FORGET_AFTER = 60.0
 """Seconds for which a queue is watched after the last one who asked."""
 
@@ -88,13 +89,7 @@ class Wakes:
         if self._stopping.is_set() or timeout <= 0 or not watches:
             return False, self._seen()
         if self.waiting >= self._max_waiting:
-            raise Problem(
-                429,
-                "too_many_waiting",
-                f"{self.waiting} calls are waiting for work already",
-                hint="wait a moment and ask again, without wait_seconds or with fewer workers",
-                headers={"Retry-After": "1"},
-            )
+            raise _too_many(f"{self.waiting} calls are waiting for work already")
         self.waiting += 1
         try:
             is_stirred = await self._sleep(watches, min(timeout, self._max_seconds))
@@ -143,6 +138,8 @@ class Wakes:
     def _watch(self, queue: str, now: Micros | None = None) -> _Watch:
         watch = self._watches.get(queue)
         if watch is None:
+            if len(self._watches) >= MOST_WATCHED:
+                raise _too_many(f"{MOST_WATCHED} queues are being watched already")
             self._number += 1
             watch = self._watches[queue] = _Watch(self._number)
             watch.now = self._now() if now is None else now
@@ -159,7 +156,8 @@ class Wakes:
             now = watch.now if self._trusts_clients else self._now()
             try:
                 is_stirred = await self._driver.wait([queue], now=now, timeout=LOOK_AGAIN)
-            except (TaskHarborError, OSError) as error:
+            except Exception as error:
+                # Whatever it is: who waits here must not be forgotten.
                 if failures == 0:
                     log.warning("cannot wait for queue %s: %s; trying again", queue, type(error).__name__)
                 failures += 1
@@ -177,6 +175,11 @@ class Wakes:
                 _wake(watch)
         # Nobody asks any more. The next one begins with a new watch, and is told to look.
         del self._watches[queue]
+
+
+def _too_many(detail: str) -> Problem:
+    hint = "wait a moment and ask again, without wait_seconds or with fewer workers"
+    return Problem(429, "too_many_waiting", detail, hint=hint, headers={"Retry-After": "1"})
 
 
 def _wake(watch: _Watch) -> None:

@@ -51,10 +51,12 @@ class GenericWriting(DriverBacked):
             raise StagingLost(
                 f"the jobs of the tasks {', '.join(missing)} did not arrive: hand over what `carry` gave"
             )
+        # A broker goes by its own clock, and refuses calls from clocks that are far off: the publisher's may be.
+        store_now = self.call(lambda driver: driver.time())
         added = 0
         for task in tasks:
             for chunk in staged[task]:
-                added += self._enqueue(unpack(chunk), now)
+                added += self._enqueue(unpack(chunk), store_now)
         self._staged.pop(write, None)
         return added
 

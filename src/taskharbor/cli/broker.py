@@ -276,7 +276,7 @@ def _listen(host: str, port: int) -> socket.socket:
         return listen(host, port)
     except OSError as error:
         hints = {
-            errno.EADDRINUSE: "another program, perhaps another broker, listens there: stop it, or choose another port with --bind",
+            errno.EADDRINUSE: "another program listens there, perhaps a broker: stop it, or choose another port with --bind",
             errno.EACCES: "ports below 1024 need more rights: choose one above",
             errno.EADDRNOTAVAIL: "the bind address must be one of this machine's",
         }

@@ -99,6 +99,9 @@ class Weather:
         """Whether something has yet to land."""
         return bool(self._late)
 
+    def postpone(self, write: Callable[[], Awaitable[object]]) -> None:
+        self._late.append(write)
+
     async def land(self) -> None:
         """One of the late writes arrives at the store."""
         if self._late:
@@ -201,7 +204,7 @@ class FaultyBlobs(Blobs):
             case Fault.LOST_BEFORE | Fault.ERROR_500_BEFORE | Fault.CONFLICT_409:
                 raise Unclear(f"{self.place}: no answer ({fault})")
             case Fault.LATE:
-                weather._late.append(write)
+                weather.postpone(write)
                 raise Unclear(f"{self.place}: no answer ({fault})")
             case Fault.REFUSED_AFTER:
                 await write()

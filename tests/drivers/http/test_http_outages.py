@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import random
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -21,8 +23,11 @@ from taskharbor.drivers.memory.operating import MemoryStore
 from taskharbor.drivers.sqlite import SQLiteDriver
 from taskharbor.errors import BackendUnavailable, InvalidRequest
 from taskharbor.testing.broker import BrokerProcess, broker_process, running_broker
+from taskharbor.testing.servers import Cable
 from taskharbor.testing.servers.ports import free_port
 from worker.stage import eventually, logged, running, stage
+
+SEED = "TASKHARBOR_HTTP_CUT_SEED"
 
 
 class Leader:
@@ -130,6 +135,56 @@ def test_an_idle_worker_learns_of_a_job_at_once_and_asks_for_nothing_meanwhile()
     asyncio.run(main())
 
 
+def test_nothing_is_lost_or_doubled_on_a_line_that_is_cut_again_and_again() -> None:
+    """Before the broker saw the request, or before its answer came: at every few calls, whichever they are."""
+    seed = int(os.environ.get(SEED) or random.randrange(2**32))
+    print(f"{SEED}={seed}")
+    dice = random.Random(seed)
+    executions: Counter[str] = Counter()
+
+    async def handle(job: Job) -> None:
+        executions[job.id] += 1
+
+    async def cut(cable: Cable) -> None:
+        while True:
+            armed = cable.cut_before_request if dice.random() < 0.5 else cable.cut_after_request
+            armed(dice.randint(1, 4))
+            await asyncio.to_thread(cable.triggered.wait)
+
+    async def main() -> None:
+        async with line(trust_client_time=False) as here, stage(here.near.clone()) as theirs:
+            await theirs.client.open()
+            cutting = asyncio.create_task(cut(here.cable))
+            worker = theirs.worker(handle, concurrency=8, lease=60.0, poll_interval=0.2)
+            async with running(worker):
+                ids: list[str] = []
+                for _ in range(30):
+                    ids += await persistently(lambda: theirs.enqueue_many(5))
+                await eventually(lambda: len(executions) >= len(ids))
+                cutting.cancel()
+                here.cable.disarm()
+                here.cable.triggered.set()  # The thread that waits for it may go.
+                for job_id in ids:
+                    assert (await theirs.ended(job_id)).state is JobState.DONE
+            rows = (await here.far.read_attempts(limit=10_000)).attempts
+            (stats,) = await here.far.stats(now=NOW, queue="default")
+        # An enqueue that the caller made anew has other ids: those of the lost one may be there too.
+        assert set(ids) <= set(executions)
+        assert set(executions.values()) == {1}
+        assert stats.done_total == len(executions)
+        assert Counter(row.job_id for row in rows if row.outcome is Outcome.DONE) == executions
+        assert {row.outcome for row in rows} <= {Outcome.DONE, Outcome.RELEASED}
+        check_no_overlap(spans(rows, ()))
+
+    asyncio.run(main())
+
+
+async def persistently(call: Callable[[], Awaitable[list[str]]]) -> list[str]:
+    while True:
+        with contextlib.suppress(BackendUnavailable):
+            return await call()
+
+
 # -- several brokers ------------------------------------------------------------------------------------------
 
 
@@ -205,6 +260,21 @@ def test_no_leader_at_all_is_unavailable_and_two_that_name_each_other_do_not_loo
             first.leader_url, second.leader_url = two, one
             with pytest.raises(BackendUnavailable, match="standby"):
                 await HttpDriver.from_url(one).open()
+
+    asyncio.run(main())
+
+
+def test_a_broker_that_is_about_to_lead_is_waited_for() -> None:
+    async def main() -> None:
+        leads = Leader()
+        with broker_on(MemoryStore(), leads) as url:
+            driver = HttpDriver.from_url(url)
+            opening = asyncio.ensure_future(driver.open())
+            done, _ = await asyncio.wait({opening}, timeout=0.3)
+            assert not done
+            leads.is_leader = True
+            await opening
+            await driver.close()
 
     asyncio.run(main())
 

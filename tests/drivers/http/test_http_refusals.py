@@ -7,17 +7,17 @@ from collections.abc import Callable
 from contextlib import suppress
 
 import pytest
-from http_line import NOW, line, records
+from http_line import LEASE, NOW, line, records
 
-from taskharbor import JobRequest
+from taskharbor import JobRequest, JobState
 from taskharbor.broker.tokens import Caller, Guard, parse_token
 from taskharbor.client import AsyncClient
-from taskharbor.drivers.contract import Capabilities, JobFilter
+from taskharbor.drivers.contract import Ack, Capabilities, Extension, JobFilter
 from taskharbor.drivers.http import HttpDriver
 from taskharbor.drivers.http import protocol as wire
 from taskharbor.drivers.http.refusals import Elsewhere, Later, refusal
 from taskharbor.drivers.memory import MemoryDriver
-from taskharbor.errors import BackendUnavailable, InvalidRequest, SchemaMismatch
+from taskharbor.errors import BackendUnavailable, InvalidRequest, JobFinished, LeaseMismatch, SchemaMismatch
 from taskharbor.jobs import SECOND
 from taskharbor.testing.broker import running_broker
 from worker.stage import finish, stage
@@ -91,7 +91,7 @@ def test_scopes_are_enough_for_what_they_are_for_and_for_nothing_else() -> None:
 def test_a_batch_that_is_too_large_changes_nothing_and_says_what_to_do() -> None:
     async def main() -> None:
         async with line(max_body_bytes=20_000, max_batch=10) as here:
-            with pytest.raises(InvalidRequest, match="fewer jobs per request"):
+            with pytest.raises(InvalidRequest, match="enqueue fewer jobs per call"):
                 await here.near.enqueue(records(3, payload=b"x" * 10_000), now=NOW)
             with pytest.raises(InvalidRequest, match="at most 10"):
                 await here.near.enqueue(records(11), now=NOW)
@@ -121,6 +121,44 @@ def test_what_is_read_comes_in_as_many_pages_as_the_broker_wants() -> None:
             assert [row.job_id for row in log.attempts] == ids[22:25]
             assert (await here.near.read_attempts(after=log.cursor)).attempts == []
             assert len(await here.claim(100)) == 10
+
+    asyncio.run(main())
+
+
+def test_what_is_judged_one_by_one_is_sent_in_as_many_calls_as_the_broker_wants() -> None:
+    """A worker with many large results knows nothing of limits."""
+
+    async def main() -> None:
+        async with line(max_body_bytes=20_000, max_batch=10) as here:
+            ids = await here.store(35)
+            held = [job for _ in range(4) for job in await here.claim(35)]
+            assert [job.id for job in held] == ids
+            beats = [Extension(job.id, job.token or "", b"p" * 3_000) for job in held]
+            beats[7] = Extension(held[7].id, "wrong")
+            leases = await here.near.extend_lease(beats, lease_for=LEASE, now=NOW)
+            assert [n for n, lease in enumerate(leases) if isinstance(lease, LeaseMismatch)] == [7]
+            ends = [Ack(job.id, job.token or "", b"r" * 7_000) for job in held]
+            ends[23] = Ack(held[23].id, "wrong")
+            answers = await here.near.settle(ends, now=NOW)
+            assert [n for n, answer in enumerate(answers) if answer is not None] == [23]
+            assert isinstance(answers[23], LeaseMismatch)
+            assert await here.counts() == {JobState.DONE: 34, JobState.INFLIGHT: 1}
+            states = await here.near.cancel(ids, now=NOW)
+            assert states[23] is JobState.INFLIGHT
+            assert sum(isinstance(state, JobFinished) for state in states) == 34
+
+    asyncio.run(main())
+
+
+def test_what_cannot_be_told_to_a_broker_is_refused_before_it_is_sent() -> None:
+    async def main() -> None:
+        async with line() as here:
+            for fields in ({"key": "\ud800"}, {"priority": 2**70}, {"headers": {"x": object()}}):
+                with pytest.raises(InvalidRequest):
+                    await here.near.enqueue(records(1, **fields), now=NOW)
+            with pytest.raises(InvalidRequest):
+                await here.near.get(["\ud800"], now=NOW)
+            assert await here.counts() == {}
 
     asyncio.run(main())
 
@@ -155,6 +193,10 @@ def test_a_clock_that_is_wrong_is_refused_unless_it_is_trusted() -> None:
                         await driver.reserve("q", limit=1, lease_for=SECOND, now=wrong, worker="w")
                     with pytest.raises(InvalidRequest, match="take the time from this broker"):
                         await driver.reclaim(now=wrong)
+                # The last of many jobs is sent long after the first was stamped.
+                await driver.enqueue(records(1, now=now), now=now - 9000 * SECOND)
+                with pytest.raises(InvalidRequest, match="take the time from this broker"):
+                    await driver.enqueue(records(1, now=now), now=now + 90 * SECOND)
 
     asyncio.run(main())
 
@@ -197,7 +239,9 @@ def test_something_else_that_speaks_http_is_recognised() -> None:
 
 def test_a_broker_of_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     async def hello(*args: object) -> bytes:
-        return wire.encode(wire.Hello(version=7, capabilities=Capabilities(), max_batch=1, max_wait=1.0))
+        return wire.encode(
+            wire.Hello(version=7, capabilities=Capabilities(), max_batch=1, max_body=1, max_wait=1.0)
+        )
 
     async def main() -> None:
         driver = HttpDriver.from_url("http://127.0.0.1:1")

@@ -33,10 +33,12 @@ def records(count: int, now: Micros, *, queue: str = "q", **fields: Any) -> list
     ]
 
 
-async def finish(driver: Driver, count: int, *, queue: str = "q", later: Micros = 0) -> list[str]:
+async def finish(
+    driver: Driver, count: int, *, queue: str = "q", later: Micros = 0, payload: bytes = b""
+) -> list[str]:
     """So many jobs, done at once: as many rows of the log. Their ids."""
     now = await driver.time() + later
-    await driver.enqueue(records(count, now, queue=queue), now=now, new_ids=True)
+    await driver.enqueue(records(count, now, queue=queue, payload=payload), now=now, new_ids=True)
     done: list[str] = []
     # Of a queue with shards, one reservation may not find them all.
     while len(done) < count:
@@ -54,9 +56,9 @@ async def fold(driver: Driver) -> None:
         await cell.folder.settled()
 
 
-def add(url: str, count: int, *, queue: str = "q", later: Micros = 0) -> list[str]:
+def add(url: str, count: int, *, queue: str = "q", later: Micros = 0, payload: bytes = b"") -> list[str]:
     async def work(driver: Driver) -> list[str]:
-        done = await finish(driver, count, queue=queue, later=later)
+        done = await finish(driver, count, queue=queue, later=later, payload=payload)
         await fold(driver)
         return done
 

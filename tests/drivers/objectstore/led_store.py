@@ -23,6 +23,10 @@ class LedStore:
         for cell in self._cells.values():
             cell.lead(term)
 
+    def compare_soon(self) -> None:
+        for cell in self._cells.values():
+            cell.must_compare()
+
     async def cell(self, queue: str) -> Cell[Marks]:
         await self.catalog.add_queues([queue])
         if queue not in self._cells:

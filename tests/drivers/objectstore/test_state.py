@@ -11,6 +11,7 @@ from jobs_here import NOW, a_job
 from taskharbor.drivers.contract import Ack, Fail, JobFilter, QueueSettings
 from taskharbor.drivers.objectstore import encoding, stored_jobs
 from taskharbor.drivers.objectstore.archived import QueueState
+from taskharbor.drivers.objectstore.building import segment_of
 from taskharbor.drivers.objectstore.encoding import QueueCodec
 from taskharbor.drivers.objectstore.numbers import Numbering, take_stamps
 from taskharbor.errors import SchemaMismatch
@@ -143,3 +144,21 @@ def test_dead_jobs_stay_in_the_state_and_ended_ones_may_leave() -> None:
     state = a_full_state()
     assert {slot.record.state for slot in state.ended_slots()} <= {JobState.DONE, JobState.CANCELLED}
     assert state.ended_count == len(state.ended_slots()) == 1
+
+
+def test_a_segment_that_was_given_up_never_becomes_part_of_the_queue() -> None:
+    """Its writer may only have been asleep, and its object may be gone."""
+    state = a_full_state()
+    rows = list(zip(state.tail.rows, state.tail.pieces, strict=True))
+    jobs = [((slot.seq, slot.record), slot.piece()) for slot in state.ended_slots()]
+    entry = segment_of("slow", "q", rows, jobs).entry
+    numbers = [row.number for row, _ in rows], [number for (number, _), _ in jobs]
+    before = shown(state)
+    assert not state.fold_in(entry, *numbers), "it was never begun"
+    state.begin("slow", NOW)
+    state = read_again(state)
+    state.abandon("slow", 0)
+    state = read_again(state)
+    assert not state.fold_in(entry, *numbers)
+    assert shown(state) == before
+    assert state.retired == [("slow", 0)]

@@ -3,6 +3,8 @@
 driver      the handle: contract calls, clones, waiting
 options     what the URL says
 protocol    what is asked and answered, as both ends know it: the broker reads this file too
+settlements, item_errors
+            batches of several kinds, and their errors, on the wire
 brokers     one call on its way: connections, repeated tries, the leader among several brokers
 claims      reserves whose answer was lost
 refusals    what a broker's refusals mean

@@ -28,6 +28,8 @@ A = TypeVar("A")
 _MOST_MOVES = 3
 """Leaders that a call follows one after the other, while they change."""
 _MOST_PAUSES = 3
+_ELECTION_PAUSES = (0.1, 0.4, 1.0)
+"""Seconds until all brokers are asked again, where they are but none leads: one that has just started does so in a moment."""
 _MOST_HEARD = 32
 _LARGE = 1 << 20
 _KEEP_ALIVE = 60.0
@@ -132,8 +134,8 @@ class Brokers:
         """Each broker is tried once; one whose connection broke, or that names a leader, leads to one more try."""
         untried = [base for base in self._options.bases if base != self._current]
         base = self._current
-        moves = pauses = 0
-        is_reconnected = False
+        moves = pauses = elections = 0
+        is_reconnected = is_leaderless = False
         reasons: list[str] = []
         while True:
             try:
@@ -155,6 +157,7 @@ class Brokers:
                 continue
             except Elsewhere as elsewhere:
                 reasons.append(elsewhere.reason)
+                is_leaderless |= elsewhere.is_leaderless
                 if elsewhere.leader is not None and moves < _MOST_MOVES:
                     leader = self._checked(elsewhere.leader)
                     if leader != base:
@@ -165,6 +168,12 @@ class Brokers:
                 self._current = base
                 return answer
             untried = [other for other in untried if other != base]
+            if not untried and is_leaderless and elections < len(_ELECTION_PAUSES):
+                await asyncio.sleep(_ELECTION_PAUSES[elections])
+                elections += 1
+                is_leaderless = False
+                reasons.clear()
+                untried = list(self._options.bases)
             if not untried:
                 # Whoever asks next begins with another one.
                 self._current = self._after(base)

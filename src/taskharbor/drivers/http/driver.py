@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
-from typing import ClassVar, Self
+from collections.abc import Callable, Iterator, Sequence
+from typing import ClassVar, Self, TypeVar
 
 from taskharbor.drivers.contract import (
     AttemptPage,
@@ -25,13 +25,15 @@ from taskharbor.drivers.http.claims import Claims
 from taskharbor.drivers.http.item_errors import join_errors
 from taskharbor.drivers.http.options import Options, parse_url
 from taskharbor.drivers.http.settlements import Settlements
-from taskharbor.errors import BackendUnavailable, JobError, SchemaMismatch, TaskHarborError
+from taskharbor.errors import BackendUnavailable, InvalidRequest, JobError, SchemaMismatch, TaskHarborError
 from taskharbor.jobs import SECOND, Attempt, JobRecord, JobState, Lease, Micros
+
+T = TypeVar("T")
 
 _LONGEST_POLL = 25.0
 """Seconds that a wait is silent. What stands between a client and a broker cuts connections that are silent for longer."""
 _MOST_QUEUE_SETS = 256
-_NOTHING = wire.encode(wire.NoArguments())
+_NOTHING = wire.encode_call(wire.NoArguments())
 
 
 class HttpDriver(Driver):
@@ -106,10 +108,16 @@ class HttpDriver(Driver):
         call = wire.EnqueueCall(list(records), now)
         # A first try that reaches one broker after a second one reached another must still be recognised.
         call.new_ids = new_ids and len(self.options.bases) == 1
+        body = wire.encode_call(call)
+        if len(body) > self._limits.max_body:
+            raise InvalidRequest(
+                f"{len(records)} jobs of {len(body):,} bytes together: the broker at {self.options.place} takes "
+                f"{self._limits.max_body:,} at once; enqueue fewer jobs per call, or start it with a larger --max-body"
+            )
         existing = await self._brokers.ask(
             wire.ENQUEUE,
-            wire.encode(call),
-            body_again=lambda: wire.encode(wire.EnqueueCall(call.records, now)),
+            body,
+            body_again=lambda: wire.encode_call(wire.EnqueueCall(call.records, now)),
         )
         return existing.accepted(records)
 
@@ -126,7 +134,7 @@ class HttpDriver(Driver):
         call = wire.ReserveCall(queue, limit, lease_for, now, worker, None if types is None else list(types))
         name = self._claims.name(queue, worker) or self._brokers.new_name()
         try:
-            return await self._brokers.ask(wire.RESERVE, wire.encode(call), name=name)
+            return await self._brokers.ask(wire.RESERVE, wire.encode_call(call), name=name)
         except asyncio.CancelledError:
             # The caller went away: whatever was leased would stall until the leases expire.
             back = asyncio.ensure_future(self._give_back(call, name))
@@ -142,59 +150,65 @@ class HttpDriver(Driver):
         try, it comes to nothing."""
         call.limit = 0
         with contextlib.suppress(TaskHarborError):
-            await self._brokers.ask(wire.RESERVE, wire.encode(call), name=name)
+            await self._brokers.ask(wire.RESERVE, wire.encode_call(call), name=name)
 
     async def extend_lease(
         self, extensions: Sequence[Extension], *, lease_for: Micros, now: Micros
     ) -> list[Lease | JobError]:
-        if not extensions:
-            return []
-        call = wire.ExtendCall(list(extensions), lease_for, now)
-        told = await self._brokers.ask(wire.EXTEND_LEASE, wire.encode(call))
-        return join_errors(told.leases, told.errors)
+        answers: list[Lease | JobError] = []
+        for _, body in self._bodies(extensions, lambda part: wire.ExtendCall(list(part), lease_for, now)):
+            told = await self._brokers.ask(wire.EXTEND_LEASE, body)
+            answers += join_errors(told.leases, told.errors)
+        return answers
 
     async def settle(self, settlements: Sequence[Settlement], *, now: Micros) -> list[JobError | None]:
-        if not settlements:
-            return []
-        call = wire.SettleCall(Settlements.of(settlements), now)
-        told = await self._brokers.ask(wire.SETTLE, wire.encode(call))
-        answers: list[JobError | None] = [None] * len(settlements)
-        for place, error in told.errors.items():
-            answers[place] = error.error()
+        answers: list[JobError | None] = []
+        for count, body in self._bodies(settlements, lambda part: wire.SettleCall(Settlements.of(part), now)):
+            told = await self._brokers.ask(wire.SETTLE, body)
+            written: list[JobError | None] = [None] * count
+            for place, error in told.errors.items():
+                written[place] = error.error()
+            answers += written
         return answers
 
     async def reclaim(self, *, now: Micros, queue: str | None = None, limit: int = 1000) -> int:
-        return await self._brokers.ask(wire.RECLAIM, wire.encode(wire.ReclaimCall(now, queue, limit)))
+        return await self._brokers.ask(wire.RECLAIM, wire.encode_call(wire.ReclaimCall(now, queue, limit)))
 
     # -- operating ----------------------------------------------------------------------------------------
 
     async def cancel(self, job_ids: Sequence[str], *, now: Micros) -> list[JobState | JobError]:
-        told = await self._brokers.ask(wire.CANCEL, wire.encode(wire.JobsCall(list(job_ids), now)))
-        return join_errors(told.states, told.errors)
+        return await self._change_states(wire.CANCEL, job_ids, now)
 
     async def requeue(self, job_ids: Sequence[str], *, now: Micros) -> list[JobState | JobError]:
-        told = await self._brokers.ask(wire.REQUEUE, wire.encode(wire.JobsCall(list(job_ids), now)))
-        return join_errors(told.states, told.errors)
+        return await self._change_states(wire.REQUEUE, job_ids, now)
+
+    async def _change_states(
+        self, operation: wire.Operation[wire.JobsCall, wire.States], job_ids: Sequence[str], now: Micros
+    ) -> list[JobState | JobError]:
+        answers: list[JobState | JobError] = []
+        for _, body in self._bodies(job_ids, lambda part: wire.JobsCall(list(part), now)):
+            told = await self._brokers.ask(operation, body)
+            answers += join_errors(told.states, told.errors)
+        return answers
 
     async def purge(self, selection: JobFilter, *, limit: int = 1000) -> int:
-        return await self._brokers.ask(wire.PURGE, wire.encode(wire.PurgeCall(selection, limit)))
+        return await self._brokers.ask(wire.PURGE, wire.encode_call(wire.PurgeCall(selection, limit)))
 
     async def prune(self, *, now: Micros, limit: int = 1000) -> int:
-        return await self._brokers.ask(wire.PRUNE, wire.encode(wire.PruneCall(now, limit)))
+        return await self._brokers.ask(wire.PRUNE, wire.encode_call(wire.PruneCall(now, limit)))
 
     async def configure(self, queue: str, settings: QueueSettings, *, now: Micros) -> None:
-        await self._brokers.ask(wire.CONFIGURE, wire.encode(wire.ConfigureCall(queue, settings, now)))
+        await self._brokers.ask(wire.CONFIGURE, wire.encode_call(wire.ConfigureCall(queue, settings, now)))
 
     async def settings(self, queue: str) -> QueueSettings:
-        return await self._brokers.ask(wire.SETTINGS, wire.encode(wire.SettingsCall(queue)))
+        return await self._brokers.ask(wire.SETTINGS, wire.encode_call(wire.SettingsCall(queue)))
 
     # -- looking: what a broker gives in several pages is one page here --------------------------------------
 
     async def get(self, job_ids: Sequence[str], *, now: Micros) -> list[JobRecord | None]:
         found: list[JobRecord | None] = []
-        for start in range(0, len(job_ids), self._most):
-            call = wire.JobsCall(list(job_ids[start : start + self._most]), now)
-            part = await self._brokers.ask(wire.GET, wire.encode(call))
+        for _, body in self._bodies(job_ids, lambda part: wire.JobsCall(list(part), now)):
+            part = await self._brokers.ask(wire.GET, body)
             found += part
         return found
 
@@ -203,24 +217,24 @@ class HttpDriver(Driver):
     ) -> Page:
         jobs: list[JobRecord] = []
         while True:
-            call = wire.ListCall(selection, now, min(limit - len(jobs), self._most), cursor)
-            page = await self._brokers.ask(wire.LIST_JOBS, wire.encode(call))
+            call = wire.ListCall(selection, now, min(limit - len(jobs), self._limits.max_batch), cursor)
+            page = await self._brokers.ask(wire.LIST_JOBS, wire.encode_call(call))
             jobs += page.jobs
             cursor = page.cursor
             if cursor is None or len(jobs) >= limit:
                 return Page(jobs, cursor)
 
     async def stats(self, *, now: Micros, queue: str | None = None) -> list[QueueStats]:
-        return await self._brokers.ask(wire.STATS, wire.encode(wire.StatsCall(now, queue)))
+        return await self._brokers.ask(wire.STATS, wire.encode_call(wire.StatsCall(now, queue)))
 
     # -- history ------------------------------------------------------------------------------------------
 
     async def read_attempts(self, *, after: str | None = None, limit: int = 1000) -> AttemptPage:
         rows: list[Attempt] = []
         while True:
-            wanted = min(limit - len(rows), self._most)
+            wanted = min(limit - len(rows), self._limits.max_batch)
             page = await self._brokers.ask(
-                wire.READ_ATTEMPTS, wire.encode(wire.ReadAttemptsCall(after, wanted))
+                wire.READ_ATTEMPTS, wire.encode_call(wire.ReadAttemptsCall(after, wanted))
             )
             rows += page.attempts
             after = page.cursor
@@ -228,25 +242,48 @@ class HttpDriver(Driver):
                 return AttemptPage(rows, page.cursor)
 
     async def job_attempts(self, job_id: str) -> list[Attempt]:
-        return await self._brokers.ask(wire.JOB_ATTEMPTS, wire.encode(wire.JobAttemptsCall(job_id)))
+        return await self._brokers.ask(wire.JOB_ATTEMPTS, wire.encode_call(wire.JobAttemptsCall(job_id)))
+
+    # -- what a broker takes at once ------------------------------------------------------------------------
 
     @property
-    def _most(self) -> int:
-        """Jobs in one call, or on one page."""
-        return 1000 if self._hello is None else self._hello.max_batch
+    def _limits(self) -> wire.Hello:
+        if self._hello is None:
+            raise BackendUnavailable(
+                f"the driver for {self.options.place} is not open: await open() first, or use `async with`"
+            )
+        return self._hello
+
+    def _bodies(
+        self, items: Sequence[T], call: Callable[[Sequence[T]], object]
+    ) -> Iterator[tuple[int, bytes]]:
+        """The items in as few calls as the broker's limits allow, mostly one; and how many are in each.
+
+        Each is judged on its own in any case, so that a worker with many large results need not know of the limits.
+        """
+        limits = self._limits
+        for start in range(0, len(items), limits.max_batch):
+            part = items[start : start + limits.max_batch]
+            body = wire.encode_call(call(part))
+            if len(body) <= limits.max_body or len(part) == 1:
+                yield len(part), body
+            else:
+                half = len(part) // 2
+                yield from self._bodies(part[:half], call)
+                yield from self._bodies(part[half:], call)
 
     # -- waiting ------------------------------------------------------------------------------------------
 
     async def wait(self, queues: Sequence[str], *, now: Micros, timeout: float) -> bool:
         loop = asyncio.get_running_loop()
         names = tuple(dict.fromkeys(queues))
-        longest = _LONGEST_POLL if self._hello is None else min(_LONGEST_POLL, self._hello.max_wait)
+        longest = min(_LONGEST_POLL, self._limits.max_wait)
         began = loop.time()
         while True:
             spent = loop.time() - began
             patience = max(0.0, min(timeout - spent, longest))
             call = wire.WaitCall(list(names), now + round(spent * SECOND), patience, self._seen.get(names))
-            told = await self._brokers.ask(wire.WAIT, wire.encode(call), patience=patience)
+            told = await self._brokers.ask(wire.WAIT, wire.encode_call(call), patience=patience)
             # Only a wait that was answered has seen anything.
             self._seen.pop(names, None)
             self._seen[names] = told.seen

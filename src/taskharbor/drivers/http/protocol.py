@@ -24,6 +24,7 @@ from taskharbor.drivers.contract import (
 )
 from taskharbor.drivers.http.item_errors import ItemError
 from taskharbor.drivers.http.settlements import Settlements
+from taskharbor.errors import InvalidRequest
 from taskharbor.jobs import Attempt, JobRecord, JobState, Lease, Micros
 
 VERSION = 1
@@ -44,7 +45,7 @@ A = TypeVar("A")
 
 
 # Checked where a call is read, so that no number overflows in a store.
-Limit: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=1_000_000)]
+Limit: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 Duration: TypeAlias = Annotated[Micros, msgspec.Meta(ge=0, le=2**52)]
 Seconds: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=86_400)]
 
@@ -154,6 +155,8 @@ class Hello(msgspec.Struct, kw_only=True):
     capabilities: Capabilities
     max_batch: int
     """Jobs in one call, or on one page."""
+    max_body: int
+    """Bytes in one call."""
     max_wait: float
     """Seconds after which the broker ends a wait in any case."""
 
@@ -218,6 +221,19 @@ class Operation(Generic[C, A]):
 
 encode = msgspec.msgpack.Encoder().encode
 encode_json = msgspec.json.Encoder().encode
+
+
+def encode_call(call: object) -> bytes:
+    """For a client, who is told what cannot be said."""
+    try:
+        return encode(call)
+    except UnicodeEncodeError as error:
+        raise InvalidRequest(
+            f"a text cannot be written as UTF-8 ({error.reason}): {error.object!r}"
+        ) from None
+    except (OverflowError, TypeError) as error:
+        raise InvalidRequest(f"something in the call cannot be told to a broker: {error}") from None
+
 
 HELLO = Operation("hello", NoArguments, Hello)
 TIME = Operation("time", NoArguments, int)

@@ -24,11 +24,13 @@ class ProblemDocument(msgspec.Struct):
 class Elsewhere(Exception):
     """This broker cannot answer, but another may."""
 
-    def __init__(self, reason: str, leader: str | None = None) -> None:
+    def __init__(self, reason: str, leader: str | None = None, *, is_leaderless: bool = False) -> None:
         super().__init__(reason)
         self.reason = reason
         self.leader = leader
         """The one that can, where it is known."""
+        self.is_leaderless = is_leaderless
+        """As far as this one knows, none can at the moment."""
 
 
 class Later(Exception):
@@ -50,7 +52,8 @@ def refusal(base: str, status: int, headers: Mapping[str, str], body: bytes) -> 
     said = said or f"status {status}"
     if status == 421:
         if problem.code == "not_leader":
-            return Elsewhere(said, headers.get(LEADER))
+            leader = headers.get(LEADER)
+            return Elsewhere(said, leader, is_leaderless=leader is None)
         return InvalidRequest(f"the broker {base} refuses the call: {said}")
     if status == 429:
         return Later(f"the broker {base} refuses the call: {said}", _pause(headers))

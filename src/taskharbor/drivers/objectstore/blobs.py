@@ -86,6 +86,11 @@ class Blobs(abc.ABC):
     async def read_if_changed(self, name: str, known: Version) -> Blob | Unchanged | None:
         """The same, but nothing is transferred where the version is still the known one."""
 
+    async def read_start(self, name: str, size: int) -> bytes | None:
+        """The first so many bytes of an object that never changes, or all of it. Stores that can, transfer no more."""
+        blob = await self.read(name)
+        return None if blob is None else blob.data
+
     @abc.abstractmethod
     async def create(self, name: str, data: bytes) -> Version:
         """Write where there is nothing. One try: raises Conflict or Unclear."""

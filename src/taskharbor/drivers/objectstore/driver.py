@@ -27,13 +27,10 @@ from taskharbor.drivers.objectstore.places import parse_place
 from taskharbor.drivers.objectstore.probe import probe
 from taskharbor.drivers.objectstore.store import OpenStore
 from taskharbor.errors import BackendUnavailable, JobError
-from taskharbor.jobs import SECOND, Attempt, JobRecord, JobState, Lease, Micros
+from taskharbor.jobs import Attempt, JobRecord, JobState, Lease, Micros
 
 if TYPE_CHECKING:
     from taskharbor.bulk.contract import BulkStore
-
-_RESOLUTION: Micros = 2 * SECOND
-"""Stores tell their time to a second, and after a round trip: a smaller difference says nothing."""
 
 
 class ObjectStoreDriver(Driver):
@@ -105,9 +102,7 @@ class ObjectStoreDriver(Driver):
 
     async def time(self) -> Micros:
         """The store's, where it differs from this machine's by more than can be told."""
-        theirs = await self.open_store.blobs.now()
-        ours = self._clock.now()
-        return ours if theirs is None or abs(theirs - ours) <= _RESOLUTION else theirs
+        return await self.open_store.time.now()
 
     # -- leading (for a broker) ---------------------------------------------------------------------------
 
@@ -118,6 +113,10 @@ class ObjectStoreDriver(Driver):
     def lead(self, term: Term | None) -> None:
         """Write under this term from now on, and believe what is in memory as long as it is valid."""
         self.open_store.lead(term)
+
+    def compare_soon(self) -> None:
+        """Look at the objects once before answering from memory again: others may write to them as well."""
+        self.open_store.compare_soon()
 
     def expire_in_every_pass(self, clock: Callable[[], Micros] | None) -> None:
         """With every write, also end what is over by this clock. Only for who leads: others' clocks may differ."""

@@ -45,6 +45,8 @@ class Head(msgspec.Struct, array_like=True, frozen=True):
     """Of the jobs' records."""
     trimmed: int = 0
     published: PublishedWrites = {}
+    begun: list[tuple[str, Micros]] = []
+    """Segments that somebody is writing, and since when."""
 
 
 _Pieces = list[msgspec.Raw]
@@ -85,6 +87,7 @@ class QueueCodec:
             FIELDS,
             state.tail.trimmed,
             state.published,
+            state.begun,
         )
         slots = state.kept_slots()
         jobs = [slot.encoded or slot.piece() for slot in slots]
@@ -99,6 +102,7 @@ class QueueCodec:
         state.outbox = head.outbox
         state.segments = head.segments
         state.retired = head.retired
+        state.begun = head.begun
         state.accepted_order.numbering.last = head.last_job
         state.tail.numbering.last = head.last_row
         state.tail.trimmed = head.trimmed

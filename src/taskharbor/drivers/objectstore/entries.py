@@ -6,6 +6,7 @@ that follows from it, and leaves the segment when it is merged into a larger one
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from typing import TypeAlias
 
 import msgspec
@@ -50,7 +51,7 @@ class SegmentEntry(msgspec.Struct, array_like=True, frozen=True, gc=False):
     jobs_gone: Mark | None = None
     """Jobs up to this one, in the order of (finished_at, number), are gone."""
     jobs_purged: tuple[int, ...] = ()
-    """Numbers of jobs that are gone besides."""
+    """Numbers of jobs that are gone besides, in order."""
 
     @property
     def jobs(self) -> int:
@@ -75,9 +76,14 @@ class SegmentEntry(msgspec.Struct, array_like=True, frozen=True, gc=False):
         return self.rows_gone is None or (ended_at, number) > self.rows_gone
 
     def has_job(self, finished_at: Micros, number: int) -> bool:
-        return (
-            self.jobs_gone is None or (finished_at, number) > self.jobs_gone
-        ) and number not in self.jobs_purged
+        return (self.jobs_gone is None or (finished_at, number) > self.jobs_gone) and not (
+            self.jobs_purged and self._is_purged(number)
+        )
+
+    def _is_purged(self, number: int) -> bool:
+        """There may be thousands."""
+        at = bisect_left(self.jobs_purged, number)
+        return at < len(self.jobs_purged) and self.jobs_purged[at] == number
 
 
 def less_jobs(
@@ -96,5 +102,5 @@ def less_jobs(
         cancelled=entry.cancelled - (len(states) - done),
         jobs_gone=gone or entry.jobs_gone,
         oldest_job=entry.oldest_job if oldest is None else oldest,
-        jobs_purged=(*entry.jobs_purged, *purged),
+        jobs_purged=tuple(sorted((*entry.jobs_purged, *purged))) if purged else entry.jobs_purged,
     )

@@ -1,8 +1,9 @@
 """Keeping states small: ended jobs and log rows go from a queue's tail to a segment, small segments become larger ones.
 
-All of it happens in the background, beside the calls: a segment is written first, under a name nobody knows, and then one
-change of the state puts it in the place of what it holds. Where somebody else was faster, ours is removed. A process that
-dies in between leaves an object that no state knows; the next one that folds the queue removes it when it is old.
+All of it happens in the background, beside the calls. First the state notes the name of the segment that is to be made, then
+the segment is written, and then one change of the state puts it in the place of what it holds. A process that dies in between
+leaves a name in the state; after a while somebody strikes that off and removes the object, and from then on it cannot
+become part of the queue, even if its writer was only asleep. So a wrong clock wastes work, and nothing else.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ import logging
 import random
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from contextlib import suppress
 
 from taskharbor.drivers.objectstore.archive import Archive
 from taskharbor.drivers.objectstore.archived import QueueState
@@ -27,10 +29,14 @@ from taskharbor.jobs import SECOND, Micros
 
 MAX_MERGED_BYTES = 32 * 1024 * 1024
 """No segment is made larger than this: whoever looks for a job in it reads all of it."""
+BUSY_FOR: Micros = 60 * SECOND
+"""So long nobody else begins what somebody has begun,"""
 ABANDONED_AFTER: Micros = 3600 * SECOND
-"""An object that no state knows is taken for abandoned once it is that old,"""
-GIVE_UP_AFTER = 600.0
-"""which leaves time for one that is written but not folded in yet: after so many seconds it is given up."""
+"""and after this it is given up for them."""
+AT_THE_END = 5.0
+"""Seconds for which a handle that is closed waits for what it has begun."""
+AFTER_A_FAILURE = 5.0
+"""Seconds after which folding is tried again, at the earliest."""
 
 _log = logging.getLogger(__name__)
 
@@ -57,24 +63,25 @@ class Folder:
         self._folder = folder
         self._options = options
         self._task: asyncio.Task[None] | None = None
-        self._has_swept = False
+        self._has_failed = False
+        self._not_before = 0.0
+        self._is_closed = False
+        self._hurry = asyncio.Event()
 
     def consider(self, state: QueueState) -> None:
         """Begin to fold where this state, which has landed, is due for it."""
-        if self._task is None and self._is_due(state):
-            self._task = asyncio.get_running_loop().create_task(self._fold_all())
+        loop = asyncio.get_running_loop()
+        is_idle = self._task is None and not self._is_closed and loop.time() >= self._not_before
+        if is_idle and self._is_due(state):
+            self._task = loop.create_task(self._fold_all())
             self._task.add_done_callback(self._done)
 
     def _is_due(self, state: QueueState) -> bool:
-        return (
-            self._is_tail_long(state)
-            or self._mergeable(state.segments) is not None
-            or self._is_retirement_over(state)
-        )
+        return self._is_tail_to_fold(state) or self._to_merge(state) is not None or self._is_overdue(state)
 
-    def _is_tail_long(self, state: QueueState) -> bool:
+    def _is_tail_to_fold(self, state: QueueState) -> bool:
         options = self._options
-        return (
+        return not _is_busy(state) and (
             len(state.tail.rows) >= options.segment_rows
             or state.ended_count >= options.segment_rows
             # What is smaller as a whole needs no counting.
@@ -84,14 +91,27 @@ class Folder:
             )
         )
 
-    def _is_retirement_over(self, state: QueueState) -> bool:
-        return bool(state.retired) and state.retired[0][1] + self._options.grace * SECOND <= wall_clock()
+    def _is_overdue(self, state: QueueState) -> bool:
+        """Whether something is to be removed."""
+        return bool(self._over(state.retired, round(self._options.grace * SECOND))) or bool(
+            self._over(state.begun, ABANDONED_AFTER)
+        )
+
+    def _over(self, names: list[tuple[str, Micros]], after: Micros) -> list[str]:
+        by = wall_clock() - after
+        return [name for name, at in names if at <= by]
 
     async def close(self) -> None:
+        """What has begun is completed, unless the store takes too long: else processes that live for a moment each would let
+        the state grow without end."""
+        self._is_closed = True
+        self._hurry.set()
         task = self._task
         if task is not None:
-            task.cancel()
-            await asyncio.wait((task,))
+            _, unfinished = await asyncio.wait((task,), timeout=AT_THE_END)
+            if unfinished:
+                task.cancel()
+                await asyncio.wait((task,))
 
     async def settled(self) -> None:
         """Until nothing is due any more."""
@@ -100,45 +120,60 @@ class Folder:
 
     def _done(self, task: asyncio.Task[None]) -> None:
         self._task = None
-        if not task.cancelled() and (error := task.exception()) is not None:
-            # Nothing is lost: the state is as large as it was, and whoever changes it next begins anew.
+        if task.cancelled():
+            return
+        error = task.exception()
+        if error is None:
+            self._has_failed = False
+            return
+        # Nothing is lost: the state is as large as it was, and whoever changes it after a while begins anew.
+        self._not_before = asyncio.get_running_loop().time() + AFTER_A_FAILURE
+        if not isinstance(error, TaskHarborError) or not self._has_failed:
             _log.warning("%s could not be folded, and will be tried again: %s", self._cell.where, error)
+        self._has_failed = True
 
     async def _fold_all(self) -> None:
         # Other handles have seen the same state: who comes first spares the rest the work.
-        await asyncio.sleep(random.random() * (self._options.poll or 0.0))
-        try:
-            if not self._has_swept:
-                self._has_swept = True
-                await self._sweep()
-            while await self._cell.look(self._is_tail_long):
-                if not await self._fold():
-                    break
-            while (parts := await self._cell.look(lambda state: self._mergeable(state.segments))) is not None:
-                if not await self._merge(parts):
-                    break
-            if await self._cell.look(self._is_retirement_over):
-                await self._remove_retired()
-        except TaskHarborError as error:
-            _log.warning("%s could not be folded, and will be tried again: %s", self._cell.where, error)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._hurry.wait(), random.random() * (self._options.poll or 0.0))
+        while await self._cell.look(self._is_tail_to_fold):
+            if not await self._fold():
+                break
+        while (parts := await self._cell.look(self._to_merge)) is not None:
+            if not await self._merge(parts):
+                break
+        if await self._cell.look(self._is_overdue):
+            await self._remove_retired()
 
     # -- folding ------------------------------------------------------------------------------------------
 
     async def _fold(self) -> bool:
-        queue, rows, jobs = await self._cell.look(_tail_of)
+        name = _new_name()
+
+        def begin(state: QueueState) -> tuple[str, list[RowPiece], list[JobPiece]]:
+            if _is_busy(state):
+                return state.name, [], []
+            rows, jobs = _tail_of(state)
+            if rows or jobs:
+                state.begin(name, wall_clock())
+            return state.name, rows, jobs
+
+        queue, rows, jobs = await self._cell.change(begin)
         if not rows and not jobs:
             return False
-        built = await asyncio.to_thread(segment_of, self._new_name(), queue, rows, jobs)
+        built = await asyncio.to_thread(segment_of, name, queue, rows, jobs)
         row_numbers = [row.number for row, _ in rows]
         job_numbers = [number for (number, _), _ in jobs]
         return await self._put_in_place(
             built, lambda state: state.fold_in(built.entry, row_numbers, job_numbers)
         )
 
-    def _mergeable(self, segments: Sequence[SegmentEntry]) -> list[SegmentEntry] | None:
+    def _to_merge(self, state: QueueState) -> list[SegmentEntry] | None:
         """The first run of segments of one level that is long enough (they stay in the order of their rows), or one that is
         worth being written again for itself."""
-        fan = self._options.merge
+        if _is_busy(state):
+            return None
+        fan, segments = self._options.merge, state.segments
         for level in range(self._options.levels):
             run: list[SegmentEntry] = []
             for entry in segments:
@@ -159,59 +194,60 @@ class Folder:
         if len(read) < len(parts):
             return False
         pairs: list[tuple[SegmentEntry, Segment]] = [(entry, read[entry.name]) for entry in parts]
-        queue = pairs[0][1].header.queue
-        built = await asyncio.to_thread(merged, self._new_name(), queue, pairs)
-        now = wall_clock()
-        return await self._put_in_place(built, lambda state: state.merge_in(built.entry, parts, now))
+        name, queue = _new_name(), pairs[0][1].header.queue
+
+        def begin(state: QueueState) -> bool:
+            is_free = not _is_busy(state)
+            if is_free:
+                state.begin(name, wall_clock())
+            return is_free
+
+        if not await self._cell.change(begin):
+            return False
+        built = await asyncio.to_thread(merged, name, queue, pairs)
+        return await self._put_in_place(built, lambda state: state.merge_in(built.entry, parts, wall_clock()))
 
     async def _put_in_place(self, built: Built, step: Callable[[QueueState], bool]) -> bool:
-        name = f"{self._folder}/{built.entry.name}"
-        loop = asyncio.get_running_loop()
-        began = loop.time()
+        name = built.entry.name
 
-        def in_time(state: QueueState) -> bool:
-            return loop.time() - began < GIVE_UP_AFTER and step(state)
+        def step_or_abandon(state: QueueState) -> bool:
+            is_in_place = step(state)
+            if not is_in_place:
+                # Nobody knows it, so nobody is reading it: it may go at once.
+                state.abandon(name, 0)
+            return is_in_place
 
-        await self._blobs.put(name, built.data)
-        is_in_place = await self._cell.change(in_time)
+        await self._blobs.put(f"{self._folder}/{name}", built.data)
+        is_in_place = await self._cell.change(step_or_abandon)
         if is_in_place:
-            self._archive.keep(name, Segment(built.data, name))
-        else:
-            await self._blobs.delete([name])
+            self._archive.keep(self._folder, name, Segment(built.data, name))
         return is_in_place
 
-    def _new_name(self) -> str:
-        return f"{wall_clock():015x}-{secrets.token_hex(6)}"
-
-    # -- removing -----------------------------------------------------------------------------------------
-
     async def _remove_retired(self) -> None:
-        by = wall_clock() - round(self._options.grace * SECOND)
-        names = await self._cell.look(lambda state: [name for name, at in state.retired if at <= by])
+        """And what was abandoned: first nobody can make it part of the queue any more, then it is removed."""
+
+        def over(state: QueueState) -> list[str]:
+            for name in self._over(state.begun, ABANDONED_AFTER):
+                state.abandon(name, 0)
+            return self._over(state.retired, round(self._options.grace * SECOND))
+
+        names = await self._cell.change(over)
         await self._blobs.delete([f"{self._folder}/{name}" for name in names])
         await self._cell.change(lambda state: state.forget_retired(names))
 
-    async def _sweep(self) -> None:
-        """Remove what was written for this queue and never became part of it."""
-        there = [name.rpartition("/")[2] for name in await self._blobs.names(self._folder)]
-        by = wall_clock() - ABANDONED_AFTER
-        old = [name for name in there if _made_at(name) <= by]
-        if old:
-            known = set(await self._cell.look(lambda state: state.known_segments()))
-            await self._blobs.delete([f"{self._folder}/{name}" for name in old if name not in known])
+
+def _is_busy(state: QueueState) -> bool:
+    """Whether somebody has begun lately, by whatever clock."""
+    now = wall_clock()
+    return any(abs(now - at) < BUSY_FOR for _, at in state.begun)
 
 
-def _tail_of(state: QueueState) -> tuple[str, list[RowPiece], list[JobPiece]]:
+def _new_name() -> str:
+    return f"{wall_clock():015x}-{secrets.token_hex(6)}"
+
+
+def _tail_of(state: QueueState) -> tuple[list[RowPiece], list[JobPiece]]:
     tail = state.tail
     rows = list(zip(tail.rows, tail.pieces, strict=True))
     jobs = [((slot.seq, slot.record), slot.piece()) for slot in state.ended_slots()]
-    return state.name, rows, jobs
-
-
-def _made_at(name: str) -> Micros:
-    digits = name.partition("-")[0]
-    try:
-        return int(digits, 16)
-    except ValueError:
-        # Nothing of ours.
-        return 2**63
+    return rows, jobs

@@ -44,6 +44,9 @@ class Led(Protocol):
     def lead(self, term: Term | None) -> None:
         """Give the term to every cell, the catalog's too. A term that was lost stays: cells that have one never write again."""
 
+    def compare_soon(self) -> None:
+        """Others may have written too: every cell compares with its object once, before it answers from memory again."""
+
 
 class LeaderTerm:
     """A term that lasts as long as it is renewed in time."""
@@ -262,6 +265,8 @@ class Leadership:
         if self._leads.is_set():
             # Others may have added queues without us.
             await self._led.catalog.cell.refresh()
+            # And jobs: a queue that nobody writes to through us would never show theirs.
+            self._led.compare_soon()
 
     def _renew_entry(self, state: CatalogState, epoch: int) -> Leader:
         leader = self._own_entry(state, epoch)

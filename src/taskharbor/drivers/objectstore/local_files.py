@@ -73,6 +73,10 @@ class LocalFiles(Blobs):
 
         return await self._in_thread(compare_first)
 
+    async def read_start(self, name: str, size: int) -> bytes | None:
+        blob = await self._in_thread(lambda: self._read(self._path(name), size))
+        return None if blob is None else blob.data
+
     async def create(self, name: str, data: bytes) -> Version:
         return await self._in_thread(lambda: self._write(name, data, None))
 
@@ -116,11 +120,11 @@ class LocalFiles(Blobs):
             )
         return self._root.joinpath(*parts)
 
-    def _read(self, path: Path) -> Blob | None:
+    def _read(self, path: Path, size: int = -1) -> Blob | None:
         try:
             with path.open("rb") as file:
                 head = file.read(_HEAD)
-                data = file.read()
+                data = file.read(size)
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
             return None
         return Blob(data, Version(self._checked(path, head)))

@@ -65,6 +65,17 @@ class ObstoreBlobs(Blobs):
     async def read_if_changed(self, name: str, known: Version) -> Blob | Unchanged | None:
         return await self._patiently("read", lambda: self._get_if_changed(name, known))
 
+    async def read_start(self, name: str, size: int) -> bytes | None:
+        return await self._patiently("read", lambda: self._get_start(name, size))
+
+    async def _get_start(self, name: str, size: int) -> bytes | None:
+        try:
+            found = await obstore.get_async(self._store, name, options={"range": (0, size)})
+            return bytes(await found.bytes_async())
+        except _MISSING as error:
+            self._check_bucket(error)
+            return None
+
     async def _get(self, name: str) -> Blob | None:
         try:
             found = await obstore.get_async(self._store, name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Callable, Sequence
 
 from taskharbor.drivers.contract import JobFilter, QueueSettings
@@ -59,7 +60,9 @@ async def purge(store: OpenStore, selection: JobFilter, limit: int) -> int:
 
 async def prune(store: OpenStore, now: Micros, limit: int) -> int:
     jobs = rows = 0
-    for cell in await store.all_cells():
+    cells = await store.all_cells()
+    dues = await asyncio.gather(*(cell.look(lambda state, brought: state.has_due(now)) for cell in cells))
+    for cell in itertools.compress(cells, dues):
         left = (limit - jobs, limit - rows)
 
         def step(state: QueueState, brought: Brought, left: tuple[int, int] = left) -> tuple[int, int]:

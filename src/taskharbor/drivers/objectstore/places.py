@@ -6,6 +6,7 @@ they are in the URL, they never come out of here again: `place` has none, and no
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable, Mapping
 from datetime import timedelta
@@ -92,6 +93,7 @@ _OPTIONS: Mapping[str, Mapping[str, Callable[[str, str], object]]] = {
 
 _named: dict[str, MemoryStore] = {}
 _named_lock = threading.Lock()
+_private_stores = itertools.count()
 
 
 class Place:
@@ -106,6 +108,9 @@ class Place:
         self._host = host
         self._path = path
         self._options = dict(options)
+        # Private stores in memory have no name to tell them apart.
+        is_private = scheme == "mem" and not host
+        self._identity = f"mem://#{next(_private_stores)}" if is_private else str(self)
 
     def __repr__(self) -> str:
         return f"Place({str(self)!r})"
@@ -127,8 +132,7 @@ class Place:
         from taskharbor.drivers.objectstore.obstore_blobs import ObstoreBlobs
 
         if self.scheme == "mem":
-            identity = str(self) if self._host else f"mem://#{id(self._memory)}"
-            return ObstoreBlobs(self._memory, str(self), identity=identity, is_remote=False)
+            return ObstoreBlobs(self._memory, str(self), identity=self._identity, is_remote=False)
         return ObstoreBlobs(self._remote(), str(self))
 
     @cached_property

@@ -92,7 +92,7 @@ class QueueCell:
         run: Callable[[Callable[[QueueState], R]], Awaitable[R]],
         step: Callable[[QueueState, Brought], R],
     ) -> R:
-        brought: Brought = {}
+        brought: Brought = self._archive.at_hand(self._log_folder)
         misses = 0
         while True:
 

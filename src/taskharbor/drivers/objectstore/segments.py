@@ -69,6 +69,7 @@ class Segment:
         self.header, self.start = read_header(data, where)
         self._rows: dict[int, list[StoredRow]] = {}
         self._jobs: dict[int, list[ArchivedJob]] = {}
+        self._ids: dict[int, dict[str, list[ArchivedJob]]] = {}
         self._decode_job: Callable[[bytes], ArchivedJob] = job_decoder(self.header.fields)
 
     @property
@@ -94,6 +95,15 @@ class Segment:
             pieces = _decode_pieces(zlib.decompress(self.raw(block)))
             jobs = self._jobs[block.offset] = [self._decode_job(piece) for piece in pieces]
         return jobs
+
+    def _by_id(self, block: Block) -> dict[str, list[ArchivedJob]]:
+        """Who asks for one job of a block often asks for hundreds."""
+        by_id = self._ids.get(block.offset)
+        if by_id is None:
+            by_id = self._ids[block.offset] = {}
+            for job in self.jobs_in(block):
+                by_id.setdefault(job[1].id, []).append(job)
+        return by_id
 
     # -- what is left -------------------------------------------------------------------------------------
 
@@ -123,9 +133,9 @@ class Segment:
         found: ArchivedJob | None = None
         for block in self.header.job_blocks:
             if block.first_id <= job_id <= block.last_id:
-                for number, record in self.jobs_in(block):
+                for number, record in self._by_id(block).get(job_id, ()):
                     # An id that was removed and accepted anew may be here twice: the later one counts.
-                    if record.id == job_id and _is_left(entry, number, record):
+                    if _is_left(entry, number, record):
                         found = max(found, (number, record), key=_number) if found else (number, record)
         return found
 
@@ -157,6 +167,15 @@ def read_header(data: bytes, where: str) -> tuple[SegmentHeader, int]:
             f"{where} has format {header.format}, this version of TaskHarbor reads {FORMAT}: use a newer one"
         )
     return header, end
+
+
+def size_with_rows(data: bytes, where: str) -> int:
+    """How much of the object has all its rows, as far as this beginning tells. More than that: read so much, and ask again."""
+    end = len(MAGIC) + _LENGTH + int.from_bytes(data[len(MAGIC) : len(MAGIC) + _LENGTH], "big")
+    if len(data) < end:
+        return end
+    header, _ = read_header(data, where)
+    return end + max((block.offset + block.size for block in header.row_blocks), default=0)
 
 
 def packed_block(pieces: Sequence[bytes]) -> tuple[bytes, int]:

@@ -161,6 +161,8 @@ class LiveState(MemoryStore):
         self.retired: list[tuple[str, Micros]] = []
         """Segments that were replaced, and when: somebody may still be reading them."""
         self.published: PublishedWrites = {}
+        self.begun: list[tuple[str, Micros]] = []
+        """Segments that somebody is writing, and since when. Only one of these can become part of the queue."""
         self.accepted_order = AcceptedOrder(Numbering(place))
         self.order = self.accepted_order
         self.tail = TailLog(name, self, Numbering(place))

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import TypeVar
 
-from taskharbor.clock import Clock
+from taskharbor.clock import Clock, SystemClock
 from taskharbor.drivers.objectstore.archive import Archive
 from taskharbor.drivers.objectstore.archived import QueueState
 from taskharbor.drivers.objectstore.blobs import Blobs
@@ -17,6 +17,7 @@ from taskharbor.drivers.objectstore.locating import Whereabouts, shard_of
 from taskharbor.drivers.objectstore.numbers import take_stamps
 from taskharbor.drivers.objectstore.options import Options
 from taskharbor.drivers.objectstore.queue_cell import QueueCell
+from taskharbor.drivers.objectstore.store_time import StoreTime
 from taskharbor.jobs import JobRecord, Micros
 
 R = TypeVar("R")
@@ -29,6 +30,7 @@ class OpenStore:
         self.options = options
         self.catalog = Catalog(blobs, shards=options.shards, clock=clock)
         self.doorbell = doorbell_of(blobs.identity)
+        self.time = StoreTime(blobs, SystemClock() if clock is None else clock)
         self.whereabouts = Whereabouts()
         self.term: Term | None = None
         self.every_pass_at: Callable[[], Micros] | None = None
@@ -91,6 +93,10 @@ class OpenStore:
         for cell in self._cells.values():
             cell.lead(term)
 
+    def compare_soon(self) -> None:
+        for cell in self._cells.values():
+            cell.cell.must_compare()
+
     def _expire(self, state: QueueState) -> None:
         if self.every_pass_at is not None:
             state.expire(self.every_pass_at())
@@ -137,27 +143,30 @@ class OpenStore:
     ) -> list[A | None]:
         """Ask for each job where it is; `ask` gets the positions of those that one cell has. None: nobody has it.
 
-        Where it was seen last it may have been removed since, and another queue may have accepted its id anew.
+        All that one cell has is asked for at once: a batch is one step there. Only where a job was seen that has been removed
+        since, and whose id another queue may have accepted anew, its part comes after.
         """
         answers: list[A | None] = [None] * len(job_ids)
         known, unknown = self.whereabouts.split(job_ids)
-        if known:
-            await self._ask_homes(job_ids, known, ask, answers)
-            lost = [
-                job_id
-                for at, job_id in enumerate(job_ids)
-                if job_id in known and is_unknown(answers[at])  # type: ignore[arg-type]
-            ]
-            unknown += dict.fromkeys(lost)
-        if unknown:
-            cells = await self.all_cells()
-            if len(cells) == 1 and not known:
-                only = (cells[0].queue, cells[0].shard)
-                homes = dict.fromkeys(unknown, only)
-            else:
-                homes = await self.ask_who_has(unknown, cells)
-            await self._ask_homes(job_ids, homes, ask, answers)
+        homes = {**known, **await self._located(unknown)} if unknown else known
+        await self._ask_homes(job_ids, homes, ask, answers)
+        lost = [
+            job_id
+            for at, job_id in enumerate(job_ids)
+            if job_id in known and is_unknown(answers[at])  # type: ignore[arg-type]
+        ]
+        if lost:
+            found = await self._located(list(dict.fromkeys(lost)))
+            moved = {job_id: place for job_id, place in found.items() if place != known[job_id]}
+            await self._ask_homes(job_ids, moved, ask, answers)
         return answers
+
+    async def _located(self, job_ids: Sequence[str]) -> dict[str, Place]:
+        cells = await self.all_cells()
+        if len(cells) == 1:
+            # If anybody has them, this one does.
+            return dict.fromkeys(job_ids, (cells[0].queue, cells[0].shard))
+        return await self.ask_who_has(job_ids, cells)
 
     async def _ask_homes(
         self,

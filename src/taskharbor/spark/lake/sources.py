@@ -27,7 +27,7 @@ class News(NamedTuple):
     """The cursor after these rows; None where it is the highest `seq` among them."""
 
 
-_NAMING = ("schema", "prefix", "db")
+_NAMING = ("schema", "prefix", "db", "endpoint", "base_url", "account_name")
 """Options that say which store it is."""
 
 
@@ -40,8 +40,9 @@ def source_name(url: str) -> str:
         return f"sqlite:///{Path(unquote(rest.removeprefix('/').partition('?')[0])).absolute()}"
     parts = urlsplit(url)
     # Only what says which store it is: the other options may hold a password too.
-    kept = urlencode([(key, value) for key, value in parse_qsl(parts.query) if key in _NAMING])
-    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, kept, ""))
+    kept = [(key, value.rpartition("@")[2]) for key, value in parse_qsl(parts.query) if key in _NAMING]
+    host = parts.netloc.rpartition("@")[2]
+    return urlunsplit((parts.scheme, host, parts.path.rstrip("/"), urlencode(kept), ""))
 
 
 def news_of_store(spark: SparkSession, url: str, after: str | None) -> News:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from itertools import chain
 from typing import Any, TypeAlias
 
 import msgspec
@@ -66,34 +65,41 @@ def rows_in(segment: Segment, block: Block, entry: SegmentEntry, after: int, unt
 
 
 class AttemptBatches:
-    """Collects rows of one log after the other into batches."""
+    """Collects rows into batches. They become columns at once: a thousand rows that live on would be the collector's work."""
 
     def __init__(self, selection: Selection) -> None:
         self._selection = selection
-        self._collected: list[tuple[str, list[Row]]] = []
+        self._collected: list[pa.RecordBatch] = []
         self._count = 0
 
     def add(self, queue: str, rows: list[Row]) -> Iterator[pa.RecordBatch]:
         """The batch that is full with these, if one is."""
-        if rows:
-            self._collected.append((queue, rows))
-            self._count += len(rows)
-        if self._count >= _BATCH_ROWS:
-            yield from self.rest()
+        for start in range(0, len(rows), _BATCH_ROWS):
+            chosen = _chosen(_batch(queue, rows[start : start + _BATCH_ROWS]), self._selection)
+            self._collected.append(chosen)
+            self._count += chosen.num_rows
+            if self._count >= _BATCH_ROWS:
+                yield from self.rest()
 
     def rest(self) -> Iterator[pa.RecordBatch]:
-        collected, self._collected, self._count = self._collected, [], 0
-        if collected:
-            batch = _chosen(_batch(collected), self._selection)
-            if batch.num_rows:
-                yield batch
+        collected, count = self._collected, self._count
+        self._collected, self._count = [], 0
+        if count:
+            yield from joined(collected)
 
 
-def _batch(collected: list[tuple[str, list[Row]]]) -> pa.RecordBatch:
-    stored = list(zip(*chain.from_iterable(rows for _, rows in collected), strict=True))
+def joined(batches: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """All of them as one."""
+    if len(batches) == 1:
+        yield batches[0]
+    else:
+        yield from pa.Table.from_batches(batches).combine_chunks().to_batches()
+
+
+def _batch(queue: str, rows: list[Row]) -> pa.RecordBatch:
+    stored = list(zip(*rows, strict=True))
     columns = [pa.array(stored[place], kind) for place, kind in zip(_PLACES, _KINDS, strict=True)]
-    queues = [pa.repeat(pa.scalar(queue, pa.string()), len(rows)) for queue, rows in collected]
-    columns.insert(_QUEUE, pa.concat_arrays(queues) if len(queues) > 1 else queues[0])
+    columns.insert(_QUEUE, pa.repeat(pa.scalar(queue, pa.string()), len(rows)))
     return fitted("attempts", columns)
 
 

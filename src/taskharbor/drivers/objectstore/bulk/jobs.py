@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from operator import itemgetter
 from typing import Any, TypeAlias
 
 import msgspec
@@ -14,6 +13,7 @@ from taskharbor.bulk.batches import fitted
 from taskharbor.bulk.contract import Selection
 from taskharbor.bulk.schemas import JOBS
 from taskharbor.drivers.objectstore.archived import ARCHIVED_STATES
+from taskharbor.drivers.objectstore.bulk.attempts import joined
 from taskharbor.drivers.objectstore.entries import SegmentEntry
 from taskharbor.drivers.objectstore.segments import Block, Segment
 from taskharbor.drivers.objectstore.stored_jobs import FIELDS, job_decoder
@@ -24,6 +24,8 @@ Job: TypeAlias = tuple[Any, ...]
 
 _BATCH_JOBS = 10_000
 _BATCH_BYTES = 16_000_000
+_STEP = 1000
+"""Jobs that become columns at once. Payloads may be large."""
 
 _PLACE = {name: at for at, name in enumerate(FIELDS, 1)}
 _NAMES = {"lease_expires_at": "expires_at_us"}
@@ -32,7 +34,7 @@ _NUMBER = 0
 _STATE, _TYPE, _RUN_AT, _CREATED_AT = (
     _PLACE[name] for name in ("state", "type", "run_at_us", "created_at_us")
 )
-_FINISHED_AT, _PAYLOAD, _RESULT = (_PLACE[name] for name in ("finished_at_us", "payload", "result"))
+_FINISHED_AT = _PLACE["finished_at_us"]
 _SCHEDULED, _READY = JobState.SCHEDULED.value, JobState.READY.value
 
 _decode_jobs: Callable[[memoryview | bytes], list[Job]] = msgspec.msgpack.Decoder(list[tuple]).decode  # type: ignore[type-arg]
@@ -110,26 +112,28 @@ class JobBatches:
     """Collects jobs into batches that are neither small nor too large for anybody's memory."""
 
     def __init__(self) -> None:
-        self._jobs: list[Job] = []
+        self._collected: list[pa.RecordBatch] = []
+        self._count = 0
         self._weight = 0
 
     def add(self, jobs: Sequence[Job]) -> Iterator[pa.RecordBatch]:
         """The batches that are full with these."""
-        for start in range(0, len(jobs), _BATCH_JOBS):
-            some = jobs[start : start + _BATCH_JOBS]
-            self._jobs += some
-            self._weight += sum(map(len, map(itemgetter(_PAYLOAD), some)))
-            self._weight += sum(len(job[_RESULT]) for job in some if job[_RESULT] is not None)
-            if len(self._jobs) >= _BATCH_JOBS or self._weight >= _BATCH_BYTES:
+        for start in range(0, len(jobs), _STEP):
+            some = _batch(jobs[start : start + _STEP])
+            self._collected.append(some)
+            self._count += some.num_rows
+            self._weight += some.nbytes
+            if self._count >= _BATCH_JOBS or self._weight >= _BATCH_BYTES:
                 yield from self.rest()
 
     def rest(self) -> Iterator[pa.RecordBatch]:
-        jobs, self._jobs, self._weight = self._jobs, [], 0
-        if jobs:
-            yield _batch(jobs)
+        collected, self._collected = self._collected, []
+        self._count = self._weight = 0
+        if collected:
+            yield from joined(collected)
 
 
-def _batch(jobs: list[Job]) -> pa.RecordBatch:
+def _batch(jobs: Sequence[Job]) -> pa.RecordBatch:
     stored: list[Sequence[Any]] = list(zip(*jobs, strict=True))
     stored[_HEADERS] = [_encode_json(headers).decode() if headers else None for headers in stored[_HEADERS]]
     return fitted("jobs", [pa.array(stored[place], kind) for place, kind in _COLUMNS])

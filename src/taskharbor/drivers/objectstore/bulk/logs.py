@@ -18,11 +18,15 @@ from taskharbor.drivers.objectstore.encoding import Head, opened
 from taskharbor.drivers.objectstore.entries import SegmentEntry
 from taskharbor.drivers.objectstore.envelope import unseal
 from taskharbor.drivers.objectstore.naming import log_folder, state_name
-from taskharbor.drivers.objectstore.segments import Segment
+from taskharbor.drivers.objectstore.segments import Segment, size_with_rows
 from taskharbor.errors import BackendUnavailable
 
 _AT_ONCE = 32
 """Objects that are read at the same time."""
+_LARGE = 256 * 1024
+"""Bytes of a segment from which on two requests for a part of it cost less than one for all."""
+_BEGINNING = 64 * 1024
+"""Enough for nearly every header."""
 
 A = TypeVar("A")
 R = TypeVar("R")
@@ -115,16 +119,32 @@ class Logs:
 
     # -- segments -----------------------------------------------------------------------------------------
 
-    async def segment(self, place: Place, name: str) -> Segment:
-        path = f"{log_folder(*place)}/{name}"
-        blob = await self.blobs.read(path)
-        if blob is None:
+    async def segment(self, place: Place, entry: SegmentEntry) -> Segment:
+        where = self._where(place, entry)
+        return Segment(await self._start_of(place, entry, entry.size), where)
+
+    async def segment_of_rows(self, place: Place, entry: SegmentEntry) -> Segment:
+        """Of a large one only its beginning, which has all its rows: jobs with their payloads may be most of it."""
+        where = self._where(place, entry)
+        size = _BEGINNING if entry.jobs and entry.size > _LARGE else entry.size
+        while True:
+            data = await self._start_of(place, entry, size)
+            size = size_with_rows(data, where)
+            if size <= len(data) or entry.size <= len(data):
+                return Segment(data, where)
+
+    async def _start_of(self, place: Place, entry: SegmentEntry, size: int) -> bytes:
+        data = await self.blobs.read_start(f"{log_folder(*place)}/{entry.name}", size)
+        if data is None:
             raise HistoryGone(
-                f"{self.blobs.place}: {path} was there when this read was planned, and is gone: it was replaced, and the read "
+                f"{self._where(place, entry)} was there when this read was planned, and is gone: it was replaced, and the read "
                 "took longer than replaced segments are kept. Read again (start a stream's query again: it goes on where it "
                 "was), with more parallelism"
             )
-        return Segment(blob.data, f"{self.blobs.place}/{path}")
+        return data
+
+    def _where(self, place: Place, entry: SegmentEntry) -> str:
+        return f"{self.blobs.place}/{log_folder(*place)}/{entry.name}"
 
 
 async def together(items: Iterable[A], work: Callable[[A], Awaitable[R]]) -> list[R]:

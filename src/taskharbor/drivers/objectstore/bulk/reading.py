@@ -221,7 +221,7 @@ class _Found:
 
 async def _read_piece(logs: Logs, piece: RowPiece) -> _Found:
     if piece.entry is not None:
-        return _Found([(piece.entry, await logs.segment(piece.place, piece.entry.name))])
+        return _Found([(piece.entry, await logs.segment_of_rows(piece.place, piece.entry))])
     log: Log | None = await logs.log(piece.place)
     if log is None:
         return _Found([])
@@ -232,14 +232,14 @@ async def _read_piece(logs: Logs, piece: RowPiece) -> _Found:
         for entry in log.segments
         if entry.rows and entry.last_row > piece.after and entry.first_row <= piece.until
     ]
-    segments = await together(entries, lambda entry: logs.segment(piece.place, entry.name))
+    segments = await together(entries, lambda entry: logs.segment_of_rows(piece.place, entry))
     return _Found(list(zip(entries, segments, strict=True)), log.tail)
 
 
 async def _read_jobs(logs: Logs, piece: JobPiece) -> Segment | QueueDocument | None:
     if piece.entry is None:
         return await logs.document(piece.place)
-    return await logs.segment(piece.place, piece.entry.name)
+    return await logs.segment(piece.place, piece.entry)
 
 
 def _jobs_of(document: QueueDocument, now: Micros, selection: Selection) -> list[tuple[Any, ...]]:

@@ -24,7 +24,7 @@ from taskharbor.ids import new_ids
 from taskharbor.jobs import SECOND, JobRecord, Micros
 
 FOLDER: Final = "staging"
-KEEP_STAGED: Final[Micros] = 7 * 86_400 * SECOND
+KEEP_STAGED: Final[Micros] = 3 * 86_400 * SECOND
 PORTION: Final = 10_000
 """Jobs that are put down, and published, at once: each time a queue's whole state is written,"""
 PORTION_BYTES: Final = 8 * 1024 * 1024

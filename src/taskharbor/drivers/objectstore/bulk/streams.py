@@ -147,7 +147,7 @@ async def _opened(logs: Logs, item: _Item) -> list[_Item]:
     assert entry is not None
     segment = item.segment
     if segment is None:
-        segment = await logs.segment(item.place, entry.name)
+        segment = await logs.segment_of_rows(item.place, entry)
         blocks = row_blocks(segment.header.row_blocks, entry, item.after, item.until, _EVERYTHING)
         return [_block_item(item, segment, block) for block in blocks]
     assert item.block is not None

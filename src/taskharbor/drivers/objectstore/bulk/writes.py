@@ -18,7 +18,7 @@ from taskharbor.jobs import SECOND, Micros
 
 OBJECT: Final = "writes"
 FORMAT: Final = 1
-KEEP_SINGLE: Final[Micros] = 7 * 86_400 * SECOND
+KEEP_SINGLE: Final[Micros] = 30 * 86_400 * SECOND
 """Whoever publishes a write of its own again does so soon,"""
 KEEP_SERIES: Final[Micros] = 400 * 86_400 * SECOND
 """but a stream may rest for long."""

@@ -1,0 +1,168 @@
+"""What runs beside the requests, and what is said when the store is not well."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from broker_client import Client
+from broker_loops import on_a_loop, wait_until
+
+from taskharbor.broker.api import OPERATIONS
+from taskharbor.broker.app import make_app
+from taskharbor.broker.openapi import document
+from taskharbor.clock import FakeClock
+from taskharbor.drivers.memory import MemoryDriver
+from taskharbor.errors import BackendUnavailable, SchemaMismatch
+from taskharbor.testing.broker import broker_thread, running_broker
+
+
+def test_expired_leases_are_ended_though_nobody_claims(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers of ours sweep on the side; clients in other languages do not."""
+    monkeypatch.setattr("taskharbor.broker.service.TEND_SECONDS", 0.001)
+    clock = FakeClock()
+    with broker_thread("memory://", clock=clock) as broker, Client(broker.url) as client:
+        job_id = client.submit(max_attempts=1)
+        client.claim(lease_seconds=10)
+        clock.advance(11)
+
+        def is_dead() -> bool:
+            return client.job(job_id)["state"] == "dead"
+
+        for _ in range(10_000):
+            if is_dead():
+                return
+        raise AssertionError("nobody swept")
+
+
+def test_where_clients_bring_their_own_time_nothing_is_swept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("taskharbor.broker.service.TEND_SECONDS", 0.0)
+    clock = FakeClock()
+    swept: list[int] = []
+
+    class Watched(MemoryDriver):
+        async def reclaim(self, **options: Any) -> int:
+            swept.append(1)
+            return await super().reclaim(**options)
+
+    with broker_thread(Watched(), clock=clock, trust_client_time=True) as broker:
+        turns = 0
+
+        def has_gone_round() -> bool:
+            nonlocal turns
+            turns += 1
+            return turns > 1000
+
+        wait_until(broker, has_gone_round)
+    assert swept == []
+
+
+class Unwell(MemoryDriver):
+    error: Exception | None = None
+
+    async def time(self) -> int:
+        if self.error is not None:
+            raise self.error
+        return await super().time()
+
+    async def stats(self, **options: Any) -> Any:
+        if self.error is not None:
+            raise self.error
+        return await super().stats(**options)
+
+
+def test_a_store_that_does_not_answer_is_told_apart_from_a_wrong_request() -> None:
+    driver = Unwell()
+    with running_broker(driver) as url, Client(url) as client:
+        assert client.get("/ready").status == 200
+        driver.error = BackendUnavailable("at 10.0.0.7:5432: connection refused")
+        answer = client.get("/v1/stats")
+        assert (answer.status, answer.body["code"]) == (503, "backend_unavailable")
+        assert answer.headers["retry-after"] == "1"
+        # Where the store is, is nobody's business.
+        assert "10.0.0.7" not in str(answer.body)
+        ready = client.get("/ready")
+        assert (ready.status, ready.body["reason"]) == (503, "the store does not answer")
+        assert client.get("/health").status == 200
+        driver.error = SchemaMismatch("old")
+        answer = client.get("/v1/stats")
+        assert (answer.status, answer.body["code"]) == (503, "schema_mismatch")
+        driver.error = None
+        assert client.get("/v1/stats").status == 200
+
+
+def test_a_broker_that_is_stopping_takes_no_new_calls() -> None:
+    with broker_thread("memory://") as broker, Client(broker.url) as client:
+        client.get("/health")
+        broker.app.service.stopping.set()
+        answer = client.post("/v1/jobs", {"type": "t"})
+        assert (answer.status, answer.body["code"]) == (503, "stopping")
+        assert client.get("/ready").status == 503
+
+
+def test_a_store_that_cannot_be_opened_is_no_broker() -> None:
+    class Closed(MemoryDriver):
+        async def open(self) -> None:
+            raise BackendUnavailable("nobody is there")
+
+    with pytest.raises(BackendUnavailable, match="nobody is there"), running_broker(Closed()):
+        pass
+
+
+@on_a_loop
+async def test_an_application_opens_and_closes_the_driver_with_the_server() -> None:
+    events: list[str] = []
+
+    class Watched(MemoryDriver):
+        async def open(self) -> None:
+            events.append("open")
+
+        async def close(self) -> None:
+            events.append("close")
+
+    said: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+    heard: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+    life = asyncio.create_task(
+        make_app(Watched())({"type": "lifespan"}, said.get, heard.put)  # type: ignore[arg-type]
+    )
+    await said.put({"type": "lifespan.startup"})
+    assert await heard.get() == {"type": "lifespan.startup.complete"}
+    assert events == ["open"]
+    await said.put({"type": "lifespan.shutdown"})
+    assert await heard.get() == {"type": "lifespan.shutdown.complete"}
+    await life
+    assert events == ["open", "close"]
+
+
+def test_the_document_that_is_served_is_the_one_that_is_tested(client: Client) -> None:
+    served = client.ok("GET", "/openapi.json")
+    assert served == json.loads(json.dumps(document(OPERATIONS)))
+    assert served["openapi"] == "3.1.0"
+    described = {(method.upper(), path) for path, methods in served["paths"].items() for method in methods}
+    assert described == {(one.method, one.path) for one in OPERATIONS}
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v1/jobs",
+        "/v1/jobs/claim",
+        "/v1/jobs/{id}/heartbeat",
+        "/v1/jobs/{id}/complete",
+        "/v1/jobs/{id}/fail",
+        "/v1/stats",
+        "/v1/leader",
+        "/health",
+        "/ready",
+    ],
+)
+def test_the_routes_that_clients_rely_on_stay(path: str) -> None:
+    assert path in document(OPERATIONS)["paths"]
+
+
+def test_a_wrong_method_is_told_which_are_right(client: Client) -> None:
+    answer = client.ask("DELETE", "/v1/jobs")
+    assert (answer.status, answer.headers["allow"]) == (405, "GET, HEAD, POST")
+    assert client.ask("HEAD", "/v1/jobs").status == 200
