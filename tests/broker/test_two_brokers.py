@@ -1,4 +1,4 @@
-"""Two brokers as processes over one folder: one leads, and the other takes over when it is frozen, killed or stopped."""
+"""Two brokers as processes over one store: one leads, and the other takes over when it is frozen, killed or stopped."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from taskharbor.drivers.objectstore.local_files import LocalFiles
 from taskharbor.drivers.objectstore.naming import state_name
 from taskharbor.ids import new_ids
 from taskharbor.jobs import SECOND, Attempt, JobRecord, JobState, Outcome
+from taskharbor.testing.servers.s3 import fresh_s3_url
 
 pytestmark = pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="needs POSIX signals")
 
@@ -34,8 +35,8 @@ BATCH = 5
 
 
 @contextmanager
-def two_brokers(folder: Path, *, term: float = TERM) -> Iterator[BrokerPair]:
-    pair = BrokerPair(f"file://{folder}/store", term=term)
+def two_brokers(folder: Path, *, kind: str = "file", term: float = TERM) -> Iterator[BrokerPair]:
+    pair = BrokerPair(f"file://{folder}/store" if kind == "file" else fresh_s3_url(), term=term)
     with pair.at_work():
         yield pair
 
@@ -157,7 +158,8 @@ async def jobs_of_type(url: str, job_type: str) -> int:
         return len((await driver.list_jobs(selection, now=await driver.time())).jobs)
 
 
-def test_a_frozen_leader_is_replaced_steps_down_and_can_lead_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["file", "s3"])
+def test_a_frozen_leader_is_replaced_steps_down_and_can_lead_again(tmp_path: Path, kind: str) -> None:
     async def scenario(pair: BrokerPair) -> None:
         traffic = Traffic(pair.url)
         first = await asyncio.to_thread(pair.leader)
@@ -193,7 +195,7 @@ def test_a_frozen_leader_is_replaced_steps_down_and_can_lead_again(tmp_path: Pat
         await check_everything(pair.url, traffic)
         print(f"{len(traffic.accepted)} jobs, {len(traffic.begun)} executions")
 
-    with two_brokers(tmp_path) as pair:
+    with two_brokers(tmp_path, kind=kind) as pair:
         asyncio.run(scenario(pair))
 
 

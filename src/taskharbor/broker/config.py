@@ -20,7 +20,7 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True):
     advertise: str | None = None
     """The URL that standbys and clients are told."""
 
-    max_body_bytes: int = 8 * MIB
+    max_body_bytes: int = 32 * MIB
     max_depth: int = 64
     """How deep a payload, a result or a progress may be nested."""
     max_batch: int = 10_000

@@ -91,7 +91,7 @@ _MAKE_TOKENS = (
 )
 @click.option(
     "--max-body",
-    default=8.0,
+    default=32.0,
     show_default=True,
     type=click.FloatRange(min=0.001, max=1024),
     metavar="MIB",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
 
 from taskharbor.drivers.contract import Driver
@@ -12,6 +14,12 @@ GROUP = "taskharbor.drivers"
 
 def installed_drivers() -> dict[str, EntryPoint]:
     """URL scheme -> entry point. Names only: nothing is imported until it is used."""
+    return dict(_announced(tuple(sys.path)))
+
+
+@lru_cache(maxsize=4)
+def _announced(path: tuple[str, ...]) -> dict[str, EntryPoint]:
+    """Finding them reads the metadata of every installed package, which takes longer than to open a store."""
     return {point.name: point for point in entry_points(group=GROUP)}
 
 

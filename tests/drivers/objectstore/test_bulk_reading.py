@@ -105,7 +105,7 @@ def test_a_queue_may_have_any_name(store: BulkStore, url: str, queue: str) -> No
     add(url, 12, queue=queue)
     cursor = store.limited(store.start(), store.latest(), rows=2)
     assert len(seqs(store, cursor, store.latest())) == 10
-    for table, count in (("attempts", 12), ("jobs", 12), ("queues", 1)):
+    for table, count in zip(TABLES, (12, 12, 1), strict=True):
         parts = store.parts(table, Selection(queue=queue), parallelism=2)
         batches = [batch for part in parts for batch in store.read(part)]
         assert sum(batch.num_rows for batch in batches) == count

@@ -16,8 +16,9 @@ from taskharbor.bulk import BulkStore, open_store
 from taskharbor.bulk.contract import StagingLost
 from taskharbor.bulk.write_ids import new_write, numbered_write
 from taskharbor.drivers.contract import Ack, Driver
-from taskharbor.drivers.objectstore.bulk import publishing, staging
+from taskharbor.drivers.objectstore.bulk import publishing
 from taskharbor.drivers.objectstore.bulk.publishing import Publisher
+from taskharbor.drivers.objectstore.folding import wall_clock
 from taskharbor.drivers.objectstore.places import Place
 from taskharbor.drivers.registry import connect
 from taskharbor.errors import BackendUnavailable, InvalidRequest, TaskHarborError
@@ -183,7 +184,7 @@ def test_what_nobody_ever_published_goes_by_itself(
     store: BulkStore, url: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store.stage("forgotten", "0.1", [records(5, 1)])
-    clock = staging.wall_clock
+    clock = wall_clock
     for kept in (True, False):
         if not kept:
             monkeypatch.setattr(publishing, "wall_clock", lambda: clock() + 8 * DAY)

@@ -17,7 +17,7 @@ from taskharbor.drivers.objectstore.cell import Cell, Deposed
 from taskharbor.drivers.objectstore.envelope import unseal
 from taskharbor.drivers.objectstore.fencing import raise_epoch, raise_epochs
 from taskharbor.errors import BackendUnavailable, InvalidRequest, SchemaMismatch
-from taskharbor.testing.faulty_blobs import Fault, FaultyBlobs, Weather
+from taskharbor.testing.faulty_blobs import Fault, Faults, FaultyBlobs, Weather
 from taskharbor.testing.held_blobs import HeldBlobs
 
 
@@ -69,6 +69,54 @@ def test_what_arrives_while_a_write_is_under_way_goes_into_the_next_one() -> Non
         assert not first.done()
         await asyncio.gather(first, *rest)
         assert stage.weather.writes == 3
+
+    run(story())
+
+
+class _Far:
+    """A store whose writes take a second, and clients that come back a little after each answer."""
+
+    def __init__(self, clients: int, rounds: int) -> None:
+        self.weather = Weather(faults=Faults(write_seconds=1.0))
+        self.cell = marks_cell(FaultyBlobs(HeldBlobs(), self.weather))
+        self.clients, self.rounds = clients, rounds
+
+    async def seconds(self) -> float:
+        began = asyncio.get_running_loop().time()
+        await asyncio.gather(*(self._client(number) for number in range(self.clients)))
+        return asyncio.get_running_loop().time() - began
+
+    async def _client(self, number: int) -> None:
+        for turn in range(self.rounds):
+            await self.cell.change(add(f"{number}.{turn}"))
+            await asyncio.sleep(0.001 * number)
+
+
+def test_those_who_come_back_are_together_in_the_next_write() -> None:
+    async def story() -> None:
+        far = _Far(clients=20, rounds=10)
+        # Without a pause for them to come back, each call would wait for two writes.
+        assert await far.seconds() < 10 * 1.05
+        assert far.weather.writes == 10
+
+    run(story())
+
+
+def test_one_who_comes_alone_waits_for_nobody() -> None:
+    async def story() -> None:
+        far = _Far(clients=1, rounds=10)
+        assert await far.seconds() == pytest.approx(10)
+
+    run(story())
+
+
+def test_those_who_do_not_come_back_are_waited_for_once() -> None:
+    async def story() -> None:
+        far = _Far(clients=20, rounds=1)
+        await far.seconds()
+        # The others have gone: this one is put off by no more than a twentieth of a second, and the next not at all.
+        far.clients, far.rounds = 1, 5
+        assert 5 <= await far.seconds() <= 5.06
 
     run(story())
 

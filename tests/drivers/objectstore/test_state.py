@@ -100,7 +100,7 @@ def test_only_what_changed_is_encoded_again(monkeypatch: pytest.MonkeyPatch) -> 
         encoded.append(number)
         return stored_jobs.encode_job(number, record)
 
-    monkeypatch.setattr("taskharbor.drivers.objectstore.state.encode_job", noting)
+    monkeypatch.setattr("taskharbor.drivers.objectstore.kept.encode_job", noting)
     for one in (state, again):
         encoded.clear()
         CODEC.encode(one)

@@ -8,8 +8,8 @@ import msgspec
 
 from taskharbor.drivers.objectstore.clearing import ClearingState
 from taskharbor.drivers.objectstore.entries import SegmentEntry
+from taskharbor.drivers.objectstore.kept import KeptSlot
 from taskharbor.drivers.objectstore.recalling import ARCHIVED_STATES, Brought, SegmentsNeeded
-from taskharbor.drivers.objectstore.state import KeptSlot
 from taskharbor.jobs import Micros
 
 __all__ = ["ARCHIVED_STATES", "Brought", "QueueState", "SegmentsNeeded"]

@@ -27,6 +27,12 @@ __all__ = ["MAX_BYTES", "Cell", "Codec", "Deposed", "Term"]
 
 R = TypeVar("R")
 
+_GATHER_SHARE = 0.5
+"""Of the time that a pass took,"""
+_GATHER_SECONDS = 0.05
+"""and so much at most, callers may take to come back before the next one. Below a millisecond it is not worth it."""
+_WORTH_GATHERING = 0.001
+
 
 class Term(Protocol):
     """A leader's right to believe what it holds."""
@@ -75,6 +81,9 @@ class Cell(Generic[S]):
         self._must_compare = False
         self._deposed = False
         self._closed = False
+        self._assembled: asyncio.Future[None] | None = None
+        """While a pass is put off until so many callers are there:"""
+        self._expected = 0
 
     @property
     def where(self) -> str:
@@ -129,6 +138,7 @@ class Cell(Generic[S]):
         loop = asyncio.get_running_loop()
         call = Call(step, is_look, loop.create_future(), loop.time() + self._patience)
         self._waiting.append(call)
+        self._note_arrival()
         if self._passes is None:
             self._passes = loop.create_task(self._pass_until_answered(), name=f"taskharbor cell {self.name}")
         return call.future
@@ -140,15 +150,39 @@ class Cell(Generic[S]):
         try:
             while self._waiting:
                 calls, self._waiting = self._waiting, []
+                callers, began = len(calls), asyncio.get_running_loop().time()
                 try:
                     await self._settle(calls)
                 except Exception as error:
                     self._fail_all(calls, error)
+                if callers > 1:
+                    await self._gather(callers, asyncio.get_running_loop().time() - began)
         except BaseException:
             self._fail_all(calls, BackendUnavailable(f"{self.where} was closed"))
             raise
         finally:
             self._passes = None
+
+    async def _gather(self, callers: int, spent: float) -> None:
+        """Those who were answered just now mostly come back at once. A pass that began without them would make each of their
+        calls wait for two writes; so it begins when as many are there again, or a little later. One who comes alone never
+        waits for others."""
+        longest = min(spent * _GATHER_SHARE, _GATHER_SECONDS)
+        if longest < _WORTH_GATHERING or self._closed:
+            return
+        loop = asyncio.get_running_loop()
+        self._assembled, self._expected = loop.create_future(), callers
+        timer = loop.call_later(longest, _assemble, self._assembled)
+        try:
+            self._note_arrival()
+            await self._assembled
+        finally:
+            timer.cancel()
+            self._assembled = None
+
+    def _note_arrival(self) -> None:
+        if self._assembled is not None and len(self._waiting) >= self._expected:
+            _assemble(self._assembled)
 
     def _fail_all(self, calls: list[Call], error: Exception) -> None:
         # Nothing is known of what is in memory now.
@@ -306,3 +340,8 @@ class Cell(Generic[S]):
 
 def _nothing(state: object) -> None:
     pass
+
+
+def _assemble(assembled: asyncio.Future[None]) -> None:
+    if not assembled.done():
+        assembled.set_result(None)

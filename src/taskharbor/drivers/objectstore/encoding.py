@@ -12,10 +12,10 @@ from taskharbor.drivers.contract import QueueSettings
 from taskharbor.drivers.memory.queues import CANCELLED, DEAD, DONE, INFLIGHT
 from taskharbor.drivers.objectstore.archived import QueueState
 from taskharbor.drivers.objectstore.entries import SegmentEntry
+from taskharbor.drivers.objectstore.kept import KeptQueue, KeptSlot
 from taskharbor.drivers.objectstore.packing import array_head
 from taskharbor.drivers.objectstore.published import PublishedWrites
 from taskharbor.drivers.objectstore.rows import StoredRow
-from taskharbor.drivers.objectstore.state import KeptQueue, KeptSlot
 from taskharbor.drivers.objectstore.stored_jobs import FIELDS, job_decoder
 from taskharbor.errors import SchemaMismatch
 from taskharbor.jobs import JobRecord, Micros

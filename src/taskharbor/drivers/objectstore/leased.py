@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Sequence
 
 from taskharbor.drivers.contract import Extension, Settlement
@@ -28,12 +29,17 @@ async def reserve(
         return await _reserve_from(store, shards[0], limit, lease_for, now, worker, types)
     # Beginning elsewhere each time, so that no shard is starved; what came together is handed out in the queue's order.
     store.turn += 1
-    first = store.turn % len(shards)
-    found: list[JobRecord] = []
-    for cell in shards[first:] + shards[:first]:
-        found += await _reserve_from(store, cell, limit - len(found), lease_for, now, worker, types)
-        if len(found) >= limit:
-            break
+    turn = store.turn % len(shards)
+    first, *others = shards[turn:] + shards[:turn]
+    found = await _reserve_from(store, first, limit, lease_for, now, worker, types)
+    if len(found) < limit:
+        # Which of the others are worth a change is seen of all of them at the same time.
+        looks = await asyncio.gather(
+            *(cell.look(lambda state, brought: state.has_work(now)) for cell in others)
+        )
+        for cell in itertools.compress(others, looks):
+            if len(found) < limit:
+                found += await _reserve_from(store, cell, limit - len(found), lease_for, now, worker, types)
     return sorted(found, key=_in_order)
 
 

@@ -18,9 +18,10 @@ from taskharbor.drivers.memory.copies import as_read
 from taskharbor.drivers.memory.operating import matches
 from taskharbor.drivers.memory.queues import CANCELLED, DONE
 from taskharbor.drivers.objectstore.entries import SegmentEntry
+from taskharbor.drivers.objectstore.kept import KeptSlot
 from taskharbor.drivers.objectstore.rows import StoredRow
 from taskharbor.drivers.objectstore.segments import ArchivedJob, Segment
-from taskharbor.drivers.objectstore.state import KeptSlot, LiveState
+from taskharbor.drivers.objectstore.state import LiveState
 from taskharbor.jobs import JobRecord, Micros
 
 Brought = Mapping[str, Segment]
