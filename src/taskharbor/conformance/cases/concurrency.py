@@ -16,7 +16,7 @@ from taskharbor.conformance.case import case
 from taskharbor.conformance.invariants import InvariantBroken, check_no_overlap, most_at_once, spans
 from taskharbor.conformance.snapshot import Snapshot, take
 from taskharbor.conformance.twin import BOOM, START, Twin, ack, fail, release, retry
-from taskharbor.drivers.contract import Driver, QueueSettings, Settlement
+from taskharbor.drivers.contract import Driver, QueueSettings, QueueStats, Settlement
 from taskharbor.jobs import SECOND, JobRecord, JobState, Micros
 
 JOBS = 200
@@ -77,17 +77,20 @@ async def _run(t: Twin, jobs: list[JobRecord], settings: QueueSettings | None = 
     async def watch() -> None:
         nonlocal ended
         for _ in range(100_000):
+            # In this order: the last jobs may come while the answer is on its way.
+            was_producing = is_producing
             (stats,) = await t.driver.stats(now=tick(), queue="q")
-            if stats.done_total + stats.cancelled_total == _expected(stats.counts, len(jobs), producing):
+            if not was_producing and _all_ended(stats):
                 ended = True
                 return
             await asyncio.sleep(0.005)
 
-    producing = [True]
+    is_producing = True
 
     async def produce() -> None:
+        nonlocal is_producing
         await asyncio.gather(*(_produce(handles[n % 4], jobs[n::4], tick) for n in range(4)))
-        producing[0] = False
+        is_producing = False
 
     workers = [_work(handles[n % 4], f"w{n}", tick, lambda: ended, random.Random(n)) for n in range(WORKERS)]
     async with asyncio.timeout(PATIENCE):
@@ -103,10 +106,9 @@ async def _run(t: Twin, jobs: list[JobRecord], settings: QueueSettings | None = 
     return shown
 
 
-def _expected(counts: dict[JobState, int], total: int, producing: list[bool]) -> int:
-    """How many ends mean that all is over: never while jobs are still on their way."""
-    living = sum(count for state, count in counts.items() if not state.is_terminal)
-    return -1 if producing[0] or living else sum(counts.values())
+def _all_ended(stats: QueueStats) -> bool:
+    living = sum(count for state, count in stats.counts.items() if not state.is_terminal)
+    return not living and stats.done_total + stats.cancelled_total == sum(stats.counts.values())
 
 
 @case()

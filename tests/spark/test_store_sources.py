@@ -1,4 +1,4 @@
-"""An object store through the data source: written, read, streamed and triaged by Spark."""
+"""Redis and object stores through the data source: written, read, streamed and triaged by Spark."""
 
 from __future__ import annotations
 
@@ -38,8 +38,11 @@ def small_batches(spark: SparkSession) -> Iterator[SparkSession]:
     spark.conf.unset(name)
 
 
-@pytest.fixture(params=["files", "s3"])
+@pytest.fixture(params=["redis", "files", "s3"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Of a store that has yet to be made. Segments are small, so that there are several."""
+    if request.param == "redis":
+        return str(request.getfixturevalue("redis_url"))
     if request.param == "s3":
         return f"{fresh_s3_url()}&segment_rows=500"
     return f"file://{tmp_path}/store?segment_rows=500"
@@ -122,7 +125,7 @@ def test_a_dataframe_becomes_jobs_that_are_read_streamed_and_requeued(
     dead = load(spark, url, table="jobs", state="dead", queue="q")
     chosen = dead.where("get_json_object(CAST(payload AS STRING), '$.n') < 300").select("id")
     save(chosen, url, mode="requeue")
-    # Of those that are done, most are in segments.
+    # Of those that are done, an object store has most in segments.
     for state in ("dead", "done"):
         some = load(spark, url, table="jobs", state=state)
         save(some.where("get_json_object(CAST(payload AS STRING), '$.n') < 3000"), url, mode="purge")
@@ -160,10 +163,10 @@ def test_a_stream_of_rows_becomes_jobs_once_per_batch(spark: SparkSession, tmp_p
     assert sorted(json.loads(job.payload)["n"] for job in jobs_in(url)) == list(range(100))
 
 
-def test_a_stream_that_history_has_left_behind_says_so(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_stream_that_history_has_left_behind_says_so(spark: SparkSession, url: str, tmp_path: Path) -> None:
     from pyspark.errors import StreamingQueryException
 
-    url = f"file://{tmp_path}/store?segment_rows=3"
+    url = url.replace("segment_rows=500", "segment_rows=3")
 
     async def add(driver: Driver) -> None:
         now = time.time_ns() // 1000
@@ -192,10 +195,17 @@ def test_a_stream_that_history_has_left_behind_says_so(spark: SparkSession, tmp_
         stream.catch_up()
 
 
-def test_stores_of_one_server_are_told_apart_without_their_secrets() -> None:
+def test_object_stores_are_told_apart_without_their_secrets() -> None:
     one = "s3://jobs/one?region=r&endpoint=http://minio:9000&access_key_id=me&secret_access_key=hidden"
     assert source_name(one) != source_name(one.replace("/one?", "/two?"))
     assert source_name(one) != source_name(one.replace("minio", "other"))
     assert source_name(one) == source_name(one.replace("hidden", "changed").replace("region=r", "region=s"))
     assert "hidden" not in source_name(one)
     assert source_name("file:///a/b?sync=off") == source_name("file:///a/b/")
+
+
+def test_stores_of_one_redis_server_are_told_apart_by_their_prefix() -> None:
+    one, two = "redis://:secret@host:6379/2?prefix=one:", "redis://:other@host:6379/2?prefix=two:&timeout=3"
+    assert source_name(one) != source_name(two)
+    assert "secret" not in source_name(one)
+    assert source_name(two) == source_name("redis://host:6379/2?prefix=two:")
