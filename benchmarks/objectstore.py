@@ -29,6 +29,7 @@ from taskharbor.drivers.objectstore.places import parse_place
 from taskharbor.errors import BackendUnavailable
 from taskharbor.ids import new_ids
 from taskharbor.jobs import SECOND, JobRecord
+from taskharbor.worker.interpreter import tuned_interpreter
 
 WRITE_SECONDS = 0.05
 CLIENTS = 32
@@ -109,7 +110,8 @@ def _broker(pipe: Connection) -> None:
         await serve(app, listener, when_ready=ready)
         listener.close()
 
-    asyncio.run(live())
+    with tuned_interpreter():
+        asyncio.run(live())
 
 
 class Seen(msgspec.Struct):

@@ -182,6 +182,7 @@ def _run(
     from taskharbor.broker.app import make_app
     from taskharbor.broker.electing import candidacy_for
     from taskharbor.broker.serving import serve, url_of
+    from taskharbor.worker.interpreter import tuned_interpreter
 
     candidacy = candidacy_for(driver, url=address, term=options["term"].total_seconds())
     if candidacy is not None and not options["advertise"] and _is_wildcard(listener):
@@ -203,7 +204,9 @@ def _run(
         app = make_app(driver, config, candidacy)
         await serve(app, listener, tls=tls, grace=options["grace"].total_seconds(), when_ready=when_ready)
 
-    asyncio.run(live())
+    # As for a worker: what is computed beside the requests must not hold them up.
+    with tuned_interpreter():
+        asyncio.run(live())
     log.info("stopped")
 
 

@@ -102,6 +102,18 @@ def test_those_who_come_back_are_together_in_the_next_write() -> None:
     run(story())
 
 
+def test_housekeeping_is_not_waited_for() -> None:
+    async def story() -> None:
+        far = _Far(clients=1, rounds=10)
+        keeping = asyncio.gather(
+            *(far.cell.change(add(f"kept {number}"), is_housekeeping=True) for number in range(3))
+        )
+        assert await far.seconds() <= 10 + 1.0
+        await keeping
+
+    run(story())
+
+
 def test_one_who_comes_alone_waits_for_nobody() -> None:
     async def story() -> None:
         far = _Far(clients=1, rounds=10)

@@ -336,12 +336,18 @@ class Machine:
 
 @pytest.mark.parametrize("is_stormy", [False, True], ids=["calm", "storm"])
 def test_three_brokers_that_freeze_and_wake_never_lead_together_and_lose_nothing(is_stormy: bool) -> None:
-    seed = random.SystemRandom().randrange(2**32)
-    print(f"seed {seed}")
-    run(freeze_and_wake(seed, is_stormy))
+    # A story in which nobody had to take over shows nothing, and is told about once in four hundred times.
+    for _ in range(5):
+        seed = random.SystemRandom().randrange(2**32)
+        print(f"seed {seed}")
+        with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+            if runner.run(freeze_and_wake(seed, is_stormy)):
+                return
+    raise AssertionError("five times nobody took over, or hardly anything was done")
 
 
-async def freeze_and_wake(seed: int, is_stormy: bool) -> None:
+async def freeze_and_wake(seed: int, is_stormy: bool) -> bool:
+    """Whether it shows anything."""
     patience._random.seed(seed)
     chance = random.Random(seed)
     held = HeldBlobs()
@@ -378,5 +384,4 @@ async def freeze_and_wake(seed: int, is_stormy: bool) -> None:
     answered = [mark for machine in crew for mark in machine.answered]
     assert len(landed) == len(set(landed)), f"seed {seed}: doubled"
     assert set(answered) <= set(landed), f"seed {seed}: lost"
-    assert len(leaders) > 1, f"seed {seed}: nobody ever took over, which shows nothing"
-    assert len(answered) > 100, f"seed {seed}: hardly anything was done, which shows nothing"
+    return len(leaders) > 1 and len(answered) > 100

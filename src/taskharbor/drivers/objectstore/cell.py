@@ -102,14 +102,14 @@ class Cell(Generic[S]):
 
     # -- asking -------------------------------------------------------------------------------------------
 
-    async def change(self, step: Callable[[S], R]) -> R:
+    async def change(self, step: Callable[[S], R], *, is_housekeeping: bool = False) -> R:
         """Run a step that may change the state; its result, once that has landed. A step may be run several times, on
         different states: only the run that landed is answered. One that raises must have changed nothing."""
-        return cast(R, await self._enter(step, is_look=False))
+        return cast(R, await self._enter(step, is_look=False, is_of_a_caller=not is_housekeeping))
 
     async def look(self, step: Callable[[S], R]) -> R:
         """Run a step that changes nothing, on landed state."""
-        return cast(R, await self._enter(step, is_look=True))
+        return cast(R, await self._enter(step, is_look=True, is_of_a_caller=False))
 
     async def refresh(self) -> None:
         """Take notice of what other writers did, whatever the term says. `on_news` hears of it."""
@@ -132,11 +132,11 @@ class Cell(Generic[S]):
         while self._passes is not None:
             await asyncio.wait((self._passes,))
 
-    def _enter(self, step: Callable[[S], Any], *, is_look: bool) -> asyncio.Future[Any]:
+    def _enter(self, step: Callable[[S], Any], *, is_look: bool, is_of_a_caller: bool) -> asyncio.Future[Any]:
         if self._closed:
             raise BackendUnavailable(f"{self.where} was closed")
         loop = asyncio.get_running_loop()
-        call = Call(step, is_look, loop.create_future(), loop.time() + self._patience)
+        call = Call(step, is_look, is_of_a_caller, loop.create_future(), loop.time() + self._patience)
         self._waiting.append(call)
         self._note_arrival()
         if self._passes is None:
@@ -150,7 +150,7 @@ class Cell(Generic[S]):
         try:
             while self._waiting:
                 calls, self._waiting = self._waiting, []
-                callers, began = len(calls), asyncio.get_running_loop().time()
+                callers, began = _callers(calls), asyncio.get_running_loop().time()
                 try:
                     await self._settle(calls)
                 except Exception as error:
@@ -171,7 +171,8 @@ class Cell(Generic[S]):
         if longest < _WORTH_GATHERING or self._closed:
             return
         loop = asyncio.get_running_loop()
-        self._assembled, self._expected = loop.create_future(), callers
+        # Those who came meanwhile are waiting, and count beside those who come back.
+        self._assembled, self._expected = loop.create_future(), callers + _callers(self._waiting)
         timer = loop.call_later(longest, _assemble, self._assembled)
         try:
             self._note_arrival()
@@ -181,7 +182,7 @@ class Cell(Generic[S]):
             self._assembled = None
 
     def _note_arrival(self) -> None:
-        if self._assembled is not None and len(self._waiting) >= self._expected:
+        if self._assembled is not None and _callers(self._waiting) >= self._expected:
             _assemble(self._assembled)
 
     def _fail_all(self, calls: list[Call], error: Exception) -> None:
@@ -345,3 +346,7 @@ def _nothing(state: object) -> None:
 def _assemble(assembled: asyncio.Future[None]) -> None:
     if not assembled.done():
         assembled.set_result(None)
+
+
+def _callers(calls: list[Call]) -> int:
+    return sum(call.is_of_a_caller for call in calls)

@@ -158,7 +158,7 @@ class Folder:
                 state.begin(name, wall_clock())
             return state.name, rows, jobs
 
-        queue, rows, jobs = await self._cell.change(begin)
+        queue, rows, jobs = await self._cell.change(begin, is_housekeeping=True)
         if not rows and not jobs:
             return False
         built = await asyncio.to_thread(segment_of, name, queue, rows, jobs)
@@ -189,7 +189,7 @@ class Folder:
         while len(parts) > 2 and sum(entry.size for entry in parts) > MAX_MERGED_BYTES:
             parts = parts[:-1]
         if len(parts) > 1 and sum(entry.size for entry in parts) > MAX_MERGED_BYTES:
-            return await self._cell.change(lambda state: state.leave_unmerged(parts[0]))
+            return await self._cell.change(lambda state: state.leave_unmerged(parts[0]), is_housekeeping=True)
         read = await self._archive.read(self._folder, [entry.name for entry in parts])
         if len(read) < len(parts):
             return False
@@ -202,7 +202,7 @@ class Folder:
                 state.begin(name, wall_clock())
             return is_free
 
-        if not await self._cell.change(begin):
+        if not await self._cell.change(begin, is_housekeeping=True):
             return False
         built = await asyncio.to_thread(merged, name, queue, pairs)
         return await self._put_in_place(built, lambda state: state.merge_in(built.entry, parts, wall_clock()))
@@ -218,7 +218,7 @@ class Folder:
             return is_in_place
 
         await self._blobs.put(f"{self._folder}/{name}", built.data)
-        is_in_place = await self._cell.change(step_or_abandon)
+        is_in_place = await self._cell.change(step_or_abandon, is_housekeeping=True)
         if is_in_place:
             self._archive.keep(self._folder, name, Segment(built.data, name))
         return is_in_place
@@ -231,9 +231,9 @@ class Folder:
                 state.abandon(name, 0)
             return self._over(state.retired, round(self._options.grace * SECOND))
 
-        names = await self._cell.change(over)
+        names = await self._cell.change(over, is_housekeeping=True)
         await self._blobs.delete([f"{self._folder}/{name}" for name in names])
-        await self._cell.change(lambda state: state.forget_retired(names))
+        await self._cell.change(lambda state: state.forget_retired(names), is_housekeeping=True)
 
 
 def _is_busy(state: QueueState) -> bool:

@@ -23,13 +23,20 @@ class Outcome:
 class Call:
     """A step, and whoever waits for its outcome."""
 
-    __slots__ = ("deadline", "future", "is_look", "step")
+    __slots__ = ("deadline", "future", "is_look", "is_of_a_caller", "step")
 
     def __init__(
-        self, step: Callable[[Any], Any], is_look: bool, future: asyncio.Future[Any], deadline: float
+        self,
+        step: Callable[[Any], Any],
+        is_look: bool,
+        is_of_a_caller: bool,
+        future: asyncio.Future[Any],
+        deadline: float,
     ) -> None:
         self.step = step
         self.is_look = is_look
+        self.is_of_a_caller = is_of_a_caller
+        """One who may come back with the next change as soon as this one is answered."""
         self.future = future
         self.deadline = deadline
 
