@@ -1,0 +1,5 @@
+"""The kit on the HTTP driver, by way of a broker over an object store in the broker's memory."""
+
+from conformance.through_broker import conformance_through_broker
+
+globals().update(conformance_through_broker(lambda directory: "mem://"))
