@@ -8,6 +8,7 @@ from urllib.parse import parse_qsl, unquote
 
 import msgspec
 
+from taskharbor.drivers.url_values import seconds
 from taskharbor.errors import InvalidRequest
 
 TOKEN = "TASKHARBOR_TOKEN"
@@ -107,18 +108,8 @@ def _text(name: str, value: str) -> str:
     return value
 
 
-def _seconds(name: str, value: str) -> float:
-    try:
-        seconds = float(value)
-    except ValueError:
-        seconds = -1.0
-    if not 0.001 <= seconds <= 3600:
-        raise InvalidRequest(f"{name}={value!r}: give seconds between 0.001 and 3600")
-    return seconds
-
-
 _OWN: dict[str, Callable[[str, str], object]] = {
     "ca": _text,
-    "timeout": _seconds,
-    "connect_timeout": _seconds,
+    "timeout": seconds,
+    "connect_timeout": seconds,
 }

@@ -8,6 +8,7 @@ import msgspec
 
 from taskharbor.drivers.objectstore.catalog import MAX_SHARDS
 from taskharbor.drivers.objectstore.places import Place, place_options
+from taskharbor.drivers.url_values import seconds
 from taskharbor.errors import InvalidRequest
 
 
@@ -37,7 +38,7 @@ def options_of(place: Place) -> Options:
     found: dict[str, float] = {}
     readers: Mapping[str, Callable[[str, str], float]] = {
         "shards": lambda name, text: _whole(name, text, 1, MAX_SHARDS),
-        "poll": _seconds,
+        "poll": seconds,
         "segment_rows": lambda name, text: _whole(name, text, 1, 100_000),
         "segment_bytes": lambda name, text: _whole(name, text, 1, 16 * 1024 * 1024),
         "merge": lambda name, text: _whole(name, text, 2, 1000),
@@ -58,13 +59,3 @@ def _whole(name: str, text: str, least: int, most: int) -> int:
     if not text.isdecimal() or not least <= int(text) <= most:
         raise InvalidRequest(f"{name}={text!r}: give a whole number between {least} and {most}")
     return int(text)
-
-
-def _seconds(name: str, text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = -1.0
-    if not 0.001 <= seconds <= 3600:
-        raise InvalidRequest(f"{name}={text!r}: give seconds between 0.001 and 3600")
-    return seconds

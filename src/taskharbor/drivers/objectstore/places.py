@@ -10,12 +10,13 @@ import itertools
 import threading
 from collections.abc import Callable, Mapping
 from datetime import timedelta
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from taskharbor.drivers.objectstore.blobs import Blobs
 from taskharbor.drivers.objectstore.local_files import LocalFiles
+from taskharbor.drivers.url_values import seconds
 from taskharbor.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -44,17 +45,12 @@ def _switch(name: str, value: str) -> bool:
     return value == "on"
 
 
-def _seconds(name: str, value: str) -> float:
-    try:
-        seconds = float(value)
-    except ValueError:
-        seconds = -1.0
-    if not 0.001 <= seconds <= 600:
-        raise InvalidRequest(f"{name}={value!r}: give seconds between 0.001 and 600")
-    return seconds
-
-
-_NETWORK = {"timeout": _seconds, "connect_timeout": _seconds, "allow_http": _switch}
+_patience = partial(seconds, most=600)
+_NETWORK: dict[str, Callable[[str, str], object]] = {
+    "timeout": _patience,
+    "connect_timeout": _patience,
+    "allow_http": _switch,
+}
 _OPTIONS: Mapping[str, Mapping[str, Callable[[str, str], object]]] = {
     "s3": {
         **_NETWORK,

@@ -14,6 +14,7 @@ import msgspec
 import psycopg
 from psycopg import conninfo
 
+from taskharbor.drivers.url_values import seconds
 from taskharbor.errors import InvalidRequest
 
 DEFAULT_SCHEMA = "taskharbor"
@@ -102,22 +103,12 @@ def _count(name: str, value: str) -> int:
     return int(value)
 
 
-def _seconds(name: str, value: str) -> float:
-    try:
-        seconds = float(value)
-    except ValueError:
-        seconds = -1.0
-    if not 0.001 <= seconds <= 3600:
-        raise InvalidRequest(f"{name}={value!r}: give seconds between 0.001 and 3600")
-    return seconds
-
-
 _OWN: dict[str, Callable[[str, str], object]] = {
     "schema": _schema,
     "pool_size": _count,
-    "pool_timeout": _seconds,
+    "pool_timeout": seconds,
     "notify": _switch,
-    "poll": _seconds,
+    "poll": seconds,
     "prepare": _switch,
     "migrate": _switch,
 }

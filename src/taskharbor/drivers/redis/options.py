@@ -8,6 +8,7 @@ from urllib.parse import parse_qsl, unquote
 
 import msgspec
 
+from taskharbor.drivers.url_values import seconds
 from taskharbor.errors import InvalidRequest
 
 DEFAULT_PORT = 6379
@@ -229,26 +230,16 @@ def _eviction(name: str, value: str) -> str:
     return value
 
 
-def _seconds(name: str, value: str) -> float:
-    try:
-        seconds = float(value)
-    except ValueError:
-        seconds = -1.0
-    if not 0.001 <= seconds <= 3600:
-        raise InvalidRequest(f"{name}={value!r}: give seconds between 0.001 and 3600")
-    return seconds
-
-
 _OWN: dict[str, Callable[[str, str], object]] = {
     "prefix": _prefix,
     "db": _database,
-    "timeout": _seconds,
-    "connect_timeout": _seconds,
+    "timeout": seconds,
+    "connect_timeout": seconds,
     "notify": _switch,
-    "poll": _seconds,
+    "poll": seconds,
     "wait_replicas": _replicas,
     "wait_aof": _replicas,
-    "wait_timeout": _seconds,
+    "wait_timeout": seconds,
     "eviction": _eviction,
     "tls_ca": _text,
     "tls_cert": _text,
