@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -262,9 +262,16 @@ def test_an_honest_store_in_bad_weather_is_not_taken_for_a_liar(fault: Fault) ->
 
 
 @pytest.fixture(scope="module")
-def s3() -> S3Server:
+def s3_with_faults() -> Iterator[S3Server]:
     with S3Server.start() as server:
         yield server
+
+
+@pytest.fixture
+def s3(s3_with_faults: S3Server) -> S3Server:
+    """Without what an earlier test planned: some plan more faults than they come to see."""
+    s3_with_faults.plan()
+    return s3_with_faults
 
 
 UNCLEAR: list[S3Fault] = [

@@ -100,7 +100,7 @@ class S3Server:
         self._ask("PUT", f"/{name}")
 
     def plan(self, *faults: S3Fault) -> None:
-        """What becomes of the next conditional writes, in this order."""
+        """What becomes of the next conditional writes, in this order; what is left of an earlier plan is forgotten."""
         self._ask("POST", _PLAN, json.dumps(faults).encode())
 
     def _ask(self, method: str, path: str, body: bytes | None = None) -> None:
