@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
+from typing import NamedTuple
 
 import msgspec
 
@@ -53,6 +54,16 @@ class Defaults(msgspec.Struct, frozen=True, kw_only=True):
     max_payload_bytes: int = MAX_PAYLOAD_BYTES
 
 
+class Policy(NamedTuple):
+    """How long and how often a job may be tried, checked."""
+
+    timeout: Micros
+    max_attempts: int
+    max_stalls: int
+    backoff_min: Micros
+    backoff_max: Micros
+
+
 class RecordBuilder:
     """Makes records of requests, by one client's defaults and codecs."""
 
@@ -60,6 +71,8 @@ class RecordBuilder:
         self.defaults = defaults or Defaults()
         self.codecs = codecs or CodecRegistry()
         self._checked_names: set[str] = set()
+        self._usual: Policy | None = None
+        """What the defaults come to, once they were checked."""
 
     def build(self, requests: Sequence[JobRequest], now: Micros) -> list[JobRecord]:
         return [self._record(*pair, now) for pair in zip(requests, new_ids(len(requests)), strict=True)]
@@ -97,7 +110,7 @@ class RecordBuilder:
             self._check_name("queue", queue)
         if request.update is not None and request.key is None:
             raise InvalidRequest("update flags say how to change a job with the same key: give a key too")
-        minimum, maximum = defaults.backoff if request.backoff is None else request.backoff
+        timeout, max_attempts, max_stalls, backoff_min, backoff_max = self._policy(request)
         return JobRecord(
             id=job_id,
             type=request.type,
@@ -108,20 +121,42 @@ class RecordBuilder:
             priority=0 if request.priority is None else _checked_priority(request.priority),
             run_at_us=now if request.run_at is None and request.delay is None else _run_at(request, now),
             created_at_us=now,
-            timeout_us=_timeout(request.timeout if request.timeout is not None else defaults.timeout),
+            timeout_us=timeout,
             key=None if request.key is None else _checked_text("key", request.key),
             update=request.update,
             idempotency_key=None
             if request.idempotency_key is None
             else _checked_text("idempotency_key", request.idempotency_key),
-            # 0 is the seeds' way to say "not set".
-            max_attempts=_checked_count("max_attempts", request.max_attempts or defaults.max_attempts, 1),
-            max_stalls=_checked_count(
+            max_attempts=max_attempts,
+            max_stalls=max_stalls,
+            backoff_min_us=backoff_min,
+            backoff_max_us=backoff_max,
+        )
+
+    def _policy(self, request: JobRequest) -> Policy:
+        # 0 is the seeds' way to say "not set".
+        is_usual = (
+            request.timeout is None
+            and not request.max_attempts
+            and request.max_stalls is None
+            and request.backoff is None
+        )
+        if is_usual and self._usual is not None:
+            return self._usual
+        defaults = self.defaults
+        minimum, maximum = defaults.backoff if request.backoff is None else request.backoff
+        policy = Policy(
+            _timeout(request.timeout if request.timeout is not None else defaults.timeout),
+            _checked_count("max_attempts", request.max_attempts or defaults.max_attempts, 1),
+            _checked_count(
                 "max_stalls", defaults.max_stalls if request.max_stalls is None else request.max_stalls, 0
             ),
-            backoff_min_us=_backoff(minimum, minimum, maximum),
-            backoff_max_us=_backoff(maximum, minimum, maximum),
+            _backoff(minimum, minimum, maximum),
+            _backoff(maximum, minimum, maximum),
         )
+        if is_usual:
+            self._usual = policy
+        return policy
 
     def _check_name(self, what: str, name: str) -> None:
         _checked_text(what, name)

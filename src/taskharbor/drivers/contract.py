@@ -396,6 +396,22 @@ class Driver(abc.ABC):
         when a scheduled job or an expiring lease known now comes due; False after `timeout` seconds. Never misses a wake-up;
         may wake for nothing. Cancellable at any moment."""
 
+    async def reserve_next(
+        self,
+        queue: str,
+        *,
+        limit: int,
+        lease_for: Micros,
+        now: Micros,
+        worker: str,
+        types: Sequence[str] | None = None,
+        timeout: float,
+    ) -> list[JobRecord] | None:
+        """`wait` and then `reserve` in one go, for who has just reserved less than it asked for; None where the driver cannot do
+        that, or not now. It claims by a clock that was at `now` when it was called and has run since. Cancellable at any moment:
+        what it leased by then goes back."""
+        return None
+
     # -- one job at a time ----------------------------------------------------------------------------------
 
     async def ack(self, job_id: str, token: str, *, now: Micros, result: bytes | None = None) -> None:

@@ -75,6 +75,7 @@ class Engine:
         settled: Callable[[Sequence[Hold]], None],
         allowance: Allowance | None = None,
         rng: Random | None = None,
+        step_aside: Callable[[], None] = lambda: None,
     ) -> None:
         self._config = config
         self._driver = driver
@@ -110,6 +111,7 @@ class Engine:
             outage=self.outage,
             completed=self._completed,
             hand_over=self._hand_over,
+            step_aside=step_aside,
         )
         self._heartbeat = HeartbeatLoop(
             driver,

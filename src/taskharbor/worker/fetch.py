@@ -11,10 +11,10 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from taskharbor.clock import Clock
+from taskharbor.clock import BackendClock, Clock, SystemClock
 from taskharbor.drivers.contract import Driver
 from taskharbor.errors import BackendUnavailable
-from taskharbor.jobs import Micros
+from taskharbor.jobs import JobRecord, Micros
 from taskharbor.worker.hold import Hold
 from taskharbor.worker.outage import Outage
 
@@ -49,10 +49,12 @@ class Pace:
 class Allowance:
     """How many jobs a worker may still take, whichever of its fetch loops does."""
 
-    def __init__(self, jobs: int) -> None:
+    def __init__(self, jobs: int, *, is_shared: bool = True) -> None:
         self.left = jobs
         self.turn = asyncio.Lock()
         """Held over a look at the queues: two at once could take more than is left."""
+        self.is_shared = is_shared
+        """Whether several fetch loops take from it."""
 
 
 class FetchLoop:
@@ -73,6 +75,7 @@ class FetchLoop:
         outage: Outage,
         completed: Callable[[], int],
         hand_over: Callable[[list[Hold]], None],
+        step_aside: Callable[[], None],
     ) -> None:
         self._driver = driver
         self._queues = list(queues)
@@ -85,9 +88,17 @@ class FetchLoop:
         self._poll_interval = poll_interval
         self._allowance = allowance
         self._clock = clock
+        # A claim that sleeps elsewhere takes our clock along, so it has to be one that runs by itself; and it would keep other
+        # queues, and other loops with the same allowance, waiting.
+        self._claims_asleep = (
+            len(self._queues) == 1
+            and isinstance(clock, BackendClock | SystemClock)
+            and (allowance is None or not allowance.is_shared)
+        )
         self._outage = outage
         self._completed = completed
         self._hand_over = hand_over
+        self._step_aside = step_aside
         self._loop = asyncio.get_running_loop()
         self._pace = Pace(self._loop.time)
         self._room = asyncio.Event()
@@ -124,11 +135,17 @@ class FetchLoop:
             if found:
                 self.is_idle.clear()
                 if found < wanted:
-                    await asyncio.sleep(_LET_BEGIN)
+                    await self._let_begin()
                 continue
             self.is_idle.set()
             if not self._stopping:  # Asked while the fetch was under way: nobody would end the wait.
-                await self._wait_for_work()
+                await self._wait_for_work(wanted)
+                if not self.is_idle.is_set():
+                    await self._let_begin()
+
+    async def _let_begin(self) -> None:
+        self._step_aside()
+        await asyncio.sleep(_LET_BEGIN)
 
     def _target(self) -> int:
         return self._concurrency + min(self._prefetch, int(self._pace.per_second * AHEAD_SECONDS))
@@ -190,17 +207,46 @@ class FetchLoop:
             give_up=lambda: self._stopping,
         )
         if records:
-            self.handed += len(records)
-            self._hand_over([Hold(record) for record in records])
+            self._take(records)
         return len(records)
 
-    async def _wait_for_work(self) -> None:
+    def _take(self, records: list[JobRecord]) -> None:
+        self.handed += len(records)
+        self._hand_over([Hold(record) for record in records])
+
+    async def _claim_next(self, wanted: int) -> bool:
+        """Wait for jobs and claim them in one go. Whether that could be."""
+        if not self._claims_asleep:
+            return False
+        limit = min(wanted, self._batch)
+        if self._allowance is not None:
+            limit = min(limit, self._allowance.left)
+        records: list[JobRecord] | None = []
+        while records == [] and not self._stopping:
+            records = await self._driver.reserve_next(
+                self._queues[0],
+                limit=limit,
+                lease_for=self._lease_for,
+                now=self._clock.now(),
+                worker=self._worker,
+                types=self._types,
+                timeout=self._poll_interval,
+            )
+        if records:
+            self.is_idle.clear()
+            if self._allowance is not None:
+                self._allowance.left -= len(records)
+            self._take(records)
+        return records is not None
+
+    async def _wait_for_work(self, wanted: int) -> None:
         # In this very task: another one around the wait would cost every pick-up two more turns of the loop.
         self._waiting = task = asyncio.current_task()
         assert task is not None
         is_broken = False
         try:
-            await self._driver.wait(self._queues, now=self._clock.now(), timeout=self._poll_interval)
+            if not await self._claim_next(wanted):
+                await self._driver.wait(self._queues, now=self._clock.now(), timeout=self._poll_interval)
         except asyncio.CancelledError:
             if not self._stopping or task.uncancel() > 0:
                 raise  # Not only by `stop`.

@@ -19,13 +19,13 @@ from typing import Any
 
 from taskharbor.codec import CodecRegistry
 from taskharbor.context import Job, set_current_job
+from taskharbor.doorbell import Doorbell
 from taskharbor.drivers.contract import Ack, Discard, Release
 from taskharbor.handlers import Handler
 from taskharbor.jobs import Failure, Micros
 from taskharbor.middleware import Call
 from taskharbor.middleware.recover import Raised
 from taskharbor.worker.decide import decide, no_handler
-from taskharbor.worker.doorbell import Doorbell
 from taskharbor.worker.hold import Hold
 
 log = logging.getLogger("taskharbor.worker")

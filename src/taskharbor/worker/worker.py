@@ -41,7 +41,7 @@ from taskharbor.worker.crews import Crew, run_together, share_out
 from taskharbor.worker.engine import Engine, Runs, WorkerConfig
 from taskharbor.worker.fetch import Allowance
 from taskharbor.worker.hold import Hold
-from taskharbor.worker.interpreter import tuned_interpreter
+from taskharbor.worker.interpreter import step_aside, tuned_interpreter
 from taskharbor.worker.interrupts import interrupts
 from taskharbor.worker.processes import ProcessPool
 from taskharbor.worker.run import Runner
@@ -202,7 +202,7 @@ class Worker:
             def backend() -> None:
                 error: BaseException | None = None
                 try:
-                    asyncio.run(self._serve(crews, handlers_loop.call_soon_threadsafe))
+                    asyncio.run(self._serve(crews, handlers_loop.call_soon_threadsafe, step_aside))
                 except BaseException as raised:
                     error = raised
                 with suppress(RuntimeError):  # The handlers' loop was closed without waiting for us.
@@ -296,9 +296,18 @@ class Worker:
             crews.append(Crew(config, driver, clock, runner))
         return crews
 
-    async def _serve(self, crews: Sequence[Crew], on_handlers_loop: Callable[..., Any]) -> None:
-        allowance = None if self.config.max_jobs is None else Allowance(self.config.max_jobs)
-        engines = [self._engine_for(crew, on_handlers_loop, allowance) for crew in crews]
+    async def _serve(
+        self,
+        crews: Sequence[Crew],
+        on_handlers_loop: Callable[..., Any],
+        step_aside: Callable[[], None] = lambda: None,
+    ) -> None:
+        allowance = (
+            None
+            if self.config.max_jobs is None
+            else Allowance(self.config.max_jobs, is_shared=len(crews) > 1)
+        )
+        engines = [self._engine_for(crew, on_handlers_loop, allowance, step_aside) for crew in crews]
         for engine in engines:
             engine.siblings = engines
         with self._lock:
@@ -317,7 +326,11 @@ class Worker:
             log.info("worker %s stopped after %d executions", self.name, self.outcomes.total())
 
     def _engine_for(
-        self, crew: Crew, on_handlers_loop: Callable[..., Any], allowance: Allowance | None
+        self,
+        crew: Crew,
+        on_handlers_loop: Callable[..., Any],
+        allowance: Allowance | None,
+        step_aside: Callable[[], None],
     ) -> Engine:
         engine = Engine(
             crew.config,
@@ -327,6 +340,7 @@ class Worker:
             settled=self._settled,
             allowance=allowance,
             rng=self._rng,
+            step_aside=step_aside,
         )
         engine.attach(crew.runner)
         return engine

@@ -14,6 +14,7 @@ from typing import Any, LiteralString, TypeAlias, TypeVar
 import psycopg
 from psycopg import AsyncConnection, AsyncCursor, pq, waiting
 
+from taskharbor.doorbell import Doorbell
 from taskharbor.drivers.postgres.failures import is_conflict, is_lost, translated
 from taskharbor.drivers.postgres.options import Options
 from taskharbor.errors import BackendUnavailable
@@ -60,7 +61,9 @@ class Watch:
         self._gen: Any = None
         self.on_unasked: Callable[[], None] = self.end
         """What to do when something comes that nobody waits for. Usually the server says goodbye: the next call reads it."""
-        self._answer: asyncio.Future[Any] = self._loop.create_future()
+        self._bell: Doorbell | None = None
+        self._value: Any = None
+        self._error: Exception | None = None
 
     async def wait(self, gen: Any) -> Any:
         """Run a generator of the library's, which yields what it needs the socket to be ready for."""
@@ -69,17 +72,20 @@ class Watch:
         except StopIteration as end:
             return end.value
         self._gen = gen
-        self._answer = self._loop.create_future()
+        self._bell = bell = Doorbell(self._loop)
         self.begin()
         self._set_writing(wanted)
         try:
-            return await self._answer
+            await bell
+            if self._error is not None:
+                raise self._error
+            return self._value
         except BaseException:
             # The library has closed a broken socket, and another may get its number now.
             self.end()
             raise
         finally:
-            self._gen = None
+            self._gen = self._bell = self._value = self._error = None
 
     def _go_on(self, ready: int) -> None:
         if self._gen is None:
@@ -96,12 +102,10 @@ class Watch:
     def _finish(self, value: Any, error: Exception | None) -> None:
         self._gen = None
         self._set_writing(0)
-        if self._answer.done():
-            return
-        if error is None:
-            self._answer.set_result(value)
-        else:
-            self._answer.set_exception(error)
+        self._value, self._error = value, error
+        if self._bell is not None:
+            # The last thing here: who waits goes on in this very call, and may begin the next one.
+            self._bell.ring()
 
     def _set_writing(self, wanted: int) -> None:
         wants_writing = bool(wanted & waiting.WAIT_W)

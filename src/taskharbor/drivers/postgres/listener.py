@@ -11,6 +11,7 @@ import random
 
 import psycopg
 
+from taskharbor.doorbell import Doorbell
 from taskharbor.drivers.postgres.connections import Connections, Session, connect
 from taskharbor.drivers.postgres.options import Options
 from taskharbor.drivers.postgres.statements import quoted
@@ -28,13 +29,13 @@ def channel(schema: str) -> str:
 
 
 class Listener:
-    """Who waits for a queue gives an event; it is set when the queue stirred, or when that cannot be ruled out."""
+    """Who waits for a queue gives a ring; it is set when the queue stirred, or when that cannot be ruled out."""
 
     def __init__(self, options: Options, connections: Connections) -> None:
         self._options = options
         self._connections = connections
         self._loop = asyncio.get_running_loop()
-        self._events: dict[str, set[asyncio.Event]] = {}
+        self._rings: dict[str, set[Ring]] = {}
         self._broken = asyncio.Event()
         self.is_up = asyncio.Event()
         self._task = self._loop.create_task(self._keep_listening(), name="taskharbor listener")
@@ -47,15 +48,15 @@ class Listener:
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
 
-    def watch(self, queue: str, event: asyncio.Event) -> None:
-        self._events.setdefault(queue, set()).add(event)
+    def watch(self, queue: str, ring: Ring) -> None:
+        self._rings.setdefault(queue, set()).add(ring)
 
-    def unwatch(self, queue: str, event: asyncio.Event) -> None:
-        events = self._events.get(queue)
-        if events is not None:
-            events.discard(event)
-            if not events:
-                del self._events[queue]
+    def unwatch(self, queue: str, ring: Ring) -> None:
+        rings = self._rings.get(queue)
+        if rings is not None:
+            rings.discard(ring)
+            if not rings:
+                del self._rings[queue]
 
     async def _keep_listening(self) -> None:
         pause = _FIRST_PAUSE
@@ -101,19 +102,47 @@ class Listener:
     def _hear(self, session: Session) -> None:
         """Called between two claims; during one the library itself hands on what it reads."""
         pgconn = session.connection.pgconn
+        queues: list[str] = []
         try:
             pgconn.consume_input()
             while notify := pgconn.notifies():
-                self._wake(notify.extra.decode())
+                queues.append(notify.extra.decode())
         except psycopg.Error:
             session.watch.end()
             self._broken.set()
+        # Only now: who is woken goes on at once, and claims on this very connection.
+        for queue in queues:
+            self._wake(queue)
 
     def _wake(self, queue: str) -> None:
-        for event in self._events.get(queue, ()):
-            event.set()
+        for ring in list(self._rings.get(queue, ())):
+            ring.set()
 
     def _wake_all(self) -> None:
-        for events in self._events.values():
-            for event in events:
-                event.set()
+        for queue in list(self._rings):
+            self._wake(queue)
+
+
+class Ring:
+    """Set once, for one who waits for it; who does goes on in the very call that sets it."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._bell: Doorbell | None = None
+        self._is_set = False
+
+    def set(self) -> None:
+        self._is_set = True
+        if self._bell is not None:
+            self._bell.ring()
+
+    async def is_set_within(self, seconds: float) -> bool:
+        if not self._is_set:
+            self._bell = bell = Doorbell(self._loop)
+            timer = self._loop.call_later(seconds, bell.ring)
+            try:
+                await bell
+            finally:
+                timer.cancel()
+                self._bell = None
+        return self._is_set

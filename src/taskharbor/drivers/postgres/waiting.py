@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from taskharbor.drivers.postgres import arrays
 from taskharbor.drivers.postgres.connections import Connections, Session
-from taskharbor.drivers.postgres.listener import Listener
+from taskharbor.drivers.postgres.listener import Listener, Ring
 from taskharbor.drivers.postgres.options import Options
 from taskharbor.drivers.postgres.statements import load
 from taskharbor.jobs import SECOND, Micros
@@ -57,7 +57,7 @@ class Watcher:
 
     async def wait(self, queues: Sequence[str], now: Micros, timeout: float) -> bool:
         names = [queue.replace("\0", "") for queue in dict.fromkeys(queues)]
-        rung = asyncio.Event()
+        rung = Ring()
         listener = await self._listening()
         # Before the first look: a ring after it must not be lost.
         for queue in names:
@@ -71,7 +71,7 @@ class Watcher:
                     listener.unwatch(queue, rung)
 
     async def _wait(
-        self, queues: list[str], now: Micros, timeout: float, rung: asyncio.Event, listener: Listener | None
+        self, queues: list[str], now: Micros, timeout: float, rung: Ring, listener: Listener | None
     ) -> bool:
         loop = asyncio.get_running_loop()
         start = loop.time()
@@ -87,7 +87,7 @@ class Watcher:
             is_due = True
         while not is_stirred and (left := start + delay - loop.time()) > 0:
             is_told = listener is not None and listener.is_up.is_set()
-            if await _rings(rung, left if is_told else min(left, self._options.poll)):
+            if await rung.is_set_within(left if is_told else min(left, self._options.poll)):
                 is_stirred = True
                 # Not seen in a snapshot: what rang is still to come for the next look, unless a claim sees it first.
             elif not is_told:
@@ -108,12 +108,3 @@ class Watcher:
         if self._listener is None:
             self._listener = Listener(self._options, self._connections)
         return self._listener
-
-
-async def _rings(rung: asyncio.Event, seconds: float) -> bool:
-    try:
-        async with asyncio.timeout(seconds):
-            await rung.wait()
-    except TimeoutError:
-        return False
-    return True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, ClassVar, Self
 
@@ -24,10 +25,12 @@ from taskharbor.drivers.redis.connections import Connections
 from taskharbor.drivers.redis.enqueue import enqueue
 from taskharbor.drivers.redis.failure_queue import deliver
 from taskharbor.drivers.redis.options import Options, parse_url
-from taskharbor.drivers.redis.reserve import Claimed, Claimer, reserve
+from taskharbor.drivers.redis.reserve import Claim, Claimed, Claimer, reserve
+from taskharbor.drivers.redis.standing import AnswerLost, Standing
 from taskharbor.drivers.redis.store import Store
 from taskharbor.drivers.redis.waiting import Watcher
 from taskharbor.errors import BackendUnavailable, JobError, TaskHarborError
+from taskharbor.ids import new_token
 from taskharbor.jobs import SECOND, Attempt, JobRecord, JobState, Lease, Micros
 
 if TYPE_CHECKING:
@@ -47,6 +50,7 @@ class RedisDriver(Driver):
         self._connections: Connections | None = None
         self._open_store: Store | None = None
         self._watcher: Watcher | None = None
+        self._standing: Standing | None = None
         self._claimer = Claimer()
         self._giving_back: set[asyncio.Task[None]] = set()
 
@@ -74,9 +78,10 @@ class RedisDriver(Driver):
         self._connections = connections
         self._open_store = store = Store(connections)
         self._watcher = Watcher(self.options, connections, store.keys)
+        self._standing = Standing(self.options, store)
 
     async def close(self) -> None:
-        watcher, self._watcher = self._watcher, None
+        watcher, self._watcher, self._standing = self._watcher, None, None
         if watcher is not None:
             await watcher.close()
         if self._connections is not None:
@@ -117,27 +122,60 @@ class RedisDriver(Driver):
         worker: str,
         types: Sequence[str] | None = None,
     ) -> list[JobRecord]:
-        store, watcher = self._store, self._watcher
+        store, watcher, standing = self._store, self._watcher, self._standing
         assert watcher is not None
+        assert standing is not None
         token, is_unclear = self._claimer.token(queue, worker)
+        claim = Claim(queue, limit, lease_for, now, worker, types, token)
         mark = watcher.mark(queue)
+        began = time.monotonic()
         try:
-            claimed = await reserve(
-                store, queue, limit, lease_for, now, worker, types, token, is_unclear=is_unclear
-            )
+            claimed = await reserve(store, claim, is_unclear=is_unclear)
         except asyncio.CancelledError:
-            # The caller went away: whatever was leased would stall until the leases expire.
-            back = asyncio.ensure_future(self._give_back(queue, lease_for, now, worker, token))
-            self._giving_back.add(back)
-            back.add_done_callback(self._giving_back.discard)
+            self._take_back(claim)
             raise
         except BackendUnavailable:
             self._claimer.lose_answer(queue, worker, token)
             raise
+        standing.saw(claim, claimed, time.monotonic() - began)
         if claimed.moves >= 0 and types is None:
             watcher.emptied(queue, mark, claimed.moves, claimed.due, now)
         await self._tell(claimed, queue)
         return claimed.jobs
+
+    async def reserve_next(
+        self,
+        queue: str,
+        *,
+        limit: int,
+        lease_for: Micros,
+        now: Micros,
+        worker: str,
+        types: Sequence[str] | None = None,
+        timeout: float,
+    ) -> list[JobRecord] | None:
+        standing = self._standing
+        if standing is None or self._claimer.is_unclear(queue, worker):
+            return None
+        claim = Claim(queue, limit, lease_for, now, worker, types, new_token())
+        try:
+            claimed = await standing.claim(claim, timeout)
+        except asyncio.CancelledError:
+            self._take_back(claim)
+            raise
+        except AnswerLost:
+            self._claimer.lose_answer(queue, worker, claim.token)
+            return None
+        if claimed is None:
+            return None
+        await self._tell(claimed, queue)
+        return claimed.jobs
+
+    def _take_back(self, claim: Claim) -> None:
+        """The caller went away: whatever was leased would stall until the leases expire."""
+        back = asyncio.ensure_future(self._give_back(claim))
+        self._giving_back.add(back)
+        back.add_done_callback(self._giving_back.discard)
 
     async def _tell(self, claimed: Claimed, queue: str) -> None:
         if claimed.untold:
@@ -145,11 +183,11 @@ class RedisDriver(Driver):
             with contextlib.suppress(TaskHarborError):
                 await deliver(self._store, queue)
 
-    async def _give_back(self, queue: str, lease_for: Micros, now: Micros, worker: str, token: str) -> None:
+    async def _give_back(self, claim: Claim) -> None:
         """The same claim once more, for no job: what the earlier try leased goes back, and if the server has yet to read that
         try, it comes to nothing."""
         with contextlib.suppress(TaskHarborError):
-            await reserve(self._store, queue, 0, lease_for, now, worker, None, token, is_unclear=True)
+            await reserve(self._store, claim._replace(limit=0, types=None), is_unclear=True)
 
     async def extend_lease(
         self, extensions: Sequence[Extension], *, lease_for: Micros, now: Micros

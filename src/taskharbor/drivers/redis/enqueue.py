@@ -72,7 +72,8 @@ async def _enqueue(
     is_plain = new_ids and len(groups) == 1 and _is_plain(records)
     # Jobs of several queues are listed in the order they were given in, so they count from one number.
     base: Word = "" if len(groups) == 1 else await _server_time(store)
-    name = new_token()
+    # Ids that were made for this call name it too.
+    name = records[0].id if new_ids else new_token()
 
     def ruled(again: int) -> list[Call]:
         return [_ruled(store, queue, records, ns, now, name, again, base) for queue, ns in groups.items()]

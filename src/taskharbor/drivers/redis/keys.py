@@ -30,6 +30,7 @@ FAMILIES: Final = (
     "late",
     "outbox",
     "repeated",
+    "bell",
 )
 """Every script gets all of them, in this order."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from taskharbor.drivers.redis.leased import leased_records
 from taskharbor.drivers.redis.packing import Call
@@ -23,6 +23,8 @@ class Claimed(NamedTuple):
     """How often the queue had moved, where the claim took all there was; else -1."""
     due: Micros | None
     """What comes due next in that case."""
+    server_time: Micros
+    """What the server's clock said, where the claim took all there was."""
 
 
 class Claimer:
@@ -37,30 +39,55 @@ class Claimer:
         unclear = self._unclear.get((queue, worker))
         return (unclear.pop(), True) if unclear else (new_token(), False)
 
+    def is_unclear(self, queue: str, worker: str) -> bool:
+        return bool(self._unclear.get((queue, worker)))
+
     def lose_answer(self, queue: str, worker: str, token: str) -> None:
         self._unclear.setdefault((queue, worker), []).append(token)
 
 
-async def reserve(
-    store: Store,
-    queue: str,
-    limit: int,
-    lease_for: Micros,
-    now: Micros,
-    worker: str,
-    types: Sequence[str] | None,
-    token: str,
-    *,
-    is_unclear: bool,
-) -> Claimed:
-    wanted = b"" if types is None else encode(list(dict.fromkeys(types)))
+class Claim(NamedTuple):
+    """What is asked for."""
+
+    queue: str
+    limit: int
+    lease_for: Micros
+    now: Micros
+    worker: str
+    types: Sequence[str] | None
+    token: str
+
+
+async def reserve(store: Store, claim: Claim, *, is_unclear: bool) -> Claimed:
     failure_id = new_id()
 
     def make(again: int) -> tuple[Call]:
-        is_again = 1 if again or is_unclear else 0
-        args = (lease_for, limit, worker, token, is_again, failure_id, wanted)
-        return (store.call("reserve", queue, now, *args),)
+        return (call_of(store, claim, failure_id, is_again=bool(again) or is_unclear),)
 
-    ((untold, moves, due, *found),) = await store.connections.run(make)
-    jobs = leased_records(found[::2], found[1::2], queue, worker, now)
-    return Claimed(jobs, untold, moves, None if due < 0 else due)
+    (answer,) = await store.connections.run(make)
+    return claimed(answer, claim)
+
+
+def call_of(
+    store: Store, claim: Claim, failure_id: str, *, is_again: bool = False, sent_at: Micros | None = None
+) -> Call:
+    """`sent_at`: the server's time when the caller's is `now`, for a call that is sent ahead and run later."""
+    return store.call(
+        "reserve",
+        claim.queue,
+        claim.now,
+        claim.lease_for,
+        claim.limit,
+        claim.worker,
+        claim.token,
+        1 if is_again else 0,
+        failure_id,
+        b"" if claim.types is None else encode(list(dict.fromkeys(claim.types))),
+        "" if sent_at is None else sent_at,
+    )
+
+
+def claimed(answer: Sequence[Any], claim: Claim) -> Claimed:
+    untold, moves, due, server_time, now, *found = answer
+    jobs = leased_records(found[::2], found[1::2], claim.queue, claim.worker, now)
+    return Claimed(jobs, untold, moves, None if due < 0 else due, server_time)

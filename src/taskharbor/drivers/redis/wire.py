@@ -12,10 +12,11 @@ import ssl
 from collections import deque
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any
+from typing import Any, cast
 
 import hiredis
 
+from taskharbor.doorbell import Doorbell
 from taskharbor.drivers.redis.options import Address, Options
 from taskharbor.errors import InvalidRequest
 
@@ -28,13 +29,15 @@ class ConnectionLost(Exception):
 
 
 class _Question:
-    __slots__ = ("answer", "answers", "asked_at", "count")
+    __slots__ = ("answer", "answers", "asked_at", "bell", "count")
 
     def __init__(self, answer: asyncio.Future[list[Any]], count: int, asked_at: float) -> None:
         self.answer = answer
         self.count = count
         self.asked_at = asked_at
         self.answers: list[Any] = []
+        self.bell: Doorbell | None = None
+        """Rung once there is an answer, or none will come."""
 
 
 class Wire(asyncio.Protocol):
@@ -64,6 +67,17 @@ class Wire(asyncio.Protocol):
         self._transport.write(packed)
         return answer
 
+    async def ask_at_once(self, packed: bytes, count: int) -> list[Any]:
+        """The same, for one who goes on in the very turn of the loop that brings the answer."""
+        answer = self.ask(packed, count)
+        self._questions[-1].bell = bell = Doorbell(self._loop)
+        try:
+            await bell
+        except asyncio.CancelledError:
+            answer.cancel()
+            raise
+        return answer.result()
+
     def tell(self, packed: bytes) -> None:
         """Send what is answered, if at all, by messages."""
         if self._transport is not None:
@@ -78,8 +92,8 @@ class Wire(asyncio.Protocol):
     # -- called by the event loop -------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        # Not asked for its class: other event loops bring transports that are none of asyncio's.
+        self._transport = cast("asyncio.Transport", transport)
         self.is_open = True
 
     def data_received(self, data: bytes) -> None:
@@ -105,6 +119,8 @@ class Wire(asyncio.Protocol):
             self._questions.popleft()
             if not question.answer.done():
                 question.answer.set_result(question.answers)
+                if question.bell is not None:
+                    question.bell.ring()
 
     def connection_lost(self, error: Exception | None) -> None:
         self._end(str(error) if error else "the server closed the connection")
@@ -118,9 +134,11 @@ class Wire(asyncio.Protocol):
             self._watchdog.cancel()
             self._watchdog = None
         while self._questions:
-            answer = self._questions.popleft().answer
-            if not answer.done():
-                answer.set_exception(ConnectionLost(why))
+            question = self._questions.popleft()
+            if not question.answer.done():
+                question.answer.set_exception(ConnectionLost(why))
+                if question.bell is not None:
+                    question.bell.ring()
         self.on_lost()
 
     def _check_silence(self) -> None:

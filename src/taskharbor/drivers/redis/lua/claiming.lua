@@ -71,10 +71,9 @@ local function opened_lines(prefixes, limit)
   return lines
 end
 
--- The usual case: jobs of one type, all of one rank or none too early, one behind the other. Takes them, or says nil where it
--- is not that simple.
-local function take_in_a_row(prefix, limit)
-  local members = call('ZRANGEBYLEX', ready, '[' .. prefix, '(' .. prefix .. '\255\255', 'LIMIT', 0, limit)
+-- The usual case: members of one type, the first of its line, all of one rank or none too early. Takes them, or says nil where
+-- it is not that simple.
+local function take_in_a_row(prefix, members)
   local count = #members
   if count == 0 then return {} end
   local skip = #prefix + 1
@@ -105,8 +104,22 @@ local function take_merged(prefixes, limit)
   return ids
 end
 
--- Take the next jobs out of their lines, up to `limit`: their ids, in order.
+-- Take the next jobs of these types out of their lines, up to `limit`: their ids, in order.
 local function take(prefixes, limit)
   if #prefixes == 0 then return {} end
-  return #prefixes == 1 and take_in_a_row(prefixes[1], limit) or take_merged(prefixes, limit)
+  if #prefixes > 1 then return take_merged(prefixes, limit) end
+  local prefix = prefixes[1]
+  local members = call('ZRANGEBYLEX', ready, '[' .. prefix, '(' .. prefix .. '\255\255', 'LIMIT', 0, limit)
+  return take_in_a_row(prefix, members) or take_merged(prefixes, limit)
+end
+
+-- The same of any type. Most queues have one, which the first and the last in line tell.
+local function take_any(limit)
+  local members = call('ZRANGEBYLEX', ready, '-', '+', 'LIMIT', 0, limit)
+  local last = members[#members]
+  if not last then return {} end
+  if #members == limit then last = call('ZREVRANGEBYLEX', ready, '+', '-', 'LIMIT', 0, 1)[1] end
+  local prefix = prefix_of(members[1])
+  if string.sub(last, 1, #prefix) ~= prefix then return take(all_prefixes(), limit) end
+  return take_in_a_row(prefix, members) or take_merged({prefix}, limit)
 end

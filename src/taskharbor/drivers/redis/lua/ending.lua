@@ -131,9 +131,9 @@ local function sweep(limit)
   return ended
 end
 
--- At the end of every script that may have ended leases.
+-- At the end of every script that may have ended leases. The number of moves where there was one.
 local function close_up()
   close_log()
   close_ends()
-  wake()
+  return wake()
 end

@@ -6,8 +6,8 @@
 --         score in `waiting`, their ready member up to run_at (empty where they come due later), then per job: id, and the
 --         stored job behind its number
 -- result  1 where these are the queue's first jobs ever, else 0; -1 where an id is known after all, and nothing was stored
-if is_overtaken(ARGV[3]) then return 0 end
-local is_first = call('HEXISTS', meta, 'seq') == 0
+local known = call('HMGET', meta, 'seq', 'moves', 'has_repeated')
+if known[3] and is_overtaken(ARGV[3]) then return 0 end
 
 -- Number the jobs; says whether one of them was there already, in which case all is as it was.
 local function is_one_known(numbers)
@@ -22,7 +22,7 @@ local function is_one_known(numbers)
   return true
 end
 
-local next_number = counting_from(next_stamp('seq'))
+local next_number = counting_from(stamp_after(known[1]))
 local ids, stored, in_line, numbers, later = {}, {}, {}, {}, {}
 local n, last = 0, nil
 local at = 4
@@ -54,7 +54,7 @@ call_with('HSET', waiting_job, stored)
 call_with('ZADD', waiting, ids)
 call_with('ZADD', ready, in_line)
 call_with('ZADD', scheduled, later)
-call('HSET', meta, 'seq', last)
-is_stirred = true
-wake()
-return is_first and 1 or 0
+local moves = tonumber(known[2] or 0) + 1
+call('HSET', meta, 'seq', last, 'moves', moves)
+announce(moves)
+return known[1] and 0 or 1

@@ -20,6 +20,7 @@ local attempts = KEYS[18]      -- stream  the attempt log
 local late = KEYS[19]          -- zset  number of a row of the log -> its end, of rows that ended before one in front of them
 local outbox = KEYS[20]        -- list  jobs that died and have yet to be told of in the failure queue
 local repeated = KEYS[21]      -- zset  id of a call that was sent again -> when
+local bell = KEYS[22]          -- stream  one entry: the number of the queue's last move, for those who sleep on the server
 
 -- ARGV[1] of every script that moves jobs; empty where nobody is to be told.
 local channel = ARGV[1]
@@ -57,19 +58,35 @@ end
 -- so that who remembers the last one it saw can miss nothing.
 local is_stirred = false
 
+local function announce(moves)
+  if channel == '' then return end
+  call('PUBLISH', channel, moves)
+  -- Refused where somebody took the counter away and left the bell: they find out by themselves a little later.
+  redis.pcall('XADD', bell, 'MAXLEN', 1, moves .. '-0', 'm', '')
+end
+
+-- The number of moves where there was one.
 local function wake()
-  if not is_stirred then return end
+  if not is_stirred then return nil end
   local moves = call('HINCRBY', meta, 'moves', 1)
-  if channel ~= '' then call('PUBLISH', channel, moves) end
+  announce(moves)
+  return moves
 end
 
 -- A number that grows with everything that is accepted or logged, and is never given twice: the server's own time in
 -- microseconds, or one more than the last where that is later. A replica that lost writes and is promoted goes on from its
 -- own clock. It orders, and decides nothing else.
-local function next_stamp(name)
+local function server_time()
   local time = call('TIME')
-  local stamp = tonumber(time[1]) * 1000000 + tonumber(time[2])
-  return math.max(stamp, tonumber(call('HGET', meta, name) or 0) + 1)
+  return tonumber(time[1]) * 1000000 + tonumber(time[2])
+end
+
+local function stamp_after(last)
+  return math.max(server_time(), tonumber(last or 0) + 1)
+end
+
+local function next_stamp(name)
+  return stamp_after(call('HGET', meta, name))
 end
 
 -- A counter that gives each number and its digits. To write out sixteen digits costs more than most commands, so the first

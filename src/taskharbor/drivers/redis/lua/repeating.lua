@@ -7,6 +7,8 @@ local KEEP_FOR = 3600 * 1000000
 local function note_repeated(name)
   call('ZREMRANGEBYSCORE', repeated, '-inf', now - KEEP_FOR)
   call('ZADD', repeated, now, name)
+  -- Who reads this field anyway need not ask for the set.
+  call('HSET', meta, 'has_repeated', 1)
 end
 
 -- Whether this first try comes after its own repetition.

@@ -1,24 +1,47 @@
--- needs: draining, ending, claiming, repeating
+-- needs: ending, claiming, repeating
 -- End what is over, line up what came due, then lease the next jobs.
 --
 -- KEYS    the queue's
 -- ARGV    1 channel, 2 now, 3 lease_for, 4 limit, 5 worker, 6 token, which is also the name of the call, 7 whether it is sent
---         again (1), 8 id for the failure queue, 9 types, packed; empty for all
--- result  {how many wait in the outbox; how often the queue has moved, and what comes due next (-1: nothing), where the claim
---         took all there was, else -1 and -1; id, stored job, id, stored job, ...}
+--         again (1), 8 id for the failure queue, 9 types, packed; empty for all, 10 the server's time when the caller's was
+--         `now`, where the call was sent ahead to be run when the queue moves; else empty
+-- result  {how many wait in the outbox; how often the queue has moved, what comes due next (-1: nothing) and the server's time,
+--         where the claim took all there was, else -1 thrice; the caller's time as it was taken to be; id, stored job, id, stored
+--         job, ...}
 local lease_for, limit, worker, token = tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5], ARGV[6]
 local is_again = ARGV[7] == '1'
 failure_id = ARGV[8]
+local is_sent_ahead = ARGV[10] ~= ''
+if is_sent_ahead then
+  -- Still the caller's clock: only how long the call slept is the server's to say.
+  now = now + math.max(0, server_time() - tonumber(ARGV[10]))
+  ARGV[2] = string.format('%.0f', now)
+end
+local answer = {0, -1, -1, -1, now}
+local FIRST = 5
+
+local known = call('HMGET', meta, 'moves', 'latest_end', 'has_repeated')
 if is_again then
   note_repeated(token)
-elseif is_overtaken(token) then
-  return {0, -1, -1}
+elseif known[3] and is_overtaken(token) then
+  return answer
 end
 
-sweep(1000)
-local was_promoted = promote(10000)
-local answer = {0, -1, -1}
-local FIRST = 3
+-- Where something is over or due, the first write is as in draining.lua; a claim's own first write needs no memory.
+local first_end = tonumber(call('ZRANGE', active, 0, 0, 'WITHSCORES')[2])
+if first_end and first_end <= now then
+  call('HDEL', meta, '')
+  sweep(1000)
+  first_end = nil
+elseif not first_end then
+  first_end = -1
+end
+local first_due = tonumber(call('ZRANGE', scheduled, 0, 0, 'WITHSCORES')[2])
+local was_promoted = false
+if first_due and first_due <= now then
+  call('HDEL', meta, '')
+  was_promoted = promote(10000)
+end
 
 -- What an earlier try of this call has leased: the caller gets it now, or it goes back unspent where it wants less.
 local function found_again()
@@ -48,9 +71,9 @@ end
 
 local function next_due()
   local waits = call('ZRANGEBYSCORE', waiting, '(' .. ARGV[2], '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]
-  local ends = call('ZRANGE', active, 0, 0, 'WITHSCORES')[2]
-  if waits and ends then return math.min(tonumber(waits), tonumber(ends)) end
-  return tonumber(waits or ends or -1)
+  local ends = first_end or tonumber(call('ZRANGE', active, 0, 0, 'WITHSCORES')[2] or -1)
+  if waits and ends >= 0 then return math.min(tonumber(waits), ends) end
+  return tonumber(waits or ends)
 end
 
 -- A key is taken along by the one that runs; only those who are not plain can have one.
@@ -65,7 +88,7 @@ end
 local function lease(ids)
   local sub, pack_bytes, unpack_bytes = string.sub, struct.pack, struct.unpack
   local values = ask_with('HMGET', waiting_job, ids)
-  local reserved_at = math.max(now, tonumber(call('HGET', meta, 'latest_end') or 0))
+  local reserved_at = math.max(now, tonumber(known[2] or 0))
   local expires_at = reserved_at + lease_for
   local granted = struct.pack(LEASE, expires_at, reserved_at, #worker) .. worker .. token
   local deadline = string.format('%.0f', expires_at)
@@ -85,22 +108,27 @@ local function lease(ids)
   call_with('HDEL', waiting_job, ids)
   call_with('HSET', active_job, stored)
   call_with('ZADD', active, leases)
+  if first_end == -1 or (first_end and expires_at < first_end) then first_end = expires_at end
 end
 
-if not (is_again and (found_again() or limit == 0)) then
+if is_again and (found_again() or limit == 0) then
+  first_end = nil
+else
   local count = room()
   if count > 0 then
-    local ids = take(ARGV[9] == '' and all_prefixes() or prefixes_of(cmsgpack.unpack(ARGV[9])), count)
+    local ids = ARGV[9] == '' and take_any(count) or take(prefixes_of(cmsgpack.unpack(ARGV[9])), count)
     if #ids > 0 then lease(ids) end
   end
 end
 -- Nobody who begins to wait now finds these among the scheduled.
 if was_promoted and call('EXISTS', ready) == 1 then is_stirred = true end
-close_up()
+local moves = close_up() or tonumber(known[1] or 0)
+if is_sent_ahead and #answer > FIRST and deaths == 0 then return answer end  -- Its caller has jobs to begin with, and asks again.
 answer[1] = call('LLEN', outbox)
 if #answer < FIRST + 2 * limit then
   -- Who gets less than it asked for will wait next; this saves it a look.
-  answer[2] = tonumber(call('HGET', meta, 'moves') or 0)
+  answer[2] = moves
   answer[3] = next_due()
+  answer[4] = server_time()
 end
 return answer

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from taskharbor.worker.doorbell import Doorbell
+from taskharbor.doorbell import Doorbell
 
 
 async def waiting(bell: Doorbell, story: list[str]) -> None:
