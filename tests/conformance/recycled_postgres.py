@@ -1,7 +1,8 @@
 """Fresh stores for the kit in a fraction of the time.
 
-The kit asks for hundreds of them, one after the other. Making a schema costs a fifth of a second, emptying one a
-hundredth: so a schema is used again as soon as nobody is on it any more.
+The kit asks for hundreds of them, one after the other. Making a schema costs a fifth of a second, truncating its tables a
+twentieth, deleting their few rows a hundredth: so a schema is used again as soon as nobody is on it any more, and truncated
+before many dead rows have come together.
 """
 
 import atexit
@@ -31,6 +32,10 @@ WHERE nspname = %s AND relispartition AND relkind = 'r' AND relname NOT LIKE '%%
 """
 
 
+DELETIONS = 40
+"""As many cases leave their dead rows."""
+
+
 class Recycler:
     """Empty schemas on one server."""
 
@@ -39,6 +44,7 @@ class Recycler:
         self._connection = psycopg.connect(server.url, autocommit=True, options="-c lock_timeout=200ms")
         atexit.register(self._connection.close)
         self._used: list[str] = []
+        self._turns = 0
 
     def fresh_url(self) -> str:
         for url in self._used[-1:]:
@@ -56,8 +62,15 @@ class Recycler:
                     # Cases live in a time of their own; the last day stays, so that nobody makes the others again.
                     if not day.startswith("attempts_"):
                         self._connection.execute(sql.SQL("DROP TABLE {}").format(sql.Identifier(schema, day)))
-                tables = sql.SQL(", ").join(sql.Identifier(schema, table) for table in TABLES)
-                self._connection.execute(sql.SQL("TRUNCATE {} RESTART IDENTITY").format(tables))
+                tables = [sql.Identifier(schema, table) for table in TABLES]
+                all_of_them = sql.SQL(", ").join(tables)
+                self._turns += 1
+                if self._turns % DELETIONS == 0:
+                    self._connection.execute(sql.SQL("TRUNCATE {} RESTART IDENTITY").format(all_of_them))
+                else:
+                    lock = sql.SQL("LOCK {} IN ACCESS EXCLUSIVE MODE").format(all_of_them)
+                    delete = [sql.SQL("DELETE FROM {}").format(table) for table in tables]
+                    self._connection.execute(sql.SQL("; ").join([lock, *delete]))
         except (psycopg.errors.LockNotAvailable, psycopg.errors.UndefinedTable):
             return False
         return True

@@ -9,4 +9,4 @@ def _url(tmp_path: Path) -> str:
     return f"file://{tmp_path}/store"
 
 
-globals().update(conformance_tests(_url))
+globals().update(conformance_tests(_url, share=1 / 3))

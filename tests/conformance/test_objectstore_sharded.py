@@ -1,20 +1,22 @@
 """The kit's cases about keys, on queues of three shards: all jobs of a key are in one of them, and there every rule holds.
 
 Order, W and the sequence of leases in the log hold per shard only, so cases about those do not apply; `test_driver_shards` has
-what does.
+what does. For the same reason every combination of flags has a store to itself here.
 """
 
 from pathlib import Path
 
 import pytest
 
-from taskharbor.conformance import CASES
 from taskharbor.conformance.backend import Backend
-from taskharbor.conformance.case import run_case
+from taskharbor.conformance.case import Case, run_case
+from taskharbor.conformance.cases.keyed_flags import COMBINATIONS, MEETINGS
+from taskharbor.jobs import UpdateFlags
 
 BACKEND = Backend.from_url("mem://{fresh}?shards=3")
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if name.startswith("keyed_flags.")])
-def test_conformance(name: str, tmp_path: Path) -> None:
-    run_case(CASES[name], BACKEND, tmp_path)
+@pytest.mark.parametrize("flags", COMBINATIONS, ids=str)
+@pytest.mark.parametrize("meeting", MEETINGS)
+def test_conformance(meeting: str, flags: UpdateFlags, tmp_path: Path) -> None:
+    run_case(Case(meeting, MEETINGS[meeting]([flags])), BACKEND, tmp_path)

@@ -33,4 +33,4 @@ def _driver(tmp_path: Path) -> ObjectStoreDriver:
     return driver
 
 
-globals().update(conformance_tests(_driver))
+globals().update(conformance_tests(_driver, share=1 / 3))

@@ -17,4 +17,4 @@ def _url(tmp_path: Path) -> str:
     return _recycler().fresh_url()
 
 
-globals().update(conformance_tests(_url))
+globals().update(conformance_tests(_url, share=1 / 3))

@@ -10,4 +10,4 @@ def _url(tmp_path: Path) -> str:
     return with_fresh_prefix(shared_redis("oldest").url)
 
 
-globals().update(conformance_tests(_url))
+globals().update(conformance_tests(_url, share=1 / 3))

@@ -1,7 +1,6 @@
 """The kit by way of a broker: every store gets one of its own, in a process beside this one."""
 
 import atexit
-import os
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
@@ -10,12 +9,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from taskharbor.conformance import conformance_tests
 from taskharbor.conformance.backend import Backend, Store
-from taskharbor.conformance.effort import EXAMPLES, Effort
-from taskharbor.conformance.machine import run_machine
 from taskharbor.drivers.http import HttpDriver
 
 
@@ -81,18 +76,10 @@ class ThroughBroker(Backend):
             _host().rest()
 
 
-HISTORIES = 20
+SHARE = 1 / 3
 """What the store behind the broker does is judged without one too; here the machine looks at the way there."""
 
 
 def conformance_through_broker(store_url: Callable[[Path], str]) -> dict[str, Callable[..., Any]]:
     """The kit's tests, for a module's globals."""
-    backend = ThroughBroker(store_url)
-
-    def test_state_machine() -> None:
-        effort = Effort.from_environment()
-        if EXAMPLES not in os.environ:
-            effort = msgspec.structs.replace(effort, examples=HISTORIES)
-        run_machine(backend, effort)
-
-    return {**conformance_tests(backend), "test_state_machine": test_state_machine}
+    return conformance_tests(ThroughBroker(store_url), share=SHARE)

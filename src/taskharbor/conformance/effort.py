@@ -30,7 +30,8 @@ class Effort(msgspec.Struct, frozen=True, kw_only=True):
     From the environment: on, except in CI, where a time-out would swallow what was found."""
 
     @classmethod
-    def from_environment(cls) -> Self:
+    def from_environment(cls, share: float = 1.0) -> Self:
+        """`share`: the part of the usual histories to try, where the environment names no number."""
         given: dict[str, Any] = {
             field: _number(name)
             for field, name in (("examples", EXAMPLES), ("steps", STEPS), ("seed", SEED))
@@ -38,7 +39,7 @@ class Effort(msgspec.Struct, frozen=True, kw_only=True):
         }
         is_ci = os.environ.get("CI", "").lower() not in _NO
         given["shrink"] = _switch(SHRINK) if SHRINK in os.environ else not is_ci
-        return cls(**given)
+        return cls(**{"examples": max(1, round(cls().examples * share)), **given})
 
     def __str__(self) -> str:
         seed = "derandomized" if self.seed is None else f"{SEED}={self.seed}"

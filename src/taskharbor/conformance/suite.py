@@ -14,11 +14,14 @@ from taskharbor.conformance.effort import Effort
 from taskharbor.conformance.machine import run_machine
 
 
-def conformance_tests(source: Backend | Factory | str) -> dict[str, Callable[..., Any]]:
+def conformance_tests(
+    source: Backend | Factory | str, *, share: float = 1.0
+) -> dict[str, Callable[..., Any]]:
     """Tests for a module's globals: `globals().update(conformance_tests(factory))`.
 
     The factory is called once per store with a fresh directory (or with nothing, if it takes no argument) and
-    returns a driver or its URL. Returning a URL also runs the cases that kill a process.
+    returns a driver or its URL. Returning a URL also runs the cases that kill a process. `share`: the part of the usual
+    histories that the state machine tries, for a driver that is run against several servers.
     """
     backend = as_backend(source)
 
@@ -30,6 +33,6 @@ def conformance_tests(source: Backend | Factory | str) -> dict[str, Callable[...
             pytest.skip(str(skip))
 
     def test_state_machine() -> None:
-        run_machine(backend, Effort.from_environment())
+        run_machine(backend, Effort.from_environment(share))
 
     return {"test_conformance": test_conformance, "test_state_machine": test_state_machine}
