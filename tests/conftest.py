@@ -86,12 +86,14 @@ def redis_url(redis_server: RedisAt) -> Iterator[str]:
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     """One for all tests of a process: starting it takes longer than most of them."""
+    from taskharbor.demo.analysis import SMALL
     from taskharbor.spark.session import SparkUnavailable, check, local_session
 
     try:
         check()
     except SparkUnavailable as error:
         need(str(error))
-    session = local_session("tests", master="local[2,4]", settings={"spark.sql.shuffle.partitions": "2"})
+    # As the demo does with little data; what is not little asks for `compiled_spark`.
+    session = local_session("tests", master="local[2,4]", settings=SMALL)
     yield session
     session.stop()

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from lake_history import OBJECTIVES
 
+from taskharbor.demo.analysis import SMALL
 from taskharbor.spark.lake import Lake, run_pipeline
 from taskharbor.spark.lake.tables import ATTEMPT_COLUMNS
 from taskharbor.spark.session import local_session
@@ -38,7 +39,7 @@ def main(folder: str, log: str, doomed: str) -> None:
         if step == doomed:
             threading.Thread(target=die_writing, args=(Path(folder),), daemon=True).start()
 
-    spark = local_session("child", master="local[2,4]", settings={"spark.sql.shuffle.partitions": "2"})
+    spark = local_session("child", master="local[2,4]", settings=SMALL)
     log = spark.createDataFrame(rows, ATTEMPT_COLUMNS).coalesce(1)
     run_pipeline(spark, Lake(folder), log, name="log", objectives=OBJECTIVES, progress=die)
 

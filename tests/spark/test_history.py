@@ -41,13 +41,14 @@ def test_a_seed_makes_the_same_rows_however_many_tasks_share_the_work(spark: Spa
     assert made(8, 3) != once
 
 
-def test_clean_histories_are_clean_and_every_planted_violation_is_found(spark: SparkSession) -> None:
+def test_clean_histories_are_clean_and_every_planted_violation_is_found(compiled_spark: SparkSession) -> None:
     from pyspark.sql import functions as F
 
     from taskharbor.spark.audit import audit
     from taskharbor.spark.history import generate, queue_limits
     from taskharbor.spark.history.planting import PLANTERS
 
+    spark = compiled_spark
     seed = random.randrange(2**31)
     print(f"seed {seed}")
     wanted = PER_KIND * len(PLANTERS)

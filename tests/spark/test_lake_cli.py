@@ -8,13 +8,15 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from lake_history import row
+from lake_history import START, row
 from pyspark.sql import SparkSession
 from test_lake_run import busy_queue, check_lake_against
 
 from taskharbor.cli.root import root
 from taskharbor.client import Client
-from taskharbor.spark.lake import Lake, run_pipeline
+from taskharbor.spark.lake import Lake
+from taskharbor.spark.lake.bronze import bronze_attempts
+from taskharbor.spark.lake.silver import silver_attempts
 from taskharbor.spark.lake.tables import ATTEMPT_COLUMNS
 
 OBJECTIVES = """
@@ -66,7 +68,13 @@ def test_an_audit_that_finds_something_names_it_and_says_so_by_its_exit_code(
     lake = Lake(tmp_path / "lake")
     held = row(1, job_id="job-a")
     beside = row(2, job_id="job-a", fence=2, worker="w2")
-    run_pipeline(spark, lake, spark.createDataFrame([held, beside], ATTEMPT_COLUMNS), name="log")
+    # What the audit reads, without the gold that it does not.
+    change = lake.begin("run")
+    log = spark.createDataFrame([held, beside], ATTEMPT_COLUMNS).coalesce(1)
+    bronze = bronze_attempts(log, source="log", run=1, ingested_at=START)
+    change.append("bronze.attempts", bronze)
+    change.append("silver.attempts", silver_attempts(bronze))
+    change.commit()
     result = CliRunner().invoke(root, ["--json", "pipeline", "audit", "--lake", str(lake.path)])
     assert result.exit_code == 1
     found = json.loads(result.stdout)

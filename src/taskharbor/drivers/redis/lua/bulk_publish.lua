@@ -1,13 +1,13 @@
 -- needs: accepting
 -- Turn staged jobs into jobs, in the order they were written.
 --
--- KEYS    the queue's, 22 hash of how far it came with the write, then the lists of the tasks
+-- KEYS    the queue's, 23 hash of how far it came with the write, then the lists of the tasks
 -- ARGV    1 channel, 2 now, 3 how many jobs at most, 4 seconds to keep the hash
 -- result  {how many staged jobs the queue has taken so far, how many of them became jobs, how many are still staged}
 --
 -- A staged job is four values: its id, its ready member up to run_at, its score in `waiting`, the stored job behind its number.
 -- For those with keys, which go by the rules: its id, nothing, its head, its body and payload.
-local FIRST_LIST = 23
+local FIRST_LIST = 24
 local left = tonumber(ARGV[3])
 
 -- A server whose memory is full refuses this, and nothing has changed yet.
@@ -91,10 +91,10 @@ for n = FIRST_LIST, #KEYS do
 end
 if last then call('HSET', meta, 'seq', last) end
 if taken > 0 then
-  call('HINCRBY', KEYS[22], 'taken', taken)
-  call('HINCRBY', KEYS[22], 'added', added)
-  call('EXPIRE', KEYS[22], ARGV[4])
+  call('HINCRBY', KEYS[23], 'taken', taken)
+  call('HINCRBY', KEYS[23], 'added', added)
+  call('EXPIRE', KEYS[23], ARGV[4])
 end
 wake()
-local so_far = call('HMGET', KEYS[22], 'taken', 'added')
+local so_far = call('HMGET', KEYS[23], 'taken', 'added')
 return {tonumber(so_far[1] or 0), tonumber(so_far[2] or 0), still}
