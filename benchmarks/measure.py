@@ -1,7 +1,7 @@
-"""How a figure is taken: ours and the raw limit alternate, each several times, and the medians are compared.
+"""How a figure is taken: ours and the raw limit alternate, each several times; every round has a ratio, and their median counts.
 
-Machines are noisy. Alternating the two sides spreads a slow moment over both, and the spread of the runs is shown
-beside every figure so that a reader can judge it.
+Machines are noisy. Within a round the two sides meet the same weather, and the spread of the runs is shown beside every figure
+so that a reader can judge it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Series(msgspec.Struct, frozen=True):
 
 
 class Figure(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of the report. `ratio` is ours over the limit's; `goal` is what the project promised."""
+    """One line of the report. `ratio` is ours over the limit's, round by round; `goal` is what the project promised."""
 
     name: str
     ours: Series
@@ -37,7 +37,11 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def ratio(self) -> float:
-        return self.ours.median / self.limit.median
+        if len(self.ours.runs) != len(self.limit.runs):
+            return self.ours.median / self.limit.median
+        return statistics.median(
+            mine / limit for mine, limit in zip(self.ours.runs, self.limit.runs, strict=True)
+        )
 
     @property
     def holds(self) -> bool:

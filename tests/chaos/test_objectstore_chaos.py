@@ -46,6 +46,7 @@ def check_story(chaos: Chaos) -> None:
     assert outcomes[Outcome.RETRIED] > 0
 
 
+@pytest.mark.xdist_group("spark")  # Its session judges the log.
 @pytest.mark.timeout(400)
 def test_chaos_through_two_brokers_loses_and_doubles_nothing(
     tmp_path: Path, request: pytest.FixtureRequest

@@ -27,6 +27,7 @@ from taskharbor.testing.servers import RedisServer
 SEED = "TASKHARBOR_REDIS_CHAOS_SEED"
 
 
+@pytest.mark.xdist_group("spark")  # Its session judges the log.
 @pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="needs POSIX signals")
 @pytest.mark.timeout(600)
 def test_chaos_loses_and_doubles_nothing(tmp_path: Path, request: pytest.FixtureRequest) -> None:

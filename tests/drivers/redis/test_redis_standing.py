@@ -265,6 +265,37 @@ def test_a_counter_that_went_back_only_costs_a_time_out(server: RedisServer) -> 
     on(server.url, story)
 
 
+def test_what_many_workers_have_seen_is_not_kept_for_ever(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("taskharbor.drivers.redis.standing._VIEWS", 3)
+
+    async def story(one: RedisDriver, other: RedisDriver) -> None:
+        for n in range(10):
+            assert await reserve(one, worker=f"w{n}") == []
+        assert one._standing is not None
+        assert len(one._standing._views) <= 3
+
+    on(redis_url, story)
+
+
+def test_a_call_that_was_repeated_is_forgotten_in_time(redis_url: str) -> None:
+    async def story(one: RedisDriver, other: RedisDriver) -> None:
+        meta = keys_of(one.options.prefix, "q")["meta"]
+        await other.enqueue([job("a")], now=NOW)
+        claim = asyncio.create_task(reserve(one))
+        await asyncio.sleep(0)
+        claim.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await claim
+        await asyncio.gather(*one._giving_back)
+        assert await one._store.connections.command("HGET", meta, "has_repeated") == b"1"
+        await one.prune(now=NOW + 3601 * SECOND)
+        assert await one._store.connections.command("HGET", meta, "has_repeated") is None
+
+    on(redis_url, story)
+
+
 def test_an_idle_worker_claims_in_its_sleep(server: RedisServer) -> None:
     harbor = Harbor(server.url)
     ran = threading.Event()

@@ -77,4 +77,5 @@ if ended_by then
   if rows_gone > 0 and call('XLEN', attempts) == 0 then call('DEL', attempts) end
 end
 call('ZREMRANGEBYSCORE', repeated, '-inf', now - 3600 * 1000000)
+if call('EXISTS', repeated) == 0 then call('HDEL', meta, 'has_repeated') end
 return {gone, rows_gone}
