@@ -15,8 +15,8 @@ local highest_end = nil
 -- The front of the last row, and of what: those of a batch are mostly the same.
 local row_front, front_of, front_size = nil, nil, nil
 
--- Append a row and say its number. Front, lease and head are the stored job's as it was.
-local function write_row(id, front, lease, head, outcome, state, ended_at, error)
+-- Append a row and say its number. Front, with the lease, and head are the stored job's as it was.
+local function write_row(id, front, head, outcome, state, ended_at, error)
   if next_row == nil then
     next_row = counting_from(next_stamp('row'))
     highest_end = tonumber(call('HGET', meta, 'highest_end') or 0)
@@ -28,7 +28,7 @@ local function write_row(id, front, lease, head, outcome, state, ended_at, error
     front_of = error == '' and outcome == OUTCOME_DONE and ended_at or nil
     front_size = #id
   end
-  call('XADD', attempts, text, 'r', row_front .. id .. error .. front .. lease .. head .. string.char(number % 256))
+  call('XADD', attempts, text, 'r', row_front .. id .. error .. front .. head .. string.char(number % 256))
   if ended_at < highest_end then
     call('ZADD', late, ended_at, text)
   else
@@ -52,7 +52,7 @@ local function append_row(job, outcome, state, ended_at, error_type, error_messa
   head[MORE] = false
   local front, packed_head = packed_parts(job)
   head[MORE] = kept
-  job.last_row = write_row(job.id, front, '', packed_head, outcome, state, ended_at, error)
+  job.last_row = write_row(job.id, front, packed_head, outcome, state, ended_at, error)
 end
 
 local function close_log()

@@ -95,6 +95,12 @@ local function content(job)
   return string.sub(job.rest, 1, job.head[BODY_SIZE] + job.head[PAYLOAD_SIZE])
 end
 
+-- Whether any of these ids has to be written in another way to be part of a member.
+local function is_one_special(ids)
+  local all = table.concat(ids)
+  return (string.find(all, ':', 1, true) or string.find(all, '%', 1, true)) ~= nil
+end
+
 -- Seed 002's member. A colon in an id must not be taken for the one behind it.
 local function active_member(id, worker)
   if string.find(id, ':', 1, true) or string.find(id, '%', 1, true) then

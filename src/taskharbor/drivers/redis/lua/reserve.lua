@@ -93,15 +93,23 @@ local function lease(ids)
   local granted = struct.pack(LEASE, expires_at, reserved_at, #worker) .. worker .. token
   local deadline = string.format('%.0f', expires_at)
   local stored, leases = {}, {}
+  -- Most have never been claimed: but for its beginning, the front of one is that of the other.
+  local never_claimed = sub(pack_bytes(FRONT, 0, 0, WAITING, 1, 0, 0, 0), STATE_AT)
+  local claimed_first = sub(pack_bytes(FRONT, 0, 0, INFLIGHT, 1, 1, 0, 0), STATE_AT) .. granted
+  local behind_id = not is_one_special(ids) and ':' .. worker
   for n = 1, #ids do
     local id, value = ids[n], values[n]
-    local seq, head_size, _, is_plain, fence, last_row = unpack_bytes(FRONT, value)
-    if is_plain == 0 then take_key(id, value) end
-    value = pack_bytes(FRONT, seq, head_size, INFLIGHT, is_plain, fence + 1, last_row, 0)
-      .. granted
-      .. sub(value, FRONT_SIZE + 1)
+    if sub(value, STATE_AT, FRONT_SIZE) == never_claimed then
+      value = sub(value, 1, STATE_AT - 1) .. claimed_first .. sub(value, FRONT_SIZE + 1)
+    else
+      local seq, head_size, _, is_plain, fence, last_row = unpack_bytes(FRONT, value)
+      if is_plain == 0 then take_key(id, value) end
+      value = pack_bytes(FRONT, seq, head_size, INFLIGHT, is_plain, fence + 1, last_row, 0)
+        .. granted
+        .. sub(value, FRONT_SIZE + 1)
+    end
     stored[2 * n - 1], stored[2 * n] = id, value
-    leases[2 * n - 1], leases[2 * n] = deadline, active_member(id, worker)
+    leases[2 * n - 1], leases[2 * n] = deadline, behind_id and id .. behind_id or active_member(id, worker)
     answer[FIRST + 2 * n - 1], answer[FIRST + 2 * n] = id, value
   end
   call_with('ZREM', waiting, ids)

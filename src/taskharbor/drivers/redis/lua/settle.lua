@@ -37,14 +37,26 @@ end
 -- The digits of the last end: those of a batch are mostly the same.
 local written_end, digits = nil, nil
 
+-- The last lease that was looked at, as it is stored: jobs that were claimed together have the same.
+local lease, expires_at, reserved_at, behind_id, token_at, head_at, lease_token = nil, nil, nil, nil, 0, 0, nil
+local is_id_special = true
+
+local function look_at_lease(value)
+  local worker_size, at
+  expires_at, reserved_at, worker_size, at = unpack_bytes(LEASE, value, FRONT_SIZE + 1)
+  token_at = at + worker_size
+  head_at = token_at + TOKEN_SIZE
+  lease = sub(value, FRONT_SIZE + 1, head_at - 1)
+  lease_token = sub(value, token_at, head_at - 1)
+  behind_id = ':' .. sub(value, at, token_at - 1)
+end
+
 -- A plain ack of a plain job under a valid lease: nothing but its front changes. Says false where it is anything else.
 local function is_acked_plainly(id, token, value)
   local seq, head_size, _, is_plain, fence, last_row = unpack_bytes(FRONT, value)
   if is_plain == 0 then return false end
-  local expires_at, reserved_at, worker_size, at = unpack_bytes(LEASE, value, FRONT_SIZE + 1)
-  local token_at = at + worker_size
-  local head_at = token_at + TOKEN_SIZE
-  if expires_at <= now or sub(value, token_at, head_at - 1) ~= token then return false end
+  if sub(value, FRONT_SIZE + 1, head_at - 1) ~= lease then look_at_lease(value) end
+  if expires_at <= now or lease_token ~= token then return false end
   local ended_at = reserved_at > now and reserved_at or now
   if ended_at ~= written_end then
     written_end, digits = ended_at, string.format('%.0f', ended_at)
@@ -53,11 +65,10 @@ local function is_acked_plainly(id, token, value)
     note_end(expires_at)
   end
   local head = sub(value, head_at, head_at + head_size - 1)
-  local lease = sub(value, FRONT_SIZE + 1, token_at - 1)
-  local row = write_row(id, sub(value, 1, FRONT_SIZE), lease, head, OUTCOME_DONE, DONE, ended_at, '')
+  local row = write_row(id, sub(value, 1, token_at - 1), head, OUTCOME_DONE, DONE, ended_at, '')
   local n = #acked + 1
   acked[n] = id
-  members[n] = active_member(id, sub(value, at, token_at - 1))
+  members[n] = is_id_special and active_member(id, sub(behind_id, 2)) or id .. behind_id
   stored[2 * n - 1] = id
   stored[2 * n] = pack_bytes(FRONT, seq, head_size, DONE, 1, fence, row, ended_at)
     .. sub(value, head_at)
@@ -167,6 +178,7 @@ while #ids < count do
   at = at + 2 + several
 end
 local values = ask_with('HMGET', active_job, ids)
+is_id_special = is_one_special(ids)
 local codes, is_all_ok = {}, true
 for n = 1, count do
   local id, value = ids[n], values[n]
