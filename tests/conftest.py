@@ -93,7 +93,9 @@ def spark() -> Iterator[SparkSession]:
         check()
     except SparkUnavailable as error:
         need(str(error))
-    # As the demo does with little data; what is not little asks for `compiled_spark`.
-    session = local_session("tests", master="local[2,4]", settings=SMALL)
+    # As the demo does with little data; what is not little asks for `compiled_spark`. And no note of the line that made each
+    # column: that is most of what it costs to make one.
+    settings = {**SMALL, "spark.python.sql.dataFrameDebugging.enabled": "false"}
+    session = local_session("tests", master="local[2,4]", settings=settings)
     yield session
     session.stop()

@@ -10,28 +10,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from compiling import compiling
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 HERE = Path(__file__).parent
-OWN_CLUSTERS = {"test_cluster.py"}
+OWN_CLUSTERS = {"test_cluster.py", "test_of_a_task_that_runs_twice_at_once_only_one_copy_counts"}
+"""Files and tests."""
 
 
+@pytest.hookimpl(tryfirst=True)  # Before pytest-xdist reads the groups.
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if HERE in item.path.parents:
-            group = "clusters" if item.path.name in OWN_CLUSTERS else "spark"
+            group = "spark" if OWN_CLUSTERS.isdisjoint((item.path.name, item.name)) else "clusters"
             item.add_marker(pytest.mark.xdist_group(group))
 
 
 @pytest.fixture
 def compiled_spark(spark: SparkSession) -> Iterator[SparkSession]:
-    """The session as users have it, queries compiled and adapted on the way: for many rows, and to show that both ways agree."""
-    from taskharbor.demo.analysis import SMALL
-
-    for name in SMALL.keys() - {"spark.sql.shuffle.partitions"}:
-        spark.conf.unset(name)
-    yield spark
-    for name, value in SMALL.items():
-        spark.conf.set(name, value)
+    """For many rows, for what Spark does only while it adapts a query, and to show that results are the same either way."""
+    with compiling(spark):
+        yield spark

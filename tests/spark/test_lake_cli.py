@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from compiling import compiling
 from lake_history import START, row
 from pyspark.sql import SparkSession
 from test_lake_run import busy_queue, check_lake_against
@@ -28,7 +29,6 @@ target = 0.99
 """
 
 
-@pytest.mark.usefixtures("spark")
 def test_run_audit_report_compact_and_vacuum_on_an_sqlite_queue(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -54,14 +54,14 @@ def test_run_audit_report_compact_and_vacuum_on_an_sqlite_queue(
     assert (audited["clean"], audited["rows"], audited["jobs"]) == (True, 35, 35)
     pipeline("report", "--output", "page.html")
     assert "<svg" in Path("page.html").read_text()
-    compacted = pipeline("compact")
+    with compiling(spark):
+        compacted = pipeline("compact")
     assert compacted["files_after"] < compacted["files_before"]
     assert pipeline("vacuum", "--keep", "1", "--unlisted-for", "0s")["manifests"] == 2
     with Client(url) as client:
         check_lake_against(client, spark, lake)
 
 
-@pytest.mark.usefixtures("spark")
 def test_an_audit_that_finds_something_names_it_and_says_so_by_its_exit_code(
     spark: SparkSession, tmp_path: Path
 ) -> None:

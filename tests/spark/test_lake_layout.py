@@ -62,8 +62,8 @@ def test_a_change_is_seen_as_a_whole_once_it_is_committed_and_not_before(
     assert left == sorted(lake.manifest().directories())
 
 
-def test_compaction_keeps_the_rows_and_makes_few_files(spark: SparkSession, tmp_path: Path) -> None:
-    lake = Lake(tmp_path)
+def test_compaction_keeps_the_rows_and_makes_few_files(compiled_spark: SparkSession, tmp_path: Path) -> None:
+    spark, lake = compiled_spark, Lake(tmp_path)
     for name in ("a", "b", "c"):
         change = lake.begin("run")
         change.append(TABLE, days(spark, **{name: 1}))
