@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, LiteralString, TypeAlias, TypeVar
 
 import psycopg
@@ -17,10 +17,12 @@ from psycopg import AsyncConnection, AsyncCursor, pq, waiting
 from taskharbor.doorbell import Doorbell
 from taskharbor.drivers.postgres.failures import is_conflict, is_lost, translated
 from taskharbor.drivers.postgres.options import Options
+from taskharbor.drivers.postgres.prepared import Prepared, Row
 from taskharbor.errors import BackendUnavailable
 
 T = TypeVar("T")
-Row: TypeAlias = tuple[Any, ...]
+Values: TypeAlias = Sequence[Any] | Mapping[str, Any]
+"""In the order of a statement's places, or by the names it has for them where nobody is in a hurry."""
 Operation: TypeAlias = Callable[["Session", bool], Awaitable[T]]
 """Works on a session; True says that an earlier try may have taken effect without an answer."""
 
@@ -129,24 +131,23 @@ class Watch:
 
 
 class Session:
-    """One connection and the cursor that is used over and over."""
+    """One connection and what runs statements on it, over and over."""
 
     def __init__(self, connection: Connection, is_prepared: bool) -> None:
         self.connection = connection
         self.watch = connection.watch = Watch(connection.fileno())
         self._cursor: AsyncCursor[Row] = connection.cursor(binary=True)
-        self._prepare = is_prepared
+        self._prepared = Prepared(connection) if is_prepared else None
         self.is_fresh = True
 
-    async def rows(self, statement: LiteralString, values: Any = ()) -> list[Row]:
-        await self._cursor.execute(statement, values, prepare=self._prepare)
+    async def rows(self, statement: LiteralString, values: Values = ()) -> list[Row]:
+        if self._prepared is not None and not isinstance(values, Mapping):
+            return await self._prepared.rows(statement, values)
+        await self._cursor.execute(statement, values, prepare=self._prepared is not None)
         return await self._cursor.fetchall()
 
-    async def value(self, statement: LiteralString, values: Any = ()) -> Any:
-        await self._cursor.execute(statement, values, prepare=self._prepare)
-        row = await self._cursor.fetchone()
-        assert row is not None
-        return row[0]
+    async def value(self, statement: LiteralString, values: Values = ()) -> Any:
+        return (await self.rows(statement, values))[0][0]
 
     @property
     def is_idle(self) -> bool:

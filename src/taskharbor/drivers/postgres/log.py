@@ -14,7 +14,8 @@ from typing import LiteralString
 import msgspec
 
 from taskharbor.drivers.contract import AttemptPage
-from taskharbor.drivers.postgres.connections import Row, Session
+from taskharbor.drivers.postgres.connections import Session
+from taskharbor.drivers.postgres.prepared import Row
 from taskharbor.drivers.postgres.rows import attempt_from_row
 from taskharbor.drivers.postgres.statements import load
 from taskharbor.errors import InvalidRequest

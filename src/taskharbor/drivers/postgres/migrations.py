@@ -15,9 +15,9 @@ import msgspec
 import psycopg
 from psycopg import AsyncConnection
 
-from taskharbor.drivers.postgres.connections import Row
 from taskharbor.drivers.postgres.failures import translated
 from taskharbor.drivers.postgres.options import Options
+from taskharbor.drivers.postgres.prepared import Row
 from taskharbor.drivers.postgres.statements import load, quoted
 from taskharbor.errors import SchemaMismatch
 

@@ -11,7 +11,8 @@ from operator import itemgetter
 from typing import Any
 
 from taskharbor.drivers.postgres import arrays
-from taskharbor.drivers.postgres.connections import Row, Session
+from taskharbor.drivers.postgres.connections import Session
+from taskharbor.drivers.postgres.prepared import Row
 from taskharbor.drivers.postgres.rows import leased_job
 from taskharbor.drivers.postgres.statements import load
 from taskharbor.ids import new_token
