@@ -26,7 +26,7 @@ from taskharbor.drivers.redis.enqueue import enqueue
 from taskharbor.drivers.redis.failure_queue import deliver
 from taskharbor.drivers.redis.options import Options, parse_url
 from taskharbor.drivers.redis.reserve import Claim, Claimed, Claimer, reserve
-from taskharbor.drivers.redis.standing import AnswerLost, Standing
+from taskharbor.drivers.redis.sleeping import AnswerLost, SleepingClaims
 from taskharbor.drivers.redis.store import Store
 from taskharbor.drivers.redis.waiting import Watcher
 from taskharbor.errors import BackendUnavailable, JobError, TaskHarborError
@@ -50,7 +50,7 @@ class RedisDriver(Driver):
         self._connections: Connections | None = None
         self._open_store: Store | None = None
         self._watcher: Watcher | None = None
-        self._standing: Standing | None = None
+        self._sleeping: SleepingClaims | None = None
         self._claimer = Claimer()
         self._giving_back: set[asyncio.Task[None]] = set()
 
@@ -78,10 +78,10 @@ class RedisDriver(Driver):
         self._connections = connections
         self._open_store = store = Store(connections)
         self._watcher = Watcher(self.options, connections, store.keys)
-        self._standing = Standing(self.options, store)
+        self._sleeping = SleepingClaims(self.options, store)
 
     async def close(self) -> None:
-        watcher, self._watcher, self._standing = self._watcher, None, None
+        watcher, self._watcher, self._sleeping = self._watcher, None, None
         if watcher is not None:
             await watcher.close()
         if self._connections is not None:
@@ -122,9 +122,9 @@ class RedisDriver(Driver):
         worker: str,
         types: Sequence[str] | None = None,
     ) -> list[JobRecord]:
-        store, watcher, standing = self._store, self._watcher, self._standing
+        store, watcher, sleeping = self._store, self._watcher, self._sleeping
         assert watcher is not None
-        assert standing is not None
+        assert sleeping is not None
         token, is_unclear = self._claimer.token(queue, worker)
         claim = Claim(queue, limit, lease_for, now, worker, types, token)
         mark = watcher.mark(queue)
@@ -137,7 +137,7 @@ class RedisDriver(Driver):
         except BackendUnavailable:
             self._claimer.lose_answer(queue, worker, token)
             raise
-        standing.saw(claim, claimed, time.monotonic() - began)
+        sleeping.saw(claim, claimed, time.monotonic() - began)
         if claimed.moves >= 0 and types is None:
             watcher.emptied(queue, mark, claimed.moves, claimed.due, now)
         await self._tell(claimed, queue)
@@ -154,12 +154,12 @@ class RedisDriver(Driver):
         types: Sequence[str] | None = None,
         timeout: float,
     ) -> list[JobRecord] | None:
-        standing = self._standing
-        if standing is None or self._claimer.is_unclear(queue, worker):
+        sleeping = self._sleeping
+        if sleeping is None or self._claimer.is_unclear(queue, worker):
             return None
         claim = Claim(queue, limit, lease_for, now, worker, types, new_token())
         try:
-            claimed = await standing.claim(claim, timeout)
+            claimed = await sleeping.claim(claim, timeout)
         except asyncio.CancelledError:
             self._take_back(claim)
             raise

@@ -58,6 +58,7 @@ end
 -- so that who remembers the last one it saw can miss nothing.
 local is_stirred = false
 
+-- To those who listen on the channel, and to those who sleep on the bell.
 local function announce(moves)
   if channel == '' then return end
   call('PUBLISH', channel, moves)
@@ -73,14 +74,14 @@ local function wake()
   return moves
 end
 
--- A number that grows with everything that is accepted or logged, and is never given twice: the server's own time in
--- microseconds, or one more than the last where that is later. A replica that lost writes and is promoted goes on from its
--- own clock. It orders, and decides nothing else.
 local function server_time()
   local time = call('TIME')
   return tonumber(time[1]) * 1000000 + tonumber(time[2])
 end
 
+-- A number that grows with everything that is accepted or logged, and is never given twice: the server's own time in
+-- microseconds, or one more than the last where that is later. A replica that lost writes and is promoted goes on from its
+-- own clock. It orders, and decides nothing else.
 local function stamp_after(last)
   return math.max(server_time(), tonumber(last or 0) + 1)
 end

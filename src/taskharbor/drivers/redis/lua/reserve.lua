@@ -6,8 +6,8 @@
 --         again (1), 8 id for the failure queue, 9 types, packed; empty for all, 10 the server's time when the caller's was
 --         `now`, where the call was sent ahead to be run when the queue moves; else empty
 -- result  {how many wait in the outbox; how often the queue has moved, what comes due next (-1: nothing) and the server's time,
---         where the claim took all there was, else -1 thrice; the caller's time as it was taken to be; id, stored job, id, stored
---         job, ...}
+--         where the claim took all there was, else -1 thrice (also where it was sent ahead and brought jobs); the caller's time
+--         as it was taken to be; id, stored job, id, stored job, ...}
 local lease_for, limit, worker, token = tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5], ARGV[6]
 local is_again = ARGV[7] == '1'
 failure_id = ARGV[8]

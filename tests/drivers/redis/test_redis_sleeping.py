@@ -268,13 +268,13 @@ def test_a_counter_that_went_back_only_costs_a_time_out(server: RedisServer) -> 
 def test_what_many_workers_have_seen_is_not_kept_for_ever(
     redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("taskharbor.drivers.redis.standing._VIEWS", 3)
+    monkeypatch.setattr("taskharbor.drivers.redis.sleeping._VIEWS", 3)
 
     async def story(one: RedisDriver, other: RedisDriver) -> None:
         for n in range(10):
             assert await reserve(one, worker=f"w{n}") == []
-        assert one._standing is not None
-        assert len(one._standing._views) <= 3
+        assert one._sleeping is not None
+        assert len(one._sleeping._views) <= 3
 
     on(redis_url, story)
 

@@ -59,7 +59,7 @@ class _Line:
         self.rests_until = 0.0
 
 
-class Standing:
+class SleepingClaims:
     """One handle's sleeping claims."""
 
     def __init__(self, options: Options, store: Store) -> None:
