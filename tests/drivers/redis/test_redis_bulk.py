@@ -137,7 +137,7 @@ def test_a_stream_that_somebody_trimmed_by_hand_is_a_loud_error(store: BulkStore
     add(redis_url, 5)
     client, prefix = client_and_prefix(redis_url)
     with client:
-        client.xtrim(f"{prefix}{{q}}:attempts", maxlen=2, approximate=False)
+        client.xtrim(f"{prefix}{{q}}:attempts", maxlen=1, approximate=False)
     with pytest.raises(HistoryGone, match="XTRIM"):
         store.between(cursor, store.latest(), parallelism=2)
 
@@ -164,6 +164,25 @@ def test_the_rest_of_a_first_pass_survives_retention(store: BulkStore, redis_url
     forget_history(redis_url, "a")
     add(redis_url, 2, queue="a", later=2 * DAY)
     assert len(seqs(store, until, store.latest())) == 2
+
+
+def test_rows_that_share_an_entry_are_read_once_wherever_it_is_cut(
+    store: BulkStore, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ranges, "ROWS_PER_PART", 10)
+    for count in (250, 1, 30, 100):
+        add(redis_url, count)
+    expected = every_seq(redis_url)
+    assert len(expected) == 381
+    cursor, until = store.start(), store.latest()
+    assert len(store.between(cursor, until, parallelism=6)) > 1
+    assert sorted(seqs(store, cursor, until, parallelism=6)) == expected
+    for rows in (1, 60, 100, 7, 213):
+        following = store.limited(cursor, until, rows=rows)
+        assert sorted(seqs(store, cursor, following, parallelism=4)) == expected[:rows]
+        expected = expected[rows:]
+        cursor = following
+    assert store.limited(cursor, until, rows=5) == until
 
 
 # -- a server that is not what it was -----------------------------------------------------------------------------------

@@ -6,14 +6,18 @@ queue's number it names the row. A cursor holds one place per queue, `number:pla
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from heapq import merge
+from operator import itemgetter
 from struct import Struct as Layout
+from typing import NamedTuple
 
 import msgspec
 
 from taskharbor.drivers.contract import AttemptPage
+from taskharbor.drivers.redis.packing import Call
 from taskharbor.drivers.redis.store import Store
-from taskharbor.drivers.redis.stored import read_fronts
+from taskharbor.drivers.redis.stored import NO_LEASE, Head, LeaseFront, decode_head, read_lease
 from taskharbor.errors import InvalidRequest
 from taskharbor.jobs import Attempt, JobState, Outcome
 
@@ -22,44 +26,100 @@ _STATES = tuple(JobState)
 QUEUES = 2048
 """Rows of the first so many queues have numbers that nobody shares."""
 _PORTION = 1000
+_END = 2**53
+"""No row has such a number."""
 
-
-ROW = Layout(">QBBHI")
+_ENTRY = Layout(">QBBHIH")
+_ROW = Layout(">HIIQ")
 _decode_error = msgspec.msgpack.Decoder(tuple[str, str]).decode
 
 
-def attempt_from(place: int, number: int, queue: str, row: bytes) -> Attempt:
-    """From a row as `lua/log.lua` describes it."""
-    ended_at, outcome, state, id_size, error_size = ROW.unpack_from(row)
-    error_at = ROW.size + id_size
-    job_at = error_at + error_size
-    error_type, error_message = _decode_error(row[error_at:job_at]) if error_size else (None, None)
-    job = read_fronts(row, job_at, has_token=False)
-    head = job.head
-    return Attempt(
-        seq=place * QUEUES + number % QUEUES,
-        job_id=row[ROW.size : error_at].decode(),
-        queue=queue,
-        type=head.type,
-        key=None if head.key is False else head.key,  # type: ignore[arg-type]  # a text, or False
-        priority=head.priority,
-        fence=job.fence,
-        worker=job.worker,
-        created_at_us=head.created_at,
-        run_at_us=head.run_at,
-        reserved_at_us=job.reserved_at,
-        lease_expires_at_us=job.expires_at,
-        ended_at_us=ended_at,
-        outcome=_OUTCOMES[outcome],
-        state=_STATES[state],
-        error_type=error_type,
-        error_message=error_message,
-        payload_size=head.payload_size,
-    )
+# -- entries of a stream --------------------------------------------------------------------------------------
 
 
-def place_of(stream_id: bytes) -> int:
-    return int(stream_id.partition(b"-")[0])
+class Entry(NamedTuple):
+    """Rows that ended alike, as `lua/log.lua` describes them."""
+
+    first: int
+    """Number of its first row."""
+    last: int
+    ended_at: int
+    outcome: int
+    state: int
+    error: tuple[str, str] | tuple[None, None]
+    lease: LeaseFront
+    value: bytes
+    rows_at: int
+
+    def rows(self) -> Iterator[tuple[int, str, int, Head]]:
+        """Of each its number, the job's id, the fence and the head."""
+        value, at = self.value, self.rows_at
+        head, packed_head = None, b""
+        for number in range(self.first, self.last + 1):
+            id_size, head_size, fence, _ = _ROW.unpack_from(value, at)
+            id_at = at + _ROW.size
+            head_at = id_at + id_size
+            at = head_at + head_size
+            if head is None or value[head_at:at] != packed_head:
+                packed_head = value[head_at:at]
+                head = decode_head(packed_head)
+            yield number, value[id_at:head_at].decode(), fence, head
+
+
+def entries_from(page: Sequence[bytes]) -> Iterator[Entry]:
+    """From what `log_page` and `job_rows` answer."""
+    for stream_id, value in zip(page[::2], page[1::2], strict=True):
+        last = place_of(stream_id)
+        ended_at, outcome, state, count, error_size, lease_size = _ENTRY.unpack_from(value)
+        lease_at = _ENTRY.size + error_size
+        yield Entry(
+            last - count + 1,
+            last,
+            ended_at,
+            outcome,
+            state,
+            _decode_error(value[_ENTRY.size : lease_at]) if error_size else (None, None),
+            read_lease(value, lease_at) if lease_size else NO_LEASE,
+            value,
+            lease_at + lease_size,
+        )
+
+
+def page_call(store: Store, queue: str, after: int, last: int, rows: int) -> Call:
+    """Asks for the entries that hold the next so many rows after one number, up to another."""
+    return store.call("log_page", queue, 0, after, last, rows)
+
+
+def _attempts_in(entry: Entry, number: int, queue: str, after: int = 0) -> Iterator[tuple[int, int, Attempt]]:
+    """Each behind its place and the queue's number, for merging."""
+    error_type, error_message = entry.error
+    lease = entry.lease
+    for place, job_id, fence, head in entry.rows():
+        if place > after:
+            yield (
+                place,
+                number,
+                Attempt(
+                    seq=place * QUEUES + number % QUEUES,
+                    job_id=job_id,
+                    queue=queue,
+                    type=head.type,
+                    key=None if head.key is False else head.key,  # type: ignore[arg-type]  # a text, or False
+                    priority=head.priority,
+                    fence=fence,
+                    worker=lease.worker,
+                    created_at_us=head.created_at,
+                    run_at_us=head.run_at,
+                    reserved_at_us=lease.reserved_at,
+                    lease_expires_at_us=lease.expires_at,
+                    ended_at_us=entry.ended_at,
+                    outcome=_OUTCOMES[entry.outcome],
+                    state=_STATES[entry.state],
+                    error_type=error_type,
+                    error_message=error_message,
+                    payload_size=head.payload_size,
+                ),
+            )
 
 
 # -- reading ------------------------------------------------------------------------------------------------
@@ -70,21 +130,25 @@ async def read_attempts(store: Store, after: str | None, limit: int) -> AttemptP
         raise InvalidRequest(f"limit is {limit}: a page holds at least one row")
     places = _parsed(after)
     numbers = await store.queues()
-    portions = await store.connections.commands(
-        [
-            ("XRANGE", store.keys(queue)["attempts"], f"({places.get(number, 0)}", "+", "COUNT", limit)
-            for queue, number in numbers.items()
-        ]
+    pages = await store.ask_all(
+        [page_call(store, queue, places.get(number, 0), _END, limit) for queue, number in numbers.items()]
     )
     lines = [
-        [(place_of(stream_id), number, queue, fields[1]) for stream_id, fields in portion]
-        for (queue, number), portion in zip(numbers.items(), portions, strict=True)
-        if portion
+        _line(page, number, queue, places.get(number, 0))
+        for (queue, number), page in zip(numbers.items(), pages, strict=True)
+        if page
     ]
-    rows = lines[0] if len(lines) == 1 else list(merge(*lines))[:limit]
-    for place, number, _, _ in rows:
+    rows = (lines[0] if len(lines) == 1 else list(merge(*lines, key=_in_order)))[:limit]
+    for place, number, _ in rows:
         places[number] = place
-    return AttemptPage([attempt_from(*row) for row in rows], _written(places))
+    return AttemptPage([attempt for _, _, attempt in rows], _written(places))
+
+
+def _line(page: Sequence[bytes], number: int, queue: str, after: int) -> list[tuple[int, int, Attempt]]:
+    return [row for entry in entries_from(page) for row in _attempts_in(entry, number, queue, after)]
+
+
+_in_order = itemgetter(0, 1)
 
 
 def _parsed(cursor: str | None) -> dict[int, int]:
@@ -112,10 +176,19 @@ async def job_attempts(store: Store, job_id: str) -> list[Attempt]:
         queue = homes[job_id]
         found = await store.ask("job_rows", queue, 0, job_id)
         if found is not None:
-            number = store.numbers[queue]
-            rows = zip(map(place_of, found[::2]), found[1::2], strict=True)
-            return [attempt_from(place, number, queue, row) for place, row in rows][::-1]
+            return _rows_of(job_id, found, store.numbers[queue], queue)[::-1]
     return await _rows_of_a_removed_job(store, job_id)
+
+
+def _rows_of(job_id: str, page: Sequence[bytes], number: int, queue: str) -> list[Attempt]:
+    wanted = job_id.encode()
+    return [
+        attempt
+        for entry in entries_from(page)
+        if wanted in entry.value
+        for _, _, attempt in _attempts_in(entry, number, queue)
+        if attempt.job_id == job_id
+    ]
 
 
 async def _rows_of_a_removed_job(store: Store, job_id: str) -> list[Attempt]:
@@ -123,18 +196,15 @@ async def _rows_of_a_removed_job(store: Store, job_id: str) -> list[Attempt]:
     found: list[Attempt] = []
     for queue, number in store.numbers.items():
         place = 0
-        while rows := await store.connections.command(
-            "XRANGE", store.keys(queue)["attempts"], f"({place}", "+", "COUNT", _PORTION
-        ):
-            wanted = job_id.encode()
-            found += [
-                attempt
-                for stream_id, fields in rows
-                if wanted in fields[1]
-                and (attempt := attempt_from(place_of(stream_id), number, queue, fields[1])).job_id == job_id
-            ]
-            place = place_of(rows[-1][0])
+        while page := await store.ask("log_page", queue, 0, place, _END, _PORTION):
+            found += _rows_of(job_id, page, number, queue)
+            place = place_of(page[-2])
     return sorted(found, key=_by_seq)
+
+
+def place_of(stream_id: bytes) -> int:
+    """The number of an entry's last row."""
+    return int(stream_id.partition(b"-")[0])
 
 
 def _by_seq(attempt: Attempt) -> int:

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from taskharbor.drivers.redis.leased import leased_records
+from taskharbor.drivers.redis.leased import Granted, leased_records
 from taskharbor.drivers.redis.packing import Call
 from taskharbor.drivers.redis.store import Store
 from taskharbor.drivers.redis.stored import encode
 from taskharbor.ids import new_id, new_token
 from taskharbor.jobs import JobRecord, Micros
+
+_FIRST = 7
+"""Where jobs begin in the answer."""
 
 
 class Claimed(NamedTuple):
@@ -88,6 +91,7 @@ def call_of(
 
 
 def claimed(answer: Sequence[Any], claim: Claim) -> Claimed:
-    untold, moves, due, server_time, now, *found = answer
-    jobs = leased_records(found[::2], found[1::2], claim.queue, claim.worker, now)
+    untold, moves, due, server_time, now, reserved_at, expires_at = answer[:_FIRST]
+    granted = Granted(claim.queue, claim.worker, claim.token, reserved_at, expires_at)
+    jobs = leased_records(answer[_FIRST::2], answer[_FIRST + 1 :: 2], granted, now)
     return Claimed(jobs, untold, moves, None if due < 0 else due, server_time)

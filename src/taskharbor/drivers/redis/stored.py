@@ -33,9 +33,11 @@ _FLAGS = [
     for number in range(32)
 ]
 _FLAG_NUMBERS = {flags: number for number, flags in enumerate(_FLAGS)}
-FRONT = Layout(">QIBBIQQ")
-_BEHIND_SEQ = Layout(">IBBIQQ")
-LEASE = Layout(">QQH")
+FRONT = Layout(">BIQQQIB")
+"""With the base behind it."""
+_BEHIND_SEQ = Layout(">IB")
+_SEQ_AT = 21
+LEASE = Layout(">BQQH")
 _PLACE = Layout(">HQ")
 _GRAINS = [bytes([number]) for number in range(256)]
 
@@ -191,12 +193,7 @@ def stored_tail(record: JobRecord) -> bytes:
     head, rest = head_and_rest(record)
     packed = encode(head)
     is_plain = head[-1] is False and record.key is None
-    return (
-        _BEHIND_SEQ.pack(len(packed), READY, is_plain, 0, 0, 0)
-        + packed
-        + rest
-        + _GRAINS[hash(record.id) & 255]
-    )
+    return _BEHIND_SEQ.pack(len(packed), is_plain) + packed + rest + _GRAINS[hash(record.id) & 255]
 
 
 def stored_tails(template: JobRecord, ids: Sequence[str], payloads: Sequence[bytes]) -> list[bytes]:
@@ -226,10 +223,6 @@ def place_in_line(record: JobRecord) -> bytes:
 # -- out --------------------------------------------------------------------------------------------------
 
 
-def seq_of(value: bytes) -> int:
-    return int.from_bytes(value[:8])
-
-
 class Fronts(NamedTuple):
     """A stored job up to its head."""
 
@@ -245,21 +238,52 @@ class Fronts(NamedTuple):
     """Where what follows begins."""
 
 
-def read_fronts(value: bytes, at: int = 0, *, has_token: bool = True) -> Fronts:
-    """A row of the log keeps just this of a job, without the token."""
-    _, head_size, state, _, fence, _, finished_at = FRONT.unpack_from(value, at)
-    at += FRONT.size
-    worker = expires_at = reserved_at = token = None
-    if state == INFLIGHT:
-        expires_at, reserved_at, worker_size = LEASE.unpack_from(value, at)
-        at += LEASE.size + worker_size
-        worker = value[at - worker_size : at].decode()
-        if has_token:
-            token = value[at : at + NONCE_LENGTH].decode()
-            at += NONCE_LENGTH
-    end = at + head_size
-    head = decode_head(value[at:end])
-    return Fronts(state, fence, finished_at, worker, expires_at, reserved_at, token, head, end)
+class LeaseFront(NamedTuple):
+    """What stands in front of a job that is inflight, but for the token."""
+
+    worker: str | None
+    expires_at: Micros | None
+    reserved_at: Micros | None
+    end: int
+
+
+NO_LEASE = LeaseFront(None, None, None, 0)
+
+
+def lease_front(worker: str, expires_at: Micros, reserved_at: Micros) -> bytes:
+    name = worker.encode()
+    return LEASE.pack(INFLIGHT, expires_at, reserved_at, len(name)) + name
+
+
+def read_lease(value: bytes, at: int = 0) -> LeaseFront:
+    _, expires_at, reserved_at, worker_size = LEASE.unpack_from(value, at)
+    worker_at = at + LEASE.size
+    end = worker_at + worker_size
+    return LeaseFront(value[worker_at:end].decode(), expires_at, reserved_at, end)
+
+
+def read_fronts(value: bytes) -> Fronts:
+    lease, token, at = NO_LEASE, None, 0
+    is_leased = value[0] == INFLIGHT
+    if is_leased:
+        lease = read_lease(value)
+        at = lease.end + NONCE_LENGTH
+        token = value[lease.end : at].decode()
+    state, fence, _, finished_at, _, head_size, _ = FRONT.unpack_from(value, at)
+    if is_leased:
+        # Behind the lease they are as the claim found them.
+        state, fence = INFLIGHT, fence + 1
+    head_at = at + FRONT.size
+    end = head_at + head_size
+    head = decode_head(value[head_at:end])
+    return Fronts(
+        state, fence, finished_at, lease.worker, lease.expires_at, lease.reserved_at, token, head, end
+    )
+
+
+def seq_of(value: bytes) -> int:
+    at = read_lease(value).end + NONCE_LENGTH if value[0] == INFLIGHT else 0
+    return int.from_bytes(value[at + _SEQ_AT : at + _SEQ_AT + 8])
 
 
 def record_from(job_id: str, queue: str, value: bytes, now: Micros) -> JobRecord:

@@ -1,7 +1,8 @@
 """Ranges of the queues' streams, and how they are shared out among tasks.
 
 A stream cannot say how many rows are between two of its ids. So long ones are cut at equal distances of time, a look at each
-piece tells roughly how many rows it has, and pieces are put together to shares of about the same size.
+piece tells roughly how many rows it has, and pieces are put together to shares of about the same size. Rows share entries of a
+stream, so a cut may go through one; who reads a range leaves out the rows that are not of it.
 """
 
 from __future__ import annotations
@@ -11,8 +12,7 @@ from itertools import pairwise
 
 import msgspec
 
-from taskharbor.drivers.redis.log import place_of
-from taskharbor.drivers.redis.packing import Word
+from taskharbor.drivers.redis.log import entries_from, page_call
 from taskharbor.drivers.redis.store import Store
 from taskharbor.errors import InvalidRequest
 
@@ -20,7 +20,7 @@ ROWS_PER_PART = 20_000
 """A part of fewer rows costs more to start than to read."""
 _PIECES_PER_PART = 16
 _LOOK = 500
-"""Rows of a piece that are counted; a third of a millisecond's work for the server is twice as many."""
+"""Rows of a piece that are counted."""
 
 
 class Range(msgspec.Struct, array_like=True, frozen=True):
@@ -52,20 +52,30 @@ def parsed(text: object) -> list[Range]:
 
 async def shared_out(store: Store, ranges: Sequence[Range], parallelism: int) -> list[list[Range]]:
     """About `parallelism` shares of all ranges together. None for a range without rows."""
-    asked: list[tuple[Word, ...]] = []
-    for one in ranges:
-        stream = store.keys(one.queue)["attempts"]
-        asked += (("XLEN", stream), ("XRANGE", stream, f"({one.after}", one.until, "COUNT", 1))
-    answers = await store.connections.commands(asked)
+    lengths = await store.connections.commands(
+        [("XLEN", store.keys(one.queue)["attempts"]) for one in ranges]
+    )
+    begins = await _looks(store, ranges)
     whole: list[tuple[Range, int]] = []
-    for one, length, first in zip(ranges, answers[::2], answers[1::2], strict=True):
-        if first:
-            whole.append((one, length))
+    for one, length, (rows, entries) in zip(ranges, lengths, begins, strict=True):
+        if rows:
+            # As full as the first entries are, all of them may be.
+            whole.append((one, rows if rows < _LOOK else length * rows // entries))
     total = sum(length for _, length in whole)
     count = min(parallelism, total // ROWS_PER_PART)
     if count < 2:
         return [[one for one, _ in whole]] if whole else []
     return _dealt(await _pieces(store, whole, count), count)
+
+
+async def _looks(store: Store, ranges: Sequence[Range]) -> list[tuple[int, int]]:
+    """How many rows each has, counted up to some hundred, and in how many entries."""
+    pages = await store.ask_all([page_call(store, one.queue, one.after, one.until, _LOOK) for one in ranges])
+    return [(_rows_of(page, one), len(page) // 2) for one, page in zip(ranges, pages, strict=True)]
+
+
+def _rows_of(page: Sequence[bytes], one: Range) -> int:
+    return sum(min(entry.last, one.until) - max(entry.first - 1, one.after) for entry in entries_from(page))
 
 
 async def _pieces(store: Store, whole: Sequence[tuple[Range, int]], count: int) -> list[tuple[Range, float]]:
@@ -78,13 +88,7 @@ async def _pieces(store: Store, whole: Sequence[tuple[Range, int]], count: int) 
             Range(one.queue, low, high, one.is_strict, one.is_resumed and low == one.after)
             for low, high in pairwise(edges)
         ]
-    found = await store.connections.commands(
-        [
-            ("XRANGE", store.keys(one.queue)["attempts"], f"({one.after}", one.until, "COUNT", _LOOK)
-            for one in pieces
-        ]
-    )
-    rows = list(map(len, found))
+    rows = [min(number, _LOOK) for number, _ in await _looks(store, pieces)]
     large = sum(number == _LOOK for number in rows) or 1
     # Nothing more is known of those than how many rows they have together, at most.
     rest = max(_LOOK, (total - sum(number for number in rows if number < _LOOK)) / large)
@@ -98,16 +102,11 @@ async def _pieces(store: Store, whole: Sequence[tuple[Range, int]], count: int) 
 async def _edges(store: Store, one: Range, pieces: int) -> list[int]:
     if pieces == 1:
         return [one.after, one.until]
-    stream = store.keys(one.queue)["attempts"]
-    first, last = await store.connections.commands(
-        [
-            ("XRANGE", stream, f"({one.after}", one.until, "COUNT", 1),
-            ("XREVRANGE", stream, one.until, f"({one.after}", "COUNT", 1),
-        ]
-    )
-    if not first:
+    (page,) = await store.ask_all((page_call(store, one.queue, one.after, one.until, 1),))
+    first = next(entries_from(page), None)
+    if first is None:
         return [one.after, one.until]
-    low, high = place_of(first[0][0]) - 1, place_of(last[0][0])
+    low, high = max(one.after, first.first - 1), one.until
     inner = {low + (high - low) * n // pieces for n in range(1, pieces)} - {one.after, one.until}
     return [one.after, *sorted(inner), one.until]
 

@@ -21,7 +21,7 @@ from taskharbor.drivers.redis.bulk import jobs, ranges, streams
 from taskharbor.drivers.redis.bulk.attempts import rows_from
 from taskharbor.drivers.redis.bulk.held import HeldStore
 from taskharbor.drivers.redis.bulk.ranges import Range
-from taskharbor.drivers.redis.log import place_of
+from taskharbor.drivers.redis.log import page_call, place_of
 from taskharbor.drivers.redis.store import Store
 from taskharbor.drivers.redis.stored import record_from
 from taskharbor.jobs import JobRecord, Micros
@@ -78,7 +78,7 @@ class RedisReading(HeldStore):
         for one in wanted:
             number = numbers.get(one.queue, 0)
             for page in self._pages(one):
-                rows += rows_from(page, number, one.queue)
+                rows += rows_from(page, number, one)
                 if len(rows) >= _BATCH_ROWS:
                     yield from _attempts(rows, selection)
                     rows = []
@@ -86,15 +86,16 @@ class RedisReading(HeldStore):
         # What retention took while this was read is missing from it.
         self.call(lambda store: streams.check_history(store, wanted))
 
-    def _pages(self, one: Range) -> Iterator[list[Any]]:
-        def ask(after: int) -> Future[list[Any]]:
+    def _pages(self, one: Range) -> Iterator[list[bytes]]:
+        def ask(after: int) -> Future[list[bytes]]:
             return self.begin(lambda store: _page(store, one, after))
 
-        asked: Future[list[Any]] | None = ask(one.after)
+        asked: Future[list[bytes]] | None = ask(one.after)
         try:
             while asked is not None:
                 found = asked.result()
-                asked = ask(place_of(found[-1][0])) if len(found) == _PAGE else None
+                last = place_of(found[-2]) if found else one.until
+                asked = ask(last) if last < one.until else None
                 yield found
         finally:
             if asked is not None:
@@ -139,12 +140,9 @@ class RedisReading(HeldStore):
         yield from _batches("queues", list(map(queue_row, self.call(stats))))
 
 
-async def _page(store: Store, one: Range, after: int) -> list[Any]:
-    stream = store.keys(one.queue)["attempts"]
-    found: list[Any] = await store.connections.command(
-        "XRANGE", stream, f"({after}", one.until, "COUNT", _PAGE
-    )
-    return found
+async def _page(store: Store, one: Range, after: int) -> list[bytes]:
+    (found,) = await store.ask_all((page_call(store, one.queue, after, one.until, _PAGE),))
+    return list(found)
 
 
 async def _attempt_parts(store: Store, selection: Selection, parallelism: int) -> list[Part]:

@@ -13,8 +13,7 @@ from heapq import heappop, heappush
 from taskharbor.bulk.contract import HistoryGone
 from taskharbor.drivers.redis.bulk.cursors import Cursor, parse
 from taskharbor.drivers.redis.bulk.ranges import Range
-from taskharbor.drivers.redis.log import place_of
-from taskharbor.drivers.redis.packing import Word
+from taskharbor.drivers.redis.log import entries_from, page_call
 from taskharbor.drivers.redis.publishing import control_prefix
 from taskharbor.drivers.redis.store import Store
 from taskharbor.errors import InvalidRequest
@@ -58,8 +57,8 @@ async def check_history(store: Store, ranges: Iterable[Range]) -> None:
     if not strict:
         return
     marks = await _marks(store, [one.queue for one in strict])
-    seen = await store.connections.commands(
-        [("XRANGE", store.keys(one.queue)["attempts"], one.after, one.after) for one in strict]
+    seen = await store.ask_all(
+        [page_call(store, one.queue, max(0, one.after - 1), one.after, 1) for one in strict]
     )
     for one, last_read in zip(strict, seen, strict=True):
         end, trimmed = marks[one.queue]
@@ -113,21 +112,20 @@ async def _never_back(store: Store, first: Cursor, last: Cursor) -> dict[str, in
 
 async def _taken(store: Store, first: Cursor, ahead: dict[str, int], rows: int) -> dict[str, int] | None:
     """The places after so many rows, oldest first whatever their queue. None where there are no more than that."""
-    streams = {queue: store.keys(queue)["attempts"] for queue in ahead}
-    lengths = await store.connections.commands([("XLEN", stream) for stream in streams.values()])
-    if sum(lengths) <= rows:
-        return None
     heads: list[tuple[int, str]] = []
     pages: dict[str, list[int]] = {}
     portion = min(rows + 1, _PAGE)
 
     async def fill(queues: Sequence[str], after: dict[str, int]) -> None:
-        asked: list[tuple[Word, ...]] = [
-            ("XRANGE", streams[queue], f"({after[queue]}", ahead[queue], "COUNT", portion) for queue in queues
-        ]
-        for queue, found in zip(queues, await store.connections.commands(asked), strict=True):
-            pages[queue] = [place_of(stream_id) for stream_id, _ in reversed(found)]
-            if pages[queue]:
+        asked = [page_call(store, queue, after[queue], ahead[queue], portion) for queue in queues]
+        for queue, found in zip(queues, await store.ask_all(asked), strict=True):
+            places = [
+                place
+                for entry in entries_from(found)
+                for place in range(max(entry.first, after[queue] + 1), min(entry.last, ahead[queue]) + 1)
+            ]
+            pages[queue] = places[::-1]
+            if places:
                 heappush(heads, (pages[queue].pop(), queue))
 
     await fill(list(ahead), {queue: first.place(queue) for queue in ahead})

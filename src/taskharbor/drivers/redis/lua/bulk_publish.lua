@@ -33,7 +33,7 @@ local function put(id, place, score, tail)
   local number = struct.pack('>I8', seq)
   local n = #waits
   waits[n + 1], waits[n + 2] = score, id
-  stored[n + 1], stored[n + 2] = id, number .. tail
+  stored[n + 1], stored[n + 2] = id, NEW_FRONT .. number .. tail
   numbers[n + 1], numbers[n + 2] = digits, id
   if tonumber(score) <= now then
     in_line[#in_line + 1] = '0'

@@ -1,4 +1,4 @@
--- needs: repeating
+-- needs: repeating, records
 -- Store jobs that nobody knows yet and that have no key of any kind: the same as enqueue.lua, with one command per structure.
 --
 -- KEYS    the queue's
@@ -35,7 +35,7 @@ while at < #ARGV do
     local number = struct.pack('>I8', seq)
     n = n + 2
     ids[n - 1], ids[n] = score, id
-    stored[n - 1], stored[n] = id, number .. ARGV[at + 1]
+    stored[n - 1], stored[n] = id, NEW_FRONT .. number .. ARGV[at + 1]
     numbers[n - 1], numbers[n] = digits, id
     if place ~= '' then
       in_line[#in_line + 1] = '0'

@@ -1,47 +1,66 @@
 -- needs: records
--- The attempt log. A row's number is its place in the stream, and each row names the one before it of the same job.
+-- The attempt log. Rows are numbered in the order they are written; those that ended alike share an entry of the stream, whose
+-- place there is the number of its last row. Each row leads to the one before it of the same job.
 --
---   front   when it ended, outcome, what the job became, length of its id, length of the error
---   id
+--   front   when they ended, outcome, what the jobs became, how many rows, length of the error, length of the lease
 --   error   {type, message}, packed; empty where there is none
---   job     the stored job up to its head, without the token, as it was before it changed; then a grain
-local ROW = '>I8I1I1I2I4'
+--   lease   as in the stored job; empty where the jobs were not inflight
+--   rows    length of the id, length of the head, fence, number of the first row in the entry of the row before (0: none); id;
+--           head of the stored job as it was before it changed
+local ENTRY = '>I8I1I1I2I4I2'
+local ROW = '>I2I4I4I8'
+-- Who wants one row has to look through its entry, and readers get whole ones.
+local MOST_ROWS = 100
 local OUTCOME_DONE, RETRIED, OUTCOME_DEAD, EXPIRED, RELEASED, OUTCOME_CANCELLED, MERGED, REQUEUED = 0, 1, 2, 3, 4, 5, 6, 7
 
--- Begun with the first row of a script.
+-- The number of the next row, once a script has written its first.
 local next_row = nil
-local last_row = nil
 local highest_end = nil
+-- The entry that rows are added to, as its parts, and what its rows have in common.
+local parts, rows_in_entry, first_row = nil, 0, nil
+local of_lease, of_outcome, of_state, of_end, of_error = nil, nil, nil, nil, nil
 -- The front of the last row, and of what: those of a batch are mostly the same.
-local row_front, front_of, front_size = nil, nil, nil
+local row_front, front_before, front_fence, front_head, front_id = nil, nil, nil, nil, nil
 
--- Append a row and say its number. Front, with the lease, and head are the stored job's as it was.
-local function write_row(id, front, head, outcome, state, ended_at, error)
-  if next_row == nil then
-    next_row = counting_from(next_stamp('row'))
-    highest_end = tonumber(call('HGET', meta, 'highest_end') or 0)
-  end
-  local number, text = next_row()
-  last_row = text
-  if error ~= '' or front_of ~= ended_at or outcome ~= OUTCOME_DONE or front_size ~= #id then
-    row_front = struct.pack(ROW, ended_at, outcome, state, #id, #error)
-    front_of = error == '' and outcome == OUTCOME_DONE and ended_at or nil
-    front_size = #id
-  end
-  call('XADD', attempts, text, 'r', row_front .. id .. error .. front .. head .. string.char(number % 256))
-  if ended_at < highest_end then
-    call('ZADD', late, ended_at, text)
+local function close_entry()
+  local number = string.format('%.0f', next_row - 1)
+  parts[1] = struct.pack(ENTRY, of_end, of_outcome, of_state, rows_in_entry, #of_error, #of_lease)
+  call('XADD', attempts, number, 'r', table.concat(parts))
+  if of_end < highest_end then
+    call('ZADD', late, of_end, number)
   else
-    highest_end = ended_at
+    highest_end = of_end
   end
-  return number
 end
 
--- The number of the job's row before this one, 0 where this is its first.
-local function row_before(row)
-  local _, _, _, id_size, error_size, at = struct.unpack(ROW, row)
-  local _, _, _, _, _, before = struct.unpack(FRONT, row, at + id_size + error_size)
-  return before
+local function open_entry(lease, outcome, state, ended_at, error)
+  if next_row == nil then
+    next_row = next_stamp('row')
+    highest_end = tonumber(call('HGET', meta, 'highest_end') or 0)
+  else
+    close_entry()
+  end
+  parts, rows_in_entry, first_row = {'', error, lease}, 0, next_row
+  of_lease, of_outcome, of_state, of_end, of_error = lease, outcome, state, ended_at, error
+end
+
+-- Add a row, and say the number of the first in its entry. Fence, head and what comes before are the stored job's as it was.
+local function write_row(id, fence, before, head, lease, outcome, state, ended_at, error)
+  if
+    of_lease ~= lease or of_end ~= ended_at or of_outcome ~= outcome or of_state ~= state or of_error ~= error
+    or rows_in_entry == MOST_ROWS
+  then
+    open_entry(lease, outcome, state, ended_at, error)
+  end
+  if front_before ~= before or front_fence ~= fence or front_head ~= #head or front_id ~= #id then
+    front_before, front_fence, front_head, front_id = before, fence, #head, #id
+    row_front = struct.pack(ROW, #id, #head, fence, before)
+  end
+  local n = 3 * rows_in_entry + 3
+  parts[n + 1], parts[n + 2], parts[n + 3] = row_front, id, head
+  rows_in_entry = rows_in_entry + 1
+  next_row = next_row + 1
+  return first_row
 end
 
 local function append_row(job, outcome, state, ended_at, error_type, error_message)
@@ -50,11 +69,15 @@ local function append_row(job, outcome, state, ended_at, error_type, error_messa
   local head = job.head
   local kept = head[MORE]
   head[MORE] = false
-  local front, packed_head = packed_parts(job)
+  local packed_head = cmsgpack.pack(head)
   head[MORE] = kept
-  job.last_row = write_row(job.id, front, packed_head, outcome, state, ended_at, error)
+  job.last_row = write_row(
+    job.id, job.fence, job.last_row, packed_head, packed_lease(job), outcome, state, ended_at, error
+  )
 end
 
 local function close_log()
-  if last_row then call('HSET', meta, 'row', last_row, 'highest_end', highest_end) end
+  if not next_row then return end
+  close_entry()
+  call('HSET', meta, 'row', string.format('%.0f', next_row - 1), 'highest_end', highest_end)
 end

@@ -87,7 +87,7 @@ local found = 0
 for n = 1, #ids do
   local value = false
   for m = 1, #values do value = value or values[m][n] end
-  if value and (wanted == '' or is_wanted(string.byte(value, STATE_AT))) then
+  if value and (wanted == '' or is_wanted(string.byte(value))) then
     found = found + 1
     answer[2 * found], answer[2 * found + 1] = ids[n], value
     if found == most and n < #ids then

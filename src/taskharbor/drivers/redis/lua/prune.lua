@@ -1,9 +1,9 @@
--- needs: removing
+-- needs: removing, entries
 -- Apply the queue's retention to ended jobs and to the attempt log.
 --
 -- KEYS    the queue's
 -- ARGV    1 channel, 2 now, 3 how many jobs at most, 4 how many rows at most,
---         5 to 7 how long done, dead jobs and rows are kept where nobody said otherwise
+--         5 to 7 how long done, dead jobs and rows are kept where nobody said otherwise, 8 whether no row went before (1)
 -- result  {how many jobs went, how many rows went}
 local said = call('HMGET', settings, 'keep_done_us', 'keep_dead_us', 'keep_attempts_us')
 local FOR_EVER = 'ever'
@@ -21,24 +21,28 @@ local function prune_jobs(family, ended_by, limit)
   return #ids
 end
 
-local function ended_at(row)
-  return (struct.unpack('>I8', row[2][2]))
-end
-
 -- The highest number of a row that went: who reads on from a lower one has missed something.
 local function note_trimmed(number)
   if tonumber(number) > tonumber(call('HGET', meta, 'trimmed') or 0) then call('HSET', meta, 'trimmed', number) end
 end
 
--- Rows stand in the order they were written, which is that of their ends but for the few that `late` knows of.
+-- Entries go whole. The first may have more rows than the limit, or it would stay for ever.
+local function fits(rows, gone, limit)
+  return gone + rows <= limit or (gone == 0 and ARGV[8] == '1')
+end
+
+-- Entries stand in the order they were written, which is that of their ends but for the few that `late` knows of.
 local function prune_front(ended_by, limit)
   local gone = 0
   while gone < limit do
-    local rows = call('XRANGE', attempts, '-', '+', 'COUNT', math.min(500, limit - gone))
+    local found = call('XRANGE', attempts, '-', '+', 'COUNT', math.min(50, limit - gone))
     local due = {}
-    for n = 1, #rows do
-      if ended_at(rows[n]) > ended_by then break end
-      due[n] = rows[n][1]
+    for n = 1, #found do
+      local value = found[n][2][2]
+      local rows = rows_in(value)
+      if struct.unpack(ENTRY, value) > ended_by or not fits(rows, gone, limit) then break end
+      due[n] = found[n][1]
+      gone = gone + rows
     end
     if #due > 0 then
       call('XDEL', attempts, unpack(due))
@@ -48,19 +52,22 @@ local function prune_front(ended_by, limit)
         call('ZREM', late, unpack(due))
       end
     end
-    gone = gone + #due
-    if #due < #rows or #rows == 0 then break end
+    if #due < #found or #found == 0 then break end
   end
   return gone
 end
 
-local function prune_late(ended_by, limit)
-  if limit <= 0 then return 0 end
-  local rows = call('ZRANGEBYSCORE', late, '-inf', ended_by, 'LIMIT', 0, limit)
-  call_with('XDEL', attempts, rows)
-  call_with('ZREM', late, rows)
-  for n = 1, #rows do note_trimmed(rows[n]) end
-  return #rows
+local function prune_late(ended_by, gone, limit)
+  for _, number in ipairs(call('ZRANGEBYSCORE', late, '-inf', ended_by, 'LIMIT', 0, limit)) do
+    local found = call('XRANGE', attempts, number, number)[1]
+    local rows = found and rows_in(found[2][2]) or 0
+    if not fits(rows, gone, limit) then break end
+    call('XDEL', attempts, number)
+    call('ZREM', late, number)
+    note_trimmed(number)
+    gone = gone + rows
+  end
+  return gone
 end
 
 local most = tonumber(ARGV[3])
@@ -72,7 +79,7 @@ local rows_gone, ended_by = 0, cutoff(3)
 if ended_by then
   local most_rows = tonumber(ARGV[4])
   rows_gone = prune_front(ended_by, most_rows)
-  rows_gone = rows_gone + prune_late(ended_by, most_rows - rows_gone)
+  rows_gone = prune_late(ended_by, rows_gone, most_rows)
   -- A stream stays when its last row goes.
   if rows_gone > 0 and call('XLEN', attempts) == 0 then call('DEL', attempts) end
 end

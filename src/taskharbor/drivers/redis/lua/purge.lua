@@ -18,7 +18,7 @@ end
 local key = ARGV[8] == '1' and ARGV[9] or nil
 
 local function matches(value)
-  local _, head = cmsgpack.unpack_one(value, FRONT_SIZE)
+  local _, head = cmsgpack.unpack_one(value, HEAD_AT - 1)
   return (not wanted or wanted[head[TYPE]]) and (not key or head[KEY] == key)
 end
 

@@ -1,10 +1,12 @@
 -- needs: keys
 -- The stored job: one string, so that a move from one family to the other is the move of one field.
 --
---   front    seq, its number in the order of acceptance; length of the head; state; whether it is plain; fence; number of its
---            last row in the log; when it finished, or 0
---   lease    only while inflight: when it expires, when it began, length of the worker's name, the worker's name
+--   lease    only while inflight: that it is, when the lease expires, when it began, length of the worker's name, the worker's
+--            name
 --   token    only while inflight, 24 bytes
+--   front    state; fence; number of the first row in the entry of the log that has its last row, 0 where there is none; when
+--            it finished, or 0. While inflight these are as they were when it was claimed
+--   base     seq, its number in the order of acceptance; length of the head; whether it is plain
 --   head     what else transitions look at: an array by the places below, packed
 --   body     codec, headers and timeout, opaque here; empty where all are the default
 --   payload  as it came
@@ -12,10 +14,11 @@
 --   grain    one byte that differs from job to job. Lua as Redis 6.2 has it looks at every eighth byte or so of a long string
 --            and always at the last, to tell it from others; jobs that are much alike would be compared byte by byte
 --
--- What every claim and ack must change lies in front, in fields of fixed size: the rest is carried along unread.
-local FRONT, FRONT_SIZE = '>I8I4I1I1I4I8I8', 34
-local STATE_AT = 13
-local LEASE, LEASE_SIZE = '>I8I8I2', 18
+-- A claim puts a lease in front; an ack takes it away and changes the front behind it. The rest is carried along unread.
+local FRONT, FRONT_SIZE = '>I1I4I8I8', 21
+local FRONT_AND_BASE, HEAD_AT = '>I1I4I8I8I8I4I1', 35
+local PLAIN_AT = 34
+local LEASE = '>I1I8I8I2'
 local TOKEN_SIZE = 24
 local RUN_AT, PRIORITY, ATTEMPTS, STALLS, MAX_ATTEMPTS, MAX_STALLS = 1, 2, 3, 4, 5, 6
 local CREATED_AT, TYPE, KEY, BODY_SIZE, PAYLOAD_SIZE, MORE = 7, 8, 9, 10, 11, 12
@@ -30,14 +33,19 @@ local SCHEDULED = 0  -- only in answers and in the log
 
 local function unpacked(id, value)
   local job = {id = id}
-  local head_size, at, worker_size, _
-  job.seq, head_size, job.state, _, job.fence, job.last_row, job.finished_at, at = struct.unpack(FRONT, value)
-  if job.state == INFLIGHT then
-    job.expires_at, job.reserved_at, worker_size, at = struct.unpack(LEASE, value, at)
+  local at, head_size, worker_size, _ = 1, nil, nil, nil
+  local is_leased = string.byte(value) == INFLIGHT
+  if is_leased then
+    _, job.expires_at, job.reserved_at, worker_size, at = struct.unpack(LEASE, value)
     job.worker = string.sub(value, at, at + worker_size - 1)
     at = at + worker_size
     job.token = string.sub(value, at, at + TOKEN_SIZE - 1)
     at = at + TOKEN_SIZE
+  end
+  job.state, job.fence, job.last_row, job.finished_at, job.seq, head_size, _, at = struct.unpack(FRONT_AND_BASE, value, at)
+  if is_leased then
+    job.state = INFLIGHT
+    job.fence = job.fence + 1
   end
   _, job.head = cmsgpack.unpack_one(value, at - 1)
   job.rest = string.sub(value, at + head_size, -2)
@@ -45,25 +53,29 @@ local function unpacked(id, value)
   return job
 end
 
--- A stored job up to its head, in two parts: the token stands between them.
-local function packed_parts(job)
-  local head = job.head
-  local packed_head = cmsgpack.pack(head)
-  local is_plain = not head[KEY] and not head[MORE]
-  local front = struct.pack(
-    FRONT, job.seq, #packed_head, job.state, is_plain and 1 or 0, job.fence, job.last_row, job.finished_at
-  )
-  if job.state == INFLIGHT then
-    front = front .. struct.pack(LEASE, job.expires_at, job.reserved_at, #job.worker) .. job.worker
-  end
-  return front, packed_head
+-- Without the token; empty where the job is not inflight.
+local function packed_lease(job)
+  if job.state ~= INFLIGHT then return '' end
+  return struct.pack(LEASE, INFLIGHT, job.expires_at, job.reserved_at, #job.worker) .. job.worker
 end
 
 local function packed(job)
-  local front, head = packed_parts(job)
-  local grain = job.grain or string.char(job.seq % 256)
-  return front .. (job.state == INFLIGHT and job.token or '') .. head .. job.rest .. grain
+  local head = job.head
+  local packed_head = cmsgpack.pack(head)
+  local is_plain = not head[KEY] and not head[MORE]
+  local lease, state, fence = '', job.state, job.fence
+  if state == INFLIGHT then
+    lease = packed_lease(job) .. job.token
+    state, fence = WAITING, fence - 1
+  end
+  local front = struct.pack(
+    FRONT_AND_BASE, state, fence, job.last_row, job.finished_at, job.seq, #packed_head, is_plain and 1 or 0
+  )
+  return lease .. front .. packed_head .. job.rest .. (job.grain or string.char(job.seq % 256))
 end
+
+-- What stands before the number of a job that nothing has happened to.
+local NEW_FRONT = struct.pack(FRONT, WAITING, 0, 0, 0)
 
 local function load(family, id)
   local value = call('HGET', family, id)

@@ -7,7 +7,7 @@
 --         `now`, where the call was sent ahead to be run when the queue moves; else empty
 -- result  {how many wait in the outbox; how often the queue has moved, what comes due next (-1: nothing) and the server's time,
 --         where the claim took all there was, else -1 thrice (also where it was sent ahead and brought jobs); the caller's time
---         as it was taken to be; id, stored job, id, stored job, ...}
+--         as it was taken to be; when the leases began and when they expire; id, stored job as it waited, id, ...}
 local lease_for, limit, worker, token = tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5], ARGV[6]
 local is_again = ARGV[7] == '1'
 failure_id = ARGV[8]
@@ -17,8 +17,8 @@ if is_sent_ahead then
   now = now + math.max(0, server_time() - tonumber(ARGV[10]))
   ARGV[2] = string.format('%.0f', now)
 end
-local answer = {0, -1, -1, -1, now}
-local FIRST = 5
+local answer = {0, -1, -1, -1, now, 0, 0}
+local FIRST = 7
 
 local known = call('HMGET', meta, 'moves', 'latest_end', 'has_repeated')
 if is_again then
@@ -50,8 +50,9 @@ local function found_again()
     local job = unpacked(all[n], all[n + 1])
     if job.token == token then
       if #answer < FIRST + 2 * limit then
+        answer[6], answer[7] = job.reserved_at, job.expires_at
         answer[#answer + 1] = all[n]
-        answer[#answer + 1] = all[n + 1]
+        answer[#answer + 1] = string.sub(all[n + 1], #packed_lease(job) + TOKEN_SIZE + 1)
       else
         end_lease(job, RELEASED, waiting_state(job.head[RUN_AT]))
         go_back(job)
@@ -86,32 +87,22 @@ local function take_key(id, value)
 end
 
 local function lease(ids)
-  local sub, pack_bytes, unpack_bytes = string.sub, struct.pack, struct.unpack
+  local byte = string.byte
   local values = ask_with('HMGET', waiting_job, ids)
   local reserved_at = math.max(now, tonumber(known[2] or 0))
   local expires_at = reserved_at + lease_for
-  local granted = struct.pack(LEASE, expires_at, reserved_at, #worker) .. worker .. token
+  local granted = struct.pack(LEASE, INFLIGHT, expires_at, reserved_at, #worker) .. worker .. token
   local deadline = string.format('%.0f', expires_at)
   local stored, leases = {}, {}
-  -- Most have never been claimed: but for its beginning, the front of one is that of the other.
-  local never_claimed = sub(pack_bytes(FRONT, 0, 0, WAITING, 1, 0, 0, 0), STATE_AT)
-  local claimed_first = sub(pack_bytes(FRONT, 0, 0, INFLIGHT, 1, 1, 0, 0), STATE_AT) .. granted
   local behind_id = not is_one_special(ids) and ':' .. worker
   for n = 1, #ids do
     local id, value = ids[n], values[n]
-    if sub(value, STATE_AT, FRONT_SIZE) == never_claimed then
-      value = sub(value, 1, STATE_AT - 1) .. claimed_first .. sub(value, FRONT_SIZE + 1)
-    else
-      local seq, head_size, _, is_plain, fence, last_row = unpack_bytes(FRONT, value)
-      if is_plain == 0 then take_key(id, value) end
-      value = pack_bytes(FRONT, seq, head_size, INFLIGHT, is_plain, fence + 1, last_row, 0)
-        .. granted
-        .. sub(value, FRONT_SIZE + 1)
-    end
-    stored[2 * n - 1], stored[2 * n] = id, value
+    if byte(value, PLAIN_AT) == 0 then take_key(id, value) end
+    stored[2 * n - 1], stored[2 * n] = id, granted .. value
     leases[2 * n - 1], leases[2 * n] = deadline, behind_id and id .. behind_id or active_member(id, worker)
     answer[FIRST + 2 * n - 1], answer[FIRST + 2 * n] = id, value
   end
+  answer[6], answer[7] = reserved_at, expires_at
   call_with('ZREM', waiting, ids)
   call_with('HDEL', waiting_job, ids)
   call_with('HSET', active_job, stored)

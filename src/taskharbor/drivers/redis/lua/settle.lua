@@ -38,25 +38,37 @@ end
 local written_end, digits = nil, nil
 
 -- The last lease that was looked at, as it is stored: jobs that were claimed together have the same.
-local lease, expires_at, reserved_at, behind_id, token_at, head_at, lease_token = nil, nil, nil, nil, 0, 0, nil
+local lease, lease_size, expires_at, reserved_at, logged_lease, lease_token, behind_id = nil, 0, nil, nil, nil, nil, nil
 local is_id_special = true
 
 local function look_at_lease(value)
-  local worker_size, at
-  expires_at, reserved_at, worker_size, at = unpack_bytes(LEASE, value, FRONT_SIZE + 1)
-  token_at = at + worker_size
-  head_at = token_at + TOKEN_SIZE
-  lease = sub(value, FRONT_SIZE + 1, head_at - 1)
-  lease_token = sub(value, token_at, head_at - 1)
+  local _, worker_size, at
+  _, expires_at, reserved_at, worker_size, at = unpack_bytes(LEASE, value)
+  local token_at = at + worker_size
+  lease_size = token_at + TOKEN_SIZE - 1
+  lease = sub(value, 1, lease_size)
+  logged_lease = sub(value, 1, token_at - 1)
+  lease_token = sub(value, token_at, lease_size)
   behind_id = ':' .. sub(value, at, token_at - 1)
+end
+
+-- The last front that was made: those of a batch are mostly the same, too.
+local front, front_fence, front_row, front_end = nil, nil, nil, nil
+
+local function front_of_done(fence, row, ended_at)
+  if fence ~= front_fence or row ~= front_row or ended_at ~= front_end then
+    front_fence, front_row, front_end = fence, row, ended_at
+    front = pack_bytes(FRONT, DONE, fence, row, ended_at)
+  end
+  return front
 end
 
 -- A plain ack of a plain job under a valid lease: nothing but its front changes. Says false where it is anything else.
 local function is_acked_plainly(id, token, value)
-  local seq, head_size, _, is_plain, fence, last_row = unpack_bytes(FRONT, value)
-  if is_plain == 0 then return false end
-  if sub(value, FRONT_SIZE + 1, head_at - 1) ~= lease then look_at_lease(value) end
+  if sub(value, 1, lease_size) ~= lease then look_at_lease(value) end
   if expires_at <= now or lease_token ~= token then return false end
+  local _, fence, before, _, _, head_size, is_plain, head_at = unpack_bytes(FRONT_AND_BASE, value, lease_size + 1)
+  if is_plain == 0 then return false end
   local ended_at = reserved_at > now and reserved_at or now
   if ended_at ~= written_end then
     written_end, digits = ended_at, string.format('%.0f', ended_at)
@@ -65,13 +77,12 @@ local function is_acked_plainly(id, token, value)
     note_end(expires_at)
   end
   local head = sub(value, head_at, head_at + head_size - 1)
-  local row = write_row(id, sub(value, 1, token_at - 1), head, OUTCOME_DONE, DONE, ended_at, '')
+  local row = write_row(id, fence + 1, before, head, logged_lease, OUTCOME_DONE, DONE, ended_at, '')
   local n = #acked + 1
   acked[n] = id
   members[n] = is_id_special and active_member(id, sub(behind_id, 2)) or id .. behind_id
   stored[2 * n - 1] = id
-  stored[2 * n] = pack_bytes(FRONT, seq, head_size, DONE, 1, fence, row, ended_at)
-    .. sub(value, head_at)
+  stored[2 * n] = front_of_done(fence + 1, row, ended_at) .. sub(value, lease_size + FRONT_SIZE + 1)
   ends[2 * n - 1], ends[2 * n] = digits, id
   if is_twice then is_acked[id] = true end
   if w then is_stirred = true end
