@@ -13,7 +13,7 @@ from functools import cache
 
 _TOKEN = re.compile(r"--[^\n]*|'(?:[^'\\\n]|\\.)*'|\"(?:[^\"\\\n]|\\.)*\"|(?<![.\w])[A-Za-z_]\w*")
 _DECLARED = re.compile(r"local (\w+(?:, \w+)*) = (.+)")
-_LITERAL = re.compile(r"\d+(?: \* \d+)*|'[^'\\]*'|KEYS\[\d+\]")
+_LITERAL = re.compile(r"\d+(?: \* \d+)*|'[^'\\]*'|KEYS\[\d+\]|redis\.call")
 _FUNCTION = re.compile(r"local function (\w+)\(")
 _ASSIGNED = re.compile(r"(?<![.\w])(\w+(?:, \w+)*)\s*=(?!=)")
 _BOUND = re.compile(r"\b(?:local|for) (\w+(?:, \w+)*)")

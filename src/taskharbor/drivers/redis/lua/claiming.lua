@@ -1,4 +1,4 @@
--- needs: lines
+-- needs: records
 -- Which jobs are next. `ready` holds one line per type; a claim merges the lines it may take from.
 
 local PLACE = '>I2I8I8'

@@ -1,27 +1,5 @@
--- needs: keyed
+-- needs: keyed, closing
 -- How leases end, and what follows from that.
-
--- ARGV gives what the jobs of a failure queue are named by; the call's own name, so that nobody else has it.
-local failure_id = ''
-local deaths = 0
-local w, failure_queue = false, false
--- Read when the first lease ends.
-local latest_end = nil
-
-local function know_settings()
-  local said = call('HMGET', settings, 'max_inflight', 'failure_queue')
-  w, failure_queue = said[1], said[2]
-end
-
--- The latest end of a lease: no later lease may begin before it, whatever its caller's clock says.
-local function note_end(over_at)
-  if latest_end == nil then latest_end = tonumber(call('HGET', meta, 'latest_end') or 0) end
-  if over_at > latest_end then latest_end = over_at end
-end
-
-local function close_ends()
-  if latest_end then call('HSET', meta, 'latest_end', latest_end) end
-end
 
 -- Log the lease and take it away; when it ended. The job is nowhere until `finish` or `go_back`.
 local function end_lease(job, outcome, state, error_type, error_message)
@@ -129,11 +107,4 @@ local function sweep(limit)
     ended = ended + #members
   end
   return ended
-end
-
--- At the end of every script that may have ended leases. The number of moves where there was one.
-local function close_up()
-  close_log()
-  close_ends()
-  return wake()
 end

@@ -2,12 +2,7 @@
 -- Where waiting jobs stand. Every one is in `waiting`; those that may be claimed are in `ready`, those yet to come due in
 -- `scheduled`.
 
-local function type_prefix(name)
-  return struct.pack('>I2', #name) .. name
-end
-
--- Sorted byte by byte this is: by type, then priority descending, run_at, acceptance. The length in front keeps a type apart
--- from any other that begins like it.
+-- Sorted byte by byte this is: by type, then priority descending, run_at, acceptance.
 local function ready_member(job)
   local head = job.head
   return type_prefix(head[TYPE])

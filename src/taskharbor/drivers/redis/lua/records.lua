@@ -107,6 +107,11 @@ local function content(job)
   return string.sub(job.rest, 1, job.head[BODY_SIZE] + job.head[PAYLOAD_SIZE])
 end
 
+-- How a place in line begins. The length keeps a type apart from any other that begins like it.
+local function type_prefix(name)
+  return struct.pack('>I2', #name) .. name
+end
+
 -- Whether any of these ids has to be written in another way to be part of a member.
 local function is_one_special(ids)
   local all = table.concat(ids)

@@ -1,4 +1,5 @@
--- needs: ending, claiming, repeating
+-- needs: claiming, repeating, dying
+-- in case: ending: sweep, promote, end_lease, go_back, waiting_state, close_up
 -- End what is over, line up what came due, then lease the next jobs.
 --
 -- KEYS    the queue's
@@ -31,6 +32,7 @@ end
 local first_end = tonumber(call('ZRANGE', active, 0, 0, 'WITHSCORES')[2])
 if first_end and first_end <= now then
   call('HDEL', meta, '')
+  make_ready()
   sweep(1000)
   first_end = nil
 elseif not first_end then
@@ -40,11 +42,13 @@ local first_due = tonumber(call('ZRANGE', scheduled, 0, 0, 'WITHSCORES')[2])
 local was_promoted = false
 if first_due and first_due <= now then
   call('HDEL', meta, '')
+  make_ready()
   was_promoted = promote(10000)
 end
 
 -- What an earlier try of this call has leased: the caller gets it now, or it goes back unspent where it wants less.
 local function found_again()
+  make_ready()
   local all = call('HGETALL', active_job)
   for n = 1, #all, 2 do
     local job = unpacked(all[n], all[n + 1])
@@ -121,7 +125,7 @@ else
 end
 -- Nobody who begins to wait now finds these among the scheduled.
 if was_promoted and call('EXISTS', ready) == 1 then is_stirred = true end
-local moves = close_up() or tonumber(known[1] or 0)
+local moves = close_up and close_up() or wake() or tonumber(known[1] or 0)
 if is_sent_ahead and #answer > FIRST and deaths == 0 then return answer end  -- Its caller has jobs to begin with, and asks again.
 answer[1] = call('LLEN', outbox)
 if #answer < FIRST + 2 * limit then

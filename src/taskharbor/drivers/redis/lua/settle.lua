@@ -1,4 +1,5 @@
--- needs: draining, ending
+-- needs: draining, closing
+-- in case: ending: end_lease, finish, go_back, waiting_state
 -- End leases, each by its own settlement, in order.
 --
 -- KEYS    the queue's
@@ -95,54 +96,56 @@ local function record_failure(job, failures, text)
   set_more(job, FAILED_AT, now)
 end
 
-local apply = {
-  [ACK] = function(job, ack)
+local function retry(job, run_at, failures, kind, message, text)
+  local token = job.token
+  if more(job, IS_CANCEL_WANTED) then
+    local ended_at = end_lease(job, OUTCOME_CANCELLED, CANCELLED, kind, message)
+    record_failure(job, failures, text)
+    set_more(job, SETTLED, token)
+    finish(job, CANCELLED, ended_at)
+  else
+    end_lease(job, RETRIED, waiting_state(run_at), kind, message)
+    record_failure(job, failures, text)
+    set_more(job, SETTLED, token)
+    job.head[RUN_AT] = run_at
+    go_back(job)
+  end
+end
+
+local function release(job, run_at)
+  set_more(job, SETTLED, job.token)
+  if more(job, IS_CANCEL_WANTED) then
+    finish(job, CANCELLED, end_lease(job, OUTCOME_CANCELLED, CANCELLED))
+  else
+    end_lease(job, RELEASED, waiting_state(run_at))
+    job.head[RUN_AT] = run_at
+    go_back(job)
+  end
+end
+
+local function apply(kind, job, other)
+  make_ready()
+  if kind == ACK then
     local ended_at = end_lease(job, OUTCOME_DONE, DONE)
-    if ack and ack[3] then
-      job.rest = job.rest .. ARGV[#ARGV - ack[3]]
+    if other and other[3] then
+      job.rest = job.rest .. ARGV[#ARGV - other[3]]
       set_more(job, HAS_RESULT, true)
     end
     finish(job, DONE, ended_at)
-  end,
-  [RETRY] = function(job, retry)
-    local run_at, failures, kind, message, text = retry[3], retry[4], retry[5], retry[6], retry[7]
-    local token = job.token
-    if more(job, IS_CANCEL_WANTED) then
-      local ended_at = end_lease(job, OUTCOME_CANCELLED, CANCELLED, kind, message)
-      record_failure(job, failures, text)
-      set_more(job, SETTLED, token)
-      finish(job, CANCELLED, ended_at)
-    else
-      end_lease(job, RETRIED, waiting_state(run_at), kind, message)
-      record_failure(job, failures, text)
-      set_more(job, SETTLED, token)
-      job.head[RUN_AT] = run_at
-      go_back(job)
-    end
-  end,
-  [FAIL] = function(job, fail)
-    local ended_at = end_lease(job, OUTCOME_DEAD, DEAD, fail[4], fail[5])
-    record_failure(job, fail[3], fail[6])
+  elseif kind == RETRY then
+    retry(job, unpack(other, 3, 7))
+  elseif kind == FAIL then
+    local ended_at = end_lease(job, OUTCOME_DEAD, DEAD, other[4], other[5])
+    record_failure(job, other[3], other[6])
     finish(job, DEAD, ended_at)
-  end,
-  [RELEASE] = function(job, release)
-    local token = job.token
-    set_more(job, SETTLED, token)
-    if more(job, IS_CANCEL_WANTED) then
-      finish(job, CANCELLED, end_lease(job, OUTCOME_CANCELLED, CANCELLED))
-    else
-      local run_at = release[3] or job.head[RUN_AT]
-      end_lease(job, RELEASED, waiting_state(run_at))
-      job.head[RUN_AT] = run_at
-      go_back(job)
-    end
-  end,
-  [DISCARD] = function(job, discard)
-    local ended_at = end_lease(job, OUTCOME_CANCELLED, CANCELLED, discard[3], discard[4])
-    if discard[3] then set_more(job, LAST_ERROR, discard[5]) end
+  elseif kind == RELEASE then
+    release(job, other[3] or job.head[RUN_AT])
+  else
+    local ended_at = end_lease(job, OUTCOME_CANCELLED, CANCELLED, other[3], other[4])
+    if other[3] then set_more(job, LAST_ERROR, other[5]) end
     finish(job, CANCELLED, ended_at)
-  end,
-}
+  end
+end
 
 -- The job is already where the settlement would bring it: whatever the token, that is a success.
 local function is_repeated(kind, state)
@@ -171,7 +174,7 @@ local function settle(id, token, other, value)
     return is_again and more(job, SETTLED) == token and OK or MISMATCH
   end
   if job.expires_at <= now then return TOO_LATE end
-  apply[kind](job, other)
+  apply(kind, job, other)
   return OK
 end
 

@@ -1,4 +1,4 @@
--- needs: claiming
+-- needs: claiming, lines
 -- The queue at a glance; costs the same for ten jobs and for ten million.
 --
 -- KEYS    the queue's
