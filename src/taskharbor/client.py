@@ -86,14 +86,17 @@ class AsyncClient:
             return self._clock.now()
         if self._backend_clock is None:
             self._backend_clock = BackendClock(self.driver.time)
-        if self._backend_clock.is_due:
+        now = self._backend_clock.now_unless_due()
+        if now is None:
             await self._backend_clock.sync()
-        return self._backend_clock.now()
+            now = self._backend_clock.now()
+        return now
 
     # -- producing ----------------------------------------------------------------------------------------
 
     async def enqueue(self, request: JobRequest) -> Enqueued:
-        return (await self.enqueue_batch([request]))[0]
+        now = await self.now()
+        return (await self._send([self.builder.build_one(request, now)], now, 1))[0]
 
     async def enqueue_batch(self, requests: Sequence[JobRequest]) -> list[Enqueued]:
         """All or nothing, in one transaction."""
@@ -117,6 +120,8 @@ class AsyncClient:
 
     async def _send(self, records: Sequence[JobRecord], now: Micros, chunk: int) -> list[Enqueued]:
         """Where every enqueue goes through."""
+        if 0 < len(records) <= chunk:
+            return await self.driver.enqueue(records, now=now, new_ids=True)
         accepted: list[Enqueued] = []
         for batch in chunks(records, chunk):
             accepted.extend(await self.driver.enqueue(batch, now=now, new_ids=True))

@@ -78,6 +78,16 @@ class BackendClock:
             self._latest = now
         return self._latest
 
+    def now_unless_due(self) -> Micros | None:
+        """None where it is time for another sample. The same as `is_due` and `now`, with one look at the clock."""
+        instant = self._monotonic()
+        if self._offset is None or instant - self._sampled_at >= RESAMPLE_AFTER:
+            return None
+        now = instant + self._offset
+        if now > self._latest:
+            self._latest = now
+        return self._latest
+
     @property
     def is_due(self) -> bool:
         return self._offset is None or self._monotonic() - self._sampled_at >= RESAMPLE_AFTER

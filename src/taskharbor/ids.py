@@ -34,11 +34,7 @@ if hasattr(os, "register_at_fork"):
 
 def new_ids(count: int) -> list[str]:
     """`count` fresh ids, strictly increasing within this process."""
-    global _last
-    with _lock:
-        # 48 bits of milliseconds, then a 12-bit counter: one 60-bit number that only ever grows.
-        start = max(_last + 1, (time.time_ns() // 1_000_000) << 12)
-        _last = start + count - 1
+    start = _next_number(count)
     tail = _tail
     made: list[str] = []
     for block in range(start & ~_LAST_COUNT, start + count, _LAST_COUNT + 1):
@@ -49,7 +45,17 @@ def new_ids(count: int) -> list[str]:
 
 
 def new_id() -> str:
-    return new_ids(1)[0]
+    number = _next_number(1)
+    return f"{number >> 28:08x}-{number >> 12 & 0xFFFF:04x}-7{number & _LAST_COUNT:03x}{_tail}"
+
+
+def _next_number(count: int) -> int:
+    """48 bits of milliseconds, then a 12-bit counter: one 60-bit number that only ever grows. The first of so many."""
+    global _last
+    with _lock:
+        start = max(_last + 1, (time.time_ns() // 1_000_000) << 12)
+        _last = start + count - 1
+    return start
 
 
 def new_id_head() -> str:

@@ -15,7 +15,7 @@ import msgspec
 from taskharbor.alike import AlikeJobs
 from taskharbor.codec import CodecRegistry
 from taskharbor.errors import InvalidRequest
-from taskharbor.ids import new_ids
+from taskharbor.ids import new_id, new_ids
 from taskharbor.jobs import (
     DEFAULT_BACKOFF_MAX,
     DEFAULT_BACKOFF_MIN,
@@ -73,6 +73,9 @@ class RecordBuilder:
         self._checked_names: set[str] = set()
         self._usual: Policy | None = None
         """What the defaults come to, once they were checked."""
+
+    def build_one(self, request: JobRequest, now: Micros) -> JobRecord:
+        return self._record(request, new_id(), now)
 
     def build(self, requests: Sequence[JobRequest], now: Micros) -> list[JobRecord]:
         return [self._record(*pair, now) for pair in zip(requests, new_ids(len(requests)), strict=True)]

@@ -333,6 +333,7 @@ def worker_grants(schema: str) -> list[str]:
         "SELECT ON migrations, epochs",
         "USAGE, SELECT ON SEQUENCE job_seq",
         "USAGE ON SEQUENCE attempt_seq",
+        "SELECT ON SEQUENCE repeats",
         "EXECUTE ON FUNCTION add_days, drop_days, prune, begin_epoch",
     ]
 
@@ -345,8 +346,10 @@ def producer_grants(schema: str) -> list[str]:
         "SELECT, INSERT, DELETE ON queues",
         "SELECT, INSERT, UPDATE ON idempotency",
         "INSERT ON moves",
+        "SELECT, INSERT ON repeated",
         "SELECT ON finished, dead, migrations, epochs",
         "USAGE ON SEQUENCE job_seq",
+        "SELECT ON SEQUENCE repeats",
     ]
 
 
@@ -375,6 +378,8 @@ def test_a_role_that_only_enqueues_needs_less(role: tuple[str, str], raw: Raw, r
 
     async def use() -> None:
         async with PostgresDriver.from_url(url) as driver:
+            for _ in range(3):
+                await driver.enqueue([record()], now=NOW, new_ids=True)
             await driver.enqueue([record(), record()], now=NOW)
             await driver.enqueue([record(key="k", queue="new")], now=NOW)
             (answer,) = await driver.enqueue([record(key="k", queue="new", idempotency_key="i")], now=NOW)

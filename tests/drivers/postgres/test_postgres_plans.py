@@ -153,11 +153,11 @@ _CASES: dict[str, tuple[Call, set[str]]] = {
     "enqueue": (lambda s: s.driver.enqueue([new_job() for _ in range(20)], now=NOW), set()),
     "enqueue onto a waiting key": (
         lambda s: s.driver.enqueue([new_job(key="w30")], now=NOW),
-        {"jobs_waiting_key"},
+        {"jobs_key"},
     ),
     "enqueue onto a running key": (
         lambda s: s.driver.enqueue([new_job(key="l30")], now=NOW),
-        {"jobs_waiting_key", "jobs_inflight_key"},
+        {"jobs_key"},
     ),
     "enqueue with a known idempotency key": (
         lambda s: s.driver.enqueue([new_job(idempotency_key="i30")], now=NOW),
@@ -307,8 +307,8 @@ def explaining(oldest_postgres_server: PostgresServer, postgres_server: Postgres
         ("claim", {("jobs", "jobs_waiting")}),
         ("ack", {("jobs", "jobs_pkey")}),
         ("reclaim", {("jobs", "jobs_leases")}),
-        ("enqueue onto a waiting key", {("jobs", "jobs_waiting_key")}),
-        ("enqueue onto a running key", {("jobs", "jobs_waiting_key"), ("jobs", "jobs_inflight_key")}),
+        ("enqueue onto a waiting key", {("jobs", "jobs_key")}),
+        ("enqueue onto a running key", {("jobs", "jobs_key")}),
     ],
 )
 def test_a_plan_searches_its_index_and_does_not_sort(

@@ -139,9 +139,11 @@ class Session:
         self._cursor: AsyncCursor[Row] = connection.cursor(binary=True)
         self._prepared = Prepared(connection) if is_prepared else None
         self.is_fresh = True
+        self.repeats: int | None = None
+        """What the store's counter of jobs stored again said last."""
 
     async def rows(self, statement: LiteralString, values: Values = ()) -> list[Row]:
-        if self._prepared is not None and not isinstance(values, Mapping):
+        if self._prepared is not None and isinstance(values, list | tuple):
             return await self._prepared.rows(statement, values)
         await self._cursor.execute(statement, values, prepare=self._prepared is not None)
         return await self._cursor.fetchall()
@@ -152,7 +154,7 @@ class Session:
     @property
     def is_idle(self) -> bool:
         """Whether another call may use it: alive, and in no transaction that something left behind."""
-        return self.connection.info.transaction_status == pq.TransactionStatus.IDLE
+        return self.connection.pgconn.transaction_status == pq.TransactionStatus.IDLE
 
 
 class Connections:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, LiteralString, TypeVar
 
 import psycopg
 
@@ -41,21 +41,34 @@ async def enqueue(
     sql = load("enqueue", schema)
     for record in records:
         check_storable(record)
-    if not again and is_plain(records):
+    if not again:
         try:
-            is_stored = new_ids and len(records) == 1 and is_default(records[0])
-            if is_stored:
-                # Not where the queue is new.
-                is_stored = bool(await session.rows(sql["one"], one_value(records[0], schema, now, stir)))
-            if not is_stored:
+            if (
+                new_ids
+                and len(records) == 1
+                and is_default(records[0])
+                and await _stored_one(session, sql["one"], records[0], schema, now, stir)
+            ):
+                return [Enqueued(records[0].id)]
+            if is_plain(records):
                 await session.rows(sql["plain"], plain_values(records, now, stir, new_ids=new_ids))
+                return [Enqueued(record.id) for record in records]
         except psycopg.errors.UniqueViolation:
             # An id is known: a repeated call, or a job twice in the batch. Nothing was stored.
             pass
-        else:
-            return [Enqueued(record.id) for record in records]
     rows = await session.rows(sql["by_rules"], rule_values(records, now, stir, again=again))
     return [Enqueued(job_id, existed) for job_id, existed in rows]
+
+
+async def _stored_one(
+    session: Session, statement: LiteralString, record: JobRecord, schema: str, now: Micros, stir: int
+) -> bool:
+    """Not where the queue is new."""
+    rows = await session.rows(statement, one_value(record, schema, now, stir, session.repeats))
+    if not rows:
+        return False
+    session.repeats = rows[0][0]
+    return True
 
 
 def is_plain(records: Sequence[JobRecord]) -> bool:
@@ -72,10 +85,16 @@ def is_plain(records: Sequence[JobRecord]) -> bool:
 
 
 def is_default(record: JobRecord) -> bool:
-    return not record.headers and _rare(record)[1:] == _DEFAULTS
+    """Whether it fits the statement for a single job."""
+    return (
+        record.key is None
+        and record.idempotency_key is None
+        and not record.headers
+        and _rare(record)[1:] == _DEFAULTS
+    )
 
 
-def one_value(record: JobRecord, schema: str, now: Micros, stir: int) -> list[Any]:
+def one_value(record: JobRecord, schema: str, now: Micros, stir: int, repeats: int | None) -> list[Any]:
     return [
         record.id,
         record.type,
@@ -86,6 +105,7 @@ def one_value(record: JobRecord, schema: str, now: Micros, stir: int) -> list[An
         0 if record.run_at_us > now else 1,
         record.payload,
         record.queue,
+        repeats,
         stir == ALOUD,
         channel(schema),
         record.queue,

@@ -92,16 +92,20 @@ def backoff_column(value: Micros, default: Micros) -> Micros | None:
 
 def check_storable(record: JobRecord) -> None:
     """What PostgreSQL cannot hold is refused before anything is sent."""
-    for name, text in (
-        ("id", record.id),
-        ("queue", record.queue),
-        ("type", record.type),
-        ("key", record.key),
-        ("idempotency_key", record.idempotency_key),
-        ("codec", record.codec),
+    if (
+        "\0" in record.id
+        or "\0" in record.queue
+        or "\0" in record.type
+        or "\0" in record.codec
+        or (record.key is not None and "\0" in record.key)
+        or (record.idempotency_key is not None and "\0" in record.idempotency_key)
     ):
-        if text is not None and "\0" in text:
-            raise InvalidRequest(f"{name} {text!r} contains a NUL character, which PostgreSQL cannot store")
+        for name in ("id", "queue", "type", "key", "idempotency_key", "codec"):
+            text = getattr(record, name)
+            if text is not None and "\0" in text:
+                raise InvalidRequest(
+                    f"{name} {text!r} contains a NUL character, which PostgreSQL cannot store"
+                )
 
 
 def storable(text: str | None) -> str | None:

@@ -63,8 +63,8 @@ CREATE INDEX jobs_places ON jobs USING brin (seq) WITH (pages_per_range = 32, au
 CREATE INDEX jobs_waiting ON jobs (queue_id, rank, run_at, seq) WHERE state <= 1;
 CREATE INDEX jobs_scheduled ON jobs (queue_id, run_at) WHERE state = 0;
 CREATE INDEX jobs_leases ON jobs (queue_id, expires_at) WHERE state = 3;
-CREATE UNIQUE INDEX jobs_waiting_key ON jobs (queue_id, key) WHERE key IS NOT NULL AND state <= 2;
-CREATE UNIQUE INDEX jobs_inflight_key ON jobs (queue_id, key) WHERE key IS NOT NULL AND state = 3;
+-- Of each key one job waits and one is inflight.
+CREATE UNIQUE INDEX jobs_key ON jobs (queue_id, key, (state = 3)) WHERE key IS NOT NULL;
 
 -- Done and cancelled jobs, by the day they ended: retention drops whole days.
 CREATE TABLE finished (
@@ -220,6 +220,9 @@ CREATE TABLE repeated (
     try             integer NOT NULL,
     made_at         timestamptz NOT NULL DEFAULT clock_timestamp()
 );
+-- Another number with every job that is stored again. Like every sequence it is read as it is now, whatever the reader's
+-- snapshot: who finds the number it knows need not look into the table.
+CREATE SEQUENCE repeats;
 
 -- Transaction numbers mean nothing in another cluster. When the tables turn up in one (dump and restore), a new epoch
 -- begins: rows of the log up to `last_seq` belong to the ones before.
