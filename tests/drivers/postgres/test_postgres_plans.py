@@ -163,7 +163,7 @@ _CASES: dict[str, tuple[Call, set[str]]] = {
         lambda s: s.driver.enqueue([new_job(idempotency_key="i30")], now=NOW),
         {"idempotency_pkey"},
     ),
-    "reclaim": (lambda s: s.driver.reclaim(now=NOW + DAY + 100, limit=20), {"jobs_leases"}),
+    "reclaim": (lambda s: s.driver.reclaim(now=NOW + DAY + 100, limit=20), {"jobs_due"}),
     "get": (
         lambda s: s.driver.get(["waiting-5", "finished-5", "dead-5", "nowhere"], now=NOW),
         {"jobs_pkey", "finished_id", "dead_id"},
@@ -185,8 +185,8 @@ _CASES: dict[str, tuple[Call, set[str]]] = {
     ),
     "prune": (_prune, set()),
     "prune nothing": (lambda s: _prune(s, now=NOW, removed=0), {"dead_ended"}),
-    "stats": (lambda s: s.driver.stats(now=NOW), {"jobs_waiting", "jobs_scheduled"}),
-    "wait": (lambda s: s.driver.wait(["q", "other"], now=NOW, timeout=0), {"jobs_waiting", "jobs_leases"}),
+    "stats": (lambda s: s.driver.stats(now=NOW), {"jobs_waiting", "jobs_due"}),
+    "wait": (lambda s: s.driver.wait(["q", "other"], now=NOW, timeout=0), {"jobs_waiting", "jobs_due"}),
 }
 """What is called, and the indexes it has to search."""
 
@@ -306,7 +306,7 @@ def explaining(oldest_postgres_server: PostgresServer, postgres_server: Postgres
     [
         ("claim", {("jobs", "jobs_waiting")}),
         ("ack", {("jobs", "jobs_pkey")}),
-        ("reclaim", {("jobs", "jobs_leases")}),
+        ("reclaim", {("jobs", "jobs_due")}),
         ("enqueue onto a waiting key", {("jobs", "jobs_key")}),
         ("enqueue onto a running key", {("jobs", "jobs_key")}),
     ],
@@ -319,7 +319,7 @@ def test_a_plan_searches_its_index_and_does_not_sort(
     jobs = [scan for scan in found if scan[1] == "jobs"]
     assert scans <= {(table, index) for _, table, index, _ in jobs}, found
     # A bitmap has no order: it will do for jobs that are named, not for the first of many.
-    first = [scan for scan in jobs if scan[2] in ("jobs_waiting", "jobs_leases")]
+    first = [scan for scan in jobs if scan[2] in ("jobs_waiting", "jobs_due")]
     assert {kind for kind, _, _, _ in first} <= {"Index Scan", "Index Only Scan"}, found
     assert "Seq Scan" not in {kind for kind, _, _, _ in jobs}, found
     assert not [scan for scan in first if scan[3]], found

@@ -18,6 +18,7 @@ from taskharbor.doorbell import Doorbell
 from taskharbor.drivers.postgres.failures import is_conflict, is_lost, translated
 from taskharbor.drivers.postgres.options import Options
 from taskharbor.drivers.postgres.prepared import Prepared, Row
+from taskharbor.drivers.postgres.slots import Slots
 from taskharbor.errors import BackendUnavailable
 
 T = TypeVar("T")
@@ -133,11 +134,11 @@ class Watch:
 class Session:
     """One connection and what runs statements on it, over and over."""
 
-    def __init__(self, connection: Connection, is_prepared: bool) -> None:
+    def __init__(self, connection: Connection, is_prepared: bool, *, is_shared: bool = False) -> None:
         self.connection = connection
         self.watch = connection.watch = Watch(connection.fileno())
         self._cursor: AsyncCursor[Row] = connection.cursor(binary=True)
-        self._prepared = Prepared(connection) if is_prepared else None
+        self._prepared = Prepared(connection, is_shared=is_shared) if is_prepared else None
         self.is_fresh = True
         self.repeats: int | None = None
         """What the store's counter of jobs stored again said last."""
@@ -161,7 +162,7 @@ class Connections:
     def __init__(self, options: Options) -> None:
         self._options = options
         self._idle: list[Session] = []
-        self._slots = asyncio.Semaphore(options.pool_size)
+        self._slots = Slots(options.pool_size)
         self._busy: set[Session] = set()
         self._is_closed = False
         self.listening: Session | None = None
@@ -178,7 +179,8 @@ class Connections:
         connection that listens, if there is one that is free."""
         is_repeated = False
         conflicts = 0
-        await self._take_slot()
+        if not self._slots.take_at_once():
+            await self._take_slot()
         try:
             while True:
                 session = self._free_listening() if where_heard and not is_repeated else None
@@ -213,7 +215,7 @@ class Connections:
                     await self._drop(session)
                 return answer
         finally:
-            self._slots.release()
+            self._slots.give_back()
 
     async def close(self) -> None:
         self._is_closed = True
@@ -222,12 +224,8 @@ class Connections:
             await self._drop(session)
 
     async def _take_slot(self) -> None:
-        if not self._slots.locked():
-            await self._slots.acquire()
-            return
         try:
-            async with asyncio.timeout(self._options.pool_timeout):
-                await self._slots.acquire()
+            await self._slots.take(self._options.pool_timeout)
         except TimeoutError:
             raise BackendUnavailable(
                 f"{self._options.place}: all {self._options.pool_size} connections of this handle were busy for "

@@ -128,11 +128,16 @@ class PostgresDriver(Driver):
         first = records[0].queue
         is_one_queue = len(records) == 1 or all(record.queue == first for record in records)
         voice = self._announcer.voice_for(first) if is_one_queue else self._announcer.voice
-        answers = await self._run(
-            lambda session, again: enqueue.enqueue(
-                session, self._schema, records, now, voice, new_ids=new_ids, again=again
+        try:
+            answers = await self._run(
+                lambda session, again: enqueue.enqueue(
+                    session, self._schema, records, now, voice, new_ids=new_ids, again=again
+                )
             )
-        )
+        except BaseException:
+            if is_one_queue:
+                self._announcer.failed(first)
+            raise
         if is_one_queue:
             self._announcer.done(first, voice)
         return answers

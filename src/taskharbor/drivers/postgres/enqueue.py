@@ -89,8 +89,13 @@ def is_default(record: JobRecord) -> bool:
     return (
         record.key is None
         and record.idempotency_key is None
+        and record.update is None
         and not record.headers
-        and _rare(record)[1:] == _DEFAULTS
+        and record.codec == "json"
+        and not record.timeout_us
+        and not record.max_stalls
+        and record.backoff_min_us == DEFAULT_BACKOFF_MIN
+        and record.backoff_max_us == DEFAULT_BACKOFF_MAX
     )
 
 
@@ -122,9 +127,6 @@ def _rare(record: JobRecord) -> tuple[Any, ...]:
         record.backoff_max_us,
         record.update,
     )
-
-
-_DEFAULTS = ("json", 0, 0, DEFAULT_BACKOFF_MIN, DEFAULT_BACKOFF_MAX, None)
 
 
 def plain_values(records: Sequence[JobRecord], now: Micros, stir: int, *, new_ids: bool) -> list[Any]:

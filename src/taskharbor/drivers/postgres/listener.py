@@ -73,7 +73,8 @@ class Listener:
 
     async def _listen_once(self) -> None:
         """Listen until the connection breaks."""
-        session = Session(await connect(self._options), self._options.prepare)
+        # Its signs of life are asked for beside its claims.
+        session = Session(await connect(self._options), self._options.prepare, is_shared=True)
         connection = session.connection
         self._broken.clear()
         try:

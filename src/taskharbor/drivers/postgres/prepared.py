@@ -8,7 +8,7 @@ types of their values, so all of them can be sent as text; and there is one resu
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from typing import Any, LiteralString, TypeAlias
 
@@ -25,34 +25,29 @@ _TUPLES, _DONE = pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK
 class Prepared:
     """The statements of one connection."""
 
-    def __init__(self, connection: AsyncConnection[Row]) -> None:
+    def __init__(self, connection: AsyncConnection[Row], *, is_shared: bool) -> None:
         self._connection = connection
+        self._lock = connection.lock if is_shared else None
+        """Where somebody else may use the connection at the same time."""
         self._names: dict[str, bytes] = {}
         self._encoding = connection.info.encoding
         self._reading = Transformer(connection)
-        self._writers: dict[type, Callable[[Any], bytes]] = {
-            str: self._text,
-            int: b"%d".__mod__,
-            bool: lambda value: b"t" if value else b"f",
-            bytes: lambda value: value,
-            # Where somebody counts microseconds in them.
-            float: lambda value: b"%d" % round(value),
-        }
 
     async def rows(self, statement: LiteralString, values: Sequence[Any]) -> list[Row]:
         connection = self._connection
         pgconn = connection.pgconn
-        writers = self._writers
-        try:
-            written = [None if value is None else writers[type(value)](value) for value in values]
-        except KeyError as unknown:
-            self._learn(unknown.args[0])
-            return await self.rows(statement, values)
+        written = self._written(values)
         formats = _formats(statement)
-        async with connection.lock:
+        lock = self._lock
+        if lock is not None:
+            await lock.acquire()
+        try:
             name = self._names.get(statement) or await self._prepare(statement)
             pgconn.send_query_prepared(name, written, param_formats=formats, result_format=pq.Format.BINARY)
             result = (await connection.wait(generators.execute(pgconn)))[-1]
+        finally:
+            if lock is not None:
+                lock.release()
         if result.status == _TUPLES:
             self._reading.set_pgresult(result, set_loaders=True, format=pq.Format.BINARY)
             return self._reading.load_rows(0, result.ntuples, tuple)
@@ -70,19 +65,29 @@ class Prepared:
         self._names[statement] = name
         return name
 
-    def _learn(self, kind: type) -> None:
-        """An enumeration, say: it is written like what it is made of."""
-        for known in (bool, int, str, bytes, float):
-            if issubclass(kind, known):
-                self._writers[kind] = self._writers[known]
-                return
-        raise psycopg.ProgrammingError(f"values of type {kind.__name__} cannot be sent")
-
-    def _text(self, value: str) -> bytes:
-        written = value.encode(self._encoding)
-        if b"\0" in written:
-            # It would end there.
-            raise psycopg.DataError("PostgreSQL text fields cannot contain NUL (0x00) bytes")
+    def _written(self, values: Sequence[Any]) -> list[bytes | None]:
+        encoding = self._encoding
+        written: list[bytes | None] = []
+        add = written.append
+        for value in values:
+            # Subclasses, an enumeration say, are written like what they are made of.
+            if isinstance(value, str):
+                text = value.encode(encoding)
+                if 0 in text:
+                    # It would end there.
+                    raise psycopg.DataError("PostgreSQL text fields cannot contain NUL (0x00) bytes")
+                add(text)
+            elif value is None or isinstance(value, bytes):
+                add(value)
+            elif isinstance(value, bool):
+                add(b"t" if value else b"f")
+            elif isinstance(value, int):
+                add(b"%d" % value)
+            elif isinstance(value, float):
+                # Where somebody counts microseconds in them.
+                add(b"%d" % round(value))
+            else:
+                raise psycopg.ProgrammingError(f"values of type {type(value).__name__} cannot be sent")
         return written
 
 

@@ -61,8 +61,8 @@ CREATE TABLE jobs (
 -- listings, and rows lie in their order: a summary per range of pages is enough.
 CREATE INDEX jobs_places ON jobs USING brin (seq) WITH (pages_per_range = 32, autosummarize = on);
 CREATE INDEX jobs_waiting ON jobs (queue_id, rank, run_at, seq) WHERE state <= 1;
-CREATE INDEX jobs_scheduled ON jobs (queue_id, run_at) WHERE state = 0;
-CREATE INDEX jobs_leases ON jobs (queue_id, expires_at) WHERE state = 3;
+-- When something is to be done about those that are scheduled, which have no expires_at, and those that are leased.
+CREATE INDEX jobs_due ON jobs (queue_id, state, coalesce(expires_at, run_at)) WHERE state = 0 OR state = 3;
 -- Of each key one job waits and one is inflight.
 CREATE UNIQUE INDEX jobs_key ON jobs (queue_id, key, (state = 3)) WHERE key IS NOT NULL;
 

@@ -213,8 +213,8 @@ DECLARE
 BEGIN
     FOR v_job IN
         SELECT * FROM jobs
-        WHERE queue_id = p_queue_id AND state = 3 AND expires_at >= p_low AND expires_at <= p_now
-        ORDER BY expires_at LIMIT p_limit FOR UPDATE SKIP LOCKED
+        WHERE queue_id = p_queue_id AND state = 3 AND coalesce(expires_at, run_at) BETWEEN p_low AND p_now
+        ORDER BY coalesce(expires_at, run_at) LIMIT p_limit FOR UPDATE SKIP LOCKED
     LOOP
         PERFORM expire(v_job, p_now, p_stir);
         v_ended := v_ended + 1;

@@ -105,13 +105,13 @@ BEGIN
         -- If it took effect, these are its jobs, and their lease counts from now. More than is asked for now goes back.
         PERFORM settle_one(c.id, c.seq, p_secret, 3::smallint, p_now, p_stir, NULL, NULL, NULL, NULL, NULL, NULL, false)
         FROM (SELECT j.id, j.seq FROM jobs AS j
-              WHERE j.queue_id = v_queue.id AND j.state = 3 AND j.expires_at > p_now AND j.token = p_secret
+              WHERE j.queue_id = v_queue.id AND j.state = 3 AND coalesce(j.expires_at, j.run_at) > p_now AND j.token = p_secret
               ORDER BY j.rank, j.run_at, j.seq OFFSET p_limit) AS c;
         RETURN QUERY
         UPDATE jobs AS j SET expires_at = greatest(j.expires_at, p_now + p_lease_for)
         WHERE j.ctid = ANY (ARRAY(
             SELECT c.ctid FROM jobs AS c
-            WHERE c.queue_id = v_queue.id AND c.state = 3 AND c.expires_at > p_now AND c.token = p_secret
+            WHERE c.queue_id = v_queue.id AND c.state = 3 AND coalesce(c.expires_at, c.run_at) > p_now AND c.token = p_secret
             FOR UPDATE))
         RETURNING NULL::text, j.seq, j.rank, j.run_at, j.id, j.type, j.payload, j.created_at, j.max_attempts, j.fence,
             j.reserved_at, j.expires_at, j.key, j.attempts, j.stalls, j.max_stalls, j.codec, j.headers, j.timeout_us, j.flags,
@@ -230,8 +230,9 @@ BEGIN
             SELECT concat(
                 CASE WHEN v_queue.max_inflight IS NULL THEN v_queue.id END, '/', v_seen_now, '/', v_floor, '/',
                 (SELECT j.expires_at FROM jobs AS j
-                 WHERE j.queue_id = v_queue.id AND j.state = 3 AND j.expires_at >= least(v_low_expiry, p_now + p_lease_for)
-                 ORDER BY j.expires_at LIMIT 1),
+                 WHERE j.queue_id = v_queue.id AND j.state = 3
+                   AND coalesce(j.expires_at, j.run_at) >= least(v_low_expiry, p_now + p_lease_for)
+                 ORDER BY coalesce(j.expires_at, j.run_at) LIMIT 1),
                 '/', coalesce(array_agg(h.rank), '{}'), '/', coalesce(array_agg(head.run_at), '{}'), '/',
                 coalesce(array_agg(head.seq), '{}'), '/')
             FROM unnest(v_ranks, v_run_ats, v_seqs) AS h(rank, run_at, seq),

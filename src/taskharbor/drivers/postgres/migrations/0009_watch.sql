@@ -19,8 +19,9 @@ BEGIN
                  LATERAL (SELECT j.run_at FROM jobs AS j
                           WHERE j.queue_id = q.id AND j.rank = r.rank AND j.state <= 1 AND j.run_at > g.since
                           ORDER BY j.run_at, j.seq LIMIT 1) AS first),
-            (SELECT j.expires_at FROM jobs AS j WHERE j.queue_id = q.id AND j.state = 3 AND j.expires_at > g.since
-             ORDER BY j.expires_at LIMIT 1)))
+            (SELECT j.expires_at FROM jobs AS j
+             WHERE j.queue_id = q.id AND j.state = 3 AND coalesce(j.expires_at, j.run_at) > g.since
+             ORDER BY coalesce(j.expires_at, j.run_at) LIMIT 1)))
     FROM unnest(p_names, p_seen, p_since) AS g(name, seen, since)
         JOIN queues AS q ON q.name = g.name
         LEFT JOIN totals AS t ON t.queue_id = q.id;

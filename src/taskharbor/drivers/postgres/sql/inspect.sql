@@ -64,7 +64,7 @@ FROM $schema.queues AS q,
     ) AS s,
     LATERAL (
         SELECT count(*) AS jobs FROM $schema.jobs AS j
-        WHERE j.queue_id = q.id AND j.state = 0 AND j.run_at <= %(now)s AND s.scheduled > 0
+        WHERE j.queue_id = q.id AND j.state = 0 AND coalesce(j.expires_at, j.run_at) <= %(now)s AND s.scheduled > 0
     ) AS due,
     LATERAL (
         SELECT count(*) AS jobs FROM $schema.jobs AS j, unnest($schema.waiting_ranks(q.id)) AS r(rank)
