@@ -200,21 +200,18 @@ BEGIN
             SELECT greatest(p_now, v_floor, max(m.latest_end)) AS at FROM moves AS m
             WHERE m.queue_id = v_queue.id
               AND m.xid >= pg_snapshot_xmin(v_seen_now) AND NOT pg_visible_in_snapshot(m.xid, v_seen_now)
-        ), leased AS (
-            UPDATE jobs AS j SET state = 3, token = p_secret, worker = p_worker, reserved_at = begin.at,
-                                 expires_at = begin.at + p_lease_for, fence = j.fence + 1
-            FROM begin WHERE j.ctid = ANY (v_places)
-            RETURNING j.*
         ), noted AS (
             INSERT INTO moves (queue_id, scheduled, ready, inflight, low_expires_at)
             SELECT v_queue.id, -v_scheduled_taken, v_scheduled_taken - cardinality(v_places), cardinality(v_places),
                    begin.at + p_lease_for
             FROM begin
         )
-        SELECT NULL::text, j.seq, j.rank, j.run_at, j.id, j.type, j.payload, j.created_at, j.max_attempts, j.fence,
+        UPDATE jobs AS j SET state = 3, token = p_secret, worker = p_worker, reserved_at = begin.at,
+                             expires_at = begin.at + p_lease_for, fence = j.fence + 1
+        FROM begin WHERE j.ctid = ANY (v_places)
+        RETURNING NULL::text, j.seq, j.rank, j.run_at, j.id, j.type, j.payload, j.created_at, j.max_attempts, j.fence,
             j.reserved_at, j.expires_at, j.key, j.attempts, j.stalls, j.max_stalls, j.codec, j.headers, j.timeout_us, j.flags,
-            j.idempotency_key, j.backoff_min_us, j.backoff_max_us, j.last_error, j.failed_at
-        FROM leased AS j;
+            j.idempotency_key, j.backoff_min_us, j.backoff_max_us, j.last_error, j.failed_at;
     END IF;
 
     -- What to remember: see above. Text that the claimer hands back as it is.
