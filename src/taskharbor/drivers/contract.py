@@ -157,7 +157,7 @@ class AttemptPage(msgspec.Struct, frozen=True):
 
 
 class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
-    """What the conformance kit and `doctor` may expect of a driver beyond the contract."""
+    """What workers, the conformance kit and `doctor` may expect of a driver beyond the contract."""
 
     durable: bool = True
     """A job accepted survives the death of every process."""
@@ -167,6 +167,9 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     """`reserve` may leave out a job that another call is changing at that very moment, instead of waiting for it, and count the
     lease of such a job as held. That call then wakes whoever waits. And of a job that another call is changing, a settlement
     or heartbeat that does not hold the lease may be told by the error of the moment before or after."""
+    batch: int = 1000
+    """How many jobs a worker leases or settles in one call, where they are quick enough: more make a call cheaper per job, and
+    keep others waiting for longer."""
 
 
 class JoinedTransaction(abc.ABC):

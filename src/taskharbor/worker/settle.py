@@ -21,8 +21,6 @@ from taskharbor.worker.outage import Outage
 
 log = logging.getLogger("taskharbor.worker")
 
-MOST_AT_ONCE = 1000
-
 
 class SettleLoop:
     def __init__(
@@ -38,6 +36,7 @@ class SettleLoop:
         heartbeat_over: Callable[[], Awaitable[object]],
     ) -> None:
         self._driver = driver
+        self._most_at_once = driver.capabilities.batch
         self._holds = holds
         self._clock = clock
         self._outage = outage
@@ -71,7 +70,7 @@ class SettleLoop:
     async def flush(self) -> None:
         """Write what has finished so far, in one call."""
         batch: list[Hold] = []
-        while self._finished and len(batch) < MOST_AT_ONCE:
+        while self._finished and len(batch) < self._most_at_once:
             hold = self._finished.popleft()
             if hold.settlement is None or hold.lost:
                 self._holds.pop(hold, None)

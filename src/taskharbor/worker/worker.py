@@ -79,7 +79,7 @@ class Worker:
         heartbeat: float | None = None,
         poll_interval: float = 1.0,
         prefetch: int = 4000,
-        batch: int = 1000,
+        batch: int | None = None,
         grace: float = 30.0,
         until_empty: bool = False,
         max_jobs: int | None = None,
@@ -97,7 +97,7 @@ class Worker:
         _require(concurrency >= 1, f"concurrency {concurrency}: at least 1")
         _require(seconds >= SHORTEST_LEASE, f"lease of {seconds:g} s: at least {SHORTEST_LEASE:g} s")
         _require(prefetch >= 0, f"prefetch {prefetch}: not negative")
-        _require(batch >= 1, f"batch {batch}: at least 1")
+        _require(batch is None or batch >= 1, f"batch {batch}: at least 1")
         _require(poll_interval > 0, f"poll_interval {poll_interval}: more than 0")
         _require(grace >= 0, f"grace {grace}: not negative")
         _require(max_jobs is None or max_jobs >= 1, f"max_jobs {max_jobs}: at least 1")
@@ -115,7 +115,7 @@ class Worker:
             heartbeat=beat,
             poll_interval=poll_interval,
             prefetch=prefetch,
-            batch=batch,
+            batch=self.driver.capabilities.batch if batch is None else batch,
             grace=grace,
             until_empty=until_empty,
             max_jobs=max_jobs,

@@ -48,7 +48,7 @@ class PostgresDriver(Driver):
     """
 
     capabilities: ClassVar[Capabilities] = Capabilities(
-        durable=True, multi_process=True, passes_over_busy=True
+        durable=True, multi_process=True, passes_over_busy=True, batch=2000
     )
 
     def __init__(self, options: Options) -> None:
