@@ -355,8 +355,8 @@ class Driver(abc.ABC):
 
     @abc.abstractmethod
     async def prune(self, *, now: Micros, limit: int = 1000) -> int:
-        """Apply every queue's retention to terminal jobs and the attempt log, at most `limit` rows of each, or what a store
-        keeps in one piece. How many went. A row is due once its end + what the queue keeps <= now."""
+        """Apply every queue's retention to terminal jobs and the attempt log, at most `limit` rows of each. How many went.
+        A row is due once its end + what the queue keeps <= now."""
 
     @abc.abstractmethod
     async def get(self, job_ids: Sequence[str], *, now: Micros) -> list[JobRecord | None]:

@@ -185,6 +185,27 @@ def test_rows_that_share_an_entry_are_read_once_wherever_it_is_cut(
     assert store.limited(cursor, until, rows=5) == until
 
 
+def test_a_reader_that_has_seen_all_that_went_misses_nothing(store: BulkStore, redis_url: str) -> None:
+    async def remove(driver: Driver, rows: int) -> None:
+        now = await driver.time()
+        await driver.configure("q", QueueSettings(keep_attempts_us=DAY), now=now)
+        assert await driver.prune(now=now + 2 * DAY, limit=rows) == rows
+
+    for count in (6, 4, 5):
+        add(redis_url, count)
+    expected = every_seq(redis_url)
+    cursor = store.limited(store.start(), store.latest(), rows=6)
+    within(redis_url, lambda driver: remove(driver, 6))
+    assert sorted(seqs(store, cursor, store.latest())) == expected[6:]
+    cursor = store.limited(cursor, store.latest(), rows=2)
+    within(redis_url, lambda driver: remove(driver, 2))
+    assert every_seq(redis_url) == expected[8:]
+    assert sorted(seqs(store, cursor, store.latest())) == expected[8:]
+    within(redis_url, lambda driver: remove(driver, 1))
+    with pytest.raises(HistoryGone, match="retention"):
+        seqs(store, cursor, store.latest())
+
+
 # -- a server that is not what it was -----------------------------------------------------------------------------------
 
 

@@ -149,7 +149,7 @@ def test_a_row_that_retention_took_is_not_looked_for_in_what_came_after() -> Non
     asyncio.run(story())
 
 
-def test_retention_counts_rows_and_takes_whole_entries() -> None:
+def test_retention_takes_as_many_rows_as_it_may_wherever_entries_end() -> None:
     async def story() -> None:
         async with shelf() as on:
             await on.driver.configure("q", QueueSettings(keep_attempts_us=DAY), now=on.now)
@@ -160,11 +160,27 @@ def test_retention_counts_rows_and_takes_whole_entries() -> None:
                 await on.settle(*map(ack, held))
             on.now -= 5  # A clock that is behind: these ended before those in front of them.
             await on.settle(*map(ack, late))
-            assert (entries(on), on.ask("ZCARD", "late")) == (4, 1)
-            gone = [await on.driver.prune(now=on.now + DAY + 4, limit=90) for _ in range(4)]
-            # One entry has more rows than the limit, which cannot be helped; two together never do.
-            assert gone == [50, 100, 0, 0]
-            assert [await on.driver.prune(now=on.now + DAY + 5, limit=90) for _ in range(2)] == [40, 0]
+            assert (entries(on), on.ask("ZCARD", "late")) == (13, 10)
+            rows = await whole_log(on)
+            in_front, behind = rows[:180], rows[180:]
+            # The first 140 and the late ones are due.
+            for limit, left in ((7, 173), (60, 113), (50, 63), (23, 40)):
+                assert await on.driver.prune(now=on.now + DAY, limit=limit) == limit
+                assert await whole_log(on) == in_front[180 - left :] + behind
+                gone, kept = in_front[180 - left - 1], in_front[180 - left]
+                assert await on.driver.job_attempts(gone.job_id) == []
+                assert await on.driver.job_attempts(kept.job_id) == [kept]
+                page = await on.driver.read_attempts(limit=1)
+                assert page.attempts == [kept]
+            assert await on.driver.prune(now=on.now + DAY, limit=4) == 4
+            assert await on.driver.prune(now=on.now + DAY, limit=9) == 6
+            assert await whole_log(on) == in_front[140:]
+            assert await on.driver.prune(now=on.now + DAY + 5, limit=30) == 30
+            assert await whole_log(on) == in_front[170:]
+            assert [await on.driver.prune(now=on.now + DAY + 5, limit=30) for _ in range(2)] == [10, 0]
             assert (entries(on), on.ask("EXISTS", "late")) == (0, 0)
+            (held_again,) = await claimed(on, 1)
+            await on.settle(ack(held_again))
+            assert [row.job_id for row in await whole_log(on)] == [held_again.id]
 
     asyncio.run(story())

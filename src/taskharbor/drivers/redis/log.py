@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from heapq import merge
 from operator import itemgetter
 from struct import Struct as Layout
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -41,7 +41,7 @@ class Entry(NamedTuple):
     """Rows that ended alike, as `lua/log.lua` describes them."""
 
     first: int
-    """Number of its first row."""
+    """Number of its first row that is not gone."""
     last: int
     ended_at: int
     outcome: int
@@ -49,31 +49,36 @@ class Entry(NamedTuple):
     error: tuple[str, str] | tuple[None, None]
     lease: LeaseFront
     value: bytes
+    size: int
+    """How many rows, with those that are gone."""
     rows_at: int
 
     def rows(self) -> Iterator[tuple[int, str, int, Head]]:
         """Of each its number, the job's id, the fence and the head."""
         value, at = self.value, self.rows_at
         head, packed_head = None, b""
-        for number in range(self.first, self.last + 1):
+        for number in range(self.last - self.size + 1, self.last + 1):
             id_size, head_size, fence, _ = _ROW.unpack_from(value, at)
             id_at = at + _ROW.size
             head_at = id_at + id_size
             at = head_at + head_size
+            if number < self.first:
+                continue
             if head is None or value[head_at:at] != packed_head:
                 packed_head = value[head_at:at]
                 head = decode_head(packed_head)
             yield number, value[id_at:head_at].decode(), fence, head
 
 
-def entries_from(page: Sequence[bytes]) -> Iterator[Entry]:
+def entries_from(page: Sequence[Any]) -> Iterator[Entry]:
     """From what `log_page` and `job_rows` answer."""
-    for stream_id, value in zip(page[::2], page[1::2], strict=True):
+    gone = page[0]
+    for stream_id, value in zip(page[1::2], page[2::2], strict=True):
         last = place_of(stream_id)
         ended_at, outcome, state, count, error_size, lease_size = _ENTRY.unpack_from(value)
         lease_at = _ENTRY.size + error_size
         yield Entry(
-            last - count + 1,
+            max(last - count, gone) + 1,
             last,
             ended_at,
             outcome,
@@ -81,6 +86,7 @@ def entries_from(page: Sequence[bytes]) -> Iterator[Entry]:
             _decode_error(value[_ENTRY.size : lease_at]) if error_size else (None, None),
             read_lease(value, lease_at) if lease_size else NO_LEASE,
             value,
+            count,
             lease_at + lease_size,
         )
 
@@ -136,7 +142,7 @@ async def read_attempts(store: Store, after: str | None, limit: int) -> AttemptP
     lines = [
         _line(page, number, queue, places.get(number, 0))
         for (queue, number), page in zip(numbers.items(), pages, strict=True)
-        if page
+        if len(page) > 1
     ]
     rows = (lines[0] if len(lines) == 1 else list(merge(*lines, key=_in_order)))[:limit]
     for place, number, _ in rows:
@@ -144,7 +150,7 @@ async def read_attempts(store: Store, after: str | None, limit: int) -> AttemptP
     return AttemptPage([attempt for _, _, attempt in rows], _written(places))
 
 
-def _line(page: Sequence[bytes], number: int, queue: str, after: int) -> list[tuple[int, int, Attempt]]:
+def _line(page: Sequence[Any], number: int, queue: str, after: int) -> list[tuple[int, int, Attempt]]:
     return [row for entry in entries_from(page) for row in _attempts_in(entry, number, queue, after)]
 
 
@@ -180,7 +186,7 @@ async def job_attempts(store: Store, job_id: str) -> list[Attempt]:
     return await _rows_of_a_removed_job(store, job_id)
 
 
-def _rows_of(job_id: str, page: Sequence[bytes], number: int, queue: str) -> list[Attempt]:
+def _rows_of(job_id: str, page: Sequence[Any], number: int, queue: str) -> list[Attempt]:
     wanted = job_id.encode()
     return [
         attempt
@@ -196,7 +202,7 @@ async def _rows_of_a_removed_job(store: Store, job_id: str) -> list[Attempt]:
     found: list[Attempt] = []
     for queue, number in store.numbers.items():
         place = 0
-        while page := await store.ask("log_page", queue, 0, place, _END, _PORTION):
+        while len(page := await store.ask("log_page", queue, 0, place, _END, _PORTION)) > 1:
             found += _rows_of(job_id, page, number, queue)
             place = place_of(page[-2])
     return sorted(found, key=_by_seq)

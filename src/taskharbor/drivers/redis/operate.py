@@ -120,9 +120,7 @@ async def prune(store: Store, now: Micros, limit: int) -> int:
     ]
     jobs = rows = 0
     for queue in list(await store.queues()):
-        jobs_gone, rows_gone = await store.ask(
-            "prune", queue, now, limit - jobs, max(0, limit - rows), *keeps, int(rows == 0)
-        )
+        jobs_gone, rows_gone = await store.ask("prune", queue, now, limit - jobs, limit - rows, *keeps)
         jobs += jobs_gone
         rows += rows_gone
     # Nobody else may ever come by: a bulk write whose publisher died must not stay half done.

@@ -16,7 +16,7 @@ _STATE_NAMES = tuple(state.value for state in STATES)
 Row = tuple[Any, ...]
 
 
-def rows_from(page: Sequence[bytes], number: int, one: Range) -> list[Row]:
+def rows_from(page: Sequence[Any], number: int, one: Range) -> list[Row]:
     """A page of a queue's stream as rows of the table. `number`: the queue's own."""
     number %= QUEUES
     rows: list[Row] = []

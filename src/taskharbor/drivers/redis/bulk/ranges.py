@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 import msgspec
 
@@ -74,7 +75,7 @@ async def _looks(store: Store, ranges: Sequence[Range]) -> list[tuple[int, int]]
     return [(_rows_of(page, one), len(page) // 2) for one, page in zip(ranges, pages, strict=True)]
 
 
-def _rows_of(page: Sequence[bytes], one: Range) -> int:
+def _rows_of(page: Sequence[Any], one: Range) -> int:
     return sum(min(entry.last, one.until) - max(entry.first - 1, one.after) for entry in entries_from(page))
 
 

@@ -86,15 +86,15 @@ class RedisReading(HeldStore):
         # What retention took while this was read is missing from it.
         self.call(lambda store: streams.check_history(store, wanted))
 
-    def _pages(self, one: Range) -> Iterator[list[bytes]]:
-        def ask(after: int) -> Future[list[bytes]]:
+    def _pages(self, one: Range) -> Iterator[list[Any]]:
+        def ask(after: int) -> Future[list[Any]]:
             return self.begin(lambda store: _page(store, one, after))
 
-        asked: Future[list[bytes]] | None = ask(one.after)
+        asked: Future[list[Any]] | None = ask(one.after)
         try:
             while asked is not None:
                 found = asked.result()
-                last = place_of(found[-2]) if found else one.until
+                last = place_of(found[-2]) if len(found) > 1 else one.until
                 asked = ask(last) if last < one.until else None
                 yield found
         finally:
@@ -140,7 +140,7 @@ class RedisReading(HeldStore):
         yield from _batches("queues", list(map(queue_row, self.call(stats))))
 
 
-async def _page(store: Store, one: Range, after: int) -> list[bytes]:
+async def _page(store: Store, one: Range, after: int) -> list[Any]:
     (found,) = await store.ask_all((page_call(store, one.queue, after, one.until, _PAGE),))
     return list(found)
 

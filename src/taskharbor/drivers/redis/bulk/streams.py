@@ -64,7 +64,7 @@ async def check_history(store: Store, ranges: Iterable[Range]) -> None:
         end, trimmed = marks[one.queue]
         if trimmed > one.after:
             raise _gone(store, one, "retention", "Keep the log longer (keep_attempts of the queues)")
-        if one.is_resumed and not last_read and trimmed < one.after <= end:
+        if one.is_resumed and not any(entries_from(last_read)) and trimmed < one.after <= end:
             raise _gone(
                 store, one, "somebody (XTRIM, XDEL or DEL)", "Leave the log to keep_attempts of the queues"
             )

@@ -1,6 +1,15 @@
 -- needs: log
 -- Entries of the log as a reader finds them.
 
+local function number_in(place)
+  return tonumber(string.match(place, '^%d+'))
+end
+
+-- Rows up to this number are gone, whether their entry still lies there or not.
+local function gone_up_to()
+  return tonumber(call('HGET', meta, 'gone') or 0)
+end
+
 local function rows_in(value)
   local _, _, _, count = struct.unpack(ENTRY, value)
   return count

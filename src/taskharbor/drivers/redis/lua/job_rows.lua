@@ -4,12 +4,12 @@
 --
 -- KEYS    the queue's
 -- ARGV    1, 2 unused, 3 the job's id
--- result  nothing where the job is not known; else the entries of the log that have its rows, {place, entry, place, entry, ...},
---         newest first
+-- result  nothing where the job is not known; else the entries of the log that have its rows, newest first, as log_page.lua
+--         answers
 local id = ARGV[3]
 local value = call('HGET', waiting_job, id) or call('HGET', active_job, id) or call('HGET', finished_job, id)
 if not value then return false end
-local answer = {}
+local answer = {gone_up_to()}
 local number = unpacked(id, value).last_row
 while number > 0 do
   local found = call('XRANGE', attempts, number, '+', 'COUNT', 1)[1]
@@ -18,6 +18,6 @@ while number > 0 do
   if not before then break end
   answer[#answer + 1] = found[1]
   answer[#answer + 1] = found[2][2]
-  number = before
+  number = before < number and before or 0
 end
 return answer

@@ -9,7 +9,8 @@
 --           head of the stored job as it was before it changed
 local ENTRY = '>I8I1I1I2I4I2'
 local ROW = '>I2I4I4I8'
--- Who wants one row has to look through its entry, and readers get whole ones.
+-- Who wants one row has to look through its entry, and readers get whole ones. Rows that ended before one in front of them
+-- have an entry each: retention takes them out of the middle.
 local MOST_ROWS = 100
 local OUTCOME_DONE, RETRIED, OUTCOME_DEAD, EXPIRED, RELEASED, OUTCOME_CANCELLED, MERGED, REQUEUED = 0, 1, 2, 3, 4, 5, 6, 7
 
@@ -17,7 +18,7 @@ local OUTCOME_DONE, RETRIED, OUTCOME_DEAD, EXPIRED, RELEASED, OUTCOME_CANCELLED,
 local next_row = nil
 local highest_end = nil
 -- The entry that rows are added to, as its parts, and what its rows have in common.
-local parts, rows_in_entry, first_row = nil, 0, nil
+local parts, rows_in_entry, most_in_entry, first_row = nil, 0, 0, nil
 local of_lease, of_outcome, of_state, of_end, of_error = nil, nil, nil, nil, nil
 -- The front of the last row, and of what: those of a batch are mostly the same.
 local row_front, front_before, front_fence, front_head, front_id = nil, nil, nil, nil, nil
@@ -41,6 +42,7 @@ local function open_entry(lease, outcome, state, ended_at, error)
     close_entry()
   end
   parts, rows_in_entry, first_row = {'', error, lease}, 0, next_row
+  most_in_entry = ended_at < highest_end and 1 or MOST_ROWS
   of_lease, of_outcome, of_state, of_end, of_error = lease, outcome, state, ended_at, error
 end
 
@@ -48,7 +50,7 @@ end
 local function write_row(id, fence, before, head, lease, outcome, state, ended_at, error)
   if
     of_lease ~= lease or of_end ~= ended_at or of_outcome ~= outcome or of_state ~= state or of_error ~= error
-    or rows_in_entry == MOST_ROWS
+    or rows_in_entry == most_in_entry
   then
     open_entry(lease, outcome, state, ended_at, error)
   end

@@ -3,7 +3,7 @@
 --
 -- KEYS    the queue's
 -- ARGV    1 channel, 2 now, 3 how many jobs at most, 4 how many rows at most,
---         5 to 7 how long done, dead jobs and rows are kept where nobody said otherwise, 8 whether no row went before (1)
+--         5 to 7 how long done, dead jobs and rows are kept where nobody said otherwise
 -- result  {how many jobs went, how many rows went}
 local said = call('HMGET', settings, 'keep_done_us', 'keep_dead_us', 'keep_attempts_us')
 local FOR_EVER = 'ever'
@@ -23,30 +23,36 @@ end
 
 -- The highest number of a row that went: who reads on from a lower one has missed something.
 local function note_trimmed(number)
-  if tonumber(number) > tonumber(call('HGET', meta, 'trimmed') or 0) then call('HSET', meta, 'trimmed', number) end
+  if number > tonumber(call('HGET', meta, 'trimmed') or 0) then
+    call('HSET', meta, 'trimmed', string.format('%.0f', number))
+  end
 end
 
--- Entries go whole. The first may have more rows than the limit, or it would stay for ever.
-local function fits(rows, gone, limit)
-  return gone + rows <= limit or (gone == 0 and ARGV[8] == '1')
-end
-
--- Entries stand in the order they were written, which is that of their ends but for the few that `late` knows of.
+-- Entries stand in the order they were written, which is that of their ends but for the few that `late` knows of. Where only a
+-- part of one may go now, it stays, and its rows up to `gone` count as gone.
 local function prune_front(ended_by, limit)
-  local gone = 0
-  while gone < limit do
-    local found = call('XRANGE', attempts, '-', '+', 'COUNT', math.min(50, limit - gone))
+  local taken = 0
+  local front = gone_up_to()
+  while taken < limit do
+    local found = call('XRANGE', attempts, '-', '+', 'COUNT', math.min(50, limit - taken))
     local due = {}
     for n = 1, #found do
-      local value = found[n][2][2]
-      local rows = rows_in(value)
-      if struct.unpack(ENTRY, value) > ended_by or not fits(rows, gone, limit) then break end
+      local last, value = number_in(found[n][1]), found[n][2][2]
+      if taken == limit or struct.unpack(ENTRY, value) > ended_by then break end
+      local rows = math.min(rows_in(value), last - front)
+      if taken + rows > limit then
+        front = last - rows + limit - taken
+        taken = limit
+        call('HSET', meta, 'gone', string.format('%.0f', front))
+        note_trimmed(front)
+        break
+      end
       due[n] = found[n][1]
-      gone = gone + rows
+      taken = taken + rows
     end
     if #due > 0 then
       call('XDEL', attempts, unpack(due))
-      note_trimmed(string.match(due[#due], '^%d+'))
+      note_trimmed(number_in(due[#due]))
       if call('EXISTS', late) == 1 then
         for n = 1, #due do due[n] = string.match(due[n], '^%d+') end
         call('ZREM', late, unpack(due))
@@ -54,20 +60,17 @@ local function prune_front(ended_by, limit)
     end
     if #due < #found or #found == 0 then break end
   end
-  return gone
+  return taken
 end
 
-local function prune_late(ended_by, gone, limit)
-  for _, number in ipairs(call('ZRANGEBYSCORE', late, '-inf', ended_by, 'LIMIT', 0, limit)) do
-    local found = call('XRANGE', attempts, number, number)[1]
-    local rows = found and rows_in(found[2][2]) or 0
-    if not fits(rows, gone, limit) then break end
-    call('XDEL', attempts, number)
-    call('ZREM', late, number)
-    note_trimmed(number)
-    gone = gone + rows
-  end
-  return gone
+-- These have an entry each.
+local function prune_late(ended_by, limit)
+  if limit <= 0 then return 0 end
+  local numbers = call('ZRANGEBYSCORE', late, '-inf', ended_by, 'LIMIT', 0, limit)
+  call_with('XDEL', attempts, numbers)
+  call_with('ZREM', late, numbers)
+  for n = 1, #numbers do note_trimmed(tonumber(numbers[n])) end
+  return #numbers
 end
 
 local most = tonumber(ARGV[3])
@@ -79,7 +82,7 @@ local rows_gone, ended_by = 0, cutoff(3)
 if ended_by then
   local most_rows = tonumber(ARGV[4])
   rows_gone = prune_front(ended_by, most_rows)
-  rows_gone = prune_late(ended_by, rows_gone, most_rows)
+  rows_gone = rows_gone + prune_late(ended_by, most_rows - rows_gone)
   -- A stream stays when its last row goes.
   if rows_gone > 0 and call('XLEN', attempts) == 0 then call('DEL', attempts) end
 end
