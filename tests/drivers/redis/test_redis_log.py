@@ -137,14 +137,19 @@ def test_a_row_that_retention_took_is_not_looked_for_in_what_came_after() -> Non
     async def story() -> None:
         async with shelf() as on:
             await on.driver.configure("q", QueueSettings(keep_attempts_us=DAY), now=on.now)
-            (first,) = await claimed(on, 1)
-            await on.settle(Release(first.id, first.token or ""))
-            on.now += 2 * DAY
-            held = await claimed(on, 1, priority=1)
-            await on.settle(ack(held[0]))
+            for _ in range(2):
+                (job,) = await on.reserve() or await claimed(on, 1)
+                await on.settle(Release(job.id, job.token or ""))
+                on.now += 2 * DAY
+            (other,) = await claimed(on, 1, priority=1)
+            await on.settle(ack(other))
+            rows = await on.driver.job_attempts(job.id)
+            assert [row.fence for row in rows] == [1, 2]
+            assert await on.driver.prune(now=on.now - 3 * DAY) == 1
+            assert await on.driver.job_attempts(job.id) == rows[1:]
             assert await on.driver.prune(now=on.now) == 1
-            assert await on.driver.job_attempts(first.id) == []
-            assert [row.job_id for row in await on.driver.job_attempts(held[0].id)] == [held[0].id]
+            assert await on.driver.job_attempts(job.id) == []
+            assert [row.job_id for row in await on.driver.job_attempts(other.id)] == [other.id]
 
     asyncio.run(story())
 

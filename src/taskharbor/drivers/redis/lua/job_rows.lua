@@ -13,11 +13,12 @@ local answer = {gone_up_to()}
 local number = unpacked(id, value).last_row
 while number > 0 do
   local found = call('XRANGE', attempts, number, '+', 'COUNT', 1)[1]
-  local before = found and row_before(found[2][2], id)
-  -- Retention has taken it, and with it all before.
+  -- Else retention has taken it, and with it all before: what comes next may be a later row of the same job.
+  local is_it = found and number_in(found[1]) - rows_in(found[2][2]) < number
+  local before = is_it and row_before(found[2][2], id)
   if not before then break end
   answer[#answer + 1] = found[1]
   answer[#answer + 1] = found[2][2]
-  number = before < number and before or 0
+  number = before
 end
 return answer
