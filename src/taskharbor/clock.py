@@ -73,7 +73,9 @@ class BackendClock:
     def now(self) -> Micros:
         if self._offset is None:
             raise RuntimeError("the clock was never synchronised: await sync() first")
-        now = self._monotonic() + self._offset
+        return self._at(self._monotonic() + self._offset)
+
+    def _at(self, now: Micros) -> Micros:
         if now > self._latest:
             self._latest = now
         return self._latest
@@ -83,10 +85,7 @@ class BackendClock:
         instant = self._monotonic()
         if self._offset is None or instant - self._sampled_at >= RESAMPLE_AFTER:
             return None
-        now = instant + self._offset
-        if now > self._latest:
-            self._latest = now
-        return self._latest
+        return self._at(instant + self._offset)
 
     @property
     def is_due(self) -> bool:

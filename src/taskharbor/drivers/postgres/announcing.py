@@ -50,10 +50,13 @@ class Announcer:
     def done(self, queue: str, voice: int) -> None:
         """The change is committed: see to it that those who wait hear of it."""
         if voice == QUIETLY:
-            self.failed(queue)
+            self._announce_soon(queue)
 
     def failed(self, queue: str) -> None:
         """Others may have counted on being announced with it, and it may have been committed after all."""
+        self._announce_soon(queue)
+
+    def _announce_soon(self, queue: str) -> None:
         if self._is_on:
             self._due.add(queue)
             if self._task is None:
