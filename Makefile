@@ -20,11 +20,12 @@ lint: $(READY)
 bench: $(READY)
 	$(BIN)/python -m benchmarks $(ARGS)
 
-$(READY): pyproject.toml constraints.txt
+$(READY): pyproject.toml testkit/pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "TaskHarbor needs Python 3.11 or newer; name one with: make PYTHON=python3.12 ..."; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
+		--editable '.[dev]' --editable './testkit[servers,histories]'
 	@touch $@
 
 clean:

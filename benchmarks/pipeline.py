@@ -58,7 +58,7 @@ def _history(spark: SparkSession, rows: int) -> Iterator[DataFrame]:
     """A history as a log: numbered in the order in which things ended."""
     from pyspark.sql import functions as F
 
-    from taskharbor.spark.history import generate
+    from taskharbor_testkit.histories import generate
 
     with _folder() as folder:
         attempts, _ = generate(spark, rows=rows, seed=1)

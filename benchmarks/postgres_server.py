@@ -12,7 +12,7 @@ import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from taskharbor.testing.servers import PostgresServer
+from taskharbor_testkit.servers import PostgresServer
 
 _numbers = itertools.count(1)
 

@@ -19,7 +19,7 @@ from benchmarks.redis_backlog import Fill, claim_cost, fill_history, fill_schedu
 from benchmarks.redis_idle import commands_per_minute
 from benchmarks.redis_server import fresh_redis, settle_down, used_memory
 from taskharbor import JobRequest
-from taskharbor.testing.servers.redis import Fsync
+from taskharbor_testkit.servers.redis import Fsync
 
 PAYLOAD = "x" * 89
 """With its name, quotes and braces, 100 bytes of JSON."""

@@ -13,7 +13,7 @@ from taskharbor import JobRequest, connect
 from taskharbor.client import AsyncClient
 from taskharbor.drivers.contract import Ack
 from taskharbor.jobs import SECOND, JobRecord
-from taskharbor.testing.servers import with_fresh_prefix
+from taskharbor_testkit.servers import with_fresh_prefix
 
 Fill = Callable[[AsyncClient, int], Awaitable[None]]
 

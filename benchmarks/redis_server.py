@@ -11,8 +11,8 @@ import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from taskharbor.testing.servers import RedisServer
-from taskharbor.testing.servers.redis import Fsync
+from taskharbor_testkit.servers import RedisServer
+from taskharbor_testkit.servers.redis import Fsync
 
 
 def server(fsync: Fsync = "everysec") -> RedisServer:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from needing import need
-from taskharbor.testing.servers import (
+from taskharbor_testkit.servers import (
     PostgresAt,
     PostgresServer,
     RedisAt,

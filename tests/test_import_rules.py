@@ -24,18 +24,19 @@ SHARED = (
 )
 BUILT_ON = {"objectstore": "memory"}
 """The memory driver is the contract's rules in plain code; what keeps whole states may take them from there."""
-OUTER = ("broker", "cli", "conformance", "simulation", "testing", "demo", "spark")
+OUTER = ("broker", "cli", "testing", "demo", "spark")
 """Built on top of the core: nothing below may know of them."""
 EXTRAS = {
-    "hypothesis": ("conformance",),
-    "pytest": ("conformance", "testing"),
+    "hypothesis": (),
+    "pytest": ("testing",),
+    "taskharbor_testkit": ("cli",),
     "pyspark": ("spark",),
     "pandas": ("spark", "batch_jobs"),
     "pyarrow": ("spark", "bulk", "drivers", "batch_jobs"),
     "adbc_driver_postgresql": ("drivers",),
-    "psycopg": ("drivers", "testing"),
+    "psycopg": ("drivers",),
     "hiredis": ("drivers",),
-    "redis": ("testing",),
+    "redis": (),
     "sqlalchemy": ("drivers",),
     "django": ("drivers",),
     "aiohttp": ("drivers",),

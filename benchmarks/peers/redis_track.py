@@ -15,7 +15,7 @@ from benchmarks.peers.contender import OURS, RAW, Contender
 from benchmarks.peers.installed import CannotInstall
 from benchmarks.peers.track import Ask
 from benchmarks.redis_server import fresh_redis, server, settle_down
-from taskharbor.testing.servers.redis_binaries import numbers
+from taskharbor_testkit.servers.redis_binaries import numbers
 
 CONTENDERS = (
     Contender(

@@ -16,7 +16,6 @@ import pytest
 
 from chaos.brokers import BrokerPair, wait_until
 from chaos.story import insist, until
-from taskharbor.conformance.invariants import check_no_overlap, spans
 from taskharbor.drivers.contract import Ack, JobFilter
 from taskharbor.drivers.http import HttpDriver
 from taskharbor.drivers.objectstore import ObjectStoreDriver
@@ -24,7 +23,8 @@ from taskharbor.drivers.objectstore.local_files import LocalFiles
 from taskharbor.drivers.objectstore.naming import state_name
 from taskharbor.ids import new_ids
 from taskharbor.jobs import SECOND, Attempt, JobRecord, JobState, Outcome
-from taskharbor.testing.servers.s3 import fresh_s3_url
+from taskharbor_testkit.conformance.invariants import check_no_overlap, spans
+from taskharbor_testkit.servers.s3 import fresh_s3_url
 
 pytestmark = pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="needs POSIX signals")
 

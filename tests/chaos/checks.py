@@ -6,8 +6,8 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 from chaos.batches import CONTENTS, LIMIT
-from taskharbor.conformance.invariants import check_no_overlap, most_at_once, spans
 from taskharbor.jobs import Attempt, JobRecord, JobState, Outcome
+from taskharbor_testkit.conformance.invariants import check_no_overlap, most_at_once, spans
 
 MEANT = {
     (type, queue): {JobState.DEAD if type == "doomed" else JobState.DONE} for queue, type in CONTENTS

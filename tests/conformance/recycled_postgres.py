@@ -11,7 +11,7 @@ from urllib.parse import parse_qsl, urlsplit
 import psycopg
 from psycopg import sql
 
-from taskharbor.testing.servers import PostgresAt, with_fresh_schema
+from taskharbor_testkit.servers import PostgresAt, with_fresh_schema
 
 TABLES = (
     "queues",

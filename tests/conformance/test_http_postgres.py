@@ -5,7 +5,7 @@ from pathlib import Path
 
 from conformance.recycled_postgres import Recycler
 from conformance.through_broker import conformance_through_broker
-from taskharbor.testing.servers import given_or_shared_postgres
+from taskharbor_testkit.servers import given_or_shared_postgres
 
 
 @cache

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from conformance.through_broker import conformance_through_broker
-from taskharbor.testing.servers import given_or_shared_redis, with_fresh_prefix
+from taskharbor_testkit.servers import given_or_shared_redis, with_fresh_prefix
 
 
 def _url(directory: Path) -> str:

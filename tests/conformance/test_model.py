@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
-from taskharbor.conformance.model import Model
 from taskharbor.drivers.contract import Ack, Fail, FailurePayload, JobFilter, QueueSettings, Release, Retry
 from taskharbor.errors import JobNotInflight, KeyConflict, LeaseExpired, LeaseMismatch
 from taskharbor.jobs import Failure, JobRecord, JobState, Outcome, UpdateFlags
+from taskharbor_testkit.model import Model
 
 BOOM = Failure("ValueError", "boom")
 

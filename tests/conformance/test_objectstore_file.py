@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from taskharbor.conformance import conformance_tests
+from taskharbor_testkit.conformance import conformance_tests
 
 
 def _url(tmp_path: Path) -> str:

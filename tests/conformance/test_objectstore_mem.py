@@ -1,5 +1,5 @@
 """The kit on the object-store driver, in memory: every handle is a writer of its own."""
 
-from taskharbor.conformance import conformance_tests
+from taskharbor_testkit.conformance import conformance_tests
 
 globals().update(conformance_tests("mem://{fresh}"))

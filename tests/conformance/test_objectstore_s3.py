@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from taskharbor.conformance import conformance_tests
-from taskharbor.testing.servers.s3 import fresh_s3_url
+from taskharbor_testkit.conformance import conformance_tests
+from taskharbor_testkit.servers.s3 import fresh_s3_url
 
 
 def _url(tmp_path: Path) -> str:

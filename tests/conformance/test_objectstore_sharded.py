@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from taskharbor.conformance.backend import Backend
-from taskharbor.conformance.case import Case, run_case
-from taskharbor.conformance.cases.keyed_flags import COMBINATIONS, MEETINGS
 from taskharbor.jobs import UpdateFlags
+from taskharbor_testkit.conformance.backend import Backend
+from taskharbor_testkit.conformance.case import Case, run_case
+from taskharbor_testkit.conformance.cases.keyed_flags import COMBINATIONS, MEETINGS
 
 BACKEND = Backend.from_url("mem://{fresh}?shards=3")
 

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from taskharbor.conformance import conformance_tests
 from taskharbor.drivers.objectstore import ObjectStoreDriver
 from taskharbor.drivers.objectstore.options import Options
 from taskharbor.drivers.objectstore.places import parse_place
+from taskharbor_testkit.conformance import conformance_tests
 
 TINY = Options(poll=None, segment_rows=3, merge=2, levels=3, grace=0.0)
 CHANGES = ("enqueue", "reserve", "extend_lease", "settle", "reclaim", "cancel", "requeue", "purge", "prune")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from taskharbor.conformance import check
-from taskharbor.conformance.effort import Effort
-from taskharbor.conformance.planted import PLANTED
 from taskharbor.drivers.memory import MemoryDriver
+from taskharbor_testkit.conformance import check
+from taskharbor_testkit.conformance.effort import Effort
+from taskharbor_testkit.planted import PLANTED
 
 QUICK = Effort(examples=40, shrink=False)
 

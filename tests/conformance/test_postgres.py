@@ -4,8 +4,8 @@ from functools import cache
 from pathlib import Path
 
 from conformance.recycled_postgres import Recycler
-from taskharbor.conformance import conformance_tests
-from taskharbor.testing.servers import given_or_shared_postgres
+from taskharbor_testkit.conformance import conformance_tests
+from taskharbor_testkit.servers import given_or_shared_postgres
 
 
 @cache

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from taskharbor.conformance import conformance_tests
-from taskharbor.testing.servers import shared_redis, with_fresh_prefix
+from taskharbor_testkit.conformance import conformance_tests
+from taskharbor_testkit.servers import shared_redis, with_fresh_prefix
 
 
 def _url(tmp_path: Path) -> str:

@@ -9,9 +9,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from taskharbor.conformance import conformance_tests
-from taskharbor.conformance.backend import Backend, Store
 from taskharbor.drivers.http import HttpDriver
+from taskharbor_testkit.conformance import conformance_tests
+from taskharbor_testkit.conformance.backend import Backend, Store
 
 
 class BrokerHost:

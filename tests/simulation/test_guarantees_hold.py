@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from taskharbor.simulation import simulate
+from taskharbor_testkit.simulation import simulate
 
 SEEDS = int(os.environ.get("TASKHARBOR_SEEDS", "2000"))
 FIRST = int(os.environ.get("TASKHARBOR_FIRST_SEED", "0"))

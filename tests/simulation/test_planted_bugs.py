@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from taskharbor.simulation import GUARANTEES
-from taskharbor.simulation.planted import PLANTED
+from taskharbor_testkit.simulation import GUARANTEES
+from taskharbor_testkit.simulation.planted import PLANTED
 
 SEEDS = 300
 
@@ -25,6 +25,6 @@ def test_a_planted_bug_does_not_outlive_its_run() -> None:
     report = PLANTED["no heartbeat"].simulate(1)
     assert not report.is_ok
 
-    from taskharbor.simulation import simulate
+    from taskharbor_testkit.simulation import simulate
 
     assert simulate(1).is_ok

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from taskharbor.simulation import simulate
-from taskharbor.simulation.__main__ import main
-from taskharbor.simulation.report import Report, Violation
-from taskharbor.simulation.trace import Trace
+from taskharbor_testkit.simulation import simulate
+from taskharbor_testkit.simulation.__main__ import main
+from taskharbor_testkit.simulation.report import Report, Violation
+from taskharbor_testkit.simulation.trace import Trace
 
 SAMPLE = range(0, 200, 10)
 
@@ -27,7 +27,7 @@ def test_a_seed_gives_the_same_trace_twice() -> None:
 @pytest.mark.parametrize("hash_seed", ["1", "4242"])
 def test_a_seed_gives_the_same_trace_in_another_process(hash_seed: str) -> None:
     program = (
-        "from taskharbor.simulation import simulate\n"
+        "from taskharbor_testkit.simulation import simulate\n"
         f"for seed in {list(SAMPLE)}: print(simulate(seed).digest)"
     )
     elsewhere = subprocess.run(
@@ -83,7 +83,7 @@ def test_a_failing_seed_says_how_to_replay_it() -> None:
         expired=0,
     )
 
-    assert "python -m taskharbor.simulation --seed 7 --trace" in str(report)
+    assert "python -m taskharbor_testkit.simulation --seed 7 --trace" in str(report)
     assert "nothingLost: job j1 was accepted and is gone" in str(report)
 
 

@@ -7,8 +7,8 @@ import random
 
 import pytest
 
-from taskharbor.simulation.loop import SimulatedLoop
-from taskharbor.simulation.scheduler import Scheduler, Stuck
+from taskharbor_testkit.simulation.loop import SimulatedLoop
+from taskharbor_testkit.simulation.scheduler import Scheduler, Stuck
 
 
 @pytest.fixture

@@ -15,8 +15,8 @@ from random_histories import LIMIT, Life, all_jobs, as_tuple, whole_log
 from taskharbor.bulk.schemas import ATTEMPTS
 from taskharbor.drivers.registry import connect
 from taskharbor.jobs import Attempt, JobRecord, to_datetime
-from taskharbor.simulation.scenario import write_scenario
-from taskharbor.simulation.world import World
+from taskharbor_testkit.simulation.scenario import write_scenario
+from taskharbor_testkit.simulation.world import World
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -30,7 +30,7 @@ def fingerprint(attempts: DataFrame) -> tuple[Any, ...]:
 
 
 def test_a_seed_makes_the_same_rows_however_many_tasks_share_the_work(spark: SparkSession) -> None:
-    from taskharbor.spark.history import generate
+    from taskharbor_testkit.histories import generate
 
     def made(seed: int, tasks: int) -> tuple[Any, ...]:
         attempts, _ = generate(spark, rows=2000, seed=seed, days=2, violations=20, tasks=tasks)
@@ -45,8 +45,8 @@ def test_clean_histories_are_clean_and_every_planted_violation_is_found(compiled
     from pyspark.sql import functions as F
 
     from taskharbor.spark.audit import audit
-    from taskharbor.spark.history import generate, queue_limits
-    from taskharbor.spark.history.planting import PLANTERS
+    from taskharbor_testkit.histories import generate, queue_limits
+    from taskharbor_testkit.histories.planting import PLANTERS
 
     spark = compiled_spark
     seed = random.randrange(2**31)
@@ -91,8 +91,8 @@ def test_clean_histories_are_clean_and_every_planted_violation_is_found(compiled
 
 
 def test_a_history_ends_every_job_and_looks_like_a_week(spark: SparkSession) -> None:
-    from taskharbor.spark.history.plan import DAY, DEFAULT_QUEUES, START, make_plan, split
-    from taskharbor.spark.history.slot import SlotDay
+    from taskharbor_testkit.histories.plan import DAY, DEFAULT_QUEUES, START, make_plan, split
+    from taskharbor_testkit.histories.slot import SlotDay
 
     plan = make_plan(20_000, 3, 7, DEFAULT_QUEUES)
     slots = plan.slots()
@@ -114,7 +114,7 @@ def test_a_history_ends_every_job_and_looks_like_a_week(spark: SparkSession) -> 
 
 
 def test_a_plan_that_makes_no_sense_is_refused() -> None:
-    from taskharbor.spark.history.plan import DEFAULT_QUEUES, make_plan
+    from taskharbor_testkit.histories.plan import DEFAULT_QUEUES, make_plan
 
     with pytest.raises(InvalidRequest, match="at least one day"):
         make_plan(10, 0, 0, DEFAULT_QUEUES)

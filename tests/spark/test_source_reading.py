@@ -49,7 +49,7 @@ async def _fill(driver: Driver) -> None:
 @pytest.fixture(scope="module", params=["sqlite", "postgres"])
 def url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
     if request.param == "postgres":
-        from taskharbor.testing.servers import drop_schema, with_fresh_schema
+        from taskharbor_testkit.servers import drop_schema, with_fresh_schema
 
         address = with_fresh_schema(request.getfixturevalue("postgres_server").url)
     else:

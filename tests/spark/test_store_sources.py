@@ -14,7 +14,7 @@ import pytest
 from taskharbor.drivers.contract import Ack, Driver, Fail, QueueSettings, Settlement
 from taskharbor.ids import new_ids
 from taskharbor.jobs import SECOND, Failure, JobRecord
-from taskharbor.testing.servers.s3 import fresh_s3_url
+from taskharbor_testkit.servers.s3 import fresh_s3_url
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

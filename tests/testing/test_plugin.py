@@ -147,9 +147,9 @@ def test_the_fixtures_are_listed_with_what_they_do(suite: pytest.Pytester) -> No
     [
         ("taskharbor.testing.plugin", "taskharbor.testing.session"),
         ("taskharbor.testing.plugin", "taskharbor.drivers.memory"),
-        ("taskharbor.testing.plugin", "taskharbor.simulation"),
+        ("taskharbor.testing.plugin", "taskharbor_testkit.simulation"),
         ("taskharbor.testing.session", "pytest"),
-        ("taskharbor.testing.session", "taskharbor.simulation"),
+        ("taskharbor.testing.session", "taskharbor_testkit.simulation"),
     ],
 )
 def test_imports_stay_where_they_are_needed(module: str, unwanted: str) -> None:

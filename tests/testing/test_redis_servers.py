@@ -14,7 +14,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from needing import need
-from taskharbor.testing.servers import (
+from taskharbor_testkit.servers import (
     Cable,
     RedisAt,
     RedisCluster,
@@ -120,7 +120,7 @@ def test_a_setting_that_redis_refuses_is_in_the_message() -> None:
 def test_a_port_that_was_taken_meanwhile_is_given_up(
     server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from taskharbor.testing.servers import redis as starting
+    from taskharbor_testkit.servers import redis as starting
 
     ports = iter([server.port, starting.free_port()])
     monkeypatch.setattr(starting, "free_port", lambda: next(ports))
@@ -178,7 +178,7 @@ def test_flushing_forgets_keys_and_scripts(server: RedisServer) -> None:
 
 def test_servers_of_a_process_that_was_killed_are_ended(tmp_path: Path) -> None:
     program = (
-        "from taskharbor.testing.servers import RedisServer\n"
+        "from taskharbor_testkit.servers import RedisServer\n"
         "import signal\n"
         "server = RedisServer.start()\n"
         "print(server._process.pid, server.data, flush=True)\n"

@@ -15,7 +15,7 @@ from psycopg import generators
 from psycopg.rows import tuple_row
 
 from needing import need
-from taskharbor.testing.servers import (
+from taskharbor_testkit.servers import (
     Cable,
     PgBouncer,
     PostgresAt,
@@ -26,7 +26,7 @@ from taskharbor.testing.servers import (
     postgres_versions,
     shared_postgres,
 )
-from taskharbor.testing.servers.binaries import find_postgres
+from taskharbor_testkit.servers.binaries import find_postgres
 
 LOST = (psycopg.OperationalError, psycopg.InterfaceError)
 
@@ -102,7 +102,7 @@ def test_a_major_that_nobody_has_is_missing() -> None:
 def test_a_port_that_was_taken_meanwhile_is_given_up(
     server: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from taskharbor.testing.servers import postgres
+    from taskharbor_testkit.servers import postgres
 
     ports = iter([server.port, postgres.free_port()])
     monkeypatch.setattr(postgres, "free_port", lambda: next(ports))
@@ -158,7 +158,7 @@ def test_a_standby_takes_over() -> None:
 @pytest.mark.usefixtures("server")
 def test_a_server_does_not_outlive_an_owner_that_is_killed() -> None:
     script = """
-from taskharbor.testing.servers import PostgresServer
+from taskharbor_testkit.servers import PostgresServer
 server = PostgresServer.start()
 print(server._process.pid, server.data.parent, flush=True)
 input()
@@ -189,7 +189,7 @@ def test_what_a_killed_owner_was_about_to_remove_is_removed(tmp_path: Path) -> N
 @pytest.mark.usefixtures("server")
 def test_a_server_nobody_closed_ends_with_the_interpreter() -> None:
     script = """
-from taskharbor.testing.servers import shared_postgres
+from taskharbor_testkit.servers import shared_postgres
 assert shared_postgres() is shared_postgres()
 print(shared_postgres().data.parent)
 """

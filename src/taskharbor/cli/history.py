@@ -9,6 +9,7 @@ import click
 
 from taskharbor.cli.output import emit
 from taskharbor.cli.settings import Settings, shared_options
+from taskharbor.errors import MissingExtra
 
 
 @click.command()
@@ -47,7 +48,12 @@ def history(
     from taskharbor.spark.session import check, local_session
 
     check()
-    from taskharbor.spark.history.writing import fill_lake, write_parquet
+    try:
+        from taskharbor_testkit.histories.writing import fill_lake, write_parquet
+    except ModuleNotFoundError as missing:
+        raise MissingExtra(
+            "made-up histories are part of the testkit: pip install 'taskharbor-testkit[histories]'"
+        ) from missing
 
     spark = local_session("taskharbor history")
     began = time.monotonic()

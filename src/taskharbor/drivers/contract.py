@@ -4,7 +4,7 @@ A driver stores jobs and moves them between states, atomically and in batches: o
 transaction, with a result or an error *per item*. It decides nothing else: retries, back-off, time-outs and
 validation belong to the core. Time always comes in as `now`; a driver never reads a clock inside an operation.
 
-`docs/driver-contract.md` is the long form; `taskharbor.conformance` is the judge.
+`docs/driver-contract.md` is the long form; `taskharbor_testkit.conformance` is the judge.
 """
 
 from __future__ import annotations

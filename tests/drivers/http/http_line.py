@@ -13,8 +13,8 @@ from taskharbor.drivers.memory import MemoryDriver
 from taskharbor.ids import new_ids
 from taskharbor.jobs import SECOND, Attempt, JobRecord, JobState, Micros
 from taskharbor.testing.broker import RunningBroker, broker_thread
-from taskharbor.testing.servers import Cable
-from taskharbor.testing.servers.conversation import Sent
+from taskharbor_testkit.servers import Cable
+from taskharbor_testkit.servers.conversation import Sent
 
 NOW: Micros = 1_800_000_000 * SECOND
 LEASE: Micros = 60 * SECOND

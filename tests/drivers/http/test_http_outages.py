@@ -16,15 +16,15 @@ import pytest
 from http_line import NOW, cable_to, line, records
 
 from taskharbor import Job, JobState, Outcome
-from taskharbor.conformance.invariants import check_no_overlap, spans
 from taskharbor.drivers.http import HttpDriver
 from taskharbor.drivers.memory import MemoryDriver
 from taskharbor.drivers.memory.operating import MemoryStore
 from taskharbor.drivers.sqlite import SQLiteDriver
 from taskharbor.errors import BackendUnavailable, InvalidRequest
 from taskharbor.testing.broker import BrokerProcess, broker_process, running_broker
-from taskharbor.testing.servers import Cable
-from taskharbor.testing.servers.ports import free_port
+from taskharbor_testkit.conformance.invariants import check_no_overlap, spans
+from taskharbor_testkit.servers import Cable
+from taskharbor_testkit.servers.ports import free_port
 from worker.stage import eventually, logged, running, stage
 
 SEED = "TASKHARBOR_HTTP_CUT_SEED"

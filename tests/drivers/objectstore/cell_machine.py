@@ -14,6 +14,8 @@ from random import Random
 from typing import Any, ClassVar
 
 import msgspec
+from faulty_blobs import STORM, Faults, FaultyBlobs, Weather
+from held_blobs import HeldBlobs
 from hypothesis import note
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
@@ -24,8 +26,6 @@ from taskharbor.drivers.objectstore import patience
 from taskharbor.drivers.objectstore.cell import Cell, Deposed, Term
 from taskharbor.drivers.objectstore.fencing import raise_epoch
 from taskharbor.errors import BackendUnavailable
-from taskharbor.testing.faulty_blobs import STORM, Faults, FaultyBlobs, Weather
-from taskharbor.testing.held_blobs import HeldBlobs
 
 CREW = 3
 

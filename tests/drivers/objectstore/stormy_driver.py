@@ -9,11 +9,12 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from taskharbor.conformance.backend import Backend, Store
+from faulty_blobs import Faults, FaultyBlobs, Weather
+
 from taskharbor.drivers.objectstore import ObjectStoreDriver
 from taskharbor.drivers.objectstore.options import Options
 from taskharbor.drivers.objectstore.places import parse_place
-from taskharbor.testing.faulty_blobs import Faults, FaultyBlobs, Weather
+from taskharbor_testkit.conformance.backend import Backend, Store
 
 CALLS = (
     "enqueue",

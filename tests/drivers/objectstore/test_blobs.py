@@ -9,6 +9,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from faulty_blobs import Fault, FaultyBlobs, Weather
+from held_blobs import HeldBlobs
 from marks import NAME, add, all_marks, marks_cell
 
 from taskharbor.drivers.objectstore.blobs import UNCHANGED, Blob, Blobs, Conflict, Unclear, Version
@@ -16,9 +18,7 @@ from taskharbor.drivers.objectstore.cell import Cell
 from taskharbor.drivers.objectstore.places import forget_memory, parse_place, place_options
 from taskharbor.drivers.objectstore.probe import probe
 from taskharbor.errors import BackendUnavailable, InvalidRequest
-from taskharbor.testing.faulty_blobs import Fault, FaultyBlobs, Weather
-from taskharbor.testing.held_blobs import HeldBlobs
-from taskharbor.testing.servers.s3 import S3Fault, S3Server, fresh_s3_url
+from taskharbor_testkit.servers.s3 import S3Fault, S3Server, fresh_s3_url
 
 KINDS = ["file", "mem", "s3"]
 

@@ -20,7 +20,7 @@ from taskharbor.drivers.objectstore.local_files import LocalFiles
 from taskharbor.drivers.registry import connect
 from taskharbor.errors import BackendUnavailable, InvalidRequest
 from taskharbor.jobs import SECOND, Failure, JobState
-from taskharbor.testing.servers.s3 import fresh_s3_url
+from taskharbor_testkit.servers.s3 import fresh_s3_url
 
 EVERYTHING = Selection()
 TABLES: tuple[Table, ...] = ("attempts", "jobs", "queues")

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from bulk_stage import DAY, objects, records, waiting, within
+from faulty_blobs import Faults, FaultyBlobs, Weather
 
 from taskharbor.alike import AlikeJobs
 from taskharbor.bulk import BulkStore, open_store
@@ -24,8 +25,7 @@ from taskharbor.drivers.registry import connect
 from taskharbor.errors import BackendUnavailable, InvalidRequest, TaskHarborError
 from taskharbor.ids import new_id
 from taskharbor.jobs import SECOND, JobRecord, JobState
-from taskharbor.testing.faulty_blobs import Faults, FaultyBlobs, Weather
-from taskharbor.testing.servers.s3 import fresh_s3_url
+from taskharbor_testkit.servers.s3 import fresh_s3_url
 
 QUEUES = ("alpha", "beta", "gamma")
 TASKS = ["0.1", "1.1", "2.1"]

@@ -7,6 +7,8 @@ from collections.abc import Coroutine
 from typing import Any
 
 import pytest
+from faulty_blobs import Fault, FaultyBlobs, Weather
+from held_blobs import HeldBlobs
 from hypothesis import given
 from hypothesis import strategies as st
 from marks import FixedTerm
@@ -17,8 +19,6 @@ from taskharbor.drivers.objectstore.cell import Deposed
 from taskharbor.drivers.objectstore.fencing import raise_epoch
 from taskharbor.drivers.objectstore.naming import CATALOG, escaped, log_folder, state_name, unescaped
 from taskharbor.errors import InvalidRequest, SchemaMismatch
-from taskharbor.testing.faulty_blobs import Fault, FaultyBlobs, Weather
-from taskharbor.testing.held_blobs import HeldBlobs
 
 
 def run(story: Coroutine[Any, Any, None]) -> None:

@@ -8,6 +8,8 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
+from faulty_blobs import Fault, Faults, FaultyBlobs, Weather
+from held_blobs import HeldBlobs
 from marks import NAME, FixedTerm, Marks, MarksCodec, add, all_marks, marks_cell
 from virtual_time import VirtualLoop
 
@@ -17,8 +19,6 @@ from taskharbor.drivers.objectstore.cell import Cell, Deposed
 from taskharbor.drivers.objectstore.envelope import unseal
 from taskharbor.drivers.objectstore.fencing import raise_epoch, raise_epochs
 from taskharbor.errors import BackendUnavailable, InvalidRequest, SchemaMismatch
-from taskharbor.testing.faulty_blobs import Fault, Faults, FaultyBlobs, Weather
-from taskharbor.testing.held_blobs import HeldBlobs
 
 
 def run(story: Coroutine[Any, Any, None]) -> None:

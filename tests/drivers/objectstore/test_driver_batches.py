@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 import pytest
+from faulty_blobs import FaultyBlobs, Weather
+from held_blobs import HeldBlobs
 from jobs_here import NOW, a_job
 
 from taskharbor.drivers.contract import Ack, JobFilter
@@ -13,8 +15,6 @@ from taskharbor.drivers.objectstore import ObjectStoreDriver
 from taskharbor.drivers.objectstore.options import Options
 from taskharbor.errors import InvalidRequest, JobNotFound
 from taskharbor.jobs import SECOND, JobRecord, JobState
-from taskharbor.testing.faulty_blobs import FaultyBlobs, Weather
-from taskharbor.testing.held_blobs import HeldBlobs
 
 
 def run(test: Callable[[ObjectStoreDriver, ObjectStoreDriver, Weather], Awaitable[None]]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from held_blobs import HeldBlobs
 from jobs_here import NOW, a_job
 
 from taskharbor.drivers.contract import FAILURE_TYPE, Fail, JobFilter, QueueSettings
@@ -14,7 +15,6 @@ from taskharbor.drivers.objectstore.options import Options
 from taskharbor.drivers.objectstore.store import OpenStore
 from taskharbor.errors import BackendUnavailable
 from taskharbor.jobs import SECOND, Failure, JobRecord, JobState
-from taskharbor.testing.held_blobs import HeldBlobs
 
 BOOM = Failure("ValueError", "boom")
 

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
 import pytest
+from held_blobs import HeldBlobs
 from jobs_here import NOW, a_job, run_through
 
 from taskharbor.drivers.contract import Ack, Extension, JobFilter, QueueSettings
@@ -16,7 +17,6 @@ from taskharbor.drivers.objectstore.naming import log_folder, state_name
 from taskharbor.drivers.objectstore.options import Options
 from taskharbor.errors import BackendUnavailable, JobFinished, JobNotInflight
 from taskharbor.jobs import SECOND, JobState
-from taskharbor.testing.held_blobs import HeldBlobs
 
 R = TypeVar("R")
 

@@ -8,15 +8,15 @@ from random import Random
 from typing import TypeVar
 
 import pytest
+from faulty_blobs import STORM, Faults, Weather
 from stormy_driver import SMALL, StormyBackend, StormyDriver, seed_from_environment
 
-from taskharbor.conformance.effort import Effort
-from taskharbor.conformance.machine import run_machine
 from taskharbor.drivers.contract import Ack, JobFilter
 from taskharbor.errors import BackendUnavailable, JobError
 from taskharbor.ids import new_ids
 from taskharbor.jobs import SECOND, JobRecord, JobState
-from taskharbor.testing.faulty_blobs import STORM, Faults, Weather
+from taskharbor_testkit.conformance.effort import Effort
+from taskharbor_testkit.conformance.machine import run_machine
 
 R = TypeVar("R")
 

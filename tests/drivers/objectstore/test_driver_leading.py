@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
+from faulty_blobs import FaultyBlobs, Weather
+from held_blobs import HeldBlobs
 from jobs_here import NOW, a_job
 
 from taskharbor.drivers.contract import FAILURE_TYPE, Ack, JobFilter, QueueSettings
 from taskharbor.drivers.objectstore import ObjectStoreDriver
 from taskharbor.drivers.objectstore.options import Options
 from taskharbor.jobs import SECOND, JobState
-from taskharbor.testing.faulty_blobs import FaultyBlobs, Weather
-from taskharbor.testing.held_blobs import HeldBlobs
 
 
 class ForEver:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 import pytest
+from held_blobs import HeldBlobs
 from jobs_here import NOW, a_job, opened
 
 from taskharbor.drivers.contract import Ack, Fail, JobFilter, QueueSettings
@@ -14,7 +15,6 @@ from taskharbor.drivers.objectstore.naming import state_name
 from taskharbor.drivers.objectstore.options import Options
 from taskharbor.errors import InvalidRequest
 from taskharbor.jobs import SECOND, Failure, JobState
-from taskharbor.testing.held_blobs import HeldBlobs
 
 THREE = Options(poll=None, shards=3, segment_rows=10, merge=2)
 

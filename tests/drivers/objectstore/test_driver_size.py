@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from held_blobs import HeldBlobs
 from jobs_here import NOW, a_job
 
 from taskharbor.drivers.contract import Ack
@@ -12,7 +13,6 @@ from taskharbor.drivers.objectstore import ObjectStoreDriver, contents, queue_ce
 from taskharbor.drivers.objectstore.options import Options
 from taskharbor.errors import InvalidRequest
 from taskharbor.jobs import SECOND, JobState
-from taskharbor.testing.held_blobs import HeldBlobs
 
 
 def test_a_large_state_is_warned_of_once_and_says_what_to_do(

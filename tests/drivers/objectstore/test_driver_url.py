@@ -6,13 +6,13 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from held_blobs import HeldBlobs
 from jobs_here import NOW, a_job, opened, run_through
 
 from taskharbor.drivers.contract import QueueSettings
 from taskharbor.drivers.objectstore import ObjectStoreDriver
 from taskharbor.drivers.registry import connect
 from taskharbor.errors import BackendUnavailable, InvalidRequest
-from taskharbor.testing.held_blobs import HeldBlobs
 
 
 @pytest.mark.parametrize("scheme", ["s3", "gs", "az", "file", "mem"])

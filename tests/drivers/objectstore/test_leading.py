@@ -8,6 +8,8 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
+from faulty_blobs import STORM, Fault, FaultyBlobs, Weather
+from held_blobs import HeldBlobs
 from led_store import LedStore
 from marks import MarksCodec, add, all_marks
 from virtual_time import VirtualLoop
@@ -21,8 +23,6 @@ from taskharbor.drivers.objectstore.leading import Leadership, steady_us
 from taskharbor.drivers.objectstore.naming import state_name
 from taskharbor.errors import BackendUnavailable
 from taskharbor.jobs import SECOND, Micros
-from taskharbor.testing.faulty_blobs import STORM, Fault, FaultyBlobs, Weather
-from taskharbor.testing.held_blobs import HeldBlobs
 
 TERM = 12.0
 

@@ -16,7 +16,7 @@ from marks import MarksCodec, all_marks
 from taskharbor.drivers.objectstore.cell import Cell
 from taskharbor.drivers.objectstore.naming import state_name
 from taskharbor.drivers.objectstore.places import parse_place
-from taskharbor.testing.servers.s3 import fresh_s3_url
+from taskharbor_testkit.servers.s3 import fresh_s3_url
 
 PROGRAM = Path(__file__).with_name("leading_crew.py")
 TERM = 2.0

@@ -13,7 +13,7 @@ from psycopg import sql
 from taskharbor.drivers.postgres import PostgresDriver
 from taskharbor.ids import new_ids
 from taskharbor.jobs import SECOND, Attempt, JobRecord, JobState, Micros
-from taskharbor.testing.servers import Cable, PostgresAt, PostgresServer, with_fresh_schema
+from taskharbor_testkit.servers import Cable, PostgresAt, PostgresServer, with_fresh_schema
 
 NOW: Micros = 1_800_000_000 * SECOND
 LEASE: Micros = 60 * SECOND

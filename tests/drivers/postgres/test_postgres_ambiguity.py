@@ -37,8 +37,8 @@ from taskharbor.drivers.contract import (
 from taskharbor.drivers.postgres.connections import Row, Session
 from taskharbor.errors import BackendUnavailable
 from taskharbor.jobs import SECOND, Failure, JobRecord, JobState, Lease, Outcome
-from taskharbor.testing.servers import PostgresServer
-from taskharbor.testing.servers.link import Fate
+from taskharbor_testkit.servers import PostgresServer
+from taskharbor_testkit.servers.link import Fate
 from worker.stage import eventually, finish
 
 pytestmark = pytest.mark.parametrize("fate", ["drop", "lose_answer"])

@@ -18,7 +18,7 @@ from chaos.story import Chaos
 from taskharbor.drivers.postgres import PostgresDriver
 from taskharbor.jobs import Outcome
 from taskharbor.spark.audit import audit_store
-from taskharbor.testing.servers import PostgresServer, with_fresh_schema
+from taskharbor_testkit.servers import PostgresServer, with_fresh_schema
 
 SEED = "TASKHARBOR_POSTGRES_CHAOS_SEED"
 

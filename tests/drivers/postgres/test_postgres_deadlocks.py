@@ -18,7 +18,7 @@ from psycopg import sql
 from taskharbor.drivers.contract import Ack, Extension, Failure, Release, Retry, Settlement
 from taskharbor.errors import JobNotInflight
 from taskharbor.jobs import JobRecord, JobState, Lease
-from taskharbor.testing.servers import PostgresServer
+from taskharbor_testkit.servers import PostgresServer
 from worker.stage import eventually, finish
 
 KINDS: dict[str, Callable[[JobRecord], Settlement]] = {

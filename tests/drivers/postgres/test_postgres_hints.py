@@ -26,7 +26,7 @@ from taskharbor.drivers.contract import (
 from taskharbor.drivers.postgres import PostgresDriver
 from taskharbor.ids import new_id
 from taskharbor.jobs import MAX_PRIORITY, SECOND, Failure, JobRecord, JobState, UpdateFlags
-from taskharbor.testing.servers import PostgresAt, drop_schema, with_fresh_schema
+from taskharbor_testkit.servers import PostgresAt, drop_schema, with_fresh_schema
 
 _ERROR = Failure("E", "no")
 _LEASE = 3600 * SECOND

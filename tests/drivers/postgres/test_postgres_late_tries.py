@@ -17,7 +17,7 @@ from taskharbor.drivers.postgres.announcing import ALOUD
 from taskharbor.drivers.postgres.connections import Row, Session
 from taskharbor.errors import BackendUnavailable
 from taskharbor.jobs import JobRecord, JobState
-from taskharbor.testing.servers import PostgresServer, with_fresh_schema
+from taskharbor_testkit.servers import PostgresServer, with_fresh_schema
 from worker.stage import eventually, finish
 
 _GATE = """

@@ -24,7 +24,7 @@ from taskharbor.drivers.postgres.migrations import BREAKS, Migration, known_migr
 from taskharbor.drivers.postgres.rows import OUTCOMES, STATES
 from taskharbor.errors import BackendUnavailable, SchemaMismatch, TaskHarborError
 from taskharbor.jobs import SECOND, Failure, JobRecord, JobState
-from taskharbor.testing.servers import PostgresAt
+from taskharbor_testkit.servers import PostgresAt
 
 MakeRecord = Callable[..., JobRecord]
 

@@ -29,11 +29,11 @@ from outage_stage import (
 )
 
 from taskharbor import Job, JobState, Outcome
-from taskharbor.conformance.invariants import check_no_overlap, spans
 from taskharbor.drivers.contract import Ack, Extension, JobFilter
 from taskharbor.drivers.postgres import PostgresDriver, listener
 from taskharbor.errors import BackendUnavailable
-from taskharbor.testing.servers import Cable, PostgresServer, with_fresh_schema
+from taskharbor_testkit.conformance.invariants import check_no_overlap, spans
+from taskharbor_testkit.servers import Cable, PostgresServer, with_fresh_schema
 from worker.stage import Stage, eventually, finish, running, stage
 
 SEED = "TASKHARBOR_POSTGRES_CUT_SEED"

@@ -15,15 +15,15 @@ import pytest
 from outage_stage import LEASE, NOW, crash_proof_server, records
 
 from taskharbor import Job, JobState, Outcome
-from taskharbor.conformance import CASES
-from taskharbor.conformance.backend import as_backend
-from taskharbor.conformance.case import run_case
-from taskharbor.conformance.invariants import most_at_once, spans
 from taskharbor.drivers.contract import Ack, Extension, Fail, JobFilter, QueueSettings, Release
 from taskharbor.drivers.postgres import PostgresDriver
 from taskharbor.errors import BackendUnavailable, TaskHarborError
 from taskharbor.jobs import SECOND, Failure, JobRecord, Lease
-from taskharbor.testing.servers import PgBouncer, PostgresServer, with_fresh_schema
+from taskharbor_testkit.conformance import CASES
+from taskharbor_testkit.conformance.backend import as_backend
+from taskharbor_testkit.conformance.case import run_case
+from taskharbor_testkit.conformance.invariants import most_at_once, spans
+from taskharbor_testkit.servers import PgBouncer, PostgresServer, with_fresh_schema
 from worker.stage import Stage, eventually, finish, running, stage
 
 SESSIONS = 2

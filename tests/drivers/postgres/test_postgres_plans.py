@@ -18,7 +18,7 @@ from taskharbor.drivers.contract import Ack, Extension, Fail, JobFilter, Release
 from taskharbor.drivers.postgres import PostgresDriver
 from taskharbor.ids import new_id
 from taskharbor.jobs import SECOND, Failure, JobRecord, JobState
-from taskharbor.testing.servers import PostgresAt, PostgresServer, drop_schema, with_fresh_schema
+from taskharbor_testkit.servers import PostgresAt, PostgresServer, drop_schema, with_fresh_schema
 
 _SMALL = {"queues", "totals", "epochs", "migrations"}
 """Tables that may be read whole: they have a row per queue, or fewer."""

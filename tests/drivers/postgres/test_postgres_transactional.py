@@ -31,7 +31,7 @@ from taskharbor import AsyncClient, Client, Harbor, JobRequest, JobState
 from taskharbor.clock import FakeClock
 from taskharbor.drivers.postgres.options import parse_url
 from taskharbor.errors import InvalidRequest, SchemaMismatch
-from taskharbor.testing.servers import PostgresAt, ServerMissing
+from taskharbor_testkit.servers import PostgresAt, ServerMissing
 
 LONG = 60.0
 """A time-out that only a missed wake-up would let pass."""

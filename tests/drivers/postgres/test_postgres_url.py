@@ -15,7 +15,7 @@ from taskharbor.drivers.postgres.options import Options, parse_url
 from taskharbor.drivers.registry import connect
 from taskharbor.errors import BackendUnavailable, InvalidRequest, TaskHarborError
 from taskharbor.jobs import SECOND, JobRecord, JobState
-from taskharbor.testing.servers import PostgresAt, drop_schema
+from taskharbor_testkit.servers import PostgresAt, drop_schema
 
 _PASSWORD = "s3cr3t"
 

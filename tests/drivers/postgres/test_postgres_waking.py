@@ -13,7 +13,7 @@ from taskharbor.drivers.contract import QueueSettings
 from taskharbor.drivers.postgres import PostgresDriver, announcing
 from taskharbor.drivers.postgres.listener import channel
 from taskharbor.jobs import SECOND, JobRecord
-from taskharbor.testing.servers import drop_schema, with_fresh_schema
+from taskharbor_testkit.servers import drop_schema, with_fresh_schema
 
 MakeRecord = Callable[..., JobRecord]
 

@@ -12,7 +12,7 @@ from taskharbor.drivers.redis import RedisDriver
 from taskharbor.drivers.redis.scripts import script
 from taskharbor.ids import new_ids
 from taskharbor.jobs import SECOND, Attempt, JobRecord, JobState, Micros
-from taskharbor.testing.servers import Cable, RedisServer, with_fresh_prefix
+from taskharbor_testkit.servers import Cable, RedisServer, with_fresh_prefix
 
 NOW: Micros = 1_800_000_000 * SECOND
 LEASE: Micros = 60 * SECOND

@@ -29,8 +29,8 @@ from taskharbor.drivers.contract import (
 from taskharbor.drivers.redis.wire import Wire
 from taskharbor.errors import BackendUnavailable
 from taskharbor.jobs import SECOND, Failure, JobRecord, JobState, Lease, Outcome
-from taskharbor.testing.servers import RedisServer
-from taskharbor.testing.servers.link import Fate
+from taskharbor_testkit.servers import RedisServer
+from taskharbor_testkit.servers.link import Fate
 
 pytestmark = pytest.mark.parametrize("fate", ["drop", "lose_answer"])
 

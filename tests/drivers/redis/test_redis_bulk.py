@@ -25,7 +25,7 @@ from taskharbor.drivers.registry import connect
 from taskharbor.errors import BackendUnavailable, InvalidRequest, TaskHarborError
 from taskharbor.ids import new_id, new_ids
 from taskharbor.jobs import SECOND, Failure, JobRecord, JobState, Micros
-from taskharbor.testing.servers import RedisServer, shared_redis_cluster, with_fresh_prefix
+from taskharbor_testkit.servers import RedisServer, shared_redis_cluster, with_fresh_prefix
 
 T = TypeVar("T")
 DAY = 86_400 * SECOND

@@ -22,7 +22,7 @@ from chaos.story import Chaos
 from taskharbor.drivers.redis import RedisDriver
 from taskharbor.jobs import Outcome
 from taskharbor.spark.audit import audit_store
-from taskharbor.testing.servers import RedisServer
+from taskharbor_testkit.servers import RedisServer
 
 SEED = "TASKHARBOR_REDIS_CHAOS_SEED"
 

@@ -17,7 +17,7 @@ from taskharbor.drivers.redis.options import parse_url
 from taskharbor.drivers.redis.scripts import made
 from taskharbor.drivers.redis.waiting import Watcher
 from taskharbor.errors import BackendUnavailable, InvalidRequest
-from taskharbor.testing.servers import RedisCluster, RedisServer, redis_versions
+from taskharbor_testkit.servers import RedisCluster, RedisServer, redis_versions
 
 STIR = made("stir", "return redis.call('PUBLISH', ARGV[1], redis.call('HINCRBY', KEYS[1], 'moves', 1))")
 

@@ -14,7 +14,7 @@ from taskharbor.drivers.redis.connections import Call, Connections
 from taskharbor.drivers.redis.options import parse_url
 from taskharbor.drivers.redis.scripts import made
 from taskharbor.errors import BackendUnavailable, InvalidRequest, SchemaMismatch, TaskHarborError
-from taskharbor.testing.servers import Cable, RedisServer, redis_versions, shared_redis
+from taskharbor_testkit.servers import Cable, RedisServer, redis_versions, shared_redis
 
 _PASSWORD = "s3cr3t-p4ss"
 

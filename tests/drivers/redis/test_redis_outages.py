@@ -18,11 +18,11 @@ from redis_line import LEASE, NOW, Line, line, records
 from redis_stage import nothing_unhandled
 
 from taskharbor import Job, JobState, Outcome
-from taskharbor.conformance.invariants import check_no_overlap, spans
 from taskharbor.drivers.contract import Ack, Enqueued, Extension, JobFilter, QueueSettings
 from taskharbor.drivers.redis import RedisDriver
 from taskharbor.errors import BackendUnavailable, LeaseMismatch
-from taskharbor.testing.servers import Cable, RedisCluster, RedisSentinels, RedisServer, with_fresh_prefix
+from taskharbor_testkit.conformance.invariants import check_no_overlap, spans
+from taskharbor_testkit.servers import Cable, RedisCluster, RedisSentinels, RedisServer, with_fresh_prefix
 from worker.stage import Stage, eventually, finish, running, stage
 
 SEED = "TASKHARBOR_REDIS_CUT_SEED"

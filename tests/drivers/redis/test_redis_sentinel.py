@@ -17,8 +17,8 @@ from taskharbor.drivers.redis.options import Address, parse_url
 from taskharbor.drivers.redis.scripts import made
 from taskharbor.drivers.redis.waiting import Watcher
 from taskharbor.errors import BackendUnavailable, InvalidRequest
-from taskharbor.testing.servers import RedisSentinels, RedisServer
-from taskharbor.testing.servers.redis_binaries import find_redis
+from taskharbor_testkit.servers import RedisSentinels, RedisServer
+from taskharbor_testkit.servers.redis_binaries import find_redis
 
 
 @pytest.fixture(scope="module")

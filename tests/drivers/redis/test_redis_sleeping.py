@@ -16,7 +16,7 @@ from taskharbor.drivers.contract import Driver, QueueSettings
 from taskharbor.drivers.redis.driver import RedisDriver
 from taskharbor.drivers.redis.keys import keys_of
 from taskharbor.jobs import SECOND, JobRecord, JobState
-from taskharbor.testing.servers import RedisAt, RedisServer
+from taskharbor_testkit.servers import RedisAt, RedisServer
 
 LEASE = 60 * SECOND
 NOW = 1_700_000_000 * SECOND

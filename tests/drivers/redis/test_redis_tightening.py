@@ -9,7 +9,7 @@ import pytest
 import taskharbor.drivers.redis as package
 from taskharbor.drivers.redis.scripts import script
 from taskharbor.drivers.redis.tightening import tightened
-from taskharbor.testing.servers import shared_redis
+from taskharbor_testkit.servers import shared_redis
 
 
 def lines_of(source: str) -> list[str]:

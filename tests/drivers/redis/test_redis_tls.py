@@ -16,8 +16,8 @@ from needing import need
 from taskharbor.drivers.redis.connections import Connections
 from taskharbor.drivers.redis.options import parse_url
 from taskharbor.errors import BackendUnavailable, InvalidRequest
-from taskharbor.testing.servers import RedisServer, ServerFailed
-from taskharbor.testing.servers.ports import free_port
+from taskharbor_testkit.servers import RedisServer, ServerFailed
+from taskharbor_testkit.servers.ports import free_port
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from taskharbor.drivers.redis.scripts import made
 from taskharbor.drivers.redis.waiting import Watcher
 from taskharbor.errors import BackendUnavailable
 from taskharbor.jobs import SECOND
-from taskharbor.testing.servers import Cable, RedisAt, RedisServer
+from taskharbor_testkit.servers import Cable, RedisAt, RedisServer
 
 NOW = 1_700_000_000 * SECOND
 

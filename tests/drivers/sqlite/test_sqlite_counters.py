@@ -11,8 +11,6 @@ from typing import Any
 
 import pytest
 
-from taskharbor.conformance.backend import Store
-from taskharbor.conformance.twin import BOOM, Twin
 from taskharbor.drivers.contract import (
     Ack,
     Discard,
@@ -26,6 +24,8 @@ from taskharbor.drivers.contract import (
 from taskharbor.drivers.registry import connect
 from taskharbor.drivers.sqlite.rows import STATES
 from taskharbor.jobs import SECOND, JobRecord, JobState, UpdateFlags
+from taskharbor_testkit.conformance.backend import Store
+from taskharbor_testkit.conformance.twin import BOOM, Twin
 
 Query = Callable[..., list[tuple[Any, ...]]]
 

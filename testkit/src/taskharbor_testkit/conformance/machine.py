@@ -1,0 +1,357 @@
+"""The state machine: random histories of a store with several clients, each call checked against the model.
+
+Hypothesis looks for a history in which driver and model disagree and shrinks it to a few calls, printed as code.
+Besides plain calls a history has what production has: stale and expired tokens, answers that got lost so that the
+call is repeated, handles that die without a close, callers that read the clock some time before their call takes
+effect, and calls that race.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import Coroutine
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+
+import hypothesis
+from hypothesis import Phase
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from taskharbor.drivers import contract
+from taskharbor.drivers.contract import Driver, JobFilter, QueueSettings
+from taskharbor.jobs import SECOND, JobRecord, Lease, Micros
+from taskharbor_testkit.conformance import strategies as some
+from taskharbor_testkit.conformance.backend import Backend
+from taskharbor_testkit.conformance.calls import Call
+from taskharbor_testkit.conformance.effort import Effort
+from taskharbor_testkit.conformance.snapshot import list_all
+from taskharbor_testkit.conformance.twin import BOOM, Twin
+
+T = TypeVar("T")
+
+
+class DriverMachine(RuleBasedStateMachine):
+    """One history. Everything runs on one event loop; `clients` are handles on the same store."""
+
+    backend: ClassVar[Backend]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loop = asyncio.new_event_loop()
+        self.stack = AsyncExitStack()
+        self.tokens: list[tuple[str, str]] = []
+        """Every (job, token) ever granted: the latest last, the stale ones before."""
+        self.last: tuple[int, Call] | None = None
+        self.last_at: Micros = 0
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        return self.loop.run_until_complete(work)
+
+    @initialize(
+        wishes=st.lists(some.wishes, max_size=8),
+        settings=some.settings,
+        lease=some.leases,
+        limit=some.limits,
+    )
+    def open_the_store(
+        self, wishes: list[dict[str, Any]], settings: QueueSettings, lease: Micros, limit: int
+    ) -> None:
+        """A history begins with some jobs, some leases and some settings: from nothing it would rarely get far."""
+        directory = self.stack.enter_context(tempfile.TemporaryDirectory(prefix="taskharbor-machine-"))
+
+        async def opened() -> tuple[Twin, list[Driver]]:
+            self.store = await self.stack.enter_async_context(self.backend.store(Path(directory)))
+            twin = await Twin.open(self.store)
+            return twin, [twin.driver, await self.store.connect(), await self.store.connect()]
+
+        self.twin, self.clients = self.run(opened())
+        self.do(0, self.enqueueing(wishes))
+        self.do(0, self.reserving("q", limit, lease, "w1", None))
+        self.do(0, Call("configure", ("q", settings), {"now": self.twin.now}))
+
+    def teardown(self) -> None:
+        try:
+            if hasattr(self, "twin"):
+                self.run(self.twin.finish())
+        finally:
+            self.run(self.stack.aclose())
+            self.run(self.loop.shutdown_default_executor())
+            self.loop.close()
+
+    # -- one call at a time ---------------------------------------------------------------------------------
+
+    def do(self, client: int, call: Call) -> Any:
+        self.last, self.last_at = (client, call), self.twin.now
+        answer = self.run(self.twin.call(call.method, *call.args, by=self.clients[client], **call.kwargs))
+        self.note(answer)
+        return answer
+
+    def note(self, answer: Any) -> None:
+        """Keep every token that was handed out; each will be used again, in time or too late."""
+        for item in answer if isinstance(answer, list) else ():
+            if isinstance(item, JobRecord) and item.token is not None:
+                self.tokens.append((item.id, item.token))
+            elif isinstance(item, Lease) and (item.job_id, item.token) not in self.tokens:
+                self.tokens.append((item.job_id, item.token))
+
+    @rule(client=some.clients, wishes=st.lists(some.wishes, min_size=1, max_size=4))
+    def enqueue(self, client: int, wishes: list[dict[str, Any]]) -> None:
+        self.do(client, self.enqueueing(wishes))
+
+    @rule(
+        client=some.clients,
+        queue=some.queues,
+        limit=some.limits,
+        lease=some.leases,
+        worker=some.workers,
+        types=some.types,
+        lag=some.lags,
+    )
+    def reserve(
+        self,
+        client: int,
+        queue: str,
+        limit: int,
+        lease: Micros,
+        worker: str,
+        types: list[str] | None,
+        lag: Micros,
+    ) -> None:
+        self.do(client, self.reserving(queue, limit, lease, worker, types, lag))
+
+    @rule(
+        client=some.clients,
+        step=some.time_steps,
+        wishes=st.lists(some.wishes, max_size=2),
+        lease=some.leases,
+        ends=st.lists(st.tuples(some.pick, some.verbs, some.delays), max_size=2),
+        lag=some.lags,
+    )
+    def work(
+        self,
+        client: int,
+        step: Micros,
+        wishes: list[dict[str, Any]],
+        lease: Micros,
+        ends: list[tuple[int, str, Micros]],
+        lag: Micros,
+    ) -> None:
+        """What most of life is made of, in one step, so that histories get somewhere."""
+        self.twin.now += step
+        self.do(client, self.enqueueing(wishes))
+        self.do(client, self.reserving("q", 2, lease, "w1", None))
+        if self.tokens:
+            self.do(client, self.settling(ends))
+            if lag:
+                self.do(client, self.reserving("q", 2, lease, "w3", None, lag))
+
+    @rule(
+        client=some.clients,
+        wish=some.wishes,
+        again=st.lists(some.wishes, min_size=1, max_size=2),
+        verb=some.verbs,
+    )
+    def contend_for_a_key(
+        self, client: int, wish: dict[str, Any], again: list[dict[str, Any]], verb: str
+    ) -> None:
+        """One job of a key runs, others of it come in meanwhile, then the first one ends or goes back."""
+        keyed = {"queue": "q", "key": "k"}
+        self.do(client, self.enqueueing([wish | keyed]))
+        self.do(client, self.reserving("q", 10, SECOND, "w2", None))
+        self.do(client, self.enqueueing([one | keyed for one in again]))
+        held = [job for job in self.twin.model.jobs.values() if job.token is not None and job.key == "k"]
+        if held:
+            which = [job_id for job_id, _ in reversed(self.tokens)].index(held[-1].id)
+            self.do(client, self.settling([(which, verb, wish["delay"])]))
+
+    @precondition(lambda self: self.tokens)
+    @rule(
+        client=some.clients,
+        which=st.lists(some.pick, min_size=1, max_size=3),
+        lease=some.leases,
+        progress=st.sampled_from((None, b"", b"50%")),
+        lag=some.lags,
+    )
+    def extend_lease(
+        self, client: int, which: list[int], lease: Micros, progress: bytes | None, lag: Micros
+    ) -> None:
+        beats = [contract.Extension(*self.token(n), progress) for n in which]
+        self.do(client, Call("extend_lease", (beats,), {"lease_for": lease, "now": self.twin.now - lag}))
+
+    @precondition(lambda self: self.tokens)
+    @rule(
+        client=some.clients,
+        ends=st.lists(st.tuples(some.pick, some.verbs, some.delays), min_size=1, max_size=4),
+        lag=some.lags,
+    )
+    def settle(self, client: int, ends: list[tuple[int, str, Micros]], lag: Micros) -> None:
+        self.do(client, self.settling(ends, lag))
+
+    @rule(client=some.clients, queue=st.none() | some.queues, limit=some.limits, lag=some.lags)
+    def reclaim(self, client: int, queue: str | None, limit: int, lag: Micros) -> None:
+        self.do(client, Call("reclaim", (), {"now": self.twin.now - lag, "queue": queue, "limit": limit}))
+
+    @rule(client=some.clients, which=st.lists(some.pick, min_size=1, max_size=3), lag=some.lags)
+    def cancel(self, client: int, which: list[int], lag: Micros) -> None:
+        ids = [self.token(n)[0] if self.tokens and n % 2 else self.job_id(n) for n in which]
+        self.do(client, Call("cancel", (ids,), {"now": self.twin.now - lag}))
+
+    @rule(client=some.clients, which=st.lists(some.pick, min_size=1, max_size=3), lag=some.lags)
+    def requeue(self, client: int, which: list[int], lag: Micros) -> None:
+        dead = [job.id for job in self.twin.model.jobs.values() if job.state == "dead"] or ["unknown"]
+        ids = [dead[n % len(dead)] if n % 4 else self.job_id(n) for n in which]
+        self.do(client, Call("requeue", (ids,), {"now": self.twin.now - lag}))
+
+    @rule(client=some.clients, selection=some.filters, limit=some.limits)
+    def purge(self, client: int, selection: JobFilter, limit: int) -> None:
+        self.do(client, Call("purge", (selection,), {"limit": limit}))
+
+    @rule(client=some.clients, limit=some.limits)
+    def prune(self, client: int, limit: int) -> None:
+        self.do(client, Call("prune", (), {"now": self.twin.now, "limit": limit}))
+
+    @rule(client=some.clients, queue=some.queues, settings=some.settings)
+    def configure(self, client: int, queue: str, settings: QueueSettings) -> None:
+        self.do(client, Call("configure", (queue, settings), {"now": self.twin.now}))
+
+    @rule(client=some.clients, selection=some.filters, limit=some.limits)
+    def list_jobs(self, client: int, selection: JobFilter, limit: int) -> None:
+        listed = self.run(list_all(self.clients[client], selection, self.twin.now, limit))
+        wanted = self.twin.model.listing(selection, now=self.twin.now)
+        assert [job.id for job in listed] == [job.id for job in wanted]
+
+    @rule(step=some.time_steps)
+    def time_passes(self, step: Micros) -> None:
+        self.twin.now += step
+
+    # -- what production has --------------------------------------------------------------------------------
+
+    @precondition(lambda self: self.last is not None)
+    @rule()
+    def the_answer_got_lost(self) -> None:
+        """The caller repeats the very same call, `now` and all, as after an ambiguous commit."""
+        assert self.last is not None
+        client, call = self.last
+        if self.last_at == self.twin.now:
+            self.do(client, call)
+
+    @precondition(lambda self: self.store.capabilities.durable)
+    @rule(client=some.clients)
+    def a_handle_dies(self, client: int) -> None:
+        """Let go of without close. (The store closes it when the history is over, for the sake of the test.)"""
+        self.clients[client] = self.run(self.store.connect())
+
+    @rule(
+        wishes=st.lists(some.wishes, min_size=1, max_size=2),
+        ends=st.lists(st.tuples(some.pick, some.verbs, some.delays), min_size=1, max_size=2),
+        lease=some.leases,
+        limit=some.limits,
+        types=some.types,
+        which=some.pick,
+        lag=some.lags,
+    )
+    def calls_race(
+        self,
+        wishes: list[dict[str, Any]],
+        ends: list[tuple[int, str, Micros]],
+        lease: Micros,
+        limit: int,
+        types: list[str] | None,
+        which: int,
+        lag: Micros,
+    ) -> None:
+        """Three clients at once; some order of their calls must explain what came of it."""
+        third = (
+            self.settling(ends)
+            if self.tokens
+            else Call("cancel", ([self.job_id(which)],), {"now": self.twin.now})
+        )
+        calls = [self.enqueueing(wishes), self.reserving("q", limit, lease, "w9", types, lag), third]
+        self.last = None
+        for answer in self.run(self.twin.together(*zip(self.clients, calls, strict=True))):
+            self.note(answer)
+
+    # -- calls as data --------------------------------------------------------------------------------------
+
+    def enqueueing(self, wishes: list[dict[str, Any]]) -> Call:
+        now = self.twin.now
+        records = [
+            JobRecord(run_at_us=now + wish["delay"], created_at_us=now, **_without(wish, "delay"))
+            for wish in wishes
+        ]
+        return Call("enqueue", (records,), {"now": now, "new_ids": self.twin.are_new(records)})
+
+    def reserving(
+        self, queue: str, limit: int, lease: Micros, worker: str, types: list[str] | None, lag: Micros = 0
+    ) -> Call:
+        how = {"limit": limit, "lease_for": lease, "worker": worker, "types": types}
+        return Call("reserve", (queue,), how | {"now": self.twin.now - lag})
+
+    def settling(self, ends: list[tuple[int, str, Micros]], lag: Micros = 0) -> Call:
+        batch = [self.settlement(*end) for end in ends]
+        return Call("settle", (batch,), {"now": self.twin.now - lag})
+
+    def settlement(self, which: int, verb: str, delay: Micros) -> contract.Settlement:
+        job_id, token = self.token(which)
+        job = self.twin.model.jobs.get(job_id)
+        attempts = 1 if job is None else job.attempts + 1
+        later = self.twin.now + delay
+        match verb:
+            case "ack":
+                return contract.Ack(job_id, token, b"result" if delay else None)
+            case "retry":
+                return contract.Retry(job_id, token, later, attempts, BOOM)
+            case "fail":
+                return contract.Fail(job_id, token, attempts, BOOM)
+            case "discard":
+                return contract.Discard(job_id, token, BOOM if delay else None)
+            case _:
+                return contract.Release(job_id, token, later if verb == "snooze" else None)
+
+    def token(self, which: int) -> tuple[str, str]:
+        return self.tokens[-1 - which % len(self.tokens)]
+
+    def job_id(self, which: int) -> str:
+        ids = [*self.twin.model.jobs, "unknown"]
+        return ids[-2 - which] if which < len(ids) - 1 else "unknown"
+
+
+def _without(wish: dict[str, Any], name: str) -> dict[str, Any]:
+    return {field: value for field, value in wish.items() if field != name}
+
+
+def machine_for(backend: Backend) -> type[DriverMachine]:
+    """A machine class of its own for a backend, as Hypothesis wants classes."""
+    return type("ConformanceMachine", (DriverMachine,), {"backend": backend})
+
+
+def run_machine(backend: Backend, effort: Effort) -> None:
+    """Look for a history that breaks the driver; raises it, shrunk, with the seed in the notes."""
+    machine: Any = machine_for(backend)
+    if effort.seed is not None:
+        machine = hypothesis.seed(effort.seed)(machine)
+    phases = (Phase.generate, Phase.shrink) if effort.shrink else (Phase.generate,)
+    settings = hypothesis.settings(
+        max_examples=effort.examples,
+        stateful_step_count=effort.steps,
+        derandomize=effort.seed is None,
+        deadline=None,
+        database=None,
+        print_blob=False,
+        phases=phases,
+        suppress_health_check=list(hypothesis.HealthCheck),
+    )
+    try:
+        run_state_machine_as_test(machine, settings=settings)
+    except Exception as error:
+        error.add_note(f"reproduce with: {effort}")
+        raise

@@ -1,0 +1,309 @@
+"""A driver and the reference model side by side: every call goes to both, then everything visible is compared.
+
+Cases and the state machine both stand on this. A case therefore asserts the one thing it is named after in plain
+sight, and every other structure without saying so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Self
+
+import msgspec
+
+from taskharbor.drivers import contract
+from taskharbor.drivers.contract import Driver, JobFilter, QueueSettings
+from taskharbor.errors import JobError
+from taskharbor.ids import new_id
+from taskharbor.jobs import SECOND, Attempt, Failure, JobRecord, JobState, Lease, Micros
+from taskharbor_testkit.conformance import snapshot
+from taskharbor_testkit.conformance.backend import Store
+from taskharbor_testkit.conformance.calls import Call, perform, replay, touched
+from taskharbor_testkit.conformance.invariants import InvariantBroken, Witness
+from taskharbor_testkit.conformance.snapshot import Mismatch, Snapshot
+from taskharbor_testkit.model import Model
+
+START: Micros = 1_700_000_000 * SECOND
+QUEUE = "q"
+BOOM = Failure("ValueError", "boom", "Traceback: line 1")
+
+
+class Twin:
+    """Time is a plain number that stands still until the case moves it. A call that is given another `now` is one
+    whose caller read the clock earlier, or whose clock is wrong; what it left behind is looked at by the right time."""
+
+    def __init__(self, store: Store, driver: Driver, observer: Driver) -> None:
+        self.store = store
+        self.driver = driver
+        self.now = START
+        self.model = Model()
+        self.witness = Witness()
+        self._observer = observer
+        self._feed: list[Attempt] = []
+        self._feed_cursor: str | None = None
+        self._ids: set[str] = set()
+
+    @classmethod
+    async def open(cls, store: Store) -> Self:
+        """What is done through one handle is looked at through another, as other processes would."""
+        return cls(store, await store.connect(), await store.connect())
+
+    def advance(self, seconds: float) -> None:
+        self.now += round(seconds * SECOND)
+
+    def job(self, **fields: Any) -> JobRecord:
+        """A record that is due now, unless told otherwise."""
+        defaults: dict[str, Any] = {
+            "id": new_id(),
+            "type": "mail",
+            "queue": QUEUE,
+            "payload": b"{}",
+            "run_at_us": self.now,
+            "created_at_us": self.now,
+        }
+        return JobRecord(**(defaults | fields))
+
+    # -- one call, checked ----------------------------------------------------------------------------------
+
+    async def call(self, method: str, *args: Any, by: Driver | None = None, **kwargs: Any) -> Any:
+        call = Call(method, args, kwargs)
+        answer = await perform(by or self.driver, call)
+        shown = await self.look()
+        self.witness.saw(call, answer)
+        self.witness.check(shown, self.now)
+        known_rows, known_jobs = self._known()
+        try:
+            replay(self.model, call, answer, shown)
+            snapshot.compare(self.model, shown, self.now, known_rows & self._model_rows(), known_jobs)
+        except Mismatch as wrong:
+            raise Mismatch(f"after {call}:\n{wrong}") from None
+        return answer
+
+    async def together(self, *calls: tuple[Driver, Call]) -> list[Any]:
+        """Start all at once; some serial order of them must explain every answer and all that is visible."""
+        answers = list(await asyncio.gather(*(perform(driver, call) for driver, call in calls)))
+        shown = await self.look()
+        pairs = [(call, answer) for (_, call), answer in zip(calls, answers, strict=True)]
+        known_rows, known_jobs = self._known()
+        reasons: list[str] = []
+        passes_over = self.driver.capabilities.passes_over_busy
+        changing = [touched(self.model, call, answer) if passes_over else set() for call, answer in pairs]
+        busy = {
+            id(call): set[str]().union(
+                *(ids for other, ids in zip(pairs, changing, strict=True) if other[0] is not call)
+            )
+            for call, _ in pairs
+        }
+        for order in itertools.permutations(pairs):
+            model = self.model.copy()
+            try:
+                for call, answer in order:
+                    replay(model, call, answer, shown, busy[id(call)])
+                snapshot.compare(model, shown, self.now, known_rows, known_jobs)
+            except Mismatch as wrong:
+                reasons.append(f"{[call.method for call, _ in order]}: {wrong}")
+                continue
+            self.model = model
+            for call, answer in order:
+                self.witness.saw(call, answer)
+            self.witness.check(shown, self.now)
+            return answers
+        listed = "\n".join(f"  {call} -> {answer!r}" for call, answer in pairs)
+        raise Mismatch(f"no order of these calls explains what happened:\n{listed}\n" + "\n".join(reasons))
+
+    async def look(self) -> Snapshot:
+        """Everything visible, and the log once more as a reader that resumes from its cursor sees it."""
+        shown = await snapshot.take(self._observer, self.now)
+        while True:
+            page = await self._observer.read_attempts(after=self._feed_cursor, limit=5)
+            self._feed += page.attempts
+            self._feed_cursor = page.cursor
+            if not page.attempts:
+                break
+        seqs = [row.seq for row in self._feed]
+        missed = {row.seq for row in shown.rows} - set(seqs)
+        if missed or len(set(seqs)) != len(seqs):
+            raise Mismatch(
+                f"a reader that resumes from its cursor missed rows {missed} or saw one twice: {seqs}"
+            )
+        return shown
+
+    def _known(self) -> tuple[set[int], set[str]]:
+        return self._model_rows(), set(self.model.jobs)
+
+    def _model_rows(self) -> set[int]:
+        return {row.seq for row in self.model.log}
+
+    @asynccontextmanager
+    async def unchanged(self) -> AsyncIterator[None]:
+        """Nothing that is visible changes in here, said without the model's help."""
+        before = await self.look()
+        yield
+        after = await self.look()
+        if before != after:
+            raise Mismatch(f"something changed:\nbefore {before}\nafter  {after}")
+
+    async def finish(self) -> None:
+        """The other ways to read must tell the same story."""
+        shown = await self.look()
+        ids = [job.id for job in shown.jobs]
+        by_id = {job.id: job for job in shown.jobs}
+        assert await self._observer.get(ids, now=self.now) == [by_id[job_id] for job_id in ids]
+        for job_id in ids[:20]:
+            rows = [row for row in shown.rows if row.job_id == job_id]
+            own = await self._observer.job_attempts(job_id)
+            earlier = rows[: len(rows) - len(own)]
+            # An id that was accepted anew after its job was removed: the rows of that one may be left out.
+            assert earlier + own == rows, f"job_attempts({job_id}) is not its log"
+            assert not earlier or earlier[-1].state.is_terminal, (
+                f"job_attempts({job_id}) leaves out {earlier}"
+            )
+        for stats in shown.stats:
+            assert await self._observer.settings(stats.queue) == stats.settings
+            assert await self._observer.stats(now=self.now, queue=stats.queue) == [stats]
+
+    def _or_now(self, now: Micros | None) -> Micros:
+        return self.now if now is None else now
+
+    # -- the operations, as short as a case wants them ----------------------------------------------------
+
+    async def enqueue(self, *records: JobRecord, by: Driver | None = None) -> list[contract.Enqueued]:
+        found: list[contract.Enqueued] = await self.call(
+            "enqueue", list(records), now=self.now, new_ids=self.are_new(records), by=by
+        )
+        return found
+
+    def are_new(self, records: Sequence[JobRecord]) -> bool:
+        """Whether to tell the driver that the ids are new: every other time that they are."""
+        ids = {record.id for record in records}
+        is_new = len(ids) == len(records) and not ids & self._ids
+        self._ids |= ids
+        return is_new and len(self._ids) % 2 == 0
+
+    async def reserve(
+        self,
+        limit: int = 1,
+        *,
+        queue: str = QUEUE,
+        lease: float = 30,
+        worker: str = "w1",
+        types: Sequence[str] | None = None,
+        by: Driver | None = None,
+        now: Micros | None = None,
+    ) -> list[JobRecord]:
+        kwargs: dict[str, Any] = {"lease_for": round(lease * SECOND), "now": self._or_now(now)}
+        kwargs |= {} if types is None else {"types": types}
+        found: list[JobRecord] = await self.call(
+            "reserve", queue, limit=limit, worker=worker, by=by, **kwargs
+        )
+        return found
+
+    async def lease(self, job: JobRecord | None = None, **how: Any) -> JobRecord:
+        """Enqueue the job where one is given, then reserve one."""
+        if job is not None:
+            await self.enqueue(job)
+        (held,) = await self.reserve(**how)
+        return held
+
+    async def settle(
+        self, *settlements: contract.Settlement, by: Driver | None = None, now: Micros | None = None
+    ) -> list[JobError | None]:
+        found: list[JobError | None] = await self.call(
+            "settle", list(settlements), now=self._or_now(now), by=by
+        )
+        return found
+
+    async def extend(
+        self,
+        *extensions: contract.Extension,
+        lease: float = 30,
+        by: Driver | None = None,
+        now: Micros | None = None,
+    ) -> list[Lease | JobError]:
+        lease_for = round(lease * SECOND)
+        found: list[Lease | JobError] = await self.call(
+            "extend_lease", list(extensions), lease_for=lease_for, now=self._or_now(now), by=by
+        )
+        return found
+
+    async def reclaim(self, now: Micros | None = None, **kwargs: Any) -> int:
+        count: int = await self.call("reclaim", now=self._or_now(now), **kwargs)
+        return count
+
+    async def cancel(self, *job_ids: str) -> list[JobState | JobError]:
+        found: list[JobState | JobError] = await self.call("cancel", list(job_ids), now=self.now)
+        return found
+
+    async def requeue(self, *job_ids: str) -> list[JobState | JobError]:
+        found: list[JobState | JobError] = await self.call("requeue", list(job_ids), now=self.now)
+        return found
+
+    async def purge(self, limit: int = 1000, **selection: Any) -> int:
+        count: int = await self.call("purge", JobFilter(**selection), limit=limit)
+        return count
+
+    async def prune(self, limit: int = 1000) -> int:
+        count: int = await self.call("prune", now=self.now, limit=limit)
+        return count
+
+    async def configure(self, queue: str = QUEUE, **settings: Any) -> None:
+        await self.call("configure", queue, QueueSettings(**settings), now=self.now)
+
+    async def get(self, job_id: str) -> JobRecord:
+        (job,) = await self.driver.get([job_id], now=self.now)
+        if job is None:
+            raise InvariantBroken("nothingLost", f"job {job_id} is gone")
+        return job
+
+    async def state(self, job_id: str) -> JobState:
+        return (await self.get(job_id)).state
+
+    async def stats(self, queue: str = QUEUE) -> contract.QueueStats:
+        (stats,) = await self.driver.stats(now=self.now, queue=queue)
+        return stats
+
+    async def rows(self, job_id: str) -> list[Attempt]:
+        return await self.driver.job_attempts(job_id)
+
+    async def last_row(self, job_id: str) -> Attempt:
+        return (await self.rows(job_id))[-1]
+
+
+def ack(job: JobRecord, result: bytes | None = None) -> contract.Ack:
+    return contract.Ack(job.id, _token(job), result)
+
+
+def retry(
+    job: JobRecord, run_at: Micros, *, attempts: int | None = None, error: Failure = BOOM
+) -> contract.Retry:
+    return contract.Retry(
+        job.id, _token(job), run_at, job.attempts + 1 if attempts is None else attempts, error
+    )
+
+
+def fail(job: JobRecord, *, attempts: int | None = None, error: Failure = BOOM) -> contract.Fail:
+    return contract.Fail(job.id, _token(job), job.attempts + 1 if attempts is None else attempts, error)
+
+
+def release(job: JobRecord, run_at: Micros | None = None) -> contract.Release:
+    return contract.Release(job.id, _token(job), run_at)
+
+
+def discard(job: JobRecord, reason: Failure | None = None) -> contract.Discard:
+    return contract.Discard(job.id, _token(job), reason)
+
+
+def beat(job: JobRecord, progress: bytes | None = None) -> contract.Extension:
+    return contract.Extension(job.id, _token(job), progress)
+
+
+def _token(job: JobRecord) -> str:
+    assert job.token is not None, "the record was not leased"
+    return job.token
+
+
+def with_token(job: JobRecord, token: str) -> JobRecord:
+    return msgspec.structs.replace(job, token=token)

@@ -1,0 +1,111 @@
+"""The backend: one memory store on true time, and the door at which every call is booked as it takes effect."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine, Sequence
+from itertools import count
+from typing import Any, TypeVar
+
+from taskharbor.drivers.contract import Extension, JobFilter, Settlement
+from taskharbor.drivers.memory import MemoryDriver, MemoryStore
+from taskharbor.errors import JobError
+from taskharbor.jobs import TERMINAL_STATES, JobRecord, Lease, Micros
+from taskharbor_testkit.simulation.ledger import Claim, Ledger, brief
+from taskharbor_testkit.simulation.scheduler import Scheduler
+from taskharbor_testkit.simulation.trace import Trace
+
+T = TypeVar("T")
+
+_SILENT = {"time", "stats", "get"}
+
+
+class Backend:
+    def __init__(
+        self, scheduler: Scheduler, ledger: Ledger, trace: Trace, store: type[MemoryStore] = MemoryStore
+    ) -> None:
+        tokens, ids = count(1), count(1)
+        self._scheduler = scheduler
+        self._ledger = ledger
+        self._trace = trace
+        self._store = store(new_token=lambda: f"t{next(tokens)}", new_id=lambda: f"failure{next(ids)}")
+        self._driver = MemoryDriver(self._store, clock=self)
+        self._cursor: str | None = None
+
+    def now(self) -> Micros:
+        """The backend's own clock, which is right by definition."""
+        return self._scheduler.now_us
+
+    def handle(self) -> MemoryDriver:
+        """For `wait`, which needs a handle of its own."""
+        return self._driver.clone()
+
+    def perform(self, who: str, op: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """One call takes effect, here and now."""
+        ledger, true_us = self._ledger, self._scheduler.now_us
+        ledger.number += 1
+        now: Micros = kwargs.get("now", true_us)
+        claims = self._judge(who, args[0], true_us, now) if op in ("settle", "extend_lease") else []
+        answer = run_now(getattr(self._driver, op)(*args, **kwargs))
+        rows = self._new_rows()
+        ledger.book_rows(rows, true_us)
+        if op == "reserve":
+            ledger.book_reserve(args[0], answer, who=who, true_us=true_us, now=now)
+        elif op == "enqueue":
+            ledger.book_enqueue(args[0], answer)
+        elif op == "configure":
+            ledger.settings[args[0]] = args[1]
+        self._book_answers(claims, answer)
+        if op not in _SILENT:
+            shown = brief(args[0]) if args else ""
+            self._trace.add(self._scheduler.now, who, f"{op} {shown} now={now} -> {brief(answer)}")
+        return answer
+
+    def _book_answers(
+        self, claims: Sequence[tuple[Claim, JobRecord | None]], answers: Sequence[Lease | JobError | None]
+    ) -> None:
+        rightly_changed = {claim.job_id for claim, _ in claims if claim.is_valid}
+        for (claim, before), given in zip(claims, answers if claims else (), strict=True):
+            claim.answer = given if isinstance(given, JobError) else None
+            if isinstance(given, Lease):
+                self._ledger.book_extension(given)
+            if before is not None and claim.job_id not in rightly_changed:
+                claim.changed = self._record(claim.job_id) != before
+
+    def _judge(
+        self, who: str, items: Sequence[Settlement | Extension], true_us: Micros, now: Micros
+    ) -> list[tuple[Claim, JobRecord | None]]:
+        """Each claim with the job's record where the claim is not valid: that one must not change."""
+        judged: list[tuple[Claim, JobRecord | None]] = []
+        for item in items:
+            slot = self._store.jobs.get(item.job_id)
+            state = None if slot is None else slot.record.state
+            claim = self._ledger.claim(item, state, who=who, true_us=true_us, now=now)
+            judged.append((claim, None if claim.is_valid else self._record(item.job_id)))
+        return judged
+
+    def _record(self, job_id: str) -> JobRecord | None:
+        return run_now(self._driver.get([job_id], now=self.now()))[0]
+
+    def _new_rows(self) -> list[Any]:
+        page = run_now(self._driver.read_attempts(after=self._cursor))
+        self._cursor = page.cursor
+        return page.attempts
+
+    # -- for the end --------------------------------------------------------------------------------------
+
+    def jobs(self) -> list[JobRecord]:
+        return run_now(self._driver.list_jobs(JobFilter(), now=self.now(), limit=100_000)).jobs
+
+    def is_drained(self) -> bool:
+        return all(slot.record.state in TERMINAL_STATES for slot in self._store.jobs.values())
+
+
+def run_now(work: Coroutine[Any, Any, T]) -> T:
+    """The result of a coroutine that never has to wait, as all of the memory driver's but `wait`."""
+    try:
+        work.send(None)
+    except StopIteration as stop:
+        result: T = stop.value
+        return result
+    work.close()
+    raise RuntimeError(f"{work!r} waited: the simulation needs a driver whose calls take effect at once")

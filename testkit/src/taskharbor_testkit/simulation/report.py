@@ -1,0 +1,112 @@
+"""`simulate`: one seed, one run, one verdict."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+
+import msgspec
+
+from taskharbor.drivers.memory import MemoryStore
+from taskharbor_testkit.simulation.guarantees import GUARANTEES, Evidence
+from taskharbor_testkit.simulation.scenario import write_scenario
+from taskharbor_testkit.simulation.trace import Trace
+from taskharbor_testkit.simulation.world import World
+
+
+class Violation(msgspec.Struct, frozen=True):
+    guarantee: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.guarantee}: {self.message}"
+
+
+class Report(msgspec.Struct, kw_only=True):
+    """What a run of one seed did. The same seed gives the same report, byte for byte, on any machine."""
+
+    seed: int
+    violations: list[Violation]
+    trace: Trace
+    virtual_seconds: float
+    calls: int
+    jobs: int
+    leases: int
+    executions: int
+    expired: int
+
+    @property
+    def is_ok(self) -> bool:
+        return not self.violations
+
+    @property
+    def digest(self) -> str:
+        return self.trace.digest()
+
+    @property
+    def command(self) -> str:
+        return f"python -m taskharbor_testkit.simulation --seed {self.seed} --trace"
+
+    def __str__(self) -> str:
+        if self.is_ok:
+            return f"seed {self.seed}: every guarantee held"
+        lines = [f"seed {self.seed}: {len(self.violations)} violations; replay with: {self.command}"]
+        return "\n".join([*lines, *(f"  {violation}" for violation in self.violations)])
+
+
+def simulate(
+    seed: int,
+    *,
+    store: type[MemoryStore] = MemoryStore,
+    sabotage: AbstractContextManager[object] | None = None,
+) -> Report:
+    """Run one seed. `store` and `sabotage` are where planted bugs come in."""
+    with _captured_errors() as errors, sabotage or nullcontext():
+        world = World(write_scenario(seed), store)
+        evidence = world.run()
+    evidence.mishaps = [*evidence.mishaps, *errors]
+    return Report(
+        seed=seed,
+        violations=list(judge(evidence)),
+        trace=world.trace,
+        virtual_seconds=world.scheduler.now,
+        calls=world.ledger.number,
+        jobs=len(evidence.jobs),
+        leases=len(world.ledger.leases),
+        executions=len(world.ledger.executions),
+        expired=sum(row.error_type == "LeaseExpired" for row in world.ledger.rows),
+    )
+
+
+def judge(evidence: Evidence) -> Iterator[Violation]:
+    for name, guarantee in GUARANTEES.items():
+        for message in guarantee(evidence):
+            yield Violation(name, message)
+
+
+class _Errors(logging.Handler):
+    def __init__(self, messages: list[str]) -> None:
+        super().__init__(logging.ERROR)
+        self._messages = messages
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._messages.append(f"logged: {record.getMessage()}")
+
+
+@contextmanager
+def _captured_errors() -> Iterator[list[str]]:
+    """A worker's errors are mishaps; its warnings are everyday life here, and not worth formatting."""
+    messages: list[str] = []
+    handler = _Errors(messages)
+    logger = logging.getLogger("taskharbor.worker")
+    level, propagates = logger.level, logger.propagate
+    logger.addHandler(handler)
+    logger.setLevel(logging.ERROR)
+    logger.propagate = False
+    try:
+        yield messages
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+        logger.propagate = propagates
