@@ -1,7 +1,7 @@
 """`make bench`: every figure with its raw limit, as a table; `--json FILE` keeps the runs.
 
-`peers-postgres` and `peers-redis` are not among them unless they are asked for: they install other queues and take their
-time.
+`peers-postgres` and `peers-redis` run only when they are named: they install other queues and take their time. `size` counts the
+code, and `walk` the files that one job's path enters.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import memory, objectstore, postgres, postgres_server, redis, redis_server, sqlite
+from benchmarks import memory, objectstore, postgres, postgres_server, redis, redis_server, size, sqlite
 from benchmarks.measure import Figure, Series
 from benchmarks.peers.installed import DEFAULT_CACHE
 from benchmarks.peers.postgres_track import PostgresTrack
@@ -49,11 +49,13 @@ SUITES: dict[str, Callable[[bool], list[Callable[[], Figure]]]] = {
     "objectstore": objectstore.figures,
     "spark": _spark,
 }
+CODE = ("size", "walk")
+"""Reports on the code itself, not figures of it."""
 PEERS: dict[str, Track] = {"peers-postgres": PostgresTrack(), "peers-redis": RedisTrack()}
 
 
 @click.command()
-@click.argument("suites", nargs=-1, type=click.Choice([*SUITES, *PEERS]))
+@click.argument("suites", nargs=-1, type=click.Choice([*SUITES, *PEERS, *CODE]))
 @click.option("--quick", is_flag=True, help="One small round: to see that it runs, not to quote.")
 @click.option("--json", "output", type=click.Path(path_type=Path), help="Write every run to this file.")
 @click.option(
@@ -68,7 +70,11 @@ def main(suites: tuple[str, ...], quick: bool, output: Path | None, cache: Path)
     console = Console()
     measured: list[Figure] = []
     raced: dict[str, list[Result]] = {}
+    code: dict[str, object] = {}
     for name in suites or SUITES:
+        if name in CODE:
+            code[name] = _code_report(name, console)
+            continue
         if name in PEERS:
             raced[name] = race(PEERS[name], cache, quick, console.print)
             console.print(race_table(raced[name]))
@@ -94,8 +100,24 @@ def main(suites: tuple[str, ...], quick: bool, output: Path | None, cache: Path)
                 for figure in measured
             ],
             "peers": msgspec.to_builtins(raced),
+            "code": msgspec.to_builtins(code),
         }
         output.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n")
+
+
+def _code_report(name: str, console: Console) -> object:
+    if name == "size":
+        folders = {tree: size.measure(root) for tree, root in size.TREES.items()}
+        for tree, found in folders.items():
+            console.print(size.table(tree, found))
+        return folders
+    # Imported when asked for: it needs the packages of every driver.
+    from benchmarks import walk
+
+    with console.status("enqueueing and running a job on every driver ..."):
+        walks = list(walk.walk(walk.STORES))
+    console.print(walk.table(walks))
+    return walks
 
 
 def _table(figures: list[Figure]) -> Table:

@@ -115,14 +115,14 @@ def single_enqueue(looks: int, rounds: int) -> Figure:
             on_a_loop.append(asyncio.run(raw_postgres.insert_one_async(url, looks)))
             return raw_postgres.insert_one(connection, looks)
 
-    mine, limit = alternate(rounds, ("await client.enqueue", one), ("bare INSERT", raw), "ms")
+    mine, limit = alternate(rounds, ("await client.enqueue", one), ("INSERT + NOTIFY", raw), "ms")
     return Figure(
         name="single enqueue, PostgreSQL",
         ours=mine,
         limit=limit,
         goal=1.3,
         higher_is_better=False,
-        facts={"bare INSERT on an event loop": f"{statistics.median(on_a_loop):.4g} ms"},
+        facts={"INSERT + NOTIFY on an event loop": f"{statistics.median(on_a_loop):.4g} ms"},
     )
 
 
@@ -139,7 +139,7 @@ async def _insert_to_claim(url: str, count: int) -> float:
         raw_postgres.create(connection)
 
         async def enqueue(n: int) -> None:
-            raw_postgres.insert_and_tell(connection, n)
+            raw_postgres.insert_and_notify(connection, n)
 
         return await latency(_pick_up_raw, url, count, enqueue)
 

@@ -27,8 +27,7 @@ Client = redis.Redis
 
 
 def connect(url: str) -> Client:
-    """One connection, kept by the client itself: a pool would be asked at every command."""
-    return redis.Redis.from_url(url, single_connection_client=True)
+    return redis.Redis.from_url(url)
 
 
 def _load(client: Client, name: str) -> str:
@@ -41,18 +40,7 @@ def _script(name: str) -> str:
 
 
 def insert(client: Client, count: int) -> float:
-    """Jobs per second, one RPUSH for each, CHUNK of them in a round trip, payloads encoded on the way."""
-    began = time.perf_counter()
-    for start in range(0, count, CHUNK):
-        with client.pipeline(transaction=False) as pipeline:
-            for n in range(start, min(start + CHUNK, count)):
-                pipeline.rpush(_WAITING, json.dumps({"n": n}))
-            pipeline.execute()
-    return count / (time.perf_counter() - began)
-
-
-def insert_at_once(client: Client, count: int) -> float:
-    """The same with one RPUSH for CHUNK jobs: only a list without anything else can be filled so."""
+    """Jobs per second, one RPUSH for CHUNK of them, payloads encoded on the way."""
     began = time.perf_counter()
     for start in range(0, count, CHUNK):
         client.rpush(_WAITING, *(json.dumps({"n": n}) for n in range(start, min(start + CHUNK, count))))
@@ -64,7 +52,7 @@ def drain(client: Client, handle: Callable[[Any], None] = lambda payload: None) 
     claim, delete = _load(client, "raw_claim"), _load(client, "raw_delete")
     finished = 0
     began = time.perf_counter()
-    while payloads := _claim(client, claim, BATCH):
+    while payloads := _claim(client, claim):
         for payload in payloads:
             handle(json.loads(payload))
         client.evalsha(delete, 1, _LEASED, *payloads)
@@ -72,19 +60,18 @@ def drain(client: Client, handle: Callable[[Any], None] = lambda payload: None) 
     return finished / (time.perf_counter() - began)
 
 
-def _claim(client: Client, claim: str, limit: int) -> list[bytes]:
-    payloads: Any = client.evalsha(claim, 2, _WAITING, _LEASED, str(limit), str(int(time.time()) + LEASE))
+def _claim(client: Client, claim: str) -> list[bytes]:
+    payloads: Any = client.evalsha(claim, 2, _WAITING, _LEASED, str(BATCH), str(int(time.time()) + LEASE))
     return list(payloads)
 
 
 def insert_one(client: Client, looks: int) -> float:
-    """Median milliseconds of one bare EVALSHA that stores a job."""
-    enqueue = _load(client, "raw_enqueue")
+    """Median milliseconds of one RPUSH."""
     spent = []
     for n in range(looks):
-        record = json.dumps({"n": n})
+        payload = json.dumps({"n": n})
         began = time.perf_counter()
-        client.evalsha(enqueue, 2, "records", "order", str(n), record, str(n))
+        client.rpush(_WAITING, payload)
         spent.append(time.perf_counter() - began)
     return statistics.median(spent) * 1000
 
@@ -92,12 +79,11 @@ def insert_one(client: Client, looks: int) -> float:
 async def insert_one_async(url: str, looks: int) -> float:
     """The same on an asyncio connection, whose event loop is part of the round trip."""
     spent = []
-    async with redis.asyncio.Redis.from_url(url, single_connection_client=True) as client:
-        enqueue: Any = await client.script_load(_script("raw_enqueue"))
+    async with redis.asyncio.Redis.from_url(url) as client:
         for n in range(looks):
-            record = json.dumps({"n": n})
+            payload = json.dumps({"n": n})
             began = time.perf_counter()
-            await client.evalsha(enqueue, 2, "records", "order", str(n), record, str(n))
+            await client.rpush(_WAITING, payload)
             spent.append(time.perf_counter() - began)
     return statistics.median(spent) * 1000
 
@@ -111,7 +97,7 @@ def serve(client: Client, handle: Callable[[Any], None], count: int) -> None:
     claim, delete = _load(client, "raw_claim"), _load(client, "raw_delete")
     served = 0
     while served < count:
-        payloads = _claim(client, claim, 1)
+        payloads = _claim(client, claim)
         for payload in payloads:
             handle(json.loads(payload))
             served += 1

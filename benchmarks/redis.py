@@ -40,7 +40,7 @@ def drain(count: int, rounds: int, fsync: Fsync) -> Figure:
     def raw() -> float:
         with fresh_redis(fsync) as url:
             with raw_redis.connect(url) as client:
-                raw_redis.insert_at_once(client, count)
+                raw_redis.insert(client, count)
             settle_down(fsync)
             return in_child(_drain_raw, url)
 
@@ -59,19 +59,15 @@ def _bytes_per_job(url: str, count: int) -> float:
 
 
 def bulk_enqueue(count: int, rounds: int) -> Figure:
-    at_once: list[float] = []
-
     def many() -> float:
         with fresh_redis() as url:
             return ours.bulk_enqueue(url, count)
 
     def raw() -> float:
         with fresh_redis() as url, raw_redis.connect(url) as client:
-            at_once.append(raw_redis.insert_at_once(client, count))
-        with fresh_redis() as url, raw_redis.connect(url) as client:
             return raw_redis.insert(client, count)
 
-    mine, limit = alternate(rounds, ("enqueue_many", many), ("raw pipeline", raw), "jobs/s")
+    mine, limit = alternate(rounds, ("enqueue_many", many), ("raw RPUSH of 1,000", raw), "jobs/s")
     with fresh_redis() as url:
         size = _bytes_per_job(url, count)
     return Figure(
@@ -79,16 +75,12 @@ def bulk_enqueue(count: int, rounds: int) -> Figure:
         ours=mine,
         limit=limit,
         goal=0.35,
-        facts={
-            "one RPUSH of 1,000 values": f"{statistics.median(at_once):,.0f} jobs/s",
-            "memory of a waiting job with 100 bytes of payload": f"{size:,.0f} bytes",
-        },
+        facts={"memory of a waiting job with 100 bytes of payload": f"{size:,.0f} bytes"},
     )
 
 
 def single_enqueue(looks: int, rounds: int) -> Figure:
-    """Both sides await: a client that blocks is the fact beside it, because what it saves is the event loop."""
-    blocking: list[float] = []
+    on_a_loop: list[float] = []
 
     def one() -> float:
         with fresh_redis() as url:
@@ -96,17 +88,17 @@ def single_enqueue(looks: int, rounds: int) -> Figure:
 
     def raw() -> float:
         with fresh_redis() as url, raw_redis.connect(url) as client:
-            blocking.append(raw_redis.insert_one(client, looks))
-            return asyncio.run(raw_redis.insert_one_async(url, looks))
+            on_a_loop.append(asyncio.run(raw_redis.insert_one_async(url, looks)))
+            return raw_redis.insert_one(client, looks)
 
-    mine, limit = alternate(rounds, ("await client.enqueue", one), ("await bare EVALSHA", raw), "ms")
+    mine, limit = alternate(rounds, ("await client.enqueue", one), ("RPUSH", raw), "ms")
     return Figure(
         name="single enqueue, Redis, everysec",
         ours=mine,
         limit=limit,
-        goal=1.3,
+        goal=2,
         higher_is_better=False,
-        facts={"bare EVALSHA of a client that blocks": f"{statistics.median(blocking):.4g} ms"},
+        facts={"RPUSH on an event loop": f"{statistics.median(on_a_loop):.4g} ms"},
     )
 
 

@@ -27,7 +27,7 @@ class Contestant(Program):
     async def enqueue(self, n: int) -> None:
         from benchmarks import raw_postgres
 
-        raw_postgres.insert_and_tell(self.connection, n)
+        raw_postgres.insert_and_notify(self.connection, n)
 
     async def enqueue_many(self, count: int) -> None:
         from benchmarks import raw_postgres

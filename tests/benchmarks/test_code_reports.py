@@ -1,0 +1,56 @@
+"""The two reports on the code itself: its size, and the files that one job's path enters."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from benchmarks import size
+
+ROOT = Path(__file__).parents[2]
+
+WALK = """
+import json
+import os
+from benchmarks.walk import walk
+if __name__ == "__main__":
+    print(json.dumps({one.driver: [one.enqueue, one.work] for one in walk(["memory", "sqlite"])}))
+"""
+
+
+def test_comments_docstrings_and_blank_lines_do_not_count() -> None:
+    text = '''"""Docs."""\n\n# why\nx = """a\nb"""\n\n\ndef f() -> int:\n    """Docs."""\n    return 1\n'''
+    assert size.python_lines(text) == 4
+    assert size.other_lines("-- why\n\nselect 1\n", "--") == 1
+
+
+def test_every_text_file_counts(tmp_path: Path) -> None:
+    (tmp_path / "sql").mkdir()
+    (tmp_path / "a.py").write_text("x = 1\n")
+    (tmp_path / "sql/b.sql").write_text("-- why\nselect 1\n")
+    (tmp_path / "sql/c.html").write_text("<p>\n")
+    (tmp_path / "d.bin").write_bytes(b"\xff\xfe")
+    found = {folder.name: folder for folder in size.measure(tmp_path)}
+    assert (found["."].lines, found["."].modules, found["."].longest) == (1, 1, (1, "a.py"))
+    assert (found["sql"].lines, found["sql"].modules, found["sql"].other_files) == (2, 0, 2)
+
+
+def test_a_walk_sees_all_threads(tmp_path: Path) -> None:
+    program = tmp_path / "walking.py"
+    program.write_text(WALK)
+    ran = subprocess.run(
+        [sys.executable, str(program)],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert ran.returncode == 0, ran.stderr
+    for enqueue, work in json.loads(ran.stdout).values():
+        # A synchronous call passes to a thread with an event loop; a handler runs beside the thread that settles.
+        assert {"harbor.py", "client.py", "portal.py"} <= set(enqueue)
+        assert {"worker/fetch.py", "worker/run.py", "worker/settle.py"} <= set(work)
