@@ -16,8 +16,7 @@ from test_lake_run import busy_queue, check_lake_against
 from taskharbor.cli.root import root
 from taskharbor.client import Client
 from taskharbor.spark.lake import Lake
-from taskharbor.spark.lake.bronze import bronze_attempts
-from taskharbor.spark.lake.silver import silver_attempts
+from taskharbor.spark.lake.silver import bronze_attempts, silver_attempts
 from taskharbor.spark.lake.tables import ATTEMPT_COLUMNS
 
 OBJECTIVES = """

@@ -13,19 +13,27 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from taskharbor.errors import InvalidRequest
-from taskharbor.spark.lake.backlog import affected_dates, daily_changes, gold_backlog
-from taskharbor.spark.lake.bronze import bronze_attempts
-from taskharbor.spark.lake.concurrency import gold_concurrency
-from taskharbor.spark.lake.errors import attempt_errors, fingerprint, summed_errors
-from taskharbor.spark.lake.histograms import bucket, percentiles
-from taskharbor.spark.lake.lifecycles import merged_lifecycles, single_attempts
-from taskharbor.spark.lake.minutes import gold_hours, gold_minutes
+from taskharbor.spark.lake.buckets import bucket, percentiles
+from taskharbor.spark.lake.gold import (
+    affected_dates,
+    arrival_tallies,
+    attempt_durations,
+    attempt_errors,
+    attempt_tallies,
+    attempt_workers,
+    daily_changes,
+    fingerprint,
+    gold_backlog,
+    gold_concurrency,
+    gold_hours,
+    gold_minutes,
+    summed_errors,
+    summed_workers,
+)
 from taskharbor.spark.lake.objectives import Objective, attempt_objectives, checked, summed_objectives
-from taskharbor.spark.lake.silver import silver_attempts
+from taskharbor.spark.lake.silver import bronze_attempts, merged_lifecycles, silver_attempts, single_attempts
 from taskharbor.spark.lake.sources import source_name
 from taskharbor.spark.lake.tables import ATTEMPT_COLUMNS, SILVER_ATTEMPTS, SchemaViolated, declared
-from taskharbor.spark.lake.tallies import arrival_tallies, attempt_durations, attempt_tallies
-from taskharbor.spark.lake.workers import attempt_workers, summed_workers
 
 NO_LEASE = {"reserved_at": None, "lease_expires_at": None, "worker": None}
 SECOND = 1_000_000

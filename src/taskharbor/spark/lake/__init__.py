@@ -3,8 +3,8 @@
 tables      the columns of every table
 layout      where tables lie, how a change to several takes effect as one; `manifests` are what makes it so
 run         one run, from a store or a DataFrame (`sources`) through all tables
-bronze, silver, lifecycles, tallies, minutes, concurrency, backlog, workers, errors, objectives
-            the transformations, each from rows to rows; `spans` and `histograms` are what they reckon with
+silver, gold, objectives
+            the transformations, each from rows to rows; `buckets` has the time buckets and histograms they count in
 compact, vacuum
             few files instead of many, and none that nobody needs
 """

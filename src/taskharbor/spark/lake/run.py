@@ -16,27 +16,37 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from taskharbor.errors import InvalidRequest
-from taskharbor.spark.lake.backlog import affected_dates, daily_changes, gold_backlog, summed_days
-from taskharbor.spark.lake.bronze import bronze_attempts, bronze_queues
-from taskharbor.spark.lake.concurrency import gold_concurrency
-from taskharbor.spark.lake.errors import attempt_errors, summed_errors
-from taskharbor.spark.lake.layout import Change, Lake, Written
-from taskharbor.spark.lake.lifecycles import merged_lifecycles, single_attempts
-from taskharbor.spark.lake.minutes import gold_hours, gold_minutes
-from taskharbor.spark.lake.objectives import Objective, attempt_objectives, checked, summed_objectives
-from taskharbor.spark.lake.silver import silver_attempts
-from taskharbor.spark.lake.sources import News, news_of_frame, news_of_store, source_name
-from taskharbor.spark.lake.summary import Progress, RunSummary
-from taskharbor.spark.lake.tables import QUEUE_COLUMNS
-from taskharbor.spark.lake.tallies import (
+from taskharbor.spark.lake.gold import (
+    affected_dates,
     all_tallies,
     arrival_tallies,
     attempt_durations,
+    attempt_errors,
     attempt_tallies,
+    attempt_workers,
+    daily_changes,
+    gold_backlog,
+    gold_concurrency,
+    gold_hours,
+    gold_minutes,
+    summed_days,
     summed_durations,
+    summed_errors,
     summed_tallies,
+    summed_workers,
 )
-from taskharbor.spark.lake.workers import attempt_workers, summed_workers
+from taskharbor.spark.lake.layout import Change, Lake, Written
+from taskharbor.spark.lake.objectives import Objective, attempt_objectives, checked, summed_objectives
+from taskharbor.spark.lake.silver import (
+    bronze_attempts,
+    bronze_queues,
+    merged_lifecycles,
+    silver_attempts,
+    single_attempts,
+)
+from taskharbor.spark.lake.sources import News, news_of_frame, news_of_store, source_name
+from taskharbor.spark.lake.summary import Progress, RunSummary
+from taskharbor.spark.lake.tables import QUEUE_COLUMNS
 
 STEPS = (
     "bronze.queues",

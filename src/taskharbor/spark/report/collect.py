@@ -10,7 +10,7 @@ from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
 from taskharbor.jobs import Micros
-from taskharbor.spark.lake.spans import HOUR_US
+from taskharbor.spark.lake.buckets import HOUR_US
 from taskharbor.spark.report import assembly, movements, overall
 from taskharbor.spark.report.assembly import OTHER_QUEUES
 from taskharbor.spark.report.data import Objective, ReportData, WorkerLoad

@@ -12,8 +12,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from taskharbor.jobs import TERMINAL_STATES, Micros, Outcome
-from taskharbor.spark.lake.histograms import percentiles
-from taskharbor.spark.lake.spans import bucket_of, busy_within, touched_buckets
+from taskharbor.spark.lake.buckets import bucket_of, busy_within, percentiles, touched_buckets
 
 if TYPE_CHECKING:
     from taskharbor.spark.report.span import Buckets

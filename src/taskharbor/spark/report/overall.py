@@ -6,7 +6,7 @@ from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F
 
 from taskharbor.jobs import JobState
-from taskharbor.spark.lake.histograms import percentiles
+from taskharbor.spark.lake.buckets import percentiles
 from taskharbor.spark.report.data import ErrorGroup, JobLine, RunTimes
 
 TYPES_SHOWN = 16

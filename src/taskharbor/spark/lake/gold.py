@@ -1,0 +1,344 @@
+"""Gold: counts by minute and hour, concurrency, backlog, workers and errors, each a function from rows to rows.
+
+Tallies and histograms add up over runs. The backlog is a running sum, but never over the whole history of a queue: each day
+starts from the sum of the days before it, which are kept.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from datetime import date
+from functools import reduce
+from typing import Literal
+
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as F
+
+from taskharbor.jobs import Outcome
+from taskharbor.spark.lake.buckets import (
+    HOUR_US,
+    MINUTE_US,
+    bucket,
+    bucket_of,
+    busy_within,
+    percentiles,
+    start_of,
+    touched_buckets,
+)
+from taskharbor.spark.lake.silver import TERMINAL
+from taskharbor.spark.lake.tables import (
+    CELL_NAMES,
+    GOLD_BACKLOG,
+    GOLD_CONCURRENCY,
+    GOLD_ERRORS,
+    GOLD_HOURS,
+    GOLD_MINUTES,
+    GOLD_WORKERS,
+    STATE_BACKLOG_DAYS,
+    STATE_DURATIONS,
+    STATE_TALLIES,
+    TALLY_NAMES,
+    declared,
+)
+
+_BY_OUTCOME = {
+    "completions": Outcome.DONE,
+    "failures": Outcome.DEAD,
+    "retries": Outcome.RETRIED,
+    "expiries": Outcome.EXPIRED,
+    "releases": Outcome.RELEASED,
+    "cancellations": Outcome.CANCELLED,
+    "requeues": Outcome.REQUEUED,
+}
+MINUTE_KEYS = (*CELL_NAMES, "minute", "date")
+
+
+def attempt_tallies(attempts: DataFrame) -> DataFrame:
+    """A row for each minute that a silver attempt touches.
+
+    Starts and outcomes count in the minute in which they were, a lease in every minute in which it was valid.
+    """
+    spread = attempts.withColumn("at", F.explode(touched_buckets(MINUTE_US)))
+    at = F.col("at")
+    starts = at == bucket_of(F.col("reserved_at"), MINUTE_US)
+    ends = at == bucket_of(F.col("ended_at"), MINUTE_US)
+    counted: dict[str, Column] = {
+        "starts": starts,
+        "finished": ends & F.col("state").isin(*TERMINAL) & (F.col("outcome") != Outcome.REQUEUED.value),
+        **{name: ends & (F.col("outcome") == outcome.value) for name, outcome in _BY_OUTCOME.items()},
+    }
+    rows = spread.select(
+        *CELL_NAMES,
+        start_of(at, MINUTE_US).alias("minute"),
+        F.lit(0).cast("long").alias("arrivals"),
+        *(F.coalesce(when.cast("long"), F.lit(0)).alias(name) for name, when in counted.items()),
+        busy_within(at, MINUTE_US).alias("busy_us"),
+    )
+    return declared(rows.withColumn("date", F.to_date("minute")), STATE_TALLIES)
+
+
+def arrival_tallies(lifecycles: DataFrame, *, run: int) -> DataFrame:
+    """The jobs that this run heard of first, in the minutes in which they were created."""
+    counts = {name: F.lit(int(name == "arrivals")).cast("long") for name in TALLY_NAMES}
+    rows = lifecycles.where(F.col("first_seen_run") == run).select(
+        *CELL_NAMES,
+        start_of(bucket_of(F.col("created_at"), MINUTE_US), MINUTE_US).alias("minute"),
+        *(column.alias(name) for name, column in counts.items()),
+        "date",
+    )
+    return declared(rows, STATE_TALLIES)
+
+
+def all_tallies(*rows: DataFrame) -> DataFrame:
+    """Tallies from several places, not yet summed. Rows of gold minutes will do as well."""
+    together = reduce(DataFrame.unionByName, (one.select(*MINUTE_KEYS, *TALLY_NAMES) for one in rows))
+    return declared(together, STATE_TALLIES)
+
+
+def summed_tallies(*rows: DataFrame) -> DataFrame:
+    """One row per minute, queue and type."""
+    summed = all_tallies(*rows).groupBy(*MINUTE_KEYS).agg(*(F.sum(name).alias(name) for name in TALLY_NAMES))
+    return declared(summed, STATE_TALLIES)
+
+
+def attempt_durations(attempts: DataFrame) -> DataFrame:
+    """The waits and runs of silver attempts, in their buckets and in the minute in which each was over."""
+    measured = attempts.where(F.col("reserved_at").isNotNull()).select(
+        *CELL_NAMES,
+        F.explode(
+            F.array(
+                F.struct(
+                    bucket_of(F.col("reserved_at"), MINUTE_US).alias("at"),
+                    F.lit("wait").alias("metric"),
+                    bucket(F.col("wait_us")).alias("bucket"),
+                ),
+                F.struct(
+                    bucket_of(F.col("ended_at"), MINUTE_US).alias("at"),
+                    F.lit("run").alias("metric"),
+                    bucket(F.col("run_us")).alias("bucket"),
+                ),
+            )
+        ).alias("one"),
+    )
+    rows = measured.select(
+        *CELL_NAMES,
+        start_of(F.col("one.at"), MINUTE_US).alias("minute"),
+        "one.metric",
+        "one.bucket",
+        F.lit(1).cast("long").alias("count"),
+    )
+    return declared(rows.withColumn("date", F.to_date("minute")), STATE_DURATIONS)
+
+
+def summed_durations(*rows: DataFrame) -> DataFrame:
+    """One row per bucket of a histogram."""
+    keys = (*MINUTE_KEYS, "metric", "bucket")
+    together = reduce(DataFrame.unionByName, (one.select(*keys, "count") for one in rows))
+    return declared(together.groupBy(*keys).agg(F.sum("count").alias("count")), STATE_DURATIONS)
+
+
+def gold_minutes(tallies: DataFrame, durations: DataFrame) -> DataFrame:
+    """Tallies (several rows per minute may be there, old and new) and histograms of the same dates."""
+    return declared(_by(tallies, durations, "minute", MINUTE_US), GOLD_MINUTES)
+
+
+def gold_hours(minutes: DataFrame, durations: DataFrame) -> DataFrame:
+    """The minutes and histograms of whole dates, by hour."""
+    return declared(_by(_hourly(minutes), _hourly(durations), "hour", HOUR_US), GOLD_HOURS)
+
+
+def _hourly(rows: DataFrame) -> DataFrame:
+    return rows.withColumn("hour", F.date_trunc("hour", "minute"))
+
+
+def _by(
+    tallies: DataFrame, durations: DataFrame, bucket: Literal["minute", "hour"], length_us: int
+) -> DataFrame:
+    keys = (*CELL_NAMES, bucket, "date")
+    counted = tallies.select(
+        *keys,
+        *TALLY_NAMES,
+        F.lit(None).cast("string").alias("metric"),
+        F.lit(None).cast("int").alias("bucket"),
+        F.lit(None).cast("long").alias("count"),
+    )
+    measured = durations.select(
+        *keys,
+        *(F.lit(0).cast("long").alias(name) for name in TALLY_NAMES),
+        "metric",
+        "bucket",
+        "count",
+    )
+    grouped = counted.unionByName(measured).groupBy(*keys)
+    found = grouped.agg(
+        *(F.sum(name).alias(name) for name in TALLY_NAMES),
+        *percentiles("wait", prefix="wait"),
+        *percentiles("run", prefix="run"),
+    )
+    return found.withColumn("concurrency", F.col("busy_us") / F.lit(float(length_us)))
+
+
+def gold_concurrency(minutes: DataFrame, queues: DataFrame) -> DataFrame:
+    """From gold minutes, and one row per source and queue with the limit that holds now (`max_inflight`, null: none)."""
+    busy = minutes.groupBy("source", "queue", "minute", "date").agg(F.sum("busy_us").alias("busy_us"))
+    limits = F.broadcast(queues.select("source", "queue", "max_inflight"))
+    found = busy.withColumn("concurrency", F.col("busy_us") / F.lit(float(MINUTE_US))).join(
+        limits, ["source", "queue"], "left"
+    )
+    # A queue with W = 0 is closed: nothing runs, and nothing is the share of it.
+    ratio = F.when(F.col("max_inflight") > 0, F.col("concurrency") / F.col("max_inflight"))
+    return declared(found.withColumn("ratio", ratio), GOLD_CONCURRENCY)
+
+
+def daily_changes(tallies: DataFrame) -> DataFrame:
+    """By how much these tallies (or gold minutes) change the backlog of each queue on each date."""
+    found = tallies.groupBy("source", "queue", "date").agg(_change().alias("change"))
+    return declared(found, STATE_BACKLOG_DAYS)
+
+
+def summed_days(before: DataFrame, new: DataFrame) -> DataFrame:
+    """The days as they were, and what is new."""
+    together = before.unionByName(new).groupBy("source", "queue", "date").agg(F.sum("change").alias("change"))
+    return declared(together, STATE_BACKLOG_DAYS)
+
+
+def gold_backlog(minutes: DataFrame, days: DataFrame) -> DataFrame:
+    """From gold minutes of some dates, and all days."""
+    within_queue = Window.partitionBy("source", "queue").orderBy("date")
+    earlier = within_queue.rowsBetween(Window.unboundedPreceding, -1)
+    carried = days.select(
+        "source",
+        "queue",
+        "date",
+        F.coalesce(F.sum("change").over(earlier), F.lit(0).cast("long")).alias("carried"),
+    )
+    changes = minutes.groupBy("source", "queue", "date", "minute").agg(_change().alias("change"))
+    within_day = Window.partitionBy("source", "queue", "date").orderBy("minute")
+    so_far = within_day.rowsBetween(Window.unboundedPreceding, Window.currentRow)
+    found = changes.join(F.broadcast(carried), ["source", "queue", "date"]).select(
+        "source",
+        "queue",
+        "minute",
+        (F.col("carried") + F.sum("change").over(so_far)).alias("waiting"),
+        "date",
+    )
+    return declared(found, GOLD_BACKLOG)
+
+
+def affected_dates(changes: Iterable[tuple[str, str, date, int]], known: Iterable[date]) -> set[date]:
+    """The dates whose backlog is another now: those that changed, and those that start from another number than before.
+
+    A job that is heard of days after it was created was waiting on all of them.
+    """
+    by_queue: dict[tuple[str, str], dict[date, int]] = defaultdict(dict)
+    for source, queue, day, change in changes:
+        by_queue[source, queue][day] = change
+    all_dates = sorted({*known, *(day for days in by_queue.values() for day in days)})
+    affected: set[date] = set()
+    for days in by_queue.values():
+        carried = 0
+        for day in all_dates:
+            if carried or day in days:
+                affected.add(day)
+            carried += days.get(day, 0)
+    return affected
+
+
+def _change() -> Column:
+    return F.sum(F.col("arrivals") + F.col("requeues") - F.col("finished"))
+
+
+def attempt_workers(attempts: DataFrame) -> DataFrame:
+    """A row for each hour that a silver attempt touches. An execution counts in the hour in which it ended."""
+    spread = attempts.where(F.col("reserved_at").isNotNull() & F.col("worker").isNotNull()).withColumn(
+        "at", F.explode(touched_buckets(HOUR_US))
+    )
+    rows = spread.select(
+        "source",
+        "worker",
+        start_of(F.col("at"), HOUR_US).alias("hour"),
+        (F.col("at") == bucket_of(F.col("ended_at"), HOUR_US)).cast("long").alias("executions"),
+        busy_within(F.col("at"), HOUR_US).alias("busy_us"),
+    )
+    return declared(
+        rows.withColumns({"utilisation": _utilisation(), "date": F.to_date("hour")}), GOLD_WORKERS
+    )
+
+
+def summed_workers(*rows: DataFrame) -> DataFrame:
+    """One row per worker and hour."""
+    together = reduce(DataFrame.unionByName, rows)
+    summed = together.groupBy("source", "worker", "hour", "date").agg(
+        F.sum("executions").alias("executions"), F.sum("busy_us").alias("busy_us")
+    )
+    return declared(summed.withColumn("utilisation", _utilisation()), GOLD_WORKERS)
+
+
+def _utilisation() -> Column:
+    """More than 1 where a worker runs several jobs at once."""
+    return F.col("busy_us") / F.lit(float(HOUR_US))
+
+
+FINGERPRINT_CHARS = 200
+SAMPLE_CHARS = 500
+_KEYS = ("source", "queue", "type", "error_type", "fingerprint")
+
+# In this order: what a later pattern would tear apart comes first.
+PATTERNS: tuple[tuple[str, str], ...] = (
+    (r"(?s)\n.*", ""),
+    (r"\"[^\"]*\"|(?<![A-Za-z0-9])'[^']*'(?![A-Za-z0-9])|`[^`]*`", "<text>"),
+    (r"\b[a-zA-Z][a-zA-Z0-9+.-]*://[^\s,;)\]}]+", "<url>"),
+    (r"[\w.+-]+@[\w-]+(\.[\w-]+)+", "<address>"),
+    (r"\b[0-9a-fA-F]{8}-([0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}\b", "<id>"),
+    (r"\b\d{1,3}(\.\d{1,3}){3}(:\d+)?\b", "<address>"),
+    (r"\[?\b[0-9a-fA-F]{1,4}(:[0-9a-fA-F]{0,4}){3,7}\]?(:\d+)?", "<address>"),
+    (r"\b0[xX][0-9a-fA-F]+\b", "<hex>"),
+    (r"\b(?=[0-9a-fA-F]*\d)[0-9a-fA-F]{8,}\b", "<id>"),
+    (r"\b(?=[0-9A-Za-z_-]*\d)(?=[0-9A-Za-z_-]*[A-Za-z])[0-9A-Za-z_-]{16,}\b", "<id>"),
+    (r"[-+]?\b\d+([.,:]\d+)*([eE][-+]?\d+)?", "<n>"),
+    (r"\s+", " "),
+)
+
+
+def fingerprint(message: Column) -> Column:
+    """The first line of a message without what differs from one failure to the next."""
+    text = reduce(
+        lambda text, rule: F.regexp_replace(text, rule[0], rule[1]),
+        PATTERNS,
+        F.substring(F.coalesce(message, F.lit("")), 1, 1000),
+    )
+    return F.substring(F.trim(text), 1, FINGERPRINT_CHARS)
+
+
+def attempt_errors(attempts: DataFrame) -> DataFrame:
+    """Every silver attempt that carries an error, whatever its outcome."""
+    failed = attempts.where(F.col("error_type").isNotNull() | F.col("error_message").isNotNull())
+    rows = failed.select(
+        "source",
+        "queue",
+        "type",
+        F.coalesce("error_type", F.lit("")).alias("error_type"),
+        fingerprint(F.col("error_message")).alias("fingerprint"),
+        F.lit(1).cast("long").alias("count"),
+        F.col("ended_at").alias("first_seen"),
+        F.col("ended_at").alias("last_seen"),
+        F.substring("error_message", 1, SAMPLE_CHARS).alias("sample_message"),
+        F.col("job_id").alias("sample_job"),
+        "date",
+    )
+    return declared(rows, GOLD_ERRORS)
+
+
+def summed_errors(*rows: DataFrame) -> DataFrame:
+    """One row per fingerprint. The sample is the earliest failure: the same one however the log was cut into runs."""
+    earliest = F.min(F.struct("first_seen", "sample_job", "sample_message"))
+    summed = (
+        reduce(DataFrame.unionByName, rows)
+        .groupBy(*_KEYS)
+        .agg(F.sum("count").alias("count"), F.max("last_seen").alias("last_seen"), earliest.alias("sample"))
+    )
+    return declared(
+        summed.select(*_KEYS, "count", "last_seen", "sample.*").withColumn("date", F.to_date("first_seen")),
+        GOLD_ERRORS,
+    )
