@@ -15,12 +15,12 @@ ROOT = Path(taskharbor.__file__).parent
 DRIVERS = sorted(
     path.stem
     for path in (ROOT / "drivers").iterdir()
-    if path.stem not in ("__init__", "contract", "registry", "url_values", "__pycache__")
+    if path.stem not in ("__init__", "contract", "registry", "urls", "__pycache__")
 )
 SHARED = (
     "taskharbor.drivers.contract",
     "taskharbor.drivers.registry",
-    "taskharbor.drivers.url_values",
+    "taskharbor.drivers.urls",
 )
 BUILT_ON = {"objectstore": "memory"}
 """The memory driver is the contract's rules in plain code; what keeps whole states may take them from there."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol
 
 import click
@@ -14,7 +13,8 @@ from taskharbor.cli.apps import put_current_folder_first
 from taskharbor.cli.output import Column, cell, console, emit, table
 from taskharbor.cli.problems import BadInput
 from taskharbor.cli.settings import Settings, shared_options
-from taskharbor.cli.values import DURATION, count_text
+from taskharbor.cli.values import count_text
+from taskharbor.cli.worker_options import chosen_options, worker_options
 
 if TYPE_CHECKING:
     from taskharbor.spark.workers import DrainSummary, Progress
@@ -31,59 +31,7 @@ LINE_EVERY = 5.0
 )
 @click.argument("app", metavar="MODULE[:APP]", required=False)
 @click.option("--workers", "-n", type=click.IntRange(min=1), help="How many.  [default: one per task slot]")
-@click.option(
-    "--queue",
-    "-q",
-    "queues",
-    multiple=True,
-    metavar="QUEUE",
-    help="Serve this queue; repeat.  [default: the app's]",
-)
-@click.option(
-    "--type", "-t", "types", multiple=True, metavar="TYPE", help="Run only this type; repeat.  [default: all]"
-)
-@click.option(
-    "--concurrency",
-    "-c",
-    default=20,
-    show_default=True,
-    type=click.IntRange(min=1),
-    help="Jobs at once, per worker.",
-)
-@click.option(
-    "--lease",
-    default="15s",
-    show_default=True,
-    type=DURATION,
-    metavar="DURATION",
-    help="How long a lost executor's jobs wait.",
-)
-@click.option(
-    "--grace",
-    default="30s",
-    show_default=True,
-    type=DURATION,
-    metavar="DURATION",
-    help="How long a stop waits for jobs.",
-)
-@click.option(
-    "--poll-interval",
-    default="1s",
-    show_default=True,
-    type=DURATION,
-    metavar="DURATION",
-    help="Between looks at an idle queue.",
-)
-@click.option(
-    "--prefetch",
-    default=4000,
-    show_default=True,
-    type=click.IntRange(min=0),
-    help="Most jobs to lease ahead.",
-)
-@click.option("--until-empty", is_flag=True, help="Stop when nothing is left to do.")
-@click.option("--max-jobs", type=click.IntRange(min=1), help="Stop each worker after so many jobs.")
-@click.option("--max-seconds", type=DURATION, metavar="DURATION", help="Stop after so long.")
+@worker_options
 @click.option(
     "--master", metavar="URL", help="local[4], spark://host:7077, ...  [default: local[*], or spark-submit's]"
 )
@@ -128,7 +76,7 @@ def spark_worker(settings: Settings, /, app: str | None, **options: Any) -> None
                 workers=options["workers"],
                 started=shown.started,
                 progress=shown.progress,
-                **_worker_options(options),
+                **chosen_options(options),
             )
     finally:
         spark.stop()
@@ -152,20 +100,6 @@ def _pair(text: str) -> tuple[str, str]:
     if not key or not equals:
         raise BadInput(f"--conf {text}: write it like spark.executor.memory=1g")
     return key, value
-
-
-def _worker_options(options: dict[str, Any]) -> Any:
-    chosen = {name: options[name] for name in ("concurrency", "prefetch", "until_empty")}
-    for name in ("lease", "grace", "poll_interval", "max_seconds"):
-        duration: timedelta | None = options[name]
-        if duration is not None:
-            chosen[name] = duration.total_seconds()
-    for name in ("queues", "types"):
-        if options[name]:
-            chosen[name] = list(options[name])
-    if options["max_jobs"] is not None:
-        chosen["max_jobs"] = options["max_jobs"]
-    return chosen
 
 
 # -- what is shown ----------------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from taskharbor.cli.reload import Watcher, app_folder
 from taskharbor.cli.settings import Settings, shared_options
 from taskharbor.cli.supervised import report_to_parent, stop_with_parent
 from taskharbor.cli.values import DURATION
+from taskharbor.cli.worker_options import chosen_options, worker_options
 from taskharbor.harbor import Harbor
 
 if TYPE_CHECKING:
@@ -32,65 +33,13 @@ OFF = "off"
     "finished; a second one: at once."
 )
 @click.argument("app", metavar="MODULE[:APP]")
-@click.option(
-    "--queue",
-    "-q",
-    "queues",
-    multiple=True,
-    metavar="QUEUE",
-    help="Serve this queue; repeat.  [default: the app's]",
-)
-@click.option(
-    "--type", "-t", "types", multiple=True, metavar="TYPE", help="Run only this type; repeat.  [default: all]"
-)
-@click.option(
-    "--concurrency",
-    "-c",
-    default=20,
-    show_default=True,
-    type=click.IntRange(min=1),
-    help="Jobs at once, per process.",
-)
-@click.option(
-    "--lease",
-    default="15s",
-    show_default=True,
-    type=DURATION,
-    metavar="DURATION",
-    help="How long a dead worker's jobs wait.",
-)
+@worker_options
 @click.option(
     "--heartbeat",
     type=DURATION,
     metavar="DURATION",
     help="Between renewals.  [default: a third of the lease]",
 )
-@click.option(
-    "--poll-interval",
-    default="1s",
-    show_default=True,
-    type=DURATION,
-    metavar="DURATION",
-    help="Between looks at an idle queue.",
-)
-@click.option(
-    "--prefetch",
-    default=4000,
-    show_default=True,
-    type=click.IntRange(min=0),
-    help="Most jobs to lease ahead.",
-)
-@click.option(
-    "--grace",
-    default="30s",
-    show_default=True,
-    type=DURATION,
-    metavar="DURATION",
-    help="How long a stop waits for jobs.",
-)
-@click.option("--until-empty", is_flag=True, help="Stop when nothing is left to do.")
-@click.option("--max-jobs", type=click.IntRange(min=1), help="Stop after so many jobs.")
-@click.option("--max-seconds", type=DURATION, metavar="DURATION", help="Stop after so long.")
 @click.option("--name", metavar="NAME", help="The worker's name.  [default: host, pid, noise]")
 @click.option(
     "--processes", default=1, show_default=True, type=click.IntRange(1, 256), help="Worker processes."
@@ -136,16 +85,11 @@ def _app(settings: Settings, reference: str) -> Harbor:
 
 
 def _worker_options(options: dict[str, Any]) -> dict[str, Any]:
-    chosen: dict[str, Any] = {
-        name: options[name] for name in ("concurrency", "prefetch", "until_empty", "max_jobs", "name")
+    return {
+        **chosen_options(options),
+        "name": options["name"],
+        "heartbeat": _seconds(options["heartbeat"]),
     }
-    for name in ("lease", "heartbeat", "poll_interval", "grace", "max_seconds"):
-        chosen[name] = _seconds(options[name])
-    if options["queues"]:
-        chosen["queues"] = options["queues"]
-    if options["types"]:
-        chosen["types"] = options["types"]
-    return chosen
 
 
 def _seconds(duration: timedelta | None) -> float | None:

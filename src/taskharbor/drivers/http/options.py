@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from urllib.parse import parse_qsl, unquote
+from urllib.parse import unquote
 
 import msgspec
 
-from taskharbor.drivers.url_values import seconds
+from taskharbor.drivers.urls import Reader, read_options, seconds, some_text
 from taskharbor.errors import InvalidRequest
 
 TOKEN = "TASKHARBOR_TOKEN"
@@ -44,7 +43,7 @@ def parse_url(url: str) -> Options:
     address, _, query = rest.partition("?")
     account, _, place = address.rpartition("@")
     hosts, _, path = place.partition("/")
-    own = _own_options(query)
+    own = read_options(query, _OWN, "broker")
     if "ca" in own and scheme == "http":
         raise InvalidRequest("ca needs https://, which uses TLS")
     path = path.rstrip("/")
@@ -90,26 +89,4 @@ def _not_understood() -> InvalidRequest:
     )
 
 
-def _own_options(query: str) -> dict[str, object]:
-    own: dict[str, object] = {}
-    for name, value in parse_qsl(query, keep_blank_values=True):
-        read = _OWN.get(name)
-        if read is None:
-            raise InvalidRequest(
-                f"unknown option {name!r} in the URL of the broker: there are {', '.join(_OWN)}"
-            )
-        own[name] = read(name, value)
-    return own
-
-
-def _text(name: str, value: str) -> str:
-    if not value:
-        raise InvalidRequest(f"{name}=: give a value, or leave the option out")
-    return value
-
-
-_OWN: dict[str, Callable[[str, str], object]] = {
-    "ca": _text,
-    "timeout": seconds,
-    "connect_timeout": seconds,
-}
+_OWN: dict[str, Reader] = {"ca": some_text, "timeout": seconds, "connect_timeout": seconds}

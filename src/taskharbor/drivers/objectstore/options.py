@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-
 import msgspec
 
 from taskharbor.drivers.objectstore.catalog import MAX_SHARDS
 from taskharbor.drivers.objectstore.places import Place, place_options
-from taskharbor.drivers.url_values import seconds
+from taskharbor.drivers.urls import Reader, seconds, whole
 from taskharbor.errors import InvalidRequest
 
 
@@ -30,32 +28,21 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
 
 POLL = {"file": 0.05, "mem": None}
-_OWN = ("shards", "poll", "segment_rows", "segment_bytes", "merge")
+_OWN: dict[str, Reader] = {
+    "shards": whole(1, MAX_SHARDS),
+    "poll": seconds,
+    "segment_rows": whole(1, 100_000),
+    "segment_bytes": whole(1, 16 * 1024 * 1024),
+    "merge": whole(2, 1000),
+}
 
 
 def options_of(place: Place) -> Options:
     values = dict(place.rest)
-    found: dict[str, float] = {}
-    readers: Mapping[str, Callable[[str, str], float]] = {
-        "shards": lambda name, text: _whole(name, text, 1, MAX_SHARDS),
-        "poll": seconds,
-        "segment_rows": lambda name, text: _whole(name, text, 1, 100_000),
-        "segment_bytes": lambda name, text: _whole(name, text, 1, 16 * 1024 * 1024),
-        "merge": lambda name, text: _whole(name, text, 2, 1000),
-    }
-    for name in _OWN:
-        text = values.pop(name, None)
-        if text is not None:
-            found[name] = readers[name](name, text)
+    found = {name: read(name, values.pop(name)) for name, read in _OWN.items() if name in values}
     if values:
         known = ", ".join(sorted([*_OWN, *place_options(place.scheme)]))
         raise InvalidRequest(
             f"{', '.join(sorted(values))}: no such option for {place.scheme}:// URLs; there are {known}"
         )
     return msgspec.convert({"poll": POLL.get(place.scheme, 1.0), **found}, Options)
-
-
-def _whole(name: str, text: str, least: int, most: int) -> int:
-    if not text.isdecimal() or not least <= int(text) <= most:
-        raise InvalidRequest(f"{name}={text!r}: give a whole number between {least} and {most}")
-    return int(text)

@@ -16,7 +16,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 from taskharbor.drivers.objectstore.blobs import Blobs
 from taskharbor.drivers.objectstore.local_files import LocalFiles
-from taskharbor.drivers.url_values import seconds
+from taskharbor.drivers.urls import Reader, seconds, some_text, switch
 from taskharbor.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -33,57 +33,45 @@ _HOW = {
 }
 
 
-def _text(name: str, value: str) -> str:
-    if not value:
-        raise InvalidRequest(f"{name}=: give a value, or leave the option out")
-    return value
-
-
-def _switch(name: str, value: str) -> bool:
-    if value not in ("on", "off"):
-        raise InvalidRequest(f"{name}={value!r}: choose on or off")
-    return value == "on"
-
-
-_patience = partial(seconds, most=600)
-_NETWORK: dict[str, Callable[[str, str], object]] = {
-    "timeout": _patience,
-    "connect_timeout": _patience,
-    "allow_http": _switch,
+_TIMEOUT = partial(seconds, most=600)
+_NETWORK: dict[str, Reader] = {
+    "timeout": _TIMEOUT,
+    "connect_timeout": _TIMEOUT,
+    "allow_http": switch,
 }
-_OPTIONS: Mapping[str, Mapping[str, Callable[[str, str], object]]] = {
+_OPTIONS: Mapping[str, Mapping[str, Reader]] = {
     "s3": {
         **_NETWORK,
-        "endpoint": _text,
-        "region": _text,
-        "virtual_hosted_style_request": _switch,
-        "access_key_id": _text,
-        "secret_access_key": _text,
-        "session_token": _text,
-        "skip_signature": _switch,
-        "server_side_encryption": _text,
-        "sse_kms_key_id": _text,
+        "endpoint": some_text,
+        "region": some_text,
+        "virtual_hosted_style_request": switch,
+        "access_key_id": some_text,
+        "secret_access_key": some_text,
+        "session_token": some_text,
+        "skip_signature": switch,
+        "server_side_encryption": some_text,
+        "sse_kms_key_id": some_text,
     },
     "gs": {
         **_NETWORK,
-        "base_url": _text,
-        "service_account": _text,
-        "application_credentials": _text,
-        "skip_signature": _switch,
+        "base_url": some_text,
+        "service_account": some_text,
+        "application_credentials": some_text,
+        "skip_signature": switch,
     },
     "az": {
         **_NETWORK,
-        "endpoint": _text,
-        "account_name": _text,
-        "account_key": _text,
-        "sas_key": _text,
-        "client_id": _text,
-        "client_secret": _text,
-        "tenant_id": _text,
-        "use_emulator": _switch,
-        "use_azure_cli": _switch,
+        "endpoint": some_text,
+        "account_name": some_text,
+        "account_key": some_text,
+        "sas_key": some_text,
+        "client_id": some_text,
+        "client_secret": some_text,
+        "tenant_id": some_text,
+        "use_emulator": switch,
+        "use_azure_cli": switch,
     },
-    "file": {"sync": _switch},
+    "file": {"sync": switch},
     "mem": {},
 }
 

@@ -6,7 +6,6 @@ and go to it as they are, as does the rest of the URL: several hosts, a service,
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 from urllib.parse import parse_qsl, quote, urlencode
 
@@ -14,13 +13,12 @@ import msgspec
 import psycopg
 from psycopg import conninfo
 
-from taskharbor.drivers.url_values import seconds
+from taskharbor.drivers.urls import Reader, seconds, switch, whole
 from taskharbor.errors import InvalidRequest
 
 DEFAULT_SCHEMA = "taskharbor"
 
 _HOW = "write it like postgresql://user@host/database"
-_SWITCH = {"on": True, "off": False}
 # What a dead connection looks like is silence; without these the kernel waits for hours before it says so.
 _KEEPALIVES = {
     "keepalives": "1",
@@ -91,24 +89,12 @@ def _schema(name: str, value: str) -> str:
     return value
 
 
-def _switch(name: str, value: str) -> bool:
-    if value not in _SWITCH:
-        raise InvalidRequest(f"{name}={value!r}: choose on or off")
-    return _SWITCH[value]
-
-
-def _count(name: str, value: str) -> int:
-    if not value.isdecimal() or not 1 <= int(value) <= 1000:
-        raise InvalidRequest(f"{name}={value!r}: give a number between 1 and 1000")
-    return int(value)
-
-
-_OWN: dict[str, Callable[[str, str], object]] = {
+_OWN: dict[str, Reader] = {
     "schema": _schema,
-    "pool_size": _count,
+    "pool_size": whole(1, 1000),
     "pool_timeout": seconds,
-    "notify": _switch,
+    "notify": switch,
     "poll": seconds,
-    "prepare": _switch,
-    "migrate": _switch,
+    "prepare": switch,
+    "migrate": switch,
 }

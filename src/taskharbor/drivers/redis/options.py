@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Literal, NamedTuple
-from urllib.parse import parse_qsl, unquote
+from urllib.parse import unquote
 
 import msgspec
 
-from taskharbor.drivers.url_values import seconds
+from taskharbor.drivers.urls import Reader, choice, read_options, seconds, some_text, switch, whole
 from taskharbor.errors import InvalidRequest
 
 DEFAULT_PORT = 6379
@@ -22,7 +21,6 @@ _HOW: dict[Kind, str] = {
     "cluster": "redis+cluster://host1:6379,host2:6379",
     "unix": "redis+unix:///run/redis/redis.sock?db=0",
 }
-_SWITCH = {"on": True, "off": False}
 
 
 class Address(NamedTuple):
@@ -94,7 +92,7 @@ def parse_url(url: str) -> Options:
         raise InvalidRequest("a Redis URL has no part after #: write a # in a password as %23")
     address, _, query = rest.partition("?")
     account, _, place = address.rpartition("@")
-    own = _own_options(query)
+    own = read_options(query, _OWN, "Redis")
     user, colon, password = account.partition(":")
     if colon:
         own["password"] = unquote(password)
@@ -132,7 +130,7 @@ def _place(kind: Kind, place: str, own: dict[str, object]) -> dict[str, object]:
             raise _misplaced(kind)
         found["service"] = parts.pop(0)
     if parts and parts[0]:
-        found["db"] = _database("db", parts[0])
+        found["db"] = _DATABASE("db", parts[0])
     if len(parts) > 1:
         raise _misplaced(kind)
     names = ",".join(map(str, addresses))
@@ -161,16 +159,6 @@ def _misplaced(kind: Kind) -> InvalidRequest:
     )
 
 
-def _own_options(query: str) -> dict[str, object]:
-    own: dict[str, object] = {}
-    for name, value in parse_qsl(query, keep_blank_values=True):
-        read = _OWN.get(name)
-        if read is None:
-            raise InvalidRequest(f"unknown option {name!r} in the Redis URL: there are {', '.join(_OWN)}")
-        own[name] = read(name, value)
-    return own
-
-
 def _check_together(options: Options) -> None:
     if options.kind == "cluster" and options.db:
         raise InvalidRequest("a Redis Cluster has database 0 only: leave the number out of the URL")
@@ -190,12 +178,6 @@ def _check_together(options: Options) -> None:
         raise InvalidRequest("tls_ca, tls_cert, tls_key and tls_verify need rediss://, which uses TLS")
 
 
-def _text(name: str, value: str) -> str:
-    if not value:
-        raise InvalidRequest(f"{name}=: give a value, or leave the option out")
-    return value
-
-
 def _prefix(name: str, value: str) -> str:
     if "{" in value or "}" in value:
         raise InvalidRequest(
@@ -206,45 +188,23 @@ def _prefix(name: str, value: str) -> str:
     return value
 
 
-def _database(name: str, value: str) -> int:
-    if not value.isdecimal() or int(value) > 1_000_000:
-        raise InvalidRequest(f"{name}={value!r}: a database is a number, mostly 0 to 15")
-    return int(value)
-
-
-def _replicas(name: str, value: str) -> int:
-    if not value.isdecimal() or int(value) > 100:
-        raise InvalidRequest(f"{name}={value!r}: give a number of replicas between 0 and 100")
-    return int(value)
-
-
-def _switch(name: str, value: str) -> bool:
-    if value not in _SWITCH:
-        raise InvalidRequest(f"{name}={value!r}: choose on or off")
-    return _SWITCH[value]
-
-
-def _eviction(name: str, value: str) -> str:
-    if value not in ("refuse", "accept"):
-        raise InvalidRequest(f"{name}={value!r}: choose refuse or accept")
-    return value
-
-
-_OWN: dict[str, Callable[[str, str], object]] = {
+_DATABASE = whole(0, 1_000_000)
+_REPLICAS = whole(0, 100)
+_OWN: dict[str, Reader] = {
     "prefix": _prefix,
-    "db": _database,
+    "db": _DATABASE,
     "timeout": seconds,
     "connect_timeout": seconds,
-    "notify": _switch,
+    "notify": switch,
     "poll": seconds,
-    "wait_replicas": _replicas,
-    "wait_aof": _replicas,
+    "wait_replicas": _REPLICAS,
+    "wait_aof": _REPLICAS,
     "wait_timeout": seconds,
-    "eviction": _eviction,
-    "tls_ca": _text,
-    "tls_cert": _text,
-    "tls_key": _text,
-    "tls_verify": _switch,
-    "sentinel_user": _text,
-    "sentinel_password": _text,
+    "eviction": choice("refuse", "accept"),
+    "tls_ca": some_text,
+    "tls_cert": some_text,
+    "tls_key": some_text,
+    "tls_verify": switch,
+    "sentinel_user": some_text,
+    "sentinel_password": some_text,
 }

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
-from typing import Literal, TypeAlias, cast
-from urllib.parse import parse_qsl, unquote
+from typing import Literal, TypeAlias
+from urllib.parse import unquote
 
 import msgspec
 
+from taskharbor.drivers.urls import Reader, choice, read_options, seconds
 from taskharbor.errors import InvalidRequest
 
 Durability: TypeAlias = Literal["full", "normal"]
@@ -38,24 +40,10 @@ def parse_url(url: str) -> Options:
         raise InvalidRequest(f"{url!r} names no file: {_HOW}; for a store in memory use memory://")
     if "\0" in name or name.endswith("/"):
         raise InvalidRequest(f"{url!r} does not name a file: {_HOW}")
-    durability, busy_timeout = "full", DEFAULT_BUSY_TIMEOUT
-    for option, value in parse_qsl(query, keep_blank_values=True):
-        if option == "durability" and value in ("full", "normal"):
-            durability = value
-        elif option == "busy_timeout":
-            busy_timeout = _seconds(value)
-        elif option == "durability":
-            raise InvalidRequest(f"durability={value!r}: choose full (the default) or normal")
-        else:
-            raise InvalidRequest(f"{url!r}: unknown option {option!r}; known are durability and busy_timeout")
-    return Options(path=Path(name), durability=cast(Durability, durability), busy_timeout=busy_timeout)
+    return msgspec.convert({"path": Path(name), **read_options(query, _OWN, "SQLite")}, Options)
 
 
-def _seconds(value: str) -> float:
-    try:
-        seconds = float(value)
-    except ValueError:
-        seconds = -1.0
-    if not 0 <= seconds <= 3600:
-        raise InvalidRequest(f"busy_timeout={value!r}: give seconds between 0 and 3600, e.g. busy_timeout=10")
-    return seconds
+_OWN: dict[str, Reader] = {
+    "durability": choice("full", "normal"),
+    "busy_timeout": partial(seconds, least=0),
+}
