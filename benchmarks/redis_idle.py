@@ -10,7 +10,7 @@ from collections import Counter
 from multiprocessing.connection import Connection
 
 from benchmarks.redis_server import fresh_redis, server
-from taskharbor_testkit.servers.ports import HOST
+from taskharbor_testkit.servers.process import HOST
 
 _SETTLED = 2.0
 """A worker that has just started still has questions that it will not ask again."""

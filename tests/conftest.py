@@ -1,6 +1,7 @@
-"""Servers, and Spark, for the tests that need real ones.
+"""Servers, certificates and Spark, for the tests that need real ones.
 
-What is not installed skips its tests on a laptop and fails them in CI, where nobody reads the skips.
+A server that is missing skips its tests on a laptop and fails them in CI, where nobody reads the skips. Tests that need a
+server which pip cannot bring are marked `installed`.
 """
 
 from __future__ import annotations
@@ -9,8 +10,9 @@ from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING
 
 import pytest
+import trustme
 
-from needing import need
+from needing import Certificate, need
 from taskharbor_testkit.servers import (
     PostgresAt,
     PostgresServer,
@@ -57,7 +59,7 @@ def postgres_server() -> PostgresAt:
 
 @pytest.fixture(scope="session")
 def oldest_postgres_server() -> PostgresServer:
-    """The oldest major that is installed, shared likewise: do not stop it."""
+    """The oldest major that is to be had, shared likewise: do not stop it."""
     return shared_postgres(min(postgres_versions(), default=None))
 
 
@@ -81,6 +83,18 @@ def redis_url(redis_server: RedisAt) -> Iterator[str]:
     url = with_fresh_prefix(redis_server.url)
     yield url
     drop_prefix(url)
+
+
+@pytest.fixture(scope="session")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
+    folder = tmp_path_factory.mktemp("tls")
+    files = Certificate(folder / "cert.pem", folder / "key.pem", folder / "ca.pem")
+    authority = trustme.CA()
+    issued = authority.issue_cert("127.0.0.1")
+    issued.cert_chain_pems[0].write_to_path(files.chain)
+    issued.private_key_pem.write_to_path(files.key)
+    authority.cert_pem.write_to_path(files.authority)
+    return files
 
 
 @pytest.fixture(scope="session")

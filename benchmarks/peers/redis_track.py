@@ -15,7 +15,7 @@ from benchmarks.peers.contender import OURS, RAW, Contender
 from benchmarks.peers.installed import CannotInstall
 from benchmarks.peers.track import Ask
 from benchmarks.redis_server import fresh_redis, server, settle_down
-from taskharbor_testkit.servers.redis_binaries import numbers
+from taskharbor_testkit.servers.discovery import version_numbers
 
 CONTENDERS = (
     Contender(
@@ -122,7 +122,7 @@ class RedisTrack:
     failures = (redis.RedisError,)
 
     def admit(self, contender: Contender) -> None:
-        if contender.server and numbers(server().version) < numbers(contender.server):
+        if contender.server and version_numbers(server().version) < version_numbers(contender.server):
             raise CannotInstall(f"needs Redis {contender.server} or newer, and this is {server().version}")
 
     def fresh(self) -> AbstractContextManager[str]:

@@ -6,7 +6,6 @@ import hmac
 import logging
 import socket
 import ssl
-import subprocess
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ from broker_client import Answer, Client
 from broker_loops import PATIENCE, wait_until
 
 import taskharbor.broker.tokens as tokens
+from needing import Certificate
 from taskharbor.broker.api import OPERATIONS
 from taskharbor.broker.calls import SCOPES
 from taskharbor.broker.hosts import KnownHosts
@@ -467,35 +467,10 @@ def test_guessing_tokens_becomes_slow() -> None:
 # -- TLS ----------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    folder = tmp_path_factory.mktemp("tls")
-    certificate, key = folder / "cert.pem", folder / "key.pem"
-    subprocess.run(
-        [
-            "openssl",
-            "req",
-            "-x509",
-            "-newkey",
-            "ec",
-            "-pkeyopt",
-            "ec_paramgen_curve:prime256v1",
-            "-nodes",
-            "-days",
-            "2",
-        ]
-        + ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
-        + ["-out", str(certificate), "-keyout", str(key)],
-        check=True,
-        capture_output=True,
-    )
-    return certificate, key
-
-
-def test_over_tls_only_who_knows_the_certificate_is_sure(certificate: tuple[Path, Path]) -> None:
-    with running_broker("memory://", tls=certificate) as url:
+def test_over_tls_only_who_knows_the_certificate_is_sure(certificate: Certificate) -> None:
+    with running_broker("memory://", tls=(certificate.chain, certificate.key)) as url:
         assert url.startswith("https://")
-        trusting = ssl.create_default_context(cafile=str(certificate[0]))
+        trusting = ssl.create_default_context(cafile=certificate.authority)
         with urllib.request.urlopen(f"{url}/health", context=trusting) as answer:
             assert answer.status == 200
         with pytest.raises(urllib.error.URLError, match="CERTIFICATE_VERIFY_FAILED"):

@@ -15,7 +15,7 @@ import msgspec
 
 from taskharbor.broker.answered import Leader
 from taskharbor.testing.broker import BrokerProcess, broker_process
-from taskharbor_testkit.servers.ports import HOST, free_port
+from taskharbor_testkit.servers.process import HOST, free_port
 
 PATIENCE = 60.0
 _NO_PROXY = urllib.request.build_opener(urllib.request.ProxyHandler({}))

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pyspark
 
-from taskharbor_testkit.servers.ports import free_port
+from taskharbor_testkit.servers.process import free_port
 
 STARTS_WITHIN = 90.0
 HOSTS = ("127.0.0.2", "127.0.0.3")

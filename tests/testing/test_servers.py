@@ -16,17 +16,19 @@ from psycopg.rows import tuple_row
 
 from needing import need
 from taskharbor_testkit.servers import (
-    Cable,
+    FaultProxy,
     PgBouncer,
     PostgresAt,
     PostgresServer,
     ServerFailed,
     ServerMissing,
-    guardian,
+    find_redis,
     postgres_versions,
+    reaper,
+    redis_versions,
     shared_postgres,
 )
-from taskharbor_testkit.servers.binaries import find_postgres
+from taskharbor_testkit.servers.discovery import find_pgbouncer, find_postgres
 
 LOST = (psycopg.OperationalError, psycopg.InterfaceError)
 
@@ -49,9 +51,9 @@ def table(server: PostgresServer) -> Iterator[PostgresServer]:
 
 
 @pytest.fixture
-def cable(table: PostgresServer) -> Iterator[Cable]:
-    with Cable.to(table.url) as cable:
-        yield cable
+def proxy(table: PostgresServer) -> Iterator[FaultProxy]:
+    with FaultProxy.to(table.url) as proxy:
+        yield proxy
 
 
 def notes(server: PostgresAt) -> list[object]:
@@ -81,6 +83,30 @@ def test_the_newest_major_is_the_default_unless_one_is_named(monkeypatch: pytest
     assert find_postgres() == (oldest, versions[oldest])
 
 
+def test_installed_servers_are_ignored_where_only_those_of_wheels_are_wanted(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in ("TASKHARBOR_POSTGRES_BIN", "TASKHARBOR_REDIS_SERVER", "TASKHARBOR_PGBOUNCER"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for program, version in (("redis-server", "Redis server v=99.1.2"), ("pgbouncer", "PgBouncer 99.1.0")):
+        (tmp_path / program).write_text(f"#!/bin/sh\necho {version}\n")
+        (tmp_path / program).chmod(0o755)
+    monkeypatch.delenv("TASKHARBOR_TEST_SERVERS", raising=False)
+    assert find_redis() == ("99.1.2", tmp_path / "redis-server")
+    assert find_pgbouncer() == tmp_path / "pgbouncer"
+    monkeypatch.setenv("TASKHARBOR_TEST_SERVERS", "pip")
+    assert "99.1.2" not in redis_versions()
+    assert all("site-packages" in str(directory) for directory in postgres_versions().values())
+    with pytest.raises(ServerMissing, match="PgBouncer was not found"):
+        find_pgbouncer()
+    monkeypatch.setenv("TASKHARBOR_PGBOUNCER", str(tmp_path / "pgbouncer"))
+    assert find_pgbouncer() == tmp_path / "pgbouncer"
+    monkeypatch.setenv("TASKHARBOR_TEST_SERVERS", "apt")
+    with pytest.raises(ValueError, match="TASKHARBOR_TEST_SERVERS=apt: write pip"):
+        find_redis()
+
+
 def test_settings_win(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PGPORT", "1")
     with PostgresServer.start(durable=True, settings={"search_path": "it's, public"}) as server:
@@ -102,10 +128,10 @@ def test_a_major_that_nobody_has_is_missing() -> None:
 def test_a_port_that_was_taken_meanwhile_is_given_up(
     server: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from taskharbor_testkit.servers import postgres
+    from taskharbor_testkit.servers import process
 
-    ports = iter([server.port, postgres.free_port()])
-    monkeypatch.setattr(postgres, "free_port", lambda: next(ports))
+    ports = iter([server.port, process.free_port()])
+    monkeypatch.setattr(process, "free_port", lambda: next(ports))
     with PostgresServer.start() as other:
         assert other.port != server.port
         assert other.execute("SELECT 1") == [(1,)]
@@ -143,15 +169,15 @@ def test_a_paused_server_answers_when_it_is_resumed(server: PostgresServer) -> N
 def test_a_standby_takes_over() -> None:
     with PostgresServer.start() as primary:
         primary.execute("CREATE TABLE notes (note text)")
-        with primary.standby() as standby, Cable.to(primary.url) as cable:
+        with primary.standby() as standby, FaultProxy.to(primary.url) as proxy:
             primary.execute("INSERT INTO notes VALUES ('replicated')")
             standby.catch_up()
             with pytest.raises(psycopg.errors.ReadOnlySqlTransaction):
                 standby.execute("INSERT INTO notes VALUES ('refused')")
             primary.kill()
             standby.promote()
-            cable.reroute("127.0.0.1", standby.port)
-            PostgresAt(cable.url_for(primary.url)).execute("INSERT INTO notes VALUES ('taken')")
+            proxy.reroute("127.0.0.1", standby.port)
+            PostgresAt(proxy.url_for(primary.url)).execute("INSERT INTO notes VALUES ('taken')")
             assert notes(standby) == ["replicated", "taken"]
 
 
@@ -160,7 +186,7 @@ def test_a_server_does_not_outlive_an_owner_that_is_killed() -> None:
     script = """
 from taskharbor_testkit.servers import PostgresServer
 server = PostgresServer.start()
-print(server._process.pid, server.data.parent, flush=True)
+print(server.pid, server.data.parent, flush=True)
 input()
 """
     with subprocess.Popen(
@@ -168,12 +194,12 @@ input()
     ) as owner:
         assert owner.stdout is not None
         pid, directory = owner.stdout.readline().split()
-        family = [int(pid), *guardian.children(int(pid))]
+        family = [int(pid), *reaper.children(int(pid))]
         assert len(family) > 1
         owner.send_signal(signal.SIGKILL)
-        # The guardian holds the other end of the owner's standard output until it is done.
+        # The reaper holds the other end of the owner's standard output until it is done.
         assert owner.stdout.read() == ""
-    assert not any(guardian.alive(pid) for pid in family)
+    assert not any(reaper.alive(pid) for pid in family)
     assert not os.path.exists(directory)
 
 
@@ -182,7 +208,7 @@ def test_what_a_killed_owner_was_about_to_remove_is_removed(tmp_path: Path) -> N
     for directory in (emptied, left):
         directory.mkdir()
         (directory / "file").touch()
-    guardian.main([f"guard\t{emptied}\t0\n", f"guard\t{left}\t0\n", f"leave\t{left}\t0\n"])
+    reaper.main([f"add\t{emptied}\t0\n", f"add\t{left}\t0\n", f"remove\t{left}\t0\n"])
     assert (emptied.exists(), left.exists()) == (False, True)
 
 
@@ -227,127 +253,127 @@ def test_the_oldest_server_is_shared_too(oldest_postgres_server: PostgresServer)
     assert oldest_postgres_server is shared_postgres(min(postgres_versions()))
 
 
-# Cables
+# The proxy
 
 
-def test_a_cable_carries_what_it_is_given(table: PostgresServer, cable: Cable) -> None:
+def test_a_proxy_carries_what_it_is_given(table: PostgresServer, proxy: FaultProxy) -> None:
     large = "x" * 5_000_000
-    with connect(cable.url_for(table.url)) as connection:
+    with connect(proxy.url_for(table.url)) as connection:
         assert connection.execute("SELECT %s::text", [large]).fetchone() == (large,)
         with connection.cursor().copy("COPY notes FROM STDIN") as copy:
             copy.write_row(["copied"])
         with connection.pipeline():
             cursors = [connection.execute("SELECT %s::int", [number]) for number in range(100)]
         assert [cursor.fetchone() for cursor in cursors] == [(number,) for number in range(100)]
-        assert cable.connections == 1
+        assert proxy.connections == 1
     assert notes(table) == ["copied"]
 
 
-def test_a_url_keeps_everything_but_the_address(cable: Cable) -> None:
-    assert cable.url_for("postgresql://me:p%40ss@db:1/jobs?schema=a") == (
-        f"postgresql://me:p%40ss@127.0.0.1:{cable.port}/jobs?schema=a"
+def test_a_url_keeps_everything_but_the_address(proxy: FaultProxy) -> None:
+    assert proxy.url_for("postgresql://me:p%40ss@db:1/jobs?schema=a") == (
+        f"postgresql://me:p%40ss@127.0.0.1:{proxy.port}/jobs?schema=a"
     )
 
 
-def test_a_cut_ends_connections_and_takes_new_ones(table: PostgresServer, cable: Cable) -> None:
-    url = cable.url_for(table.url)
+def test_a_cut_ends_connections_and_takes_new_ones(table: PostgresServer, proxy: FaultProxy) -> None:
+    url = proxy.url_for(table.url)
     with connect(url) as connection:
-        cable.cut()
+        proxy.cut()
         with pytest.raises(LOST):
             connection.execute("SELECT 1")
     assert PostgresAt(url).execute("SELECT 1") == [(1,)]
 
 
-def test_refused_connections_leave_open_ones_alone(table: PostgresServer, cable: Cable) -> None:
-    url = cable.url_for(table.url)
+def test_refused_connections_leave_open_ones_alone(table: PostgresServer, proxy: FaultProxy) -> None:
+    url = proxy.url_for(table.url)
     with connect(url) as connection:
-        cable.refuse()
+        proxy.refuse()
         with pytest.raises(psycopg.OperationalError, match="refused"):
             connect(url)
         assert connection.execute("SELECT 1").fetchone() == (1,)
-        cable.accept()
+        proxy.accept()
         assert PostgresAt(url).execute("SELECT 1") == [(1,)]
 
 
-def test_a_server_that_is_down_resets_its_clients(cable: Cable) -> None:
-    cable.reroute("127.0.0.1", 1)
+def test_a_server_that_is_down_resets_its_clients(proxy: FaultProxy) -> None:
+    proxy.reroute("127.0.0.1", 1)
     with pytest.raises(psycopg.OperationalError):
-        connect(cable.url_for("postgresql://postgres@db/postgres"))
+        connect(proxy.url_for("postgresql://postgres@db/postgres"))
 
 
-def test_a_stalled_cable_carries_nothing_until_it_flows(table: PostgresServer, cable: Cable) -> None:
+def test_a_stalled_proxy_carries_nothing_until_it_flows(table: PostgresServer, proxy: FaultProxy) -> None:
     answers: list[object] = []
-    with connect(cable.url_for(table.url)) as connection:
-        cable.stall()
+    with connect(proxy.url_for(table.url)) as connection:
+        proxy.stall()
         insert = "INSERT INTO notes VALUES ('late') RETURNING note"
         asking = threading.Thread(target=lambda: answers.append(connection.execute(insert).fetchone()))
         asking.start()
         assert (answers, notes(table)) == ([], [])
-        cable.flow()
+        proxy.flow()
         asking.join()
     assert (answers, notes(table)) == ([("late",)], ["late"])
 
 
-def test_a_request_is_dropped_before_the_server_sees_it(table: PostgresServer, cable: Cable) -> None:
-    with connect(cable.url_for(table.url)) as connection:
-        cable.cut_before_request(n=2)
+def test_a_request_is_dropped_before_the_server_sees_it(table: PostgresServer, proxy: FaultProxy) -> None:
+    with connect(proxy.url_for(table.url)) as connection:
+        proxy.cut_before_request(n=2)
         connection.execute("INSERT INTO notes VALUES ('first')")
         with pytest.raises(LOST):
             connection.execute("INSERT INTO notes VALUES (%s)", ["second"])
-    assert cable.triggered.wait(10)
+    assert proxy.triggered.wait(10)
     assert notes(table) == ["first"]
 
 
-def test_an_answer_is_lost_after_the_commit(table: PostgresServer, cable: Cable) -> None:
-    with connect(cable.url_for(table.url)) as connection:
-        cable.cut_after_request()
+def test_an_answer_is_lost_after_the_commit(table: PostgresServer, proxy: FaultProxy) -> None:
+    with connect(proxy.url_for(table.url)) as connection:
+        proxy.cut_after_request()
         with pytest.raises(LOST):
             connection.execute("INSERT INTO notes VALUES (%s)", ["ambiguous"])
-        assert cable.triggered.wait(10)
+        assert proxy.triggered.wait(10)
         assert notes(table) == ["ambiguous"]
-        assert cable.connections == 0
+        assert proxy.connections == 0
 
 
 @pytest.mark.parametrize(("then", "kept"), [("drop", []), ("lose_answer", ["a", "b"])])
-def test_the_fate_of_a_commit(table: PostgresServer, cable: Cable, then: str, kept: list[str]) -> None:
-    with connect(cable.url_for(table.url)) as connection:
-        cable.on_request(b"COMMIT", then)
+def test_the_fate_of_a_commit(table: PostgresServer, proxy: FaultProxy, then: str, kept: list[str]) -> None:
+    with connect(proxy.url_for(table.url)) as connection:
+        proxy.on_request(b"COMMIT", then)
         connection.autocommit = False
         connection.execute("INSERT INTO notes VALUES ('a')")
         connection.execute("INSERT INTO notes VALUES (%s)", ["b"])
         with pytest.raises(LOST):
             connection.commit()
-    assert cable.triggered.wait(10)
+    assert proxy.triggered.wait(10)
     assert notes(table) == kept
 
 
 @pytest.mark.parametrize(("then", "kept"), [("drop", ["1"]), ("lose_answer", ["1", "2"])])
 def test_a_prepared_statement_is_recognised_when_it_runs(
-    table: PostgresServer, cable: Cable, then: str, kept: list[str]
+    table: PostgresServer, proxy: FaultProxy, then: str, kept: list[str]
 ) -> None:
     insert = "INSERT INTO notes VALUES (%s)"
-    with connect(cable.url_for(table.url)) as connection:
+    with connect(proxy.url_for(table.url)) as connection:
         connection.execute(insert, ["1"], prepare=True)
-        cable.on_request(b"INTO notes", then)
+        proxy.on_request(b"INTO notes", then)
         connection.execute("SELECT 1", prepare=True)
         with pytest.raises(LOST):
             connection.execute(insert, ["2"], prepare=True)
-    assert cable.triggered.wait(10)
+    assert proxy.triggered.wait(10)
     assert notes(table) == kept
 
 
-def test_to_prepare_a_statement_is_not_to_run_it(table: PostgresServer, cable: Cable) -> None:
-    with connect(cable.url_for(table.url)) as connection:
-        cable.on_request(b"INTO notes", "lose_answer")
+def test_to_prepare_a_statement_is_not_to_run_it(table: PostgresServer, proxy: FaultProxy) -> None:
+    with connect(proxy.url_for(table.url)) as connection:
+        proxy.on_request(b"INTO notes", "lose_answer")
         connection.pgconn.prepare(b"later", b"INSERT INTO notes VALUES ('later')")
-        assert not cable.triggered.is_set()
+        assert not proxy.triggered.is_set()
         connection.pgconn.exec_prepared(b"later", [])
-        assert cable.triggered.wait(10)
+        assert proxy.triggered.wait(10)
     assert notes(table) == ["later"]
 
 
 def test_in_a_pipeline_earlier_answers_arrive_and_later_requests_do_not(
-    table: PostgresServer, cable: Cable
+    table: PostgresServer, proxy: FaultProxy
 ) -> None:
     def message(kind: bytes, body: bytes) -> bytes:
         return kind + (len(body) + 4).to_bytes(4, "big") + body
@@ -356,14 +382,14 @@ def test_in_a_pipeline_earlier_answers_arrive_and_later_requests_do_not(
         return message(b"Q", b"INSERT INTO notes VALUES ('%s') RETURNING note\0" % note)
 
     with (
-        socket.create_connection(("127.0.0.1", cable.port), timeout=10) as client,
+        socket.create_connection(("127.0.0.1", proxy.port), timeout=10) as client,
         client.makefile("rb") as answers,
     ):
         client.sendall(message(b"", b"\0\3\0\0user\0postgres\0\0"))
         ready = message(b"Z", b"I")
         while not client.recv(65536).endswith(ready):
             pass
-        cable.on_request(b"lost", "lose_answer")
+        proxy.on_request(b"lost", "lose_answer")
         client.sendall(insert(b"answered") + insert(b"lost") + insert(b"never"))
         received = answers.read(len(ready))
         while not received.endswith(ready):
@@ -371,14 +397,14 @@ def test_in_a_pipeline_earlier_answers_arrive_and_later_requests_do_not(
         assert b"answered" in received
         with pytest.raises(ConnectionResetError):
             answers.read(1)
-    assert cable.triggered.wait(10)
+    assert proxy.triggered.wait(10)
     assert notes(table) == ["answered", "lost"]
 
 
 @pytest.mark.parametrize("match", [b"COPY notes", b"second"])
 @pytest.mark.parametrize("extended", [True, False])
 def test_copied_data_arrives_and_its_answer_is_lost(
-    table: PostgresServer, cable: Cable, match: bytes, extended: bool
+    table: PostgresServer, proxy: FaultProxy, match: bytes, extended: bool
 ) -> None:
     def copy(connection: psycopg.Connection[tuple[object, ...]]) -> None:
         server = connection.pgconn
@@ -388,32 +414,33 @@ def test_copied_data_arrives_and_its_answer_is_lost(
         connection.wait(generators.copy_to(server, b"first\nsecond\n"))
         connection.wait(generators.copy_end(server, None))
 
-    with connect(cable.url_for(table.url)) as connection:
-        cable.on_request(match, "lose_answer")
+    with connect(proxy.url_for(table.url)) as connection:
+        proxy.on_request(match, "lose_answer")
         with pytest.raises(LOST):
             copy(connection)
-    assert cable.triggered.wait(10)
+    assert proxy.triggered.wait(10)
     assert notes(table) == ["first", "second"]
 
 
-def test_what_is_disarmed_does_not_happen(table: PostgresServer, cable: Cable) -> None:
-    with connect(cable.url_for(table.url)) as connection:
-        cable.cut_before_request()
-        cable.disarm()
+def test_what_is_disarmed_does_not_happen(table: PostgresServer, proxy: FaultProxy) -> None:
+    with connect(proxy.url_for(table.url)) as connection:
+        proxy.cut_before_request()
+        proxy.disarm()
         assert connection.execute("SELECT 1").fetchone() == (1,)
 
 
 # PgBouncer
 
 
+@pytest.mark.installed
 def test_pgbouncer_shares_one_session_between_transactions(server: PostgresServer) -> None:
     with PgBouncer.start(server, settings={"default_pool_size": "1"}) as bouncer:
         assert bouncer.version >= (1, 0)
         with connect(bouncer.url) as one, connect(bouncer.url) as other:
             backend = "SELECT pg_backend_pid()"
             assert one.execute(backend).fetchone() == other.execute(backend).fetchone()
-        with Cable.to(bouncer.url) as cable, connect(cable.url_for(bouncer.url)) as connection:
-            cable.cut_after_request()
+        with FaultProxy.to(bouncer.url) as proxy, connect(proxy.url_for(bouncer.url)) as connection:
+            proxy.cut_after_request()
             with pytest.raises(LOST):
                 connection.execute("SELECT 1")
     with pytest.raises(psycopg.OperationalError):

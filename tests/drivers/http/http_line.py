@@ -1,4 +1,4 @@
-"""What the tests of lost answers share: a handle whose connections run through somebody's hand, and one on the store itself."""
+"""What the tests of lost answers share: a handle whose connections run through a fault proxy, and one on the store itself."""
 
 from __future__ import annotations
 
@@ -13,66 +13,51 @@ from taskharbor.drivers.memory import MemoryDriver
 from taskharbor.ids import new_ids
 from taskharbor.jobs import SECOND, Attempt, JobRecord, JobState, Micros
 from taskharbor.testing.broker import RunningBroker, broker_thread
-from taskharbor_testkit.servers import Cable
-from taskharbor_testkit.servers.conversation import Sent
+from taskharbor_testkit.servers import FaultProxy
+from taskharbor_testkit.servers.protocols import Received, Sent
 
 NOW: Micros = 1_800_000_000 * SECOND
 LEASE: Micros = 60 * SECOND
 _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)\r\n", re.IGNORECASE)
 
 
-class _Messages:
-    """One direction of a connection, cut into requests or responses. Whoever speaks here says how long its bodies are."""
-
-    def __init__(self) -> None:
-        self._buffer = bytearray()
-
-    def feed(self, data: bytes) -> None:
-        self._buffer += data
-
-    def take(self) -> bytes | None:
-        head = self._buffer.find(b"\r\n\r\n")
-        if head < 0:
-            return None
-        length = _LENGTH.search(self._buffer, 0, head + 2)
+def _whole_messages(buffer: bytearray, data: bytes) -> Iterator[bytes]:
+    """Requests or responses of one direction. Both ends say here how long their bodies are."""
+    buffer += data
+    while (head := buffer.find(b"\r\n\r\n")) >= 0:
+        length = _LENGTH.search(buffer, 0, head + 2)
         end = head + 4 + (int(length[1]) if length else 0)
-        if len(self._buffer) < end:
-            return None
-        message = bytes(self._buffer[:end])
-        del self._buffer[:end]
-        return message
+        if len(buffer) < end:
+            return
+        message = bytes(buffer[:end])
+        del buffer[:end]
+        yield message
 
 
-class HttpConversation:
+class HttpProtocol:
     def __init__(self) -> None:
-        self.client = _Messages()
-        self.server = _Messages()
         self.unanswered = 0
         self.open = False
+        self._client = bytearray()
+        self._server = bytearray()
 
-    def from_client(self) -> Iterator[Sent]:
-        while (message := self.client.take()) is not None:
+    def from_client(self, data: bytes) -> Iterator[Sent]:
+        for message in _whole_messages(self._client, data):
             self.unanswered += 1
             yield Sent(message, True, True)
 
-    def from_server(self) -> Iterator[bytes]:
-        while (message := self.server.take()) is not None:
+    def from_server(self, data: bytes) -> Iterator[Received]:
+        for message in _whole_messages(self._server, data):
             self.unanswered -= 1
-            yield message
+            yield Received(message, True)
 
     def runs(self, message: bytes, match: bytes) -> bool:
         return match in message.partition(b"\r\n")[0]
 
-    def answers(self, message: bytes) -> bool:
-        return True
 
-    def asks_for_more(self, message: bytes) -> bool:
-        return False
-
-
-def cable_to(url: str) -> Cable:
+def proxy_to(url: str) -> FaultProxy:
     parts = urlsplit(url)
-    return Cable(parts.hostname or "", parts.port or 0, HttpConversation)
+    return FaultProxy(parts.hostname or "", parts.port or 0, HttpProtocol)
 
 
 def records(count: int, *, queue: str = "q", now: Micros = NOW, **fields: Any) -> list[JobRecord]:
@@ -83,12 +68,12 @@ def records(count: int, *, queue: str = "q", now: Micros = NOW, **fields: Any) -
 
 
 class Line:
-    """A handle by way of a cable and a broker, and one on the broker's own store, to see what is true."""
+    """A handle by way of a fault proxy and a broker, and one on the broker's own store, to see what is true."""
 
-    def __init__(self, near: HttpDriver, far: MemoryDriver, cable: Cable, broker: RunningBroker) -> None:
+    def __init__(self, near: HttpDriver, far: MemoryDriver, proxy: FaultProxy, broker: RunningBroker) -> None:
         self.near = near
         self.far = far
-        self.cable = cable
+        self.proxy = proxy
         self.broker = broker
 
     async def store(self, count: int = 1, **fields: Any) -> list[str]:
@@ -116,7 +101,7 @@ async def line(options: str = "", **config: Any) -> AsyncIterator[Line]:
     far = MemoryDriver()
     with (
         broker_thread(far.clone(), **{"trust_client_time": True, **config}) as broker,
-        cable_to(broker.url) as cable,
+        proxy_to(broker.url) as proxy,
     ):
-        async with HttpDriver.from_url(cable.url_for(broker.url) + options) as near:
-            yield Line(near, far, cable, broker)
+        async with HttpDriver.from_url(proxy.url_for(broker.url) + options) as near:
+            yield Line(near, far, proxy, broker)

@@ -33,9 +33,9 @@ def on_a_line(story: Callable[[Line], Awaitable[None]], **config: object) -> Non
 def test_an_enqueue_is_not_doubled(loss: str, new_ids: bool) -> None:
     async def story(here: Line) -> None:
         jobs = records(3)
-        here.cable.on_request(b"enqueue", loss)
+        here.proxy.on_request(b"enqueue", loss)
         answer = await here.near.enqueue(jobs, now=NOW, new_ids=new_ids)
-        assert here.cable.triggered.is_set()
+        assert here.proxy.triggered.is_set()
         assert answer == [Enqueued(job.id) for job in jobs]
         assert await here.counts() == {JobState.READY: 3}
 
@@ -46,9 +46,9 @@ def test_an_enqueue_is_not_doubled(loss: str, new_ids: bool) -> None:
 def test_a_reserve_gives_the_same_jobs_again(loss: str) -> None:
     async def story(here: Line) -> None:
         ids = await here.store(5)
-        here.cable.on_request(b"reserve", loss)
+        here.proxy.on_request(b"reserve", loss)
         held = await here.claim(3)
-        assert here.cable.triggered.is_set()
+        assert here.proxy.triggered.is_set()
         assert [(job.id, job.fence) for job in held] == [(job_id, 1) for job_id in ids[:3]]
         assert await here.counts() == {JobState.INFLIGHT: 3, JobState.READY: 2}
         assert await here.near.settle([Ack(job.id, job.token or "") for job in held], now=NOW) == [None] * 3
@@ -63,7 +63,7 @@ def test_a_settle_is_written_once_and_said_to_be_written(loss: str) -> None:
     async def story(here: Line) -> None:
         await here.store(3)
         done, again, back = await here.claim(3)
-        here.cable.on_request(b"settle", loss)
+        here.proxy.on_request(b"settle", loss)
         answers = await here.near.settle(
             [
                 Ack(done.id, done.token or ""),
@@ -73,7 +73,7 @@ def test_a_settle_is_written_once_and_said_to_be_written(loss: str) -> None:
             ],
             now=NOW,
         )
-        assert here.cable.triggered.is_set()
+        assert here.proxy.triggered.is_set()
         assert answers[:3] == [None] * 3
         assert type(answers[3]).__name__ == "JobNotFound"
         assert await here.counts() == {JobState.DONE: 1, JobState.READY: 2}
@@ -87,14 +87,14 @@ def test_a_heartbeat_a_cancel_and_settings_survive_a_lost_answer() -> None:
     async def story(here: Line) -> None:
         (job_id,) = await here.store()
         (job,) = await here.claim()
-        here.cable.on_request(b"extend_lease", "lose_answer")
+        here.proxy.on_request(b"extend_lease", "lose_answer")
         (lease,) = await here.near.extend_lease(
             [Extension(job.id, job.token or "")], lease_for=LEASE, now=NOW + 5
         )
         assert lease.expires_at_us == NOW + 5 + LEASE
-        here.cable.on_request(b"cancel", "lose_answer")
+        here.proxy.on_request(b"cancel", "lose_answer")
         assert await here.near.cancel([job_id], now=NOW) == [JobState.INFLIGHT]
-        here.cable.on_request(b"configure", "lose_answer")
+        here.proxy.on_request(b"configure", "lose_answer")
         await here.near.configure("q", QueueSettings(paused=True), now=NOW)
         assert (await here.near.settings("q")).paused
 
@@ -104,9 +104,9 @@ def test_a_heartbeat_a_cancel_and_settings_survive_a_lost_answer() -> None:
 def test_what_is_only_read_is_read_again() -> None:
     async def story(here: Line) -> None:
         ids = await here.store(2)
-        here.cable.on_request(b"get", "lose_answer")
+        here.proxy.on_request(b"get", "lose_answer")
         assert [job.id for job in await here.near.get(ids, now=NOW) if job] == ids
-        here.cable.on_request(b"time", "drop")
+        here.proxy.on_request(b"time", "drop")
         assert await here.near.time() > 0
 
     on_a_line(story)
@@ -117,11 +117,11 @@ def test_what_is_only_read_is_read_again() -> None:
 
 async def lose_a_reserve(here: Line, limit: int) -> None:
     """The broker carries it out; then there is no way to the broker."""
-    here.cable.refuse()
-    here.cable.on_request(b"reserve", "lose_answer")
+    here.proxy.refuse()
+    here.proxy.on_request(b"reserve", "lose_answer")
     with pytest.raises(BackendUnavailable, match="no broker answers"):
         await here.claim(limit)
-    here.cable.accept()
+    here.proxy.accept()
 
 
 def test_the_next_reserve_of_the_worker_gets_the_jobs_of_the_lost_one() -> None:
@@ -183,13 +183,13 @@ def test_a_cancelled_reserve_gives_back_what_it_leased() -> None:
 
     async def story(here: Line) -> None:
         (job_id,) = await here.store()
-        here.cable.stall()
+        here.proxy.stall()
         claiming = asyncio.ensure_future(here.claim())
         await asyncio.sleep(0)
         claiming.cancel()
         with pytest.raises(asyncio.CancelledError):
             await claiming
-        here.cable.flow()
+        here.proxy.flow()
 
         async def is_free() -> bool:
             return await here.counts() == {JobState.READY: 1}
@@ -205,11 +205,11 @@ def test_a_cancelled_reserve_gives_back_what_it_leased() -> None:
 def test_a_repeated_enqueue_by_the_caller_stores_nothing_new() -> None:
     async def story(here: Line) -> None:
         jobs = records(2)
-        here.cable.refuse()
-        here.cable.on_request(b"enqueue", "lose_answer")
+        here.proxy.refuse()
+        here.proxy.on_request(b"enqueue", "lose_answer")
         with pytest.raises(BackendUnavailable):
             await here.near.enqueue(jobs, now=NOW)
-        here.cable.accept()
+        here.proxy.accept()
         assert await here.near.enqueue(jobs, now=NOW) == [Enqueued(job.id, True) for job in jobs]
         assert await here.counts() == {JobState.READY: 2}
 
@@ -221,11 +221,11 @@ def test_a_repeated_settle_by_the_caller_is_told_the_truth() -> None:
         await here.store(2)
         done, again = await here.claim(2)
         batch = [Ack(done.id, done.token or ""), Retry(again.id, again.token or "", NOW, 1, BOOM)]
-        here.cable.refuse()
-        here.cable.on_request(b"settle", "lose_answer")
+        here.proxy.refuse()
+        here.proxy.on_request(b"settle", "lose_answer")
         with pytest.raises(BackendUnavailable):
             await here.near.settle(batch, now=NOW)
-        here.cable.accept()
+        here.proxy.accept()
         first, second = await here.near.settle(batch, now=NOW)
         assert first is None
         assert isinstance(second, JobNotInflight)
@@ -238,13 +238,13 @@ def test_a_wake_up_whose_answer_was_lost_comes_again() -> None:
     async def story(here: Line) -> None:
         while await here.near.wait(["q"], now=NOW, timeout=0):
             pass
-        here.cable.refuse()
-        here.cable.on_request(b"wait", "lose_answer")
+        here.proxy.refuse()
+        here.proxy.on_request(b"wait", "lose_answer")
         waiting = asyncio.ensure_future(here.near.wait(["q"], now=NOW, timeout=20))
         await here.store()
         with pytest.raises(BackendUnavailable):
             await waiting
-        here.cable.accept()
+        here.proxy.accept()
         assert await here.near.wait(["q"], now=NOW, timeout=20)
 
     on_a_line(story)

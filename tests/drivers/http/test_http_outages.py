@@ -13,7 +13,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from http_line import NOW, cable_to, line, records
+from http_line import NOW, line, proxy_to, records
 
 from taskharbor import Job, JobState, Outcome
 from taskharbor.drivers.http import HttpDriver
@@ -23,8 +23,8 @@ from taskharbor.drivers.sqlite import SQLiteDriver
 from taskharbor.errors import BackendUnavailable, InvalidRequest
 from taskharbor.testing.broker import BrokerProcess, broker_process, running_broker
 from taskharbor_testkit.conformance.invariants import check_no_overlap, spans
-from taskharbor_testkit.servers import Cable
-from taskharbor_testkit.servers.ports import free_port
+from taskharbor_testkit.servers import FaultProxy
+from taskharbor_testkit.servers.process import free_port
 from worker.stage import eventually, logged, running, stage
 
 SEED = "TASKHARBOR_HTTP_CUT_SEED"
@@ -81,7 +81,7 @@ def test_a_worker_comes_through_brokers_that_are_killed_again_and_again(tmp_path
     async def main() -> None:
         with contextlib.ExitStack() as brokers:
             broker = await started(brokers, store)
-            cable = brokers.enter_context(cable_to(broker.url))
+            proxy = brokers.enter_context(proxy_to(broker.url))
             hold, held = asyncio.Event(), asyncio.Event()
 
             async def handle(job: Job) -> None:
@@ -89,7 +89,7 @@ def test_a_worker_comes_through_brokers_that_are_killed_again_and_again(tmp_path
                 held.set()
                 await hold.wait()
 
-            async with stage(HttpDriver.from_url(cable.url_for(broker.url))) as here:
+            async with stage(HttpDriver.from_url(proxy.url_for(broker.url))) as here:
                 with logged() as said:
                     async with running(here.worker(handle, lease=60.0, poll_interval=0.2)):
                         ids: list[str] = []
@@ -100,8 +100,8 @@ def test_a_worker_comes_through_brokers_that_are_killed_again_and_again(tmp_path
                             await asyncio.to_thread(broker.kill)
                             hold.set()  # What runs now ends while no broker is there.
                             broker = await started(brokers, store)
-                            cable.reroute("127.0.0.1", urlsplit(broker.url).port or 0)
-                            cable.cut()
+                            proxy.reroute("127.0.0.1", urlsplit(broker.url).port or 0)
+                            proxy.cut()
                             for job_id in ids:
                                 assert (await here.ended(job_id)).state is JobState.DONE
                             hold.clear()
@@ -145,16 +145,16 @@ def test_nothing_is_lost_or_doubled_on_a_line_that_is_cut_again_and_again() -> N
     async def handle(job: Job) -> None:
         executions[job.id] += 1
 
-    async def cut(cable: Cable) -> None:
+    async def cut(proxy: FaultProxy) -> None:
         while True:
-            armed = cable.cut_before_request if dice.random() < 0.5 else cable.cut_after_request
+            armed = proxy.cut_before_request if dice.random() < 0.5 else proxy.cut_after_request
             armed(dice.randint(1, 4))
-            await asyncio.to_thread(cable.triggered.wait)
+            await asyncio.to_thread(proxy.triggered.wait)
 
     async def main() -> None:
         async with line(trust_client_time=False) as here, stage(here.near.clone()) as theirs:
             await theirs.client.open()
-            cutting = asyncio.create_task(cut(here.cable))
+            cutting = asyncio.create_task(cut(here.proxy))
             worker = theirs.worker(handle, concurrency=8, lease=60.0, poll_interval=0.2)
             async with running(worker):
                 ids: list[str] = []
@@ -162,8 +162,8 @@ def test_nothing_is_lost_or_doubled_on_a_line_that_is_cut_again_and_again() -> N
                     ids += await persistently(lambda: theirs.enqueue_many(5))
                 await eventually(lambda: len(executions) >= len(ids))
                 cutting.cancel()
-                here.cable.disarm()
-                here.cable.triggered.set()  # The thread that waits for it may go.
+                here.proxy.disarm()
+                here.proxy.triggered.set()  # The thread that waits for it may go.
                 for job_id in ids:
                     assert (await theirs.ended(job_id)).state is JobState.DONE
             rows = (await here.far.read_attempts(limit=10_000)).attempts
@@ -291,10 +291,10 @@ def test_a_token_never_follows_to_a_leader_on_an_open_line() -> None:
 def test_a_broker_that_says_nothing_is_given_up_in_time() -> None:
     async def main() -> None:
         async with line("?timeout=0.2") as here:
-            here.cable.stall()
+            here.proxy.stall()
             with pytest.raises(BackendUnavailable, match=r"no answer within 0\.2 s"):
                 await here.near.enqueue(records(1), now=NOW)
-            here.cable.flow()
+            here.proxy.flow()
             await here.near.enqueue(records(1), now=NOW)
 
     asyncio.run(main())
@@ -303,11 +303,11 @@ def test_a_broker_that_says_nothing_is_given_up_in_time() -> None:
 def test_a_broker_that_hangs_is_passed_over_for_another() -> None:
     async def main() -> None:
         store = MemoryStore()
-        with broker_on(store) as one, broker_on(store) as two, cable_to(one) as cable:
-            async with HttpDriver.from_url(both(cable.url_for(one), two) + "?timeout=0.3") as driver:
-                cable.stall()
+        with broker_on(store) as one, broker_on(store) as two, proxy_to(one) as proxy:
+            async with HttpDriver.from_url(both(proxy.url_for(one), two) + "?timeout=0.3") as driver:
+                proxy.stall()
                 await driver.enqueue(records(1), now=NOW)
-                cable.flow()
+                proxy.flow()
         (stats,) = store.stats(NOW, "q")
         assert stats.counts[JobState.READY] == 1
 

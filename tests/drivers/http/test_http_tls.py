@@ -3,45 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
-import subprocess
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from needing import need
+from needing import Certificate
 from taskharbor.drivers.http import HttpDriver
 from taskharbor.errors import BackendUnavailable, InvalidRequest
 from taskharbor.testing.broker import running_broker
 
 
 @pytest.fixture(scope="module")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """One that vouches for itself at 127.0.0.1, and its key."""
-    if shutil.which("openssl") is None:
-        need("openssl, to make a certificate with")
-    place = tmp_path_factory.mktemp("tls")
-    subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
-         "-subj", "/CN=harbor", "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", place / "key.pem",
-         "-out", place / "cert.pem"],
-        check=True,
-        capture_output=True,
-    )  # fmt: skip
-    return place / "cert.pem", place / "key.pem"
-
-
-@pytest.fixture(scope="module")
-def url(certificate: tuple[Path, Path]) -> Iterator[str]:
-    with running_broker("memory://", tls=certificate) as url:
+def url(certificate: Certificate) -> Iterator[str]:
+    with running_broker("memory://", tls=(certificate.chain, certificate.key)) as url:
         assert url.startswith("https://")
         yield url
 
 
-def test_a_broker_that_is_vouched_for_is_talked_to(url: str, certificate: tuple[Path, Path]) -> None:
+def test_a_broker_that_is_vouched_for_is_talked_to(url: str, certificate: Certificate) -> None:
     async def main() -> None:
-        async with HttpDriver.from_url(f"{url}?ca={certificate[0]}") as driver:
+        async with HttpDriver.from_url(f"{url}?ca={certificate.authority}") as driver:
             assert await driver.time() > 0
 
     asyncio.run(main())
@@ -52,10 +33,10 @@ def test_a_broker_that_nobody_vouches_for_is_refused(url: str) -> None:
         asyncio.run(HttpDriver.from_url(url).open())
 
 
-def test_a_certificate_for_another_name_is_refused(url: str, certificate: tuple[Path, Path]) -> None:
+def test_a_certificate_for_another_name_is_refused(url: str, certificate: Certificate) -> None:
     named = url.replace("127.0.0.1", "localhost")
     with pytest.raises(BackendUnavailable, match="vouches"):
-        asyncio.run(HttpDriver.from_url(f"{named}?ca={certificate[0]}").open())
+        asyncio.run(HttpDriver.from_url(f"{named}?ca={certificate.authority}").open())
 
 
 def test_tls_with_a_broker_that_has_none_is_said() -> None:

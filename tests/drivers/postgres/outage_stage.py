@@ -1,4 +1,4 @@
-"""What the tests of outages share: a server of their own, and a handle whose connections run through somebody's hand."""
+"""What the tests of outages share: a server of their own, and a handle whose connections run through a fault proxy."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from psycopg import sql
 from taskharbor.drivers.postgres import PostgresDriver
 from taskharbor.ids import new_ids
 from taskharbor.jobs import SECOND, Attempt, JobRecord, JobState, Micros
-from taskharbor_testkit.servers import Cable, PostgresAt, PostgresServer, with_fresh_schema
+from taskharbor_testkit.servers import FaultProxy, PostgresAt, PostgresServer, with_fresh_schema
 
 NOW: Micros = 1_800_000_000 * SECOND
 LEASE: Micros = 60 * SECOND
@@ -32,12 +32,12 @@ def records(count: int, *, queue: str = "q", now: Micros = NOW, **fields: Any) -
 
 
 class Line:
-    """A handle by way of a cable, and one that goes straight to the server, to see what is true."""
+    """A handle by way of a fault proxy, and one that goes straight to the server, to see what is true."""
 
-    def __init__(self, near: PostgresDriver, far: PostgresDriver, cable: Cable) -> None:
+    def __init__(self, near: PostgresDriver, far: PostgresDriver, proxy: FaultProxy) -> None:
         self.near = near
         self.far = far
-        self.cable = cable
+        self.proxy = proxy
 
     async def store(self, count: int = 1, **fields: Any) -> list[str]:
         answers = await self.far.enqueue(records(count, **fields), now=NOW)
@@ -61,12 +61,12 @@ class Line:
 @contextlib.asynccontextmanager
 async def line(server: PostgresServer, options: str = "") -> AsyncIterator[Line]:
     url = with_fresh_schema(server.url)
-    with Cable.to(server.url) as cable:
-        near = PostgresDriver.from_url(cable.url_for(url) + options)
+    with FaultProxy.to(server.url) as proxy:
+        near = PostgresDriver.from_url(proxy.url_for(url) + options)
         async with near, PostgresDriver.from_url(url) as far:
             # A call that fails on a connection nobody has used yet is not repeated: such a server is really gone.
             await near.time()
-            yield Line(near, far, cable)
+            yield Line(near, far, proxy)
 
 
 @contextlib.contextmanager

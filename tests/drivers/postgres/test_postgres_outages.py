@@ -33,7 +33,7 @@ from taskharbor.drivers.contract import Ack, Extension, JobFilter
 from taskharbor.drivers.postgres import PostgresDriver, listener
 from taskharbor.errors import BackendUnavailable
 from taskharbor_testkit.conformance.invariants import check_no_overlap, spans
-from taskharbor_testkit.servers import Cable, PostgresServer, with_fresh_schema
+from taskharbor_testkit.servers import FaultProxy, PostgresServer, with_fresh_schema
 from worker.stage import Stage, eventually, finish, running, stage
 
 SEED = "TASKHARBOR_POSTGRES_CUT_SEED"
@@ -213,12 +213,12 @@ def test_a_worker_goes_on_when_its_address_leads_to_another_server(
     primary, standby = pair
 
     async def main() -> None:
-        with Cable.to(primary.url) as cable:
-            async with stage(connected(cable.url_for(with_fresh_schema(primary.url)))) as here:
+        with FaultProxy.to(primary.url) as proxy:
+            async with stage(connected(proxy.url_for(with_fresh_schema(primary.url)))) as here:
                 shift = Shift(here)
                 async with shift.interrupted():
-                    cable.reroute("127.0.0.1", standby.port)
-                    cable.cut()
+                    proxy.reroute("127.0.0.1", standby.port)
+                    proxy.cut()
                     with pytest.raises(BackendUnavailable, match="target_session_attrs"):
                         await here.client.driver.enqueue(records(1), now=NOW)
                     await asyncio.to_thread(standby.catch_up)
@@ -334,7 +334,7 @@ def test_calls_on_a_line_that_is_cut_at_any_moment_happen_once(server: PostgresS
                 while True:
                     more = traffic.tries + rng.randrange(12)
                     await eventually(lambda more=more: traffic.tries >= more)
-                    here.cable.cut()
+                    here.proxy.cut()
 
             cutting = asyncio.ensure_future(cut())
             producing = [asyncio.ensure_future(traffic.produce(f"p{n}", batches)) for n in range(producers)]
@@ -372,7 +372,7 @@ def test_a_handle_whose_connections_are_all_held_up_says_what_to_do(server: Post
             assert [one.id for one in await finish(held_up)] == [batch[0].id]
             # A claim that never left is no claim of which the answer was lost.
             assert [job.id for job in await here.claim()] == [batch[0].id]
-            assert here.cable.connections == 1
+            assert here.proxy.connections == 1
 
     asyncio.run(main())
 
@@ -392,7 +392,7 @@ def test_a_call_that_is_given_up_on_a_dead_line_takes_nothing_with_it(server: Po
     async def main() -> None:
         async with line(server) as here:
             await here.store()
-            here.cable.stall()
+            here.proxy.stall()
             calls = [here.near.time(), here.claim(), here.near.enqueue(records(1), now=NOW)]
             given_up = [asyncio.ensure_future(call) for call in calls]
             await asyncio.wait(given_up, timeout=0.05)
@@ -401,8 +401,8 @@ def test_a_call_that_is_given_up_on_a_dead_line_takes_nothing_with_it(server: Po
                 call.cancel()
             _, pending = await asyncio.wait(given_up, timeout=30)
             assert not pending
-            here.cable.cut()
-            here.cable.flow()
+            here.proxy.cut()
+            here.proxy.flow()
             # The claim never reached the server, or its job was given back: somebody gets it.
             await eventually(
                 lambda: _is_one(here.near.reserve("q", limit=1, lease_for=LEASE, now=NOW, worker="x"))
@@ -459,7 +459,7 @@ def test_a_listener_that_was_lost_comes_back_and_hears(server: PostgresServer, h
                 if how == "terminated":
                     server.execute("SELECT pg_terminate_backend(%s)", [old])
                 else:
-                    here.cable.cut()
+                    here.proxy.cut()
                 await eventually(lambda old=old: len(listeners(server)) == 1 and listeners(server) != [old])
                 async with waiter(here) as wait:
                     waiting = asyncio.ensure_future(wait())
@@ -517,42 +517,42 @@ def test_who_waits_while_the_listener_is_lost_is_woken(server: PostgresServer, u
 
 
 class SplitDriver(PostgresDriver):
-    """Listens through a cable, and does everything else straight."""
+    """Listens through a proxy, and does everything else straight."""
 
-    cable: Cable
+    proxy: FaultProxy
 
     async def open(self) -> None:
         await super().open()
         assert self._watcher is not None
-        by_cable = f"{self.options.conninfo} port={self.cable.port}"
-        self._watcher._options = msgspec.structs.replace(self.options, conninfo=by_cable)
+        by_proxy = f"{self.options.conninfo} port={self.proxy.port}"
+        self._watcher._options = msgspec.structs.replace(self.options, conninfo=by_proxy)
 
 
 @contextlib.asynccontextmanager
 async def split_line(server: PostgresServer, options: str) -> AsyncIterator[Line]:
     url = with_fresh_schema(server.url)
-    with Cable.to(server.url) as cable:
+    with FaultProxy.to(server.url) as proxy:
         near = SplitDriver.from_url(url + options)
-        near.cable = cable
+        near.proxy = proxy
         async with near, connected(url) as far:
             await far.enqueue(records(1), now=NOW)
             await near.wait(["q"], now=NOW, timeout=0.01)
             await eventually(lambda: len(listeners(server)) == 1)
-            yield Line(near, far, cable)
+            yield Line(near, far, proxy)
 
 
 @pytest.mark.usefixtures("no_probe")
 def test_a_line_that_fell_silent_delays_a_wake_up_but_loses_none(server: PostgresServer) -> None:
     async def main() -> None:
         async with split_line(server, "&poll=3600") as here, waiter(here) as wait:
-            here.cable.stall()
+            here.proxy.stall()
             waiting = asyncio.ensure_future(here.near.wait(["q"], now=NOW, timeout=0.1))
             await asyncio.wait([waiting], timeout=0.02)
             await here.store()
             assert not await finish(waiting)
             # Nobody told it, so it has to find out itself when it waits next.
             assert await finish(wait())
-            here.cable.flow()
+            here.proxy.flow()
             await settled(here)
             waiting = asyncio.ensure_future(wait())
             await asyncio.wait([waiting], timeout=0.05)
@@ -570,14 +570,14 @@ def test_a_line_that_stays_silent_is_given_up_for_looking(
 
     async def main() -> None:
         async with split_line(server, "&poll=0.02") as here, waiter(here) as wait:
-            here.cable.stall()
+            here.proxy.stall()
             for _ in range(3):
                 waiting = asyncio.ensure_future(wait())
                 await asyncio.wait([waiting], timeout=0.05)
                 await here.store()
                 assert await finish(waiting)
-            here.cable.cut()
-            here.cable.flow()
+            here.proxy.cut()
+            here.proxy.flow()
             assert here.near._watcher is not None
             ear = here.near._watcher._listener
             assert ear is not None

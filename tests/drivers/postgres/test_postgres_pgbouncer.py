@@ -31,6 +31,8 @@ OPTIONS = "&prepare=off&notify=off&poll=0.02"
 FAMILIES = ("concurrency", "crash", "limits", "waiting")
 """The kit's cases that lean on sessions, locks and wake-ups more than others."""
 
+pytestmark = pytest.mark.installed
+
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[PostgresServer]:

@@ -14,6 +14,7 @@ import pytest
 from pg_harness import DAY, NOW, Raw
 from pg_reads import Reads, one_connection, reads_of
 
+from needing import need
 from taskharbor.drivers.contract import Ack, Extension, Fail, JobFilter, Release, Retry
 from taskharbor.drivers.postgres import PostgresDriver
 from taskharbor.ids import new_id
@@ -298,9 +299,10 @@ def explaining(oldest_postgres_server: PostgresServer, postgres_server: Postgres
         yield url
         drop_schema(url)
         return
-    pytest.skip("no server has auto_explain: install PostgreSQL's contrib modules")
+    need("a PostgreSQL with auto_explain, one of its contrib modules")
 
 
+@pytest.mark.installed
 @pytest.mark.parametrize(
     ("case", "scans"),
     [
@@ -344,6 +346,7 @@ _NOT_FLAT: dict[str, Call] = {
 """Calls that may read more than they answer."""
 
 
+@pytest.mark.installed
 @pytest.mark.parametrize("case", [*_CASES, *_NOT_FLAT])
 def test_nothing_is_compiled(explaining: str, case: str) -> None:
     """A plan that has to use what it was told to avoid counts as so expensive that the server takes seconds to compile it."""

@@ -1,4 +1,4 @@
-"""What the tests of outages share: a handle whose connections run through somebody's hand, and one that goes straight."""
+"""What the tests of outages share: a handle whose connections run through a fault proxy, and one that goes straight."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from taskharbor.drivers.redis import RedisDriver
 from taskharbor.drivers.redis.scripts import script
 from taskharbor.ids import new_ids
 from taskharbor.jobs import SECOND, Attempt, JobRecord, JobState, Micros
-from taskharbor_testkit.servers import Cable, RedisServer, with_fresh_prefix
+from taskharbor_testkit.servers import FaultProxy, RedisServer, with_fresh_prefix
 
 NOW: Micros = 1_800_000_000 * SECOND
 LEASE: Micros = 60 * SECOND
@@ -38,12 +38,12 @@ def runs(name: str) -> bytes:
 
 
 class Line:
-    """A handle by way of a cable, and one that goes straight to the server, to see what is true."""
+    """A handle by way of a fault proxy, and one that goes straight to the server, to see what is true."""
 
-    def __init__(self, near: RedisDriver, far: RedisDriver, cable: Cable) -> None:
+    def __init__(self, near: RedisDriver, far: RedisDriver, proxy: FaultProxy) -> None:
         self.near = near
         self.far = far
-        self.cable = cable
+        self.proxy = proxy
 
     async def store(self, count: int = 1, **fields: Any) -> list[str]:
         answers = await self.far.enqueue(records(count, **fields), now=NOW)
@@ -68,7 +68,7 @@ class Line:
 async def line(server: RedisServer, options: str = "") -> AsyncIterator[Line]:
     url = with_fresh_prefix(server.url)
     load_scripts(server)
-    with Cable.to(server.url) as cable:
-        near = RedisDriver.from_url(cable.url_for(url) + options)
+    with FaultProxy.to(server.url) as proxy:
+        near = RedisDriver.from_url(proxy.url_for(url) + options)
         async with near, RedisDriver.from_url(url) as far:
-            yield Line(near, far, cable)
+            yield Line(near, far, proxy)

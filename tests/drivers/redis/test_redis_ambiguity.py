@@ -1,6 +1,6 @@
 """Calls whose answer never comes: whether the server has carried them out or not, they have happened once.
 
-A cable loses the answer of the very request a test names (`lose_answer`), or the request itself (`drop`). The caller is to
+A proxy loses the answer of the very request a test names (`lose_answer`), or the request itself (`drop`). The caller is to
 see neither: the driver asks again, in a way that finds what the first try has done.
 """
 
@@ -30,9 +30,9 @@ from taskharbor.drivers.redis.wire import Wire
 from taskharbor.errors import BackendUnavailable
 from taskharbor.jobs import SECOND, Failure, JobRecord, JobState, Lease, Outcome
 from taskharbor_testkit.servers import RedisServer
-from taskharbor_testkit.servers.link import Fate
+from taskharbor_testkit.servers.proxy import Fault
 
-pytestmark = pytest.mark.parametrize("fate", ["drop", "lose_answer"])
+pytestmark = pytest.mark.parametrize("fault", ["drop", "lose_answer"])
 
 ERROR = Failure("ValueError", "no")
 
@@ -52,21 +52,21 @@ def on_a_line(server: RedisServer, story: Callable[[Line], Awaitable[None]], opt
     asyncio.run(main())
 
 
-async def asked_twice(here: Line, script: str, fate: Fate, ask: Callable[[], Awaitable[Any]]) -> Any:
-    """What the caller is told, when the first request that runs the script meets its fate."""
-    here.cable.on_request(runs(script), then=fate)
+async def asked_twice(here: Line, script: str, fault: Fault, ask: Callable[[], Awaitable[Any]]) -> Any:
+    """What the caller is told, when the first request that runs the script meets its fault."""
+    here.proxy.on_request(runs(script), then=fault)
     answer = await ask()
-    assert here.cable.triggered.wait(10), f"nothing ran {script}"
+    assert here.proxy.triggered.wait(10), f"nothing ran {script}"
     return answer
 
 
-async def asked_in_vain(here: Line, script: str, fate: Fate, ask: Callable[[], Awaitable[Any]]) -> None:
+async def asked_in_vain(here: Line, script: str, fault: Fault, ask: Callable[[], Awaitable[Any]]) -> None:
     """The same, with nobody there to ask a second time."""
-    here.cable.refuse()
+    here.proxy.refuse()
     with pytest.raises(BackendUnavailable):
-        await asked_twice(here, script, fate, ask)
-    assert here.cable.triggered.wait(10)
-    here.cable.accept()
+        await asked_twice(here, script, fault, ask)
+    assert here.proxy.triggered.wait(10)
+    here.proxy.accept()
 
 
 # -- enqueue ----------------------------------------------------------------------------------------------
@@ -75,12 +75,12 @@ async def asked_in_vain(here: Line, script: str, fate: Fate, ask: Callable[[], A
 @pytest.mark.parametrize("count", [1, 50])
 @pytest.mark.parametrize(("script", "new_ids"), [("enqueue_new", True), ("enqueue", False)])
 def test_a_plain_enqueue_stores_each_job_once(
-    server: RedisServer, fate: Fate, count: int, script: str, new_ids: bool
+    server: RedisServer, fault: Fault, count: int, script: str, new_ids: bool
 ) -> None:
     async def story(here: Line) -> None:
         batch = records(count)
         answers = await asked_twice(
-            here, script, fate, lambda: here.near.enqueue(batch, now=NOW, new_ids=new_ids)
+            here, script, fault, lambda: here.near.enqueue(batch, now=NOW, new_ids=new_ids)
         )
         assert [one.id for one in answers] == [record.id for record in batch]
         assert await here.counts() == {JobState.READY: count}
@@ -92,10 +92,10 @@ def test_a_plain_enqueue_stores_each_job_once(
 @pytest.mark.parametrize(
     "fields", [{"key": "k"}, {"idempotency_key": "i"}, {"key": "k", "idempotency_key": "i"}]
 )
-def test_an_enqueue_by_key_stores_one_job(server: RedisServer, fate: Fate, fields: dict[str, str]) -> None:
+def test_an_enqueue_by_key_stores_one_job(server: RedisServer, fault: Fault, fields: dict[str, str]) -> None:
     async def story(here: Line) -> None:
         (record,) = records(1, **fields)
-        (answer,) = await asked_twice(here, "enqueue", fate, lambda: here.near.enqueue([record], now=NOW))
+        (answer,) = await asked_twice(here, "enqueue", fault, lambda: here.near.enqueue([record], now=NOW))
         assert answer.id == record.id
         # The next one of the key finds it, so its mark was left once as well.
         assert await here.near.enqueue(records(1, **fields), now=NOW) == [Enqueued(record.id, existed=True)]
@@ -104,22 +104,22 @@ def test_an_enqueue_by_key_stores_one_job(server: RedisServer, fate: Fate, field
     on_a_line(server, story)
 
 
-def test_an_enqueue_onto_a_running_key_blocks_one_job(server: RedisServer, fate: Fate) -> None:
+def test_an_enqueue_onto_a_running_key_blocks_one_job(server: RedisServer, fault: Fault) -> None:
     async def story(here: Line) -> None:
         await here.store(key="k")
         await here.claim()
         (record,) = records(1, key="k")
-        (answer,) = await asked_twice(here, "enqueue", fate, lambda: here.near.enqueue([record], now=NOW))
+        (answer,) = await asked_twice(here, "enqueue", fault, lambda: here.near.enqueue([record], now=NOW))
         assert answer.id == record.id
         assert await here.counts() == {JobState.INFLIGHT: 1, JobState.BLOCKED: 1}
 
     on_a_line(server, story)
 
 
-def test_an_enqueue_into_several_queues_stores_each_job_once(server: RedisServer, fate: Fate) -> None:
+def test_an_enqueue_into_several_queues_stores_each_job_once(server: RedisServer, fault: Fault) -> None:
     async def story(here: Line) -> None:
         batch = [record for queue in ("q", "r", "s") for record in records(5, queue=queue)]
-        await asked_twice(here, "enqueue", fate, lambda: here.near.enqueue(batch, now=NOW, new_ids=True))
+        await asked_twice(here, "enqueue", fault, lambda: here.near.enqueue(batch, now=NOW, new_ids=True))
         for queue in ("q", "r", "s"):
             assert await here.counts(queue) == {JobState.READY: 5}
 
@@ -127,7 +127,7 @@ def test_an_enqueue_into_several_queues_stores_each_job_once(server: RedisServer
 
 
 def test_an_enqueue_that_failed_may_be_tried_again_with_the_same_records(
-    server: RedisServer, fate: Fate
+    server: RedisServer, fault: Fault
 ) -> None:
     """Even when its jobs have run and ended meanwhile."""
 
@@ -135,9 +135,9 @@ def test_an_enqueue_that_failed_may_be_tried_again_with_the_same_records(
         plain, keyed = records(10), records(1, key="k")
         await here.far.configure("q", QueueSettings(), now=NOW)
         await here.near.stats(now=NOW)
-        await asked_in_vain(here, "enqueue", fate, lambda: here.near.enqueue(plain, now=NOW))
+        await asked_in_vain(here, "enqueue", fault, lambda: here.near.enqueue(plain, now=NOW))
         stored = await here.claim(100)
-        assert len(stored) == (10 if fate == "lose_answer" else 0)
+        assert len(stored) == (10 if fault == "lose_answer" else 0)
         await here.near.settle([Ack(job.id, job.token or "") for job in stored], now=NOW)
         for batch in (plain, keyed):
             answers = await here.near.enqueue(batch, now=NOW)
@@ -151,10 +151,10 @@ def test_an_enqueue_that_failed_may_be_tried_again_with_the_same_records(
 # -- reserve ----------------------------------------------------------------------------------------------
 
 
-def test_a_reserve_gives_the_jobs_it_leased(server: RedisServer, fate: Fate) -> None:
+def test_a_reserve_gives_the_jobs_it_leased(server: RedisServer, fault: Fault) -> None:
     async def story(here: Line) -> None:
         ids = await here.store(5)
-        jobs = await asked_twice(here, "reserve", fate, lambda: here.claim(3))
+        jobs = await asked_twice(here, "reserve", fault, lambda: here.claim(3))
         assert sorted(job.id for job in jobs) == sorted(ids[:3])
         assert [(job.fence, job.stalls, job.reserved_at_us) for job in jobs] == [(1, 0, NOW)] * 3
         assert await here.counts() == {JobState.READY: 2, JobState.INFLIGHT: 3}
@@ -165,11 +165,11 @@ def test_a_reserve_gives_the_jobs_it_leased(server: RedisServer, fate: Fate) -> 
     on_a_line(server, story)
 
 
-def test_a_reserve_under_a_limit_gives_the_jobs_it_leased(server: RedisServer, fate: Fate) -> None:
+def test_a_reserve_under_a_limit_gives_the_jobs_it_leased(server: RedisServer, fault: Fault) -> None:
     async def story(here: Line) -> None:
         ids = await here.store(5)
         await here.far.configure("q", QueueSettings(max_inflight=2), now=NOW)
-        jobs = await asked_twice(here, "reserve", fate, lambda: here.claim(3))
+        jobs = await asked_twice(here, "reserve", fault, lambda: here.claim(3))
         assert sorted(job.id for job in jobs) == sorted(ids[:2])
         assert await here.claim(3) == []
         assert await here.counts() == {JobState.READY: 3, JobState.INFLIGHT: 2}
@@ -177,10 +177,12 @@ def test_a_reserve_under_a_limit_gives_the_jobs_it_leased(server: RedisServer, f
     on_a_line(server, story)
 
 
-def test_a_reserve_after_one_that_failed_gives_what_that_one_leased(server: RedisServer, fate: Fate) -> None:
+def test_a_reserve_after_one_that_failed_gives_what_that_one_leased(
+    server: RedisServer, fault: Fault
+) -> None:
     async def story(here: Line) -> None:
         ids = await here.store(5)
-        await asked_in_vain(here, "reserve", fate, lambda: here.claim(3))
+        await asked_in_vain(here, "reserve", fault, lambda: here.claim(3))
         jobs = await here.claim(3, now=NOW + SECOND)
         assert sorted(job.id for job in jobs) == sorted(ids[:3])
         assert [(job.fence, job.stalls) for job in jobs] == [(1, 0)] * 3
@@ -190,43 +192,45 @@ def test_a_reserve_after_one_that_failed_gives_what_that_one_leased(server: Redi
     on_a_line(server, story)
 
 
-def test_what_a_failed_reserve_leased_is_not_given_to_another_worker(server: RedisServer, fate: Fate) -> None:
+def test_what_a_failed_reserve_leased_is_not_given_to_another_worker(
+    server: RedisServer, fault: Fault
+) -> None:
     async def story(here: Line) -> None:
         ids = await here.store(5)
-        await asked_in_vain(here, "reserve", fate, lambda: here.claim(3))
+        await asked_in_vain(here, "reserve", fault, lambda: here.claim(3))
         of_another = [job.id for job in await here.claim(1, worker="another")]
-        assert of_another == (ids[3:4] if fate == "lose_answer" else ids[:1])
+        assert of_another == (ids[3:4] if fault == "lose_answer" else ids[:1])
         own = sorted(job.id for job in await here.claim(3))
-        assert own == sorted(ids[:3] if fate == "lose_answer" else ids[1:4])
+        assert own == sorted(ids[:3] if fault == "lose_answer" else ids[1:4])
 
     on_a_line(server, story)
 
 
 def test_a_lease_of_a_failed_reserve_that_ran_out_is_not_given_as_valid(
-    server: RedisServer, fate: Fate
+    server: RedisServer, fault: Fault
 ) -> None:
     """The outage lasted longer than the lease: others may have these jobs any moment, so they are claimed anew."""
 
     async def story(here: Line) -> None:
         ids = await here.store(3)
-        await asked_in_vain(here, "reserve", fate, lambda: here.claim(3))
+        await asked_in_vain(here, "reserve", fault, lambda: here.claim(3))
         later = NOW + LEASE + SECOND
         jobs = await here.claim(3, now=later)
         assert [job.id for job in jobs] == ids
         assert [job.expires_at_us for job in jobs] == [later + LEASE] * 3
         assert await here.near.settle([Ack(job.id, job.token or "") for job in jobs], now=later) == [None] * 3
-        expired = [Outcome.EXPIRED] if fate == "lose_answer" else []
+        expired = [Outcome.EXPIRED] if fault == "lose_answer" else []
         assert [row.outcome for row in await here.log(ids[0])] == [*expired, Outcome.DONE]
 
     on_a_line(server, story)
 
 
 def test_a_reserve_after_one_that_failed_gives_no_more_than_it_is_asked_for(
-    server: RedisServer, fate: Fate
+    server: RedisServer, fault: Fault
 ) -> None:
     async def story(here: Line) -> None:
         ids = await here.store(5)
-        await asked_in_vain(here, "reserve", fate, lambda: here.claim(3))
+        await asked_in_vain(here, "reserve", fault, lambda: here.claim(3))
         got: list[str] = []
         for _ in range(5):
             jobs = await here.claim(1)
@@ -237,10 +241,10 @@ def test_a_reserve_after_one_that_failed_gives_no_more_than_it_is_asked_for(
     on_a_line(server, story)
 
 
-def test_reserves_that_failed_side_by_side_leave_nothing_behind(server: RedisServer, fate: Fate) -> None:
+def test_reserves_that_failed_side_by_side_leave_nothing_behind(server: RedisServer, fault: Fault) -> None:
     async def story(here: Line) -> None:
         ids = await here.store(6)
-        here.cable.on_request(runs("reserve"), then=fate, n=2)
+        here.proxy.on_request(runs("reserve"), then=fault, n=2)
         jobs = [job for batch in await asyncio.gather(*(here.claim(2) for _ in range(3))) for job in batch]
         assert sorted(job.id for job in jobs) == sorted(ids)
         assert [(job.fence, job.stalls) for job in jobs] == [(1, 0)] * 6
@@ -248,17 +252,17 @@ def test_reserves_that_failed_side_by_side_leave_nothing_behind(server: RedisSer
     on_a_line(server, story)
 
 
-def test_a_reserve_that_is_given_up_leaves_nothing_leased(server: RedisServer, fate: Fate) -> None:
+def test_a_reserve_that_is_given_up_leaves_nothing_leased(server: RedisServer, fault: Fault) -> None:
     async def story(here: Line) -> None:
         await here.store(5)
-        here.cable.stall()
+        here.proxy.stall()
         claim = asyncio.create_task(here.claim(3))
         await asyncio.sleep(0)
         claim.cancel()
         await asyncio.gather(claim, return_exceptions=True)
-        if fate == "drop":
-            here.cable.cut()
-        here.cable.flow()
+        if fault == "drop":
+            here.proxy.cut()
+        here.proxy.flow()
         assert claim.cancelled()
         await asyncio.gather(*here.near._giving_back, return_exceptions=True)
         assert await here.counts() == {JobState.READY: 5}
@@ -282,7 +286,7 @@ ENDS: list[tuple[str, Callable[[JobRecord], Settlement], JobState, Outcome]] = [
 @pytest.mark.parametrize("key", [None, "k"])
 def test_a_lease_ends_once_and_without_an_error(
     server: RedisServer,
-    fate: Fate,
+    fault: Fault,
     key: str | None,
     end: Callable[[JobRecord], Settlement],
     state: JobState,
@@ -291,7 +295,7 @@ def test_a_lease_ends_once_and_without_an_error(
     async def story(here: Line) -> None:
         await here.store(key=key)
         (job,) = await here.claim()
-        answer = await asked_twice(here, "settle", fate, lambda: here.near.settle([end(job)], now=NOW))
+        answer = await asked_twice(here, "settle", fault, lambda: here.near.settle([end(job)], now=NOW))
         (stored,) = await here.jobs(job.id)
         assert (stored.state, stored.fence, stored.stalls) == (state, 1, 0)
         assert [row.outcome for row in await here.log(job.id)] == [outcome]
@@ -301,12 +305,12 @@ def test_a_lease_ends_once_and_without_an_error(
     on_a_line(server, story)
 
 
-def test_a_mixed_batch_ends_once(server: RedisServer, fate: Fate) -> None:
+def test_a_mixed_batch_ends_once(server: RedisServer, fault: Fault) -> None:
     async def story(here: Line) -> None:
         await here.store(len(ENDS))
         jobs = await here.claim(len(ENDS))
         settlements = [make(job) for (_, make, _, _), job in zip(ENDS, jobs, strict=True)]
-        answers = await asked_twice(here, "settle", fate, lambda: here.near.settle(settlements, now=NOW))
+        answers = await asked_twice(here, "settle", fault, lambda: here.near.settle(settlements, now=NOW))
         for (_, _, state, outcome), job in zip(ENDS, jobs, strict=True):
             assert [row.outcome for row in await here.log(job.id)] == [outcome]
             assert (await here.jobs(job.id))[0].state is state
@@ -315,13 +319,13 @@ def test_a_mixed_batch_ends_once(server: RedisServer, fate: Fate) -> None:
     on_a_line(server, story)
 
 
-def test_a_dead_job_reaches_the_failure_queue_once(server: RedisServer, fate: Fate) -> None:
+def test_a_dead_job_reaches_the_failure_queue_once(server: RedisServer, fault: Fault) -> None:
     async def story(here: Line) -> None:
         await here.far.configure("q", QueueSettings(failure_queue="failed"), now=NOW)
         await here.store()
         (job,) = await here.claim()
         fail = Fail(job.id, job.token or "", 1, ERROR)
-        assert await asked_twice(here, "settle", fate, lambda: here.near.settle([fail], now=NOW)) == [None]
+        assert await asked_twice(here, "settle", fault, lambda: here.near.settle([fail], now=NOW)) == [None]
         assert await here.counts("failed") == {JobState.READY: 1}
 
     on_a_line(server, story)
@@ -329,13 +333,13 @@ def test_a_dead_job_reaches_the_failure_queue_once(server: RedisServer, fate: Fa
 
 @pytest.mark.parametrize("step", [b"LRANGE", b"LREM"])
 def test_a_death_whose_telling_was_interrupted_is_told_once(
-    server: RedisServer, fate: Fate, step: bytes
+    server: RedisServer, fault: Fault, step: bytes
 ) -> None:
     async def story(here: Line) -> None:
         await here.far.configure("q", QueueSettings(failure_queue="failed"), now=NOW)
         await here.store(3)
         jobs = await here.claim(3)
-        here.cable.on_request(step, then=fate)
+        here.proxy.on_request(step, then=fault)
         fails = [Fail(job.id, job.token or "", 1, ERROR) for job in jobs]
         assert await here.near.settle(fails, now=NOW) == [None] * 3
         await here.far.reserve("q", limit=1, lease_for=LEASE, now=NOW, worker="other")
@@ -344,27 +348,29 @@ def test_a_death_whose_telling_was_interrupted_is_told_once(
     on_a_line(server, story)
 
 
-def test_a_death_that_its_teller_did_not_survive_is_told_by_the_next(server: RedisServer, fate: Fate) -> None:
+def test_a_death_that_its_teller_did_not_survive_is_told_by_the_next(
+    server: RedisServer, fault: Fault
+) -> None:
     async def story(here: Line) -> None:
         await here.far.configure("q", QueueSettings(failure_queue="failed"), now=NOW)
         await here.store(2)
         jobs = await here.claim(2)
         fails = [Fail(job.id, job.token or "", 1, ERROR) for job in jobs]
-        await asked_in_vain(here, "settle", fate, lambda: here.near.settle(fails, now=NOW))
+        await asked_in_vain(here, "settle", fault, lambda: here.near.settle(fails, now=NOW))
         await here.far.reserve("q", limit=1, lease_for=LEASE, now=NOW, worker="other")
-        assert await here.counts("failed") == ({JobState.READY: 2} if fate == "lose_answer" else {})
+        assert await here.counts("failed") == ({JobState.READY: 2} if fault == "lose_answer" else {})
         assert await here.near.settle(fails, now=NOW) == [None] * 2
         assert await here.counts("failed") == {JobState.READY: 2}
 
     on_a_line(server, story)
 
 
-def test_a_settlement_that_failed_may_be_repeated(server: RedisServer, fate: Fate) -> None:
+def test_a_settlement_that_failed_may_be_repeated(server: RedisServer, fault: Fault) -> None:
     async def story(here: Line) -> None:
         await here.store(20)
         jobs = await here.claim(20)
         acks = [Ack(job.id, job.token or "") for job in jobs]
-        await asked_in_vain(here, "settle", fate, lambda: here.near.settle(acks, now=NOW))
+        await asked_in_vain(here, "settle", fault, lambda: here.near.settle(acks, now=NOW))
         assert await here.near.settle(acks, now=NOW + SECOND) == [None] * 20
         for job in jobs:
             assert [row.outcome for row in await here.log(job.id)] == [Outcome.DONE]
@@ -373,14 +379,14 @@ def test_a_settlement_that_failed_may_be_repeated(server: RedisServer, fate: Fat
     on_a_line(server, story)
 
 
-def test_a_heartbeat_holds(server: RedisServer, fate: Fate) -> None:
+def test_a_heartbeat_holds(server: RedisServer, fault: Fault) -> None:
     async def story(here: Line) -> None:
         await here.store()
         (job,) = await here.claim()
         later = NOW + SECOND
         beat = [Extension(job.id, job.token or "", b"half")]
         (lease,) = await asked_twice(
-            here, "extend", fate, lambda: here.near.extend_lease(beat, lease_for=LEASE, now=later)
+            here, "extend", fault, lambda: here.near.extend_lease(beat, lease_for=LEASE, now=later)
         )
         assert isinstance(lease, Lease)
         assert lease.expires_at_us == later + LEASE
@@ -395,12 +401,12 @@ def test_a_heartbeat_holds(server: RedisServer, fate: Fate) -> None:
 
 
 @pytest.mark.parametrize("is_running", [False, True])
-def test_a_cancel_happens_once(server: RedisServer, fate: Fate, is_running: bool) -> None:
+def test_a_cancel_happens_once(server: RedisServer, fault: Fault, is_running: bool) -> None:
     async def story(here: Line) -> None:
         (job_id,) = await here.store()
         if is_running:
             await here.claim()
-        answers = await asked_twice(here, "cancel", fate, lambda: here.near.cancel([job_id], now=NOW))
+        answers = await asked_twice(here, "cancel", fault, lambda: here.near.cancel([job_id], now=NOW))
         assert answers == [JobState.INFLIGHT if is_running else JobState.CANCELLED]
         (stored,) = await here.jobs(job_id)
         assert (stored.state, stored.cancel_requested) == (answers[0], is_running)
@@ -409,12 +415,12 @@ def test_a_cancel_happens_once(server: RedisServer, fate: Fate, is_running: bool
     on_a_line(server, story)
 
 
-def test_a_requeue_happens_once_and_says_so(server: RedisServer, fate: Fate) -> None:
+def test_a_requeue_happens_once_and_says_so(server: RedisServer, fault: Fault) -> None:
     async def story(here: Line) -> None:
         await here.store()
         (job,) = await here.claim()
         await here.near.settle([Fail(job.id, job.token or "", 1, ERROR)], now=NOW)
-        answers = await asked_twice(here, "requeue", fate, lambda: here.near.requeue([job.id], now=NOW))
+        answers = await asked_twice(here, "requeue", fault, lambda: here.near.requeue([job.id], now=NOW))
         (stored,) = await here.jobs(job.id)
         assert (stored.state, stored.attempts) == (JobState.READY, 0)
         assert [row.outcome for row in await here.log(job.id)] == [Outcome.DEAD, Outcome.REQUEUED]
@@ -454,7 +460,7 @@ def arrives_late(server: RedisServer, packed: bytes) -> None:
 @pytest.mark.parametrize("new_ids", [False, True])
 def test_an_enqueue_that_arrives_after_its_repetition_stores_nothing(
     server: RedisServer,
-    fate: Fate,
+    fault: Fault,
     fields: dict[str, str],
     new_ids: bool,
     monkeypatch: pytest.MonkeyPatch,
@@ -464,7 +470,7 @@ def test_an_enqueue_that_arrives_after_its_repetition_stores_nothing(
     async def story(here: Line) -> None:
         recorder = Recorder(monkeypatch)
         batch = records(1, **fields)
-        await asked_twice(here, script, fate, lambda: here.near.enqueue(batch, now=NOW, new_ids=new_ids))
+        await asked_twice(here, script, fault, lambda: here.near.enqueue(batch, now=NOW, new_ids=new_ids))
         (job,) = await here.claim()
         await here.near.settle([Ack(job.id, job.token or "")], now=NOW)
         arrives_late(server, recorder.first(script))
@@ -474,12 +480,12 @@ def test_an_enqueue_that_arrives_after_its_repetition_stores_nothing(
 
 
 def test_a_reserve_that_arrives_after_its_repetition_leases_nothing(
-    server: RedisServer, fate: Fate, monkeypatch: pytest.MonkeyPatch
+    server: RedisServer, fault: Fault, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def story(here: Line) -> None:
         await here.store(9)
         recorder = Recorder(monkeypatch)
-        jobs = await asked_twice(here, "reserve", fate, lambda: here.claim(3))
+        jobs = await asked_twice(here, "reserve", fault, lambda: here.claim(3))
         assert len(jobs) == 3
         arrives_late(server, recorder.first("reserve"))
         assert await here.counts() == {JobState.READY: 6, JobState.INFLIGHT: 3}
@@ -488,14 +494,14 @@ def test_a_reserve_that_arrives_after_its_repetition_leases_nothing(
 
 
 def test_a_settlement_that_arrives_after_its_repetition_changes_nothing(
-    server: RedisServer, fate: Fate, monkeypatch: pytest.MonkeyPatch
+    server: RedisServer, fault: Fault, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def story(here: Line) -> None:
         await here.store()
         (job,) = await here.claim()
         recorder = Recorder(monkeypatch)
         retry = Retry(job.id, job.token or "", NOW, 1, ERROR)
-        await asked_twice(here, "settle", fate, lambda: here.near.settle([retry], now=NOW))
+        await asked_twice(here, "settle", fault, lambda: here.near.settle([retry], now=NOW))
         (again,) = await here.claim()
         arrives_late(server, recorder.first("settle"))
         (stored,) = await here.jobs(job.id)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from redis_stage import COUNT, ONCE, PATIENCE, READ, call, connected, nothing_unhandled, soon, until
 
+from needing import REDIS_VERSIONS
 from taskharbor.drivers.redis.connections import Call, Connections
 from taskharbor.drivers.redis.errands import slot_of
 from taskharbor.drivers.redis.keys import keys_of
@@ -17,7 +18,7 @@ from taskharbor.drivers.redis.options import parse_url
 from taskharbor.drivers.redis.scripts import made
 from taskharbor.drivers.redis.waiting import Watcher
 from taskharbor.errors import BackendUnavailable, InvalidRequest
-from taskharbor_testkit.servers import RedisCluster, RedisServer, redis_versions
+from taskharbor_testkit.servers import RedisCluster, RedisServer
 
 STIR = made("stir", "return redis.call('PUBLISH', ARGV[1], redis.call('HINCRBY', KEYS[1], 'moves', 1))")
 
@@ -25,10 +26,8 @@ FAR_APART = ["{a}:n", "{b}:n", "{c}:n"]
 """Keys on three nodes."""
 
 
-@pytest.fixture(scope="module", params=("oldest", "newest"))
+@pytest.fixture(scope="module", params=REDIS_VERSIONS)
 def cluster(request: pytest.FixtureRequest) -> Iterator[RedisCluster]:
-    if request.param == "newest" and len(redis_versions()) == 1:
-        pytest.skip("there is only one version")
     with RedisCluster.start(version=request.param) as started:
         yield started
 

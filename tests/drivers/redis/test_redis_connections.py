@@ -10,20 +10,19 @@ import pytest
 import redis
 from redis_stage import COUNT, ONCE, READ, call, connected, nothing_unhandled, soon, until
 
+from needing import REDIS_VERSIONS
 from taskharbor.drivers.redis.connections import Call, Connections
 from taskharbor.drivers.redis.options import parse_url
 from taskharbor.drivers.redis.scripts import made
 from taskharbor.errors import BackendUnavailable, InvalidRequest, SchemaMismatch, TaskHarborError
-from taskharbor_testkit.servers import Cable, RedisServer, redis_versions, shared_redis
+from taskharbor_testkit.servers import FaultProxy, RedisServer, shared_redis
 
 _PASSWORD = "s3cr3t-p4ss"
 
 
-@pytest.fixture(scope="module", params=("oldest", "newest"))
+@pytest.fixture(scope="module", params=REDIS_VERSIONS)
 def server(request: pytest.FixtureRequest) -> Iterator[RedisServer]:
-    """One that these tests may stop and spoil as they like, of each version that is to be had."""
-    if request.param == "newest" and len(redis_versions()) == 1:
-        pytest.skip("there is only one version")
+    """One that these tests may stop and spoil as they like, of each version that is tested."""
     with RedisServer.start(version=request.param, appendonly=True) as found:
         yield found
 
@@ -188,12 +187,12 @@ def test_a_lost_answer_makes_the_call_again_and_says_so(server: RedisServer) -> 
         return [Call(ONCE, ["n"], (again,))]
 
     async def use() -> None:
-        with Cable.to(server.url) as cable:
-            async with connected(cable.url_for(server.url)) as connections:
+        with FaultProxy.to(server.url) as proxy:
+            async with connected(proxy.url_for(server.url)) as connections:
                 await connections.run(call(READ, "n"))
                 # The first says that the script is not known, the second carries it out.
                 server.execute("SCRIPT", "LOAD", ONCE.source)
-                cable.on_request(ONCE.sha.encode(), "lose_answer")
+                proxy.on_request(ONCE.sha.encode(), "lose_answer")
                 assert await connections.run(make) == [b"recognised"]
         assert seen == [0, 1]
         assert int(server.execute("GET", "n")) == 1
@@ -203,9 +202,9 @@ def test_a_lost_answer_makes_the_call_again_and_says_so(server: RedisServer) -> 
 
 def test_a_request_that_never_arrived_is_made_again_too(server: RedisServer) -> None:
     async def use() -> None:
-        with Cable.to(server.url) as cable:
-            async with connected(cable.url_for(server.url)) as connections:
-                cable.cut_before_request()
+        with FaultProxy.to(server.url) as proxy:
+            async with connected(proxy.url_for(server.url)) as connections:
+                proxy.cut_before_request()
                 assert await connections.run(lambda again: [Call(ONCE, ["n"], (again,))]) == [b"done"]
         assert int(server.execute("GET", "n")) == 1
 
@@ -214,10 +213,10 @@ def test_a_request_that_never_arrived_is_made_again_too(server: RedisServer) -> 
 
 def test_a_transaction_whose_answer_is_lost_is_made_again_as_a_whole(server: RedisServer) -> None:
     async def use() -> None:
-        with Cable.to(server.url) as cable:
-            async with connected(cable.url_for(server.url)) as connections:
+        with FaultProxy.to(server.url) as proxy:
+            async with connected(proxy.url_for(server.url)) as connections:
                 server.execute("SCRIPT", "LOAD", ONCE.source)
-                cable.on_request(b"MULTI", "lose_answer")
+                proxy.on_request(b"MULTI", "lose_answer")
                 answers = await connections.run(
                     lambda again: [Call(ONCE, ["a"], (again,)), Call(ONCE, ["b"], (again,))]
                 )
@@ -229,20 +228,20 @@ def test_a_transaction_whose_answer_is_lost_is_made_again_as_a_whole(server: Red
 
 def test_two_lost_answers_are_an_outage(server: RedisServer) -> None:
     async def use() -> None:
-        with Cable.to(server.url) as cable:
-            async with connected(cable.url_for(server.url)) as connections:
+        with FaultProxy.to(server.url) as proxy:
+            async with connected(proxy.url_for(server.url)) as connections:
                 tries = 0
 
                 def make(again: int) -> list[Call]:
                     nonlocal tries
                     tries += 1
-                    cable.on_request(b"EVALSHA", "drop")
+                    proxy.on_request(b"EVALSHA", "drop")
                     return [Call(ONCE, ["n"], (again,))]
 
                 with pytest.raises(BackendUnavailable, match="before the answer came"):
                     await connections.run(make)
                 assert tries == 2
-                cable.disarm()
+                proxy.disarm()
                 assert await connections.run(call(COUNT, "n", 1)) == [1]
 
     with_no_trouble(use)
@@ -250,14 +249,14 @@ def test_two_lost_answers_are_an_outage(server: RedisServer) -> None:
 
 def test_all_who_wait_for_an_answer_learn_that_none_comes(server: RedisServer) -> None:
     async def use() -> None:
-        with Cable.to(server.url) as cable:
-            async with connected(cable.url_for(server.url)) as connections:
+        with FaultProxy.to(server.url) as proxy:
+            async with connected(proxy.url_for(server.url)) as connections:
                 await connections.run(call(READ, "n"))
-                cable.stall()
+                proxy.stall()
                 calls = [asyncio.create_task(connections.run(call(READ, "n"))) for _ in range(20)]
                 await asyncio.sleep(0)
-                cable.cut()
-                cable.flow()
+                proxy.cut()
+                proxy.flow()
                 assert await soon(asyncio.gather(*calls)) == [[None]] * 20
 
     with_no_trouble(use)
@@ -265,22 +264,22 @@ def test_all_who_wait_for_an_answer_learn_that_none_comes(server: RedisServer) -
 
 def test_silence_counts_as_a_lost_connection(server: RedisServer) -> None:
     async def use() -> None:
-        with Cable.to(server.url) as cable:
-            url = cable.url_for(server.url) + "?timeout=0.2&connect_timeout=0.2"
+        with FaultProxy.to(server.url) as proxy:
+            url = proxy.url_for(server.url) + "?timeout=0.2&connect_timeout=0.2"
             async with connected(url) as connections:
                 await connections.run(call(READ, "n"))
-                cable.stall()
+                proxy.stall()
                 with pytest.raises(BackendUnavailable, match=r"no answer within 0\.2 s|no connection within"):
                     await soon(connections.run(call(READ, "n")))
-                cable.flow()
+                proxy.flow()
                 assert await soon(connections.run(call(COUNT, "n", 1))) == [1]
 
     with_no_trouble(use)
 
 
 def test_a_server_that_is_gone_is_named_without_secrets(server: RedisServer) -> None:
-    with Cable.to(server.url) as cable:
-        port = cable.port
+    with FaultProxy.to(server.url) as proxy:
+        port = proxy.port
 
     async def use() -> None:
         with pytest.raises(BackendUnavailable) as error:
@@ -325,10 +324,10 @@ def test_a_closed_handle_says_so_and_closing_twice_is_harmless(server: RedisServ
 
 def test_closing_ends_calls_under_way(server: RedisServer) -> None:
     async def use() -> None:
-        with Cable.to(server.url) as cable:
-            connections = Connections(parse_url(cable.url_for(server.url)))
+        with FaultProxy.to(server.url) as proxy:
+            connections = Connections(parse_url(proxy.url_for(server.url)))
             await connections.open()
-            cable.stall()
+            proxy.stall()
             waiting = asyncio.create_task(connections.run(call(READ, "n")))
             await asyncio.sleep(0)
             await connections.close()
@@ -418,7 +417,7 @@ def test_a_server_that_throws_keys_away_is_refused_unless_that_is_wanted(
     asyncio.run(use())
 
 
-@pytest.mark.parametrize("version", ["oldest", "newest"])
+@pytest.mark.parametrize("version", REDIS_VERSIONS)
 def test_a_server_that_takes_no_changes_without_replicas_says_so(version: str) -> None:
     async def use() -> None:
         with RedisServer.start(version=version, config={"min-replicas-to-write": "1"}) as alone:
@@ -431,7 +430,7 @@ def test_a_server_that_takes_no_changes_without_replicas_says_so(version: str) -
     asyncio.run(use())
 
 
-@pytest.mark.parametrize("version", ["oldest", "newest"])
+@pytest.mark.parametrize("version", REDIS_VERSIONS)
 def test_a_server_that_somebodys_script_holds_says_so(version: str) -> None:
     async def use() -> None:
         with RedisServer.start(version=version, config={"lua-time-limit": "10"}) as held:
@@ -456,8 +455,9 @@ def _is_busy(server: RedisServer) -> bool:
     return False
 
 
+@pytest.mark.installed
 def test_waiting_for_files_needs_a_server_that_can() -> None:
-    server = shared_redis("oldest")
+    server = shared_redis("7.0")
 
     async def use() -> None:
         with pytest.raises(InvalidRequest, match=r"7\.2"):

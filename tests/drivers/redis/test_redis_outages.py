@@ -17,12 +17,19 @@ import pytest
 from redis_line import LEASE, NOW, Line, line, records
 from redis_stage import nothing_unhandled
 
+from needing import REDIS_VERSIONS
 from taskharbor import Job, JobState, Outcome
 from taskharbor.drivers.contract import Ack, Enqueued, Extension, JobFilter, QueueSettings
 from taskharbor.drivers.redis import RedisDriver
 from taskharbor.errors import BackendUnavailable, LeaseMismatch
 from taskharbor_testkit.conformance.invariants import check_no_overlap, spans
-from taskharbor_testkit.servers import Cable, RedisCluster, RedisSentinels, RedisServer, with_fresh_prefix
+from taskharbor_testkit.servers import (
+    FaultProxy,
+    RedisCluster,
+    RedisSentinels,
+    RedisServer,
+    with_fresh_prefix,
+)
 from worker.stage import Stage, eventually, finish, running, stage
 
 SEED = "TASKHARBOR_REDIS_CUT_SEED"
@@ -236,13 +243,13 @@ def test_a_worker_goes_on_when_its_address_leads_to_another_server() -> None:
     """As behind a name or an address that moves: for a while it leads to a server that takes no writes."""
 
     async def main() -> None:
-        with RedisServer.start() as master, master.replica() as replica, Cable.to(master.url) as cable:
-            async with stage(connected(cable.url_for(with_fresh_prefix(master.url)))) as here:
+        with RedisServer.start() as master, master.replica() as replica, FaultProxy.to(master.url) as proxy:
+            async with stage(connected(proxy.url_for(with_fresh_prefix(master.url)))) as here:
                 shift = Shift(here)
                 async with shift.interrupted():
                     await asyncio.to_thread(replica.catch_up, master)
-                    cable.reroute("127.0.0.1", replica.port)
-                    cable.cut()
+                    proxy.reroute("127.0.0.1", replica.port)
+                    proxy.cut()
                     with pytest.raises(BackendUnavailable, match=r"replica.*READONLY"):
                         await here.client.driver.enqueue(records(1), now=NOW)
                     await asyncio.to_thread(master.kill)
@@ -321,7 +328,7 @@ def test_a_job_whose_acceptance_was_lost_can_be_sent_again() -> None:
 # -- a server that is full --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("version", ["oldest", "newest"])
+@pytest.mark.parametrize("version", REDIS_VERSIONS)
 def test_a_full_server_takes_no_jobs_but_lets_those_it_has_be_finished(version: str) -> None:
     async def main() -> None:
         with RedisServer.start(version=version) as small:
@@ -484,7 +491,7 @@ def test_calls_on_a_line_that_is_cut_at_any_moment_happen_once(server: RedisServ
                 while True:
                     more = traffic.tries + rng.randrange(12)
                     await eventually(lambda more=more: traffic.tries >= more)
-                    here.cable.cut()
+                    here.proxy.cut()
 
             cutting = asyncio.ensure_future(cut())
             producing = [asyncio.ensure_future(traffic.produce(f"p{n}", batches)) for n in range(producers)]
@@ -512,7 +519,7 @@ def test_a_call_that_is_given_up_on_a_dead_line_takes_nothing_with_it(server: Re
     async def main() -> None:
         async with line(server) as here:
             await here.store()
-            here.cable.stall()
+            here.proxy.stall()
             calls = [here.near.time(), here.claim(), here.near.enqueue(records(1, queue="r"), now=NOW)]
             given_up = [asyncio.ensure_future(call) for call in calls]
             await asyncio.wait(given_up, timeout=0.05)
@@ -521,8 +528,8 @@ def test_a_call_that_is_given_up_on_a_dead_line_takes_nothing_with_it(server: Re
                 call.cancel()
             _, pending = await asyncio.wait(given_up, timeout=30)
             assert not pending
-            here.cable.cut()
-            here.cable.flow()
+            here.proxy.cut()
+            here.proxy.flow()
 
             async def is_claimed() -> bool:
                 claimed = await here.far.reserve("q", limit=1, lease_for=LEASE, now=NOW, worker="x")
@@ -540,10 +547,10 @@ def test_a_handle_has_one_connection_however_many_calls_it_makes(server: RedisSe
             await here.store(200)
             batches = await asyncio.gather(*(here.claim(2, worker=f"w{n}") for n in range(100)))
             assert sum(map(len, batches)) == 200
-            assert here.cable.connections == 1
-            here.cable.cut()
+            assert here.proxy.connections == 1
+            here.proxy.cut()
             await asyncio.gather(*(here.near.time() for _ in range(100)))
-            assert here.cable.connections == 1
+            assert here.proxy.connections == 1
 
     asyncio.run(main())
 
@@ -551,7 +558,7 @@ def test_a_handle_has_one_connection_however_many_calls_it_makes(server: RedisSe
 # -- a user of few rights ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("version", ["oldest", "newest"])
+@pytest.mark.parametrize("version", REDIS_VERSIONS)
 def test_the_rights_that_the_manual_names_are_enough(version: str) -> None:
     rights = [
         "+@read",

@@ -18,7 +18,6 @@ from taskharbor.drivers.redis.scripts import made
 from taskharbor.drivers.redis.waiting import Watcher
 from taskharbor.errors import BackendUnavailable, InvalidRequest
 from taskharbor_testkit.servers import RedisSentinels, RedisServer
-from taskharbor_testkit.servers.redis_binaries import find_redis
 
 
 @pytest.fixture(scope="module")
@@ -211,11 +210,9 @@ def test_a_repeated_call_waits_for_what_the_first_one_changed() -> None:
 
 def test_a_change_is_answered_once_it_is_in_the_files() -> None:
     """WAITAOF: what a power cut cannot take any more. Without an append-only file nobody can promise that."""
-    if _numbers(find_redis()[0]) < (7, 2):
-        pytest.skip("the newest server here is older than Redis 7.2, which has WAITAOF")
 
     async def use() -> None:
-        with RedisServer.start(appendonly=True) as master, master.replica() as replica:
+        with RedisServer.start(version="7.2+", appendonly=True) as master, master.replica() as replica:
             async with connected(master.url + "?wait_aof=1&wait_timeout=5") as connections:
                 assert await connections.run(call(COUNT, "n", 1)) == [1]
                 assert int(replica.execute("GET", "n")) == 1
@@ -224,16 +221,9 @@ def test_a_change_is_answered_once_it_is_in_the_files() -> None:
                 with pytest.raises(BackendUnavailable, match="append-only files"):
                     await connections.run(call(COUNT, "n", 1))
             replica.resume()
-        with RedisServer.start() as forgetful:
+        with RedisServer.start(version="7.2+") as forgetful:
             async with connected(forgetful.url + "?wait_aof=0") as connections:
                 with pytest.raises(BackendUnavailable, match="append-only"):
                     await connections.run(call(COUNT, "n", 1))
 
     asyncio.run(use())
-
-
-def _numbers(version: str) -> tuple[int, int]:
-    """Of a Valkey, those of the Redis it stems from: its first was 7.2."""
-    name, _, digits = version.rpartition("-")
-    major, minor = digits.split(".")[:2]
-    return (7, 2) if name else (int(major), int(minor))

@@ -1,109 +1,113 @@
-"""`rediss://`: encrypted, with a server whose certificate is checked."""
+"""`rediss://`: encrypted, with a server whose certificate is checked. A proxy speaks TLS for a server that need not."""
 
 from __future__ import annotations
 
 import asyncio
-import shutil
-import subprocess
-import tempfile
+import ssl
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from redis_stage import COUNT, call, connected
 
-from needing import need
+from needing import Certificate
 from taskharbor.drivers.redis.connections import Connections
 from taskharbor.drivers.redis.options import parse_url
 from taskharbor.errors import BackendUnavailable, InvalidRequest
-from taskharbor_testkit.servers import RedisServer, ServerFailed
-from taskharbor_testkit.servers.ports import free_port
+from taskharbor_testkit.servers import FaultProxy, RedisServer
+
+
+def tls_of(certificate: Certificate) -> ssl.SSLContext:
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=certificate.authority)
+    context.load_cert_chain(certificate.chain, certificate.key)
+    return context
 
 
 @pytest.fixture(scope="module")
-def certificate() -> Iterator[Path]:
-    """A directory with `cert.pem`, which vouches for itself at 127.0.0.1, and `key.pem`. The server may be another account."""
-    if shutil.which("openssl") is None:
-        need("openssl, to make a certificate with")
-    with tempfile.TemporaryDirectory() as directory:
-        place = Path(directory)
-        place.chmod(0o755)
-        subprocess.run(
-            ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
-             "-subj", "/CN=harbor", "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", place / "key.pem",
-             "-out", place / "cert.pem"],
-            check=True,
-            capture_output=True,
-        )  # fmt: skip
-        (place / "key.pem").chmod(0o644)
-        yield place
+def server() -> Iterator[RedisServer]:
+    with RedisServer.start() as server:
+        yield server
 
 
 @pytest.fixture(scope="module")
-def port(certificate: Path) -> Iterator[int]:
-    port = free_port()
-    config = {
-        "tls-port": str(port),
-        "tls-cert-file": str(certificate / "cert.pem"),
-        "tls-key-file": str(certificate / "key.pem"),
-        "tls-ca-cert-file": str(certificate / "cert.pem"),
-        "tls-auth-clients": "optional",
-    }
-    try:
-        server = RedisServer.start(config=config)
-    except ServerFailed as error:
-        need(f"a Redis server that was built with TLS: {str(error).splitlines()[0]}")
-    with server:
-        yield port
+def url(server: RedisServer, certificate: Certificate) -> Iterator[str]:
+    with FaultProxy.to(server.url, tls=tls_of(certificate)) as proxy:
+        yield proxy.url_for(server.url)
 
 
-def test_a_server_whose_certificate_is_vouched_for_is_talked_to(certificate: Path, port: int) -> None:
+def test_a_server_whose_certificate_is_vouched_for_is_talked_to(url: str, certificate: Certificate) -> None:
     async def use() -> None:
-        async with connected(f"rediss://127.0.0.1:{port}/0?tls_ca={certificate}/cert.pem") as connections:
+        assert url.startswith("rediss://127.0.0.1:")
+        async with connected(f"{url}?tls_ca={certificate.authority}") as connections:
             assert await connections.run(call(COUNT, "ca", 1)) == [1]
-        own = f"tls_cert={certificate}/cert.pem&tls_key={certificate}/key.pem"
-        async with connected(
-            f"rediss://127.0.0.1:{port}/0?tls_ca={certificate}/cert.pem&{own}"
-        ) as connections:
-            assert await connections.run(call(COUNT, "ca", 1)) == [2]
 
     asyncio.run(use())
 
 
-def test_a_server_that_nobody_vouches_for_is_refused_unless_that_is_wanted(port: int) -> None:
+def test_a_server_that_wants_to_know_its_clients_is_shown_a_certificate(
+    server: RedisServer, certificate: Certificate
+) -> None:
+    strict = tls_of(certificate)
+    strict.verify_mode = ssl.CERT_REQUIRED
+
     async def use() -> None:
-        with pytest.raises(BackendUnavailable, match="tls_ca"):
-            await Connections(parse_url(f"rediss://127.0.0.1:{port}/0")).open()
-        async with connected(f"rediss://127.0.0.1:{port}/0?tls_verify=off") as connections:
-            assert await connections.run(call(COUNT, "off", 1)) == [1]
-
-    asyncio.run(use())
-
-
-def test_a_certificate_for_another_name_is_refused(certificate: Path, port: int) -> None:
-    async def use() -> None:
-        with pytest.raises(BackendUnavailable, match="certificate"):
-            await Connections(parse_url(f"rediss://localhost:{port}/0?tls_ca={certificate}/cert.pem")).open()
-
-    asyncio.run(use())
-
-
-def test_tls_with_a_server_that_has_none_is_said() -> None:
-    async def use() -> None:
-        with RedisServer.start() as plain:
-            url = plain.url.replace("redis://", "rediss://") + "?connect_timeout=1"
-            # Redis says nothing to what it does not understand, or closes the connection.
-            with pytest.raises(
-                BackendUnavailable, match=r"no connection within|instead of rediss|closed|reset"
-            ):
+        with FaultProxy.to(server.url, tls=strict) as proxy:
+            url = f"{proxy.url_for(server.url)}?tls_ca={certificate.authority}"
+            own = f"tls_cert={certificate.chain}&tls_key={certificate.key}"
+            async with connected(f"{url}&{own}") as connections:
+                assert await connections.run(call(COUNT, "own", 1)) == [1]
+            with pytest.raises(BackendUnavailable):
                 await Connections(parse_url(url)).open()
 
     asyncio.run(use())
 
 
-def test_files_that_are_not_there_are_named(port: int) -> None:
+def test_an_answer_that_is_lost_over_tls_is_asked_for_again(
+    server: RedisServer, certificate: Certificate
+) -> None:
+    async def use() -> None:
+        with FaultProxy.to(server.url, tls=tls_of(certificate)) as proxy:
+            url = f"{proxy.url_for(server.url)}?tls_ca={certificate.authority}"
+            async with connected(url) as connections:
+                assert await connections.run(call(COUNT, "lost", 1)) == [1]
+                proxy.on_request(b"lost", "lose_answer")
+                assert await connections.run(call(COUNT, "lost", 1)) == [3]
+                assert proxy.triggered.is_set()
+
+    asyncio.run(use())
+
+
+def test_a_server_that_nobody_vouches_for_is_refused_unless_that_is_wanted(url: str) -> None:
+    async def use() -> None:
+        with pytest.raises(BackendUnavailable, match="tls_ca"):
+            await Connections(parse_url(url)).open()
+        async with connected(f"{url}?tls_verify=off") as connections:
+            assert await connections.run(call(COUNT, "off", 1)) == [1]
+
+    asyncio.run(use())
+
+
+def test_a_certificate_for_another_name_is_refused(url: str, certificate: Certificate) -> None:
+    async def use() -> None:
+        elsewhere = url.replace("127.0.0.1", "localhost")
+        with pytest.raises(BackendUnavailable, match="certificate"):
+            await Connections(parse_url(f"{elsewhere}?tls_ca={certificate.authority}")).open()
+
+    asyncio.run(use())
+
+
+def test_tls_with_a_server_that_has_none_is_said(server: RedisServer) -> None:
+    async def use() -> None:
+        url = server.url.replace("redis://", "rediss://") + "?connect_timeout=1"
+        # Redis says nothing to what it does not understand, or closes the connection.
+        with pytest.raises(BackendUnavailable, match=r"no connection within|instead of rediss|closed|reset"):
+            await Connections(parse_url(url)).open()
+
+    asyncio.run(use())
+
+
+def test_files_that_are_not_there_are_named(url: str) -> None:
     async def use() -> None:
         with pytest.raises(InvalidRequest, match=r"tls_ca.*missing\.pem"):
-            await Connections(parse_url(f"rediss://127.0.0.1:{port}/0?tls_ca=/missing.pem")).open()
+            await Connections(parse_url(f"{url}?tls_ca=/missing.pem")).open()
 
     asyncio.run(use())

@@ -19,7 +19,7 @@ from taskharbor.drivers.redis.scripts import made
 from taskharbor.drivers.redis.waiting import Watcher
 from taskharbor.errors import BackendUnavailable
 from taskharbor.jobs import SECOND
-from taskharbor_testkit.servers import Cable, RedisAt, RedisServer
+from taskharbor_testkit.servers import FaultProxy, RedisAt, RedisServer
 
 NOW = 1_700_000_000 * SECOND
 
@@ -352,15 +352,15 @@ def test_a_line_that_went_dead_without_a_word_is_noticed(
     monkeypatch.setattr(listening, "_PATIENCE", 0.05)
 
     async def use() -> None:
-        with Cable.to(server.url) as cable:
-            async with bench(cable.url_for(server.url), server) as it:
+        with FaultProxy.to(server.url) as proxy:
+            async with bench(proxy.url_for(server.url), server) as it:
                 await it.quiet()
                 mark = it.watcher.mark("q")
                 waiting = it.wait()
                 await it.asleep()
-                cable.stall()
+                proxy.stall()
                 assert await soon(waiting)
-                cable.flow()
+                proxy.flow()
                 await until(lambda: it.watcher.mark("q") not in (None, mark), "it listens again")
                 await it.quiet()
 
@@ -411,14 +411,14 @@ async def go_on_waiting(it: Bench) -> None:
 
 def test_a_wait_on_a_server_that_is_gone_says_so(server: RedisServer) -> None:
     async def use() -> None:
-        with Cable.to(server.url) as cable:
-            async with bench(cable.url_for(server.url), server) as it:
+        with FaultProxy.to(server.url) as proxy:
+            async with bench(proxy.url_for(server.url), server) as it:
                 await it.quiet()
-                cable.refuse()
-                cable.cut()
+                proxy.refuse()
+                proxy.cut()
                 with pytest.raises(BackendUnavailable, match="refused"):
                     await soon(go_on_waiting(it))
-                cable.accept()
+                proxy.accept()
                 await it.quiet()
 
     asyncio.run(use())

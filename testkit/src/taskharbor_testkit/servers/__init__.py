@@ -1,40 +1,41 @@
-"""Real servers for tests and benchmarks, started from what is installed and gone when their owner is.
+"""Real servers for tests and benchmarks, started from installed programs or wheels, and gone when their owner is.
 
-    with PostgresServer.start() as server, Cable.to(server.url) as cable:
-        harbor = Harbor(cable.url_for(server.url))
-        cable.cut()
+    with PostgresServer.start() as server, FaultProxy.to(server.url) as proxy:
+        harbor = Harbor(proxy.url_for(server.url))
+        proxy.cut()
 
 A double would only repeat what its author believes of PostgreSQL; these answer, refuse, crash and fail over like the
 real thing, because they are. POSIX only.
+
+`discovery` finds programs; `process` runs them, and `reaper` ends them after a crash of the tests. `postgres` (with PgBouncer),
+`redis`, `redis_groups` (Cluster, Sentinel) and `s3` (with `s3_program`) are the servers. `proxy` stands between a client and a
+server, and reads what passes by `protocols`.
 """
 
-from taskharbor_testkit.servers.address import PostgresAt
-from taskharbor_testkit.servers.binaries import ServerMissing, postgres_versions
-from taskharbor_testkit.servers.cable import Cable
-from taskharbor_testkit.servers.pgbouncer import PgBouncer
-from taskharbor_testkit.servers.postgres import PostgresServer
-from taskharbor_testkit.servers.process import ServerFailed
-from taskharbor_testkit.servers.redis import RedisServer
-from taskharbor_testkit.servers.redis_address import RedisAt
-from taskharbor_testkit.servers.redis_binaries import find_redis, redis_versions
-from taskharbor_testkit.servers.redis_cluster import RedisCluster
-from taskharbor_testkit.servers.redis_sentinel import RedisSentinels
-from taskharbor_testkit.servers.redis_shared import (
-    drop_prefix,
-    given_or_shared_redis,
-    shared_redis,
-    shared_redis_cluster,
-    with_fresh_prefix,
-)
-from taskharbor_testkit.servers.shared import (
+from taskharbor_testkit.servers.discovery import ServerMissing, find_redis, postgres_versions, redis_versions
+from taskharbor_testkit.servers.postgres import (
+    PgBouncer,
+    PostgresAt,
+    PostgresServer,
     drop_schema,
     given_or_shared_postgres,
     shared_postgres,
     with_fresh_schema,
 )
+from taskharbor_testkit.servers.process import ServerFailed
+from taskharbor_testkit.servers.proxy import FaultProxy
+from taskharbor_testkit.servers.redis import (
+    RedisAt,
+    RedisServer,
+    drop_prefix,
+    given_or_shared_redis,
+    shared_redis,
+    with_fresh_prefix,
+)
+from taskharbor_testkit.servers.redis_groups import RedisCluster, RedisSentinels, shared_redis_cluster
 
 __all__ = [
-    "Cable",
+    "FaultProxy",
     "PgBouncer",
     "PostgresAt",
     "PostgresServer",

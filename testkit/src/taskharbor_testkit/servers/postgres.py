@@ -1,30 +1,42 @@
-"""A PostgreSQL of one's own: a private data directory, a free loopback port, gone afterwards.
+"""PostgreSQL for tests: servers by their address, servers of one's own, one that all tests of a process share; PgBouncer.
 
 Tests of outages need a server that can be crashed, frozen and failed over without asking anybody, and benchmarks one
-whose settings are known. It trusts every connection, and listens on the loopback interface only.
+whose settings are known. It trusts every connection, and listens on the loopback interface only. Tests that share a
+server are kept apart by a schema each.
 """
 
 from __future__ import annotations
 
 import ctypes
+import functools
+import os
+import re
+import secrets
 import signal
+import subprocess
+import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
-from typing import Literal, Self
+from typing import Any, Literal, Self
+from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
 
-from taskharbor_testkit.servers.account import server_account
-from taskharbor_testkit.servers.address import PostgresAt
-from taskharbor_testkit.servers.binaries import find_postgres
-from taskharbor_testkit.servers.cache import initialised_data, reachable
-from taskharbor_testkit.servers.ports import HOST, free_port
-from taskharbor_testkit.servers.process import ServerFailed, ServerProcess
+from taskharbor_testkit.servers.discovery import find_pgbouncer, find_postgres, initialised_data, reachable
+from taskharbor_testkit.servers.process import (
+    HOST,
+    ServerFailed,
+    ServerProcess,
+    closed_on_error,
+    own,
+    run,
+    set_option,
+)
+
+TEST_POSTGRES = "TASKHARBOR_TEST_POSTGRES"
 
 StopMode = Literal["fast", "immediate"]
 
 _SIGNALS: Mapping[StopMode, signal.Signals] = {"fast": signal.SIGINT, "immediate": signal.SIGQUIT}
-_PORTS_TO_TRY = 5
-_TAKEN = "Address already in use"
 
 _SETTINGS = {
     "listen_addresses": HOST,
@@ -36,18 +48,59 @@ _SETTINGS = {
 }
 _NOT_DURABLE = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
 
+_POOLER_SETTINGS = {
+    "listen_addr": HOST,
+    "unix_socket_dir": "",
+    "auth_type": "any",
+    "admin_users": "postgres",
+    "pool_mode": "transaction",
+    "default_pool_size": "20",
+    "max_client_conn": "500",
+    # A test that restarts its server would otherwise wait for PgBouncer to try again.
+    "server_login_retry": "1",
+}
 
-class PostgresServer(PostgresAt):
+
+class PostgresAt:
+    """A superuser's view of the server at a URL, whoever runs it."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    @property
+    def version(self) -> int:
+        """The major."""
+        ((number,),) = self.execute("SELECT current_setting('server_version_num')::int / 10000")
+        return int(number)
+
+    def create_database(self, name: str) -> str:
+        """Returns its URL."""
+        from psycopg import sql
+
+        self.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
+        return urlunsplit(urlsplit(self.url)._replace(path=f"/{quote(name, safe='')}"))
+
+    def execute(self, statement: Any, parameters: Any = None) -> list[tuple[Any, ...]]:
+        """Run one statement on a connection of its own; its rows, where it has any."""
+        import psycopg
+
+        with psycopg.connect(self.url, autocommit=True) as connection:
+            cursor = connection.execute(statement, parameters)
+            return cursor.fetchall() if cursor.description else []
+
+
+class PostgresServer(ServerProcess, PostgresAt):
     """Made by `start()` and by `standby()`; a context manager that removes the server in the end."""
 
+    version: int = 0
+
     def __init__(self, version: int, binaries: Path) -> None:
-        super().__init__("")
-        self._version = version
-        self.bin = binaries
-        self.port = 0
-        self._process = ServerProcess("postgres", at_end=self._free_shared_memory)
+        super().__init__("postgres")
+        self.url = ""
+        self.version = version
+        self.data = self.directory / "data"
+        self._bin = binaries
         self._primary: PostgresServer | None = None
-        self.data = self._process.directory / "data"
 
     @classmethod
     def start(
@@ -57,77 +110,41 @@ class PostgresServer(PostgresAt):
         durable: bool = False,
         settings: Mapping[str, str] | None = None,
     ) -> Self:
-        """Start a server of this major, or of the newest that is installed.
+        """Start a server of this major, or of the newest that there is.
 
-        Not durable, it never waits for a disk: a fast `stop` loses nothing, an immediate one, `kill` or a power cut may take
-        the last commits. Durable, it runs with
-        PostgreSQL's own defaults. `settings` go into postgresql.conf and win over both.
+        Not durable, it never waits for a disk: a fast `stop` loses nothing, an immediate one, `kill` or a power cut may
+        take the last commits. Durable, it runs with PostgreSQL's own defaults. `settings` go into postgresql.conf and win
+        over both.
         """
         version, binaries = find_postgres(version)
-        server = cls(version, reachable(binaries))
-        try:
-            template = initialised_data(server.bin)
-            server_account().run("cp", "-Rp", template, server.data, cwd=server._process.directory)
+        # Wheels keep the libraries they bring next to the package, and programs find them by the relative path.
+        package = binaries.parent.parent
+        program = reachable(binaries / "postgres", binaries.parent, package.with_name(f"{package.name}.libs"))
+        server = cls(version, program.parent)
+        with closed_on_error(server):
+            run("cp", "-Rp", initialised_data(server._bin), server.data, cwd=server.directory)
             server._configure({**_SETTINGS, **({} if durable else _NOT_DURABLE), **(settings or {})})
-            server._start_somewhere()
-        except BaseException:
-            server.close()
-            raise
+            server.start_on_free_port()
         return server
-
-    @property
-    def version(self) -> int:
-        """The major."""
-        return self._version
-
-    @property
-    def log(self) -> Path:
-        return self._process.log
-
-    @property
-    def running(self) -> bool:
-        return self._process.running
 
     def stop(self, mode: StopMode = "fast") -> None:
         """Data and port are kept for `restart()`. Immediate is a crash that the next start recovers from."""
-        self._process.stop(_SIGNALS[mode])
+        self._terminate(_SIGNALS[mode])
 
     def restart(self, mode: StopMode = "fast") -> None:
         """On the same port; also after `stop()` and `kill()`."""
         self.stop(mode)
-        self._start_at(self.port)
-
-    def kill(self) -> None:
-        """SIGKILL to the postmaster and to every process of its."""
-        self._process.kill()
-
-    def pause(self) -> None:
-        """Freeze it: connections stay open, and new ones are accepted by the kernel, but nothing answers."""
-        self._process.pause()
-
-    def resume(self) -> None:
-        self._process.resume()
+        self._launch()
 
     def standby(self) -> PostgresServer:
         """A streaming replica, which keeps following until it is promoted or this server is gone."""
-        replica = PostgresServer(self.version, self.bin)
+        replica = PostgresServer(self.version, self._bin)
         source = f"host={HOST} port={self.port} user=postgres application_name=standby"
-        choices = ("-R", "-X", "stream", "-c", "fast", "--no-sync")
-        try:
-            server_account().run(
-                self.bin / "pg_basebackup",
-                "-D",
-                replica.data,
-                "-d",
-                source,
-                *choices,
-                cwd=replica._process.directory,
-            )
+        choices = ("-d", source, "-R", "-X", "stream", "-c", "fast", "--no-sync")
+        with closed_on_error(replica):
+            run(self._bin / "pg_basebackup", "-D", replica.data, *choices, cwd=replica.directory)
             replica._primary = self
-            replica._start_somewhere()
-        except BaseException:
-            replica.close()
-            raise
+            replica.start_on_free_port()
         return replica
 
     def catch_up(self) -> None:
@@ -140,51 +157,26 @@ class PostgresServer(PostgresAt):
         )
         ((target,),) = self._primary.execute("SELECT pg_current_wal_flush_lsn()::text")
         replayed = "SELECT pg_last_wal_replay_lsn() >= %s::pg_lsn"
-        self._process.wait(lambda: self.execute(replayed, [target]) == [(True,)], f"replay up to {target}")
+        self.wait(lambda: self.execute(replayed, [target]) == [(True,)], f"replay up to {target}")
 
     def promote(self) -> None:
         """Make a standby a primary; returns when it takes writes."""
-        server_account().run(
-            self.bin / "pg_ctl", "promote", "-D", self.data, "-w", cwd=self._process.directory
-        )
+        run(self._bin / "pg_ctl", "promote", "-D", self.data, "-w", cwd=self.directory)
         self._primary = None
-
-    def close(self) -> None:
-        """Stop it and remove its data."""
-        self._process.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _configure(self, settings: Mapping[str, str]) -> None:
         with (self.data / "postgresql.conf").open("a") as file:
             for name, value in settings.items():
                 file.write("{} = '{}'\n".format(name, value.replace("'", "''")))
 
-    def _start_somewhere(self) -> None:
-        for remaining in reversed(range(_PORTS_TO_TRY)):
-            try:
-                return self._start_at(free_port())
-            except ServerFailed as failure:
-                if not remaining or _TAKEN not in str(failure):
-                    raise
-
-    def _start_at(self, port: int) -> None:
-        self.port = port
-        self.url = f"postgresql://postgres@{HOST}:{port}/postgres"
-        self._process.start([self.bin / "postgres", "-D", self.data, "-p", str(port)], self._is_ready)
+    def _launch(self) -> None:
+        self.url = f"postgresql://postgres@{HOST}:{self.port}/postgres"
+        self._run([self._bin / "postgres", "-D", self.data, "-p", str(self.port)], self._is_ready)
 
     def _is_ready(self) -> bool:
-        """What pg_ctl looks at. A file of a server that was killed names another process."""
+        """As pg_ctl finds out. A file of a server that was killed names another process."""
         lines = self._lock_file()
-        return (
-            len(lines) > 7 and lines[0] == str(self._process.pid) and lines[7].strip() in ("ready", "standby")
-        )
+        return len(lines) > 7 and lines[0] == str(self.pid) and lines[7].strip() in ("ready", "standby")
 
     def _lock_file(self) -> list[str]:
         try:
@@ -192,8 +184,82 @@ class PostgresServer(PostgresAt):
         except FileNotFoundError:
             return []
 
-    def _free_shared_memory(self) -> None:
-        """A killed server leaves a segment that its next start would free; there is no next start."""
+    def _end(self) -> None:
+        """It gives back its shared memory. A killed one leaves a segment that a next start would free: there is none."""
+        with suppress(ServerFailed):
+            self._terminate(signal.SIGQUIT)
         lines = self._lock_file()
         if len(lines) > 6 and lines[6].split():
             ctypes.CDLL(None).shmctl(int(lines[6].split()[-1]), 0, None)
+
+
+class PgBouncer(ServerProcess):
+    """A pooler in front of a server, in transaction mode. Made by `start()`; a context manager that removes it in the end.
+
+    Behind it a session lasts one transaction, so prepared statements, advisory locks, LISTEN and SET are not what they
+    seem. Only the real program shows which of these a driver leans on, and which version of it forgives.
+    """
+
+    def __init__(self, program: Path, server: PostgresAt, settings: Mapping[str, str]) -> None:
+        super().__init__("pgbouncer")
+        printed = subprocess.run([program, "--version"], capture_output=True, text=True).stdout
+        self.version = tuple(int(number) for number in re.findall(r"\d+", printed)[:3])
+        self.url = ""
+        self._program = program
+        self._server = server
+        self._settings = settings
+
+    @classmethod
+    def start(cls, server: PostgresAt, *, settings: Mapping[str, str] | None = None) -> Self:
+        """For every database of the server, as the user of its URL. `settings` go into the [pgbouncer] section."""
+        bouncer = cls(find_pgbouncer(), server, {**_POOLER_SETTINGS, **(settings or {})})
+        with closed_on_error(bouncer):
+            bouncer.start_on_free_port()
+        return bouncer
+
+    def _launch(self) -> None:
+        target = urlsplit(self._server.url)
+        password = f" password={target.password}" if target.password else ""
+        every = f"* = host={target.hostname} port={target.port or 5432} user={target.username or 'postgres'}{password}"
+        lines = [f"{name} = {value}" for name, value in self._settings.items()]
+        file = self.directory / "pgbouncer.ini"
+        file.touch()
+        own(file)
+        file.write_text(
+            "\n".join(["[databases]", every, "[pgbouncer]", *lines, f"listen_port = {self.port}", ""])
+        )
+        self.url = urlunsplit(target._replace(netloc=f"postgres@{HOST}:{self.port}"))
+        self._run([self._program, file], lambda: f"listening on {HOST}:{self.port}" in self.logged())
+
+
+_lock = threading.Lock()
+_shared = functools.cache(lambda version: PostgresServer.start(version=version))
+
+
+def shared_postgres(version: int | None = None) -> PostgresServer:
+    """This process's server of that major, or of the newest. Stopped at exit; do not stop it, others are on it."""
+    major, _ = find_postgres(version)
+    with _lock:
+        return _shared(major)
+
+
+def given_or_shared_postgres() -> PostgresAt:
+    """The server that TASKHARBOR_TEST_POSTGRES names, or else the shared one."""
+    given = os.environ.get(TEST_POSTGRES)
+    return PostgresAt(given) if given else shared_postgres()
+
+
+def with_fresh_schema(url: str) -> str:
+    """The URL with a `schema` option that nobody has used. The driver makes the schema; `drop_schema(url)` ends it."""
+    return set_option(url, "schema", f"th_{secrets.token_hex(6)}")
+
+
+def drop_schema(url: str) -> None:
+    """Drop the schema that the URL names, with everything in it."""
+    from psycopg import sql
+
+    parts = urlsplit(url)
+    options = dict(parse_qsl(parts.query))
+    schema = options.pop("schema")
+    server = PostgresAt(urlunsplit(parts._replace(query=urlencode(options))))
+    server.execute(sql.SQL("DROP SCHEMA IF EXISTS {} CASCADE").format(sql.Identifier(schema)))

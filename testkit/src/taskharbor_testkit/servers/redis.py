@@ -1,60 +1,87 @@
-"""A Redis of one's own: a private data directory, a free loopback port, gone afterwards.
+"""Redis for tests: servers by their address, servers of one's own, and one that all tests of a process share.
 
 Tests of outages need a server that can be crashed, frozen and failed over without asking anybody, and benchmarks one
-whose settings are known. It asks for no password, and listens on the loopback interface only.
+whose settings are known. It asks for no password, and listens on the loopback interface only. Tests that share a server
+are kept apart by a prefix each.
 """
 
 from __future__ import annotations
 
+import functools
+import os
+import secrets
 import signal
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Literal, Self
-from urllib.parse import quote
+from typing import Any, Literal, Self
+from urllib.parse import parse_qsl, quote, urlsplit, urlunsplit
 
-from taskharbor_testkit.servers.account import server_account
-from taskharbor_testkit.servers.cache import reachable_program
-from taskharbor_testkit.servers.ports import HOST, free_port
-from taskharbor_testkit.servers.process import ServerFailed, ServerProcess
-from taskharbor_testkit.servers.redis_address import RedisAt
-from taskharbor_testkit.servers.redis_binaries import find_redis, numbers
+from taskharbor_testkit.servers.discovery import find_redis, reachable
+from taskharbor_testkit.servers.process import HOST, ServerProcess, closed_on_error, own, set_option
+
+TEST_REDIS = "TASKHARBOR_TEST_REDIS"
 
 Fsync = Literal["always", "everysec", "no"]
 
-_PORTS_TO_TRY = 5
-_TAKEN = "Address already in use"
-
 PRIVATE = {"bind": HOST, "protected-mode": "no", "daemonize": "no", "dir": "."}
-"""What every kind of server gets."""
+"""Settings of every kind of server."""
 
 _SETTINGS = {
     **PRIVATE,
-    # Nothing is saved behind the back of whoever measures or counts; the append-only file is what survives.
+    # Nothing is saved while a test measures or counts; the append-only file is what survives.
     "save": "",
     # A replica that is wanted now need not wait for others that may want the same copy.
     "repl-diskless-sync-delay": "0",
 }
-_NOTHING = '""'
-_BUS = 10_000
-_OUTGOING = 32_768
 
 
-class RedisServer(RedisAt):
+class RedisAt:
+    """One server, by a `redis://` or `rediss://` URL, whoever runs it."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    @property
+    def version(self) -> str:
+        """As in `redis_versions()`."""
+        facts = self.info("server")
+        name = "valkey-" if "valkey_version" in facts else ""
+        return name + str(facts.get("valkey_version") or facts["redis_version"])
+
+    def execute(self, *command: str | bytes | int | float) -> Any:
+        """Run one command on a connection of its own. Answers are bytes where Redis sends bytes."""
+        from redis import Redis
+        from redis.backoff import NoBackoff
+        from redis.retry import Retry
+
+        # Tests want to see that a server is gone, not to wait until the client has tried again.
+        once = Retry(NoBackoff(), 0)
+        with Redis.from_url(self.url, socket_connect_timeout=10, retry=once, protocol=2) as client:
+            # Bare: the client would otherwise shape some answers by the command's name.
+            client.response_callbacks.clear()
+            return client.execute_command(*command)
+
+    def info(self, section: str = "default") -> dict[str, str]:
+        lines = self.execute("INFO", section).decode().splitlines()
+        return dict(line.split(":", 1) for line in lines if ":" in line)
+
+
+class RedisServer(ServerProcess, RedisAt):
     """Made by `start()` and by `replica()`; a context manager that removes the server in the end."""
+
+    version: str = ""
 
     def __init__(
         self, version: str, program: Path, settings: Mapping[str, str], *, mode: tuple[str, ...] = ()
     ) -> None:
-        super().__init__("")
+        super().__init__("redis")
+        self.url = ""
+        self.version = version
         self.program = program
-        self.port = 0
-        self._version = version
+        self.data = self.directory
         self._settings = dict(settings)
         self._mode = mode
-        self._process = ServerProcess("redis")
-        self.data = self._process.directory
-        self._file = self.data / "redis.conf"
 
     @classmethod
     def start(
@@ -73,30 +100,10 @@ class RedisServer(RedisAt):
         """
         found, program = find_redis(version)
         kept = {"appendonly": "yes" if appendonly else "no", "appendfsync": fsync}
-        server = cls(found, reachable_program(program), {**_SETTINGS, **kept, **(config or {})})
-        try:
-            server.start_somewhere()
-        except BaseException:
-            server.close()
-            raise
+        server = cls(found, reachable(program), {**_SETTINGS, **kept, **(config or {})})
+        with closed_on_error(server):
+            server.start_on_free_port()
         return server
-
-    @property
-    def version(self) -> str:
-        return self._version
-
-    @property
-    def major(self) -> int:
-        """Of a Valkey, Valkey's own: it says 7 to those who ask it for Redis's."""
-        return numbers(self._version)[0]
-
-    @property
-    def log(self) -> Path:
-        return self._process.log
-
-    @property
-    def running(self) -> bool:
-        return self._process.running
 
     def stop(self) -> None:
         """In order. Port and what is on the disk are kept for `restart()`."""
@@ -104,42 +111,28 @@ class RedisServer(RedisAt):
             self.resume()
             # It would refuse while it writes the first append-only file, as replicas do, and never be asked again.
             self.wait(lambda: self.info().get("aof_rewrite_in_progress", "0") == "0", "write its file")
-        self._process.stop(signal.SIGTERM)
+        self._terminate(signal.SIGTERM)
 
     def restart(self) -> None:
         """On the same port; also after `stop()` and `kill()`. Returns when what was kept is loaded."""
         self.stop()
-        self._start()
-
-    def kill(self) -> None:
-        """SIGKILL, to a child that rewrites a file as well."""
-        self._process.kill()
-
-    def pause(self) -> None:
-        """SIGSTOP: connections stay open, and new ones are accepted by the kernel, but nothing answers."""
-        self._process.pause()
-
-    def resume(self) -> None:
-        """SIGCONT."""
-        self._process.resume()
-
-    def wait(self, condition: Callable[[], bool], what: str) -> None:
-        """Until it holds. `what` the server was to do is in the message if it never does, with what it logged."""
-        self._process.wait(condition, what)
+        self._launch()
 
     def replica(self) -> RedisServer:
         """A server that follows this one; returns when it has a first copy. `promote()` makes it a master."""
         settings = {**self._settings, "replicaof": f"{HOST} {self.port}"}
-        follower = RedisServer(self._version, self.program, settings)
-        try:
-            follower.start_somewhere()
-            follower.wait(
-                lambda: follower.info("replication").get("master_link_status") == "up", "copy its master"
-            )
-        except BaseException:
-            follower.close()
-            raise
+        follower = RedisServer(self.version, self.program, settings)
+        with closed_on_error(follower):
+            follower.start_on_free_port()
+            follower.wait(follower.follows, "copy its master")
         return follower
+
+    def follows(self) -> bool:
+        """Whether it is a replica that is connected to its master and has a copy."""
+        return self.info("replication").get("master_link_status") == "up"
+
+    def is_master(self) -> bool:
+        return self.info("replication")["role"] == "master"
 
     def catch_up(self, master: RedisAt) -> None:
         """On a replica: return when it has everything that its master has done by now."""
@@ -159,55 +152,63 @@ class RedisServer(RedisAt):
         self.execute("FLUSHALL", "SYNC")
         self.execute("SCRIPT", "FLUSH")
 
-    def close(self) -> None:
-        """End it and remove its data."""
-        self._process.kill()  # Asked to stop, it would first write down what is removed a moment later.
-        self._process.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def start_somewhere(self) -> None:
-        """For the first time, at a port that is free."""
-        for remaining in reversed(range(_PORTS_TO_TRY)):
-            self.port = self._choose_port()
-            self._configure()
-            try:
-                return self._start()
-            except ServerFailed as failure:
-                if not remaining or _TAKEN not in str(failure):
-                    raise
-
-    def _choose_port(self) -> int:
-        port = free_port()
-        # Nodes of a cluster talk to each other at another port, which must be below those of outgoing connections too.
-        while self._settings.get("cluster-enabled") == "yes" and port + _BUS >= _OUTGOING:
-            port = free_port()
-        return port
-
-    def _configure(self) -> None:
-        """Once: from then on the file is the server's, which rewrites it when it gets another master."""
-        lines = [f"{name} {value or _NOTHING}" for name, value in self._settings.items()]
-        self._file.touch()
-        server_account().own(self._file)
-        self._file.write_text("\n".join([f"port {self.port}", *lines, ""]))
+    def _launch(self) -> None:
         password = self._settings.get("requirepass")
         self.url = f"redis://{f':{quote(password)}@' if password else ''}{HOST}:{self.port}/0"
-
-    def _start(self) -> None:
-        self._process.start([self.program, self._file, *self._mode], self._is_ready)
+        file = self.directory / f"{self.port}.conf"
+        # Written once: from then on it is the server's, which rewrites it when it gets another master.
+        if not file.exists():
+            empty = '""'
+            lines = [f"{name} {value or empty}" for name, value in self._settings.items()]
+            file.touch()
+            own(file)
+            file.write_text("\n".join([f"port {self.port}", *lines, ""]))
+        self._run([self.program, file, *self._mode], self._is_ready)
 
     def _is_ready(self) -> bool:
-        """It must be this process that answers: somebody else may have got the port that we thought was free."""
+        """This process must be the one that answers: somebody else may have taken the port that was free."""
         import redis
 
         try:
             facts = self.info()
         except redis.ConnectionError:
             return False
-        return facts.get("process_id") == str(self._process.pid) and facts.get("loading", "0") == "0"
+        return facts.get("process_id") == str(self.pid) and facts.get("loading", "0") == "0"
+
+
+_lock = threading.Lock()
+_shared = functools.cache(lambda version: RedisServer.start(version=version))
+
+
+def shared_redis(version: str = "newest") -> RedisServer:
+    """This process's server of that version. Ended at exit; do not stop it or flush it, others are on it."""
+    found, _ = find_redis(version)
+    with _lock:
+        return _shared(found)
+
+
+def given_or_shared_redis() -> RedisAt:
+    """The server that TASKHARBOR_TEST_REDIS names, or else the shared one."""
+    given = os.environ.get(TEST_REDIS)
+    return RedisAt(given) if given else shared_redis()
+
+
+def with_fresh_prefix(url: str) -> str:
+    """The URL with a `prefix` option that nobody has used; `drop_prefix(url)` removes what was stored under it."""
+    return set_option(url, "prefix", f"th_{secrets.token_hex(6)}:")
+
+
+def drop_prefix(url: str) -> None:
+    """Remove every key that begins with the URL's prefix, on every node that the URL names."""
+    from redis import Redis
+
+    parts = urlsplit(url)
+    prefix = dict(parse_qsl(parts.query))["prefix"]
+    user, at, hosts = parts.netloc.rpartition("@")
+    database = "" if "cluster" in parts.scheme else parts.path
+    for host in hosts.split(","):
+        node = urlunsplit(("redis", f"{user}{at}{host}", database, "", ""))
+        with Redis.from_url(node) as client, client.pipeline(transaction=False) as removal:
+            for key in client.scan_iter(match=f"{prefix}*", count=1000):
+                removal.unlink(key)
+            removal.execute()

@@ -1,84 +1,54 @@
 """An S3 of one's own: moto's, in a process of its own, on a free loopback port, with conditional writes that hold.
 
-with S3Server.start() as s3:
-    harbor = Harbor(s3.fresh_url())
-    s3.plan("error_500_after", "cut_before")
+    with S3Server.start() as s3:
+        harbor = Harbor(s3.fresh_url())
+        s3.plan("error_500_after", "cut_before")
+
+A fault says what becomes of a conditional write: `cut_before`, `cut_after`, `silent_before`, `silent_after`,
+`error_500_before`, `error_500_after`, `error_503_before`, `refused_after`, `conflict_409`, `forbidden_403`; the empty one:
+nothing special.
 """
 
 from __future__ import annotations
 
-import atexit
+import functools
 import importlib.util
 import json
 import os
 import secrets
-import signal
-import subprocess
 import sys
 import threading
 import urllib.request
-from types import TracebackType
-from typing import Literal, Self
+from typing import Self
 from urllib.parse import urlencode
 
-from taskharbor_testkit.servers.binaries import ServerMissing
-from taskharbor_testkit.servers.process import ServerFailed
+from taskharbor_testkit.servers.discovery import ServerMissing
+from taskharbor_testkit.servers.process import HOST, ServerProcess, closed_on_error
 
 BUCKET = "taskharbor"
 TEST_S3 = "TASKHARBOR_TEST_S3"
 
-S3Fault = Literal[
-    "",
-    "conflict_409",
-    "cut_after",
-    "cut_before",
-    "error_500_after",
-    "error_500_before",
-    "error_503_before",
-    "forbidden_403",
-    "refused_after",
-    "silent_after",
-    "silent_before",
-]
-"""What becomes of a conditional write; the empty one: nothing special."""
-
 _PLAN = "/_taskharbor/plan"
 
 
-class S3Server:
+class S3Server(ServerProcess):
     """Made by `start()`; a context manager. All it holds is in memory, and gone with it."""
 
-    def __init__(self, process: subprocess.Popen[str], port: int) -> None:
-        self.port = port
-        self._process = process
-        self._owner = os.getpid()
-        atexit.register(self.close)
+    is_ours = True
 
     @classmethod
     def start(cls) -> Self:
         if importlib.util.find_spec("moto") is None or importlib.util.find_spec("flask") is None:
-            raise ServerMissing("the S3 server of the tests is not installed: pip install 'moto[server]'")
-        process = subprocess.Popen(
-            [sys.executable, "-m", "taskharbor_testkit.servers.s3_program", "0"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            # Out of reach of the terminal's Ctrl-C: the tests that are being interrupted still tidy up.
-            start_new_session=True,
-        )
-        assert process.stdout is not None
-        word, _, port = process.stdout.readline().strip().partition(" ")
-        if word != "ready":
-            process.kill()
-            process.communicate()
-            raise ServerFailed("the S3 server did not start; what it said is on the standard error above")
-        server = cls(process, int(port))
-        server.make_bucket(BUCKET)
+            raise ServerMissing("the S3 server is not installed: pip install 'taskharbor-testkit[servers]'")
+        server = cls("s3")
+        with closed_on_error(server):
+            server.start_on_free_port()
+            server._ask("PUT", f"/{BUCKET}")
         return server
 
     @property
     def endpoint(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"http://{HOST}:{self.port}"
 
     def url(self, prefix: str, *, bucket: str = BUCKET, **options: str) -> str:
         """A store's URL, with keys that this server does not look at."""
@@ -96,10 +66,7 @@ class S3Server:
         """The URL of a place that nobody has used."""
         return self.url(f"th-{secrets.token_hex(6)}", **options)
 
-    def make_bucket(self, name: str) -> None:
-        self._ask("PUT", f"/{name}")
-
-    def plan(self, *faults: S3Fault) -> None:
+    def plan(self, *faults: str) -> None:
         """What becomes of the next conditional writes, in this order; what is left of an earlier plan is forgotten."""
         self._ask("POST", _PLAN, json.dumps(faults).encode())
 
@@ -108,46 +75,20 @@ class S3Server:
         with urllib.request.urlopen(request, timeout=30) as answer:
             answer.read()
 
-    def pause(self) -> None:
-        """SIGSTOP: connections are accepted by the kernel, and nothing answers."""
-        self._process.send_signal(signal.SIGSTOP)
-
-    def resume(self) -> None:
-        """SIGCONT."""
-        self._process.send_signal(signal.SIGCONT)
-
-    def close(self) -> None:
-        """In a forked child this does nothing: the server is the parent's."""
-        if os.getpid() == self._owner:
-            atexit.unregister(self.close)
-            self._process.kill()
-            self._process.communicate()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+    def _launch(self) -> None:
+        command = [sys.executable, "-m", "taskharbor_testkit.servers.s3_program", str(self.port)]
+        self._run(command, lambda: f"ready {self.port}" in self.logged())
 
 
-_shared: list[S3Server] = []
 _lock = threading.Lock()
-
-
-def shared_s3() -> S3Server:
-    """This process's server. It ends with us; do not stop it or plan faults for it, others are on it."""
-    with _lock:
-        if not _shared:
-            _shared.append(S3Server.start())
-        return _shared[0]
+_shared = functools.cache(S3Server.start)
 
 
 def fresh_s3_url() -> str:
     """A place that nobody has used: below the URL that TASKHARBOR_TEST_S3 gives, or else on the shared server."""
     given = os.environ.get(TEST_S3)
     if not given:
-        return shared_s3().fresh_url()
+        with _lock:
+            return _shared().fresh_url()
     address, _, query = given.partition("?")
     return f"{address.rstrip('/')}/th-{secrets.token_hex(6)}?{query}".rstrip("?")

@@ -2,7 +2,7 @@
 
 moto compares and writes in two steps, so two writers could both succeed: one lock around every request makes it one step, as
 on the real one. Most requests of a driver ask whether an object is still what it was: these are answered here from what moto last
-said of it, in a fifth of the time. The program ends when its standard input does, which also happens when its owner was killed.
+said of it, in a fifth of the time.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import io
 import json
 import logging
-import os
 import socket
 import sys
 import threading
@@ -122,10 +121,8 @@ def main(port: int) -> None:
     # Not by way of moto's dispatcher, which looks for the service of every request among all of its own.
     application = OneAtATime(Unchanged(create_backend_app("s3")))
     server = make_server("127.0.0.1", port, application, threaded=True, request_handler=_Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    print(f"ready {server.server_port}", flush=True)
-    sys.stdin.read()
-    os._exit(0)
+    print(f"ready {port}", flush=True)
+    server.serve_forever()
 
 
 if __name__ == "__main__":

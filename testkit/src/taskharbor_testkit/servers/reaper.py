@@ -1,4 +1,4 @@
-"""Ends servers whose owner was killed before it could: a program of its own, and what both of them need to end one.
+"""Ends servers whose owner was killed before it could: a program of its own, and the functions that end a process family.
 
 It reads its orders from a pipe and does nothing until that pipe closes, which also happens when the owner gets a
 SIGKILL. (PR_SET_PDEATHSIG would do with less, but it fires when the *thread* that started the server ends.) Run by path,
@@ -14,32 +14,33 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
-_PATIENCE = 3.0
+_QUITS_WITHIN = 3.0
 
 
 def main(orders: Iterable[str]) -> None:
-    """Orders are `guard`, a directory and the process in it, or 0; and `leave`, a directory that is gone, and 0."""
-    guarded: dict[str, int] = {}
+    """Orders are `add`, a directory and the process in it, or 0; and `remove`, a directory that is gone, and 0."""
+    servers: dict[str, int] = {}
     for order in orders:
         what, directory, pid = order.rstrip("\n").split("\t")
-        if what == "guard":
-            guarded[directory] = int(pid)
+        if what == "add":
+            servers[directory] = int(pid)
         else:
-            guarded.pop(directory, None)
-    for directory, number in guarded.items():
+            servers.pop(directory, None)
+    for directory, number in servers.items():
         if number:
             quit_then_kill(number)
         shutil.rmtree(directory, ignore_errors=True)
 
 
 def quit_then_kill(pid: int) -> None:
-    """SIGQUIT lets PostgreSQL give back its shared memory; nobody is there to see whether it obeys."""
+    """SIGQUIT lets PostgreSQL give back its shared memory. A server that does not obey is killed."""
     everyone = [pid, *children(pid)]
     send([pid], signal.SIGQUIT)
     send(everyone, signal.SIGCONT)
-    deadline = time.monotonic() + _PATIENCE
+    deadline = time.monotonic() + _QUITS_WITHIN
     while alive(pid) and time.monotonic() < deadline:
         time.sleep(0.01)
     kill_family(pid)
@@ -55,10 +56,8 @@ def kill_family(pid: int) -> list[int]:
 
 def send(pids: Iterable[int], number: signal.Signals) -> None:
     for pid in pids:
-        try:
+        with suppress(ProcessLookupError):
             os.kill(pid, number)
-        except ProcessLookupError:
-            pass
 
 
 def children(parent: int) -> list[int]:
@@ -66,32 +65,25 @@ def children(parent: int) -> list[int]:
 
 
 def alive(pid: int) -> bool:
-    """A zombie that nobody has buried is not."""
+    """False for a zombie that its parent has not waited for."""
     _, state = _processes(pid).get(pid, (0, "Z"))
     return not state.startswith(("Z", "X"))
 
 
 def _processes(only: int | None = None) -> dict[int, tuple[int, str]]:
     """pid -> (parent, state)"""
-    if Path("/proc/self/stat").exists():
-        return _from_proc(only)
-    command = ["ps", "-A", "-o", "pid=,ppid=,stat="]
-    listing = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    rows = [line.split() for line in listing.splitlines()]
-    return {int(pid): (int(parent), state) for pid, parent, state in rows}
-
-
-def _from_proc(only: int | None) -> dict[int, tuple[int, str]]:
-    names = [str(only)] if only is not None else [name for name in os.listdir("/proc") if name.isdigit()]
+    if not Path("/proc/self/stat").exists():
+        command = ["ps", "-A", "-o", "pid=,ppid=,stat="]
+        listing = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        rows = [line.split() for line in listing.splitlines()]
+        return {int(pid): (int(parent), state) for pid, parent, state in rows}
     found: dict[int, tuple[int, str]] = {}
-    for name in names:
-        try:
+    for name in [str(only)] if only is not None else filter(str.isdigit, os.listdir("/proc")):
+        with suppress(FileNotFoundError, ProcessLookupError):
             facts = Path("/proc", name, "stat").read_text(errors="replace")
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        # The program's name comes first, in parentheses, and may hold anything.
-        state, parent = facts.rpartition(")")[2].split()[:2]
-        found[int(name)] = (int(parent), state)
+            # The program's name comes first, in parentheses, and may hold anything.
+            state, parent = facts.rpartition(")")[2].split()[:2]
+            found[int(name)] = (int(parent), state)
     return found
 
 

@@ -1,0 +1,289 @@
+"""Redis on several servers, as real ones on the loopback interface: a Cluster, and a master and replica behind Sentinels."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Mapping
+from functools import partial
+from typing import Self
+
+from taskharbor_testkit.servers.discovery import find_redis
+from taskharbor_testkit.servers.process import HOST, Closing, closed_on_error
+from taskharbor_testkit.servers.redis import PRIVATE, RedisServer
+
+_SLOTS = 16_384
+_MASTERS = 3
+
+_SETTINGS = {
+    "cluster-enabled": "yes",
+    "cluster-announce-ip": HOST,
+    # Milliseconds until a node that is gone counts as gone: few, because a test waits for it.
+    "cluster-node-timeout": "1000",
+    "cluster-replica-validity-factor": "0",
+}
+_SERVICE = "harbor"
+_SENTINELS = 3
+_QUORUM = 2
+_DOWN_AFTER_MS = 500
+_FAILOVER_WITHIN_MS = 3000
+
+
+class RedisCluster(Closing):
+    """Three masters that share the slots, with replicas where a test wants them.
+
+    Made by `start()`; a context manager that removes all nodes in the end.
+    """
+
+    def __init__(self) -> None:
+        self.nodes: list[RedisServer] = []
+        """The masters, in the order of their slots, then their replicas in the same order. Failovers do not reorder them."""
+        self.url = ""
+
+    @classmethod
+    def start(
+        cls,
+        *,
+        version: str = "newest",
+        replicas: bool = False,
+        appendonly: bool = False,
+        config: Mapping[str, str] | None = None,
+    ) -> Self:
+        """Returns when every node says that all slots are served; with `replicas`, each master has one that follows it."""
+        cluster = cls()
+        settings = {**_SETTINGS, **(config or {})}
+        with closed_on_error(cluster):
+            for _ in range(2 * _MASTERS if replicas else _MASTERS):
+                node = RedisServer.start(version=version, appendonly=appendonly, config=settings)
+                cluster.nodes.append(node)
+            addresses = [f"{HOST}:{node.port}" for node in cluster.nodes[:_MASTERS]]
+            cluster.url = f"redis+cluster://{','.join(addresses)}"
+            cluster._form()
+        return cluster
+
+    def slot_of(self, key: str) -> int:
+        return int(self._a_running_node().execute("CLUSTER", "KEYSLOT", key))
+
+    def node_of(self, key: str) -> RedisServer:
+        """The master that serves the key now, as the first running node sees it."""
+        return self._node_at(_port_serving(self.slot_of(key), self._a_running_node()))
+
+    def move(self, key: str, target: RedisServer) -> None:
+        """Move the slot of this key, with all keys in it, to another master. Clients learn of it by MOVED."""
+        slot = self.slot_of(key)
+        source = self.node_of(key)
+        self.begin_move(key, target)
+        while keys := source.execute("CLUSTER", "GETKEYSINSLOT", slot, 100):
+            source.execute("MIGRATE", HOST, target.port, "", 0, 10_000, "KEYS", *keys)
+        for node in self.nodes:
+            if node.is_master():
+                node.execute("CLUSTER", "SETSLOT", slot, "NODE", _identity(target))
+
+    def begin_move(self, key: str, target: RedisServer) -> None:
+        """Only announce it: keys that the slot does not hold are asked for at the target (ASK)."""
+        slot = self.slot_of(key)
+        source = self.node_of(key)
+        target.execute("CLUSTER", "SETSLOT", slot, "IMPORTING", _identity(source))
+        source.execute("CLUSTER", "SETSLOT", slot, "MIGRATING", _identity(target))
+
+    def fail_over(self, key: str) -> RedisServer:
+        """In order: the replica of the key's master takes its place, and loses nothing. Returns it."""
+        old = self.node_of(key)
+        replica = self._replica_of(old)
+        replica.catch_up(old)
+        replica.execute("CLUSTER", "FAILOVER")
+        self._wait_until_served_by(key, replica)
+        return replica
+
+    def kill_master(self, key: str) -> RedisServer:
+        """SIGKILL. Returns the replica when it has taken over and the others know."""
+        old = self.node_of(key)
+        replica = self._replica_of(old)
+        old.kill()
+        self._wait_until_served_by(key, replica)
+        return replica
+
+    def flush(self) -> None:
+        """Forget every key."""
+        for node in self.nodes:
+            if node.running and node.is_master():
+                node.flush()
+
+    def close(self) -> None:
+        for node in self.nodes:
+            node.close()
+
+    def _form(self) -> None:
+        masters, replicas = self.nodes[:_MASTERS], self.nodes[_MASTERS:]
+        for number, node in enumerate(masters):
+            slots = range(_SLOTS * number // _MASTERS, _SLOTS * (number + 1) // _MASTERS)
+            node.execute("CLUSTER", "ADDSLOTS", *slots)
+            # Numbers that are given beforehand spare the nodes an election.
+            node.execute("CLUSTER", "SET-CONFIG-EPOCH", number + 1)
+        for node in self.nodes[1:]:
+            node.execute("CLUSTER", "MEET", HOST, masters[0].port)
+        for node in self.nodes:
+            node.wait(partial(self._is_complete, node), "meet the others")
+        for master, replica in zip(masters, replicas, strict=False):
+            replica.execute("CLUSTER", "REPLICATE", _identity(master))
+        for replica in replicas:
+            replica.wait(replica.follows, "copy its master")
+        for node in self.nodes if replicas else ():
+            node.wait(partial(self._sees_replicas, node), "hear of all replicas")
+
+    def _is_complete(self, node: RedisServer) -> bool:
+        facts = _facts(node)
+        return facts["cluster_state"] == "ok" and int(facts["cluster_known_nodes"]) == len(self.nodes)
+
+    def _sees_replicas(self, node: RedisServer) -> bool:
+        return all(node.execute("CLUSTER", "REPLICAS", _identity(master)) for master in self.nodes[:_MASTERS])
+
+    def _a_running_node(self) -> RedisServer:
+        return next(node for node in self.nodes if node.running)
+
+    def _node_at(self, port: int | None) -> RedisServer:
+        return next(node for node in self.nodes if node.port == port)
+
+    def _replica_of(self, master: RedisServer) -> RedisServer:
+        for line in self._a_running_node().execute("CLUSTER", "REPLICAS", _identity(master)):
+            return self._node_at(int(line.split()[1].split(b"@")[0].rpartition(b":")[2]))
+        raise LookupError("this master has no replica: start the cluster with replicas=True")
+
+    def _wait_until_served_by(self, key: str, node: RedisServer) -> None:
+        slot = self.slot_of(key)
+
+        def served() -> bool:
+            return all(
+                _facts(one)["cluster_state"] == "ok" and _port_serving(slot, one) == node.port
+                for one in self.nodes
+                if one.running
+            )
+
+        node.wait(served, "take over")
+
+
+def _port_serving(slot: int, seen_by: RedisServer) -> int | None:
+    for first, last, (_, port, *_), *_ in seen_by.execute("CLUSTER", "SLOTS"):
+        if first <= slot <= last:
+            return int(port)
+    return None
+
+
+def _identity(node: RedisServer) -> bytes:
+    return bytes(node.execute("CLUSTER", "MYID"))
+
+
+def _facts(node: RedisServer) -> dict[str, str]:
+    lines = node.execute("CLUSTER", "INFO").decode().splitlines()
+    return dict(line.split(":", 1) for line in lines if ":" in line)
+
+
+_lock = threading.Lock()
+_shared = functools.cache(lambda version: RedisCluster.start(version=version))
+
+
+def shared_redis_cluster(version: str = "newest") -> RedisCluster:
+    """This process's cluster of that version, three nodes. Ended at exit; do not stop it or flush it."""
+    found, _ = find_redis(version)
+    with _lock:
+        return _shared(found)
+
+
+class RedisSentinels(Closing):
+    """A master, a replica and three Sentinels, which put the replica in the master's place when that is gone.
+
+    Made by `start()`; a context manager that removes all of it in the end.
+    """
+
+    def __init__(self) -> None:
+        self.servers: list[RedisServer] = []
+        """The first master, then the first replica. Failovers do not reorder them."""
+        self.sentinels: list[RedisServer] = []
+
+    @classmethod
+    def start(
+        cls, *, version: str = "newest", appendonly: bool = False, config: Mapping[str, str] | None = None
+    ) -> Self:
+        """Returns when every Sentinel knows the other two and the replica."""
+        group = cls()
+        with closed_on_error(group):
+            master = RedisServer.start(version=version, appendonly=appendonly, config=config)
+            group.servers.append(master)
+            group.servers.append(master.replica())
+            for _ in range(_SENTINELS):
+                group.sentinels.append(_start_sentinel(master))
+            for sentinel in group.sentinels:
+                sentinel.wait(partial(_knows_all, sentinel), "find the others")
+        return group
+
+    @property
+    def url(self) -> str:
+        addresses = ",".join(f"{HOST}:{sentinel.port}" for sentinel in self.sentinels)
+        return f"redis+sentinel://{addresses}/{_SERVICE}/0"
+
+    @property
+    def master(self) -> RedisServer:
+        """As the first Sentinel sees it now."""
+        return self._master_of(self.sentinels[0])
+
+    @property
+    def replica(self) -> RedisServer:
+        return next(server for server in self.servers if server is not self.master)
+
+    def fail_over(self) -> RedisServer:
+        """In order. Returns the new master when it takes writes and every Sentinel knows."""
+        old, new = self.master, self.replica
+        new.catch_up(old)
+        self.sentinels[0].execute("SENTINEL", "FAILOVER", _SERVICE)
+        return self._wait_for(new)
+
+    def kill_master(self) -> RedisServer:
+        """SIGKILL. Returns the new master when it takes writes and every Sentinel knows."""
+        old, new = self.master, self.replica
+        old.kill()
+        return self._wait_for(new)
+
+    def close(self) -> None:
+        for server in (*self.sentinels, *self.servers):
+            server.close()
+
+    def _master_of(self, sentinel: RedisServer) -> RedisServer:
+        _, port = sentinel.execute("SENTINEL", "GET-MASTER-ADDR-BY-NAME", _SERVICE)
+        return next(server for server in self.servers if server.port == int(port))
+
+    def _is_master(self, server: RedisServer, seen_by: RedisServer) -> bool:
+        return self._master_of(seen_by) is server
+
+    def _wait_for(self, new: RedisServer) -> RedisServer:
+        new.wait(partial(_is_promoted, new), "become the master")
+        for sentinel in self.sentinels:
+            sentinel.wait(partial(self._is_master, new, sentinel), "notice the new master")
+        return new
+
+
+def _start_sentinel(master: RedisServer) -> RedisServer:
+    settings = {
+        **PRIVATE,
+        "sentinel monitor": f"{_SERVICE} {HOST} {master.port} {_QUORUM}",
+        "sentinel down-after-milliseconds": f"{_SERVICE} {_DOWN_AFTER_MS}",
+        "sentinel failover-timeout": f"{_SERVICE} {_FAILOVER_WITHIN_MS}",
+    }
+    sentinel = RedisServer(master.version, master.program, settings, mode=("--sentinel",))
+    with closed_on_error(sentinel):
+        sentinel.start_on_free_port()
+    return sentinel
+
+
+def _is_promoted(server: RedisServer) -> bool:
+    import redis
+
+    try:
+        return server.is_master()
+    except redis.ConnectionError:
+        return False  # A promotion drops the server's clients, and this may have been one.
+
+
+def _knows_all(sentinel: RedisServer) -> bool:
+    pairs = sentinel.execute("SENTINEL", "MASTER", _SERVICE)
+    facts = dict(zip(pairs[::2], pairs[1::2], strict=True))
+    return int(facts[b"num-slaves"]) == 1 and int(facts[b"num-other-sentinels"]) == _SENTINELS - 1
