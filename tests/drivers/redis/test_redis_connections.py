@@ -12,6 +12,7 @@ from redis_stage import COUNT, ONCE, READ, call, connected, nothing_unhandled, s
 
 from needing import REDIS_VERSIONS
 from taskharbor.drivers.redis.connections import Call, Connections
+from taskharbor.drivers.redis.facts import check, facts_of
 from taskharbor.drivers.redis.options import parse_url
 from taskharbor.drivers.redis.scripts import made
 from taskharbor.errors import BackendUnavailable, InvalidRequest, SchemaMismatch, TaskHarborError
@@ -453,6 +454,17 @@ def _is_busy(server: RedisServer) -> bool:
     except redis.ResponseError as error:
         return "BUSY" in str(error) or "busy" in str(error)
     return False
+
+
+def test_a_server_that_is_too_old_is_refused() -> None:
+    options = parse_url("redis://h?wait_aof=1")
+    for version, message in (
+        ("6.2.14", r"6\.2 is too old: 7\.0 or newer"),
+        ("7.0.15", r"wait_aof needs Redis 7\.2"),
+    ):
+        with pytest.raises(InvalidRequest, match=message):
+            check(facts_of(f"redis_version:{version}\r\n".encode()), options, "h:6379")
+    check(facts_of(b"redis_version:7.0.15\r\n"), parse_url("redis://h"), "h:6379")
 
 
 @pytest.mark.installed

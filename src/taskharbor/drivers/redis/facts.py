@@ -10,7 +10,7 @@ from taskharbor.errors import InvalidRequest
 
 log = logging.getLogger("taskharbor.redis")
 
-OLDEST = (6, 2)
+OLDEST = (7, 0)
 HAS_WAITAOF = (7, 2)
 
 
@@ -42,7 +42,7 @@ def check(facts: Facts, options: Options, place: str) -> None:
     """Refuse a server that cannot keep jobs, or lacks what the URL asks for."""
     if facts.version < OLDEST:
         raise InvalidRequest(
-            f"{place}: Redis {facts.version[0]}.{facts.version[1]} is too old: 6.2 or newer is needed"
+            f"{place}: Redis {facts.version[0]}.{facts.version[1]} is too old: 7.0 or newer is needed"
         )
     if options.wait_aof is not None and facts.version < HAS_WAITAOF:
         raise InvalidRequest(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 import hiredis
 
 from taskharbor.errors import BackendUnavailable, InvalidRequest, SchemaMismatch, TaskHarborError
@@ -37,15 +35,13 @@ _SPOKEN = {
     "without any password configured": "the server has no password, but the URL gives one",
     "DB index is out of range": "the server has fewer databases than that: lower the number in the URL",
     "cluster support disabled": "the server is not part of a cluster: write redis:// instead of redis+cluster://",
-    "unknown command": "the server is older than 6.2, or the command was renamed or forbidden there",
+    "unknown command": "the server is older than 7.0, or the command was renamed or forbidden there",
 }
 _WRONG_URL = (
     _SPOKEN["invalid password"],
     _SPOKEN["without any password configured"],
     _SPOKEN["cluster support disabled"],
 )
-# A failed command inside of a script: Redis 6.2 puts words of its own in front of the code.
-_WITHIN_SCRIPT = re.compile(r"Error running script .*?(?:^|[\s:-])([A-Z]{3,})\b", re.DOTALL)
 
 UNDONE = frozenset(
     {
@@ -58,11 +54,7 @@ UNDONE = frozenset(
 
 def code_of(error: hiredis.ReplyError) -> str:
     """The word that says what kind of error it is."""
-    text = str(error)
-    found = _WITHIN_SCRIPT.search(text)
-    if found and found[1] in UNDONE:
-        return found[1]
-    return text.partition(" ")[0]
+    return str(error).partition(" ")[0]
 
 
 def translated(error: hiredis.ReplyError, place: str) -> TaskHarborError:

@@ -11,7 +11,7 @@
 --   body     codec, headers and timeout, opaque here; empty where all are the default
 --   payload  as it came
 --   tail     progress of a job that is inflight, result of one that is done
---   grain    one byte that differs from job to job. Lua as Redis 6.2 has it looks at every eighth byte or so of a long string
+--   grain    one byte that differs from job to job. Lua 5.1, which servers run, looks at every eighth byte or so of a long string
 --            and always at the last, to tell it from others; jobs that are much alike would be compared byte by byte
 --
 -- A claim puts a lease in front; an ack takes it away and changes the front behind it. The rest is carried along unread.
