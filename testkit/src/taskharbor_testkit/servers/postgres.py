@@ -8,31 +8,19 @@ server are kept apart by a schema each.
 from __future__ import annotations
 
 import ctypes
-import functools
 import os
 import re
 import secrets
 import signal
 import subprocess
-import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, Self
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
 
 from taskharbor_testkit.servers.discovery import find_pgbouncer, find_postgres, initialised_data, reachable
-from taskharbor_testkit.servers.process import (
-    HOST,
-    ServerFailed,
-    ServerProcess,
-    closed_on_error,
-    own,
-    run,
-    set_option,
-)
-
-TEST_POSTGRES = "TASKHARBOR_TEST_POSTGRES"
+from taskharbor_testkit.servers.process import HOST, ServerFailed, ServerProcess, once, run, set_option
 
 StopMode = Literal["fast", "immediate"]
 
@@ -41,10 +29,7 @@ _SIGNALS: Mapping[StopMode, signal.Signals] = {"fast": signal.SIGINT, "immediate
 _SETTINGS = {
     "listen_addresses": HOST,
     "unix_socket_directories": "",
-    "max_connections": "100",
     "shared_buffers": "64MB",
-    "timezone": "UTC",
-    "log_timezone": "UTC",
 }
 _NOT_DURABLE = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
 
@@ -52,9 +37,7 @@ _POOLER_SETTINGS = {
     "listen_addr": HOST,
     "unix_socket_dir": "",
     "auth_type": "any",
-    "admin_users": "postgres",
     "pool_mode": "transaction",
-    "default_pool_size": "20",
     "max_client_conn": "500",
     # A test that restarts its server would otherwise wait for PgBouncer to try again.
     "server_login_retry": "1",
@@ -121,11 +104,9 @@ class PostgresServer(ServerProcess, PostgresAt):
         package = binaries.parent.parent
         program = reachable(binaries / "postgres", binaries.parent, package.with_name(f"{package.name}.libs"))
         server = cls(version, program.parent)
-        with closed_on_error(server):
-            run("cp", "-Rp", initialised_data(server._bin), server.data, cwd=server.directory)
-            server._configure({**_SETTINGS, **({} if durable else _NOT_DURABLE), **(settings or {})})
-            server.start_on_free_port()
-        return server
+        run("cp", "-Rp", initialised_data(server._bin), server.data, cwd=server.directory)
+        server._configure({**_SETTINGS, **({} if durable else _NOT_DURABLE), **(settings or {})})
+        return server.start_on_free_port()
 
     def stop(self, mode: StopMode = "fast") -> None:
         """Data and port are kept for `restart()`. Immediate is a crash that the next start recovers from."""
@@ -141,11 +122,9 @@ class PostgresServer(ServerProcess, PostgresAt):
         replica = PostgresServer(self.version, self._bin)
         source = f"host={HOST} port={self.port} user=postgres application_name=standby"
         choices = ("-d", source, "-R", "-X", "stream", "-c", "fast", "--no-sync")
-        with closed_on_error(replica):
-            run(self._bin / "pg_basebackup", "-D", replica.data, *choices, cwd=replica.directory)
-            replica._primary = self
-            replica.start_on_free_port()
-        return replica
+        run(self._bin / "pg_basebackup", "-D", replica.data, *choices, cwd=replica.directory)
+        replica._primary = self
+        return replica.start_on_free_port()
 
     def catch_up(self) -> None:
         """On a standby: return when it has replayed everything that its primary has committed by now."""
@@ -212,40 +191,30 @@ class PgBouncer(ServerProcess):
     @classmethod
     def start(cls, server: PostgresAt, *, settings: Mapping[str, str] | None = None) -> Self:
         """For every database of the server, as the user of its URL. `settings` go into the [pgbouncer] section."""
-        bouncer = cls(find_pgbouncer(), server, {**_POOLER_SETTINGS, **(settings or {})})
-        with closed_on_error(bouncer):
-            bouncer.start_on_free_port()
-        return bouncer
+        return cls(find_pgbouncer(), server, {**_POOLER_SETTINGS, **(settings or {})}).start_on_free_port()
 
     def _launch(self) -> None:
         target = urlsplit(self._server.url)
         password = f" password={target.password}" if target.password else ""
         every = f"* = host={target.hostname} port={target.port or 5432} user={target.username or 'postgres'}{password}"
         lines = [f"{name} = {value}" for name, value in self._settings.items()]
-        file = self.directory / "pgbouncer.ini"
-        file.touch()
-        own(file)
-        file.write_text(
-            "\n".join(["[databases]", every, "[pgbouncer]", *lines, f"listen_port = {self.port}", ""])
-        )
+        lines = ["[databases]", every, "[pgbouncer]", *lines, f"listen_port = {self.port}"]
+        file = self.write_file("pgbouncer.ini", lines)
         self.url = urlunsplit(target._replace(netloc=f"postgres@{HOST}:{self.port}"))
         self._run([self._program, file], lambda: f"listening on {HOST}:{self.port}" in self.logged())
 
 
-_lock = threading.Lock()
-_shared = functools.cache(lambda version: PostgresServer.start(version=version))
+_shared: Callable[[int], PostgresServer] = once(lambda version: PostgresServer.start(version=version))
 
 
 def shared_postgres(version: int | None = None) -> PostgresServer:
     """This process's server of that major, or of the newest. Stopped at exit; do not stop it, others are on it."""
-    major, _ = find_postgres(version)
-    with _lock:
-        return _shared(major)
+    return _shared(find_postgres(version)[0])
 
 
 def given_or_shared_postgres() -> PostgresAt:
     """The server that TASKHARBOR_TEST_POSTGRES names, or else the shared one."""
-    given = os.environ.get(TEST_POSTGRES)
+    given = os.environ.get("TASKHARBOR_TEST_POSTGRES")
     return PostgresAt(given) if given else shared_postgres()
 
 

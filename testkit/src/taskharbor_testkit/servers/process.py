@@ -23,13 +23,16 @@ import tempfile
 import threading
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any, Self
+from typing import IO, Any, Self, TypeVar
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 from taskharbor_testkit.servers import reaper
+
+K = TypeVar("K")
+T = TypeVar("T")
 
 HOST = "127.0.0.1"
 
@@ -60,13 +63,15 @@ class Closing:
         self.close()
 
 
-@contextmanager
-def closed_on_error(resource: Closing) -> Iterator[None]:
-    try:
-        yield
-    except BaseException:
-        resource.close()
-        raise
+def once(start: Callable[[K], T]) -> Callable[[K], T]:
+    """Starts one per key for all threads of the process."""
+    lock, started = threading.Lock(), functools.cache(start)
+
+    def get(key: K) -> T:
+        with lock:
+            return started(key)
+
+    return get
 
 
 def free_port() -> int:
@@ -124,25 +129,9 @@ def run(program: str | Path, *arguments: str | Path, cwd: Path) -> None:
         raise RuntimeError(f"{program} ended with {process.returncode}: {text}")
 
 
-def can_run(program: Path) -> bool:
-    """Whether the program, its libraries and every directory above them are open to the account."""
-    try:
-        run(program, "--version", cwd=Path("/"))
-    except (OSError, RuntimeError):
-        return False
-    return True
-
-
-def temporary_directory() -> Path:
+def temp_directory() -> Path:
     """A directory for temporary files that the account may enter. Root's own may be closed to it."""
     return Path("/tmp" if account() else tempfile.gettempdir())
-
-
-def private_directory(prefix: str, *, inside: Path | None = None) -> Path:
-    """A new directory that only the account may enter."""
-    directory = Path(tempfile.mkdtemp(prefix=prefix, dir=inside or temporary_directory()))
-    own(directory)
-    return directory
 
 
 class ServerProcess(Closing):
@@ -154,12 +143,13 @@ class ServerProcess(Closing):
     def __init__(self, name: str) -> None:
         self.name = name
         self.port = 0
-        self.directory = private_directory(f"taskharbor-{name}-")
+        self.directory = Path(tempfile.mkdtemp(prefix=f"taskharbor-{name}-", dir=temp_directory()))
+        own(self.directory)
         self.log = self.directory / "log"
         self._process: subprocess.Popen[bytes] | None = None
         self._owner = os.getpid()
         self._closed = False
-        _tell_reaper("add", self.directory)
+        _tell_reaper(self.directory)
         atexit.register(self.close)
 
     @abstractmethod
@@ -176,32 +166,38 @@ class ServerProcess(Closing):
     def running(self) -> bool:
         return self._process is not None and self._process.poll() is None
 
-    def start_on_free_port(self) -> None:
+    def start_on_free_port(self) -> Self:
         """For the first time."""
         for remaining in reversed(range(_PORTS_TO_TRY)):
             self.port = free_port()
             try:
-                return self._launch()
+                self._launch()
+                break
             except ServerFailed as failure:
                 if not remaining or "Address already in use" not in str(failure):
                     raise
+        return self
 
     def wait(self, condition: Callable[[], bool], what: str, *, since: int = 0) -> None:
         """Until it holds. If it never does, the message says what the server did not do, and what it logged."""
         deadline = time.monotonic() + _STARTS_WITHIN
         while not condition():
-            if not self.running:
-                raise ServerFailed(f"{self.name} ended before it could {what}:\n{self.logged(since)}")
-            if time.monotonic() > deadline:
-                raise ServerFailed(
-                    f"{self.name} did not {what} in {_STARTS_WITHIN:g} s:\n{self.logged(since)}"
-                )
+            if not self.running or time.monotonic() > deadline:
+                why = f"within {_STARTS_WITHIN:g} s" if self.running else "before it ended"
+                raise ServerFailed(f"{self.name} did not {what} {why}:\n{self.logged(since)}")
             time.sleep(_POLL)
 
     def logged(self, since: int = 0) -> str:
         with self.log.open("rb") as log:
             log.seek(since)
             return log.read().decode(errors="replace")[-4000:]
+
+    def write_file(self, name: str, lines: Sequence[str]) -> Path:
+        """A file in its directory that it may change."""
+        file = self.directory / name
+        file.write_text("\n".join([*lines, ""]))
+        own(file)
+        return file
 
     def kill(self) -> None:
         """SIGKILL, to it and to its children; returns when all are dead."""
@@ -229,7 +225,6 @@ class ServerProcess(Closing):
         atexit.unregister(self.close)
         self._end()
         shutil.rmtree(self.directory, ignore_errors=True)
-        _tell_reaper("remove", self.directory)
 
     def _end(self) -> None:
         """Asked to stop, many a server would first write down what is removed a moment later."""
@@ -237,13 +232,11 @@ class ServerProcess(Closing):
 
     def _run(self, command: Sequence[str | Path], ready: Callable[[], bool]) -> None:
         """Returns when it is ready; raises ServerFailed, with the process gone, when that does not come."""
-        if self.running:
-            raise ServerFailed(f"{self.name} runs already, as process {self.pid}")
         seen = self.log.stat().st_size if self.log.exists() else 0
         with self.log.open("ab") as log:
             user = None if self.is_ours else account()
             self._process = spawn(command, cwd=self.directory, output=log, user=user)
-        _tell_reaper("add", self.directory, self.pid)
+        _tell_reaper(self.directory, self.pid)
         try:
             self.wait(ready, "become ready", since=seen)
         except BaseException:
@@ -265,7 +258,7 @@ class ServerProcess(Closing):
         self._forget()
 
     def _forget(self) -> None:
-        _tell_reaper("add", self.directory)
+        _tell_reaper(self.directory)
         self._process = None
 
 
@@ -273,7 +266,7 @@ _reaper: tuple[int, subprocess.Popen[str]] | None = None
 _reaper_lock = threading.Lock()
 
 
-def _tell_reaper(order: str, directory: Path, pid: int = 0) -> None:
+def _tell_reaper(directory: Path, pid: int = 0) -> None:
     """Starts it with the first server. It leaves when we do, and the servers before it: that is the order of atexit."""
     global _reaper
     with _reaper_lock:
@@ -284,14 +277,9 @@ def _tell_reaper(order: str, directory: Path, pid: int = 0) -> None:
                 command, stdin=subprocess.PIPE, cwd="/", start_new_session=True, text=True
             )
             _reaper = (os.getpid(), process)
-            atexit.register(_dismiss_reaper, *_reaper)
+            atexit.register(process.communicate)
         pipe = _reaper[1].stdin
         assert pipe is not None
         with suppress(BrokenPipeError):  # Someone killed it; the other two ways out remain.
-            pipe.write(f"{order}\t{directory}\t{pid}\n")
+            pipe.write(f"{directory}\t{pid}\n")
             pipe.flush()
-
-
-def _dismiss_reaper(owner: int, process: subprocess.Popen[str]) -> None:
-    if owner == os.getpid():
-        process.communicate()

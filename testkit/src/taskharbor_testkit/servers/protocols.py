@@ -184,7 +184,8 @@ class RedisProtocol:
                 continue
             about_subscriptions = name.endswith(b"SUBSCRIBE")
             self._subscribes |= about_subscriptions
-            replies = max(_count(message) - 1, 1) if about_subscriptions else self._commands - self._replies
+            channels = int(message[1 : message.index(_LINE)]) - 1 if about_subscriptions else 0
+            replies = max(channels, 1) if about_subscriptions else self._commands - self._replies
             self.open, self._commands, self._replies = False, 0, 0
             self._awaited.append((replies, about_subscriptions))
             self.unanswered += 1
@@ -249,16 +250,9 @@ def _members(kind: int, number: bytes) -> int:
     """The number of values that belong to this one. One that is null has none."""
     if kind in _LISTS:
         return max(int(number), 0)
-    if kind in b"%":
-        return 2 * int(number)
-    if kind in b"|":
-        return 2 * int(number) + 1  # Attributes come before the value that they belong to.
+    if kind in b"%|":
+        return 2 * int(number) + (kind in b"|")  # Attributes come before the value that they belong to.
     return 0
-
-
-def _count(message: bytes) -> int:
-    """How many members a list has; a command that was sent as plain text has one."""
-    return int(message[1 : message.index(_LINE)]) if message[0] in _LISTS else 1
 
 
 def _first(message: bytes) -> bytes:

@@ -231,6 +231,7 @@ class _Connection:
         ]
         try:
             done, _ = await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
+            await self._proxy._flows.wait()
             for pump in done:
                 pump.result()
         finally:
@@ -249,7 +250,6 @@ class _Connection:
             await writer.drain()
             if passed == self._from_client:
                 await self._listens.wait()
-        await self._proxy._flows.wait()
 
     def _from_client(self, data: bytes) -> bytes:
         """The bytes that reach the server."""

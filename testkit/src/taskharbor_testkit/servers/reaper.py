@@ -1,6 +1,6 @@
 """Ends servers whose owner was killed before it could: a program of its own, and the functions that end a process family.
 
-It reads its orders from a pipe and does nothing until that pipe closes, which also happens when the owner gets a
+It reads which servers run from a pipe and does nothing until that pipe closes, which also happens when the owner gets a
 SIGKILL. (PR_SET_PDEATHSIG would do with less, but it fires when the *thread* that started the server ends.) Run by path,
 without the package around it: standard library only.
 """
@@ -20,18 +20,11 @@ from pathlib import Path
 _QUITS_WITHIN = 3.0
 
 
-def main(orders: Iterable[str]) -> None:
-    """Orders are `add`, a directory and the process in it, or 0; and `remove`, a directory that is gone, and 0."""
-    servers: dict[str, int] = {}
-    for order in orders:
-        what, directory, pid = order.rstrip("\n").split("\t")
-        if what == "add":
-            servers[directory] = int(pid)
-        else:
-            servers.pop(directory, None)
-    for directory, number in servers.items():
-        if number:
-            quit_then_kill(number)
+def main(lines: Iterable[str]) -> None:
+    """A line is a directory and the process in it, or 0 where none runs. The last line of a directory counts."""
+    for directory, pid in dict(line.rstrip("\n").split("\t") for line in lines).items():
+        if pid != "0":
+            quit_then_kill(int(pid))
         shutil.rmtree(directory, ignore_errors=True)
 
 

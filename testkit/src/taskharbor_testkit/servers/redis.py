@@ -7,20 +7,16 @@ are kept apart by a prefix each.
 
 from __future__ import annotations
 
-import functools
 import os
 import secrets
 import signal
-import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, Self
 from urllib.parse import parse_qsl, quote, urlsplit, urlunsplit
 
 from taskharbor_testkit.servers.discovery import find_redis, reachable
-from taskharbor_testkit.servers.process import HOST, ServerProcess, closed_on_error, own, set_option
-
-TEST_REDIS = "TASKHARBOR_TEST_REDIS"
+from taskharbor_testkit.servers.process import HOST, ServerProcess, once, set_option
 
 Fsync = Literal["always", "everysec", "no"]
 
@@ -30,7 +26,7 @@ PRIVATE = {"bind": HOST, "protected-mode": "no", "daemonize": "no", "dir": "."}
 _SETTINGS = {
     **PRIVATE,
     # Nothing is saved while a test measures or counts; the append-only file is what survives.
-    "save": "",
+    "save": '""',
     # A replica that is wanted now need not wait for others that may want the same copy.
     "repl-diskless-sync-delay": "0",
 }
@@ -63,7 +59,11 @@ class RedisAt:
             return client.execute_command(*command)
 
     def info(self, section: str = "default") -> dict[str, str]:
-        lines = self.execute("INFO", section).decode().splitlines()
+        return self.facts("INFO", section)
+
+    def facts(self, *command: str) -> dict[str, str]:
+        """The answer of a command that tells names and values by lines."""
+        lines = self.execute(*command).decode().splitlines()
         return dict(line.split(":", 1) for line in lines if ":" in line)
 
 
@@ -100,10 +100,7 @@ class RedisServer(ServerProcess, RedisAt):
         """
         found, program = find_redis(version)
         kept = {"appendonly": "yes" if appendonly else "no", "appendfsync": fsync}
-        server = cls(found, reachable(program), {**_SETTINGS, **kept, **(config or {})})
-        with closed_on_error(server):
-            server.start_on_free_port()
-        return server
+        return cls(found, reachable(program), {**_SETTINGS, **kept, **(config or {})}).start_on_free_port()
 
     def stop(self) -> None:
         """In order. Port and what is on the disk are kept for `restart()`."""
@@ -121,10 +118,8 @@ class RedisServer(ServerProcess, RedisAt):
     def replica(self) -> RedisServer:
         """A server that follows this one; returns when it has a first copy. `promote()` makes it a master."""
         settings = {**self._settings, "replicaof": f"{HOST} {self.port}"}
-        follower = RedisServer(self.version, self.program, settings)
-        with closed_on_error(follower):
-            follower.start_on_free_port()
-            follower.wait(follower.follows, "copy its master")
+        follower = RedisServer(self.version, self.program, settings).start_on_free_port()
+        follower.wait(follower.follows, "copy its master")
         return follower
 
     def follows(self) -> bool:
@@ -132,7 +127,12 @@ class RedisServer(ServerProcess, RedisAt):
         return self.info("replication").get("master_link_status") == "up"
 
     def is_master(self) -> bool:
-        return self.info("replication")["role"] == "master"
+        import redis
+
+        try:
+            return self.info("replication")["role"] == "master"
+        except redis.ConnectionError:
+            return False  # A promotion drops the server's clients, and this may have been one.
 
     def catch_up(self, master: RedisAt) -> None:
         """On a replica: return when it has everything that its master has done by now."""
@@ -158,11 +158,8 @@ class RedisServer(ServerProcess, RedisAt):
         file = self.directory / f"{self.port}.conf"
         # Written once: from then on it is the server's, which rewrites it when it gets another master.
         if not file.exists():
-            empty = '""'
-            lines = [f"{name} {value or empty}" for name, value in self._settings.items()]
-            file.touch()
-            own(file)
-            file.write_text("\n".join([f"port {self.port}", *lines, ""]))
+            lines = [f"{name} {value}" for name, value in self._settings.items()]
+            self.write_file(file.name, [f"port {self.port}", *lines])
         self._run([self.program, file, *self._mode], self._is_ready)
 
     def _is_ready(self) -> bool:
@@ -176,20 +173,17 @@ class RedisServer(ServerProcess, RedisAt):
         return facts.get("process_id") == str(self.pid) and facts.get("loading", "0") == "0"
 
 
-_lock = threading.Lock()
-_shared = functools.cache(lambda version: RedisServer.start(version=version))
+_shared: Callable[[str], RedisServer] = once(lambda version: RedisServer.start(version=version))
 
 
 def shared_redis(version: str = "newest") -> RedisServer:
     """This process's server of that version. Ended at exit; do not stop it or flush it, others are on it."""
-    found, _ = find_redis(version)
-    with _lock:
-        return _shared(found)
+    return _shared(find_redis(version)[0])
 
 
 def given_or_shared_redis() -> RedisAt:
     """The server that TASKHARBOR_TEST_REDIS names, or else the shared one."""
-    given = os.environ.get(TEST_REDIS)
+    given = os.environ.get("TASKHARBOR_TEST_REDIS")
     return RedisAt(given) if given else shared_redis()
 
 

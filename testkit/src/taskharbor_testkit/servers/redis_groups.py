@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import functools
-import threading
-from collections.abc import Mapping
-from functools import partial
+from collections.abc import Callable
 from typing import Self
 
 from taskharbor_testkit.servers.discovery import find_redis
-from taskharbor_testkit.servers.process import HOST, Closing, closed_on_error
+from taskharbor_testkit.servers.process import HOST, Closing, once
 from taskharbor_testkit.servers.redis import PRIVATE, RedisServer
 
 _SLOTS = 16_384
@@ -24,9 +21,6 @@ _SETTINGS = {
 }
 _SERVICE = "harbor"
 _SENTINELS = 3
-_QUORUM = 2
-_DOWN_AFTER_MS = 500
-_FAILOVER_WITHIN_MS = 3000
 
 
 class RedisCluster(Closing):
@@ -41,24 +35,14 @@ class RedisCluster(Closing):
         self.url = ""
 
     @classmethod
-    def start(
-        cls,
-        *,
-        version: str = "newest",
-        replicas: bool = False,
-        appendonly: bool = False,
-        config: Mapping[str, str] | None = None,
-    ) -> Self:
+    def start(cls, *, version: str = "newest", replicas: bool = False) -> Self:
         """Returns when every node says that all slots are served; with `replicas`, each master has one that follows it."""
         cluster = cls()
-        settings = {**_SETTINGS, **(config or {})}
-        with closed_on_error(cluster):
-            for _ in range(2 * _MASTERS if replicas else _MASTERS):
-                node = RedisServer.start(version=version, appendonly=appendonly, config=settings)
-                cluster.nodes.append(node)
-            addresses = [f"{HOST}:{node.port}" for node in cluster.nodes[:_MASTERS]]
-            cluster.url = f"redis+cluster://{','.join(addresses)}"
-            cluster._form()
+        for _ in range(2 * _MASTERS if replicas else _MASTERS):
+            cluster.nodes.append(RedisServer.start(version=version, config=_SETTINGS))
+        addresses = [f"{HOST}:{node.port}" for node in cluster.nodes[:_MASTERS]]
+        cluster.url = f"redis+cluster://{','.join(addresses)}"
+        cluster._form()
         return cluster
 
     def slot_of(self, key: str) -> int:
@@ -122,17 +106,14 @@ class RedisCluster(Closing):
             node.execute("CLUSTER", "SET-CONFIG-EPOCH", number + 1)
         for node in self.nodes[1:]:
             node.execute("CLUSTER", "MEET", HOST, masters[0].port)
-        for node in self.nodes:
-            node.wait(partial(self._is_complete, node), "meet the others")
+        masters[0].wait(lambda: all(map(self._is_complete, self.nodes)), "meet the others")
         for master, replica in zip(masters, replicas, strict=False):
             replica.execute("CLUSTER", "REPLICATE", _identity(master))
-        for replica in replicas:
-            replica.wait(replica.follows, "copy its master")
-        for node in self.nodes if replicas else ():
-            node.wait(partial(self._sees_replicas, node), "hear of all replicas")
+        masters[0].wait(lambda: all(replica.follows() for replica in replicas), "be copied")
+        masters[0].wait(lambda: all(map(self._sees_replicas, self.nodes if replicas else ())), "be followed")
 
     def _is_complete(self, node: RedisServer) -> bool:
-        facts = _facts(node)
+        facts = node.facts("CLUSTER", "INFO")
         return facts["cluster_state"] == "ok" and int(facts["cluster_known_nodes"]) == len(self.nodes)
 
     def _sees_replicas(self, node: RedisServer) -> bool:
@@ -151,15 +132,11 @@ class RedisCluster(Closing):
 
     def _wait_until_served_by(self, key: str, node: RedisServer) -> None:
         slot = self.slot_of(key)
-
-        def served() -> bool:
-            return all(
-                _facts(one)["cluster_state"] == "ok" and _port_serving(slot, one) == node.port
-                for one in self.nodes
-                if one.running
-            )
-
-        node.wait(served, "take over")
+        running = [one for one in self.nodes if one.running]
+        node.wait(lambda: all(_port_serving(slot, one) == node.port for one in running), "take over")
+        node.wait(
+            lambda: all(one.facts("CLUSTER", "INFO")["cluster_state"] == "ok" for one in running), "be seen"
+        )
 
 
 def _port_serving(slot: int, seen_by: RedisServer) -> int | None:
@@ -173,20 +150,12 @@ def _identity(node: RedisServer) -> bytes:
     return bytes(node.execute("CLUSTER", "MYID"))
 
 
-def _facts(node: RedisServer) -> dict[str, str]:
-    lines = node.execute("CLUSTER", "INFO").decode().splitlines()
-    return dict(line.split(":", 1) for line in lines if ":" in line)
-
-
-_lock = threading.Lock()
-_shared = functools.cache(lambda version: RedisCluster.start(version=version))
+_shared: Callable[[str], RedisCluster] = once(lambda version: RedisCluster.start(version=version))
 
 
 def shared_redis_cluster(version: str = "newest") -> RedisCluster:
     """This process's cluster of that version, three nodes. Ended at exit; do not stop it or flush it."""
-    found, _ = find_redis(version)
-    with _lock:
-        return _shared(found)
+    return _shared(find_redis(version)[0])
 
 
 class RedisSentinels(Closing):
@@ -201,19 +170,15 @@ class RedisSentinels(Closing):
         self.sentinels: list[RedisServer] = []
 
     @classmethod
-    def start(
-        cls, *, version: str = "newest", appendonly: bool = False, config: Mapping[str, str] | None = None
-    ) -> Self:
+    def start(cls, *, version: str = "newest") -> Self:
         """Returns when every Sentinel knows the other two and the replica."""
         group = cls()
-        with closed_on_error(group):
-            master = RedisServer.start(version=version, appendonly=appendonly, config=config)
-            group.servers.append(master)
-            group.servers.append(master.replica())
-            for _ in range(_SENTINELS):
-                group.sentinels.append(_start_sentinel(master))
-            for sentinel in group.sentinels:
-                sentinel.wait(partial(_knows_all, sentinel), "find the others")
+        master = RedisServer.start(version=version)
+        group.servers.append(master)
+        group.servers.append(master.replica())
+        for _ in range(_SENTINELS):
+            group.sentinels.append(_start_sentinel(master))
+        master.wait(lambda: all(map(_knows_all, group.sentinels)), "be watched by all")
         return group
 
     @property
@@ -251,36 +216,20 @@ class RedisSentinels(Closing):
         _, port = sentinel.execute("SENTINEL", "GET-MASTER-ADDR-BY-NAME", _SERVICE)
         return next(server for server in self.servers if server.port == int(port))
 
-    def _is_master(self, server: RedisServer, seen_by: RedisServer) -> bool:
-        return self._master_of(seen_by) is server
-
     def _wait_for(self, new: RedisServer) -> RedisServer:
-        new.wait(partial(_is_promoted, new), "become the master")
-        for sentinel in self.sentinels:
-            sentinel.wait(partial(self._is_master, new, sentinel), "notice the new master")
+        new.wait(new.is_master, "become the master")
+        new.wait(lambda: all(self._master_of(one) is new for one in self.sentinels), "be known as the master")
         return new
 
 
 def _start_sentinel(master: RedisServer) -> RedisServer:
     settings = {
         **PRIVATE,
-        "sentinel monitor": f"{_SERVICE} {HOST} {master.port} {_QUORUM}",
-        "sentinel down-after-milliseconds": f"{_SERVICE} {_DOWN_AFTER_MS}",
-        "sentinel failover-timeout": f"{_SERVICE} {_FAILOVER_WITHIN_MS}",
+        "sentinel monitor": f"{_SERVICE} {HOST} {master.port} 2",
+        "sentinel down-after-milliseconds": f"{_SERVICE} 500",
+        "sentinel failover-timeout": f"{_SERVICE} 3000",
     }
-    sentinel = RedisServer(master.version, master.program, settings, mode=("--sentinel",))
-    with closed_on_error(sentinel):
-        sentinel.start_on_free_port()
-    return sentinel
-
-
-def _is_promoted(server: RedisServer) -> bool:
-    import redis
-
-    try:
-        return server.is_master()
-    except redis.ConnectionError:
-        return False  # A promotion drops the server's clients, and this may have been one.
+    return RedisServer(master.version, master.program, settings, mode=("--sentinel",)).start_on_free_port()
 
 
 def _knows_all(sentinel: RedisServer) -> bool:

@@ -11,22 +11,20 @@ nothing special.
 
 from __future__ import annotations
 
-import functools
 import importlib.util
 import json
 import os
 import secrets
 import sys
-import threading
 import urllib.request
+from collections.abc import Callable
 from typing import Self
 from urllib.parse import urlencode
 
 from taskharbor_testkit.servers.discovery import ServerMissing
-from taskharbor_testkit.servers.process import HOST, ServerProcess, closed_on_error
+from taskharbor_testkit.servers.process import HOST, ServerProcess, once
 
 BUCKET = "taskharbor"
-TEST_S3 = "TASKHARBOR_TEST_S3"
 
 _PLAN = "/_taskharbor/plan"
 
@@ -40,10 +38,8 @@ class S3Server(ServerProcess):
     def start(cls) -> Self:
         if importlib.util.find_spec("moto") is None or importlib.util.find_spec("flask") is None:
             raise ServerMissing("the S3 server is not installed: pip install 'taskharbor-testkit[servers]'")
-        server = cls("s3")
-        with closed_on_error(server):
-            server.start_on_free_port()
-            server._ask("PUT", f"/{BUCKET}")
+        server = cls("s3").start_on_free_port()
+        server._ask("PUT", f"/{BUCKET}")
         return server
 
     @property
@@ -80,15 +76,13 @@ class S3Server(ServerProcess):
         self._run(command, lambda: f"ready {self.port}" in self.logged())
 
 
-_lock = threading.Lock()
-_shared = functools.cache(S3Server.start)
+_shared: Callable[[str], S3Server] = once(lambda _: S3Server.start())
 
 
 def fresh_s3_url() -> str:
     """A place that nobody has used: below the URL that TASKHARBOR_TEST_S3 gives, or else on the shared server."""
-    given = os.environ.get(TEST_S3)
+    given = os.environ.get("TASKHARBOR_TEST_S3")
     if not given:
-        with _lock:
-            return _shared().fresh_url()
+        return _shared("").fresh_url()
     address, _, query = given.partition("?")
     return f"{address.rstrip('/')}/th-{secrets.token_hex(6)}?{query}".rstrip("?")
