@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from taskharbor.drivers.memory import MemoryDriver
 from taskharbor.errors import InvalidRequest
 from taskharbor.jobs import JobRecord
 from taskharbor_testkit.conformance import CASES, INVARIANTS, check
@@ -19,6 +18,7 @@ from taskharbor_testkit.conformance.calls import Call
 from taskharbor_testkit.conformance.effort import Effort
 from taskharbor_testkit.conformance.invariants import InvariantBroken
 from taskharbor_testkit.conformance.machine import DriverMachine
+from taskharbor_testkit.model import ModelDriver
 from taskharbor_testkit.planted import PLANTED
 
 QUICK = Effort(examples=3, steps=10)
@@ -108,7 +108,7 @@ def test_a_lasting_store_is_refused_without_touching_it(tmp_path: Path) -> None:
 
 
 def test_a_store_in_use_is_refused() -> None:
-    used = MemoryDriver()
+    used = ModelDriver()
     asyncio.run(used.enqueue([JobRecord(id="j", type="t", run_at_us=1, created_at_us=1)], now=1))
     report = check(used.clone, only="order.*", fail_fast=True)
     assert "not empty (queues: default)" in report.failures[0].message
@@ -135,6 +135,6 @@ def test_the_same_histories_in_every_run(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(DriverMachine, "enqueueing", recorded)
     for _ in range(2):
         histories.append([])
-        assert check(MemoryDriver, only="machine.*", effort=QUICK).ok
+        assert check(ModelDriver, only="machine.*", effort=QUICK).ok
     assert histories[0]
     assert histories[0] == histories[1]

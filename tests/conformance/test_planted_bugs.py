@@ -1,12 +1,12 @@
-"""The test of the tests: every planted bug must be caught, and the driver without one must pass."""
+"""The test of the tests: every planted bug must be caught, and the model without one must pass."""
 
 from __future__ import annotations
 
 import pytest
 
-from taskharbor.drivers.memory import MemoryDriver
 from taskharbor_testkit.conformance import check
 from taskharbor_testkit.conformance.effort import Effort
+from taskharbor_testkit.model import ModelDriver
 from taskharbor_testkit.planted import PLANTED
 
 QUICK = Effort(examples=40, shrink=False)
@@ -18,8 +18,8 @@ def test_the_kit_catches(name: str) -> None:
     assert not report.ok, f"{name} broke the driver and nothing noticed"
 
 
-def test_the_unbroken_driver_passes() -> None:
-    report = check(MemoryDriver, effort=QUICK)
+def test_the_model_without_a_bug_passes() -> None:
+    report = check(ModelDriver, effort=QUICK)
     assert report.ok, report.failures[0].message
 
 

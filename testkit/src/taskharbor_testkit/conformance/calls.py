@@ -14,7 +14,7 @@ import msgspec
 
 from taskharbor.drivers.contract import FAILURE_TYPE, Driver, FailurePayload
 from taskharbor.errors import JobNotInflight, LeaseExpired, LeaseMismatch
-from taskharbor.jobs import Attempt, JobRecord, JobState, Lease, Micros, Outcome
+from taskharbor.jobs import JobRecord, JobState, Lease, Micros, Outcome
 from taskharbor_testkit.conformance.snapshot import Mismatch, Snapshot, same_answer
 from taskharbor_testkit.model import Model
 
@@ -122,18 +122,18 @@ def _reclaim(model: Model, call: Call, answer: int, after: Snapshot) -> int:
 
 def _purge(model: Model, call: Call, answer: int, after: Snapshot) -> int:
     gone = model.jobs.keys() - {job.id for job in after.jobs}
-    chosen = _chosen("purge", gone, model.terminal(call.args[0]), (), call.kwargs.get("limit", 1000))
+    chosen = _chosen("purge", gone, model.purgeable(call.args[0]), (), call.kwargs.get("limit", 1000))
     model.forget(chosen)
     return len(chosen)
 
 
 def _prune(model: Model, call: Call, answer: int, after: Snapshot) -> int:
     now, limit = call.kwargs["now"], call.kwargs.get("limit", 1000)
-    ages = {job.id: _overdue(model, job, now) for job in model.jobs.values()}
+    ages = {job.id: model.overdue(job, now) for job in model.jobs.values()}
     gone = model.jobs.keys() - {job.id for job in after.jobs}
     jobs = _chosen("prune (jobs)", gone, *_by_age(ages), limit)
     model.forget(jobs)
-    row_ages = {row.seq: _overdue_row(model, row, now) for row in model.log}
+    row_ages = {row.seq: model.overdue_row(row, now) for row in model.log}
     gone_rows = row_ages.keys() - {row.seq for row in after.rows}
     rows = set(_chosen("prune (attempt log)", gone_rows, *_by_age(row_ages), limit))
     model.log = [row for row in model.log if row.seq not in rows]
@@ -147,21 +147,6 @@ _SPECIAL: dict[str, Callable[[Model, Call, Any, Snapshot], Any]] = {
     "purge": _purge,
     "prune": _prune,
 }
-
-
-def _overdue(model: Model, job: JobRecord, now: Micros) -> Micros | None:
-    """How long ago retention ran out; None where it never does."""
-    settings = model.settings(job.queue)
-    keep = settings.keep_dead_us if job.state is JobState.DEAD else settings.keep_done_us
-    if not job.state.is_terminal or keep is None:
-        return None
-    assert job.finished_at_us is not None
-    return now - (job.finished_at_us + keep)
-
-
-def _overdue_row(model: Model, row: Attempt, now: Micros) -> Micros | None:
-    keep = model.settings(row.queue).keep_attempts_us
-    return None if keep is None else now - (row.ended_at_us + keep)
 
 
 def _by_age(ages: dict[Any, Micros | None]) -> tuple[list[Any], list[Any]]:

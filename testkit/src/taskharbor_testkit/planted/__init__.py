@@ -1,21 +1,15 @@
-"""Deliberately broken drivers: the test of the tests.
+"""Planted bugs: broken drivers that the conformance kit must catch.
 
-A conformance kit that passes everything is worth nothing, so each of these breaks one rule of the contract, as a driver's
-author might, and the kit must catch every one. They are overrides of single steps of the memory store, which is
-why that store has a method per rule.
+A kit that passes everything proves nothing. Each bug breaks one rule of the contract, as a driver's author might, by
+overriding one method of the reference model. `python -m taskharbor_testkit.planted` tells which case catches which bug;
+PLANTED.md beside the package's README is its output.
+
+- `registry`: the list of bugs;
+- `producing`, `leasing`, `settling`, `operating`: the bugs, by part of the contract;
+- `table`: the cases that catch each bug.
 """
 
-from taskharbor_testkit.planted import enqueueing, history, keyed, leasing, operating, order, settling
+from taskharbor_testkit.planted import leasing, operating, producing, settling
 from taskharbor_testkit.planted.registry import PLANTED, RULES
 
-__all__ = [
-    "PLANTED",
-    "RULES",
-    "enqueueing",
-    "history",
-    "keyed",
-    "leasing",
-    "operating",
-    "order",
-    "settling",
-]
+__all__ = ["PLANTED", "RULES", "leasing", "operating", "producing", "settling"]

@@ -1,239 +1,269 @@
-"""Bugs in granting, extending and ending leases by time."""
+"""Bugs in the claim order, in granting and extending leases, and in waiting for work."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
-from taskharbor.drivers.contract import Extension, Settlement
-from taskharbor.drivers.memory import MemoryDriver, MemoryStore
-from taskharbor.drivers.memory.lines import Item
-from taskharbor.drivers.memory.queues import READY, Queue, Slot
+from taskharbor.drivers.contract import Extension, Release, Settlement
 from taskharbor.errors import JobError, LeaseExpired, LeaseMismatch
-from taskharbor.jobs import SECOND, JobRecord, Lease, Micros
-from taskharbor_testkit.planted.registry import planted
+from taskharbor.jobs import SECOND, JobRecord, JobState, Lease, Micros
+from taskharbor_testkit.planted.registry import Bug, HandleBug
 
 
-@planted
-class DoubleLease(MemoryStore):
+class _OtherOrder(Bug):
+    def candidates(self, queue: str, types: Sequence[str] | None, now: Micros) -> list[JobRecord]:
+        return sorted(super().candidates(queue, types, now), key=self.rank)
+
+    def rank(self, job: JobRecord) -> Any:
+        raise NotImplementedError
+
+
+class PriorityInverted(_OtherOrder):
+    """Higher priority first."""
+
+    def rank(self, job: JobRecord) -> Any:
+        return (job.priority, job.run_at_us, self.places[job.id])
+
+
+class LastInFirstOut(_OtherOrder):
+    """Insertion order at equal priority and run_at."""
+
+    def rank(self, job: JobRecord) -> Any:
+        return (-job.priority, job.run_at_us, -self.places[job.id])
+
+
+class RunAtIgnoredInOrder(_OtherOrder):
+    """At equal priority the one due first comes first."""
+
+    def rank(self, job: JobRecord) -> Any:
+        return (-job.priority, self.places[job.id])
+
+
+class ScheduledRunsEarly(Bug):
+    """No job is handed out before its run_at."""
+
+    def candidates(self, queue: str, types: Sequence[str] | None, now: Micros) -> list[JobRecord]:
+        return super().candidates(queue, types, now + SECOND)
+
+
+class TypeFilterIgnored(Bug):
+    """Only jobs of the types asked for are handed out."""
+
+    def candidates(self, queue: str, types: Sequence[str] | None, now: Micros) -> list[JobRecord]:
+        return super().candidates(queue, None, now)
+
+
+class NoTypesMeansAllTypes(Bug):
+    """An empty sequence of types matches nothing."""
+
+    def candidates(self, queue: str, types: Sequence[str] | None, now: Micros) -> list[JobRecord]:
+        return super().candidates(queue, types or None, now)
+
+
+class ReclaimedGoesToTheBack(Bug):
+    """A job whose lease expired keeps its place in the queue."""
+
+    def expire(self, job: JobRecord, now: Micros) -> None:
+        super().expire(job, now)
+        if job.state is JobState.READY:
+            job.run_at_us = now
+
+
+class ReleasedGoesToTheBack(Bug):
+    """A released job keeps its place in the queue."""
+
+    def release(self, job: JobRecord, held: JobRecord, release: Release, now: Micros) -> None:
+        run_at = now if release.run_at_us is None else release.run_at_us
+        super().release(job, held, msgspec.structs.replace(release, run_at_us=run_at), now)
+
+
+class DoubleLease(Bug):
     """A job under a valid lease is not handed out."""
 
-    def _claim(self, queue: Queue, limit: int, now: Micros, types: Sequence[str] | None) -> list[Slot]:
-        slots = super()._claim(queue, limit, now, types)
-        held = queue.leases.head()
-        if slots or held is None or limit < 1:
-            return slots
-        slot: Slot = held[-1]
-        queue.leave(slot)
-        if slot.record.key is not None:
-            queue.waiting[slot.record.key] = queue.inflight.pop(slot.record.key)
-        return [slot]
+    def candidates(self, queue: str, types: Sequence[str] | None, now: Micros) -> list[JobRecord]:
+        return super().candidates(queue, types, now) or self.leased(queue, now)[:1]
 
 
-@planted
-class LostOnReclaim(MemoryStore):
+class LostOnReclaim(Bug):
     """A job whose lease expired can be reserved again."""
 
-    def _expire(self, slot: Slot, now: Micros) -> None:
-        super()._expire(slot, now)
-        if slot.record.state is READY:
-            # Still counted and still listed as ready, but no line leads to it.
-            slot.place = None
+    def __init__(self) -> None:
+        super().__init__()
+        self.lost: set[str] = set()
+
+    def expire(self, job: JobRecord, now: Micros) -> None:
+        super().expire(job, now)
+        self.lost.add(job.id)
+
+    def candidates(self, queue: str, types: Sequence[str] | None, now: Micros) -> list[JobRecord]:
+        return [job for job in super().candidates(queue, types, now) if job.id not in self.lost]
 
 
-@planted
-class ReserveDoesNotReclaim(MemoryStore):
+class ReserveDoesNotReclaim(Bug):
     """reserve reclaims due leases itself; nobody has to sweep first."""
 
-    def _reclaim_queue(self, queue: Queue, now: Micros, limit: int | None = None) -> int:
-        return 0 if limit is None else super()._reclaim_queue(queue, now, limit)
+    def reclaim_for_reserve(self, queue: str, now: Micros) -> None:
+        pass
 
 
-@planted
-class LeaseReclaimedEarly(MemoryStore):
+class LeaseReclaimedEarly(Bug):
     """A lease holds until expires_at, to the microsecond."""
 
-    def _reclaim_queue(self, queue: Queue, now: Micros, limit: int | None = None) -> int:
-        return super()._reclaim_queue(queue, now + 1, limit)
+    def expired(self, now: Micros, queue: str | None = None) -> list[str]:
+        return super().expired(now + 1, queue)
 
 
-@planted
-class StaleTokenAccepted(MemoryStore):
+class StaleTokenAccepted(Bug):
     """Only the current token proves a lease."""
 
-    def _objection(self, slot: Slot | None, job_id: str, token: str, now: Micros) -> JobError | None:
-        error = super()._objection(slot, job_id, token, now)
+    def refuse(self, job_id: str, token: str, now: Micros) -> JobError | None:
+        error = super().refuse(job_id, token, now)
         return None if isinstance(error, LeaseMismatch) else error
 
 
-class _ForgivesExpiry(MemoryStore):
+class _ForgivesExpiry(Bug):
     is_forgiving = False
 
-    def _objection(self, slot: Slot | None, job_id: str, token: str, now: Micros) -> JobError | None:
-        error = super()._objection(slot, job_id, token, now)
+    def refuse(self, job_id: str, token: str, now: Micros) -> JobError | None:
+        error = super().refuse(job_id, token, now)
         return None if self.is_forgiving and isinstance(error, LeaseExpired) else error
 
 
-@planted
 class ExpiredSettlementAccepted(_ForgivesExpiry):
     """A settlement after expires_at is refused, even where nobody reclaimed the job yet."""
 
-    def settle(self, settlements: Sequence[Settlement], now: Micros) -> list[JobError | None]:
+    def settle(self, settlements: Sequence[Settlement], *, now: Micros) -> list[JobError | None]:
         self.is_forgiving = True
-        try:
-            return super().settle(settlements, now)
-        finally:
-            self.is_forgiving = False
+        answers = super().settle(settlements, now=now)
+        self.is_forgiving = False
+        return answers
 
 
-@planted
 class ExpiredExtensionAccepted(_ForgivesExpiry):
     """A heartbeat after expires_at revives nothing."""
 
-    def extend(
-        self, extensions: Sequence[Extension], lease_for: Micros, now: Micros
+    def extend_lease(
+        self, extensions: Sequence[Extension], *, lease_for: Micros, now: Micros
     ) -> list[Lease | JobError]:
         self.is_forgiving = True
-        try:
-            return super().extend(extensions, lease_for, now)
-        finally:
-            self.is_forgiving = False
+        answers = super().extend_lease(extensions, lease_for=lease_for, now=now)
+        self.is_forgiving = False
+        return answers
 
 
-@planted
-class ExtendsFromOldExpiry(MemoryStore):
+class ExtendsFromOldExpiry(Bug):
     """An extension counts from now, not from the old expiry."""
 
-    def _extend(self, slot: Slot, expires_at: Micros, progress: bytes | None) -> Lease:
-        old = slot.record.expires_at_us
-        assert old is not None
-        return super()._extend(slot, max(old + SECOND, expires_at), progress)
+    def held_until(self, job: JobRecord, expires_at: Micros) -> Micros:
+        return max((job.expires_at_us or 0) + SECOND, expires_at)
 
 
-@planted
-class LateHeartbeatShortens(MemoryStore):
+class LateHeartbeatShortens(Bug):
     """A heartbeat never moves expires_at backwards."""
 
-    def _held_until(self, record: JobRecord, expires_at: Micros) -> Micros:
+    def held_until(self, job: JobRecord, expires_at: Micros) -> Micros:
         return expires_at
 
 
-@planted
-class HeartbeatClearsProgress(MemoryStore):
+class HeartbeatClearsProgress(Bug):
     """A heartbeat without progress leaves the stored progress as it is."""
 
-    def _extend(self, slot: Slot, expires_at: Micros, progress: bytes | None) -> Lease:
-        slot.record.progress = None
-        return super()._extend(slot, expires_at, progress)
+    def extend(self, job: JobRecord, expires_at: Micros, progress: bytes | None) -> Lease:
+        job.progress = None
+        return super().extend(job, expires_at, progress)
 
 
-@planted
-class CancelNotDelivered(MemoryStore):
+class CancelNotDelivered(Bug):
     """The heartbeat of a job tells its holder that a cancel was requested."""
 
-    def _extend(self, slot: Slot, expires_at: Micros, progress: bytes | None) -> Lease:
-        lease = super()._extend(slot, expires_at, progress)
+    def extend(self, job: JobRecord, expires_at: Micros, progress: bytes | None) -> Lease:
+        lease = super().extend(job, expires_at, progress)
         return msgspec.structs.replace(lease, cancel_requested=False)
 
 
-@planted
-class FenceNotIncreased(MemoryStore):
+class FenceNotIncreased(Bug):
     """Every lease of a job has a higher fence than the one before."""
 
-    def _grant(self, slot: Slot, place: Item, token: str, worker: str, reserved_at: Micros) -> JobRecord:
-        slot.record.fence = min(slot.record.fence, 0)
-        return super()._grant(slot, place, token, worker, reserved_at)
+    def grant(self, job: JobRecord, worker: str, start: Micros, lease_for: Micros) -> None:
+        job.fence = 0
+        super().grant(job, worker, start, lease_for)
 
 
-@planted
-class StampsWithTheCallersClock(MemoryStore):
+class StampsWithTheCallersClock(Bug):
     """A lease never begins before the end of one that ended before it was granted."""
 
-    def _reserved_at(self, queue: Queue, now: Micros) -> Micros:
+    def lease_start(self, queue: str, now: Micros) -> Micros:
         return now
 
 
-@planted
-class OneClockForAllQueues(MemoryStore):
+class OneClockForAllQueues(Bug):
     """Only leases of the same queue hold a lease's beginning back."""
 
-    def _reserved_at(self, queue: Queue, now: Micros) -> Micros:
-        return max(now, *(other.latest_end for other in self.queues.values()))
+    def lease_start(self, queue: str, now: Micros) -> Micros:
+        return max([now, *self.latest_end.values()])
 
 
-@planted
-class ReclaimLeavesNoMark(MemoryStore):
+class ReclaimLeavesNoMark(Bug):
     """A lease that was reclaimed has ended as any other has."""
 
-    def _reclaim_queue(self, queue: Queue, now: Micros, limit: int | None = None) -> int:
-        latest_end = queue.latest_end
-        ended = super()._reclaim_queue(queue, now, limit)
-        queue.latest_end = latest_end
-        return ended
+    def expire(self, job: JobRecord, now: Micros) -> None:
+        latest_end = dict(self.latest_end)
+        super().expire(job, now)
+        self.latest_end = latest_end
 
 
-@planted
-class EndsBeforeItBegan(MemoryStore):
+class EndsBeforeItBegan(Bug):
     """No lease ends before it began."""
 
-    def _ended_at(self, record: JobRecord, now: Micros) -> Micros:
+    def ended_at(self, held: JobRecord, now: Micros) -> Micros:
         return now
 
 
-@planted
-class MaxInflightOvershot(MemoryStore):
+class MaxInflightOvershot(Bug):
     """Never more than max_inflight valid leases in a queue."""
 
-    def _room(self, queue: Queue, now: Micros) -> int:
-        room = super()._room(queue, now)
-        return room + 1 if queue.leases.live else room
+    def room(self, queue: str, now: Micros) -> int:
+        return super().room(queue, now) + bool(self.leased(queue, now))
 
 
-@planted
-class MaxInflightCountsExpired(MemoryStore):
+class MaxInflightCountsExpired(Bug):
     """An expired lease frees its place under max_inflight without waiting for a sweep."""
 
-    def _reclaim_queue(self, queue: Queue, now: Micros, limit: int | None = None) -> int:
-        if limit is None and queue.settings.max_inflight is not None:
-            return 0
-        return super()._reclaim_queue(queue, now, limit)
+    def reclaim_for_reserve(self, queue: str, now: Micros) -> None:
+        if self.settings(queue).max_inflight is None:
+            super().reclaim_for_reserve(queue, now)
+
+    def leased(self, queue: str, now: Micros) -> list[JobRecord]:
+        return super().leased(queue, 0)
 
 
-@planted
-class PausedQueueServed(MemoryStore):
+class PausedQueueServed(Bug):
     """Nothing is handed out of a paused queue."""
 
-    def _room(self, queue: Queue, now: Micros) -> int:
-        settings = queue.settings
-        queue.settings = msgspec.structs.replace(settings, paused=False)
-        try:
-            return super()._room(queue, now)
-        finally:
-            queue.settings = settings
+    def is_paused(self, queue: str) -> bool:
+        return False
 
 
-@planted
-class MaxStallsIgnored(MemoryStore):
+class MaxStallsIgnored(Bug):
     """A job dies when its stalls reach max_stalls."""
 
-    def _is_spent(self, record: JobRecord) -> bool:
-        return record.attempts + record.stalls >= record.max_attempts
+    def is_spent(self, job: JobRecord) -> bool:
+        return job.attempts + job.stalls >= job.max_attempts
 
 
-@planted
-class StallsSpendNothing(MemoryStore):
+class StallsSpendNothing(Bug):
     """An expired lease spends one of max_attempts."""
 
-    def _is_spent(self, record: JobRecord) -> bool:
-        return record.attempts >= record.max_attempts or 0 < record.max_stalls <= record.stalls
+    def is_spent(self, job: JobRecord) -> bool:
+        return job.attempts >= job.max_attempts or 0 < job.max_stalls <= job.stalls
 
 
-@planted
-class MissedWakeUp(MemoryDriver):
+class MissedWakeUp(HandleBug):
     """A wake-up that came between two waits is not lost."""
 
     async def wait(self, queues: Sequence[str], *, now: Micros, timeout: float) -> bool:
-        with self._store.lock:
-            self._seen.update(self._store.bell.versions(queues))
+        self._seen.update(self.versions(queues))
         return await super().wait(queues, now=now, timeout=timeout)

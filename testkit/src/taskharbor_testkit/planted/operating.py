@@ -1,102 +1,94 @@
-"""Bugs in what an operator does."""
+"""Bugs in operators' calls: cancel, requeue, listing, counting, retention."""
 
 from __future__ import annotations
 
 import sys
 
-import msgspec
-
 from taskharbor.drivers.contract import JobFilter, Page
-from taskharbor.drivers.memory import MemoryStore
-from taskharbor.drivers.memory.lines import PlaceLine
-from taskharbor.drivers.memory.queues import INFLIGHT, Queue, Slot
 from taskharbor.errors import JobError, JobFinished
 from taskharbor.jobs import JobRecord, JobState, Micros
-from taskharbor_testkit.planted.registry import planted
+from taskharbor_testkit.model.records import matches
+from taskharbor_testkit.planted.registry import Bug
 
 
-@planted
-class RequeueKeepsCounters(MemoryStore):
+class RequeueKeepsCounters(Bug):
     """A requeued job starts with attempts and stalls at zero."""
 
-    def _start_over(self, record: JobRecord, now: Micros) -> None:
-        attempts, stalls = record.attempts, record.stalls
-        super()._start_over(record, now)
-        record.attempts, record.stalls = attempts, stalls
+    def reset_counts(self, job: JobRecord) -> None:
+        pass
 
 
-@planted
-class CancelOfInflightForgotten(MemoryStore):
+class CancelOfInflightForgotten(Bug):
     """A cancel of an inflight job is flagged on it."""
 
-    def _cancel(self, job_id: str, now: Micros) -> JobState | JobError:
-        answer = super()._cancel(job_id, now)
-        if answer is INFLIGHT:
-            self.jobs[job_id].record.cancel_requested = False
+    def cancel_one(self, job_id: str, now: Micros) -> JobState | JobError:
+        answer = super().cancel_one(job_id, now)
+        if answer is JobState.INFLIGHT:
+            self.jobs[job_id].cancel_requested = False
         return answer
 
 
-@planted
-class CancelOfEndedSucceeds(MemoryStore):
+class CancelOfEndedSucceeds(Bug):
     """A cancel of a done or dead job is JobFinished."""
 
-    def _cancel(self, job_id: str, now: Micros) -> JobState | JobError:
-        answer = super()._cancel(job_id, now)
-        return self.jobs[job_id].record.state if isinstance(answer, JobFinished) else answer
+    def cancel_one(self, job_id: str, now: Micros) -> JobState | JobError:
+        answer = super().cancel_one(job_id, now)
+        return self.jobs[job_id].state if isinstance(answer, JobFinished) else answer
 
 
-@planted
-class CountersDrift(MemoryStore):
+class CountersDrift(Bug):
     """The counts of a queue are those of its jobs."""
 
-    def _cancel_waiting(self, slot: Slot, now: Micros) -> None:
-        super()._cancel_waiting(slot, now)
-        slot.queue.scheduled.stale -= 1
+    def __init__(self) -> None:
+        super().__init__()
+        self.drift: dict[str, int] = {}
+
+    def cancel_one(self, job_id: str, now: Micros) -> JobState | JobError:
+        job = self.jobs.get(job_id)
+        if job is not None and job.state.is_waiting:
+            self.drift[job.queue] = self.drift.get(job.queue, 0) + 1
+        return super().cancel_one(job_id, now)
+
+    def counts(self, queue: str) -> dict[JobState, int]:
+        counts = super().counts(queue)
+        counts[JobState.SCHEDULED] += self.drift.get(queue, 0)
+        return counts
 
 
-@planted
-class PurgeRemovesWaiting(MemoryStore):
+class PurgeRemovesWaiting(Bug):
     """A purge removes terminal jobs only."""
 
-    def _purgeable(self, queue: Queue) -> list[PlaceLine]:
-        return [*super()._purgeable(queue), queue.scheduled, *queue.ready.values()]
-
-    def _forget(self, slot: Slot) -> None:
-        if slot.record.key is not None and slot.record.state.is_waiting:
-            del slot.queue.waiting[slot.record.key]
-        super()._forget(slot)
+    def purgeable(self, selection: JobFilter) -> list[str]:
+        kept = (JobState.INFLIGHT, JobState.BLOCKED)
+        return [job.id for job in self.jobs.values() if job.state not in kept and matches(job, selection)]
 
 
-@planted
-class PurgeIgnoresFilter(MemoryStore):
+class PurgeIgnoresFilter(Bug):
     """A purge removes what matches the filter, nothing else."""
 
-    def purge(self, selection: JobFilter, limit: int) -> int:
-        return super().purge(JobFilter(queue=selection.queue), limit)
+    def purgeable(self, selection: JobFilter) -> list[str]:
+        return super().purgeable(JobFilter(queue=selection.queue))
 
 
-@planted
-class PruneIgnoresRetention(MemoryStore):
+class PruneIgnoresRetention(Bug):
     """Retention keeps a terminal job as long as its queue says."""
 
-    def _prune_jobs(self, line: PlaceLine, finished_by: Micros, limit: int) -> int:
-        return super()._prune_jobs(line, sys.maxsize, limit)
+    def overdue(self, job: JobRecord, now: Micros) -> Micros | None:
+        return None if super().overdue(job, now) is None else 0
 
 
-@planted
-class PruneIgnoresLimit(MemoryStore):
+class PruneIgnoresLimit(Bug):
     """A prune removes at most `limit` jobs."""
 
-    def _prune_jobs(self, line: PlaceLine, finished_by: Micros, limit: int) -> int:
-        return super()._prune_jobs(line, finished_by, sys.maxsize)
+    def prunable(self, now: Micros, limit: int) -> list[str]:
+        return super().prunable(now, sys.maxsize)
 
 
-@planted
-class ListingSkipsAJob(MemoryStore):
+class ListingSkipsAJob(Bug):
     """Two pages of a listing leave no gap between them."""
 
-    def list_jobs(self, selection: JobFilter, now: Micros, limit: int, cursor: str | None) -> Page:
-        page = super().list_jobs(selection, now, limit, cursor)
-        if page.cursor is None:
-            return page
-        return msgspec.structs.replace(page, cursor=str(int(page.cursor) - 1))
+    def list_jobs(
+        self, selection: JobFilter, *, now: Micros, limit: int = 100, cursor: str | None = None
+    ) -> Page:
+        page = super().list_jobs(selection, now=now, limit=limit, cursor=cursor)
+        return page if page.cursor is None else Page(page.jobs, str(int(page.cursor) - 1))

@@ -1,129 +1,163 @@
-"""Bugs in ending leases."""
+"""Bugs in ending leases, and in the attempt log that every end writes."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 import msgspec
 
-from taskharbor.drivers.contract import EXPIRED_ERROR, Ack, Fail, Release, Retry, Settlement
-from taskharbor.drivers.memory import MemoryStore
-from taskharbor.drivers.memory.queues import Slot
+from taskharbor.drivers.contract import (
+    EXPIRED_ERROR,
+    Ack,
+    AttemptPage,
+    Fail,
+    Release,
+    Retry,
+    Settlement,
+)
 from taskharbor.errors import JobError, JobNotFound
-from taskharbor.jobs import JobState, Micros
-from taskharbor_testkit.planted.registry import planted
+from taskharbor.jobs import Failure, JobRecord, Micros, Outcome
+from taskharbor_testkit.planted.registry import Bug
 
 
-@planted
-class AckNotIdempotent(MemoryStore):
+class AckNotIdempotent(Bug):
     """An ack of a done job succeeds again."""
 
-    def _is_repeated(self, settlement: Settlement, state: JobState) -> bool:
-        return not isinstance(settlement, Ack) and super()._is_repeated(settlement, state)
+    def is_repeated(self, settlement: Settlement, job: JobRecord) -> bool:
+        return not isinstance(settlement, Ack) and super().is_repeated(settlement, job)
 
 
-@planted
-class RepeatedAckReplacesResult(MemoryStore):
+class RepeatedAckReplacesResult(Bug):
     """An ack of a done job changes nothing."""
 
-    def _is_repeated(self, settlement: Settlement, state: JobState) -> bool:
-        is_repeated = super()._is_repeated(settlement, state)
+    def is_repeated(self, settlement: Settlement, job: JobRecord) -> bool:
+        is_repeated = super().is_repeated(settlement, job)
         if is_repeated and isinstance(settlement, Ack):
-            self.jobs[settlement.job_id].record.result = settlement.result
+            job.result = settlement.result
         return is_repeated
 
 
-@planted
-class RetryOfEndedAccepted(MemoryStore):
+class RetryOfEndedAccepted(Bug):
     """A retry of a job that ended is JobNotInflight."""
 
-    def _is_repeated(self, settlement: Settlement, state: JobState) -> bool:
-        return (isinstance(settlement, Retry) and state.is_terminal) or super()._is_repeated(
-            settlement, state
-        )
+    def is_repeated(self, settlement: Settlement, job: JobRecord) -> bool:
+        is_late_retry = isinstance(settlement, Retry) and job.state.is_terminal
+        return is_late_retry or super().is_repeated(settlement, job)
 
 
-@planted
-class FailOfUnknownSucceeds(MemoryStore):
-    """Whoever settles an unknown job is told so."""
+class FailOfUnknownSucceeds(Bug):
+    """A settlement of an unknown job is refused."""
 
-    def settle(self, settlements: Sequence[Settlement], now: Micros) -> list[JobError | None]:
-        answers = super().settle(settlements, now)
-        return [
-            None if isinstance(settlement, Fail) and isinstance(answer, JobNotFound) else answer
-            for settlement, answer in zip(settlements, answers, strict=True)
-        ]
+    def settle_one(self, settlement: Settlement, now: Micros) -> JobError | None:
+        answer = super().settle_one(settlement, now)
+        return None if isinstance(settlement, Fail) and isinstance(answer, JobNotFound) else answer
 
 
-@planted
-class OneErrorStopsTheBatch(MemoryStore):
+class OneErrorStopsTheBatch(Bug):
     """Each settlement of a batch is applied on its own, whatever became of the one before."""
 
-    def settle(self, settlements: Sequence[Settlement], now: Micros) -> list[JobError | None]:
+    def settle(self, settlements: Sequence[Settlement], *, now: Micros) -> list[JobError | None]:
         answers: list[JobError | None] = []
         for settlement in settlements:
             failed = next((answer for answer in answers if answer is not None), None)
-            answers += super().settle([settlement], now) if failed is None else [failed]
+            answers += super().settle([settlement], now=now) if failed is None else [failed]
         return answers
 
 
-@planted
-class RetryLosesRunAt(MemoryStore):
+class RetryLosesRunAt(Bug):
     """A retried job waits until the run_at it was given."""
 
-    def _retry(self, slot: Slot, retry: Retry, now: Micros) -> None:
-        super()._retry(slot, msgspec.structs.replace(retry, run_at_us=now), now)
+    def retry(self, job: JobRecord, held: JobRecord, retry: Retry, now: Micros) -> None:
+        super().retry(job, held, msgspec.structs.replace(retry, run_at_us=now), now)
 
 
-@planted
-class RetryIgnoresCancel(MemoryStore):
+class RetryIgnoresCancel(Bug):
     """A retry of a job with a cancel request cancels it."""
 
-    def _retry(self, slot: Slot, retry: Retry, now: Micros) -> None:
-        slot.record.cancel_requested = False
-        super()._retry(slot, retry, now)
+    def retry(self, job: JobRecord, held: JobRecord, retry: Retry, now: Micros) -> None:
+        held.cancel_requested = False
+        super().retry(job, held, retry, now)
 
 
-@planted
-class ReleaseCountsAnAttempt(MemoryStore):
+class ReleaseCountsAnAttempt(Bug):
     """A released job goes back unspent."""
 
-    def _release(self, slot: Slot, release: Release, now: Micros) -> None:
-        slot.record.attempts += 1
-        super()._release(slot, release, now)
+    def release(self, job: JobRecord, held: JobRecord, release: Release, now: Micros) -> None:
+        job.attempts += 1
+        super().release(job, held, release, now)
 
 
-@planted
-class AckLosesResult(MemoryStore):
+class AckLosesResult(Bug):
     """A result is kept as long as the job is."""
 
-    def _ack(self, slot: Slot, ack: Ack, now: Micros) -> None:
-        super()._ack(slot, msgspec.structs.replace(ack, result=None), now)
+    def ack(self, job: JobRecord, held: JobRecord, ack: Ack, now: Micros) -> None:
+        super().ack(job, held, msgspec.structs.replace(ack, result=None), now)
 
 
-@planted
-class ProgressOutlivesLease(MemoryStore):
+class ProgressOutlivesLease(Bug):
     """The end of a lease clears the progress of that execution."""
 
-    def _release(self, slot: Slot, release: Release, now: Micros) -> None:
-        progress = slot.record.progress
-        super()._release(slot, release, now)
-        slot.record.progress = progress
+    def release(self, job: JobRecord, held: JobRecord, release: Release, now: Micros) -> None:
+        super().release(job, held, release, now)
+        job.progress = held.progress
 
 
-@planted
-class FailureQueueMissesStalls(MemoryStore):
+class FailureQueueMissesStalls(Bug):
     """A job that dies by a stall goes to the failure queue, too."""
 
-    def _serve_failure_queue(self, dead: Slot, now: Micros) -> None:
-        if dead.record.last_error != EXPIRED_ERROR.text:
-            super()._serve_failure_queue(dead, now)
+    def serve_failure_queue(self, dead: JobRecord, queue: str, now: Micros) -> None:
+        if dead.last_error != EXPIRED_ERROR.text:
+            super().serve_failure_queue(dead, queue, now)
 
 
-@planted
-class FailureQueueMissesFailures(MemoryStore):
+class FailureQueueMissesFailures(Bug):
     """A job that fails for good goes to the failure queue."""
 
-    def _serve_failure_queue(self, dead: Slot, now: Micros) -> None:
-        if dead.record.last_error == EXPIRED_ERROR.text:
-            super()._serve_failure_queue(dead, now)
+    def serve_failure_queue(self, dead: JobRecord, queue: str, now: Micros) -> None:
+        if dead.last_error == EXPIRED_ERROR.text:
+            super().serve_failure_queue(dead, queue, now)
+
+
+class _LogsOutcome(Bug):
+    """Writes the rows of one outcome another number of times than once."""
+
+    outcome: ClassVar[Outcome]
+    times: ClassVar[int] = 0
+
+    def append(
+        self, job: JobRecord, held: JobRecord, outcome: Outcome, now: Micros, error: Failure | None = None
+    ) -> None:
+        super().append(job, held, outcome, now, error)
+        if outcome is self.outcome:
+            row = self.log.pop()
+            self.log += [msgspec.structs.replace(row, seq=row.seq + n) for n in range(self.times)]
+            self.next_seq += self.times
+
+
+class ReleaseNotLogged(_LogsOutcome):
+    """Every lease that ends leaves a row, a released one too."""
+
+    outcome = Outcome.RELEASED
+
+
+class MergeNotLogged(_LogsOutcome):
+    """A merged job leaves a row."""
+
+    outcome = Outcome.MERGED
+
+
+class RetryLoggedTwice(_LogsOutcome):
+    """Every lease that ends leaves one row, not two."""
+
+    outcome = Outcome.RETRIED
+    times = 2
+
+
+class LogCursorSkipsARow(Bug):
+    """A reader that resumes from its cursor sees every row."""
+
+    def read_attempts(self, *, after: str | None = None, limit: int = 1000) -> AttemptPage:
+        page = super().read_attempts(after=after, limit=limit)
+        is_full = len(page.attempts) == limit
+        return AttemptPage(page.attempts, str(int(page.cursor) + is_full))

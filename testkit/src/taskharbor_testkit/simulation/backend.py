@@ -1,15 +1,16 @@
-"""The backend: one memory store on true time, and the door at which every call is booked as it takes effect."""
+"""The simulated backend: one store on true time, and a record of every call in the step in which it takes effect."""
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from itertools import count
 from typing import Any, TypeVar
 
-from taskharbor.drivers.contract import Extension, JobFilter, Settlement
-from taskharbor.drivers.memory import MemoryDriver, MemoryStore
+from taskharbor.clock import Clock
+from taskharbor.drivers.contract import TERMINAL_STATES, Driver, Extension, JobFilter, Settlement
 from taskharbor.errors import JobError
-from taskharbor.jobs import TERMINAL_STATES, JobRecord, Lease, Micros
+from taskharbor.jobs import JobRecord, JobState, Lease, Micros
+from taskharbor_testkit.model import Model, ModelDriver
 from taskharbor_testkit.simulation.ledger import Claim, Ledger, brief
 from taskharbor_testkit.simulation.scheduler import Scheduler
 from taskharbor_testkit.simulation.trace import Trace
@@ -18,25 +19,36 @@ T = TypeVar("T")
 
 _SILENT = {"time", "stats", "get"}
 
+_UNENDED = JobFilter(states=frozenset(JobState) - TERMINAL_STATES)
+
+
+def model_driver(clock: Clock, store: Callable[[], Model] = Model) -> ModelDriver:
+    """A driver on a fresh model. Its tokens and ids are numbers, because a simulation must not depend on chance."""
+    tokens, ids = count(1), count(1)
+    model = store()
+    model.token_for = lambda job: f"t{next(tokens)}"
+    model.failure_id_for = lambda dead, queue: f"failure{next(ids)}"
+    return ModelDriver(model, clock=clock)
+
 
 class Backend:
+    """Any driver whose calls take effect at once can be simulated; `make_driver` gets the backend's clock."""
+
     def __init__(
-        self, scheduler: Scheduler, ledger: Ledger, trace: Trace, store: type[MemoryStore] = MemoryStore
+        self, scheduler: Scheduler, ledger: Ledger, trace: Trace, make_driver: Callable[[Clock], Driver]
     ) -> None:
-        tokens, ids = count(1), count(1)
         self._scheduler = scheduler
         self._ledger = ledger
         self._trace = trace
-        self._store = store(new_token=lambda: f"t{next(tokens)}", new_id=lambda: f"failure{next(ids)}")
-        self._driver = MemoryDriver(self._store, clock=self)
+        self._driver = make_driver(self)
         self._cursor: str | None = None
 
     def now(self) -> Micros:
         """The backend's own clock, which is right by definition."""
         return self._scheduler.now_us
 
-    def handle(self) -> MemoryDriver:
-        """For `wait`, which needs a handle of its own."""
+    def handle(self) -> Driver:
+        """A handle for `wait`, which remembers per handle what it has seen."""
         return self._driver.clone()
 
     def perform(self, who: str, op: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -77,10 +89,10 @@ class Backend:
         """Each claim with the job's record where the claim is not valid: that one must not change."""
         judged: list[tuple[Claim, JobRecord | None]] = []
         for item in items:
-            slot = self._store.jobs.get(item.job_id)
-            state = None if slot is None else slot.record.state
+            record = self._record(item.job_id)
+            state = None if record is None else record.state
             claim = self._ledger.claim(item, state, who=who, true_us=true_us, now=now)
-            judged.append((claim, None if claim.is_valid else self._record(item.job_id)))
+            judged.append((claim, None if claim.is_valid else record))
         return judged
 
     def _record(self, job_id: str) -> JobRecord | None:
@@ -97,11 +109,11 @@ class Backend:
         return run_now(self._driver.list_jobs(JobFilter(), now=self.now(), limit=100_000)).jobs
 
     def is_drained(self) -> bool:
-        return all(slot.record.state in TERMINAL_STATES for slot in self._store.jobs.values())
+        return not run_now(self._driver.list_jobs(_UNENDED, now=self.now(), limit=1)).jobs
 
 
 def run_now(work: Coroutine[Any, Any, T]) -> T:
-    """The result of a coroutine that never has to wait, as all of the memory driver's but `wait`."""
+    """The result of a coroutine that never has to wait, as every call of the model but `wait`."""
     try:
         work.send(None)
     except StopIteration as stop:

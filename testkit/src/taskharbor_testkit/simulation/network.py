@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 
-from taskharbor.drivers.contract import Settlement
+from taskharbor.drivers.contract import Driver, Settlement
 from taskharbor.errors import BackendUnavailable
 from taskharbor.jobs import Micros
+from taskharbor_testkit.model import ForwardingDriver
 from taskharbor_testkit.simulation.backend import Backend
 from taskharbor_testkit.simulation.process import Process
 from taskharbor_testkit.simulation.scheduler import Scheduler
@@ -140,3 +141,23 @@ def _deliver(answer: asyncio.Future[Any], given: Any) -> None:
         answer.set_exception(given)
     else:
         answer.set_result(given)
+
+
+class SimulatedDriver(ForwardingDriver):
+    """The driver of one process: every call goes over the simulated network."""
+
+    def __init__(self, network: Network, process: Process, waiting: Driver) -> None:
+        self._network = network
+        self._process = process
+        self._waiting = waiting
+
+    def clone(self) -> Self:
+        return type(self)(self._network, self._process, self._waiting.clone())
+
+    async def forward(self, call: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return await self._network.call(self._process, call, args, kwargs)
+
+    async def wait(self, queues: Sequence[str], *, now: Micros, timeout: float) -> bool:
+        if self._network.weather.is_out:
+            raise BackendUnavailable("wait: no answer")
+        return await self._waiting.wait(queues, now=now, timeout=timeout)

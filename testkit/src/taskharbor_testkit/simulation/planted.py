@@ -1,7 +1,7 @@
 """Bugs on purpose. A simulation that finds none of them would prove nothing by finding none elsewhere.
 
-Each is a mistake somebody has shipped: in a driver (a store with one rule missing) or in a worker (one method replaced
-for the time of a run). `expected` names the guarantees of which at least one must be seen broken.
+Each is a mistake somebody has shipped: in a driver (a planted bug of the conformance kit) or in a worker (one method
+replaced for the time of a run). `expected` names the guarantees of which at least one must be seen broken.
 """
 
 from __future__ import annotations
@@ -14,104 +14,16 @@ from unittest import mock
 import msgspec
 
 from taskharbor.clock import BackendClock
-from taskharbor.drivers.memory import MemoryStore
 from taskharbor.errors import BackendUnavailable
-from taskharbor.jobs import Micros
 from taskharbor.worker.heartbeat import HeartbeatLoop
 from taskharbor.worker.hold import Hold
 from taskharbor.worker.run import Runner
 from taskharbor.worker.settle import SettleLoop
+from taskharbor_testkit.model import Model
+from taskharbor_testkit.planted import leasing, producing, settling
+from taskharbor_testkit.simulation.backend import model_driver
 from taskharbor_testkit.simulation.report import Report, simulate
 from taskharbor_testkit.simulation.scheduler import EPOCH
-
-
-class StaleTokenStore(MemoryStore):
-    """Settles for whoever comes, token or not."""
-
-    def _objection(self, slot: Any, job_id: str, token: str, now: Micros) -> Any:
-        held = token if slot is None or slot.record.token is None else slot.record.token
-        return super()._objection(slot, job_id, held, now)
-
-
-class ExpiredLeaseStore(MemoryStore):
-    """Honours a lease that is over."""
-
-    def _objection(self, slot: Any, job_id: str, token: str, now: Micros) -> Any:
-        return super()._objection(slot, job_id, token, 0)
-
-
-class UnlimitedStore(MemoryStore):
-    """Does not know of W."""
-
-    def _room(self, queue: Any, now: Micros) -> int:
-        return 1_000_000
-
-
-class EarlyStore(MemoryStore):
-    """Takes a job for due two seconds before it is."""
-
-    def reserve(self, name: str, limit: int, lease_for: Micros, now: Micros, *rest: Any) -> Any:
-        leased = super().reserve(name, limit, lease_for, now + 2_000_000, *rest)
-        for record in leased:
-            stored = self.jobs[record.id].record
-            record.reserved_at_us = stored.reserved_at_us = now
-        return leased
-
-
-class LazyStore(MemoryStore):
-    """Leaves it to the sweep to end what is over."""
-
-    def _reclaim_queue(self, queue: Any, now: Micros, limit: int | None = None) -> int:
-        return 0 if limit is None else super()._reclaim_queue(queue, now, limit)
-
-
-class ForgetfulStore(MemoryStore):
-    """Loses a job whose worker died."""
-
-    def _expire(self, slot: Any, now: Micros) -> None:
-        super()._expire(slot, now)
-        if not slot.record.state.is_terminal:
-            slot.queue.leave(slot)
-            if slot.record.key is not None:
-                del slot.queue.waiting[slot.record.key]
-            del self.jobs[slot.record.id]
-
-
-class SameFenceStore(MemoryStore):
-    """Does not count a lease that followed a stall."""
-
-    def _expire(self, slot: Any, now: Micros) -> None:
-        super()._expire(slot, now)
-        slot.record.fence -= 1
-
-
-class UnblockedStore(MemoryStore):
-    """Lets a second job of a key run beside the first."""
-
-    def _insert(self, queue: Any, record: Any, now: Micros) -> None:
-        held, queue.inflight = queue.inflight, {}
-        super()._insert(queue, record, now)
-        queue.inflight = held
-
-
-class RepeatingStore(MemoryStore):
-    """Forgets idempotency keys."""
-
-    def _remember(self, queue: Any, idempotency_key: str | None, job_id: str) -> None:
-        pass
-
-
-class SilentStore(MemoryStore):
-    """Tells the failure queue of failures, but not of stalls."""
-
-    def _expire(self, slot: Any, now: Micros) -> None:
-        settings = slot.queue.settings
-        slot.queue.settings = msgspec.structs.replace(settings, failure_queue=None)
-        super()._expire(slot, now)
-        slot.queue.settings = settings
-
-
-# -- in the worker -----------------------------------------------------------------------------------------
 
 
 async def _no_beat(self: HeartbeatLoop) -> None:
@@ -155,18 +67,20 @@ def _own_clock() -> AbstractContextManager[object]:
 
 class Bug(msgspec.Struct, frozen=True):
     expected: frozenset[str]
-    store: type[MemoryStore] = MemoryStore
+    store: type[Model] = Model
     sabotage: Callable[[], AbstractContextManager[object]] = nullcontext
 
     def simulate(self, seed: int) -> Report:
-        return simulate(seed, store=self.store, sabotage=self.sabotage())
+        return simulate(
+            seed, make_driver=lambda clock: model_driver(clock, self.store), sabotage=self.sabotage()
+        )
 
     def is_found_by(self, seed: int) -> bool:
         broken = {violation.guarantee for violation in self.simulate(seed).violations}
         return bool(broken & self.expected)
 
 
-def _in_driver(store: type[MemoryStore], *expected: str) -> Bug:
+def _in_driver(store: type[Model], *expected: str) -> Bug:
     return Bug(frozenset(expected), store)
 
 
@@ -175,16 +89,16 @@ def _in_worker(sabotage: Callable[[], AbstractContextManager[object]], *expected
 
 
 PLANTED: dict[str, Bug] = {
-    "stale token": _in_driver(StaleTokenStore, "staleWorkerChangesNothing"),
-    "expired lease": _in_driver(ExpiredLeaseStore, "staleWorkerChangesNothing"),
-    "no W": _in_driver(UnlimitedStore, "wNeverExceeded"),
-    "early": _in_driver(EarlyStore, "neverEarly"),
-    "lazy": _in_driver(LazyStore, "reservableOnceOver"),
-    "forgetful": _in_driver(ForgetfulStore, "nothingLost"),
-    "same fence": _in_driver(SameFenceStore, "fenceStrictlyIncreasing"),
-    "two per key": _in_driver(UnblockedStore, "oneInflightPerKey"),
-    "repeating": _in_driver(RepeatingStore, "oneJobPerIdempotencyKey"),
-    "silent stall": _in_driver(SilentStore, "failureQueueServed"),
+    "stale token": _in_driver(leasing.StaleTokenAccepted, "staleWorkerChangesNothing"),
+    "expired lease": _in_driver(leasing.ExpiredSettlementAccepted, "staleWorkerChangesNothing"),
+    "no W": _in_driver(leasing.MaxInflightOvershot, "wNeverExceeded"),
+    "early": _in_driver(leasing.ScheduledRunsEarly, "neverEarly"),
+    "lazy": _in_driver(leasing.ReserveDoesNotReclaim, "reservableOnceOver"),
+    "forgetful": _in_driver(leasing.LostOnReclaim, "nothingLost"),
+    "same fence": _in_driver(leasing.FenceNotIncreased, "fenceStrictlyIncreasing"),
+    "two per key": _in_driver(producing.TwoInflightPerKey, "oneInflightPerKey"),
+    "repeating": _in_driver(producing.IdempotencyKeyForgottenAtEnd, "oneJobPerIdempotencyKey"),
+    "silent stall": _in_driver(settling.FailureQueueMissesStalls, "failureQueueServed"),
     "no heartbeat": _in_worker(
         lambda: mock.patch.object(HeartbeatLoop, "beat", _no_beat), "healthyWorkersKeepTheirLeases"
     ),

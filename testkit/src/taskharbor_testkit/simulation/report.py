@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import msgspec
 
-from taskharbor.drivers.memory import MemoryStore
+from taskharbor.clock import Clock
+from taskharbor.drivers.contract import Driver
+from taskharbor_testkit.simulation.backend import model_driver
 from taskharbor_testkit.simulation.guarantees import GUARANTEES, Evidence
 from taskharbor_testkit.simulation.scenario import write_scenario
 from taskharbor_testkit.simulation.trace import Trace
@@ -58,12 +60,12 @@ class Report(msgspec.Struct, kw_only=True):
 def simulate(
     seed: int,
     *,
-    store: type[MemoryStore] = MemoryStore,
+    make_driver: Callable[[Clock], Driver] = model_driver,
     sabotage: AbstractContextManager[object] | None = None,
 ) -> Report:
-    """Run one seed. `store` and `sabotage` are where planted bugs come in."""
+    """Run one seed. A planted bug comes in by `make_driver` or by `sabotage`."""
     with _captured_errors() as errors, sabotage or nullcontext():
-        world = World(write_scenario(seed), store)
+        world = World(write_scenario(seed), make_driver)
         evidence = world.run()
     evidence.mishaps = [*evidence.mishaps, *errors]
     return Report(

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import count
 from typing import Any
 
-from taskharbor.clock import BackendClock
-from taskharbor.drivers.contract import QueueSettings
-from taskharbor.drivers.memory import MemoryStore
+from taskharbor.clock import BackendClock, Clock
+from taskharbor.drivers.contract import Driver, QueueSettings
 from taskharbor.jobs import SECOND
 from taskharbor.retry import ExponentialBackoff
 from taskharbor_testkit.simulation.actors import (
@@ -19,12 +18,11 @@ from taskharbor_testkit.simulation.actors import (
     seeded,
     submit,
 )
-from taskharbor_testkit.simulation.backend import Backend
-from taskharbor_testkit.simulation.driver import SimulatedDriver
+from taskharbor_testkit.simulation.backend import Backend, model_driver
 from taskharbor_testkit.simulation.guarantees import Evidence
 from taskharbor_testkit.simulation.handlers import Handlers
 from taskharbor_testkit.simulation.ledger import Ledger
-from taskharbor_testkit.simulation.network import Network, Weather
+from taskharbor_testkit.simulation.network import Network, SimulatedDriver, Weather
 from taskharbor_testkit.simulation.process import Process
 from taskharbor_testkit.simulation.scenario import (
     FAILED,
@@ -55,13 +53,13 @@ _HEALER = WorkerPlan(
 
 
 class World:
-    def __init__(self, scenario: Scenario, store: type[MemoryStore] = MemoryStore) -> None:
+    def __init__(self, scenario: Scenario, make_driver: Callable[[Clock], Driver] = model_driver) -> None:
         seed = scenario.seed
         self.scenario = scenario
         self.trace = Trace()
         self.scheduler = Scheduler(seeded(seed, "scheduler"))
         self.ledger = Ledger()
-        self.backend = Backend(self.scheduler, self.ledger, self.trace, store)
+        self.backend = Backend(self.scheduler, self.ledger, self.trace, make_driver)
         self.network = Network(
             self.scheduler, self.backend, seeded(seed, "network"), scenario.weather, self.trace
         )

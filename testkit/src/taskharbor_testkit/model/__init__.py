@@ -1,0 +1,17 @@
+"""The reference model: the driver contract in plain dicts and lists, slow and meant to be read.
+
+It is written from the contract alone and shares no code with any driver, so an agreement between the two means
+something. It is also a driver: the kit judges it like any other, planted bugs are subclasses of it, and the
+simulation runs on it.
+
+- `records`: rules that concern one record;
+- `store`: the store, one method per rule;
+- `forwarding`: the contract's calls, each passed to one method;
+- `driver`: a handle on the store.
+"""
+
+from taskharbor_testkit.model.driver import ModelDriver
+from taskharbor_testkit.model.forwarding import ForwardingDriver
+from taskharbor_testkit.model.store import Model
+
+__all__ = ["ForwardingDriver", "Model", "ModelDriver"]

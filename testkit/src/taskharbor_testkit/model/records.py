@@ -1,0 +1,65 @@
+"""Rules of the reference model that concern one record, whatever the store around it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import msgspec
+
+from taskharbor.drivers.contract import JobFilter
+from taskharbor.errors import InvalidRequest
+from taskharbor.jobs import JobRecord, Micros, UpdateFlags
+
+T = TypeVar("T")
+
+
+def checked(items: Sequence[T], kind: Any) -> list[T]:
+    """A batch with anything else in it is refused before the first change."""
+    for item in items:
+        if not isinstance(item, kind):
+            raise InvalidRequest(f"{item!r} is not a {kind}")
+    return list(items)
+
+
+def change(job: JobRecord, by: JobRecord, flags: UpdateFlags) -> None:
+    """Apply to `job` the fields of `by` that the flags name."""
+    if flags.payload:
+        job.type, job.payload, job.codec = by.type, by.payload, by.codec
+        job.headers, job.timeout_us = dict(by.headers), by.timeout_us
+    if flags.run_at == "yes":
+        job.run_at_us = by.run_at_us
+    elif flags.run_at == "later":
+        job.run_at_us = max(job.run_at_us, by.run_at_us)
+    elif flags.run_at == "earlier":
+        job.run_at_us = min(job.run_at_us, by.run_at_us)
+    if flags.retry:
+        job.max_attempts, job.max_stalls = by.max_attempts, by.max_stalls
+        job.backoff_min_us, job.backoff_max_us = by.backoff_min_us, by.backoff_max_us
+    if flags.reset_counts:
+        job.attempts = job.stalls = 0
+
+
+def own_copy(job: JobRecord) -> JobRecord:
+    return msgspec.structs.replace(job, headers=dict(job.headers))
+
+
+def is_due(overdue: Micros | None) -> bool:
+    return overdue is not None and overdue >= 0
+
+
+def matches(job: JobRecord, selection: JobFilter) -> bool:
+    before = selection.finished_before_us
+    return (
+        selection.queue in (None, job.queue)
+        and (selection.states is None or job.state in selection.states)
+        and (selection.types is None or job.type in selection.types)
+        and selection.key in (None, job.key)
+        and selection.worker in (None, job.worker)
+        and (before is None or (job.finished_at_us is not None and job.finished_at_us < before))
+    )
+
+
+def clear_lease(job: JobRecord) -> None:
+    job.token = job.worker = job.expires_at_us = job.reserved_at_us = None
+    job.cancel_requested = False

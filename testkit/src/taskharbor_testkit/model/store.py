@@ -1,0 +1,591 @@
+"""The store of the reference model: every call of the contract in plain dicts and lists, one method per rule.
+
+Values that a driver makes up (tokens, ids of failure jobs) come in through `token_for` and `failure_id_for`; everything
+else follows from the arguments. A planted bug overrides one method.
+"""
+
+from __future__ import annotations
+
+import bisect
+import copy
+import sys
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from typing import Self
+
+from taskharbor import errors
+from taskharbor.drivers import contract
+from taskharbor.drivers.contract import (
+    AttemptPage,
+    Enqueued,
+    Extension,
+    JobFilter,
+    Page,
+    QueueSettings,
+    QueueStats,
+    Settlement,
+)
+from taskharbor.errors import JobError
+from taskharbor.ids import new_id, new_token
+from taskharbor.jobs import (
+    DEFAULT_FLAGS,
+    Attempt,
+    Failure,
+    JobRecord,
+    JobState,
+    Lease,
+    Micros,
+    Outcome,
+    UpdateFlags,
+)
+from taskharbor_testkit.model.records import (
+    change,
+    checked,
+    clear_lease,
+    is_due,
+    matches,
+    own_copy,
+)
+
+_SUCCEEDS_AGAIN: dict[type, tuple[JobState, ...]] = {
+    contract.Ack: (JobState.DONE,),
+    contract.Fail: (JobState.DONE, JobState.DEAD),
+    contract.Discard: (JobState.CANCELLED,),
+}
+
+
+class Model:
+    """The contents of a correct store, and the right answer to each call."""
+
+    def __init__(self) -> None:
+        self.jobs: dict[str, JobRecord] = {}
+        """In the order of acceptance, which is also what "insertion" means in the claim order."""
+        self.places: dict[str, int] = {}
+        """Number of each job in the order of acceptance: the cursor of a listing."""
+        self.log: list[Attempt] = []
+        self.configured: dict[str, QueueSettings] = {}
+        self.queues: set[str] = set()
+        self.totals: dict[tuple[str, JobState], int] = {}
+        self.idempotency: dict[tuple[str, str], str] = {}
+        self.latest_end: dict[str, Micros] = {}
+        """Per queue, the latest end of a lease. A lease granted afterwards begins no earlier."""
+        self.absorbed: set[int] = set()
+        """Rows (by seq) of jobs that went back to waiting and absorbed another in the same step."""
+        self.next_seq = 1
+        self.next_place = 1
+        self.passed_over: frozenset[str] = frozenset()
+        """Jobs that a `reserve` did not claim because a call that raced with it was changing them."""
+        self.left_expired: frozenset[str] = frozenset()
+        """Jobs whose lease it did not end for that reason."""
+        self.token_for: Callable[[JobRecord], str] = lambda job: new_token()
+        self.failure_id_for: Callable[[JobRecord, str], str] = lambda dead, queue: new_id()
+        self.lock = threading.RLock()
+        self.versions: dict[str, int] = {}
+        """Per queue, how often something may have become runnable in it."""
+        self.waiters: list[tuple[Sequence[str], Callable[[], object]]] = []
+        """Queues and wake-up of each `wait` that is going on."""
+
+    def copy(self) -> Self:
+        twin = copy.copy(self)
+        for name, value in vars(self).items():
+            if isinstance(value, (dict, list, set)):
+                setattr(twin, name, copy.copy(value))
+        twin.jobs = {job_id: copy.copy(job) for job_id, job in self.jobs.items()}
+        return twin
+
+    # -- producing ----------------------------------------------------------------------------------------
+
+    def enqueue(self, records: Sequence[JobRecord], *, now: Micros, new_ids: bool = False) -> list[Enqueued]:
+        batch = checked(records, JobRecord)
+        self.promote(now)
+        return [self.enqueue_one(record, now) for record in batch]
+
+    def enqueue_one(self, given: JobRecord, now: Micros) -> Enqueued:
+        if given.id in self.jobs:
+            return Enqueued(given.id, existed=True)
+        known = self.known_for(given)
+        if known is not None:
+            return Enqueued(known, existed=True)
+        waiting = self.of_key(given, lambda state: state.is_waiting)
+        if waiting is not None:
+            self.update_waiting(waiting, given, given.update or DEFAULT_FLAGS, now)
+        else:
+            self.insert(given, now)
+        job_id = given.id if waiting is None else waiting.id
+        if given.idempotency_key is not None:
+            self.idempotency[given.queue, given.idempotency_key] = job_id
+        return Enqueued(job_id, existed=waiting is not None)
+
+    def known_for(self, given: JobRecord) -> str | None:
+        """The job that the record's idempotency key led to before."""
+        return self.idempotency.get((given.queue, given.idempotency_key or ""))
+
+    def update_waiting(self, waiting: JobRecord, given: JobRecord, flags: UpdateFlags, now: Micros) -> None:
+        change(waiting, given, flags)
+        if waiting.state is JobState.BLOCKED:
+            waiting.update = contract.gather_flags(waiting.update or DEFAULT_FLAGS, flags)
+        else:
+            self.line_up(waiting, now)
+
+    def insert(self, given: JobRecord, now: Micros) -> None:
+        job = own_copy(given)
+        job.attempts = job.stalls = job.fence = 0
+        clear_lease(job)
+        self.jobs[job.id] = job
+        self.places[job.id] = self.next_place
+        self.next_place += 1
+        self.queues.add(job.queue)
+        if self.is_blocked(job):
+            job.state = JobState.BLOCKED
+            job.update = given.update or DEFAULT_FLAGS
+        else:
+            self.line_up(job, now)
+
+    # -- claiming and holding -----------------------------------------------------------------------------
+
+    def reserve(
+        self,
+        queue: str,
+        *,
+        limit: int,
+        lease_for: Micros,
+        now: Micros,
+        worker: str,
+        types: Sequence[str] | None = None,
+    ) -> list[JobRecord]:
+        self.reclaim_for_reserve(queue, now)
+        room = max(0, min(limit, self.room(queue, now)))
+        chosen = [job for job in self.candidates(queue, types, now) if job.id not in self.passed_over][:room]
+        for job in chosen:
+            self.grant(job, worker, self.lease_start(queue, now), lease_for)
+        return [own_copy(job) for job in chosen]
+
+    def reclaim_for_reserve(self, queue: str, now: Micros) -> None:
+        due = [job_id for job_id in self.expired(now, queue) if job_id not in self.left_expired]
+        self.reclaim_jobs(due, now=now)
+
+    def room(self, queue: str, now: Micros) -> int:
+        """How many more leases the queue's settings allow."""
+        limit = self.settings(queue).max_inflight
+        if self.is_paused(queue):
+            return 0
+        if limit is None:
+            return sys.maxsize
+        # A lease that is over and was not ended, because another call was changing it, may have been extended meanwhile.
+        doubtful = [job_id for job_id in self.expired(now, queue) if job_id in self.left_expired]
+        return limit - len(self.leased(queue, now)) - len(doubtful)
+
+    def is_paused(self, queue: str) -> bool:
+        return self.settings(queue).paused
+
+    def leased(self, queue: str, now: Micros) -> list[JobRecord]:
+        return [job for job in self.jobs.values() if job.queue == queue and (job.expires_at_us or now) > now]
+
+    def candidates(self, queue: str, types: Sequence[str] | None, now: Micros) -> list[JobRecord]:
+        return [job for job in self.runnable(queue, now) if types is None or job.type in types]
+
+    def runnable(self, queue: str, now: Micros) -> list[JobRecord]:
+        """Every job that could be claimed, in claim order. `sorted` is stable: ties stay in order of insertion."""
+        self.promote(now)
+        ready = [job for job in self.jobs.values() if job.queue == queue and job.state is JobState.READY]
+        return sorted(ready, key=lambda job: (-job.priority, job.run_at_us))
+
+    def lease_start(self, queue: str, now: Micros) -> Micros:
+        return max(now, self.latest_end.get(queue, now))
+
+    def grant(self, job: JobRecord, worker: str, start: Micros, lease_for: Micros) -> None:
+        job.state = JobState.INFLIGHT
+        job.fence += 1
+        job.token = self.token_for(job)
+        job.worker = worker
+        job.reserved_at_us = start
+        job.expires_at_us = start + lease_for
+
+    def extend_lease(
+        self, extensions: Sequence[Extension], *, lease_for: Micros, now: Micros
+    ) -> list[Lease | JobError]:
+        batch = checked(extensions, Extension)
+        return [
+            self.refuse(one.job_id, one.token, now)
+            or self.extend(self.jobs[one.job_id], now + lease_for, one.progress)
+            for one in batch
+        ]
+
+    def extend(self, job: JobRecord, expires_at: Micros, progress: bytes | None) -> Lease:
+        job.expires_at_us = self.held_until(job, expires_at)
+        job.token = self.token_for(job)
+        if progress is not None:
+            job.progress = progress
+        return Lease(job.id, job.token, job.expires_at_us, job.cancel_requested)
+
+    def held_until(self, job: JobRecord, expires_at: Micros) -> Micros:
+        return max(job.expires_at_us or 0, expires_at)
+
+    def refuse(self, job_id: str, token: str, now: Micros) -> JobError | None:
+        job = self.jobs.get(job_id)
+        if job is None:
+            return errors.JobNotFound(job_id)
+        if job.state is not JobState.INFLIGHT or job.expires_at_us is None:
+            return errors.JobNotInflight(job_id)
+        if job.token != token:
+            return errors.LeaseMismatch(job_id)
+        return errors.LeaseExpired(job_id) if job.expires_at_us <= now else None
+
+    # -- ending leases ------------------------------------------------------------------------------------
+
+    def settle(self, settlements: Sequence[Settlement], *, now: Micros) -> list[JobError | None]:
+        batch = checked(settlements, Settlement)
+        self.promote(now)
+        return [self.settle_one(settlement, now) for settlement in batch]
+
+    def settle_one(self, settlement: Settlement, now: Micros) -> JobError | None:
+        job = self.jobs.get(settlement.job_id)
+        if job is not None and self.is_repeated(settlement, job):
+            return None
+        refused = self.refuse(settlement.job_id, settlement.token, now)
+        if refused is not None or job is None:
+            return refused
+        held = copy.copy(job)
+        job.progress = None
+        clear_lease(job)
+        match settlement:
+            case contract.Ack():
+                self.ack(job, held, settlement, now)
+            case contract.Fail(attempts=attempts, error=error):
+                self.record_failure(job, attempts, error, now)
+                self.end(job, held, JobState.DEAD, Outcome.DEAD, now, error)
+            case contract.Discard(reason=reason):
+                job.last_error = job.last_error if reason is None else reason.text
+                self.end(job, held, JobState.CANCELLED, Outcome.CANCELLED, now, reason)
+            case contract.Retry():
+                self.retry(job, held, settlement, now)
+            case contract.Release():
+                self.release(job, held, settlement, now)
+        return None
+
+    def is_repeated(self, settlement: Settlement, job: JobRecord) -> bool:
+        return job.state in _SUCCEEDS_AGAIN.get(type(settlement), ())
+
+    def ack(self, job: JobRecord, held: JobRecord, ack: contract.Ack, now: Micros) -> None:
+        job.result = ack.result
+        self.end(job, held, JobState.DONE, Outcome.DONE, now)
+
+    def retry(self, job: JobRecord, held: JobRecord, retry: contract.Retry, now: Micros) -> None:
+        self.record_failure(job, retry.attempts, retry.error, now)
+        if held.cancel_requested:
+            self.end(job, held, JobState.CANCELLED, Outcome.CANCELLED, now, retry.error)
+        else:
+            job.run_at_us = retry.run_at_us
+            self.back_to_waiting(job, held, Outcome.RETRIED, now, retry.error)
+
+    def release(self, job: JobRecord, held: JobRecord, release: contract.Release, now: Micros) -> None:
+        if held.cancel_requested:
+            self.end(job, held, JobState.CANCELLED, Outcome.CANCELLED, now)
+        else:
+            job.run_at_us = job.run_at_us if release.run_at_us is None else release.run_at_us
+            self.back_to_waiting(job, held, Outcome.RELEASED, now)
+
+    def record_failure(self, job: JobRecord, attempts: int, error: Failure, now: Micros) -> None:
+        job.attempts = attempts
+        job.last_error = error.text
+        job.failed_at_us = now
+
+    def reclaim(self, *, now: Micros, queue: str | None = None, limit: int = 1000) -> int:
+        due = self.expired(now, queue)[:limit]
+        self.reclaim_jobs(due, now=now)
+        return len(due)
+
+    def expired(self, now: Micros, queue: str | None = None) -> list[str]:
+        return [
+            job.id
+            for job in self.jobs.values()
+            if queue in (None, job.queue) and job.expires_at_us is not None and job.expires_at_us <= now
+        ]
+
+    def reclaim_jobs(self, job_ids: Iterable[str], *, now: Micros) -> None:
+        """End these leases, all of them over. A driver may choose which ones a limited `reclaim` takes."""
+        self.promote(now)
+        for job_id in job_ids:
+            self.expire(self.jobs[job_id], now)
+
+    def expire(self, job: JobRecord, now: Micros) -> None:
+        held = copy.copy(job)
+        job.stalls += 1
+        job.progress = None
+        clear_lease(job)
+        error = contract.EXPIRED_ERROR
+        if held.cancel_requested:
+            self.end(job, held, JobState.CANCELLED, Outcome.EXPIRED, now, error)
+        elif self.is_spent(job):
+            job.last_error = error.text
+            self.end(job, held, JobState.DEAD, Outcome.EXPIRED, now, error)
+        else:
+            self.back_to_waiting(job, held, Outcome.EXPIRED, now, error)
+
+    def is_spent(self, job: JobRecord) -> bool:
+        return job.attempts + job.stalls >= job.max_attempts or 0 < job.max_stalls <= job.stalls
+
+    def end(
+        self,
+        job: JobRecord,
+        held: JobRecord,
+        state: JobState,
+        outcome: Outcome,
+        now: Micros,
+        error: Failure | None = None,
+    ) -> None:
+        job.state = state
+        job.finished_at_us = self.ended_at(held, now)
+        self.totals[job.queue, state] = self.totals.get((job.queue, state), 0) + 1
+        self.append(job, held, outcome, now, error)
+        if held.state is JobState.INFLIGHT:
+            blocked = self.of_key(job, lambda other: other is JobState.BLOCKED)
+            if blocked is not None:
+                self.unblock(blocked, now)
+            if self.settings(job.queue).max_inflight is not None:
+                self.wake(job.queue)
+        failure_queue = self.settings(job.queue).failure_queue
+        if state is JobState.DEAD and failure_queue is not None:
+            self.serve_failure_queue(job, failure_queue, now)
+
+    def unblock(self, blocked: JobRecord, now: Micros) -> None:
+        self.line_up(blocked, now)
+
+    def serve_failure_queue(self, dead: JobRecord, queue: str, now: Micros) -> None:
+        job_id = self.failure_id_for(dead, queue)
+        self.enqueue_one(contract.failure_record(dead, job_id=job_id, queue=queue, now=now), now)
+
+    def back_to_waiting(
+        self, job: JobRecord, held: JobRecord, outcome: Outcome, now: Micros, error: Failure | None = None
+    ) -> None:
+        blocked = self.of_key(job, lambda state: state is JobState.BLOCKED)
+        if blocked is not None:
+            self.absorb(job, blocked)
+            self.absorbed.add(self.next_seq)
+        self.line_up(job, now)
+        self.append(job, held, outcome, now, error)
+        if blocked is not None:
+            self.end(blocked, copy.copy(blocked), JobState.CANCELLED, Outcome.MERGED, now)
+
+    def absorb(self, survivor: JobRecord, blocked: JobRecord) -> None:
+        change(survivor, blocked, blocked.update or DEFAULT_FLAGS)
+        blocked.merged_into = survivor.id
+
+    def ended_at(self, held: JobRecord, now: Micros) -> Micros:
+        """The end of a lease that ends now: never before its beginning, however early `now` was read."""
+        return max(now, held.reserved_at_us or now)
+
+    def append(
+        self, job: JobRecord, held: JobRecord, outcome: Outcome, now: Micros, error: Failure | None = None
+    ) -> None:
+        """`held` is the job as it was under the lease: the row tells of that execution."""
+        end = self.ended_at(held, now)
+        if held.expires_at_us is not None:
+            self.note_end(job.queue, min(end, held.expires_at_us))
+        self.log.append(
+            Attempt(
+                seq=self.next_seq,
+                job_id=job.id,
+                queue=job.queue,
+                type=held.type,
+                key=job.key,
+                priority=held.priority,
+                fence=job.fence,
+                worker=held.worker,
+                created_at_us=job.created_at_us,
+                run_at_us=held.run_at_us,
+                reserved_at_us=held.reserved_at_us,
+                lease_expires_at_us=held.expires_at_us,
+                ended_at_us=end,
+                outcome=outcome,
+                state=job.state,
+                error_type=None if error is None else error.type,
+                error_message=None if error is None else error.message,
+                payload_size=len(held.payload),
+            )
+        )
+        self.next_seq += 1
+
+    def note_end(self, queue: str, end: Micros) -> None:
+        self.latest_end[queue] = max(end, self.latest_end.get(queue, end))
+
+    # -- operating ----------------------------------------------------------------------------------------
+
+    def cancel(self, job_ids: Sequence[str], *, now: Micros) -> list[JobState | JobError]:
+        self.promote(now)
+        return [self.cancel_one(job_id, now) for job_id in job_ids]
+
+    def cancel_one(self, job_id: str, now: Micros) -> JobState | JobError:
+        job = self.jobs.get(job_id)
+        if job is None:
+            return errors.JobNotFound(job_id)
+        if job.state.is_waiting:
+            self.end(job, copy.copy(job), JobState.CANCELLED, Outcome.CANCELLED, now)
+        elif job.state is JobState.INFLIGHT:
+            job.cancel_requested = True
+        elif job.state is not JobState.CANCELLED:
+            return errors.JobFinished(job_id)
+        return job.state
+
+    def requeue(self, job_ids: Sequence[str], *, now: Micros) -> list[JobState | JobError]:
+        self.promote(now)
+        return [self.requeue_one(job_id, now) for job_id in job_ids]
+
+    def requeue_one(self, job_id: str, now: Micros) -> JobState | JobError:
+        job = self.jobs.get(job_id)
+        if job is None:
+            return errors.JobNotFound(job_id)
+        if job.state is not JobState.DEAD:
+            return errors.JobNotDead(job_id)
+        if self.of_key(job, lambda state: state.is_waiting) is not None:
+            return errors.KeyConflict(job_id)
+        job.run_at_us = now
+        job.finished_at_us = None
+        self.reset_counts(job)
+        if self.is_blocked(job):
+            job.state = JobState.BLOCKED
+        else:
+            self.line_up(job, now)
+        self.append(job, job, Outcome.REQUEUED, now)
+        return job.state
+
+    def reset_counts(self, job: JobRecord) -> None:
+        job.attempts = job.stalls = 0
+
+    def purge(self, selection: JobFilter, *, limit: int = 1000) -> int:
+        chosen = self.purgeable(selection)[:limit]
+        self.forget(chosen)
+        return len(chosen)
+
+    def purgeable(self, selection: JobFilter) -> list[str]:
+        return [job.id for job in self.jobs.values() if job.state.is_terminal and matches(job, selection)]
+
+    def prune(self, *, now: Micros, limit: int = 1000) -> int:
+        rows = [row.seq for row in self.log if is_due(self.overdue_row(row, now))]
+        return self.forget(self.prunable(now, limit)) + self.forget_rows(rows[:limit])
+
+    def prunable(self, now: Micros, limit: int) -> list[str]:
+        return [job.id for job in self.jobs.values() if is_due(self.overdue(job, now))][:limit]
+
+    def overdue(self, job: JobRecord, now: Micros) -> Micros | None:
+        """The time since a job's retention ran out; None where it never does."""
+        settings = self.settings(job.queue)
+        keep = settings.keep_dead_us if job.state is JobState.DEAD else settings.keep_done_us
+        if not job.state.is_terminal or keep is None or job.finished_at_us is None:
+            return None
+        return now - (job.finished_at_us + keep)
+
+    def overdue_row(self, row: Attempt, now: Micros) -> Micros | None:
+        keep = self.settings(row.queue).keep_attempts_us
+        return None if keep is None else now - (row.ended_at_us + keep)
+
+    def forget(self, job_ids: Sequence[str]) -> int:
+        """Remove jobs. The idempotency keys that led to them go, too."""
+        for job_id in job_ids:
+            del self.jobs[job_id], self.places[job_id]
+        self.idempotency = {key: job_id for key, job_id in self.idempotency.items() if job_id in self.jobs}
+        return len(job_ids)
+
+    def forget_rows(self, seqs: Sequence[int]) -> int:
+        self.log = [row for row in self.log if row.seq not in seqs]
+        return len(seqs)
+
+    def configure(self, queue: str, settings: QueueSettings, *, now: Micros) -> None:
+        self.configured[queue] = settings
+        self.wake(queue)
+
+    def settings(self, queue: str) -> QueueSettings:
+        return self.configured.get(queue, QueueSettings())
+
+    # -- reading ------------------------------------------------------------------------------------------
+
+    def get(self, job_ids: Sequence[str], *, now: Micros) -> list[JobRecord | None]:
+        self.promote(now)
+        return [own_copy(self.jobs[job_id]) if job_id in self.jobs else None for job_id in job_ids]
+
+    def listing(self, selection: JobFilter, *, now: Micros) -> list[JobRecord]:
+        self.promote(now)
+        return [own_copy(job) for job in reversed(self.jobs.values()) if matches(job, selection)]
+
+    def list_jobs(
+        self, selection: JobFilter, *, now: Micros, limit: int = 100, cursor: str | None = None
+    ) -> Page:
+        before = self.next_place if cursor is None else int(cursor)
+        rest = [job for job in self.listing(selection, now=now) if self.places[job.id] < before]
+        return Page(rest[:limit], str(self.places[rest[limit - 1].id]) if len(rest) > limit else None)
+
+    def stats(self, *, now: Micros, queue: str | None = None) -> list[QueueStats]:
+        self.promote(now)
+        names = sorted(self.queues | set(self.configured)) if queue is None else [queue]
+        return [self.stats_of(name, now) for name in names]
+
+    def stats_of(self, queue: str, now: Micros) -> QueueStats:
+        runnable = self.runnable(queue, now)
+        done, dead, cancelled = (
+            self.totals.get((queue, state), 0) for state in (JobState.DONE, JobState.DEAD, JobState.CANCELLED)
+        )
+        return QueueStats(
+            queue=queue,
+            counts=self.counts(queue),
+            done_total=done,
+            dead_total=dead,
+            cancelled_total=cancelled,
+            head_run_at_us=runnable[0].run_at_us if runnable else None,
+            settings=self.settings(queue),
+        )
+
+    def counts(self, queue: str) -> dict[JobState, int]:
+        states = [job.state for job in self.jobs.values() if job.queue == queue]
+        return {state: states.count(state) for state in JobState}
+
+    def read_attempts(self, *, after: str | None = None, limit: int = 1000) -> AttemptPage:
+        last = int(after or 0)
+        first = bisect.bisect_right(self.log, last, key=lambda row: row.seq)
+        rows = self.log[first : first + limit]
+        return AttemptPage(rows, str(rows[-1].seq if rows else last))
+
+    def job_attempts(self, job_id: str) -> list[Attempt]:
+        return [row for row in self.log if row.job_id == job_id]
+
+    # -- the rules they share -----------------------------------------------------------------------------
+
+    def promote(self, now: Micros) -> None:
+        """By the caller's clock alone: a job that is due by one clock may not be by the next one."""
+        for job in self.jobs.values():
+            if job.state is JobState.SCHEDULED and job.run_at_us <= now:
+                self.line_up(job, now)
+            elif job.state is JobState.READY and job.run_at_us > now:
+                job.state = JobState.SCHEDULED
+
+    def line_up(self, job: JobRecord, now: Micros) -> None:
+        """The job waits for its turn, and a worker may be waiting for the job."""
+        job.state = JobState.SCHEDULED if job.run_at_us > now else JobState.READY
+        self.wake(job.queue)
+
+    def of_key(self, like: JobRecord, wanted: Callable[[JobState], bool]) -> JobRecord | None:
+        if like.key is None:
+            return None
+        found = (job for job in self.jobs.values() if job.key == like.key and wanted(job.state))
+        return next((job for job in found if self.shares_keys(job, like)), None)
+
+    def shares_keys(self, job: JobRecord, other: JobRecord) -> bool:
+        return job.queue == other.queue
+
+    def is_blocked(self, job: JobRecord) -> bool:
+        return self.of_key(job, lambda state: state is JobState.INFLIGHT) is not None
+
+    def wake(self, queue: str) -> None:
+        self.versions[queue] = self.versions.get(queue, 0) + 1
+        for queues, wake_up in self.waiters:
+            if queue in queues:
+                # An event loop that was closed during its wait has nobody left to wake.
+                with suppress(RuntimeError):
+                    wake_up()
+
+    def next_due(self, queues: Sequence[str], now: Micros) -> Micros | None:
+        """The instant at which a scheduled job or an expiring lease of these queues comes due."""
+        self.promote(now)
+        jobs = [job for job in self.jobs.values() if job.queue in queues]
+        scheduled = [job.run_at_us for job in jobs if job.state is JobState.SCHEDULED]
+        return min(scheduled + [job.expires_at_us for job in jobs if job.expires_at_us], default=None)

@@ -1,0 +1,140 @@
+"""Bugs in accepting jobs, and in keyed jobs: one waiting and one inflight per key."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from taskharbor.drivers.contract import Enqueued
+from taskharbor.jobs import DEFAULT_FLAGS, Failure, JobRecord, JobState, Micros, Outcome, UpdateFlags
+from taskharbor_testkit.model.records import change
+from taskharbor_testkit.planted.registry import Bug
+
+
+class IdempotencyKeyChangesJob(Bug):
+    """A known idempotency key is a lookup, never a change."""
+
+    def known_for(self, given: JobRecord) -> str | None:
+        known = super().known_for(given)
+        if known is not None:
+            self.jobs[known].payload = given.payload
+        return known
+
+
+class IdempotencyKeyForgottenAtEnd(Bug):
+    """An idempotency key stays known as long as its job is kept, also after it ended."""
+
+    def end(
+        self,
+        job: JobRecord,
+        held: JobRecord,
+        state: JobState,
+        outcome: Outcome,
+        now: Micros,
+        error: Failure | None = None,
+    ) -> None:
+        super().end(job, held, state, outcome, now, error)
+        self.idempotency = {key: job_id for key, job_id in self.idempotency.items() if job_id != job.id}
+
+
+class KnownIdStoredAgain(Bug):
+    """A repeated enqueue of a known id changes nothing."""
+
+    def enqueue_one(self, given: JobRecord, now: Micros) -> Enqueued:
+        if given.id in self.jobs:
+            self.jobs[given.id].payload = given.payload
+        return super().enqueue_one(given, now)
+
+
+class EnqueueNotAllOrNothing(Bug):
+    """A batch is stored as a whole or not at all."""
+
+    def enqueue(self, records: Sequence[JobRecord], *, now: Micros, new_ids: bool = False) -> list[Enqueued]:
+        answers: list[Enqueued] = []
+        for record in records:
+            answers += super().enqueue([record], now=now)
+        return answers
+
+
+class EnqueueShuffled(Bug):
+    """A batch is stored in the order it was given."""
+
+    def enqueue(self, records: Sequence[JobRecord], *, now: Micros, new_ids: bool = False) -> list[Enqueued]:
+        return super().enqueue(records[::-1], now=now)[::-1]
+
+
+class EnqueueKeepsCounters(Bug):
+    """Counters of the given record are ignored."""
+
+    def insert(self, given: JobRecord, now: Micros) -> None:
+        super().insert(given, now)
+        self.jobs[given.id].attempts = given.attempts
+
+
+class TwoInflightPerKey(Bug):
+    """Never two jobs of one key inflight."""
+
+    def is_blocked(self, job: JobRecord) -> bool:
+        return False
+
+
+class BlockedForEver(Bug):
+    """The end of a job makes the blocked one of its key runnable."""
+
+    def unblock(self, blocked: JobRecord, now: Micros) -> None:
+        pass
+
+
+class UnblockedRunsAtOnce(Bug):
+    """An unblocked job waits for its own run_at."""
+
+    def unblock(self, blocked: JobRecord, now: Micros) -> None:
+        blocked.run_at_us = min(blocked.run_at_us, now)
+        super().unblock(blocked, now)
+
+
+class MergeDropsFlags(Bug):
+    """A blocked job is merged by the flags it came with."""
+
+    def absorb(self, survivor: JobRecord, blocked: JobRecord) -> None:
+        change(survivor, blocked, DEFAULT_FLAGS)
+        blocked.merged_into = survivor.id
+
+
+class MergeLosesId(Bug):
+    """A merged job's own id reads as merged into the survivor."""
+
+    def absorb(self, survivor: JobRecord, blocked: JobRecord) -> None:
+        super().absorb(survivor, blocked)
+        blocked.merged_into = None
+
+
+class MergeOverwrittenByRetry(Bug):
+    """The blocked job's changes come after the survivor's own, so they win."""
+
+    def absorb(self, survivor: JobRecord, blocked: JobRecord) -> None:
+        run_at, attempts = survivor.run_at_us, survivor.attempts
+        super().absorb(survivor, blocked)
+        survivor.run_at_us, survivor.attempts = run_at, attempts
+
+
+class BlockedForgetsEarlierFlags(Bug):
+    """A blocked job gathers the flags of every enqueue onto it."""
+
+    def update_waiting(self, waiting: JobRecord, given: JobRecord, flags: UpdateFlags, now: Micros) -> None:
+        super().update_waiting(waiting, given, flags, now)
+        if waiting.state is JobState.BLOCKED:
+            waiting.update = flags
+
+
+class UpdateIgnoresFlags(Bug):
+    """An enqueue onto a waiting job changes what its flags say, and nothing else."""
+
+    def update_waiting(self, waiting: JobRecord, given: JobRecord, flags: UpdateFlags, now: Micros) -> None:
+        super().update_waiting(waiting, given, DEFAULT_FLAGS, now)
+
+
+class KeysSharedBetweenQueues(Bug):
+    """A key means something within its queue only."""
+
+    def shares_keys(self, job: JobRecord, other: JobRecord) -> bool:
+        return True
