@@ -27,14 +27,14 @@ QUICK = Effort(examples=3, steps=10)
 def test_every_part_of_the_contract_has_cases() -> None:
     parts = {name.partition(".")[0] for name in CASES}
     assert len(CASES) > 120
-    assert {"enqueue", "reserve", "leases", "settle", "keyed", "cancel", "waiting", "crash"} <= parts
+    assert {"enqueue", "reserve", "leases", "settle", "keyed", "operate", "waiting", "crash"} <= parts
     assert all(case.rule for case in CASES.values())
 
 
 def test_the_report_names_what_failed() -> None:
-    report = check(PLANTED["priority_inverted"], only="order.*")
+    report = check(PLANTED["priority_inverted"], only="reserve.*")
     assert not report.ok
-    assert "order.higher_priority_first" in [verdict.name for verdict in report.failures]
+    assert "reserve.higher_priority_first" in [verdict.name for verdict in report.failures]
     assert "should be" in report.failures[0].message
 
 
@@ -86,7 +86,7 @@ def test_a_switch_that_is_neither_on_nor_off_is_refused(monkeypatch: pytest.Monk
 
 
 def test_the_command_line_says_what_passed() -> None:
-    done = CliRunner().invoke(main, ["memory://", "--only", "order.*", "--json"])
+    done = CliRunner().invoke(main, ["memory://", "--only", "limits.*", "--json"])
     assert done.exit_code == 0
     told = json.loads(done.stdout)
     assert told["ok"]
@@ -94,9 +94,9 @@ def test_the_command_line_says_what_passed() -> None:
 
 
 def test_the_command_line_prints_a_table() -> None:
-    done = CliRunner().invoke(main, ["memory://", "--only", "order.*"])
+    done = CliRunner().invoke(main, ["memory://", "--only", "limits.*"])
     assert done.exit_code == 0
-    assert "order" in done.output
+    assert "limits" in done.output
     assert "0 failed" in done.output
 
 
@@ -110,14 +110,14 @@ def test_a_lasting_store_is_refused_without_touching_it(tmp_path: Path) -> None:
 def test_a_store_in_use_is_refused() -> None:
     used = ModelDriver()
     asyncio.run(used.enqueue([JobRecord(id="j", type="t", run_at_us=1, created_at_us=1)], now=1))
-    report = check(used.clone, only="order.*", fail_fast=True)
+    report = check(used.clone, only="limits.*", fail_fast=True)
     assert "not empty (queues: default)" in report.failures[0].message
     (stats,) = asyncio.run(used.stats(now=1))
     assert sum(stats.counts.values()) == 1
 
 
 def test_a_url_with_fresh_gives_every_case_its_own_store(tmp_path: Path) -> None:
-    report = check(f"sqlite:///{tmp_path}/{{fresh}}.db", only="order.*")
+    report = check(f"sqlite:///{tmp_path}/{{fresh}}.db", only="limits.*")
     assert report.ok
     assert len(list(tmp_path.glob("*.db"))) == len(report.verdicts)
 

@@ -7,11 +7,11 @@ what does. For the same reason every combination of flags has a store to itself 
 from pathlib import Path
 
 import pytest
+from taskharbor_testkit.conformance.cases.keyed_flags import COMBINATIONS, MEETINGS
 
 from taskharbor.jobs import UpdateFlags
 from taskharbor_testkit.conformance.backend import Backend
 from taskharbor_testkit.conformance.case import Case, run_case
-from taskharbor_testkit.conformance.cases.keyed_flags import COMBINATIONS, MEETINGS
 
 BACKEND = Backend.from_url("mem://{fresh}?shards=3")
 

@@ -1,14 +1,14 @@
 """A driver and the reference model side by side: every call goes to both, then everything visible is compared.
 
-Cases and the state machine both stand on this. A case therefore asserts the one thing it is named after in plain
-sight, and every other structure without saying so.
+Cases and the state machine both stand on this. A case asserts the one thing it is named after; the comparison asserts
+everything else.
 """
 
 from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Self
 
@@ -168,13 +168,12 @@ class Twin:
     def _or_now(self, now: Micros | None) -> Micros:
         return self.now if now is None else now
 
-    # -- the operations, as short as a case wants them ----------------------------------------------------
+    # -- calls -----------------------------------------------------------------------------------------------
 
     async def enqueue(self, *records: JobRecord, by: Driver | None = None) -> list[contract.Enqueued]:
-        found: list[contract.Enqueued] = await self.call(
-            "enqueue", list(records), now=self.now, new_ids=self.are_new(records), by=by
+        return list(
+            await self.call("enqueue", list(records), now=self.now, new_ids=self.are_new(records), by=by)
         )
-        return found
 
     def are_new(self, records: Sequence[JobRecord]) -> bool:
         """Whether to tell the driver that the ids are new: every other time that they are."""
@@ -182,6 +181,15 @@ class Twin:
         is_new = len(ids) == len(records) and not ids & self._ids
         self._ids |= ids
         return is_new and len(self._ids) % 2 == 0
+
+    async def add(self, **fields: Any) -> JobRecord:
+        """Enqueue one job of these fields."""
+        return (await self.add_many(1, **fields))[0]
+
+    async def add_many(self, count: int, **fields: Any) -> list[JobRecord]:
+        jobs = [self.job(**fields) for _ in range(count)]
+        await self.enqueue(*jobs)
+        return jobs
 
     async def reserve(
         self,
@@ -196,10 +204,7 @@ class Twin:
     ) -> list[JobRecord]:
         kwargs: dict[str, Any] = {"lease_for": round(lease * SECOND), "now": self._or_now(now)}
         kwargs |= {} if types is None else {"types": types}
-        found: list[JobRecord] = await self.call(
-            "reserve", queue, limit=limit, worker=worker, by=by, **kwargs
-        )
-        return found
+        return list(await self.call("reserve", queue, limit=limit, worker=worker, by=by, **kwargs))
 
     async def lease(self, job: JobRecord | None = None, **how: Any) -> JobRecord:
         """Enqueue the job where one is given, then reserve one."""
@@ -208,58 +213,65 @@ class Twin:
         (held,) = await self.reserve(**how)
         return held
 
+    async def hold(self, count: int, **how: Any) -> list[JobRecord]:
+        """Enqueue so many jobs and lease all of them."""
+        await self.add_many(count, queue=how.get("queue", QUEUE))
+        return await self.reserve(count, **how)
+
     async def settle(
         self, *settlements: contract.Settlement, by: Driver | None = None, now: Micros | None = None
     ) -> list[JobError | None]:
-        found: list[JobError | None] = await self.call(
-            "settle", list(settlements), now=self._or_now(now), by=by
-        )
-        return found
+        return list(await self.call("settle", list(settlements), now=self._or_now(now), by=by))
 
     async def extend(
-        self,
-        *extensions: contract.Extension,
-        lease: float = 30,
-        by: Driver | None = None,
-        now: Micros | None = None,
+        self, *extensions: contract.Extension, lease: float = 30, now: Micros | None = None
     ) -> list[Lease | JobError]:
         lease_for = round(lease * SECOND)
-        found: list[Lease | JobError] = await self.call(
-            "extend_lease", list(extensions), lease_for=lease_for, now=self._or_now(now), by=by
+        return list(
+            await self.call("extend_lease", list(extensions), lease_for=lease_for, now=self._or_now(now))
         )
-        return found
+
+    async def keep(self, held: JobRecord, progress: bytes | None = None, **how: Any) -> JobRecord:
+        """Extend one lease; the record with the token and expiry that hold from now on."""
+        (lease,) = await self.extend(beat(held, progress), **how)
+        assert isinstance(lease, Lease), f"a valid lease was refused: {lease!r}"
+        return msgspec.structs.replace(
+            held,
+            token=lease.token,
+            expires_at_us=lease.expires_at_us,
+            cancel_requested=lease.cancel_requested,
+        )
 
     async def reclaim(self, now: Micros | None = None, **kwargs: Any) -> int:
-        count: int = await self.call("reclaim", now=self._or_now(now), **kwargs)
-        return count
+        return int(await self.call("reclaim", now=self._or_now(now), **kwargs))
 
     async def cancel(self, *job_ids: str) -> list[JobState | JobError]:
-        found: list[JobState | JobError] = await self.call("cancel", list(job_ids), now=self.now)
-        return found
+        return list(await self.call("cancel", list(job_ids), now=self.now))
 
     async def requeue(self, *job_ids: str) -> list[JobState | JobError]:
-        found: list[JobState | JobError] = await self.call("requeue", list(job_ids), now=self.now)
-        return found
+        return list(await self.call("requeue", list(job_ids), now=self.now))
 
     async def purge(self, limit: int = 1000, **selection: Any) -> int:
-        count: int = await self.call("purge", JobFilter(**selection), limit=limit)
-        return count
+        return int(await self.call("purge", JobFilter(**selection), limit=limit))
 
     async def prune(self, limit: int = 1000) -> int:
-        count: int = await self.call("prune", now=self.now, limit=limit)
-        return count
+        return int(await self.call("prune", now=self.now, limit=limit))
 
     async def configure(self, queue: str = QUEUE, **settings: Any) -> None:
         await self.call("configure", queue, QueueSettings(**settings), now=self.now)
+
+    async def wait(
+        self, driver: Driver, queues: Sequence[str] = (QUEUE,), *, timeout: float, now: Micros | None = None
+    ) -> bool:
+        return await driver.wait(queues, now=self._or_now(now), timeout=timeout)
+
+    # -- looking ---------------------------------------------------------------------------------------------
 
     async def get(self, job_id: str) -> JobRecord:
         (job,) = await self.driver.get([job_id], now=self.now)
         if job is None:
             raise InvariantBroken("nothingLost", f"job {job_id} is gone")
         return job
-
-    async def state(self, job_id: str) -> JobState:
-        return (await self.get(job_id)).state
 
     async def stats(self, queue: str = QUEUE) -> contract.QueueStats:
         (stats,) = await self.driver.stats(now=self.now, queue=queue)
@@ -268,8 +280,49 @@ class Twin:
     async def rows(self, job_id: str) -> list[Attempt]:
         return await self.driver.job_attempts(job_id)
 
-    async def last_row(self, job_id: str) -> Attempt:
-        return (await self.rows(job_id))[-1]
+    async def shows(self, job: JobRecord, **wanted: Any) -> None:
+        """The stored record of this job has these values."""
+        _has(await self.get(job.id), wanted)
+
+    async def logged(self, job: JobRecord, **wanted: Any) -> None:
+        """The last row of this job in the attempt log has these values."""
+        _has((await self.rows(job.id))[-1], wanted)
+
+    async def states(self, *jobs: JobRecord) -> str:
+        """The states of these jobs, separated by blanks."""
+        return " ".join([(await self.get(job.id)).state for job in jobs])
+
+    # -- expectations ----------------------------------------------------------------------------------------
+
+    async def stores(self, *records: JobRecord) -> None:
+        """Each of these records becomes a job of its own."""
+        assert await self.enqueue(*records) == [contract.Enqueued(record.id) for record in records]
+
+    async def recognises(self, given: JobRecord, known: JobRecord) -> None:
+        """An enqueue of `given` leads to the known job and changes nothing."""
+        async with self.unchanged():
+            assert await self.enqueue(given) == [contract.Enqueued(known.id, existed=True)]
+
+    async def updates(self, given: JobRecord, waiting: JobRecord) -> None:
+        """An enqueue of `given` is taken for a change of the waiting job."""
+        assert await self.enqueue(given) == [contract.Enqueued(waiting.id, existed=True)]
+
+    async def refuses(self, wanted: type[JobError], *settlements: contract.Settlement) -> None:
+        """Every one of these settlements is refused by this error and changes nothing."""
+        async with self.unchanged():
+            answers = await self.settle(*settlements)
+        assert [type(answer) for answer in answers] == [wanted] * len(settlements)
+        assert [getattr(answer, "job_id", None) for answer in answers] == [one.job_id for one in settlements]
+
+    async def refuses_beat(self, wanted: type[JobError], held: JobRecord) -> None:
+        async with self.unchanged():
+            (answer,) = await self.extend(beat(held, b"progress"))
+        assert type(answer) is wanted
+
+
+def _has(shown: msgspec.Struct, wanted: dict[str, Any]) -> None:
+    got = {name: getattr(shown, name) for name in wanted}
+    assert got == wanted, f"{got} should be {wanted}"
 
 
 def ack(job: JobRecord, result: bytes | None = None) -> contract.Ack:
@@ -307,3 +360,13 @@ def _token(job: JobRecord) -> str:
 
 def with_token(job: JobRecord, token: str) -> JobRecord:
     return msgspec.structs.replace(job, token=token)
+
+
+SETTLEMENTS: dict[str, Callable[[JobRecord], contract.Settlement]] = {
+    "ack": ack,
+    "retry": lambda job: retry(job, job.run_at_us),
+    "fail": fail,
+    "release": release,
+    "discard": discard,
+}
+"""One settlement of each kind, for cases that hold for all of them."""

@@ -14,7 +14,6 @@ from taskharbor import errors
 from taskharbor.drivers.contract import Driver, QueueSettings, QueueStats, Settlement
 from taskharbor.jobs import SECOND, JobRecord, JobState, Micros
 from taskharbor_testkit.conformance.calls import Call
-from taskharbor_testkit.conformance.case import case
 from taskharbor_testkit.conformance.invariants import InvariantBroken, check_no_overlap, most_at_once, spans
 from taskharbor_testkit.conformance.snapshot import Snapshot, take
 from taskharbor_testkit.conformance.twin import BOOM, START, Twin, ack, fail, release, retry
@@ -111,7 +110,6 @@ def _all_ended(stats: QueueStats) -> bool:
     return not living and stats.done_total + stats.cancelled_total == sum(stats.counts.values())
 
 
-@case()
 async def nothing_is_lost_and_nothing_runs_twice(t: Twin) -> None:
     jobs = [t.job(priority=n % 3) for n in range(JOBS)]
     shown = await _run(t, jobs)
@@ -120,7 +118,6 @@ async def nothing_is_lost_and_nothing_runs_twice(t: Twin) -> None:
     assert shown.stats[0].done_total == JOBS
 
 
-@case()
 async def w_is_never_exceeded(t: Twin) -> None:
     shown = await _run(t, [t.job() for _ in range(JOBS)], QueueSettings(max_inflight=3))
     most = most_at_once(spans(shown.rows, shown.jobs))
@@ -128,7 +125,6 @@ async def w_is_never_exceeded(t: Twin) -> None:
         raise InvariantBroken("wNeverExceeded", f"{most} valid leases at one instant, W is 3")
 
 
-@case()
 async def a_key_is_never_inflight_twice(t: Twin) -> None:
     jobs = [t.job(key=f"k{n % 5}") for n in range(JOBS)]
     shown = await _run(t, jobs)
@@ -139,7 +135,6 @@ async def a_key_is_never_inflight_twice(t: Twin) -> None:
             raise InvariantBroken("oneInflightPerKey", f"{most} jobs of key {key!r} were inflight at once")
 
 
-@case()
 async def the_same_batch_from_many_clients_is_stored_once(t: Twin) -> None:
     jobs = [t.job(idempotency_key=f"i{n}") for n in range(20)]
     handles = [await t.store.connect() for _ in range(4)]
@@ -149,7 +144,6 @@ async def the_same_batch_from_many_clients_is_stored_once(t: Twin) -> None:
     assert len(shown.jobs) == 20
 
 
-@case()
 async def one_idempotency_key_from_many_clients_is_one_job(t: Twin) -> None:
     handles = [await t.store.connect() for _ in range(4)]
     answers = await asyncio.gather(
@@ -159,7 +153,6 @@ async def one_idempotency_key_from_many_clients_is_one_job(t: Twin) -> None:
     assert sum(not one.existed for (one,) in answers) == 1
 
 
-@case()
 async def one_key_from_many_clients_is_one_waiting_job(t: Twin) -> None:
     handles = [await t.store.connect() for _ in range(4)]
     answers = await asyncio.gather(
@@ -169,7 +162,6 @@ async def one_key_from_many_clients_is_one_waiting_job(t: Twin) -> None:
     assert len(await t.driver.reserve("q", limit=9, lease_for=LEASE, now=t.now, worker="w")) == 1
 
 
-@case()
 async def one_job_many_claimers_one_lease(t: Twin) -> None:
     handles = [await t.store.connect() for _ in range(4)]
     for n in range(10):
@@ -185,7 +177,6 @@ async def one_job_many_claimers_one_lease(t: Twin) -> None:
             raise InvariantBroken("noDoubleLease", f"round {n}: one job, granted {granted}")
 
 
-@case()
 async def one_expired_lease_many_sweepers_one_stall(t: Twin) -> None:
     """Reclaiming is safe under concurrency, by sweepers and by claimers alike."""
     await t.enqueue(*[t.job() for _ in range(5)])
@@ -208,7 +199,6 @@ async def _claim(driver: Driver, now: Micros) -> int:
     return len(await driver.reserve("q", limit=5, lease_for=LEASE, now=now, worker="w"))
 
 
-@case()
 async def one_lease_settled_from_many_sides_ends_once(t: Twin) -> None:
     handles = [await t.store.connect() for _ in range(3)]
     held = await t.lease(t.job())
@@ -222,7 +212,6 @@ async def one_lease_settled_from_many_sides_ends_once(t: Twin) -> None:
     assert len(await t.rows(held.id)) == 1
 
 
-@case()
 async def settle_and_enqueue_of_one_key_leave_no_orphan(t: Twin) -> None:
     """Whoever comes first: the new job is blocked and then freed, or it simply waits. Never stuck."""
     handles = [await t.store.connect() for _ in range(2)]
@@ -237,7 +226,6 @@ async def settle_and_enqueue_of_one_key_leave_no_orphan(t: Twin) -> None:
         assert await t.reserve(9) == []
 
 
-@case()
 async def racing_calls_have_some_serial_order(t: Twin) -> None:
     """Several kinds of calls at once: some order of them explains every answer and all that is visible."""
     handles = [await t.store.connect() for _ in range(4)]
@@ -259,7 +247,6 @@ async def racing_calls_have_some_serial_order(t: Twin) -> None:
         t.advance(1)
 
 
-@case()
 async def a_log_reader_misses_no_row_of_concurrent_writers(t: Twin) -> None:
     """Never skips a row that commits late, even where numbers are drawn before the commit."""
     handles = [await t.store.connect() for _ in range(4)]

@@ -1,4 +1,4 @@
-"""Accepting jobs: what is stored, in which state, and that a repeated try changes nothing."""
+"""Accepting jobs: the stored record and its state, and repeated tries that change nothing."""
 
 from __future__ import annotations
 
@@ -8,111 +8,62 @@ import msgspec
 
 from taskharbor.drivers.contract import Enqueued
 from taskharbor.jobs import SECOND, JobState, UpdateFlags
-from taskharbor_testkit.conformance.case import case
-from taskharbor_testkit.conformance.twin import QUEUE, Twin, ack
-
-GIVEN_FIELDS = (
-    "type",
-    "payload",
-    "codec",
-    "headers",
-    "priority",
-    "run_at_us",
-    "created_at_us",
-    "timeout_us",
-    "key",
-    "idempotency_key",
-    "max_attempts",
-    "max_stalls",
-    "backoff_min_us",
-    "backoff_max_us",
-)
+from taskharbor_testkit.conformance.twin import Twin, ack, fail, release
 
 
-@case()
 async def a_due_job_is_ready(t: Twin) -> None:
     job = t.job()
-    assert await t.enqueue(job) == [Enqueued(job.id, existed=False)]
-    assert await t.state(job.id) is JobState.READY
+    await t.stores(job)
+    await t.shows(job, state="ready")
 
 
-@case()
 async def a_job_due_long_ago_is_ready(t: Twin) -> None:
-    job = t.job(run_at_us=1)
-    await t.enqueue(job)
-    assert await t.state(job.id) is JobState.READY
+    await t.shows(await t.add(run_at_us=1), state="ready")
 
 
-@case()
 async def a_job_due_later_is_scheduled(t: Twin) -> None:
-    job = t.job(run_at_us=t.now + 1)
-    await t.enqueue(job)
-    assert await t.state(job.id) is JobState.SCHEDULED
+    await t.shows(await t.add(run_at_us=t.now + 1), state="scheduled")
 
 
-@case()
 async def every_field_is_kept_exactly(t: Twin) -> None:
     """Microseconds, bytes, unicode and empty values come back as they went in."""
-    job = t.job(
-        type="ünïcode.type",
-        payload=bytes(range(256)),
-        codec="msgpack",
-        headers={"traceparent": "00-ab", "emoji": "🚢", "empty": ""},
-        priority=-32_767,
-        run_at_us=t.now - 1,
-        created_at_us=t.now - 123_457,
-        timeout_us=1,
-        key="k/1 'quoted\" %_",
-        idempotency_key="i\\1",
-        max_attempts=7,
-        max_stalls=3,
-        backoff_min_us=1,
-        backoff_max_us=2,
-    )
-    await t.enqueue(job)
-    stored = await t.get(job.id)
-    shown, given = msgspec.structs.asdict(stored), msgspec.structs.asdict(job)
-    assert {field: shown[field] for field in GIVEN_FIELDS} == {field: given[field] for field in GIVEN_FIELDS}
+    fields: dict[str, Any] = {
+        "type": "ünïcode.type",
+        "payload": bytes(range(256)),
+        "codec": "msgpack",
+        "headers": {"traceparent": "00-ab", "emoji": "🚢", "empty": ""},
+        "priority": -32_767,
+        "run_at_us": t.now - 1,
+        "created_at_us": t.now - 123_457,
+        "timeout_us": 1,
+        "key": "k/1 'quoted\" %_",
+        "idempotency_key": "i\\1",
+        "max_attempts": 7,
+        "max_stalls": 3,
+        "backoff_min_us": 1,
+        "backoff_max_us": 2,
+    }
+    await t.shows(await t.add(**fields), **fields)
 
 
-@case()
 async def an_empty_payload_is_kept(t: Twin) -> None:
-    job = t.job(payload=b"")
-    await t.enqueue(job)
-    assert (await t.get(job.id)).payload == b""
+    await t.shows(await t.add(payload=b""), payload=b"")
 
 
-@case()
 async def a_payload_of_a_megabyte_is_kept(t: Twin) -> None:
-    job = t.job(payload=b"\x00\xff" * 524_288)
-    await t.enqueue(job)
-    assert (await t.get(job.id)).payload == job.payload
+    payload = b"\x00\xff" * 524_288
+    assert (await t.get((await t.add(payload=payload)).id)).payload == payload
 
 
-@case()
 async def lease_state_and_counters_of_the_record_are_ignored(t: Twin) -> None:
-    job = t.job(
-        state=JobState.INFLIGHT,
-        attempts=3,
-        stalls=2,
-        fence=9,
-        token="stolen",
-        worker="w9",
-        expires_at_us=t.now + SECOND,
-        reserved_at_us=t.now,
-    )
-    await t.enqueue(job)
-    stored = await t.get(job.id)
-    assert stored.state is JobState.READY
-    assert (stored.attempts, stored.stalls, stored.fence) == (0, 0, 0)
-    assert (stored.token, stored.worker, stored.expires_at_us, stored.reserved_at_us) == (None,) * 4
+    lease = {"token": "stolen", "worker": "w9", "expires_at_us": t.now + SECOND, "reserved_at_us": t.now}
+    job = await t.add(state=JobState.INFLIGHT, attempts=3, stalls=2, fence=9, **lease)
+    await t.shows(job, state="ready", attempts=0, stalls=0, fence=0, **dict.fromkeys(lease))
 
 
-@case()
 async def the_given_record_stays_the_callers(t: Twin) -> None:
     """A caller that changes its record afterwards, or a record read back, changes nothing in the store."""
-    job = t.job(headers={"a": "1"})
-    await t.enqueue(job)
+    job = await t.add(headers={"a": "1"})
     async with t.unchanged():
         job.payload = b"changed"
         job.headers["a"] = "changed"
@@ -121,94 +72,68 @@ async def the_given_record_stays_the_callers(t: Twin) -> None:
         read.headers["b"] = "2"
 
 
-@case()
 async def a_known_id_changes_nothing(t: Twin) -> None:
-    job = t.job()
-    await t.enqueue(job)
-    async with t.unchanged():
-        again = t.job(id=job.id, payload=b"other", priority=5, queue=QUEUE)
-        assert await t.enqueue(again) == [Enqueued(job.id, existed=True)]
+    job = await t.add()
+    await t.recognises(t.job(id=job.id, payload=b"other", priority=5), job)
 
 
-@case()
 async def a_known_id_is_known_in_every_queue(t: Twin) -> None:
     """Rule 1 speaks of the id alone."""
-    job = t.job()
-    await t.enqueue(job)
-    async with t.unchanged():
-        assert await t.enqueue(t.job(id=job.id, queue="elsewhere")) == [Enqueued(job.id, existed=True)]
+    job = await t.add()
+    await t.recognises(t.job(id=job.id, queue="elsewhere"), job)
 
 
-@case()
 async def a_known_id_wins_over_its_key(t: Twin) -> None:
     """First match wins: a repeated try of a keyed job does not update it, whatever its flags."""
-    job = t.job(key="k")
-    await t.enqueue(job)
-    async with t.unchanged():
-        again = t.job(
-            id=job.id, key="k", payload=b"other", update=UpdateFlags(run_at="yes", reset_counts=True)
-        )
-        assert await t.enqueue(again) == [Enqueued(job.id, existed=True)]
+    job = await t.add(key="k")
+    flags = UpdateFlags(run_at="yes", reset_counts=True)
+    await t.recognises(t.job(id=job.id, key="k", payload=b"other", update=flags), job)
 
 
-@case()
 async def a_known_id_is_known_while_inflight(t: Twin) -> None:
     job = t.job()
     await t.lease(job)
-    async with t.unchanged():
-        assert await t.enqueue(job) == [Enqueued(job.id, existed=True)]
+    await t.recognises(job, job)
 
 
-@case()
 async def a_known_id_is_known_after_the_end(t: Twin) -> None:
     """A repeated try that comes late does not run the job twice."""
     job = t.job()
     await t.settle(ack(await t.lease(job)))
-    async with t.unchanged():
-        assert await t.enqueue(job) == [Enqueued(job.id, existed=True)]
+    await t.recognises(job, job)
     assert await t.reserve() == []
 
 
-@case()
 async def an_id_given_twice_in_a_batch_is_stored_once(t: Twin) -> None:
     job = t.job()
-    assert await t.enqueue(job, t.job(id=job.id, payload=b"other")) == [
-        Enqueued(job.id),
-        Enqueued(job.id, True),
-    ]
-    assert (await t.get(job.id)).payload == job.payload
+    answers = await t.enqueue(job, t.job(id=job.id, payload=b"other"))
+    assert answers == [Enqueued(job.id), Enqueued(job.id, True)]
+    await t.shows(job, payload=job.payload)
 
 
-@case()
 async def a_repeated_batch_is_recognised_as_a_whole(t: Twin) -> None:
-    """What a client does after an unclear answer."""
+    """A client sends it after an unclear answer."""
     jobs = [t.job(), t.job(key="k"), t.job(idempotency_key="i"), t.job(run_at_us=t.now + SECOND)]
-    assert [one.existed for one in await t.enqueue(*jobs)] == [False] * 4
+    await t.stores(*jobs)
     async with t.unchanged():
         assert await t.enqueue(*jobs) == [Enqueued(job.id, existed=True) for job in jobs]
 
 
-@case()
 async def a_half_known_batch_stores_the_rest(t: Twin) -> None:
-    known, new = t.job(), t.job()
-    await t.enqueue(known)
+    known, new = await t.add(), t.job()
     assert await t.enqueue(new, known) == [Enqueued(new.id), Enqueued(known.id, True)]
 
 
-@case()
 async def an_empty_batch_changes_nothing(t: Twin) -> None:
     async with t.unchanged():
         assert await t.enqueue() == []
 
 
-@case()
 async def a_batch_is_stored_in_its_order(t: Twin) -> None:
-    jobs = [t.job() for _ in range(50)]
-    await t.enqueue(*jobs)
+    jobs = await t.add_many(50)
     assert [job.id for job in await t.reserve(50)] == [job.id for job in jobs]
 
 
-@case()
 async def a_batch_may_span_queues(t: Twin) -> None:
     jobs = [t.job(queue=f"q{n % 3}") for n in range(9)]
     await t.enqueue(*jobs)
@@ -216,19 +141,15 @@ async def a_batch_may_span_queues(t: Twin) -> None:
         assert [job.id for job in await t.reserve(9, queue=f"q{n}")] == [job.id for job in jobs[n::3]]
 
 
-@case()
 async def what_one_handle_stored_every_handle_sees(t: Twin) -> None:
-    other = await t.store.connect()
-    job = t.job()
-    await t.enqueue(job)
-    (held,) = await t.reserve(by=other)
+    job = await t.add()
+    (held,) = await t.reserve(by=await t.store.connect())
     assert held.id == job.id
 
 
-@case()
 async def a_batch_with_bad_input_stores_nothing(t: Twin) -> None:
-    """All or nothing: what concerns the whole call is raised, and the good records before it are not stored."""
-    await t.enqueue(t.job(key="k"))
+    """All or nothing: an error of the whole call is raised, and the good records before it are not stored."""
+    await t.add(key="k")
     bad: Any = None
     async with t.unchanged():
         try:
@@ -236,3 +157,93 @@ async def a_batch_with_bad_input_stores_nothing(t: Twin) -> None:
         except Exception:
             return
         raise AssertionError("None in a batch of records was accepted")
+
+
+# -- idempotency keys: a lookup within the queue, as long as the job they led to is kept -----------------------
+
+
+async def a_known_idempotency_key_changes_nothing(t: Twin) -> None:
+    job = await t.add(idempotency_key="i")
+    await t.recognises(t.job(idempotency_key="i", payload=b"other", priority=3), job)
+
+
+async def an_idempotency_key_is_known_within_a_batch(t: Twin) -> None:
+    one, two = t.job(idempotency_key="i"), t.job(idempotency_key="i")
+    assert await t.enqueue(one, two) == [Enqueued(one.id), Enqueued(one.id, existed=True)]
+
+
+async def an_idempotency_key_is_known_per_queue(t: Twin) -> None:
+    await t.stores(t.job(idempotency_key="i"), t.job(idempotency_key="i", queue="other"))
+
+
+async def an_idempotency_key_is_known_while_inflight(t: Twin) -> None:
+    job = t.job(idempotency_key="i")
+    await t.lease(job)
+    await t.recognises(t.job(idempotency_key="i"), job)
+
+
+async def an_idempotency_key_is_known_after_the_end(t: Twin) -> None:
+    """As long as the job is kept, dead and cancelled ones too."""
+    jobs = [t.job(idempotency_key=name) for name in "abc"]
+    await t.enqueue(*jobs)
+    done, dead = await t.reserve(2)
+    await t.settle(ack(done), fail(dead))
+    await t.cancel(jobs[2].id)
+    t.advance(3600)
+    for job in jobs:
+        await t.recognises(msgspec.structs.replace(job, id=t.job().id), job)
+
+
+async def an_idempotency_key_is_forgotten_with_the_job(t: Twin) -> None:
+    await t.settle(ack(await t.lease(t.job(idempotency_key="i"))))
+    assert await t.purge() == 1
+    await t.stores(t.job(idempotency_key="i"))
+
+
+async def an_idempotency_key_is_forgotten_when_retention_removes_the_job(t: Twin) -> None:
+    await t.configure(keep_done_us=1)
+    await t.settle(ack(await t.lease(t.job(idempotency_key="i"))))
+    t.advance(1)
+    await t.prune()
+    await t.stores(t.job(idempotency_key="i"))
+
+
+async def a_known_id_wins_over_the_idempotency_key(t: Twin) -> None:
+    await t.add(idempotency_key="i")
+    job = await t.add()
+    await t.recognises(t.job(id=job.id, idempotency_key="i"), job)
+
+
+async def an_idempotency_key_wins_over_the_keyed_update(t: Twin) -> None:
+    """Lookup only: a known idempotency key does not update a waiting job of the same key."""
+    job = await t.add(key="k", idempotency_key="i")
+    flags = UpdateFlags(run_at="yes")
+    await t.recognises(t.job(key="k", idempotency_key="i", payload=b"other", update=flags), job)
+
+
+async def an_idempotency_key_wins_over_blocking(t: Twin) -> None:
+    job = t.job(key="k", idempotency_key="i")
+    await t.lease(job)
+    await t.recognises(t.job(key="k", idempotency_key="i"), job)
+
+
+async def an_idempotency_key_that_led_to_an_update_is_known(t: Twin) -> None:
+    """It led to the job that waits: the same record again is recognised and changes nothing."""
+    job = await t.add(key="k")
+    update = t.job(key="k", idempotency_key="i", payload=b"update")
+    await t.updates(update, job)
+    await t.lease()
+    await t.recognises(update, job)
+
+
+async def a_merged_job_is_still_the_one_its_idempotency_key_led_to(t: Twin) -> None:
+    """Its id then reads as merged into the survivor."""
+    held = await t.lease(t.job(key="k"))
+    blocked = await t.add(key="k", idempotency_key="i")
+    await t.settle(release(held))
+    await t.recognises(t.job(key="k", idempotency_key="i"), blocked)
+    await t.shows(blocked, merged_into=held.id)
+
+
+async def jobs_without_an_idempotency_key_are_stored_apart(t: Twin) -> None:
+    await t.stores(t.job(), t.job())

@@ -1,187 +1,164 @@
-"""Looking: get, listings with filters and cursors, statistics."""
+"""Reading: get, listings with filters and cursors, statistics, and the attempt log."""
 
 from __future__ import annotations
 
+from typing import Any
+
 from taskharbor.drivers.contract import JobFilter, QueueSettings
 from taskharbor.jobs import SECOND, JobState
-from taskharbor_testkit.conformance.case import case
-from taskharbor_testkit.conformance.snapshot import list_all
-from taskharbor_testkit.conformance.twin import Twin, ack, discard, fail, release
+from taskharbor_testkit.conformance.snapshot import list_all, read_log
+from taskharbor_testkit.conformance.twin import (
+    BOOM,
+    SETTLEMENTS,
+    Twin,
+    ack,
+    beat,
+    discard,
+    fail,
+    release,
+    retry,
+)
 
 
-@case()
 async def get_answers_in_the_given_order(t: Twin) -> None:
-    jobs = [t.job() for _ in range(3)]
-    await t.enqueue(*jobs)
-    asked = [jobs[2].id, "unknown", jobs[0].id, jobs[2].id]
-    found = await t.driver.get(asked, now=t.now)
-    assert [None if job is None else job.id for job in found] == [jobs[2].id, None, jobs[0].id, jobs[2].id]
+    first, _, last = await t.add_many(3)
+    found = await t.driver.get([last.id, "unknown", first.id, last.id], now=t.now)
+    assert [job and job.id for job in found] == [last.id, None, first.id, last.id]
 
 
-@case()
 async def get_of_nothing_is_nothing(t: Twin) -> None:
     assert await t.driver.get([], now=t.now) == []
 
 
-@case()
 async def a_scheduled_job_whose_time_has_come_reads_as_ready(t: Twin) -> None:
     """By get, in listings and filters, and in the counts: no sweep needed."""
-    job = t.job(run_at_us=t.now + SECOND)
-    await t.enqueue(job)
+    job = await t.add(run_at_us=t.now + SECOND)
     t.now += SECOND - 1
-    assert await t.state(job.id) is JobState.SCHEDULED
+    await t.shows(job, state="scheduled")
     t.now += 1
-    assert await t.state(job.id) is JobState.READY
-    for state, wanted in ((JobState.READY, [job.id]), (JobState.SCHEDULED, [])):
-        listed = await list_all(t.driver, JobFilter(states=frozenset({state})), t.now)
-        assert [one.id for one in listed] == wanted
+    await t.shows(job, state="ready")
+    for state, wanted in ((JobState.READY, {job.id}), (JobState.SCHEDULED, set[str]())):
+        assert await _listed(t, states=frozenset({state})) == wanted
         assert (await t.stats()).counts[state] == len(wanted)
 
 
-@case()
 async def newest_accepted_first(t: Twin) -> None:
     """Whatever run_at, priority or id say."""
-    jobs = [t.job(id=f"id-{n * 7 % 5}", priority=n, run_at_us=t.now - n) for n in range(5)]
-    for job in jobs:
-        await t.enqueue(job)
+    jobs = [await t.add(id=f"id-{n * 7 % 5}", priority=n, run_at_us=t.now - n) for n in range(5)]
     listed = await list_all(t.driver, JobFilter(), t.now)
     assert [job.id for job in listed] == [job.id for job in reversed(jobs)]
 
 
-@case()
 async def pages_neither_repeat_nor_skip(t: Twin) -> None:
-    jobs = [t.job() for _ in range(23)]
-    await t.enqueue(*jobs)
+    jobs = await t.add_many(23)
     for limit in (1, 5, 22, 23, 24):
         listed = await list_all(t.driver, JobFilter(), t.now, limit=limit)
         assert [job.id for job in listed] == [job.id for job in reversed(jobs)]
 
 
-@case()
 async def pages_hold_at_most_limit(t: Twin) -> None:
-    await t.enqueue(*[t.job() for _ in range(10)])
+    await t.add_many(10)
     page = await t.driver.list_jobs(JobFilter(), now=t.now, limit=4)
     assert len(page.jobs) == 4
     assert page.cursor is not None
 
 
-@case()
 async def no_cursor_when_nothing_follows(t: Twin) -> None:
-    await t.enqueue(t.job())
-    page = await t.driver.list_jobs(JobFilter(), now=t.now, limit=10)
-    assert page.cursor is None
+    await t.add()
+    assert (await t.driver.list_jobs(JobFilter(), now=t.now, limit=10)).cursor is None
     empty = await t.driver.list_jobs(JobFilter(queue="none"), now=t.now)
     assert (empty.jobs, empty.cursor) == ([], None)
 
 
-@case()
 async def a_page_is_not_disturbed_by_what_comes_and_goes(t: Twin) -> None:
-    """What stood still between calls is neither repeated nor skipped."""
-    jobs = [t.job() for _ in range(8)]
-    await t.enqueue(*jobs)
+    """A job that stood still between calls is neither repeated nor skipped."""
+    jobs = await t.add_many(8)
     page = await t.driver.list_jobs(JobFilter(), now=t.now, limit=3)
-    await t.enqueue(t.job(), t.job())
+    await t.add_many(2)
     held = await t.reserve(2)
-    await t.settle(*[ack(job) for job in held])
+    await t.settle(*map(ack, held))
     await t.purge()
     seen = [job.id for job in page.jobs]
-    cursor = page.cursor
-    while cursor is not None:
-        page = await t.driver.list_jobs(JobFilter(), now=t.now, limit=3, cursor=cursor)
+    while page.cursor is not None:
+        page = await t.driver.list_jobs(JobFilter(), now=t.now, limit=3, cursor=page.cursor)
         seen += [job.id for job in page.jobs]
-        cursor = page.cursor
     stood_still = [job.id for job in reversed(jobs) if job.id not in {one.id for one in held}]
     assert [job_id for job_id in seen if job_id in stood_still] == stood_still
     assert len(set(seen)) == len(seen)
 
 
-@case()
 async def a_cursor_works_on_any_handle(t: Twin) -> None:
-    jobs = [t.job() for _ in range(6)]
-    await t.enqueue(*jobs)
+    jobs = await t.add_many(6)
     page = await t.driver.list_jobs(JobFilter(), now=t.now, limit=3)
     other = await t.store.connect()
     rest = await other.list_jobs(JobFilter(), now=t.now, limit=3, cursor=page.cursor)
     assert [job.id for job in page.jobs + rest.jobs] == [job.id for job in reversed(jobs)]
 
 
-async def _zoo(t: Twin) -> dict[str, str]:
-    """One job in every state, with different queues, types, keys and workers; name -> id."""
+async def _one_of_each(t: Twin) -> None:
+    """One job in every state, its id being the state's name, and one more in another queue."""
     await t.enqueue(*[t.job(id=name, type=name) for name in ("done", "dead", "cancelled")])
-    done, dead, cancelled = await t.reserve(3)
-    await t.settle(ack(done))
-    t.advance(1)
-    await t.settle(fail(dead))
-    t.advance(1)
-    await t.settle(discard(cancelled))
-    t.advance(1)
+    for end in ("ack", "fail", "discard"):
+        await t.settle(SETTLEMENTS[end](await t.lease()))
+        t.advance(1)
     await t.lease(t.job(id="inflight", key="k"), worker="w9")
-    await t.enqueue(
-        t.job(id="blocked", key="k"), t.job(id="scheduled", run_at_us=t.now + SECOND), t.job(id="ready")
-    )
+    await t.add(id="blocked", key="k")
+    await t.add(id="scheduled", run_at_us=t.now + SECOND)
+    await t.add(id="ready")
     await t.lease(t.job(id="elsewhere", queue="other", type="done", key="k"), queue="other")
-    names = ("done", "dead", "cancelled", "inflight", "blocked", "scheduled", "ready", "elsewhere")
-    return {name: name for name in names}
 
 
-async def _listed(t: Twin, selection: JobFilter) -> set[str]:
-    listed = await list_all(t.driver, selection, t.now, limit=2)
-    assert [job.id for job in listed] == [job.id for job in t.model.listing(selection, now=t.now)]
+async def _listed(t: Twin, **selection: Any) -> set[str]:
+    wanted = JobFilter(**selection)
+    listed = await list_all(t.driver, wanted, t.now, limit=2)
+    assert [job.id for job in listed] == [job.id for job in t.model.listing(wanted, now=t.now)]
     return {job.id for job in listed}
 
 
-@case()
 async def filters_restrict_one_by_one(t: Twin) -> None:
-    await _zoo(t)
-    assert await _listed(t, JobFilter(queue="other")) == {"elsewhere"}
-    assert await _listed(t, JobFilter(types=frozenset({"done", "dead"}))) == {"done", "dead", "elsewhere"}
-    assert await _listed(t, JobFilter(key="k")) == {"inflight", "blocked", "elsewhere"}
-    assert await _listed(t, JobFilter(worker="w9")) == {"inflight"}
-    assert await _listed(t, JobFilter(queue="none")) == set()
+    await _one_of_each(t)
+    assert await _listed(t, queue="other") == {"elsewhere"}
+    assert await _listed(t, types=frozenset({"done", "dead"})) == {"done", "dead", "elsewhere"}
+    assert await _listed(t, key="k") == {"inflight", "blocked", "elsewhere"}
+    assert await _listed(t, worker="w9") == {"inflight"}
+    assert await _listed(t, queue="none") == set()
 
 
-@case()
 async def filters_by_state(t: Twin) -> None:
-    zoo = await _zoo(t)
+    await _one_of_each(t)
     for state in JobState:
-        wanted = {state.value} | ({"elsewhere"} if state is JobState.INFLIGHT else set())
-        assert await _listed(t, JobFilter(states=frozenset({state}))) == wanted
-    assert await _listed(t, JobFilter(states=frozenset(JobState))) == set(zoo)
+        more = {"elsewhere"} if state is JobState.INFLIGHT else set()
+        assert await _listed(t, states=frozenset({state})) == {state.value} | more
+    assert await _listed(t, states=frozenset(JobState)) == {*JobState, "elsewhere"}
 
 
-@case()
 async def filters_by_end(t: Twin) -> None:
     """finished_before is exclusive, and only ended jobs have an end."""
-    await _zoo(t)
-    dead_at = (await t.get("dead")).finished_at_us
-    assert dead_at is not None
-    assert await _listed(t, JobFilter(finished_before_us=dead_at)) == {"done"}
-    assert await _listed(t, JobFilter(finished_before_us=dead_at + 1)) == {"done", "dead"}
-    assert await _listed(t, JobFilter(finished_before_us=t.now + 1)) == {"done", "dead", "cancelled"}
+    await _one_of_each(t)
+    dead_at = (await t.get("dead")).finished_at_us or 0
+    assert await _listed(t, finished_before_us=dead_at) == {"done"}
+    assert await _listed(t, finished_before_us=dead_at + 1) == {"done", "dead"}
+    assert await _listed(t, finished_before_us=t.now + 1) == {"done", "dead", "cancelled"}
 
 
-@case()
 async def filters_combine(t: Twin) -> None:
-    await _zoo(t)
-    both = JobFilter(queue="q", key="k", states=frozenset({JobState.BLOCKED, JobState.READY}))
-    assert await _listed(t, both) == {"blocked"}
-    assert await _listed(t, JobFilter(queue="q", types=frozenset({"done"}), key="k")) == set()
+    await _one_of_each(t)
+    states = frozenset({JobState.BLOCKED, JobState.READY})
+    assert await _listed(t, queue="q", key="k", states=states) == {"blocked"}
+    assert await _listed(t, queue="q", types=frozenset({"done"}), key="k") == set()
 
 
-@case()
 async def empty_sets_match_nothing(t: Twin) -> None:
-    """Only what is None does not restrict."""
-    await _zoo(t)
-    assert await _listed(t, JobFilter(states=frozenset())) == set()
-    assert await _listed(t, JobFilter(types=frozenset())) == set()
+    """Only None does not restrict."""
+    await _one_of_each(t)
+    assert await _listed(t, states=frozenset()) == set()
+    assert await _listed(t, types=frozenset()) == set()
 
 
-@case()
 async def stats_of_an_empty_store(t: Twin) -> None:
     assert await t.driver.stats(now=t.now) == []
 
 
-@case()
 async def stats_of_an_unknown_queue(t: Twin) -> None:
     """Just the one asked for, known or not; asking does not make it known."""
     stats = await t.stats("unknown")
@@ -190,15 +167,13 @@ async def stats_of_an_unknown_queue(t: Twin) -> None:
     assert await t.driver.stats(now=t.now) == []
 
 
-@case()
 async def stats_count_every_state(t: Twin) -> None:
-    await _zoo(t)
+    await _one_of_each(t)
     stats = await t.stats()
     assert stats.counts == dict.fromkeys(JobState, 1)
     assert (stats.done_total, stats.dead_total, stats.cancelled_total) == (1, 1, 1)
 
 
-@case()
 async def stats_name_every_queue_in_order(t: Twin) -> None:
     """Those with settings and those that ever had a job."""
     await t.configure("b", paused=True)
@@ -209,39 +184,33 @@ async def stats_name_every_queue_in_order(t: Twin) -> None:
     assert [stats.queue for stats in await t.driver.stats(now=t.now)] == ["a", "b", "c"]
 
 
-@case()
 async def stats_carry_the_settings(t: Twin) -> None:
     await t.configure(max_inflight=3, failure_queue="f")
     assert (await t.stats()).settings == QueueSettings(max_inflight=3, failure_queue="f")
 
 
-@case()
 async def the_head_is_the_job_claimed_next(t: Twin) -> None:
     """By claim order, not by the oldest run_at."""
     assert (await t.stats()).head_run_at_us is None
-    await t.enqueue(t.job(run_at_us=t.now - 500))
+    await t.add(run_at_us=t.now - 500)
     assert (await t.stats()).head_run_at_us == t.now - 500
-    await t.enqueue(t.job(run_at_us=t.now - 100, priority=5))
+    await t.add(run_at_us=t.now - 100, priority=5)
     assert (await t.stats()).head_run_at_us == t.now - 100
-    (held,) = await t.reserve()
+    held = await t.lease()
     assert (await t.stats()).head_run_at_us == t.now - 500
     await t.settle(release(held))
     assert (await t.stats()).head_run_at_us == t.now - 100
 
 
-@case()
 async def a_job_that_is_not_due_is_no_head(t: Twin) -> None:
-    job = t.job(run_at_us=t.now + SECOND)
-    await t.enqueue(job)
+    job = await t.add(run_at_us=t.now + SECOND)
     assert (await t.stats()).head_run_at_us is None
     t.advance(3)
     assert (await t.stats()).head_run_at_us == job.run_at_us
 
 
-@case()
 async def totals_outlive_the_jobs(t: Twin) -> None:
-    await t.enqueue(*[t.job() for _ in range(3)])
-    a, b, c = await t.reserve(3)
+    a, b, c = await t.hold(3)
     await t.settle(ack(a), fail(b), discard(c))
     assert await t.purge() == 3
     stats = await t.stats()
@@ -249,9 +218,8 @@ async def totals_outlive_the_jobs(t: Twin) -> None:
     assert sum(stats.counts.values()) == 0
 
 
-@case()
 async def looking_changes_nothing(t: Twin) -> None:
-    await _zoo(t)
+    await _one_of_each(t)
     t.advance(3600)
     async with t.unchanged():
         await t.driver.get(list(t.model.jobs), now=t.now)
@@ -261,16 +229,13 @@ async def looking_changes_nothing(t: Twin) -> None:
         await t.driver.read_attempts()
 
 
-@case()
 async def the_backend_tells_its_time(t: Twin) -> None:
     """Microseconds since the epoch, never going back between two calls."""
-    first = await t.driver.time()
-    second = await t.driver.time()
+    first, second = await t.driver.time(), await t.driver.time()
     assert isinstance(first, int)
     assert first <= second
 
 
-@case()
 async def opening_and_closing_twice_is_harmless(t: Twin) -> None:
     other = await t.store.connect()
     await other.open()
@@ -278,3 +243,129 @@ async def opening_and_closing_twice_is_harmless(t: Twin) -> None:
     await other.close()
     await other.close()
     assert len(await t.reserve()) == 1
+
+
+# -- the attempt log: one row for every lease that ended and every job that ended without one ----------------------
+
+
+async def _done(t: Twin) -> str:
+    held = await t.lease(t.job())
+    await t.settle(ack(held))
+    return held.id
+
+
+async def an_empty_log_has_a_cursor(t: Twin) -> None:
+    """`cursor` resumes after the last row, even when no row came."""
+    page = await t.driver.read_attempts()
+    assert page.attempts == []
+    await _done(t)
+    rest = await t.driver.read_attempts(after=page.cursor)
+    assert len(rest.attempts) == 1
+    assert (await t.driver.read_attempts(after=rest.cursor)).attempts == []
+
+
+async def a_row_tells_everything(t: Twin) -> None:
+    fields: dict[str, Any] = {"type": "sms", "key": "k", "priority": 4}
+    instants = {"run_at_us": t.now - 7, "created_at_us": t.now - 9}
+    held = await t.lease(t.job(payload=b"12345", **fields, **instants), worker="w5", lease=30)
+    t.advance(3)
+    await t.settle(retry(held, t.now + SECOND))
+    await t.logged(
+        held, job_id=held.id, queue="q", fence=1, worker="w5", payload_size=5, **fields, **instants
+    )
+    await t.logged(held, reserved_at_us=held.reserved_at_us, lease_expires_at_us=held.expires_at_us)
+    await t.logged(held, ended_at_us=t.now, outcome="retried", state="scheduled")
+    await t.logged(held, error_type=BOOM.type, error_message=BOOM.message)
+
+
+async def run_at_is_that_of_the_execution(t: Twin) -> None:
+    """A snooze or a retry changes when the job is due next, not when it was due."""
+    held = await t.lease(t.job())
+    due = held.run_at_us
+    await t.settle(release(held, t.now + SECOND))
+    t.advance(1)
+    await t.settle(ack(await t.lease()))
+    assert [row.run_at_us for row in await t.rows(held.id)] == [due, due + SECOND]
+
+
+async def the_expiry_is_that_of_the_last_heartbeat(t: Twin) -> None:
+    held = await t.lease(t.job(), lease=10)
+    t.advance(5)
+    await t.settle(ack(await t.keep(held, lease=40)))
+    await t.logged(held, lease_expires_at_us=t.now + 40 * SECOND)
+
+
+async def one_jobs_rows_are_in_order(t: Twin) -> None:
+    held = await t.lease(t.job(max_attempts=9), lease=5)
+    await t.settle(retry(held, t.now))
+    await t.settle(release(await t.lease()))
+    await t.reserve(lease=5)
+    t.advance(5)
+    await t.settle(fail(await t.lease()))
+    await t.requeue(held.id)
+    await t.settle(ack(await t.lease()))
+    rows = await t.rows(held.id)
+    assert " ".join(row.outcome for row in rows) == "retried released expired dead requeued done"
+    assert [row.fence for row in rows] == [1, 2, 3, 4, 4, 5]
+    assert [row.seq for row in rows] == sorted({row.seq for row in rows})
+
+
+async def an_unknown_job_has_no_rows(t: Twin) -> None:
+    assert await t.driver.job_attempts("unknown") == []
+
+
+async def a_refused_settle_leaves_no_row(t: Twin) -> None:
+    held = await t.lease(t.job(), lease=5)
+    t.advance(5)
+    await t.settle(ack(held))
+    assert await t.rows(held.id) == []
+
+
+async def enqueue_reserve_and_heartbeat_leave_no_row(t: Twin) -> None:
+    await t.extend(beat(await t.lease(t.job())))
+    assert (await t.driver.read_attempts()).attempts == []
+
+
+async def log_pages_in_any_size_tell_the_same(t: Twin) -> None:
+    for job in await t.hold(17):
+        await t.settle(ack(job))
+    whole = await read_log(t.driver)
+    assert len(whole) == 17
+    for limit in (1, 4, 16, 17, 18):
+        assert await read_log(t.driver, limit=limit) == whole
+        assert len((await t.driver.read_attempts(limit=limit)).attempts) <= limit
+
+
+async def rows_come_in_the_order_of_the_calls(t: Twin) -> None:
+    held = await t.hold(6)
+    order = [held[n] for n in (4, 0, 5, 2, 1, 3)]
+    for job in order:
+        await t.settle(ack(job))
+    assert [row.job_id for row in await read_log(t.driver)] == [job.id for job in order]
+
+
+async def a_log_cursor_survives_retention(t: Twin) -> None:
+    """A slow reader misses the rows that retention removed, and no other."""
+    await t.configure(keep_attempts_us=SECOND)
+    await _done(t)
+    page = await t.driver.read_attempts()
+    await _done(t)
+    t.advance(2)
+    await t.prune()
+    late = await _done(t)
+    rest = await t.driver.read_attempts(after=page.cursor)
+    assert [row.job_id for row in rest.attempts] == [late]
+
+
+async def a_log_cursor_works_on_any_handle(t: Twin) -> None:
+    await _done(t)
+    page = await t.driver.read_attempts()
+    late = await _done(t)
+    rest = await (await t.store.connect()).read_attempts(after=page.cursor)
+    assert [row.job_id for row in rest.attempts] == [late]
+
+
+async def rows_outlive_their_job(t: Twin) -> None:
+    done = await _done(t)
+    await t.purge()
+    assert [row.outcome for row in await t.rows(done)] == ["done"]

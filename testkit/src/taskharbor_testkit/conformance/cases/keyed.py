@@ -1,303 +1,352 @@
-"""Keyed jobs: for a (queue, key) at most one waits and one is inflight; the rest is updating and merging."""
+"""Keyed jobs: for a (queue, key) at most one waits and one is inflight; the others update it or are merged into it."""
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeAlias, get_args
+
 from taskharbor.drivers.contract import Enqueued
-from taskharbor.jobs import SECOND, JobRecord, JobState, Outcome, UpdateFlags
-from taskharbor_testkit.conformance.case import case
+from taskharbor.jobs import SECOND, JobRecord, UpdateFlags, UpdateRunAt
+from taskharbor_testkit.conformance.case import Body, add
 from taskharbor_testkit.conformance.twin import Twin, ack, discard, fail, release, retry
 
 
-async def _inflight_and_blocked(t: Twin, **blocked: object) -> tuple[JobRecord, JobRecord]:
+async def _inflight_and_blocked(t: Twin, **blocked: Any) -> tuple[JobRecord, JobRecord]:
     held = await t.lease(t.job(key="k", payload=b"old"))
     job = t.job(key="k", **({"payload": b"new"} | blocked))
-    assert await t.enqueue(job) == [Enqueued(job.id)]
+    await t.stores(job)
     return held, job
 
 
-@case()
 async def a_key_waits_once(t: Twin) -> None:
-    first, second = t.job(key="k"), t.job(key="k", payload=b"new")
-    await t.enqueue(first)
-    assert await t.enqueue(second) == [Enqueued(first.id, existed=True)]
-    assert (await t.get(first.id)).payload == b"new"
+    first, second = await t.add(key="k"), t.job(key="k", payload=b"new")
+    await t.updates(second, first)
+    await t.shows(first, payload=b"new")
     assert await t.driver.get([second.id], now=t.now) == [None]
 
 
-@case()
 async def a_key_waits_once_within_a_batch(t: Twin) -> None:
     first, second = t.job(key="k"), t.job(key="k", payload=b"new")
     assert await t.enqueue(first, second) == [Enqueued(first.id), Enqueued(first.id, existed=True)]
 
 
-@case()
 async def keys_are_per_queue(t: Twin) -> None:
-    one, two = t.job(key="k"), t.job(key="k", queue="other")
-    assert await t.enqueue(one, two) == [Enqueued(one.id), Enqueued(two.id)]
+    await t.stores(t.job(key="k"), t.job(key="k", queue="other"))
 
 
-@case()
 async def different_keys_do_not_meet(t: Twin) -> None:
-    await t.enqueue(*[t.job(key=f"k{n}") for n in range(3)], t.job())
+    await t.stores(*[t.job(key=f"k{n}") for n in range(3)], t.job())
     assert len(await t.reserve(10)) == 4
 
 
-@case()
 async def an_ended_job_of_the_key_is_no_obstacle(t: Twin) -> None:
-    await t.settle(ack(await t.lease(t.job(key="k"))))
-    await t.settle(fail(await t.lease(t.job(key="k"))))
-    await t.settle(discard(await t.lease(t.job(key="k"))))
+    for end in (ack, fail, discard):
+        await t.settle(end(await t.lease(t.job(key="k"))))
     job = t.job(key="k")
-    assert await t.enqueue(job) == [Enqueued(job.id)]
-    assert await t.state(job.id) is JobState.READY
+    await t.stores(job)
+    await t.shows(job, state="ready")
 
 
-@case()
 async def enqueue_while_inflight_is_blocked(t: Twin) -> None:
     _, blocked = await _inflight_and_blocked(t)
-    assert await t.state(blocked.id) is JobState.BLOCKED
-    assert (await t.stats()).counts[JobState.BLOCKED] == 1
+    await t.shows(blocked, state="blocked")
 
 
-@case()
 async def enqueue_while_the_lease_is_over_is_blocked(t: Twin) -> None:
     """Inflight is inflight, valid lease or not, until somebody reclaims."""
     await t.lease(t.job(key="k"), lease=10)
     t.advance(60)
-    job = t.job(key="k")
-    await t.enqueue(job)
-    assert await t.state(job.id) is JobState.BLOCKED
+    await t.shows(await t.add(key="k"), state="blocked")
 
 
-@case()
 async def a_second_one_while_blocked_updates_the_blocked_one(t: Twin) -> None:
     _, blocked = await _inflight_and_blocked(t)
-    assert await t.enqueue(t.job(key="k", payload=b"newer")) == [Enqueued(blocked.id, existed=True)]
-    assert (await t.get(blocked.id)).payload == b"newer"
+    await t.updates(t.job(key="k", payload=b"newer"), blocked)
+    await t.shows(blocked, payload=b"newer")
 
 
-@case()
 async def a_blocked_job_does_not_run_at_its_time(t: Twin) -> None:
     _, blocked = await _inflight_and_blocked(t, run_at_us=t.now + SECOND)
     t.advance(2)
     assert await t.reserve() == []
-    assert await t.state(blocked.id) is JobState.BLOCKED
+    await t.shows(blocked, state="blocked")
 
 
-@case()
 async def ack_unblocks(t: Twin) -> None:
     held, blocked = await _inflight_and_blocked(t)
     await t.settle(ack(held))
-    assert await t.state(blocked.id) is JobState.READY
+    await t.shows(blocked, state="ready")
     assert (await t.lease()).id == blocked.id
 
 
-@case()
 async def fail_unblocks(t: Twin) -> None:
     held, blocked = await _inflight_and_blocked(t)
     await t.settle(fail(held))
-    assert await t.state(blocked.id) is JobState.READY
+    await t.shows(blocked, state="ready")
 
 
-@case()
 async def discard_unblocks(t: Twin) -> None:
     held, blocked = await _inflight_and_blocked(t)
     await t.settle(discard(held))
-    assert await t.state(blocked.id) is JobState.READY
+    await t.shows(blocked, state="ready")
 
 
-@case()
 async def an_honoured_cancel_unblocks(t: Twin) -> None:
     held, blocked = await _inflight_and_blocked(t)
     await t.cancel(held.id)
     await t.settle(retry(held, t.now))
-    assert await t.state(held.id) is JobState.CANCELLED
-    assert await t.state(blocked.id) is JobState.READY
+    assert await t.states(held, blocked) == "cancelled ready"
 
 
-@case()
 async def death_by_stall_unblocks(t: Twin) -> None:
     await t.lease(t.job(key="k", max_attempts=1), lease=5)
-    blocked = t.job(key="k")
-    await t.enqueue(blocked)
+    blocked = await t.add(key="k")
     t.advance(5)
     assert (await t.lease()).id == blocked.id
 
 
-@case()
 async def an_unblocked_job_waits_for_its_own_run_at(t: Twin) -> None:
     held, blocked = await _inflight_and_blocked(t, run_at_us=t.now + 9 * SECOND)
     await t.settle(ack(held))
-    assert await t.state(blocked.id) is JobState.SCHEDULED
+    await t.shows(blocked, state="scheduled")
     t.advance(9)
     assert (await t.lease()).id == blocked.id
 
 
-@case()
 async def unblocking_keeps_to_key_and_queue(t: Twin) -> None:
     held, _ = await _inflight_and_blocked(t)
     other_key = await t.lease(t.job(key="k2"))
-    blocked_key = t.job(key="k2")
     other_queue = await t.lease(t.job(key="k", queue="other"), queue="other")
-    blocked_queue = t.job(key="k", queue="other")
-    await t.enqueue(blocked_key, blocked_queue)
+    blocked = await t.add(key="k2"), await t.add(key="k", queue="other")
     await t.settle(ack(held))
-    assert await t.state(blocked_key.id) is JobState.BLOCKED
-    assert await t.state(blocked_queue.id) is JobState.BLOCKED
+    assert await t.states(*blocked) == "blocked blocked"
     await t.settle(ack(other_key), ack(other_queue))
-    assert await t.state(blocked_key.id) is JobState.READY
-    assert await t.state(blocked_queue.id) is JobState.READY
+    assert await t.states(*blocked) == "ready ready"
 
 
-@case()
 async def retry_absorbs_the_blocked_job(t: Twin) -> None:
-    """The survivor gets what the flags say, the other reads as merged into it."""
+    """The survivor gets the fields that the flags name, the other reads as merged into it."""
     held, blocked = await _inflight_and_blocked(t)
     await t.settle(retry(held, t.now + SECOND))
-    survivor, merged = await t.get(held.id), await t.get(blocked.id)
-    assert (survivor.state, survivor.payload, survivor.attempts) == (JobState.SCHEDULED, b"new", 1)
-    assert (merged.state, merged.merged_into, merged.finished_at_us) == (JobState.CANCELLED, held.id, t.now)
-    assert (await t.last_row(blocked.id)).outcome is Outcome.MERGED
+    await t.shows(held, state="scheduled", payload=b"new", attempts=1)
+    await t.shows(blocked, state="cancelled", merged_into=held.id, finished_at_us=t.now)
+    await t.logged(blocked, outcome="merged")
     assert (await t.stats()).cancelled_total == 1
 
 
-@case()
 async def release_absorbs_the_blocked_job(t: Twin) -> None:
     held, blocked = await _inflight_and_blocked(t)
     await t.settle(release(held))
-    assert (await t.get(held.id)).payload == b"new"
-    assert (await t.get(blocked.id)).merged_into == held.id
+    await t.shows(held, payload=b"new")
+    await t.shows(blocked, merged_into=held.id)
 
 
-@case()
 async def a_stall_absorbs_the_blocked_job(t: Twin) -> None:
     held, blocked = await _inflight_and_blocked(t)
     t.advance(30)
     assert await t.reclaim() == 1
-    assert (await t.get(held.id)).payload == b"new"
-    assert (await t.get(blocked.id)).merged_into == held.id
+    await t.shows(held, payload=b"new")
+    await t.shows(blocked, merged_into=held.id)
 
 
-@case()
 async def a_stall_seen_by_reserve_absorbs_and_leases_what_it_became(t: Twin) -> None:
     held, _ = await _inflight_and_blocked(t, type="sms")
     t.advance(30)
-    again = await t.lease(types=["sms"])
-    assert (again.id, again.payload, again.stalls) == (held.id, b"new", 1)
+    await t.lease(types=["sms"])
+    await t.shows(held, state="inflight", payload=b"new", stalls=1)
 
 
-@case()
 async def a_merge_may_send_the_survivor_to_later(t: Twin) -> None:
     held, _ = await _inflight_and_blocked(t, run_at_us=t.now + 60 * SECOND, update=UpdateFlags(run_at="yes"))
     await t.settle(release(held))
-    assert await t.state(held.id) is JobState.SCHEDULED
+    await t.shows(held, state="scheduled")
     assert await t.reserve() == []
     t.advance(60)
     assert (await t.lease()).id == held.id
 
 
-@case()
 async def a_merge_may_bring_the_survivor_forward(t: Twin) -> None:
     held, _ = await _inflight_and_blocked(t, update=UpdateFlags(run_at="earlier"))
     await t.settle(retry(held, t.now + 60 * SECOND))
-    assert await t.state(held.id) is JobState.READY
+    await t.shows(held, state="ready")
 
 
-@case()
 async def a_merge_may_reset_the_counts_of_this_very_failure(t: Twin) -> None:
     """The survivor changes by its own end first, then by the flags."""
     held, _ = await _inflight_and_blocked(t, update=UpdateFlags(reset_counts=True))
-    await t.settle(retry(held, t.now))
-    job = await t.get(held.id)
-    assert (job.attempts, job.stalls) == (0, 0)
-    assert job.last_error
+    failure = retry(held, t.now)
+    await t.settle(failure)
+    await t.shows(held, attempts=0, stalls=0, last_error=failure.error.text)
 
 
-@case()
 async def the_row_of_the_end_tells_of_the_job_that_ran(t: Twin) -> None:
-    """Type and payload size in the log are those of the execution, not of what was merged in after it."""
+    """Type and payload size in the log are those of the execution, not those merged in after it."""
     held, _ = await _inflight_and_blocked(t, type="sms", payload=b"a much longer payload")
     await t.settle(retry(held, t.now))
-    row = await t.last_row(held.id)
-    assert (row.type, row.payload_size) == ("mail", 3)
+    await t.logged(held, type="mail", payload_size=3)
 
 
-@case()
 async def a_survivor_that_merged_is_one_job(t: Twin) -> None:
     """After the merge the key waits once more: the next enqueue updates the survivor."""
     held, blocked = await _inflight_and_blocked(t)
     await t.settle(release(held))
-    assert await t.enqueue(t.job(key="k", payload=b"third")) == [Enqueued(held.id, existed=True)]
+    await t.updates(t.job(key="k", payload=b"third"), held)
     assert [job.id for job in await t.reserve(10)] == [held.id]
-    assert await t.state(blocked.id) is JobState.CANCELLED
+    await t.shows(blocked, state="cancelled")
 
 
-@case()
 async def cancelling_the_blocked_one_leaves_the_inflight_one(t: Twin) -> None:
     held, blocked = await _inflight_and_blocked(t)
-    assert await t.cancel(blocked.id) == [JobState.CANCELLED]
+    assert await t.cancel(blocked.id) == ["cancelled"]
     await t.settle(retry(held, t.now))
-    survivor = await t.get(held.id)
-    assert (survivor.payload, survivor.cancel_requested) == (b"old", False)
-    assert (await t.get(blocked.id)).merged_into is None
+    await t.shows(held, payload=b"old", cancel_requested=False)
+    await t.shows(blocked, merged_into=None)
 
 
-@case()
 async def after_cancelling_the_blocked_one_the_key_may_block_again(t: Twin) -> None:
     held, blocked = await _inflight_and_blocked(t)
     await t.cancel(blocked.id)
     third = t.job(key="k")
-    assert await t.enqueue(third) == [Enqueued(third.id)]
-    assert await t.state(third.id) is JobState.BLOCKED
+    await t.stores(third)
+    await t.shows(third, state="blocked")
     await t.settle(ack(held))
-    assert await t.state(third.id) is JobState.READY
+    await t.shows(third, state="ready")
 
 
-@case()
 async def updating_a_scheduled_job_may_make_it_ready(t: Twin) -> None:
-    job = t.job(key="k", run_at_us=t.now + 60 * SECOND)
-    await t.enqueue(job)
-    await t.enqueue(t.job(key="k", update=UpdateFlags(run_at="yes")))
-    assert await t.state(job.id) is JobState.READY
+    job = await t.add(key="k", run_at_us=t.now + 60 * SECOND)
+    await t.updates(t.job(key="k", update=UpdateFlags(run_at="yes")), job)
+    await t.shows(job, state="ready")
     assert (await t.lease()).id == job.id
 
 
-@case()
 async def updating_a_ready_job_may_schedule_it(t: Twin) -> None:
-    job = t.job(key="k")
-    await t.enqueue(job)
-    await t.enqueue(t.job(key="k", run_at_us=t.now + SECOND, update=UpdateFlags(run_at="later")))
-    assert await t.state(job.id) is JobState.SCHEDULED
+    job = await t.add(key="k")
+    await t.updates(t.job(key="k", run_at_us=t.now + SECOND, update=UpdateFlags(run_at="later")), job)
+    await t.shows(job, state="scheduled")
     assert await t.reserve() == []
 
 
-@case()
 async def an_update_leaves_who_the_job_is(t: Twin) -> None:
     """Whatever the flags: id, priority, created_at, place of insertion and idempotency key stay."""
-    job, behind = t.job(key="k", priority=3, idempotency_key="i"), t.job(priority=3)
-    await t.enqueue(job, behind)
+    job, behind = await t.add(key="k", priority=3, idempotency_key="i"), await t.add(priority=3)
     t.advance(1)
     flags = UpdateFlags(payload=True, retry=True, reset_counts=True)
-    await t.enqueue(t.job(key="k", priority=9, idempotency_key="j", update=flags, type="sms"))
-    stored = await t.get(job.id)
-    assert (stored.priority, stored.created_at_us, stored.idempotency_key) == (3, job.created_at_us, "i")
+    await t.updates(t.job(key="k", priority=9, idempotency_key="j", update=flags, type="sms"), job)
+    await t.shows(job, priority=3, created_at_us=job.created_at_us, idempotency_key="i")
     assert [held.id for held in await t.reserve(2)] == [job.id, behind.id]
 
 
-@case()
 async def an_update_may_change_the_type_it_is_claimed_by(t: Twin) -> None:
-    job = t.job(key="k", type="mail")
-    await t.enqueue(job)
-    await t.enqueue(t.job(key="k", type="sms"))
+    job = await t.add(key="k", type="mail")
+    await t.updates(t.job(key="k", type="sms"), job)
     assert await t.reserve(types=["mail"]) == []
     assert (await t.lease(types=["sms"])).id == job.id
 
 
-@case()
 async def never_two_inflight_for_one_key(t: Twin) -> None:
     for n in range(6):
-        await t.enqueue(t.job(key="k", payload=b"%d" % n))
+        await t.add(key="k", payload=b"%d" % n)
         held = await t.reserve(10)
         assert len(held) <= 1
         if n % 2 and held:
             await t.settle(ack(held[0]))
+
+
+# -- all combinations of update flags; the model says what must come out -----------------------------------------
+
+Combinations: TypeAlias = Sequence[UpdateFlags]
+"""Jobs of different keys do not touch each other, so one case tries several combinations, each on its own key."""
+
+COMBINATIONS = [
+    UpdateFlags(payload, run_at, retry_, reset)
+    for run_at, payload, retry_, reset in itertools.product(
+        get_args(UpdateRunAt), (True, False), (False, True), (False, True)
+    )
+]
+
+
+def _updates(t: Twin, combinations: Combinations, shift: int) -> list[JobRecord]:
+    fields: dict[str, Any] = {
+        "type": "sms",
+        "payload": b"updated",
+        "codec": "msgpack",
+        "headers": {"from": "update"},
+        "priority": 4,
+        "timeout_us": 2,
+        "run_at_us": t.now + shift * SECOND,
+        "max_attempts": 19,
+        "max_stalls": 18,
+        "backoff_min_us": 7,
+        "backoff_max_us": 77,
+    }
+    return [t.job(key=f"k{n}", update=flags, **fields) for n, flags in enumerate(combinations)]
+
+
+async def _failed_and_stalled_once(t: Twin, count: int) -> None:
+    """Counters above zero, so that resetting them shows."""
+    fields: dict[str, Any] = {"headers": {"from": "original"}, "timeout_us": 1}
+    await t.enqueue(*[t.job(key=f"k{n}", max_attempts=9, max_stalls=8, **fields) for n in range(count)])
+    held = await t.reserve(count, lease=5)
+    await t.settle(*[retry(job, t.now) for job in held])
+    await t.reserve(count, lease=5)
+    t.advance(5)
+    await t.reclaim()
+
+
+async def _onto_waiting(t: Twin, combinations: Combinations) -> None:
+    await _failed_and_stalled_once(t, len(combinations))
+    await t.enqueue(*_updates(t, combinations, +60))
+    await t.enqueue(*_updates(t, combinations, -60))
+
+
+async def _onto_blocked(t: Twin, combinations: Combinations) -> None:
+    count = len(combinations)
+    await _failed_and_stalled_once(t, count)
+    held = await t.reserve(count)
+    first = UpdateFlags(payload=False, run_at="later")
+    await t.enqueue(*[t.job(key=f"k{n}", payload=b"blocked", update=first) for n in range(count)])
+    await t.enqueue(*_updates(t, combinations, +60))
+    await t.enqueue(*_updates(t, [UpdateFlags(payload=False)] * count, -60))
+    await t.settle(*[retry(job, t.now + 30 * SECOND) for job in held])
+
+
+async def _merged_at_retry(t: Twin, combinations: Combinations) -> None:
+    for shift in (+60, -60):
+        t.advance(300)
+        await _failed_and_stalled_once(t, len(combinations))
+        held = await t.reserve(len(combinations))
+        await t.enqueue(*_updates(t, combinations, shift))
+        await t.settle(*[retry(job, t.now + 30 * SECOND) for job in held])
+        t.advance(300)
+        await t.reserve(2 * len(combinations), lease=1000)
+        await t.cancel(*t.model.jobs)
+        await t.settle(*[release(job) for job in t.model.jobs.values() if job.token])
+
+
+async def _merged_at_stall(t: Twin, combinations: Combinations) -> None:
+    await _failed_and_stalled_once(t, len(combinations))
+    await t.reserve(len(combinations), lease=10)
+    await t.enqueue(*_updates(t, combinations, +60))
+    t.advance(10)
+    await t.reclaim()
+
+
+async def _merged_at_release(t: Twin, combinations: Combinations) -> None:
+    await _failed_and_stalled_once(t, len(combinations))
+    held = await t.reserve(len(combinations))
+    await t.enqueue(*_updates(t, combinations, -60))
+    await t.settle(*[release(job, t.now + 30 * SECOND) for job in held])
+
+
+def _with(meeting: Callable[[Twin, Combinations], Awaitable[None]], combinations: Combinations) -> Body:
+    async def body(t: Twin) -> None:
+        await meeting(t, combinations)
+
+    return body
+
+
+for _meeting in (_onto_waiting, _onto_blocked, _merged_at_retry, _merged_at_stall, _merged_at_release):
+    for _run_at, _alike in itertools.groupby(COMBINATIONS, lambda flags: flags.run_at):
+        add(_with(_meeting, list(_alike)), f"{_meeting.__name__[1:]}_with_run_at_{_run_at}")

@@ -2,42 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from taskharbor import errors
-from taskharbor.drivers.contract import Extension, Settlement
-from taskharbor.jobs import SECOND, JobRecord, JobState, Lease
-from taskharbor_testkit.conformance.case import Body, add, case
-from taskharbor_testkit.conformance.twin import Twin, ack, beat, discard, fail, release, retry, with_token
-
-SETTLEMENTS: dict[str, Callable[[JobRecord], Settlement]] = {
-    "ack": ack,
-    "retry": lambda job: retry(job, job.run_at_us),
-    "fail": fail,
-    "release": release,
-    "discard": discard,
-}
-
-
-async def _held(t: Twin) -> JobRecord:
-    return await t.lease(t.job(), lease=30)
+from taskharbor.errors import JobError
+from taskharbor.jobs import SECOND, JobRecord, Lease
+from taskharbor_testkit.conformance.case import Body, add
+from taskharbor_testkit.conformance.twin import SETTLEMENTS, Twin, ack, beat, release, with_token
 
 
 async def _expired(t: Twin) -> JobRecord:
-    held = await _held(t)
+    held = await t.lease(t.job())
     t.advance(30)
     return held
 
 
 async def _stolen(t: Twin) -> JobRecord:
-    held = await _held(t)
-    await t.settle(release(held))
+    held = await _released(t)
     await t.lease()
     return held
 
 
 async def _released(t: Twin) -> JobRecord:
-    held = await _held(t)
+    held = await t.lease(t.job())
     await t.settle(release(held))
     return held
 
@@ -51,12 +38,10 @@ async def _expired_and_wrong_token(t: Twin) -> JobRecord:
 
 
 async def _scheduled(t: Twin) -> JobRecord:
-    job = t.job(run_at_us=t.now + SECOND)
-    await t.enqueue(job)
-    return with_token(job, "nonsense")
+    return with_token(await t.add(run_at_us=t.now + SECOND), "nonsense")
 
 
-SITUATIONS = {
+SITUATIONS: dict[str, tuple[Callable[[Twin], Awaitable[JobRecord]], type[JobError]]] = {
     "an_unknown_job": (_unknown, errors.JobNotFound),
     "a_released_job": (_released, errors.JobNotInflight),
     "a_scheduled_job": (_scheduled, errors.JobNotInflight),
@@ -66,210 +51,137 @@ SITUATIONS = {
 }
 
 
-def _refusal(situation: str, settlement: str) -> Body:
+def _refusal(situation: str, call: str) -> Body:
     prepare, wanted = SITUATIONS[situation]
 
     async def body(t: Twin) -> None:
         job = await prepare(t)
-        async with t.unchanged():
-            (error,) = await t.settle(SETTLEMENTS[settlement](job))
-        assert type(error) is wanted
-        assert error.job_id == job.id
-
-    return body
-
-
-def _refused_beat(situation: str) -> Body:
-    prepare, wanted = SITUATIONS[situation]
-
-    async def body(t: Twin) -> None:
-        job = await prepare(t)
-        async with t.unchanged():
-            (error,) = await t.extend(beat(job, b"progress"))
-        assert type(error) is wanted
+        if call == "extend":
+            await t.refuses_beat(wanted, job)
+        else:
+            await t.refuses(wanted, SETTLEMENTS[call](job))
 
     return body
 
 
 for _situation in SITUATIONS:
-    for _settlement in SETTLEMENTS:
-        add(_refusal(_situation, _settlement), f"{_settlement}_refused_for_{_situation}")
-    add(_refused_beat(_situation), f"extend_refused_for_{_situation}")
+    for _call in (*SETTLEMENTS, "extend"):
+        add(_refusal(_situation, _call), f"{_call}_refused_for_{_situation}")
 
 
-@case()
 async def extending_sets_expires_at(t: Twin) -> None:
     """expires_at = now + lease_for, counted from the heartbeat."""
-    held = await _held(t)
+    held = await t.lease(t.job())
     t.advance(20)
-    (lease,) = await t.extend(beat(held), lease=30)
-    assert isinstance(lease, Lease)
-    assert (lease.job_id, lease.expires_at_us, lease.cancel_requested) == (
-        held.id,
-        t.now + 30 * SECOND,
-        False,
-    )
-    assert (await t.get(held.id)).lease == lease
+    kept = await t.keep(held, lease=30)
+    await t.shows(held, lease=Lease(held.id, str(kept.token), t.now + 30 * SECOND, False))
 
 
-@case()
 async def extending_never_shortens(t: Twin) -> None:
     """A heartbeat that asks for less than what is left changes nothing; its answer says how long the lease holds."""
-    held = await _held(t)
-    (lease,) = await t.extend(beat(held), lease=1)
-    assert isinstance(lease, Lease)
-    assert lease.expires_at_us == held.expires_at_us
-    assert (await t.get(held.id)).expires_at_us == held.expires_at_us
+    held = await t.lease(t.job())
+    kept = await t.keep(held, lease=1)
+    assert kept.expires_at_us == held.expires_at_us
+    await t.shows(held, expires_at_us=held.expires_at_us)
     t.advance(29)
     assert await t.reserve() == []
-    assert await t.settle(ack(with_token(held, lease.token))) == [None]
+    assert await t.settle(ack(kept)) == [None]
 
 
-@case()
 async def an_extended_lease_outlives_the_first_expiry(t: Twin) -> None:
-    held = await _held(t)
+    held = await t.lease(t.job())
     t.advance(20)
-    (lease,) = await t.extend(beat(held), lease=30)
-    assert isinstance(lease, Lease)
+    kept = await t.keep(held, lease=30)
     t.advance(20)
     assert await t.reserve() == []
     assert await t.reclaim() == 0
-    assert await t.settle(ack(with_token(held, lease.token))) == [None]
+    assert await t.settle(ack(kept)) == [None]
 
 
-@case()
 async def extending_keeps_who_and_since_when(t: Twin) -> None:
-    held = await _held(t)
+    held = await t.lease(t.job())
     t.advance(5)
-    await t.extend(beat(held))
-    stored = await t.get(held.id)
-    assert (stored.worker, stored.reserved_at_us, stored.fence) == (
-        held.worker,
-        held.reserved_at_us,
-        held.fence,
-    )
+    await t.keep(held)
+    await t.shows(held, worker=held.worker, reserved_at_us=held.reserved_at_us, fence=held.fence)
 
 
-@case()
 async def a_lease_is_valid_until_just_before_expires_at(t: Twin) -> None:
-    held = await _held(t)
+    held = await t.lease(t.job())
     t.now += 30 * SECOND - 1
     assert await t.settle(ack(held)) == [None]
 
 
-@case()
 async def a_lease_may_be_extended_until_just_before_expires_at(t: Twin) -> None:
-    held = await _held(t)
+    held = await t.lease(t.job())
     t.now += 30 * SECOND - 1
-    (lease,) = await t.extend(beat(held))
-    assert isinstance(lease, Lease)
+    await t.keep(held)
 
 
-@case()
 async def a_lease_is_over_at_expires_at_exactly(t: Twin) -> None:
-    held = await _held(t)
-    t.advance(30)
-    async with t.unchanged():
-        (error,) = await t.settle(ack(held))
-    assert type(error) is errors.LeaseExpired
+    await t.refuses(errors.LeaseExpired, ack(await _expired(t)))
 
 
-@case()
 async def an_expired_lease_is_not_revived_by_a_heartbeat(t: Twin) -> None:
-    held = await _held(t)
-    t.advance(30)
-    (error,) = await t.extend(beat(held))
-    assert type(error) is errors.LeaseExpired
+    await t.refuses_beat(errors.LeaseExpired, await _expired(t))
     assert len(await t.reserve()) == 1
 
 
-@case()
 async def a_heartbeat_carries_progress_up(t: Twin) -> None:
-    held = await _held(t)
-    await t.extend(beat(held, b"\x00 50%"))
-    assert (await t.get(held.id)).progress == b"\x00 50%"
+    held = await t.keep(await t.lease(t.job()), b"\x00 50%")
+    await t.shows(held, progress=b"\x00 50%")
 
 
-@case()
 async def a_heartbeat_without_progress_keeps_it(t: Twin) -> None:
-    held = await _held(t)
-    (lease,) = await t.extend(beat(held, b"50%"))
-    assert isinstance(lease, Lease)
-    await t.extend(Extension(held.id, lease.token))
-    assert (await t.get(held.id)).progress == b"50%"
+    held = await t.keep(await t.lease(t.job()), b"50%")
+    await t.shows(await t.keep(held), progress=b"50%")
 
 
-@case()
 async def a_heartbeat_with_empty_progress_stores_it(t: Twin) -> None:
     """Only None leaves the stored progress as it is."""
-    held = await _held(t)
-    (lease,) = await t.extend(beat(held, b"50%"))
-    assert isinstance(lease, Lease)
-    await t.extend(Extension(held.id, lease.token, b""))
-    assert (await t.get(held.id)).progress == b""
+    held = await t.keep(await t.lease(t.job()), b"50%")
+    await t.shows(await t.keep(held, b""), progress=b"")
 
 
-@case()
 async def a_heartbeat_brings_the_cancel_request_down(t: Twin) -> None:
-    held = await _held(t)
+    held = await t.lease(t.job())
     await t.cancel(held.id)
-    (lease,) = await t.extend(beat(held))
-    assert isinstance(lease, Lease)
-    assert lease.cancel_requested
+    assert (await t.keep(held)).cancel_requested
 
 
-@case()
 async def a_mixed_batch_answers_per_item(t: Twin) -> None:
     """An error in one place neither stops nor changes the others."""
-    await t.enqueue(*[t.job() for _ in range(4)])
-    one, two, gone, three = await t.reserve(4)
+    one, two, gone, three = await t.hold(4)
     await t.settle(ack(gone))
-    unknown = t.job(token="x")
-    answers = await t.extend(
-        beat(one), beat(gone), beat(with_token(two, "x")), beat(unknown), beat(three), lease=60
-    )
-    assert [type(answer) for answer in answers] == [
-        Lease,
-        errors.JobNotInflight,
-        errors.LeaseMismatch,
-        errors.JobNotFound,
-        Lease,
-    ]
+    jobs = (one, gone, with_token(two, "x"), t.job(token="x"), three)
+    answers = await t.extend(*map(beat, jobs), lease=60)
+    wanted = [Lease, errors.JobNotInflight, errors.LeaseMismatch, errors.JobNotFound, Lease]
+    assert [type(answer) for answer in answers] == wanted
 
 
-@case()
 async def an_empty_heartbeat_changes_nothing(t: Twin) -> None:
-    await _held(t)
+    await t.lease(t.job())
     async with t.unchanged():
         assert await t.extend() == []
 
 
-@case()
 async def another_handle_may_settle_a_lease(t: Twin) -> None:
     """The token proves the lease, not the connection."""
-    held = await _held(t)
+    held = await t.lease(t.job())
     assert await t.settle(ack(held), by=await t.store.connect()) == [None]
-    assert await t.state(held.id) is JobState.DONE
+    await t.shows(held, state="done")
 
 
-@case()
 async def a_token_of_another_job_does_not_fit(t: Twin) -> None:
     """Two reserve calls, two jobs, two tokens."""
-    await t.enqueue(t.job(), t.job())
-    (one,) = await t.reserve()
-    (two,) = await t.reserve()
-    assert one.token is not None
-    async with t.unchanged():
-        (error,) = await t.settle(ack(with_token(two, one.token)))
-    assert type(error) is errors.LeaseMismatch
+    await t.add_many(2)
+    one, two = await t.lease(), await t.lease()
+    await t.refuses(errors.LeaseMismatch, ack(with_token(two, str(one.token))))
 
 
-@case()
 async def the_first_holder_is_a_stranger_after_a_reclaim(t: Twin) -> None:
     """A stale worker changes nothing, even while the next one works."""
     first = await _expired(t)
     second = await t.lease(worker="w2")
-    async with t.unchanged():
-        assert [type(error) for error in await t.settle(ack(first))] == [errors.LeaseMismatch]
-        assert [type(error) for error in await t.extend(beat(first, b"x"))] == [errors.LeaseMismatch]
+    await t.refuses(errors.LeaseMismatch, ack(first))
+    await t.refuses_beat(errors.LeaseMismatch, first)
     assert await t.settle(ack(second)) == [None]

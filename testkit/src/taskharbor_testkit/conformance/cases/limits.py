@@ -1,86 +1,77 @@
-"""W and pause: what an operator's settings do to claiming, at once and for every worker."""
+"""W and pause: the effect of an operator's settings on claiming, at once and for every worker."""
 
 from __future__ import annotations
 
 from taskharbor.drivers.contract import DAY, QueueSettings
-from taskharbor.jobs import JobState, Lease
-from taskharbor_testkit.conformance.case import case
-from taskharbor_testkit.conformance.twin import Twin, ack, beat, discard, fail, release, retry, with_token
+from taskharbor.jobs import JobState
+from taskharbor_testkit.conformance.twin import SETTLEMENTS, Twin, ack
 
 
-@case()
 async def w_bounds_one_reserve(t: Twin) -> None:
     await t.configure(max_inflight=3)
-    await t.enqueue(*[t.job() for _ in range(5)])
+    await t.add_many(5)
     assert len(await t.reserve(10)) == 3
 
 
-@case()
 async def w_bounds_several_reserves_and_workers(t: Twin) -> None:
     await t.configure(max_inflight=3)
-    await t.enqueue(*[t.job() for _ in range(9)])
+    await t.add_many(9)
     other = await t.store.connect()
     assert len(await t.reserve(2, worker="w1")) == 2
     assert len(await t.reserve(2, worker="w2", by=other)) == 1
     assert await t.reserve(2, worker="w3", by=other) == []
 
 
-@case()
 async def every_end_frees_a_place(t: Twin) -> None:
     await t.configure(max_inflight=1)
-    await t.enqueue(*[t.job() for _ in range(6)])
-    for settlement in (ack, fail, discard, release, lambda job: retry(job, t.now)):
+    await t.add_many(6)
+    for settlement in SETTLEMENTS.values():
         held = await t.lease()
         assert await t.reserve() == []
         await t.settle(settlement(held))
     assert len(await t.reserve(10)) == 1
 
 
-@case()
 async def an_expired_lease_frees_its_place_without_a_sweep(t: Twin) -> None:
     await t.configure(max_inflight=1)
     first = await t.lease(t.job(priority=1, max_attempts=1), lease=10)
-    waiting = t.job()
-    await t.enqueue(waiting)
+    waiting = await t.add()
     t.advance(10)
     assert (await t.lease()).id == waiting.id
-    assert await t.state(first.id) is JobState.DEAD
+    await t.shows(first, state="dead")
 
 
-@case()
 async def an_extended_lease_keeps_its_place(t: Twin) -> None:
     await t.configure(max_inflight=1)
     held = await t.lease(t.job(), lease=10)
-    await t.enqueue(t.job())
+    await t.add()
     t.advance(9)
-    (lease,) = await t.extend(beat(held), lease=10)
-    assert isinstance(lease, Lease)
+    held = await t.keep(held, lease=10)
     t.advance(9)
     assert await t.reserve() == []
-    await t.settle(ack(with_token(held, lease.token)))
+    await t.settle(ack(held))
     assert len(await t.reserve(5)) == 1
 
 
-@case()
 async def w_is_per_queue(t: Twin) -> None:
     await t.configure(max_inflight=1)
-    await t.enqueue(*[t.job() for _ in range(2)], *[t.job(queue="free") for _ in range(4)])
+    await t.add_many(2)
+    await t.add_many(4, queue="free")
     assert len(await t.reserve(10)) == 1
     assert len(await t.reserve(10, queue="free")) == 4
 
 
-@case()
 async def w_counts_whatever_the_type(t: Twin) -> None:
     await t.configure(max_inflight=2)
-    await t.enqueue(*[t.job(type="mail") for _ in range(2)], t.job(type="sms"))
+    await t.add_many(2, type="mail")
+    await t.add(type="sms")
     assert len(await t.reserve(10, types=["mail"])) == 2
     assert await t.reserve(10, types=["sms"]) == []
 
 
-@case()
 async def a_lower_w_revokes_no_lease(t: Twin) -> None:
     """It grants none until there is room."""
-    await t.enqueue(*[t.job() for _ in range(6)])
+    await t.add_many(6)
     held = await t.reserve(4)
     await t.configure(max_inflight=2)
     assert (await t.stats()).counts[JobState.INFLIGHT] == 4
@@ -90,10 +81,9 @@ async def a_lower_w_revokes_no_lease(t: Twin) -> None:
     assert len(await t.reserve(10)) == 1
 
 
-@case()
 async def a_higher_w_grants_at_once(t: Twin) -> None:
     await t.configure(max_inflight=1)
-    await t.enqueue(*[t.job() for _ in range(6)])
+    await t.add_many(6)
     await t.reserve(10)
     await t.configure(max_inflight=3)
     assert len(await t.reserve(10)) == 2
@@ -101,45 +91,38 @@ async def a_higher_w_grants_at_once(t: Twin) -> None:
     assert len(await t.reserve(10)) == 3
 
 
-@case()
 async def w_set_by_one_handle_binds_every_handle(t: Twin) -> None:
     other = await t.store.connect()
-    await t.enqueue(*[t.job() for _ in range(4)])
+    await t.add_many(4)
     assert len(await t.reserve(1, by=other)) == 1
     await t.configure(max_inflight=2)
     assert len(await t.reserve(10, by=other)) == 1
 
 
-@case()
 async def a_paused_queue_grants_nothing(t: Twin) -> None:
-    await t.enqueue(t.job())
+    await t.add()
     await t.configure(paused=True)
     assert await t.reserve(10) == []
     await t.configure(paused=False)
     assert len(await t.reserve(10)) == 1
 
 
-@case()
 async def a_paused_queue_accepts_and_settles(t: Twin) -> None:
     held = await t.lease(t.job())
     await t.configure(paused=True)
-    await t.enqueue(t.job())
-    (lease,) = await t.extend(beat(held))
-    assert isinstance(lease, Lease)
-    assert await t.settle(ack(with_token(held, lease.token))) == [None]
+    await t.add()
+    assert await t.settle(ack(await t.keep(held))) == [None]
 
 
-@case()
 async def a_paused_queue_reclaims(t: Twin) -> None:
-    """Reserve on a paused queue leases nothing, but ends what is over."""
+    """Reserve on a paused queue leases nothing, but ends leases that are over."""
     held = await t.lease(t.job(), lease=5)
     await t.configure(paused=True)
     t.advance(5)
     assert await t.reserve() == []
-    assert await t.state(held.id) is JobState.READY
+    await t.shows(held, state="ready")
 
 
-@case()
 async def pause_is_per_queue(t: Twin) -> None:
     await t.configure("other", paused=True)
     await t.enqueue(t.job(), t.job(queue="other"))
@@ -147,30 +130,20 @@ async def pause_is_per_queue(t: Twin) -> None:
     assert await t.reserve(10, queue="other") == []
 
 
-@case()
 async def settings_default_where_none_were_made(t: Twin) -> None:
     async with t.unchanged():
         assert await t.driver.settings("never seen") == QueueSettings()
 
 
-@case()
 async def settings_are_replaced_as_a_whole(t: Twin) -> None:
-    full = QueueSettings(
-        paused=True,
-        max_inflight=4,
-        failure_queue="f",
-        keep_done_us=1,
-        keep_dead_us=None,
-        keep_attempts_us=2 * DAY,
-    )
-    await t.call("configure", "q", full, now=t.now)
-    assert await t.driver.settings("q") == full
-    await t.call("configure", "q", QueueSettings(max_inflight=1), now=t.now)
-    assert await t.driver.settings("q") == QueueSettings(max_inflight=1)
-    assert await (await t.store.connect()).settings("q") == QueueSettings(max_inflight=1)
+    kept = {"keep_done_us": 1, "keep_dead_us": None, "keep_attempts_us": 2 * DAY}
+    full = QueueSettings(paused=True, max_inflight=4, failure_queue="f", **kept)
+    for settings in (full, QueueSettings(max_inflight=1)):
+        await t.call("configure", "q", settings, now=t.now)
+        assert await t.driver.settings("q") == settings
+        assert await (await t.store.connect()).settings("q") == settings
 
 
-@case()
 async def a_repeated_configure_changes_nothing(t: Twin) -> None:
     await t.configure(max_inflight=2, failure_queue="f")
     async with t.unchanged():

@@ -1,191 +1,284 @@
-"""Claiming: what a lease carries, what reserve promotes, and what it must never return."""
+"""Claiming: the lease, the claim order, and the jobs that reserve must never return."""
 
 from __future__ import annotations
 
-from taskharbor.jobs import SECOND, JobState
-from taskharbor_testkit.conformance.case import case
-from taskharbor_testkit.conformance.twin import QUEUE, Twin, ack, fail, release, retry
+from taskharbor.jobs import SECOND, JobRecord
+from taskharbor_testkit.conformance.twin import Twin, ack, fail, release, retry
 
 
-@case()
 async def an_empty_queue_gives_nothing(t: Twin) -> None:
     async with t.unchanged():
         assert await t.reserve(10) == []
         assert await t.reserve(10, queue="never seen") == []
 
 
-@case()
 async def a_lease_carries_everything(t: Twin) -> None:
     """Inflight, with token, worker, reserved_at = now, expires_at = now + lease_for, and fence one higher."""
-    job = t.job()
-    held = await t.lease(job, lease=30, worker="w7")
-    assert held.state is JobState.INFLIGHT
+    held = await t.lease(t.job(), lease=30, worker="w7")
     assert held.token
-    assert (held.worker, held.reserved_at_us, held.expires_at_us) == ("w7", t.now, t.now + 30 * SECOND)
-    assert held.fence == 1
-    assert await t.get(job.id) == held
+    assert await t.get(held.id) == held
+    expiry = t.now + 30 * SECOND
+    await t.shows(held, state="inflight", worker="w7", reserved_at_us=t.now, expires_at_us=expiry, fence=1)
 
 
-@case()
 async def at_most_limit_jobs(t: Twin) -> None:
-    await t.enqueue(*[t.job() for _ in range(5)])
-    assert len(await t.reserve(3)) == 3
-    assert len(await t.reserve(3)) == 2
-    assert await t.reserve(3) == []
+    await t.add_many(5)
+    assert [len(await t.reserve(3)) for _ in range(3)] == [3, 2, 0]
 
 
-@case()
 async def a_valid_lease_is_not_granted_again(t: Twin) -> None:
     await t.lease(t.job(), lease=30)
     t.now += 30 * SECOND - 1
     assert await t.reserve() == []
 
 
-@case()
 async def only_from_the_queue_asked_for(t: Twin) -> None:
-    await t.enqueue(t.job(queue="other"))
+    await t.add(queue="other")
     assert await t.reserve() == []
     assert len(await t.reserve(queue="other")) == 1
 
 
-@case()
 async def queue_names_are_exact(t: Twin) -> None:
     await t.enqueue(t.job(queue="Q"), t.job(queue="q "), t.job(queue="q%"), t.job(queue="q:x"))
     assert await t.reserve(10) == []
     assert len(await t.reserve(10, queue="q%")) == 1
 
 
-@case()
 async def never_before_run_at(t: Twin) -> None:
-    job = t.job(run_at_us=t.now + 10 * SECOND)
-    await t.enqueue(job)
+    job = await t.add(run_at_us=t.now + 10 * SECOND)
     t.now = job.run_at_us - 1
     assert await t.reserve() == []
 
 
-@case()
 async def due_at_run_at_exactly(t: Twin) -> None:
     """Scheduled jobs are promoted by reserve itself: no sweeper is needed."""
-    job = t.job(run_at_us=t.now + 10 * SECOND)
-    await t.enqueue(job)
+    job = await t.add(run_at_us=t.now + 10 * SECOND)
     t.now = job.run_at_us
-    assert [held.id for held in await t.reserve()] == [job.id]
+    assert await _order(t) == [job.id]
 
 
-@case()
 async def types_restrict(t: Twin) -> None:
     mail, sms, push = t.job(type="mail"), t.job(type="sms"), t.job(type="push")
     await t.enqueue(mail, sms, push)
-    assert [job.id for job in await t.reserve(10, types=["push", "mail"])] == [mail.id, push.id]
-    assert await t.state(sms.id) is JobState.READY
+    assert await _order(t, types=["push", "mail"]) == _ids(mail, push)
+    await t.shows(sms, state="ready")
 
 
-@case()
 async def types_do_not_count_against_the_limit(t: Twin) -> None:
     """A backlog of another type in front hides nothing."""
-    wanted = t.job(type="sms")
-    await t.enqueue(*[t.job(type="mail") for _ in range(20)], wanted)
-    assert [job.id for job in await t.reserve(1, types=["sms"])] == [wanted.id]
+    await t.add_many(20, type="mail")
+    wanted = await t.add(type="sms")
+    assert await _order(t, 1, types=["sms"]) == [wanted.id]
 
 
-@case()
 async def no_types_match_nothing(t: Twin) -> None:
-    await t.enqueue(t.job())
+    await t.add()
     assert await t.reserve(10, types=[]) == []
     assert await t.reserve(10, types=["unknown"]) == []
 
 
-@case()
 async def types_promote_scheduled_jobs_too(t: Twin) -> None:
     job = t.job(type="sms", run_at_us=t.now + SECOND)
     await t.enqueue(job, t.job(type="mail", run_at_us=t.now + SECOND))
     t.advance(1)
-    assert [held.id for held in await t.reserve(10, types=["sms"])] == [job.id]
+    assert await _order(t, types=["sms"]) == [job.id]
 
 
-@case()
 async def blocked_jobs_are_not_runnable(t: Twin) -> None:
     await t.lease(t.job(key="k"))
-    await t.enqueue(t.job(key="k"))
+    await t.add(key="k")
     assert await t.reserve(10) == []
 
 
-@case()
 async def ended_jobs_are_not_runnable(t: Twin) -> None:
-    await t.enqueue(*[t.job() for _ in range(3)])
-    done, dead, cancelled = await t.reserve(3)
+    done, dead, cancelled = await t.hold(3)
     await t.settle(ack(done), fail(dead))
     await t.cancel(cancelled.id)
     await t.settle(release(cancelled))
     assert await t.reserve(10) == []
 
 
-@case()
 async def the_fence_counts_every_lease(t: Twin) -> None:
     """Strictly increasing over releases, retries and expiries alike."""
-    held = await t.lease(t.job(max_attempts=9))
-    await t.settle(release(held))
+    await t.settle(release(await t.lease(t.job(max_attempts=9))))
     held = await t.lease()
-    assert held.fence == 2
     await t.settle(retry(held, t.now))
-    held = await t.lease(lease=5)
-    assert held.fence == 3
+    again = await t.lease(lease=5)
     t.advance(5)
-    assert (await t.lease()).fence == 4
+    assert [held.fence, again.fence, (await t.lease()).fence] == [2, 3, 4]
 
 
-@case()
 async def every_lease_has_its_own_token(t: Twin) -> None:
-    tokens = []
-    held = await t.lease(t.job())
-    for _ in range(5):
-        tokens.append(held.token)
-        await t.settle(release(held))
+    tokens = set()
+    await t.add()
+    for _ in range(6):
         held = await t.lease()
-    assert len({*tokens, held.token}) == 6
+        tokens.add(held.token)
+        await t.settle(release(held))
+    assert len(tokens) == 6
 
 
-@case()
 async def an_expired_lease_is_reclaimed_on_the_way(t: Twin) -> None:
     """A dead worker's job is reservable as soon as its lease is over, with no sweep in between."""
     first = await t.lease(t.job(), lease=10, worker="dead")
     t.advance(10)
-    second = await t.lease(worker="alive")
-    assert (second.id, second.worker, second.fence, second.stalls) == (first.id, "alive", 2, 1)
+    await t.lease(worker="alive")
+    await t.shows(first, worker="alive", fence=2, stalls=1)
 
 
-@case()
 async def reclaiming_on_the_way_ignores_the_types(t: Twin) -> None:
     held = await t.lease(t.job(type="mail"), lease=10)
     t.advance(10)
     assert await t.reserve(types=["sms"]) == []
-    assert await t.state(held.id) is JobState.READY
+    await t.shows(held, state="ready")
 
 
-@case()
 async def reclaiming_on_the_way_keeps_to_the_queue(t: Twin) -> None:
     held = await t.lease(t.job(queue="other"), queue="other", lease=10)
     t.advance(10)
-    assert await t.reserve(queue=QUEUE) == []
-    assert await t.state(held.id) is JobState.INFLIGHT
+    assert await t.reserve() == []
+    await t.shows(held, state="inflight")
 
 
-@case()
 async def a_job_that_dies_on_the_way_is_not_returned(t: Twin) -> None:
     held = await t.lease(t.job(max_attempts=1), lease=10)
     t.advance(10)
     assert await t.reserve() == []
-    assert await t.state(held.id) is JobState.DEAD
+    await t.shows(held, state="dead")
 
 
-@case()
 async def several_workers_share_a_queue_without_overlap(t: Twin) -> None:
-    await t.enqueue(*[t.job() for _ in range(30)])
-    handles = [await t.store.connect() for _ in range(3)]
-    taken = [
-        job.id
-        for n in range(5)
-        for handle in handles
-        for job in await t.reserve(2, worker=f"w{n}", by=handle)
-    ]
+    await t.add_many(30)
+    handles = [await t.store.connect() for _ in range(3)] * 5
+    taken = [job.id for n, by in enumerate(handles) for job in await t.reserve(2, worker=f"w{n}", by=by)]
     assert len(set(taken)) == len(taken) == 30
+
+
+# -- the claim order: priority descending, run_at, insertion -----------------------------------------------------
+
+
+async def _order(t: Twin, limit: int = 100, types: list[str] | None = None) -> list[str]:
+    return _ids(*await t.reserve(limit, types=types))
+
+
+def _ids(*jobs: JobRecord) -> list[str]:
+    return [job.id for job in jobs]
+
+
+async def higher_priority_first(t: Twin) -> None:
+    low, normal, high = t.job(priority=-5), t.job(), t.job(priority=32_767)
+    await t.enqueue(low, normal, high)
+    assert await _order(t) == _ids(high, normal, low)
+
+
+async def then_run_at(t: Twin) -> None:
+    late, early = t.job(run_at_us=t.now - 1), t.job(run_at_us=t.now - 2)
+    await t.enqueue(late, early)
+    assert await _order(t) == _ids(early, late)
+
+
+async def priority_beats_run_at(t: Twin) -> None:
+    old, urgent = t.job(run_at_us=t.now - 1000), t.job(priority=1)
+    await t.enqueue(old, urgent)
+    assert await _order(t) == _ids(urgent, old)
+
+
+async def then_insertion(t: Twin) -> None:
+    """FIFO at equal priority and run_at, whatever the ids look like."""
+    jobs = [await t.add(id=f"id-{name}") for name in ["zebra", "apple", "mango", "banana"]]
+    assert await _order(t) == _ids(*jobs)
+
+
+async def insertion_holds_across_batches_and_handles(t: Twin) -> None:
+    jobs = [t.job(id=f"id-{99 - n}") for n in range(12)]
+    for n in range(0, 12, 3):
+        await t.enqueue(*jobs[n : n + 3], by=await t.store.connect())
+    assert await _order(t) == _ids(*jobs)
+
+
+async def order_holds_over_several_reserves(t: Twin) -> None:
+    jobs = [t.job(priority=n % 3) for n in range(12)]
+    await t.enqueue(*jobs)
+    taken: list[str] = []
+    while found := await _order(t, limit=2):
+        taken += found
+    assert taken == _ids(*sorted(jobs, key=lambda job: -job.priority))
+
+
+async def a_promoted_job_takes_the_place_of_its_run_at(t: Twin) -> None:
+    scheduled = await t.add(run_at_us=t.now + 1)
+    t.advance(1)
+    later = await t.add()
+    assert await _order(t) == _ids(scheduled, later)
+
+
+async def a_due_scheduled_job_of_high_priority_goes_first(t: Twin) -> None:
+    await t.add()
+    scheduled = await t.add(run_at_us=t.now + SECOND, priority=1)
+    t.advance(1)
+    assert await _order(t, 1) == [scheduled.id]
+
+
+async def types_keep_the_order(t: Twin) -> None:
+    """Several types merge into one order; they are not taken type by type."""
+    jobs = [t.job(type=kind, priority=n % 2) for n, kind in enumerate("abcabcab")]
+    await t.enqueue(*jobs)
+    wanted = sorted((job for job in jobs if job.type in "ac"), key=lambda job: -job.priority)
+    assert await _order(t, types=["c", "a"]) == _ids(*wanted)
+
+
+async def a_retry_takes_the_place_of_its_new_run_at(t: Twin) -> None:
+    first, second = await t.add_many(2)
+    await t.settle(retry(await t.lease(), t.now + 1))
+    t.advance(1)
+    assert await _order(t) == _ids(second, first)
+
+
+async def a_released_job_keeps_its_place(t: Twin) -> None:
+    jobs = await t.add_many(4)
+    held = await t.lease()
+    t.advance(5)
+    await t.settle(release(held))
+    assert await _order(t) == _ids(*jobs)
+
+
+async def a_snoozed_job_takes_the_place_of_its_new_run_at(t: Twin) -> None:
+    first, second = await t.add_many(2)
+    await t.settle(release(await t.lease(), t.now + 5))
+    t.advance(5)
+    assert await _order(t) == _ids(second, first)
+
+
+async def a_reclaimed_job_keeps_its_place(t: Twin) -> None:
+    """A crash under a long backlog does not send the job to the back."""
+    jobs = await t.add_many(6)
+    await t.reserve(2, lease=10)
+    t.advance(10)
+    await t.reclaim()
+    assert await _order(t) == _ids(*jobs)
+
+
+async def a_job_reclaimed_by_reserve_keeps_its_place(t: Twin) -> None:
+    jobs = await t.add_many(6)
+    await t.reserve(2, lease=10)
+    t.advance(10)
+    assert await _order(t) == _ids(*jobs)
+
+
+async def an_unblocked_job_takes_the_place_of_its_own_run_at(t: Twin) -> None:
+    held = await t.lease(t.job(key="k"))
+    blocked = await t.add(key="k", run_at_us=t.now + 1)
+    before, after = await t.add(), await t.add(run_at_us=t.now + 2)
+    await t.settle(ack(held))
+    t.advance(1)
+    assert await _order(t) == _ids(before, blocked, after)
+
+
+async def a_requeued_job_is_due_now(t: Twin) -> None:
+    held = await t.lease(t.job())
+    await t.settle(fail(held))
+    t.advance(1)
+    before, after = await t.add(run_at_us=t.now - 1), await t.add(run_at_us=t.now + 1)
+    await t.requeue(held.id)
+    t.advance(1)
+    assert await _order(t) == _ids(before, held, after)

@@ -1,20 +1,22 @@
-"""Ending leases: what each settlement makes of a job, and that batches are judged item by item."""
+"""Ending leases: the effect of each settlement, batches that are judged item by item, and the failure queue."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
 from taskharbor import errors
-from taskharbor.drivers.contract import Settlement
-from taskharbor.jobs import SECOND, Failure, JobRecord, JobState, Lease, Outcome
-from taskharbor_testkit.conformance.case import Body, add, case
+from taskharbor.drivers.contract import EXPIRED_ERROR, FAILURE_TYPE, FailurePayload, JobFilter, Settlement
+from taskharbor.jobs import SECOND, Failure, JobRecord
+from taskharbor_testkit.conformance.case import Body, add
+from taskharbor_testkit.conformance.snapshot import list_all
 from taskharbor_testkit.conformance.twin import (
     BOOM,
+    SETTLEMENTS,
     Twin,
     ack,
-    beat,
     discard,
     fail,
     release,
@@ -22,299 +24,211 @@ from taskharbor_testkit.conformance.twin import (
     with_token,
 )
 
+NO_LEASE = dict.fromkeys(("token", "worker", "expires_at_us", "reserved_at_us"))
 
-@case()
+
 async def ack_ends_the_job_done(t: Twin) -> None:
     held = await t.lease(t.job())
     t.advance(1)
     assert await t.settle(ack(held, b"\x00result")) == [None]
-    job = await t.get(held.id)
-    assert (job.state, job.result, job.finished_at_us) == (JobState.DONE, b"\x00result", t.now)
-    assert (job.token, job.worker, job.expires_at_us, job.reserved_at_us) == (None,) * 4
-    assert (job.attempts, job.stalls, job.last_error) == (0, 0, None)
+    await t.shows(held, state="done", result=b"\x00result", finished_at_us=t.now, **NO_LEASE)
+    await t.shows(held, attempts=0, stalls=0, last_error=None)
 
 
-@case()
 async def ack_without_result_stores_none(t: Twin) -> None:
     held = await t.lease(t.job())
     await t.settle(ack(held))
-    assert (await t.get(held.id)).result is None
+    await t.shows(held, result=None)
 
 
-@case()
 async def ack_with_an_empty_result_stores_it(t: Twin) -> None:
     held = await t.lease(t.job())
     await t.settle(ack(held, b""))
-    assert (await t.get(held.id)).result == b""
+    await t.shows(held, result=b"")
 
 
-@case()
 async def ack_keeps_the_failures_before_it(t: Twin) -> None:
     held = await t.lease(t.job())
     failed_at = t.now
     await t.settle(retry(held, t.now))
     t.advance(1)
     await t.settle(ack(await t.lease()))
-    job = await t.get(held.id)
-    assert (job.attempts, job.last_error, job.failed_at_us) == (1, BOOM.text, failed_at)
+    await t.shows(held, attempts=1, last_error=BOOM.text, failed_at_us=failed_at)
 
 
-@case()
 async def retry_later_is_scheduled(t: Twin) -> None:
-    held = await t.lease(t.job())
-    assert await t.settle(retry(held, t.now + 5 * SECOND, attempts=1)) == [None]
-    job = await t.get(held.id)
-    assert (job.state, job.run_at_us, job.attempts) == (JobState.SCHEDULED, t.now + 5 * SECOND, 1)
-    assert (job.last_error, job.failed_at_us, job.finished_at_us) == (BOOM.text, t.now, None)
+    held, later = await t.lease(t.job()), t.now + 5 * SECOND
+    assert await t.settle(retry(held, later, attempts=1)) == [None]
+    await t.shows(held, state="scheduled", run_at_us=later, attempts=1)
+    await t.shows(held, last_error=BOOM.text, failed_at_us=t.now, finished_at_us=None)
 
 
-@case()
 async def retry_at_once_is_ready(t: Twin) -> None:
     held = await t.lease(t.job())
     await t.settle(retry(held, t.now))
-    assert await t.state(held.id) is JobState.READY
+    await t.shows(held, state="ready")
 
 
-@case()
 async def retry_stores_the_number_it_is_given(t: Twin) -> None:
     """The core counts; the driver persists."""
     held = await t.lease(t.job(max_attempts=2))
     await t.settle(retry(held, t.now, attempts=17))
-    job = await t.get(held.id)
-    assert (job.state, job.attempts) == (JobState.READY, 17)
+    await t.shows(held, state="ready", attempts=17)
 
 
-@case()
 async def retry_counts_no_stall(t: Twin) -> None:
     held = await t.lease(t.job())
     await t.settle(retry(held, t.now))
-    assert (await t.get(held.id)).stalls == 0
+    await t.shows(held, stalls=0)
 
 
-@case()
 async def fail_ends_the_job_dead(t: Twin) -> None:
     held = await t.lease(t.job())
     t.advance(1)
     assert await t.settle(fail(held, attempts=3)) == [None]
-    job = await t.get(held.id)
-    assert (job.state, job.attempts, job.last_error) == (JobState.DEAD, 3, BOOM.text)
-    assert (job.failed_at_us, job.finished_at_us) == (t.now, t.now)
+    await t.shows(held, state="dead", attempts=3, last_error=BOOM.text)
+    await t.shows(held, failed_at_us=t.now, finished_at_us=t.now)
 
 
-@case()
 async def an_error_without_detail_is_one_line(t: Twin) -> None:
     held = await t.lease(t.job())
     await t.settle(fail(held, error=Failure("Gone", "")))
-    assert (await t.get(held.id)).last_error == "Gone"
-    row = await t.last_row(held.id)
-    assert (row.error_type, row.error_message) == ("Gone", "")
+    await t.shows(held, last_error="Gone")
+    await t.logged(held, error_type="Gone", error_message="")
 
 
-@case()
 async def release_gives_back_unspent(t: Twin) -> None:
     held = await t.lease(t.job())
     t.advance(1)
     await t.settle(release(held))
-    job = await t.get(held.id)
-    assert (job.state, job.attempts, job.stalls, job.run_at_us) == (JobState.READY, 0, 0, held.run_at_us)
-    assert (job.last_error, job.failed_at_us, job.finished_at_us, job.fence) == (None, None, None, 1)
+    await t.shows(held, state="ready", attempts=0, stalls=0, run_at_us=held.run_at_us, fence=1)
+    await t.shows(held, last_error=None, failed_at_us=None, finished_at_us=None)
 
 
-@case()
 async def release_until_later_is_scheduled(t: Twin) -> None:
     held = await t.lease(t.job())
     await t.settle(release(held, t.now + SECOND))
-    job = await t.get(held.id)
-    assert (job.state, job.run_at_us, job.attempts, job.stalls) == (JobState.SCHEDULED, t.now + SECOND, 0, 0)
+    await t.shows(held, state="scheduled", run_at_us=t.now + SECOND, attempts=0, stalls=0)
 
 
-@case()
 async def release_until_an_instant_that_passed_is_ready(t: Twin) -> None:
     held = await t.lease(t.job())
     t.advance(2)
     await t.settle(release(held, t.now - SECOND))
-    job = await t.get(held.id)
-    assert (job.state, job.run_at_us) == (JobState.READY, t.now - SECOND)
+    await t.shows(held, state="ready", run_at_us=t.now - SECOND)
 
 
-@case()
 async def discard_ends_the_job_cancelled(t: Twin) -> None:
     held = await t.lease(t.job())
     await t.settle(discard(held))
-    job = await t.get(held.id)
-    assert (job.state, job.finished_at_us, job.last_error) == (JobState.CANCELLED, t.now, None)
+    await t.shows(held, state="cancelled", finished_at_us=t.now, last_error=None)
 
 
-@case()
 async def discard_with_a_reason_says_why(t: Twin) -> None:
     held = await t.lease(t.job())
     await t.settle(discard(held, Failure("Discard", "obsolete")))
-    job = await t.get(held.id)
-    assert (job.last_error, job.failed_at_us, job.attempts) == ("Discard: obsolete", None, 0)
-    assert (await t.last_row(held.id)).error_message == "obsolete"
+    await t.shows(held, last_error="Discard: obsolete", failed_at_us=None, attempts=0)
+    await t.logged(held, error_message="obsolete")
 
 
-@case()
 async def every_end_of_a_lease_clears_progress_and_cancel_request(t: Twin) -> None:
-    for settlement in (ack, fail, discard, release, lambda job: retry(job, t.now)):
-        held = await t.lease(t.job(queue="p"), queue="p")
-        (lease,) = await t.extend(beat(held, b"50%"))
-        assert isinstance(lease, Lease)
+    for settlement in SETTLEMENTS.values():
+        held = await t.keep(await t.lease(t.job(queue="p"), queue="p"), b"50%")
         await t.cancel(held.id)
-        await t.settle(settlement(with_token(held, lease.token)))
-        job = await t.get(held.id)
-        assert (job.progress, job.cancel_requested, job.lease) == (None, False, None)
+        await t.settle(settlement(held))
+        await t.shows(held, progress=None, cancel_requested=False, lease=None)
 
 
-@case()
 async def release_clears_progress(t: Twin) -> None:
-    held = await t.lease(t.job())
-    (lease,) = await t.extend(beat(held, b"50%"))
-    assert isinstance(lease, Lease)
-    await t.settle(release(with_token(held, lease.token)))
-    assert (await t.get(held.id)).progress is None
+    held = await t.keep(await t.lease(t.job()), b"50%")
+    await t.settle(release(held))
+    await t.shows(held, progress=None)
 
 
-def _again(first: str, second: str) -> Body:
-    """Terminal idempotence, whatever the token."""
-
-    async def body(t: Twin) -> None:
-        held = await t.lease(t.job())
-        await t.settle(ack(held, b"first") if first == "ack" else _ENDS[first](held))
-        t.advance(100)
-        async with t.unchanged():
-            assert await t.settle(_ENDS[second](held)) == [None]
-            assert await t.settle(_ENDS[second](with_token(held, "whatever"))) == [None]
-
-    return body
-
-
-def _not_again(first: str, second: str) -> Body:
-    async def body(t: Twin) -> None:
-        held = await t.lease(t.job())
-        await t.settle(_ENDS[first](held))
-        async with t.unchanged():
-            (error,) = await t.settle(_LEASED[second](held))
-        assert type(error) is errors.JobNotInflight
-
-    return body
-
-
-_ENDS: dict[str, Callable[[JobRecord], Settlement]] = {
-    "ack": lambda job: ack(job, b"late"),
-    "fail": fail,
-    "discard": discard,
-}
-_LEASED: dict[str, Callable[[JobRecord], Settlement]] = {
-    **_ENDS,
-    "retry": lambda job: retry(job, job.run_at_us),
-    "release": release,
-}
 _SUCCEED_AGAIN = {("ack", "ack"), ("ack", "fail"), ("fail", "fail"), ("discard", "discard")}
-for _first in _ENDS:
-    for _second in _LEASED:
-        if (_first, _second) in _SUCCEED_AGAIN:
-            add(_again(_first, _second), f"{_second}_after_{_first}_succeeds_again")
-        else:
-            add(_not_again(_first, _second), f"{_second}_after_{_first}_is_not_inflight")
 
 
-@case()
-async def discard_succeeds_on_a_job_cancelled_while_waiting(t: Twin) -> None:
-    job = t.job()
-    await t.enqueue(job)
-    await t.cancel(job.id)
-    async with t.unchanged():
-        assert await t.settle(discard(with_token(job, "none"))) == [None]
+def _after(first: str, second: str) -> Body:
+    """Terminal idempotence, whatever the token; any other settlement of an ended job is refused."""
 
+    async def body(t: Twin) -> None:
+        held = await t.lease(t.job())
+        await t.settle(ack(held, b"first") if first == "ack" else SETTLEMENTS[first](held))
+        t.advance(100)
+        if (first, second) not in _SUCCEED_AGAIN:
+            await t.refuses(errors.JobNotInflight, SETTLEMENTS[second](held))
+            return
+        async with t.unchanged():
+            assert await t.settle(SETTLEMENTS[second](held)) == [None]
+            assert await t.settle(SETTLEMENTS[second](with_token(held, "whatever"))) == [None]
 
-@case()
-async def extending_an_ended_job_is_not_inflight(t: Twin) -> None:
-    """Terminal idempotence is for settlements; a heartbeat for an ended job must stop its sender."""
-    held = await t.lease(t.job())
-    await t.settle(ack(held))
-    async with t.unchanged():
-        assert [type(one) for one in await t.extend(beat(held))] == [errors.JobNotInflight]
-
-
-@case()
-async def a_batch_is_judged_item_by_item(t: Twin) -> None:
-    """An error in one place neither stops nor changes the others."""
-    await t.enqueue(*[t.job() for _ in range(6)])
-    jobs = await t.reserve(6)
-    answers = await t.settle(
-        ack(jobs[0]),
-        ack(with_token(jobs[1], "wrong")),
-        retry(jobs[2], t.now + SECOND),
-        ack(t.job(token="unknown")),
-        fail(jobs[3]),
-        release(jobs[4]),
-        discard(jobs[5]),
-    )
-    kinds = [None if answer is None else type(answer) for answer in answers]
-    assert kinds == [None, errors.LeaseMismatch, None, errors.JobNotFound, None, None, None]
-    assert [await t.state(job.id) for job in jobs] == [
-        JobState.DONE,
-        JobState.INFLIGHT,
-        JobState.SCHEDULED,
-        JobState.DEAD,
-        JobState.READY,
-        JobState.CANCELLED,
-    ]
+    return body
 
 
 def _twice_in_a_batch(first: str, second: str) -> Body:
     async def body(t: Twin) -> None:
         held = await t.lease(t.job())
-        one: Settlement = _LEASED[first](held)
-        two: Settlement = _LEASED[second](held)
-        answers = await t.settle(one, two)
+        answers = await t.settle(SETTLEMENTS[first](held), SETTLEMENTS[second](held))
         assert answers[0] is None
         assert len(await t.rows(held.id)) == 1
-        if (first, second) in _SUCCEED_AGAIN:
-            assert answers[1] is None
-        else:
-            assert type(answers[1]) is errors.JobNotInflight
+        wanted = type(None) if (first, second) in _SUCCEED_AGAIN else errors.JobNotInflight
+        assert type(answers[1]) is wanted
 
     return body
 
 
-for _first, _second in [
-    ("ack", "ack"),
-    ("retry", "retry"),
-    ("release", "ack"),
-    ("fail", "retry"),
-    ("ack", "fail"),
-]:
-    add(_twice_in_a_batch(_first, _second), f"{_first}_then_{_second}_in_one_batch_counts_once")
+for _first in ("ack", "fail", "discard"):
+    for _second in SETTLEMENTS:
+        _end = "succeeds_again" if (_first, _second) in _SUCCEED_AGAIN else "is_not_inflight"
+        add(_after(_first, _second), f"{_second}_after_{_first}_{_end}")
+for _pair in ("ack ack", "retry retry", "release ack", "fail retry", "ack fail"):
+    add(_twice_in_a_batch(*_pair.split()), f"{_pair.replace(' ', '_then_')}_in_one_batch_counts_once")
 
 
-@case()
+async def discard_succeeds_on_a_job_cancelled_while_waiting(t: Twin) -> None:
+    job = await t.add()
+    await t.cancel(job.id)
+    async with t.unchanged():
+        assert await t.settle(discard(with_token(job, "none"))) == [None]
+
+
+async def extending_an_ended_job_is_not_inflight(t: Twin) -> None:
+    """Terminal idempotence is for settlements; a heartbeat for an ended job must stop its sender."""
+    held = await t.lease(t.job())
+    await t.settle(ack(held))
+    await t.refuses_beat(errors.JobNotInflight, held)
+
+
+async def a_batch_is_judged_item_by_item(t: Twin) -> None:
+    """An error in one place neither stops nor changes the others."""
+    a, b, c, d, e, f = jobs = await t.hold(6)
+    wrong, unknown = ack(with_token(b, "wrong")), ack(t.job(token="unknown"))
+    later = t.now + SECOND
+    answers = await t.settle(ack(a), wrong, retry(c, later), unknown, fail(d), release(e), discard(f))
+    assert [type(answers[1]), type(answers[3])] == [errors.LeaseMismatch, errors.JobNotFound]
+    assert answers.count(None) == 5
+    assert await t.states(*jobs) == "done inflight scheduled dead ready cancelled"
+
+
 async def a_batch_spans_queues(t: Twin) -> None:
     held = [await t.lease(t.job(queue=queue), queue=queue) for queue in "abc"]
-    assert await t.settle(*[ack(job) for job in held]) == [None] * 3
+    assert await t.settle(*map(ack, held)) == [None] * 3
     assert [(await t.stats(queue)).done_total for queue in "abc"] == [1, 1, 1]
 
 
-@case()
 async def a_large_batch_is_settled_whole(t: Twin) -> None:
-    await t.enqueue(*[t.job() for _ in range(300)])
-    held = await t.reserve(300)
-    assert await t.settle(*[ack(job) for job in held]) == [None] * 300
+    assert await t.settle(*map(ack, await t.hold(300))) == [None] * 300
     assert (await t.stats()).done_total == 300
 
 
-@case()
 async def an_empty_batch_changes_nothing(t: Twin) -> None:
     async with t.unchanged():
         assert await t.settle() == []
 
 
-@case()
 async def a_repeated_settle_changes_nothing_more(t: Twin) -> None:
-    """What a worker does after an unclear answer: ends succeed again, the rest says JobNotInflight."""
-    await t.enqueue(*[t.job() for _ in range(5)])
-    a, b, c, d, e = await t.reserve(5)
+    """A worker repeats it after an unclear answer: ends succeed again, the rest is JobNotInflight."""
+    a, b, c, d, e = await t.hold(5)
     batch: list[Settlement] = [ack(a), fail(b), discard(c), retry(d, t.now), release(e)]
     assert await t.settle(*batch) == [None] * 5
     async with t.unchanged():
@@ -323,7 +237,6 @@ async def a_repeated_settle_changes_nothing_more(t: Twin) -> None:
     assert [type(answer) for answer in answers[3:]] == [errors.JobNotInflight] * 2
 
 
-@case()
 async def a_batch_with_bad_input_ends_nothing(t: Twin) -> None:
     """One transaction: where the call as a whole is refused, the good settlements before it did not happen."""
     held = await t.lease(t.job())
@@ -336,7 +249,6 @@ async def a_batch_with_bad_input_ends_nothing(t: Twin) -> None:
         raise AssertionError("None in a batch of settlements was accepted")
 
 
-@case()
 async def one_job_at_a_time_raises_the_error(t: Twin) -> None:
     """ack, retry, fail, release and discard are batches of one."""
     held = await t.lease(t.job())
@@ -346,16 +258,123 @@ async def one_job_at_a_time_raises_the_error(t: Twin) -> None:
     assert raised.job_id == held.id
 
 
-@case()
 async def the_log_tells_each_outcome(t: Twin) -> None:
-    await t.enqueue(*[t.job() for _ in range(5)])
-    a, b, c, d, e = await t.reserve(5)
+    a, b, c, d, e = await t.hold(5)
     await t.settle(ack(a), fail(b), discard(c), retry(d, t.now + 1), release(e))
-    told = [((await t.last_row(job.id)).outcome, (await t.last_row(job.id)).state) for job in (a, b, c, d, e)]
-    assert told == [
-        (Outcome.DONE, JobState.DONE),
-        (Outcome.DEAD, JobState.DEAD),
-        (Outcome.CANCELLED, JobState.CANCELLED),
-        (Outcome.RETRIED, JobState.SCHEDULED),
-        (Outcome.RELEASED, JobState.READY),
-    ]
+    await t.logged(a, outcome="done", state="done")
+    await t.logged(b, outcome="dead", state="dead")
+    await t.logged(c, outcome="cancelled", state="cancelled")
+    await t.logged(d, outcome="retried", state="scheduled")
+    await t.logged(e, outcome="released", state="ready")
+
+
+# -- the failure queue: the step that makes a job dead also enqueues a job that tells of it -----------------------
+
+
+async def _failures(t: Twin, queue: str = "failed") -> list[JobRecord]:
+    return await list_all(t.driver, JobFilter(queue=queue), t.now)
+
+
+def _payload(job: JobRecord) -> FailurePayload:
+    return msgspec.json.decode(job.payload, type=FailurePayload)
+
+
+async def a_failed_job_is_told_of(t: Twin) -> None:
+    await t.configure(failure_queue="failed")
+    held = await t.lease(t.job(payload=b"\x00\xff", headers={"trace": "1"}, type="sms", codec="raw"))
+    t.advance(1)
+    await t.settle(fail(held, attempts=2))
+    (told,) = await _failures(t)
+    await t.shows(told, type=FAILURE_TYPE, queue="failed", headers={"trace": "1"})
+    await t.shows(told, state="ready", run_at_us=t.now, created_at_us=t.now)
+    assert _payload(told) == FailurePayload(
+        job_id=held.id,
+        queue="q",
+        type="sms",
+        codec="raw",
+        payload=b"\x00\xff",
+        error=BOOM.text,
+        attempts=2,
+        stalls=0,
+    )
+
+
+async def a_job_that_died_by_stall_is_told_of(t: Twin) -> None:
+    await t.configure(failure_queue="failed")
+    held = await t.lease(t.job(max_attempts=1), lease=5)
+    t.advance(5)
+    await t.reclaim()
+    (told,) = map(_payload, await _failures(t))
+    assert (told.job_id, told.stalls, told.error) == (held.id, 1, EXPIRED_ERROR.text)
+
+
+async def a_stall_seen_by_reserve_is_told_of(t: Twin) -> None:
+    await t.configure(failure_queue="failed")
+    await t.lease(t.job(max_attempts=1), lease=5)
+    t.advance(5)
+    assert await t.reserve() == []
+    assert len(await _failures(t)) == 1
+
+
+async def a_failure_job_runs_like_any_other(t: Twin) -> None:
+    await t.configure(failure_queue="failed")
+    await t.settle(fail(await t.lease(t.job())))
+    assert await t.settle(ack(await t.lease(queue="failed"))) == [None]
+
+
+async def told_once_even_if_the_fail_is_repeated(t: Twin) -> None:
+    await t.configure(failure_queue="failed")
+    held = await t.lease(t.job())
+    await t.settle(fail(held), fail(held))
+    await t.settle(fail(held))
+    assert len(await _failures(t)) == 1
+
+
+async def told_again_when_it_dies_again(t: Twin) -> None:
+    await t.configure(failure_queue="failed")
+    held = await t.lease(t.job())
+    await t.settle(fail(held))
+    await t.requeue(held.id)
+    await t.settle(fail(await t.lease()))
+    assert len(await _failures(t)) == 2
+
+
+async def only_deaths_are_told_of(t: Twin) -> None:
+    await t.configure(failure_queue="failed")
+    a, b, c, d = await t.hold(4)
+    await t.cancel(c.id)
+    await t.settle(ack(a), discard(b, BOOM), retry(c, t.now), retry(d, t.now))
+    assert await _failures(t) == []
+
+
+async def nothing_is_told_where_no_queue_is_named(t: Twin) -> None:
+    await t.settle(fail(await t.lease(t.job())))
+    assert [stats.queue for stats in await t.driver.stats(now=t.now)] == ["q"]
+
+
+async def a_batch_of_deaths_is_told_one_by_one(t: Twin) -> None:
+    await t.configure(failure_queue="failed")
+    held = await t.hold(5)
+    await t.settle(*map(fail, held))
+    told = [_payload(job).job_id for job in await _failures(t)]
+    assert sorted(told) == sorted(job.id for job in held)
+
+
+async def the_failure_queue_may_be_paused_and_have_its_own(t: Twin) -> None:
+    await t.configure(failure_queue="failed")
+    await t.configure("failed", failure_queue="last")
+    await t.settle(fail(await t.lease(t.job())))
+    await t.settle(fail(await t.lease(queue="failed")))
+    (last,) = map(_payload, await _failures(t, "last"))
+    assert (last.queue, last.type) == ("failed", FAILURE_TYPE)
+    await t.configure("last", paused=True)
+    assert await t.reserve(queue="last") == []
+
+
+async def the_death_of_a_keyed_job_is_told_and_unblocks(t: Twin) -> None:
+    await t.configure(failure_queue="failed")
+    held = await t.lease(t.job(key="k"))
+    blocked = await t.add(key="k")
+    await t.settle(fail(held))
+    assert [job.key for job in await _failures(t)] == [None]
+    await t.shows(blocked, state="ready")

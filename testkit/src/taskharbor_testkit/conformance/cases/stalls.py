@@ -1,14 +1,25 @@
-"""Leases that run out: whose, when, what it costs the job, and when it is one too many."""
+"""Leases that run out: when, what it costs the job, and when it is one too many."""
 
 from __future__ import annotations
 
+from typing import Any
+
 from taskharbor.drivers.contract import EXPIRED_ERROR
-from taskharbor.jobs import SECOND, JobState, Lease, Outcome
-from taskharbor_testkit.conformance.case import case
-from taskharbor_testkit.conformance.twin import BOOM, Twin, beat, retry
+from taskharbor.jobs import SECOND, JobRecord
+from taskharbor_testkit.conformance.case import Body, add
+from taskharbor_testkit.conformance.twin import BOOM, Twin, retry
 
 
-@case()
+async def _stalled(t: Twin, times: int = 1, **fields: Any) -> JobRecord:
+    """A job that ran out of its lease so often."""
+    job = await t.add(**fields)
+    for _ in range(times):
+        await t.reserve(lease=5, worker="w3")
+        t.advance(5)
+        assert await t.reclaim() == 1
+    return job
+
+
 async def a_valid_lease_is_left_alone(t: Twin) -> None:
     await t.lease(t.job(), lease=30)
     t.now += 30 * SECOND - 1
@@ -16,49 +27,34 @@ async def a_valid_lease_is_left_alone(t: Twin) -> None:
         assert await t.reclaim() == 0
 
 
-@case()
 async def over_at_expires_at_exactly(t: Twin) -> None:
-    held = await t.lease(t.job(), lease=30, worker="w3")
-    t.advance(30)
-    assert await t.reclaim() == 1
-    job = await t.get(held.id)
-    assert (job.state, job.stalls, job.attempts, job.run_at_us) == (JobState.READY, 1, 0, held.run_at_us)
-    assert (job.token, job.worker, job.expires_at_us, job.reserved_at_us) == (None,) * 4
-    assert (job.last_error, job.failed_at_us, job.finished_at_us) == (None, None, None)
+    job = await _stalled(t)
+    await t.shows(job, state="ready", stalls=1, attempts=0, run_at_us=job.run_at_us, lease=None, worker=None)
+    await t.shows(job, reserved_at_us=None, last_error=None, failed_at_us=None, finished_at_us=None)
 
 
-@case()
 async def the_row_tells_of_the_lost_lease(t: Twin) -> None:
     held = await t.lease(t.job(), lease=30, worker="w3")
     t.advance(45)
     await t.reclaim()
-    row = await t.last_row(held.id)
-    assert (row.outcome, row.state, row.worker, row.fence) == (Outcome.EXPIRED, JobState.READY, "w3", 1)
-    assert (row.reserved_at_us, row.lease_expires_at_us) == (held.reserved_at_us, held.expires_at_us)
-    assert row.ended_at_us == t.now
-    assert (row.error_type, row.error_message) == (EXPIRED_ERROR.type, EXPIRED_ERROR.message)
+    await t.logged(held, outcome="expired", state="ready", worker="w3", fence=1, ended_at_us=t.now)
+    await t.logged(held, reserved_at_us=held.reserved_at_us, lease_expires_at_us=held.expires_at_us)
+    await t.logged(held, error_type=EXPIRED_ERROR.type, error_message=EXPIRED_ERROR.message)
 
 
-@case()
 async def progress_is_cleared(t: Twin) -> None:
-    held = await t.lease(t.job(), lease=5)
-    (lease,) = await t.extend(beat(held, b"50%"), lease=10)
-    assert isinstance(lease, Lease)
+    held = await t.keep(await t.lease(t.job(), lease=5), b"50%", lease=10)
     t.advance(10)
     await t.reclaim()
-    assert (await t.get(held.id)).progress is None
+    await t.shows(held, progress=None)
 
 
-@case()
 async def a_repeated_reclaim_finds_nothing(t: Twin) -> None:
-    await t.lease(t.job(), lease=30)
-    t.advance(30)
-    assert await t.reclaim() == 1
+    await _stalled(t)
     async with t.unchanged():
         assert await t.reclaim() == 0
 
 
-@case()
 async def a_stall_spends_an_execution(t: Twin) -> None:
     """Dead when attempts + stalls reach max_attempts, with last_error."""
     held = await t.lease(t.job(max_attempts=3), lease=5)
@@ -67,54 +63,29 @@ async def a_stall_spends_an_execution(t: Twin) -> None:
         await t.reserve(lease=5)
         t.advance(5)
         await t.reclaim()
-    job = await t.get(held.id)
-    assert (job.state, job.attempts, job.stalls) == (JobState.DEAD, 1, 2)
-    assert (job.last_error, job.finished_at_us) == (EXPIRED_ERROR.text, t.now)
-    row = await t.last_row(held.id)
-    assert (row.outcome, row.state) == (Outcome.EXPIRED, JobState.DEAD)
+    await t.shows(held, state="dead", attempts=1, stalls=2)
+    await t.shows(held, last_error=EXPIRED_ERROR.text, finished_at_us=t.now)
+    await t.logged(held, outcome="expired", state="dead")
     assert (await t.stats()).dead_total == 1
 
 
-@case()
-async def one_execution_allowed_means_the_first_stall_kills(t: Twin) -> None:
-    held = await t.lease(t.job(max_attempts=1), lease=5)
-    t.advance(5)
-    await t.reclaim()
-    assert await t.state(held.id) is JobState.DEAD
+def _after_stalls(times: int, wanted: str, **limits: int) -> Body:
+    async def body(t: Twin) -> None:
+        await t.shows(await _stalled(t, times, **limits), state=wanted, stalls=times)
+
+    return body
 
 
-@case()
-async def one_execution_left_after_the_last_but_one(t: Twin) -> None:
-    held = await t.lease(t.job(max_attempts=3), lease=5)
-    for _ in range(2):
-        t.advance(5)
-        await t.reserve(lease=5)
-    job = await t.get(held.id)
-    assert (job.state, job.stalls) == (JobState.INFLIGHT, 2)
+for _name, _body in {
+    "one_execution_allowed_means_the_first_stall_kills": _after_stalls(1, "dead", max_attempts=1),
+    "one_execution_left_after_the_last_but_one": _after_stalls(2, "ready", max_attempts=3),
+    "one_stall_left_under_max_stalls": _after_stalls(1, "ready", max_attempts=99, max_stalls=2),
+    "max_stalls_bounds_apart_from_attempts": _after_stalls(2, "dead", max_attempts=99, max_stalls=2),
+    "max_stalls_zero_is_no_bound": _after_stalls(5, "ready", max_attempts=99, max_stalls=0),
+}.items():
+    add(_body, _name)
 
 
-@case()
-async def max_stalls_bounds_apart_from_attempts(t: Twin) -> None:
-    held = await t.lease(t.job(max_attempts=99, max_stalls=2), lease=5)
-    t.advance(5)
-    await t.reserve(lease=5)
-    assert (await t.get(held.id)).stalls == 1
-    t.advance(5)
-    await t.reclaim()
-    assert await t.state(held.id) is JobState.DEAD
-
-
-@case()
-async def max_stalls_zero_is_no_bound(t: Twin) -> None:
-    held = await t.lease(t.job(max_attempts=99, max_stalls=0), lease=5)
-    for _ in range(5):
-        t.advance(5)
-        await t.reserve(lease=5)
-    job = await t.get(held.id)
-    assert (job.state, job.stalls) == (JobState.INFLIGHT, 5)
-
-
-@case()
 async def failures_do_not_count_as_stalls(t: Twin) -> None:
     held = await t.lease(t.job(max_attempts=99, max_stalls=2), lease=5)
     for _ in range(3):
@@ -122,32 +93,27 @@ async def failures_do_not_count_as_stalls(t: Twin) -> None:
         (held,) = await t.reserve(lease=5)
     t.advance(5)
     await t.reclaim()
-    job = await t.get(held.id)
-    assert (job.state, job.attempts, job.stalls) == (JobState.READY, 3, 1)
+    await t.shows(held, state="ready", attempts=3, stalls=1)
 
 
-@case()
 async def a_stall_keeps_the_last_error(t: Twin) -> None:
     held = await t.lease(t.job(), lease=5)
     await t.settle(retry(held, t.now))
     await t.reserve(lease=5)
     t.advance(5)
     await t.reclaim()
-    assert (await t.get(held.id)).last_error == BOOM.text
+    await t.shows(held, last_error=BOOM.text)
 
 
-@case()
 async def only_the_queue_asked_for(t: Twin) -> None:
     here = await t.lease(t.job(), lease=5)
     there = await t.lease(t.job(queue="other"), queue="other", lease=5)
     t.advance(5)
     assert await t.reclaim(queue="q") == 1
-    assert await t.state(here.id) is JobState.READY
-    assert await t.state(there.id) is JobState.INFLIGHT
+    assert await t.states(here, there) == "ready inflight"
     assert await t.reclaim() == 1
 
 
-@case()
 async def every_queue_where_none_is_named(t: Twin) -> None:
     for queue in "abc":
         await t.lease(t.job(queue=queue), queue=queue, lease=5)
@@ -155,17 +121,12 @@ async def every_queue_where_none_is_named(t: Twin) -> None:
     assert await t.reclaim() == 3
 
 
-@case()
 async def at_most_limit_leases(t: Twin) -> None:
-    await t.enqueue(*[t.job() for _ in range(5)])
-    await t.reserve(5, lease=5)
+    await t.hold(5, lease=5)
     t.advance(5)
-    assert await t.reclaim(limit=2) == 2
-    assert await t.reclaim(limit=2) == 2
-    assert await t.reclaim(limit=2) == 1
+    assert [await t.reclaim(limit=2) for _ in range(3)] == [2, 2, 1]
 
 
-@case()
 async def scheduled_jobs_are_none_of_its_business(t: Twin) -> None:
     await t.enqueue(t.job(run_at_us=t.now + SECOND), t.job())
     t.advance(2)
@@ -173,19 +134,12 @@ async def scheduled_jobs_are_none_of_its_business(t: Twin) -> None:
         assert await t.reclaim() == 0
 
 
-@case()
 async def mixed_fates_in_one_call(t: Twin) -> None:
-    lives, dies = t.job(), t.job(max_attempts=1)
-    cancelled, valid = t.job(), t.job(priority=-1)
+    jobs = lives, dies, cancelled, valid = t.job(), t.job(max_attempts=1), t.job(), t.job(priority=-1)
     await t.enqueue(lives, dies, cancelled, valid)
     await t.reserve(3, lease=5)
     await t.reserve(1, lease=60)
     await t.cancel(cancelled.id)
     t.advance(5)
     assert await t.reclaim() == 3
-    assert [await t.state(job.id) for job in (lives, dies, cancelled, valid)] == [
-        JobState.READY,
-        JobState.DEAD,
-        JobState.CANCELLED,
-        JobState.INFLIGHT,
-    ]
+    assert await t.states(*jobs) == "ready dead cancelled inflight"

@@ -1,0 +1,257 @@
+"""Operators' calls: cancel, at once while waiting and by request while inflight; requeue, the one way out of dead."""
+
+from __future__ import annotations
+
+from taskharbor import errors
+from taskharbor.jobs import SECOND, JobRecord, JobState
+from taskharbor_testkit.conformance.twin import BOOM, Twin, ack, discard, fail, release, retry
+
+
+async def a_ready_job_is_cancelled_at_once(t: Twin) -> None:
+    job = await t.add()
+    t.advance(1)
+    assert await t.cancel(job.id) == ["cancelled"]
+    await t.shows(job, state="cancelled", finished_at_us=t.now, cancel_requested=False)
+    await t.logged(job, outcome="cancelled", state="cancelled", ended_at_us=t.now)
+    await t.logged(job, worker=None, reserved_at_us=None, lease_expires_at_us=None)
+
+
+async def a_scheduled_job_is_cancelled_at_once(t: Twin) -> None:
+    job = await t.add(run_at_us=t.now + SECOND)
+    assert await t.cancel(job.id) == ["cancelled"]
+    t.advance(1)
+    assert await t.reserve() == []
+
+
+async def cancel_flags_an_inflight_job(t: Twin) -> None:
+    """INFLIGHT is returned, the lease stands, and the next heartbeat tells its holder."""
+    held = await t.lease(t.job())
+    assert await t.cancel(held.id) == ["inflight"]
+    await t.shows(held, state="inflight", cancel_requested=True, token=held.token)
+    assert (await t.keep(held)).cancel_requested
+    assert await t.rows(held.id) == []
+
+
+async def _requested(t: Twin) -> JobRecord:
+    held = await t.lease(t.job())
+    await t.cancel(held.id)
+    return held
+
+
+async def a_second_cancel_request_changes_nothing(t: Twin) -> None:
+    held = await _requested(t)
+    async with t.unchanged():
+        assert await t.cancel(held.id) == ["inflight"]
+
+
+async def a_cancelled_job_stays_cancelled(t: Twin) -> None:
+    job = await t.add()
+    await t.cancel(job.id)
+    t.advance(1)
+    async with t.unchanged():
+        assert await t.cancel(job.id) == ["cancelled"]
+
+
+async def cancel_of_done_and_dead_is_finished(t: Twin) -> None:
+    done, dead = await t.hold(2)
+    await t.settle(ack(done), fail(dead))
+    async with t.unchanged():
+        assert [type(one) for one in await t.cancel(done.id, dead.id)] == [errors.JobFinished] * 2
+
+
+async def cancel_of_an_unknown_job_is_not_found(t: Twin) -> None:
+    async with t.unchanged():
+        (error,) = await t.cancel("unknown")
+    assert type(error) is errors.JobNotFound
+    assert error.job_id == "unknown"
+
+
+async def a_cancel_request_turns_retry_into_cancelled(t: Twin) -> None:
+    """And the failure is still recorded."""
+    held = await _requested(t)
+    assert await t.settle(retry(held, t.now + SECOND)) == [None]
+    await t.shows(held, state="cancelled", attempts=1, last_error=BOOM.text)
+    await t.shows(held, failed_at_us=t.now, finished_at_us=t.now, cancel_requested=False)
+    await t.logged(held, outcome="cancelled", state="cancelled", error_type=BOOM.type)
+
+
+async def a_cancel_request_turns_release_into_cancelled(t: Twin) -> None:
+    held = await _requested(t)
+    await t.settle(release(held, t.now + SECOND))
+    await t.shows(held, state="cancelled", attempts=0, finished_at_us=t.now)
+    await t.logged(held, outcome="cancelled")
+
+
+async def ack_wins_over_a_cancel_request(t: Twin) -> None:
+    held = await _requested(t)
+    await t.settle(ack(held, b"done anyway"))
+    await t.shows(held, state="done", result=b"done anyway", cancel_requested=False)
+
+
+async def fail_wins_over_a_cancel_request(t: Twin) -> None:
+    held = await _requested(t)
+    await t.settle(fail(held))
+    await t.shows(held, state="dead")
+
+
+async def discard_honours_a_cancel_request(t: Twin) -> None:
+    held = await _requested(t)
+    await t.settle(discard(held))
+    await t.shows(held, state="cancelled")
+
+
+async def a_cancel_request_outlives_the_holder(t: Twin) -> None:
+    """Where the holder dies, the stall ends the job cancelled: nobody runs it again."""
+    held = await _requested(t)
+    t.advance(30)
+    assert await t.reserve() == []
+    await t.shows(held, state="cancelled", stalls=1, finished_at_us=t.now)
+    await t.logged(held, outcome="expired", state="cancelled")
+
+
+async def a_cancel_request_after_the_lease_was_over_is_kept(t: Twin) -> None:
+    held = await t.lease(t.job(), lease=10)
+    t.advance(20)
+    assert await t.cancel(held.id) == ["inflight"]
+    assert await t.reserve() == []
+    await t.shows(held, state="cancelled")
+
+
+async def a_batch_of_cancels_answers_in_order(t: Twin) -> None:
+    held = await t.lease(t.job())
+    ready, scheduled = await t.add(), await t.add(run_at_us=t.now + SECOND)
+    first, unknown, *rest = await t.cancel(scheduled.id, "unknown", held.id, ready.id, ready.id)
+    assert type(unknown) is errors.JobNotFound
+    assert [first, *rest] == ["cancelled", "inflight", "cancelled", "cancelled"]
+    assert len(await t.rows(ready.id)) == 1
+
+
+async def cancelling_frees_the_key(t: Twin) -> None:
+    await t.cancel((await t.add(key="k")).id)
+    again = t.job(key="k")
+    await t.stores(again)
+    await t.shows(again, state="ready")
+
+
+async def a_cancelled_retry_keeps_the_history(t: Twin) -> None:
+    held = await t.lease(t.job())
+    await t.settle(retry(held, t.now + SECOND))
+    await t.cancel(held.id)
+    await t.shows(held, state="cancelled", attempts=1, last_error=BOOM.text, fence=1)
+    assert [row.outcome for row in await t.rows(held.id)] == ["retried", "cancelled"]
+
+
+# -- requeue ---------------------------------------------------------------------------------------------------
+
+
+async def _dead(t: Twin, **fields: object) -> JobRecord:
+    await t.lease(t.job(**fields), lease=5)
+    t.advance(5)
+    held = await t.lease()
+    await t.settle(fail(held, attempts=4))
+    return held
+
+
+async def _not_requeued(t: Twin, error: type, *job_ids: str) -> None:
+    async with t.unchanged():
+        assert [type(one) for one in await t.requeue(*job_ids)] == [error] * len(job_ids)
+
+
+async def a_requeued_job_is_ready_and_due_now(t: Twin) -> None:
+    """Attempts and stalls at zero, last_error kept, finished_at cleared, with a log row `requeued`."""
+    dead, failed_at = await _dead(t), t.now
+    t.advance(7)
+    assert await t.requeue(dead.id) == ["ready"]
+    await t.shows(dead, state="ready", run_at_us=t.now, attempts=0, stalls=0)
+    await t.shows(dead, last_error=BOOM.text, failed_at_us=failed_at, finished_at_us=None)
+    await t.logged(dead, outcome="requeued", state="ready", ended_at_us=t.now)
+    await t.logged(dead, worker=None, reserved_at_us=None, lease_expires_at_us=None)
+
+
+async def a_requeued_job_runs_again(t: Twin) -> None:
+    dead = await _dead(t)
+    await t.requeue(dead.id)
+    held = await t.lease()
+    assert (held.id, held.fence) == (dead.id, 3)
+    assert await t.settle(ack(held)) == [None]
+
+
+async def a_requeued_job_may_die_again(t: Twin) -> None:
+    dead = await _dead(t, max_attempts=2)
+    await t.requeue(dead.id)
+    for stalls in (0, 1):
+        assert (await t.lease(lease=5)).stalls == stalls
+        t.advance(5)
+    await t.reclaim()
+    await t.shows(dead, state="dead")
+
+
+async def only_dead_jobs_are_requeued(t: Twin) -> None:
+    done, held, cancelled = await t.hold(3)
+    await t.settle(ack(done), discard(cancelled))
+    ready, later = await t.add(), await t.add(run_at_us=t.now + SECOND)
+    await _not_requeued(t, errors.JobNotDead, *[job.id for job in (done, held, cancelled, ready, later)])
+
+
+async def requeue_of_an_unknown_job_is_not_found(t: Twin) -> None:
+    await _not_requeued(t, errors.JobNotFound, "unknown")
+
+
+async def a_repeated_requeue_is_not_dead(t: Twin) -> None:
+    dead = await _dead(t)
+    assert await t.requeue(dead.id) == ["ready"]
+    await _not_requeued(t, errors.JobNotDead, dead.id)
+
+
+async def the_same_id_twice_in_a_batch_is_requeued_once(t: Twin) -> None:
+    dead = await _dead(t)
+    first, second = await t.requeue(dead.id, dead.id)
+    assert (first, type(second)) == ("ready", errors.JobNotDead)
+
+
+async def requeued_as_blocked_where_its_key_is_inflight(t: Twin) -> None:
+    dead = await _dead(t, key="k")
+    held = await t.lease(t.job(key="k"))
+    assert await t.requeue(dead.id) == ["blocked"]
+    await t.shows(dead, state="blocked")
+    await t.logged(dead, state="blocked")
+    await t.settle(ack(held))
+    assert (await t.lease()).id == dead.id
+
+
+async def requeue_refused_where_its_key_waits(t: Twin) -> None:
+    dead = await _dead(t, key="k")
+    await t.add(key="k")
+    await _not_requeued(t, errors.KeyConflict, dead.id)
+
+
+async def requeue_refused_where_its_key_is_scheduled(t: Twin) -> None:
+    dead = await _dead(t, key="k")
+    await t.add(key="k", run_at_us=t.now + SECOND)
+    await _not_requeued(t, errors.KeyConflict, dead.id)
+
+
+async def requeue_refused_where_its_key_is_inflight_and_blocked(t: Twin) -> None:
+    dead = await _dead(t, key="k")
+    await t.lease(t.job(key="k"))
+    await t.add(key="k")
+    await _not_requeued(t, errors.KeyConflict, dead.id)
+
+
+async def two_dead_jobs_of_a_key_cannot_both_come_back(t: Twin) -> None:
+    one, two = await _dead(t, key="k"), await _dead(t, key="k")
+    first, second = await t.requeue(one.id, two.id)
+    assert (first, type(second)) == ("ready", errors.KeyConflict)
+
+
+async def the_same_key_in_another_queue_is_no_conflict(t: Twin) -> None:
+    dead = await _dead(t, key="k")
+    await t.add(key="k", queue="other")
+    assert await t.requeue(dead.id) == ["ready"]
+
+
+async def totals_stay_after_a_requeue(t: Twin) -> None:
+    """Jobs that ever died stay counted; the count per state is of now."""
+    await t.requeue((await _dead(t)).id)
+    stats = await t.stats()
+    assert (stats.dead_total, stats.counts[JobState.DEAD], stats.counts[JobState.READY]) == (1, 0, 1)
