@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import taskharbor
+import taskharbor_testkit
 
 ROOT = Path(taskharbor.__file__).parent
 DRIVERS = sorted(
@@ -45,10 +46,10 @@ EXTRAS = {
 }
 
 
-def modules() -> Iterator[tuple[str, str, list[str]]]:
+def modules(root: Path = ROOT) -> Iterator[tuple[str, str, list[str]]]:
     """(dotted name, first folder or module below the package, what it imports)"""
-    for path in sorted(ROOT.rglob("*.py")):
-        relative = path.relative_to(ROOT)
+    for path in sorted(root.rglob("*.py")):
+        relative = path.relative_to(root)
         imported: list[str] = []
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Import):
@@ -118,6 +119,29 @@ def test_extras_stay_in_their_own_folder() -> None:
         for target in imported
         for extra, homes in EXTRAS.items()
         if is_within(target, extra) and top not in homes
+    ]
+    assert guilty == []
+
+
+def test_only_the_history_command_imports_the_testkit() -> None:
+    importers = {
+        name
+        for name, _, imported in modules()
+        if any(is_within(target, "taskharbor_testkit") for target in imported)
+    }
+    assert importers == {"cli.history"}
+
+
+def test_the_testkit_knows_no_driver() -> None:
+    """Its model, planted bugs and simulation stand on the contract alone."""
+    allowed = ("taskharbor.drivers.contract", "taskharbor.drivers.registry", "taskharbor.drivers.operations")
+    guilty = [
+        f"{name} imports {target}"
+        for name, _, imported in modules(Path(taskharbor_testkit.__file__).parent)
+        for target in imported
+        if is_within(target, "taskharbor.drivers")
+        and target != "taskharbor.drivers"
+        and not any(is_within(target, one) for one in allowed)
     ]
     assert guilty == []
 
