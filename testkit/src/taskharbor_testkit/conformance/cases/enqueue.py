@@ -8,51 +8,45 @@ import msgspec
 
 from taskharbor.drivers.contract import Enqueued
 from taskharbor.jobs import SECOND, JobState, UpdateFlags
-from taskharbor_testkit.conformance.twin import Twin, ack, fail, release
+from taskharbor_testkit.conformance.case import add
+from taskharbor_testkit.conformance.twin import START, Twin, ack, fail, release
+
+EVERY_FIELD: dict[str, Any] = {
+    "type": "ünïcode.type",
+    "payload": bytes(range(256)),
+    "codec": "msgpack",
+    "headers": {"traceparent": "00-ab", "emoji": "🚢", "empty": ""},
+    "priority": -32_767,
+    "run_at_us": START - 1,
+    "created_at_us": START - 123_457,
+    "timeout_us": 1,
+    "key": "k/1 'quoted\" %_",
+    "idempotency_key": "i\\1",
+    "max_attempts": 7,
+    "max_stalls": 3,
+    "backoff_min_us": 1,
+    "backoff_max_us": 2,
+}
+"""Microseconds, bytes and unicode that must come back as they went in."""
 
 
-async def a_due_job_is_ready(t: Twin) -> None:
-    job = t.job()
-    await t.stores(job)
-    await t.shows(job, state="ready")
+def _stored(name: str, state: str = "ready", **fields: Any) -> None:
+    """A case: a job of these fields is stored with them, and in this state."""
+
+    async def body(t: Twin) -> None:
+        job = t.job(**fields)
+        await t.stores(job)
+        await t.shows(job, state=state, **fields)
+
+    add(body, name)
 
 
-async def a_job_due_long_ago_is_ready(t: Twin) -> None:
-    await t.shows(await t.add(run_at_us=1), state="ready")
-
-
-async def a_job_due_later_is_scheduled(t: Twin) -> None:
-    await t.shows(await t.add(run_at_us=t.now + 1), state="scheduled")
-
-
-async def every_field_is_kept_exactly(t: Twin) -> None:
-    """Microseconds, bytes, unicode and empty values come back as they went in."""
-    fields: dict[str, Any] = {
-        "type": "ünïcode.type",
-        "payload": bytes(range(256)),
-        "codec": "msgpack",
-        "headers": {"traceparent": "00-ab", "emoji": "🚢", "empty": ""},
-        "priority": -32_767,
-        "run_at_us": t.now - 1,
-        "created_at_us": t.now - 123_457,
-        "timeout_us": 1,
-        "key": "k/1 'quoted\" %_",
-        "idempotency_key": "i\\1",
-        "max_attempts": 7,
-        "max_stalls": 3,
-        "backoff_min_us": 1,
-        "backoff_max_us": 2,
-    }
-    await t.shows(await t.add(**fields), **fields)
-
-
-async def an_empty_payload_is_kept(t: Twin) -> None:
-    await t.shows(await t.add(payload=b""), payload=b"")
-
-
-async def a_payload_of_a_megabyte_is_kept(t: Twin) -> None:
-    payload = b"\x00\xff" * 524_288
-    assert (await t.get((await t.add(payload=payload)).id)).payload == payload
+_stored("a_due_job_is_ready", run_at_us=START)
+_stored("a_job_due_long_ago_is_ready", run_at_us=1)
+_stored("a_job_due_later_is_scheduled", "scheduled", run_at_us=START + 1)
+_stored("every_field_is_kept_exactly", **EVERY_FIELD)
+_stored("an_empty_payload_is_kept", payload=b"")
+_stored("a_payload_of_a_megabyte_is_kept", payload=b"\x00\xff" * 524_288)
 
 
 async def lease_state_and_counters_of_the_record_are_ignored(t: Twin) -> None:

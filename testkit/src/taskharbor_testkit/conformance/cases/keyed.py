@@ -9,7 +9,7 @@ from typing import Any, TypeAlias, get_args
 from taskharbor.drivers.contract import Enqueued
 from taskharbor.jobs import SECOND, JobRecord, UpdateFlags, UpdateRunAt
 from taskharbor_testkit.conformance.case import Body, add
-from taskharbor_testkit.conformance.twin import Twin, ack, discard, fail, release, retry
+from taskharbor_testkit.conformance.twin import SETTLEMENTS, Twin, ack, discard, fail, release, retry
 
 
 async def _inflight_and_blocked(t: Twin, **blocked: Any) -> tuple[JobRecord, JobRecord]:
@@ -17,6 +17,36 @@ async def _inflight_and_blocked(t: Twin, **blocked: Any) -> tuple[JobRecord, Job
     job = t.job(key="k", **({"payload": b"new"} | blocked))
     await t.stores(job)
     return held, job
+
+
+def _frees(settlement: str) -> Body:
+    async def body(t: Twin) -> None:
+        held, blocked = await _inflight_and_blocked(t)
+        await t.settle(SETTLEMENTS[settlement](held))
+        await t.shows(blocked, state="ready")
+        assert (await t.lease()).id == blocked.id
+
+    return body
+
+
+def _absorbs(settlement: str) -> Body:
+    """The survivor gets the fields that the flags name, the other reads as merged into it."""
+
+    async def body(t: Twin) -> None:
+        held, blocked = await _inflight_and_blocked(t)
+        await t.settle(SETTLEMENTS[settlement](held))
+        await t.shows(held, state="ready", payload=b"new")
+        await t.shows(blocked, state="cancelled", merged_into=held.id, finished_at_us=t.now)
+        await t.logged(blocked, outcome="merged")
+        assert (await t.stats()).cancelled_total == 1
+
+    return body
+
+
+for _settlement in ("ack", "fail", "discard"):
+    add(_frees(_settlement), f"{_settlement}_unblocks")
+for _settlement in ("retry", "release"):
+    add(_absorbs(_settlement), f"{_settlement}_absorbs_the_blocked_job")
 
 
 async def a_key_waits_once(t: Twin) -> None:
@@ -73,25 +103,6 @@ async def a_blocked_job_does_not_run_at_its_time(t: Twin) -> None:
     await t.shows(blocked, state="blocked")
 
 
-async def ack_unblocks(t: Twin) -> None:
-    held, blocked = await _inflight_and_blocked(t)
-    await t.settle(ack(held))
-    await t.shows(blocked, state="ready")
-    assert (await t.lease()).id == blocked.id
-
-
-async def fail_unblocks(t: Twin) -> None:
-    held, blocked = await _inflight_and_blocked(t)
-    await t.settle(fail(held))
-    await t.shows(blocked, state="ready")
-
-
-async def discard_unblocks(t: Twin) -> None:
-    held, blocked = await _inflight_and_blocked(t)
-    await t.settle(discard(held))
-    await t.shows(blocked, state="ready")
-
-
 async def an_honoured_cancel_unblocks(t: Twin) -> None:
     held, blocked = await _inflight_and_blocked(t)
     await t.cancel(held.id)
@@ -123,23 +134,6 @@ async def unblocking_keeps_to_key_and_queue(t: Twin) -> None:
     assert await t.states(*blocked) == "blocked blocked"
     await t.settle(ack(other_key), ack(other_queue))
     assert await t.states(*blocked) == "ready ready"
-
-
-async def retry_absorbs_the_blocked_job(t: Twin) -> None:
-    """The survivor gets the fields that the flags name, the other reads as merged into it."""
-    held, blocked = await _inflight_and_blocked(t)
-    await t.settle(retry(held, t.now + SECOND))
-    await t.shows(held, state="scheduled", payload=b"new", attempts=1)
-    await t.shows(blocked, state="cancelled", merged_into=held.id, finished_at_us=t.now)
-    await t.logged(blocked, outcome="merged")
-    assert (await t.stats()).cancelled_total == 1
-
-
-async def release_absorbs_the_blocked_job(t: Twin) -> None:
-    held, blocked = await _inflight_and_blocked(t)
-    await t.settle(release(held))
-    await t.shows(held, payload=b"new")
-    await t.shows(blocked, merged_into=held.id)
 
 
 async def a_stall_absorbs_the_blocked_job(t: Twin) -> None:

@@ -2,9 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from taskharbor import errors
+from taskharbor.drivers.contract import Settlement
 from taskharbor.jobs import SECOND, JobRecord, JobState
-from taskharbor_testkit.conformance.twin import BOOM, Twin, ack, discard, fail, release, retry
+from taskharbor_testkit.conformance.case import add
+from taskharbor_testkit.conformance.twin import (
+    BOOM,
+    SETTLEMENTS,
+    START,
+    Twin,
+    ack,
+    discard,
+    fail,
+    release,
+    retry,
+)
 
 
 async def a_ready_job_is_cancelled_at_once(t: Twin) -> None:
@@ -66,38 +81,26 @@ async def cancel_of_an_unknown_job_is_not_found(t: Twin) -> None:
     assert error.job_id == "unknown"
 
 
-async def a_cancel_request_turns_retry_into_cancelled(t: Twin) -> None:
-    """And the failure is still recorded."""
-    held = await _requested(t)
-    assert await t.settle(retry(held, t.now + SECOND)) == [None]
-    await t.shows(held, state="cancelled", attempts=1, last_error=BOOM.text)
-    await t.shows(held, failed_at_us=t.now, finished_at_us=t.now, cancel_requested=False)
-    await t.logged(held, outcome="cancelled", state="cancelled", error_type=BOOM.type)
+def _with_request(name: str, settlement: Callable[[JobRecord], Settlement], **wanted: Any) -> None:
+    """A case: a job with a cancel request is settled, and its record then has these values."""
+
+    async def body(t: Twin) -> None:
+        held = await _requested(t)
+        assert await t.settle(settlement(held)) == [None]
+        await t.shows(held, finished_at_us=START, cancel_requested=False, **wanted)
+        await t.logged(held, state=wanted["state"], outcome=wanted["state"])
+
+    add(body, name)
 
 
-async def a_cancel_request_turns_release_into_cancelled(t: Twin) -> None:
-    held = await _requested(t)
-    await t.settle(release(held, t.now + SECOND))
-    await t.shows(held, state="cancelled", attempts=0, finished_at_us=t.now)
-    await t.logged(held, outcome="cancelled")
-
-
-async def ack_wins_over_a_cancel_request(t: Twin) -> None:
-    held = await _requested(t)
-    await t.settle(ack(held, b"done anyway"))
-    await t.shows(held, state="done", result=b"done anyway", cancel_requested=False)
-
-
-async def fail_wins_over_a_cancel_request(t: Twin) -> None:
-    held = await _requested(t)
-    await t.settle(fail(held))
-    await t.shows(held, state="dead")
-
-
-async def discard_honours_a_cancel_request(t: Twin) -> None:
-    held = await _requested(t)
-    await t.settle(discard(held))
-    await t.shows(held, state="cancelled")
+_FAILED = {"attempts": 1, "last_error": BOOM.text, "failed_at_us": START}
+_with_request(
+    "a_cancel_request_turns_retry_into_cancelled", SETTLEMENTS["retry"], state="cancelled", **_FAILED
+)
+_with_request("a_cancel_request_turns_release_into_cancelled", release, state="cancelled", attempts=0)
+_with_request("ack_wins_over_a_cancel_request", lambda job: ack(job, b"1"), state="done", result=b"1")
+_with_request("fail_wins_over_a_cancel_request", fail, state="dead", **_FAILED)
+_with_request("discard_honours_a_cancel_request", discard, state="cancelled")
 
 
 async def a_cancel_request_outlives_the_holder(t: Twin) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from taskharbor.jobs import SECOND, JobRecord
-from taskharbor_testkit.conformance.twin import Twin, ack, fail, release, retry
+from taskharbor_testkit.conformance.case import add
+from taskharbor_testkit.conformance.twin import START, Twin, ack, fail, release, retry
 
 
 async def an_empty_queue_gives_nothing(t: Twin) -> None:
@@ -165,28 +166,20 @@ def _ids(*jobs: JobRecord) -> list[str]:
     return [job.id for job in jobs]
 
 
-async def higher_priority_first(t: Twin) -> None:
-    low, normal, high = t.job(priority=-5), t.job(), t.job(priority=32_767)
-    await t.enqueue(low, normal, high)
-    assert await _order(t) == _ids(high, normal, low)
+def _ordered(name: str, wanted: str, **jobs: dict[str, int]) -> None:
+    """A case: these jobs, given by name and fields, are claimed in this order."""
+
+    async def body(t: Twin) -> None:
+        await t.enqueue(*[t.job(id=job_id, **fields) for job_id, fields in jobs.items()])
+        assert " ".join(await _order(t)) == wanted
+
+    add(body, name)
 
 
-async def then_run_at(t: Twin) -> None:
-    late, early = t.job(run_at_us=t.now - 1), t.job(run_at_us=t.now - 2)
-    await t.enqueue(late, early)
-    assert await _order(t) == _ids(early, late)
-
-
-async def priority_beats_run_at(t: Twin) -> None:
-    old, urgent = t.job(run_at_us=t.now - 1000), t.job(priority=1)
-    await t.enqueue(old, urgent)
-    assert await _order(t) == _ids(urgent, old)
-
-
-async def then_insertion(t: Twin) -> None:
-    """FIFO at equal priority and run_at, whatever the ids look like."""
-    jobs = [await t.add(id=f"id-{name}") for name in ["zebra", "apple", "mango", "banana"]]
-    assert await _order(t) == _ids(*jobs)
+_ordered("higher_priority_first", "high usual low", low={"priority": -5}, usual={}, high={"priority": 32_767})
+_ordered("then_run_at", "early late", late={"run_at_us": START - 1}, early={"run_at_us": START - 2})
+_ordered("priority_beats_run_at", "urgent old", old={"run_at_us": START - 1000}, urgent={"priority": 1})
+_ordered("then_insertion", "zebra apple mango banana", zebra={}, apple={}, mango={}, banana={})
 
 
 async def insertion_holds_across_batches_and_handles(t: Twin) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -15,6 +16,7 @@ from taskharbor_testkit.conformance.snapshot import list_all
 from taskharbor_testkit.conformance.twin import (
     BOOM,
     SETTLEMENTS,
+    START,
     Twin,
     ack,
     discard,
@@ -25,69 +27,51 @@ from taskharbor_testkit.conformance.twin import (
 )
 
 NO_LEASE = dict.fromkeys(("token", "worker", "expires_at_us", "reserved_at_us"))
+NOW, LATER = START + SECOND, START + 6 * SECOND
+FAILED = {"last_error": BOOM.text, "failed_at_us": NOW}
 
 
-async def ack_ends_the_job_done(t: Twin) -> None:
-    held = await t.lease(t.job())
-    t.advance(1)
-    assert await t.settle(ack(held, b"\x00result")) == [None]
-    await t.shows(held, state="done", result=b"\x00result", finished_at_us=t.now, **NO_LEASE)
-    await t.shows(held, attempts=0, stalls=0, last_error=None)
+def _effect(name: str, settlement: Callable[[JobRecord], Settlement], **wanted: Any) -> None:
+    """A case: a job is leased at START and settled at NOW, and its record then has these values."""
+
+    async def body(t: Twin) -> None:
+        held = await t.lease(t.job())
+        t.advance(1)
+        assert await t.settle(settlement(held)) == [None]
+        await t.shows(held, **wanted, **NO_LEASE)
+
+    add(body, name)
 
 
-async def ack_without_result_stores_none(t: Twin) -> None:
-    held = await t.lease(t.job())
-    await t.settle(ack(held))
-    await t.shows(held, result=None)
-
-
-async def ack_with_an_empty_result_stores_it(t: Twin) -> None:
-    held = await t.lease(t.job())
-    await t.settle(ack(held, b""))
-    await t.shows(held, result=b"")
+_effect("ack_ends_the_job_done", ack, state="done", finished_at_us=NOW, attempts=0, stalls=0, last_error=None)
+_effect("ack_stores_the_result", lambda job: ack(job, b"\x00result"), result=b"\x00result")
+_effect("ack_without_result_stores_none", ack, result=None)
+_effect("ack_with_an_empty_result_stores_it", lambda job: ack(job, b""), result=b"")
+_effect("retry_later_is_scheduled", lambda job: retry(job, LATER), state="scheduled", run_at_us=LATER)
+_effect("retry_records_the_failure", lambda job: retry(job, LATER), finished_at_us=None, **FAILED)
+_effect("retry_at_once_is_ready", lambda job: retry(job, NOW), state="ready", stalls=0)
+_effect("retry_stores_the_number_it_is_given", lambda job: retry(job, NOW, attempts=17), attempts=17)
+_effect("fail_ends_the_job_dead", lambda job: fail(job, attempts=3), state="dead", attempts=3)
+_effect("fail_records_the_failure", fail, finished_at_us=NOW, **FAILED)
+_effect("release_gives_back_unspent", release, state="ready", attempts=0, stalls=0, run_at_us=START, fence=1)
+_effect("release_records_no_failure", release, last_error=None, failed_at_us=None, finished_at_us=None)
+_effect(
+    "release_until_later_is_scheduled", lambda job: release(job, LATER), state="scheduled", run_at_us=LATER
+)
+_effect("release_until_now_is_ready", lambda job: release(job, NOW), state="ready", run_at_us=NOW)
+_effect("discard_ends_the_job_cancelled", discard, state="cancelled", finished_at_us=NOW, last_error=None)
+_effect(
+    "discard_with_a_reason_says_why", lambda job: discard(job, BOOM), last_error=BOOM.text, failed_at_us=None
+)
 
 
 async def ack_keeps_the_failures_before_it(t: Twin) -> None:
     held = await t.lease(t.job())
-    failed_at = t.now
+    t.advance(1)
     await t.settle(retry(held, t.now))
     t.advance(1)
     await t.settle(ack(await t.lease()))
-    await t.shows(held, attempts=1, last_error=BOOM.text, failed_at_us=failed_at)
-
-
-async def retry_later_is_scheduled(t: Twin) -> None:
-    held, later = await t.lease(t.job()), t.now + 5 * SECOND
-    assert await t.settle(retry(held, later, attempts=1)) == [None]
-    await t.shows(held, state="scheduled", run_at_us=later, attempts=1)
-    await t.shows(held, last_error=BOOM.text, failed_at_us=t.now, finished_at_us=None)
-
-
-async def retry_at_once_is_ready(t: Twin) -> None:
-    held = await t.lease(t.job())
-    await t.settle(retry(held, t.now))
-    await t.shows(held, state="ready")
-
-
-async def retry_stores_the_number_it_is_given(t: Twin) -> None:
-    """The core counts; the driver persists."""
-    held = await t.lease(t.job(max_attempts=2))
-    await t.settle(retry(held, t.now, attempts=17))
-    await t.shows(held, state="ready", attempts=17)
-
-
-async def retry_counts_no_stall(t: Twin) -> None:
-    held = await t.lease(t.job())
-    await t.settle(retry(held, t.now))
-    await t.shows(held, stalls=0)
-
-
-async def fail_ends_the_job_dead(t: Twin) -> None:
-    held = await t.lease(t.job())
-    t.advance(1)
-    assert await t.settle(fail(held, attempts=3)) == [None]
-    await t.shows(held, state="dead", attempts=3, last_error=BOOM.text)
-    await t.shows(held, failed_at_us=t.now, finished_at_us=t.now)
+    await t.shows(held, attempts=1, **FAILED)
 
 
 async def an_error_without_detail_is_one_line(t: Twin) -> None:
@@ -95,40 +79,6 @@ async def an_error_without_detail_is_one_line(t: Twin) -> None:
     await t.settle(fail(held, error=Failure("Gone", "")))
     await t.shows(held, last_error="Gone")
     await t.logged(held, error_type="Gone", error_message="")
-
-
-async def release_gives_back_unspent(t: Twin) -> None:
-    held = await t.lease(t.job())
-    t.advance(1)
-    await t.settle(release(held))
-    await t.shows(held, state="ready", attempts=0, stalls=0, run_at_us=held.run_at_us, fence=1)
-    await t.shows(held, last_error=None, failed_at_us=None, finished_at_us=None)
-
-
-async def release_until_later_is_scheduled(t: Twin) -> None:
-    held = await t.lease(t.job())
-    await t.settle(release(held, t.now + SECOND))
-    await t.shows(held, state="scheduled", run_at_us=t.now + SECOND, attempts=0, stalls=0)
-
-
-async def release_until_an_instant_that_passed_is_ready(t: Twin) -> None:
-    held = await t.lease(t.job())
-    t.advance(2)
-    await t.settle(release(held, t.now - SECOND))
-    await t.shows(held, state="ready", run_at_us=t.now - SECOND)
-
-
-async def discard_ends_the_job_cancelled(t: Twin) -> None:
-    held = await t.lease(t.job())
-    await t.settle(discard(held))
-    await t.shows(held, state="cancelled", finished_at_us=t.now, last_error=None)
-
-
-async def discard_with_a_reason_says_why(t: Twin) -> None:
-    held = await t.lease(t.job())
-    await t.settle(discard(held, Failure("Discard", "obsolete")))
-    await t.shows(held, last_error="Discard: obsolete", failed_at_us=None, attempts=0)
-    await t.logged(held, error_message="obsolete")
 
 
 async def every_end_of_a_lease_clears_progress_and_cancel_request(t: Twin) -> None:
@@ -271,12 +221,9 @@ async def the_log_tells_each_outcome(t: Twin) -> None:
 # -- the failure queue: the step that makes a job dead also enqueues a job that tells of it -----------------------
 
 
-async def _failures(t: Twin, queue: str = "failed") -> list[JobRecord]:
-    return await list_all(t.driver, JobFilter(queue=queue), t.now)
-
-
-def _payload(job: JobRecord) -> FailurePayload:
-    return msgspec.json.decode(job.payload, type=FailurePayload)
+async def _failures(t: Twin, queue: str = "failed") -> list[FailurePayload]:
+    jobs = await list_all(t.driver, JobFilter(queue=queue), t.now)
+    return [msgspec.json.decode(job.payload, type=FailurePayload) for job in jobs]
 
 
 async def a_failed_job_is_told_of(t: Twin) -> None:
@@ -284,19 +231,12 @@ async def a_failed_job_is_told_of(t: Twin) -> None:
     held = await t.lease(t.job(payload=b"\x00\xff", headers={"trace": "1"}, type="sms", codec="raw"))
     t.advance(1)
     await t.settle(fail(held, attempts=2))
-    (told,) = await _failures(t)
-    await t.shows(told, type=FAILURE_TYPE, queue="failed", headers={"trace": "1"})
-    await t.shows(told, state="ready", run_at_us=t.now, created_at_us=t.now)
-    assert _payload(told) == FailurePayload(
-        job_id=held.id,
-        queue="q",
-        type="sms",
-        codec="raw",
-        payload=b"\x00\xff",
-        error=BOOM.text,
-        attempts=2,
-        stalls=0,
-    )
+    (payload,) = await _failures(t)
+    same = {name: getattr(held, name) for name in ("queue", "type", "codec", "payload")}
+    assert payload == FailurePayload(job_id=held.id, error=BOOM.text, attempts=2, stalls=0, **same)
+    told = await t.lease(queue="failed")
+    assert (told.type, told.headers, told.key) == (FAILURE_TYPE, {"trace": "1"}, None)
+    assert (told.run_at_us, told.created_at_us) == (t.now, t.now)
 
 
 async def a_job_that_died_by_stall_is_told_of(t: Twin) -> None:
@@ -304,7 +244,7 @@ async def a_job_that_died_by_stall_is_told_of(t: Twin) -> None:
     held = await t.lease(t.job(max_attempts=1), lease=5)
     t.advance(5)
     await t.reclaim()
-    (told,) = map(_payload, await _failures(t))
+    (told,) = await _failures(t)
     assert (told.job_id, told.stalls, told.error) == (held.id, 1, EXPIRED_ERROR.text)
 
 
@@ -356,8 +296,7 @@ async def a_batch_of_deaths_is_told_one_by_one(t: Twin) -> None:
     await t.configure(failure_queue="failed")
     held = await t.hold(5)
     await t.settle(*map(fail, held))
-    told = [_payload(job).job_id for job in await _failures(t)]
-    assert sorted(told) == sorted(job.id for job in held)
+    assert sorted(told.job_id for told in await _failures(t)) == sorted(job.id for job in held)
 
 
 async def the_failure_queue_may_be_paused_and_have_its_own(t: Twin) -> None:
@@ -365,7 +304,7 @@ async def the_failure_queue_may_be_paused_and_have_its_own(t: Twin) -> None:
     await t.configure("failed", failure_queue="last")
     await t.settle(fail(await t.lease(t.job())))
     await t.settle(fail(await t.lease(queue="failed")))
-    (last,) = map(_payload, await _failures(t, "last"))
+    (last,) = await _failures(t, "last")
     assert (last.queue, last.type) == ("failed", FAILURE_TYPE)
     await t.configure("last", paused=True)
     assert await t.reserve(queue="last") == []
@@ -376,5 +315,5 @@ async def the_death_of_a_keyed_job_is_told_and_unblocks(t: Twin) -> None:
     held = await t.lease(t.job(key="k"))
     blocked = await t.add(key="k")
     await t.settle(fail(held))
-    assert [job.key for job in await _failures(t)] == [None]
+    assert len(await _failures(t)) == 1
     await t.shows(blocked, state="ready")
