@@ -56,14 +56,9 @@ class DriverMachine(RuleBasedStateMachine):
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         return self.loop.run_until_complete(work)
 
-    @initialize(
-        wishes=st.lists(some.wishes, max_size=8),
-        settings=some.settings,
-        lease=some.leases,
-        limit=some.limits,
-    )
+    @initialize(wishes=st.lists(some.wishes, max_size=8), settings=some.settings, how=some.reservations)
     def open_the_store(
-        self, wishes: list[dict[str, Any]], settings: QueueSettings, lease: Micros, limit: int
+        self, wishes: list[dict[str, Any]], settings: QueueSettings, how: dict[str, Any]
     ) -> None:
         """A history begins with some jobs, some leases and some settings: from nothing it would rarely get far."""
         directory = self.stack.enter_context(tempfile.TemporaryDirectory(prefix="taskharbor-machine-"))
@@ -75,7 +70,7 @@ class DriverMachine(RuleBasedStateMachine):
 
         self.twin, self.clients = self.run(opened())
         self.do(0, self.enqueueing(wishes))
-        self.do(0, self.reserving("q", limit, lease, "w1", None))
+        self.do(0, self.reserving(limit=how["limit"], lease=how["lease"]))
         self.do(0, Call("configure", ("q", settings), {"now": self.twin.now}))
 
     def teardown(self) -> None:
@@ -107,105 +102,57 @@ class DriverMachine(RuleBasedStateMachine):
     def enqueue(self, client: int, wishes: list[dict[str, Any]]) -> None:
         self.do(client, self.enqueueing(wishes))
 
-    @rule(
-        client=some.clients,
-        queue=some.queues,
-        limit=some.limits,
-        lease=some.leases,
-        worker=some.workers,
-        types=some.types,
-        lag=some.lags,
-    )
-    def reserve(
-        self,
-        client: int,
-        queue: str,
-        limit: int,
-        lease: Micros,
-        worker: str,
-        types: list[str] | None,
-        lag: Micros,
-    ) -> None:
-        self.do(client, self.reserving(queue, limit, lease, worker, types, lag))
+    @rule(client=some.clients, how=some.reservations)
+    def reserve(self, client: int, how: dict[str, Any]) -> None:
+        self.do(client, self.reserving(**how))
 
-    @rule(
-        client=some.clients,
-        step=some.time_steps,
-        wishes=st.lists(some.wishes, max_size=2),
-        lease=some.leases,
-        ends=st.lists(st.tuples(some.pick, some.verbs, some.delays), max_size=2),
-        lag=some.lags,
-    )
-    def work(
-        self,
-        client: int,
-        step: Micros,
-        wishes: list[dict[str, Any]],
-        lease: Micros,
-        ends: list[tuple[int, str, Micros]],
-        lag: Micros,
-    ) -> None:
-        """What most of life is made of, in one step, so that histories get somewhere."""
+    @rule(client=some.clients, step=some.time_steps, wishes=st.lists(some.wishes, max_size=2), how=some.ends)
+    def work(self, client: int, step: Micros, wishes: list[dict[str, Any]], how: dict[str, Any]) -> None:
+        """Most of a store's life in one step, so that histories get somewhere."""
         self.twin.now += step
         self.do(client, self.enqueueing(wishes))
-        self.do(client, self.reserving("q", 2, lease, "w1", None))
+        self.do(client, self.reserving(limit=2, lease=how["lease"]))
         if self.tokens:
-            self.do(client, self.settling(ends))
-            if lag:
-                self.do(client, self.reserving("q", 2, lease, "w3", None, lag))
+            self.do(client, self.settling(how["ends"]))
+            if how["lag"]:
+                self.do(client, self.reserving(limit=2, lease=how["lease"], worker="w3", lag=how["lag"]))
 
-    @rule(
-        client=some.clients,
-        wish=some.wishes,
-        again=st.lists(some.wishes, min_size=1, max_size=2),
-        verb=some.verbs,
-    )
-    def contend_for_a_key(
-        self, client: int, wish: dict[str, Any], again: list[dict[str, Any]], verb: str
-    ) -> None:
+    @rule(client=some.clients, wishes=st.lists(some.wishes, min_size=2, max_size=3), verb=some.verbs)
+    def contend_for_a_key(self, client: int, wishes: list[dict[str, Any]], verb: str) -> None:
         """One job of a key runs, others of it come in meanwhile, then the first one ends or goes back."""
-        keyed = {"queue": "q", "key": "k"}
-        self.do(client, self.enqueueing([wish | keyed]))
-        self.do(client, self.reserving("q", 10, SECOND, "w2", None))
-        self.do(client, self.enqueueing([one | keyed for one in again]))
+        first, *again = [wish | {"queue": "q", "key": "k"} for wish in wishes]
+        self.do(client, self.enqueueing([first]))
+        self.do(client, self.reserving(limit=10, lease=SECOND, worker="w2"))
+        self.do(client, self.enqueueing(again))
         held = [job for job in self.twin.model.jobs.values() if job.token is not None and job.key == "k"]
         if held:
             which = [job_id for job_id, _ in reversed(self.tokens)].index(held[-1].id)
-            self.do(client, self.settling([(which, verb, wish["delay"])]))
+            self.do(client, self.settling([(which, verb, first["delay"])]))
 
     @precondition(lambda self: self.tokens)
-    @rule(
-        client=some.clients,
-        which=st.lists(some.pick, min_size=1, max_size=3),
-        lease=some.leases,
-        progress=st.sampled_from((None, b"", b"50%")),
-        lag=some.lags,
-    )
+    @rule(client=some.clients, which=some.picks, progress=st.sampled_from((None, b"", b"50%")), how=some.ends)
     def extend_lease(
-        self, client: int, which: list[int], lease: Micros, progress: bytes | None, lag: Micros
+        self, client: int, which: list[int], progress: bytes | None, how: dict[str, Any]
     ) -> None:
         beats = [contract.Extension(*self.token(n), progress) for n in which]
-        self.do(client, Call("extend_lease", (beats,), {"lease_for": lease, "now": self.twin.now - lag}))
+        now = self.twin.now - how["lag"]
+        self.do(client, Call("extend_lease", (beats,), {"lease_for": how["lease"], "now": now}))
 
     @precondition(lambda self: self.tokens)
-    @rule(
-        client=some.clients,
-        ends=st.lists(st.tuples(some.pick, some.verbs, some.delays), min_size=1, max_size=4),
-        lag=some.lags,
-    )
-    def settle(self, client: int, ends: list[tuple[int, str, Micros]], lag: Micros) -> None:
-        self.do(client, self.settling(ends, lag))
+    @rule(client=some.clients, how=some.ends)
+    def settle(self, client: int, how: dict[str, Any]) -> None:
+        self.do(client, self.settling(how["ends"], how["lag"]))
 
     @rule(client=some.clients, queue=st.none() | some.queues, limit=some.limits, lag=some.lags)
     def reclaim(self, client: int, queue: str | None, limit: int, lag: Micros) -> None:
         self.do(client, Call("reclaim", (), {"now": self.twin.now - lag, "queue": queue, "limit": limit}))
 
-    @rule(client=some.clients, which=st.lists(some.pick, min_size=1, max_size=3), lag=some.lags)
+    @rule(client=some.clients, which=some.picks, lag=some.lags)
     def cancel(self, client: int, which: list[int], lag: Micros) -> None:
         ids = [self.token(n)[0] if self.tokens and n % 2 else self.job_id(n) for n in which]
         self.do(client, Call("cancel", (ids,), {"now": self.twin.now - lag}))
 
-    @rule(client=some.clients, which=st.lists(some.pick, min_size=1, max_size=3), lag=some.lags)
+    @rule(client=some.clients, which=some.picks, lag=some.lags)
     def requeue(self, client: int, which: list[int], lag: Micros) -> None:
         dead = [job.id for job in self.twin.model.jobs.values() if job.state == "dead"] or ["unknown"]
         ids = [dead[n % len(dead)] if n % 4 else self.job_id(n) for n in which]
@@ -250,32 +197,13 @@ class DriverMachine(RuleBasedStateMachine):
         """Let go of without close. (The store closes it when the history is over, for the sake of the test.)"""
         self.clients[client] = self.run(self.store.connect())
 
-    @rule(
-        wishes=st.lists(some.wishes, min_size=1, max_size=2),
-        ends=st.lists(st.tuples(some.pick, some.verbs, some.delays), min_size=1, max_size=2),
-        lease=some.leases,
-        limit=some.limits,
-        types=some.types,
-        which=some.pick,
-        lag=some.lags,
-    )
-    def calls_race(
-        self,
-        wishes: list[dict[str, Any]],
-        ends: list[tuple[int, str, Micros]],
-        lease: Micros,
-        limit: int,
-        types: list[str] | None,
-        which: int,
-        lag: Micros,
-    ) -> None:
+    @rule(wishes=st.lists(some.wishes, min_size=1, max_size=2), how=some.reservations, end=some.ends)
+    def calls_race(self, wishes: list[dict[str, Any]], how: dict[str, Any], end: dict[str, Any]) -> None:
         """Three clients at once; some order of their calls must explain what came of it."""
-        third = (
-            self.settling(ends)
-            if self.tokens
-            else Call("cancel", ([self.job_id(which)],), {"now": self.twin.now})
-        )
-        calls = [self.enqueueing(wishes), self.reserving("q", limit, lease, "w9", types, lag), third]
+        cancel = Call("cancel", ([self.job_id(end["which"])],), {"now": self.twin.now})
+        third = self.settling(end["ends"]) if self.tokens else cancel
+        reserve = self.reserving(**how | {"queue": "q", "worker": "w9"})
+        calls = [self.enqueueing(wishes), reserve, third]
         self.last = None
         for answer in self.run(self.twin.together(*zip(self.clients, calls, strict=True))):
             self.note(answer)
@@ -285,13 +213,22 @@ class DriverMachine(RuleBasedStateMachine):
     def enqueueing(self, wishes: list[dict[str, Any]]) -> Call:
         now = self.twin.now
         records = [
-            JobRecord(run_at_us=now + wish["delay"], created_at_us=now, **_without(wish, "delay"))
-            for wish in wishes
+            JobRecord(run_at_us=now + delay, created_at_us=now, **fields)
+            for delay, fields in (
+                (wish["delay"], {n: v for n, v in wish.items() if n != "delay"}) for wish in wishes
+            )
         ]
         return Call("enqueue", (records,), {"now": now, "new_ids": self.twin.are_new(records)})
 
     def reserving(
-        self, queue: str, limit: int, lease: Micros, worker: str, types: list[str] | None, lag: Micros = 0
+        self,
+        *,
+        limit: int,
+        lease: Micros,
+        queue: str = "q",
+        worker: str = "w1",
+        types: list[str] | None = None,
+        lag: Micros = 0,
     ) -> Call:
         how = {"limit": limit, "lease_for": lease, "worker": worker, "types": types}
         return Call("reserve", (queue,), how | {"now": self.twin.now - lag})
@@ -323,10 +260,6 @@ class DriverMachine(RuleBasedStateMachine):
     def job_id(self, which: int) -> str:
         ids = [*self.twin.model.jobs, "unknown"]
         return ids[-2 - which] if which < len(ids) - 1 else "unknown"
-
-
-def _without(wish: dict[str, Any], name: str) -> dict[str, Any]:
-    return {field: value for field, value in wish.items() if field != name}
 
 
 def machine_for(backend: Backend) -> type[DriverMachine]:

@@ -57,6 +57,23 @@ wishes: SearchStrategy[dict[str, Any]] = st.fixed_dictionaries(
 
 verbs: SearchStrategy[str] = st.sampled_from(("ack", "ack", "retry", "fail", "release", "snooze", "discard"))
 
+reservations: SearchStrategy[dict[str, Any]] = st.fixed_dictionaries(
+    {"queue": queues, "limit": limits, "lease": leases, "worker": workers, "types": types, "lag": lags}
+)
+"""How a reserve is called."""
+
+picks: SearchStrategy[list[int]] = st.lists(pick, min_size=1, max_size=3)
+
+ends: SearchStrategy[dict[str, Any]] = st.fixed_dictionaries(
+    {
+        "ends": st.lists(st.tuples(pick, verbs, delays), min_size=1, max_size=3),
+        "which": pick,
+        "lease": leases,
+        "lag": lags,
+    }
+)
+"""How leases are extended or ended: which ones, by which settlement, how late."""
+
 settings: SearchStrategy[QueueSettings] = st.builds(
     QueueSettings,
     paused=st.sampled_from((False,) * 7 + (True,)),

@@ -70,11 +70,12 @@ for _situation in SITUATIONS:
 
 
 async def extending_sets_expires_at(t: Twin) -> None:
-    """expires_at = now + lease_for, counted from the heartbeat."""
+    """expires_at = now + lease_for, counted from the heartbeat. Worker, reserved_at and fence stay."""
     held = await t.lease(t.job())
     t.advance(20)
     kept = await t.keep(held, lease=30)
     await t.shows(held, lease=Lease(held.id, str(kept.token), t.now + 30 * SECOND, False))
+    await t.shows(held, worker=held.worker, reserved_at_us=held.reserved_at_us, fence=held.fence)
 
 
 async def extending_never_shortens(t: Twin) -> None:
@@ -98,32 +99,11 @@ async def an_extended_lease_outlives_the_first_expiry(t: Twin) -> None:
     assert await t.settle(ack(kept)) == [None]
 
 
-async def extending_keeps_who_and_since_when(t: Twin) -> None:
-    held = await t.lease(t.job())
-    t.advance(5)
-    await t.keep(held)
-    await t.shows(held, worker=held.worker, reserved_at_us=held.reserved_at_us, fence=held.fence)
-
-
 async def a_lease_is_valid_until_just_before_expires_at(t: Twin) -> None:
-    held = await t.lease(t.job())
+    one, two = await t.hold(2)
     t.now += 30 * SECOND - 1
-    assert await t.settle(ack(held)) == [None]
-
-
-async def a_lease_may_be_extended_until_just_before_expires_at(t: Twin) -> None:
-    held = await t.lease(t.job())
-    t.now += 30 * SECOND - 1
-    await t.keep(held)
-
-
-async def a_lease_is_over_at_expires_at_exactly(t: Twin) -> None:
-    await t.refuses(errors.LeaseExpired, ack(await _expired(t)))
-
-
-async def an_expired_lease_is_not_revived_by_a_heartbeat(t: Twin) -> None:
-    await t.refuses_beat(errors.LeaseExpired, await _expired(t))
-    assert len(await t.reserve()) == 1
+    await t.keep(one)
+    assert await t.settle(ack(two)) == [None]
 
 
 async def a_heartbeat_carries_progress_up(t: Twin) -> None:
@@ -132,13 +112,10 @@ async def a_heartbeat_carries_progress_up(t: Twin) -> None:
 
 
 async def a_heartbeat_without_progress_keeps_it(t: Twin) -> None:
+    """Only None leaves the stored progress as it is; an empty one is stored."""
     held = await t.keep(await t.lease(t.job()), b"50%")
-    await t.shows(await t.keep(held), progress=b"50%")
-
-
-async def a_heartbeat_with_empty_progress_stores_it(t: Twin) -> None:
-    """Only None leaves the stored progress as it is."""
-    held = await t.keep(await t.lease(t.job()), b"50%")
+    held = await t.keep(held)
+    await t.shows(held, progress=b"50%")
     await t.shows(await t.keep(held, b""), progress=b"")
 
 

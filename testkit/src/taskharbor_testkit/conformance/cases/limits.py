@@ -7,13 +7,7 @@ from taskharbor.jobs import JobState
 from taskharbor_testkit.conformance.twin import SETTLEMENTS, Twin, ack
 
 
-async def w_bounds_one_reserve(t: Twin) -> None:
-    await t.configure(max_inflight=3)
-    await t.add_many(5)
-    assert len(await t.reserve(10)) == 3
-
-
-async def w_bounds_several_reserves_and_workers(t: Twin) -> None:
+async def w_bounds_reserves_of_all_workers(t: Twin) -> None:
     await t.configure(max_inflight=3)
     await t.add_many(9)
     other = await t.store.connect()
@@ -61,14 +55,6 @@ async def w_is_per_queue(t: Twin) -> None:
     assert len(await t.reserve(10, queue="free")) == 4
 
 
-async def w_counts_whatever_the_type(t: Twin) -> None:
-    await t.configure(max_inflight=2)
-    await t.add_many(2, type="mail")
-    await t.add(type="sms")
-    assert len(await t.reserve(10, types=["mail"])) == 2
-    assert await t.reserve(10, types=["sms"]) == []
-
-
 async def a_lower_w_revokes_no_lease(t: Twin) -> None:
     """It grants none until there is room."""
     await t.add_many(6)
@@ -82,9 +68,11 @@ async def a_lower_w_revokes_no_lease(t: Twin) -> None:
 
 
 async def a_higher_w_grants_at_once(t: Twin) -> None:
+    """And jobs of every type count."""
     await t.configure(max_inflight=1)
-    await t.add_many(6)
-    await t.reserve(10)
+    await t.enqueue(*[t.job(type=kind) for kind in ("mail", "sms") * 3])
+    assert len(await t.reserve(10, types=["mail"])) == 1
+    assert await t.reserve(10, types=["sms"]) == []
     await t.configure(max_inflight=3)
     assert len(await t.reserve(10)) == 2
     await t.configure()

@@ -74,13 +74,6 @@ async def cancel_of_done_and_dead_is_finished(t: Twin) -> None:
         assert [type(one) for one in await t.cancel(done.id, dead.id)] == [errors.JobFinished] * 2
 
 
-async def cancel_of_an_unknown_job_is_not_found(t: Twin) -> None:
-    async with t.unchanged():
-        (error,) = await t.cancel("unknown")
-    assert type(error) is errors.JobNotFound
-    assert error.job_id == "unknown"
-
-
 def _with_request(name: str, settlement: Callable[[JobRecord], Settlement], **wanted: Any) -> None:
     """A case: a job with a cancel request is settled, and its record then has these values."""
 
@@ -196,20 +189,10 @@ async def only_dead_jobs_are_requeued(t: Twin) -> None:
     await _not_requeued(t, errors.JobNotDead, *[job.id for job in (done, held, cancelled, ready, later)])
 
 
-async def requeue_of_an_unknown_job_is_not_found(t: Twin) -> None:
-    await _not_requeued(t, errors.JobNotFound, "unknown")
-
-
-async def a_repeated_requeue_is_not_dead(t: Twin) -> None:
+async def a_batch_of_requeues_answers_in_order(t: Twin) -> None:
     dead = await _dead(t)
-    assert await t.requeue(dead.id) == ["ready"]
-    await _not_requeued(t, errors.JobNotDead, dead.id)
-
-
-async def the_same_id_twice_in_a_batch_is_requeued_once(t: Twin) -> None:
-    dead = await _dead(t)
-    first, second = await t.requeue(dead.id, dead.id)
-    assert (first, type(second)) == ("ready", errors.JobNotDead)
+    first, second, unknown = await t.requeue(dead.id, dead.id, "unknown")
+    assert (first, type(second), type(unknown)) == ("ready", errors.JobNotDead, errors.JobNotFound)
 
 
 async def requeued_as_blocked_where_its_key_is_inflight(t: Twin) -> None:
@@ -223,20 +206,13 @@ async def requeued_as_blocked_where_its_key_is_inflight(t: Twin) -> None:
 
 
 async def requeue_refused_where_its_key_waits(t: Twin) -> None:
-    dead = await _dead(t, key="k")
-    await t.add(key="k")
-    await _not_requeued(t, errors.KeyConflict, dead.id)
-
-
-async def requeue_refused_where_its_key_is_scheduled(t: Twin) -> None:
+    """Scheduled, ready or blocked."""
     dead = await _dead(t, key="k")
     await t.add(key="k", run_at_us=t.now + SECOND)
     await _not_requeued(t, errors.KeyConflict, dead.id)
-
-
-async def requeue_refused_where_its_key_is_inflight_and_blocked(t: Twin) -> None:
-    dead = await _dead(t, key="k")
-    await t.lease(t.job(key="k"))
+    t.advance(1)
+    await _not_requeued(t, errors.KeyConflict, dead.id)
+    await t.lease()
     await t.add(key="k")
     await _not_requeued(t, errors.KeyConflict, dead.id)
 

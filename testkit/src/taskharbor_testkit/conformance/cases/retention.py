@@ -33,12 +33,6 @@ async def purge_removes_only_ended_jobs(t: Twin) -> None:
     assert sum((await t.stats()).counts.values()) == 4
 
 
-async def purge_of_waiting_states_removes_nothing(t: Twin) -> None:
-    await _unended(t)
-    async with t.unchanged():
-        assert await t.purge(states=frozenset({JobState.READY, JobState.INFLIGHT})) == 0
-
-
 async def purge_honours_every_filter(t: Twin) -> None:
     here, there = await _ended(t), await _ended(t, "other")
     t.advance(10)
