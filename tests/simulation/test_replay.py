@@ -13,8 +13,8 @@ import pytest
 
 from taskharbor_testkit.simulation import simulate
 from taskharbor_testkit.simulation.__main__ import main
+from taskharbor_testkit.simulation.ledger import Trace
 from taskharbor_testkit.simulation.report import Report, Violation
-from taskharbor_testkit.simulation.trace import Trace
 
 SAMPLE = range(0, 200, 10)
 

@@ -49,7 +49,7 @@ def history(
 
     check()
     try:
-        from taskharbor_testkit.histories.writing import fill_lake, write_parquet
+        from taskharbor_testkit.histories.generation import fill_lake, write_parquet
     except ModuleNotFoundError as missing:
         raise MissingExtra(
             "made-up histories are part of the testkit: pip install 'taskharbor-testkit[histories]'"

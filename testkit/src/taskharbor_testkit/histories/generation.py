@@ -8,6 +8,8 @@ from __future__ import annotations
 import random
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
@@ -30,7 +32,6 @@ from taskharbor_testkit.histories.rows import Row, to_batch
 from taskharbor_testkit.histories.slot import SlotDay
 
 UNITS_PER_TASK = 16
-SOURCE = "history"
 PLANTED = pa.schema(
     [pa.field("kind", pa.string(), nullable=False), pa.field("job_id", pa.string(), nullable=False)]
 )
@@ -54,81 +55,60 @@ def generate(
     plan = make_plan(rows, seed, days, queues, violations)
     units = plan.units()
     numbers = spark.range(0, units, 1, tasks or max(1, units // UNITS_PER_TASK))
-    attempts = numbers.mapInArrow(_AttemptsOf(plan), from_arrow_schema(ATTEMPTS))
-    planted = numbers.mapInArrow(_PlantedIn(plan), from_arrow_schema(PLANTED))
+    attempts = numbers.mapInArrow(partial(_attempts, plan), from_arrow_schema(ATTEMPTS))
+    planted = numbers.mapInArrow(partial(_planted, plan), from_arrow_schema(PLANTED))
     return attempts, planted
 
 
-def queue_limits(
-    spark: SparkSession,
-    *,
-    rows: int,
-    days: int = DEFAULT_DAYS,
-    queues: Sequence[QueuePlan] = DEFAULT_QUEUES,
-    source: str = SOURCE,
-) -> DataFrame:
+def queue_limits(spark: SparkSession, *, rows: int, days: int, source: str) -> DataFrame:
     """The W of every queue of such a history, as if somebody had looked when it began: for `audit(limits=...)`."""
-    plan = make_plan(rows, 0, days, queues)
+    plan = make_plan(rows, 0, days, DEFAULT_QUEUES)
     return spark.createDataFrame(
         [(source, queue.name, plan.slots_of(queue), to_datetime(START)) for queue in plan.queues],
         "source string, queue string, max_inflight int, observed_at timestamp",
     )
 
 
-def queues_table(
-    spark: SparkSession,
-    *,
-    rows: int,
-    days: int = DEFAULT_DAYS,
-    queues: Sequence[QueuePlan] = DEFAULT_QUEUES,
-) -> DataFrame:
+def queues_table(spark: SparkSession, *, rows: int, days: int) -> DataFrame:
     """The queues as the data source would show them when all is over: their W, and no job any more."""
-    plan = make_plan(rows, 0, days, queues)
+    plan = make_plan(rows, 0, days, DEFAULT_QUEUES)
     known = [{"queue": queue.name, "max_inflight": plan.slots_of(queue)} for queue in plan.queues]
     empty = {field.name: None if field.nullable else 0 for field in QUEUES} | {"paused": False}
     return spark.createDataFrame([empty | queue for queue in known], from_arrow_schema(QUEUES))
 
 
-class _Units:
-    """Makes units by their numbers. Plain data inside, so that it can travel to the tasks."""
-
-    def __init__(self, plan: HistoryPlan) -> None:
-        self._plan = plan
-
-    def make(self, numbers: Iterable[pa.RecordBatch]) -> Iterator[tuple[list[Row], list[tuple[Kind, str]]]]:
-        plan = self._plan
-        slots = plan.slots()
-        shares = [slot.queue.share / plan.slots_of(slot.queue) for slot in slots]
-        rows_of_days = plan.rows_of_days()
-        wanted = _places_of_violations(plan)
-        for batch in numbers:
-            for unit in batch.column(0).to_pylist():
-                day, index = divmod(unit, len(slots))
-                slot = slots[index]
-                quota = split(rows_of_days[day], shares)[index]
-                rows = SlotDay(slot, len(slots), day, quota, plan.seed).rows()
-                planted: list[tuple[Kind, str]] = []
-                if unit in wanted:
-                    chance = random.Random(f"{plan.seed}/planting/{unit}")
-                    limit = plan.slots_of(slot.queue)
-                    planted = Planter(rows, slot, len(slots), limit, chance).plant(wanted[unit])
-                yield rows, planted
+def _units(
+    plan: HistoryPlan, numbers: Iterable[pa.RecordBatch]
+) -> Iterator[tuple[list[Row], list[tuple[Kind, str]]]]:
+    """Make units by their numbers: the rows of each, and the violations planted in it."""
+    slots = plan.slots()
+    shares = [slot.queue.share / plan.slots_of(slot.queue) for slot in slots]
+    rows_of_days = plan.rows_of_days()
+    wanted = _places_of_violations(plan)
+    for batch in numbers:
+        for unit in batch.column(0).to_pylist():
+            day, index = divmod(unit, len(slots))
+            slot = slots[index]
+            quota = split(rows_of_days[day], shares)[index]
+            rows = SlotDay(slot, len(slots), day, quota, plan.seed).rows()
+            planted: list[tuple[Kind, str]] = []
+            if unit in wanted:
+                chance = random.Random(f"{plan.seed}/planting/{unit}")
+                limit = plan.slots_of(slot.queue)
+                planted = Planter(rows, slot, len(slots), limit, chance).plant(wanted[unit])
+            yield rows, planted
 
 
-class _AttemptsOf(_Units):
-    def __call__(self, numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for rows, _ in self.make(numbers):
-            yield to_batch(rows)
+def _attempts(plan: HistoryPlan, numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for rows, _ in _units(plan, numbers):
+        yield to_batch(rows)
 
 
-class _PlantedIn(_Units):
-    def __call__(self, numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for _, planted in self.make(numbers):
-            columns = [
-                pa.array([str(kind) for kind, _ in planted]),
-                pa.array([job_id for _, job_id in planted]),
-            ]
-            yield pa.RecordBatch.from_arrays([column.cast(pa.string()) for column in columns], schema=PLANTED)
+def _planted(plan: HistoryPlan, numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for _, planted in _units(plan, numbers):
+        yield pa.RecordBatch.from_pylist(
+            [{"kind": str(kind), "job_id": job_id} for kind, job_id in planted], schema=PLANTED
+        )
 
 
 def _places_of_violations(plan: HistoryPlan) -> dict[int, list[Kind]]:
@@ -145,3 +125,28 @@ def _places_of_violations(plan: HistoryPlan) -> dict[int, list[Kind]]:
         index = chance.choice(keyed) if kind is Kind.KEY_HELD_TWICE else chance.randrange(len(slots))
         places[chance.randrange(plan.days) * len(slots) + index].append(kind)
     return dict(places)
+
+
+# -- where a history goes ---------------------------------------------------------------------------------------
+
+
+def write_parquet(
+    spark: SparkSession, folder: Path, *, rows: int, days: int, seed: int, violations: int
+) -> int:
+    """Makes `attempts`, `queues` and `planted` below the folder; how many violations were planted."""
+    attempts, planted = generate(spark, rows=rows, seed=seed, days=days, violations=violations)
+    queues = queues_table(spark, rows=rows, days=days)
+    for name, frame in (("attempts", attempts), ("queues", queues), ("planted", planted)):
+        frame.write.mode("errorifexists").parquet(str(folder / name))
+    return spark.read.schema(planted.schema).parquet(str(folder / "planted")).count()
+
+
+def fill_lake(spark: SparkSession, folder: Path, *, rows: int, days: int, seed: int, violations: int) -> int:
+    """One run of the pipeline over it. Every seed is a source of its own, so that several fit into one lake."""
+    from taskharbor.spark.lake.layout import Lake
+    from taskharbor.spark.lake.run import run_pipeline
+
+    attempts, planted = generate(spark, rows=rows, seed=seed, days=days, violations=violations)
+    queues = queues_table(spark, rows=rows, days=days)
+    run_pipeline(spark, Lake(folder), attempts, name=f"history-{seed}", queues=queues)
+    return planted.count() if violations else 0

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from itertools import accumulate, pairwise
 
 import msgspec
 
@@ -136,13 +137,5 @@ def make_plan(
 
 def split(total: int, weights: Sequence[float]) -> list[int]:
     """Whole numbers in proportion to the weights, and exactly `total` together."""
-    whole = sum(weights)
-    parts: list[int] = []
-    reached = 0.0
-    given = 0
-    for weight in weights:
-        reached += weight
-        upto = round(total * reached / whole)
-        parts.append(upto - given)
-        given = upto
-    return parts
+    reached = [round(total * part / sum(weights)) for part in accumulate(weights)]
+    return [upto - before for before, upto in pairwise([0, *reached])]

@@ -9,15 +9,38 @@ import random
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from typing import TypeAlias
 
 from taskharbor.jobs import SECOND, Micros
 from taskharbor.spark.audit.kinds import Kind
 from taskharbor_testkit.histories.plan import Slot
-from taskharbor_testkit.histories.rows import DONE, EXPIRED, READY, RELEASED, REQUEUED, Row
+from taskharbor_testkit.histories.rows import Row
 from taskharbor_testkit.histories.slot import BREATH, number_of_row
 
-Wanted = Callable[["Planter", list[Row]], bool]
-"""Whether a job's rows can take the violation; if so, it has been put there."""
+Plant: TypeAlias = Callable[["Planter", list[Row]], bool]
+"""Puts a violation into a job's rows; False where they cannot take it."""
+
+PLANTERS: dict[Kind, Plant] = {}
+"""Every violation that can be seen in the log alone; what a store lost is planted in the store."""
+
+
+def _plants(kind: Kind) -> Callable[[Plant], Plant]:
+    return lambda plant: PLANTERS.setdefault(kind, plant)
+
+
+def _plants_in_done(kind: Kind) -> Callable[[Callable[[Planter, Row], None]], None]:
+    """For a change of the plainest job there is: one execution, which succeeded."""
+
+    def register(change: Callable[[Planter, Row], None]) -> None:
+        def plant(planter: Planter, rows: list[Row]) -> bool:
+            fits = len(rows) == 1 and rows[0].outcome == "done" and _long_enough(rows[0])
+            if fits:
+                change(planter, rows[0])
+            return fits
+
+        PLANTERS[kind] = plant
+
+    return register
 
 
 class Planter:
@@ -73,18 +96,14 @@ def _middle(row: Row) -> Micros:
     return (row.reserved_at + row.until) // 2
 
 
-def _only_done(rows: list[Row]) -> bool:
-    """One execution that succeeded: the plainest job there is."""
-    return len(rows) == 1 and rows[0].outcome == DONE and _long_enough(rows[0])
-
-
+@_plants(Kind.OVERLAPPING_LEASES)
 def _overlap(planter: Planter, rows: list[Row]) -> bool:
     """The job's last lease is moved into the one before it."""
     leases = _leases(rows)
     if (
         len(leases) < 2
         or len(leases) < len(rows)
-        or leases[-1].outcome == EXPIRED
+        or leases[-1].outcome == "expired"
         or not _long_enough(leases[-2])
     ):
         return False
@@ -96,6 +115,7 @@ def _overlap(planter: Planter, rows: list[Row]) -> bool:
     return True
 
 
+@_plants(Kind.FENCE_OUT_OF_ORDER)
 def _swap_fences(planter: Planter, rows: list[Row]) -> bool:
     leases = _leases(rows)
     if len(leases) < 2:
@@ -104,48 +124,42 @@ def _swap_fences(planter: Planter, rows: list[Row]) -> bool:
     return True
 
 
+@_plants(Kind.FENCE_USED_TWICE)
 def _repeat_fence(planter: Planter, rows: list[Row]) -> bool:
-    leases = _leases(rows)
-    if len(leases) < 2 or rows[-1] is not leases[-1]:
-        return False
-    leases[-1].fence = leases[-2].fence
-    return True
+    return _change_last_fence(rows, lambda before, last: before)
 
 
+@_plants(Kind.FENCE_GAP)
 def _skip_fence(planter: Planter, rows: list[Row]) -> bool:
+    return _change_last_fence(rows, lambda before, last: last + planter.chance.randint(1, 3))
+
+
+def _change_last_fence(rows: list[Row], change: Callable[[int, int], int]) -> bool:
     leases = _leases(rows)
     if len(leases) < 2 or rows[-1] is not leases[-1]:
         return False
-    leases[-1].fence += planter.chance.randint(1, 3)
+    leases[-1].fence = change(leases[-2].fence, leases[-1].fence)
     return True
 
 
-def _crowd(planter: Planter, rows: list[Row]) -> bool:
+@_plants_in_done(Kind.LIMIT_EXCEEDED)
+def _crowd(planter: Planter, row: Row) -> None:
     """As many leases as the queue allows, all at once in a pause of the slot, and then this job's own."""
-    if not _only_done(rows):
-        return False
-    (row,) = rows
     assert row.reserved_at is not None
     end = row.reserved_at - 1
     begin = end - BREATH // 4
     for number in range(planter.limit):
         start = begin - planter.limit + number
-        planter.add(
-            row,
-            job_id=f"{row.job_id}-crowd-{number}",
-            key=None,
-            created_at=start,
-            run_at=start,
-            reserved_at=start,
-            lease_expires_at=start + 30 * SECOND,
-            ended_at=end,
-        )
+        instants = dict.fromkeys(("created_at", "run_at", "reserved_at"), start)
+        name = f"{row.job_id}-crowd-{number}"
+        expiry = start + 30 * SECOND
+        planter.add(row, job_id=name, key=None, lease_expires_at=expiry, ended_at=end, **instants)
     row.reserved_at = begin
     row.run_at = min(row.run_at, begin)
     row.created_at = min(row.created_at, begin)
-    return True
 
 
+@_plants(Kind.STARTED_EARLY)
 def _start_early(planter: Planter, rows: list[Row]) -> bool:
     row = planter.chance.choice(rows)
     if row.reserved_at is None:
@@ -154,91 +168,66 @@ def _start_early(planter: Planter, rows: list[Row]) -> bool:
     return True
 
 
+@_plants(Kind.KEY_HELD_TWICE)
 def _share_key(planter: Planter, rows: list[Row]) -> bool:
     """Another job of the key runs in the middle of this one's lease, with this one's id first in line to be blamed."""
-    if not _only_done(rows) or rows[0].key is None:
+    row = rows[0]
+    if len(rows) != 1 or row.outcome != "done" or not _long_enough(row) or row.key is None:
         return False
-    (row,) = rows
-    held = replace(row)
     middle = _middle(row)
-    planter.add(
-        held,
-        job_id=f"{row.job_id}-other",
-        created_at=row.created_at,
-        ended_at=middle + 20,
-    )
+    planter.add(row, job_id=f"{row.job_id}-other", ended_at=middle + 20)
     row.reserved_at = middle
     return True
 
 
-def _end_again(planter: Planter, rows: list[Row]) -> bool:
-    return _go_on(planter, rows, DONE, DONE)
+@_plants_in_done(Kind.ENDED_TWICE)
+def _end_again(planter: Planter, row: Row) -> None:
+    _go_on(planter, row, outcome="done", state="done")
 
 
-def _go_on_after_end(planter: Planter, rows: list[Row]) -> bool:
-    return _go_on(planter, rows, RELEASED, READY)
+@_plants_in_done(Kind.ACTIVE_AFTER_END)
+def _go_on_after_end(planter: Planter, row: Row) -> None:
+    _go_on(planter, row, outcome="released", state="ready")
 
 
-def _go_on(planter: Planter, rows: list[Row], outcome: str, state: str) -> bool:
+def _go_on(planter: Planter, row: Row, **end: str) -> None:
     """One more lease, right after the last one."""
-    if not _only_done(rows):
-        return False
-    (row,) = rows
     begin = row.ended_at + BREATH // 4
-    planter.add(
-        row,
-        fence=row.fence + 1,
-        reserved_at=begin,
-        lease_expires_at=begin + 30 * SECOND,
-        ended_at=begin + 20,
-        outcome=outcome,
-        state=state,
-    )
-    return True
+    lease = {"reserved_at": begin, "lease_expires_at": begin + 30 * SECOND, "ended_at": begin + 20}
+    planter.add(row, fence=row.fence + 1, **lease, **end)
 
 
-def _requeue_alive(planter: Planter, rows: list[Row]) -> bool:
-    if not _only_done(rows):
-        return False
-    (row,) = rows
-    planter.add(
-        row,
-        worker=None,
-        reserved_at=None,
-        lease_expires_at=None,
-        ended_at=row.ended_at + BREATH // 4,
-        outcome=REQUEUED,
-        state=READY,
-    )
-    return True
+@_plants_in_done(Kind.REQUEUED_ALIVE)
+def _requeue_alive(planter: Planter, row: Row) -> None:
+    nobody = dict.fromkeys(("worker", "reserved_at", "lease_expires_at"))
+    planter.add(row, ended_at=row.ended_at + BREATH // 4, outcome="requeued", state="ready", **nobody)
 
 
+@_plants(Kind.SETTLED_TOO_LATE)
 def _settle_late(planter: Planter, rows: list[Row]) -> bool:
     row = rows[-1]
-    if row.outcome == EXPIRED or not _long_enough(row):
+    if row.outcome == "expired" or not _long_enough(row):
         return False
     row.lease_expires_at = planter.chance.choice((_middle(row), row.ended_at))
     return True
 
 
+@_plants(Kind.EXPIRED_TOO_EARLY)
 def _expire_early(planter: Planter, rows: list[Row]) -> bool:
     for row in rows:
-        if row.outcome == EXPIRED:
+        if row.outcome == "expired":
             row.lease_expires_at = row.ended_at + planter.chance.randint(1, 20 * SECOND)
             return True
     # Where nothing ever stalled: a job that failed once and is said to have stalled instead.
     for row in rows[:-1]:
-        if row.reserved_at is not None and row.state in (READY, "scheduled"):
-            row.outcome = EXPIRED
+        if row.reserved_at is not None and row.state in ("ready", "scheduled"):
+            row.outcome = "expired"
             return True
     return False
 
 
-def _disorder_times(planter: Planter, rows: list[Row]) -> bool:
-    if not _only_done(rows):
-        return False
-    (row,) = rows
-    assert row.reserved_at is not None
+@_plants_in_done(Kind.TIMES_OUT_OF_ORDER)
+def _disorder_times(planter: Planter, row: Row) -> None:
     match planter.chance.randrange(3):
         case 0:
             row.reserved_at = row.ended_at + 1
@@ -247,28 +236,25 @@ def _disorder_times(planter: Planter, rows: list[Row]) -> bool:
         case _:
             # More than clocks can be apart.
             row.created_at = row.run_at = row.ended_at + 20 * SECOND
-    return True
 
 
-def _contradict_state(planter: Planter, rows: list[Row]) -> bool:
-    if not _only_done(rows):
-        return False
-    rows[0].state = planter.chance.choice(("dead", "ready", "inflight", "nothing"))
-    return True
+@_plants_in_done(Kind.STATE_CONTRADICTS_OUTCOME)
+def _contradict_state(planter: Planter, row: Row) -> None:
+    row.state = planter.chance.choice(("dead", "ready", "inflight", "nothing"))
 
 
-def _contradict_lease(planter: Planter, rows: list[Row]) -> bool:
-    if not _only_done(rows):
-        return False
-    rows[0].lease_expires_at = None
-    return True
+@_plants_in_done(Kind.LEASE_CONTRADICTS_OUTCOME)
+def _contradict_lease(planter: Planter, row: Row) -> None:
+    row.lease_expires_at = None
 
 
+@_plants(Kind.UNKNOWN_OUTCOME)
 def _make_up_outcome(planter: Planter, rows: list[Row]) -> bool:
     planter.chance.choice(rows).outcome = planter.chance.choice(("vanished", "", "Done"))
     return True
 
 
+@_plants(Kind.DUPLICATE_ROW)
 def _duplicate(planter: Planter, rows: list[Row]) -> bool:
     row = planter.chance.choice(rows)
     copy = replace(row)
@@ -276,25 +262,3 @@ def _duplicate(planter: Planter, rows: list[Row]) -> bool:
         copy.seq = planter.number(row.ended_at)
     planter.rows.append(copy)
     return True
-
-
-PLANTERS: dict[Kind, Wanted] = {
-    Kind.OVERLAPPING_LEASES: _overlap,
-    Kind.FENCE_OUT_OF_ORDER: _swap_fences,
-    Kind.FENCE_USED_TWICE: _repeat_fence,
-    Kind.FENCE_GAP: _skip_fence,
-    Kind.LIMIT_EXCEEDED: _crowd,
-    Kind.STARTED_EARLY: _start_early,
-    Kind.KEY_HELD_TWICE: _share_key,
-    Kind.ENDED_TWICE: _end_again,
-    Kind.ACTIVE_AFTER_END: _go_on_after_end,
-    Kind.REQUEUED_ALIVE: _requeue_alive,
-    Kind.SETTLED_TOO_LATE: _settle_late,
-    Kind.EXPIRED_TOO_EARLY: _expire_early,
-    Kind.TIMES_OUT_OF_ORDER: _disorder_times,
-    Kind.STATE_CONTRADICTS_OUTCOME: _contradict_state,
-    Kind.LEASE_CONTRADICTS_OUTCOME: _contradict_lease,
-    Kind.UNKNOWN_OUTCOME: _make_up_outcome,
-    Kind.DUPLICATE_ROW: _duplicate,
-}
-"""All that can be seen in the log alone; what the store lost is planted in the store."""

@@ -1,7 +1,8 @@
-"""A row of the log while it is being made, and many of them as Arrow."""
+"""A row of the log while it is being made, many of them as Arrow, and the errors they tell of."""
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import attrgetter
@@ -9,7 +10,7 @@ from operator import attrgetter
 import pyarrow as pa
 
 from taskharbor.bulk.schemas import ATTEMPTS
-from taskharbor.jobs import JobState, Micros, Outcome
+from taskharbor.jobs import Micros
 
 
 @dataclass(slots=True)
@@ -42,13 +43,6 @@ class Row:
         return min(self.ended_at, self.lease_expires_at)
 
 
-# Enum members as plain text: looking each up per row would cost more than all else about a row.
-DONE, DEAD, CANCELLED = str(Outcome.DONE), str(Outcome.DEAD), str(Outcome.CANCELLED)
-RETRIED, RELEASED, EXPIRED = str(Outcome.RETRIED), str(Outcome.RELEASED), str(Outcome.EXPIRED)
-MERGED, REQUEUED = str(Outcome.MERGED), str(Outcome.REQUEUED)
-READY, SCHEDULED = str(JobState.READY), str(JobState.SCHEDULED)
-
-
 _columns_of = attrgetter(*ATTEMPTS.names)
 
 
@@ -56,3 +50,23 @@ def to_batch(rows: Sequence[Row]) -> pa.RecordBatch:
     columns = zip(*map(_columns_of, rows), strict=True) if rows else [()] * len(ATTEMPTS)
     arrays = [pa.array(column, type=field.type) for field, column in zip(ATTEMPTS, columns, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=ATTEMPTS)
+
+
+def make_error(chance: random.Random, type: str) -> tuple[str, str]:
+    """Type and message of an error, with the ids, numbers and addresses that real messages carry."""
+    number = chance.randrange(10_000, 10_000_000)
+    match chance.choices(range(5), (40, 25, 20, 10, 5))[0]:
+        case 0:
+            host = f"api-{chance.randrange(4)}.example.com"
+            seconds = chance.choice((5, 10, 30))
+            return "TimeoutError", f"https://{host}/v1/{type}/{number}: no answer within {seconds} s"
+        case 1:
+            address = f"10.0.{chance.randrange(4)}.{chance.randrange(2, 250)}:5432"
+            return "ConnectionRefusedError", f"connection to {address} refused"
+        case 2:
+            seconds = chance.randrange(1, 60)
+            return "ServiceUnavailable", f"503 for request {number:08x}, retry after {seconds} s"
+        case 3:
+            return "KeyError", "'customer_id'"
+        case _:
+            return "ValueError", f"order {number}: amount {chance.random() * 1000:.2f} is not allowed"

@@ -11,22 +11,10 @@ import math
 import random
 from dataclasses import dataclass
 
+from taskharbor.drivers.contract import EXPIRED_ERROR
 from taskharbor.jobs import SECOND, Micros
-from taskharbor_testkit.histories.failures import LEASE_EXPIRED, make_error
 from taskharbor_testkit.histories.plan import DAY, START, Slot
-from taskharbor_testkit.histories.rows import (
-    CANCELLED,
-    DEAD,
-    DONE,
-    EXPIRED,
-    MERGED,
-    READY,
-    RELEASED,
-    REQUEUED,
-    RETRIED,
-    SCHEDULED,
-    Row,
-)
+from taskharbor_testkit.histories.rows import Row, make_error
 
 HALF_HOUR: Micros = 1800 * SECOND
 LAST_ARRIVAL: Micros = DAY - HALF_HOUR
@@ -178,13 +166,13 @@ class SlotDay:
             # Nothing may be left for tomorrow: what would be due then is made due.
             job.run_at = min(job.run_at, self._now)
             heapq.heappush(self._ready, (-job.priority, job.run_at, number, job))
-        elif what == _CANCEL:
-            self._pass(BREATH)
-            self._write(job, CANCELLED, CANCELLED)
+            return
+        self._pass(BREATH)
+        if what == _CANCEL:
+            self._write(job, "cancelled", "cancelled")
             self._end(job)
         else:
-            self._pass(BREATH)
-            self._write(job, REQUEUED, READY)
+            self._write(job, "requeued", "ready")
             self._owed -= 1
             job.run_at, job.attempts, job.is_poisoned = self._now, 0, False
             self._put(job.run_at, _DUE, job)
@@ -207,13 +195,11 @@ class SlotDay:
         elif is_free and dice > 0.996:
             is_snoozed = dice > 0.999
             due = self._now + 60 * SECOND if is_snoozed else job.run_at
-            self._write(job, RELEASED, SCHEDULED if is_snoozed else READY, reserved)
+            self._write(job, "released", "scheduled" if is_snoozed else "ready", reserved)
             self._wait_again(job, due)
-        elif is_free and dice > 0.994:
-            self._write(job, CANCELLED, CANCELLED, reserved)
-            self._end(job)
         else:
-            self._write(job, DONE, DONE, reserved)
+            end = "cancelled" if is_free and dice > 0.994 else "done"
+            self._write(job, end, end, reserved)
             self._end(job)
 
     def _stall(self, job: Job, reserved: Micros) -> None:
@@ -221,7 +207,7 @@ class SlotDay:
         lease = int(self._queue.lease * SECOND)
         expires = reserved + lease + self._chance.randrange(3) * lease // 3
         self._now = expires + self._chance.randrange(BREATH, SECOND)
-        self._write(job, EXPIRED, READY, reserved, LEASE_EXPIRED, expires)
+        self._write(job, "expired", "ready", reserved, (EXPIRED_ERROR.type, EXPIRED_ERROR.message), expires)
         self._restarts += 1
         self._wait_again(job, job.run_at)
 
@@ -230,11 +216,11 @@ class SlotDay:
         error = make_error(chance, job.type)
         job.attempts += 1
         if job.attempts < self._queue.max_attempts:
-            self._write(job, RETRIED, SCHEDULED, reserved, error)
+            self._write(job, "retried", "scheduled", reserved, error)
             self._merge_another_into(job)
             self._wait_again(job, self._now + int(5 * SECOND * 2**job.attempts * chance.uniform(0.8, 1.2)))
             return
-        self._write(job, DEAD, DEAD, reserved, error)
+        self._write(job, "dead", "dead", reserved, error)
         if chance.random() < 0.3 and self._room() > 2:
             self._owed += 1
             self._put(self._now + chance.randrange(600 * SECOND, 7200 * SECOND), _REQUEUE, job)
@@ -248,7 +234,7 @@ class SlotDay:
         created = self._now - 1
         other = Job(self._new_id(created), job.type, job.key, 0, created, created, job.payload_size, False)
         self._now += 1
-        self._write(other, MERGED, CANCELLED)
+        self._write(other, "merged", "cancelled")
 
     def _wait_again(self, job: Job, due: Micros) -> None:
         job.run_at = due
@@ -290,8 +276,8 @@ class SlotDay:
                 self._now,
                 outcome,
                 state,
-                None if error is None else error[0],
-                None if error is None else error[1],
+                error and error[0],
+                error and error[1],
                 job.payload_size,
             )
         )

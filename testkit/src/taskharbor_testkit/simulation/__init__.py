@@ -2,13 +2,13 @@
 
     python -m taskharbor_testkit.simulation --seeds 1000
 
-The code under test is the real one: `Worker`, `AsyncClient` and the memory driver. Only threads, clocks, chance and
-the network are simulated, which is what makes a minute of outages, kills and wrong clocks cost milliseconds and a
-failing seed fail again, exactly.
+The code under test is the real one: `Worker` and `AsyncClient`, on the reference model as the store. Only threads,
+clocks, chance and the network are simulated, so a minute of outages, kills and wrong clocks costs milliseconds, and a
+failing seed fails again, exactly.
 
     scheduler, loop    virtual time; one event loop per simulated thread
     process, network   what can be frozen, killed, delayed and lost
-    backend, ledger    the store, and the books kept at its door
+    backend, ledger    the store, and the record of every call that takes effect in it
     scenario           seed -> who is there, what they ask for, what goes wrong
     handlers, actors   the processes themselves
     world              a run from beginning to end

@@ -11,9 +11,8 @@ from taskharbor.drivers.contract import TERMINAL_STATES, Driver, Extension, JobF
 from taskharbor.errors import JobError
 from taskharbor.jobs import JobRecord, JobState, Lease, Micros
 from taskharbor_testkit.model import Model, ModelDriver
-from taskharbor_testkit.simulation.ledger import Claim, Ledger, brief
+from taskharbor_testkit.simulation.ledger import Claim, Ledger, Trace, brief
 from taskharbor_testkit.simulation.scheduler import Scheduler
-from taskharbor_testkit.simulation.trace import Trace
 
 T = TypeVar("T")
 

@@ -6,62 +6,43 @@ are judged by these books and the attempt log, never by what a worker believes.
 
 from __future__ import annotations
 
+import hashlib
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from taskharbor.drivers.contract import (
-    Ack,
-    Discard,
-    Enqueued,
-    Extension,
-    Fail,
-    QueueSettings,
-    Settlement,
-)
+import msgspec
+
+from taskharbor.drivers.contract import Ack, Discard, Enqueued, Extension, Fail, QueueSettings, Settlement
 from taskharbor.errors import JobError
 from taskharbor.jobs import Attempt, JobRecord, JobState, Lease, Micros
 
+_SUCCEEDS_AGAIN: dict[type, tuple[JobState, ...]] = {
+    Ack: (JobState.DONE,),
+    Fail: (JobState.DONE, JobState.DEAD),
+    Discard: (JobState.CANCELLED,),
+}
 
-class LeaseSeen:
+
+class LeaseSeen(msgspec.Struct, eq=False):
     """One lease, from the call that granted it to the row that ended it."""
 
-    __slots__ = (
-        "ended",
-        "ended_in",
-        "ended_us",
-        "expires_at_us",
-        "fence",
-        "granted_in",
-        "granted_us",
-        "job_id",
-        "key",
-        "queue",
-        "run_at_us",
-        "stamped_us",
-        "token",
-        "worker",
-    )
-
-    def __init__(self, record: JobRecord, number: int, true_us: Micros, stamped_us: Micros) -> None:
-        assert record.token is not None
-        assert record.expires_at_us is not None
-        self.job_id = record.id
-        self.fence = record.fence
-        self.queue = record.queue
-        self.key = record.key
-        self.token = record.token
-        self.worker = record.worker
-        self.run_at_us = record.run_at_us
-        self.expires_at_us = record.expires_at_us
-        self.granted_in = number
-        """Number of the call that granted it: calls are totally ordered."""
-        self.granted_us = true_us
-        self.stamped_us = stamped_us
-        """The same moment by the clock of the worker that asked."""
-        self.ended: Attempt | None = None
-        self.ended_in: int | None = None
-        self.ended_us: Micros | None = None
+    job_id: str
+    fence: int
+    queue: str
+    key: str | None
+    token: str
+    worker: str | None
+    run_at_us: Micros
+    expires_at_us: Micros
+    granted_in: int
+    """Number of the call that granted it: calls are totally ordered."""
+    granted_us: Micros
+    stamped_us: Micros
+    """The same moment by the clock of the worker that asked."""
+    ended: Attempt | None = None
+    ended_in: int | None = None
+    ended_us: Micros | None = None
 
     def __str__(self) -> str:
         end = "still open" if self.ended is None else f"{self.ended.outcome} at {self.ended_us}"
@@ -71,45 +52,39 @@ class LeaseSeen:
         )
 
 
-class Claim:
-    """A holder's attempt to act under a lease: a settlement or a heartbeat, and what came of it."""
+class Claim(msgspec.Struct, eq=False):
+    """A holder's attempt to act under a lease: a settlement or a heartbeat, and its answer."""
 
-    __slots__ = ("answer", "at_us", "changed", "is_valid", "job_id", "now", "repeats", "verb", "who")
-
-    def __init__(self, verb: str, job_id: str, who: str, at_us: Micros, now: Micros) -> None:
-        self.verb = verb
-        self.job_id = job_id
-        self.who = who
-        self.at_us = at_us
-        self.now = now
-        self.is_valid = False
-        """By these books: the lease was the job's current one and not over."""
-        self.repeats = False
-        """The job was already where this would bring it: succeeding again is right."""
-        self.answer: JobError | None = None
-        self.changed = False
-        """The job's record differs from before. Looked at for claims that are not valid."""
+    verb: str
+    job_id: str
+    who: str
+    at_us: Micros
+    now: Micros
+    is_valid: bool
+    """By this ledger: the lease was the job's current one and not over."""
+    repeats: bool
+    """The job was already where this would bring it: succeeding again is right."""
+    answer: JobError | None = None
+    changed: bool = False
+    """The job's record differs from before. Looked at for claims that are not valid."""
 
     def __str__(self) -> str:
         answer = "accepted" if self.answer is None else type(self.answer).__name__
         return f"{self.verb} of job {self.job_id} by {self.who} at {self.at_us} (now={self.now}): {answer}"
 
 
-class Execution:
+class Execution(msgspec.Struct, eq=False):
     """A handler's run, as the handler itself wrote it down."""
 
-    __slots__ = ("ended_us", "fence", "job_id", "lease_until_us", "result", "started_us", "worker")
-
-    def __init__(self, job_id: str, fence: int, worker: str, started_us: Micros, until_us: Micros) -> None:
-        self.job_id = job_id
-        self.fence = fence
-        self.worker = worker
-        self.started_us = started_us
-        self.lease_until_us = until_us
-        """When its lease was to expire, as things stood at the start; 0 where the lease was gone."""
-        self.ended_us: Micros | None = None
-        self.result = ""
-        """`returned`, or the name of what it raised; empty where it never came to an end."""
+    job_id: str
+    fence: int
+    worker: str
+    started_us: Micros
+    lease_until_us: Micros
+    """When its lease was to expire, as things stood at the start; 0 where the lease was gone."""
+    ended_us: Micros | None = None
+    result: str = ""
+    """`returned`, or the name of the exception it raised; empty where it never came to an end."""
 
     def __str__(self) -> str:
         return (
@@ -169,7 +144,12 @@ class Ledger:
             if lease.expires_at_us <= now:
                 self.overdue.append((who, now, lease))
         for record in records:
-            lease = LeaseSeen(record, self.number, true_us, now)
+            same = {
+                name: getattr(record, name) for name in LeaseSeen.__struct_fields__ if hasattr(record, name)
+            }
+            lease = LeaseSeen(
+                job_id=record.id, granted_in=self.number, granted_us=true_us, stamped_us=now, **same
+            )
             self.leases.append(lease)
             held[record.id] = lease
         limit = self.settings[queue].max_inflight if queue in self.settings else None
@@ -180,14 +160,10 @@ class Ledger:
         self, item: Settlement | Extension, state: JobState | None, *, who: str, true_us: Micros, now: Micros
     ) -> Claim:
         """Judge a claim by the books, before the backend does. `state` is the job's at this moment."""
-        claim = Claim(type(item).__name__, item.job_id, who, true_us, now)
         lease = self.lease_of(item.job_id)
-        claim.is_valid = lease is not None and lease.token == item.token and lease.expires_at_us > now
-        claim.repeats = (
-            (isinstance(item, Ack) and state is JobState.DONE)
-            or (isinstance(item, Fail) and state in (JobState.DONE, JobState.DEAD))
-            or (isinstance(item, Discard) and state is JobState.CANCELLED)
-        )
+        is_valid = lease is not None and lease.token == item.token and lease.expires_at_us > now
+        repeats = state in _SUCCEEDS_AGAIN.get(type(item), ())
+        claim = Claim(type(item).__name__, item.job_id, who, true_us, now, is_valid, repeats)
         self.claims.append(claim)
         return claim
 
@@ -230,3 +206,22 @@ def brief(value: Any) -> str:
     if isinstance(value, (Settlement, Extension)):
         return f"{type(value).__name__}({value.job_id} {value.token})"
     return str(value)
+
+
+class Trace:
+    """The story of a run, line by line: two runs of one seed agree in every byte of it."""
+
+    def __init__(self) -> None:
+        self._events: list[tuple[float, str, str]] = []
+
+    def __len__(self) -> int:
+        return len(self._events)
+
+    def add(self, at: float, who: str, what: str) -> None:
+        self._events.append((at, who, what))
+
+    def lines(self) -> list[str]:
+        return [f"{at:12.6f} {who:<8} {what}" for at, who, what in self._events]
+
+    def digest(self) -> str:
+        return hashlib.sha256("\n".join(self.lines()).encode()).hexdigest()

@@ -18,9 +18,9 @@ from taskharbor.errors import BackendUnavailable
 from taskharbor.jobs import Micros
 from taskharbor_testkit.model import ForwardingDriver
 from taskharbor_testkit.simulation.backend import Backend
+from taskharbor_testkit.simulation.ledger import Trace
 from taskharbor_testkit.simulation.process import Process
 from taskharbor_testkit.simulation.scheduler import Scheduler
-from taskharbor_testkit.simulation.trace import Trace
 
 LONGEST_USUAL = 0.1
 """Seconds that one way takes at most, unless the weather is bad."""
@@ -75,46 +75,36 @@ class Network:
             fate = 1.0
         if op == "settle":
             self._note_settlements(process, args[0], None)
-        loses_request = weather.is_out or fate < weather.loss / 2
-        loses_answer = not loses_request and fate < weather.loss
-        if loses_request or loses_answer:
+        lost = (
+            "request"
+            if weather.is_out or fate < weather.loss / 2
+            else "answer"
+            if fate < weather.loss
+            else None
+        )
+        if lost:
             process.disturb(self._scheduler.now, self._scheduler.now + out + back)
             if op == "settle":
                 self._note_settlements(process, args[0], self._scheduler.now + out + back)
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._scheduler.after(
-            out, self._arrive, process, op, args, kwargs, answer, back, loses_request, loses_answer
-        )
-        return await answer
 
-    def _arrive(
-        self,
-        process: Process,
-        op: str,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        answer: asyncio.Future[Any],
-        back: float,
-        loses_request: bool,
-        loses_answer: bool,
-    ) -> None:
-        if self.is_closed:
-            return
-        given: Any
-        if loses_request:
-            given = BackendUnavailable(f"{op}: no answer")
-        else:
-            try:
-                given = self._backend.perform(process.name, op, args, kwargs)
-            except Exception as error:
-                given = error
-            if loses_answer:
+        def arrive() -> None:
+            if self.is_closed:
+                return
+            given: Any = None
+            if lost != "request":
+                try:
+                    given = self._backend.perform(process.name, op, args, kwargs)
+                except Exception as error:
+                    given = error
+            if lost:
                 given = BackendUnavailable(f"{op}: no answer")
-        if isinstance(given, BackendUnavailable):
-            where = "request" if loses_request else "answer"
-            self._trace.add(self._scheduler.now, process.name, f"{op}: {where} lost")
-        loop = answer.get_loop()
-        self._scheduler.after(back, loop.call_soon_threadsafe, _deliver, answer, given)
+                self._trace.add(self._scheduler.now, process.name, f"{op}: {lost} lost")
+            deliver = answer.get_loop().call_soon_threadsafe
+            self._scheduler.after(back, deliver, _deliver, answer, given)
+
+        self._scheduler.after(out, arrive)
+        return await answer
 
     def _note_settlements(
         self, process: Process, settlements: Sequence[Settlement], unanswered_at: float | None

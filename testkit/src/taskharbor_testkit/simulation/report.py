@@ -12,8 +12,8 @@ from taskharbor.clock import Clock
 from taskharbor.drivers.contract import Driver
 from taskharbor_testkit.simulation.backend import model_driver
 from taskharbor_testkit.simulation.guarantees import GUARANTEES, Evidence
+from taskharbor_testkit.simulation.ledger import Trace
 from taskharbor_testkit.simulation.scenario import write_scenario
-from taskharbor_testkit.simulation.trace import Trace
 from taskharbor_testkit.simulation.world import World
 
 

@@ -21,7 +21,7 @@ from taskharbor_testkit.simulation.actors import (
 from taskharbor_testkit.simulation.backend import Backend, model_driver
 from taskharbor_testkit.simulation.guarantees import Evidence
 from taskharbor_testkit.simulation.handlers import Handlers
-from taskharbor_testkit.simulation.ledger import Ledger
+from taskharbor_testkit.simulation.ledger import Ledger, Trace
 from taskharbor_testkit.simulation.network import Network, SimulatedDriver, Weather
 from taskharbor_testkit.simulation.process import Process
 from taskharbor_testkit.simulation.scenario import (
@@ -35,7 +35,6 @@ from taskharbor_testkit.simulation.scenario import (
     WorkerPlan,
 )
 from taskharbor_testkit.simulation.scheduler import Scheduler, Stuck
-from taskharbor_testkit.simulation.trace import Trace
 
 DRAIN_SECONDS = 300.0
 STOP_SECONDS = 60.0
