@@ -1,7 +1,7 @@
-"""What a driver's author supplies: a way to a fresh, empty store, and handles on it.
+"""Fresh, empty stores for the cases, and handles on them: the part that a driver's author supplies.
 
-Most authors pass a factory that returns a driver (or its URL) on a fresh store. Who must start a server or drop a
-database afterwards subclasses `Backend` and overrides `store`.
+Most authors pass a factory that returns a driver (or its URL) on a fresh store. An author who must start a server or
+drop a database afterwards subclasses `Backend` and overrides `store`.
 """
 
 from __future__ import annotations

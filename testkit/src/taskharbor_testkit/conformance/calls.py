@@ -60,7 +60,7 @@ def replay(
 
 
 def _seen_meanwhile(want: Any, got: Any, busy: Collection[str]) -> Any:
-    """Who does not hold the lease of a job that another call is changing is told so; by which error depends on the moment."""
+    """A call without the lease of a job that another call is changing is refused; by which error depends on the moment."""
     lost = (JobNotInflight, LeaseMismatch, LeaseExpired)
     is_either = isinstance(want, lost) and isinstance(got, lost) and want.job_id == got.job_id
     return got if is_either and want.job_id in busy else want
@@ -158,7 +158,7 @@ def _by_age(ages: dict[Any, Micros | None]) -> tuple[list[Any], list[Any]]:
 def _chosen(
     what: str, gone: Collection[Any], due: list[Any], open_: Collection[Any], limit: int
 ) -> list[Any]:
-    """What the driver took, if it was free to take just that."""
+    """The items that the driver took, if it was free to take just those."""
     wrongly = [one for one in gone if one not in due and one not in open_]
     if wrongly:
         raise Mismatch(f"{what} took {wrongly}, which it must not touch; due were {due}")

@@ -1,4 +1,4 @@
-"""What `python -m taskharbor_testkit.conformance` prints: a table for people, JSON for machines."""
+"""The output of `python -m taskharbor_testkit.conformance`: a table for people, JSON for machines."""
 
 from __future__ import annotations
 

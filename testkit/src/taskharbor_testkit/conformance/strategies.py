@@ -1,4 +1,4 @@
-"""What the state machine draws from: few names, so that histories collide in ids, keys, tokens and instants."""
+"""Values for the state machine: few names, so that histories collide in ids, keys, tokens and instants."""
 
 from __future__ import annotations
 

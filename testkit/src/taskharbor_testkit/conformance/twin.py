@@ -48,7 +48,7 @@ class Twin:
 
     @classmethod
     async def open(cls, store: Store) -> Self:
-        """What is done through one handle is looked at through another, as other processes would."""
+        """Changes go through one handle and are read through another, as other processes would."""
         return cls(store, await store.connect(), await store.connect())
 
     def advance(self, seconds: float) -> None:

@@ -1,4 +1,4 @@
-"""What a history is made of, decided by a few numbers: queues, their slots, and how many rows fall to each slot and day.
+"""The parts of a history, decided by a few numbers: queues, their slots, and how many rows fall to each slot and day.
 
 The unit of work is one slot of one queue on one day. A slot runs one job after another, so a queue with W slots never has more
 than W at once, and a key that belongs to one slot is never held twice: clean by construction, with nothing shared between tasks.
@@ -21,7 +21,7 @@ START: Micros = to_micros(datetime(2026, 1, 5, tzinfo=UTC))
 """A Monday."""
 DEFAULT_DAYS = 7
 ROWS_PER_SLOT_AND_DAY = 4000
-"""What one task holds at a time; more rows make more slots."""
+"""The rows that one task holds at a time; more rows make more slots."""
 WEEKEND = 0.45
 
 

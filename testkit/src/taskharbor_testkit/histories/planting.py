@@ -60,7 +60,7 @@ class Planter:
         chance.shuffle(self._untouched)
 
     def plant(self, kinds: Iterable[Kind]) -> list[tuple[Kind, str]]:
-        """What was planted, with the job that shows it. A kind for which no job fits is left out."""
+        """The violations that were planted, each with the job that shows it. A kind for which no job fits is left out."""
         planted = []
         for kind in kinds:
             for place, job_id in enumerate(self._untouched):

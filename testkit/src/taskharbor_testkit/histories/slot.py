@@ -283,7 +283,7 @@ class SlotDay:
         )
 
     def _worker(self) -> str:
-        """Four slots to a process; all are new every day, and whoever stalled is replaced."""
+        """Four slots to a process; all are new every day, and a process that stalled is replaced."""
         return f"{self._queue.name}-{self._slot.number // 4 + 1}.{self._day + 1}.{self._restarts}"
 
 

@@ -69,7 +69,7 @@ class WorkerProcess:
 
     @property
     def error(self) -> BaseException | None:
-        """What the worker ended with, where it ended by itself."""
+        """The exception that ended the worker, where it ended by itself."""
         if self.process.is_dead or self._task is None or not self._task.done() or self._task.cancelled():
             return None
         return self._task.exception()

@@ -31,7 +31,7 @@ class Evidence(msgspec.Struct, kw_only=True):
     failure_queues: Mapping[str, str]
     clock_errors: Sequence[str]
     mishaps: Sequence[str]
-    """What crashed, hung or did not stop."""
+    """Processes that crashed, hung or did not stop."""
     unrepeated: Sequence[str]
     """Settlements that were lost on the way and given up."""
     patience_us: Micros
@@ -108,7 +108,7 @@ def stale_worker_changes_nothing(seen: Evidence) -> Iterator[str]:
 
 
 def holder_is_heard(seen: Evidence) -> Iterator[str]:
-    """Who holds a valid lease is never refused."""
+    """The holder of a valid lease is never refused."""
     for claim in seen.ledger.claims:
         if claim.is_valid and claim.answer is not None:
             yield f"refused under a valid lease: {claim}"

@@ -1,4 +1,4 @@
-"""What simulated handlers do, and the record they keep of it: which job, under which lease, from when to when."""
+"""Simulated handlers, and the record they keep: which job ran, under which lease, from when to when."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _TYPED_ARGUMENTS = Arguments(_typed)
 
 
 class HandlerFailed(Exception):
-    """What a failing handler raises here."""
+    """Raised by failing handlers."""
 
 
 class Handlers:

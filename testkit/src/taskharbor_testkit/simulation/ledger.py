@@ -1,7 +1,6 @@
-"""What really happened, in the order it happened: the simulation's own books, kept at the backend's door.
+"""The record of a simulation: every call in the step in which it takes effect, whether or not its caller gets the answer.
 
-Every call is booked in the step in which it takes effect, whether or not the caller ever hears of it. The guarantees
-are judged by these books and the attempt log, never by what a worker believes.
+The guarantees are judged by this record and the attempt log, never by the state of a worker.
 """
 
 from __future__ import annotations

@@ -37,9 +37,9 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         """The scheduler counts this loop among those that can run."""
         self.is_dead = False
         self.tasks: dict[asyncio.Task[Any], None] = {}
-        """What has not ended. Kept alive here: a task that is collected would run its clean-up."""
+        """Tasks that have not ended. Kept alive here: a task that is collected would run its clean-up."""
         self.errors: list[str] = []
-        """What nobody caught."""
+        """Exceptions that nobody caught."""
 
     # -- time ---------------------------------------------------------------------------------------------
 

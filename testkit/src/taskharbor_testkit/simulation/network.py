@@ -55,7 +55,7 @@ class Network:
         self.weather = weather
         self._trace = trace
         self.is_closed = False
-        """The simulation is over: whoever still calls is only cleaning up."""
+        """The simulation is over: a task that still calls is only cleaning up."""
         self.clock_errors: list[str] = []
         self.worst_clock_error: Micros = 0
         self.unanswered: dict[tuple[Process, str], float] = {}

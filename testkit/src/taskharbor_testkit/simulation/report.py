@@ -26,7 +26,7 @@ class Violation(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct, kw_only=True):
-    """What a run of one seed did. The same seed gives the same report, byte for byte, on any machine."""
+    """The outcome of one seed. The same seed gives the same report, byte for byte, on any machine."""
 
     seed: int
     violations: list[Violation]

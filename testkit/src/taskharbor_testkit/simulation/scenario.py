@@ -211,7 +211,7 @@ class _Author:
         )
 
     def _acts(self) -> list[tuple[str, float]]:
-        """What the executions do, one after the other; the last one repeats."""
+        """The acts of the executions, one after the other; the last one repeats."""
         rng = self._rng
         passing = [
             self._act(("raise", "retry", "snooze", "quit", "stubborn"))
