@@ -22,11 +22,12 @@ from taskharbor.drivers.contract import (
     QueueSettings,
     QueueStats,
 )
+from taskharbor.drivers.operations import Enqueue
 from taskharbor.drivers.registry import connect
 from taskharbor.errors import InvalidRequest, JobError, JobNotFound, WaitTimeout
 from taskharbor.jobs import Attempt, JobRecord, JobRequest, JobState, Micros
 from taskharbor.portal import portal
-from taskharbor.requests import Defaults, RecordBuilder, check_queue_name
+from taskharbor.requests import Defaults, RecordBuilder
 from taskharbor.transactions import AsyncClientWithin, AsyncTransaction, ClientWithin, Transaction
 
 T = TypeVar("T")
@@ -95,8 +96,7 @@ class AsyncClient:
     # -- producing ----------------------------------------------------------------------------------------
 
     async def enqueue(self, request: JobRequest) -> Enqueued:
-        now = await self.now()
-        return (await self._send([self.builder.build_one(request, now)], now, 1))[0]
+        return (await self.enqueue_batch([request]))[0]
 
     async def enqueue_batch(self, requests: Sequence[JobRequest]) -> list[Enqueued]:
         """All or nothing, in one transaction."""
@@ -118,13 +118,12 @@ class AsyncClient:
         now = await self.now()
         return await self._send(self.builder.build_like(request, payloads, now), now, chunk)
 
-    async def _send(self, records: Sequence[JobRecord], now: Micros, chunk: int) -> list[Enqueued]:
+    async def _send(self, records: list[JobRecord], now: Micros, chunk: int) -> list[Enqueued]:
         """Where every enqueue goes through."""
-        if 0 < len(records) <= chunk:
-            return await self.driver.enqueue(records, now=now, new_ids=True)
         accepted: list[Enqueued] = []
-        for batch in chunks(records, chunk):
-            accepted.extend(await self.driver.enqueue(batch, now=now, new_ids=True))
+        for batch in [records] if 0 < len(records) <= chunk else chunks(records, chunk):
+            # The builder has checked them.
+            accepted += await self.driver.run(Enqueue(batch, now, new_ids=True))
         return accepted
 
     async def enqueue_stream(
@@ -212,8 +211,6 @@ class AsyncClient:
         return await self.driver.settings(queue)
 
     async def configure(self, queue: str, settings: QueueSettings) -> None:
-        check_queue_name(queue)
-        check_settings(queue, settings)
         await self.driver.configure(queue, settings, now=await self.now())
 
 
@@ -339,23 +336,6 @@ def chunks(items: Iterable[T], size: int) -> Iterator[list[T]]:
             batch = []
     if batch:
         yield batch
-
-
-def check_settings(queue: str, settings: QueueSettings) -> None:
-    if settings.max_inflight is not None and settings.max_inflight < 1:
-        raise InvalidRequest(
-            f"max_inflight {settings.max_inflight}: at least 1, or none; to stop a queue, pause it"
-        )
-    if settings.failure_queue is not None:
-        check_queue_name(settings.failure_queue)
-        if settings.failure_queue == queue:
-            raise InvalidRequest(
-                f"queue {queue!r} cannot be its own failure queue: a failing job would never end"
-            )
-    for what in ("keep_done_us", "keep_dead_us", "keep_attempts_us"):
-        kept = getattr(settings, what)
-        if kept is not None and kept < 0:
-            raise InvalidRequest(f"{what} {kept}: not negative, or none to keep for ever")
 
 
 def _raise_if_error(answer: JobState | JobError) -> JobState:

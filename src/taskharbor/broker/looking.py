@@ -13,7 +13,6 @@ from taskharbor.broker.views import attempt_row, job_of, queue_numbers, queue_vi
 from taskharbor.drivers.contract import JobFilter
 from taskharbor.errors import JobNotFound
 from taskharbor.jobs import Micros, to_micros
-from taskharbor.requests import check_queue_name
 
 
 async def list_jobs(call: Call) -> Jobs:
@@ -73,7 +72,7 @@ async def stats(call: Call) -> Stats:
 
 
 async def queue(call: Call) -> QueueView:
-    name = check_queue_name(call.names["name"])
+    name = call.names["name"]
     return queue_view(name, await call.service.driver.settings(name))
 
 

@@ -9,11 +9,9 @@ from taskharbor.broker.asked import Ids, Nothing, Purge, Settings
 from taskharbor.broker.operations import Call, Operation
 from taskharbor.broker.submitting import check_batch
 from taskharbor.broker.views import queue_view, state_item
-from taskharbor.client import check_settings
 from taskharbor.drivers.contract import JobFilter, QueueSettings
 from taskharbor.errors import JobError
 from taskharbor.jobs import SECOND, JobState, Micros, to_micros
-from taskharbor.requests import check_queue_name
 
 
 def _one(answer: JobState | JobError, job_id: str) -> State:
@@ -60,7 +58,7 @@ async def purge(call: Call) -> Removed:
 
 async def configure(call: Call) -> QueueView:
     asked: Settings = call.body
-    name, service = check_queue_name(call.names["name"]), call.service
+    name, service = call.names["name"], call.service
     settings = QueueSettings(
         paused=asked.paused,
         max_inflight=asked.max_inflight,
@@ -69,7 +67,6 @@ async def configure(call: Call) -> QueueView:
         keep_dead_us=_kept(asked.keep_dead_seconds),
         keep_attempts_us=_kept(asked.keep_attempts_seconds),
     )
-    check_settings(name, settings)
     await service.driver.configure(name, settings, now=service.now())
     return queue_view(name, settings)
 

@@ -19,8 +19,9 @@ from taskharbor.broker.problems import Problem
 from taskharbor.broker.replays import Replays, request_name
 from taskharbor.broker.routing import Needs, Place
 from taskharbor.broker.service import Service
-from taskharbor.broker.tokens import EVERYBODY, Caller, Scope
-from taskharbor.jobs import MAX_NAME_LENGTH, Micros
+from taskharbor.broker.tokens import EVERYBODY, Caller
+from taskharbor.drivers.operations import Scope
+from taskharbor.jobs import Micros
 
 JSON = "application/json"
 MOST_PARAMETERS = 200
@@ -88,10 +89,6 @@ def place(operation: Operation, service: Service, replays: Replays) -> Place:
 
     async def endpoint(request: Request, names: dict[str, str]) -> Response:
         call = Call(service, request, request.scope.get("taskharbor.caller", EVERYBODY), names)
-        if any(len(name) > MAX_NAME_LENGTH or "\0" in name for name in names.values()):
-            raise Problem(
-                422, "invalid_request", f"names have at most {MAX_NAME_LENGTH} characters, none of them NUL"
-            )
         query = request.scope["query_string"]
         if query_type is not None:
             call.query = decoded_query(query, query_type, lists)

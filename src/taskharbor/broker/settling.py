@@ -20,7 +20,7 @@ from taskharbor.broker.views import instant, item_error
 from taskharbor.drivers.contract import Ack, Discard, Fail, Release, Retry, Settlement
 from taskharbor.errors import JobError, JobNotFound
 from taskharbor.jobs import (
-    MAX_ERROR_CHARS,
+    LATEST,
     MAX_RESULT_BYTES,
     SECOND,
     Failure,
@@ -30,11 +30,6 @@ from taskharbor.jobs import (
     to_micros,
 )
 from taskharbor.retry import DEFAULT_RETRY
-
-_TYPE_CHARS = 200
-_MESSAGE_CHARS = 500
-_LATEST: Micros = 253_402_300_799 * SECOND
-"""The last second of the year 9999."""
 
 _APPLIED: dict[type, Applied] = {
     Ack: "complete",
@@ -106,7 +101,7 @@ def _settlement(
     run_at = _when(end, now) if isinstance(end, asked.Retry) else None
     if run_at is None:
         run_at = now + DEFAULT_RETRY.next_delay(record, attempts)
-    return Retry(job_id, token, min(run_at, _LATEST), attempts, failure)
+    return Retry(job_id, token, min(run_at, LATEST), attempts, failure)
 
 
 def _when(end: asked.Retry | asked.Release, now: Micros) -> Micros | None:
@@ -114,7 +109,7 @@ def _when(end: asked.Retry | asked.Release, now: Micros) -> Micros | None:
         if end.delay_seconds is not None:
             raise Problem(422, "invalid_request", "give either run_at or delay_seconds, not both")
         return to_micros(end.run_at)
-    return None if end.delay_seconds is None else min(now + round(end.delay_seconds * SECOND), _LATEST)
+    return None if end.delay_seconds is None else min(now + round(end.delay_seconds * SECOND), LATEST)
 
 
 def _result(end: asked.Complete, max_depth: int) -> bytes | None:
@@ -135,16 +130,7 @@ def _result(end: asked.Complete, max_depth: int) -> bytes | None:
 
 def _failure(error: str | ErrorReport) -> Failure:
     report = ErrorReport(message=error) if isinstance(error, str) else error
-    return Failure(
-        _storable(report.type, _TYPE_CHARS) or "Error",
-        _storable(report.message, _MESSAGE_CHARS),
-        _storable(report.detail[-MAX_ERROR_CHARS:], MAX_ERROR_CHARS),
-    )
-
-
-def _storable(text: str, limit: int) -> str:
-    """Bounded, and without what some backend's text refuses."""
-    return text[:limit].encode(errors="backslashreplace").decode().replace("\0", "\\0")[:limit]
+    return Failure.of(report.type or "Error", report.message, report.detail)
 
 
 def _run_at_of(settlement: Settlement) -> datetime | None:

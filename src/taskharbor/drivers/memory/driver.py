@@ -13,17 +13,15 @@ from collections.abc import Sequence
 from typing import ClassVar, Self
 
 from taskharbor.clock import Clock, SystemClock
+from taskharbor.drivers import operations as op
 from taskharbor.drivers.contract import (
     AttemptPage,
     Capabilities,
     Driver,
     Enqueued,
-    Extension,
-    JobFilter,
     Page,
     QueueSettings,
     QueueStats,
-    Settlement,
 )
 from taskharbor.drivers.memory.bell import Waiter
 from taskharbor.drivers.memory.operating import MemoryStore
@@ -87,88 +85,75 @@ class MemoryDriver(Driver):
 
     # -- producing and working ----------------------------------------------------------------------------
 
-    async def enqueue(
-        self, records: Sequence[JobRecord], *, now: Micros, new_ids: bool = False
-    ) -> list[Enqueued]:
+    async def _enqueue(self, call: op.Enqueue) -> list[Enqueued]:
         with self._store.lock:
-            return self._store.enqueue(records, now)
+            return self._store.enqueue(call.records, call.now)
 
-    async def reserve(
-        self,
-        queue: str,
-        *,
-        limit: int,
-        lease_for: Micros,
-        now: Micros,
-        worker: str,
-        types: Sequence[str] | None = None,
-    ) -> list[JobRecord]:
+    async def _reserve(self, call: op.Reserve) -> list[JobRecord]:
         with self._store.lock:
-            return self._store.reserve(queue, limit, lease_for, now, worker, types)
+            return self._store.reserve(
+                call.queue, call.limit, call.lease_for, call.now, call.worker, call.types
+            )
 
-    async def extend_lease(
-        self, extensions: Sequence[Extension], *, lease_for: Micros, now: Micros
-    ) -> list[Lease | JobError]:
+    async def _extend_lease(self, call: op.ExtendLease) -> list[Lease | JobError]:
         with self._store.lock:
-            return self._store.extend(extensions, lease_for, now)
+            return self._store.extend(call.extensions, call.lease_for, call.now)
 
-    async def settle(self, settlements: Sequence[Settlement], *, now: Micros) -> list[JobError | None]:
+    async def _settle(self, call: op.Settle) -> list[JobError | None]:
         with self._store.lock:
-            return self._store.settle(settlements, now)
+            return self._store.settle(call.settlements, call.now)
 
-    async def reclaim(self, *, now: Micros, queue: str | None = None, limit: int = 1000) -> int:
+    async def _reclaim(self, call: op.Reclaim) -> int:
         with self._store.lock:
-            return self._store.reclaim(now, queue, limit)
+            return self._store.reclaim(call.now, call.queue, call.limit)
 
     # -- operating ----------------------------------------------------------------------------------------
 
-    async def cancel(self, job_ids: Sequence[str], *, now: Micros) -> list[JobState | JobError]:
+    async def _cancel(self, call: op.Cancel) -> list[JobState | JobError]:
         with self._store.lock:
-            return self._store.cancel(job_ids, now)
+            return self._store.cancel(call.job_ids, call.now)
 
-    async def requeue(self, job_ids: Sequence[str], *, now: Micros) -> list[JobState | JobError]:
+    async def _requeue(self, call: op.Requeue) -> list[JobState | JobError]:
         with self._store.lock:
-            return self._store.requeue(job_ids, now)
+            return self._store.requeue(call.job_ids, call.now)
 
-    async def purge(self, selection: JobFilter, *, limit: int = 1000) -> int:
+    async def _purge(self, call: op.Purge) -> int:
         with self._store.lock:
-            return self._store.purge(selection, limit)
+            return self._store.purge(call.selection, call.limit)
 
-    async def prune(self, *, now: Micros, limit: int = 1000) -> int:
+    async def _prune(self, call: op.Prune) -> int:
         with self._store.lock:
-            return self._store.prune(now, limit)
+            return self._store.prune(call.now, call.limit)
 
-    async def get(self, job_ids: Sequence[str], *, now: Micros) -> list[JobRecord | None]:
+    async def _get(self, call: op.Get) -> list[JobRecord | None]:
         with self._store.lock:
-            return self._store.get(job_ids, now)
+            return self._store.get(call.job_ids, call.now)
 
-    async def list_jobs(
-        self, selection: JobFilter, *, now: Micros, limit: int = 100, cursor: str | None = None
-    ) -> Page:
+    async def _list_jobs(self, call: op.ListJobs) -> Page:
         with self._store.lock:
-            return self._store.list_jobs(selection, now, limit, cursor)
+            return self._store.list_jobs(call.selection, call.now, call.limit, call.cursor)
 
-    async def stats(self, *, now: Micros, queue: str | None = None) -> list[QueueStats]:
+    async def _stats(self, call: op.Stats) -> list[QueueStats]:
         with self._store.lock:
-            return self._store.stats(now, queue)
+            return self._store.stats(call.now, call.queue)
 
-    async def configure(self, queue: str, settings: QueueSettings, *, now: Micros) -> None:
+    async def _configure(self, call: op.Configure) -> None:
         with self._store.lock:
-            self._store.configure(queue, settings)
+            self._store.configure(call.queue, call.settings)
 
-    async def settings(self, queue: str) -> QueueSettings:
+    async def _settings(self, call: op.Settings) -> QueueSettings:
         with self._store.lock:
-            return self._store.settings(queue)
+            return self._store.settings(call.queue)
 
     # -- history ------------------------------------------------------------------------------------------
 
-    async def read_attempts(self, *, after: str | None = None, limit: int = 1000) -> AttemptPage:
+    async def _read_attempts(self, call: op.ReadAttempts) -> AttemptPage:
         with self._store.lock:
-            return self._store.read_attempts(after, limit)
+            return self._store.read_attempts(call.after, call.limit)
 
-    async def job_attempts(self, job_id: str) -> list[Attempt]:
+    async def _job_attempts(self, call: op.JobAttempts) -> list[Attempt]:
         with self._store.lock:
-            return self._store.job_attempts(job_id)
+            return self._store.job_attempts(call.job_id)
 
     # -- waiting ------------------------------------------------------------------------------------------
 

@@ -19,7 +19,6 @@ from taskharbor.jobs import JobRecord, Micros
 async def enqueue(
     store: OpenStore, records: Sequence[JobRecord], now: Micros, new_ids: bool
 ) -> list[Enqueued]:
-    # Everything that can be refused is refused before the first part is written.
     fresh = [accepted(record) for record in records]
     if not fresh:
         return []

@@ -9,17 +9,20 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from taskharbor.drivers.contract import Settlement
+from taskharbor.drivers.operations import Operation, Settle
 from taskharbor.errors import BackendUnavailable
 from taskharbor.jobs import Micros
 from taskharbor_testkit.simulation.backend import Backend
 from taskharbor_testkit.simulation.process import Process
 from taskharbor_testkit.simulation.scheduler import Scheduler
 from taskharbor_testkit.simulation.trace import Trace
+
+A = TypeVar("A")
 
 LONGEST_USUAL = 0.1
 """Seconds that one way takes at most, unless the weather is bad."""
@@ -60,11 +63,13 @@ class Network:
         self.unanswered: dict[tuple[Process, str], float] = {}
         """Settlements (process, job) whose last try was lost, and when the process learned of it."""
 
-    async def call(self, process: Process, op: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    async def call(self, process: Process, call: Operation[A]) -> A:
+        op = call.name
         if self.is_closed:
             raise BackendUnavailable("the simulation is over")
-        if "now" in kwargs:
-            self._check_clock(process, op, kwargs["now"])
+        now: Micros | None = getattr(call, "now", None)
+        if now is not None:
+            self._check_clock(process, op, now)
         weather, chance = self.weather, self._rng.random
         out, back = chance() * weather.slowest, chance() * weather.slowest
         fate = chance()
@@ -72,26 +77,22 @@ class Network:
             out, back = out + chance() * weather.spike, back + chance() * weather.spike
             process.disturb(self._scheduler.now, self._scheduler.now + out + back)
             fate = 1.0
-        if op == "settle":
-            self._note_settlements(process, args[0], None)
+        if isinstance(call, Settle):
+            self._note_settlements(process, call.settlements, None)
         loses_request = weather.is_out or fate < weather.loss / 2
         loses_answer = not loses_request and fate < weather.loss
         if loses_request or loses_answer:
             process.disturb(self._scheduler.now, self._scheduler.now + out + back)
-            if op == "settle":
-                self._note_settlements(process, args[0], self._scheduler.now + out + back)
-        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._scheduler.after(
-            out, self._arrive, process, op, args, kwargs, answer, back, loses_request, loses_answer
-        )
+            if isinstance(call, Settle):
+                self._note_settlements(process, call.settlements, self._scheduler.now + out + back)
+        answer: asyncio.Future[A] = asyncio.get_running_loop().create_future()
+        self._scheduler.after(out, self._arrive, process, call, answer, back, loses_request, loses_answer)
         return await answer
 
     def _arrive(
         self,
         process: Process,
-        op: str,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        call: Operation[Any],
         answer: asyncio.Future[Any],
         back: float,
         loses_request: bool,
@@ -101,17 +102,17 @@ class Network:
             return
         given: Any
         if loses_request:
-            given = BackendUnavailable(f"{op}: no answer")
+            given = BackendUnavailable(f"{call.name}: no answer")
         else:
             try:
-                given = self._backend.perform(process.name, op, args, kwargs)
+                given = self._backend.perform(process.name, call)
             except Exception as error:
                 given = error
             if loses_answer:
-                given = BackendUnavailable(f"{op}: no answer")
+                given = BackendUnavailable(f"{call.name}: no answer")
         if isinstance(given, BackendUnavailable):
             where = "request" if loses_request else "answer"
-            self._trace.add(self._scheduler.now, process.name, f"{op}: {where} lost")
+            self._trace.add(self._scheduler.now, process.name, f"{call.name}: {where} lost")
         loop = answer.get_loop()
         self._scheduler.after(back, loop.call_soon_threadsafe, _deliver, answer, given)
 

@@ -9,6 +9,7 @@ from typing import Any
 from taskharbor.clock import BackendClock
 from taskharbor.drivers.contract import QueueSettings
 from taskharbor.drivers.memory import MemoryStore
+from taskharbor.drivers.operations import Configure
 from taskharbor.jobs import SECOND
 from taskharbor.retry import ExponentialBackoff
 from taskharbor_testkit.simulation.actors import (
@@ -123,7 +124,7 @@ class World:
 
     def _configure(self) -> None:
         for queue, settings in self._settings.items():
-            self.backend.perform("operator", "configure", (queue, settings), {"now": self.backend.now()})
+            self.backend.perform("operator", Configure(queue, settings, self.backend.now()))
 
     # -- who is there -------------------------------------------------------------------------------------
 

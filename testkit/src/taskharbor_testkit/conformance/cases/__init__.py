@@ -15,6 +15,7 @@ FILES = (
     "keyed",
     "cancel",
     "requeue",
+    "bad_input",
     "failure_queue",
     "inspection",
     "retention",
