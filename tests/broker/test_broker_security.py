@@ -21,11 +21,10 @@ from broker_loops import PATIENCE, wait_until
 import taskharbor.broker.tokens as tokens
 from needing import Certificate
 from taskharbor.broker.api import OPERATIONS
+from taskharbor.broker.gate import Rates
 from taskharbor.broker.hosts import KnownHosts
 from taskharbor.broker.operations import Operation
-from taskharbor.broker.protocol import BoundedProtocol
-from taskharbor.broker.rates import Rates
-from taskharbor.broker.serving import check_exposure
+from taskharbor.broker.serving import BoundedProtocol, check_exposure
 from taskharbor.broker.tokens import Guard, parse_token, parse_tokens, read_token_file
 from taskharbor.drivers.memory import MemoryDriver
 from taskharbor.drivers.operations import OPERATIONS as DRIVER_OPERATIONS

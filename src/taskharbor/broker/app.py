@@ -10,7 +10,7 @@ from taskharbor.broker.api import places
 from taskharbor.broker.calls import driver_places
 from taskharbor.broker.config import BrokerConfig
 from taskharbor.broker.gate import Gate
-from taskharbor.broker.leads import Candidacy
+from taskharbor.broker.leadership import Candidacy
 from taskharbor.broker.routing import Routes
 from taskharbor.broker.service import Service
 from taskharbor.clock import Clock

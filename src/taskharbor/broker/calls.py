@@ -12,9 +12,8 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from taskharbor.broker.exchange import read_body
+from taskharbor.broker.exchange import Departure, read_body
 from taskharbor.broker.gate import CALLER
-from taskharbor.broker.gone import Departure
 from taskharbor.broker.operations import JSON
 from taskharbor.broker.problems import Problem
 from taskharbor.broker.replays import Name, Replays, heard_names, request_name

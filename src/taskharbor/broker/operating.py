@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+import functools
 
 from taskharbor.broker.answered import QueueView, Removed, State, StateItems
 from taskharbor.broker.asked import Ids, Nothing, Purge, Settings
-from taskharbor.broker.operations import Call, Operation
+from taskharbor.broker.operations import Call, route
 from taskharbor.broker.submitting import check_batch
 from taskharbor.broker.views import queue_view, state_item
 from taskharbor.drivers.contract import JobFilter, QueueSettings
@@ -20,16 +20,34 @@ def _one(answer: JobState | JobError, job_id: str) -> State:
     return State(job_id, answer)
 
 
+_post = functools.partial(route, "POST", tag="operate", scope="admin")
+
+
+@_post(
+    "/v1/jobs/{id}/cancel",
+    "A waiting job ends at once; a running one is told by its next heartbeat.",
+    body=Nothing,
+    is_body_optional=True,
+    problems=(404, 409),
+)
 async def cancel(call: Call) -> State:
     job_id, service = call.names["id"], call.service
     return _one((await service.driver.cancel([job_id], now=service.now()))[0], job_id)
 
 
+@_post(
+    "/v1/jobs/{id}/requeue",
+    "Send a dead job round again, with fresh attempts.",
+    body=Nothing,
+    is_body_optional=True,
+    problems=(404, 409),
+)
 async def requeue(call: Call) -> State:
     job_id, service = call.names["id"], call.service
     return _one((await service.driver.requeue([job_id], now=service.now()))[0], job_id)
 
 
+@_post("/v1/jobs/cancel", "Cancel many jobs; each answer stands for itself.", body=Ids)
 async def cancel_many(call: Call) -> StateItems:
     ids, service = call.body.ids, call.service
     check_batch(len(ids), service.config.max_batch)
@@ -37,6 +55,7 @@ async def cancel_many(call: Call) -> StateItems:
     return StateItems([state_item(*pair) for pair in zip(ids, answers, strict=True)])
 
 
+@_post("/v1/jobs/requeue", "Send many dead jobs round again; each answer stands for itself.", body=Ids)
 async def requeue_many(call: Call) -> StateItems:
     ids, service = call.body.ids, call.service
     check_batch(len(ids), service.config.max_batch)
@@ -44,6 +63,7 @@ async def requeue_many(call: Call) -> StateItems:
     return StateItems([state_item(*pair) for pair in zip(ids, answers, strict=True)])
 
 
+@_post("/v1/purge", "Remove jobs that have ended.", body=Purge)
 async def purge(call: Call) -> Removed:
     asked: Purge = call.body
     selection = JobFilter(
@@ -56,7 +76,8 @@ async def purge(call: Call) -> Removed:
     return Removed(await call.service.driver.purge(selection, limit=asked.limit))
 
 
-async def configure(call: Call) -> QueueView:
+@route("PUT", "/v1/queues/{name}", "Replace a queue's settings.", tag="operate", scope="admin", body=Settings)
+async def configure_queue(call: Call) -> QueueView:
     asked: Settings = call.body
     name, service = call.names["name"], call.service
     settings = QueueSettings(
@@ -73,69 +94,3 @@ async def configure(call: Call) -> QueueView:
 
 def _kept(seconds: float | None) -> Micros | None:
     return None if seconds is None else round(seconds * SECOND)
-
-
-_POST: dict[str, Any] = {"method": "POST", "tag": "operate", "scope": "admin"}
-
-OPERATIONS = (
-    Operation(
-        path="/v1/jobs/cancel",
-        name="cancel_many",
-        summary="Cancel many jobs; each answer stands for itself.",
-        handle=cancel_many,
-        body=Ids,
-        answer=StateItems,
-        **_POST,
-    ),
-    Operation(
-        path="/v1/jobs/requeue",
-        name="requeue_many",
-        summary="Send many dead jobs round again; each answer stands for itself.",
-        handle=requeue_many,
-        body=Ids,
-        answer=StateItems,
-        **_POST,
-    ),
-    Operation(
-        path="/v1/jobs/{id}/cancel",
-        name="cancel",
-        summary="A waiting job ends at once; a running one is told by its next heartbeat.",
-        handle=cancel,
-        body=Nothing,
-        is_body_optional=True,
-        answer=State,
-        problems=(404, 409),
-        **_POST,
-    ),
-    Operation(
-        path="/v1/jobs/{id}/requeue",
-        name="requeue",
-        summary="Send a dead job round again, with fresh attempts.",
-        handle=requeue,
-        body=Nothing,
-        is_body_optional=True,
-        answer=State,
-        problems=(404, 409),
-        **_POST,
-    ),
-    Operation(
-        path="/v1/purge",
-        name="purge",
-        summary="Remove jobs that have ended.",
-        handle=purge,
-        body=Purge,
-        answer=Removed,
-        **_POST,
-    ),
-    Operation(
-        method="PUT",
-        path="/v1/queues/{name}",
-        name="configure_queue",
-        summary="Replace a queue's settings.",
-        tag="operate",
-        scope="admin",
-        handle=configure,
-        body=Settings,
-        answer=QueueView,
-    ),
-)

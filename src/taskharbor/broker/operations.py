@@ -1,13 +1,13 @@
-"""One operation of the JSON API: its place, what it takes, what it answers, and the function that does it.
+"""The operations of the JSON API: place, request, answer, and the function that does the work.
 
-The table of these makes the routes, the checks of bodies and queries, and the OpenAPI document, so they cannot differ.
+The table of them makes the routes, the checks of bodies and queries, and the OpenAPI document, so they cannot differ.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, get_type_hints
 from urllib.parse import parse_qsl
 
 import msgspec
@@ -78,6 +78,22 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     """Beyond those that every operation may give."""
     still_holds: Callable[[Any, Micros], bool] | None = None
     """Where a caller may give its request a name and ask again under it: whether an answer that was kept is still good."""
+
+
+OPERATIONS: list[Operation] = []
+"""Every operation, as the modules with their handlers register them."""
+
+
+def route(method: str, path: str, summary: str, *, name: str = "", **more: Any) -> Callable[[Handle], Handle]:
+    """Registers a handler. Its name and the type of its answer are the operation's, unless other ones are given."""
+
+    def register(handle: Handle) -> Handle:
+        answer = more.get("answer") or get_type_hints(handle)["return"]
+        fields = {"name": name or handle.__name__, "handle": handle, **more, "answer": answer}
+        OPERATIONS.append(Operation(method=method, path=path, summary=summary, **fields))
+        return handle
+
+    return register
 
 
 def place(operation: Operation, service: Service, replays: Replays) -> Place:

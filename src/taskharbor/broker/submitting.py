@@ -10,7 +10,7 @@ from msgspec import UNSET, UnsetType
 from taskharbor.broker.answered import Submitted, SubmittedJobs
 from taskharbor.broker.asked import NewJob, NewJobs
 from taskharbor.broker.json_values import checked_json
-from taskharbor.broker.operations import Call, Operation, Reply, decoded
+from taskharbor.broker.operations import Call, Reply, decoded, route
 from taskharbor.broker.problems import Problem
 from taskharbor.jobs import JobRequest, UpdateFlags
 from taskharbor.requests import EncodedPayload, RecordBuilder
@@ -29,6 +29,18 @@ _one = msgspec.json.Decoder(NewJob).decode
 _many = msgspec.json.Decoder(NewJobs).decode
 
 
+@route(
+    "POST",
+    "/v1/jobs",
+    "Submit one job, or several that are stored all or not at all.",
+    tag="produce",
+    scope="produce",
+    body_choices=(NewJob, NewJobs),
+    answer=Submitted,
+    status=201,
+    answers=((201, SubmittedJobs), (200, Submitted), (200, SubmittedJobs)),
+    still_holds=lambda answer, now: True,
+)
 async def submit(call: Call) -> Any:
     data: bytes = call.body
     if decoded(_shape, data).jobs is UNSET:
@@ -90,21 +102,3 @@ def _payload(job: NewJob, max_depth: int) -> bytes:
             hint="encode it yourself and send the bytes as payload_base64",
         )
     return b"null" if isinstance(job.payload, UnsetType) else checked_json(job.payload, max_depth, "payload")
-
-
-OPERATIONS = (
-    Operation(
-        method="POST",
-        path="/v1/jobs",
-        name="submit",
-        summary="Submit one job, or several that are stored all or not at all.",
-        tag="produce",
-        scope="produce",
-        handle=submit,
-        body_choices=(NewJob, NewJobs),
-        answer=Submitted,
-        status=201,
-        answers=((201, SubmittedJobs), (200, Submitted), (200, SubmittedJobs)),
-        still_holds=lambda answer, now: True,
-    ),
-)
