@@ -7,9 +7,10 @@ know nothing of handlers.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Sequence
+import functools
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from taskharbor.clock import BackendClock, Clock
 from taskharbor.codec import CodecRegistry
@@ -30,6 +31,7 @@ from taskharbor.portal import portal
 from taskharbor.requests import Defaults, RecordBuilder
 from taskharbor.transactions import AsyncClientWithin, AsyncTransaction, ClientWithin, Transaction
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 CHUNK = 1000
@@ -214,6 +216,18 @@ class AsyncClient:
         await self.driver.configure(queue, settings, now=await self.now())
 
 
+def _blocking(
+    method: Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[Client, P], T]:
+    """The same method for synchronous code."""
+
+    @functools.wraps(method)
+    def call(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return self._call(method(self._inner, *args, **kwargs))
+
+    return call
+
+
 class Client:
     """The same for synchronous code: every call runs on this process's background event loop."""
 
@@ -249,23 +263,29 @@ class Client:
     def _call(self, work: Coroutine[Any, Any, T]) -> T:
         return portal().call(work)
 
-    def now(self) -> Micros:
-        return self._call(self._inner.now())
-
-    def enqueue(self, request: JobRequest) -> Enqueued:
-        return self._call(self._inner.enqueue(request))
-
-    def enqueue_batch(self, requests: Sequence[JobRequest]) -> list[Enqueued]:
-        return self._call(self._inner.enqueue_batch(requests))
+    now = _blocking(AsyncClient.now)
+    enqueue = _blocking(AsyncClient.enqueue)
+    enqueue_batch = _blocking(AsyncClient.enqueue_batch)
+    enqueue_like = _blocking(AsyncClient.enqueue_like)
+    get = _blocking(AsyncClient.get)
+    get_many = _blocking(AsyncClient.get_many)
+    list_jobs = _blocking(AsyncClient.list_jobs)
+    stats = _blocking(AsyncClient.stats)
+    job_attempts = _blocking(AsyncClient.job_attempts)
+    read_attempts = _blocking(AsyncClient.read_attempts)
+    resolve = _blocking(AsyncClient.resolve)
+    wait_for = _blocking(AsyncClient.wait_for)
+    cancel = _blocking(AsyncClient.cancel)
+    cancel_many = _blocking(AsyncClient.cancel_many)
+    requeue = _blocking(AsyncClient.requeue)
+    requeue_many = _blocking(AsyncClient.requeue_many)
+    purge = _blocking(AsyncClient.purge)
+    settings = _blocking(AsyncClient.settings)
+    configure = _blocking(AsyncClient.configure)
 
     def enqueue_many(self, requests: Iterable[JobRequest], *, chunk: int = CHUNK) -> list[Enqueued]:
         # The caller's iterable runs in the caller's thread: it may do anything, the portal's loop may not.
         return self._call(self._inner.enqueue_many(list(requests), chunk=chunk))
-
-    def enqueue_like(
-        self, request: JobRequest, payloads: Sequence[bytes], *, chunk: int = CHUNK
-    ) -> list[Enqueued]:
-        return self._call(self._inner.enqueue_like(request, payloads, chunk=chunk))
 
     def enqueue_stream(
         self, requests: Iterable[JobRequest], *, chunk: int = CHUNK
@@ -276,53 +296,6 @@ class Client:
     def within(self, transaction: Transaction) -> ClientWithin:
         """Enqueue as part of a transaction of yours: `client.within(connection).enqueue(request)`."""
         return ClientWithin(self.driver.within(transaction), self._inner.builder, self.now)
-
-    def get(self, job_id: str) -> JobRecord:
-        return self._call(self._inner.get(job_id))
-
-    def get_many(self, job_ids: Sequence[str]) -> list[JobRecord | None]:
-        return self._call(self._inner.get_many(job_ids))
-
-    def list_jobs(
-        self, selection: JobFilter | None = None, *, limit: int = 100, cursor: str | None = None
-    ) -> Page:
-        return self._call(self._inner.list_jobs(selection, limit=limit, cursor=cursor))
-
-    def stats(self, queue: str | None = None) -> list[QueueStats]:
-        return self._call(self._inner.stats(queue))
-
-    def job_attempts(self, job_id: str) -> list[Attempt]:
-        return self._call(self._inner.job_attempts(job_id))
-
-    def read_attempts(self, *, after: str | None = None, limit: int = 1000) -> AttemptPage:
-        return self._call(self._inner.read_attempts(after=after, limit=limit))
-
-    def resolve(self, job_id: str) -> JobRecord:
-        return self._call(self._inner.resolve(job_id))
-
-    def wait_for(self, job_id: str, *, timeout: float | None = None) -> JobRecord:
-        return self._call(self._inner.wait_for(job_id, timeout=timeout))
-
-    def cancel(self, job_id: str) -> JobState:
-        return self._call(self._inner.cancel(job_id))
-
-    def cancel_many(self, job_ids: Sequence[str]) -> list[JobState | JobError]:
-        return self._call(self._inner.cancel_many(job_ids))
-
-    def requeue(self, job_id: str) -> JobState:
-        return self._call(self._inner.requeue(job_id))
-
-    def requeue_many(self, job_ids: Sequence[str]) -> list[JobState | JobError]:
-        return self._call(self._inner.requeue_many(job_ids))
-
-    def purge(self, selection: JobFilter, *, limit: int = 1000) -> int:
-        return self._call(self._inner.purge(selection, limit=limit))
-
-    def settings(self, queue: str) -> QueueSettings:
-        return self._call(self._inner.settings(queue))
-
-    def configure(self, queue: str, settings: QueueSettings) -> None:
-        self._call(self._inner.configure(queue, settings))
 
 
 def chunks(items: Iterable[T], size: int) -> Iterator[list[T]]:

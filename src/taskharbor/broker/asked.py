@@ -51,8 +51,10 @@ class NewJob(Asked, kw_only=True):
     codec: Name | None = None
     queue: Name | None = None
     run_at: Instant | None = None
-    delay_seconds: Delay | None = None
-    timeout_seconds: Annotated[float, Meta(ge=0.001, lt=1e10)] | None = None
+    delay: Delay | None = msgspec.field(default=None, name="delay_seconds")
+    timeout: Annotated[float, Meta(ge=0.001, lt=1e10)] | None = msgspec.field(
+        default=None, name="timeout_seconds"
+    )
     priority: Priority | None = None
     key: Name | None = None
     update: Update | None = None
@@ -60,7 +62,9 @@ class NewJob(Asked, kw_only=True):
     max_attempts: Tries | None = None
     max_attempts_camel: Tries | None = msgspec.field(default=None, name="maxAttempts")
     max_stalls: Tries | None = None
-    backoff_seconds: tuple[Annotated[float, Meta(ge=0)], Annotated[float, Meta(ge=0, lt=1e9)]] | None = None
+    backoff: tuple[Annotated[float, Meta(ge=0)], Annotated[float, Meta(ge=0, lt=1e9)]] | None = msgspec.field(
+        default=None, name="backoff_seconds"
+    )
     headers: dict[str, str] | None = None
 
 

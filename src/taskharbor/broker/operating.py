@@ -10,57 +10,54 @@ from taskharbor.broker.operations import Call, route
 from taskharbor.broker.submitting import check_batch
 from taskharbor.broker.views import queue_view, state_item
 from taskharbor.drivers.contract import JobFilter, QueueSettings
+from taskharbor.drivers.operations import Cancel, Requeue
+from taskharbor.drivers.validation import check
 from taskharbor.errors import JobError
 from taskharbor.jobs import SECOND, JobState, Micros, to_micros
 
+_post = functools.partial(route, "POST", tag="operate", scope="admin")
+_post_to_job = functools.partial(_post, body=Nothing, is_body_optional=True, problems=(404, 409))
 
-def _one(answer: JobState | JobError, job_id: str) -> State:
+
+async def _change_one(call: Call, operation: type[Cancel | Requeue]) -> State:
+    job_id = call.names["id"]
+    (answer,) = await _change(call, operation, [job_id])
     if isinstance(answer, JobError):
         raise answer
     return State(job_id, answer)
 
 
-_post = functools.partial(route, "POST", tag="operate", scope="admin")
+async def _change_many(call: Call, operation: type[Cancel | Requeue]) -> StateItems:
+    ids: list[str] = call.body.ids
+    check_batch(len(ids), call.service.config.max_batch)
+    answers = await _change(call, operation, ids)
+    return StateItems([state_item(*pair) for pair in zip(ids, answers, strict=True)])
 
 
-@_post(
-    "/v1/jobs/{id}/cancel",
-    "A waiting job ends at once; a running one is told by its next heartbeat.",
-    body=Nothing,
-    is_body_optional=True,
-    problems=(404, 409),
+async def _change(call: Call, operation: type[Cancel | Requeue], ids: list[str]) -> list[JobState | JobError]:
+    return await call.service.driver.run(check(operation(ids, call.service.now())))
+
+
+@_post_to_job(
+    "/v1/jobs/{id}/cancel", "A waiting job ends at once; a running one is told by its next heartbeat."
 )
 async def cancel(call: Call) -> State:
-    job_id, service = call.names["id"], call.service
-    return _one((await service.driver.cancel([job_id], now=service.now()))[0], job_id)
+    return await _change_one(call, Cancel)
 
 
-@_post(
-    "/v1/jobs/{id}/requeue",
-    "Send a dead job round again, with fresh attempts.",
-    body=Nothing,
-    is_body_optional=True,
-    problems=(404, 409),
-)
+@_post_to_job("/v1/jobs/{id}/requeue", "Send a dead job round again, with fresh attempts.")
 async def requeue(call: Call) -> State:
-    job_id, service = call.names["id"], call.service
-    return _one((await service.driver.requeue([job_id], now=service.now()))[0], job_id)
+    return await _change_one(call, Requeue)
 
 
 @_post("/v1/jobs/cancel", "Cancel many jobs; each answer stands for itself.", body=Ids)
 async def cancel_many(call: Call) -> StateItems:
-    ids, service = call.body.ids, call.service
-    check_batch(len(ids), service.config.max_batch)
-    answers = await service.driver.cancel(ids, now=service.now())
-    return StateItems([state_item(*pair) for pair in zip(ids, answers, strict=True)])
+    return await _change_many(call, Cancel)
 
 
 @_post("/v1/jobs/requeue", "Send many dead jobs round again; each answer stands for itself.", body=Ids)
 async def requeue_many(call: Call) -> StateItems:
-    ids, service = call.body.ids, call.service
-    check_batch(len(ids), service.config.max_batch)
-    answers = await service.driver.requeue(ids, now=service.now())
-    return StateItems([state_item(*pair) for pair in zip(ids, answers, strict=True)])
+    return await _change_many(call, Requeue)
 
 
 @_post("/v1/purge", "Remove jobs that have ended.", body=Purge)

@@ -301,7 +301,8 @@ class Driver(abc.ABC):
 
     def run(self, call: op.Operation[A]) -> Coroutine[Any, Any, A]:
         """Carry out a call that was checked: the one way into a driver, which a wrapper can override for all calls."""
-        carry_out: Coroutine[Any, Any, A] = getattr(self, call.method)(call)
+        is_empty = call.batch is not None and not getattr(call, call.batch)
+        carry_out: Coroutine[Any, Any, A] = _nothing() if is_empty else getattr(self, call.method)(call)
         return carry_out
 
     async def _enqueue(self, call: op.Enqueue) -> list[Enqueued]:
@@ -378,6 +379,11 @@ class Driver(abc.ABC):
         (error,) = await self.settle([settlement], now=now)
         if error is not None:
             raise error
+
+
+async def _nothing() -> Any:
+    """The answer to a batch without items."""
+    return []
 
 
 __all__ = [

@@ -278,7 +278,7 @@ def test_every_refusal_has_a_meaning(status: int, code: str, kind: Callable[...,
 
 def test_a_store_that_is_away_is_unavailable_here_too() -> None:
     class Away(MemoryDriver):
-        async def _stats(self, call: object) -> list[object]:  # type: ignore[override]
+        async def run(self, call: object) -> object:  # type: ignore[override]
             raise BackendUnavailable("the store of the broker is away")
 
     async def main() -> None:

@@ -12,7 +12,6 @@ from msgspec.structs import replace
 from taskharbor.drivers import operations as op
 from taskharbor.drivers.contract import AttemptPage, Capabilities, Driver, Enqueued, Page
 from taskharbor.drivers.http.brokers import Brokers
-from taskharbor.drivers.http.claims import Claims
 from taskharbor.drivers.http.options import Options, parse_url
 from taskharbor.drivers.http.protocol import VERSION, encode
 from taskharbor.drivers.validation import check
@@ -24,6 +23,8 @@ A = TypeVar("A")
 _LONGEST_POLL = 25.0
 """Seconds that a wait is silent. What stands between a client and a broker cuts connections that are silent for longer."""
 _MOST_QUEUE_SETS = 256
+_MOST_LOST = 8
+"""Per queue and worker. A broker remembers an answer for a minute; who loses more than that has other troubles."""
 
 
 class HttpDriver(Driver):
@@ -99,8 +100,6 @@ class HttpDriver(Driver):
         return self._brokers.ask(call)
 
     async def _enqueue(self, call: op.Enqueue) -> list[Enqueued]:
-        if not call.records:
-            return []
         # A first try that reaches one broker after a second one reached another must still be recognised.
         is_new = call.new_ids and len(self.options.bases) == 1
         body = encode(op.Enqueue(call.records, call.now, is_new))
@@ -205,3 +204,25 @@ class HttpDriver(Driver):
                 del self._seen[next(iter(self._seen))]
             if told.woken or loop.time() - began >= timeout:
                 return told.woken
+
+
+class Claims:
+    """Reserves whose answer was lost: the next one for the same worker asks for their jobs first, by their names."""
+
+    def __init__(self) -> None:
+        self._lost: dict[tuple[str, str], list[str]] = {}
+
+    def name(self, queue: str, worker: str) -> str | None:
+        """Under which to ask; None: under a new one."""
+        lost = self._lost.get((queue, worker))
+        if not lost:
+            return None
+        name = lost.pop()
+        if not lost:
+            del self._lost[queue, worker]
+        return name
+
+    def lose_answer(self, queue: str, worker: str, name: str) -> None:
+        lost = self._lost.setdefault((queue, worker), [])
+        lost.append(name)
+        del lost[:-_MOST_LOST]

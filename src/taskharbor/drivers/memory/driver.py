@@ -9,24 +9,20 @@ from __future__ import annotations
 import asyncio
 import re
 import threading
-from collections.abc import Sequence
-from typing import ClassVar, Self
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, Self, TypeVar
+
+from msgspec.structs import astuple
 
 from taskharbor.clock import Clock, SystemClock
 from taskharbor.drivers import operations as op
-from taskharbor.drivers.contract import (
-    AttemptPage,
-    Capabilities,
-    Driver,
-    Enqueued,
-    Page,
-    QueueSettings,
-    QueueStats,
-)
+from taskharbor.drivers.contract import Capabilities, Driver
 from taskharbor.drivers.memory.bell import Waiter
 from taskharbor.drivers.memory.operating import MemoryStore
-from taskharbor.errors import InvalidRequest, JobError
-from taskharbor.jobs import SECOND, Attempt, JobRecord, JobState, Lease, Micros
+from taskharbor.errors import InvalidRequest
+from taskharbor.jobs import SECOND, Micros
+
+A = TypeVar("A")
 
 _NAME = re.compile(r"[\w.-]*")
 
@@ -83,77 +79,12 @@ class MemoryDriver(Driver):
     async def time(self) -> Micros:
         return self._clock.now()
 
-    # -- producing and working ----------------------------------------------------------------------------
+    # -- operations ---------------------------------------------------------------------------------------
 
-    async def _enqueue(self, call: op.Enqueue) -> list[Enqueued]:
+    async def run(self, call: op.Operation[A]) -> A:
         with self._store.lock:
-            return self._store.enqueue(call.records, call.now)
-
-    async def _reserve(self, call: op.Reserve) -> list[JobRecord]:
-        with self._store.lock:
-            return self._store.reserve(
-                call.queue, call.limit, call.lease_for, call.now, call.worker, call.types
-            )
-
-    async def _extend_lease(self, call: op.ExtendLease) -> list[Lease | JobError]:
-        with self._store.lock:
-            return self._store.extend(call.extensions, call.lease_for, call.now)
-
-    async def _settle(self, call: op.Settle) -> list[JobError | None]:
-        with self._store.lock:
-            return self._store.settle(call.settlements, call.now)
-
-    async def _reclaim(self, call: op.Reclaim) -> int:
-        with self._store.lock:
-            return self._store.reclaim(call.now, call.queue, call.limit)
-
-    # -- operating ----------------------------------------------------------------------------------------
-
-    async def _cancel(self, call: op.Cancel) -> list[JobState | JobError]:
-        with self._store.lock:
-            return self._store.cancel(call.job_ids, call.now)
-
-    async def _requeue(self, call: op.Requeue) -> list[JobState | JobError]:
-        with self._store.lock:
-            return self._store.requeue(call.job_ids, call.now)
-
-    async def _purge(self, call: op.Purge) -> int:
-        with self._store.lock:
-            return self._store.purge(call.selection, call.limit)
-
-    async def _prune(self, call: op.Prune) -> int:
-        with self._store.lock:
-            return self._store.prune(call.now, call.limit)
-
-    async def _get(self, call: op.Get) -> list[JobRecord | None]:
-        with self._store.lock:
-            return self._store.get(call.job_ids, call.now)
-
-    async def _list_jobs(self, call: op.ListJobs) -> Page:
-        with self._store.lock:
-            return self._store.list_jobs(call.selection, call.now, call.limit, call.cursor)
-
-    async def _stats(self, call: op.Stats) -> list[QueueStats]:
-        with self._store.lock:
-            return self._store.stats(call.now, call.queue)
-
-    async def _configure(self, call: op.Configure) -> None:
-        with self._store.lock:
-            self._store.configure(call.queue, call.settings)
-
-    async def _settings(self, call: op.Settings) -> QueueSettings:
-        with self._store.lock:
-            return self._store.settings(call.queue)
-
-    # -- history ------------------------------------------------------------------------------------------
-
-    async def _read_attempts(self, call: op.ReadAttempts) -> AttemptPage:
-        with self._store.lock:
-            return self._store.read_attempts(call.after, call.limit)
-
-    async def _job_attempts(self, call: op.JobAttempts) -> list[Attempt]:
-        with self._store.lock:
-            return self._store.job_attempts(call.job_id)
+            answer: A = _RUN[type(call)](self._store, call)
+            return answer
 
     # -- waiting ------------------------------------------------------------------------------------------
 
@@ -182,3 +113,23 @@ class MemoryDriver(Driver):
             after = store.bell.versions(queues)
             seen.update(after)
         return comes_due or after != before
+
+
+_RUN: dict[type[op.Operation[Any]], Callable[[MemoryStore, Any], Any]] = {
+    op.Enqueue: lambda store, call: store.enqueue(call.records, call.now),
+    op.Reserve: lambda store, call: store.reserve(*astuple(call)),
+    op.ExtendLease: lambda store, call: store.extend(*astuple(call)),
+    op.Settle: lambda store, call: store.settle(*astuple(call)),
+    op.Reclaim: lambda store, call: store.reclaim(*astuple(call)),
+    op.Cancel: lambda store, call: store.cancel(*astuple(call)),
+    op.Requeue: lambda store, call: store.requeue(*astuple(call)),
+    op.Purge: lambda store, call: store.purge(*astuple(call)),
+    op.Prune: lambda store, call: store.prune(*astuple(call)),
+    op.Get: lambda store, call: store.get(*astuple(call)),
+    op.ListJobs: lambda store, call: store.list_jobs(*astuple(call)),
+    op.Stats: lambda store, call: store.stats(*astuple(call)),
+    op.Configure: lambda store, call: store.configure(call.queue, call.settings),
+    op.Settings: lambda store, call: store.settings(*astuple(call)),
+    op.ReadAttempts: lambda store, call: store.read_attempts(*astuple(call)),
+    op.JobAttempts: lambda store, call: store.job_attempts(*astuple(call)),
+}

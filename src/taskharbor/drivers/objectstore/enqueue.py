@@ -20,8 +20,6 @@ async def enqueue(
     store: OpenStore, records: Sequence[JobRecord], now: Micros, new_ids: bool
 ) -> list[Enqueued]:
     fresh = [accepted(record) for record in records]
-    if not fresh:
-        return []
     shards = store.catalog.shards
     places: list[Place] = [(record.queue, shard_of(record, shards)) for record in fresh]
     for place in dict.fromkeys(places):

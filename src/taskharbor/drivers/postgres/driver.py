@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, ClassVar, Self
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import msgspec
 
@@ -110,6 +110,10 @@ class PostgresDriver(Driver):
             )
         return await self._connections.run(operation, where_heard=where_heard)
 
+    async def _call(self, function: Callable[..., Awaitable[T]], *arguments: Any) -> T:
+        """A function of a session and the schema, run on a connection that works."""
+        return await self._query(lambda session, _: function(session, self._schema, *arguments))
+
     async def time(self) -> Micros:
         now: Micros = await self._query(lambda session, _: session.value(load("work", self._schema)["time"]))
         return now
@@ -122,8 +126,6 @@ class PostgresDriver(Driver):
 
     async def _enqueue(self, call: op.Enqueue) -> list[Enqueued]:
         records = call.records
-        if not records:
-            return []
         first = records[0].queue
         is_one_queue = len(records) == 1 or all(record.queue == first for record in records)
         voice = self._announcer.voice_for(first) if is_one_queue else self._announcer.voice
@@ -172,17 +174,9 @@ class PostgresDriver(Driver):
             await self._claim(msgspec.structs.replace(call, limit=0, types=None), secret, tries)
 
     async def _extend_lease(self, call: op.ExtendLease) -> list[Lease | JobError]:
-        if not call.extensions:
-            return []
-        return await self._query(
-            lambda session, _: settle.extend_lease(
-                session, self._schema, call.extensions, call.lease_for, call.now
-            )
-        )
+        return await self._call(settle.extend_lease, call.extensions, call.lease_for, call.now)
 
     async def _settle(self, call: op.Settle) -> list[JobError | None]:
-        if not call.settlements:
-            return []
         return await self._query(
             lambda session, again: settle.settle(
                 session, self._schema, call.settlements, call.now, self._announcer.voice, again
@@ -202,17 +196,9 @@ class PostgresDriver(Driver):
     # -- operating ----------------------------------------------------------------------------------------
 
     async def _cancel(self, call: op.Cancel) -> list[JobState | JobError]:
-        if not call.job_ids:
-            return []
-        return await self._query(
-            lambda session, _: operate.cancel(
-                session, self._schema, call.job_ids, call.now, self._announcer.voice
-            )
-        )
+        return await self._call(operate.cancel, call.job_ids, call.now, self._announcer.voice)
 
     async def _requeue(self, call: op.Requeue) -> list[JobState | JobError]:
-        if not call.job_ids:
-            return []
         return await self._query(
             lambda session, again: operate.requeue(
                 session, self._schema, call.job_ids, call.now, self._announcer.voice, again
@@ -220,9 +206,7 @@ class PostgresDriver(Driver):
         )
 
     async def _purge(self, call: op.Purge) -> int:
-        return await self._query(
-            lambda session, _: operate.purge(session, self._schema, call.selection, call.limit)
-        )
+        return await self._call(operate.purge, call.selection, call.limit)
 
     async def _prune(self, call: op.Prune) -> int:
         statement = load("operate", self._schema)
@@ -243,43 +227,29 @@ class PostgresDriver(Driver):
         await self._query(lambda session, _: session.value(statement, [today]))
 
     async def _get(self, call: op.Get) -> list[JobRecord | None]:
-        if not call.job_ids:
-            return []
         return await self._query(
             lambda session, _: inspect.get(session, self._schema, call.job_ids, call.now)
         )
 
     async def _list_jobs(self, call: op.ListJobs) -> Page:
-        return await self._query(
-            lambda session, _: inspect.list_jobs(
-                session, self._schema, call.selection, call.now, call.limit, call.cursor
-            )
-        )
+        return await self._call(inspect.list_jobs, call.selection, call.now, call.limit, call.cursor)
 
     async def _stats(self, call: op.Stats) -> list[QueueStats]:
-        return await self._query(
-            lambda session, _: inspect.stats(session, self._schema, call.now, call.queue)
-        )
+        return await self._call(inspect.stats, call.now, call.queue)
 
     async def _configure(self, call: op.Configure) -> None:
-        await self._query(
-            lambda session, _: operate.configure(
-                session, self._schema, call.queue, call.settings, self._announcer.voice
-            )
-        )
+        await self._call(operate.configure, call.queue, call.settings, self._announcer.voice)
 
     async def _settings(self, call: op.Settings) -> QueueSettings:
-        return await self._query(lambda session, _: operate.settings_of(session, self._schema, call.queue))
+        return await self._call(operate.settings_of, call.queue)
 
     # -- history ------------------------------------------------------------------------------------------
 
     async def _read_attempts(self, call: op.ReadAttempts) -> AttemptPage:
-        return await self._query(
-            lambda session, _: log.read_attempts(session, self._schema, call.after, call.limit)
-        )
+        return await self._call(log.read_attempts, call.after, call.limit)
 
     async def _job_attempts(self, call: op.JobAttempts) -> list[Attempt]:
-        return await self._query(lambda session, _: log.job_attempts(session, self._schema, call.job_id))
+        return await self._call(log.job_attempts, call.job_id)
 
     # -- waiting ------------------------------------------------------------------------------------------
 
@@ -293,7 +263,7 @@ class PostgresDriver(Driver):
     async def _look(
         self, queues: Sequence[str], seen: Sequence[str | None], since: Sequence[Micros]
     ) -> tuple[str, bool, Micros | None]:
-        return await self._query(lambda session, _: waiting.look(session, self._schema, queues, seen, since))
+        return await self._call(waiting.look, queues, seen, since)
 
     async def _announce(self, queues: Iterable[str]) -> None:
         values = [channel(self._schema), arrays.text_array(list(queues))]

@@ -104,8 +104,6 @@ class RedisDriver(Driver):
     # -- producing and working ----------------------------------------------------------------------------
 
     async def _enqueue(self, call: op.Enqueue) -> list[Enqueued]:
-        if not call.records:
-            return []
         return await enqueue(self._store, call.records, call.now, new_ids=call.new_ids)
 
     async def _reserve(self, call: op.Reserve) -> list[JobRecord]:
@@ -168,13 +166,9 @@ class RedisDriver(Driver):
             await reserve(self._store, claim._replace(limit=0, types=None), is_unclear=True)
 
     async def _extend_lease(self, call: op.ExtendLease) -> list[Lease | JobError]:
-        if not call.extensions:
-            return []
         return await settle.extend_lease(self._store, call.extensions, call.lease_for, call.now)
 
     async def _settle(self, call: op.Settle) -> list[JobError | None]:
-        if not call.settlements:
-            return []
         answers, untold = await settle.settle(self._store, call.settlements, call.now)
         await self._deliver(untold)
         return answers
@@ -203,8 +197,6 @@ class RedisDriver(Driver):
         return await operate.prune(self._store, call.now, call.limit)
 
     async def _get(self, call: op.Get) -> list[JobRecord | None]:
-        if not call.job_ids:
-            return []
         return await inspect.get(self._store, call.job_ids, call.now)
 
     async def _list_jobs(self, call: op.ListJobs) -> Page:

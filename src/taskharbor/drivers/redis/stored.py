@@ -24,8 +24,6 @@ STATES: Final = tuple(JobState)
 SCHEDULED, READY, BLOCKED, INFLIGHT, DONE, DEAD, CANCELLED = range(7)
 NONCE_LENGTH: Final = 24
 
-_EXACT = 2**53
-"""Lua counts in doubles; beyond this they are no longer exact."""
 _RUN_AT: tuple[UpdateRunAt, ...] = ("no", "yes", "later", "earlier")
 _FLAGS = [
     UpdateFlags(bool(number & 1), _RUN_AT[number >> 3], bool(number & 2), bool(number & 4))
