@@ -15,7 +15,7 @@ from taskharbor.drivers.redis import scripts, store
 from taskharbor.errors import InvalidRequest
 from taskharbor.jobs import MAX_PRIORITY, SECOND, JobState
 
-TRAPS = ["a", "a\x00", "a\x00b", "ab", "b", "\x00", "\x00\x01", "\xff\xff", "ÿ", "aa", "A", "x" * 200]
+TRAPS = ["a", "a\x01", "a\x01b", "ab", "b", "\x01", "\x01\x02", "\xff\xff", "ÿ", "aa", "A", "x" * 200]
 """Types that begin like each other, or like what stands between a type and a place in line."""
 
 
