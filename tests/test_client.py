@@ -96,7 +96,7 @@ def test_waiting_for_a_job_that_does_not_end(client: Client) -> None:
     [
         (QueueSettings(max_inflight=0), "pause it"),
         (QueueSettings(failure_queue="q"), "own failure queue"),
-        (QueueSettings(failure_queue=""), "queue must be"),
+        (QueueSettings(failure_queue=""), "failure_queue ''"),
         (QueueSettings(keep_done_us=-1), "keep_done_us"),
     ],
 )

@@ -14,15 +14,12 @@ import taskharbor_testkit
 
 ROOT = Path(taskharbor.__file__).parent
 DRIVERS = sorted(
-    path.stem
-    for path in (ROOT / "drivers").iterdir()
-    if path.stem not in ("__init__", "contract", "registry", "urls", "__pycache__")
+    path.stem for path in (ROOT / "drivers").iterdir() if path.is_dir() and path.stem != "__pycache__"
 )
-SHARED = (
-    "taskharbor.drivers.contract",
-    "taskharbor.drivers.registry",
-    "taskharbor.drivers.urls",
+SHARED = tuple(
+    f"taskharbor.drivers.{path.stem}" for path in (ROOT / "drivers").glob("*.py") if path.stem != "__init__"
 )
+"""The contract, and what every driver may use."""
 BUILT_ON = {"objectstore": "memory"}
 """The memory driver is the contract's rules in plain code; what keeps whole states may take them from there."""
 OUTER = ("broker", "cli", "testing", "demo", "spark")

@@ -7,9 +7,10 @@ know nothing of handlers.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Sequence
+import functools
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from taskharbor.clock import BackendClock, Clock
 from taskharbor.codec import CodecRegistry
@@ -22,13 +23,15 @@ from taskharbor.drivers.contract import (
     QueueSettings,
     QueueStats,
 )
+from taskharbor.drivers.operations import Enqueue
 from taskharbor.drivers.registry import connect
 from taskharbor.errors import InvalidRequest, JobError, JobNotFound, WaitTimeout
 from taskharbor.jobs import Attempt, JobRecord, JobRequest, JobState, Micros
 from taskharbor.portal import portal
-from taskharbor.requests import Defaults, RecordBuilder, check_queue_name
+from taskharbor.requests import Defaults, RecordBuilder
 from taskharbor.transactions import AsyncClientWithin, AsyncTransaction, ClientWithin, Transaction
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 CHUNK = 1000
@@ -95,8 +98,7 @@ class AsyncClient:
     # -- producing ----------------------------------------------------------------------------------------
 
     async def enqueue(self, request: JobRequest) -> Enqueued:
-        now = await self.now()
-        return (await self._send([self.builder.build_one(request, now)], now, 1))[0]
+        return (await self.enqueue_batch([request]))[0]
 
     async def enqueue_batch(self, requests: Sequence[JobRequest]) -> list[Enqueued]:
         """All or nothing, in one transaction."""
@@ -118,13 +120,12 @@ class AsyncClient:
         now = await self.now()
         return await self._send(self.builder.build_like(request, payloads, now), now, chunk)
 
-    async def _send(self, records: Sequence[JobRecord], now: Micros, chunk: int) -> list[Enqueued]:
+    async def _send(self, records: list[JobRecord], now: Micros, chunk: int) -> list[Enqueued]:
         """Where every enqueue goes through."""
-        if 0 < len(records) <= chunk:
-            return await self.driver.enqueue(records, now=now, new_ids=True)
         accepted: list[Enqueued] = []
-        for batch in chunks(records, chunk):
-            accepted.extend(await self.driver.enqueue(batch, now=now, new_ids=True))
+        for batch in [records] if 0 < len(records) <= chunk else chunks(records, chunk):
+            # The builder has checked them.
+            accepted += await self.driver.run(Enqueue(batch, now, new_ids=True))
         return accepted
 
     async def enqueue_stream(
@@ -212,9 +213,19 @@ class AsyncClient:
         return await self.driver.settings(queue)
 
     async def configure(self, queue: str, settings: QueueSettings) -> None:
-        check_queue_name(queue)
-        check_settings(queue, settings)
         await self.driver.configure(queue, settings, now=await self.now())
+
+
+def _blocking(
+    method: Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[Client, P], T]:
+    """The same method for synchronous code."""
+
+    @functools.wraps(method)
+    def call(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return self._call(method(self._inner, *args, **kwargs))
+
+    return call
 
 
 class Client:
@@ -252,23 +263,29 @@ class Client:
     def _call(self, work: Coroutine[Any, Any, T]) -> T:
         return portal().call(work)
 
-    def now(self) -> Micros:
-        return self._call(self._inner.now())
-
-    def enqueue(self, request: JobRequest) -> Enqueued:
-        return self._call(self._inner.enqueue(request))
-
-    def enqueue_batch(self, requests: Sequence[JobRequest]) -> list[Enqueued]:
-        return self._call(self._inner.enqueue_batch(requests))
+    now = _blocking(AsyncClient.now)
+    enqueue = _blocking(AsyncClient.enqueue)
+    enqueue_batch = _blocking(AsyncClient.enqueue_batch)
+    enqueue_like = _blocking(AsyncClient.enqueue_like)
+    get = _blocking(AsyncClient.get)
+    get_many = _blocking(AsyncClient.get_many)
+    list_jobs = _blocking(AsyncClient.list_jobs)
+    stats = _blocking(AsyncClient.stats)
+    job_attempts = _blocking(AsyncClient.job_attempts)
+    read_attempts = _blocking(AsyncClient.read_attempts)
+    resolve = _blocking(AsyncClient.resolve)
+    wait_for = _blocking(AsyncClient.wait_for)
+    cancel = _blocking(AsyncClient.cancel)
+    cancel_many = _blocking(AsyncClient.cancel_many)
+    requeue = _blocking(AsyncClient.requeue)
+    requeue_many = _blocking(AsyncClient.requeue_many)
+    purge = _blocking(AsyncClient.purge)
+    settings = _blocking(AsyncClient.settings)
+    configure = _blocking(AsyncClient.configure)
 
     def enqueue_many(self, requests: Iterable[JobRequest], *, chunk: int = CHUNK) -> list[Enqueued]:
         # The caller's iterable runs in the caller's thread: it may do anything, the portal's loop may not.
         return self._call(self._inner.enqueue_many(list(requests), chunk=chunk))
-
-    def enqueue_like(
-        self, request: JobRequest, payloads: Sequence[bytes], *, chunk: int = CHUNK
-    ) -> list[Enqueued]:
-        return self._call(self._inner.enqueue_like(request, payloads, chunk=chunk))
 
     def enqueue_stream(
         self, requests: Iterable[JobRequest], *, chunk: int = CHUNK
@@ -279,53 +296,6 @@ class Client:
     def within(self, transaction: Transaction) -> ClientWithin:
         """Enqueue as part of a transaction of yours: `client.within(connection).enqueue(request)`."""
         return ClientWithin(self.driver.within(transaction), self._inner.builder, self.now)
-
-    def get(self, job_id: str) -> JobRecord:
-        return self._call(self._inner.get(job_id))
-
-    def get_many(self, job_ids: Sequence[str]) -> list[JobRecord | None]:
-        return self._call(self._inner.get_many(job_ids))
-
-    def list_jobs(
-        self, selection: JobFilter | None = None, *, limit: int = 100, cursor: str | None = None
-    ) -> Page:
-        return self._call(self._inner.list_jobs(selection, limit=limit, cursor=cursor))
-
-    def stats(self, queue: str | None = None) -> list[QueueStats]:
-        return self._call(self._inner.stats(queue))
-
-    def job_attempts(self, job_id: str) -> list[Attempt]:
-        return self._call(self._inner.job_attempts(job_id))
-
-    def read_attempts(self, *, after: str | None = None, limit: int = 1000) -> AttemptPage:
-        return self._call(self._inner.read_attempts(after=after, limit=limit))
-
-    def resolve(self, job_id: str) -> JobRecord:
-        return self._call(self._inner.resolve(job_id))
-
-    def wait_for(self, job_id: str, *, timeout: float | None = None) -> JobRecord:
-        return self._call(self._inner.wait_for(job_id, timeout=timeout))
-
-    def cancel(self, job_id: str) -> JobState:
-        return self._call(self._inner.cancel(job_id))
-
-    def cancel_many(self, job_ids: Sequence[str]) -> list[JobState | JobError]:
-        return self._call(self._inner.cancel_many(job_ids))
-
-    def requeue(self, job_id: str) -> JobState:
-        return self._call(self._inner.requeue(job_id))
-
-    def requeue_many(self, job_ids: Sequence[str]) -> list[JobState | JobError]:
-        return self._call(self._inner.requeue_many(job_ids))
-
-    def purge(self, selection: JobFilter, *, limit: int = 1000) -> int:
-        return self._call(self._inner.purge(selection, limit=limit))
-
-    def settings(self, queue: str) -> QueueSettings:
-        return self._call(self._inner.settings(queue))
-
-    def configure(self, queue: str, settings: QueueSettings) -> None:
-        self._call(self._inner.configure(queue, settings))
 
 
 def chunks(items: Iterable[T], size: int) -> Iterator[list[T]]:
@@ -339,23 +309,6 @@ def chunks(items: Iterable[T], size: int) -> Iterator[list[T]]:
             batch = []
     if batch:
         yield batch
-
-
-def check_settings(queue: str, settings: QueueSettings) -> None:
-    if settings.max_inflight is not None and settings.max_inflight < 1:
-        raise InvalidRequest(
-            f"max_inflight {settings.max_inflight}: at least 1, or none; to stop a queue, pause it"
-        )
-    if settings.failure_queue is not None:
-        check_queue_name(settings.failure_queue)
-        if settings.failure_queue == queue:
-            raise InvalidRequest(
-                f"queue {queue!r} cannot be its own failure queue: a failing job would never end"
-            )
-    for what in ("keep_done_us", "keep_dead_us", "keep_attempts_us"):
-        kept = getattr(settings, what)
-        if kept is not None and kept < 0:
-            raise InvalidRequest(f"{what} {kept}: not negative, or none to keep for ever")
 
 
 def _raise_if_error(answer: JobState | JobError) -> JobState:

@@ -12,9 +12,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
-from typing import Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
+from msgspec import Meta
 
 from taskharbor.errors import InvalidRequest
 
@@ -33,7 +34,26 @@ MAX_PAYLOAD_BYTES = 1_048_576
 MAX_RESULT_BYTES = 65_536
 MAX_HEADERS_BYTES = 8_192
 MAX_ERROR_CHARS = 8_192
+_MAX_ERROR_TYPE_CHARS = 200
+_MAX_MESSAGE_CHARS = 500
 MAX_PRIORITY = 32_767
+MAX_TRIES = 1_000_000
+LATEST: Micros = 2**53 - 1
+"""The last instant, in the year 2255, and the longest duration: still exact as a floating-point number, which Redis counts in."""
+
+# Types with bounds that every store can keep. msgspec checks them when it decodes; `drivers.validation` checks them in structs
+# that Python code made, and refuses what no bound can say: blank names, and texts with NUL or lone surrogates.
+Name: TypeAlias = Annotated[str, Meta(min_length=1, max_length=MAX_NAME_LENGTH)]
+Instant: TypeAlias = Annotated[Micros, Meta(ge=-LATEST, le=LATEST)]
+Duration: TypeAlias = Annotated[Micros, Meta(ge=0, le=LATEST)]
+Count: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+Tries: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_TRIES)]
+Priority: TypeAlias = Annotated[int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)]
+Payload: TypeAlias = Annotated[bytes, Meta(max_length=2**28)]
+"""The copy that a failure queue gets, in base64, still fits into 512 MiB: the longest value of a Redis server."""
+Blob: TypeAlias = Annotated[bytes, Meta(max_length=1_048_576)]
+"""A result, or progress."""
+Text: TypeAlias = Annotated[str, Meta(max_length=65_536)]
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _ONE_MICROSECOND = timedelta(microseconds=1)
@@ -110,13 +130,26 @@ class UpdateFlags(msgspec.Struct, frozen=True, array_like=True, gc=False):
 DEFAULT_FLAGS = UpdateFlags()
 
 
+def _storable(text: str, limit: int) -> str:
+    return text[:limit].encode(errors="backslashreplace").decode().replace("\0", "\\0")[:limit]
+
+
 class Failure(msgspec.Struct, frozen=True, gc=False):
     """What went wrong in one execution, as the attempt log and `last_error` keep it."""
 
-    type: str
-    message: str
-    detail: str = ""
-    """A traceback, where there is one. Bounded by the core to MAX_ERROR_CHARS."""
+    type: Text
+    message: Text
+    detail: Text = ""
+    """A traceback, where there is one."""
+
+    @classmethod
+    def of(cls, type: str, message: str, detail: str = "") -> Failure:
+        """A failure that every store can keep, of texts from anywhere: one odd file name in a message must not stop a batch."""
+        return cls(
+            _storable(type, _MAX_ERROR_TYPE_CHARS),
+            _storable(message, _MAX_MESSAGE_CHARS),
+            _storable(detail[-MAX_ERROR_CHARS:], MAX_ERROR_CHARS),
+        )
 
     @property
     def text(self) -> str:
@@ -161,29 +194,30 @@ class Lease(msgspec.Struct, frozen=True, gc=False):
 class JobRecord(msgspec.Struct, kw_only=True, gc=False):
     """A job as every driver stores it. Drivers persist these fields; the core gives them meaning."""
 
-    id: str
-    type: str
-    queue: str = DEFAULT_QUEUE
-    payload: bytes = b""
-    codec: str = "json"
+    id: Name
+    type: Name
+    queue: Name = DEFAULT_QUEUE
+    payload: Payload = b""
+    codec: Name = "json"
     headers: dict[str, str] = {}
-    priority: int = 0
-    run_at_us: Micros
-    created_at_us: Micros
-    timeout_us: Micros = 0
+    priority: Priority = 0
+    run_at_us: Instant
+    created_at_us: Instant
+    timeout_us: Duration = 0
     """0: no timeout."""
-    key: str | None = None
+    key: Name | None = None
     update: UpdateFlags | None = None
     """How this request changes a job with the same key; kept while blocked, for the merge."""
-    idempotency_key: str | None = None
+    idempotency_key: Name | None = None
 
-    max_attempts: int = DEFAULT_MAX_ATTEMPTS
+    max_attempts: Tries = DEFAULT_MAX_ATTEMPTS
     """Bounds executions: the job dies when attempts + stalls reach it."""
-    max_stalls: int = 0
+    max_stalls: Tries = 0
     """Bounds expired leases apart from that; 0: no bound of its own."""
-    backoff_min_us: Micros = DEFAULT_BACKOFF_MIN
-    backoff_max_us: Micros = DEFAULT_BACKOFF_MAX
+    backoff_min_us: Duration = DEFAULT_BACKOFF_MIN
+    backoff_max_us: Duration = DEFAULT_BACKOFF_MAX
 
+    # From here on only a store decides: an enqueue ignores these.
     state: JobState = JobState.READY
     attempts: int = 0
     """Recorded failures."""

@@ -15,10 +15,10 @@ import msgspec
 import pytest
 from broker_client import Client
 
-from taskharbor.broker.calls import SCOPES
 from taskharbor.broker.tokens import parse_token
 from taskharbor.drivers.contract import JobFilter
 from taskharbor.drivers.memory import MemoryDriver
+from taskharbor.drivers.operations import OPERATIONS as DRIVER_OPERATIONS
 from taskharbor.drivers.registry import connect
 from taskharbor.portal import portal
 from taskharbor.testing.broker import running_broker
@@ -246,7 +246,7 @@ def test_driver_calls_that_nobody_meant(broker: str, store: Store) -> None:
     with Client(broker, secret=SECRET) as client:
         now = client.ok("GET", "/v1/time")["microseconds"]
         for _ in range(ROUNDS):
-            path = f"/v1/driver/{rng.choice([*SCOPES, 'nothing', '../jobs'])}"
+            path = f"/v1/driver/{rng.choice([*DRIVER_OPERATIONS, 'nothing', '../jobs'])}"
             shape = mutated(rng, rng.choice(shapes))
             if isinstance(shape, dict) and "now" in shape and rng.random() < 0.7:
                 shape["now"] = now

@@ -9,8 +9,8 @@ import pytest
 from broker_client import Client
 
 from taskharbor.broker.api import OPERATIONS
-from taskharbor.broker.calls import SCOPES
 from taskharbor.broker.tokens import parse_token
+from taskharbor.drivers.operations import OPERATIONS as DRIVER_OPERATIONS
 from taskharbor.testing.broker import running_broker
 
 CANARY = "canary-5f0c9d1e"
@@ -46,7 +46,7 @@ def test_no_payload_no_secret_and_no_value_of_a_query_reaches_a_log(
             client.ask(operation.method, path, body)
         client.ask(operation.method, f"{path}?queue={CANARY}&{'x'}={CANARY}")
         client.ask(operation.method, path, data=f'"{CANARY}'.encode(), Content_Type="application/json")
-    for name in SCOPES:
+    for name in DRIVER_OPERATIONS:
         client.ask("POST", f"/v1/driver/{name}", [CANARY])
         client.ask("POST", f"/v1/driver/{name}", data=CANARY.encode(), Content_Type="application/msgpack")
     client.get("/v1/stats", Authorization=f"Bearer wrong-{CANARY}")

@@ -21,14 +21,13 @@ from broker_loops import PATIENCE, wait_until
 import taskharbor.broker.tokens as tokens
 from needing import Certificate
 from taskharbor.broker.api import OPERATIONS
-from taskharbor.broker.calls import SCOPES
+from taskharbor.broker.gate import Rates
 from taskharbor.broker.hosts import KnownHosts
 from taskharbor.broker.operations import Operation
-from taskharbor.broker.protocol import BoundedProtocol
-from taskharbor.broker.rates import Rates
-from taskharbor.broker.serving import check_exposure
+from taskharbor.broker.serving import BoundedProtocol, check_exposure
 from taskharbor.broker.tokens import Guard, parse_token, parse_tokens, read_token_file
 from taskharbor.drivers.memory import MemoryDriver
+from taskharbor.drivers.operations import OPERATIONS as DRIVER_OPERATIONS
 from taskharbor.errors import InvalidRequest
 from taskharbor.testing.broker import broker_thread, running_broker
 
@@ -86,7 +85,7 @@ def test_health_and_readiness_need_no_token(guarded: str) -> None:
 
 
 NEEDED = [(one.method, one.path, one.scope) for one in OPERATIONS if not one.is_public] + [
-    ("POST", f"/v1/driver/{name}", scope) for name, scope in SCOPES.items()
+    ("POST", f"/v1/driver/{name}", call.scope) for name, call in DRIVER_OPERATIONS.items()
 ]
 
 

@@ -10,9 +10,9 @@ from broker_client import Client
 from broker_loops import wait_until
 
 from taskharbor.broker.api import OPERATIONS
-from taskharbor.broker.calls import SCOPES
 from taskharbor.broker.problems import LEADER_HEADER
 from taskharbor.drivers.memory import MemoryDriver
+from taskharbor.drivers.operations import OPERATIONS as DRIVER_OPERATIONS
 from taskharbor.errors import BackendUnavailable
 from taskharbor.testing.broker import RunningBroker, broker_thread
 
@@ -53,7 +53,7 @@ def broker(election: Election) -> Iterator[RunningBroker]:
 
 
 CALLS = [(one.method, one.path) for one in OPERATIONS if not one.on_standby] + [
-    ("POST", f"/v1/driver/{name}") for name in SCOPES
+    ("POST", f"/v1/driver/{name}") for name in DRIVER_OPERATIONS
 ]
 
 

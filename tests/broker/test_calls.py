@@ -9,16 +9,27 @@ import msgspec
 import pytest
 from broker_loops import on_a_loop
 
-from taskharbor.broker.calls import SCOPES, DriverCalls
+from taskharbor.broker.calls import DriverCalls, driver_places
 from taskharbor.broker.config import BrokerConfig
+from taskharbor.broker.problems import Problem
 from taskharbor.broker.replays import MOST_HEARD, Name, Replays
 from taskharbor.broker.service import Service
 from taskharbor.broker.tokens import EVERYBODY
-from taskharbor.drivers.contract import Ack, Discard, Driver, Fail, QueueSettings, Release, Retry
+from taskharbor.drivers import operations as op
+from taskharbor.drivers.contract import (
+    Ack,
+    Discard,
+    Driver,
+    Extension,
+    Fail,
+    QueueSettings,
+    Release,
+    Retry,
+    Settlement,
+)
 from taskharbor.drivers.http import protocol as wire
-from taskharbor.drivers.http.settlements import Settlements
 from taskharbor.drivers.memory import MemoryDriver
-from taskharbor.errors import BackendUnavailable, InvalidRequest
+from taskharbor.errors import BackendUnavailable, InvalidRequest, JobFinished, JobNotFound, LeaseMismatch
 from taskharbor.ids import new_ids
 from taskharbor.jobs import SECOND, Failure, JobRecord, Micros
 
@@ -41,7 +52,7 @@ class Desk:
 
     async def ask(
         self,
-        operation: wire.Operation[Any, Any],
+        operation: type[op.Operation[Any]],
         call: Any,
         *,
         name: str | None = None,
@@ -63,15 +74,14 @@ class Desk:
             "type": "http",
             "method": "POST",
             "headers": headers,
-            "path_params": {"operation": operation.name},
             "taskharbor.caller": msgspec.structs.replace(EVERYBODY, name=caller),
         }
-        response = await self.calls.answer(Request(scope, receive))
+        response = await self.calls.answer(operation, Request(scope, receive))
         return bytes(response.body)
 
     async def reserve(self, limit: int = 1, *, now: Micros = NOW, **options: Any) -> list[JobRecord]:
-        call = wire.ReserveCall("q", limit, 60 * SECOND, now, "w")
-        return wire.RESERVE.read_answer(await self.ask(wire.RESERVE, call, **options))
+        call = op.Reserve("q", limit, 60 * SECOND, now, "w")
+        return wire.read_answer(op.Reserve, await self.ask(op.Reserve, call, **options))
 
 
 def test_every_operation_of_the_contract_is_there_and_has_a_scope() -> None:
@@ -82,8 +92,12 @@ def test_every_operation_of_the_contract_is_there_and_has_a_scope() -> None:
         if callable(method) and not name.startswith("_") and asyncio.iscoroutinefunction(method)
     }
     alone = {"open", "close", "migrate", "ack", "retry", "fail", "release", "discard", "reserve_next"}
-    assert set(SCOPES) == (methods - alone) | {"hello"}
-    assert set(Desk().calls._carried_out) == set(SCOPES)
+    alone |= {"run"}
+    assert set(op.OPERATIONS) == (methods - alone) | {"hello"}
+    places = driver_places(Service(MemoryDriver()))
+    assert {place.path: place.needs.scope for place in places} == {
+        f"/v1/driver/{name}": call.scope for name, call in op.OPERATIONS.items()
+    }
 
 
 @on_a_loop
@@ -98,22 +112,24 @@ async def test_json_is_understood_and_answered_in_json() -> None:
         "created_at_us": NOW,
     }
     body = msgspec.json.encode({"records": [given, given], "now": NOW})
-    assert await desk.ask(wire.ENQUEUE, body, kind="application/json; charset=utf-8") == b'{"ids":{"1":"a"}}'
+    assert await desk.ask(op.Enqueue, body, kind="application/json; charset=utf-8") == (
+        b'[{"id":"a","existed":false},{"id":"a","existed":true}]'
+    )
     body = msgspec.json.encode({"queue": "q", "limit": 1, "lease_for": SECOND, "now": NOW, "worker": "w"})
     (job,) = msgspec.json.decode(
-        await desk.ask(wire.RESERVE, body, kind="application/json"), type=list[JobRecord]
+        await desk.ask(op.Reserve, body, kind="application/json"), type=list[JobRecord]
     )
     assert job.payload == b'{"x":1}'
-    body = msgspec.json.encode({"settlements": {"acks": [{"job_id": "a", "token": job.token}]}, "now": NOW})
-    assert await desk.ask(wire.SETTLE, body, kind="application/json") == b'{"errors":{}}'
+    body = msgspec.json.encode(
+        {"settlements": [{"type": "ack", "job_id": "a", "token": job.token}], "now": NOW}
+    )
+    assert await desk.ask(op.Settle, body, kind="application/json") == b"[null]"
 
 
 @pytest.mark.parametrize("body", [b"", b"\xc1", b"\x80", b"{}", b"\x93\x01\x02\x03", b"\xff" * 100])
-@pytest.mark.parametrize("operation", [wire.ENQUEUE, wire.RESERVE, wire.SETTLE, wire.WAIT, wire.CONFIGURE])
+@pytest.mark.parametrize("operation", [op.Enqueue, op.Reserve, op.Settle, op.Wait, op.Configure])
 @on_a_loop
-async def test_what_is_no_call_is_refused(operation: wire.Operation[Any, Any], body: bytes) -> None:
-    from taskharbor.broker.problems import Problem
-
+async def test_what_is_no_call_is_refused(operation: type[op.Operation[Any]], body: bytes) -> None:
     with pytest.raises(Problem) as told:
         await Desk().ask(operation, body)
     assert (told.value.status, told.value.code) == (422, "invalid_request")
@@ -126,6 +142,14 @@ async def test_what_is_no_call_is_refused(operation: wire.Operation[Any, Any], b
     "fields",
     [
         {"id": ""},
+        {"queue": ""},
+        {"queue": " "},
+        {"queue": "a\0"},
+        {"type": 5},
+        {"headers": {"a": 1}},
+        {"headers": {"\0": ""}},
+        {"backoff_min_us": "x"},
+        {"payload": None},
         {"id": "x" * 201},
         {"queue": "x" * 201},
         {"type": "x" * 201},
@@ -146,45 +170,43 @@ async def test_a_job_that_no_core_would_send_is_refused_and_none_of_its_batch_is
     fields: dict[str, Any],
 ) -> None:
     desk = Desk()
-    with pytest.raises(InvalidRequest):
-        await desk.ask(wire.ENQUEUE, wire.EnqueueCall([record(), record(**fields)], NOW))
+    with pytest.raises((InvalidRequest, Problem)):
+        await desk.ask(op.Enqueue, op.Enqueue([record(), record(**fields)], NOW))
     assert await desk.driver.stats(now=NOW) == []
 
 
 @pytest.mark.parametrize(
     ("operation", "call"),
     [
-        (wire.RESERVE, wire.ReserveCall("q", -1, SECOND, NOW, "w")),
-        (wire.RESERVE, wire.ReserveCall("q", 1, -1, NOW, "w")),
-        (wire.RESERVE, wire.ReserveCall("q", 1, 2**60, NOW, "w")),
-        (wire.RESERVE, wire.ReserveCall("q", 1, SECOND, 2**60, "w")),
-        (wire.RESERVE, wire.ReserveCall("q" * 300, 1, SECOND, NOW, "w")),
-        (wire.SETTLE, wire.SettleCall(Settlements(fails=[Fail("a", "t", -1, BOOM)]), NOW)),
-        (wire.SETTLE, wire.SettleCall(Settlements(retries=[Retry("a", "t", 2**60, 1, BOOM)]), NOW)),
-        (wire.SETTLE, wire.SettleCall(Settlements(releases=[Release("a", "t", 2**60)]), NOW)),
+        (op.Reserve, op.Reserve("q", -1, SECOND, NOW, "w")),
+        (op.Reserve, op.Reserve("q", 1, -1, NOW, "w")),
+        (op.Reserve, op.Reserve("q", 1, 2**60, NOW, "w")),
+        (op.Reserve, op.Reserve("q", 1, SECOND, 2**60, "w")),
+        (op.Reserve, op.Reserve("q" * 300, 1, SECOND, NOW, "w")),
+        (op.Settle, op.Settle([Fail("a", "t", -1, BOOM)], NOW)),
+        (op.Settle, op.Settle([Retry("a", "t", 2**60, 1, BOOM)], NOW)),
+        (op.Settle, op.Settle([Release("a", "t", 2**60)], NOW)),
         (
-            wire.SETTLE,
-            wire.SettleCall(Settlements(fails=[Fail("a", "t", 1, Failure("x" * 70_000, ""))]), NOW),
+            op.Settle,
+            op.Settle([Fail("a", "t", 1, Failure("x" * 70_000, ""))], NOW),
         ),
-        (wire.CONFIGURE, wire.ConfigureCall("q", QueueSettings(max_inflight=-1), NOW)),
-        (wire.CONFIGURE, wire.ConfigureCall("q", QueueSettings(keep_done_us=-1), NOW)),
-        (wire.CONFIGURE, wire.ConfigureCall("q", QueueSettings(failure_queue="x" * 300), NOW)),
-        (wire.WAIT, wire.WaitCall(["q" * 300], NOW, 0)),
+        (op.Configure, op.Configure("q", QueueSettings(max_inflight=-1), NOW)),
+        (op.Configure, op.Configure("q", QueueSettings(keep_done_us=-1), NOW)),
+        (op.Configure, op.Configure("q", QueueSettings(failure_queue="x" * 300), NOW)),
+        (op.Wait, op.Wait(["q" * 300], NOW, 0)),
     ],
 )
 @on_a_loop
 async def test_numbers_and_names_that_no_store_could_keep_are_refused(
-    operation: wire.Operation[Any, Any], call: Any
+    operation: type[op.Operation[Any]], call: Any
 ) -> None:
-    from taskharbor.broker.problems import Problem
-
     desk = Desk()
     with pytest.raises((InvalidRequest, Problem)):
         await desk.ask(operation, call)
     assert await desk.driver.stats(now=NOW) == []
 
 
-# -- settlements ------------------------------------------------------------------------------------------------
+# -- on the wire ------------------------------------------------------------------------------------------------
 
 
 def test_settlements_of_several_kinds_keep_their_order() -> None:
@@ -196,20 +218,25 @@ def test_settlements_of_several_kinds_keep_their_order() -> None:
         Discard("e", "t"),
         Retry("f", "t", NOW, 1, BOOM),
     ]
-    told = msgspec.msgpack.decode(wire.encode(Settlements.of(batch)), type=Settlements)
-    assert told.order == "afalxr"
-    assert told.batch() == batch
-    alike = [Release("a", "t"), Release("b", "t", NOW)]
-    assert Settlements.of(alike).order == ""
-    assert Settlements.of(alike).batch() == alike
-    assert Settlements.of([]).batch() == []
+    call = op.Settle(batch, NOW)
+    assert wire.READ_CALL["settle"](wire.encode(call)) == call
+    assert wire.READ_CALL_JSON["settle"](wire.encode_json(call)) == call
 
 
-@pytest.mark.parametrize("order", ["", "a", "aaf", "aff", "az", "f"])
-def test_an_order_that_does_not_fit_is_refused(order: str) -> None:
-    told = Settlements(order=order, acks=[Ack("a", "t")], fails=[Fail("b", "t", 1, BOOM)])
-    with pytest.raises(InvalidRequest, match="order"):
-        told.batch()
+@on_a_loop
+async def test_errors_stand_in_the_places_of_their_items() -> None:
+    desk = Desk()
+    await desk.driver.enqueue([record(id="a")], now=NOW)
+    (job,) = await desk.reserve()
+    batch: list[Settlement] = [Ack("nobody", "t"), Ack("a", "wrong"), Ack("a", job.token or "")]
+    told = wire.read_answer(op.Settle, await desk.ask(op.Settle, op.Settle(batch, NOW)))
+    assert [type(one) for one in told] == [JobNotFound, LeaseMismatch, type(None)]
+    assert (told[0].job_id, told[0].detail) == ("nobody", "")
+    told = wire.read_answer(op.Cancel, await desk.ask(op.Cancel, op.Cancel(["nobody", "a"], NOW)))
+    assert [type(one) for one in told] == [JobNotFound, JobFinished]
+    beats = op.ExtendLease([Extension("nobody", "t")], SECOND, NOW)
+    told = wire.read_answer(op.ExtendLease, await desk.ask(op.ExtendLease, beats))
+    assert [type(one) for one in told] == [JobNotFound]
 
 
 # -- answers that may not have arrived -----------------------------------------------------------------------------
@@ -231,11 +258,12 @@ async def test_a_call_that_is_still_under_way_is_waited_for_and_not_made_twice()
         began, go_on = asyncio.Event(), asyncio.Event()
         count = 0
 
-        async def reserve(self, queue: str, **options: Any) -> list[JobRecord]:
-            self.count += 1
-            self.began.set()
-            await self.go_on.wait()
-            return await super().reserve(queue, **options)
+        async def run(self, call: op.Operation[Any]) -> Any:
+            if isinstance(call, op.Reserve):
+                self.count += 1
+                self.began.set()
+                await self.go_on.wait()
+            return await super().run(call)
 
     driver = Slow()
     desk = Desk(driver)
@@ -253,10 +281,10 @@ async def test_an_error_is_not_remembered() -> None:
     class Away(MemoryDriver):
         is_away = True
 
-        async def reserve(self, queue: str, **options: Any) -> list[JobRecord]:
-            if self.is_away:
+        async def run(self, call: op.Operation[Any]) -> Any:
+            if self.is_away and isinstance(call, op.Reserve):
                 raise BackendUnavailable("away")
-            return await super().reserve(queue, **options)
+            return await super().run(call)
 
     driver = Away()
     desk = Desk(driver)
@@ -283,7 +311,7 @@ async def test_a_name_belongs_to_one_kind_of_call() -> None:
     desk = Desk()
     await desk.reserve(name="one")
     with pytest.raises(InvalidRequest, match="used for reserve already"):
-        await desk.ask(wire.RECLAIM, wire.ReclaimCall(NOW), name="one")
+        await desk.ask(op.Reclaim, op.Reclaim(NOW), name="one")
     for wrong in ("", "x" * 65):
         with pytest.raises(InvalidRequest, match="characters"):
             await desk.reserve(name=wrong)

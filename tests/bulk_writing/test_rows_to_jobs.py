@@ -113,7 +113,7 @@ def test_an_empty_batch_makes_no_jobs() -> None:
     ("columns", "reason"),
     [
         ({"payload": pa.array(["{}", "{broken"])}, "is no JSON"),
-        ({"type": pa.array(["ok", ""]), "n": pa.array([1, 2])}, "type must be a non-empty string"),
+        ({"type": pa.array(["ok", ""]), "n": pa.array([1, 2])}, "type '': expected `str` of length >= 1"),
         ({"priority": pa.array([1, 99_999]), "n": pa.array([1, 2])}, "priority 99999"),
         ({"priority": pa.array(["1", "2"]), "n": pa.array([1, 2])}, "priority '1'"),
         ({"payload": pa.array([b"{}", b"1" * 2_000_000])}, "store the data elsewhere"),

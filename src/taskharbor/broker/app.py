@@ -7,10 +7,10 @@ import asyncio
 from starlette.types import Receive, Scope, Send
 
 from taskharbor.broker.api import places
-from taskharbor.broker.calls import SCOPES, driver_routes
+from taskharbor.broker.calls import driver_places
 from taskharbor.broker.config import BrokerConfig
 from taskharbor.broker.gate import Gate
-from taskharbor.broker.leads import Candidacy
+from taskharbor.broker.leadership import Candidacy
 from taskharbor.broker.routing import Routes
 from taskharbor.broker.service import Service
 from taskharbor.clock import Clock
@@ -22,7 +22,7 @@ class BrokerApp:
 
     def __init__(self, service: Service) -> None:
         self.service = service
-        routes = Routes(places(service), driver_routes(service), SCOPES)
+        routes = Routes([*places(service), *driver_places(service)])
         self._gate = Gate(routes, routes, service)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -12,29 +12,17 @@ from typing import Annotated, TypeAlias
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from taskharbor.jobs import MAX_NAME_LENGTH, MAX_PRIORITY, JobState, UpdateRunAt
-from taskharbor.requests import MAX_COUNT
+from taskharbor.jobs import LATEST, SECOND, Count, JobState, Name, Priority, Tries, UpdateRunAt
 
-_NO_NUL = r"^[^\x00]*$"
-"""Some stores' texts cannot hold that character."""
-Text: TypeAlias = Annotated[str, Meta(pattern=_NO_NUL)]
-Name: TypeAlias = Annotated[str, Meta(min_length=1, max_length=MAX_NAME_LENGTH, pattern=_NO_NUL)]
 Instant: TypeAlias = Annotated[datetime, Meta(tz=True)]
 InstantText: TypeAlias = Annotated[str, Meta(extra_json_schema={"format": "date-time"})]
 """In a query: numbers in quotes would pass for instants there."""
 Delay: TypeAlias = Annotated[float, Meta(ge=0, lt=1e10, description="Seconds.")]
+Retention: TypeAlias = Annotated[float, Meta(ge=0, le=LATEST // SECOND)]
 LeaseSeconds: TypeAlias = Annotated[
     float, Meta(ge=0.001, le=86_400.0, description="How long the lease holds.")
 ]
-Proof: TypeAlias = Annotated[
-    str,
-    Meta(
-        min_length=1,
-        max_length=MAX_NAME_LENGTH,
-        pattern=_NO_NUL,
-        description="The lease token that the claim gave.",
-    ),
-]
+Proof: TypeAlias = Annotated[Name, Meta(description="The lease token that the claim gave.")]
 AnyJSON: TypeAlias = msgspec.Raw | UnsetType
 LargestPage = 1000
 
@@ -63,19 +51,21 @@ class NewJob(Asked, kw_only=True):
     codec: Name | None = None
     queue: Name | None = None
     run_at: Instant | None = None
-    delay_seconds: Delay | None = None
-    timeout_seconds: Annotated[float, Meta(ge=0.001, lt=1e10)] | None = None
-    priority: Annotated[int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] | None = None
+    delay: Delay | None = msgspec.field(default=None, name="delay_seconds")
+    timeout: Annotated[float, Meta(ge=0.001, lt=1e10)] | None = msgspec.field(
+        default=None, name="timeout_seconds"
+    )
+    priority: Priority | None = None
     key: Name | None = None
     update: Update | None = None
     idempotency_key: Name | None = None
-    max_attempts: Annotated[int, Meta(ge=0, le=MAX_COUNT)] | None = None
-    max_attempts_camel: Annotated[int, Meta(ge=0, le=MAX_COUNT)] | None = msgspec.field(
-        default=None, name="maxAttempts"
+    max_attempts: Tries | None = None
+    max_attempts_camel: Tries | None = msgspec.field(default=None, name="maxAttempts")
+    max_stalls: Tries | None = None
+    backoff: tuple[Annotated[float, Meta(ge=0)], Annotated[float, Meta(ge=0, lt=1e9)]] | None = msgspec.field(
+        default=None, name="backoff_seconds"
     )
-    max_stalls: Annotated[int, Meta(ge=0, le=MAX_COUNT)] | None = None
-    backoff_seconds: tuple[Annotated[float, Meta(ge=0)], Annotated[float, Meta(ge=0, lt=1e9)]] | None = None
-    headers: dict[Text, Text] | None = None
+    headers: dict[str, str] | None = None
 
 
 class NewJobs(Asked):
@@ -219,11 +209,11 @@ class Settings(Asked):
     """A queue's settings, as a whole: what is left out gets its default. `null` keeps for ever, or sets no limit."""
 
     paused: bool = False
-    max_inflight: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
+    max_inflight: Count | None = None
     failure_queue: Name | None = None
-    keep_done_seconds: Annotated[float, Meta(ge=0, lt=1e10)] | None = 7 * 86_400.0
-    keep_dead_seconds: Annotated[float, Meta(ge=0, lt=1e10)] | None = 90 * 86_400.0
-    keep_attempts_seconds: Annotated[float, Meta(ge=0, lt=1e10)] | None = 30 * 86_400.0
+    keep_done_seconds: Retention | None = 7 * 86_400.0
+    keep_dead_seconds: Retention | None = 90 * 86_400.0
+    keep_attempts_seconds: Retention | None = 30 * 86_400.0
 
 
 class Purge(Asked):
@@ -247,12 +237,12 @@ class JobsQuery(Asked):
     worker: Name | UnsetType = UNSET
     finished_before: InstantText | UnsetType = UNSET
     limit: Annotated[int, Meta(ge=1, le=LargestPage)] = 100
-    cursor: Text | UnsetType = UNSET
+    cursor: str | UnsetType = UNSET
     payload: bool = False
 
 
 class AttemptsQuery(Asked):
-    after: Text | UnsetType = UNSET
+    after: str | UnsetType = UNSET
     limit: Annotated[int, Meta(ge=1, le=LargestPage)] = 100
 
 

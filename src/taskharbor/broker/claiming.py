@@ -3,26 +3,41 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Sequence
-from typing import Any
 
 from msgspec import UnsetType
 
 from taskharbor.broker.answered import ClaimedJobs, Held, HeldItems
-from taskharbor.broker.asked import AnyJSON, Beat, BeatOf, Beats, Claim
-from taskharbor.broker.gone import ClientGone, Departure
-from taskharbor.broker.holders import token_of
+from taskharbor.broker.asked import AnyJSON, Beat, BeatOf, Beats, ByHolder, Claim
+from taskharbor.broker.exchange import ClientGone, Departure
 from taskharbor.broker.json_values import checked_json
-from taskharbor.broker.operations import Call, Operation
+from taskharbor.broker.operations import Call, route
 from taskharbor.broker.problems import Problem
 from taskharbor.broker.submitting import check_batch
 from taskharbor.broker.views import claimed_of, held_item, instant
 from taskharbor.context import MAX_PROGRESS_BYTES
 from taskharbor.drivers.contract import Driver, Extension, Release
-from taskharbor.errors import JobError
+from taskharbor.errors import JobError, JobNotFound, LeaseMismatch
 from taskharbor.jobs import SECOND, JobRecord, Lease, Micros
 
 
+def _are_still_leased(claimed: ClaimedJobs, now: Micros) -> bool:
+    """An answer with nothing in it holds nothing: whoever asks again wants jobs."""
+    return bool(claimed.jobs) and all(
+        job.expires_at is not None and job.expires_at > instant(now) for job in claimed.jobs
+    )
+
+
+_post = functools.partial(route, "POST", tag="work", scope="work")
+
+
+@_post(
+    "/v1/jobs/claim",
+    "Lease runnable jobs; with wait_seconds, wait until there is one.",
+    body=Claim,
+    still_holds=_are_still_leased,
+)
 async def claim(call: Call) -> ClaimedJobs:
     asked: Claim = call.body
     worker = asked.worker or asked.worker_camel or call.caller.name
@@ -69,6 +84,12 @@ async def _give_back(driver: Driver, records: list[JobRecord], now: Micros) -> N
     await driver.settle([Release(record.id, record.token or "") for record in records], now=now)
 
 
+@_post(
+    "/v1/jobs/{id}/heartbeat",
+    "Extend one lease, report progress, and learn of a requested cancel.",
+    body=Beat,
+    problems=(404, 409),
+)
 async def heartbeat(call: Call) -> Held:
     asked: Beat = call.body
     job_id = call.names["id"]
@@ -83,7 +104,8 @@ async def heartbeat(call: Call) -> Held:
     )
 
 
-async def heartbeats(call: Call) -> HeldItems:
+@_post("/v1/jobs/heartbeat", "Extend the leases of many jobs; each answer stands for itself.", body=Beats)
+async def heartbeat_many(call: Call) -> HeldItems:
     asked: Beats = call.body
     check_batch(len(asked.jobs), call.service.config.max_batch)
     answers = await _extend(call, [(one.id, one) for one in asked.jobs], asked.lease_seconds)
@@ -124,47 +146,32 @@ def _progress(value: AnyJSON, call: Call) -> bytes | None:
     return data
 
 
-def _are_still_leased(claimed: ClaimedJobs, now: Micros) -> bool:
-    """An answer with nothing in it holds nothing: whoever asks again wants jobs."""
-    return bool(claimed.jobs) and all(
-        job.expires_at is not None and job.expires_at > instant(now) for job in claimed.jobs
-    )
-
-
 def _micros(seconds: float) -> Micros:
     return round(seconds * SECOND)
 
 
-_WORK: dict[str, Any] = {"method": "POST", "tag": "work", "scope": "work"}
+_NO_LEASE = "none"
+"""Where a job is not inflight, the driver has the right word for it whatever the token."""
 
-OPERATIONS = (
-    Operation(
-        path="/v1/jobs/claim",
-        name="claim",
-        summary="Lease runnable jobs; with wait_seconds, wait until there is one.",
-        handle=claim,
-        body=Claim,
-        answer=ClaimedJobs,
-        still_holds=_are_still_leased,
-        **_WORK,
-    ),
-    Operation(
-        path="/v1/jobs/heartbeat",
-        name="heartbeat_many",
-        summary="Extend the leases of many jobs; each answer stands for itself.",
-        handle=heartbeats,
-        body=Beats,
-        answer=HeldItems,
-        **_WORK,
-    ),
-    Operation(
-        path="/v1/jobs/{id}/heartbeat",
-        name="heartbeat",
-        summary="Extend one lease, report progress, and learn of a requested cancel.",
-        handle=heartbeat,
-        body=Beat,
-        answer=Held,
-        problems=(404, 409),
-        **_WORK,
-    ),
-)
+
+def token_of(job_id: str, asked: ByHolder, record: JobRecord | None) -> str | JobError:
+    """The token to act under. The record is looked at only where the caller gave no token.
+
+    A worker's name, as the original protocol has it, is the weaker proof: a worker that lost a job and claimed it again under
+    the same name is taken for the one it was.
+    """
+    if asked.token is not None:
+        return asked.token
+    worker = asked.worker or asked.worker_camel
+    if worker is None:
+        raise Problem(
+            422,
+            "invalid_request",
+            "the request does not say who holds the job",
+            hint="send the token that the claim gave, or the worker's name as worker",
+        )
+    if record is None:
+        return JobNotFound(job_id)
+    if record.token is None:
+        return _NO_LEASE
+    return record.token if record.worker == worker else LeaseMismatch(job_id)

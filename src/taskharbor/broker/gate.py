@@ -10,16 +10,15 @@ import logging
 import math
 import time
 import traceback
+from collections.abc import Callable
 from urllib.parse import parse_qsl, urlsplit
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from taskharbor.broker.config import BrokerConfig
-from taskharbor.broker.exchange import Exchange, too_large
-from taskharbor.broker.gone import ClientGone
+from taskharbor.broker.exchange import ClientGone, Exchange, too_large
 from taskharbor.broker.hosts import KnownHosts
 from taskharbor.broker.problems import Problem, not_leader, problem_of
-from taskharbor.broker.rates import Rates
 from taskharbor.broker.routing import Routes
 from taskharbor.broker.service import Service
 from taskharbor.broker.tokens import Caller, Guard
@@ -31,6 +30,7 @@ access = logging.getLogger("taskharbor.broker.access")
 CALLER = "taskharbor.caller"
 """Where in the ASGI scope a handler finds the `Caller`."""
 
+KEPT_BUCKETS = 10_000
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 WRONG_TOKENS_PER_SECOND = 5.0
 WRONG_TOKENS_AT_ONCE = 20.0
@@ -197,3 +197,44 @@ def _host_names(config: BrokerConfig) -> list[str]:
 
 def _printable(text: str) -> str:
     return text if text.isprintable() else repr(text)
+
+
+# -- rates: how often somebody may call ---------------------------------------------------------------------
+
+
+class Bucket:
+    """Fills at a steady rate and holds a burst."""
+
+    __slots__ = ("_at", "_left")
+
+    def __init__(self, burst: float, at: float) -> None:
+        self._left = burst
+        self._at = at
+
+    def take(self, now: float, rate: float, burst: float) -> float:
+        """0 where there was one to take; else the seconds until there is."""
+        self._left = min(burst, self._left + (now - self._at) * rate)
+        self._at = now
+        if self._left >= 1:
+            self._left -= 1
+            return 0.0
+        return (1 - self._left) / rate
+
+
+class Rates:
+    """A bucket for each name. Names that anybody can make up are bounded: the oldest are forgotten."""
+
+    def __init__(self, rate: float, burst: float, time: Callable[[], float] = time.monotonic) -> None:
+        self._rate = rate
+        self._burst = max(1.0, burst)
+        self._time = time
+        self._buckets: dict[str, Bucket] = {}
+
+    def take(self, name: str) -> float:
+        now = self._time()
+        bucket = self._buckets.get(name)
+        if bucket is None:
+            if len(self._buckets) >= KEPT_BUCKETS:
+                del self._buckets[next(iter(self._buckets))]
+            bucket = self._buckets[name] = Bucket(self._burst, now)
+        return bucket.take(now, self._rate, self._burst)

@@ -1,13 +1,13 @@
-"""One operation of the JSON API: its place, what it takes, what it answers, and the function that does it.
+"""The operations of the JSON API: place, request, answer, and the function that does the work.
 
-The table of these makes the routes, the checks of bodies and queries, and the OpenAPI document, so they cannot differ.
+The table of them makes the routes, the checks of bodies and queries, and the OpenAPI document, so they cannot differ.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, get_type_hints
 from urllib.parse import parse_qsl
 
 import msgspec
@@ -19,8 +19,9 @@ from taskharbor.broker.problems import Problem
 from taskharbor.broker.replays import Replays, request_name
 from taskharbor.broker.routing import Needs, Place
 from taskharbor.broker.service import Service
-from taskharbor.broker.tokens import EVERYBODY, Caller, Scope
-from taskharbor.jobs import MAX_NAME_LENGTH, Micros
+from taskharbor.broker.tokens import EVERYBODY, Caller
+from taskharbor.drivers.operations import Scope
+from taskharbor.jobs import Micros
 
 JSON = "application/json"
 MOST_PARAMETERS = 200
@@ -79,6 +80,22 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     """Where a caller may give its request a name and ask again under it: whether an answer that was kept is still good."""
 
 
+OPERATIONS: list[Operation] = []
+"""Every operation, as the modules with their handlers register them."""
+
+
+def route(method: str, path: str, summary: str, *, name: str = "", **more: Any) -> Callable[[Handle], Handle]:
+    """Registers a handler. Its name and the type of its answer are the operation's, unless other ones are given."""
+
+    def register(handle: Handle) -> Handle:
+        answer = more.get("answer") or get_type_hints(handle)["return"]
+        fields = {"name": name or handle.__name__, "handle": handle, **more, "answer": answer}
+        OPERATIONS.append(Operation(method=method, path=path, summary=summary, **fields))
+        return handle
+
+    return register
+
+
 def place(operation: Operation, service: Service, replays: Replays) -> Place:
     """Everything that can be decided before a request comes is decided here."""
     decode = None if operation.body is None else msgspec.json.Decoder(operation.body).decode
@@ -88,10 +105,6 @@ def place(operation: Operation, service: Service, replays: Replays) -> Place:
 
     async def endpoint(request: Request, names: dict[str, str]) -> Response:
         call = Call(service, request, request.scope.get("taskharbor.caller", EVERYBODY), names)
-        if any(len(name) > MAX_NAME_LENGTH or "\0" in name for name in names.values()):
-            raise Problem(
-                422, "invalid_request", f"names have at most {MAX_NAME_LENGTH} characters, none of them NUL"
-            )
         query = request.scope["query_string"]
         if query_type is not None:
             call.query = decoded_query(query, query_type, lists)

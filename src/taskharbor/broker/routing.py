@@ -10,13 +10,11 @@ from urllib.parse import unquote
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route, Router
 from starlette.types import Receive, Scope, Send
 
 from taskharbor.broker.problems import Problem
-from taskharbor.broker.tokens import Scope as TokenScope
+from taskharbor.drivers.operations import Scope as TokenScope
 
-DRIVER_PREFIX = "/v1/driver/"
 _FOUND = "taskharbor.found"
 
 Endpoint: TypeAlias = Callable[[Request, dict[str, str]], Awaitable[Response]]
@@ -45,12 +43,7 @@ class Place(msgspec.Struct, frozen=True):
 class Routes:
     """Plain paths by one look-up; those with names in them one after the other."""
 
-    def __init__(
-        self,
-        places: Sequence[Place],
-        driver_routes: Sequence[Route] = (),
-        driver_scopes: Mapping[str, TokenScope] | None = None,
-    ) -> None:
+    def __init__(self, places: Sequence[Place]) -> None:
         self._plain: dict[str, dict[str, Place]] = {}
         self._patterns: list[tuple[re.Pattern[str], dict[str, Place]]] = []
         by_path: dict[str, dict[str, Place]] = {}
@@ -62,26 +55,13 @@ class Routes:
                 self._patterns.append((pattern, methods))
             else:
                 self._plain[path] = methods
-        self._driver_needs = {name: Needs(scope) for name, scope in (driver_scopes or {}).items()}
-        self._driver = Router(routes=list(driver_routes))
 
     def find(self, scope: Scope) -> Needs:
         """What the request needs; its place is remembered in the scope. Raises where there is none."""
-        method, path = scope["method"], scope["path"]
-        if path.startswith(DRIVER_PREFIX):
-            needs = self._driver_needs.get(path[len(DRIVER_PREFIX) :])
-            if needs is None:
-                raise _not_found()
-            if method != "POST":
-                raise _not_allowed(["POST"])
-            return needs
-        found = scope[_FOUND] = self._find(method, scope)
+        found = scope[_FOUND] = self._find(scope["method"], scope)
         return found[0].needs
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if _FOUND not in scope:
-            await self._driver(scope, receive, send)
-            return
         place, names = scope[_FOUND]
         response = await place.endpoint(Request(scope, receive), names)
         await response(scope, receive, send)
@@ -120,6 +100,6 @@ def _not_found() -> Problem:
     )
 
 
-def _not_allowed(methods: Sequence[str] | Mapping[str, Place]) -> Problem:
+def _not_allowed(methods: Mapping[str, Place]) -> Problem:
     allowed = ", ".join(sorted({*methods, *(["HEAD"] if "GET" in methods else [])}))
     return Problem(405, "method_not_allowed", f"this path takes {allowed}", headers={"Allow": allowed})

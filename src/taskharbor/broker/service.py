@@ -6,7 +6,7 @@ import asyncio
 import logging
 
 from taskharbor.broker.config import BrokerConfig
-from taskharbor.broker.leads import Candidacy, Leads
+from taskharbor.broker.leadership import Candidacy, Leads
 from taskharbor.broker.wakes import Wakes
 from taskharbor.clock import BackendClock, Clock, SystemClock
 from taskharbor.drivers.contract import Driver

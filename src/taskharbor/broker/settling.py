@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Any
 
 from msgspec import UnsetType
 
 import taskharbor.broker.asked as asked
 from taskharbor.broker.answered import Applied, Settled, SettledItem, SettledItems
 from taskharbor.broker.asked import End, ErrorReport
-from taskharbor.broker.holders import token_of
+from taskharbor.broker.claiming import token_of
 from taskharbor.broker.json_values import checked_json
-from taskharbor.broker.operations import Call, Operation
+from taskharbor.broker.operations import Call, route
 from taskharbor.broker.problems import Problem
 from taskharbor.broker.submitting import check_batch
 from taskharbor.broker.views import instant, item_error
 from taskharbor.drivers.contract import Ack, Discard, Fail, Release, Retry, Settlement
 from taskharbor.errors import JobError, JobNotFound
 from taskharbor.jobs import (
-    MAX_ERROR_CHARS,
+    LATEST,
     MAX_RESULT_BYTES,
     SECOND,
     Failure,
@@ -30,11 +30,6 @@ from taskharbor.jobs import (
     to_micros,
 )
 from taskharbor.retry import DEFAULT_RETRY
-
-_TYPE_CHARS = 200
-_MESSAGE_CHARS = 500
-_LATEST: Micros = 253_402_300_799 * SECOND
-"""The last second of the year 9999."""
 
 _APPLIED: dict[type, Applied] = {
     Ack: "complete",
@@ -53,7 +48,13 @@ async def settle_one(call: Call) -> Settled:
     return Settled(id=job_id, applied=_APPLIED[type(answer)], run_at=_run_at_of(answer))
 
 
-async def settle_many(call: Call) -> SettledItems:
+_post = functools.partial(route, "POST", tag="work", scope="work")
+
+
+@_post(
+    "/v1/jobs/settle", "End many leases at once; each is applied and answered on its own.", body=asked.Ends
+)
+async def settle(call: Call) -> SettledItems:
     ends = [(one.id, one) for one in call.body.settlements]
     check_batch(len(ends), call.service.config.max_batch)
     answers = await _settle(call, ends)
@@ -106,7 +107,7 @@ def _settlement(
     run_at = _when(end, now) if isinstance(end, asked.Retry) else None
     if run_at is None:
         run_at = now + DEFAULT_RETRY.next_delay(record, attempts)
-    return Retry(job_id, token, min(run_at, _LATEST), attempts, failure)
+    return Retry(job_id, token, min(run_at, LATEST), attempts, failure)
 
 
 def _when(end: asked.Retry | asked.Release, now: Micros) -> Micros | None:
@@ -114,7 +115,7 @@ def _when(end: asked.Retry | asked.Release, now: Micros) -> Micros | None:
         if end.delay_seconds is not None:
             raise Problem(422, "invalid_request", "give either run_at or delay_seconds, not both")
         return to_micros(end.run_at)
-    return None if end.delay_seconds is None else min(now + round(end.delay_seconds * SECOND), _LATEST)
+    return None if end.delay_seconds is None else min(now + round(end.delay_seconds * SECOND), LATEST)
 
 
 def _result(end: asked.Complete, max_depth: int) -> bytes | None:
@@ -135,16 +136,7 @@ def _result(end: asked.Complete, max_depth: int) -> bytes | None:
 
 def _failure(error: str | ErrorReport) -> Failure:
     report = ErrorReport(message=error) if isinstance(error, str) else error
-    return Failure(
-        _storable(report.type, _TYPE_CHARS) or "Error",
-        _storable(report.message, _MESSAGE_CHARS),
-        _storable(report.detail[-MAX_ERROR_CHARS:], MAX_ERROR_CHARS),
-    )
-
-
-def _storable(text: str, limit: int) -> str:
-    """Bounded, and without what some backend's text refuses."""
-    return text[:limit].encode(errors="backslashreplace").decode().replace("\0", "\\0")[:limit]
+    return Failure.of(report.type or "Error", report.message, report.detail)
 
 
 def _run_at_of(settlement: Settlement) -> datetime | None:
@@ -152,36 +144,11 @@ def _run_at_of(settlement: Settlement) -> datetime | None:
     return None if run_at is None else instant(run_at)
 
 
-def _ending(name: Applied, summary: str, body: Any) -> Operation:
-    return Operation(
-        method="POST",
-        path=f"/v1/jobs/{{id}}/{name}",
-        name=name,
-        summary=summary,
-        tag="work",
-        scope="work",
-        handle=settle_one,
-        body=body,
-        answer=Settled,
-        problems=(404, 409),
-    )
-
-
-OPERATIONS = (
-    Operation(
-        method="POST",
-        path="/v1/jobs/settle",
-        name="settle",
-        summary="End many leases at once; each is applied and answered on its own.",
-        tag="work",
-        scope="work",
-        handle=settle_many,
-        body=asked.Ends,
-        answer=SettledItems,
-    ),
-    _ending("complete", "The job is done.", asked.Complete),
-    _ending("retry", "The execution failed; run the job again, at a time of your choice.", asked.Retry),
-    _ending("fail", "The execution failed; the job's own limits and back-off apply.", asked.Fail),
-    _ending("release", "Give the job back unspent, now or for later.", asked.Release),
-    _ending("discard", "End the job as cancelled.", asked.Discard),
-)
+for _name, _summary, _body in (
+    ("complete", "The job is done.", asked.Complete),
+    ("retry", "The execution failed; run the job again, at a time of your choice.", asked.Retry),
+    ("fail", "The execution failed; the job's own limits and back-off apply.", asked.Fail),
+    ("release", "Give the job back unspent, now or for later.", asked.Release),
+    ("discard", "End the job as cancelled.", asked.Discard),
+):
+    _post(f"/v1/jobs/{{id}}/{_name}", _summary, name=_name, body=_body, problems=(404, 409))(settle_one)

@@ -10,8 +10,9 @@ from msgspec import UNSET, UnsetType
 from taskharbor.broker.answered import Submitted, SubmittedJobs
 from taskharbor.broker.asked import NewJob, NewJobs
 from taskharbor.broker.json_values import checked_json
-from taskharbor.broker.operations import Call, Operation, Reply, decoded
+from taskharbor.broker.operations import Call, Reply, decoded, route
 from taskharbor.broker.problems import Problem
+from taskharbor.drivers.operations import Enqueue
 from taskharbor.jobs import JobRequest, UpdateFlags
 from taskharbor.requests import EncodedPayload, RecordBuilder
 
@@ -29,6 +30,18 @@ _one = msgspec.json.Decoder(NewJob).decode
 _many = msgspec.json.Decoder(NewJobs).decode
 
 
+@route(
+    "POST",
+    "/v1/jobs",
+    "Submit one job, or several that are stored all or not at all.",
+    tag="produce",
+    scope="produce",
+    body_choices=(NewJob, NewJobs),
+    answer=Submitted,
+    status=201,
+    answers=((201, SubmittedJobs), (200, Submitted), (200, SubmittedJobs)),
+    still_holds=lambda answer, now: True,
+)
 async def submit(call: Call) -> Any:
     data: bytes = call.body
     if decoded(_shape, data).jobs is UNSET:
@@ -38,7 +51,7 @@ async def submit(call: Call) -> Any:
     config, driver, now = call.service.config, call.service.driver, call.service.now()
     check_batch(len(jobs), config.max_batch)
     records = _builder.build([_request(job, config.max_depth) for job in jobs], now)
-    accepted = await driver.enqueue(records, now=now, new_ids=True)
+    accepted = await driver.run(Enqueue(records, now, new_ids=True))
     answers = [Submitted(one.id, one.existed) for one in accepted]
     status = 200 if all(one.existed for one in accepted) else 201
     return Reply(status, answers[0] if is_single else SubmittedJobs(answers))
@@ -54,27 +67,18 @@ def check_batch(length: int, most: int) -> None:
         )
 
 
+_SHARED = set(JobRequest.__struct_fields__) & set(NewJob.__struct_fields__) - {"payload"}
+
+
 def _request(job: NewJob, max_depth: int) -> JobRequest:
-    update = job.update
-    return JobRequest(
-        type=job.type,
-        payload=EncodedPayload(_payload(job, max_depth)),
-        queue=job.queue,
-        run_at=job.run_at,
-        delay=job.delay_seconds,
-        timeout=job.timeout_seconds,
-        priority=job.priority,
-        key=job.key,
-        update=None
-        if update is None
-        else UpdateFlags(update.payload, update.run_at, update.retry, update.reset_counts),
-        idempotency_key=job.idempotency_key,
-        max_attempts=job.max_attempts if job.max_attempts_camel is None else job.max_attempts_camel,
-        max_stalls=job.max_stalls,
-        backoff=job.backoff_seconds,
-        headers=job.headers,
-        codec=job.codec,
+    request = JobRequest(
+        payload=EncodedPayload(_payload(job, max_depth)), **{name: getattr(job, name) for name in _SHARED}
     )
+    if job.max_attempts_camel is not None:
+        request.max_attempts = job.max_attempts_camel
+    if job.update is not None:
+        request.update = UpdateFlags(*msgspec.structs.astuple(job.update))
+    return request
 
 
 def _payload(job: NewJob, max_depth: int) -> bytes:
@@ -90,21 +94,3 @@ def _payload(job: NewJob, max_depth: int) -> bytes:
             hint="encode it yourself and send the bytes as payload_base64",
         )
     return b"null" if isinstance(job.payload, UnsetType) else checked_json(job.payload, max_depth, "payload")
-
-
-OPERATIONS = (
-    Operation(
-        method="POST",
-        path="/v1/jobs",
-        name="submit",
-        summary="Submit one job, or several that are stored all or not at all.",
-        tag="produce",
-        scope="produce",
-        handle=submit,
-        body_choices=(NewJob, NewJobs),
-        answer=Submitted,
-        status=201,
-        answers=((201, SubmittedJobs), (200, Submitted), (200, SubmittedJobs)),
-        still_holds=lambda answer, now: True,
-    ),
-)

@@ -12,13 +12,12 @@ import os
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Literal, TypeAlias, cast, get_args
+from typing import cast, get_args
 
 import msgspec
 
+from taskharbor.drivers.operations import Scope
 from taskharbor.errors import InvalidRequest
-
-Scope: TypeAlias = Literal["read", "produce", "work", "admin"]
 
 SCOPES: tuple[Scope, ...] = get_args(Scope)
 ENVIRONMENT = "TASKHARBOR_BROKER_TOKENS"

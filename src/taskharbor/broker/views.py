@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, TypeVar
 
+import msgspec
 from msgspec import UNSET
 
 from taskharbor.broker.answered import (
@@ -25,22 +26,13 @@ from taskharbor.errors import JobError
 from taskharbor.jobs import SECOND, Attempt, JobRecord, JobState, Lease, Micros, to_datetime
 
 J = TypeVar("J", bound=Job)
-
-_FIRST = datetime(1, 1, 1, tzinfo=UTC)
-_LAST = datetime(9999, 12, 31, 23, 59, 59, 999_999, tzinfo=UTC)
+V = TypeVar("V", bound=msgspec.Struct)
 
 
 @functools.lru_cache(4096)
 def instant(us: Micros) -> datetime:
-    """Clipped to what a date can say: a store may hold any number. Jobs of one batch have most of theirs in common."""
-    try:
-        return to_datetime(us)
-    except OverflowError:
-        return _FIRST if us < 0 else _LAST
-
-
-def _instant(us: Micros | None) -> datetime | None:
-    return None if us is None else instant(us)
+    """Cached: jobs of one batch have most of theirs in common."""
+    return to_datetime(us)
 
 
 def _seconds(us: Micros | None) -> float | None:
@@ -63,40 +55,35 @@ def _fill(job: Job, record: JobRecord) -> None:
             job.result_base64 = record.result
 
 
-def _made(kind: type[J], record: JobRecord, **more: Any) -> J:
-    return kind(
-        id=record.id,
-        type=record.type,
-        queue=record.queue,
-        state=record.state,
-        priority=record.priority,
-        created_at=instant(record.created_at_us),
-        run_at=instant(record.run_at_us),
-        finished_at=_instant(record.finished_at_us),
-        failed_at=_instant(record.failed_at_us),
-        attempts=record.attempts,
-        stalls=record.stalls,
-        max_attempts=record.max_attempts,
-        max_stalls=record.max_stalls,
-        fence=record.fence,
+@functools.cache
+def _fields(view: type[msgspec.Struct], source: type[msgspec.Struct]) -> list[tuple[str, str, bool]]:
+    """Fields that a view shares with its source, their names there, and whether they are instants."""
+    theirs = source.__struct_fields__
+    names = [field.name for field in msgspec.structs.fields(view) if field.required]
+    plain = [(name, name, False) for name in names if name in theirs]
+    return plain + [(name, f"{name}_us", True) for name in names if f"{name}_us" in theirs]
+
+
+def _view(view: type[V], source: msgspec.Struct, **more: Any) -> V:
+    """The source's fields as the API shows them, and those that it does not have."""
+    for name, theirs, is_instant in _fields(view, type(source)):
+        value = getattr(source, theirs)
+        more[name] = instant(value) if is_instant and value is not None else value
+    return view(**more)
+
+
+def _job(view: type[J], record: JobRecord, **more: Any) -> J:
+    return _view(
+        view,
+        record,
         timeout_seconds=record.timeout_us / SECOND if record.timeout_us else None,
         backoff_seconds=(record.backoff_min_us / SECOND, record.backoff_max_us / SECOND),
-        key=record.key,
-        idempotency_key=record.idempotency_key,
-        headers=record.headers,
-        codec=record.codec,
-        worker=record.worker,
-        reserved_at=_instant(record.reserved_at_us),
-        expires_at=_instant(record.expires_at_us),
-        cancel_requested=record.cancel_requested,
-        merged_into=record.merged_into,
-        last_error=record.last_error,
         **more,
     )
 
 
 def job_of(record: JobRecord, *, payload: bool) -> Job:
-    job = _made(Job, record)
+    job = _job(Job, record)
     if record.progress is not None:
         job.progress = json_or_none(record.progress) or UNSET
     if payload:
@@ -105,7 +92,7 @@ def job_of(record: JobRecord, *, payload: bool) -> Job:
 
 
 def claimed_of(record: JobRecord) -> ClaimedJob:
-    job = _made(ClaimedJob, record, token=record.token or "")
+    job = _job(ClaimedJob, record)
     _fill(job, record)
     return job
 
@@ -132,34 +119,14 @@ def state_item(job_id: str, answer: JobState | JobError) -> StateItem:
 
 
 def attempt_row(row: Attempt) -> AttemptRow:
-    return AttemptRow(
-        seq=row.seq,
-        job_id=row.job_id,
-        queue=row.queue,
-        type=row.type,
-        key=row.key,
-        priority=row.priority,
-        fence=row.fence,
-        worker=row.worker,
-        created_at=instant(row.created_at_us),
-        run_at=instant(row.run_at_us),
-        reserved_at=_instant(row.reserved_at_us),
-        lease_expires_at=_instant(row.lease_expires_at_us),
-        ended_at=instant(row.ended_at_us),
-        outcome=row.outcome,
-        state=row.state,
-        error_type=row.error_type,
-        error_message=row.error_message,
-        payload_bytes=row.payload_size,
-    )
+    return _view(AttemptRow, row, payload_bytes=row.payload_size)
 
 
 def queue_view(queue: str, settings: QueueSettings) -> QueueView:
-    return QueueView(
+    return _view(
+        QueueView,
+        settings,
         queue=queue,
-        paused=settings.paused,
-        max_inflight=settings.max_inflight,
-        failure_queue=settings.failure_queue,
         keep_done_seconds=_seconds(settings.keep_done_us),
         keep_dead_seconds=_seconds(settings.keep_dead_us),
         keep_attempts_seconds=_seconds(settings.keep_attempts_us),

@@ -8,6 +8,7 @@ from typing import TypeAlias
 import msgspec
 
 from taskharbor.alike import AlikeJobs
+from taskharbor.drivers.validation import check_records
 from taskharbor.jobs import JobRecord, Micros, UpdateFlags
 
 CHUNK_JOBS = 1000
@@ -25,11 +26,15 @@ _decode = msgspec.msgpack.Decoder(list[_Row]).decode
 def chunked(
     batches: Iterable[Sequence[JobRecord]], *, most_alike: int = CHUNK_JOBS
 ) -> Iterator[Sequence[JobRecord]]:
-    """The same jobs in the same order, never more than a chunk holds at once (a single large job is a chunk of its own).
+    """The same jobs in the same order, checked, never more than a chunk holds at once (a single large job is a chunk of its own).
 
     A store that knows `AlikeJobs` may take more of them at once: they come as such.
     """
     for batch in batches:
+        if isinstance(batch, AlikeJobs):
+            check_records([msgspec.structs.replace(batch.template, id="of each its own")])
+        else:
+            check_records(batch)
         most = most_alike if isinstance(batch, AlikeJobs) else CHUNK_JOBS
         for start in range(0, len(batch), most):
             yield from _split(batch[start : start + most])

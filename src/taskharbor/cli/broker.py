@@ -180,7 +180,7 @@ def _run(
     options: dict[str, Any],
 ) -> None:
     from taskharbor.broker.app import make_app
-    from taskharbor.broker.electing import candidacy_for
+    from taskharbor.broker.leadership import candidacy_for
     from taskharbor.broker.serving import serve, url_of
     from taskharbor.worker.interpreter import tuned_interpreter
 

@@ -2,7 +2,10 @@
 
 A driver stores jobs and moves them between states, atomically and in batches: one call, one round trip, one
 transaction, with a result or an error *per item*. It decides nothing else: retries, back-off, time-outs and
-validation belong to the core. Time always comes in as `now`; a driver never reads a clock inside an operation.
+time limits belong to the core. Time always comes in as `now`; a driver never reads a clock inside an operation.
+
+The public methods check their arguments once (`validation`) and make an operation of them (`operations`). A driver carries the
+operations out: it has a method for each (`_enqueue`, `_reserve`, ...), or one `run` for all.
 
 `docs/driver-contract.md` is the long form; `taskharbor_testkit.conformance` is the judge.
 """
@@ -10,166 +13,41 @@ validation belong to the core. Time always comes in as `now`; a driver never rea
 from __future__ import annotations
 
 import abc
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, ClassVar, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
-import msgspec
-
-from taskharbor.errors import InvalidRequest, JobError
-from taskharbor.jobs import (
-    SECOND,
-    TERMINAL_STATES,
-    Attempt,
-    Failure,
-    JobRecord,
-    JobState,
-    Lease,
-    Micros,
-    UpdateFlags,
+from taskharbor.drivers import operations as op
+from taskharbor.drivers.records import (
+    DAY,
+    EXPIRED_ERROR,
+    FAILURE_TYPE,
+    Ack,
+    AttemptPage,
+    Capabilities,
+    Discard,
+    Enqueued,
+    Extension,
+    Fail,
+    FailurePayload,
+    JobFilter,
+    Page,
+    QueueSettings,
+    QueueStats,
+    Release,
+    Retry,
+    Settlement,
+    failure_record,
+    gather_flags,
 )
+from taskharbor.drivers.validation import check
+from taskharbor.errors import InvalidRequest, JobError
+from taskharbor.jobs import TERMINAL_STATES, Attempt, Failure, JobRecord, JobState, Lease, Micros
 
 if TYPE_CHECKING:
     from taskharbor.bulk.contract import BulkStore
 
-DAY: Micros = 86_400 * SECOND
-
-FAILURE_TYPE = "taskharbor.failure"
-"""Type of the job that a failure queue receives for every job that died."""
-
-
-class Enqueued(msgspec.Struct, frozen=True, gc=False):
-    """What became of one enqueued record."""
-
-    id: str
-    """The job that will do the work: the new one, or the one that was already there."""
-    existed: bool = False
-
-
-class Ack(msgspec.Struct, frozen=True, gc=False):
-    """The execution succeeded. -> done"""
-
-    job_id: str
-    token: str
-    result: bytes | None = None
-
-
-class Retry(msgspec.Struct, frozen=True, gc=False):
-    """The execution failed and the core grants another. -> ready or scheduled, by run_at"""
-
-    job_id: str
-    token: str
-    run_at_us: Micros
-    attempts: int
-    """The new number of recorded failures."""
-    error: Failure
-
-
-class Fail(msgspec.Struct, frozen=True, gc=False):
-    """The execution failed for good. -> dead, and a job in the failure queue where the queue names one"""
-
-    job_id: str
-    token: str
-    attempts: int
-    error: Failure
-
-
-class Release(msgspec.Struct, frozen=True, gc=False):
-    """The job goes back unspent: no attempt, no stall. Keeps its place, or waits until `run_at_us` (a snooze)."""
-
-    job_id: str
-    token: str
-    run_at_us: Micros | None = None
-
-
-class Discard(msgspec.Struct, frozen=True, gc=False):
-    """The holder ends the job on purpose: a cancel request was honoured, or the handler said so. -> cancelled"""
-
-    job_id: str
-    token: str
-    reason: Failure | None = None
-
-
-Settlement: TypeAlias = Ack | Retry | Fail | Release | Discard
-
-
-class Extension(msgspec.Struct, frozen=True, gc=False):
-    """A heartbeat for one job: proves the lease, carries progress up."""
-
-    job_id: str
-    token: str
-    progress: bytes | None = None
-    """None leaves the stored progress as it is."""
-
-
-class QueueSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What an operator can say of a queue. Retention in microseconds; None keeps for ever."""
-
-    paused: bool = False
-    max_inflight: int | None = None
-    """W: never more valid leases than this at once. None: no limit."""
-    failure_queue: str | None = None
-    keep_done_us: Micros | None = 7 * DAY
-    """How long done and cancelled jobs stay after they ended."""
-    keep_dead_us: Micros | None = 90 * DAY
-    keep_attempts_us: Micros | None = 30 * DAY
-    """How long rows of the attempt log stay after `ended_at`."""
-
-
-class QueueStats(msgspec.Struct, frozen=True, kw_only=True):
-    """A queue at a glance. Costs the same for ten jobs and for ten million."""
-
-    queue: str
-    counts: dict[JobState, int]
-    """Jobs per state now; every state is present."""
-    done_total: int = 0
-    dead_total: int = 0
-    cancelled_total: int = 0
-    """Jobs that ever ended so, including those retention has removed. A merge counts as cancelled."""
-    head_run_at_us: Micros | None = None
-    """When the job that would be claimed next became due: how far the queue lags behind."""
-    settings: QueueSettings = QueueSettings()
-
-
-class JobFilter(msgspec.Struct, frozen=True, kw_only=True):
-    """Which jobs a listing or a purge means; what is None does not restrict."""
-
-    queue: str | None = None
-    states: frozenset[JobState] | None = None
-    types: frozenset[str] | None = None
-    key: str | None = None
-    worker: str | None = None
-    finished_before_us: Micros | None = None
-
-
-class Page(msgspec.Struct, frozen=True):
-    """Part of a listing, newest accepted first. `cursor` is opaque; None when nothing follows."""
-
-    jobs: list[JobRecord]
-    cursor: str | None
-
-
-class AttemptPage(msgspec.Struct, frozen=True):
-    """Part of the attempt log, in log order. `cursor` resumes after the last row, even when no row came."""
-
-    attempts: list[Attempt]
-    cursor: str
-
-
-class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
-    """What workers, the conformance kit and `doctor` may expect of a driver beyond the contract."""
-
-    durable: bool = True
-    """A job accepted survives the death of every process."""
-    multi_process: bool = True
-    """Several processes can open the same store."""
-    passes_over_busy: bool = False
-    """`reserve` may leave out a job that another call is changing at that very moment, instead of waiting for it, and count the
-    lease of such a job as held. That call then wakes whoever waits. And of a job that another call is changing, a settlement
-    or heartbeat that does not hold the lease may be told by the error of the moment before or after."""
-    batch: int = 1000
-    """How many jobs a worker leases or settles in one call, where they are quick enough: more make a call cheaper per job, and
-    keep others waiting for longer."""
+A = TypeVar("A")
 
 
 class JoinedTransaction(abc.ABC):
@@ -245,7 +123,6 @@ class Driver(abc.ABC):
 
     # -- producing ----------------------------------------------------------------------------------------
 
-    @abc.abstractmethod
     async def enqueue(
         self, records: Sequence[JobRecord], *, now: Micros, new_ids: bool = False
     ) -> list[Enqueued]:
@@ -265,6 +142,7 @@ class Driver(abc.ABC):
         `new_ids`: the caller made the ids for this very call, so no job has ever had one of them, and the driver need not
         look. Where it tries again by itself, it must still recognise them.
         """
+        return await self.run(check(op.Enqueue(list(records), now, new_ids)))
 
     def within(self, transaction: object) -> JoinedTransaction | JoinedAsyncTransaction:
         """Join a transaction of the caller's: a connection or session of a library the driver knows. Optional, no I/O, and
@@ -276,7 +154,6 @@ class Driver(abc.ABC):
 
     # -- working ------------------------------------------------------------------------------------------
 
-    @abc.abstractmethod
     async def reserve(
         self,
         queue: str,
@@ -298,8 +175,9 @@ class Driver(abc.ABC):
         Nothing from a paused queue; never more than max_inflight valid leases (expires_at > now) in the queue; only
         `types` where given (an empty sequence matches nothing). Never waits for another worker's rows.
         """
+        given = None if types is None else list(types)
+        return await self.run(check(op.Reserve(queue, limit, lease_for, now, worker, given)))
 
-    @abc.abstractmethod
     async def extend_lease(
         self, extensions: Sequence[Extension], *, lease_for: Micros, now: Micros
     ) -> list[Lease | JobError]:
@@ -309,8 +187,8 @@ class Driver(abc.ABC):
         shorter lease_for), expires_at stays, and the returned lease says so. To end a lease early, release it.
         The token may change; the cancel request, if any, is in the returned lease. Validation as for settle.
         """
+        return await self.run(check(op.ExtendLease(list(extensions), lease_for, now)))
 
-    @abc.abstractmethod
     async def settle(self, settlements: Sequence[Settlement], *, now: Micros) -> list[JobError | None]:
         """End leases: each settlement validated and applied on its own, in order, in one transaction.
 
@@ -327,8 +205,8 @@ class Driver(abc.ABC):
         - dead: where the queue names a failure queue, `failure_record` of it is enqueued there in the same step.
         finished_at is set by every end; failed_at and last_error by Retry and Fail (and Discard with a reason sets last_error).
         """
+        return await self.run(check(op.Settle(list(settlements), now)))
 
-    @abc.abstractmethod
     async def reclaim(self, *, now: Micros, queue: str | None = None, limit: int = 1000) -> int:
         """End up to `limit` leases with expires_at <= now: outcome `expired`, stalls + 1. How many were ended.
 
@@ -336,60 +214,61 @@ class Driver(abc.ABC):
         stalls >= max_stalls), with last_error (not failed_at) set and the failure queue served; else ready again in its
         old place, absorbing a blocked job of its key as in settle.
         """
+        return await self.run(check(op.Reclaim(now, queue, limit)))
 
     # -- operating ----------------------------------------------------------------------------------------
 
-    @abc.abstractmethod
     async def cancel(self, job_ids: Sequence[str], *, now: Micros) -> list[JobState | JobError]:
         """Waiting: CANCELLED at once, with a log row. Inflight: flagged, INFLIGHT is returned, and the next heartbeat tells
         its holder. Cancelled already: CANCELLED. Done or dead: JobFinished. Unknown: JobNotFound."""
+        return await self.run(check(op.Cancel(list(job_ids), now)))
 
-    @abc.abstractmethod
     async def requeue(self, job_ids: Sequence[str], *, now: Micros) -> list[JobState | JobError]:
         """Dead -> ready, due now, attempts and stalls at zero, last_error kept, finished_at cleared, with a log row `requeued`.
         BLOCKED where its key is inflight, KeyConflict where its key already waits. Not dead: JobNotDead."""
+        return await self.run(check(op.Requeue(list(job_ids), now)))
 
-    @abc.abstractmethod
     async def purge(self, selection: JobFilter, *, limit: int = 1000) -> int:
         """Remove up to `limit` terminal jobs that match (never others, whatever the filter says). How many."""
+        return await self.run(check(op.Purge(selection, limit)))
 
-    @abc.abstractmethod
     async def prune(self, *, now: Micros, limit: int = 1000) -> int:
         """Apply every queue's retention to terminal jobs and the attempt log, at most `limit` rows of each. How many went.
         A row is due once its end + what the queue keeps <= now."""
+        return await self.run(check(op.Prune(now, limit)))
 
-    @abc.abstractmethod
     async def get(self, job_ids: Sequence[str], *, now: Micros) -> list[JobRecord | None]:
         """The jobs by id, in the given order. A scheduled job whose time has come reads as ready."""
+        return await self.run(check(op.Get(list(job_ids), now)))
 
-    @abc.abstractmethod
     async def list_jobs(
         self, selection: JobFilter, *, now: Micros, limit: int = 100, cursor: str | None = None
     ) -> Page:
         """Jobs that match, newest accepted first. A page never repeats or skips what stood still between calls."""
+        return await self.run(check(op.ListJobs(selection, now, limit, cursor)))
 
-    @abc.abstractmethod
     async def stats(self, *, now: Micros, queue: str | None = None) -> list[QueueStats]:
         """Every queue that has settings or ever had a job, by name (or just the one asked for, known or not)."""
+        return await self.run(check(op.Stats(now, queue)))
 
-    @abc.abstractmethod
     async def configure(self, queue: str, settings: QueueSettings, *, now: Micros) -> None:
         """Replace a queue's settings. A lower max_inflight revokes no lease; it grants none until there is room."""
+        await self.run(check(op.Configure(queue, settings, now)))
 
-    @abc.abstractmethod
     async def settings(self, queue: str) -> QueueSettings:
         """A queue's settings; the defaults where none were made."""
+        return await self.run(check(op.Settings(queue)))
 
     # -- history ------------------------------------------------------------------------------------------
 
-    @abc.abstractmethod
     async def read_attempts(self, *, after: str | None = None, limit: int = 1000) -> AttemptPage:
         """The attempt log in commit order, from the beginning or after a cursor. Never skips a row that commits late."""
+        return await self.run(check(op.ReadAttempts(after, limit)))
 
-    @abc.abstractmethod
     async def job_attempts(self, job_id: str) -> list[Attempt]:
         """One job's rows of the attempt log, in order. Those of an earlier job of that id, which retention has removed, may be
         left out."""
+        return await self.run(check(op.JobAttempts(job_id)))
 
     # -- waiting ------------------------------------------------------------------------------------------
 
@@ -413,6 +292,68 @@ class Driver(abc.ABC):
         """`wait` and then `reserve` in one go, for who has just reserved less than it asked for; None where the driver cannot do
         that, or not now. It claims by a clock that was at `now` when it was called and has run since. Cancellable at any moment:
         what it leased by then goes back."""
+        given = None if types is None else list(types)
+        return await self._reserve_next(
+            check(op.Reserve(queue, limit, lease_for, now, worker, given)), timeout
+        )
+
+    # -- implementing ---------------------------------------------------------------------------------------
+
+    def run(self, call: op.Operation[A]) -> Coroutine[Any, Any, A]:
+        """Carry out a call that was checked: the one way into a driver, which a wrapper can override for all calls."""
+        is_empty = call.batch is not None and not getattr(call, call.batch)
+        carry_out: Coroutine[Any, Any, A] = _nothing() if is_empty else getattr(self, call.method)(call)
+        return carry_out
+
+    async def _enqueue(self, call: op.Enqueue) -> list[Enqueued]:
+        raise NotImplementedError
+
+    async def _reserve(self, call: op.Reserve) -> list[JobRecord]:
+        raise NotImplementedError
+
+    async def _extend_lease(self, call: op.ExtendLease) -> list[Lease | JobError]:
+        raise NotImplementedError
+
+    async def _settle(self, call: op.Settle) -> list[JobError | None]:
+        raise NotImplementedError
+
+    async def _reclaim(self, call: op.Reclaim) -> int:
+        raise NotImplementedError
+
+    async def _cancel(self, call: op.Cancel) -> list[JobState | JobError]:
+        raise NotImplementedError
+
+    async def _requeue(self, call: op.Requeue) -> list[JobState | JobError]:
+        raise NotImplementedError
+
+    async def _purge(self, call: op.Purge) -> int:
+        raise NotImplementedError
+
+    async def _prune(self, call: op.Prune) -> int:
+        raise NotImplementedError
+
+    async def _get(self, call: op.Get) -> list[JobRecord | None]:
+        raise NotImplementedError
+
+    async def _list_jobs(self, call: op.ListJobs) -> Page:
+        raise NotImplementedError
+
+    async def _stats(self, call: op.Stats) -> list[QueueStats]:
+        raise NotImplementedError
+
+    async def _configure(self, call: op.Configure) -> None:
+        raise NotImplementedError
+
+    async def _settings(self, call: op.Settings) -> QueueSettings:
+        raise NotImplementedError
+
+    async def _read_attempts(self, call: op.ReadAttempts) -> AttemptPage:
+        raise NotImplementedError
+
+    async def _job_attempts(self, call: op.JobAttempts) -> list[Attempt]:
+        raise NotImplementedError
+
+    async def _reserve_next(self, call: op.Reserve, timeout: float) -> list[JobRecord] | None:
         return None
 
     # -- one job at a time ----------------------------------------------------------------------------------
@@ -440,59 +381,9 @@ class Driver(abc.ABC):
             raise error
 
 
-def gather_flags(kept: UpdateFlags, newer: UpdateFlags) -> UpdateFlags:
-    """Flags of a blocked job after one more enqueue onto it: no wish is dropped."""
-    return UpdateFlags(
-        payload=kept.payload or newer.payload,
-        run_at=kept.run_at if newer.run_at == "no" else newer.run_at,
-        retry=kept.retry or newer.retry,
-        reset_counts=kept.reset_counts or newer.reset_counts,
-    )
-
-
-EXPIRED_ERROR = Failure(
-    "LeaseExpired", "the lease expired before the job was settled (worker lost or stalled)"
-)
-"""last_error of a job that died by a stall, and the error of every `expired` row."""
-
-
-class FailurePayload(msgspec.Struct, frozen=True, kw_only=True):
-    """Payload of a failure queue's job (JSON; bytes in base64): what died, with what payload, and why."""
-
-    job_id: str
-    queue: str
-    type: str
-    codec: str
-    payload: bytes
-    error: str
-    attempts: int
-    stalls: int
-
-
-_encode_failure = msgspec.json.Encoder().encode
-
-
-def failure_record(dead: JobRecord, *, job_id: str, queue: str, now: Micros) -> JobRecord:
-    """The job that a failure queue receives. `dead` carries its final counters and last_error."""
-    payload = FailurePayload(
-        job_id=dead.id,
-        queue=dead.queue,
-        type=dead.type,
-        codec=dead.codec,
-        payload=dead.payload,
-        error=dead.last_error or "",
-        attempts=dead.attempts,
-        stalls=dead.stalls,
-    )
-    return JobRecord(
-        id=job_id,
-        type=FAILURE_TYPE,
-        queue=queue,
-        payload=_encode_failure(payload),
-        headers=dead.headers,
-        run_at_us=now,
-        created_at_us=now,
-    )
+async def _nothing() -> Any:
+    """The answer to a batch without items."""
+    return []
 
 
 __all__ = [

@@ -140,7 +140,7 @@ class _InlineAsyncClient(AsyncClient):
         self._harbor = harbor
         self._raise_errors = raise_errors
 
-    async def _send(self, records: Sequence[JobRecord], now: Micros, chunk: int) -> list[Enqueued]:
+    async def _send(self, records: list[JobRecord], now: Micros, chunk: int) -> list[Enqueued]:
         accepted = await super()._send(records, now, chunk)
         await _run_all(self._harbor, self._raise_errors)
         return accepted

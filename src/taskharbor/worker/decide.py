@@ -14,7 +14,7 @@ from taskharbor.codec import CodecRegistry
 from taskharbor.drivers.contract import Ack, Discard, Fail, Release, Retry, Settlement
 from taskharbor.errors import HandlerMissing, PayloadInvalid
 from taskharbor.handlers import Handler
-from taskharbor.jobs import MAX_ERROR_CHARS, MAX_RESULT_BYTES, SECOND, Failure, JobRecord, Micros
+from taskharbor.jobs import LATEST, MAX_RESULT_BYTES, Failure, JobRecord, Micros
 from taskharbor.middleware.recover import Raised
 from taskharbor.middleware.validate import PayloadRejected
 from taskharbor.retry import DEFAULT_RETRY
@@ -23,10 +23,6 @@ from taskharbor.worker.remote import Remote
 log = logging.getLogger("taskharbor.worker")
 
 _OWN_CODE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-_TYPE_CHARS = 200
-_MESSAGE_CHARS = 500
-_LATEST: Micros = 253_402_300_799 * SECOND
-"""The last second of the year 9999: no datetime goes further, and every backend's integers go further than that."""
 
 
 class NotAwaited(TypeError):
@@ -49,7 +45,7 @@ def decide(
     else:
         error = outcome.error
     if isinstance(error, signals.Snooze):
-        return Release(record.id, token, min(now + error.delay_us, _LATEST))
+        return Release(record.id, token, min(now + error.delay_us, LATEST))
     if isinstance(error, signals.Discard):
         return Discard(record.id, token, describe(error))
     if isinstance(error, PayloadRejected):
@@ -57,7 +53,7 @@ def decide(
         if handler.on_invalid == "complete" and isinstance(error.cause, PayloadInvalid):
             return Ack(record.id, token)
         # The execution never began: no failure is counted against the job.
-        reason = Failure(type(error.cause).__name__, _storable(str(error.cause), _MESSAGE_CHARS))
+        reason = Failure.of(type(error.cause).__name__, str(error.cause))
         return Fail(record.id, token, record.attempts, reason)
     attempts = record.attempts + 1
     failure = describe(error)
@@ -66,7 +62,7 @@ def decide(
     run_at = error.run_at(now) if isinstance(error, signals.Retry) else None
     if run_at is None:
         run_at = now + _delay(record, handler, attempts)
-    return Retry(record.id, token, min(run_at, _LATEST), attempts, failure)
+    return Retry(record.id, token, min(run_at, LATEST), attempts, failure)
 
 
 def no_handler(record: JobRecord) -> Settlement:
@@ -79,23 +75,18 @@ def describe(error: BaseException) -> Failure:
     """What is kept of an exception. Our own frames say nothing to a user and are left out of the traceback."""
     if isinstance(error, Remote):
         return error.failure
-    kind = _storable(type(error).__name__, _TYPE_CHARS)
+    kind = type(error).__name__
     try:
-        message = _storable(str(error), _MESSAGE_CHARS)
+        message = str(error)
     except Exception:
         message = "(an error that cannot be put in words: its __str__ fails)"
     if isinstance(error, signals.HandlerSignal):
-        return Failure(kind, message)
+        return Failure.of(kind, message)
     trace = error.__traceback__
     while trace is not None and _is_own(trace):
         trace = trace.tb_next
     detail = "".join(traceback.format_exception(type(error), error, trace)) if trace is not None else ""
-    return Failure(kind, message, _storable(detail[-MAX_ERROR_CHARS:], MAX_ERROR_CHARS))
-
-
-def _storable(text: str, limit: int) -> str:
-    """Bounded, and without what some backend's text refuses: one odd file name in a message must not stop a batch."""
-    return text[:limit].encode(errors="backslashreplace").decode().replace("\0", "\\0")[:limit]
+    return Failure.of(kind, message, detail)
 
 
 def _is_own(trace: TracebackType) -> bool:

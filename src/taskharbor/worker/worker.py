@@ -26,7 +26,9 @@ from taskharbor.clock import BackendClock, Clock
 from taskharbor.codec import CodecRegistry
 from taskharbor.context import Job
 from taskharbor.drivers.contract import Ack, Discard, Driver, Fail, Release, Retry, Settlement
+from taskharbor.drivers.operations import Reserve
 from taskharbor.drivers.registry import connect
+from taskharbor.drivers.validation import check
 from taskharbor.errors import InvalidRequest
 from taskharbor.handlers import Handler, Isolation, OnInvalid, make_handler
 from taskharbor.jobs import SECOND, Outcome
@@ -34,7 +36,6 @@ from taskharbor.middleware import Call, Middleware, compose
 from taskharbor.middleware.recover import recover
 from taskharbor.middleware.timeout import timeout
 from taskharbor.middleware.validate import validate_for
-from taskharbor.requests import check_queue_name
 from taskharbor.retry import RetryPolicy
 from taskharbor.worker.batches import BatchRunner
 from taskharbor.worker.crews import Crew, run_together, share_out
@@ -108,7 +109,7 @@ class Worker:
         self.driver = connect(driver) if isinstance(driver, str) else driver
         self.config = WorkerConfig(
             name=name or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}",
-            queues=tuple(check_queue_name(queue) for queue in dict.fromkeys(queues)),
+            queues=tuple(dict.fromkeys(queues)),
             types=None if types is None else tuple(types),
             concurrency=concurrency,
             lease_us=round(seconds * SECOND),
@@ -121,6 +122,9 @@ class Worker:
             max_jobs=max_jobs,
             max_seconds=max_seconds,
         )
+        for queue in self.config.queues:
+            # Refused here, and not when the first claim is made.
+            check(Reserve(queue, 1, self.config.lease_us, 0, self.config.name, list(types or ())))
         self._middleware = list(middleware)
         self._codecs = codecs or CodecRegistry()
         self._clock = clock

@@ -17,6 +17,7 @@ from taskharbor.drivers.http import HttpDriver
 from taskharbor.drivers.http import protocol as wire
 from taskharbor.drivers.http.refusals import Elsewhere, Later, refusal
 from taskharbor.drivers.memory import MemoryDriver
+from taskharbor.drivers.operations import Greeting
 from taskharbor.errors import BackendUnavailable, InvalidRequest, JobFinished, LeaseMismatch, SchemaMismatch
 from taskharbor.jobs import SECOND
 from taskharbor.testing.broker import running_broker
@@ -240,7 +241,7 @@ def test_something_else_that_speaks_http_is_recognised() -> None:
 def test_a_broker_of_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     async def hello(*args: object) -> bytes:
         return wire.encode(
-            wire.Hello(version=7, capabilities=Capabilities(), max_batch=1, max_body=1, max_wait=1.0)
+            Greeting(version=7, capabilities=Capabilities(), max_batch=1, max_body=1, max_wait=1.0)
         )
 
     async def main() -> None:
@@ -277,7 +278,7 @@ def test_every_refusal_has_a_meaning(status: int, code: str, kind: Callable[...,
 
 def test_a_store_that_is_away_is_unavailable_here_too() -> None:
     class Away(MemoryDriver):
-        async def stats(self, **options: object) -> list[object]:  # type: ignore[override]
+        async def run(self, call: object) -> object:  # type: ignore[override]
             raise BackendUnavailable("the store of the broker is away")
 
     async def main() -> None:

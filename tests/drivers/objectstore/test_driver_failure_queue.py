@@ -130,15 +130,3 @@ def test_a_handle_whose_delivery_failed_tries_again_by_itself(monkeypatch: pytes
             assert len(await _notices(driver)) == 1
 
     asyncio.run(test())
-
-
-def test_a_queue_that_is_its_own_failure_queue_gets_the_notice_in_the_same_write() -> None:
-    async def test() -> None:
-        async with driver_on(HeldBlobs()) as driver:
-            await driver.configure("q", QueueSettings(failure_queue="q"), now=NOW)
-            await driver.enqueue([a_job(max_attempts=1)], now=NOW)
-            await driver.reserve("q", limit=1, lease_for=SECOND, now=NOW, worker="w")
-            (notice,) = await driver.reserve("q", limit=1, lease_for=SECOND, now=NOW + SECOND, worker="w")
-            assert notice.type == FAILURE_TYPE
-
-    asyncio.run(test())

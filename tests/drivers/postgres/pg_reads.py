@@ -59,4 +59,4 @@ async def _counters(driver: PostgresDriver) -> dict[tuple[str, str], tuple[int, 
         rows: list[tuple[Any, ...]] = await session.rows(_COUNTERS, [f'"{driver.options.schema}"'])
         return rows
 
-    return {(kind, name): (scans, rows) for kind, name, scans, rows in await driver._run(read)}
+    return {(kind, name): (scans, rows) for kind, name, scans, rows in await driver._query(read)}

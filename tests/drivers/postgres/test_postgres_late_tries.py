@@ -55,7 +55,7 @@ def on_two_handles(
 
 async def store_again(driver: PostgresDriver, job: JobRecord) -> None:
     """As a driver does whose first try got no answer."""
-    await driver._run(
+    await driver._query(
         lambda session, _: enqueue.enqueue(
             session, driver.options.schema, [job], NOW, ALOUD, new_ids=True, again=True
         )
@@ -99,7 +99,7 @@ def test_a_first_try_that_the_server_reads_last_stores_nothing(
         await run_all(second, 1)
         ((statement, values),) = asked
         with pytest.raises(Exception, match="a later try has stored this job"):
-            await first._run(lambda session, _: rows(session, statement, values))
+            await first._query(lambda session, _: rows(session, statement, values))
         assert await counts(second) == {JobState.DONE: 5}
 
     on_two_handles(server, story, options)
@@ -113,7 +113,7 @@ def test_a_first_try_that_was_stopped_before_it_could_store_stores_nothing(
 
     async def story(first: PostgresDriver, second: PostgresDriver) -> None:
         server.execute(_GATE.format(first.options.schema))
-        await first._run(lambda session, _: session.rows("SELECT set_config('test.stops', 'on', false)"))
+        await first._query(lambda session, _: session.rows("SELECT set_config('test.stops', 'on', false)"))
         (job,) = records(1)
         with psycopg.connect(first.options.conninfo, autocommit=True) as gate:
             gate.execute("SELECT pg_advisory_lock(4711)")

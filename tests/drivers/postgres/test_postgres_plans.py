@@ -270,7 +270,7 @@ async def _plans(url: str, call: Call) -> list[Any]:
         session.connection.add_notice_handler(hear)
 
     async with one_connection(url) as driver:
-        await driver._run(show)
+        await driver._query(show)
         found.clear()
         await call(Store(driver))
     return found

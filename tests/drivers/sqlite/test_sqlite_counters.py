@@ -140,14 +140,15 @@ class History:
 
     async def configure(self) -> None:
         rng = self.rng
+        queue = rng.choice(QUEUES)
         settings = QueueSettings(
             paused=rng.random() < 0.2,
             max_inflight=rng.choice([None, None, 1, 3]),
-            failure_queue=rng.choice([None, "b"]),
+            failure_queue=None if queue == "b" else rng.choice([None, "b"]),
             keep_done_us=rng.choice([None, 3 * SECOND]),
             keep_attempts_us=rng.choice([None, 10 * SECOND]),
         )
-        await self.twin.call("configure", rng.choice(QUEUES), settings, now=self.twin.now)
+        await self.twin.call("configure", queue, settings, now=self.twin.now)
 
     async def advance(self) -> None:
         self.twin.advance(self.rng.choice([0.5, 1, 4]))

@@ -2,11 +2,8 @@
 
 driver      the handle: contract calls, clones, waiting
 options     what the URL says
-protocol    what is asked and answered, as both ends know it: the broker reads this file too
-settlements, item_errors
-            batches of several kinds, and their errors, on the wire
+protocol    form of calls and answers, as both ends know it: the broker reads this file too
 brokers     one call on its way: connections, repeated tries, the leader among several brokers
-claims      reserves whose answer was lost
 refusals    what a broker's refusals mean
 """
 

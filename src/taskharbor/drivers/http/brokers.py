@@ -12,15 +12,16 @@ import secrets
 import ssl
 from collections.abc import Callable
 from itertools import count
-from typing import Any, TypeVar
+from typing import TypeVar, cast
 
 import aiohttp
 import msgspec
 from yarl import URL
 
 from taskharbor.drivers.http.options import Options
-from taskharbor.drivers.http.protocol import HEARD, MSGPACK, PATH, REQUEST_ID, Operation
+from taskharbor.drivers.http.protocol import HEARD, MSGPACK, PATH, REQUEST_ID, encode, read_answer
 from taskharbor.drivers.http.refusals import Elsewhere, Later, refusal, unavailable
+from taskharbor.drivers.operations import Operation
 from taskharbor.errors import BackendUnavailable, InvalidRequest
 
 A = TypeVar("A")
@@ -90,14 +91,16 @@ class Brokers:
 
     async def ask(
         self,
-        operation: Operation[Any, A],
-        body: bytes,
+        call: Operation[A],
+        body: bytes | None = None,
         *,
         name: str | None = None,
         body_again: Callable[[], bytes] | None = None,
         patience: float = 0.0,
     ) -> A:
         """The answer of the first broker that gives one. `patience`: seconds that the broker may take on purpose.
+
+        `body`: the call, encoded already.
 
         `body_again` makes what is sent where an earlier try may have taken effect.
         """
@@ -107,16 +110,18 @@ class Brokers:
                 f"the driver for {self._options.place} is not open: await open() first, or use `async with`"
             )
         headers: dict[str, str] | None = None
-        if operation.is_change:
+        if body is None:
+            body = encode(call)
+        if call.changes:
             headers = {REQUEST_ID: name or self.new_name()}
             if self._heard:
                 headers[HEARD] = " ".join(self._heard)
                 self._heard.clear()
-        answer = await self._somewhere(session, operation, body, body_again, headers, patience)
+        answer = await self._somewhere(session, call.name, body, body_again, headers, patience)
         if headers is not None and len(self._heard) < _MOST_HEARD:
             self._heard.append(headers[REQUEST_ID])
         try:
-            return operation.read_answer(answer)
+            return cast("A", read_answer(call, answer))
         except (msgspec.DecodeError, UnicodeDecodeError):
             raise InvalidRequest(
                 f"the broker at {self._current} answers in another way: use the same version of TaskHarbor at both ends"
@@ -125,7 +130,7 @@ class Brokers:
     async def _somewhere(
         self,
         session: aiohttp.ClientSession,
-        operation: Operation[Any, Any],
+        operation: str,
         body: bytes,
         body_again: Callable[[], bytes] | None,
         headers: dict[str, str] | None,
@@ -139,7 +144,7 @@ class Brokers:
         reasons: list[str] = []
         while True:
             try:
-                answer = await self._send(session, base, operation.name, body, headers, patience)
+                answer = await self._send(session, base, operation, body, headers, patience)
             except _Lost as lost:
                 reasons.append(lost.reason)
                 if lost.is_unclear:

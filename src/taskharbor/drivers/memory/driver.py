@@ -9,26 +9,20 @@ from __future__ import annotations
 import asyncio
 import re
 import threading
-from collections.abc import Sequence
-from typing import ClassVar, Self
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, Self, TypeVar
+
+from msgspec.structs import astuple
 
 from taskharbor.clock import Clock, SystemClock
-from taskharbor.drivers.contract import (
-    AttemptPage,
-    Capabilities,
-    Driver,
-    Enqueued,
-    Extension,
-    JobFilter,
-    Page,
-    QueueSettings,
-    QueueStats,
-    Settlement,
-)
+from taskharbor.drivers import operations as op
+from taskharbor.drivers.contract import Capabilities, Driver
 from taskharbor.drivers.memory.bell import Waiter
 from taskharbor.drivers.memory.operating import MemoryStore
-from taskharbor.errors import InvalidRequest, JobError
-from taskharbor.jobs import SECOND, Attempt, JobRecord, JobState, Lease, Micros
+from taskharbor.errors import InvalidRequest
+from taskharbor.jobs import SECOND, Micros
+
+A = TypeVar("A")
 
 _NAME = re.compile(r"[\w.-]*")
 
@@ -85,90 +79,12 @@ class MemoryDriver(Driver):
     async def time(self) -> Micros:
         return self._clock.now()
 
-    # -- producing and working ----------------------------------------------------------------------------
+    # -- operations ---------------------------------------------------------------------------------------
 
-    async def enqueue(
-        self, records: Sequence[JobRecord], *, now: Micros, new_ids: bool = False
-    ) -> list[Enqueued]:
+    async def run(self, call: op.Operation[A]) -> A:
         with self._store.lock:
-            return self._store.enqueue(records, now)
-
-    async def reserve(
-        self,
-        queue: str,
-        *,
-        limit: int,
-        lease_for: Micros,
-        now: Micros,
-        worker: str,
-        types: Sequence[str] | None = None,
-    ) -> list[JobRecord]:
-        with self._store.lock:
-            return self._store.reserve(queue, limit, lease_for, now, worker, types)
-
-    async def extend_lease(
-        self, extensions: Sequence[Extension], *, lease_for: Micros, now: Micros
-    ) -> list[Lease | JobError]:
-        with self._store.lock:
-            return self._store.extend(extensions, lease_for, now)
-
-    async def settle(self, settlements: Sequence[Settlement], *, now: Micros) -> list[JobError | None]:
-        with self._store.lock:
-            return self._store.settle(settlements, now)
-
-    async def reclaim(self, *, now: Micros, queue: str | None = None, limit: int = 1000) -> int:
-        with self._store.lock:
-            return self._store.reclaim(now, queue, limit)
-
-    # -- operating ----------------------------------------------------------------------------------------
-
-    async def cancel(self, job_ids: Sequence[str], *, now: Micros) -> list[JobState | JobError]:
-        with self._store.lock:
-            return self._store.cancel(job_ids, now)
-
-    async def requeue(self, job_ids: Sequence[str], *, now: Micros) -> list[JobState | JobError]:
-        with self._store.lock:
-            return self._store.requeue(job_ids, now)
-
-    async def purge(self, selection: JobFilter, *, limit: int = 1000) -> int:
-        with self._store.lock:
-            return self._store.purge(selection, limit)
-
-    async def prune(self, *, now: Micros, limit: int = 1000) -> int:
-        with self._store.lock:
-            return self._store.prune(now, limit)
-
-    async def get(self, job_ids: Sequence[str], *, now: Micros) -> list[JobRecord | None]:
-        with self._store.lock:
-            return self._store.get(job_ids, now)
-
-    async def list_jobs(
-        self, selection: JobFilter, *, now: Micros, limit: int = 100, cursor: str | None = None
-    ) -> Page:
-        with self._store.lock:
-            return self._store.list_jobs(selection, now, limit, cursor)
-
-    async def stats(self, *, now: Micros, queue: str | None = None) -> list[QueueStats]:
-        with self._store.lock:
-            return self._store.stats(now, queue)
-
-    async def configure(self, queue: str, settings: QueueSettings, *, now: Micros) -> None:
-        with self._store.lock:
-            self._store.configure(queue, settings)
-
-    async def settings(self, queue: str) -> QueueSettings:
-        with self._store.lock:
-            return self._store.settings(queue)
-
-    # -- history ------------------------------------------------------------------------------------------
-
-    async def read_attempts(self, *, after: str | None = None, limit: int = 1000) -> AttemptPage:
-        with self._store.lock:
-            return self._store.read_attempts(after, limit)
-
-    async def job_attempts(self, job_id: str) -> list[Attempt]:
-        with self._store.lock:
-            return self._store.job_attempts(job_id)
+            answer: A = _RUN[type(call)](self._store, call)
+            return answer
 
     # -- waiting ------------------------------------------------------------------------------------------
 
@@ -197,3 +113,23 @@ class MemoryDriver(Driver):
             after = store.bell.versions(queues)
             seen.update(after)
         return comes_due or after != before
+
+
+_RUN: dict[type[op.Operation[Any]], Callable[[MemoryStore, Any], Any]] = {
+    op.Enqueue: lambda store, call: store.enqueue(call.records, call.now),
+    op.Reserve: lambda store, call: store.reserve(*astuple(call)),
+    op.ExtendLease: lambda store, call: store.extend(*astuple(call)),
+    op.Settle: lambda store, call: store.settle(*astuple(call)),
+    op.Reclaim: lambda store, call: store.reclaim(*astuple(call)),
+    op.Cancel: lambda store, call: store.cancel(*astuple(call)),
+    op.Requeue: lambda store, call: store.requeue(*astuple(call)),
+    op.Purge: lambda store, call: store.purge(*astuple(call)),
+    op.Prune: lambda store, call: store.prune(*astuple(call)),
+    op.Get: lambda store, call: store.get(*astuple(call)),
+    op.ListJobs: lambda store, call: store.list_jobs(*astuple(call)),
+    op.Stats: lambda store, call: store.stats(*astuple(call)),
+    op.Configure: lambda store, call: store.configure(call.queue, call.settings),
+    op.Settings: lambda store, call: store.settings(*astuple(call)),
+    op.ReadAttempts: lambda store, call: store.read_attempts(*astuple(call)),
+    op.JobAttempts: lambda store, call: store.job_attempts(*astuple(call)),
+}

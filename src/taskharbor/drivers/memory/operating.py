@@ -81,8 +81,6 @@ class MemoryStore(LeasingStore):
         return [None if slot is None else as_read(slot.record, now) for slot in slots]
 
     def list_jobs(self, selection: JobFilter, now: Micros, limit: int, cursor: str | None) -> Page:
-        if limit < 1:
-            raise InvalidRequest(f"limit is {limit}: a page holds at least one job")
         slots = self.order.before(None if cursor is None else _number(cursor))
         wanted = (slot for slot in slots if matches(slot.record, selection, now))
         # One more than asked for tells whether anything follows.
@@ -114,8 +112,6 @@ class MemoryStore(LeasingStore):
         )
 
     def read_attempts(self, after: str | None, limit: int) -> AttemptPage:
-        if limit < 1:
-            raise InvalidRequest(f"limit is {limit}: a page holds at least one row")
         rows, last = self.log.read(0 if after is None else _number(after), limit)
         return AttemptPage(rows, str(last))
 
@@ -125,8 +121,6 @@ class MemoryStore(LeasingStore):
     # -- settings -----------------------------------------------------------------------------------------
 
     def configure(self, name: str, settings: QueueSettings) -> None:
-        if not isinstance(settings, QueueSettings):
-            raise InvalidRequest(f"{settings!r} is not QueueSettings")
         self._queue(name).settings = settings
         self._stirred[name] = None
         self._wake()

@@ -29,7 +29,6 @@ from taskharbor.drivers.memory.queues import (
     Slot,
 )
 from taskharbor.errors import (
-    InvalidRequest,
     JobError,
     JobNotFound,
     JobNotInflight,
@@ -55,23 +54,16 @@ class SettlingStore(ProducingStore):
         }
 
     def settle(self, settlements: Sequence[Settlement], now: Micros) -> list[JobError | None]:
-        try:
-            settlers = self._settlers()
-            steps = [(settlers[type(settlement)], settlement) for settlement in settlements]
-        except KeyError as unknown:
-            raise InvalidRequest(f"{unknown.args[0].__name__} is not a settlement") from None
-        for settlement in settlements:
-            if type(settlement) is not Ack:
-                refuse_malformed(settlement)
+        settlers = self._settlers()
         answers: list[JobError | None] = []
         find = self._find
-        for settler, settlement in steps:
+        for settlement in settlements:
             job_id = settlement.job_id
             slot = find(job_id)
             error = self._objection(slot, job_id, settlement.token, now)
             if slot is not None:
                 if error is None:
-                    settler(slot, settlement, now)
+                    settlers[type(settlement)](slot, settlement, now)
                 elif self._is_repeated(settlement, slot.record.state):
                     error = None
             answers.append(error)
@@ -258,19 +250,6 @@ class SettlingStore(ProducingStore):
     def _is_spent(self, record: JobRecord) -> bool:
         return record.attempts + record.stalls >= record.max_attempts or (
             0 < record.max_stalls <= record.stalls
-        )
-
-
-def refuse_malformed(settlement: Settlement) -> None:
-    """What a transition would stumble over half-way is refused before the first one."""
-    error = getattr(settlement, "error", None) or getattr(settlement, "reason", None)
-    run_at = getattr(settlement, "run_at_us", None)
-    is_failure = isinstance(settlement, Retry | Fail)
-    if (is_failure or error is not None) and not isinstance(error, Failure):
-        raise InvalidRequest(f"{settlement!r} has no Failure to record")
-    if (isinstance(settlement, Retry) or run_at is not None) and not isinstance(run_at, int):
-        raise InvalidRequest(
-            f"{settlement!r}: run_at_us is {run_at!r}, which is no whole number of microseconds"
         )
 
 

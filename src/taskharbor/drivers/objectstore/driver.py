@@ -6,17 +6,15 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, ClassVar, Self
 
 from taskharbor.clock import Clock, SystemClock
+from taskharbor.drivers import operations as op
 from taskharbor.drivers.contract import (
     AttemptPage,
     Capabilities,
     Driver,
     Enqueued,
-    Extension,
-    JobFilter,
     Page,
     QueueSettings,
     QueueStats,
-    Settlement,
 )
 from taskharbor.drivers.objectstore import enqueue, inspect, leased, log, operate, waiting
 from taskharbor.drivers.objectstore.blobs import Blobs
@@ -124,72 +122,59 @@ class ObjectStoreDriver(Driver):
 
     # -- producing and working ----------------------------------------------------------------------------
 
-    async def enqueue(
-        self, records: Sequence[JobRecord], *, now: Micros, new_ids: bool = False
-    ) -> list[Enqueued]:
-        return await enqueue.enqueue(self.open_store, records, now, new_ids)
+    async def _enqueue(self, call: op.Enqueue) -> list[Enqueued]:
+        return await enqueue.enqueue(self.open_store, call.records, call.now, call.new_ids)
 
-    async def reserve(
-        self,
-        queue: str,
-        *,
-        limit: int,
-        lease_for: Micros,
-        now: Micros,
-        worker: str,
-        types: Sequence[str] | None = None,
-    ) -> list[JobRecord]:
-        return await leased.reserve(self.open_store, queue, limit, lease_for, now, worker, types)
+    async def _reserve(self, call: op.Reserve) -> list[JobRecord]:
+        return await leased.reserve(
+            self.open_store, call.queue, call.limit, call.lease_for, call.now, call.worker, call.types
+        )
 
-    async def extend_lease(
-        self, extensions: Sequence[Extension], *, lease_for: Micros, now: Micros
-    ) -> list[Lease | JobError]:
-        return await leased.extend(self.open_store, extensions, lease_for, now)
+    async def _extend_lease(self, call: op.ExtendLease) -> list[Lease | JobError]:
+        return await leased.extend(self.open_store, call.extensions, call.lease_for, call.now)
 
-    async def settle(self, settlements: Sequence[Settlement], *, now: Micros) -> list[JobError | None]:
-        return await leased.settle(self.open_store, settlements, now)
+    async def _settle(self, call: op.Settle) -> list[JobError | None]:
+        return await leased.settle(self.open_store, call.settlements, call.now)
 
-    async def reclaim(self, *, now: Micros, queue: str | None = None, limit: int = 1000) -> int:
-        return await leased.reclaim(self.open_store, now, queue, limit)
+    async def _reclaim(self, call: op.Reclaim) -> int:
+        return await leased.reclaim(self.open_store, call.now, call.queue, call.limit)
 
     # -- operating ----------------------------------------------------------------------------------------
 
-    async def cancel(self, job_ids: Sequence[str], *, now: Micros) -> list[JobState | JobError]:
-        return await operate.cancel(self.open_store, job_ids, now)
+    async def _cancel(self, call: op.Cancel) -> list[JobState | JobError]:
+        return await operate.cancel(self.open_store, call.job_ids, call.now)
 
-    async def requeue(self, job_ids: Sequence[str], *, now: Micros) -> list[JobState | JobError]:
-        return await operate.requeue(self.open_store, job_ids, now)
+    async def _requeue(self, call: op.Requeue) -> list[JobState | JobError]:
+        return await operate.requeue(self.open_store, call.job_ids, call.now)
 
-    async def purge(self, selection: JobFilter, *, limit: int = 1000) -> int:
-        return await operate.purge(self.open_store, selection, limit)
+    async def _purge(self, call: op.Purge) -> int:
+        return await operate.purge(self.open_store, call.selection, call.limit)
 
-    async def prune(self, *, now: Micros, limit: int = 1000) -> int:
-        return await operate.prune(self.open_store, now, limit)
+    async def _prune(self, call: op.Prune) -> int:
+        return await operate.prune(self.open_store, call.now, call.limit)
 
-    async def get(self, job_ids: Sequence[str], *, now: Micros) -> list[JobRecord | None]:
-        return await inspect.get(self.open_store, job_ids, now)
+    async def _get(self, call: op.Get) -> list[JobRecord | None]:
+        return await inspect.get(self.open_store, call.job_ids, call.now)
 
-    async def list_jobs(
-        self, selection: JobFilter, *, now: Micros, limit: int = 100, cursor: str | None = None
-    ) -> Page:
-        return await inspect.list_jobs(self.open_store, selection, now, limit, cursor)
+    async def _list_jobs(self, call: op.ListJobs) -> Page:
+        return await inspect.list_jobs(self.open_store, call.selection, call.now, call.limit, call.cursor)
 
-    async def stats(self, *, now: Micros, queue: str | None = None) -> list[QueueStats]:
-        return await inspect.stats(self.open_store, now, queue)
+    async def _stats(self, call: op.Stats) -> list[QueueStats]:
+        return await inspect.stats(self.open_store, call.now, call.queue)
 
-    async def configure(self, queue: str, settings: QueueSettings, *, now: Micros) -> None:
-        await operate.configure(self.open_store, queue, settings)
+    async def _configure(self, call: op.Configure) -> None:
+        await operate.configure(self.open_store, call.queue, call.settings)
 
-    async def settings(self, queue: str) -> QueueSettings:
-        return await inspect.settings(self.open_store, queue)
+    async def _settings(self, call: op.Settings) -> QueueSettings:
+        return await inspect.settings(self.open_store, call.queue)
 
     # -- history ------------------------------------------------------------------------------------------
 
-    async def read_attempts(self, *, after: str | None = None, limit: int = 1000) -> AttemptPage:
-        return await log.read_attempts(self.open_store, after, limit)
+    async def _read_attempts(self, call: op.ReadAttempts) -> AttemptPage:
+        return await log.read_attempts(self.open_store, call.after, call.limit)
 
-    async def job_attempts(self, job_id: str) -> list[Attempt]:
-        return await log.job_attempts(self.open_store, job_id)
+    async def _job_attempts(self, call: op.JobAttempts) -> list[Attempt]:
+        return await log.job_attempts(self.open_store, call.job_id)
 
     # -- waiting ------------------------------------------------------------------------------------------
 

@@ -19,10 +19,7 @@ from taskharbor.jobs import JobRecord, Micros
 async def enqueue(
     store: OpenStore, records: Sequence[JobRecord], now: Micros, new_ids: bool
 ) -> list[Enqueued]:
-    # Everything that can be refused is refused before the first part is written.
     fresh = [accepted(record) for record in records]
-    if not fresh:
-        return []
     shards = store.catalog.shards
     places: list[Place] = [(record.queue, shard_of(record, shards)) for record in fresh]
     for place in dict.fromkeys(places):

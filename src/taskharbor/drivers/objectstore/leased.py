@@ -7,11 +7,10 @@ import itertools
 from collections.abc import Sequence
 
 from taskharbor.drivers.contract import Extension, Settlement
-from taskharbor.drivers.memory.settling import refuse_malformed
 from taskharbor.drivers.objectstore.archived import Brought, QueueState
 from taskharbor.drivers.objectstore.queue_cell import QueueCell
 from taskharbor.drivers.objectstore.store import OpenStore
-from taskharbor.errors import InvalidRequest, JobError, JobNotFound
+from taskharbor.errors import JobError, JobNotFound
 from taskharbor.jobs import JobRecord, Lease, Micros
 
 
@@ -85,10 +84,6 @@ async def extend(
 
 
 async def settle(store: OpenStore, settlements: Sequence[Settlement], now: Micros) -> list[JobError | None]:
-    for settlement in settlements:
-        if not isinstance(settlement, Settlement):
-            raise InvalidRequest(f"{type(settlement).__name__} is not a settlement")
-        refuse_malformed(settlement)
     ids = [settlement.job_id for settlement in settlements]
 
     async def ask(cell: QueueCell, at: list[int]) -> list[JobError | bool]:

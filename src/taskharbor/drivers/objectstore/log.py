@@ -35,8 +35,6 @@ _decode = msgspec.msgpack.Decoder(LogCursor).decode
 
 
 async def read_attempts(store: OpenStore, after: str | None, limit: int) -> AttemptPage:
-    if limit < 1:
-        raise InvalidRequest(f"limit is {limit}: a page holds at least one row")
     places = {} if after is None else parsed_cursor(after, store.catalog.store_id)
     cells = await store.all_cells()
 

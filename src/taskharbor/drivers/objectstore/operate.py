@@ -75,8 +75,6 @@ async def prune(store: OpenStore, now: Micros, limit: int) -> int:
 
 
 async def configure(store: OpenStore, queue: str, settings: QueueSettings) -> None:
-    if not isinstance(settings, QueueSettings):
-        raise InvalidRequest(f"{settings!r} is not QueueSettings")
     shards = store.catalog.shards
     if settings.max_inflight is not None and 0 < settings.max_inflight < shards:
         raise InvalidRequest(

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, ClassVar, Self
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
+import msgspec
+
+from taskharbor.drivers import operations as op
 from taskharbor.drivers.contract import (
     AttemptPage,
     Capabilities,
     Driver,
     Enqueued,
-    Extension,
-    JobFilter,
     JoinedAsyncTransaction,
     JoinedTransaction,
     Page,
     QueueSettings,
     QueueStats,
-    Settlement,
 )
 from taskharbor.drivers.postgres import arrays, enqueue, inspect, log, migrations, operate, settle, waiting
 from taskharbor.drivers.postgres.announcing import Announcer
@@ -103,15 +103,19 @@ class PostgresDriver(Driver):
         if connections is not None:
             await connections.close()
 
-    async def _run(self, operation: Operation[T], *, where_heard: bool = False) -> T:
+    async def _query(self, operation: Operation[T], *, where_heard: bool = False) -> T:
         if self._connections is None:
             raise BackendUnavailable(
                 f"{self.options.place} is not open: await open() first, or use `async with`"
             )
         return await self._connections.run(operation, where_heard=where_heard)
 
+    async def _call(self, function: Callable[..., Awaitable[T]], *arguments: Any) -> T:
+        """A function of a session and the schema, run on a connection that works."""
+        return await self._query(lambda session, _: function(session, self._schema, *arguments))
+
     async def time(self) -> Micros:
-        now: Micros = await self._run(lambda session, _: session.value(load("work", self._schema)["time"]))
+        now: Micros = await self._query(lambda session, _: session.value(load("work", self._schema)["time"]))
         return now
 
     async def migrate(self, *, dry_run: bool = False) -> list[str]:
@@ -120,18 +124,15 @@ class PostgresDriver(Driver):
 
     # -- producing and working ----------------------------------------------------------------------------
 
-    async def enqueue(
-        self, records: Sequence[JobRecord], *, now: Micros, new_ids: bool = False
-    ) -> list[Enqueued]:
-        if not records:
-            return []
+    async def _enqueue(self, call: op.Enqueue) -> list[Enqueued]:
+        records = call.records
         first = records[0].queue
         is_one_queue = len(records) == 1 or all(record.queue == first for record in records)
         voice = self._announcer.voice_for(first) if is_one_queue else self._announcer.voice
         try:
-            answers = await self._run(
+            answers = await self._query(
                 lambda session, again: enqueue.enqueue(
-                    session, self._schema, records, now, voice, new_ids=new_ids, again=again
+                    session, self._schema, records, call.now, voice, new_ids=call.new_ids, again=again
                 )
             )
         except BaseException:
@@ -142,164 +143,113 @@ class PostgresDriver(Driver):
             self._announcer.done(first, voice)
         return answers
 
-    async def reserve(
-        self,
-        queue: str,
-        *,
-        limit: int,
-        lease_for: Micros,
-        now: Micros,
-        worker: str,
-        types: Sequence[str] | None = None,
-    ) -> list[JobRecord]:
-        secret, tries = self._claimer.secret(queue, worker)
+    async def _reserve(self, call: op.Reserve) -> list[JobRecord]:
+        secret, tries = self._claimer.secret(call.queue, call.worker)
         try:
-            return await self._reserve(queue, limit, lease_for, now, worker, types, secret, tries)
+            return await self._claim(call, secret, tries)
         except asyncio.CancelledError:
             # The caller went away, and with it the connection: whatever was leased would stall until the leases expire.
-            back = asyncio.ensure_future(self._give_back(queue, lease_for, now, worker, secret, tries + 2))
+            back = asyncio.ensure_future(self._give_back(call, secret, tries + 2))
             self._giving_back.add(back)
             back.add_done_callback(self._giving_back.discard)
             raise
 
-    async def _reserve(
-        self,
-        queue: str,
-        limit: int,
-        lease_for: Micros,
-        now: Micros,
-        worker: str,
-        types: Sequence[str] | None,
-        secret: str,
-        tries: int,
-    ) -> list[JobRecord]:
+    async def _claim(self, call: op.Reserve, secret: str, tries: int) -> list[JobRecord]:
         try:
-            return await self._run(
+            return await self._query(
                 lambda session, again: self._claimer.reserve(
-                    session,
-                    queue,
-                    limit,
-                    lease_for,
-                    now,
-                    worker,
-                    types,
-                    self._announcer.voice,
-                    secret,
-                    tries + again,
+                    session, call, self._announcer.voice, secret, tries + again
                 ),
                 where_heard=True,
             )
         except BackendUnavailable:
             # Two may have been made: the first, and its repetition on a fresh connection.
-            self._claimer.lose_answer(queue, worker, secret, tries + 2)
+            self._claimer.lose_answer(call.queue, call.worker, secret, tries + 2)
             raise
 
-    async def _give_back(
-        self, queue: str, lease_for: Micros, now: Micros, worker: str, secret: str, tries: int
-    ) -> None:
+    async def _give_back(self, call: op.Reserve, secret: str, tries: int) -> None:
         """The same claim once more, for no job: what the earlier try leased beyond that goes back, and if the server has yet
         to read that try, it comes to nothing."""
         with contextlib.suppress(TaskHarborError):
-            await self._reserve(queue, 0, lease_for, now, worker, None, secret, tries)
+            await self._claim(msgspec.structs.replace(call, limit=0, types=None), secret, tries)
 
-    async def extend_lease(
-        self, extensions: Sequence[Extension], *, lease_for: Micros, now: Micros
-    ) -> list[Lease | JobError]:
-        if not extensions:
-            return []
-        return await self._run(
-            lambda session, _: settle.extend_lease(session, self._schema, extensions, lease_for, now)
-        )
+    async def _extend_lease(self, call: op.ExtendLease) -> list[Lease | JobError]:
+        return await self._call(settle.extend_lease, call.extensions, call.lease_for, call.now)
 
-    async def settle(self, settlements: Sequence[Settlement], *, now: Micros) -> list[JobError | None]:
-        if not settlements:
-            return []
-        return await self._run(
+    async def _settle(self, call: op.Settle) -> list[JobError | None]:
+        return await self._query(
             lambda session, again: settle.settle(
-                session, self._schema, settlements, now, self._announcer.voice, again
+                session, self._schema, call.settlements, call.now, self._announcer.voice, again
             )
         )
 
-    async def reclaim(self, *, now: Micros, queue: str | None = None, limit: int = 1000) -> int:
+    async def _reclaim(self, call: op.Reclaim) -> int:
         statement = load("work", self._schema)
-        values = [queue, now, limit, self._announcer.voice]
-        ended: int = await self._run(lambda session, _: session.value(statement["reclaim"], values))
+        values = [call.queue, call.now, call.limit, self._announcer.voice]
+        ended: int = await self._query(lambda session, _: session.value(statement["reclaim"], values))
         instant = asyncio.get_running_loop().time()
         if instant >= self._next_fold:
             self._next_fold = instant + _FOLD_EVERY
-            await self._run(lambda session, _: session.value(statement["fold"], [_FOLD_EVERY]))
+            await self._query(lambda session, _: session.value(statement["fold"], [_FOLD_EVERY]))
         return ended
 
     # -- operating ----------------------------------------------------------------------------------------
 
-    async def cancel(self, job_ids: Sequence[str], *, now: Micros) -> list[JobState | JobError]:
-        if not job_ids:
-            return []
-        return await self._run(
-            lambda session, _: operate.cancel(session, self._schema, job_ids, now, self._announcer.voice)
-        )
+    async def _cancel(self, call: op.Cancel) -> list[JobState | JobError]:
+        return await self._call(operate.cancel, call.job_ids, call.now, self._announcer.voice)
 
-    async def requeue(self, job_ids: Sequence[str], *, now: Micros) -> list[JobState | JobError]:
-        if not job_ids:
-            return []
-        return await self._run(
+    async def _requeue(self, call: op.Requeue) -> list[JobState | JobError]:
+        return await self._query(
             lambda session, again: operate.requeue(
-                session, self._schema, job_ids, now, self._announcer.voice, again
+                session, self._schema, call.job_ids, call.now, self._announcer.voice, again
             )
         )
 
-    async def purge(self, selection: JobFilter, *, limit: int = 1000) -> int:
-        return await self._run(lambda session, _: operate.purge(session, self._schema, selection, limit))
+    async def _purge(self, call: op.Purge) -> int:
+        return await self._call(operate.purge, call.selection, call.limit)
 
-    async def prune(self, *, now: Micros, limit: int = 1000) -> int:
+    async def _prune(self, call: op.Prune) -> int:
         statement = load("operate", self._schema)
         removed: int = 0
         instant = asyncio.get_running_loop().time()
         if instant >= self._next_tending:
             self._next_tending = instant + _TEND_EVERY
             await self._tend()
-            removed = await self._run(lambda session, _: session.value(statement["drop_days"], [now]))
-        removed += await self._run(lambda session, _: session.value(statement["prune"], [now, limit]))
+            removed = await self._query(lambda session, _: session.value(statement["drop_days"], [call.now]))
+        values = [call.now, call.limit]
+        removed += await self._query(lambda session, _: session.value(statement["prune"], values))
         return removed
 
     async def _tend(self) -> None:
         """Days to come get their partitions by the server's own clock: they are storage, not history."""
         statement = load("operate", self._schema)["add_days"]
         today = await self.time()
-        await self._run(lambda session, _: session.value(statement, [today]))
+        await self._query(lambda session, _: session.value(statement, [today]))
 
-    async def get(self, job_ids: Sequence[str], *, now: Micros) -> list[JobRecord | None]:
-        if not job_ids:
-            return []
-        return await self._run(lambda session, _: inspect.get(session, self._schema, job_ids, now))
-
-    async def list_jobs(
-        self, selection: JobFilter, *, now: Micros, limit: int = 100, cursor: str | None = None
-    ) -> Page:
-        return await self._run(
-            lambda session, _: inspect.list_jobs(session, self._schema, selection, now, limit, cursor)
+    async def _get(self, call: op.Get) -> list[JobRecord | None]:
+        return await self._query(
+            lambda session, _: inspect.get(session, self._schema, call.job_ids, call.now)
         )
 
-    async def stats(self, *, now: Micros, queue: str | None = None) -> list[QueueStats]:
-        return await self._run(lambda session, _: inspect.stats(session, self._schema, now, queue))
+    async def _list_jobs(self, call: op.ListJobs) -> Page:
+        return await self._call(inspect.list_jobs, call.selection, call.now, call.limit, call.cursor)
 
-    async def configure(self, queue: str, settings: QueueSettings, *, now: Micros) -> None:
-        await self._run(
-            lambda session, _: operate.configure(
-                session, self._schema, queue, settings, self._announcer.voice
-            )
-        )
+    async def _stats(self, call: op.Stats) -> list[QueueStats]:
+        return await self._call(inspect.stats, call.now, call.queue)
 
-    async def settings(self, queue: str) -> QueueSettings:
-        return await self._run(lambda session, _: operate.settings_of(session, self._schema, queue))
+    async def _configure(self, call: op.Configure) -> None:
+        await self._call(operate.configure, call.queue, call.settings, self._announcer.voice)
+
+    async def _settings(self, call: op.Settings) -> QueueSettings:
+        return await self._call(operate.settings_of, call.queue)
 
     # -- history ------------------------------------------------------------------------------------------
 
-    async def read_attempts(self, *, after: str | None = None, limit: int = 1000) -> AttemptPage:
-        return await self._run(lambda session, _: log.read_attempts(session, self._schema, after, limit))
+    async def _read_attempts(self, call: op.ReadAttempts) -> AttemptPage:
+        return await self._call(log.read_attempts, call.after, call.limit)
 
-    async def job_attempts(self, job_id: str) -> list[Attempt]:
-        return await self._run(lambda session, _: log.job_attempts(session, self._schema, job_id))
+    async def _job_attempts(self, call: op.JobAttempts) -> list[Attempt]:
+        return await self._call(log.job_attempts, call.job_id)
 
     # -- waiting ------------------------------------------------------------------------------------------
 
@@ -313,11 +263,11 @@ class PostgresDriver(Driver):
     async def _look(
         self, queues: Sequence[str], seen: Sequence[str | None], since: Sequence[Micros]
     ) -> tuple[str, bool, Micros | None]:
-        return await self._run(lambda session, _: waiting.look(session, self._schema, queues, seen, since))
+        return await self._call(waiting.look, queues, seen, since)
 
     async def _announce(self, queues: Iterable[str]) -> None:
         values = [channel(self._schema), arrays.text_array(list(queues))]
-        await self._run(lambda session, _: session.rows(load("notify", self._schema)["announce"], values))
+        await self._query(lambda session, _: session.rows(load("notify", self._schema)["announce"], values))
 
     # -- within a transaction of the caller's ---------------------------------------------------------------
 

@@ -14,7 +14,6 @@ from taskharbor.drivers.postgres.connections import Session
 from taskharbor.drivers.postgres.listener import channel
 from taskharbor.drivers.postgres.rows import (
     backoff_column,
-    check_storable,
     codec_column,
     flag_number,
     given_columns,
@@ -39,8 +38,6 @@ async def enqueue(
 ) -> list[Enqueued]:
     """`again`: an earlier try may have stored them, so do not try the plain way first."""
     sql = load("enqueue", schema)
-    for record in records:
-        check_storable(record)
     if not again:
         try:
             if (

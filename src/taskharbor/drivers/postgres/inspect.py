@@ -37,7 +37,7 @@ def _with_columns(name: str, schema: str) -> LiteralString:
 
 
 async def get(session: Session, schema: str, job_ids: Sequence[str], now: Micros) -> list[JobRecord | None]:
-    wanted = arrays.text_array([job_id.replace("\0", "") for job_id in dict.fromkeys(job_ids)])
+    wanted = arrays.text_array(list(dict.fromkeys(job_ids)))
     rows = await session.rows(_with_columns("get", schema), {"ids": wanted})
     by_id = {row[2]: row for row in rows}
     return [record_from_row(by_id[job_id], now) if job_id in by_id else None for job_id in job_ids]
@@ -46,8 +46,6 @@ async def get(session: Session, schema: str, job_ids: Sequence[str], now: Micros
 async def list_jobs(
     session: Session, schema: str, selection: JobFilter, now: Micros, limit: int, cursor: str | None
 ) -> Page:
-    if limit < 1:
-        raise InvalidRequest(f"limit is {limit}: a page holds at least one job")
     before = await session.value(load("inspect", schema)["newest"]) if cursor is None else _number(cursor)
     values: dict[str, Any] = {
         "before": before,

@@ -57,8 +57,6 @@ def _statement(name: str, schema: str) -> LiteralString:
 
 
 async def read_attempts(session: Session, schema: str, after: str | None, limit: int) -> AttemptPage:
-    if limit < 1:
-        raise InvalidRequest(f"limit is {limit}: a page holds at least one row")
     place = parse_cursor(after)
     epochs = await session.rows(_statement("epochs", schema))
     last = epochs[-1][0]
@@ -100,5 +98,5 @@ def _page(rows: Sequence[Row], place: Place) -> AttemptPage:
 
 
 async def job_attempts(session: Session, schema: str, job_id: str) -> list[Attempt]:
-    rows = await session.rows(_statement("of_job", schema), {"id": job_id.replace("\0", "")})
+    rows = await session.rows(_statement("of_job", schema), {"id": job_id})
     return [attempt_from_row(row) for row in rows]

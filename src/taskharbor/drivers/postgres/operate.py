@@ -10,7 +10,7 @@ from taskharbor.drivers.postgres.connections import Session
 from taskharbor.drivers.postgres.inspect import settings_from
 from taskharbor.drivers.postgres.rows import STATE_NUMBERS, STATES
 from taskharbor.drivers.postgres.statements import load
-from taskharbor.errors import InvalidRequest, JobError, JobFinished, JobNotDead, JobNotFound, KeyConflict
+from taskharbor.errors import JobError, JobFinished, JobNotDead, JobNotFound, KeyConflict
 from taskharbor.jobs import TERMINAL_STATES, JobState, Micros
 
 _CANCEL_ERRORS: dict[int, type[JobError]] = {-1: JobNotFound, -2: JobFinished}
@@ -33,7 +33,7 @@ async def requeue(
 
 
 def _ids(job_ids: Sequence[str]) -> str:
-    return arrays.text_array([job_id.replace("\0", "") for job_id in job_ids])
+    return arrays.text_array(list(job_ids))
 
 
 def _answers(
@@ -65,8 +65,6 @@ async def purge(session: Session, schema: str, selection: JobFilter, limit: int)
 
 
 async def configure(session: Session, schema: str, queue: str, settings: QueueSettings, stir: int) -> None:
-    if not isinstance(settings, QueueSettings):
-        raise InvalidRequest(f"{settings!r} is not QueueSettings")
     values = [
         queue,
         settings.paused,

@@ -6,17 +6,17 @@ the living jobs begin. It is never a source of truth; the server checks that it 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from operator import itemgetter
 from typing import Any
 
+from taskharbor.drivers.operations import Reserve
 from taskharbor.drivers.postgres import arrays
 from taskharbor.drivers.postgres.connections import Session
 from taskharbor.drivers.postgres.prepared import Row
 from taskharbor.drivers.postgres.rows import leased_job
 from taskharbor.drivers.postgres.statements import load
 from taskharbor.ids import new_token
-from taskharbor.jobs import JobRecord, Micros
+from taskharbor.jobs import JobRecord
 
 _claim_order = itemgetter(2, 3, 1)
 """rank, run_at, seq: rows come as they lie in the table."""
@@ -56,22 +56,15 @@ class Claimer:
         """Per queue, the snapshot of a claim that found less than it asked for: nothing older is left to be woken for."""
 
     async def reserve(
-        self,
-        session: Session,
-        queue: str,
-        limit: int,
-        lease_for: Micros,
-        now: Micros,
-        worker: str,
-        types: Sequence[str] | None,
-        stir: int,
-        secret: str,
-        number: int,
+        self, session: Session, call: Reserve, stir: int, secret: str, number: int
     ) -> list[JobRecord]:
+        queue, limit, types, worker = call.queue, call.limit, call.types, call.worker
         wanted = None if types is None else arrays.text_array(list(dict.fromkeys(types)))
         hint = self._hints.pop(queue, None)
         known = _NO_HINT if hint is None else [*hint.values, hint.uses >= _USES]
-        values: list[Any] = [queue, wanted, limit, lease_for, now, worker, secret, number, stir, *known]
+        values: list[Any] = [
+            queue, wanted, limit, call.lease_for, call.now, worker, secret, number, stir, *known
+        ]  # fmt: skip
         rows: list[Row] = await session.rows(self._statement, values)
         if rows and rows[-1][0] is not None:
             said = rows.pop()[0]

@@ -7,7 +7,6 @@ from typing import Any, Final
 
 import msgspec
 
-from taskharbor.errors import InvalidRequest
 from taskharbor.jobs import (
     DEFAULT_BACKOFF_MAX,
     DEFAULT_BACKOFF_MIN,
@@ -90,36 +89,6 @@ def backoff_column(value: Micros, default: Micros) -> Micros | None:
     return None if value == default else value
 
 
-def check_storable(record: JobRecord) -> None:
-    """What PostgreSQL cannot hold is refused before anything is sent."""
-    if (
-        "\0" in record.id
-        or "\0" in record.queue
-        or "\0" in record.type
-        or "\0" in record.codec
-        or (record.key is not None and "\0" in record.key)
-        or (record.idempotency_key is not None and "\0" in record.idempotency_key)
-    ):
-        for name in ("id", "queue", "type", "key", "idempotency_key", "codec"):
-            text = getattr(record, name)
-            if text is not None and "\0" in text:
-                raise InvalidRequest(
-                    f"{name} {text!r} contains a NUL character, which PostgreSQL cannot store"
-                )
-
-
-def storable(text: str | None) -> str | None:
-    """Error texts come from anywhere; what PostgreSQL cannot hold (NUL, lone surrogates) is written as escapes."""
-    if text is None:
-        return None
-    text = text.replace("\0", "\\x00")
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return text.encode("utf-8", "backslashreplace").decode()
-    return text
-
-
 def lease_token(secret: str, seq: int) -> str:
     """What a holder proves its lease with: the secret of the reserve call and the job's number.
 
@@ -133,7 +102,7 @@ def token_parts(token: str) -> tuple[str, int]:
         seq = int(token[SECRET_LENGTH:], 16)
     except ValueError:
         seq = -1
-    return token[:SECRET_LENGTH].replace("\0", ""), seq if 0 <= seq <= _LONGEST else -1
+    return token[:SECRET_LENGTH], seq if 0 <= seq <= _LONGEST else -1
 
 
 def leased_job(row: tuple[Any, ...], queue: str, secret: str, worker: str) -> JobRecord:

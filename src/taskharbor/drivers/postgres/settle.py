@@ -11,7 +11,7 @@ from typing import Any, TypeVar, assert_never
 from taskharbor.drivers.contract import Ack, Discard, Extension, Fail, Release, Retry, Settlement
 from taskharbor.drivers.postgres import arrays
 from taskharbor.drivers.postgres.connections import Session
-from taskharbor.drivers.postgres.rows import in_base64, storable, to_json, token_parts
+from taskharbor.drivers.postgres.rows import in_base64, to_json, token_parts
 from taskharbor.drivers.postgres.statements import load
 from taskharbor.errors import JobError, JobNotFound, JobNotInflight, LeaseExpired, LeaseMismatch
 from taskharbor.jobs import Failure, Lease, Micros
@@ -67,7 +67,7 @@ def _leases(items: Sequence[Settlement] | Sequence[Extension]) -> tuple[str, str
     parts = [token_parts(one.token) for one in items]
     return (
         arrays.int_array([seq for _, seq in parts]),
-        arrays.text_array([one.job_id.replace("\0", "") for one in items]),
+        arrays.text_array([one.job_id for one in items]),
         arrays.text_array([secret for secret, _ in parts]),
     )
 
@@ -90,7 +90,7 @@ def _other(settlement: Settlement) -> dict[str, Any]:
 
 
 def _error(error: Failure) -> dict[str, Any]:
-    return {"type": storable(error.type), "message": storable(error.message), "error": storable(error.text)}
+    return {"type": error.type, "message": error.message, "error": error.text}
 
 
 async def extend_lease(

@@ -56,7 +56,7 @@ class Watcher:
             await listener.close()
 
     async def wait(self, queues: Sequence[str], now: Micros, timeout: float) -> bool:
-        names = [queue.replace("\0", "") for queue in dict.fromkeys(queues)]
+        names = list(dict.fromkeys(queues))
         rung = Ring()
         listener = await self._listening()
         # Before the first look: a ring after it must not be lost.

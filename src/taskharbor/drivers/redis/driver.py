@@ -8,17 +8,15 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, ClassVar, Self
 
+from taskharbor.drivers import operations as op
 from taskharbor.drivers.contract import (
     AttemptPage,
     Capabilities,
     Driver,
     Enqueued,
-    Extension,
-    JobFilter,
     Page,
     QueueSettings,
     QueueStats,
-    Settlement,
 )
 from taskharbor.drivers.redis import inspect, log, operate, settle
 from taskharbor.drivers.redis.connections import Connections
@@ -105,28 +103,16 @@ class RedisDriver(Driver):
 
     # -- producing and working ----------------------------------------------------------------------------
 
-    async def enqueue(
-        self, records: Sequence[JobRecord], *, now: Micros, new_ids: bool = False
-    ) -> list[Enqueued]:
-        if not records:
-            return []
-        return await enqueue(self._store, records, now, new_ids=new_ids)
+    async def _enqueue(self, call: op.Enqueue) -> list[Enqueued]:
+        return await enqueue(self._store, call.records, call.now, new_ids=call.new_ids)
 
-    async def reserve(
-        self,
-        queue: str,
-        *,
-        limit: int,
-        lease_for: Micros,
-        now: Micros,
-        worker: str,
-        types: Sequence[str] | None = None,
-    ) -> list[JobRecord]:
+    async def _reserve(self, call: op.Reserve) -> list[JobRecord]:
         store, watcher, sleeping = self._store, self._watcher, self._sleeping
         assert watcher is not None
         assert sleeping is not None
-        token, is_unclear = self._claimer.token(queue, worker)
-        claim = Claim(queue, limit, lease_for, now, worker, types, token)
+        queue = call.queue
+        token, is_unclear = self._claimer.token(queue, call.worker)
+        claim = _claim(call, token)
         mark = watcher.mark(queue)
         began = time.monotonic()
         try:
@@ -135,40 +121,30 @@ class RedisDriver(Driver):
             self._take_back(claim)
             raise
         except BackendUnavailable:
-            self._claimer.lose_answer(queue, worker, token)
+            self._claimer.lose_answer(queue, call.worker, token)
             raise
         sleeping.saw(claim, claimed, time.monotonic() - began)
-        if claimed.moves >= 0 and types is None:
-            watcher.emptied(queue, mark, claimed.moves, claimed.due, now)
+        if claimed.moves >= 0 and call.types is None:
+            watcher.emptied(queue, mark, claimed.moves, claimed.due, call.now)
         await self._tell(claimed, queue)
         return claimed.jobs
 
-    async def reserve_next(
-        self,
-        queue: str,
-        *,
-        limit: int,
-        lease_for: Micros,
-        now: Micros,
-        worker: str,
-        types: Sequence[str] | None = None,
-        timeout: float,
-    ) -> list[JobRecord] | None:
+    async def _reserve_next(self, call: op.Reserve, timeout: float) -> list[JobRecord] | None:
         sleeping = self._sleeping
-        if sleeping is None or self._claimer.is_unclear(queue, worker):
+        if sleeping is None or self._claimer.is_unclear(call.queue, call.worker):
             return None
-        claim = Claim(queue, limit, lease_for, now, worker, types, new_token())
+        claim = _claim(call, new_token())
         try:
             claimed = await sleeping.claim(claim, timeout)
         except asyncio.CancelledError:
             self._take_back(claim)
             raise
         except AnswerLost:
-            self._claimer.lose_answer(queue, worker, claim.token)
+            self._claimer.lose_answer(call.queue, call.worker, claim.token)
             return None
         if claimed is None:
             return None
-        await self._tell(claimed, queue)
+        await self._tell(claimed, call.queue)
         return claimed.jobs
 
     def _take_back(self, claim: Claim) -> None:
@@ -189,22 +165,16 @@ class RedisDriver(Driver):
         with contextlib.suppress(TaskHarborError):
             await reserve(self._store, claim._replace(limit=0, types=None), is_unclear=True)
 
-    async def extend_lease(
-        self, extensions: Sequence[Extension], *, lease_for: Micros, now: Micros
-    ) -> list[Lease | JobError]:
-        if not extensions:
-            return []
-        return await settle.extend_lease(self._store, extensions, lease_for, now)
+    async def _extend_lease(self, call: op.ExtendLease) -> list[Lease | JobError]:
+        return await settle.extend_lease(self._store, call.extensions, call.lease_for, call.now)
 
-    async def settle(self, settlements: Sequence[Settlement], *, now: Micros) -> list[JobError | None]:
-        if not settlements:
-            return []
-        answers, untold = await settle.settle(self._store, settlements, now)
+    async def _settle(self, call: op.Settle) -> list[JobError | None]:
+        answers, untold = await settle.settle(self._store, call.settlements, call.now)
         await self._deliver(untold)
         return answers
 
-    async def reclaim(self, *, now: Micros, queue: str | None = None, limit: int = 1000) -> int:
-        ended, untold = await operate.reclaim(self._store, now, queue, limit)
+    async def _reclaim(self, call: op.Reclaim) -> int:
+        ended, untold = await operate.reclaim(self._store, call.now, call.queue, call.limit)
         await self._deliver(untold)
         return ended
 
@@ -214,44 +184,40 @@ class RedisDriver(Driver):
 
     # -- operating ----------------------------------------------------------------------------------------
 
-    async def cancel(self, job_ids: Sequence[str], *, now: Micros) -> list[JobState | JobError]:
-        return await operate.cancel(self._store, job_ids, now)
+    async def _cancel(self, call: op.Cancel) -> list[JobState | JobError]:
+        return await operate.cancel(self._store, call.job_ids, call.now)
 
-    async def requeue(self, job_ids: Sequence[str], *, now: Micros) -> list[JobState | JobError]:
-        return await operate.requeue(self._store, job_ids, now)
+    async def _requeue(self, call: op.Requeue) -> list[JobState | JobError]:
+        return await operate.requeue(self._store, call.job_ids, call.now)
 
-    async def purge(self, selection: JobFilter, *, limit: int = 1000) -> int:
-        return await operate.purge(self._store, selection, limit)
+    async def _purge(self, call: op.Purge) -> int:
+        return await operate.purge(self._store, call.selection, call.limit)
 
-    async def prune(self, *, now: Micros, limit: int = 1000) -> int:
-        return await operate.prune(self._store, now, limit)
+    async def _prune(self, call: op.Prune) -> int:
+        return await operate.prune(self._store, call.now, call.limit)
 
-    async def get(self, job_ids: Sequence[str], *, now: Micros) -> list[JobRecord | None]:
-        if not job_ids:
-            return []
-        return await inspect.get(self._store, job_ids, now)
+    async def _get(self, call: op.Get) -> list[JobRecord | None]:
+        return await inspect.get(self._store, call.job_ids, call.now)
 
-    async def list_jobs(
-        self, selection: JobFilter, *, now: Micros, limit: int = 100, cursor: str | None = None
-    ) -> Page:
-        return await inspect.list_jobs(self._store, selection, now, limit, cursor)
+    async def _list_jobs(self, call: op.ListJobs) -> Page:
+        return await inspect.list_jobs(self._store, call.selection, call.now, call.limit, call.cursor)
 
-    async def stats(self, *, now: Micros, queue: str | None = None) -> list[QueueStats]:
-        return await inspect.stats(self._store, now, queue)
+    async def _stats(self, call: op.Stats) -> list[QueueStats]:
+        return await inspect.stats(self._store, call.now, call.queue)
 
-    async def configure(self, queue: str, settings: QueueSettings, *, now: Micros) -> None:
-        await operate.configure(self._store, queue, settings, now)
+    async def _configure(self, call: op.Configure) -> None:
+        await operate.configure(self._store, call.queue, call.settings, call.now)
 
-    async def settings(self, queue: str) -> QueueSettings:
-        return await operate.settings_of(self._store, queue)
+    async def _settings(self, call: op.Settings) -> QueueSettings:
+        return await operate.settings_of(self._store, call.queue)
 
     # -- history ------------------------------------------------------------------------------------------
 
-    async def read_attempts(self, *, after: str | None = None, limit: int = 1000) -> AttemptPage:
-        return await log.read_attempts(self._store, after, limit)
+    async def _read_attempts(self, call: op.ReadAttempts) -> AttemptPage:
+        return await log.read_attempts(self._store, call.after, call.limit)
 
-    async def job_attempts(self, job_id: str) -> list[Attempt]:
-        return await log.job_attempts(self._store, job_id)
+    async def _job_attempts(self, call: op.JobAttempts) -> list[Attempt]:
+        return await log.job_attempts(self._store, call.job_id)
 
     # -- waiting ------------------------------------------------------------------------------------------
 
@@ -261,3 +227,7 @@ class RedisDriver(Driver):
                 f"{self.options.place} is not open: await open() first, or use `async with`"
             )
         return await self._watcher.wait(queues, now, timeout)
+
+
+def _claim(call: op.Reserve, token: str) -> Claim:
+    return Claim(call.queue, call.limit, call.lease_for, call.now, call.worker, call.types, token)

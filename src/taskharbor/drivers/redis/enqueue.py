@@ -9,8 +9,7 @@ from operator import attrgetter
 from taskharbor.drivers.contract import Enqueued
 from taskharbor.drivers.redis.packing import Call, Word
 from taskharbor.drivers.redis.store import Store
-from taskharbor.drivers.redis.stored import check_storable, encode, head_and_rest, place_in_line, stored_tail
-from taskharbor.errors import InvalidRequest
+from taskharbor.drivers.redis.stored import encode, head_and_rest, place_in_line, stored_tail
 from taskharbor.ids import new_token
 from taskharbor.jobs import JobRecord, Micros
 
@@ -21,15 +20,6 @@ _kind = attrgetter("type", "priority", "run_at_us")
 async def enqueue(
     store: Store, records: Sequence[JobRecord], now: Micros, *, new_ids: bool
 ) -> list[Enqueued]:
-    try:
-        for record in records:
-            check_storable(record)
-            if not (record.id.isascii() and record.queue.isascii()):
-                record.id.encode(), record.queue.encode()
-    except AttributeError as error:
-        raise InvalidRequest(f"that is not a JobRecord: {error}") from None
-    except UnicodeEncodeError as error:
-        raise _not_utf8(error) from None
     groups: dict[str, list[int]] = {}
     for n, record in enumerate(records):
         groups.setdefault(record.queue, []).append(n)
@@ -40,10 +30,6 @@ async def enqueue(
         await store.register(groups)
     elsewhere = {} if new_ids else await store.located([record.id for record in records])
     return await _enqueue(store, records, groups, elsewhere, now, new_ids=new_ids)
-
-
-def _not_utf8(error: UnicodeEncodeError) -> InvalidRequest:
-    return InvalidRequest(f"a text cannot be written as UTF-8 ({error.reason}): {error.object!r}")
 
 
 def _is_shared(records: Sequence[JobRecord]) -> bool:
@@ -78,10 +64,7 @@ async def _enqueue(
     def ruled(again: int) -> list[Call]:
         return [_ruled(store, queue, records, ns, now, name, again, base) for queue, ns in groups.items()]
 
-    try:
-        first = [_new(store, queue, records, now, name) for queue in groups] if is_plain else ruled(0)
-    except UnicodeEncodeError as error:
-        raise _not_utf8(error) from None
+    first = [_new(store, queue, records, now, name) for queue in groups] if is_plain else ruled(0)
     said = await store.connections.run(lambda again: ruled(1) if again else first)
     if said == [_KNOWN]:
         said = await store.connections.run(ruled)

@@ -63,8 +63,6 @@ class _Source:
 
 
 async def list_jobs(store: Store, selection: JobFilter, now: Micros, limit: int, cursor: str | None) -> Page:
-    if limit < 1:
-        raise InvalidRequest(f"limit is {limit}: a page holds at least one job")
     after = None if cursor is None else _parsed(cursor)
     wanted = _wanted(selection)
     if wanted is None:

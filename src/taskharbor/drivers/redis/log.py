@@ -132,8 +132,6 @@ def _attempts_in(entry: Entry, number: int, queue: str, after: int = 0) -> Itera
 
 
 async def read_attempts(store: Store, after: str | None, limit: int) -> AttemptPage:
-    if limit < 1:
-        raise InvalidRequest(f"limit is {limit}: a page holds at least one row")
     places = _parsed(after)
     numbers = await store.queues()
     pages = await store.ask_all(

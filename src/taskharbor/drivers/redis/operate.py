@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import msgspec
-
 from taskharbor.drivers.contract import JobFilter, QueueSettings
 from taskharbor.drivers.redis.packing import Call, Word
 from taskharbor.drivers.redis.publishing import finish_left_behind
 from taskharbor.drivers.redis.store import Store
-from taskharbor.drivers.redis.stored import STATES, encode, exact
-from taskharbor.errors import InvalidRequest, JobError, JobFinished, JobNotDead, JobNotFound, KeyConflict
+from taskharbor.drivers.redis.stored import STATES, encode
+from taskharbor.errors import JobError, JobFinished, JobNotDead, JobNotFound, KeyConflict
 from taskharbor.ids import new_id
 from taskharbor.jobs import TERMINAL_STATES, JobState, Micros
 
@@ -132,11 +130,6 @@ async def prune(store: Store, now: Micros, limit: int) -> int:
 
 
 async def configure(store: Store, queue: str, settings: QueueSettings, now: Micros) -> None:
-    if not isinstance(settings, QueueSettings):
-        raise InvalidRequest(f"{settings!r} is not QueueSettings")
-    for name, value in msgspec.structs.asdict(settings).items():
-        if name.startswith(("keep", "max")) and value is not None and not exact(value):
-            raise InvalidRequest(f"{name} is {value!r}, which is no whole number up to {2**53}")
     values: list[Word] = ["paused", int(settings.paused)]
     if settings.max_inflight is not None:
         values += ("max_inflight", settings.max_inflight)

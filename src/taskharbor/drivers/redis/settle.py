@@ -10,9 +10,8 @@ from typing import Any, TypeVar, assert_never
 from taskharbor.drivers.contract import Ack, Discard, Extension, Fail, Release, Retry, Settlement
 from taskharbor.drivers.redis.packing import Call, Word
 from taskharbor.drivers.redis.store import Store
-from taskharbor.drivers.redis.stored import NONCE_LENGTH, encode, exact
+from taskharbor.drivers.redis.stored import NONCE_LENGTH, encode
 from taskharbor.errors import (
-    InvalidRequest,
     JobError,
     JobNotFound,
     JobNotInflight,
@@ -53,9 +52,6 @@ async def settle(
             codes.update(zip(ns, (digit - 48 for digit in digits), strict=True) if digits else {})
         return codes
 
-    for one in settlements:
-        if type(one) is not Ack:
-            _refuse_malformed(one)
     codes = await _where_they_are(store, settlements, ask, lambda code: code == _NOT_FOUND)
     if not codes:
         return [None] * len(settlements), untold
@@ -145,33 +141,7 @@ def _other(settlement: Settlement, results: list[bytes]) -> tuple[Any, ...]:
 
 
 def _error(error: Failure) -> tuple[str, str, str]:
-    return _writable(error.type), _writable(error.message), _writable(error.text)
-
-
-def _writable(text: str) -> str:
-    """Error texts come from anywhere; lone surrogates are written as escapes."""
-    if text.isascii():
-        return text
-    return text.encode("utf-8", "backslashreplace").decode()
-
-
-def _refuse_malformed(settlement: Settlement) -> None:
-    """What a script would stumble over half-way is refused before it starts."""
-    error = getattr(settlement, "error", None) or getattr(settlement, "reason", None)
-    run_at = getattr(settlement, "run_at_us", None)
-    attempts = getattr(settlement, "attempts", 0)
-    if not isinstance(settlement, Retry | Fail | Release | Discard):
-        raise InvalidRequest(f"{type(settlement).__name__} is not a settlement")
-    if (isinstance(settlement, Retry | Fail) or error is not None) and not isinstance(error, Failure):
-        raise InvalidRequest(
-            f"job {settlement.job_id!r}: {type(settlement).__name__} has no Failure to record"
-        )
-    if (isinstance(settlement, Retry) or run_at is not None) and not exact(run_at):
-        raise InvalidRequest(
-            f"job {settlement.job_id!r}: run_at_us is {run_at!r}, which is no whole number of microseconds (up to 2255)"
-        )
-    if not exact(attempts):
-        raise InvalidRequest(f"job {settlement.job_id!r}: attempts is {attempts!r}, which is no number")
+    return error.type, error.message, error.text
 
 
 async def extend_lease(

@@ -9,7 +9,6 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from taskharbor.errors import InvalidRequest
 from taskharbor.jobs import (
     DEFAULT_BACKOFF_MAX,
     DEFAULT_BACKOFF_MIN,
@@ -25,8 +24,6 @@ STATES: Final = tuple(JobState)
 SCHEDULED, READY, BLOCKED, INFLIGHT, DONE, DEAD, CANCELLED = range(7)
 NONCE_LENGTH: Final = 24
 
-_EXACT = 2**53
-"""Lua counts in doubles; beyond this they are no longer exact."""
 _RUN_AT: tuple[UpdateRunAt, ...] = ("no", "yes", "later", "earlier")
 _FLAGS = [
     UpdateFlags(bool(number & 1), _RUN_AT[number >> 3], bool(number & 2), bool(number & 4))
@@ -104,56 +101,6 @@ _decode_body = msgspec.msgpack.Decoder(Body).decode
 
 
 # -- in ---------------------------------------------------------------------------------------------------
-
-
-def check_storable(record: JobRecord) -> None:
-    """What Redis cannot hold exactly is refused before anything is sent."""
-    if not (
-        type(record.run_at_us) is type(record.created_at_us) is type(record.priority) is int
-        and type(record.max_attempts) is type(record.max_stalls) is type(record.timeout_us) is int
-        and type(record.backoff_min_us) is type(record.backoff_max_us) is int
-        and -_EXACT <= record.run_at_us <= _EXACT
-        and -_EXACT <= record.created_at_us <= _EXACT
-        and -MAX_PRIORITY <= record.priority <= MAX_PRIORITY
-        and type(record.payload) is bytes
-        and type(record.id) is type(record.queue) is type(record.type) is type(record.codec) is str
-        and (record.key is None or type(record.key) is str)
-        and (record.idempotency_key is None or type(record.idempotency_key) is str)
-        and 0 <= record.max_attempts <= _EXACT
-        and 0 <= record.max_stalls <= _EXACT
-        and 0 <= record.backoff_min_us <= _EXACT
-        and 0 <= record.backoff_max_us <= _EXACT
-        and (not record.headers or _are_texts(record.headers))
-    ):
-        raise _not_storable(record)
-
-
-def _are_texts(headers: dict[str, str]) -> bool:
-    return all(type(name) is type(value) is str for name, value in headers.items())
-
-
-def exact(number: object) -> bool:
-    """Whether Lua can count with it."""
-    return isinstance(number, int) and -_EXACT <= number <= _EXACT
-
-
-def _not_storable(record: JobRecord) -> InvalidRequest:
-    texts: dict[str, object] = {name: getattr(record, name) for name in ("id", "queue", "type", "codec")}
-    texts |= {name: getattr(record, name) or "" for name in ("key", "idempotency_key")}
-    for name, text in texts.items():
-        if not isinstance(text, str):
-            return InvalidRequest(f"job {record.id!r}: {name} is {text!r}, which is no text")
-    payload: object = record.payload
-    if not isinstance(payload, bytes):
-        return InvalidRequest(f"job {record.id!r}: the payload is no bytes; the client's codec makes them")
-    headers: object = record.headers
-    if not isinstance(headers, dict) or not _are_texts(headers):
-        return InvalidRequest(f"job {record.id!r}: headers must be texts under texts")
-    return InvalidRequest(
-        f"job {record.id!r}: priority must be a whole number up to {MAX_PRIORITY}, instants and limits whole numbers up to "
-        f"{_EXACT} (the year 2255): run_at_us={record.run_at_us!r}, created_at_us={record.created_at_us!r}, "
-        f"priority={record.priority!r}"
-    )
 
 
 def head_and_rest(record: JobRecord) -> tuple[list[Any], bytes]:

@@ -9,24 +9,22 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, ClassVar, Self
 
+from taskharbor.drivers import operations as op
 from taskharbor.drivers.contract import (
     AttemptPage,
     Capabilities,
     Driver,
     Enqueued,
-    Extension,
-    JobFilter,
     Page,
     QueueSettings,
     QueueStats,
-    Settlement,
 )
 from taskharbor.drivers.sqlite import enqueue, inspect, operate, queues, reclaim, remove, reserve, settle
 from taskharbor.drivers.sqlite.database import Database, Transaction
 from taskharbor.drivers.sqlite.migrations import migrate
 from taskharbor.drivers.sqlite.options import Options, parse_url
 from taskharbor.drivers.sqlite.waiting import Watcher
-from taskharbor.errors import BackendUnavailable, InvalidRequest, JobError
+from taskharbor.errors import BackendUnavailable, JobError
 from taskharbor.jobs import Attempt, JobRecord, JobState, Lease, Micros
 
 if TYPE_CHECKING:
@@ -137,81 +135,71 @@ class SQLiteDriver(Driver):
 
     # -- producing and working ----------------------------------------------------------------------------
 
-    async def enqueue(
-        self, records: Sequence[JobRecord], *, now: Micros, new_ids: bool = False
-    ) -> list[Enqueued]:
-        return await self._opened.write(lambda tx: enqueue.enqueue(tx, records, now))
+    async def _enqueue(self, call: op.Enqueue) -> list[Enqueued]:
+        return await self._opened.write(lambda tx: enqueue.enqueue(tx, call.records, call.now))
 
-    async def reserve(
-        self,
-        queue: str,
-        *,
-        limit: int,
-        lease_for: Micros,
-        now: Micros,
-        worker: str,
-        types: Sequence[str] | None = None,
-    ) -> list[JobRecord]:
+    async def _reserve(self, call: op.Reserve) -> list[JobRecord]:
         def take_back(jobs: list[JobRecord]) -> Callable[[Transaction], None] | None:
             # The caller was cancelled: without this the jobs would stall until their leases expire.
             leases = [lease for job in jobs if (lease := job.lease) is not None]
-            return (lambda tx: settle.release_all(tx, leases, now)) if leases else None
+            return (lambda tx: settle.release_all(tx, leases, call.now)) if leases else None
 
         return await self._opened.write(
-            lambda tx: reserve.reserve(tx, queue, limit, lease_for, now, worker, types), undo=take_back
+            lambda tx: reserve.reserve(
+                tx, call.queue, call.limit, call.lease_for, call.now, call.worker, call.types
+            ),
+            undo=take_back,
         )
 
-    async def extend_lease(
-        self, extensions: Sequence[Extension], *, lease_for: Micros, now: Micros
-    ) -> list[Lease | JobError]:
-        return await self._opened.write(lambda tx: settle.extend_lease(tx, extensions, lease_for, now))
+    async def _extend_lease(self, call: op.ExtendLease) -> list[Lease | JobError]:
+        return await self._opened.write(
+            lambda tx: settle.extend_lease(tx, call.extensions, call.lease_for, call.now)
+        )
 
-    async def settle(self, settlements: Sequence[Settlement], *, now: Micros) -> list[JobError | None]:
-        return await self._opened.write(lambda tx: settle.settle(tx, settlements, now))
+    async def _settle(self, call: op.Settle) -> list[JobError | None]:
+        return await self._opened.write(lambda tx: settle.settle(tx, call.settlements, call.now))
 
-    async def reclaim(self, *, now: Micros, queue: str | None = None, limit: int = 1000) -> int:
-        return await self._opened.write(lambda tx: reclaim.reclaim(tx, now, queue, limit))
+    async def _reclaim(self, call: op.Reclaim) -> int:
+        return await self._opened.write(lambda tx: reclaim.reclaim(tx, call.now, call.queue, call.limit))
 
     # -- operating ----------------------------------------------------------------------------------------
 
-    async def cancel(self, job_ids: Sequence[str], *, now: Micros) -> list[JobState | JobError]:
-        return await self._opened.write(lambda tx: operate.cancel(tx, job_ids, now))
+    async def _cancel(self, call: op.Cancel) -> list[JobState | JobError]:
+        return await self._opened.write(lambda tx: operate.cancel(tx, call.job_ids, call.now))
 
-    async def requeue(self, job_ids: Sequence[str], *, now: Micros) -> list[JobState | JobError]:
-        return await self._opened.write(lambda tx: operate.requeue(tx, job_ids, now))
+    async def _requeue(self, call: op.Requeue) -> list[JobState | JobError]:
+        return await self._opened.write(lambda tx: operate.requeue(tx, call.job_ids, call.now))
 
-    async def purge(self, selection: JobFilter, *, limit: int = 1000) -> int:
-        return await self._opened.write(lambda tx: remove.purge(tx, selection, limit))
+    async def _purge(self, call: op.Purge) -> int:
+        return await self._opened.write(lambda tx: remove.purge(tx, call.selection, call.limit))
 
-    async def prune(self, *, now: Micros, limit: int = 1000) -> int:
-        return await self._opened.write(lambda tx: remove.prune(tx, now, limit))
+    async def _prune(self, call: op.Prune) -> int:
+        return await self._opened.write(lambda tx: remove.prune(tx, call.now, call.limit))
 
-    async def get(self, job_ids: Sequence[str], *, now: Micros) -> list[JobRecord | None]:
-        return await self._opened.read(lambda tx: inspect.get(tx, job_ids, now))
+    async def _get(self, call: op.Get) -> list[JobRecord | None]:
+        return await self._opened.read(lambda tx: inspect.get(tx, call.job_ids, call.now))
 
-    async def list_jobs(
-        self, selection: JobFilter, *, now: Micros, limit: int = 100, cursor: str | None = None
-    ) -> Page:
-        return await self._opened.read(lambda tx: inspect.list_jobs(tx, selection, now, limit, cursor))
+    async def _list_jobs(self, call: op.ListJobs) -> Page:
+        return await self._opened.read(
+            lambda tx: inspect.list_jobs(tx, call.selection, call.now, call.limit, call.cursor)
+        )
 
-    async def stats(self, *, now: Micros, queue: str | None = None) -> list[QueueStats]:
-        return await self._opened.read(lambda tx: inspect.stats(tx, now, queue))
+    async def _stats(self, call: op.Stats) -> list[QueueStats]:
+        return await self._opened.read(lambda tx: inspect.stats(tx, call.now, call.queue))
 
-    async def configure(self, queue: str, settings: QueueSettings, *, now: Micros) -> None:
-        if not isinstance(settings, QueueSettings):
-            raise InvalidRequest(f"{settings!r} is not QueueSettings")
-        await self._opened.write(lambda tx: queues.configure(tx, queue, settings))
+    async def _configure(self, call: op.Configure) -> None:
+        await self._opened.write(lambda tx: queues.configure(tx, call.queue, call.settings))
 
-    async def settings(self, queue: str) -> QueueSettings:
-        return await self._opened.read(lambda tx: queues.settings_of(tx, queue))
+    async def _settings(self, call: op.Settings) -> QueueSettings:
+        return await self._opened.read(lambda tx: queues.settings_of(tx, call.queue))
 
     # -- history ------------------------------------------------------------------------------------------
 
-    async def read_attempts(self, *, after: str | None = None, limit: int = 1000) -> AttemptPage:
-        return await self._opened.read(lambda tx: inspect.read_attempts(tx, after, limit))
+    async def _read_attempts(self, call: op.ReadAttempts) -> AttemptPage:
+        return await self._opened.read(lambda tx: inspect.read_attempts(tx, call.after, call.limit))
 
-    async def job_attempts(self, job_id: str) -> list[Attempt]:
-        return await self._opened.read(lambda tx: inspect.job_attempts(tx, job_id))
+    async def _job_attempts(self, call: op.JobAttempts) -> list[Attempt]:
+        return await self._opened.read(lambda tx: inspect.job_attempts(tx, call.job_id))
 
     # -- waiting ------------------------------------------------------------------------------------------
 

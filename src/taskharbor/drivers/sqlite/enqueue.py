@@ -34,8 +34,6 @@ _decode_known = msgspec.json.Decoder(list[tuple[int, str, str]]).decode
 
 
 def enqueue(transaction: Transaction, records: Sequence[JobRecord], now: Micros) -> list[Enqueued]:
-    if not records:
-        return []
     names = {record.queue for record in records}
     unknown = [name for name in names if known_queue_id(transaction, name) is None]
     queues = {name: queue_id(transaction, name) for name in names}

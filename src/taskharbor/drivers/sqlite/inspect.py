@@ -46,8 +46,6 @@ def get(transaction: Transaction, job_ids: Sequence[str], now: Micros) -> list[J
 def list_jobs(
     transaction: Transaction, selection: JobFilter, now: Micros, limit: int, cursor: str | None
 ) -> Page:
-    if limit < 1:
-        raise InvalidRequest(f"limit is {limit}: a page holds at least one job")
     before = _FOREVER if cursor is None else _number(cursor)
     # One more than asked for tells whether anything follows.
     found = _seqs(transaction, selection, now, limit + 1, before)
@@ -121,8 +119,6 @@ def _stats_from(transaction: Transaction, row: tuple[Any, ...], now: Micros) -> 
 
 
 def read_attempts(transaction: Transaction, after: str | None, limit: int) -> AttemptPage:
-    if limit < 1:
-        raise InvalidRequest(f"limit is {limit}: a page holds at least one row")
     start = 0 if after is None else _number(after)
     rows = transaction.connection.execute(_SQL["attempts"], (start, limit)).fetchall()
     return AttemptPage([attempt_from_row(row) for row in rows], str(rows[-1][0] if rows else start))

@@ -161,14 +161,3 @@ def lease_token(secret: str, seq: int) -> str:
     The row number saves settling the search by id. It grants nothing: id and secret are still compared.
     """
     return f"{secret}{seq:x}"
-
-
-def storable(text: str | None) -> str | None:
-    """Error texts come from anywhere; what UTF-8 cannot hold (lone surrogates) is written as escapes."""
-    if text is None:
-        return None
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return text.encode("utf-8", "backslashreplace").decode()
-    return text

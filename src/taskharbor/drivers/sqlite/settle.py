@@ -22,7 +22,6 @@ from taskharbor.drivers.sqlite.rows import (
     OUTCOME_NUMBERS,
     TOKEN_LENGTH,
     lease_token,
-    storable,
     to_json,
 )
 from taskharbor.drivers.sqlite.statements import insert_rows, load
@@ -139,14 +138,14 @@ def _settle_one(unit: Unit, settlement: Settlement, results: list[tuple[int, byt
                 unit.back_to_waiting(job, _RELEASED, later)
         case Discard(reason=reason):
             if reason is not None:
-                job.last_error = storable(reason.text)
+                job.last_error = reason.text
             unit.end(job, CANCELLED, _CANCELLED, reason)
     return None
 
 
 def _record_failure(job: Job, attempts: int, error: Failure, now: Micros) -> None:
     job.attempts = attempts
-    job.last_error = storable(error.text)
+    job.last_error = error.text
     job.failed_at = now
 
 

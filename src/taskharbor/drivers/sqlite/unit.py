@@ -26,7 +26,6 @@ from taskharbor.drivers.sqlite.rows import (
     SCHEDULED,
     Spec,
     read_spec,
-    storable,
     to_json,
 )
 from taskharbor.drivers.sqlite.statements import insert_rows, load
@@ -231,8 +230,8 @@ class Unit:
                 ended_at,
                 outcome,
                 state,
-                None if error is None else storable(error.type),
-                None if error is None else storable(error.message),
+                None if error is None else error.type,
+                None if error is None else error.message,
                 job.payload_size,
                 job.seq,
             )

@@ -14,15 +14,12 @@ from typing import Self
 from taskharbor.client import Client
 from taskharbor.drivers.contract import Driver, JobFilter
 from taskharbor.errors import BackendUnavailable
-from taskharbor.jobs import SECOND, JobRecord, JobState
+from taskharbor.jobs import LATEST, JobRecord, JobState
 from taskharbor.portal import portal
 
 QUEUE = "taskharbor.control"
 TYPE = "taskharbor.stop"
 LOOK_EVERY = 0.5
-
-_NEVER_DUE = 253_402_300_799 * SECOND
-"""The last second of the year 9999: the mark waits, and counts nowhere as work to do."""
 
 
 def ask_to_stop(store: str | Driver, run: str) -> None:
@@ -36,7 +33,8 @@ def ask_to_stop(store: str | Driver, run: str) -> None:
 
 def set_mark(client: Client, run: str) -> None:
     now = client.now()
-    mark = JobRecord(id=run, type=TYPE, queue=QUEUE, run_at_us=_NEVER_DUE, created_at_us=now)
+    # Never due: the mark waits, and counts nowhere as work to do.
+    mark = JobRecord(id=run, type=TYPE, queue=QUEUE, run_at_us=LATEST, created_at_us=now)
     portal().call(
         client.driver.enqueue([mark], now=now)
     )  # Known by its id: setting it twice changes nothing.

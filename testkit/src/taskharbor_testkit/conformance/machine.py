@@ -168,6 +168,8 @@ class DriverMachine(RuleBasedStateMachine):
 
     @rule(client=some.clients, queue=some.queues, settings=some.settings)
     def configure(self, client: int, queue: str, settings: QueueSettings) -> None:
+        if settings.failure_queue == queue:
+            return  # Refused: a failing job would never end.
         self.do(client, Call("configure", (queue, settings), {"now": self.twin.now}))
 
     @rule(client=some.clients, selection=some.filters, limit=some.limits)

@@ -6,12 +6,10 @@ simulation runs on it.
 
 - `records`: rules that concern one record;
 - `store`: the store, one method per rule;
-- `forwarding`: the contract's calls, each passed to one method;
 - `driver`: a handle on the store.
 """
 
 from taskharbor_testkit.model.driver import ModelDriver
-from taskharbor_testkit.model.forwarding import ForwardingDriver
 from taskharbor_testkit.model.store import Model
 
-__all__ = ["ForwardingDriver", "Model", "ModelDriver"]
+__all__ = ["Model", "ModelDriver"]

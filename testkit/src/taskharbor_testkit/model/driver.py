@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self, TypeVar
 
 from taskharbor.clock import Clock, SystemClock
-from taskharbor.drivers.contract import Capabilities
+from taskharbor.drivers.contract import Capabilities, Driver
+from taskharbor.drivers.operations import Operation
+from taskharbor.errors import InvalidRequest
 from taskharbor.jobs import SECOND, Micros
-from taskharbor_testkit.model.forwarding import ForwardingDriver
 from taskharbor_testkit.model.store import Model
 
+A = TypeVar("A")
 
-class ModelDriver(ForwardingDriver):
+
+class ModelDriver(Driver):
     """A handle on a model. Its clones share the model."""
 
     capabilities: ClassVar[Capabilities] = Capabilities(durable=False, multi_process=False)
@@ -28,11 +31,26 @@ class ModelDriver(ForwardingDriver):
     def clone(self) -> Self:
         return type(self)(self.model, clock=self._clock)
 
-    async def forward(self, call: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if call == "time":
-            return self._clock.now()
+    @classmethod
+    def from_url(cls, url: str) -> Self:
+        raise InvalidRequest("the reference model has no URL: construct it")
+
+    async def open(self) -> None:
+        pass
+
+    async def close(self) -> None:
+        pass
+
+    async def time(self) -> Micros:
+        return self._clock.now()
+
+    async def run(self, call: Operation[A]) -> A:
+        """The model has a method of the same name, with the same parameters, for every call."""
         with self.model.lock:
-            return getattr(self.model, call)(*args, **kwargs)
+            answer: A = getattr(self.model, call.name)(
+                **{name: getattr(call, name) for name in call.__struct_fields__}
+            )
+            return answer
 
     async def wait(self, queues: Sequence[str], *, now: Micros, timeout: float) -> bool:
         loop = asyncio.get_running_loop()

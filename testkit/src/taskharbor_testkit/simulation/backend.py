@@ -7,6 +7,7 @@ from itertools import count
 from typing import Any, TypeVar
 
 from taskharbor.clock import Clock
+from taskharbor.drivers import operations as op
 from taskharbor.drivers.contract import TERMINAL_STATES, Driver, Extension, JobFilter, Settlement
 from taskharbor.errors import JobError
 from taskharbor.jobs import JobRecord, JobState, Lease, Micros
@@ -50,25 +51,29 @@ class Backend:
         """A handle for `wait`, which remembers per handle what it has seen."""
         return self._driver.clone()
 
-    def perform(self, who: str, op: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def perform(self, who: str, call: op.Operation[Any]) -> Any:
         """One call takes effect, here and now."""
         ledger, true_us = self._ledger, self._scheduler.now_us
         ledger.number += 1
-        now: Micros = kwargs.get("now", true_us)
-        claims = self._judge(who, args[0], true_us, now) if op in ("settle", "extend_lease") else []
-        answer = run_now(getattr(self._driver, op)(*args, **kwargs))
+        now: Micros = getattr(call, "now", true_us)
+        claims: list[tuple[Claim, JobRecord | None]] = []
+        if isinstance(call, op.Settle):
+            claims = self._judge(who, call.settlements, true_us, now)
+        elif isinstance(call, op.ExtendLease):
+            claims = self._judge(who, call.extensions, true_us, now)
+        answer = run_now(self._driver.time() if isinstance(call, op.Time) else self._driver.run(call))
         rows = self._new_rows()
         ledger.book_rows(rows, true_us)
-        if op == "reserve":
-            ledger.book_reserve(args[0], answer, who=who, true_us=true_us, now=now)
-        elif op == "enqueue":
-            ledger.book_enqueue(args[0], answer)
-        elif op == "configure":
-            ledger.settings[args[0]] = args[1]
+        if isinstance(call, op.Reserve):
+            ledger.book_reserve(call.queue, answer, who=who, true_us=true_us, now=now)
+        elif isinstance(call, op.Enqueue):
+            ledger.book_enqueue(call.records, answer)
+        elif isinstance(call, op.Configure):
+            ledger.settings[call.queue] = call.settings
         self._book_answers(claims, answer)
-        if op not in _SILENT:
-            shown = brief(args[0]) if args else ""
-            self._trace.add(self._scheduler.now, who, f"{op} {shown} now={now} -> {brief(answer)}")
+        if call.name not in _SILENT:
+            shown = brief(getattr(call, call.__struct_fields__[0]))
+            self._trace.add(self._scheduler.now, who, f"{call.name} {shown} now={now} -> {brief(answer)}")
         return answer
 
     def _book_answers(

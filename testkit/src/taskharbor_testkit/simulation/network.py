@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Sequence
-from typing import Any, Self
+from collections.abc import Coroutine, Sequence
+from typing import Any, Self, TypeVar
 
 import msgspec
 
 from taskharbor.drivers.contract import Driver, Settlement
-from taskharbor.errors import BackendUnavailable
+from taskharbor.drivers.operations import Operation, Settle, Time
+from taskharbor.errors import BackendUnavailable, InvalidRequest
 from taskharbor.jobs import Micros
-from taskharbor_testkit.model import ForwardingDriver
 from taskharbor_testkit.simulation.backend import Backend
 from taskharbor_testkit.simulation.ledger import Trace
 from taskharbor_testkit.simulation.process import Process
 from taskharbor_testkit.simulation.scheduler import Scheduler
+
+A = TypeVar("A")
 
 LONGEST_USUAL = 0.1
 """Seconds that one way takes at most, unless the weather is bad."""
@@ -61,11 +63,13 @@ class Network:
         self.unanswered: dict[tuple[Process, str], float] = {}
         """Settlements (process, job) whose last try was lost, and when the process learned of it."""
 
-    async def call(self, process: Process, op: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    async def call(self, process: Process, call: Operation[A]) -> A:
+        op = call.name
         if self.is_closed:
             raise BackendUnavailable("the simulation is over")
-        if "now" in kwargs:
-            self._check_clock(process, op, kwargs["now"])
+        now: Micros | None = getattr(call, "now", None)
+        if now is not None:
+            self._check_clock(process, op, now)
         weather, chance = self.weather, self._rng.random
         out, back = chance() * weather.slowest, chance() * weather.slowest
         fate = chance()
@@ -73,8 +77,8 @@ class Network:
             out, back = out + chance() * weather.spike, back + chance() * weather.spike
             process.disturb(self._scheduler.now, self._scheduler.now + out + back)
             fate = 1.0
-        if op == "settle":
-            self._note_settlements(process, args[0], None)
+        if isinstance(call, Settle):
+            self._note_settlements(process, call.settlements, None)
         lost = (
             "request"
             if weather.is_out or fate < weather.loss / 2
@@ -84,9 +88,9 @@ class Network:
         )
         if lost:
             process.disturb(self._scheduler.now, self._scheduler.now + out + back)
-            if op == "settle":
-                self._note_settlements(process, args[0], self._scheduler.now + out + back)
-        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+            if isinstance(call, Settle):
+                self._note_settlements(process, call.settlements, self._scheduler.now + out + back)
+        answer: asyncio.Future[A] = asyncio.get_running_loop().create_future()
 
         def arrive() -> None:
             if self.is_closed:
@@ -94,7 +98,7 @@ class Network:
             given: Any = None
             if lost != "request":
                 try:
-                    given = self._backend.perform(process.name, op, args, kwargs)
+                    given = self._backend.perform(process.name, call)
                 except Exception as error:
                     given = error
             if lost:
@@ -133,7 +137,7 @@ def _deliver(answer: asyncio.Future[Any], given: Any) -> None:
         answer.set_result(given)
 
 
-class SimulatedDriver(ForwardingDriver):
+class SimulatedDriver(Driver):
     """The driver of one process: every call goes over the simulated network."""
 
     def __init__(self, network: Network, process: Process, waiting: Driver) -> None:
@@ -144,8 +148,21 @@ class SimulatedDriver(ForwardingDriver):
     def clone(self) -> Self:
         return type(self)(self._network, self._process, self._waiting.clone())
 
-    async def forward(self, call: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return await self._network.call(self._process, call, args, kwargs)
+    @classmethod
+    def from_url(cls, url: str) -> Self:
+        raise InvalidRequest("a simulated driver has no URL")
+
+    async def open(self) -> None:
+        pass
+
+    async def close(self) -> None:
+        pass
+
+    async def time(self) -> Micros:
+        return await self._network.call(self._process, Time())
+
+    def run(self, call: Operation[A]) -> Coroutine[Any, Any, A]:
+        return self._network.call(self._process, call)
 
     async def wait(self, queues: Sequence[str], *, now: Micros, timeout: float) -> bool:
         if self._network.weather.is_out:

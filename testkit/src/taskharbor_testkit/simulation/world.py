@@ -8,6 +8,7 @@ from typing import Any
 
 from taskharbor.clock import BackendClock, Clock
 from taskharbor.drivers.contract import Driver, QueueSettings
+from taskharbor.drivers.operations import Configure
 from taskharbor.jobs import SECOND
 from taskharbor.retry import ExponentialBackoff
 from taskharbor_testkit.simulation.actors import (
@@ -120,7 +121,7 @@ class World:
 
     def _configure(self) -> None:
         for queue, settings in self._settings.items():
-            self.backend.perform("operator", "configure", (queue, settings), {"now": self.backend.now()})
+            self.backend.perform("operator", Configure(queue, settings, self.backend.now()))
 
     # -- who is there -------------------------------------------------------------------------------------
 

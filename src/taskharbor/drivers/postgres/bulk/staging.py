@@ -14,7 +14,6 @@ from taskharbor.drivers.postgres import arrays
 from taskharbor.drivers.postgres.bulk.ends import Ends
 from taskharbor.drivers.postgres.rows import (
     backoff_column,
-    check_storable,
     codec_column,
     flag_number,
     given_columns,
@@ -29,7 +28,6 @@ _DEFAULTS = ("json", 0, 0, DEFAULT_BACKOFF_MIN, DEFAULT_BACKOFF_MAX, None)
 def chunk_values(jobs: Sequence[JobRecord]) -> Iterator[list[Any]]:
     """Each list begins with `queue` and ends with `payloads`."""
     if isinstance(jobs, AlikeJobs) and not _has_keys(jobs.template):
-        check_storable(jobs.template)
         yield [
             jobs.template.queue,
             len(jobs),
@@ -48,15 +46,9 @@ def chunk_values(jobs: Sequence[JobRecord]) -> Iterator[list[Any]]:
             plain.setdefault(job.queue, []).append(job)
     for queue, some in plain.items():
         ids = [job.id for job in some]
-        if "\0" in queue or "\0" in "".join(ids) or "\0" in "".join([job.type for job in some]):
-            # Rare, and one of them says which.
-            for job in some:
-                check_storable(job)
         payloads = [job.payload for job in some]
         yield [queue, len(some), False, arrays.text_array(ids), *_columns(some), *_no_rules(payloads)]
     if keyed:
-        for job in keyed:
-            check_storable(job)
         rules = to_json([given_columns(job) for job in keyed])
         payloads = [job.payload for job in keyed]
         yield [None, len(keyed), False, None, *_NO_COLUMNS, rules, _locks(keyed), *_joined(payloads)]
@@ -92,8 +84,6 @@ def _rare_columns(jobs: Sequence[JobRecord]) -> list[str | None]:
     }
     if seen == {_DEFAULTS}:
         return [None] * 6
-    for job in jobs:
-        check_storable(job)
     return [
         arrays.escaped_texts([codec_column(job.codec) for job in jobs]),
         _numbers([job.timeout_us or None for job in jobs]),

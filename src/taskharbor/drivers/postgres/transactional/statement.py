@@ -10,8 +10,8 @@ from taskharbor.drivers.contract import Enqueued
 from taskharbor.drivers.postgres.announcing import ALOUD, QUIETLY
 from taskharbor.drivers.postgres.enqueue import is_plain, plain_values, rule_values
 from taskharbor.drivers.postgres.options import Options
-from taskharbor.drivers.postgres.rows import check_storable
 from taskharbor.drivers.postgres.statements import load
+from taskharbor.drivers.validation import check_records
 from taskharbor.errors import InvalidRequest, SchemaMismatch
 from taskharbor.jobs import JobRecord, Micros
 
@@ -28,8 +28,7 @@ class EnqueueStatement:
     """
 
     def __init__(self, records: Sequence[JobRecord], now: Micros, options: Options) -> None:
-        for record in records:
-            check_storable(record)
+        check_records(records)
         self._records = records
         # PostgreSQL delivers at commit what is announced here, and forgets it at rollback.
         stir = ALOUD if options.notify else QUIETLY

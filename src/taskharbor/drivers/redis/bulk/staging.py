@@ -7,43 +7,29 @@ from collections.abc import Sequence
 from taskharbor.alike import AlikeJobs
 from taskharbor.drivers.redis.packing import Word
 from taskharbor.drivers.redis.stored import (
-    check_storable,
     encode,
     head_and_rest,
     place_in_line,
     stored_tail,
     stored_tails,
 )
-from taskharbor.errors import InvalidRequest
 from taskharbor.ids import new_ids
 from taskharbor.jobs import JobRecord
 
 
 def chunk_values(jobs: Sequence[JobRecord]) -> dict[str, list[Word]]:
-    """By queue, in order. Raises InvalidRequest for what Redis cannot hold."""
+    """By queue, in order."""
     values: dict[str, list[Word]] = {}
-    try:
-        if isinstance(jobs, AlikeJobs) and _is_plain(jobs.template):
-            return {jobs.template.queue: _alike(jobs)}
-        for job in jobs:
-            check_storable(job)
-            of_queue = values.get(job.queue)
-            if of_queue is None:
-                job.queue.encode()
-                of_queue = values[job.queue] = []
-            if _is_plain(job):
-                run_at = job.run_at_us
-                of_queue += (
-                    job.id.encode(),
-                    place_in_line(job),
-                    run_at if run_at > 0 else 1,
-                    stored_tail(job),
-                )
-            else:
-                head, rest = head_and_rest(job)
-                of_queue += (job.id.encode(), b"", encode(head), rest)
-    except UnicodeEncodeError as error:
-        raise InvalidRequest(f"a name cannot be written as UTF-8: {error}") from None
+    if isinstance(jobs, AlikeJobs) and _is_plain(jobs.template):
+        return {jobs.template.queue: _alike(jobs)}
+    for job in jobs:
+        of_queue = values.setdefault(job.queue, [])
+        if _is_plain(job):
+            run_at = job.run_at_us
+            of_queue += (job.id.encode(), place_in_line(job), run_at if run_at > 0 else 1, stored_tail(job))
+        else:
+            head, rest = head_and_rest(job)
+            of_queue += (job.id.encode(), b"", encode(head), rest)
     return values
 
 
@@ -53,8 +39,6 @@ def _is_plain(job: JobRecord) -> bool:
 
 def _alike(jobs: AlikeJobs) -> list[Word]:
     template = jobs.template
-    check_storable(template)
-    template.queue.encode()
     place, score = place_in_line(template), max(template.run_at_us, 1)
     ids = new_ids(len(jobs))
     values: list[Word] = []

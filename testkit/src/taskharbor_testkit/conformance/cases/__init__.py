@@ -14,6 +14,7 @@ FILES = (
     "clocks",
     "keyed",
     "operate",
+    "bad_input",
     "inspection",
     "retention",
     "waiting",

@@ -30,3 +30,15 @@ class Leads(Protocol):
 
 Candidacy: TypeAlias = Callable[[Driver], Leads]
 """Makes a candidate of a driver that is open."""
+
+
+def candidacy_for(driver: Driver, *, url: str, term: float) -> Candidacy | None:
+    """`url`: where clients reach this broker, should it lead. `term`: seconds that a leader may be silent."""
+    if not callable(getattr(driver, "lead", None)):
+        return None
+    from taskharbor.drivers.objectstore.leading import Leadership
+
+    def stand(led: Driver) -> Leads:
+        return Leadership(led, url=url, term=term)  # type: ignore[arg-type]
+
+    return stand

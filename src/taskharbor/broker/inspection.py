@@ -1,21 +1,25 @@
-"""Looking: jobs, their history, queues at a glance."""
+"""Inspection: jobs, their history, queues at a glance."""
 
 from __future__ import annotations
+
+import functools
 
 import msgspec
 from msgspec import UnsetType
 
 from taskharbor.broker.answered import Attempts, Job, JobAttempts, Jobs, QueueView, Stats
 from taskharbor.broker.asked import AttemptsQuery, Instant, JobsQuery, StatsQuery
-from taskharbor.broker.operations import Call, Operation
+from taskharbor.broker.operations import Call, route
 from taskharbor.broker.problems import Problem
 from taskharbor.broker.views import attempt_row, job_of, queue_numbers, queue_view
 from taskharbor.drivers.contract import JobFilter
 from taskharbor.errors import JobNotFound
 from taskharbor.jobs import Micros, to_micros
-from taskharbor.requests import check_queue_name
+
+_get = functools.partial(route, "GET", tag="look")
 
 
+@_get("/v1/jobs", "Jobs by filter, newest accepted first.", query=JobsQuery)
 async def list_jobs(call: Call) -> Jobs:
     asked: JobsQuery = call.query
     service = call.service
@@ -44,6 +48,7 @@ def _instant(text: str | UnsetType) -> Micros | None:
         ) from None
 
 
+@_get("/v1/jobs/{id}", "One job, with its payload and result.", problems=(404,))
 async def get_job(call: Call) -> Job:
     job_id, service = call.names["id"], call.service
     (record,) = await service.driver.get([job_id], now=service.now())
@@ -52,17 +57,24 @@ async def get_job(call: Call) -> Job:
     return job_of(record, payload=True)
 
 
+@_get("/v1/jobs/{id}/attempts", "How the leases of one job ended, in order.")
 async def job_attempts(call: Call) -> JobAttempts:
     rows = await call.service.driver.job_attempts(call.names["id"])
     return JobAttempts([attempt_row(row) for row in rows])
 
 
+@_get(
+    "/v1/attempts",
+    "The attempt log of all queues, from the beginning or after a cursor.",
+    query=AttemptsQuery,
+)
 async def read_attempts(call: Call) -> Attempts:
     asked: AttemptsQuery = call.query
     page = await call.service.driver.read_attempts(after=asked.after or None, limit=asked.limit)
     return Attempts([attempt_row(row) for row in page.attempts], page.cursor)
 
 
+@_get("/v1/stats", "Every queue, or one, at a glance.", query=StatsQuery)
 async def stats(call: Call) -> Stats:
     asked: StatsQuery = call.query
     now = call.service.now()
@@ -72,68 +84,7 @@ async def stats(call: Call) -> Stats:
     return Stats(completed_total=sum(one.done_total for one in queues), queues=queues)
 
 
-async def queue(call: Call) -> QueueView:
-    name = check_queue_name(call.names["name"])
+@_get("/v1/queues/{name}", "A queue's settings; the defaults where none were made.")
+async def get_queue(call: Call) -> QueueView:
+    name = call.names["name"]
     return queue_view(name, await call.service.driver.settings(name))
-
-
-OPERATIONS = (
-    Operation(
-        method="GET",
-        path="/v1/jobs",
-        name="list_jobs",
-        summary="Jobs by filter, newest accepted first.",
-        tag="look",
-        handle=list_jobs,
-        query=JobsQuery,
-        answer=Jobs,
-    ),
-    Operation(
-        method="GET",
-        path="/v1/jobs/{id}",
-        name="get_job",
-        summary="One job, with its payload and result.",
-        tag="look",
-        handle=get_job,
-        answer=Job,
-        problems=(404,),
-    ),
-    Operation(
-        method="GET",
-        path="/v1/jobs/{id}/attempts",
-        name="job_attempts",
-        summary="How the leases of one job ended, in order.",
-        tag="look",
-        handle=job_attempts,
-        answer=JobAttempts,
-    ),
-    Operation(
-        method="GET",
-        path="/v1/attempts",
-        name="read_attempts",
-        summary="The attempt log of all queues, from the beginning or after a cursor.",
-        tag="look",
-        handle=read_attempts,
-        query=AttemptsQuery,
-        answer=Attempts,
-    ),
-    Operation(
-        method="GET",
-        path="/v1/stats",
-        name="stats",
-        summary="Every queue, or one, at a glance.",
-        tag="look",
-        handle=stats,
-        query=StatsQuery,
-        answer=Stats,
-    ),
-    Operation(
-        method="GET",
-        path="/v1/queues/{name}",
-        name="get_queue",
-        summary="A queue's settings; the defaults where none were made.",
-        tag="look",
-        handle=queue,
-        answer=QueueView,
-    ),
-)

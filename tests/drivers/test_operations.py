@@ -1,0 +1,180 @@
+"""Operations as data, and the one place where calls and records are checked."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from typing import Any, get_args
+
+import msgspec
+import pytest
+
+from taskharbor.drivers import operations as op
+from taskharbor.drivers.contract import Ack, Driver, Fail, JobFilter, QueueSettings
+from taskharbor.drivers.memory import MemoryDriver
+from taskharbor.drivers.validation import check, check_records, check_texts
+from taskharbor.errors import InvalidRequest
+from taskharbor.jobs import LATEST, SECOND, Failure, JobRecord, UpdateFlags
+
+NOW = 1_700_000_000 * SECOND
+BOOM = Failure("Boom", "")
+ON_THE_WIRE = {"hello", "time", "wait"}
+
+
+def job(**fields: Any) -> JobRecord:
+    return JobRecord(
+        **{"id": "a", "type": "t", "queue": "q", "run_at_us": NOW, "created_at_us": NOW, **fields}
+    )
+
+
+# -- the table --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", sorted(op.OPERATIONS.keys() - ON_THE_WIRE))
+def test_an_operation_has_the_fields_and_the_answer_of_its_method(name: str) -> None:
+    call = op.OPERATIONS[name]
+    method = inspect.signature(getattr(Driver, name), eval_str=True)
+    parameters = {one.name: one for one in list(method.parameters.values())[1:]}
+    fields = {field.name: field for field in msgspec.structs.fields(call)}
+    assert parameters.keys() == fields.keys()
+    for field in fields.values():
+        wanted = parameters[field.name].default
+        assert (field.default if not field.required else inspect.Parameter.empty) == wanted
+    assert call.answer == method.return_annotation or method.return_annotation is None
+
+
+def test_a_batch_is_the_list_that_comes_first() -> None:
+    batches = {name: call.batch for name, call in op.OPERATIONS.items() if call.batch is not None}
+    assert batches == {
+        "enqueue": "records",
+        "extend_lease": "extensions",
+        "settle": "settlements",
+        "cancel": "job_ids",
+        "requeue": "job_ids",
+        "get": "job_ids",
+        "wait": "queues",
+    }
+
+
+def test_what_changes_a_store_needs_more_than_a_right_to_read() -> None:
+    assert {name for name, call in op.OPERATIONS.items() if call.changes and call.scope == "read"} == set()
+    assert {call.scope for call in op.OPERATIONS.values()} == set(get_args(op.Scope))
+
+
+def test_a_wrapper_overrides_one_method_for_all_calls() -> None:
+    made: list[str] = []
+
+    class Recording(MemoryDriver):
+        async def run(self, call: op.Operation[Any]) -> Any:
+            made.append(call.name)
+            return await super().run(call)
+
+    async def main() -> None:
+        driver = Recording()
+        await driver.enqueue([job()], now=NOW)
+        (held,) = await driver.reserve("q", limit=1, lease_for=SECOND, now=NOW, worker="w")
+        await driver.ack(held.id, held.token or "", now=NOW)
+        with pytest.raises(InvalidRequest):
+            await driver.enqueue([job(queue="")], now=NOW)
+
+    asyncio.run(main())
+    assert made == ["enqueue", "reserve", "settle"]
+
+
+def test_a_batch_without_items_does_not_reach_the_driver() -> None:
+    class Bare(MemoryDriver):
+        run = Driver.run  # type: ignore[assignment]
+
+    async def main() -> None:
+        driver = Bare()
+        assert await driver.enqueue([], now=NOW) == []
+        assert await driver.settle([], now=NOW) == []
+        with pytest.raises(NotImplementedError):
+            await driver.prune(now=NOW)
+
+    asyncio.run(main())
+
+
+# -- validation -------------------------------------------------------------------------------------------
+
+
+def test_msgspec_checks_nothing_when_it_converts_a_struct_into_its_own_type() -> None:
+    """Why validation converts into twins. When this fails, they can go."""
+    wrong = job(queue=5, headers={"a": 1}, backoff_min_us="x")
+    assert msgspec.convert(wrong, JobRecord) is wrong
+    assert msgspec.convert([wrong], list[JobRecord], from_attributes=True)[0].queue == 5  # type: ignore[comparison-overlap]
+
+
+@pytest.mark.parametrize(
+    ("fields", "complaint"),
+    [
+        ({"queue": 5}, r"queue 5: expected `str`, got `int` \(in records\[1\]\)"),
+        ({"queue": ""}, r"queue '': expected `str` of length >= 1 \(in records\[1\]\)"),
+        ({"queue": " "}, "queue ' ': .* not only blanks"),
+        ({"queue": "a\0"}, r"queue 'a\\x00': .* without NUL"),
+        ({"key": "\ud800"}, r"key '\\ud800': .* lone surrogates"),
+        ({"type": "x" * 201}, "type of 201 characters: expected `str` of length <= 200"),
+        ({"headers": {"a": 1}}, "headers of type dict: expected `str`, got `int`"),
+        ({"headers": {"a": "x" * 9_000}}, "headers of 9001 bytes: at most 8192"),
+        ({"backoff_min_us": "x"}, "backoff_min_us 'x': expected `int`, got `str`"),
+        ({"run_at_us": LATEST + 1}, "run_at_us 9007199254740992: expected `int` <= 9007199254740991"),
+        ({"priority": True}, "priority True: expected `int`, got `bool`"),
+        ({"payload": "secret"}, "payload of type str: expected `bytes`, got `str`"),
+        ({"payload": bytearray(b"secret")}, "payload: expected `bytes`, got `bytearray`"),
+        (
+            {"update": UpdateFlags(payload="x")},
+            r"payload of type str: expected `bool`, .*records\[1\]\.update",
+        ),
+    ],
+    ids=str,
+)
+def test_a_refusal_names_the_field_the_value_and_what_is_allowed(
+    fields: dict[str, Any], complaint: str
+) -> None:
+    with pytest.raises(InvalidRequest, match=complaint) as refusal:
+        check_records([job(), job(**fields)])
+    assert "secret" not in str(refusal.value)
+
+
+def test_what_only_a_store_decides_is_not_checked_in_a_given_record() -> None:
+    check_records([job(state="nonsense", attempts=-1, token=5, last_error="\0")])
+
+
+def test_names_of_any_script_and_length_up_to_the_bound_pass() -> None:
+    check_records([job(id="ü" * 200, type="🚢", queue="a b", key="\n k", headers={"": ""}, payload=b"\0")])
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        op.Settle(["ack"], NOW),  # type: ignore[list-item]
+        op.Settle([Ack("a", "t"), Fail("a", "t", 1, Failure("\0", ""))], NOW),
+        op.Settle([Ack("a", "t"), Fail("a", "t", 1, {"type": "a", "message": "", "detail": ""})], NOW),  # type: ignore[arg-type]
+        op.Configure("q", {"paused": True}, NOW),  # type: ignore[arg-type]
+        op.Configure("q", QueueSettings(failure_queue="q"), NOW),
+        op.ListJobs(JobFilter(types=frozenset({"\0"})), NOW),
+        op.Reserve("q", 1, 0, NOW, "w"),
+        op.Get("abc", NOW),  # type: ignore[arg-type]
+    ],
+    ids=str,
+)
+def test_calls_that_python_code_made_are_checked_as_those_from_the_wire(call: op.Operation[Any]) -> None:
+    with pytest.raises(InvalidRequest):
+        check(call)
+
+
+def test_a_decoded_call_needs_a_check_of_its_texts_only() -> None:
+    good = op.Enqueue([job()], NOW)
+    check_texts(msgspec.msgpack.decode(msgspec.msgpack.encode(good), type=op.Enqueue))
+    bad = msgspec.msgpack.decode(msgspec.msgpack.encode(op.Enqueue([job(queue=" ")], NOW)), type=op.Enqueue)
+    with pytest.raises(InvalidRequest, match="queue ' '"):
+        check_texts(bad)
+    with pytest.raises(msgspec.ValidationError, match="queue"):
+        msgspec.msgpack.decode(msgspec.msgpack.encode(op.Enqueue([job(queue="")], NOW)), type=op.Enqueue)
+
+
+def test_a_failure_is_made_of_texts_from_anywhere() -> None:
+    odd = Failure.of("T" * 300, "NUL \0 and \ud800", "x" * 10_000 + "end")
+    check(op.Settle([Fail("a", "t", 1, odd)], NOW))
+    assert odd.message == "NUL \\0 and \\ud800"
+    assert odd.detail.endswith("end")
