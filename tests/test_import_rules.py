@@ -29,6 +29,7 @@ EXTRAS = {
     "pytest": ("testing",),
     "taskharbor_testkit": ("cli",),
     "pyspark": ("spark",),
+    "jinja2": ("spark",),
     "pandas": ("spark", "batch_jobs"),
     "pyarrow": ("spark", "bulk", "drivers", "batch_jobs"),
     "adbc_driver_postgresql": ("drivers",),

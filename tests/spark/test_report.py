@@ -14,6 +14,7 @@ from xml.etree import ElementTree
 
 import msgspec
 import pytest
+from markupsafe import escape
 from rich.console import Console
 
 from taskharbor.bulk.schemas import ATTEMPTS
@@ -22,7 +23,9 @@ from taskharbor.demo.run import Demo
 from taskharbor.demo.workload import make_workload
 from taskharbor.jobs import SECOND
 from taskharbor.spark.report.data import (
+    MOST_BUCKETS,
     Backlog,
+    Buckets,
     Concurrency,
     ErrorGroup,
     Flow,
@@ -34,21 +37,21 @@ from taskharbor.spark.report.data import (
     Totals,
     Verdict,
     WorkerLoad,
+    choose,
 )
-from taskharbor.spark.report.page import render
-from taskharbor.spark.report.span import MOST_BUCKETS, choose
-from taskharbor.spark.report.summary import sparkline, summary
-from taskharbor.spark.report.ticks import count_ticks, duration_ticks, log_ticks, time_ticks
-from taskharbor.spark.report.wording import (
+from taskharbor.spark.report.formatting import (
     DAY,
     HOUR,
     MINUTE,
     duration,
-    escaped,
-    in_lines,
     percent,
     short_count,
+    unbroken,
+    visible,
 )
+from taskharbor.spark.report.page import render
+from taskharbor.spark.report.summary import sparkline, summary
+from taskharbor.spark.report.ticks import count_ticks, duration_ticks, log_ticks, time_ticks
 
 if TYPE_CHECKING:
     from pyspark.sql import Row, SparkSession
@@ -201,6 +204,20 @@ def test_the_page_needs_no_network_and_no_script() -> None:
     assert "@import" not in render(made_up())
 
 
+def test_the_page_follows_the_readers_light_or_dark_setting() -> None:
+    page = render(made_up())
+    light, dark = (set(re.findall(r"(--[\w-]+): #", part)) for part in re.split(r"@media \(prefers.*", page))
+    assert light == dark
+    assert set(re.findall(r"var\((--[\w-]+)\)", page)) <= light | {"--look", "--tone"}
+
+
+def test_hidden_characters_are_replaced_in_attributes_too() -> None:
+    page = outline(render(made_up(text="a\x1b\N{RIGHT-TO-LEFT OVERRIDE}b")))
+    values = [value for _, value in page.attributes if value and "a\ufffd\ufffdb" in value]
+    assert values
+    assert not [value for _, value in page.attributes if value and not value.replace("\n", "").isprintable()]
+
+
 def test_whatever_was_stored_is_shown_as_text_and_never_as_markup() -> None:
     page = outline(render(made_up(text=HOSTILE)))
     assert page.names.isdisjoint(("script", "img"))
@@ -293,9 +310,12 @@ def test_a_share_is_never_rounded_to_nothing_or_to_everything() -> None:
 
 
 def test_a_number_stays_with_its_unit_and_what_cannot_be_seen_is_shown() -> None:
-    assert in_lines("within 84 ms of 3 jobs") == "within 84\N{NO-BREAK SPACE}ms of 3 jobs"
+    assert unbroken("within 84 ms of 3 jobs") == "within 84\N{NO-BREAK SPACE}ms of 3 jobs"
     hidden = "a\N{RIGHT-TO-LEFT OVERRIDE}b\ud800\x00<"
-    assert escaped(in_lines(hidden) + in_lines(" 1 s")) == "a\ufffdb\ufffd\ufffd&lt; 1\N{NO-BREAK SPACE}s"
+    assert (
+        escape(visible(unbroken(hidden) + unbroken(" 1 s")))
+        == "a\ufffdb\ufffd\ufffd&lt; 1\N{NO-BREAK SPACE}s"
+    )
 
 
 def test_large_numbers_are_shortened_on_axes() -> None:
@@ -566,22 +586,19 @@ def test_rows_and_gold_tell_the_same(quick_spark: SparkSession, lake: Lake) -> N
     """Short spans are counted from silver, long ones from gold: over the same buckets both must agree."""
     from pyspark.sql import functions as F
 
-    from taskharbor.spark.report import movements
-    from taskharbor.spark.report.span import Buckets
+    from taskharbor.spark.report import queries
 
-    buckets = Buckets(START, MINUTE, 7, "gold.minutes")
+    buckets = Buckets(START, MINUTE, 7)
     attempts, label = lake.read(quick_spark, "silver.attempts"), F.col("queue")
 
     def sorted_rows(rows: list[Row]) -> list[Row]:
         return sorted(rows, key=lambda row: (row["label"], row["index"]))
 
-    by_rows = movements.movements_of_rows(
-        attempts, lake.read(quick_spark, "silver.lifecycles"), buckets, label
-    )
-    by_gold = movements.movements_of_gold(lake.read(quick_spark, "gold.minutes"), "minute", buckets, label)
+    by_rows = queries.movements_of_rows(attempts, lake.read(quick_spark, "silver.lifecycles"), buckets, label)
+    by_gold = queries.movements_of_gold(lake.read(quick_spark, "gold.minutes"), buckets, label)
     assert sorted_rows(by_rows.collect()) == sorted_rows(by_gold.select(*by_rows.columns).collect())
-    exact = {row["index"]: row for row in movements.waits_of_rows(attempts, buckets).collect()}
-    near = movements.waits_of_histograms(lake.read(quick_spark, "state.durations"), buckets).collect()
+    exact = {row["index"]: row for row in queries.waits_of_rows(attempts, buckets).collect()}
+    near = queries.waits_of_histograms(lake.read(quick_spark, "state.durations"), buckets).collect()
     assert len(near) == len(exact) == 7
     for row in near:
         assert row["wait_p50_us"] == pytest.approx(exact[row["index"]]["wait_p50_us"], rel=0.03)

@@ -1,18 +1,21 @@
-"""One self-contained HTML page about everything that happened, and a summary of it for the terminal.
+"""One self-contained HTML page about a history of jobs, and a summary of it for the terminal.
 
-data      what the report shows, as plain numbers
-collect   the numbers, from the tables of a lake: `span`, `movements`, `overall` and `assembly` are its parts
-page      the numbers as HTML: `sections` are plots, `tables` words; `plots`, `bars`, `frame`, `ticks` and `svg` draw
-summary   the numbers for a terminal
-writing   all of it, into a file
+formatting   numbers and times as text
+data         the numbers of the report, and the buckets of time that they are counted in
+queries      Spark queries over the tables of a lake
+collect      the numbers, from the results of the queries
+view         sections with charts, from the numbers
+charts       geometry of the charts
+ticks        marks of the axes of charts
+page         the HTML file, by the templates in `templates/`
+summary      the numbers for a terminal
 """
 
 from __future__ import annotations
 
 from taskharbor.spark.report.collect import collect
 from taskharbor.spark.report.data import ReportData
-from taskharbor.spark.report.page import render
+from taskharbor.spark.report.page import render, write_page, write_report
 from taskharbor.spark.report.summary import summary
-from taskharbor.spark.report.writing import write_page, write_report
 
 __all__ = ["ReportData", "collect", "render", "summary", "write_page", "write_report"]

@@ -1,213 +1,237 @@
-"""The numbers of the report, from the tables of a lake. What comes to the driver is bounded, however large the lake is."""
+"""Collects the numbers of the report from the tables of a lake. Only small results reach the driver."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeAlias
 
+import msgspec
 from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
 from taskharbor.jobs import Micros
-from taskharbor.spark.lake.buckets import HOUR_US
-from taskharbor.spark.report import assembly, movements, overall
-from taskharbor.spark.report.assembly import OTHER_QUEUES
-from taskharbor.spark.report.data import Objective, ReportData, WorkerLoad
-from taskharbor.spark.report.span import Buckets, choose, choose_cells
-from taskharbor.spark.report.wording import HOUR
-
-if TYPE_CHECKING:
-    from taskharbor.spark.audit.result import AuditResult
-    from taskharbor.spark.lake.layout import Lake
+from taskharbor.spark.audit import AuditResult
+from taskharbor.spark.lake.layout import Lake
+from taskharbor.spark.report import data, queries
+from taskharbor.spark.report.formatting import HOUR
 
 QUEUES_SHOWN = 5
 WORKERS_SHOWN = 24
 CELLS_SHOWN = 120
-OBJECTIVES_SHOWN = 12
+OTHER_QUEUES = "other queues"
+# The load of workers is counted from the rows up to this length: a cell per hour would show little.
 FINE_WORKERS = 12 * HOUR
-"""Up to here the load of workers is counted from the rows: of so few hours a cell each would say little."""
+
+Read: TypeAlias = Callable[[str], DataFrame]
+# Label of a queue -> name of a count -> a number per bucket.
+Movements: TypeAlias = dict[str, dict[str, list[int]]]
 
 
-def collect(spark: SparkSession, lake: Lake, *, audit: AuditResult | None = None) -> ReportData:
-    """Everything the report shows. Without the result of an audit it says that none was made."""
-    return _Collecting(spark, lake).all(audit)
+def collect(spark: SparkSession, lake: Lake, *, audit: AuditResult | None = None) -> data.ReportData:
+    """Count everything that the report shows. Without the result of an audit the report says that none was made."""
+    made_at = time.time_ns() // 1000
+    # All queries read one state of the lake, whatever is committed meanwhile.
+    manifest = lake.manifest()
+
+    def read(table: str) -> DataFrame:
+        return lake.read(spark, table, manifest=manifest)
+
+    seen = read("gold.hours").agg(
+        F.unix_micros(F.min("hour")).alias("first"),
+        F.unix_micros(F.max("hour")).alias("last"),
+        F.sort_array(F.collect_set("source")).alias("sources"),
+        F.count_distinct("source", "queue").alias("queues"),
+    )
+    (row,) = seen.collect()
+    if row.first is None:
+        return data.ReportData(sources=[], start_us=0, bucket_us=1, buckets=0, made_at_us=made_at)
+    buckets = _buckets(read, row.first, row.last + HOUR - 1)
+    by_queue = read("gold.hours").groupBy("queue").agg(F.sum("starts").alias("starts"))
+    busiest = by_queue.orderBy(F.desc("starts"), "queue").limit(QUEUES_SHOWN).collect()
+    # The busiest queues are drawn under their own names, all others under one.
+    named = F.when(F.col("queue").isin([one.queue for one in busiest]), F.col("queue"))
+    label = named.otherwise(F.lit(OTHER_QUEUES))
+    movements = _movements(read, buckets, label)
+    lifecycles = read("silver.lifecycles")
+    counts = queries.job_counts(lifecycles).collect()[0].asDict(recursive=True)
+    durations = queries.durations(read("state.durations")).collect()
+    workers, number_of_workers, worker_step = _workers(read, buckets)
+    objectives, objective_step = _objectives(read("gold.objectives"), buckets)
+    leases = counts.pop("leases")
+    overall: dict[str, Any] = next((one.asDict() for one in durations if one.type is None), {})
+    times = ("wait_p50_us", "wait_p95_us", "run_p50_us", "run_p95_us")
+    totals = data.Totals(
+        **counts,
+        **{name: leases[name] for name in ("retried", "expired", "released")},
+        **{name: value for name, value in overall.items() if name in times},
+        queues=row.queues,
+        workers=number_of_workers,
+        busiest_queue=busiest[0].queue if busiest[0].starts else None,
+        busiest_executions=busiest[0].starts,
+    )
+    return data.ReportData(
+        sources=row.sources,
+        start_us=buckets.start_us,
+        bucket_us=buckets.bucket_us,
+        buckets=buckets.number,
+        made_at_us=made_at,
+        verdict=None if audit is None else _verdict(audit, totals.executions),
+        totals=totals,
+        flow=_flow(movements, buckets),
+        backlog=_backlog(movements, read("gold.backlog"), label),
+        wait=_waits(read, buckets),
+        run_times=_run_times(durations),
+        concurrency=_concurrency(movements, read("gold.concurrency"), label, buckets.bucket_us),
+        workers=workers,
+        worker_bucket_us=worker_step,
+        workers_left_out=number_of_workers - len(workers),
+        errors=msgspec.convert(_rows(queries.errors(read("gold.errors"))), list[data.ErrorGroup]),
+        # The log does not tell jobs cancelled while running from those cancelled while waiting: they are the rest.
+        lease_ends=leases | {"cancelled": max(0, totals.executions - sum(leases.values()))},
+        job_ends={state: counts[state] for state in ("done", "dead", "cancelled", "open")},
+        slowest=msgspec.convert(_rows(queries.slowest(lifecycles)), list[data.JobLine]),
+        most_tried=msgspec.convert(_rows(queries.most_tried(lifecycles)), list[data.JobLine]),
+        objectives=objectives,
+        objective_bucket_us=objective_step,
+    )
 
 
-class _Collecting:
-    def __init__(self, spark: SparkSession, lake: Lake) -> None:
-        self._spark = spark
-        self._lake = lake
-        # One state of the lake for all queries, whatever is committed meanwhile.
-        self._manifest = lake.manifest()
-
-    def all(self, audit: AuditResult | None) -> ReportData:
-        made_at = time.time_ns() // 1000
-        (seen,) = (
-            self._read("gold.hours")
-            .agg(
-                F.unix_micros(F.min("hour")).alias("first"),
-                F.unix_micros(F.max("hour")).alias("last"),
-                F.sort_array(F.collect_set("source")).alias("sources"),
-                F.count_distinct("source", "queue").alias("queues"),
-            )
-            .collect()
-        )
-        if seen["first"] is None:
-            return ReportData(sources=[], start_us=0, bucket_us=1, buckets=0, made_at_us=made_at)
-        buckets = self._buckets(seen["first"], seen["last"] + HOUR_US - 1)
-        busiest = self._busiest_queues()
-        label = _label([row["queue"] for row in busiest])
-        moved = assembly.by_label(self._movements(buckets, label).collect(), buckets)
-        lifecycles = overall.with_time_taken(self._read("silver.lifecycles"))
-        states = overall.states(lifecycles)
-        durations = overall.durations(self._read("state.durations"))
-        workers, number_of_workers = self._workers(buckets)
-        totals = assembly.totals(
-            states, durations, busiest[0], queues=seen["queues"], workers=number_of_workers
-        )
-        objectives, objective_step = self._objectives(buckets)
-        return ReportData(
-            sources=seen["sources"],
-            start_us=buckets.start_us,
-            bucket_us=buckets.bucket_us,
-            buckets=buckets.number,
-            made_at_us=made_at,
-            verdict=None if audit is None else assembly.verdict(audit, leases=totals.executions),
-            totals=totals,
-            flow=assembly.flow(moved, buckets),
-            backlog=assembly.backlog(moved, self._waiting_at_the_end(label)),
-            wait=assembly.percentiles(self._waits(buckets).collect(), buckets),
-            run_times=overall.run_times(durations),
-            concurrency=assembly.concurrency(moved, self._limits(label), buckets),
-            workers=workers[0],
-            worker_bucket_us=workers[1],
-            workers_left_out=number_of_workers - len(workers[0]),
-            errors=overall.errors(self._read("gold.errors")),
-            lease_ends=assembly.lease_ends(states),
-            job_ends=assembly.job_ends(totals),
-            slowest=overall.slowest(lifecycles),
-            most_tried=overall.most_tried(lifecycles),
-            objectives=objectives,
-            objective_bucket_us=objective_step,
-        )
-
-    # -- over time ------------------------------------------------------------------------------------------------
-
-    def _buckets(self, first: Micros, last: Micros) -> Buckets:
-        """The hours say how long it took; where that is short, the rows say it exactly."""
-        if last - first <= 3 * HOUR:
-            (row,) = (
-                self._read("silver.attempts")
-                .agg(
-                    F.unix_micros(F.min("created_at")).alias("first"),
-                    F.unix_micros(F.max("ended_at")).alias("last"),
-                )
-                .collect()
-            )
-            if row["first"] is not None:
-                first, last = row["first"], max(row["last"], row["first"])
-        return choose(first, last)
-
-    def _movements(self, buckets: Buckets, label: Column) -> DataFrame:
-        if buckets.origin == "silver.attempts":
-            return movements.movements_of_rows(
-                self._read("silver.attempts"), self._read("silver.lifecycles"), buckets, label
-            )
-        time_column = "minute" if buckets.origin == "gold.minutes" else "hour"
-        return movements.movements_of_gold(self._read(buckets.origin), time_column, buckets, label)
-
-    def _waits(self, buckets: Buckets) -> DataFrame:
-        if buckets.origin == "silver.attempts":
-            return movements.waits_of_rows(self._read("silver.attempts"), buckets)
-        return movements.waits_of_histograms(self._read("state.durations"), buckets)
-
-    def _waiting_at_the_end(self, label: Column) -> dict[str, int]:
-        last = self._read("gold.backlog").groupBy("source", "queue")
-        found = last.agg(F.max_by("waiting", "minute").alias("waiting"))
-        rows = found.groupBy(label.alias("label")).agg(F.sum("waiting").alias("waiting")).collect()
-        return {row["label"]: row["waiting"] for row in rows}
-
-    # -- queues and workers -----------------------------------------------------------------------------------------
-
-    def _busiest_queues(self) -> list[Row]:
-        by_queue = self._read("gold.hours").groupBy("queue").agg(F.sum("starts").alias("starts"))
-        return by_queue.orderBy(F.desc("starts"), "queue").limit(QUEUES_SHOWN).collect()
-
-    def _limits(self, label: Column) -> dict[str, int]:
-        """W as it was last. Queues that share a name in several stores have no common limit to draw."""
-        seen = self._read("gold.concurrency").groupBy("source", "queue")
-        last = seen.agg(F.max_by("max_inflight", "minute").alias("limit"))
-        rows = last.groupBy(label.alias("label")).agg(
-            F.count("*").alias("queues"), F.max("limit").alias("limit")
-        )
-        return {
-            row["label"]: row["limit"]
-            for row in rows.collect()
-            if row["queues"] == 1 and row["limit"] is not None
-        }
-
-    def _workers(self, buckets: Buckets) -> tuple[tuple[list[WorkerLoad], Micros], int]:
-        gold = self._read("gold.workers")
-        by_worker = gold.groupBy("worker").agg(F.sum("executions").alias("executions"))
-        busiest = by_worker.orderBy(F.desc("executions"), "worker").limit(WORKERS_SHOWN).collect()
-        number = by_worker.count() if len(busiest) == WORKERS_SHOWN else len(busiest)
-        names = [row["worker"] for row in busiest]
-        if buckets.end_us - buckets.start_us <= FINE_WORKERS:
-            step = choose_cells(buckets, buckets.bucket_us, CELLS_SHOWN)
-            chosen = self._read("silver.attempts").where(F.col("worker").isin(names))
-            loads = movements.worker_loads_of_rows(chosen, step)
-        else:
-            step = choose_cells(buckets, HOUR_US, CELLS_SHOWN)
-            loads = movements.worker_loads_of_gold(gold.where(F.col("worker").isin(names)), step)
-        first = buckets.start_us // step
-        cells = (buckets.end_us - 1) // step - first + 1
-        by_name: dict[str, list[float | None]] = {name: [None] * cells for name in names}
-        for row in loads.collect():
-            if 0 <= row["at"] - first < cells:
-                by_name[row["worker"]][row["at"] - first] = row["busy_us"] / step
-        shown = [
-            WorkerLoad(worker=row["worker"], executions=row["executions"], load=by_name[row["worker"]])
-            for row in sorted(busiest, key=lambda row: row["worker"])
-        ]
-        return (shown, step), number
-
-    def _objectives(self, buckets: Buckets) -> tuple[list[Objective], Micros]:
-        step = choose_cells(buckets, HOUR_US, CELLS_SHOWN)
-        first = buckets.start_us // step
-        cells = (buckets.end_us - 1) // step - first + 1
-        gold = self._read("gold.objectives")
-        worst = (
-            gold.groupBy("objective")
-            .agg(F.first("queue").alias("queue"), F.sum("total").alias("total"), F.sum("bad").alias("bad"))
-            .orderBy(F.desc(F.col("bad") / F.col("total")), "objective")
-            .limit(OBJECTIVES_SHOWN)
-            .collect()
-        )
-        burn: dict[str, list[float | None]] = {row["objective"]: [None] * cells for row in worst}
-        at = F.floor(F.unix_micros("hour") / F.lit(step)).cast("long")
-        rate = F.sum("bad") / F.sum("total") / (F.lit(1.0) - F.max("target"))
-        if burn:
-            rates = gold.where(F.col("objective").isin(*burn)).groupBy("objective", at.alias("at"))
-            for row in rates.agg(rate.alias("rate")).collect():
-                if 0 <= row["at"] - first < cells:
-                    burn[row["objective"]][row["at"] - first] = row["rate"]
-        shown = [
-            Objective(
-                name=row["objective"],
-                queue=row["queue"] or "all queues",
-                total=row["total"],
-                bad=row["bad"],
-                burn=burn[row["objective"]],
-            )
-            for row in worst
-        ]
-        return shown, step
-
-    def _read(self, table: str) -> DataFrame:
-        return self._lake.read(self._spark, table, manifest=self._manifest)
+# -- over time ----------------------------------------------------------------------------------------------------
 
 
-def _label(queues: Sequence[str]) -> Column:
-    """The name under which a queue is drawn: its own for the busiest, one for all others."""
-    return F.when(F.col("queue").isin(*queues), F.col("queue")).otherwise(F.lit(OTHER_QUEUES))
+def _buckets(read: Read, first: Micros, last: Micros) -> data.Buckets:
+    """Buckets for these hours. In a short history the rows say when it began and ended exactly."""
+    if last - first <= 3 * HOUR:
+        began, ended = F.unix_micros(F.min("created_at")), F.unix_micros(F.max("ended_at"))
+        (row,) = read("silver.attempts").agg(began.alias("first"), ended.alias("last")).collect()
+        if row.first is not None:
+            first, last = row.first, max(row.first, row.last)
+    return data.choose(first, last)
+
+
+def _movements(read: Read, buckets: data.Buckets, label: Column) -> Movements:
+    """Counts per queue and bucket; the queue with most completions first, the other queues last."""
+    source = read(buckets.origin)
+    if buckets.origin == "silver.attempts":
+        rows = queries.movements_of_rows(source, read("silver.lifecycles"), buckets, label).collect()
+    else:
+        rows = queries.movements_of_gold(source, buckets, label).collect()
+    found: Movements = {row.label: {name: [0] * buckets.number for name in queries.COUNTED} for row in rows}
+    for row in rows:
+        for name, values in found[row.label].items():
+            values[row["index"]] = row[name]
+
+    def order(label: str) -> tuple[bool, int, str]:
+        return label == OTHER_QUEUES, -sum(found[label]["completions"]), label
+
+    return {label: found[label] for label in sorted(found, key=order)}
+
+
+def _flow(movements: Movements, buckets: data.Buckets) -> data.Flow:
+    def total(name: str) -> list[int]:
+        return [sum(counts[name][index] for counts in movements.values()) for index in range(buckets.number)]
+
+    return data.Flow(**{name: total(name) for name in data.Flow.__struct_fields__})
+
+
+def _backlog(movements: Movements, gold: DataFrame, label: Column) -> list[data.Backlog]:
+    """Counted back from the end, which is known even if the beginning of the history was dropped."""
+    ends = gold.groupBy("source", "queue").agg(F.max_by("waiting", "minute").alias("waiting"))
+    rows = ends.groupBy(label.alias("label")).agg(F.sum("waiting").alias("waiting")).collect()
+    last = {row.label: row.waiting for row in rows}
+    shown = []
+    for queue, counts in movements.items():
+        came_and_went = zip(counts["arrivals"], counts["requeues"], counts["finished"], strict=True)
+        changes = [arrived + requeued - finished for arrived, requeued, finished in came_and_went]
+        waiting = last.get(queue, 0) - sum(changes)
+        heights = [max(0.0, float(waiting := waiting + change)) for change in changes]
+        shown.append(data.Backlog(queue=queue, waiting=heights))
+    return shown
+
+
+def _concurrency(
+    movements: Movements, gold: DataFrame, label: Column, step: Micros
+) -> list[data.Concurrency]:
+    """Leases held in buckets of `step`, with W as it was last; queues with a limit first."""
+    last = gold.groupBy("source", "queue").agg(F.max_by("max_inflight", "minute").alias("limit"))
+    numbers = (F.count("*").alias("queues"), F.max("limit").alias("limit"))
+    rows = last.groupBy(label.alias("label")).agg(*numbers).collect()
+    # Queues of several stores that share a name have no common limit to draw.
+    limits = {row.label: row.limit for row in rows if row.queues == 1}
+    shown = []
+    for queue, counts in movements.items():
+        running = [busy / step for busy in counts["busy_us"]]
+        shown.append(data.Concurrency(queue=queue, running=running, limit=limits.get(queue)))
+    return sorted(shown, key=lambda one: one.limit is None)
+
+
+def _waits(read: Read, buckets: data.Buckets) -> data.Percentiles:
+    if buckets.origin == "silver.attempts":
+        waits = queries.waits_of_rows(read("silver.attempts"), buckets)
+    else:
+        waits = queries.waits_of_histograms(read("state.durations"), buckets)
+    found: dict[str, list[float | None]] = {name: [None] * buckets.number for name in ("p50", "p95", "p99")}
+    for row in waits.collect():
+        for name, values in found.items():
+            values[row["index"]] = row[f"wait_{name}_us"]
+    return data.Percentiles(**found)
+
+
+def _workers(read: Read, buckets: data.Buckets) -> tuple[list[data.WorkerLoad], int, Micros]:
+    """Load of the busiest workers, the number of all workers, and the length of the buckets of the load."""
+    by_worker = read("gold.workers").groupBy("worker").agg(F.sum("executions").alias("executions"))
+    busiest = by_worker.orderBy(F.desc("executions"), "worker").limit(WORKERS_SHOWN).collect()
+    number = by_worker.count() if len(busiest) == WORKERS_SHOWN else len(busiest)
+    names = sorted(row.worker for row in busiest)
+    is_shown = F.col("worker").isin(names)
+    if buckets.span_us <= FINE_WORKERS:
+        cells = buckets.coarser(buckets.bucket_us, CELLS_SHOWN)
+        loads = queries.loads_of_rows(read("silver.attempts").where(is_shown), cells)
+    else:
+        cells = buckets.coarser(HOUR, CELLS_SHOWN)
+        loads = queries.loads_of_gold(read("gold.workers").where(is_shown), cells)
+    load = _by_name(loads.collect(), names, cells)
+    executions = {row.worker: row.executions for row in busiest}
+    shown = [data.WorkerLoad(worker=name, executions=executions[name], load=load[name]) for name in names]
+    return shown, number, cells.bucket_us
+
+
+def _objectives(gold: DataFrame, buckets: data.Buckets) -> tuple[list[data.Objective], Micros]:
+    """Objectives that were missed most, and the length of the buckets of their burn rates."""
+    cells = buckets.coarser(HOUR, CELLS_SHOWN)
+    worst = _rows(queries.worst_objectives(gold))
+    names = [row["name"] for row in worst]
+    rates = queries.burn_rates(gold.where(F.col("objective").isin(names)), cells).collect() if names else []
+    burn = _by_name(rates, names, cells)
+    return [data.Objective(**row, burn=burn[row["name"]]) for row in worst], cells.bucket_us
+
+
+def _by_name(rows: Iterable[Row], names: Iterable[str], cells: data.Buckets) -> dict[str, list[float | None]]:
+    found: dict[str, list[float | None]] = {name: [None] * cells.number for name in names}
+    for row in rows:
+        found[row.name][row["index"]] = row.value
+    return found
+
+
+# -- over the whole history ---------------------------------------------------------------------------------------
+
+
+def _verdict(audit: AuditResult, leases: int) -> data.Verdict:
+    kinds = {kind.replace("_", " "): number for kind, number in audit.kinds.items()}
+    examples = [one.text for one in audit.examples]
+    return data.Verdict(leases=leases, jobs=audit.jobs, kinds=kinds, examples=examples)
+
+
+def _run_times(durations: Sequence[Row]) -> list[data.RunTimes]:
+    """Slowest first."""
+    found = []
+    for row in durations:
+        if row.type is not None and row.run_p50_us is not None:
+            times = {f"{name}_us": row[f"run_{name}_us"] for name in ("p50", "p95", "p99")}
+            found.append(data.RunTimes(type=row.type, executions=row.executions, **times))
+    return sorted(found, key=lambda one: (-one.p95_us, one.type))
+
+
+def _rows(frame: DataFrame) -> list[dict[str, Any]]:
+    return [row.asDict() for row in frame.collect()]

@@ -1,37 +1,106 @@
-"""Everything the report shows, already counted: small enough to hold, and all that rendering needs.
+"""Numbers of the report, and the buckets of time that they are counted in.
 
-Lists called "per bucket" have one entry for each of the `buckets` equal steps of time from `start_us` on. None stands for
-"nothing to measure in this bucket", which is not the same as zero.
+`ReportData` holds everything that the page and the summary show. Lists "per bucket" have one entry for each bucket from
+`start_us` on. None means that there was nothing to measure in a bucket, which differs from zero.
 """
 
 from __future__ import annotations
 
+import math
+from typing import NamedTuple
+
 import msgspec
 
-from taskharbor.jobs import Micros
+from taskharbor.jobs import SECOND, Micros
+from taskharbor.spark.report.formatting import DAY, HOUR, MINUTE, plural, time_of
+
+MOST_BUCKETS = 500
+# Up to each length of a history: the number of buckets at most, and their possible lengths.
+# Minutes are too coarse for a short history, so it is counted from its rows. It gets fewer buckets: with only a few jobs
+# in each, rates would be noise. Hours are fine enough for a long one.
+SCALES = (
+    (10 * MINUTE, 60, (SECOND // 5, SECOND // 2, SECOND, 2 * SECOND, 5 * SECOND, 10 * SECOND)),
+    (10 * DAY, MOST_BUCKETS, tuple(MINUTE * n for n in (1, 2, 5, 10, 15, 30))),
+    (math.inf, MOST_BUCKETS, tuple(HOUR * n for n in (1, 2, 3, 6, 12, 24))),
+)
+
+
+class Buckets(NamedTuple):
+    """Equal steps of time: the time axis of a chart."""
+
+    start_us: Micros
+    bucket_us: Micros
+    number: int
+
+    @property
+    def end_us(self) -> Micros:
+        """End of the last bucket."""
+        return self.start_us + self.bucket_us * self.number
+
+    @property
+    def span_us(self) -> Micros:
+        """Length of all buckets together."""
+        return self.bucket_us * self.number
+
+    def moment(self, index: int) -> str:
+        """Start of a bucket as text."""
+        return time_of(self.start_us + index * self.bucket_us, self.bucket_us, self.span_us)
+
+    @property
+    def origin(self) -> str:
+        """The table that has rows fine enough for these buckets."""
+        if self.bucket_us < MINUTE:
+            return "silver.attempts"
+        return "gold.minutes" if self.bucket_us < HOUR else "gold.hours"
+
+    def coarser(self, least_us: Micros, most: int) -> Buckets:
+        """At most about `most` buckets over the same time. Their length is a multiple of `least_us`."""
+        step = least_us * max(1, -(-self.span_us // (least_us * most)))
+        return cut(self.start_us, self.end_us - 1, step)
+
+
+def cut(first_us: Micros, last_us: Micros, step: Micros) -> Buckets:
+    """Buckets of this length from `first_us` up to and including `last_us`."""
+    start = first_us // step * step
+    return Buckets(start, step, (last_us - start) // step + 1)
+
+
+def choose(first_us: Micros, last_us: Micros) -> Buckets:
+    """Buckets few enough to draw and fine enough to see something."""
+    span = last_us - first_us + 1
+    most, steps = next((most, steps) for longest, most, steps in SCALES if span <= longest)
+    step = next((one for one in steps if span / one <= most - 1), steps[-1])
+    return cut(first_us, last_us, step * -(-span // (step * most)))
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """What the audit found."""
+    """Result of the audit. `kinds` has the number of violations of each kind and is empty if there are none."""
 
     leases: int
     jobs: int
     kinds: dict[str, int] = {}
-    """How many violations of which kind; empty where there is none."""
     examples: list[str] = []
 
     @property
     def is_clean(self) -> bool:
+        """True if there is no violation."""
         return not any(self.kinds.values())
+
+    @property
+    def headline(self) -> str:
+        """The result in one sentence, without the full stop."""
+        found = "No violation" if self.is_clean else plural(sum(self.kinds.values()), "violation")
+        return f"{found} in {plural(self.leases, 'lease')} of {plural(self.jobs, 'job')}"
 
 
 class Totals(msgspec.Struct, frozen=True, kw_only=True):
+    """Sums over the whole history. `open` jobs had not ended; most executions began in `busiest_queue`."""
+
     jobs: int = 0
     done: int = 0
     dead: int = 0
     cancelled: int = 0
     open: int = 0
-    """Jobs that the log knows and that had not ended."""
     executions: int = 0
     retried: int = 0
     expired: int = 0
@@ -43,23 +112,21 @@ class Totals(msgspec.Struct, frozen=True, kw_only=True):
     queues: int = 0
     workers: int = 0
     busiest_queue: str | None = None
-    """Where most executions began."""
     busiest_executions: int = 0
 
 
 class Flow(msgspec.Struct, frozen=True, kw_only=True):
-    """What came and went, per bucket."""
+    """Events per bucket. `failures` are jobs that died."""
 
     arrivals: list[int] = []
     completions: list[int] = []
     failures: list[int] = []
-    """Jobs that died."""
     retries: list[int] = []
     expiries: list[int] = []
 
 
 class Percentiles(msgspec.Struct, frozen=True, kw_only=True):
-    """Per bucket, in microseconds."""
+    """Microseconds, per bucket."""
 
     p50: list[float | None] = []
     p95: list[float | None] = []
@@ -67,20 +134,23 @@ class Percentiles(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Backlog(msgspec.Struct, frozen=True, kw_only=True):
+    """Jobs of a queue that existed and had not ended at the end of each bucket."""
+
     queue: str
     waiting: list[float]
-    """Jobs that were there and had not ended at the end of each bucket."""
 
 
 class Concurrency(msgspec.Struct, frozen=True, kw_only=True):
+    """Time-weighted mean of the leases held per bucket. `limit` is W, if the queue has one."""
+
     queue: str
     running: list[float]
-    """Time-weighted mean of the leases held, per bucket."""
     limit: int | None = None
-    """W, where the queue has one."""
 
 
 class RunTimes(msgspec.Struct, frozen=True, kw_only=True):
+    """Percentiles of the time that leases of a job type were held."""
+
     type: str
     executions: int
     p50_us: float
@@ -89,13 +159,16 @@ class RunTimes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkerLoad(msgspec.Struct, frozen=True, kw_only=True):
+    """Mean number of jobs that a worker held at once, per bucket of `ReportData.worker_bucket_us`."""
+
     worker: str
     executions: int
     load: list[float | None]
-    """Mean number of jobs held at once, per bucket of `ReportData.worker_bucket_us`."""
 
 
 class ErrorGroup(msgspec.Struct, frozen=True, kw_only=True):
+    """Errors whose messages differ only in ids, numbers or addresses."""
+
     error_type: str
     fingerprint: str
     queue: str
@@ -108,6 +181,8 @@ class ErrorGroup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobLine(msgspec.Struct, frozen=True, kw_only=True):
+    """One job of a table. `waited_us` is the part of the total in which it did not run, pauses between tries included."""
+
     job_id: str
     queue: str
     type: str
@@ -115,29 +190,32 @@ class JobLine(msgspec.Struct, frozen=True, kw_only=True):
     executions: int
     total_us: float | None
     waited_us: float | None
-    """All of the total in which it did not run, pauses between two tries included."""
     ran_us: float | None
     last_error: str | None = None
 
 
 class Objective(msgspec.Struct, frozen=True, kw_only=True):
+    """Burn rate per bucket of `ReportData.objective_bucket_us`: at 1 the allowed share of misses is used up exactly."""
+
     name: str
     queue: str
     total: int
     bad: int
     burn: list[float | None]
-    """Burn rate per bucket of `ReportData.objective_bucket_us`: at 1 the allowed share of misses is used up exactly."""
 
 
 class ReportData(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that the report shows. `sources` names the stores without secrets; `verdict` is None without an audit.
+
+    `lease_ends` counts the rows of the log that had a lease by outcome, `job_ends` the jobs by state.
+    """
+
     sources: list[str]
-    """The stores, named without secrets."""
     start_us: Micros
     bucket_us: Micros
     buckets: int
     made_at_us: Micros
     verdict: Verdict | None = None
-    """None where no audit was made."""
     totals: Totals = Totals()
     flow: Flow = Flow()
     backlog: list[Backlog] = []
@@ -149,18 +227,23 @@ class ReportData(msgspec.Struct, frozen=True, kw_only=True):
     workers_left_out: int = 0
     errors: list[ErrorGroup] = []
     lease_ends: dict[str, int] = {}
-    """Rows of the log that had a lease, by outcome."""
     job_ends: dict[str, int] = {}
-    """Jobs by state: done, dead, cancelled, open."""
     slowest: list[JobLine] = []
     most_tried: list[JobLine] = []
     objectives: list[Objective] = []
     objective_bucket_us: Micros = 1
 
     @property
-    def end_us(self) -> Micros:
-        return self.start_us + self.bucket_us * self.buckets
+    def timeline(self) -> Buckets:
+        """Buckets of all lists without a bucket length of their own."""
+        return Buckets(self.start_us, self.bucket_us, self.buckets)
+
+    @property
+    def total_backlog(self) -> list[float]:
+        """Jobs of all queues that had not ended, per bucket."""
+        return [sum(values) for values in zip(*(one.waiting for one in self.backlog), strict=True)]
 
     @property
     def is_empty(self) -> bool:
+        """True if the log has no rows."""
         return self.totals.jobs == 0 and self.totals.executions == 0

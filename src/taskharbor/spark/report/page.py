@@ -1,59 +1,65 @@
-"""The whole page: a pure function from numbers to HTML, with nothing in it that would need the network."""
+"""Writes the page: one HTML file that needs no network and no script.
+
+The templates escape every value that they write. `visible` replaces control characters before that.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from importlib.resources import files
-from string import Template
+import os
+from functools import cache
+from pathlib import Path
 
-from taskharbor.spark.report import sections, tables
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from pyspark.sql import SparkSession
+
+from taskharbor.spark.audit import AuditResult, audit_lake
+from taskharbor.spark.lake.layout import Lake
+from taskharbor.spark.report import charts, formatting, view
+from taskharbor.spark.report.collect import collect
 from taskharbor.spark.report.data import ReportData
-from taskharbor.spark.report.wording import escaped, span_text
 
-_FILES = files("taskharbor.spark.report")
+
+def write_report(
+    spark: SparkSession, lake: Lake, path: str | Path, *, audit: AuditResult | None = None
+) -> Path:
+    """Collect the numbers and write the page. Audits first unless the result of an audit is given."""
+    return write_page(collect(spark, lake, audit=audit or audit_lake(spark, lake)), path)
+
+
+def write_page(data: ReportData, path: str | Path) -> Path:
+    """Replace the page in one step, so that a reader sees the old page or the new one and never a part."""
+    target = Path(path).absolute()
+    target.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        unfinished.write_text(render(data), "utf-8")
+        unfinished.replace(target)
+    finally:
+        unfinished.unlink(missing_ok=True)
+    return target
 
 
 def render(data: ReportData) -> str:
-    """One self-contained HTML file."""
-    heading = _heading(data.sources)
-    template = Template(_FILES.joinpath("page.html").read_text("utf-8"))
-    return template.substitute(
-        title=escaped(f"TaskHarbor: {heading}"),
-        heading=escaped(heading),
-        span=escaped(span_text(data.start_us, data.end_us)) if data.buckets else "",
-        sources=escaped(", ".join(one for one in data.sources if one != heading)),
-        style=_FILES.joinpath("style.css").read_text("utf-8"),
-        sections="\n".join(_sections(data)),
-        footer=tables.footer(data),
-    )
-
-
-def _heading(sources: Sequence[str]) -> str:
-    """A store by the last part of its URL; the whole is said below."""
+    """The page as HTML."""
+    sources = data.sources
+    heading = f"{len(sources)} stores" if sources else "Report"
     if len(sources) == 1:
-        return sources[0].partition("?")[0].rstrip("/").rpartition("/")[2] or sources[0]
-    return f"{len(sources)} stores" if sources else "Report"
+        # The last part of the URL; the page has the whole URL below it.
+        heading = sources[0].partition("?")[0].rstrip("/").rpartition("/")[2] or sources[0]
+    return _templates().get_template("page.html.j2").render(data=data, heading=heading)
 
 
-def _sections(data: ReportData) -> list[str]:
-    if data.is_empty:
-        return ['<section><h2>Nothing yet</h2><p class="lede">The attempt log has no rows.</p></section>']
-    return [
-        tables.verdict(data.verdict),
-        tables.key_numbers(data),
-        sections.throughput(data),
-        sections.trouble(data),
-        sections.pair(sections.backlog(data), sections.waiting(data)),
-        sections.objectives(data),
-        sections.run_times(data),
-        sections.concurrency(data),
-        sections.workers(data),
-        tables.errors(data),
-        sections.outcomes(data),
-        tables.jobs(
-            "Slowest jobs",
-            "From when a job might first run until it ended. Waited is all of that in which it did not run.",
-            data.slowest,
-        ),
-        tables.jobs("Most often tried", "The jobs that were taken most often.", data.most_tried),
-    ]
+@cache
+def _templates() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("taskharbor.spark.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        # Only text is made visible: Markup is what a macro wrote, and its values passed here before.
+        finalize=lambda value: formatting.visible(value) if type(value) is str else value,
+    )
+    environment.globals.update(view=view, NARROW=charts.NARROW, percent=formatting.percent)
+    for name in ("count", "duration", "moment", "plural", "shortened", "unbroken", "time_of", "span_text"):
+        environment.filters[name] = getattr(formatting, name)
+    return environment

@@ -1,0 +1,190 @@
+"""Queries over the tables of a lake: each takes DataFrames and gives a small one, however large the lake is.
+
+Short histories are counted from the rows of silver, long ones from gold. Both queries of such a pair give the same columns.
+"""
+
+from __future__ import annotations
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+from taskharbor.jobs import TERMINAL_STATES, Outcome
+from taskharbor.spark.lake.buckets import bucket_of, busy_within, percentiles, touched_buckets
+from taskharbor.spark.report.data import Buckets
+
+COUNTED = ("arrivals", "completions", "failures", "retries", "expiries", "requeues", "finished", "busy_us")
+LEASE_ENDS = ("done", "retried", "expired", "dead", "released")
+TYPES_SHOWN = 16
+ERRORS_SHOWN = 12
+JOBS_SHOWN = 8
+OBJECTIVES_SHOWN = 12
+MESSAGE_CHARS = 500
+
+_OUTCOMES = {
+    "completions": Outcome.DONE,
+    "failures": Outcome.DEAD,
+    "retries": Outcome.RETRIED,
+    "expiries": Outcome.EXPIRED,
+    "requeues": Outcome.REQUEUED,
+}
+
+# -- over time ----------------------------------------------------------------------------------------------------
+
+
+def movements_of_gold(gold: DataFrame, buckets: Buckets, label: Column) -> DataFrame:
+    """(label, index, COUNTED...) from gold minutes or hours."""
+    time = F.col("minute" if "minute" in gold.columns else "hour")
+    return _summed(gold.select(label.alias("label"), _index(time, buckets), *COUNTED), buckets)
+
+
+def movements_of_rows(attempts: DataFrame, jobs: DataFrame, buckets: Buckets, label: Column) -> DataFrame:
+    """(label, index, COUNTED...) from silver."""
+    at = F.col("at")
+    ends = at == bucket_of(F.col("ended_at"), buckets.bucket_us)
+    is_terminal = F.col("state").isin(*(state.value for state in TERMINAL_STATES))
+    counted = {name: ends & (F.col("outcome") == outcome.value) for name, outcome in _OUTCOMES.items()}
+    counted["finished"] = ends & is_terminal & (F.col("outcome") != Outcome.REQUEUED.value)
+    moved = attempts.withColumn("at", F.explode(touched_buckets(buckets.bucket_us))).select(
+        label.alias("label"),
+        _index_of(at, buckets),
+        F.lit(0).cast("long").alias("arrivals"),
+        *(F.coalesce(when.cast("long"), F.lit(0)).alias(name) for name, when in counted.items()),
+        busy_within(at, buckets.bucket_us).alias("busy_us"),
+    )
+    arrived = jobs.select(
+        label.alias("label"),
+        _index(F.col("created_at"), buckets),
+        *(F.lit(int(name == "arrivals")).cast("long").alias(name) for name in COUNTED),
+    )
+    return _summed(moved.unionByName(arrived), buckets)
+
+
+def waits_of_histograms(durations: DataFrame, buckets: Buckets) -> DataFrame:
+    """(index, wait_p50_us, wait_p95_us, wait_p99_us) from histograms, which add up over queues and time."""
+    waits = durations.where(F.col("metric") == "wait").groupBy(_index(F.col("minute"), buckets))
+    return waits.agg(*percentiles("wait", prefix="wait")).where(_is_inside(buckets))
+
+
+def waits_of_rows(attempts: DataFrame, buckets: Buckets) -> DataFrame:
+    """(index, wait_p50_us, wait_p95_us, wait_p99_us) from silver."""
+    leased = attempts.where(F.col("reserved_at").isNotNull()).groupBy(_index(F.col("reserved_at"), buckets))
+    found = leased.agg(F.percentile_approx("wait_us", [0.5, 0.95, 0.99], 1000).alias("found"))
+    columns = (F.col("found")[n].alias(f"wait_{name}_us") for n, name in enumerate(("p50", "p95", "p99")))
+    return found.select("index", *columns).where(_is_inside(buckets))
+
+
+def loads_of_gold(workers: DataFrame, buckets: Buckets) -> DataFrame:
+    """(name, index, value): the mean number of leases that a worker held in a bucket."""
+    return _loads(workers.select("worker", _index(F.col("hour"), buckets), "busy_us"), buckets)
+
+
+def loads_of_rows(attempts: DataFrame, buckets: Buckets) -> DataFrame:
+    """(name, index, value), as `loads_of_gold`, from silver."""
+    leased = attempts.where(F.col("reserved_at").isNotNull() & F.col("worker").isNotNull())
+    spread = leased.withColumn("at", F.explode(touched_buckets(buckets.bucket_us)))
+    busy = busy_within(F.col("at"), buckets.bucket_us).alias("busy_us")
+    return _loads(spread.select("worker", _index_of(F.col("at"), buckets), busy), buckets)
+
+
+def burn_rates(objectives: DataFrame, buckets: Buckets) -> DataFrame:
+    """(name, index, value): how fast an objective used up its allowed share of misses."""
+    rate = F.sum("bad") / F.sum("total") / (F.lit(1.0) - F.max("target"))
+    by_bucket = objectives.groupBy(F.col("objective").alias("name"), _index(F.col("hour"), buckets))
+    return by_bucket.agg(rate.alias("value")).where(_is_inside(buckets))
+
+
+# -- over the whole history ---------------------------------------------------------------------------------------
+
+
+def job_counts(lifecycles: DataFrame) -> DataFrame:
+    """One row: jobs by state, executions, and `leases` with the leases by outcome."""
+    final = ("done", "dead", "cancelled")
+    by_state = [F.count_if(F.col("state") == state).alias(state) for state in final]
+    by_state.append(F.count_if(~F.col("state").isin(*final)).alias("open"))
+    sums = [F.coalesce(F.sum(name), F.lit(0)).alias(name) for name in ("executions", *LEASE_ENDS)]
+    leases = F.struct(*sums[1:]).alias("leases")
+    return lifecycles.agg(F.count("*").alias("jobs"), *by_state, sums[0], leases)
+
+
+def durations(histograms: DataFrame) -> DataFrame:
+    """(type, executions, wait_p50_us ... run_p99_us) of the most frequent types; the row without a type is for all."""
+    ran = F.sum(F.when(F.col("metric") == "run", F.col("count")).otherwise(0)).alias("executions")
+    times = (*percentiles("wait", prefix="wait"), *percentiles("run", prefix="run"))
+    frequent = (F.desc("executions"), F.col("type").asc_nulls_first())
+    return histograms.rollup("type").agg(ran, *times).orderBy(*frequent).limit(TYPES_SHOWN + 1)
+
+
+def errors(gold: DataFrame) -> DataFrame:
+    """Columns of `ErrorGroup` over all sources and days, the most frequent first."""
+    keys = ("error_type", "fingerprint", "queue", "type")
+    grouped = gold.groupBy(*keys).agg(
+        F.sum("count").alias("count"),
+        F.unix_micros(F.min("first_seen")).alias("first_seen_us"),
+        F.unix_micros(F.max("last_seen")).alias("last_seen_us"),
+        F.min(F.struct("first_seen", "sample_job", "sample_message")).alias("sample"),
+    )
+    frequent = grouped.orderBy(F.desc("count"), *keys).limit(ERRORS_SHOWN)
+    named = frequent.select("*", "sample.sample_job", "sample.sample_message").drop("sample")
+    return named.fillna("").replace("", "Error", ["error_type"])
+
+
+def slowest(lifecycles: DataFrame) -> DataFrame:
+    """Columns of `JobLine`, by the time from when a job might first run to its end."""
+    ended = _job_lines(lifecycles.where(F.col("state").isin("done", "dead")))
+    return ended.orderBy(F.desc("total_us"), "source", "job_id").limit(JOBS_SHOWN)
+
+
+def most_tried(lifecycles: DataFrame) -> DataFrame:
+    """Columns of `JobLine`, by the number of executions."""
+    tried = _job_lines(lifecycles.where(F.col("executions") > 1))
+    return tried.orderBy(F.desc("executions"), F.desc("ran_us"), "source", "job_id").limit(JOBS_SHOWN)
+
+
+def worst_objectives(objectives: DataFrame) -> DataFrame:
+    """(name, queue, total, bad) of the objectives that were missed most."""
+    sums = objectives.groupBy(F.col("objective").alias("name")).agg(
+        F.coalesce(F.first("queue"), F.lit("all queues")).alias("queue"),
+        F.sum("total").alias("total"),
+        F.sum("bad").alias("bad"),
+    )
+    return sums.orderBy(F.desc(F.col("bad") / F.col("total")), "name").limit(OBJECTIVES_SHOWN)
+
+
+def _job_lines(lifecycles: DataFrame) -> DataFrame:
+    # A delay that was asked for is not slowness.
+    total = F.unix_micros("finished_at") - F.unix_micros(F.greatest("first_run_at", "created_at"))
+    waited = F.when(total.isNotNull(), F.greatest(total - F.col("total_run_us"), F.lit(0)))
+    message = F.substring("last_error_message", 1, MESSAGE_CHARS)
+    error = F.concat_ws(": ", F.nullif("last_error_type", F.lit("")), message)
+    return lifecycles.select(
+        *("source", "job_id", "queue", "type", "state", "executions"),
+        total.alias("total_us"),
+        waited.alias("waited_us"),
+        F.col("total_run_us").alias("ran_us"),
+        F.nullif(error, F.lit("")).alias("last_error"),
+    )
+
+
+def _summed(rows: DataFrame, buckets: Buckets) -> DataFrame:
+    sums = rows.groupBy("label", "index").agg(*(F.sum(name).alias(name) for name in COUNTED))
+    return sums.where(_is_inside(buckets))
+
+
+def _loads(busy: DataFrame, buckets: Buckets) -> DataFrame:
+    mean = F.sum("busy_us") / F.lit(buckets.bucket_us)
+    loads = busy.groupBy(F.col("worker").alias("name"), "index").agg(mean.alias("value"))
+    return loads.where(_is_inside(buckets))
+
+
+def _index(instant: Column, buckets: Buckets) -> Column:
+    since = F.unix_micros(instant) - F.lit(buckets.start_us)
+    return F.floor(since / F.lit(buckets.bucket_us)).cast("long").alias("index")
+
+
+def _index_of(bucket: Column, buckets: Buckets) -> Column:
+    """Index of a bucket that is numbered from the epoch."""
+    return (bucket - F.lit(buckets.start_us // buckets.bucket_us)).alias("index")
+
+
+def _is_inside(buckets: Buckets) -> Column:
+    return F.col("index").between(0, buckets.number - 1)
