@@ -7,7 +7,8 @@ from collections.abc import Awaitable, Callable, Iterable
 from datetime import datetime
 from typing import Any, TypeVar
 
-from taskharbor.bulk import BulkStore, Part
+from taskharbor.bulk.store import BulkStore
+from taskharbor.bulk.tables import Part
 from taskharbor.drivers.contract import Ack, Driver, Fail, JobFilter, QueueSettings, Retry
 from taskharbor.drivers.registry import connect
 from taskharbor.jobs import SECOND, Failure, JobRecord, Micros, to_micros

@@ -1,14 +1,13 @@
-"""Every kind of bulk store: a driver's own, and the generic one over drivers that have or have not one."""
+"""Every kind of bulk store."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from taskharbor.bulk import BulkStore, open_store
-from taskharbor.bulk.generic import GenericStore
+from taskharbor.bulk.store import BulkStore, open_store
 from taskharbor.drivers.memory import MemoryDriver
 
 FILES = {
@@ -22,7 +21,6 @@ KINDS = [
     "files",
     "files, small segments",
     "memory",
-    "generic over sqlite",
 ]
 
 
@@ -47,7 +45,6 @@ def url(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[s
 
 
 @pytest.fixture
-def store(kind: str, url: str) -> Iterator[BulkStore]:
-    make: Callable[[str], BulkStore] = GenericStore if kind.startswith("generic") else open_store
-    with make(url) as store:
+def store(url: str) -> Iterator[BulkStore]:
+    with open_store(url) as store:
         yield store

@@ -8,14 +8,11 @@ from pathlib import Path
 import pytest
 from bulk_history import attempts_of, fill, finish, jobs_of, rows, within
 
-from taskharbor.bulk import BulkStore, Selection, open_store
-from taskharbor.bulk.generic import GenericStore
-from taskharbor.bulk.schemas import SCHEMAS
+from taskharbor.bulk import read
+from taskharbor.bulk.store import BulkStore, DriverStore, open_store
+from taskharbor.bulk.tables import SCHEMAS, Selection
 from taskharbor.drivers.contract import Driver
-from taskharbor.drivers.objectstore.bulk import ObjectStoreBulk, shares
 from taskharbor.drivers.postgres.bulk import PostgresBulkStore, blocks
-from taskharbor.drivers.redis.bulk import RedisBulkStore, ranges
-from taskharbor.drivers.sqlite.bulk import SQLiteBulkStore, reading
 from taskharbor.errors import BackendUnavailable, SchemaMismatch
 from taskharbor.jobs import JobState
 
@@ -26,20 +23,12 @@ async def _finish(driver: Driver, count: int, name: str = "p") -> None:
     await finish(driver, count, now=await driver.time(), name=name)
 
 
-def test_a_driver_offers_its_own_store_and_every_other_gets_the_generic_one() -> None:
-    with open_store("sqlite:///jobs.db") as sqlite, open_store("postgresql://host/database") as postgres:
-        assert isinstance(sqlite, SQLiteBulkStore)
+def test_postgres_alone_has_a_store_of_its_own() -> None:
+    for url in ("sqlite:///jobs.db", "redis://host", "file:///folder", "memory://", "http://broker"):
+        with open_store(url) as store:
+            assert isinstance(store, DriverStore)
+    with open_store("postgresql://host/database") as postgres:
         assert isinstance(postgres, PostgresBulkStore)
-    with open_store("redis://host") as redis:
-        assert isinstance(redis, RedisBulkStore)
-    with (
-        open_store("file:///folder") as files,
-        open_store("s3://bucket/prefix?region=eu-central-1") as remote,
-    ):
-        assert isinstance(files, ObjectStoreBulk)
-        assert isinstance(remote, ObjectStoreBulk)
-    with open_store("memory://") as memory:
-        assert isinstance(memory, GenericStore)
 
 
 def test_attempts_are_those_of_the_driver(store: BulkStore, url: str) -> None:
@@ -129,19 +118,17 @@ def test_attempts_can_be_selected(store: BulkStore, url: str) -> None:
 
 
 def test_parts_cover_the_log_once_and_share_it_out(
-    store: BulkStore, url: str, kind: str, monkeypatch: pytest.MonkeyPatch
+    store: BulkStore, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(blocks, "_BLOCKS_PER_PART", 4)
     monkeypatch.setattr(blocks, "_BLOCKS_PER_STATEMENT", 3)
-    monkeypatch.setattr(reading, "_ROWS_PER_PART", 400)
-    monkeypatch.setattr(ranges, "ROWS_PER_PART", 400)
-    monkeypatch.setattr(shares, "ROWS_PER_PART", 400)
-    monkeypatch.setitem(reading._WINDOW, "attempts", 150)
+    monkeypatch.setattr(read, "ROWS_PER_PART", 400)
+    monkeypatch.setattr(read, "_PAGE", 150)
     within(url, lambda driver: _finish(driver, 2_000))
     parts = store.parts("attempts", EVERYTHING, parallelism=4)
     found = [row["seq"] for row in rows(store, parts)]
     assert len(found) == len(set(found)) == 2_000
-    assert len(parts) == (1 if kind.startswith(("memory", "generic")) else 4)
+    assert len(parts) == 4
 
 
 def test_a_planned_read_of_the_log_shows_what_was_there_then(store: BulkStore, url: str, kind: str) -> None:
@@ -161,15 +148,18 @@ def test_an_empty_store_has_parts_without_rows(store: BulkStore, url: str) -> No
 
 
 def test_many_finished_jobs_are_read_in_parallel_and_each_once(
-    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+    store: BulkStore, url: str, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(blocks, "_BLOCKS_PER_PART", 4)
-    within(postgres_url, lambda driver: _finish(driver, 2_000))
-    within(postgres_url, fill)
-    with open_store(postgres_url) as store:
-        parts = store.parts("jobs", EVERYTHING, parallelism=4)
-        assert len(parts) == 4
-        found = Counter(row["id"] for row in rows(store, parts))
+    monkeypatch.setattr(read, "JOBS_PER_PART", 100)
+    within(url, lambda driver: _finish(driver, 2_000))
+    within(url, fill)
+    parts = store.parts("jobs", EVERYTHING, parallelism=4)
+    assert len(parts) == (1 if kind == "memory" else 4)
+    by_part = [[row["id"] for row in rows(store, [part])] for part in parts]
+    if kind != "memory":
+        assert max(map(len, by_part)) < 1_000
+    found = Counter(job_id for part in by_part for job_id in part)
     assert set(found.values()) == {1}
     assert len(found) == 2_009
 

@@ -10,7 +10,7 @@ import pytest
 from behind_the_store import Behind, behind_the_store
 from bulk_harness import NOW, MakeRecord
 
-from taskharbor.bulk import BulkStore, open_store
+from taskharbor.bulk.store import BulkStore, open_store
 from taskharbor.ids import new_id
 from taskharbor.jobs import JobRecord
 
@@ -30,10 +30,12 @@ def record() -> MakeRecord:
     return make
 
 
-@pytest.fixture(params=["sqlite", "postgres", "redis", "files"])
+@pytest.fixture(params=["sqlite", "postgres", "redis", "files", "memory"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path}/jobs.db"
+    if request.param == "memory":
+        return f"memory://{tmp_path.name}"
     if request.param == "files":
         return f"file://{tmp_path}/store?sync=off"
     given: str = request.getfixturevalue(f"{request.param}_url")

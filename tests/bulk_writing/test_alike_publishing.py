@@ -10,11 +10,8 @@ import pytest
 from bulk_harness import NOW, MakeRecord, ask, jobs_in, stats_of
 
 from taskharbor.alike import AlikeJobs
-from taskharbor.bulk import BulkStore, open_store
-from taskharbor.bulk.chunks import CHUNK_BYTES, CHUNK_JOBS, chunked
-from taskharbor.bulk.contract import StagingLost
-from taskharbor.bulk.generic import GenericStore
-from taskharbor.bulk.write_ids import new_write, numbered_write
+from taskharbor.bulk.stage import BLOB_BYTES, BLOB_JOBS, StagingLost, chunked, new_write
+from taskharbor.bulk.store import BulkStore, open_store
 from taskharbor.errors import InvalidRequest
 from taskharbor.jobs import JobRecord, JobState
 
@@ -142,23 +139,11 @@ def test_what_postgres_cannot_hold_is_refused_when_it_is_staged(
         store.stage(new_write(), "0.1", [jobs])
 
 
-def test_a_store_that_gives_its_own_ids_to_records_gives_them_to_these_too(
-    tmp_path: Any, record: MakeRecord
-) -> None:
-    url = f"sqlite:///{tmp_path}/jobs.db"
-    write = numbered_write("stream", 0)
-    with GenericStore(url) as store:
-        for attempt in range(2):
-            store.stage(write, f"0.{attempt}", [AlikeJobs(record(id=""), [b"%d" % n for n in range(1200)])])
-            assert store.publish(write, [f"0.{attempt}"], now=NOW) == (0 if attempt else 1200)
-    assert sorted(int(job.payload) for job in jobs_in(url).values()) == list(range(1200))
-
-
 def test_chunks_of_alike_jobs_stay_alike_and_hold_not_too_many_bytes(record: MakeRecord) -> None:
-    payloads = [b"%d" % n for n in range(2 * CHUNK_JOBS + 5)] + [b"x" * (CHUNK_BYTES // 3)] * 10
-    for most in (CHUNK_JOBS, 3 * CHUNK_JOBS):
-        chunks = list(chunked([AlikeJobs(record(id=""), payloads)], most_alike=most))
+    payloads = [b"%d" % n for n in range(2 * BLOB_JOBS + 5)] + [b"x" * (BLOB_BYTES // 3)] * 10
+    for most in (BLOB_JOBS, 3 * BLOB_JOBS):
+        chunks = list(chunked([AlikeJobs(record(id=""), payloads)], most))
         assert all(isinstance(chunk, AlikeJobs) and len(chunk) <= most for chunk in chunks)
         found = [chunk.payloads for chunk in chunks if isinstance(chunk, AlikeJobs)]
-        assert all(sum(map(len, some)) <= CHUNK_BYTES for some in found)
+        assert all(sum(map(len, some)) <= BLOB_BYTES for some in found)
         assert [payload for some in found for payload in some] == payloads

@@ -8,13 +8,21 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-from behind_the_store import Behind, BehindTables
+from behind_the_store import Behind, BehindPostgres
 from bulk_harness import NOW, MakeRecord, ask, jobs_in, stats_of
 
-from taskharbor.bulk import BulkStore, open_store
-from taskharbor.bulk.chunks import CHUNK_BYTES, CHUNK_JOBS, chunked, pack, unpack
-from taskharbor.bulk.contract import StagingLost
-from taskharbor.bulk.write_ids import new_write, numbered_write, series_of
+from taskharbor.bulk.stage import (
+    BLOB_BYTES,
+    BLOB_JOBS,
+    StagingLost,
+    chunked,
+    new_write,
+    numbered_write,
+    pack,
+    series_of,
+    unpack,
+)
+from taskharbor.bulk.store import BulkStore, open_store
 from taskharbor.drivers.contract import Driver
 from taskharbor.drivers.registry import connect
 from taskharbor.errors import InvalidRequest
@@ -127,7 +135,7 @@ def test_what_is_not_all_there_is_not_published(
     store: BulkStore, url: str, record: MakeRecord, behind: Behind
 ) -> None:
     write = new_write()
-    store.stage(write, "0.1", [[record() for _ in range(CHUNK_JOBS + 1)]])
+    store.stage(write, "0.1", [[record() for _ in range(BLOB_JOBS + 1)]])
     behind.lose_some()
     with pytest.raises(StagingLost, match=r"0\.1"):
         store.publish(write, ["0.1"], now=NOW)
@@ -219,20 +227,19 @@ def test_somebody_who_waits_is_woken(store: BulkStore, url: str, record: MakeRec
     assert ask(url, wait_and_publish) is True
 
 
-def test_ended_jobs_are_removed_by_id_and_others_stay(
-    store: BulkStore, url: str, record: MakeRecord, behind: Behind
-) -> None:
+def test_ended_jobs_are_removed_by_id_and_others_stay(url: str, record: MakeRecord) -> None:
     ended, waiting = record(idempotency_key="i", payload=b"x" * 70_000), record()
     ask(url, lambda driver: driver.enqueue([ended, waiting], now=NOW))
     ask(url, lambda driver: driver.cancel([ended.id], now=NOW))
-    answers = store.remove([ended.id, waiting.id, "nobody"])
+    answers = ask(url, lambda driver: driver.remove([ended.id, waiting.id, "nobody"]))
     assert answers[0] == JobState.CANCELLED
     assert "has not ended" in str(answers[1])
     assert "no job with this id" in str(answers[2])
     assert list(jobs_in(url)) == [waiting.id]
-    assert behind.idempotency_keys() == 0
     stats = stats_of(url, "q")
     assert (stats.counts[JobState.CANCELLED], stats.counts[JobState.READY]) == (0, 1)
+    (answer,) = ask(url, lambda driver: driver.enqueue([record(idempotency_key="i")], now=NOW))
+    assert not answer.existed
 
 
 @pytest.mark.parametrize("url", ["postgres"], indirect=True)
@@ -242,7 +249,7 @@ def test_more_keys_than_the_server_has_locks_are_published_beside_others_with_th
     """By one lock for all keys instead of one for each."""
     with open_store(url) as store:
         write = new_write()
-        assert isinstance(behind, BehindTables)
+        assert isinstance(behind, BehindPostgres)
         ((room,),) = behind.rows(
             "SELECT current_setting('max_locks_per_transaction')::int * current_setting('max_connections')::int / 2"
         )
@@ -284,12 +291,12 @@ def test_what_postgres_cannot_hold_is_refused_when_it_is_staged(
 
 
 def test_chunks_hold_all_jobs_in_order_and_not_too_many_bytes(record: MakeRecord) -> None:
-    large = b"x" * (CHUNK_BYTES // 3)
-    jobs = [record() for _ in range(2 * CHUNK_JOBS + 5)] + [record(payload=large) for _ in range(10)]
-    chunks: list[Sequence[JobRecord]] = list(chunked([jobs]))
+    large = b"x" * (BLOB_BYTES // 3)
+    jobs = [record() for _ in range(2 * BLOB_JOBS + 5)] + [record(payload=large) for _ in range(10)]
+    chunks: list[Sequence[JobRecord]] = list(chunked([jobs], BLOB_JOBS))
     assert [job.id for chunk in chunks for job in chunk] == [job.id for job in jobs]
-    assert all(len(chunk) <= CHUNK_JOBS for chunk in chunks)
-    assert all(sum(len(job.payload) for job in chunk) <= CHUNK_BYTES for chunk in chunks)
+    assert all(len(chunk) <= BLOB_JOBS for chunk in chunks)
+    assert all(sum(len(job.payload) for job in chunk) <= BLOB_BYTES for chunk in chunks)
     assert unpack(pack(jobs[:3])) == jobs[:3]
 
 
@@ -297,3 +304,81 @@ def test_a_write_of_its_own_is_told_from_one_of_a_series() -> None:
     write = new_write()
     assert series_of(write) == (write, -1)
     assert series_of(numbered_write("a/b", 12)) == ("a/b", 12)
+
+
+@pytest.mark.parametrize("url", ["postgres"], indirect=True)
+def test_publishers_and_single_enqueues_with_the_same_idempotency_keys_make_one_job_each(
+    url: str, record: MakeRecord
+) -> None:
+    keys = [f"k{n}" for n in range(2_000)]
+    writes = [new_write(), new_write()]
+    with open_store(url) as store:
+        for write, some in zip(writes, (keys, keys[::-1]), strict=True):
+            jobs = [record(idempotency_key=key, payload=key.encode()) for key in some]
+            store.stage(write, "0.1", [jobs[:700], jobs[700:]])
+    stop = threading.Event()
+    answers: dict[str, set[str]] = {key: set() for key in keys}
+    errors: list[BaseException] = []
+
+    async def enqueue_some(driver: Driver, start: int, step: int) -> None:
+        at = start
+        while not stop.is_set():
+            some = [keys[(at + n * step) % len(keys)] for n in range(5)]
+            at += 5 * step
+            made = [record(idempotency_key=key, payload=key.encode()) for key in some]
+            for key, answer in zip(some, await driver.enqueue(made, now=NOW), strict=True):
+                answers[key].add(answer.id)
+
+    def run(work: Callable[[], Any]) -> threading.Thread:
+        def guarded() -> None:
+            try:
+                work()
+            except BaseException as error:
+                errors.append(error)
+
+        thread = threading.Thread(target=guarded)
+        thread.start()
+        return thread
+
+    def publish(write: str) -> None:
+        with open_store(url) as own:
+            own.publish(write, ["0.1"], now=NOW)
+
+    others = [
+        run(lambda s=s, d=d: asyncio.run(_opened(url, lambda driver: enqueue_some(driver, s, d))))
+        for s, d in ((0, 37), (1_999, -53))
+    ]
+    publishers = [run(lambda write=write: publish(write)) for write in writes]
+    for thread in publishers:
+        thread.join()
+    stop.set()
+    for thread in others:
+        thread.join()
+    assert errors == []
+    jobs = jobs_in(url)
+    assert sorted(job.idempotency_key or "" for job in jobs.values()) == sorted(keys)
+    by_key = {job.idempotency_key: job.id for job in jobs.values()}
+    assert all(found <= {by_key[key]} for key, found in answers.items())
+    assert all(job.payload.decode() == job.idempotency_key for job in jobs.values())
+    assert stats_of(url, "q").counts[JobState.READY] == len(keys)
+
+
+@pytest.mark.parametrize("url", ["postgres"], indirect=True)
+def test_an_idempotency_key_whose_job_is_gone_makes_a_new_one(
+    url: str, record: MakeRecord, behind: Behind
+) -> None:
+    old = [record(idempotency_key=f"k{n}") for n in range(3)]
+    ask(url, lambda driver: driver.enqueue(old, now=NOW))
+    ask(url, lambda driver: driver.cancel([job.id for job in old[:2]], now=NOW))
+
+    # As when retention of another version left the keys.
+    assert isinstance(behind, BehindPostgres)
+    behind.rows("DELETE FROM finished")
+    with open_store(url) as store:
+        write = new_write()
+        new = [record(idempotency_key=f"k{n}") for n in (2, 1, 0, 1, 5)]
+        store.stage(write, "0.1", [new])
+        assert store.publish(write, ["0.1"], now=NOW) == 3
+    assert jobs_in(url).keys() == {old[2].id, new[1].id, new[2].id, new[4].id}
+    (again,) = ask(url, lambda driver: driver.enqueue([record(idempotency_key="k1")], now=NOW))
+    assert again.id == new[1].id

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
-from taskharbor.bulk.schemas import ATTEMPTS
+from taskharbor.bulk.tables import ATTEMPTS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

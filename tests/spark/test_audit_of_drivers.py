@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from random_histories import LIMIT, Life, all_jobs, as_tuple, whole_log
 
-from taskharbor.bulk.schemas import ATTEMPTS
+from taskharbor.bulk.tables import ATTEMPTS
 from taskharbor.drivers.registry import connect
 from taskharbor.jobs import Attempt, JobRecord, to_datetime
 from taskharbor_testkit.simulation.scenario import write_scenario

@@ -22,9 +22,8 @@ else:
 
 from written import ask, jobs_in
 
-from taskharbor.bulk import open_store
-from taskharbor.bulk.generic import GenericStore
-from taskharbor.bulk.write_ids import new_write
+from taskharbor.bulk.stage import new_write
+from taskharbor.bulk.store import DriverStore, open_store
 from taskharbor.jobs import JobRecord
 from taskharbor.spark.lake.sources import source_name
 from taskharbor.testing.broker import running_broker
@@ -161,7 +160,7 @@ def test_a_store_behind_a_broker_is_named_without_the_token() -> None:
 def test_a_publisher_whose_clock_is_wrong_publishes_all_the_same(url: str) -> None:
     """A broker refuses calls from clocks that are far off, and Spark's machines have clocks of their own."""
     with open_store(url) as store:
-        assert isinstance(store, GenericStore)
+        assert isinstance(store, DriverStore)
         write = new_write()
         jobs = [JobRecord(id=str(n), type="t", run_at_us=1, created_at_us=1) for n in range(3)]
         store.stage(write, "0.1", [jobs])

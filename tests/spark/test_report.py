@@ -17,7 +17,7 @@ import pytest
 from markupsafe import escape
 from rich.console import Console
 
-from taskharbor.bulk.schemas import ATTEMPTS
+from taskharbor.bulk.tables import ATTEMPTS
 from taskharbor.demo.analysis import SMALL, analyse
 from taskharbor.demo.run import Demo
 from taskharbor.demo.workload import make_workload

@@ -1,12 +1,6 @@
-"""Whole tables in and out of a store, as Arrow: the seam between a driver and whoever moves millions of rows.
+"""Whole tables in and out of a store, for callers that move millions of rows.
 
-`open_store(url)` gives a driver's own `BulkStore`, or the generic one, which goes through the driver contract page by page and
-works for every driver. Needs pyarrow; the rest of TaskHarbor does not import this package.
+One mechanism over the driver contract, in the order data passes through it: `stage` packs new jobs into blobs of the store,
+`publish` turns the blobs into jobs, `cursors` and `read` cut the tables into parts and read them, `tables` makes Arrow batches,
+`store` is the synchronous interface, which PostgreSQL implements in its own way. `read`, `tables` and `store` need pyarrow.
 """
-
-from __future__ import annotations
-
-from taskharbor.bulk.contract import BulkStore, Part, Selection, Table
-from taskharbor.bulk.opening import open_store
-
-__all__ = ["BulkStore", "Part", "Selection", "Table", "open_store"]

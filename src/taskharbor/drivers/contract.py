@@ -31,6 +31,10 @@ from taskharbor.drivers.records import (
     Fail,
     FailurePayload,
     JobFilter,
+    JobShare,
+    LogPage,
+    LogState,
+    LogStream,
     Page,
     QueueSettings,
     QueueStats,
@@ -45,7 +49,7 @@ from taskharbor.errors import InvalidRequest, JobError
 from taskharbor.jobs import TERMINAL_STATES, Attempt, Failure, JobRecord, JobState, Lease, Micros
 
 if TYPE_CHECKING:
-    from taskharbor.bulk.contract import BulkStore
+    from taskharbor.bulk.store import BulkStore
 
 A = TypeVar("A")
 
@@ -270,6 +274,71 @@ class Driver(abc.ABC):
         left out."""
         return await self.run(check(op.JobAttempts(job_id)))
 
+    # -- in bulk ------------------------------------------------------------------------------------------
+    # `taskharbor.bulk` reads and writes whole tables through these, from many processes at once.
+
+    async def open_to_read(self) -> None:
+        """`open` for a reader: makes no store where there is none, and writes nothing."""
+        await self.open()
+
+    async def log_streams(self) -> LogState:
+        """The streams of the attempt log as they are now. Every row of the log is in one of them."""
+        return await self.run(op.LogStreams())
+
+    async def read_log(self, stream: str, *, after: int, until: int, limit: int = 1000) -> LogPage:
+        """Rows of a stream after one place up to another: `limit` of them, and those of one place together. The page's place is
+        `until` where no row is left."""
+        return await self.run(check(op.ReadLog(stream, after, until, limit)))
+
+    async def split_log(self, stream: str, *, after: int, until: int, rows: int) -> list[int]:
+        """Places in between, in order, which cut these rows into shares of about so many."""
+        return await self.run(check(op.SplitLog(stream, after, until, rows)))
+
+    async def split_jobs(self, *, queue: str | None = None, parts: int) -> list[JobShare]:
+        """Shares of about the same size, which cover the listing of all jobs, or of one queue's: about `parts`, or more."""
+        return await self.run(check(op.SplitJobs(queue, parts)))
+
+    async def remove(self, job_ids: Sequence[str]) -> list[JobState | JobError]:
+        """Remove jobs that have ended: the state each was in, or why it stays."""
+        return await self.run(check(op.Remove(list(job_ids))))
+
+    async def put_blob(self, name: str, data: bytes) -> None:
+        """Store bytes under a name."""
+        await self.run(check(op.PutBlob(name, data)))
+
+    async def swap_blob(self, name: str, data: bytes, *, expected: bytes | None) -> bool:
+        """The same where the blob holds exactly what is expected (None: where there is none). Else False, and nothing changes."""
+        return await self.run(check(op.PutBlob(name, data, True, expected)))
+
+    async def read_blobs(self, names: Sequence[str]) -> list[bytes | None]:
+        """The blobs of these names, None for one that is not there."""
+        return await self.run(check(op.ReadBlobs(list(names))))
+
+    async def list_blobs(self, folder: str) -> list[str]:
+        """The names that begin with `folder` and a slash, in order."""
+        return await self.run(check(op.ListBlobs(folder)))
+
+    async def drop_blobs(self, names: Sequence[str]) -> None:
+        """Remove blobs; a name that is not there is fine."""
+        if names:
+            await self.run(check(op.DropBlobs(list(names))))
+
+    async def check_room(self, queue: str, size: int) -> None:
+        """Raise InvalidRequest where the queue cannot take so many bytes of new jobs."""
+        await self.run(check(op.CheckRoom(queue, size)))
+
+    async def publish_blobs(
+        self, names: Sequence[str], *, series: str, number: int, portion: int, now: Micros
+    ) -> dict[str, int]:
+        """Enqueue the jobs that `bulk.stage.pack` packed into these blobs, and note with them that this portion of the series'
+        write is published. A portion that is noted already adds nothing, and neither does one of an earlier write of the
+        series. A blob that is not there is left out.
+
+        The store may keep its notes in several places, each with a part of the jobs. The answer: by place, how many jobs the
+        write has added there so far, at least for every place that these jobs go to.
+        """
+        return await self.run(check(op.PublishBlobs(series, number, portion, list(names), now)))
+
     # -- waiting ------------------------------------------------------------------------------------------
 
     @abc.abstractmethod
@@ -353,6 +422,40 @@ class Driver(abc.ABC):
     async def _job_attempts(self, call: op.JobAttempts) -> list[Attempt]:
         raise NotImplementedError
 
+    async def _log_streams(self, call: op.LogStreams) -> LogState:
+        raise NotImplementedError
+
+    async def _read_log(self, call: op.ReadLog) -> LogPage:
+        raise NotImplementedError
+
+    async def _split_log(self, call: op.SplitLog) -> list[int]:
+        """For places that follow one another without a gap."""
+        return list(range(call.after + call.rows, call.until, call.rows))
+
+    async def _split_jobs(self, call: op.SplitJobs) -> list[JobShare]:
+        return [JobShare(queue=call.queue)]
+
+    async def _remove(self, call: op.Remove) -> list[JobState | JobError]:
+        raise NotImplementedError
+
+    async def _put_blob(self, call: op.PutBlob) -> bool:
+        raise NotImplementedError
+
+    async def _read_blobs(self, call: op.ReadBlobs) -> list[bytes | None]:
+        raise NotImplementedError
+
+    async def _list_blobs(self, call: op.ListBlobs) -> list[str]:
+        raise NotImplementedError
+
+    async def _drop_blobs(self, call: op.DropBlobs) -> list[None]:
+        raise NotImplementedError
+
+    async def _check_room(self, call: op.CheckRoom) -> None:
+        return None
+
+    async def _publish_blobs(self, call: op.PublishBlobs) -> dict[str, int]:
+        raise NotImplementedError
+
     async def _reserve_next(self, call: op.Reserve, timeout: float) -> list[JobRecord] | None:
         return None
 
@@ -401,8 +504,12 @@ __all__ = [
     "Fail",
     "FailurePayload",
     "JobFilter",
+    "JobShare",
     "JoinedAsyncTransaction",
     "JoinedTransaction",
+    "LogPage",
+    "LogState",
+    "LogStream",
     "Page",
     "QueueSettings",
     "QueueStats",

@@ -23,6 +23,9 @@ from taskharbor.drivers.records import (
     Extension,
     Fail,
     JobFilter,
+    JobShare,
+    LogPage,
+    LogState,
     Page,
     QueueSettings,
     QueueStats,
@@ -49,6 +52,7 @@ Call = TypeVar("Call", bound="type[Operation[Any]]")
 Scope: TypeAlias = Literal["read", "produce", "work", "admin"]
 LeaseTime: TypeAlias = Annotated[Micros, Meta(ge=1, le=LATEST)]
 PageSize: TypeAlias = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+BlobName: TypeAlias = Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9/-]{0,199}$")]
 Seconds: TypeAlias = Annotated[float, Meta(ge=0, le=86_400)]
 
 
@@ -210,6 +214,80 @@ class ReadAttempts(Operation[AttemptPage]):
 @operation("read")
 class JobAttempts(Operation[list[Attempt]]):
     job_id: Name
+
+
+# -- in bulk ------------------------------------------------------------------------------------------------
+
+
+@operation("read")
+class LogStreams(Operation[LogState]):
+    pass
+
+
+@operation("read")
+class ReadLog(Operation[LogPage]):
+    stream: Text
+    after: int
+    until: int
+    limit: PageSize = 1000
+
+
+@operation("read")
+class SplitLog(Operation[list[int]]):
+    stream: Text
+    after: int
+    until: int
+    rows: PageSize
+
+
+@operation("read")
+class SplitJobs(Operation[list[JobShare]]):
+    queue: Name | None
+    parts: PageSize
+
+
+@operation("admin", changes=True)
+class Remove(Operation[list[JobState | JobError]]):
+    job_ids: list[Name]
+
+
+@operation("produce", changes=True)
+class PutBlob(Operation[bool]):
+    blob: BlobName
+    data: bytes
+    swaps: bool = False
+    """Whether the blob must hold what is expected."""
+    expected: bytes | None = None
+
+
+@operation("produce")
+class ReadBlobs(Operation[list[bytes | None]]):
+    names: list[BlobName]
+
+
+@operation("produce")
+class ListBlobs(Operation[list[str]]):
+    folder: BlobName
+
+
+@operation("produce", changes=True)
+class DropBlobs(Operation[list[None]]):
+    names: list[BlobName]
+
+
+@operation("produce")
+class CheckRoom(Operation[None]):
+    queue: Name
+    size: Count
+
+
+@operation("produce", changes=True)
+class PublishBlobs(Operation[dict[str, int]]):
+    series: Name
+    number: int
+    portion: Count
+    names: list[BlobName]
+    now: Instant
 
 
 # -- between a client and its broker ------------------------------------------------------------------------

@@ -132,6 +132,8 @@ class JobFilter(msgspec.Struct, frozen=True, kw_only=True):
     key: Name | None = None
     worker: Name | None = None
     finished_before_us: Instant | None = None
+    until: Text | None = None
+    """A listing ends with the job that this cursor of it stands behind. No purge heeds it."""
 
 
 class Page(msgspec.Struct, frozen=True):
@@ -148,6 +150,43 @@ class AttemptPage(msgspec.Struct, frozen=True):
     cursor: str
 
 
+class LogStream(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """A sequence of rows of the attempt log. Each row has a place; no row ever appears before `last`."""
+
+    name: str
+    """Means something to the store only."""
+    queue: str | None
+    """The queue whose rows these are; None: of all queues."""
+    last: int
+    """The place of the last row that was ever written; 0: none."""
+    trimmed: int | None
+    """The highest place of a row that retention removed; 0: none; None: the store does not know."""
+    is_dense: bool
+    """Whether places follow one another without a gap, from 1 on."""
+
+
+class LogState(msgspec.Struct, frozen=True):
+    """All streams of the attempt log. `store_id` tells a store from another, and from one that was there before."""
+
+    store_id: str
+    streams: list[LogStream]
+
+
+class LogPage(msgspec.Struct, frozen=True):
+    """Rows of one stream, in order: all of those up to `place`, where the next page goes on."""
+
+    attempts: list[Attempt]
+    place: int
+
+
+class JobShare(msgspec.Struct, frozen=True, kw_only=True):
+    """A share of the job listing: one queue or all, after one cursor of `list_jobs` and up to another."""
+
+    queue: str | None = None
+    after: str | None = None
+    until: str | None = None
+
+
 class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     """What workers, the conformance kit and `doctor` may expect of a driver beyond the contract."""
 
@@ -159,6 +198,8 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     """`reserve` may leave out a job that another call is changing at that very moment, instead of waiting for it, and count the
     lease of such a job as held. That call then wakes whoever waits. And of a job that another call is changing, a settlement
     or heartbeat that does not hold the lease may be told by the error of the moment before or after."""
+    publishes_at_once: bool = False
+    """`publish_blobs` turns any number of blobs into jobs in one transaction."""
     batch: int = 1000
     """How many jobs a worker leases or settles in one call, where they are quick enough: more make a call cheaper per job, and
     keep others waiting for longer."""

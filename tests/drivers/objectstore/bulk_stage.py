@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from taskharbor.bulk import BulkStore
+from taskharbor.bulk.store import BulkStore
 from taskharbor.drivers.contract import Ack, Driver, QueueSettings
 from taskharbor.drivers.objectstore.driver import ObjectStoreDriver
 from taskharbor.drivers.registry import connect

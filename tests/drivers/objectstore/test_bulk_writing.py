@@ -13,13 +13,11 @@ from bulk_stage import DAY, objects, records, waiting, within
 from faulty_blobs import Faults, FaultyBlobs, Weather
 
 from taskharbor.alike import AlikeJobs
-from taskharbor.bulk import BulkStore, open_store
-from taskharbor.bulk.contract import StagingLost
-from taskharbor.bulk.write_ids import new_write, numbered_write
+from taskharbor.bulk import publish, stage
+from taskharbor.bulk.stage import StagingLost, new_write, numbered_write
+from taskharbor.bulk.store import BulkStore, open_store
 from taskharbor.drivers.contract import Ack, Driver
-from taskharbor.drivers.objectstore.bulk import publishing
-from taskharbor.drivers.objectstore.bulk.publishing import Publisher
-from taskharbor.drivers.objectstore.folding import wall_clock
+from taskharbor.drivers.objectstore.driver import ObjectStoreDriver
 from taskharbor.drivers.objectstore.places import Place
 from taskharbor.drivers.registry import connect
 from taskharbor.errors import BackendUnavailable, InvalidRequest, TaskHarborError
@@ -49,6 +47,11 @@ def store(url: str) -> Iterator[BulkStore]:
 
 def staged(folder: Path) -> list[str]:
     return [name for name in objects(folder) if name.startswith("staging/")]
+
+
+def blobs_of(folder: Path, write: str, task: str) -> list[str]:
+    own = f"{stage.folder_of(write)}/{stage._digest(task)}/"
+    return [name for name in staged(folder) if name.startswith(own)]
 
 
 # -- the plain way -----------------------------------------------------------------------------------------------------
@@ -184,10 +187,10 @@ def test_what_nobody_ever_published_goes_by_itself(
     store: BulkStore, url: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store.stage("forgotten", "0.1", [records(5, 1)])
-    clock = wall_clock
+    clock = stage.wall_clock
     for kept in (True, False):
         if not kept:
-            monkeypatch.setattr(publishing, "wall_clock", lambda: clock() + 8 * DAY)
+            monkeypatch.setattr(publish, "wall_clock", lambda: clock() + 8 * DAY)
         write = new_write()
         store.stage(write, "0.1", [records(1, 1)])
         store.publish(write, ["0.1"], now=2)
@@ -202,7 +205,7 @@ def test_jobs_that_never_arrived_are_missed_and_nothing_is_published(
     with pytest.raises(StagingLost, match=r"tasks 1\.1 of .* nothing was published, write it again"):
         store.publish(write, ["0.1", "1.1"], now=2)
     store.stage(write, "1.1", [records(5, 1)])
-    lost = next(name for name in staged(folder) if "1=2e1" in name and not name.endswith("-end"))
+    lost = next(name for name in blobs_of(folder, write, "1.1") if not name.endswith("-end"))
     (folder / lost).unlink()
     with pytest.raises(StagingLost, match=r"1\.1"):
         store.publish(write, ["0.1", "1.1"], now=2)
@@ -268,23 +271,23 @@ class Dying:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, portions: int, *, before: bool) -> None:
         self._patch = monkeypatch
-        self._add = add = Publisher._add
+        self._publish = publish_blobs = ObjectStoreDriver.publish_blobs
         left = portions
 
-        async def dying(publisher: Publisher, *arguments: Any) -> Any:
+        async def dying(driver: ObjectStoreDriver, *arguments: Any, **options: Any) -> Any:
             nonlocal left
             if before and not left:
                 raise BackendUnavailable("the publisher died")
-            found = await add(publisher, *arguments)
+            found = await publish_blobs(driver, *arguments, **options)
             if not before and not left:
                 raise BackendUnavailable("the publisher died")
             left -= 1
             return found
 
-        monkeypatch.setattr(Publisher, "_add", dying)
+        monkeypatch.setattr(ObjectStoreDriver, "publish_blobs", dying)
 
     def live(self) -> None:
-        self._patch.setattr(Publisher, "_add", self._add)
+        self._patch.setattr(ObjectStoreDriver, "publish_blobs", self._publish)
 
 
 def half_published(url: str, monkeypatch: pytest.MonkeyPatch) -> str:
@@ -296,7 +299,7 @@ def half_published(url: str, monkeypatch: pytest.MonkeyPatch) -> str:
             for n, job in enumerate(jobs[:20]):
                 job.key = f"k{n % 10}"
             store.stage(write, task, [jobs])
-        monkeypatch.setattr(publishing, "PORTION", 70)
+        monkeypatch.setattr(publish, "BLOB_JOBS", 70)
         dying = Dying(monkeypatch, 1, before=False)
         with pytest.raises(BackendUnavailable, match="died"):
             store.publish(write, TASKS, now=2)
@@ -341,7 +344,7 @@ def test_what_a_dead_publisher_began_is_finished_by_the_next_write(
     half_published(url, monkeypatch)
     with open_store(url) as store:
         for seconds, left_behind in ((60 * SECOND, False), (0, True)):
-            monkeypatch.setattr(publishing, "LEFT_BEHIND", seconds)
+            monkeypatch.setattr(publish, "LEFT_BEHIND", seconds)
             write = new_write()
             store.stage(write, "0.1", [records(1, 1)])
             assert store.publish(write, ["0.1"], now=3) == 1
@@ -362,7 +365,7 @@ def test_jobs_that_somebody_removed_while_they_were_published_are_reported(
     url: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write = half_published(url, monkeypatch)
-    lost = next(name for name in staged(folder) if "2=2e1" in name and not name.endswith("-end"))
+    lost = next(name for name in blobs_of(folder, write, "2.1") if not name.endswith("-end"))
     (folder / lost).unlink()
     with open_store(url) as store:
         with pytest.raises(TaskHarborError, match=r"50 jobs of .* were lost .* the other 80 are jobs now"):
@@ -373,7 +376,7 @@ def test_jobs_that_somebody_removed_while_they_were_published_are_reported(
 def test_several_who_publish_the_same_write_at_once_publish_it_once(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(publishing, "PORTION", 60)
+    monkeypatch.setattr(publish, "BLOB_JOBS", 60)
     write = new_write()
     with open_store(url) as store:
         for n in range(6):
@@ -384,12 +387,12 @@ def test_several_who_publish_the_same_write_at_once_publish_it_once(
     answers: list[int] = []
     start = threading.Barrier(3)
 
-    def publish() -> None:
+    def publish_it() -> None:
         with open_store(url) as own:
             start.wait()
             answers.append(own.publish(write, [f"{n}.1" for n in range(6)], now=2))
 
-    publishers = [threading.Thread(target=publish) for _ in range(3)]
+    publishers = [threading.Thread(target=publish_it) for _ in range(3)]
     for thread in publishers:
         thread.start()
     for thread in publishers:
@@ -423,7 +426,7 @@ def test_in_bad_weather_a_write_is_published_once_by_whoever_keeps_trying(
         error_500_after=0.1,
         unreadable=0.05,
     )
-    monkeypatch.setattr(publishing, "PORTION", 60)
+    monkeypatch.setattr(publish, "BLOB_JOBS", 60)
     fine = in_weather(monkeypatch, Weather(random.Random(seed), faults))
     write = new_write()
 

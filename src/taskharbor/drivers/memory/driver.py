@@ -14,13 +14,14 @@ from typing import Any, ClassVar, Self, TypeVar
 
 from msgspec.structs import astuple
 
+from taskharbor.bulk.stage import NOTHING, unpack
 from taskharbor.clock import Clock, SystemClock
 from taskharbor.drivers import operations as op
-from taskharbor.drivers.contract import Capabilities, Driver
+from taskharbor.drivers.contract import Capabilities, Driver, LogPage, LogState, LogStream
 from taskharbor.drivers.memory.bell import Waiter
 from taskharbor.drivers.memory.operating import MemoryStore
-from taskharbor.errors import InvalidRequest
-from taskharbor.jobs import SECOND, Micros
+from taskharbor.errors import InvalidRequest, JobError
+from taskharbor.jobs import SECOND, JobState, Micros
 
 A = TypeVar("A")
 
@@ -37,7 +38,9 @@ class MemoryDriver(Driver):
     in one process may come and go. `MemoryDriver.drop(name)` is how a test gets rid of it.
     """
 
-    capabilities: ClassVar[Capabilities] = Capabilities(durable=False, multi_process=False)
+    capabilities: ClassVar[Capabilities] = Capabilities(
+        durable=False, multi_process=False, publishes_at_once=True
+    )
 
     def __init__(self, store: MemoryStore | None = None, *, clock: Clock | None = None) -> None:
         """Everything that could differ between two runs can be injected: the clock here, tokens and ids in the store."""
@@ -82,9 +85,56 @@ class MemoryDriver(Driver):
     # -- operations ---------------------------------------------------------------------------------------
 
     async def run(self, call: op.Operation[A]) -> A:
+        run = _RUN.get(type(call))
+        if run is None:
+            return await super().run(call)
         with self._store.lock:
-            answer: A = _RUN[type(call)](self._store, call)
+            answer: A = run(self._store, call)
             return answer
+
+    # -- in bulk ------------------------------------------------------------------------------------------
+
+    async def _log_streams(self, call: op.LogStreams) -> LogState:
+        with self._store.lock:
+            log = self._store.log
+            stream = LogStream(name="", queue=None, last=log.last, trimmed=log.trimmed, is_dense=True)
+            return LogState(self._store.store_id, [stream])
+
+    async def _read_log(self, call: op.ReadLog) -> LogPage:
+        with self._store.lock:
+            rows, last = self._store.log.read(call.after, call.limit)
+        found = [row for row in rows if row.seq <= call.until]
+        return LogPage(found, last if len(found) == call.limit else call.until)
+
+    async def _remove(self, call: op.Remove) -> list[JobState | JobError]:
+        with self._store.lock:
+            return self._store.remove(call.job_ids)
+
+    async def _put_blob(self, call: op.PutBlob) -> bool:
+        with self._store.lock:
+            is_expected = not call.swaps or self._store.blobs.get(call.blob) == call.expected
+            if is_expected:
+                self._store.blobs[call.blob] = call.data
+            return is_expected
+
+    async def _read_blobs(self, call: op.ReadBlobs) -> list[bytes | None]:
+        with self._store.lock:
+            return [self._store.blobs.get(name) for name in call.names]
+
+    async def _list_blobs(self, call: op.ListBlobs) -> list[str]:
+        with self._store.lock:
+            return sorted(name for name in self._store.blobs if name.startswith(f"{call.folder}/"))
+
+    async def _drop_blobs(self, call: op.DropBlobs) -> list[None]:
+        with self._store.lock:
+            for name in call.names:
+                self._store.blobs.pop(name, None)
+        return [None] * len(call.names)
+
+    async def _publish_blobs(self, call: op.PublishBlobs) -> dict[str, int]:
+        with self._store.lock:
+            jobs = [job for name in call.names for job in unpack(self._store.blobs.get(name, NOTHING))]
+            return {"": self._store.publish(jobs, (call.series, call.number, call.portion), call.now)}
 
     # -- waiting ------------------------------------------------------------------------------------------
 

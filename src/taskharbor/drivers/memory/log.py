@@ -40,6 +40,12 @@ class AttemptLog:
         self._by_job: dict[str, Row | list[Row]] = {}
         """Nearly every job has one row only, which then needs no list around it."""
         self._next_seq = 1
+        self.trimmed = 0
+        """The highest number of a row that retention removed."""
+
+    @property
+    def last(self) -> int:
+        return self._next_seq - 1
 
     def append(
         self,
@@ -98,6 +104,7 @@ class AttemptLog:
                 break
             line.pop()
             self._rows.remove(row[1])
+            self.trimmed = max(self.trimmed, row[1])
             rest = [own for own in _listed(self._by_job.pop(row[5])) if own is not row]
             if rest:
                 self._by_job[row[5]] = rest

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import islice
+from itertools import islice, takewhile
 
 from taskharbor.drivers.contract import AttemptPage, JobFilter, Page, QueueSettings, QueueStats
 from taskharbor.drivers.memory.copies import as_read
@@ -82,6 +82,9 @@ class MemoryStore(LeasingStore):
 
     def list_jobs(self, selection: JobFilter, now: Micros, limit: int, cursor: str | None) -> Page:
         slots = self.order.before(None if cursor is None else _number(cursor))
+        if selection.until is not None:
+            last = _number(selection.until)
+            slots = takewhile(lambda slot: slot.seq >= last, slots)
         wanted = (slot for slot in slots if matches(slot.record, selection, now))
         # One more than asked for tells whether anything follows.
         found = list(islice(wanted, limit + 1))
@@ -151,6 +154,30 @@ class MemoryStore(LeasingStore):
 
     def _purgeable(self, queue: Queue) -> list[PlaceLine]:
         return [queue.done, queue.dead, queue.cancelled]
+
+    def remove(self, job_ids: Sequence[str]) -> list[JobState | JobError]:
+        answers = {job_id: self._remove(job_id) for job_id in dict.fromkeys(job_ids)}
+        return [answers[job_id] for job_id in job_ids]
+
+    def _remove(self, job_id: str) -> JobState | JobError:
+        slot = self._find(job_id)
+        if slot is None:
+            return JobNotFound(job_id)
+        state = slot.record.state
+        if not state.is_terminal:
+            return JobError(job_id, f"the job is {state} and has not ended: cancel it first")
+        self._forget(slot)
+        return state
+
+    def publish(self, records: Sequence[JobRecord], portion: tuple[str, int, int], now: Micros) -> int:
+        """Enqueue a portion of a bulk write, unless it was before. How many jobs the write has added so far."""
+        series, *place = portion
+        known, added = self.portions.get(series, ([place[0], 0], 0))
+        added = added if known[0] == place[0] else 0
+        if known < place:
+            added += sum(not answer.existed for answer in self.enqueue(records, now))
+            self.portions[series] = (place, added)
+        return added
 
     def prune(self, now: Micros, limit: int) -> int:
         jobs = rows = 0

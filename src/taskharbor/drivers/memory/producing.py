@@ -39,6 +39,10 @@ class ProducingStore:
         self.order: Ledger[Slot] = Ledger()
         """All jobs by insertion; a slot's `seq` is its number here."""
         self.log = AttemptLog()
+        self.store_id = ids.new_token()
+        self.blobs: dict[str, bytes] = {}
+        self.portions: dict[str, tuple[list[int], int]] = {}
+        """By series of bulk writes: number and portion that was published last, and the jobs that the write added."""
         self._find: Callable[[str], Slot | None] = self.jobs.get
         """A job by its id. Where ended jobs are kept apart, this finds them too."""
         self._new_token = new_token

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import ClassVar, Self
 
 from taskharbor.clock import Clock, SystemClock
 from taskharbor.drivers import operations as op
@@ -12,11 +12,14 @@ from taskharbor.drivers.contract import (
     Capabilities,
     Driver,
     Enqueued,
+    JobShare,
+    LogPage,
+    LogState,
     Page,
     QueueSettings,
     QueueStats,
 )
-from taskharbor.drivers.objectstore import enqueue, inspect, leased, log, operate, waiting
+from taskharbor.drivers.objectstore import bulk, enqueue, inspect, leased, log, operate, waiting
 from taskharbor.drivers.objectstore.blobs import Blobs
 from taskharbor.drivers.objectstore.catalog import Catalog
 from taskharbor.drivers.objectstore.cell import Term
@@ -26,9 +29,6 @@ from taskharbor.drivers.objectstore.probe import probe
 from taskharbor.drivers.objectstore.store import OpenStore
 from taskharbor.errors import BackendUnavailable, JobError
 from taskharbor.jobs import Attempt, JobRecord, JobState, Lease, Micros
-
-if TYPE_CHECKING:
-    from taskharbor.bulk.contract import BulkStore
 
 
 class ObjectStoreDriver(Driver):
@@ -64,22 +64,22 @@ class ObjectStoreDriver(Driver):
         place = parse_place(url)
         return cls(place.open, options_of(place), is_in_memory=place.scheme == "mem")
 
-    @classmethod
-    def bulk_store(cls, url: str) -> BulkStore | None:
-        # Imported here: pyarrow is not needed for anything else.
-        from taskharbor.drivers.objectstore.bulk import ObjectStoreBulk
-
-        return ObjectStoreBulk(url)
-
     def clone(self) -> Self:
         return type(self)(self._open_blobs, self._options, clock=self._clock, is_in_memory=self._is_in_memory)
 
     async def open(self) -> None:
+        await self._open_store(reads_only=False)
+
+    async def open_to_read(self) -> None:
+        await self._open_store(reads_only=True)
+
+    async def _open_store(self, *, reads_only: bool) -> None:
         if self._open is not None:
             return
-        store = OpenStore(self._open_blobs(), self._options, self._clock)
+        store = OpenStore(self._open_blobs(), self._options, self._clock, reads_only=reads_only)
         try:
-            await probe(store.blobs)
+            if not reads_only:
+                await probe(store.blobs)
             await store.open()
         except BaseException:
             await store.close()
@@ -100,7 +100,9 @@ class ObjectStoreDriver(Driver):
 
     async def time(self) -> Micros:
         """The store's, where it differs from this machine's by more than can be told."""
-        return await self.open_store.time.now()
+        store = self.open_store
+        # To ask the store is a write.
+        return self._clock.now() if store.reads_only else await store.time.now()
 
     # -- leading (for a broker) ---------------------------------------------------------------------------
 
@@ -175,6 +177,42 @@ class ObjectStoreDriver(Driver):
 
     async def _job_attempts(self, call: op.JobAttempts) -> list[Attempt]:
         return await log.job_attempts(self.open_store, call.job_id)
+
+    # -- in bulk ------------------------------------------------------------------------------------------
+
+    async def _log_streams(self, call: op.LogStreams) -> LogState:
+        return await bulk.log_streams(self.open_store)
+
+    async def _read_log(self, call: op.ReadLog) -> LogPage:
+        return await bulk.read_log(self.open_store, call)
+
+    async def _split_log(self, call: op.SplitLog) -> list[int]:
+        return await bulk.split_log(self.open_store, call)
+
+    async def _split_jobs(self, call: op.SplitJobs) -> list[JobShare]:
+        return await bulk.split_jobs(self.open_store, call)
+
+    async def _remove(self, call: op.Remove) -> list[JobState | JobError]:
+        return await bulk.remove(self.open_store, call.job_ids)
+
+    async def _put_blob(self, call: op.PutBlob) -> bool:
+        return await bulk.put_blob(self.open_store, call)
+
+    async def _read_blobs(self, call: op.ReadBlobs) -> list[bytes | None]:
+        return await bulk.read_blobs(self.open_store, call.names)
+
+    async def _list_blobs(self, call: op.ListBlobs) -> list[str]:
+        return await self.open_store.blobs.names(call.folder)
+
+    async def _drop_blobs(self, call: op.DropBlobs) -> list[None]:
+        await self.open_store.blobs.delete(call.names)
+        return [None] * len(call.names)
+
+    async def _check_room(self, call: op.CheckRoom) -> None:
+        await bulk.check_room(self.open_store, call)
+
+    async def _publish_blobs(self, call: op.PublishBlobs) -> dict[str, int]:
+        return await bulk.publish_blobs(self.open_store, call)
 
     # -- waiting ------------------------------------------------------------------------------------------
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from heapq import merge
-from itertools import islice
+from itertools import islice, takewhile
 
 import msgspec
 
@@ -52,7 +52,9 @@ async def list_jobs(
         return [((number, _name(cell)), job) for number, job in await cell.look(step)]
 
     parts = await asyncio.gather(*map(part, cells))
-    found = list(islice(merge(*parts, key=lambda one: one[0], reverse=True), limit + 1))
+    end = (0, "") if selection.until is None else _parsed(selection.until)
+    merged = merge(*parts, key=lambda one: one[0], reverse=True)
+    found = list(islice(takewhile(lambda one: one[0] >= end, merged), limit + 1))
     page = found[:limit]
     jobs = [job for _, job in page]
     if len(found) <= limit:
@@ -66,8 +68,8 @@ def _name(cell: QueueCell) -> str:
 
 
 def _parsed(cursor: str) -> tuple[int, str]:
-    number, _, name = cursor.partition(":")
-    if not number.isdecimal() or not name:
+    number, separator, name = cursor.partition(":")
+    if not number.isdecimal() or not separator:
         raise InvalidRequest(
             f"{cursor[:60]!r} is not a cursor of this store: pass on what the last page gave"
         )

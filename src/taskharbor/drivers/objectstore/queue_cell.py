@@ -46,8 +46,10 @@ class QueueCell:
         term: Term | None = None,
         every_pass: Callable[[QueueState], None] | None = None,
         clock: Clock | None = None,
+        reads_only: bool = False,
     ) -> None:
-        """`deliver` brings jobs to other queues."""
+        """`deliver` brings jobs to other queues. `reads_only`: what follows from a state is left to others."""
+        self._reads_only = reads_only
         self.queue = queue
         self.shard = shard
         self.cell = Cell(
@@ -153,6 +155,8 @@ class QueueCell:
 
     def _on_news(self, state: QueueState) -> None:
         self._doorbell.ring(self.queue, self.shard, state.stirs)
+        if self._reads_only:
+            return
         if state.outbox:
             self._start_deliveries(state.outbox)
         self.folder.consider(state)

@@ -17,7 +17,9 @@ from taskharbor.drivers.objectstore.locating import Whereabouts, shard_of
 from taskharbor.drivers.objectstore.numbers import take_stamps
 from taskharbor.drivers.objectstore.options import Options
 from taskharbor.drivers.objectstore.queue_cell import QueueCell
+from taskharbor.drivers.objectstore.segments import Segment
 from taskharbor.drivers.objectstore.store_time import StoreTime
+from taskharbor.errors import BackendUnavailable
 from taskharbor.jobs import JobRecord, Micros
 
 R = TypeVar("R")
@@ -25,8 +27,13 @@ A = TypeVar("A")
 
 
 class OpenStore:
-    def __init__(self, blobs: Blobs, options: Options, clock: Clock | None) -> None:
+    def __init__(
+        self, blobs: Blobs, options: Options, clock: Clock | None, *, reads_only: bool = False
+    ) -> None:
         self.blobs = blobs
+        self.reads_only = reads_only
+        self.row_segments: dict[str, Segment] = {}
+        """Segments, or their beginnings, that rows of the log were read from lately."""
         self.options = options
         self.catalog = Catalog(blobs, shards=options.shards, clock=clock)
         self.doorbell = doorbell_of(blobs.identity)
@@ -42,6 +49,10 @@ class OpenStore:
         """Which shard a reservation begins with."""
 
     async def open(self) -> None:
+        if self.reads_only and await self.catalog.cell.look(lambda state: state.entries) is None:
+            raise BackendUnavailable(
+                f"{self.blobs.place}: there is no such store; it is made when the first job is enqueued"
+            )
         await self.catalog.open()
 
     async def close(self) -> None:
@@ -75,6 +86,7 @@ class OpenStore:
                 term=self.term,
                 every_pass=self._expire,
                 clock=self._clock,
+                reads_only=self.reads_only,
             )
         return cell
 

@@ -17,11 +17,23 @@ from taskharbor.drivers.contract import (
     Enqueued,
     JoinedAsyncTransaction,
     JoinedTransaction,
+    LogPage,
+    LogState,
     Page,
     QueueSettings,
     QueueStats,
 )
-from taskharbor.drivers.postgres import arrays, enqueue, inspect, log, migrations, operate, settle, waiting
+from taskharbor.drivers.postgres import (
+    arrays,
+    blobs,
+    enqueue,
+    inspect,
+    log,
+    migrations,
+    operate,
+    settle,
+    waiting,
+)
 from taskharbor.drivers.postgres.announcing import Announcer
 from taskharbor.drivers.postgres.connections import Connections, Operation, T, connect
 from taskharbor.drivers.postgres.listener import channel
@@ -34,7 +46,7 @@ from taskharbor.errors import BackendUnavailable, JobError, TaskHarborError
 from taskharbor.jobs import Attempt, JobRecord, JobState, Lease, Micros
 
 if TYPE_CHECKING:
-    from taskharbor.bulk.contract import BulkStore
+    from taskharbor.bulk.store import BulkStore
 
 _FOLD_EVERY = 20.0
 _TEND_EVERY = 600.0
@@ -48,7 +60,7 @@ class PostgresDriver(Driver):
     """
 
     capabilities: ClassVar[Capabilities] = Capabilities(
-        durable=True, multi_process=True, passes_over_busy=True, batch=2000
+        durable=True, multi_process=True, passes_over_busy=True, publishes_at_once=True, batch=2000
     )
 
     def __init__(self, options: Options) -> None:
@@ -250,6 +262,38 @@ class PostgresDriver(Driver):
 
     async def _job_attempts(self, call: op.JobAttempts) -> list[Attempt]:
         return await self._call(log.job_attempts, call.job_id)
+
+    # -- in bulk ------------------------------------------------------------------------------------------
+
+    async def _log_streams(self, call: op.LogStreams) -> LogState:
+        return await self._query(lambda session, _: blobs.log_streams(session, self._schema))
+
+    async def _read_log(self, call: op.ReadLog) -> LogPage:
+        return await self._query(lambda session, _: blobs.read_log(session, self._schema, call))
+
+    async def _split_log(self, call: op.SplitLog) -> list[int]:
+        # Numbers of transactions say nothing about where rows are.
+        return []
+
+    async def _remove(self, call: op.Remove) -> list[JobState | JobError]:
+        return await self._query(lambda session, _: operate.remove(session, self._schema, call.job_ids))
+
+    async def _put_blob(self, call: op.PutBlob) -> bool:
+        return await self._query(lambda session, _: blobs.put_blob(session, self._schema, call))
+
+    async def _read_blobs(self, call: op.ReadBlobs) -> list[bytes | None]:
+        return await self._query(lambda session, _: blobs.read_blobs(session, self._schema, call.names))
+
+    async def _list_blobs(self, call: op.ListBlobs) -> list[str]:
+        return await self._query(lambda session, _: blobs.list_blobs(session, self._schema, call.folder))
+
+    async def _drop_blobs(self, call: op.DropBlobs) -> list[None]:
+        return await self._query(lambda session, _: blobs.drop_blobs(session, self._schema, call.names))
+
+    async def _publish_blobs(self, call: op.PublishBlobs) -> dict[str, int]:
+        return await self._query(
+            lambda session, _: blobs.publish_blobs(session, self._schema, call, self._announcer.voice)
+        )
 
     # -- waiting ------------------------------------------------------------------------------------------
 

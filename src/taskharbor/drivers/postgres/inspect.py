@@ -69,6 +69,9 @@ async def list_jobs(
         if (len(rows) > limit and rows[limit][0] >= values["from"]) or values["from"] == 0:
             break
         window *= 10
+    if selection.until is not None:
+        last = _number(selection.until)
+        rows = [row for row in rows if row[0] >= last]
     jobs = [record_from_row(row, now) for row in rows[:limit]]
     return Page(jobs, str(rows[limit - 1][0]) if len(rows) > limit else None)
 

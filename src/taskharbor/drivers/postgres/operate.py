@@ -81,3 +81,17 @@ async def configure(session: Session, schema: str, queue: str, settings: QueueSe
 async def settings_of(session: Session, schema: str, queue: str) -> QueueSettings:
     rows = await session.rows(load("operate", schema)["settings"], [queue])
     return settings_from(rows[0]) if rows else QueueSettings()
+
+
+async def remove(session: Session, schema: str, job_ids: Sequence[str]) -> list[JobState | JobError]:
+    rows = await session.rows(load("operate", schema)["remove"], {"ids": _ids(job_ids)})
+    found: dict[str, int] = dict(rows)
+    return [_removed(job_id, found.get(job_id)) for job_id in job_ids]
+
+
+def _removed(job_id: str, state: int | None) -> JobState | JobError:
+    if state is None:
+        return JobNotFound(job_id)
+    if not STATES[state].is_terminal:
+        return JobError(job_id, f"the job is {STATES[state]} and has not ended: cancel it first")
+    return STATES[state]

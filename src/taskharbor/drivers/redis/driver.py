@@ -6,19 +6,23 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import ClassVar, Self
 
+from taskharbor.bulk.publish import finish_left_behind
 from taskharbor.drivers import operations as op
 from taskharbor.drivers.contract import (
     AttemptPage,
     Capabilities,
     Driver,
     Enqueued,
+    JobShare,
+    LogPage,
+    LogState,
     Page,
     QueueSettings,
     QueueStats,
 )
-from taskharbor.drivers.redis import inspect, log, operate, settle
+from taskharbor.drivers.redis import bulk, inspect, log, operate, settle
 from taskharbor.drivers.redis.connections import Connections
 from taskharbor.drivers.redis.enqueue import enqueue
 from taskharbor.drivers.redis.failure_queue import deliver
@@ -30,9 +34,6 @@ from taskharbor.drivers.redis.waiting import Watcher
 from taskharbor.errors import BackendUnavailable, JobError, TaskHarborError
 from taskharbor.ids import new_token
 from taskharbor.jobs import SECOND, Attempt, JobRecord, JobState, Lease, Micros
-
-if TYPE_CHECKING:
-    from taskharbor.bulk.contract import BulkStore
 
 
 class RedisDriver(Driver):
@@ -57,13 +58,6 @@ class RedisDriver(Driver):
     @classmethod
     def from_url(cls, url: str) -> Self:
         return cls(parse_url(url))
-
-    @classmethod
-    def bulk_store(cls, url: str) -> BulkStore | None:
-        # Imported here: pyarrow is not needed for anything else.
-        from taskharbor.drivers.redis.bulk import RedisBulkStore
-
-        return RedisBulkStore(url)
 
     def clone(self) -> Self:
         return type(self)(self.options)
@@ -194,7 +188,10 @@ class RedisDriver(Driver):
         return await operate.purge(self._store, call.selection, call.limit)
 
     async def _prune(self, call: op.Prune) -> int:
-        return await operate.prune(self._store, call.now, call.limit)
+        removed = await operate.prune(self._store, call.now, call.limit)
+        # Nobody else may ever come by: a bulk write whose publisher died must not stay half done.
+        await finish_left_behind(self, call.now)
+        return removed
 
     async def _get(self, call: op.Get) -> list[JobRecord | None]:
         return await inspect.get(self._store, call.job_ids, call.now)
@@ -218,6 +215,38 @@ class RedisDriver(Driver):
 
     async def _job_attempts(self, call: op.JobAttempts) -> list[Attempt]:
         return await log.job_attempts(self._store, call.job_id)
+
+    # -- in bulk ------------------------------------------------------------------------------------------
+
+    async def _log_streams(self, call: op.LogStreams) -> LogState:
+        return await bulk.log_streams(self._store)
+
+    async def _read_log(self, call: op.ReadLog) -> LogPage:
+        return await bulk.read_log(self._store, call)
+
+    async def _split_log(self, call: op.SplitLog) -> list[int]:
+        return await bulk.split_log(self._store, call)
+
+    async def _split_jobs(self, call: op.SplitJobs) -> list[JobShare]:
+        return await bulk.split_jobs(self._store, call)
+
+    async def _remove(self, call: op.Remove) -> list[JobState | JobError]:
+        return await bulk.remove(self._store, call.job_ids, await self.time())
+
+    async def _put_blob(self, call: op.PutBlob) -> bool:
+        return await bulk.put_blob(self._store, call)
+
+    async def _read_blobs(self, call: op.ReadBlobs) -> list[bytes | None]:
+        return await bulk.read_blobs(self._store, call.names)
+
+    async def _list_blobs(self, call: op.ListBlobs) -> list[str]:
+        return await bulk.list_blobs(self._store, call.folder)
+
+    async def _drop_blobs(self, call: op.DropBlobs) -> list[None]:
+        return await bulk.drop_blobs(self._store, call.names)
+
+    async def _publish_blobs(self, call: op.PublishBlobs) -> dict[str, int]:
+        return await bulk.publish_blobs(self._store, call)
 
     # -- waiting ------------------------------------------------------------------------------------------
 

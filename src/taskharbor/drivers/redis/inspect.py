@@ -64,6 +64,7 @@ class _Source:
 
 async def list_jobs(store: Store, selection: JobFilter, now: Micros, limit: int, cursor: str | None) -> Page:
     after = None if cursor is None else _parsed(cursor)
+    end = (0, 0) if selection.until is None else _parsed(selection.until)
     wanted = _wanted(selection)
     if wanted is None:
         return Page([], None)
@@ -84,6 +85,8 @@ async def list_jobs(store: Store, selection: JobFilter, now: Micros, limit: int,
             break
         newest = max(sources, key=lambda source: source.head)
         place = newest.head
+        if place < end:
+            break
         _, record = newest.held.popleft()
         if _matches(record, selection):
             found.append((place, record))

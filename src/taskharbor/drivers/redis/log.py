@@ -96,7 +96,7 @@ def page_call(store: Store, queue: str, after: int, last: int, rows: int) -> Cal
     return store.call("log_page", queue, 0, after, last, rows)
 
 
-def _attempts_in(entry: Entry, number: int, queue: str, after: int = 0) -> Iterator[tuple[int, int, Attempt]]:
+def attempts_in(entry: Entry, number: int, queue: str, after: int = 0) -> Iterator[tuple[int, int, Attempt]]:
     """Each behind its place and the queue's number, for merging."""
     error_type, error_message = entry.error
     lease = entry.lease
@@ -149,7 +149,7 @@ async def read_attempts(store: Store, after: str | None, limit: int) -> AttemptP
 
 
 def _line(page: Sequence[Any], number: int, queue: str, after: int) -> list[tuple[int, int, Attempt]]:
-    return [row for entry in entries_from(page) for row in _attempts_in(entry, number, queue, after)]
+    return [row for entry in entries_from(page) for row in attempts_in(entry, number, queue, after)]
 
 
 _in_order = itemgetter(0, 1)
@@ -190,7 +190,7 @@ def _rows_of(job_id: str, page: Sequence[Any], number: int, queue: str) -> list[
         attempt
         for entry in entries_from(page)
         if wanted in entry.value
-        for _, _, attempt in _attempts_in(entry, number, queue)
+        for _, _, attempt in attempts_in(entry, number, queue)
         if attempt.job_id == job_id
     ]
 

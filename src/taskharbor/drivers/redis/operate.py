@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 
 from taskharbor.drivers.contract import JobFilter, QueueSettings
 from taskharbor.drivers.redis.packing import Call, Word
-from taskharbor.drivers.redis.publishing import finish_left_behind
 from taskharbor.drivers.redis.store import Store
 from taskharbor.drivers.redis.stored import STATES, encode
 from taskharbor.errors import JobError, JobFinished, JobNotDead, JobNotFound, KeyConflict
@@ -121,8 +120,6 @@ async def prune(store: Store, now: Micros, limit: int) -> int:
         jobs_gone, rows_gone = await store.ask("prune", queue, now, limit - jobs, limit - rows, *keeps)
         jobs += jobs_gone
         rows += rows_gone
-    # Nobody else may ever come by: a bulk write whose publisher died must not stay half done.
-    await finish_left_behind(store, now)
     return jobs + rows
 
 

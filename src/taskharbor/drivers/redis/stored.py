@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from copy import copy
 from struct import Struct as Layout
 from typing import Any, Final, NamedTuple
 
@@ -141,22 +139,6 @@ def stored_tail(record: JobRecord) -> bytes:
     packed = encode(head)
     is_plain = head[-1] is False and record.key is None
     return _BEHIND_SEQ.pack(len(packed), is_plain) + packed + rest + _GRAINS[hash(record.id) & 255]
-
-
-def stored_tails(template: JobRecord, ids: Sequence[str], payloads: Sequence[bytes]) -> list[bytes]:
-    """The same of jobs that differ in nothing but their payloads: what is in front of one depends only on its length."""
-    record = copy(template)
-    record.id = ""
-    fronts: dict[int, bytes] = {}
-    tails: list[bytes] = []
-    for job_id, payload in zip(ids, payloads, strict=True):
-        size = len(payload)
-        front = fronts.get(size)
-        if front is None:
-            record.payload = payload
-            front = fronts[size] = stored_tail(record)[: -size - 1]
-        tails.append(front + payload + _GRAINS[hash(job_id) & 255])
-    return tails
 
 
 def place_in_line(record: JobRecord) -> bytes:

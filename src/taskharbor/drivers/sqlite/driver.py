@@ -7,7 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import ClassVar, Self
 
 from taskharbor.drivers import operations as op
 from taskharbor.drivers.contract import (
@@ -15,20 +15,30 @@ from taskharbor.drivers.contract import (
     Capabilities,
     Driver,
     Enqueued,
+    JobShare,
+    LogPage,
+    LogState,
     Page,
     QueueSettings,
     QueueStats,
 )
-from taskharbor.drivers.sqlite import enqueue, inspect, operate, queues, reclaim, remove, reserve, settle
+from taskharbor.drivers.sqlite import (
+    bulk,
+    enqueue,
+    inspect,
+    operate,
+    queues,
+    reclaim,
+    remove,
+    reserve,
+    settle,
+)
 from taskharbor.drivers.sqlite.database import Database, Transaction
 from taskharbor.drivers.sqlite.migrations import migrate
 from taskharbor.drivers.sqlite.options import Options, parse_url
 from taskharbor.drivers.sqlite.waiting import Watcher
-from taskharbor.errors import BackendUnavailable, JobError
+from taskharbor.errors import BackendUnavailable, JobError, SchemaMismatch
 from taskharbor.jobs import Attempt, JobRecord, JobState, Lease, Micros
-
-if TYPE_CHECKING:
-    from taskharbor.bulk.contract import BulkStore
 
 _forked: list[object] = []
 """What a forked child inherited. Closing it there would let go of the parent's locks, so it is kept and not touched."""
@@ -69,7 +79,9 @@ class SQLiteDriver(Driver):
     process still loses nothing, but a power loss may take the last commits.
     """
 
-    capabilities: ClassVar[Capabilities] = Capabilities(durable=True, multi_process=True)
+    capabilities: ClassVar[Capabilities] = Capabilities(
+        durable=True, multi_process=True, publishes_at_once=True
+    )
 
     def __init__(self, options: Options, shared: _Shared | None = None) -> None:
         self._options = options
@@ -82,13 +94,6 @@ class SQLiteDriver(Driver):
     @classmethod
     def from_url(cls, url: str) -> Self:
         return cls(parse_url(url))
-
-    @classmethod
-    def bulk_store(cls, url: str) -> BulkStore | None:
-        # Imported here: pyarrow is not needed for anything else.
-        from taskharbor.drivers.sqlite.bulk import SQLiteBulkStore
-
-        return SQLiteBulkStore(url)
 
     def clone(self) -> Self:
         return type(self)(self._options, self._shared)
@@ -200,6 +205,44 @@ class SQLiteDriver(Driver):
 
     async def _job_attempts(self, call: op.JobAttempts) -> list[Attempt]:
         return await self._opened.read(lambda tx: inspect.job_attempts(tx, call.job_id))
+
+    # -- in bulk ------------------------------------------------------------------------------------------
+
+    async def open_to_read(self) -> None:
+        if not self._options.path.is_file():
+            raise BackendUnavailable(f"{self._options.path}: there is no such store; check the path")
+        if await self.migrate(dry_run=True):
+            raise SchemaMismatch(
+                f"{self._options.path}: not a TaskHarbor store, or an old one: run `taskharbor migrate`"
+            )
+        await self.open()
+
+    async def _log_streams(self, call: op.LogStreams) -> LogState:
+        return await self._opened.read(lambda tx: bulk.log_streams(tx))
+
+    async def _read_log(self, call: op.ReadLog) -> LogPage:
+        return await self._opened.read(lambda tx: bulk.read_log(tx, call))
+
+    async def _split_jobs(self, call: op.SplitJobs) -> list[JobShare]:
+        return await self._opened.read(lambda tx: bulk.split_jobs(tx, call))
+
+    async def _remove(self, call: op.Remove) -> list[JobState | JobError]:
+        return await self._opened.write(lambda tx: bulk.remove(tx, call.job_ids))
+
+    async def _put_blob(self, call: op.PutBlob) -> bool:
+        return await self._opened.write(lambda tx: bulk.put_blob(tx, call))
+
+    async def _read_blobs(self, call: op.ReadBlobs) -> list[bytes | None]:
+        return await self._opened.read(lambda tx: bulk.read_blobs(tx, call.names))
+
+    async def _list_blobs(self, call: op.ListBlobs) -> list[str]:
+        return await self._opened.read(lambda tx: bulk.list_blobs(tx, call.folder))
+
+    async def _drop_blobs(self, call: op.DropBlobs) -> list[None]:
+        return await self._opened.write(lambda tx: bulk.drop_blobs(tx, call.names))
+
+    async def _publish_blobs(self, call: op.PublishBlobs) -> dict[str, int]:
+        return await self._opened.write(lambda tx: bulk.publish_blobs(tx, call))
 
     # -- waiting ------------------------------------------------------------------------------------------
 

@@ -66,6 +66,7 @@ def _seqs(transaction: Transaction, selection: JobFilter, now: Micros, limit: in
         queue, *counters = row
     values = {
         "before": before,
+        "until": 0 if selection.until is None else _number(selection.until),
         "queue": queue,
         "states": None if numbers is None else to_json(numbers),
         "types": None if selection.types is None else to_json(sorted(selection.types)),
@@ -120,8 +121,13 @@ def _stats_from(transaction: Transaction, row: tuple[Any, ...], now: Micros) -> 
 
 def read_attempts(transaction: Transaction, after: str | None, limit: int) -> AttemptPage:
     start = 0 if after is None else _number(after)
-    rows = transaction.connection.execute(_SQL["attempts"], (start, limit)).fetchall()
-    return AttemptPage([attempt_from_row(row) for row in rows], str(rows[-1][0] if rows else start))
+    found = attempts_between(transaction, start, _FOREVER, limit)
+    return AttemptPage(found, str(found[-1].seq if found else start))
+
+
+def attempts_between(transaction: Transaction, after: int, until: int, limit: int) -> list[Attempt]:
+    rows = transaction.connection.execute(_SQL["attempts"], (after, until, limit)).fetchall()
+    return [attempt_from_row(row) for row in rows]
 
 
 def job_attempts(transaction: Transaction, job_id: str) -> list[Attempt]:

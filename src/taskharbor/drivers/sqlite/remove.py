@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
+
 import msgspec
 
 from taskharbor.drivers.contract import JobFilter
@@ -42,7 +45,10 @@ def prune(transaction: Transaction, now: Micros, limit: int) -> int:
             if keep is not None:
                 jobs += _remove(transaction, queue, state, now - keep + 1, limit - jobs)
         if keep_attempts is not None and rows < limit:
-            rows += execute(_SQL["attempts"], (queue, now - keep_attempts, limit - rows)).rowcount
+            gone = execute(_SQL["attempts"], (queue, now - keep_attempts, limit - rows)).fetchall()
+            rows += len(gone)
+            if gone:
+                execute(_SQL["trimmed"], max(gone))
     return jobs + rows
 
 
@@ -69,11 +75,17 @@ def _remove(
     execute = transaction.connection.execute
     values = {"queue": queue, "state": state, "before": before, "types": types, "key": key, "limit": limit}
     (seqs,) = execute(_SQL["ended"], values).fetchone()
-    removed = len(_decode_ints(seqs))
-    if removed:
+    return remove_jobs(transaction, [(seq, queue, state) for seq in _decode_ints(seqs)])
+
+
+def remove_jobs(transaction: Transaction, jobs: Sequence[tuple[int, int, int]]) -> int:
+    """Jobs that have ended, by number, queue and state, with everything that belongs to them. How many."""
+    if jobs:
+        seqs = to_json([seq for seq, _, _ in jobs])
         for table in ("payloads", "results", "idempotency", "jobs"):
-            execute(_SQL[table], (seqs,))
+            transaction.connection.execute(_SQL[table], (seqs,))
         counts = Counts(transaction)
-        counts.move(queue, state, None, removed)
+        for (queue, state), removed in Counter([job[1:] for job in jobs]).items():
+            counts.move(queue, state, None, removed)
         counts.flush()
-    return removed
+    return len(jobs)

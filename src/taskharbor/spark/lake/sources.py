@@ -11,7 +11,8 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from taskharbor.bulk import Part, Selection, open_store
+from taskharbor.bulk.store import open_store
+from taskharbor.bulk.tables import Part, Selection
 from taskharbor.drivers.registry import connect
 from taskharbor.errors import InvalidRequest
 from taskharbor.spark.lake.tables import ATTEMPT_COLUMNS, QUEUE_COLUMNS

@@ -20,7 +20,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from taskharbor.bulk.schemas import ATTEMPTS, QUEUES
+from taskharbor.bulk.tables import ATTEMPTS, QUEUES
 from taskharbor.errors import TaskHarborError
 
 TEXT, LONG, INT, REAL, INSTANT, DATE = (

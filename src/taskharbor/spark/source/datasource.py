@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSource
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from taskharbor.bulk.schemas import SCHEMAS
+from taskharbor.bulk.tables import SCHEMAS
 from taskharbor.errors import InvalidRequest
 from taskharbor.spark.source.options import ReadOptions, read_options, stream_options
 from taskharbor.spark.source.reading import TaskHarborReader

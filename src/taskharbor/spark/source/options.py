@@ -8,8 +8,7 @@ from typing import Literal, TypeAlias, cast
 
 import msgspec
 
-from taskharbor.bulk.contract import Selection, Table
-from taskharbor.bulk.schemas import SCHEMAS
+from taskharbor.bulk.tables import SCHEMAS, Selection, Table
 from taskharbor.drivers.registry import connect
 from taskharbor.errors import InvalidRequest
 from taskharbor.jobs import JobState, Micros, to_micros

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from taskharbor.bulk import Part, open_store
+from taskharbor.bulk.store import open_store
+from taskharbor.bulk.tables import Part
 from taskharbor.spark.source.options import ReadOptions
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from taskharbor.bulk import BulkStore, open_store
+from taskharbor.bulk.store import BulkStore, open_store
 from taskharbor.spark.source.options import ReadOptions
 from taskharbor.spark.source.reading import TablePart, read_part
 

@@ -19,7 +19,6 @@ import pyarrow as pa
 import pyarrow.types as kinds
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
-from taskharbor.bulk import open_store
 from taskharbor.drivers.registry import connect
 from taskharbor.errors import InvalidRequest, JobError, TaskHarborError
 from taskharbor.jobs import JobState
@@ -98,18 +97,18 @@ class Summary:
 
 def triage(url: str, action: str, job_ids: Sequence[str]) -> list[JobState | JobError]:
     """One answer per id. For purge: the state that the job had."""
-    if action == "purge":
-        with open_store(url) as store:
-            return [answer for some in _batches(job_ids) for answer in store.remove(some)]
     return asyncio.run(_ask_driver(url, action, job_ids))
 
 
 async def _ask_driver(url: str, action: str, job_ids: Sequence[str]) -> list[JobState | JobError]:
     answers: list[JobState | JobError] = []
     async with connect(url) as driver:
-        call = driver.requeue if action == "requeue" else driver.cancel
         for some in _batches(job_ids):
-            answers += await call(some, now=await driver.time())
+            if action == "purge":
+                answers += await driver.remove(some)
+            else:
+                call = driver.requeue if action == "requeue" else driver.cancel
+                answers += await call(some, now=await driver.time())
     return answers
 
 

@@ -21,8 +21,8 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from taskharbor.bulk import open_store
-from taskharbor.bulk.write_ids import new_write, numbered_write
+from taskharbor.bulk.stage import new_write, numbered_write
+from taskharbor.bulk.store import open_store
 from taskharbor.drivers.registry import connect
 from taskharbor.errors import InvalidRequest, TaskHarborError
 from taskharbor.jobs import Micros
@@ -44,7 +44,6 @@ class StagedTask(WriterCommitMessage):
     write: str
     task: str
     jobs: int
-    carried: bytes | None
 
 
 class JobWriter(DataSourceArrowWriter):
@@ -139,15 +138,12 @@ def _stage(
     builder = RecordBuilder()
     with open_store(url) as store:
         jobs = store.stage(write, task, (rows.records(batch, builder, now) for batch in batches))
-        return StagedTask(write, task, jobs, store.carry(write, task))
+        return StagedTask(write, task, jobs)
 
 
 def _publish(url: str, write: str, staged: Sequence[StagedTask]) -> None:
     with open_store(url) as store:
-        for message in staged:
-            if message.carried is not None:
-                store.receive(write, message.task, message.carried)
-        store.publish(write, [message.task for message in staged], now=_now())
+        store.publish(write, [message.task for message in staged])
 
 
 def _staged(messages: Sequence[WriterCommitMessage | None]) -> list[StagedTask]:

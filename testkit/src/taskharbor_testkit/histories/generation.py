@@ -15,7 +15,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from taskharbor.bulk.schemas import ATTEMPTS, QUEUES
+from taskharbor.bulk.tables import ATTEMPTS, QUEUES
 from taskharbor.jobs import to_datetime
 from taskharbor.spark.audit.kinds import Kind
 from taskharbor_testkit.histories.plan import (

@@ -9,7 +9,7 @@ from operator import attrgetter
 
 import pyarrow as pa
 
-from taskharbor.bulk.schemas import ATTEMPTS
+from taskharbor.bulk.tables import ATTEMPTS
 from taskharbor.jobs import Micros
 
 

@@ -10,9 +10,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from adbc_driver_postgresql import StatementOptions, dbapi
 
-from taskharbor.bulk.batches import fitted
-from taskharbor.bulk.contract import HistoryGone, Table
-from taskharbor.bulk.schemas import SCHEMAS
+from taskharbor.bulk.cursors import HistoryGone
+from taskharbor.bulk.tables import SCHEMAS, Table, fitted
 from taskharbor.drivers.postgres.options import Options
 from taskharbor.drivers.postgres.rows import OUTCOMES, STATES
 from taskharbor.errors import BackendUnavailable, TaskHarborError

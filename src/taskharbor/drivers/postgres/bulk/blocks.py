@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 
 import msgspec
 
-from taskharbor.bulk.splitting import spans
 from taskharbor.errors import InvalidRequest
 
 _BLOCKS_PER_PART = 256
@@ -44,6 +44,15 @@ def in_steps(share: Iterable[Blocks]) -> Iterator[Blocks]:
     for whole in share:
         for first in range(whole.first, whole.end, _BLOCKS_PER_STATEMENT):
             yield Blocks(whole.table, first, min(first + _BLOCKS_PER_STATEMENT, whole.end))
+
+
+def spans(after: int, until: int, parts: int, least: int) -> list[tuple[int, int]]:
+    """The numbers above `after` up to `until`, in at most `parts` shares of at least `least` where there are so many."""
+    size = until - after
+    if size <= 0:
+        return []
+    count = max(1, min(parts, size // least))
+    return list(pairwise([after + size * n // count for n in range(count + 1)]))
 
 
 def written(share: Iterable[Blocks]) -> str:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
-from taskharbor.bulk.contract import HistoryGone, Part
+from taskharbor.bulk.cursors import HistoryGone
+from taskharbor.bulk.tables import Part
 from taskharbor.drivers.postgres.bulk.planner import Planner
 from taskharbor.drivers.postgres.log import START, Place, parse_cursor
 from taskharbor.errors import InvalidRequest

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 
-from taskharbor.bulk.contract import BulkStore, Part, Selection, Table
-from taskharbor.bulk.generic import GenericStore
+from taskharbor.bulk.store import BulkStore, DriverStore
+from taskharbor.bulk.tables import Part, Selection, Table
 from taskharbor.drivers.postgres.bulk import blocks
 from taskharbor.drivers.postgres.bulk.cursors import Log
 from taskharbor.drivers.postgres.bulk.planner import Planner
@@ -85,8 +85,9 @@ class PostgresReading(BulkStore):
         return arrow.read(self._address, part.table, self._statements(part))
 
     def _read_queues(self, part: Part) -> Iterator[pa.RecordBatch]:
-        with GenericStore(self.url) as store:
-            yield from store.read(part)
+        with DriverStore(self.url) as store:
+            for planned in store.parts("queues", part.selection, parallelism=1):
+                yield from store.read(planned)
 
     def _statements(self, part: Part) -> list[str]:
         given = {**part.bounds, **values(part.selection)}

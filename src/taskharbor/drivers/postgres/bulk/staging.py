@@ -1,4 +1,5 @@
-"""A chunk of new jobs as values for the statement `stage`: one row for the plain ones of each queue, one for all with keys.
+"""A chunk of new jobs as values for the statement `stage`: rows for those of each queue, without and with idempotency keys, and
+one for all that have a key.
 
 Jobs that differ in nothing but their payloads are one row with single values for all of them, and get their ids when they are
 published.
@@ -27,35 +28,34 @@ _DEFAULTS = ("json", 0, 0, DEFAULT_BACKOFF_MIN, DEFAULT_BACKOFF_MAX, None)
 
 def chunk_values(jobs: Sequence[JobRecord]) -> Iterator[list[Any]]:
     """Each list begins with `queue` and ends with `payloads`."""
-    if isinstance(jobs, AlikeJobs) and not _has_keys(jobs.template):
+    if isinstance(jobs, AlikeJobs) and jobs.template.key is None and jobs.template.idempotency_key is None:
         yield [
             jobs.template.queue,
             len(jobs),
             True,
             None,
             *_columns([jobs.template]),
+            None,
             *_no_rules(jobs.payloads),
         ]
         return
-    plain: dict[str, list[JobRecord]] = {}
+    plain: dict[tuple[str, bool], list[JobRecord]] = {}
     keyed: list[JobRecord] = []
     for job in jobs:
-        if _has_keys(job):
+        if job.key is not None:
             keyed.append(job)
         else:
-            plain.setdefault(job.queue, []).append(job)
-    for queue, some in plain.items():
+            plain.setdefault((job.queue, job.idempotency_key is not None), []).append(job)
+    for (queue, is_idempotent), some in plain.items():
         ids = [job.id for job in some]
+        keys = arrays.escaped_texts([job.idempotency_key for job in some]) if is_idempotent else None
         payloads = [job.payload for job in some]
-        yield [queue, len(some), False, arrays.text_array(ids), *_columns(some), *_no_rules(payloads)]
+        yield [queue, len(some), False, arrays.text_array(ids), *_columns(some), keys, *_no_rules(payloads)]
     if keyed:
         rules = to_json([given_columns(job) for job in keyed])
         payloads = [job.payload for job in keyed]
-        yield [None, len(keyed), False, None, *_NO_COLUMNS, rules, _locks(keyed), *_joined(payloads)]
-
-
-def _has_keys(job: JobRecord) -> bool:
-    return job.key is not None or job.idempotency_key is not None
+        locks = len({(job.queue, job.key) for job in keyed})
+        yield [None, len(keyed), False, None, *_NO_COLUMNS, rules, locks, *_joined(payloads)]
 
 
 def _columns(jobs: Sequence[JobRecord]) -> list[str | None]:
@@ -73,7 +73,7 @@ def _columns(jobs: Sequence[JobRecord]) -> list[str | None]:
     ]
 
 
-_NO_COLUMNS = [None] * 12
+_NO_COLUMNS = [None] * 13
 
 
 def _rare_columns(jobs: Sequence[JobRecord]) -> list[str | None]:
@@ -104,11 +104,3 @@ def _no_rules(payloads: Sequence[bytes]) -> tuple[None, None, Ends, bytes]:
 
 def _joined(payloads: Sequence[bytes]) -> tuple[Ends, bytes]:
     return Ends(payloads), b"".join(payloads)
-
-
-def _locks(jobs: Iterable[JobRecord]) -> int:
-    """Locks that storing these by the rules takes: one for each key and idempotency key."""
-    keys = {(job.queue, "key", job.key) for job in jobs} | {
-        (job.queue, "id", job.idempotency_key) for job in jobs
-    }
-    return sum(key is not None for _, _, key in keys)

@@ -9,7 +9,7 @@ from typing import LiteralString
 
 from psycopg import sql
 
-from taskharbor.bulk.contract import Selection, Table
+from taskharbor.bulk.tables import Selection, Table
 from taskharbor.drivers.postgres.rows import STATE_NUMBERS
 from taskharbor.drivers.postgres.statements import load
 

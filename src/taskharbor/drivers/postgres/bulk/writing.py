@@ -3,8 +3,8 @@
 Every chunk is staged in a transaction of its own. One long transaction (a COPY that waits for its input) would hold up the
 readers of the attempt log and the folding of the counters for as long as the task computes.
 
-Jobs with keys or idempotency keys are stored one by one, by the rules. While a write with thousands of them is published, others
-who enqueue, settle or requeue jobs with keys wait.
+Jobs with keys are stored one by one, by the rules: each may change the one before. While a write with thousands of them is
+published, others who enqueue, settle or requeue jobs with keys wait.
 """
 
 from __future__ import annotations
@@ -19,27 +19,24 @@ from typing import Any, TypeVar
 
 import psycopg
 
-from taskharbor.bulk.chunks import chunked
-from taskharbor.bulk.contract import BulkStore, StagingLost
-from taskharbor.bulk.write_ids import series_of
+from taskharbor.bulk.stage import StagingLost, chunked, series_of, wall_clock
+from taskharbor.bulk.store import BulkStore
 from taskharbor.drivers.postgres import arrays, connections, migrations
 from taskharbor.drivers.postgres.announcing import ALOUD, QUIETLY
 from taskharbor.drivers.postgres.bulk.ends import teach
 from taskharbor.drivers.postgres.bulk.staging import chunk_values
 from taskharbor.drivers.postgres.failures import is_conflict, is_lost, translated
 from taskharbor.drivers.postgres.options import Options, parse_url
-from taskharbor.drivers.postgres.rows import STATES
 from taskharbor.drivers.postgres.statements import load
-from taskharbor.errors import JobError, JobNotFound
 from taskharbor.ids import new_id_head
-from taskharbor.jobs import JobRecord, JobState, Micros
+from taskharbor.jobs import JobRecord, Micros
 
 T = TypeVar("T")
 Connection = psycopg.Connection[tuple[Any, ...]]
 
 _TRIES = 10
-# With next to nothing to do per job, it is the round trips that count.
-_MOST_ALIKE = 10_000
+_CHUNK_JOBS = 10_000
+"""Of one row. With next to nothing to do per job, it is the round trips that count."""
 _STAGING_LOST = "TH001"
 _LOCK_NOT_AVAILABLE = "55P03"
 
@@ -57,7 +54,7 @@ class PostgresWriting(BulkStore):
         count = number = 0
         with _connected(options) as connection, connection.cursor(binary=True) as cursor:
             teach(cursor)
-            for jobs in chunked(batches, most_alike=_MOST_ALIKE):
+            for jobs in chunked(batches, _CHUNK_JOBS):
                 for values in chunk_values(jobs):
                     cursor.execute(sql["stage"], [write, task, number, *values, *place])
                     number += 1
@@ -65,12 +62,12 @@ class PostgresWriting(BulkStore):
             cursor.execute(sql["complete"], [write, task, number, *place])
         return count
 
-    def publish(self, write: str, tasks: Sequence[str], *, now: Micros) -> int:
+    def publish(self, write: str, tasks: Sequence[str], *, now: Micros | None = None) -> int:
         options = self._made_ready()
         statement = load("bulk_writing", options.schema)["publish"]
         stir = ALOUD if options.notify else QUIETLY
         names = arrays.escaped_texts(dict.fromkeys(tasks))
-        values = [write, *series_of(write), names, now, stir, new_id_head()]
+        values = [write, *series_of(write), names, wall_clock() if now is None else now, stir, new_id_head()]
 
         def publish(connection: Connection) -> int:
             try:
@@ -90,15 +87,6 @@ class PostgresWriting(BulkStore):
         options = self._made_ready()
         statement = load("bulk_writing", options.schema)["abandon"]
         _repeated(options, lambda connection: connection.execute(statement, [write, *series_of(write)]))
-
-    def remove(self, job_ids: Sequence[str]) -> list[JobState | JobError]:
-        options = self._made_ready()
-        statement = load("bulk_writing", options.schema)["remove"]
-        ids = arrays.escaped_texts(job_ids)
-        found: dict[str, int] = dict(
-            _repeated(options, lambda connection: connection.execute(statement, {"ids": ids}).fetchall())
-        )
-        return [_removed(job_id, found.get(job_id)) for job_id in job_ids]
 
     def _made_ready(self) -> Options:
         """Also brings the schema up to date, once: the first task may come before anybody opened the store."""
@@ -140,11 +128,3 @@ def _repeated(options: Options, work: Callable[[Connection], T]) -> T:
             if tries >= _TRIES or not (is_crossed or (is_lost(error) and tries == 1)):
                 raise translated(error, options) from error
             time.sleep(random.random() * 0.002 * 2**tries)
-
-
-def _removed(job_id: str, state: int | None) -> JobState | JobError:
-    if state is None:
-        return JobNotFound(job_id)
-    if not STATES[state].is_terminal:
-        return JobError(job_id, f"the job is {STATES[state]} and has not ended: cancel it first")
-    return STATES[state]

@@ -124,9 +124,9 @@ BEGIN
             p_job.state := state_by_run_at(p_job.run_at, p_now);
         END IF;
         BEGIN
-            INSERT INTO jobs (id, queue_id, type, run_at, created_at, rank, max_attempts, state, payload, codec, headers,
+            INSERT INTO jobs (seq, id, queue_id, type, run_at, created_at, rank, max_attempts, state, payload, codec, headers,
                               timeout_us, max_stalls, backoff_min_us, backoff_max_us, flags, key, idempotency_key)
-            VALUES (p_job.id, p_job.queue_id, p_job.type, p_job.run_at, p_job.created_at, p_job.rank, p_job.max_attempts,
+            VALUES (coalesce(p_job.seq, nextval('job_seq')), p_job.id, p_job.queue_id, p_job.type, p_job.run_at, p_job.created_at, p_job.rank, p_job.max_attempts,
                     p_job.state, p_job.payload, p_job.codec, p_job.headers, p_job.timeout_us, p_job.max_stalls,
                     p_job.backoff_min_us, p_job.backoff_max_us, p_job.flags, p_job.key, p_job.idempotency_key)
             ON CONFLICT (id) DO NOTHING RETURNING seq INTO v_seq;
@@ -173,6 +173,7 @@ DECLARE
     v_known text;
     v_unused integer[] := '{}';
     v_queues jsonb := '{}';
+    v_seqs bigint[] := ARRAY(SELECT nextval('job_seq') FROM json_array_elements(p_jobs));
 BEGIN
     FOR v_given IN SELECT DISTINCT g ->> 'queue' AS name FROM json_array_elements(p_jobs) AS g ORDER BY 1 LOOP
         IF NOT EXISTS (SELECT FROM queues WHERE name = v_given.name) THEN
@@ -182,16 +183,22 @@ BEGIN
     END LOOP;
     -- In one order for everybody, so that two batches do not wait for each other.
     PERFORM pg_advisory_xact_lock(l.number) FROM (
-        SELECT DISTINCT key_lock((v_queues ->> (g ->> 'queue'))::integer, k.kind, k.key) AS number
-        FROM json_array_elements(p_jobs) AS g,
-             LATERAL (VALUES ('key', g ->> 'key'), ('idempotency', g ->> 'idempotency_key')) AS k(kind, key)
-        WHERE k.key IS NOT NULL ORDER BY 1
+        SELECT DISTINCT key_lock((v_queues ->> (g ->> 'queue'))::integer, 'key', g ->> 'key') AS number
+        FROM json_array_elements(p_jobs) AS g WHERE g ->> 'key' IS NOT NULL ORDER BY 1
     ) AS l;
     -- The running jobs of these keys, which the new ones may be blocked by, in the order in which settling locks them.
     PERFORM FROM jobs AS j
     WHERE j.key IS NOT NULL AND j.state = 3 AND (j.queue_id, j.key) IN (
         SELECT (v_queues ->> (g ->> 'queue'))::integer, g ->> 'key' FROM json_array_elements(p_jobs) AS g)
     ORDER BY j.seq FOR KEY SHARE OF j;
+    -- Each idempotency key gets a row for the first job that has it, in one order for everybody. Where another transaction has put
+    -- one there and not ended, this waits for it.
+    INSERT INTO idempotency (queue_id, idempotency_key, job_seq, job_id)
+    SELECT DISTINCT ON (1, 2) (v_queues ->> (g.value ->> 'queue'))::integer, (g.value ->> 'idempotency_key') COLLATE "C",
+           v_seqs[g.ordinality], g.value ->> 'id'
+    FROM json_array_elements(p_jobs) WITH ORDINALITY AS g
+    WHERE g.value ->> 'idempotency_key' IS NOT NULL ORDER BY 1, 2, g.ordinality
+    ON CONFLICT DO NOTHING;
     FOR v_given IN
         SELECT g.value, g.ordinality AS n FROM json_array_elements(p_jobs) WITH ORDINALITY AS g ORDER BY g.ordinality
     LOOP
@@ -199,12 +206,18 @@ BEGIN
         v_job.queue_id := (v_queues ->> (v_given.value ->> 'queue'))::integer;
         v_job.payload := substring(p_payloads FROM p_ends[v_given.n] + 1
                                    FOR p_ends[v_given.n + 1] - p_ends[v_given.n]);
+        v_job.seq := v_seqs[v_given.n];
         job_id := v_job.id;
         existed := is_kept(v_job.id);
         IF NOT existed AND v_job.idempotency_key IS NOT NULL THEN
             SELECT i.job_id INTO v_known FROM idempotency AS i
             WHERE i.queue_id = v_job.queue_id AND i.idempotency_key = v_job.idempotency_key;
-            IF FOUND AND is_kept(v_known) THEN
+            IF FOUND AND v_known <> v_job.id AND NOT is_kept(v_known) THEN
+                -- It leads to a job that is gone. Of several who find that, the first leads it to its own.
+                SELECT i.job_id INTO v_known FROM idempotency AS i
+                WHERE i.queue_id = v_job.queue_id AND i.idempotency_key = v_job.idempotency_key FOR UPDATE;
+            END IF;
+            IF FOUND AND v_known <> v_job.id AND is_kept(v_known) THEN
                 job_id := v_known;
                 existed := true;
             END IF;
@@ -219,9 +232,13 @@ BEGIN
             IF v_job.idempotency_key IS NOT NULL AND v_answer.job_seq IS NOT NULL THEN
                 INSERT INTO idempotency AS i (queue_id, idempotency_key, job_seq, job_id)
                 VALUES (v_job.queue_id, v_job.idempotency_key, v_answer.job_seq, v_answer.job_id)
-                ON CONFLICT (queue_id, idempotency_key)
-                DO UPDATE SET job_seq = excluded.job_seq, job_id = excluded.job_id;
+                ON CONFLICT (queue_id, idempotency_key) DO UPDATE SET job_seq = excluded.job_seq, job_id = excluded.job_id
+                WHERE i.job_seq <> excluded.job_seq;
             END IF;
+        END IF;
+        IF v_job.idempotency_key IS NOT NULL AND existed THEN
+            -- What was put there for this job, which was not stored.
+            DELETE FROM idempotency WHERE job_seq = v_job.seq;
         END IF;
         RETURN NEXT;
     END LOOP;

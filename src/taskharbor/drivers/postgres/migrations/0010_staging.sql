@@ -28,7 +28,9 @@ CREATE UNLOGGED TABLE staged (
     backoff_mins   bigint[],
     backoff_maxs   bigint[],
     flags          smallint[],
-    -- Jobs with keys or idempotency keys, as `enqueue_by_rules` takes them, instead of the arrays; and how many locks it takes.
+    -- Of all jobs of the row, or of none.
+    idempotency_keys text[],
+    -- Jobs with keys, as `enqueue_by_rules` takes them, instead of the arrays; and how many locks it takes.
     by_rules       json,
     locks          integer,
     ends           integer[],
@@ -52,6 +54,22 @@ CREATE TABLE published (
     jobs           bigint
 );
 
+-- Blobs of bulk writes that come through the driver contract (see `taskharbor.bulk`), and the record of decisions about them.
+CREATE TABLE blobs (
+    name           text COLLATE "C" PRIMARY KEY,
+    data           bytea NOT NULL
+);
+ALTER TABLE blobs ALTER COLUMN data SET STORAGE EXTERNAL;
+
+-- The last portion of a series' write that became jobs: it stands here in the same transaction, so no portion does so twice.
+CREATE TABLE portions (
+    series         text COLLATE "C" PRIMARY KEY,
+    number         bigint NOT NULL,
+    portion        integer NOT NULL,
+    added          bigint NOT NULL,
+    noted_at       timestamptz NOT NULL DEFAULT clock_timestamp()
+);
+
 -- The advisory lock of a write: whoever stages holds it shared, whoever publishes or abandons alone. So nothing is staged behind
 -- the back of one who has just looked what there is.
 CREATE FUNCTION write_lock(p_write text) RETURNS bigint LANGUAGE sql STABLE
@@ -72,6 +90,8 @@ BEGIN ATOMIC
         SELECT write FROM staged GROUP BY write HAVING max(staged_at) < clock_timestamp() - interval '3 days');
     DELETE FROM published
     WHERE published_at < clock_timestamp() - CASE WHEN number < 0 THEN interval '30 days' ELSE interval '400 days' END;
+    DELETE FROM portions
+    WHERE noted_at < clock_timestamp() - CASE WHEN number < 0 THEN interval '30 days' ELSE interval '400 days' END;
 END;
 
 -- As before, one number per key. But whoever asks for one now holds the lock of all keys shared; and who holds that alone (see
@@ -91,6 +111,93 @@ BEGIN
     PERFORM pg_advisory_xact_lock(queue_lock(-4));
     PERFORM set_config('taskharbor.holds_all_keys', 'on', true);
 END $$ SET search_path FROM CURRENT SET lock_timeout = '3s';
+
+-- The idempotency keys of a write, in the order of its jobs.
+CREATE FUNCTION staged_keys(p_write text, p_tasks text[])
+RETURNS TABLE (queue_id integer, key text, job_id text, n bigint) LANGUAGE sql STABLE
+BEGIN ATOMIC
+    SELECT q.id, u.key, u.id, row_number() OVER (ORDER BY array_position(p_tasks, s.task), s.number, u.at)
+    FROM staged AS s JOIN queues AS q ON q.name = s.queue,
+         LATERAL unnest(s.idempotency_keys, s.ids) WITH ORDINALITY AS u(key, id, at)
+    WHERE s.write = p_write AND s.task = ANY (p_tasks) AND s.idempotency_keys IS NOT NULL;
+END;
+
+-- Publish the jobs that have idempotency keys and no other. How many became jobs.
+CREATE FUNCTION publish_idempotent(p_write text, p_tasks text[], p_now bigint, p_stir smallint) RETURNS bigint
+LANGUAGE plpgsql AS $$
+DECLARE
+    v_given bigint;
+    v_claimed bigint;
+    v_stale record;
+    v_known text;
+    v_added bigint;
+BEGIN
+    SELECT sum(s.jobs) INTO v_given FROM staged AS s
+    WHERE s.write = p_write AND s.task = ANY (p_tasks) AND s.idempotency_keys IS NOT NULL;
+    IF v_given IS NULL THEN
+        RETURN 0;
+    END IF;
+    -- As in `enqueue_by_rules`: a row for the first job of each key, in the same order for everybody. No lock is held for it: who
+    -- comes with the same key meets the row. Jobs have their numbers from here, in the order they were written.
+    INSERT INTO idempotency (queue_id, idempotency_key, job_seq, job_id)
+    SELECT DISTINCT ON (k.queue_id, k.key COLLATE "C") k.queue_id, k.key COLLATE "C", k.seq, k.job_id
+    FROM (
+        SELECT o.*, nextval('job_seq') AS seq FROM (SELECT * FROM staged_keys(p_write, p_tasks) ORDER BY n OFFSET 0) AS o OFFSET 0
+    ) AS k
+    ORDER BY k.queue_id, k.key COLLATE "C", k.seq
+    ON CONFLICT DO NOTHING;
+    GET DIAGNOSTICS v_claimed = ROW_COUNT;
+    IF v_claimed < v_given THEN
+        -- Some keys are known. Those that lead to jobs that are gone lead to these from now on.
+        FOR v_stale IN
+            SELECT w.queue_id, w.key, w.job_id FROM (
+                SELECT DISTINCT ON (k.queue_id, k.key COLLATE "C") k.queue_id, k.key COLLATE "C" AS key, k.job_id
+                FROM staged_keys(p_write, p_tasks) AS k ORDER BY k.queue_id, k.key COLLATE "C", k.n
+            ) AS w JOIN idempotency AS i ON i.queue_id = w.queue_id AND i.idempotency_key = w.key
+            WHERE i.job_id <> w.job_id AND NOT is_kept(i.job_id) ORDER BY w.queue_id, w.key
+        LOOP
+            SELECT i.job_id INTO v_known FROM idempotency AS i
+            WHERE i.queue_id = v_stale.queue_id AND i.idempotency_key = v_stale.key FOR UPDATE;
+            IF NOT is_kept(v_known) THEN
+                UPDATE idempotency SET job_seq = nextval('job_seq'), job_id = v_stale.job_id
+                WHERE queue_id = v_stale.queue_id AND idempotency_key = v_stale.key;
+            END IF;
+        END LOOP;
+    END IF;
+    WITH added AS (
+        INSERT INTO jobs (seq, id, queue_id, type, run_at, created_at, rank, max_attempts, state, headers, payload,
+                          codec, timeout_us, max_stalls, backoff_min_us, backoff_max_us, flags, idempotency_key)
+        SELECT i.job_seq, g.id, c.queue_id, g.type, g.run_at, g.created_at, g.rank, g.max_attempts,
+               CASE WHEN g.run_at > p_now THEN 0 ELSE 1 END, g.headers,
+               substring(c.fetched FROM g.starts + 1 FOR g.ends - g.starts),
+               g.codec, g.timeout_us, g.max_stalls, g.backoff_min, g.backoff_max, g.flags, g.idempotency_key
+        FROM (
+            SELECT o.*, o.payloads || ''::bytea AS fetched, o.ends[:o.jobs] AS starts_each, o.ends[2:] AS ends_each
+            FROM (
+                SELECT q.id AS queue_id, s.*
+                FROM staged AS s JOIN queues AS q ON q.name = s.queue
+                WHERE s.write = p_write AND s.task = ANY (p_tasks) AND s.idempotency_keys IS NOT NULL
+                ORDER BY array_position(p_tasks, s.task), s.number OFFSET 0
+            ) AS o OFFSET 0
+        ) AS c
+        CROSS JOIN LATERAL unnest(
+            c.ids, c.types, c.run_ats, c.created_ats, c.ranks, c.max_attempts, c.headers, c.codecs, c.timeouts_us,
+            c.max_stalls, c.backoff_mins, c.backoff_maxs, c.flags, c.idempotency_keys, c.starts_each, c.ends_each
+        ) AS g(id, type, run_at, created_at, rank, max_attempts, headers, codec, timeout_us,
+                 max_stalls, backoff_min, backoff_max, flags, idempotency_key, starts, ends)
+        JOIN idempotency AS i
+            ON i.queue_id = c.queue_id AND i.idempotency_key = g.idempotency_key COLLATE "C" AND i.job_id = g.id COLLATE "C"
+        ON CONFLICT (id) DO NOTHING
+        RETURNING queue_id, rank, run_at, state
+    ), moved AS (
+        INSERT INTO moves (queue_id, scheduled, ready, stir, ranks, low_run_at, high_run_at)
+        SELECT queue_id, count(*) FILTER (WHERE state = 0), count(*) FILTER (WHERE state = 1), p_stir,
+               array_agg(DISTINCT rank), min(run_at), max(run_at) FILTER (WHERE state = 1)
+        FROM added GROUP BY queue_id
+    )
+    SELECT count(*) INTO v_added FROM added;
+    RETURN v_added;
+END $$ SET search_path FROM CURRENT SET jit = off;
 
 -- Make the jobs of these tasks visible and forget those of all others. How many became jobs. p_id_head and a number of eight
 -- hexadecimal digits make an id that nobody has.
@@ -145,6 +252,7 @@ BEGIN
         SELECT DISTINCT s.queue FROM staged AS s
         WHERE s.write = p_write AND s.task = ANY (p_tasks) AND s.queue IS NOT NULL ORDER BY 1
     ) AS n;
+    v_jobs := v_jobs + publish_idempotent(p_write, p_tasks, p_now, p_stir);
     -- The payloads of a chunk are fetched once (that is what `||` is for), after the chunks were put in order.
     INSERT INTO jobs (id, queue_id, type, run_at, created_at, rank, max_attempts, state, headers, payload,
                       codec, timeout_us, max_stalls, backoff_min_us, backoff_max_us, flags)
@@ -162,7 +270,7 @@ BEGIN
                    s.headers, s.codecs, s.timeouts_us, s.max_stalls, s.backoff_mins, s.backoff_maxs, s.flags, s.ends,
                    s.payloads AS stored, sum(s.jobs) OVER in_order - s.jobs AS jobs_before
             FROM staged AS s JOIN queues AS q ON q.name = s.queue
-            WHERE s.write = p_write AND s.task = ANY (p_tasks)
+            WHERE s.write = p_write AND s.task = ANY (p_tasks) AND s.idempotency_keys IS NULL
             WINDOW in_order AS (ORDER BY array_position(p_tasks, s.task), s.number)
             ORDER BY array_position(p_tasks, s.task), s.number OFFSET 0
         ) AS o OFFSET 0
@@ -194,7 +302,7 @@ BEGIN
                  SELECT CASE WHEN s.are_alike THEN s.jobs ELSE 1 END AS jobs, u.run_at, u.rank
                  FROM unnest(s.run_ats, s.ranks) AS u(run_at, rank)
              ) AS g
-        WHERE s.write = p_write AND s.task = ANY (p_tasks)
+        WHERE s.write = p_write AND s.task = ANY (p_tasks) AND s.idempotency_keys IS NULL
         GROUP BY q.id, g.rank
     ) AS r GROUP BY r.queue_id;
     PERFORM tell_waiters(n.id, p_stir) FROM (

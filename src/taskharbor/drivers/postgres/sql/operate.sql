@@ -21,3 +21,22 @@ SELECT $schema.configure(%s, %s::boolean, %s::integer, %s, %s::bigint, %s::bigin
 
 -- name: settings
 SELECT paused, max_inflight, failure_queue, keep_done_us, keep_dead_us, keep_attempts_us FROM $schema.queues WHERE name = %s
+
+-- What an operator names by id: only what has ended goes. Also says of those that have not what they are.
+-- name: remove
+WITH gone_dead AS (
+    DELETE FROM $schema.dead WHERE id = ANY (%(ids)s::text[]) RETURNING id, seq, queue_id, state
+), gone_finished AS (
+    DELETE FROM $schema.finished WHERE id = ANY (%(ids)s::text[]) RETURNING id, seq, queue_id, state
+), gone AS (
+    SELECT * FROM gone_dead UNION ALL SELECT * FROM gone_finished
+), forgotten AS (
+    DELETE FROM $schema.idempotency WHERE job_seq IN (SELECT seq FROM gone)
+), counted AS (
+    INSERT INTO $schema.moves (queue_id, done, dead, cancelled)
+    SELECT queue_id, -count(*) FILTER (WHERE state = 4), -count(*) FILTER (WHERE state = 5), -count(*) FILTER (WHERE state = 6)
+    FROM gone GROUP BY queue_id
+)
+SELECT id, state FROM gone
+UNION ALL
+SELECT id, state FROM $schema.jobs WHERE id = ANY (%(ids)s::text[])

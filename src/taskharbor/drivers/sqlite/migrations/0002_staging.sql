@@ -1,19 +1,21 @@
--- Jobs that tasks of a bulk write have put down and that nobody sees yet: up to a thousand to a row, encoded. A last row of
--- every task, without jobs, says by its number how many rows came before.
-CREATE TABLE staged (
-    write        TEXT    NOT NULL,
-    task         TEXT    NOT NULL,
-    number       INTEGER NOT NULL,
-    staged_at    INTEGER NOT NULL,
-    chunk        BLOB,
-    PRIMARY KEY (write, task, number)
+-- Jobs that tasks of a bulk write have put down and that nobody sees yet, packed; and the record of decisions about such writes.
+CREATE TABLE blobs (
+    name TEXT PRIMARY KEY,
+    data BLOB NOT NULL
 ) STRICT;
 
--- Writes that were published, so that publishing one again changes nothing. A series of numbered writes (the batches of a
--- stream) has one row, with the latest number; a write of its own has number -1. jobs NULL: abandoned.
-CREATE TABLE published (
-    series       TEXT    NOT NULL PRIMARY KEY,
-    number       INTEGER NOT NULL,
-    published_at INTEGER NOT NULL,
-    jobs         INTEGER
+-- The last portion of a series' write that became jobs: it stands here in the same transaction, so no portion does so twice.
+CREATE TABLE portions (
+    series   TEXT    NOT NULL PRIMARY KEY,
+    number   INTEGER NOT NULL,
+    portion  INTEGER NOT NULL,
+    added    INTEGER NOT NULL,
+    noted_at INTEGER NOT NULL
 ) STRICT, WITHOUT ROWID;
+
+-- One row: what tells this store from another, and the highest number of a row of the log that retention removed.
+CREATE TABLE log_marks (
+    store_id TEXT    NOT NULL,
+    trimmed  INTEGER NOT NULL
+) STRICT;
+INSERT INTO log_marks VALUES (lower(hex(randomblob(4))), 0);

@@ -16,7 +16,7 @@ FROM json_each(?) AS wanted CROSS JOIN jobs ON jobs.seq = wanted.value CROSS JOI
 -- name: scan
 -- Newest first past a cursor: right where matches are dense, which the counters tell beforehand.
 SELECT seq FROM jobs
-WHERE seq < :before
+WHERE seq < :before AND seq >= :until
     AND (:queue IS NULL OR queue_id = :queue)
     AND (:states IS NULL OR CASE WHEN state = 0 AND run_at <= :now THEN 1 ELSE state END IN (SELECT value FROM json_each(:states)))
     AND (:types IS NULL OR type IN (SELECT value FROM json_each(:types)))
@@ -40,7 +40,7 @@ SELECT seq FROM (
     SELECT seq, queue_id, state, run_at, type, job_key, worker, finished_at FROM jobs INDEXED BY jobs_ended
     WHERE queue_id = :queue AND finished_at IS NOT NULL AND state IN (SELECT value FROM json_each(:states))
 )
-WHERE seq < :before
+WHERE seq < :before AND seq >= :until
     AND (CASE WHEN state = 0 AND run_at <= :now THEN 1 ELSE state END) IN (SELECT value FROM json_each(:states))
     AND (:types IS NULL OR type IN (SELECT value FROM json_each(:types)))
     AND (:key IS NULL OR job_key = :key)
@@ -89,7 +89,7 @@ WHERE queue_id = ? AND state = 1 ORDER BY priority DESC, run_at, seq LIMIT 1
 SELECT attempts.seq, job_id, queues.name, type, job_key, priority, fence, worker, created_at, run_at, reserved_at,
     lease_expires_at, ended_at, outcome, attempts.state, error_type, error_message, payload_size
 FROM attempts CROSS JOIN queues ON queues.id = attempts.queue_id
-WHERE attempts.seq > ? ORDER BY attempts.seq LIMIT ?
+WHERE attempts.seq > ? AND attempts.seq <= ? ORDER BY attempts.seq LIMIT ?
 
 -- name: is_kept
 SELECT 1 FROM jobs WHERE id = :id

@@ -27,3 +27,7 @@ DELETE FROM idempotency WHERE job_seq IN (SELECT value FROM json_each(?))
 DELETE FROM attempts WHERE seq IN (
     SELECT seq FROM attempts INDEXED BY attempts_age WHERE queue_id = ? AND ended_at <= ? ORDER BY ended_at LIMIT ?
 )
+RETURNING seq
+
+-- name: trimmed
+UPDATE log_marks SET trimmed = max(trimmed, ?)

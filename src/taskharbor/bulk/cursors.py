@@ -1,0 +1,148 @@
+"""Cursors of the attempt log: one place per stream (see `drivers.contract.LogStream`), and the ranges between two cursors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from taskharbor.drivers.contract import Driver, LogState, LogStream
+from taskharbor.errors import InvalidRequest, TaskHarborError
+
+
+class HistoryGone(TaskHarborError):
+    """Retention removed rows of the attempt log that a reader had not seen yet."""
+
+
+class Cursor(msgspec.Struct, array_like=True, frozen=True):
+    """The last place that was read in each stream. Of a stream that is not named nothing was read, and all its rows must be
+    there; unless `is_open`: then the reader takes it from wherever it begins by then. The beginning is that of any store."""
+
+    store_id: str = ""
+    is_open: bool = True
+    places: dict[str, int] = {}
+
+    def __str__(self) -> str:
+        return _encode(self).decode()
+
+
+class LogRange(msgspec.Struct, frozen=True):
+    """The rows of a stream after one place up to another."""
+
+    stream: str
+    queue: str | None
+    after: int
+    until: int
+    is_strict: bool = False
+    """Whether all of them must be there."""
+    is_resumed: bool = False
+    """Whether `after` is the place of a row that was read."""
+
+
+_encode = msgspec.json.Encoder(order="sorted").encode
+_decode = msgspec.json.Decoder(Cursor).decode
+
+
+def parse(text: str, log: LogState) -> Cursor:
+    try:
+        cursor = _decode(text)
+    except msgspec.MsgspecError:
+        raise InvalidRequest(
+            f"{text[:60]!r} is not a cursor of this store: pass on what `start` or `latest` gave"
+        ) from None
+    if cursor.store_id not in ("", log.store_id):
+        raise InvalidRequest(
+            "the cursor belongs to another store, or to this one before it lost all its data. Begin with a fresh checkpoint"
+        )
+    return cursor
+
+
+def at_end(log: LogState) -> Cursor:
+    return Cursor(log.store_id, False, {one.name: one.last for one in log.streams if one.last})
+
+
+def ranges_between(log: LogState, first: Cursor, last: Cursor) -> list[LogRange]:
+    return [
+        LogRange(
+            one.name,
+            one.queue,
+            first.places.get(one.name, 0),
+            last.places[one.name],
+            not first.is_open or one.name in first.places,
+            one.name in first.places,
+        )
+        for one in log.streams
+        if first.places.get(one.name, 0) < last.places.get(one.name, 0)
+    ]
+
+
+def never_back(log: LogState, first: Cursor, last: Cursor) -> Cursor:
+    """`last`, but nowhere before `first`: where retention took the end of a log, it ends before its reader. Unless the store
+    itself went back, because a replica that lacked the last rows took over: the reader steps back with it."""
+    ends = {one.name: one.last for one in log.streams}
+    back = {
+        name: min(place, ends.get(name, place))
+        for name, place in first.places.items()
+        if last.places.get(name, 0) < place
+    }
+    return Cursor(last.store_id, last.is_open, {**last.places, **back}) if back else last
+
+
+async def check_history(driver: Driver, log: LogState, ranges: Iterable[LogRange]) -> None:
+    """Raise HistoryGone where rows of a strict range were removed.
+
+    Retention leaves its mark. Somebody who removes rows by hand does not; but then the row that the reader came to last is not
+    there any more, although retention did not take it.
+    """
+    streams: dict[str, LogStream] = {one.name: one for one in log.streams}
+    for one in ranges:
+        stream = streams.get(one.stream)
+        if stream is None or stream.trimmed is None or not one.is_strict:
+            continue
+        if stream.trimmed > one.after:
+            raise _gone(one, "by retention", "Keep the log longer (keep_attempts of the queues)")
+        if one.is_resumed and not stream.is_dense and stream.trimmed < one.after <= stream.last:
+            page = await driver.read_log(one.stream, after=one.after - 1, until=one.after, limit=1)
+            if not page.attempts:
+                raise _gone(one, "by hand", "Leave the log to keep_attempts of the queues")
+
+
+def _gone(one: LogRange, how: str, advice: str) -> HistoryGone:
+    whose = "" if one.queue is None else f" of queue {one.queue!r}"
+    return HistoryGone(
+        f"rows of the attempt log{whose} after {one.after} were removed {how} before this reader came to them. {advice}, or "
+        "begin with a fresh checkpoint"
+    )
+
+
+async def limited(driver: Driver, log: LogState, first: Cursor, last: Cursor, rows: int) -> Cursor:
+    """The cursor after at most so many rows; at least one where there is one. Each stream gets its share of them."""
+    ranges = ranges_between(log, first, last)
+    dense = {one.name for one in log.streams if one.is_dense}
+    places = {one.stream: one.after for one in ranges}
+    while rows > 0 and ranges:
+        share = -(-rows // len(ranges))
+        ahead: list[LogRange] = []
+        for one in ranges:
+            wanted = min(share, rows)
+            if wanted and one.stream in dense:
+                # Only retention leaves holes, and it marks them.
+                place = min(places[one.stream] + wanted, one.until)
+                rows -= wanted
+            elif wanted:
+                page = await driver.read_log(
+                    one.stream, after=places[one.stream], until=one.until, limit=min(wanted, 10_000)
+                )
+                place = page.place
+                rows -= len(page.attempts)
+            else:
+                place = places[one.stream]
+            places[one.stream] = place
+            if place < one.until:
+                ahead.append(one)
+        ranges = ahead
+    if not ranges:
+        return last
+    begun = {name: place for name, place in places.items() if place}
+    others = {name: place for name, place in last.places.items() if name not in places}
+    return Cursor(log.store_id, first.is_open, {**others, **begun})

@@ -1,0 +1,213 @@
+"""Reading tables through the driver contract: the planner cuts them into parts, and tasks in other processes read one each."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from concurrent.futures import Future
+from itertools import pairwise
+from typing import Any, TypeVar
+
+import msgspec
+import pyarrow as pa
+
+from taskharbor.bulk.cursors import LogRange, check_history
+from taskharbor.bulk.tables import (
+    Part,
+    Selection,
+    Table,
+    attempts_batch,
+    jobs_batch,
+    queues_batch,
+    selected,
+)
+from taskharbor.drivers.contract import Driver, JobFilter, JobShare
+from taskharbor.jobs import Attempt, JobRecord
+from taskharbor.portal import portal
+
+ROWS_PER_PART = 20_000
+"""A part of fewer rows costs more to start than to read."""
+JOBS_PER_PART = 10_000
+
+_PIECES_PER_PART = 4
+_PAGE = 5_000
+_BATCH_ROWS = 10_000
+_BATCH_BYTES = 16_000_000
+_SMALLEST_PAGE = 100
+_PAGE_BYTES = 4_000_000
+
+T = TypeVar("T")
+P = TypeVar("P")
+
+
+# -- planning -------------------------------------------------------------------------------------------------
+
+
+async def table_parts(driver: Driver, table: Table, selection: Selection, parallelism: int) -> list[Part]:
+    """Cover the table as it is now, in about `parallelism` parts; at least one."""
+    if table == "attempts":
+        log = await driver.log_streams()
+        ranges = [
+            LogRange(one.name, one.queue, 0, one.last)
+            for one in log.streams
+            if one.last and (selection.queue is None or one.queue in (None, selection.queue))
+        ]
+        return await log_parts(driver, ranges, selection, parallelism) or [
+            Part(table=table, selection=selection, bounds={"ranges": []})
+        ]
+    now = await driver.time()
+    if table == "queues":
+        return [Part(table=table, selection=selection, bounds={"now": now})]
+    queues = await driver.stats(now=now)
+    jobs = sum(
+        count
+        for one in queues
+        if selection.queue in (None, one.queue)
+        for state, count in one.counts.items()
+        if selection.state in (None, state)
+    )
+    count = max(1, min(parallelism, jobs // JOBS_PER_PART))
+    shares = await driver.split_jobs(queue=selection.queue, parts=count)
+    return [
+        Part(table=table, selection=selection, bounds={"shares": shares[n::count], "now": now})
+        for n in range(min(count, len(shares)) or 1)
+    ]
+
+
+async def log_parts(
+    driver: Driver, ranges: Sequence[LogRange], selection: Selection, parallelism: int
+) -> list[Part]:
+    """Shares of these ranges, each of about the same number of rows."""
+    pieces: list[LogRange] = []
+    for one in ranges:
+        edges = await driver.split_log(
+            one.stream, after=one.after, until=one.until, rows=max(1, ROWS_PER_PART // _PIECES_PER_PART)
+        )
+        for low, high in pairwise([one.after, *edges, one.until]):
+            is_first = low == one.after
+            pieces.append(
+                msgspec.structs.replace(one, after=low, until=high, is_resumed=one.is_resumed and is_first)
+            )
+    count = max(1, min(parallelism, len(pieces) // _PIECES_PER_PART))
+    edges = [len(pieces) * n // count for n in range(count + 1)]
+    return [
+        Part(table="attempts", selection=selection, bounds={"ranges": _joined(pieces[low:high])})
+        for low, high in pairwise(edges)
+        if low < high
+    ]
+
+
+def _joined(pieces: Sequence[LogRange]) -> list[LogRange]:
+    joined: list[LogRange] = []
+    for one in pieces:
+        if joined and joined[-1].stream == one.stream and joined[-1].until == one.after:
+            joined[-1] = msgspec.structs.replace(joined[-1], until=one.until)
+        else:
+            joined.append(one)
+    return joined
+
+
+# -- reading --------------------------------------------------------------------------------------------------
+
+
+def read_part(driver: Driver, part: Part) -> Iterator[pa.RecordBatch]:
+    """The rows of one part. From a thread that is not the portal's."""
+    if part.table == "attempts":
+        return _read_attempts(driver, part)
+    if part.table == "jobs":
+        return _read_jobs(driver, part)
+    return _read_queues(driver, part)
+
+
+def _read_attempts(driver: Driver, part: Part) -> Iterator[pa.RecordBatch]:
+    ranges: list[LogRange] = part.bounds["ranges"]
+    rows: list[Attempt] = []
+    for one in ranges:
+        for page in _pages(lambda after, one=one: _log_page(driver, one, after), one.after):  # type: ignore[misc]
+            rows += page
+            if len(rows) >= _BATCH_ROWS:
+                yield from _selected(attempts_batch(rows), part.selection, "ended_at")
+                rows = []
+    if rows:
+        yield from _selected(attempts_batch(rows), part.selection, "ended_at")
+    if any(one.is_strict for one in ranges):
+        # Rows that retention took while this was read are missing from it.
+        portal().call(_check(driver, ranges))
+
+
+async def _check(driver: Driver, ranges: Sequence[LogRange]) -> None:
+    await check_history(driver, await driver.log_streams(), ranges)
+
+
+async def _log_page(driver: Driver, one: LogRange, after: int) -> tuple[list[Attempt], int | None]:
+    page = await driver.read_log(one.stream, after=after, until=one.until, limit=_PAGE)
+    return page.attempts, page.place if page.place < one.until else None
+
+
+def _read_jobs(driver: Driver, part: Part) -> Iterator[pa.RecordBatch]:
+    shares: list[JobShare] = part.bounds["shares"]
+    rows: list[JobRecord] = []
+    weight = 0
+    for share in shares:
+        start = (share.after, _SMALLEST_PAGE)
+        for page in _pages(lambda at, share=share: _job_page(driver, part, share, *at), start):  # type: ignore[misc]
+            rows += page
+            weight += sum(map(_weight, page))
+            if len(rows) >= _BATCH_ROWS or weight >= _BATCH_BYTES:
+                yield from _selected(jobs_batch(rows), part.selection, "created_at")
+                rows, weight = [], 0
+    if rows:
+        yield from _selected(jobs_batch(rows), part.selection, "created_at")
+
+
+async def _job_page(
+    driver: Driver, part: Part, share: JobShare, cursor: str | None, limit: int
+) -> tuple[list[JobRecord], tuple[str | None, int] | None]:
+    selection = part.selection
+    wanted = JobFilter(
+        queue=selection.queue if share.queue is None else share.queue,
+        types=None if selection.type is None else frozenset({selection.type}),
+        states=None if selection.state is None else frozenset({selection.state}),
+        until=share.until,
+    )
+    page = await driver.list_jobs(wanted, now=part.bounds["now"], limit=limit, cursor=cursor)
+    if page.cursor is None:
+        return page.jobs, None
+    # Larger pages while jobs are small.
+    size = sum(map(_weight, page.jobs)) // len(page.jobs) + 1
+    return page.jobs, (page.cursor, max(_SMALLEST_PAGE, min(_PAGE, 4 * limit, _PAGE_BYTES // size)))
+
+
+def _weight(job: JobRecord) -> int:
+    return len(job.payload) + len(job.result or b"")
+
+
+def _read_queues(driver: Driver, part: Part) -> Iterator[pa.RecordBatch]:
+    queue = part.selection.queue
+    found = portal().call(driver.stats(now=part.bounds["now"]))
+    wanted = [one for one in found if queue in (None, one.queue)]
+    if wanted:
+        yield queues_batch(wanted)
+
+
+def _selected(batch: pa.RecordBatch, selection: Selection, instant: str) -> Iterator[pa.RecordBatch]:
+    chosen = selected(batch, selection, instant)
+    if chosen.num_rows:
+        yield chosen
+
+
+def _pages(ask: Callable[[P], Coroutine[Any, Any, tuple[list[T], P | None]]], start: P) -> Iterator[list[T]]:
+    """Page after page; the next one is on its way while the caller works on the last."""
+
+    def begin(place: P) -> Future[tuple[list[T], P | None]]:
+        return asyncio.run_coroutine_threadsafe(ask(place), portal().loop)
+
+    asked: Future[tuple[list[T], P | None]] | None = begin(start)
+    try:
+        while asked is not None:
+            rows, following = asked.result()
+            asked = None if following is None else begin(following)
+            yield rows
+    finally:
+        if asked is not None:
+            asked.cancel()

@@ -1,0 +1,97 @@
+"""Bulk reading and writing: the attempt log as one dense stream, blobs in a table, publishing in one transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import msgspec
+
+from taskharbor.bulk.publish import KEEP_SERIES, KEEP_SINGLE
+from taskharbor.bulk.stage import unpack
+from taskharbor.drivers import operations as op
+from taskharbor.drivers.contract import JobShare, LogPage, LogState, LogStream
+from taskharbor.drivers.sqlite.database import Transaction
+from taskharbor.drivers.sqlite.enqueue import enqueue
+from taskharbor.drivers.sqlite.inspect import attempts_between
+from taskharbor.drivers.sqlite.remove import remove_jobs
+from taskharbor.drivers.sqlite.rows import STATES, to_json
+from taskharbor.drivers.sqlite.statements import load
+from taskharbor.errors import JobError, JobNotFound
+from taskharbor.jobs import JobState
+
+_SQL = load("bulk")
+_decode_found = msgspec.json.Decoder(list[tuple[str, int, int, int]]).decode
+
+
+def log_streams(transaction: Transaction) -> LogState:
+    """One writer at a time: numbers are in the order of commits."""
+    store_id, trimmed, last = transaction.connection.execute(_SQL["log"]).fetchone()
+    return LogState(store_id, [LogStream(name="", queue=None, last=last, trimmed=trimmed, is_dense=True)])
+
+
+def read_log(transaction: Transaction, call: op.ReadLog) -> LogPage:
+    found = attempts_between(transaction, call.after, call.until, call.limit)
+    return LogPage(found, found[-1].seq if len(found) == call.limit else call.until)
+
+
+def split_jobs(transaction: Transaction, call: op.SplitJobs) -> list[JobShare]:
+    first, last = transaction.connection.execute(_SQL["range_of_jobs"]).fetchone()
+    # Newest first: a listing goes on below its cursor.
+    inner = sorted({first + (last + 1 - first) * n // call.parts for n in range(1, call.parts)}, reverse=True)
+    edges = [None, *map(str, inner), None]
+    return [JobShare(queue=call.queue, after=after, until=until) for after, until in pairwise(edges)]
+
+
+def remove(transaction: Transaction, job_ids: Sequence[str]) -> list[JobState | JobError]:
+    (text,) = transaction.connection.execute(
+        _SQL["find"], (to_json(list(dict.fromkeys(job_ids))),)
+    ).fetchone()
+    answers: dict[str, JobState | JobError] = {}
+    gone: list[tuple[int, int, int]] = []
+    for job_id, seq, queue, number in _decode_found(text):
+        state = STATES[number]
+        if state.is_terminal:
+            gone.append((seq, queue, number))
+            answers[job_id] = state
+        else:
+            answers[job_id] = JobError(job_id, f"the job is {state} and has not ended: cancel it first")
+    remove_jobs(transaction, gone)
+    return [answers.get(job_id) or JobNotFound(job_id) for job_id in job_ids]
+
+
+# -- blobs ----------------------------------------------------------------------------------------------------
+
+
+def put_blob(transaction: Transaction, call: op.PutBlob) -> bool:
+    how = "put" if not call.swaps else "create" if call.expected is None else "replace"
+    values = {"name": call.blob, "data": call.data, "expected": call.expected}
+    return transaction.connection.execute(_SQL[how], values).rowcount == 1
+
+
+def read_blobs(transaction: Transaction, names: Sequence[str]) -> list[bytes | None]:
+    rows = [transaction.connection.execute(_SQL["blob"], (name,)).fetchone() for name in names]
+    return [None if row is None else row[0] for row in rows]
+
+
+def list_blobs(transaction: Transaction, folder: str) -> list[str]:
+    return [name for (name,) in transaction.connection.execute(_SQL["names"], (folder,))]
+
+
+def drop_blobs(transaction: Transaction, names: Sequence[str]) -> list[None]:
+    transaction.connection.execute(_SQL["drop"], (to_json(list(names)),))
+    return [None] * len(names)
+
+
+def publish_blobs(transaction: Transaction, call: op.PublishBlobs) -> dict[str, int]:
+    execute = transaction.connection.execute
+    known = execute(_SQL["portion"], (call.series,)).fetchone() or (call.number, 0, 0)
+    added: int = known[2] if known[0] == call.number else 0
+    if known[:2] < (call.number, call.portion):
+        for name in call.names:
+            (data,) = read_blobs(transaction, [name])
+            jobs = [] if data is None else unpack(data)
+            added += sum(not answer.existed for answer in enqueue(transaction, jobs, call.now))
+        execute(_SQL["note"], (call.series, call.number, call.portion, added, call.now))
+        execute(_SQL["forget_notes"], (call.now - KEEP_SINGLE, call.now - KEEP_SERIES))
+    return {"": added}
