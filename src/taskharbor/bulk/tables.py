@@ -5,7 +5,9 @@ Instants are microseconds in UTC. Order, types and nullability are binding: Spar
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from operator import attrgetter
 from typing import Any, Literal, TypeAlias
 
 import msgspec
@@ -118,32 +120,29 @@ _JOB_NAMES = {"lease_expires_at": "expires_at"}
 _encode_json = msgspec.json.Encoder().encode
 
 
-def _places(table: Table, record: type[Attempt] | type[JobRecord]) -> list[int]:
-    """Of each column, the place of its field in the record."""
-    fields = record.__struct_fields__
-    names = _JOB_NAMES if record is JobRecord else {}
+def _columns(table: Table, names: dict[str, str]) -> list[Callable[[Any], Any]]:
+    """How each column's value is read from a record."""
     return [
-        fields.index(
-            names.get(column.name, column.name) + ("_us" if pa.types.is_timestamp(column.type) else "")
-        )
-        for column in SCHEMAS[table]
+        attrgetter(names.get(one.name, one.name) + ("_us" if pa.types.is_timestamp(one.type) else ""))
+        if one.name not in ("state", "outcome")
+        else attrgetter(f"{one.name}._value_")
+        for one in SCHEMAS[table]
     ]
 
 
-_ATTEMPT_PLACES = _places("attempts", Attempt)
-_JOB_PLACES = _places("jobs", JobRecord)
-_HEADERS = JobRecord.__struct_fields__.index("headers")
+_ATTEMPT_COLUMNS = _columns("attempts", {})
+_JOB_COLUMNS = _columns("jobs", _JOB_NAMES)
+_JOB_COLUMNS[JOBS.get_field_index("headers")] = lambda job: (
+    _encode_json(job.headers).decode() if job.headers else None
+)
 
 
-def attempts_batch(attempts: Iterable[Attempt]) -> pa.RecordBatch:
-    rows = list(zip(*map(msgspec.structs.astuple, attempts), strict=True))
-    return _batch("attempts", [rows[place] for place in _ATTEMPT_PLACES])
+def attempts_batch(attempts: Sequence[Attempt]) -> pa.RecordBatch:
+    return _batch("attempts", [list(map(read, attempts)) for read in _ATTEMPT_COLUMNS])
 
 
-def jobs_batch(jobs: Iterable[JobRecord]) -> pa.RecordBatch:
-    rows: list[Sequence[Any]] = list(zip(*map(msgspec.structs.astuple, jobs), strict=True))
-    rows[_HEADERS] = [_encode_json(headers).decode() if headers else None for headers in rows[_HEADERS]]
-    return _batch("jobs", [rows[place] for place in _JOB_PLACES])
+def jobs_batch(jobs: Sequence[JobRecord]) -> pa.RecordBatch:
+    return _batch("jobs", [list(map(read, jobs)) for read in _JOB_COLUMNS])
 
 
 def queues_batch(queues: Iterable[QueueStats]) -> pa.RecordBatch:
@@ -174,22 +173,18 @@ def fitted(table: Table, columns: Sequence[pa.Array]) -> pa.RecordBatch:
 
 def selected(batch: pa.RecordBatch, selection: Selection, instant: str) -> pa.RecordBatch:
     """The rows of a batch that are selected. `instant`: the column that `since_us` and `until_us` mean."""
+    if selection == Selection():
+        return batch
     at = batch.column(instant).cast(pa.int64())
-    state = None if selection.state is None else selection.state.value
-    conditions = [
-        compare(batch.column(name), value)
-        for name, value, compare in (
-            ("queue", selection.queue, pc.equal),
-            ("type", selection.type, pc.equal),
-            ("state", state, pc.equal),
+    wanted = [
+        compare(column, value)
+        for column, value, compare in (
+            (batch.column("queue"), selection.queue, pc.equal),
+            (batch.column("type"), selection.type, pc.equal),
+            (batch.column("state"), selection.state and selection.state.value, pc.equal),
+            (at, selection.since_us, pc.greater_equal),
+            (at, selection.until_us, pc.less),
         )
         if value is not None
     ]
-    conditions += [] if selection.since_us is None else [pc.greater_equal(at, selection.since_us)]
-    conditions += [] if selection.until_us is None else [pc.less(at, selection.until_us)]
-    if not conditions:
-        return batch
-    wanted = conditions[0]
-    for condition in conditions[1:]:
-        wanted = pc.and_(wanted, condition)
-    return batch.filter(wanted)
+    return batch.filter(functools.reduce(pc.and_, wanted))
