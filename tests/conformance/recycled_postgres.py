@@ -25,6 +25,8 @@ TABLES = (
     "repeated",
     "staged",
     "published",
+    "blobs",
+    "portions",
 )
 DAYS = """
 SELECT relname FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace

@@ -17,6 +17,7 @@ FILES = (
     "bad_input",
     "inspection",
     "retention",
+    "bulk",
     "waiting",
     "concurrency",
     "crash",
