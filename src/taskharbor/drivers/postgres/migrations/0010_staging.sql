@@ -131,6 +131,7 @@ DECLARE
     v_stale record;
     v_known text;
     v_added bigint;
+    v_before bigint := nextval('job_seq');
 BEGIN
     SELECT sum(s.jobs) INTO v_given FROM staged AS s
     WHERE s.write = p_write AND s.task = ANY (p_tasks) AND s.idempotency_keys IS NOT NULL;
@@ -167,27 +168,29 @@ BEGIN
     WITH added AS (
         INSERT INTO jobs (seq, id, queue_id, type, run_at, created_at, rank, max_attempts, state, headers, payload,
                           codec, timeout_us, max_stalls, backoff_min_us, backoff_max_us, flags, idempotency_key)
-        SELECT i.job_seq, g.id, c.queue_id, g.type, g.run_at, g.created_at, g.rank, g.max_attempts,
-               CASE WHEN g.run_at > p_now THEN 0 ELSE 1 END, g.headers,
-               substring(c.fetched FROM g.starts + 1 FOR g.ends - g.starts),
-               g.codec, g.timeout_us, g.max_stalls, g.backoff_min, g.backoff_max, g.flags, g.idempotency_key
+        SELECT i.job_seq, r.id, r.queue_id, r.type, r.run_at, r.created_at, r.rank, r.max_attempts,
+               CASE WHEN r.run_at > p_now THEN 0 ELSE 1 END, r.headers, r.payload,
+               r.codec, r.timeout_us, r.max_stalls, r.backoff_min, r.backoff_max, r.flags, r.idempotency_key
         FROM (
-            SELECT o.*, o.payloads || ''::bytea AS fetched, o.ends[:o.jobs] AS starts_each, o.ends[2:] AS ends_each
+            SELECT c.queue_id, g.*, substring(c.fetched FROM g.starts + 1 FOR g.ends - g.starts) AS payload
             FROM (
-                SELECT q.id AS queue_id, s.*
-                FROM staged AS s JOIN queues AS q ON q.name = s.queue
-                WHERE s.write = p_write AND s.task = ANY (p_tasks) AND s.idempotency_keys IS NOT NULL
-                ORDER BY array_position(p_tasks, s.task), s.number OFFSET 0
-            ) AS o OFFSET 0
-        ) AS c
-        CROSS JOIN LATERAL unnest(
-            c.ids, c.types, c.run_ats, c.created_ats, c.ranks, c.max_attempts, c.headers, c.codecs, c.timeouts_us,
-            c.max_stalls, c.backoff_mins, c.backoff_maxs, c.flags, c.idempotency_keys, c.starts_each, c.ends_each
-        ) AS g(id, type, run_at, created_at, rank, max_attempts, headers, codec, timeout_us,
-                 max_stalls, backoff_min, backoff_max, flags, idempotency_key, starts, ends)
-        JOIN idempotency AS i
-            ON i.queue_id = c.queue_id AND i.idempotency_key = g.idempotency_key COLLATE "C" AND i.job_id = g.id COLLATE "C"
-        ON CONFLICT (id) DO NOTHING
+                SELECT o.*, o.payloads || ''::bytea AS fetched, o.ends[:o.jobs] AS starts_each, o.ends[2:] AS ends_each
+                FROM (
+                    SELECT q.id AS queue_id, s.*
+                    FROM staged AS s JOIN queues AS q ON q.name = s.queue
+                    WHERE s.write = p_write AND s.task = ANY (p_tasks) AND s.idempotency_keys IS NOT NULL
+                    ORDER BY array_position(p_tasks, s.task), s.number OFFSET 0
+                ) AS o OFFSET 0
+            ) AS c
+            CROSS JOIN LATERAL unnest(
+                c.ids, c.types, c.run_ats, c.created_ats, c.ranks, c.max_attempts, c.headers, c.codecs, c.timeouts_us,
+                c.max_stalls, c.backoff_mins, c.backoff_maxs, c.flags, c.idempotency_keys, c.starts_each, c.ends_each
+            ) AS g(id, type, run_at, created_at, rank, max_attempts, headers, codec, timeout_us,
+                   max_stalls, backoff_min, backoff_max, flags, idempotency_key, starts, ends)
+            OFFSET 0
+        ) AS r
+        -- All that were put there since are read at once: to look for each by its key would cost a third of the whole.
+        JOIN (SELECT job_seq, job_id FROM idempotency WHERE job_seq > v_before OFFSET 0) AS i ON i.job_id = r.id COLLATE "C"
         RETURNING queue_id, rank, run_at, state
     ), moved AS (
         INSERT INTO moves (queue_id, scheduled, ready, stir, ranks, low_run_at, high_run_at)
@@ -197,7 +200,7 @@ BEGIN
     )
     SELECT count(*) INTO v_added FROM added;
     RETURN v_added;
-END $$ SET search_path FROM CURRENT SET jit = off;
+END $$ SET search_path FROM CURRENT SET jit = off SET enable_nestloop = off SET enable_seqscan = off;
 
 -- Make the jobs of these tasks visible and forget those of all others. How many became jobs. p_id_head and a number of eight
 -- hexadecimal digits make an id that nobody has.
