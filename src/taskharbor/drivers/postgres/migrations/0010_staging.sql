@@ -112,11 +112,11 @@ BEGIN
     PERFORM set_config('taskharbor.holds_all_keys', 'on', true);
 END $$ SET search_path FROM CURRENT SET lock_timeout = '3s';
 
--- The idempotency keys of a write, in the order of its jobs.
+-- The idempotency keys of a write; task, number and place are the order of its jobs.
 CREATE FUNCTION staged_keys(p_write text, p_tasks text[])
-RETURNS TABLE (queue_id integer, key text, job_id text, n bigint) LANGUAGE sql STABLE
+RETURNS TABLE (queue_id integer, key text, job_id text, task integer, number integer, place bigint) LANGUAGE sql STABLE
 BEGIN ATOMIC
-    SELECT q.id, u.key, u.id, row_number() OVER (ORDER BY array_position(p_tasks, s.task), s.number, u.at)
+    SELECT q.id, u.key, u.id, array_position(p_tasks, s.task), s.number, u.at
     FROM staged AS s JOIN queues AS q ON q.name = s.queue,
          LATERAL unnest(s.idempotency_keys, s.ids) WITH ORDINALITY AS u(key, id, at)
     WHERE s.write = p_write AND s.task = ANY (p_tasks) AND s.idempotency_keys IS NOT NULL;
@@ -143,7 +143,9 @@ BEGIN
     INSERT INTO idempotency (queue_id, idempotency_key, job_seq, job_id)
     SELECT DISTINCT ON (k.queue_id, k.key COLLATE "C") k.queue_id, k.key COLLATE "C", k.seq, k.job_id
     FROM (
-        SELECT o.*, nextval('job_seq') AS seq FROM (SELECT * FROM staged_keys(p_write, p_tasks) ORDER BY n OFFSET 0) AS o OFFSET 0
+        SELECT o.*, nextval('job_seq') AS seq FROM (
+            SELECT * FROM staged_keys(p_write, p_tasks) ORDER BY task, number, place OFFSET 0
+        ) AS o OFFSET 0
     ) AS k
     ORDER BY k.queue_id, k.key COLLATE "C", k.seq
     ON CONFLICT DO NOTHING;
@@ -153,7 +155,7 @@ BEGIN
         FOR v_stale IN
             SELECT w.queue_id, w.key, w.job_id FROM (
                 SELECT DISTINCT ON (k.queue_id, k.key COLLATE "C") k.queue_id, k.key COLLATE "C" AS key, k.job_id
-                FROM staged_keys(p_write, p_tasks) AS k ORDER BY k.queue_id, k.key COLLATE "C", k.n
+                FROM staged_keys(p_write, p_tasks) AS k ORDER BY k.queue_id, k.key COLLATE "C", k.task, k.number, k.place
             ) AS w JOIN idempotency AS i ON i.queue_id = w.queue_id AND i.idempotency_key = w.key
             WHERE i.job_id <> w.job_id AND NOT is_kept(i.job_id) ORDER BY w.queue_id, w.key
         LOOP
@@ -191,6 +193,7 @@ BEGIN
         ) AS r
         -- All that were put there since are read at once: to look for each by its key would cost a third of the whole.
         JOIN (SELECT job_seq, job_id FROM idempotency WHERE job_seq > v_before OFFSET 0) AS i ON i.job_id = r.id COLLATE "C"
+        ORDER BY i.job_seq
         RETURNING queue_id, rank, run_at, state
     ), moved AS (
         INSERT INTO moves (queue_id, scheduled, ready, stir, ranks, low_run_at, high_run_at)
@@ -200,7 +203,7 @@ BEGIN
     )
     SELECT count(*) INTO v_added FROM added;
     RETURN v_added;
-END $$ SET search_path FROM CURRENT SET jit = off SET enable_nestloop = off SET enable_seqscan = off;
+END $$ SET search_path FROM CURRENT SET jit = off SET enable_nestloop = off SET enable_seqscan = off SET work_mem = '64MB';
 
 -- Make the jobs of these tasks visible and forget those of all others. How many became jobs. p_id_head and a number of eight
 -- hexadecimal digits make an id that nobody has.
