@@ -77,7 +77,7 @@ class Witness:
                         self._tokens.setdefault((lease.job_id, lease.token), self._fences[lease.job_id])
             case "requeue":
                 self._may_leave_dead |= set(call.args[0])
-            case "purge" | "prune":
+            case "purge" | "prune" | "remove":
                 self._may_vanish = True
 
     def _grant(self, job: JobRecord, now: Micros) -> None:

@@ -145,8 +145,7 @@ async def only_jobs_that_have_ended_are_removed_by_id(t: Twin) -> None:
     ended, waiting = t.job(idempotency_key="i"), t.job()
     await t.enqueue(ended, waiting)
     await t.cancel(ended.id)
-    answers = await driver.remove([ended.id, waiting.id, "nobody", ended.id])
-    t.model.forget([ended.id])
+    answers = await t.call("remove", [ended.id, waiting.id, "nobody", ended.id])
     assert answers[0] == answers[3] == JobState.CANCELLED
     assert isinstance(answers[1], JobError)
     assert isinstance(answers[2], JobNotFound)
