@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import sqlite3
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -37,18 +36,14 @@ def jobs_in(url: str) -> list[JobRecord]:
 
 
 def staged_rows(url: str) -> int:
-    if url.startswith("sqlite"):
-        connection = sqlite3.connect(url.removeprefix("sqlite:///"))
-        try:
-            ((count,),) = connection.execute("SELECT count(*) FROM staged")
-        finally:
-            connection.close()
-        return int(count)
+    """Of PostgreSQL rows of a table, else blobs."""
+    if not url.startswith("postgres"):
+        return len(ask(url, lambda driver: driver.list_blobs("staging")))
     options = parse_url(url)
-    with psycopg.connect(options.conninfo, autocommit=True) as session:
+    with psycopg.connect(options.conninfo) as connection:
         statement = sql.SQL("SELECT count(*) FROM {}.staged").format(sql.Identifier(options.schema))
-        ((found,),) = session.execute(statement).fetchall()
-    return int(found)
+        ((count,),) = connection.execute(statement).fetchall()
+    return int(count)
 
 
 ForMapInArrow = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
