@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from taskharbor.drivers.contract import FAILURE_TYPE, Driver, FailurePayload, JobFilter
+from taskharbor.drivers.contract import FAILURE_TYPE, Driver, FailurePayload
 from taskharbor.errors import JobNotInflight, LeaseExpired, LeaseMismatch
 from taskharbor.jobs import JobRecord, JobState, Lease, Micros, Outcome
 from taskharbor_testkit.conformance.snapshot import Mismatch, Snapshot, same_answer
@@ -120,13 +120,6 @@ def _reclaim(model: Model, call: Call, answer: int, after: Snapshot) -> int:
     return len(due)
 
 
-def _remove(model: Model, call: Call, answer: Any, after: Snapshot) -> Any:
-    """Which answer each id gets is for the case to say."""
-    ended = model.terminal(JobFilter())
-    model.forget({job_id for job_id in call.args[0] if job_id in ended})
-    return answer
-
-
 def _purge(model: Model, call: Call, answer: int, after: Snapshot) -> int:
     gone = model.jobs.keys() - {job.id for job in after.jobs}
     chosen = _chosen("purge", gone, model.purgeable(call.args[0]), (), call.kwargs.get("limit", 1000))
@@ -152,7 +145,6 @@ _SPECIAL: dict[str, Callable[[Model, Call, Any, Snapshot], Any]] = {
     "extend_lease": _extend,
     "reclaim": _reclaim,
     "purge": _purge,
-    "remove": _remove,
     "prune": _prune,
 }
 

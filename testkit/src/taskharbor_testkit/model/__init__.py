@@ -6,6 +6,7 @@ simulation runs on it.
 
 - `records`: rules that concern one record;
 - `store`: the store, one method per rule;
+- `bulk`: the bulk calls;
 - `driver`: a handle on the store.
 """
 

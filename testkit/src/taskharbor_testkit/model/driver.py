@@ -12,6 +12,7 @@ from taskharbor.drivers.contract import Capabilities, Driver
 from taskharbor.drivers.operations import Operation
 from taskharbor.errors import InvalidRequest
 from taskharbor.jobs import SECOND, Micros
+from taskharbor_testkit.model.bulk import BulkModel
 from taskharbor_testkit.model.store import Model
 
 A = TypeVar("A")
@@ -22,14 +23,17 @@ class ModelDriver(Driver):
 
     capabilities: ClassVar[Capabilities] = Capabilities(durable=False, multi_process=False)
 
-    def __init__(self, model: Model | None = None, *, clock: Clock | None = None) -> None:
+    def __init__(
+        self, model: Model | None = None, *, clock: Clock | None = None, bulk: BulkModel | None = None
+    ) -> None:
         self.model = Model() if model is None else model
         self._clock = SystemClock() if clock is None else clock
+        self._bulk = BulkModel(self.model) if bulk is None else bulk
         self._seen: dict[str, int] = {}
         """Per queue, the version that the last `wait` of this handle returned at."""
 
     def clone(self) -> Self:
-        return type(self)(self.model, clock=self._clock)
+        return type(self)(self.model, clock=self._clock, bulk=self._bulk)
 
     @classmethod
     def from_url(cls, url: str) -> Self:
@@ -47,9 +51,8 @@ class ModelDriver(Driver):
     async def run(self, call: Operation[A]) -> A:
         """The model has a method of the same name, with the same parameters, for every call."""
         with self.model.lock:
-            answer: A = getattr(self.model, call.name)(
-                **{name: getattr(call, name) for name in call.__struct_fields__}
-            )
+            carry_out = getattr(self.model, call.name, None) or getattr(self._bulk, call.name)
+            answer: A = carry_out(**{name: getattr(call, name) for name in call.__struct_fields__})
             return answer
 
     async def wait(self, queues: Sequence[str], *, now: Micros, timeout: float) -> bool:

@@ -461,6 +461,19 @@ class Model:
     def purgeable(self, selection: JobFilter) -> list[str]:
         return [job.id for job in self.jobs.values() if job.state.is_terminal and matches(job, selection)]
 
+    def remove(self, job_ids: Sequence[str]) -> list[JobState | JobError]:
+        answers = {job_id: self.remove_one(job_id) for job_id in dict.fromkeys(job_ids)}
+        return [answers[job_id] for job_id in job_ids]
+
+    def remove_one(self, job_id: str) -> JobState | JobError:
+        job = self.jobs.get(job_id)
+        if job is None:
+            return errors.JobNotFound(job_id)
+        if not job.state.is_terminal:
+            return JobError(job_id, f"the job is {job.state} and has not ended: cancel it first")
+        self.forget([job_id])
+        return job.state
+
     def prune(self, *, now: Micros, limit: int = 1000) -> int:
         rows = [row.seq for row in self.log if is_due(self.overdue_row(row, now))]
         return self.forget(self.prunable(now, limit)) + self.forget_rows(rows[:limit])

@@ -8,11 +8,9 @@ from taskharbor.bulk.stage import pack
 from taskharbor.drivers.contract import JobFilter, LogStream
 from taskharbor.errors import InvalidRequest, JobError, JobNotFound
 from taskharbor.jobs import Attempt, JobRecord, JobState
-from taskharbor_testkit.conformance.case import case
 from taskharbor_testkit.conformance.twin import QUEUE, Twin
 
 
-@case()
 async def a_blob_is_read_as_it_was_put_until_it_is_dropped(t: Twin) -> None:
     driver = t.driver
     data = bytes(range(256)) * 300
@@ -27,7 +25,6 @@ async def a_blob_is_read_as_it_was_put_until_it_is_dropped(t: Twin) -> None:
     assert await driver.stats(now=t.now) == []
 
 
-@case()
 async def a_blob_is_swapped_only_where_it_holds_what_is_expected(t: Twin) -> None:
     driver = t.driver
     assert not await driver.swap_blob("record", b"1", expected=b"0")
@@ -38,7 +35,6 @@ async def a_blob_is_swapped_only_where_it_holds_what_is_expected(t: Twin) -> Non
     assert await driver.read_blobs(["record"]) == [b"2"]
 
 
-@case()
 async def a_portion_of_a_write_is_published_once(t: Twin) -> None:
     driver = t.driver
     first, second = [t.job(), t.job(key="k")], [t.job(key="k"), t.job(queue="other")]
@@ -71,7 +67,6 @@ async def a_portion_of_a_write_is_published_once(t: Twin) -> None:
     assert await ids() == expected | {third.id}
 
 
-@case()
 async def a_blob_that_holds_no_jobs_is_not_published(t: Twin) -> None:
     bad = t.job()
     bad.queue = ""
@@ -95,7 +90,6 @@ async def _rows(t: Twin, one: LogStream, after: int, until: int, limit: int) -> 
     return rows
 
 
-@case()
 async def the_streams_hold_every_row_of_the_log_once_wherever_they_are_cut(t: Twin) -> None:
     driver = t.driver
     assert all(one.last == 0 for one in (await driver.log_streams()).streams)
@@ -119,7 +113,6 @@ async def the_streams_hold_every_row_of_the_log_once_wherever_they_are_cut(t: Tw
     assert sorted(cut) == every
 
 
-@case()
 async def shares_of_the_listing_hold_every_job_once(t: Twin) -> None:
     driver = t.driver
     jobs = [t.job(queue=QUEUE if n % 3 else "other") for n in range(30)]
@@ -139,7 +132,6 @@ async def shares_of_the_listing_hold_every_job_once(t: Twin) -> None:
         assert sorted(job.id for job in found) == sorted(expected)
 
 
-@case()
 async def only_jobs_that_have_ended_are_removed_by_id(t: Twin) -> None:
     driver = t.driver
     ended, waiting = t.job(idempotency_key="i"), t.job()
