@@ -12,16 +12,9 @@ from pathlib import Path
 import taskharbor
 
 ROOT = Path(taskharbor.__file__).parent
-DRIVERS = sorted(
-    path.stem
-    for path in (ROOT / "drivers").iterdir()
-    if path.stem not in ("__init__", "contract", "registry", "urls", "__pycache__")
-)
-SHARED = (
-    "taskharbor.drivers.contract",
-    "taskharbor.drivers.registry",
-    "taskharbor.drivers.urls",
-)
+DRIVERS = sorted(path.parent.name for path in (ROOT / "drivers").glob("*/__init__.py"))
+SHARED = tuple(f"taskharbor.drivers.{path.stem}" for path in (ROOT / "drivers").glob("*.py"))
+"""Drivers are folders; the modules beside them are for all."""
 BUILT_ON = {"objectstore": "memory"}
 """The memory driver is the contract's rules in plain code; what keeps whole states may take them from there."""
 OUTER = ("broker", "cli", "testing", "demo", "spark")

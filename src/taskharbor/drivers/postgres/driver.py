@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import msgspec
@@ -20,16 +20,17 @@ from taskharbor.drivers.contract import (
     Page,
     QueueSettings,
     QueueStats,
+    Woken,
 )
-from taskharbor.drivers.postgres import arrays, enqueue, inspect, log, migrations, operate, settle, waiting
-from taskharbor.drivers.postgres.announcing import Announcer
+from taskharbor.drivers.postgres import arrays, enqueue, inspect, log, migrations, operate, settle
 from taskharbor.drivers.postgres.connections import Connections, Operation, T, connect
-from taskharbor.drivers.postgres.listener import channel
+from taskharbor.drivers.postgres.listener import Listener, channel
+from taskharbor.drivers.postgres.notify_throttle import Announcer
 from taskharbor.drivers.postgres.options import Options, parse_url
 from taskharbor.drivers.postgres.reserve import Claimer
 from taskharbor.drivers.postgres.statements import load
 from taskharbor.drivers.postgres.transactional import join
-from taskharbor.drivers.postgres.waiting import Watcher
+from taskharbor.drivers.waiting import wait
 from taskharbor.errors import BackendUnavailable, JobError, TaskHarborError
 from taskharbor.jobs import Attempt, JobRecord, JobState, Lease, Micros
 
@@ -57,7 +58,7 @@ class PostgresDriver(Driver):
         self._connections: Connections | None = None
         self._announcer = Announcer(self._announce, is_on=options.notify)
         self._claimer = Claimer(self._schema)
-        self._watcher: Watcher | None = None
+        self._listener: Listener | None = None
         self._next_fold = 0.0
         self._next_tending = 0.0
         self._giving_back: set[asyncio.Task[None]] = set()
@@ -89,12 +90,12 @@ class PostgresDriver(Driver):
             raise
         self._connections = Connections(self.options)
         self._connections.adopt(connection)
-        self._watcher = Watcher(self.options, self._connections, self._look, self._claimer.emptied)
+        self._listener = Listener(self.options, self._connections, self._claimer.emptied)
 
     async def close(self) -> None:
-        watcher, self._watcher = self._watcher, None
-        if watcher is not None:
-            await watcher.close()
+        listener, self._listener = self._listener, None
+        if listener is not None:
+            await listener.close()
         if self._connections is not None:
             # What is still under way needs them: jobs to be given back, announcements.
             await asyncio.gather(*self._giving_back, return_exceptions=True)
@@ -253,17 +254,12 @@ class PostgresDriver(Driver):
 
     # -- waiting ------------------------------------------------------------------------------------------
 
-    async def wait(self, queues: Sequence[str], *, now: Micros, timeout: float) -> bool:
-        if self._watcher is None:
+    async def _wait(self, call: op.Wait) -> Woken:
+        if self._listener is None:
             raise BackendUnavailable(
                 f"{self.options.place} is not open: await open() first, or use `async with`"
             )
-        return await self._watcher.wait(queues, now, timeout)
-
-    async def _look(
-        self, queues: Sequence[str], seen: Sequence[str | None], since: Sequence[Micros]
-    ) -> tuple[str, bool, Micros | None]:
-        return await self._call(waiting.look, queues, seen, since)
+        return await wait(self._listener, call)
 
     async def _announce(self, queues: Iterable[str]) -> None:
         values = [channel(self._schema), arrays.text_array(list(queues))]

@@ -9,9 +9,9 @@ import psycopg
 
 from taskharbor.drivers.contract import Enqueued
 from taskharbor.drivers.postgres import arrays
-from taskharbor.drivers.postgres.announcing import ALOUD
 from taskharbor.drivers.postgres.connections import Session
 from taskharbor.drivers.postgres.listener import channel
+from taskharbor.drivers.postgres.notify_throttle import ALOUD
 from taskharbor.drivers.postgres.rows import (
     backoff_column,
     codec_column,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, ClassVar, Self
 
 from taskharbor.drivers import operations as op
@@ -17,16 +16,18 @@ from taskharbor.drivers.contract import (
     Page,
     QueueSettings,
     QueueStats,
+    Woken,
 )
 from taskharbor.drivers.redis import inspect, log, operate, settle
+from taskharbor.drivers.redis.blocking_claims import AnswerLost, BlockingClaims
 from taskharbor.drivers.redis.connections import Connections
 from taskharbor.drivers.redis.enqueue import enqueue
 from taskharbor.drivers.redis.failure_queue import deliver
+from taskharbor.drivers.redis.listener import Listener
 from taskharbor.drivers.redis.options import Options, parse_url
 from taskharbor.drivers.redis.reserve import Claim, Claimed, Claimer, reserve
-from taskharbor.drivers.redis.sleeping import AnswerLost, SleepingClaims
 from taskharbor.drivers.redis.store import Store
-from taskharbor.drivers.redis.waiting import Watcher
+from taskharbor.drivers.waiting import wait
 from taskharbor.errors import BackendUnavailable, JobError, TaskHarborError
 from taskharbor.ids import new_token
 from taskharbor.jobs import SECOND, Attempt, JobRecord, JobState, Lease, Micros
@@ -47,8 +48,8 @@ class RedisDriver(Driver):
         self.options = options
         self._connections: Connections | None = None
         self._open_store: Store | None = None
-        self._watcher: Watcher | None = None
-        self._sleeping: SleepingClaims | None = None
+        self._listener: Listener | None = None
+        self._blocking: BlockingClaims | None = None
         self._claimer = Claimer()
         self._giving_back: set[asyncio.Task[None]] = set()
 
@@ -75,13 +76,13 @@ class RedisDriver(Driver):
         await connections.open()
         self._connections = connections
         self._open_store = store = Store(connections)
-        self._watcher = Watcher(self.options, connections, store.keys)
-        self._sleeping = SleepingClaims(self.options, store)
+        self._listener = Listener(connections, store.keys)
+        self._blocking = BlockingClaims(self.options, store, self.time)
 
     async def close(self) -> None:
-        watcher, self._watcher, self._sleeping = self._watcher, None, None
-        if watcher is not None:
-            await watcher.close()
+        listener, self._listener, self._blocking = self._listener, None, None
+        if listener is not None:
+            await listener.close()
         if self._connections is not None:
             # What is still under way needs it: jobs to be given back.
             await asyncio.gather(*self._giving_back, return_exceptions=True)
@@ -107,14 +108,12 @@ class RedisDriver(Driver):
         return await enqueue(self._store, call.records, call.now, new_ids=call.new_ids)
 
     async def _reserve(self, call: op.Reserve) -> list[JobRecord]:
-        store, watcher, sleeping = self._store, self._watcher, self._sleeping
-        assert watcher is not None
-        assert sleeping is not None
+        store, listener, blocking = self._store, self._listener, self._blocking
+        assert listener is not None
+        assert blocking is not None
         queue = call.queue
         token, is_unclear = self._claimer.token(queue, call.worker)
         claim = _claim(call, token)
-        mark = watcher.mark(queue)
-        began = time.monotonic()
         try:
             claimed = await reserve(store, claim, is_unclear=is_unclear)
         except asyncio.CancelledError:
@@ -123,19 +122,19 @@ class RedisDriver(Driver):
         except BackendUnavailable:
             self._claimer.lose_answer(queue, call.worker, token)
             raise
-        sleeping.saw(claim, claimed, time.monotonic() - began)
+        blocking.saw(claim, claimed)
         if claimed.moves >= 0 and call.types is None:
-            watcher.emptied(queue, mark, claimed.moves, claimed.due, call.now)
+            listener.emptied[queue] = str(claimed.moves)
         await self._tell(claimed, queue)
         return claimed.jobs
 
     async def _reserve_next(self, call: op.Reserve, timeout: float) -> list[JobRecord] | None:
-        sleeping = self._sleeping
-        if sleeping is None or self._claimer.is_unclear(call.queue, call.worker):
+        blocking = self._blocking
+        if blocking is None or self._claimer.is_unclear(call.queue, call.worker):
             return None
         claim = _claim(call, new_token())
         try:
-            claimed = await sleeping.claim(claim, timeout)
+            claimed = await blocking.claim(claim, timeout)
         except asyncio.CancelledError:
             self._take_back(claim)
             raise
@@ -221,12 +220,12 @@ class RedisDriver(Driver):
 
     # -- waiting ------------------------------------------------------------------------------------------
 
-    async def wait(self, queues: Sequence[str], *, now: Micros, timeout: float) -> bool:
-        if self._watcher is None:
+    async def _wait(self, call: op.Wait) -> Woken:
+        if self._listener is None:
             raise BackendUnavailable(
                 f"{self.options.place} is not open: await open() first, or use `async with`"
             )
-        return await self._watcher.wait(queues, now, timeout)
+        return await wait(self._listener, call)
 
 
 def _claim(call: op.Reserve, token: str) -> Claim:

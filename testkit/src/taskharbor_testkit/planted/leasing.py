@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from taskharbor.drivers.contract import Extension, Settlement
+from taskharbor.drivers.contract import Extension, Settlement, Woken
 from taskharbor.drivers.memory import MemoryDriver, MemoryStore
 from taskharbor.drivers.memory.lines import Item
 from taskharbor.drivers.memory.queues import READY, Queue, Slot
@@ -233,7 +233,9 @@ class StallsSpendNothing(MemoryStore):
 class MissedWakeUp(MemoryDriver):
     """A wake-up that came between two waits is not lost."""
 
-    async def wait(self, queues: Sequence[str], *, now: Micros, timeout: float) -> bool:
-        with self._store.lock:
-            self._seen.update(self._store.bell.versions(queues))
-        return await super().wait(queues, now=now, timeout=timeout)
+    async def wait(
+        self, queues: Sequence[str], *, now: Micros, timeout: float, seen: str | None = None
+    ) -> Woken:
+        if seen is not None:
+            seen = (await super().wait(queues, now=now, timeout=0)).seen
+        return await super().wait(queues, now=now, timeout=timeout, seen=seen)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Coroutine, Sequence
 from itertools import count
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from taskharbor.drivers import operations as op
 from taskharbor.drivers.contract import Extension, JobFilter, Settlement
@@ -21,6 +21,8 @@ _SILENT = {"time", "stats", "get"}
 
 
 class Backend:
+    runs_by_itself: ClassVar[bool] = False
+
     def __init__(
         self, scheduler: Scheduler, ledger: Ledger, trace: Trace, store: type[MemoryStore] = MemoryStore
     ) -> None:

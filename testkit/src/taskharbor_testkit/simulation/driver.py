@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Sequence
-from typing import Any, Self, TypeVar
+from collections.abc import Coroutine
+from typing import Any, Self, TypeVar, cast
 
-from taskharbor.drivers.contract import Driver
+from taskharbor.drivers.contract import Driver, Woken
 from taskharbor.drivers.memory import MemoryDriver
-from taskharbor.drivers.operations import Operation, Time
+from taskharbor.drivers.operations import Operation, Time, Wait
 from taskharbor.errors import BackendUnavailable
 from taskharbor.jobs import Micros
 from taskharbor_testkit.simulation.network import Network
@@ -39,9 +39,11 @@ class SimulatedDriver(Driver):
         return await self._network.call(self._process, Time())
 
     def run(self, call: Operation[A]) -> Coroutine[Any, Any, A]:
+        if isinstance(call, Wait):
+            return cast("Coroutine[Any, Any, A]", self._wait(call))
         return self._network.call(self._process, call)
 
-    async def wait(self, queues: Sequence[str], *, now: Micros, timeout: float) -> bool:
+    async def _wait(self, call: Wait) -> Woken:
         if self._network.weather.is_out:
             raise BackendUnavailable("wait: no answer")
-        return await self._waiting.wait(queues, now=now, timeout=timeout)
+        return await self._waiting.run(call)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from taskharbor.drivers.objectstore.doorbell import Place
+from taskharbor.drivers.objectstore.locating import Place
 from taskharbor.errors import InvalidRequest
 
 

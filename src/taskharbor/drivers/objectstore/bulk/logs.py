@@ -13,10 +13,10 @@ from typing import NamedTuple, TypeVar
 from taskharbor.bulk.contract import HistoryGone
 from taskharbor.drivers.objectstore.blobs import Blob, Blobs, Unchanged, Version
 from taskharbor.drivers.objectstore.catalog import Catalog
-from taskharbor.drivers.objectstore.doorbell import Place
 from taskharbor.drivers.objectstore.encoding import Head, opened
 from taskharbor.drivers.objectstore.entries import SegmentEntry
 from taskharbor.drivers.objectstore.envelope import unseal
+from taskharbor.drivers.objectstore.locating import Place
 from taskharbor.drivers.objectstore.naming import log_folder, state_name
 from taskharbor.drivers.objectstore.segments import Segment, size_with_rows
 from taskharbor.errors import BackendUnavailable

@@ -24,9 +24,8 @@ from taskharbor.drivers.objectstore.bulk.staging import (
 )
 from taskharbor.drivers.objectstore.bulk.writes import Mark, Plan, Staged, WritesState, writes_cell
 from taskharbor.drivers.objectstore.cell import Cell
-from taskharbor.drivers.objectstore.doorbell import Place
 from taskharbor.drivers.objectstore.folding import wall_clock
-from taskharbor.drivers.objectstore.locating import shard_of
+from taskharbor.drivers.objectstore.locating import Place, shard_of
 from taskharbor.drivers.objectstore.numbers import take_stamps
 from taskharbor.drivers.objectstore.published import Published, noted
 from taskharbor.drivers.objectstore.store import OpenStore

@@ -13,8 +13,8 @@ import msgspec
 
 from taskharbor.drivers.objectstore.bulk.attempts import NUMBER, rows_of_tail
 from taskharbor.drivers.objectstore.bulk.logs import Log
-from taskharbor.drivers.objectstore.doorbell import Place
 from taskharbor.drivers.objectstore.entries import SegmentEntry
+from taskharbor.drivers.objectstore.locating import Place
 from taskharbor.errors import InvalidRequest
 
 ROWS_PER_PART = 20_000

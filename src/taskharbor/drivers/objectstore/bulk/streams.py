@@ -15,8 +15,8 @@ from taskharbor.drivers.objectstore.bulk.attempts import NUMBER, row_blocks, row
 from taskharbor.drivers.objectstore.bulk.cursors import Cursor, cursor_at, parsed
 from taskharbor.drivers.objectstore.bulk.logs import Log, Logs
 from taskharbor.drivers.objectstore.bulk.shares import Range
-from taskharbor.drivers.objectstore.doorbell import Place
 from taskharbor.drivers.objectstore.entries import SegmentEntry
+from taskharbor.drivers.objectstore.locating import Place
 from taskharbor.drivers.objectstore.segments import Block, Segment
 
 _EVERYTHING = Selection()

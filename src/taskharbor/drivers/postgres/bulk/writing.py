@@ -23,10 +23,10 @@ from taskharbor.bulk.chunks import chunked
 from taskharbor.bulk.contract import BulkStore, StagingLost
 from taskharbor.bulk.write_ids import series_of
 from taskharbor.drivers.postgres import arrays, connections, migrations
-from taskharbor.drivers.postgres.announcing import ALOUD, QUIETLY
 from taskharbor.drivers.postgres.bulk.ends import teach
 from taskharbor.drivers.postgres.bulk.staging import chunk_values
 from taskharbor.drivers.postgres.failures import is_conflict, is_lost, translated
+from taskharbor.drivers.postgres.notify_throttle import ALOUD, QUIETLY
 from taskharbor.drivers.postgres.options import Options, parse_url
 from taskharbor.drivers.postgres.rows import STATES
 from taskharbor.drivers.postgres.statements import load

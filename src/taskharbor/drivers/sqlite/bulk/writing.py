@@ -6,6 +6,7 @@ per job): keep a single write below what `busy_timeout` of the others allows.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
@@ -20,9 +21,9 @@ from taskharbor.drivers.contract import DAY
 from taskharbor.drivers.sqlite.connection import Connection, begin, open_connection, translated
 from taskharbor.drivers.sqlite.counts import Counts
 from taskharbor.drivers.sqlite.database import Transaction
-from taskharbor.drivers.sqlite.doorbell import Doorbells
 from taskharbor.drivers.sqlite.enqueue import enqueue
 from taskharbor.drivers.sqlite.migrations import apply_pending
+from taskharbor.drivers.sqlite.notifications import notify
 from taskharbor.drivers.sqlite.options import Options, parse_url
 from taskharbor.drivers.sqlite.rows import STATES, to_json
 from taskharbor.drivers.sqlite.statements import load
@@ -102,7 +103,7 @@ def _open(options: Options) -> Connection:
 
 
 def _run(connection: Connection, options: Options, work: Callable[[Transaction], T]) -> T:
-    """One transaction, and a ring for those who wait where there is something for them."""
+    """One transaction, and a notification of waiters where there is something for them."""
     try:
         begin(connection, options.busy_timeout)
         transaction = Transaction(connection)
@@ -115,8 +116,8 @@ def _run(connection: Connection, options: Options, work: Callable[[Transaction],
             raise
     except Exception as error:
         raise translated(error, options.path) from error
-    if transaction.rings:
-        Doorbells(options.path).ring()
+    if transaction.notifies:
+        notify(os.path.realpath(options.path))
     return answer
 
 
