@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from broker_loops import PATIENCE, on_a_loop, rounds_until
 
+from taskharbor.broker.config import BrokerConfig
 from taskharbor.broker.long_poll import LongPolls
 from taskharbor.broker.problems import Problem
 from taskharbor.clock import SystemClock
@@ -19,12 +20,7 @@ from taskharbor.jobs import SECOND, JobRecord
 
 
 def long_polls_over(driver: MemoryDriver, **options: Any) -> LongPolls:
-    return LongPolls(
-        driver,
-        now=SystemClock().now,
-        stopping=asyncio.Event(),
-        **{"max_waiting": 100, "max_seconds": 60.0, "trusts_clients": False, **options},
-    )
+    return LongPolls(driver, BrokerConfig(**options), SystemClock().now)
 
 
 def job(number: int, driver_now: int, type: str = "t") -> JobRecord:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 
 from msgspec.structs import replace
 
+from taskharbor.broker.config import BrokerConfig
 from taskharbor.broker.problems import Problem
 from taskharbor.drivers.contract import Driver, Woken
 from taskharbor.drivers.operations import Wait
@@ -44,23 +45,12 @@ class LongPolls:
 
     trusts_notifications = False
 
-    def __init__(
-        self,
-        driver: Driver,
-        *,
-        now: Callable[[], Micros],
-        stopping: asyncio.Event,
-        max_waiting: int,
-        max_seconds: float,
-        trusts_clients: bool,
-    ) -> None:
+    def __init__(self, driver: Driver, config: BrokerConfig, now: Callable[[], Micros]) -> None:
         self.notifications = Notifications()
         self._driver = driver
+        self._config = config
         self._now = now
-        self._stopping = stopping
-        self._max_waiting = max_waiting
-        self._max_seconds = max_seconds
-        self._trusts_clients = trusts_clients
+        self._is_stopped = False
         self._name = secrets.token_hex(4)
         """Numbers of another broker, or of this one before a restart, mean nothing here."""
         self._number = 0
@@ -73,18 +63,19 @@ class LongPolls:
             self._watch(queue, call.now)
         told = await wait(self, replace(call, timeout=0.0))
         if not told.woken and call.timeout > 0:
-            if self.waiting >= self._max_waiting:
+            if self.waiting >= self._config.max_waiting:
                 raise _too_many(f"{self.waiting} calls are waiting for work already")
             self.waiting += 1
             try:
-                longest = min(call.timeout, self._max_seconds)
+                longest = min(call.timeout, self._config.max_wait_seconds)
                 told = await wait(self, replace(call, timeout=longest, seen=told.seen))
             finally:
                 self.waiting -= 1
-        return Woken(told.woken and not self._stopping.is_set(), told.seen)
+        return Woken(told.woken and not self._is_stopped, told.seen)
 
     def stop(self) -> None:
         """Answer all waiting clients at once."""
+        self._is_stopped = True
         self.notifications.notify()
 
     async def close(self) -> None:
@@ -105,7 +96,7 @@ class LongPolls:
         seen = int(number) if is_ours else -1
         watchers = [self._watchers.get(queue) for queue in queues]
         is_changed = any(watcher is None or watcher.changed_at > seen for watcher in watchers)
-        return Look(f"{self._name}.{self._number}", is_changed or self._stopping.is_set(), None)
+        return Look(f"{self._name}.{self._number}", is_changed or self._is_stopped, None)
 
     # -- watching the store ---------------------------------------------------------------------------------
 
@@ -131,7 +122,7 @@ class LongPolls:
         while self.notifications.is_awaited(queue) or loop.time() - watcher.asked_at < FORGET_AFTER:
             if self.notifications.is_awaited(queue):
                 watcher.asked_at = loop.time()
-            now = watcher.now if self._trusts_clients else self._now()
+            now = watcher.now if self._config.trust_client_time else self._now()
             try:
                 told = await self._driver.wait([queue], now=now, timeout=LOOK_AGAIN, seen=seen)
                 seen, is_failing, is_changed = told.seen, False, told.woken

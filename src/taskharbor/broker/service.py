@@ -39,14 +39,7 @@ class Service:
         """Set: long polls are answered at once, and new calls are refused."""
         self._backend_clock = BackendClock(driver.time) if clock is None else None
         self._clock: Clock = self._backend_clock or clock or SystemClock()
-        self.long_polls = LongPolls(
-            driver,
-            now=self.now,
-            stopping=self.stopping,
-            max_waiting=self.config.max_waiting,
-            max_seconds=self.config.max_wait_seconds,
-            trusts_clients=self.config.trust_client_time,
-        )
+        self.long_polls = LongPolls(driver, self.config, self.now)
         self._tasks: list[asyncio.Task[None]] = []
         self._is_started = False
 

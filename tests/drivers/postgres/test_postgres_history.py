@@ -13,7 +13,7 @@ from psycopg import sql
 
 from taskharbor.drivers.contract import Ack, Fail, JobFilter, QueueSettings, QueueStats
 from taskharbor.drivers.postgres import PostgresDriver
-from taskharbor.drivers.postgres.notify_throttle import ALOUD
+from taskharbor.drivers.postgres.notify_throttle import NOTIFYING
 from taskharbor.drivers.postgres.statements import load
 from taskharbor.errors import InvalidRequest
 from taskharbor.jobs import SECOND, Failure, JobRecord, JobState
@@ -357,7 +357,7 @@ async def follow(driver: PostgresDriver, after: str | None, limit: int = 1000) -
 
 
 def cancel_on(raw: Raw, record: JobRecord) -> None:
-    raw(load("operate", raw.schema)["cancel"], [record.id], NOW, ALOUD)
+    raw(load("operate", raw.schema)["cancel"], [record.id], NOW, NOTIFYING)
 
 
 def test_rows_of_a_transaction_that_commits_late_are_not_skipped(

@@ -23,7 +23,7 @@ _PATIENCE = 60.0
 
 @pytest.fixture
 def heard(raw: Raw) -> Callable[[], list[str]]:
-    """The queues that were announced since the last look, in order."""
+    """The queues that were notified of since the last look, in order."""
     raw(sql.SQL("LISTEN {}").format(sql.Identifier(channel(raw.schema))))
 
     def look() -> list[str]:
@@ -55,7 +55,7 @@ def wait(driver: PostgresDriver, *queues: str) -> asyncio.Task[bool]:
 # -- what is said -----------------------------------------------------------------------------------------------
 
 
-def test_a_queue_is_announced_by_its_name(
+def test_a_queue_is_notified_of_by_its_name(
     driver: PostgresDriver, heard: Callable[[], list[str]], record: MakeRecord
 ) -> None:
     async def use() -> None:
@@ -68,7 +68,7 @@ def test_a_queue_is_announced_by_its_name(
     asyncio.run(use())
 
 
-def test_many_enqueues_in_a_row_are_announced_together_and_the_last_one_too(
+def test_many_enqueues_in_a_row_are_notified_of_together_and_the_last_one_too(
     driver: PostgresDriver, raw: Raw, record: MakeRecord, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Long enough for a slow machine to store some jobs in.
@@ -96,7 +96,7 @@ def test_many_enqueues_in_a_row_are_announced_together_and_the_last_one_too(
     assert len(counts) < 100, counts
 
 
-def test_one_at_a_time_is_announced_at_once(
+def test_one_at_a_time_is_notified_of_at_once(
     driver: PostgresDriver, heard: Callable[[], list[str]], record: MakeRecord
 ) -> None:
     async def use() -> None:
@@ -108,7 +108,7 @@ def test_one_at_a_time_is_announced_at_once(
     asyncio.run(use())
 
 
-def test_what_makes_nothing_runnable_is_not_announced(
+def test_what_makes_nothing_runnable_is_not_notified_of(
     driver: PostgresDriver, heard: Callable[[], list[str]], record: MakeRecord
 ) -> None:
     async def use() -> None:

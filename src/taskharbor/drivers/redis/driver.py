@@ -23,7 +23,6 @@ from taskharbor.drivers.redis.blocking_claims import AnswerLost, BlockingClaims
 from taskharbor.drivers.redis.connections import Connections
 from taskharbor.drivers.redis.enqueue import enqueue
 from taskharbor.drivers.redis.failure_queue import deliver
-from taskharbor.drivers.redis.listener import Listener
 from taskharbor.drivers.redis.options import Options, parse_url
 from taskharbor.drivers.redis.reserve import Claim, Claimed, Claimer, reserve
 from taskharbor.drivers.redis.store import Store
@@ -48,7 +47,6 @@ class RedisDriver(Driver):
         self.options = options
         self._connections: Connections | None = None
         self._open_store: Store | None = None
-        self._listener: Listener | None = None
         self._blocking: BlockingClaims | None = None
         self._claimer = Claimer()
         self._giving_back: set[asyncio.Task[None]] = set()
@@ -76,14 +74,12 @@ class RedisDriver(Driver):
         await connections.open()
         self._connections = connections
         self._open_store = store = Store(connections)
-        self._listener = Listener(connections, store.keys)
         self._blocking = BlockingClaims(self.options, store, self.time)
 
     async def close(self) -> None:
-        listener, self._listener, self._blocking = self._listener, None, None
-        if listener is not None:
-            await listener.close()
-        if self._connections is not None:
+        self._blocking = None
+        if self._open_store is not None:
+            await self._open_store.listener.close()
             # What is still under way needs it: jobs to be given back.
             await asyncio.gather(*self._giving_back, return_exceptions=True)
         connections, self._connections, self._open_store = self._connections, None, None
@@ -108,8 +104,7 @@ class RedisDriver(Driver):
         return await enqueue(self._store, call.records, call.now, new_ids=call.new_ids)
 
     async def _reserve(self, call: op.Reserve) -> list[JobRecord]:
-        store, listener, blocking = self._store, self._listener, self._blocking
-        assert listener is not None
+        store, blocking = self._store, self._blocking
         assert blocking is not None
         queue = call.queue
         token, is_unclear = self._claimer.token(queue, call.worker)
@@ -124,7 +119,7 @@ class RedisDriver(Driver):
             raise
         blocking.saw(claim, claimed)
         if claimed.moves >= 0 and call.types is None:
-            listener.emptied[queue] = str(claimed.moves)
+            store.listener.emptied[queue] = str(claimed.moves)
         await self._tell(claimed, queue)
         return claimed.jobs
 
@@ -221,11 +216,7 @@ class RedisDriver(Driver):
     # -- waiting ------------------------------------------------------------------------------------------
 
     async def _wait(self, call: op.Wait) -> Woken:
-        if self._listener is None:
-            raise BackendUnavailable(
-                f"{self.options.place} is not open: await open() first, or use `async with`"
-            )
-        return await wait(self._listener, call)
+        return await wait(self._store.listener, call)
 
 
 def _claim(call: op.Reserve, token: str) -> Claim:
