@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable
 from datetime import datetime, timedelta
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from taskharbor.jobs import SECOND, Micros, to_datetime, to_micros
 
@@ -22,11 +22,16 @@ def monotonic_us() -> Micros:
 
 
 class Clock(Protocol):
+    runs_by_itself: ClassVar[bool]
+    """Whether time passes without anybody moving it, so that another machine can carry it forward."""
+
     def now(self) -> Micros: ...
 
 
 class SystemClock:
     """The host's wall clock, for what never leaves the host."""
+
+    runs_by_itself: ClassVar[bool] = True
 
     def now(self) -> Micros:
         return time.time_ns() // 1000
@@ -34,6 +39,8 @@ class SystemClock:
 
 class FakeClock:
     """Stands still until told otherwise."""
+
+    runs_by_itself: ClassVar[bool] = False
 
     def __init__(self, start: datetime | Micros = 1_700_000_000 * SECOND) -> None:
         self._now = start if isinstance(start, int) else to_micros(start)
@@ -61,6 +68,8 @@ class BackendClock:
     goes back, even when a new sample says the old one was ahead.
     """
 
+    runs_by_itself: ClassVar[bool] = True
+
     def __init__(
         self, sample: Callable[[], Awaitable[Micros]], monotonic: Callable[[], Micros] = monotonic_us
     ) -> None:
@@ -69,6 +78,8 @@ class BackendClock:
         self._offset: Micros | None = None
         self._sampled_at: Micros = 0
         self._latest: Micros = 0
+        self.error: Micros = 0
+        """How far the last sample may be off: half its round trip."""
 
     def now(self) -> Micros:
         if self._offset is None:
@@ -101,5 +112,6 @@ class BackendClock:
             if best is None or round_trip < best[0]:
                 best = (round_trip, backend + round_trip // 2 - after)
         assert best is not None
+        self.error = best[0] // 2
         self._offset = best[1]
         self._sampled_at = self._monotonic()

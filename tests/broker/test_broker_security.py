@@ -416,7 +416,7 @@ def test_more_calls_at_once_than_allowed_are_told_to_come_back() -> None:
         Client(broker.url) as second,
     ):
         claimed = pool.submit(first.claim, wait_seconds=PATIENCE)
-        wait_until(broker, lambda: broker.app.service.wakes.waiting == 1)
+        wait_until(broker, lambda: broker.app.service.long_polls.waiting == 1)
         refused = second.post("/v1/jobs", {"type": "t"})
         assert (refused.status, refused.body["code"]) == (429, "too_many_requests")
         assert refused.headers["retry-after"] == "1"

@@ -25,6 +25,7 @@ from taskharbor.ids import new_ids
 from taskharbor.jobs import SECOND, Attempt, JobRecord, JobState, Outcome
 from taskharbor_testkit.conformance.invariants import check_no_overlap, spans
 from taskharbor_testkit.servers.s3 import fresh_s3_url
+from taskharbor_testkit.waits import waits_of
 
 pytestmark = pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="needs POSIX signals")
 
@@ -77,7 +78,7 @@ class Traffic:
                 elif was_over and not await _unfinished(driver):
                     return
                 else:
-                    await insist(lambda now=now: driver.wait([QUEUE], now=now, timeout=0.2))
+                    await insist(lambda now=now: waits_of(driver)([QUEUE], now=now, timeout=0.2))
 
     async def more(self, count: int) -> None:
         """Wait until so many more jobs are accepted than there are now."""
@@ -269,7 +270,7 @@ def test_what_is_stored_beside_a_leading_broker_is_handed_out_by_it(tmp_path: Pa
             await beside.enqueue([_record(second, now)], now=now)
 
             async def is_handed_out() -> bool:
-                await driver.wait([QUEUE], now=now, timeout=TERM)
+                await waits_of(driver)([QUEUE], now=now, timeout=TERM)
                 found = await driver.reserve(
                     QUEUE, limit=9, lease_for=60 * SECOND, now=now, worker="worker-2"
                 )

@@ -27,6 +27,7 @@ from taskharbor.drivers.contract import Driver
 from taskharbor.drivers.registry import connect
 from taskharbor.errors import InvalidRequest
 from taskharbor.jobs import JobRecord, JobState, UpdateFlags
+from taskharbor_testkit.waits import waits_of
 
 
 def test_a_published_job_is_the_job_that_was_staged(store: BulkStore, url: str, record: MakeRecord) -> None:
@@ -219,8 +220,8 @@ def test_somebody_who_waits_is_woken(store: BulkStore, url: str, record: MakeRec
     store.stage(write, "0.1", [[record()]])
 
     async def wait_and_publish(driver: Driver) -> bool:
-        await driver.wait(["q"], now=NOW, timeout=0.01)
-        waiting = asyncio.ensure_future(driver.wait(["q"], now=NOW, timeout=30))
+        await waits_of(driver)(["q"], now=NOW, timeout=0.01)
+        waiting = asyncio.ensure_future(waits_of(driver)(["q"], now=NOW, timeout=30))
         await asyncio.to_thread(store.publish, write, ["0.1"], now=NOW)
         return await waiting
 

@@ -27,6 +27,7 @@ from taskharbor.drivers.registry import connect
 from taskharbor.errors import InvalidRequest
 from taskharbor.ids import new_ids
 from taskharbor.jobs import SECOND, Failure, JobRecord, JobState, Micros, Outcome
+from taskharbor_testkit.waits import waits_of
 
 T = TypeVar("T")
 
@@ -289,7 +290,8 @@ def test_an_enqueue_wakes_waiters_on_other_loops() -> None:
             await asyncio.to_thread(waiting.wait)
             await handle.enqueue([job("a")], now=NOW)
             return True
-        waiter = asyncio.ensure_future(handle.wait(["other", "q"], now=NOW, timeout=LONG))
+        await waits_of(handle)(["other", "q"], now=NOW, timeout=0)
+        waiter = asyncio.ensure_future(waits_of(handle)(["other", "q"], now=NOW, timeout=LONG))
         await let_others_run()
         await asyncio.to_thread(waiting.wait)
         return await waiter
@@ -301,11 +303,12 @@ def test_a_wake_up_from_before_the_wait_is_not_missed() -> None:
     async def main() -> None:
         driver = MemoryDriver()
         other = driver.clone()
-        assert not await driver.wait(["q"], now=NOW, timeout=0)
+        assert await waits_of(driver)(["q"], now=NOW, timeout=0), "nothing was seen before"
+        assert not await waits_of(driver)(["q"], now=NOW, timeout=0)
         await other.enqueue([job("a")], now=NOW)
-        assert await driver.wait(["q"], now=NOW, timeout=LONG)
-        assert not await driver.wait(["q"], now=NOW, timeout=0)
-        assert await other.wait(["q"], now=NOW, timeout=LONG)
+        assert await waits_of(driver)(["q"], now=NOW, timeout=LONG)
+        assert not await waits_of(driver)(["q"], now=NOW, timeout=0)
+        assert await waits_of(other)(["q"], now=NOW, timeout=LONG)
 
     asyncio.run(main())
 
@@ -313,13 +316,14 @@ def test_a_wake_up_from_before_the_wait_is_not_missed() -> None:
 def test_a_cancelled_wait_swallows_no_wake_up() -> None:
     async def main() -> None:
         driver = MemoryDriver()
-        waiter = asyncio.ensure_future(driver.wait(["q"], now=NOW, timeout=LONG))
+        await waits_of(driver)(["q"], now=NOW, timeout=0)
+        waiter = asyncio.ensure_future(waits_of(driver)(["q"], now=NOW, timeout=LONG))
         await let_others_run()
         await driver.enqueue([job("a")], now=NOW)
         waiter.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiter
-        assert await driver.wait(["q"], now=NOW, timeout=LONG)
+        assert await waits_of(driver)(["q"], now=NOW, timeout=LONG)
 
     asyncio.run(main())
 
@@ -328,14 +332,14 @@ def test_a_wait_ends_when_something_known_comes_due() -> None:
     async def main() -> None:
         driver = MemoryDriver()
         await driver.enqueue([job("a", run_at_us=NOW + SECOND), job("b")], now=NOW)
-        assert await driver.wait(["q"], now=NOW, timeout=LONG)
-        assert not await driver.wait(["q"], now=NOW, timeout=0)
-        assert await driver.wait(["q"], now=NOW + SECOND - 1, timeout=LONG)
+        assert await waits_of(driver)(["q"], now=NOW, timeout=LONG)
+        assert not await waits_of(driver)(["q"], now=NOW, timeout=0)
+        assert await waits_of(driver)(["q"], now=NOW + SECOND - 1, timeout=LONG)
         (held,) = await lease(driver)
         await driver.cancel(["a"], now=NOW)
         assert held.expires_at_us is not None
-        assert await driver.wait(["q"], now=held.expires_at_us - 1, timeout=LONG)
-        assert not await driver.wait(["q"], now=NOW, timeout=0)
+        assert await waits_of(driver)(["q"], now=held.expires_at_us - 1, timeout=LONG)
+        assert not await waits_of(driver)(["q"], now=NOW, timeout=0)
 
     asyncio.run(main())
 
@@ -356,8 +360,8 @@ def test_whatever_makes_a_job_runnable_wakes(change: str) -> None:
             await driver.enqueue([job("b", key="k")], now=NOW)
         if change == "requeue":
             await driver.fail("a", token, now=NOW, attempts=1, error=BOOM)
-        await waiter.wait(["q"], now=NOW, timeout=0)
-        waiting = asyncio.ensure_future(waiter.wait(["q"], now=NOW, timeout=LONG))
+        await waits_of(waiter)(["q"], now=NOW, timeout=0)
+        waiting = asyncio.ensure_future(waits_of(waiter)(["q"], now=NOW, timeout=LONG))
         await let_others_run()
         assert not waiting.done()
         if change == "unpause":
@@ -392,12 +396,14 @@ class _VirtualTimeLoop(asyncio.SelectorEventLoop):
 def test_waiting_takes_its_time_from_the_loop_alone() -> None:
     async def main() -> None:
         loop, driver = asyncio.get_running_loop(), MemoryDriver()
-        assert not await driver.wait(["q"], now=NOW, timeout=3600)
+        await waits_of(driver)(["q"], now=NOW, timeout=3600)
+        assert loop.time() == 0
+        assert not await waits_of(driver)(["q"], now=NOW, timeout=3600)
         assert loop.time() == pytest.approx(3600)
         await driver.enqueue([job("a", run_at_us=NOW + 600 * SECOND)], now=NOW)
-        assert await driver.wait(["q"], now=NOW, timeout=3600)
+        assert await waits_of(driver)(["q"], now=NOW, timeout=3600)
         assert loop.time() == pytest.approx(3600)
-        assert await driver.wait(["q"], now=NOW, timeout=3600)
+        assert await waits_of(driver)(["q"], now=NOW, timeout=3600)
         assert loop.time() == pytest.approx(4200)
 
     with asyncio.Runner(loop_factory=_VirtualTimeLoop) as runner:
@@ -407,7 +413,8 @@ def test_waiting_takes_its_time_from_the_loop_alone() -> None:
 def test_a_waiter_whose_loop_is_gone_bothers_nobody() -> None:
     driver = MemoryDriver()
     loop = asyncio.new_event_loop()
-    task = loop.create_task(driver.wait(["q"], now=NOW, timeout=LONG))
+    loop.run_until_complete(waits_of(driver)(["q"], now=NOW, timeout=0))
+    task = loop.create_task(waits_of(driver)(["q"], now=NOW, timeout=LONG))
     loop.run_until_complete(let_others_run())
     loop.close()
     asyncio.run(driver.clone().enqueue([job("a")], now=NOW))

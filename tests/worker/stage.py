@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
 from taskharbor import AsyncClient, BackendUnavailable, Clock, Job, JobRecord, JobRequest, JobState, Worker
-from taskharbor.drivers.contract import Driver, Extension, QueueSettings, QueueStats, Settlement
+from taskharbor.drivers.contract import Driver, Extension, QueueSettings, QueueStats, Settlement, Woken
 from taskharbor.drivers.memory import MemoryDriver
 from taskharbor.errors import JobError
 from taskharbor.jobs import Attempt, Lease, Micros, Outcome
@@ -185,7 +185,7 @@ class TroubledDriver(MemoryDriver):
     async def stats(self, **options: Any) -> list[QueueStats]:
         return await self._through("stats", super().stats(**options))
 
-    async def wait(self, queues: Sequence[str], **options: Any) -> bool:
+    async def wait(self, queues: Sequence[str], **options: Any) -> Woken:
         return await self._through("wait", super().wait(queues, **options))
 
 

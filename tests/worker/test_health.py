@@ -88,13 +88,14 @@ def test_addresses() -> None:
 def test_a_worker_becomes_ready_and_says_nothing_of_its_store() -> None:
     import threading
 
+    from taskharbor.drivers.contract import Woken
     from taskharbor.drivers.memory import MemoryDriver
     from taskharbor.worker import Worker
 
     serving = threading.Event()
 
     class Driver(MemoryDriver):
-        async def wait(self, *args: Any, **kwargs: Any) -> bool:
+        async def wait(self, *args: Any, **kwargs: Any) -> Woken:
             serving.set()
             return await super().wait(*args, **kwargs)
 

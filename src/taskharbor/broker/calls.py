@@ -94,9 +94,7 @@ class DriverCalls:
         if isinstance(call, op.Time):
             return service.now()
         if isinstance(call, op.Wait):
-            return op.Woken(
-                *await service.wakes.wait(call.queues, call.seen, now=call.now, timeout=call.timeout)
-            )
+            return await service.long_polls.wait(call)
         return await self._driver.run(call)
 
     async def _reserve_again(self, name: Name, call: op.Reserve, jobs: list[JobRecord]) -> list[JobRecord]:

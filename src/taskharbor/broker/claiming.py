@@ -18,6 +18,7 @@ from taskharbor.broker.submitting import check_batch
 from taskharbor.broker.views import claimed_of, held_item, instant
 from taskharbor.context import MAX_PROGRESS_BYTES
 from taskharbor.drivers.contract import Driver, Extension, Release
+from taskharbor.drivers.operations import Wait
 from taskharbor.errors import JobError, JobNotFound, LeaseMismatch
 from taskharbor.jobs import SECOND, JobRecord, Lease, Micros
 
@@ -67,16 +68,17 @@ async def _wait_for_jobs(call: Call, asked: Claim, worker: str, departure: Depar
     service, queues = call.service, [asked.queue]
     loop = asyncio.get_running_loop()
     end = loop.time() + min(asked.wait_seconds, service.config.max_wait_seconds)
-    # Before the first look: what becomes runnable after it ends the wait.
-    seen = service.wakes.mark(queues)
+    # Taken before the first claim: a change after it ends the wait.
+    seen = (await service.long_polls.wait(Wait(queues, service.now(), 0.0))).seen
     while True:
         records = await _reserve(call, asked, worker)
         if records:
             return records
-        waiting = service.wakes.wait(queues, seen, now=service.now(), timeout=end - loop.time())
-        is_stirred, seen = await departure.unless_left(waiting)
-        if not is_stirred:
+        poll = Wait(queues, service.now(), end - loop.time(), seen)
+        woken = await departure.unless_left(service.long_polls.wait(poll))
+        if not woken.woken:
             return []
+        seen = woken.seen
 
 
 async def _give_back(driver: Driver, records: list[JobRecord], now: Micros) -> None:

@@ -7,7 +7,7 @@ import logging
 
 from taskharbor.broker.config import BrokerConfig
 from taskharbor.broker.leadership import Candidacy, Leads
-from taskharbor.broker.wakes import Wakes
+from taskharbor.broker.long_poll import LongPolls
 from taskharbor.clock import BackendClock, Clock, SystemClock
 from taskharbor.drivers.contract import Driver
 from taskharbor.errors import TaskHarborError
@@ -39,14 +39,7 @@ class Service:
         """Set: long polls are answered at once, and new calls are refused."""
         self._backend_clock = BackendClock(driver.time) if clock is None else None
         self._clock: Clock = self._backend_clock or clock or SystemClock()
-        self.wakes = Wakes(
-            driver,
-            now=self.now,
-            stopping=self.stopping,
-            max_waiting=self.config.max_waiting,
-            max_seconds=self.config.max_wait_seconds,
-            trusts_clients=self.config.trust_client_time,
-        )
+        self.long_polls = LongPolls(driver, self.config, self.now)
         self._tasks: list[asyncio.Task[None]] = []
         self._is_started = False
 
@@ -87,14 +80,14 @@ class Service:
     def stop_waiting(self) -> None:
         """The first half of a stop: nobody is kept waiting any more."""
         self.stopping.set()
-        self.wakes.stop()
+        self.long_polls.stop()
 
     async def close(self) -> None:
         self.stop_waiting()
         if not self._is_started:
             return
         self._is_started = False
-        await self.wakes.close()
+        await self.long_polls.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -41,6 +41,7 @@ from taskharbor.drivers.records import (
     Release,
     Retry,
     Settlement,
+    Woken,
     failure_record,
     gather_flags,
 )
@@ -341,11 +342,16 @@ class Driver(abc.ABC):
 
     # -- waiting ------------------------------------------------------------------------------------------
 
-    @abc.abstractmethod
-    async def wait(self, queues: Sequence[str], *, now: Micros, timeout: float) -> bool:
-        """Return True as soon as something *may* have become runnable in one of the queues since the last wait returned, or
-        when a scheduled job or an expiring lease known now comes due; False after `timeout` seconds. Never misses a wake-up;
-        may wake for nothing. Cancellable at any moment."""
+    async def wait(
+        self, queues: Sequence[str], *, now: Micros, timeout: float, seen: str | None = None
+    ) -> Woken:
+        """Return `woken` as soon as something *may* have become runnable in one of the queues since the wait that told `seen`,
+        or when a scheduled job or an expiring lease known now comes due; not woken after `timeout` seconds.
+
+        `seen` is the text that the caller's last wait for the same queues told; without it the answer comes at once, woken. So
+        a caller that passes it on misses no wake-up, whichever handle it uses; it may wake for nothing. A due job that cannot
+        run (paused, no room) wakes a caller once. Cancellable at any moment."""
+        return await self.run(check(op.Wait(list(queues), now, timeout, seen)))
 
     async def reserve_next(
         self,
@@ -456,6 +462,9 @@ class Driver(abc.ABC):
     async def _publish_blobs(self, call: op.PublishBlobs) -> dict[str, int]:
         raise NotImplementedError
 
+    async def _wait(self, call: op.Wait) -> Woken:
+        raise NotImplementedError
+
     async def _reserve_next(self, call: op.Reserve, timeout: float) -> list[JobRecord] | None:
         return None
 
@@ -516,6 +525,7 @@ __all__ = [
     "Release",
     "Retry",
     "Settlement",
+    "Woken",
     "failure_record",
     "gather_flags",
 ]

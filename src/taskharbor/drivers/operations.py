@@ -31,6 +31,7 @@ from taskharbor.drivers.records import (
     QueueStats,
     Release,
     Retry,
+    Woken,
 )
 from taskharbor.errors import InvalidRequest, JobError
 from taskharbor.jobs import (
@@ -293,21 +294,16 @@ class PublishBlobs(Operation[dict[str, int]]):
 # -- between a client and its broker ------------------------------------------------------------------------
 
 
-class Woken(msgspec.Struct):
-    """The answer of a wait."""
-
-    woken: bool
-    seen: str
-    """For the next wait for the same queues."""
-
-
 @operation("work")
 class Wait(Operation[Woken]):
     queues: list[Name]
     now: Instant
     timeout: Seconds
     seen: Text | None = None
-    """What the last wait of this client for these queues was told."""
+    """The text that the caller's last wait for these queues was told."""
+
+
+# -- between a client and its broker ------------------------------------------------------------------------
 
 
 class Greeting(msgspec.Struct, kw_only=True):

@@ -187,6 +187,14 @@ class JobShare(msgspec.Struct, frozen=True, kw_only=True):
     until: str | None = None
 
 
+class Woken(msgspec.Struct, frozen=True):
+    """The answer of a `wait`."""
+
+    woken: bool
+    seen: str
+    """Opaque text for the next wait for the same queues."""
+
+
 class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     """What workers, the conformance kit and `doctor` may expect of a driver beyond the contract."""
 

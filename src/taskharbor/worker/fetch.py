@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from taskharbor.clock import BackendClock, Clock, SystemClock
+from taskharbor.clock import Clock
 from taskharbor.drivers.contract import Driver
 from taskharbor.errors import BackendUnavailable
 from taskharbor.jobs import JobRecord, Micros
@@ -88,12 +88,10 @@ class FetchLoop:
         self._poll_interval = poll_interval
         self._allowance = allowance
         self._clock = clock
-        # A claim that sleeps elsewhere takes our clock along, so it has to be one that runs by itself; and it would keep other
-        # queues, and other loops with the same allowance, waiting.
-        self._claims_asleep = (
-            len(self._queues) == 1
-            and isinstance(clock, BackendClock | SystemClock)
-            and (allowance is None or not allowance.is_shared)
+        # A claim that blocks on the server takes our clock along, so it has to be one that runs by itself; and it would keep
+        # other queues, and other loops with the same allowance, waiting.
+        self._makes_blocking_claims = (
+            len(self._queues) == 1 and clock.runs_by_itself and (allowance is None or not allowance.is_shared)
         )
         self._outage = outage
         self._completed = completed
@@ -108,6 +106,7 @@ class FetchLoop:
         self._stopping = False
         self._waiting: asyncio.Task[Any] | None = None
         """Our own task, while it waits for work."""
+        self._seen: str | None = None
         self._turn = 0
         self.handed = 0
         """Jobs handed to the runner so far."""
@@ -216,7 +215,7 @@ class FetchLoop:
 
     async def _claim_next(self, wanted: int) -> bool:
         """Wait for jobs and claim them in one go. Whether that could be."""
-        if not self._claims_asleep:
+        if not self._makes_blocking_claims:
             return False
         limit = min(wanted, self._batch)
         if self._allowance is not None:
@@ -246,7 +245,9 @@ class FetchLoop:
         is_broken = False
         try:
             if not await self._claim_next(wanted):
-                await self._driver.wait(self._queues, now=self._clock.now(), timeout=self._poll_interval)
+                now, timeout = self._clock.now(), self._poll_interval
+                woken = await self._driver.wait(self._queues, now=now, timeout=timeout, seen=self._seen)
+                self._seen = woken.seen
         except asyncio.CancelledError:
             if not self._stopping or task.uncancel() > 0:
                 raise  # Not only by `stop`.

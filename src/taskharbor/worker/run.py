@@ -19,7 +19,6 @@ from typing import Any
 
 from taskharbor.codec import CodecRegistry
 from taskharbor.context import Job, set_current_job
-from taskharbor.doorbell import Doorbell
 from taskharbor.drivers.contract import Ack, Discard, Release
 from taskharbor.handlers import Handler
 from taskharbor.jobs import Failure, Micros
@@ -60,8 +59,6 @@ class Runner:
         self._holds: dict[Hold, None] = {}  # A set that keeps its order.
         self._lanes = 0
         """Those that are under way."""
-        self._resting: Doorbell | None = None
-        """Where a lane waits that found nothing more to do: the next job need not wait for a new task."""
         self._clean_context: Context = copy_context()
         self._is_closing = False
         self.completed = 0
@@ -72,7 +69,6 @@ class Runner:
         if self._is_closing:
             self.release_buffered()
         else:
-            self._wake_resting()
             self._pump()
 
     def abort(self, hold: Hold, reason: str) -> None:
@@ -101,7 +97,6 @@ class Runner:
             hold = self._buffer.popleft()
             hold.settlement = Release(hold.record.id, hold.token)
             self._leave(hold)
-        self._wake_resting()
 
     def abort_running(self, reason: str) -> None:
         for hold in list(self._holds):
@@ -112,34 +107,17 @@ class Runner:
             self._lanes += 1
             self._loop.create_task(self._lane(), context=self._clean_context.copy())
 
-    def _wake_resting(self) -> None:
-        bell, self._resting = self._resting, None
-        if bell is not None:
-            self._lanes += 1
-            bell.ring()
-
     async def _lane(self) -> None:
         task = asyncio.current_task()
         assert task is not None
         try:
-            while await self._clear(task):
-                if self._resting is not None or self._is_closing:
-                    return
-                self._resting = bell = Doorbell(self._loop)
-                self._lanes -= 1
-                try:
-                    await bell
-                except BaseException:
-                    if self._resting is bell:  # Nobody rang, who would have counted us.
-                        self._resting = None
-                        self._lanes += 1
-                    raise
+            await self._clear(task)
         finally:
             self._lanes -= 1
             self._pump()
 
-    async def _clear(self, task: asyncio.Task[Any]) -> bool:
-        """Run what is in the buffer, one after the other; whether this task may run more."""
+    async def _clear(self, task: asyncio.Task[Any]) -> None:
+        """Run the jobs in the buffer one after the other, as long as this task may run more."""
         buffer, time = self._buffer, self._loop.time
         yield_at = time() + _BURST_SECONDS
         while buffer:
@@ -152,8 +130,7 @@ class Runner:
             if hold.waited or task.cancelling():
                 # Things are bound to the task of a job that waited (scoped sessions, a cancellation that strikes
                 # late), and none of that is the next job's business: a new lane goes on.
-                return False
-        return True
+                return
 
     async def _run(self, hold: Hold, task: asyncio.Task[Any]) -> None:
         record = hold.record

@@ -12,6 +12,7 @@ from taskharbor import JobState, Outcome
 from taskharbor.drivers.contract import Ack, Enqueued, Extension, QueueSettings, Release, Retry
 from taskharbor.errors import BackendUnavailable, JobNotInflight
 from taskharbor.jobs import Failure
+from taskharbor_testkit.waits import waits_of
 from worker.stage import eventually
 
 BOOM = Failure("Boom", "it went wrong")
@@ -236,15 +237,15 @@ def test_a_repeated_settle_by_the_caller_is_told_the_truth() -> None:
 
 def test_a_wake_up_whose_answer_was_lost_comes_again() -> None:
     async def story(here: Line) -> None:
-        while await here.near.wait(["q"], now=NOW, timeout=0):
+        while await waits_of(here.near)(["q"], now=NOW, timeout=0):
             pass
         here.proxy.refuse()
         here.proxy.on_request(b"wait", "lose_answer")
-        waiting = asyncio.ensure_future(here.near.wait(["q"], now=NOW, timeout=20))
+        waiting = asyncio.ensure_future(waits_of(here.near)(["q"], now=NOW, timeout=20))
         await here.store()
         with pytest.raises(BackendUnavailable):
             await waiting
         here.proxy.accept()
-        assert await here.near.wait(["q"], now=NOW, timeout=20)
+        assert await waits_of(here.near)(["q"], now=NOW, timeout=20)
 
     on_a_line(story)

@@ -25,6 +25,7 @@ from taskharbor.testing.broker import BrokerProcess, broker_process, running_bro
 from taskharbor_testkit.conformance.invariants import check_no_overlap, spans
 from taskharbor_testkit.servers import FaultProxy
 from taskharbor_testkit.servers.process import free_port
+from taskharbor_testkit.waits import waits_of
 from worker.stage import eventually, logged, running, stage
 
 SEED = "TASKHARBOR_HTTP_CUT_SEED"
@@ -126,7 +127,7 @@ def test_an_idle_worker_learns_of_a_job_at_once_and_asks_for_nothing_meanwhile()
                 ran.set()
 
             async with stage(here.near.clone()) as theirs, running(theirs.worker(handle, poll_interval=60.0)):
-                await eventually(lambda: here.broker.app.service.wakes.waiting == 1)
+                await eventually(lambda: here.broker.app.service.long_polls.waiting == 1)
                 began = time.monotonic()
                 await theirs.enqueue()
                 await asyncio.wait_for(ran.wait(), 30)
@@ -317,9 +318,9 @@ def test_a_broker_that_hangs_is_passed_over_for_another() -> None:
 def test_a_wait_may_take_longer_than_the_timeout_of_a_call() -> None:
     async def main() -> None:
         async with line("?timeout=0.2") as here:
-            while await here.near.wait(["q"], now=NOW, timeout=0):
+            while await waits_of(here.near)(["q"], now=NOW, timeout=0):
                 pass
-            waiting = asyncio.ensure_future(here.near.wait(["q"], now=NOW, timeout=20))
+            waiting = asyncio.ensure_future(waits_of(here.near)(["q"], now=NOW, timeout=20))
             done, _ = await asyncio.wait({waiting}, timeout=0.5)
             assert not done
             await here.store()
@@ -331,13 +332,13 @@ def test_a_wait_may_take_longer_than_the_timeout_of_a_call() -> None:
 def test_a_client_that_leaves_frees_its_place_among_those_who_wait() -> None:
     async def main() -> None:
         async with line() as here:
-            wakes = here.broker.app.service.wakes
-            while await here.near.wait(["q"], now=NOW, timeout=0):
+            long_polls = here.broker.app.service.long_polls
+            while await waits_of(here.near)(["q"], now=NOW, timeout=0):
                 pass
-            waiting = asyncio.ensure_future(here.near.wait(["q"], now=NOW, timeout=60))
-            await eventually(lambda: wakes.waiting == 1)
+            waiting = asyncio.ensure_future(waits_of(here.near)(["q"], now=NOW, timeout=60))
+            await eventually(lambda: long_polls.waiting == 1)
             waiting.cancel()
-            await eventually(lambda: wakes.waiting == 0)
+            await eventually(lambda: long_polls.waiting == 0)
 
     asyncio.run(main())
 

@@ -24,6 +24,7 @@ from taskharbor.errors import BackendUnavailable, InvalidRequest, TaskHarborErro
 from taskharbor.ids import new_id
 from taskharbor.jobs import SECOND, JobRecord, JobState
 from taskharbor_testkit.servers.s3 import fresh_s3_url
+from taskharbor_testkit.waits import waits_of
 
 QUEUES = ("alpha", "beta", "gamma")
 TASKS = ["0.1", "1.1", "2.1"]
@@ -480,9 +481,9 @@ def test_published_jobs_wake_a_waiting_worker(url: str) -> None:
     async def wait(driver: Driver) -> bool:
         now = await driver.time()
         # The first wait tells that there was something new, if there was.
-        await driver.wait(["q"], now=now, timeout=0)
+        await waits_of(driver)(["q"], now=now, timeout=0)
         ready.set()
-        return await driver.wait(["q"], now=now, timeout=30)
+        return await waits_of(driver)(["q"], now=now, timeout=30)
 
     ready = threading.Event()
     woken: list[bool] = []

@@ -13,6 +13,7 @@ from taskharbor.drivers.contract import Ack, JobFilter
 from taskharbor.drivers.objectstore import ObjectStoreDriver
 from taskharbor.ids import new_ids
 from taskharbor.jobs import SECOND, JobState
+from taskharbor_testkit.waits import waits_of
 
 PROGRAM = Path(__file__).with_name("another_process.py")
 
@@ -38,8 +39,9 @@ def test_a_waiting_handle_sees_what_another_process_enqueued(tmp_path: Path) -> 
     async def test() -> None:
         url = f"file://{tmp_path}/store?poll=0.02"
         driver = await opened(url)
-        assert not await driver.wait(["q"], now=NOW, timeout=0)
-        waiter = asyncio.create_task(driver.wait(["q"], now=NOW, timeout=60))
+        await waits_of(driver)(["q"], now=NOW, timeout=0)
+        assert not await waits_of(driver)(["q"], now=NOW, timeout=0)
+        waiter = asyncio.create_task(waits_of(driver)(["q"], now=NOW, timeout=60))
         made = await asyncio.to_thread(elsewhere, url, "enqueue")
         assert await waiter
         (job,) = await driver.reserve("q", limit=5, lease_for=SECOND, now=NOW, worker="w")

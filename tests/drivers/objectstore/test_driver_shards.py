@@ -15,6 +15,7 @@ from taskharbor.drivers.objectstore.naming import state_name
 from taskharbor.drivers.objectstore.options import Options
 from taskharbor.errors import InvalidRequest
 from taskharbor.jobs import SECOND, Failure, JobState
+from taskharbor_testkit.waits import waits_of
 
 THREE = Options(poll=None, shards=3, segment_rows=10, merge=2)
 
@@ -155,9 +156,9 @@ def test_a_waiter_hears_of_any_shard() -> None:
         other = driver.clone()
         await other.open()
         for _ in range(6):
-            while await other.wait(["q"], now=NOW, timeout=0):
+            while await waits_of(other)(["q"], now=NOW, timeout=0):
                 pass
-            waiter = asyncio.create_task(other.wait(["q"], now=NOW, timeout=30))
+            waiter = asyncio.create_task(waits_of(other)(["q"], now=NOW, timeout=30))
             await asyncio.sleep(0)
             await driver.enqueue([a_job()], now=NOW)
             assert await waiter

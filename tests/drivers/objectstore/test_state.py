@@ -14,6 +14,7 @@ from taskharbor.drivers.objectstore.archived import QueueState
 from taskharbor.drivers.objectstore.building import segment_of
 from taskharbor.drivers.objectstore.encoding import QueueCodec
 from taskharbor.drivers.objectstore.numbers import Numbering, take_stamps
+from taskharbor.drivers.waiting import ALWAYS
 from taskharbor.errors import SchemaMismatch
 from taskharbor.jobs import SECOND, Failure, JobRecord, JobState, UpdateFlags
 
@@ -34,7 +35,7 @@ def shown(state: QueueState) -> tuple[Any, ...]:
         state.listed(JobFilter(), NOW, 1000, None, {}),
         state.stats_at(NOW),
         state.rows_after(0, 1000, {}),
-        state.next_due(("q",)),
+        state.next_due(("q",), ALWAYS),
         state.settings("q"),
     )
 

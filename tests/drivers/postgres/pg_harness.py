@@ -9,8 +9,8 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from taskharbor.drivers.postgres.announcing import ALOUD
 from taskharbor.drivers.postgres.enqueue import rule_values
+from taskharbor.drivers.postgres.notify_throttle import NOTIFYING
 from taskharbor.drivers.postgres.statements import load
 from taskharbor.jobs import SECOND, JobRecord
 
@@ -61,7 +61,7 @@ def until(condition: Callable[[], bool], what: str) -> None:
 
 def enqueue_on(raw: Raw, records: Sequence[JobRecord], now: int) -> None:
     """As the driver does it, in whatever transaction the connection is in."""
-    raw(load("enqueue", raw.schema)["by_rules"], *rule_values(records, now, ALOUD, again=False))
+    raw(load("enqueue", raw.schema)["by_rules"], *rule_values(records, now, NOTIFYING, again=False))
 
 
 def fold(raw: Raw) -> None:

@@ -13,10 +13,11 @@ from psycopg import sql
 
 from taskharbor.drivers.contract import Ack, Fail, JobFilter, QueueSettings, QueueStats
 from taskharbor.drivers.postgres import PostgresDriver
-from taskharbor.drivers.postgres.announcing import ALOUD
+from taskharbor.drivers.postgres.notify_throttle import NOTIFYING
 from taskharbor.drivers.postgres.statements import load
 from taskharbor.errors import InvalidRequest
 from taskharbor.jobs import SECOND, Failure, JobRecord, JobState
+from taskharbor_testkit.waits import waits_of
 
 MakeRecord = Callable[..., JobRecord]
 
@@ -356,7 +357,7 @@ async def follow(driver: PostgresDriver, after: str | None, limit: int = 1000) -
 
 
 def cancel_on(raw: Raw, record: JobRecord) -> None:
-    raw(load("operate", raw.schema)["cancel"], [record.id], NOW, ALOUD)
+    raw(load("operate", raw.schema)["cancel"], [record.id], NOW, NOTIFYING)
 
 
 def test_rows_of_a_transaction_that_commits_late_are_not_skipped(
@@ -530,9 +531,9 @@ def test_claims_counters_and_waits_go_on_in_the_new_cluster(
             await other.enqueue([record(id="again", priority=1)], now=NOW + 10)
             assert [*await claim(), *await claim(), *await claim()] == ["again", "3", "4"]
             assert [*await claim(), *await claim()] == ["5"]
-            await driver.wait(["q"], now=NOW + 10, timeout=0)
-            assert await driver.wait(["q"], now=NOW + 10, timeout=0) is False
+            await waits_of(driver)(["q"], now=NOW + 10, timeout=0)
+            assert await waits_of(driver)(["q"], now=NOW + 10, timeout=0) is False
             await other.enqueue([record(id="woken")], now=NOW + 10)
-            assert await driver.wait(["q"], now=NOW + 10, timeout=30) is True
+            assert await waits_of(driver)(["q"], now=NOW + 10, timeout=30) is True
 
     asyncio.run(use())

@@ -13,8 +13,8 @@ from outage_stage import LEASE, NOW, crash_proof_server, records, waiting_for_lo
 
 from taskharbor.drivers.contract import Ack
 from taskharbor.drivers.postgres import PostgresDriver, enqueue
-from taskharbor.drivers.postgres.announcing import ALOUD
 from taskharbor.drivers.postgres.connections import Row, Session
+from taskharbor.drivers.postgres.notify_throttle import NOTIFYING
 from taskharbor.errors import BackendUnavailable
 from taskharbor.jobs import JobRecord, JobState
 from taskharbor_testkit.servers import PostgresServer, with_fresh_schema
@@ -57,7 +57,7 @@ async def store_again(driver: PostgresDriver, job: JobRecord) -> None:
     """As a driver does whose first try got no answer."""
     await driver._query(
         lambda session, _: enqueue.enqueue(
-            session, driver.options.schema, [job], NOW, ALOUD, new_ids=True, again=True
+            session, driver.options.schema, [job], NOW, NOTIFYING, new_ids=True, again=True
         )
     )
 

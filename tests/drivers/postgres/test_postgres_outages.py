@@ -34,6 +34,7 @@ from taskharbor.drivers.postgres import PostgresDriver, listener
 from taskharbor.errors import BackendUnavailable
 from taskharbor_testkit.conformance.invariants import check_no_overlap, spans
 from taskharbor_testkit.servers import FaultProxy, PostgresServer, with_fresh_schema
+from taskharbor_testkit.waits import waits_of
 from worker.stage import Stage, eventually, finish, running, stage
 
 SEED = "TASKHARBOR_POSTGRES_CUT_SEED"
@@ -263,7 +264,7 @@ def test_every_call_says_that_the_server_is_away_and_works_when_it_is_back(
                 lambda: driver.settings("q"),
                 lambda: driver.read_attempts(),
                 lambda: driver.job_attempts(known.id),
-                lambda: driver.wait(["q"], now=NOW, timeout=0.001),
+                lambda: waits_of(driver)(["q"], now=NOW, timeout=0.001),
                 lambda: opened_and_closed(driver.clone()),
                 lambda: driver.migrate(dry_run=True),
                 lambda: driver.settle([Ack(job.id, token)], now=NOW),
@@ -433,7 +434,7 @@ async def waiter(here: Line) -> AsyncIterator[Callable[[], Awaitable[bool]]]:
     """Gives a function that waits, and has looked at everything that there is by then."""
 
     async def wait() -> bool:
-        return await here.near.wait(["q"], now=NOW, timeout=600.0)
+        return await waits_of(here.near)(["q"], now=NOW, timeout=600.0)
 
     await settled(here)
     yield wait
@@ -441,7 +442,7 @@ async def waiter(here: Line) -> AsyncIterator[Callable[[], Awaitable[bool]]]:
 
 async def settled(here: Line) -> None:
     """What the first looks find, and the news that the listener is up, are over."""
-    while await here.near.wait(["q"], now=NOW, timeout=0.05):
+    while await waits_of(here.near)(["q"], now=NOW, timeout=0.05):
         pass
 
 
@@ -452,7 +453,7 @@ def test_a_listener_that_was_lost_comes_back_and_hears(server: PostgresServer, h
         # Nobody looks by itself in this test.
         async with line(server, "&poll=3600") as here:
             await here.store()
-            await here.near.wait(["q"], now=NOW, timeout=0.01)
+            await waits_of(here.near)(["q"], now=NOW, timeout=0.01)
             await eventually(lambda: len(listeners(server)) == 1)
             for _ in range(3):
                 (old,) = listeners(server)
@@ -523,9 +524,9 @@ class SplitDriver(PostgresDriver):
 
     async def open(self) -> None:
         await super().open()
-        assert self._watcher is not None
+        assert self._listener is not None
         by_proxy = f"{self.options.conninfo} port={self.proxy.port}"
-        self._watcher._options = msgspec.structs.replace(self.options, conninfo=by_proxy)
+        self._listener._options = msgspec.structs.replace(self.options, conninfo=by_proxy)
 
 
 @contextlib.asynccontextmanager
@@ -536,7 +537,7 @@ async def split_line(server: PostgresServer, options: str) -> AsyncIterator[Line
         near.proxy = proxy
         async with near, connected(url) as far:
             await far.enqueue(records(1), now=NOW)
-            await near.wait(["q"], now=NOW, timeout=0.01)
+            await waits_of(near)(["q"], now=NOW, timeout=0.01)
             await eventually(lambda: len(listeners(server)) == 1)
             yield Line(near, far, proxy)
 
@@ -546,7 +547,7 @@ def test_a_line_that_fell_silent_delays_a_wake_up_but_loses_none(server: Postgre
     async def main() -> None:
         async with split_line(server, "&poll=3600") as here, waiter(here) as wait:
             here.proxy.stall()
-            waiting = asyncio.ensure_future(here.near.wait(["q"], now=NOW, timeout=0.1))
+            waiting = asyncio.ensure_future(waits_of(here.near)(["q"], now=NOW, timeout=0.1))
             await asyncio.wait([waiting], timeout=0.02)
             await here.store()
             assert not await finish(waiting)
@@ -578,10 +579,9 @@ def test_a_line_that_stays_silent_is_given_up_for_looking(
                 assert await finish(waiting)
             here.proxy.cut()
             here.proxy.flow()
-            assert here.near._watcher is not None
-            ear = here.near._watcher._listener
+            ear = here.near._listener
             assert ear is not None
-            await eventually(ear.is_up.is_set)
+            await eventually(lambda: ear.is_up)
             waiting = asyncio.ensure_future(wait())
             await here.store()
             assert await finish(waiting)

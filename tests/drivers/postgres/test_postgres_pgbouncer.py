@@ -24,6 +24,7 @@ from taskharbor_testkit.conformance.backend import as_backend
 from taskharbor_testkit.conformance.case import run_case
 from taskharbor_testkit.conformance.invariants import most_at_once, spans
 from taskharbor_testkit.servers import PgBouncer, PostgresServer, with_fresh_schema
+from taskharbor_testkit.waits import waits_of
 from worker.stage import Stage, eventually, finish, running, stage
 
 SESSIONS = 2
@@ -177,10 +178,10 @@ def test_who_waits_finds_work_by_looking(url: str) -> None:
     async def main() -> None:
         async with handles(url, 2) as (driver, other):
             await other.enqueue(records(1), now=NOW)
-            while await driver.wait(["q"], now=NOW, timeout=0.05):
+            while await waits_of(driver)(["q"], now=NOW, timeout=0.05):
                 pass
             for _ in range(3):
-                waiting = asyncio.ensure_future(driver.wait(["q"], now=NOW, timeout=600.0))
+                waiting = asyncio.ensure_future(waits_of(driver)(["q"], now=NOW, timeout=600.0))
                 await asyncio.wait([waiting], timeout=0.05)
                 assert not waiting.done()
                 await other.enqueue(records(1), now=NOW)
@@ -258,12 +259,12 @@ def test_nothing_is_heard_through_it_so_news_waits_for_the_next_look(bouncer: Pg
     async def main() -> None:
         async with handles(with_fresh_schema(bouncer.url) + "&prepare=off", 2) as (driver, other):
             await other.enqueue(records(1), now=NOW)
-            while await driver.wait(["q"], now=NOW, timeout=0.1):
+            while await waits_of(driver)(["q"], now=NOW, timeout=0.1):
                 pass
-            waiting = asyncio.ensure_future(driver.wait(["q"], now=NOW, timeout=0.5))
+            waiting = asyncio.ensure_future(waits_of(driver)(["q"], now=NOW, timeout=0.5))
             await asyncio.wait([waiting], timeout=0.1)
             await other.enqueue(records(1), now=NOW)
             assert not await finish(waiting)
-            assert await finish(driver.wait(["q"], now=NOW, timeout=600.0))
+            assert await finish(waits_of(driver)(["q"], now=NOW, timeout=600.0))
 
     asyncio.run(main())

@@ -16,6 +16,7 @@ from taskharbor.drivers.registry import connect
 from taskharbor.errors import BackendUnavailable, InvalidRequest, TaskHarborError
 from taskharbor.jobs import SECOND, JobRecord, JobState
 from taskharbor_testkit.servers import PostgresAt, drop_schema
+from taskharbor_testkit.waits import waits_of
 
 _PASSWORD = "s3cr3t"
 
@@ -164,7 +165,7 @@ def test_a_driver_that_is_not_open_says_so() -> None:
     with pytest.raises(BackendUnavailable, match="open"):
         asyncio.run(driver.stats(now=0))
     with pytest.raises(BackendUnavailable, match="open"):
-        asyncio.run(driver.wait(["q"], now=0, timeout=0))
+        asyncio.run(waits_of(driver)(["q"], now=0, timeout=0))
 
 
 def test_options_for_the_server_arrive(postgres_url: str) -> None:
@@ -214,8 +215,9 @@ def test_any_name_of_a_schema_works(postgres_server: PostgresAt, schema: str, op
             jobs = await driver.reserve("q %s", limit=9, lease_for=SECOND, now=NOW, worker="w")
             assert [found.id for found in jobs] == ["a", "b", "c"]
             assert await driver.reserve("q %s", limit=9, lease_for=SECOND, now=NOW, worker="w") == []
-            assert await driver.wait(["q %s"], now=NOW, timeout=0) is False
-            waiter = asyncio.ensure_future(driver.wait(["q %s"], now=NOW, timeout=100))
+            await waits_of(driver)(["q %s"], now=NOW, timeout=0)
+            assert await waits_of(driver)(["q %s"], now=NOW, timeout=0) is False
+            waiter = asyncio.ensure_future(waits_of(driver)(["q %s"], now=NOW, timeout=100))
             await other.enqueue([job("d")], now=NOW)
             assert await waiter is True
             await driver.ack(jobs[0].id, jobs[0].token or "", now=NOW)

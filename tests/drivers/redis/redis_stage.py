@@ -6,11 +6,16 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from functools import partial
 from typing import Any, TypeVar
 
+from taskharbor.drivers.operations import Wait
 from taskharbor.drivers.redis.connections import Call, Connections
+from taskharbor.drivers.redis.keys import keys_of
+from taskharbor.drivers.redis.listener import Listener
 from taskharbor.drivers.redis.options import parse_url
 from taskharbor.drivers.redis.scripts import Script, made
+from taskharbor.drivers.waiting import wait
 
 T = TypeVar("T")
 
@@ -71,3 +76,16 @@ def nothing_unhandled() -> Iterator[None]:
         loop.set_exception_handler(before)
     if troubles:
         raise AssertionError("; ".join(f"{one['message']}: {one.get('exception')!r}" for one in troubles))
+
+
+class Waits:
+    """Waits through a listener of its own, and passes on what it was told."""
+
+    def __init__(self, connections: Connections) -> None:
+        self.listener = Listener(connections, partial(keys_of, connections.options.prefix))
+        self._seen: dict[tuple[str, ...], str] = {}
+
+    async def __call__(self, *queues: str, now: int = 0, timeout: float = PATIENCE) -> bool:
+        told = await wait(self.listener, Wait(list(queues), now, timeout, self._seen.get(queues)))
+        self._seen[queues] = told.seen
+        return told.woken

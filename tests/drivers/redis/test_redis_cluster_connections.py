@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 import pytest
-from redis_stage import COUNT, ONCE, PATIENCE, READ, call, connected, nothing_unhandled, soon, until
+from redis_stage import COUNT, ONCE, READ, Waits, call, connected, nothing_unhandled, soon, until
 
 from needing import REDIS_VERSIONS
 from taskharbor.drivers.redis.connections import Call, Connections
@@ -16,7 +15,6 @@ from taskharbor.drivers.redis.errands import slot_of
 from taskharbor.drivers.redis.keys import keys_of
 from taskharbor.drivers.redis.options import parse_url
 from taskharbor.drivers.redis.scripts import made
-from taskharbor.drivers.redis.waiting import Watcher
 from taskharbor.errors import BackendUnavailable, InvalidRequest
 from taskharbor_testkit.servers import RedisCluster, RedisServer
 
@@ -188,16 +186,16 @@ def test_queues_on_several_nodes_wake_one_who_waits_for_all(cluster: RedisCluste
     async def use() -> None:
         with nothing_unhandled():
             async with connected(cluster.url) as connections:
-                watcher = Watcher(connections.options, connections, partial(keys_of, ""))
+                waits = Waits(connections)
                 try:
                     for queue in ("a", "b", "c"):
-                        await quiet(watcher, "a", "b", "c")
-                        waiting = asyncio.create_task(watcher.wait(["a", "b", "c"], 0, PATIENCE))
-                        await until(lambda: bool(watcher._waiters.get("{a}:wake")), "it waits")
+                        await quiet(waits, "a", "b", "c")
+                        waiting = asyncio.create_task(waits("a", "b", "c"))
+                        await until(lambda: waits.listener.notifications.is_awaited("a"), "it waits")
                         await stir(connections, queue)
                         assert await soon(waiting)
                 finally:
-                    await watcher.close()
+                    await waits.listener.close()
 
     asyncio.run(use())
 
@@ -208,33 +206,33 @@ def test_one_who_waits_listens_where_the_queue_has_gone(cluster: RedisCluster) -
     async def use() -> None:
         with nothing_unhandled():
             async with connected(cluster.url) as connections:
-                watcher = Watcher(connections.options, connections, partial(keys_of, ""))
+                waits = Waits(connections)
                 source = cluster.node_of("{a}:n")
                 target = next(node for node in cluster.nodes if node is not source)
                 try:
-                    await quiet(watcher, "a")
+                    await quiet(waits, "a")
                     cluster.move("{a}:n", target)
                     await stir(connections, "a")
-                    assert await soon(watcher.wait(["a"], 0, PATIENCE))
+                    assert await soon(waits("a"))
                     await until(
                         lambda: target.execute("PUBSUB", "NUMSUB", channel)[1] == 1, "it listens there"
                     )
                     await until(lambda: source.execute("PUBSUB", "NUMSUB", channel)[1] == 0, "not here")
-                    await quiet(watcher, "a")
-                    waiting = asyncio.create_task(watcher.wait(["a"], 0, PATIENCE))
-                    await until(lambda: bool(watcher._waiters.get(channel)), "it waits")
+                    await quiet(waits, "a")
+                    waiting = asyncio.create_task(waits("a"))
+                    await until(lambda: waits.listener.notifications.is_awaited("a"), "it waits")
                     await stir(connections, "a")
                     assert await soon(waiting)
                 finally:
-                    await watcher.close()
+                    await waits.listener.close()
                     cluster.move("{a}:n", source)
 
     asyncio.run(use())
 
 
-async def quiet(watcher: Watcher, *queues: str) -> None:
+async def quiet(waits: Waits, *queues: str) -> None:
     for _ in range(500):
-        if not await watcher.wait(queues, 0, 0.02) and all(watcher.mark(queue) for queue in queues):
+        if not await waits(*queues, timeout=0.02) and waits.listener.listen(queues) is None:
             return
     raise AssertionError("it does not fall silent")
 

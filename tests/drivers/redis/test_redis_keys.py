@@ -18,7 +18,7 @@ TYPES = {
     "active_key": "hash", "accepted": "hash", "led_here": "hash", "settings": "hash", "meta": "hash", "attempts": "stream",
 }  # fmt: skip
 """Of a busy queue. What is only there in trouble: late, outbox, repeated."""
-FOR_GOOD = {"taskharbor:queues", "{q}:meta", "{q}:bell", "{q}:settings", "{failed}:meta", "{failed}:bell"}
+FOR_GOOD = {"taskharbor:queues", "{q}:meta", "{q}:notify", "{q}:settings", "{failed}:meta", "{failed}:notify"}
 
 NAMES = ["q", "a b", "a}b", "{a}", "}", "{", "%7D", "%", "ü🚢", "a:b", "*", "x" * 200]
 

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from functools import partial
 
 import pytest
 import redis
-from redis_stage import COUNT, PATIENCE, READ, call, connected, nothing_unhandled, soon, until
+from redis_stage import COUNT, READ, Waits, call, connected, nothing_unhandled, soon, until
 
 from taskharbor.drivers.redis.connections import Connections
 from taskharbor.drivers.redis.keys import keys_of
 from taskharbor.drivers.redis.node import introduced
 from taskharbor.drivers.redis.options import Address, parse_url
 from taskharbor.drivers.redis.scripts import made
-from taskharbor.drivers.redis.waiting import Watcher
 from taskharbor.errors import BackendUnavailable, InvalidRequest
 from taskharbor_testkit.servers import RedisSentinels, RedisServer
 
@@ -64,14 +62,14 @@ def test_a_failover_in_order_is_followed_by_calls_and_by_those_who_wait(group: R
     channel = keys_of("", "q").channel
 
     async def use() -> None:
-        options = parse_url(group.url)
         with nothing_unhandled():
             async with connected(group.url) as connections:
-                watcher = Watcher(options, connections, partial(keys_of, ""))
+                waits = Waits(connections)
                 try:
-                    await watcher.wait(["q"], 0, 0.01)
-                    await until(lambda: watcher.mark("q") is not None, "it listens")
-                    waiting = asyncio.create_task(watcher.wait(["q"], 0, PATIENCE))
+                    await until(lambda: waits.listener.listen(["q"]) is None, "it listens")
+                    while await waits("q", timeout=0.02):
+                        pass
+                    waiting = asyncio.create_task(waits("q"))
                     (before,) = await connections.run(call(COUNT, "n", 1))
                     old = group.master
                     new = await asyncio.to_thread(group.fail_over)
@@ -81,7 +79,7 @@ def test_a_failover_in_order_is_followed_by_calls_and_by_those_who_wait(group: R
                     await until(lambda: _listeners(new, channel) == 1, "it listens there")
                     await until(lambda: _listeners(old, channel) == 0, "and no longer here")
                 finally:
-                    await watcher.close()
+                    await waits.listener.close()
 
     asyncio.run(use())
 

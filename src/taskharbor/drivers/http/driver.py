@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Coroutine, Iterator
 from typing import Any, ClassVar, Self, TypeVar, cast
 
 from msgspec.structs import replace
 
 from taskharbor.drivers import operations as op
-from taskharbor.drivers.contract import AttemptPage, Capabilities, Driver, Enqueued, Page
+from taskharbor.drivers.contract import AttemptPage, Capabilities, Driver, Enqueued, Page, Woken
 from taskharbor.drivers.http.brokers import Brokers
 from taskharbor.drivers.http.options import Options, parse_url
 from taskharbor.drivers.http.protocol import VERSION, encode
-from taskharbor.drivers.validation import check
 from taskharbor.errors import BackendUnavailable, InvalidRequest, SchemaMismatch, TaskHarborError
 from taskharbor.jobs import SECOND, Attempt, JobRecord, Micros
 
@@ -22,7 +21,6 @@ A = TypeVar("A")
 
 _LONGEST_POLL = 25.0
 """Seconds that a wait is silent. What stands between a client and a broker cuts connections that are silent for longer."""
-_MOST_QUEUE_SETS = 256
 _MOST_LOST = 8
 """Per queue and worker. A broker remembers an answer for a minute; who loses more than that has other troubles."""
 
@@ -43,8 +41,6 @@ class HttpDriver(Driver):
         self._brokers = Brokers(options)
         self._claims = Claims()
         self._greeting: op.Greeting | None = None
-        self._seen: dict[tuple[str, ...], str] = {}
-        """By queues that were waited for, what the last wait for them was told."""
         self._giving_back: set[asyncio.Task[None]] = set()
 
     # -- life ---------------------------------------------------------------------------------------------
@@ -93,7 +89,7 @@ class HttpDriver(Driver):
 
     def run(self, call: op.Operation[A]) -> Coroutine[Any, Any, A]:
         """Most calls go to the broker as they are; a batch and a page in as many parts as the broker's limits ask for."""
-        if type(call) in (op.Enqueue, op.Reserve, op.ListJobs, op.ReadAttempts):
+        if type(call) in (op.Enqueue, op.Reserve, op.ListJobs, op.ReadAttempts, op.Wait):
             return super().run(call)
         if call.batch is not None:
             return cast("Coroutine[Any, Any, A]", self._run_in_parts(call, call.batch))
@@ -187,23 +183,18 @@ class HttpDriver(Driver):
 
     # -- waiting ------------------------------------------------------------------------------------------
 
-    async def wait(self, queues: Sequence[str], *, now: Micros, timeout: float) -> bool:
+    async def _wait(self, call: op.Wait) -> Woken:
         loop = asyncio.get_running_loop()
-        names = tuple(dict.fromkeys(queues))
         longest = min(_LONGEST_POLL, self._limits.max_wait)
-        began = loop.time()
+        began, seen = loop.time(), call.seen
         while True:
             spent = loop.time() - began
-            patience = max(0.0, min(timeout - spent, longest))
-            call = op.Wait(list(names), now + round(spent * SECOND), patience, self._seen.get(names))
-            told = await self._brokers.ask(check(call), patience=patience)
-            # Only a wait that was answered has seen anything.
-            self._seen.pop(names, None)
-            self._seen[names] = told.seen
-            if len(self._seen) > _MOST_QUEUE_SETS:
-                del self._seen[next(iter(self._seen))]
-            if told.woken or loop.time() - began >= timeout:
-                return told.woken
+            patience = max(0.0, min(call.timeout - spent, longest))
+            part = replace(call, now=call.now + round(spent * SECOND), timeout=patience, seen=seen)
+            told = await self._brokers.ask(part, patience=patience)
+            if told.woken or loop.time() - began >= call.timeout:
+                return told
+            seen = told.seen
 
 
 class Claims:

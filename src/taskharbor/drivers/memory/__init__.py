@@ -11,7 +11,6 @@ It is also the reference: the contract's rules in their plainest form, which eve
     log        the attempt log
     copies     records in and out, changes by key
     lines      the containers
-    bell       wake-ups across event loops
 """
 
 from taskharbor.drivers.memory.driver import MemoryDriver

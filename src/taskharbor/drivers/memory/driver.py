@@ -6,11 +6,10 @@ and threads can share a store, and a loop with virtual time drives it determinis
 
 from __future__ import annotations
 
-import asyncio
 import re
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, Self, TypeVar, cast
 
 from msgspec.structs import astuple
 
@@ -18,10 +17,10 @@ from taskharbor.bulk.stage import NOTHING, unpack
 from taskharbor.clock import Clock, SystemClock
 from taskharbor.drivers import operations as op
 from taskharbor.drivers.contract import Capabilities, Driver, LogPage, LogState, LogStream
-from taskharbor.drivers.memory.bell import Waiter
 from taskharbor.drivers.memory.operating import MemoryStore
+from taskharbor.drivers.waiting import Look, wait
 from taskharbor.errors import InvalidRequest, JobError
-from taskharbor.jobs import SECOND, JobState, Micros
+from taskharbor.jobs import JobState, Micros
 
 A = TypeVar("A")
 
@@ -46,8 +45,7 @@ class MemoryDriver(Driver):
         """Everything that could differ between two runs can be injected: the clock here, tokens and ids in the store."""
         self._store = MemoryStore() if store is None else store
         self._clock: Clock = SystemClock() if clock is None else clock
-        self._seen: dict[str, int] = {}
-        """Per queue, how far this handle's waits have seen the store's bell."""
+        self._source = _Source(self._store)
 
     # -- life ---------------------------------------------------------------------------------------------
 
@@ -85,6 +83,8 @@ class MemoryDriver(Driver):
     # -- operations ---------------------------------------------------------------------------------------
 
     async def run(self, call: op.Operation[A]) -> A:
+        if isinstance(call, op.Wait):
+            return cast("A", await wait(self._source, call))
         run = _RUN.get(type(call))
         if run is None:
             return await super().run(call)
@@ -136,33 +136,24 @@ class MemoryDriver(Driver):
             jobs = [job for name in call.names for job in unpack(self._store.blobs.get(name, NOTHING))]
             return {"": self._store.publish(jobs, (call.series, call.number, call.portion), call.now)}
 
-    # -- waiting ------------------------------------------------------------------------------------------
 
-    async def wait(self, queues: Sequence[str], *, now: Micros, timeout: float) -> bool:
-        store, seen = self._store, self._seen
-        waiter = Waiter()
+class _Source:
+    """The queues of a store, for `waiting.wait`."""
+
+    trusts_notifications = False
+
+    def __init__(self, store: MemoryStore) -> None:
+        self._store = store
+        self.notifications = store.notifications
+
+    def listen(self, queues: Sequence[str]) -> None:
+        return None
+
+    async def look(self, queues: Sequence[str], version: str | None, since: Micros) -> Look:
+        store = self._store
         with store.lock:
-            before = {queue: seen.get(queue, 0) for queue in queues}
-            is_rung = store.bell.versions(queues) != before
-            due = store.next_due(queues)
-            if not is_rung:
-                store.bell.enter(waiter, queues)
-        comes_due = due is not None and due - now <= timeout * SECOND
-        if is_rung:
-            # A loop of waits that never have to wait must still let others run.
-            await asyncio.sleep(0)
-        else:
-            try:
-                delay = (due - now) / SECOND if due is not None and comes_due else timeout
-                await asyncio.wait((waiter.future,), timeout=max(delay, 0.0))
-            finally:
-                with store.lock:
-                    store.bell.leave(waiter, queues)
-        # Only a wait that returns has seen anything; and a ring may have come while the time-out fired.
-        with store.lock:
-            after = store.bell.versions(queues)
-            seen.update(after)
-        return comes_due or after != before
+            versions = [store.versions.get(queue, 0) for queue in queues]
+            return Look.at(versions, version, store.next_due(queues, since))
 
 
 _RUN: dict[type[op.Operation[Any]], Callable[[MemoryStore, Any], Any]] = {

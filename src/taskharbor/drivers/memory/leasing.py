@@ -116,7 +116,7 @@ class LeasingStore(SettlingStore):
         assert record.expires_at_us is not None
         return max(record.expires_at_us, expires_at)
 
-    def next_due(self, names: Sequence[str]) -> Micros | None:
-        """When the first scheduled job or lease of these queues comes due."""
+    def next_due(self, names: Sequence[str], since: Micros) -> Micros | None:
+        """When the first scheduled job or lease of these queues comes due after `since`."""
         queues = [self.queues[name] for name in names if name in self.queues]
-        return min((due for queue in queues if (due := queue.next_due()) is not None), default=None)
+        return min((due for queue in queues if (due := queue.next_due(since)) is not None), default=None)

@@ -14,11 +14,11 @@ from typing import ClassVar
 
 from taskharbor import ids
 from taskharbor.drivers.contract import Enqueued, gather_flags
-from taskharbor.drivers.memory.bell import Bell
 from taskharbor.drivers.memory.copies import accepted, apply_update
 from taskharbor.drivers.memory.lines import Ledger
 from taskharbor.drivers.memory.log import AttemptLog
 from taskharbor.drivers.memory.queues import BLOCKED, READY, SCHEDULED, Queue, Slot
+from taskharbor.drivers.waiting import Notifications
 from taskharbor.jobs import DEFAULT_FLAGS, JobRecord, Micros
 
 
@@ -33,7 +33,9 @@ class ProducingStore:
         self, *, new_token: Callable[[], str] = ids.new_token, new_id: Callable[[], str] = ids.new_id
     ) -> None:
         self.lock = threading.Lock()
-        self.bell = Bell()
+        self.notifications = Notifications()
+        self.versions: dict[str, int] = {}
+        """By queue, how often something may have become runnable."""
         self.jobs: dict[str, Slot] = {}
         self.queues: dict[str, Queue] = {}
         self.order: Ledger[Slot] = Ledger()
@@ -54,7 +56,9 @@ class ProducingStore:
     def _wake(self) -> None:
         """Tell those who wait. Every call that moved jobs ends with this."""
         if self._stirred:
-            self.bell.ring(self._stirred)
+            for queue in self._stirred:
+                self.versions[queue] = self.versions.get(queue, 0) + 1
+            self.notifications.notify(self._stirred)
             self._stirred.clear()
 
     def _queue(self, name: str) -> Queue:

@@ -11,6 +11,7 @@ from heapq import heapify, heappop, heapreplace
 
 from taskharbor.drivers.contract import QueueSettings
 from taskharbor.drivers.memory.lines import Item, Ledger, Line, PlaceLine
+from taskharbor.drivers.waiting import ALWAYS
 from taskharbor.jobs import JobRecord, JobState, Micros
 
 # Reading a member of an enum through its class costs more than the rest of a move.
@@ -184,10 +185,10 @@ class Queue:
         """How many jobs ever reached a terminal state."""
         return self.ended(state).live + self.gone[state]
 
-    def next_due(self) -> Micros | None:
-        """When the first scheduled job or the first lease comes due."""
-        dues = [item[0] for line in (self.scheduled, self.leases) if (item := line.head()) is not None]
-        return min(dues, default=None)
+    def next_due(self, since: Micros = ALWAYS) -> Micros | None:
+        """When the first scheduled job or the first lease comes due, unless that was by `since`."""
+        heads = [item[0] for line in (self.scheduled, self.leases) if (item := line.head()) is not None]
+        return min((due for due in heads if due > since), default=None)
 
     def head_run_at(self) -> Micros | None:
         """run_at of the ready job that is claimed next."""

@@ -3,7 +3,7 @@
 A queue's state is one object, written only where nobody else has written since it was read.
 
     driver        the handle: contract calls
-    store         what an open handle has; enqueue, leased, operate, inspect, log, waiting: the calls themselves
+    store         what an open handle has; enqueue, leased, operate, inspect, log: the calls themselves
     queue_cell    one queue's object (or one shard's), and what follows from each of its states
     state         what is in it: the memory driver's rules over what is kept; recalling, clearing, archived: with its segments
     encoding      the state as bytes; stored_jobs, rows, tail: what it is made of

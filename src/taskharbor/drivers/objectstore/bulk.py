@@ -12,10 +12,9 @@ from taskharbor.drivers import operations as op
 from taskharbor.drivers.contract import JobShare, LogPage, LogState, LogStream
 from taskharbor.drivers.objectstore.archived import Brought, QueueState
 from taskharbor.drivers.objectstore.blobs import Conflict, Unclear
-from taskharbor.drivers.objectstore.doorbell import Place
 from taskharbor.drivers.objectstore.entries import SegmentEntry
 from taskharbor.drivers.objectstore.folding import wall_clock
-from taskharbor.drivers.objectstore.locating import shard_of
+from taskharbor.drivers.objectstore.locating import Place, shard_of
 from taskharbor.drivers.objectstore.naming import log_folder
 from taskharbor.drivers.objectstore.numbers import take_stamps
 from taskharbor.drivers.objectstore.published import Published, noted

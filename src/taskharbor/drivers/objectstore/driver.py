@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import ClassVar, Self
 
 from taskharbor.clock import Clock, SystemClock
@@ -18,8 +18,9 @@ from taskharbor.drivers.contract import (
     Page,
     QueueSettings,
     QueueStats,
+    Woken,
 )
-from taskharbor.drivers.objectstore import bulk, enqueue, inspect, leased, log, operate, waiting
+from taskharbor.drivers.objectstore import bulk, enqueue, inspect, leased, log, operate
 from taskharbor.drivers.objectstore.blobs import Blobs
 from taskharbor.drivers.objectstore.catalog import Catalog
 from taskharbor.drivers.objectstore.cell import Term
@@ -27,6 +28,7 @@ from taskharbor.drivers.objectstore.options import Options, options_of
 from taskharbor.drivers.objectstore.places import parse_place
 from taskharbor.drivers.objectstore.probe import probe
 from taskharbor.drivers.objectstore.store import OpenStore
+from taskharbor.drivers.waiting import wait
 from taskharbor.errors import BackendUnavailable, JobError
 from taskharbor.jobs import Attempt, JobRecord, JobState, Lease, Micros
 
@@ -53,7 +55,6 @@ class ObjectStoreDriver(Driver):
         self._clock: Clock = SystemClock() if clock is None else clock
         self._is_in_memory = is_in_memory
         self._open: OpenStore | None = None
-        self._seen: waiting.Seen = {}
         if is_in_memory:
             self.capabilities = Capabilities(durable=False, multi_process=False)  # type: ignore[misc]
 
@@ -216,5 +217,5 @@ class ObjectStoreDriver(Driver):
 
     # -- waiting ------------------------------------------------------------------------------------------
 
-    async def wait(self, queues: Sequence[str], *, now: Micros, timeout: float) -> bool:
-        return await waiting.wait(self.open_store, self._seen, queues, now, timeout)
+    async def _wait(self, call: op.Wait) -> Woken:
+        return await wait(self.open_store, call)

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from taskharbor.drivers.contract import Enqueued
 from taskharbor.drivers.memory.copies import accepted
 from taskharbor.drivers.objectstore.archived import Brought, QueueState
-from taskharbor.drivers.objectstore.doorbell import Place
-from taskharbor.drivers.objectstore.locating import shard_of
+from taskharbor.drivers.objectstore.locating import Place, shard_of
 from taskharbor.drivers.objectstore.numbers import take_stamps
 from taskharbor.drivers.objectstore.queue_cell import QueueCell
 from taskharbor.drivers.objectstore.store import OpenStore

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import TypeAlias
 from zlib import crc32
 
-from taskharbor.drivers.objectstore.doorbell import Place
 from taskharbor.jobs import JobRecord
+
+Place: TypeAlias = tuple[str, int]
+"""A queue and the number of a shard."""
 
 _GENERATION = 50_000
 

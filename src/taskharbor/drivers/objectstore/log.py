@@ -16,7 +16,7 @@ import msgspec
 
 from taskharbor.drivers.contract import AttemptPage
 from taskharbor.drivers.objectstore.archived import Brought, QueueState
-from taskharbor.drivers.objectstore.doorbell import Place
+from taskharbor.drivers.objectstore.locating import Place
 from taskharbor.drivers.objectstore.queue_cell import QueueCell
 from taskharbor.drivers.objectstore.rows import StoredRow, attempts_of
 from taskharbor.drivers.objectstore.store import OpenStore

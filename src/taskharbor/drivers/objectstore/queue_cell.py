@@ -15,11 +15,11 @@ from taskharbor.drivers.objectstore.archive import Archive
 from taskharbor.drivers.objectstore.archived import Brought, QueueState, SegmentsNeeded
 from taskharbor.drivers.objectstore.blobs import Blobs
 from taskharbor.drivers.objectstore.cell import MAX_BYTES, Cell, Term
-from taskharbor.drivers.objectstore.doorbell import Doorbell
 from taskharbor.drivers.objectstore.encoding import QueueCodec
 from taskharbor.drivers.objectstore.folding import Folder
 from taskharbor.drivers.objectstore.naming import log_folder, state_name
 from taskharbor.drivers.objectstore.options import Options
+from taskharbor.drivers.waiting import Notifications
 from taskharbor.errors import BackendUnavailable, InvalidRequest
 from taskharbor.jobs import JobRecord
 
@@ -41,7 +41,7 @@ class QueueCell:
         *,
         options: Options,
         archive: Archive,
-        doorbell: Doorbell,
+        notifications: Notifications,
         deliver: Callable[[list[JobRecord]], Awaitable[None]],
         term: Term | None = None,
         every_pass: Callable[[QueueState], None] | None = None,
@@ -62,7 +62,8 @@ class QueueCell:
             clock=clock,
         )
         self._archive = archive
-        self._doorbell = doorbell
+        self._notifications = notifications
+        self._notified_of = 0
         self._deliver = deliver
         self._deliveries: dict[str, asyncio.Task[None]] = {}
         """By the id of the notice that is under way."""
@@ -154,7 +155,9 @@ class QueueCell:
     # -- what follows -------------------------------------------------------------------------------------
 
     def _on_news(self, state: QueueState) -> None:
-        self._doorbell.ring(self.queue, self.shard, state.stirs)
+        if state.stirs != self._notified_of:
+            self._notified_of = state.stirs
+            self._notifications.notify((self.queue,))
         if self._reads_only:
             return
         if state.outbox:

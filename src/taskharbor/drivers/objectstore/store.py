@@ -8,17 +8,17 @@ from typing import TypeVar
 
 from taskharbor.clock import Clock, SystemClock
 from taskharbor.drivers.objectstore.archive import Archive
-from taskharbor.drivers.objectstore.archived import QueueState
+from taskharbor.drivers.objectstore.archived import Brought, QueueState
 from taskharbor.drivers.objectstore.blobs import Blobs
 from taskharbor.drivers.objectstore.catalog import Catalog
 from taskharbor.drivers.objectstore.cell import Term
-from taskharbor.drivers.objectstore.doorbell import Place, doorbell_of
-from taskharbor.drivers.objectstore.locating import Whereabouts, shard_of
+from taskharbor.drivers.objectstore.locating import Place, Whereabouts, shard_of
 from taskharbor.drivers.objectstore.numbers import take_stamps
 from taskharbor.drivers.objectstore.options import Options
 from taskharbor.drivers.objectstore.queue_cell import QueueCell
 from taskharbor.drivers.objectstore.segments import Segment
 from taskharbor.drivers.objectstore.store_time import StoreTime
+from taskharbor.drivers.waiting import Look, shared_notifications
 from taskharbor.errors import BackendUnavailable
 from taskharbor.jobs import JobRecord, Micros
 
@@ -27,6 +27,8 @@ A = TypeVar("A")
 
 
 class OpenStore:
+    trusts_notifications = False
+
     def __init__(
         self, blobs: Blobs, options: Options, clock: Clock | None, *, reads_only: bool = False
     ) -> None:
@@ -36,7 +38,7 @@ class OpenStore:
         """Segments, or their beginnings, that rows of the log were read from lately."""
         self.options = options
         self.catalog = Catalog(blobs, shards=options.shards, clock=clock)
-        self.doorbell = doorbell_of(blobs.identity)
+        self.notifications = shared_notifications(blobs.identity)
         self.time = StoreTime(blobs, SystemClock() if clock is None else clock)
         self.whereabouts = Whereabouts()
         self.term: Term | None = None
@@ -81,7 +83,7 @@ class OpenStore:
                 self.catalog.shards,
                 options=self.options,
                 archive=self._archive,
-                doorbell=self.doorbell,
+                notifications=self.notifications,
                 deliver=self.deliver,
                 term=self.term,
                 every_pass=self._expire,
@@ -132,6 +134,20 @@ class OpenStore:
                 for place, batch in by_cell.items()
             )
         )
+
+    # -- waiting (see `waiting.Source`) --------------------------------------------------------------------
+
+    def listen(self, queues: Sequence[str]) -> float | None:
+        """Other processes notify nobody: their changes are seen in the queue's object, by a conditional read."""
+        return self.options.poll
+
+    async def look(self, queues: Sequence[str], version: str | None, since: Micros) -> Look:
+        def step(state: QueueState, brought: Brought) -> tuple[str, Micros | None]:
+            return f"{state.stirs}.{state.promotions}", state.next_due((state.name,), since)
+
+        looks = await asyncio.gather(*(cell.look(step) for cell in self.cells_of(queues)))
+        due = min((due for _, due in looks if due is not None), default=None)
+        return Look.at((text for text, _ in looks), version, due)
 
     # -- by id --------------------------------------------------------------------------------------------
 

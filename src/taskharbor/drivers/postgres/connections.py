@@ -14,7 +14,6 @@ from typing import Any, LiteralString, TypeAlias, TypeVar
 import psycopg
 from psycopg import AsyncConnection, AsyncCursor, pq, waiting
 
-from taskharbor.doorbell import Doorbell
 from taskharbor.drivers.postgres.failures import is_conflict, is_lost, translated
 from taskharbor.drivers.postgres.options import Options
 from taskharbor.drivers.postgres.prepared import Prepared, Row
@@ -53,8 +52,8 @@ class Connection(AsyncConnection[Row]):
 
 
 class Watch:
-    """Keeps one socket registered with the event loop, and goes on with a call as soon as the socket is ready, before the
-    caller's task has its turn. The library registers it for every answer and takes it out again: dozens of microseconds."""
+    """Keeps one socket registered with the event loop. The library registers it for every answer and takes it out again, which
+    costs dozens of microseconds."""
 
     def __init__(self, descriptor: int) -> None:
         self._loop = asyncio.get_running_loop()
@@ -64,9 +63,7 @@ class Watch:
         self._gen: Any = None
         self.on_unasked: Callable[[], None] = self.end
         """What to do when something comes that nobody waits for. Usually the server says goodbye: the next call reads it."""
-        self._bell: Doorbell | None = None
-        self._value: Any = None
-        self._error: Exception | None = None
+        self._answer: asyncio.Future[Any] | None = None
 
     async def wait(self, gen: Any) -> Any:
         """Run a generator of the library's, which yields what it needs the socket to be ready for."""
@@ -75,20 +72,17 @@ class Watch:
         except StopIteration as end:
             return end.value
         self._gen = gen
-        self._bell = bell = Doorbell(self._loop)
+        self._answer = answer = self._loop.create_future()
         self.begin()
         self._set_writing(wanted)
         try:
-            await bell
-            if self._error is not None:
-                raise self._error
-            return self._value
+            return await answer
         except BaseException:
             # The library has closed a broken socket, and another may get its number now.
             self.end()
             raise
         finally:
-            self._gen = self._bell = self._value = self._error = None
+            self._gen = self._answer = None
 
     def _go_on(self, ready: int) -> None:
         if self._gen is None:
@@ -105,10 +99,12 @@ class Watch:
     def _finish(self, value: Any, error: Exception | None) -> None:
         self._gen = None
         self._set_writing(0)
-        self._value, self._error = value, error
-        if self._bell is not None:
-            # The last thing here: who waits goes on in this very call, and may begin the next one.
-            self._bell.ring()
+        if self._answer is None or self._answer.done():
+            return  # Its caller was cancelled just now.
+        if error is not None:
+            self._answer.set_exception(error)
+        else:
+            self._answer.set_result(value)
 
     def _set_writing(self, wanted: int) -> None:
         wants_writing = bool(wanted & waiting.WAIT_W)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import msgspec
@@ -22,26 +22,17 @@ from taskharbor.drivers.contract import (
     Page,
     QueueSettings,
     QueueStats,
+    Woken,
 )
-from taskharbor.drivers.postgres import (
-    arrays,
-    blobs,
-    enqueue,
-    inspect,
-    log,
-    migrations,
-    operate,
-    settle,
-    waiting,
-)
-from taskharbor.drivers.postgres.announcing import Announcer
+from taskharbor.drivers.postgres import arrays, blobs, enqueue, inspect, log, migrations, operate, settle
 from taskharbor.drivers.postgres.connections import Connections, Operation, T, connect
-from taskharbor.drivers.postgres.listener import channel
+from taskharbor.drivers.postgres.listener import Listener, channel
+from taskharbor.drivers.postgres.notify_throttle import NotifyThrottle
 from taskharbor.drivers.postgres.options import Options, parse_url
 from taskharbor.drivers.postgres.reserve import Claimer
 from taskharbor.drivers.postgres.statements import load
 from taskharbor.drivers.postgres.transactional import join
-from taskharbor.drivers.postgres.waiting import Watcher
+from taskharbor.drivers.waiting import wait
 from taskharbor.errors import BackendUnavailable, JobError, TaskHarborError
 from taskharbor.jobs import Attempt, JobRecord, JobState, Lease, Micros
 
@@ -67,9 +58,9 @@ class PostgresDriver(Driver):
         self.options = options
         self._schema = options.schema
         self._connections: Connections | None = None
-        self._announcer = Announcer(self._announce, is_on=options.notify)
+        self._throttle = NotifyThrottle(self._notify, is_on=options.notify)
         self._claimer = Claimer(self._schema)
-        self._watcher: Watcher | None = None
+        self._listener: Listener | None = None
         self._next_fold = 0.0
         self._next_tending = 0.0
         self._giving_back: set[asyncio.Task[None]] = set()
@@ -101,16 +92,16 @@ class PostgresDriver(Driver):
             raise
         self._connections = Connections(self.options)
         self._connections.adopt(connection)
-        self._watcher = Watcher(self.options, self._connections, self._look, self._claimer.emptied)
+        self._listener = Listener(self.options, self._connections, self._claimer.emptied)
 
     async def close(self) -> None:
-        watcher, self._watcher = self._watcher, None
-        if watcher is not None:
-            await watcher.close()
+        listener, self._listener = self._listener, None
+        if listener is not None:
+            await listener.close()
         if self._connections is not None:
-            # What is still under way needs them: jobs to be given back, announcements.
+            # What is still under way needs them: jobs to be given back, notifications.
             await asyncio.gather(*self._giving_back, return_exceptions=True)
-            await self._announcer.close()
+            await self._throttle.close()
         connections, self._connections = self._connections, None
         if connections is not None:
             await connections.close()
@@ -138,22 +129,12 @@ class PostgresDriver(Driver):
 
     async def _enqueue(self, call: op.Enqueue) -> list[Enqueued]:
         records = call.records
-        first = records[0].queue
-        is_one_queue = len(records) == 1 or all(record.queue == first for record in records)
-        voice = self._announcer.voice_for(first) if is_one_queue else self._announcer.voice
-        try:
-            answers = await self._query(
+        with self._throttle.change({record.queue for record in records}) as mode:
+            return await self._query(
                 lambda session, again: enqueue.enqueue(
-                    session, self._schema, records, call.now, voice, new_ids=call.new_ids, again=again
+                    session, self._schema, records, call.now, mode, new_ids=call.new_ids, again=again
                 )
             )
-        except BaseException:
-            if is_one_queue:
-                self._announcer.failed(first)
-            raise
-        if is_one_queue:
-            self._announcer.done(first, voice)
-        return answers
 
     async def _reserve(self, call: op.Reserve) -> list[JobRecord]:
         secret, tries = self._claimer.secret(call.queue, call.worker)
@@ -170,7 +151,7 @@ class PostgresDriver(Driver):
         try:
             return await self._query(
                 lambda session, again: self._claimer.reserve(
-                    session, call, self._announcer.voice, secret, tries + again
+                    session, call, self._throttle.mode, secret, tries + again
                 ),
                 where_heard=True,
             )
@@ -191,13 +172,13 @@ class PostgresDriver(Driver):
     async def _settle(self, call: op.Settle) -> list[JobError | None]:
         return await self._query(
             lambda session, again: settle.settle(
-                session, self._schema, call.settlements, call.now, self._announcer.voice, again
+                session, self._schema, call.settlements, call.now, self._throttle.mode, again
             )
         )
 
     async def _reclaim(self, call: op.Reclaim) -> int:
         statement = load("work", self._schema)
-        values = [call.queue, call.now, call.limit, self._announcer.voice]
+        values = [call.queue, call.now, call.limit, self._throttle.mode]
         ended: int = await self._query(lambda session, _: session.value(statement["reclaim"], values))
         instant = asyncio.get_running_loop().time()
         if instant >= self._next_fold:
@@ -208,12 +189,12 @@ class PostgresDriver(Driver):
     # -- operating ----------------------------------------------------------------------------------------
 
     async def _cancel(self, call: op.Cancel) -> list[JobState | JobError]:
-        return await self._call(operate.cancel, call.job_ids, call.now, self._announcer.voice)
+        return await self._call(operate.cancel, call.job_ids, call.now, self._throttle.mode)
 
     async def _requeue(self, call: op.Requeue) -> list[JobState | JobError]:
         return await self._query(
             lambda session, again: operate.requeue(
-                session, self._schema, call.job_ids, call.now, self._announcer.voice, again
+                session, self._schema, call.job_ids, call.now, self._throttle.mode, again
             )
         )
 
@@ -250,7 +231,7 @@ class PostgresDriver(Driver):
         return await self._call(inspect.stats, call.now, call.queue)
 
     async def _configure(self, call: op.Configure) -> None:
-        await self._call(operate.configure, call.queue, call.settings, self._announcer.voice)
+        await self._call(operate.configure, call.queue, call.settings, self._throttle.mode)
 
     async def _settings(self, call: op.Settings) -> QueueSettings:
         return await self._call(operate.settings_of, call.queue)
@@ -292,26 +273,21 @@ class PostgresDriver(Driver):
 
     async def _publish_blobs(self, call: op.PublishBlobs) -> dict[str, int]:
         return await self._query(
-            lambda session, _: blobs.publish_blobs(session, self._schema, call, self._announcer.voice)
+            lambda session, _: blobs.publish_blobs(session, self._schema, call, self._throttle.mode)
         )
 
     # -- waiting ------------------------------------------------------------------------------------------
 
-    async def wait(self, queues: Sequence[str], *, now: Micros, timeout: float) -> bool:
-        if self._watcher is None:
+    async def _wait(self, call: op.Wait) -> Woken:
+        if self._listener is None:
             raise BackendUnavailable(
                 f"{self.options.place} is not open: await open() first, or use `async with`"
             )
-        return await self._watcher.wait(queues, now, timeout)
+        return await wait(self._listener, call)
 
-    async def _look(
-        self, queues: Sequence[str], seen: Sequence[str | None], since: Sequence[Micros]
-    ) -> tuple[str, bool, Micros | None]:
-        return await self._call(waiting.look, queues, seen, since)
-
-    async def _announce(self, queues: Iterable[str]) -> None:
+    async def _notify(self, queues: Iterable[str]) -> None:
         values = [channel(self._schema), arrays.text_array(list(queues))]
-        await self._query(lambda session, _: session.rows(load("notify", self._schema)["announce"], values))
+        await self._query(lambda session, _: session.rows(load("notify", self._schema)["notify"], values))
 
     # -- within a transaction of the caller's ---------------------------------------------------------------
 

@@ -9,9 +9,9 @@ import psycopg
 
 from taskharbor.drivers.contract import Enqueued
 from taskharbor.drivers.postgres import arrays
-from taskharbor.drivers.postgres.announcing import ALOUD
 from taskharbor.drivers.postgres.connections import Session
 from taskharbor.drivers.postgres.listener import channel
+from taskharbor.drivers.postgres.notify_throttle import NOTIFYING
 from taskharbor.drivers.postgres.rows import (
     backoff_column,
     codec_column,
@@ -108,7 +108,7 @@ def one_value(record: JobRecord, schema: str, now: Micros, stir: int, repeats: i
         record.payload,
         record.queue,
         repeats,
-        stir == ALOUD,
+        stir == NOTIFYING,
         channel(schema),
         record.queue,
     ]

@@ -1,27 +1,29 @@
-"""The connection that hears NOTIFY, and claims what it heard of.
+"""The connection that hears NOTIFY and claims the jobs it heard of, and what PostgreSQL brings to `waiting.wait`.
 
-It comes back by itself after an outage, and tells everybody who waits to look again: what was said meanwhile was not
-heard. It is asked for a sign of life from time to time, because a connection that a firewall forgot is silent.
+The version of a queue is a snapshot: a stirring move that the snapshot does not show is a change. NOTIFY only says when to
+look. The connection comes back by itself after an outage, and wakes all waiters: notifications of that time were not heard. It is
+probed from time to time, because a connection that a firewall forgot is silent.
 """
 
 from __future__ import annotations
 
 import asyncio
-import random
+import re
+from collections.abc import Sequence
 
 import psycopg
 
-from taskharbor.doorbell import Doorbell
+from taskharbor.drivers.postgres import arrays
 from taskharbor.drivers.postgres.connections import Connections, Session, connect
 from taskharbor.drivers.postgres.options import Options
-from taskharbor.drivers.postgres.statements import quoted
-from taskharbor.errors import TaskHarborError
+from taskharbor.drivers.postgres.statements import load, quoted
+from taskharbor.drivers.waiting import Look, Notifications, keep_connected, set_within
+from taskharbor.jobs import Micros
 
 _PROBE = 20.0
 _PATIENCE = 5.0
-"""Seconds between two signs of life, and for one of them to come."""
-_FIRST_PAUSE = 0.05
-_LONGEST_PAUSE = 5.0
+"""Seconds between two probes, and for the answer to one."""
+_SNAPSHOT = re.compile(r"\d+:\d+:[\d,]*")
 
 
 def channel(schema: str) -> str:
@@ -29,121 +31,80 @@ def channel(schema: str) -> str:
 
 
 class Listener:
-    """Who waits for a queue gives a ring; it is set when the queue stirred, or when that cannot be ruled out."""
+    """One handle's source of `waiting.wait`."""
 
-    def __init__(self, options: Options, connections: Connections) -> None:
+    trusts_notifications = True
+
+    def __init__(self, options: Options, connections: Connections, emptied: dict[str, str]) -> None:
+        self.notifications = Notifications()
         self._options = options
         self._connections = connections
-        self._loop = asyncio.get_running_loop()
-        self._rings: dict[str, set[Ring]] = {}
+        self._emptied = emptied
+        """By queue, the snapshot of a claim that took all there was: nothing older is left to be woken for."""
+        self._task: asyncio.Task[None] | None = None
         self._broken = asyncio.Event()
-        self.is_up = asyncio.Event()
-        self._task = self._loop.create_task(self._keep_listening(), name="taskharbor listener")
-
-    @property
-    def loop(self) -> asyncio.AbstractEventLoop:
-        return self._loop
+        self.is_up = False
 
     async def close(self) -> None:
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
 
-    def watch(self, queue: str, ring: Ring) -> None:
-        self._rings.setdefault(queue, set()).add(ring)
+    def listen(self, queues: Sequence[str]) -> float | None:
+        if self._options.notify and self._task is None:
+            self._task = asyncio.create_task(keep_connected(self._listen_once, self._on_lost))
+        return None if self.is_up else self._options.poll
 
-    def unwatch(self, queue: str, ring: Ring) -> None:
-        rings = self._rings.get(queue)
-        if rings is not None:
-            rings.discard(ring)
-            if not rings:
-                del self._rings[queue]
+    async def look(self, queues: Sequence[str], version: str | None, since: Micros) -> Look:
+        seen = version if version is not None and _SNAPSHOT.fullmatch(version) else None
+        values = [
+            arrays.text_array(queues),
+            arrays.escaped_texts([self._emptied.pop(queue, seen) for queue in queues]),
+            arrays.int_array([since] * len(queues)),
+        ]
+        statement = load("inspect", self._options.schema)["watch"]
+        ((snapshot, is_changed, due),) = await self._connections.run(
+            lambda session, _: session.rows(statement, values)
+        )
+        return Look(snapshot, is_changed or seen is None, due)
 
-    async def _keep_listening(self) -> None:
-        pause = _FIRST_PAUSE
-        while True:
-            try:
-                await self._listen_once()
-                pause = _FIRST_PAUSE
-            except (psycopg.Error, TaskHarborError, OSError, TimeoutError):
-                pass
-            self.is_up.clear()
-            self._wake_all()
-            await asyncio.sleep(pause * (0.5 + random.random()))
-            pause = min(pause * 2, _LONGEST_PAUSE)
+    def _on_lost(self) -> None:
+        self.is_up = False
+        self.notifications.notify()
 
     async def _listen_once(self) -> None:
         """Listen until the connection breaks."""
-        # Its signs of life are asked for beside its claims.
+        # Probes are sent beside its claims.
         session = Session(await connect(self._options), self._options.prepare, is_shared=True)
         connection = session.connection
         self._broken.clear()
         try:
-            connection.add_notify_handler(lambda notify: self._wake(notify.payload))
+            connection.add_notify_handler(lambda notify: self.notifications.notify((notify.payload,)))
             await connection.execute(f"LISTEN {quoted(channel(self._options.schema))}")
             session.is_fresh = False
-            session.watch.on_unasked = lambda: self._hear(session)
+            session.watch.on_unasked = lambda: self._read(session)
             session.watch.begin()
-            self.is_up.set()
-            self._wake_all()
+            self.is_up = True
+            # Notifications from before LISTEN were not heard.
+            self.notifications.notify()
             self._connections.listening = session
             self._connections.listening_is_lost = self._broken.set
-            while not self._broken.is_set():
-                try:
-                    async with asyncio.timeout(_PROBE):
-                        await self._broken.wait()
-                except TimeoutError:
-                    async with asyncio.timeout(_PATIENCE):
-                        await connection.execute("SELECT 1")
+            while not await set_within(self._broken, _PROBE):
+                async with asyncio.timeout(_PATIENCE):
+                    await connection.execute("SELECT 1")
         finally:
             if self._connections.listening is session:
                 self._connections.listening = None
             session.watch.on_unasked = session.watch.end
             await connection.close()
 
-    def _hear(self, session: Session) -> None:
-        """Called between two claims; during one the library itself hands on what it reads."""
+    def _read(self, session: Session) -> None:
+        """Called between two claims; during one the library itself hands on notifications."""
         pgconn = session.connection.pgconn
-        queues: list[str] = []
         try:
             pgconn.consume_input()
             while notify := pgconn.notifies():
-                queues.append(notify.extra.decode())
+                self.notifications.notify((notify.extra.decode(),))
         except psycopg.Error:
             session.watch.end()
             self._broken.set()
-        # Only now: who is woken goes on at once, and claims on this very connection.
-        for queue in queues:
-            self._wake(queue)
-
-    def _wake(self, queue: str) -> None:
-        for ring in list(self._rings.get(queue, ())):
-            ring.set()
-
-    def _wake_all(self) -> None:
-        for queue in list(self._rings):
-            self._wake(queue)
-
-
-class Ring:
-    """Set once, for one who waits for it; who does goes on in the very call that sets it."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._bell: Doorbell | None = None
-        self._is_set = False
-
-    def set(self) -> None:
-        self._is_set = True
-        if self._bell is not None:
-            self._bell.ring()
-
-    async def is_set_within(self, seconds: float) -> bool:
-        if not self._is_set:
-            self._bell = bell = Doorbell(self._loop)
-            timer = self._loop.call_later(seconds, bell.ring)
-            try:
-                await bell
-            finally:
-                timer.cancel()
-                self._bell = None
-        return self._is_set

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import ClassVar, Self
 
 from taskharbor.bulk.publish import finish_left_behind
@@ -21,16 +20,17 @@ from taskharbor.drivers.contract import (
     Page,
     QueueSettings,
     QueueStats,
+    Woken,
 )
 from taskharbor.drivers.redis import bulk, inspect, log, operate, settle
+from taskharbor.drivers.redis.blocking_claims import AnswerLost, BlockingClaims
 from taskharbor.drivers.redis.connections import Connections
 from taskharbor.drivers.redis.enqueue import enqueue
 from taskharbor.drivers.redis.failure_queue import deliver
 from taskharbor.drivers.redis.options import Options, parse_url
 from taskharbor.drivers.redis.reserve import Claim, Claimed, Claimer, reserve
-from taskharbor.drivers.redis.sleeping import AnswerLost, SleepingClaims
 from taskharbor.drivers.redis.store import Store
-from taskharbor.drivers.redis.waiting import Watcher
+from taskharbor.drivers.waiting import wait
 from taskharbor.errors import BackendUnavailable, JobError, TaskHarborError
 from taskharbor.ids import new_token
 from taskharbor.jobs import SECOND, Attempt, JobRecord, JobState, Lease, Micros
@@ -48,8 +48,7 @@ class RedisDriver(Driver):
         self.options = options
         self._connections: Connections | None = None
         self._open_store: Store | None = None
-        self._watcher: Watcher | None = None
-        self._sleeping: SleepingClaims | None = None
+        self._blocking: BlockingClaims | None = None
         self._claimer = Claimer()
         self._giving_back: set[asyncio.Task[None]] = set()
 
@@ -69,14 +68,12 @@ class RedisDriver(Driver):
         await connections.open()
         self._connections = connections
         self._open_store = store = Store(connections)
-        self._watcher = Watcher(self.options, connections, store.keys)
-        self._sleeping = SleepingClaims(self.options, store)
+        self._blocking = BlockingClaims(self.options, store, self.time)
 
     async def close(self) -> None:
-        watcher, self._watcher, self._sleeping = self._watcher, None, None
-        if watcher is not None:
-            await watcher.close()
-        if self._connections is not None:
+        self._blocking = None
+        if self._open_store is not None:
+            await self._open_store.listener.close()
             # What is still under way needs it: jobs to be given back.
             await asyncio.gather(*self._giving_back, return_exceptions=True)
         connections, self._connections, self._open_store = self._connections, None, None
@@ -101,14 +98,11 @@ class RedisDriver(Driver):
         return await enqueue(self._store, call.records, call.now, new_ids=call.new_ids)
 
     async def _reserve(self, call: op.Reserve) -> list[JobRecord]:
-        store, watcher, sleeping = self._store, self._watcher, self._sleeping
-        assert watcher is not None
-        assert sleeping is not None
+        store, blocking = self._store, self._blocking
+        assert blocking is not None
         queue = call.queue
         token, is_unclear = self._claimer.token(queue, call.worker)
         claim = _claim(call, token)
-        mark = watcher.mark(queue)
-        began = time.monotonic()
         try:
             claimed = await reserve(store, claim, is_unclear=is_unclear)
         except asyncio.CancelledError:
@@ -117,19 +111,19 @@ class RedisDriver(Driver):
         except BackendUnavailable:
             self._claimer.lose_answer(queue, call.worker, token)
             raise
-        sleeping.saw(claim, claimed, time.monotonic() - began)
+        blocking.saw(claim, claimed)
         if claimed.moves >= 0 and call.types is None:
-            watcher.emptied(queue, mark, claimed.moves, claimed.due, call.now)
+            store.listener.emptied[queue] = str(claimed.moves)
         await self._tell(claimed, queue)
         return claimed.jobs
 
     async def _reserve_next(self, call: op.Reserve, timeout: float) -> list[JobRecord] | None:
-        sleeping = self._sleeping
-        if sleeping is None or self._claimer.is_unclear(call.queue, call.worker):
+        blocking = self._blocking
+        if blocking is None or self._claimer.is_unclear(call.queue, call.worker):
             return None
         claim = _claim(call, new_token())
         try:
-            claimed = await sleeping.claim(claim, timeout)
+            claimed = await blocking.claim(claim, timeout)
         except asyncio.CancelledError:
             self._take_back(claim)
             raise
@@ -250,12 +244,8 @@ class RedisDriver(Driver):
 
     # -- waiting ------------------------------------------------------------------------------------------
 
-    async def wait(self, queues: Sequence[str], *, now: Micros, timeout: float) -> bool:
-        if self._watcher is None:
-            raise BackendUnavailable(
-                f"{self.options.place} is not open: await open() first, or use `async with`"
-            )
-        return await self._watcher.wait(queues, now, timeout)
+    async def _wait(self, call: op.Wait) -> Woken:
+        return await wait(self._store.listener, call)
 
 
 def _claim(call: op.Reserve, token: str) -> Claim:

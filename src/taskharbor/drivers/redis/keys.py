@@ -30,7 +30,7 @@ FAMILIES: Final = (
     "late",
     "outbox",
     "repeated",
-    "bell",
+    "notify",
 )
 """Every script gets all of them, in this order."""
 

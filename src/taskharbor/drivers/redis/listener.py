@@ -1,171 +1,142 @@
-"""The connections that hear of new jobs: one per handle, in a cluster one for each node that holds a queue waited for.
+"""Subscriptions to the channels of queues, and what Redis brings to `waiting.wait`.
 
-A line comes back by itself after an outage and then wakes everybody: what was said meanwhile was not heard. It is asked for a
-sign of life from time to time, because a connection that a firewall forgot is silent.
+Every script that may have made something runnable raises the queue's `moves`, which is its version, and publishes on its channel;
+the message only says when to look. A handle has one subscribed connection, in a cluster one for each node that holds a queue
+waited for. It comes back by itself after an outage and then wakes all waiters: messages of that time were not heard. It is probed
+from time to time, because a connection that a firewall forgot is silent.
 """
 
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
-import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import hiredis
 
+from taskharbor.drivers.redis.connections import Call, Connections
 from taskharbor.drivers.redis.failures import code_of
+from taskharbor.drivers.redis.keys import Keys
 from taskharbor.drivers.redis.node import Node
 from taskharbor.drivers.redis.packing import pack
+from taskharbor.drivers.redis.scripts import script
 from taskharbor.drivers.redis.wire import Wire
+from taskharbor.drivers.waiting import Look, Notifications, keep_connected, set_within
 from taskharbor.errors import TaskHarborError
+from taskharbor.jobs import Micros
 
 log = logging.getLogger("taskharbor.redis")
 
 _PROBE = 20.0
 _PATIENCE = 5.0
-"""Seconds between two signs of life, and for one of them to come."""
-_FIRST_PAUSE = 0.05
-_LONGEST_PAUSE = 5.0
-_PING = pack(("PING",))
-
-_serials = itertools.count(1)
+"""Seconds between two probes, and for the answer to one."""
 
 
 class Listener:
-    """Tells `on_word(channel, number)` of everything said, and `on_doubt(channels)` when something may have been missed."""
+    """One handle's source of `waiting.wait`."""
 
-    def __init__(
-        self,
-        node_for: Callable[[str], Node],
-        on_word: Callable[[str, int | None], None],
-        on_doubt: Callable[[Iterable[str]], None],
-    ) -> None:
-        self._node_for = node_for
-        self._on_word = on_word
-        self._on_doubt = on_doubt
-        self._lines: dict[Node, _Line] = {}
-        self._line_of: dict[str, _Line] = {}
+    trusts_notifications = True
 
-    def follow(self, channel: str) -> _Line:
-        """From now on, until the listener is closed. Nothing is missed once `serial` says so."""
-        line = self._line_of.get(channel)
-        if line is None:
-            line = self._line_of[channel] = self._line(self._node_for(channel))
-            line.add(channel)
-        return line
-
-    def serial(self, channel: str) -> int | None:
-        """A number that stays the same as long as every word on the channel is heard; None while none is."""
-        line = self._line_of.get(channel)
-        return None if line is None else line.confirmed.get(channel)
-
-    async def settled(self, channels: Iterable[str], seconds: float) -> None:
-        """Return when all of them are heard, or a connection turned out to be down, or time is up."""
-        lines = {self.follow(channel) for channel in channels}
-        late = [line.settled() for line in lines if not line.is_settled]
-        if late and seconds > 0:
-            await asyncio.wait(late, timeout=seconds)
-
-    def move(self) -> None:
-        """Queues may have moved to other nodes: listen where they are now."""
-        for channel, line in list(self._line_of.items()):
-            try:
-                node = self._node_for(channel)
-            except TaskHarborError:
-                continue
-            if node is not line.node:
-                line.leave(channel)
-                del self._line_of[channel]
-                self.follow(channel)
-                self._on_doubt([channel])
-        for node, line in list(self._lines.items()):
-            if not line.channels:
-                del self._lines[node]
-                line.end()
+    def __init__(self, connections: Connections, keys: Callable[[str], Keys]) -> None:
+        self.notifications = Notifications()
+        self.emptied: dict[str, str] = {}
+        """By queue, its moves as a claim saw them that took all there was: nothing older is left to be woken for."""
+        self._connections = connections
+        self._keys = keys
+        self._subscribers: dict[Node, _Subscriber] = {}
+        self._subscriber_of: dict[str, _Subscriber] = {}
+        connections.when_slots_move(self._move)
 
     async def close(self) -> None:
-        lines, self._lines = list(self._lines.values()), {}
-        self._line_of.clear()
-        for line in lines:
-            line.end()
-        await asyncio.gather(*(line.task for line in lines), return_exceptions=True)
+        tasks = [subscriber.task for subscriber in self._subscribers.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _line(self, node: Node) -> _Line:
-        line = self._lines.get(node)
-        if line is None:
-            line = self._lines[node] = _Line(node, self._on_word, self._on_doubt)
-        return line
+    def listen(self, queues: Sequence[str]) -> float | None:
+        options = self._connections.options
+        if not options.notify:
+            return options.poll
+        confirmed = [queue in self._subscriber(queue).confirmed for queue in queues]
+        return None if all(confirmed) else options.poll
+
+    async def look(self, queues: Sequence[str], version: str | None, since: Micros) -> Look:
+        calls = [
+            Call(script("look"), (keys["waiting"], keys["active"], keys["meta"]), (since,))
+            for keys in map(self._keys, queues)
+        ]
+        answers = await self._connections.run(lambda _: calls)
+        moves = [str(moves) for moves, _ in answers]
+        seen = (version or "").split(",")
+        if len(seen) == len(moves):
+            seen = [self.emptied.pop(queue, one) for queue, one in zip(queues, seen, strict=True)]
+        return Look(
+            ",".join(moves), moves != seen, min((due for _, due in answers if due >= 0), default=None)
+        )
+
+    def _subscriber(self, queue: str) -> _Subscriber:
+        subscriber = self._subscriber_of.get(queue)
+        if subscriber is None:
+            channel = self._keys(queue).channel
+            node = self._connections.node_for(channel)
+            subscriber = self._subscribers.get(node)
+            if subscriber is None:
+                subscriber = self._subscribers[node] = _Subscriber(node, self.notifications)
+            self._subscriber_of[queue] = subscriber
+            subscriber.add(queue, channel)
+        return subscriber
+
+    def _move(self) -> None:
+        """Queues may have moved to other nodes: subscribe where they are now."""
+        for queue, subscriber in list(self._subscriber_of.items()):
+            channel = self._keys(queue).channel
+            try:
+                is_moved = self._connections.node_for(channel) is not subscriber.node
+            except TaskHarborError:
+                continue
+            if is_moved:
+                subscriber.remove(queue, channel)
+                del self._subscriber_of[queue]
+                self._subscriber(queue)
+                self.notifications.notify((queue,))
+        for node, subscriber in list(self._subscribers.items()):
+            if not subscriber.queues:
+                subscriber.task.cancel()
+                del self._subscribers[node]
 
 
-class _Line:
+class _Subscriber:
     """One subscribed connection to one server."""
 
-    def __init__(
-        self,
-        node: Node,
-        on_word: Callable[[str, int | None], None],
-        on_doubt: Callable[[Iterable[str]], None],
-    ) -> None:
+    def __init__(self, node: Node, notifications: Notifications) -> None:
         self.node = node
-        self.channels: dict[str, bytes] = {}
-        self.confirmed: dict[str, int] = {}
-        self._names: dict[bytes, str] = {}
-        self._on_word = on_word
-        self._on_doubt = on_doubt
+        self.queues: dict[bytes, str] = {}
+        """By channel."""
+        self.confirmed: set[str] = set()
+        """The queues of which every message is heard now."""
+        self._notifications = notifications
         self._wire: Wire | None = None
         self._is_lost = asyncio.Event()
-        self._has_failed = False
-        self._heard_at = 0.0
-        self._settled: asyncio.Future[None] | None = None
-        self._loop = asyncio.get_running_loop()
-        self.task = self._loop.create_task(self._keep_up(), name="taskharbor listener")
+        self._is_alive = False
+        self.task = asyncio.create_task(keep_connected(self._listen_once, self._on_lost))
 
-    def add(self, channel: str) -> None:
-        raw = channel.encode()
-        self.channels[channel] = raw
-        self._names[raw] = channel
+    def add(self, queue: str, channel: str) -> None:
+        self.queues[channel.encode()] = queue
+        self._send("SUBSCRIBE", [channel])
+
+    def remove(self, queue: str, channel: str) -> None:
+        del self.queues[channel.encode()]
+        self.confirmed.discard(queue)
+        self._send("UNSUBSCRIBE", [channel])
+
+    def _send(self, command: str, channels: Iterable[str | bytes]) -> None:
         if self._wire is not None and self._wire.is_open:
-            self._wire.tell(pack(("SUBSCRIBE", raw)))
+            self._wire.tell(pack((command, *channels)))
 
-    def leave(self, channel: str) -> None:
-        raw = self.channels.pop(channel)
-        del self._names[raw]
-        self.confirmed.pop(channel, None)
-        if self._wire is not None and self._wire.is_open:
-            self._wire.tell(pack(("UNSUBSCRIBE", raw)))
-
-    def end(self) -> None:
-        self.task.cancel()
-
-    @property
-    def is_settled(self) -> bool:
-        return self._has_failed or len(self.confirmed) == len(self.channels)
-
-    def settled(self) -> asyncio.Future[None]:
-        if self._settled is None or self._settled.done():
-            self._settled = self._loop.create_future()
-        return self._settled
-
-    def _settle(self) -> None:
-        if self._settled is not None and not self._settled.done() and self.is_settled:
-            self._settled.set_result(None)
-
-    async def _keep_up(self) -> None:
-        pause = _FIRST_PAUSE
-        while True:
-            try:
-                await self._listen_once()
-                pause = _FIRST_PAUSE
-            except (TaskHarborError, OSError):
-                pass
-            self.confirmed.clear()
-            self._has_failed = True
-            self._settle()
-            self._on_doubt(list(self.channels))
-            await asyncio.sleep(pause * (0.5 + random.random()))
-            pause = min(pause * 2, _LONGEST_PAUSE)
+    def _on_lost(self) -> None:
+        self.confirmed.clear()
+        self._notifications.notify(self.queues.values())
 
     async def _listen_once(self) -> None:
         """Listen until the connection breaks."""
@@ -173,57 +144,32 @@ class _Line:
         wire = await self.node.another_wire()
         try:
             self._wire = wire
-            wire.on_message = self._hear
+            wire.on_message = self._receive
             wire.on_lost = self._is_lost.set
-            if self.channels:
-                wire.tell(pack(("SUBSCRIBE", *self.channels.values())))
-            while wire.is_open:
-                if await _comes(self._is_lost, _PROBE):
-                    return
-                asked_at = self._loop.time()
-                wire.tell(_PING)
-                if await _comes(self._is_lost, _PATIENCE) or self._heard_at < asked_at:
+            if self.queues:
+                self._send("SUBSCRIBE", self.queues)
+            while wire.is_open and not await set_within(self._is_lost, _PROBE):
+                self._is_alive = False
+                self._send("PING", ())
+                if await set_within(self._is_lost, _PATIENCE) or not self._is_alive:
                     return
         finally:
             self._wire = None
             wire.on_lost = lambda: None
             wire.abort("the listener lets go")
 
-    def _hear(self, reply: Any) -> None:
-        self._heard_at = self._loop.time()
+    def _receive(self, reply: Any) -> None:
+        self._is_alive = True
         if isinstance(reply, hiredis.ReplyError):
-            self._refused(reply)
-            return
-        if not isinstance(reply, list):
-            return
-        kind, raw = reply[0], reply[1]
-        channel = self._names.get(raw)
-        if channel is None:
-            return
-        if kind == b"message":
-            said = reply[2]
-            self._on_word(channel, int(said) if said.isdigit() else None)
-        elif kind == b"subscribe":
-            self.confirmed[channel] = next(_serials)
-            self._has_failed = False
-            self._settle()
-            # What was said before was not heard.
-            self._on_doubt([channel])
-
-    def _refused(self, error: hiredis.ReplyError) -> None:
-        if code_of(error) == "NOPERM":
-            log.warning(
-                "%s: this user may not subscribe to the channels of its queues (ACL: &<prefix>*); idle workers look by "
-                "themselves instead",
-                self.node.address,
-            )
-        self._is_lost.set()
-
-
-async def _comes(event: asyncio.Event, seconds: float) -> bool:
-    try:
-        async with asyncio.timeout(seconds):
-            await event.wait()
-    except TimeoutError:
-        return False
-    return True
+            if code_of(reply) == "NOPERM":
+                log.warning(
+                    "%s: this user may not subscribe to the channels of its queues (ACL: &<prefix>*); idle workers look by "
+                    "themselves instead",
+                    self.node.address,
+                )
+            self._is_lost.set()
+        elif isinstance(reply, list) and (queue := self.queues.get(reply[1])) is not None:
+            if reply[0] == b"subscribe":
+                # Messages from before were not heard, so this one notifies too.
+                self.confirmed.add(queue)
+            self._notifications.notify((queue,))

@@ -12,7 +12,7 @@ from taskharbor.drivers.redis.stored import encode
 from taskharbor.ids import new_id, new_token
 from taskharbor.jobs import JobRecord, Micros
 
-_FIRST = 7
+_FIRST = 6
 """Where jobs begin in the answer."""
 
 
@@ -26,8 +26,6 @@ class Claimed(NamedTuple):
     """How often the queue had moved, where the claim took all there was; else -1."""
     due: Micros | None
     """What comes due next in that case."""
-    server_time: Micros
-    """What the server's clock said, where the claim took all there was."""
 
 
 class Claimer:
@@ -91,7 +89,7 @@ def call_of(
 
 
 def claimed(answer: Sequence[Any], claim: Claim) -> Claimed:
-    untold, moves, due, server_time, now, reserved_at, expires_at = answer[:_FIRST]
+    untold, moves, due, now, reserved_at, expires_at = answer[:_FIRST]
     granted = Granted(claim.queue, claim.worker, claim.token, reserved_at, expires_at)
     jobs = leased_records(answer[_FIRST::2], answer[_FIRST + 1 :: 2], granted, now)
-    return Claimed(jobs, untold, moves, None if due < 0 else due, server_time)
+    return Claimed(jobs, untold, moves, None if due < 0 else due)

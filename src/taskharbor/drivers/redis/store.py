@@ -7,6 +7,7 @@ from typing import Any
 
 from taskharbor.drivers.redis.connections import Connections
 from taskharbor.drivers.redis.keys import Keys, keys_of, queues_key
+from taskharbor.drivers.redis.listener import Listener
 from taskharbor.drivers.redis.packing import Call, Word
 from taskharbor.drivers.redis.scripts import script
 from taskharbor.jobs import Micros
@@ -18,6 +19,7 @@ class Store:
     def __init__(self, connections: Connections) -> None:
         options = connections.options
         self.connections = connections
+        self.listener = Listener(connections, self.keys)
         self.prefix = options.prefix
         self._notify = options.notify
         self._queues_key = queues_key(options.prefix)

@@ -16,7 +16,6 @@ from typing import Any, cast
 
 import hiredis
 
-from taskharbor.doorbell import Doorbell
 from taskharbor.drivers.redis.options import Address, Options
 from taskharbor.errors import InvalidRequest
 
@@ -29,15 +28,13 @@ class ConnectionLost(Exception):
 
 
 class _Question:
-    __slots__ = ("answer", "answers", "asked_at", "bell", "count")
+    __slots__ = ("answer", "answers", "asked_at", "count")
 
     def __init__(self, answer: asyncio.Future[list[Any]], count: int, asked_at: float) -> None:
         self.answer = answer
         self.count = count
         self.asked_at = asked_at
         self.answers: list[Any] = []
-        self.bell: Doorbell | None = None
-        """Rung once there is an answer, or none will come."""
 
 
 class Wire(asyncio.Protocol):
@@ -66,17 +63,6 @@ class Wire(asyncio.Protocol):
             self._watchdog = self._loop.call_later(self._timeout, self._check_silence)
         self._transport.write(packed)
         return answer
-
-    async def ask_at_once(self, packed: bytes, count: int) -> list[Any]:
-        """The same, for one who goes on in the very turn of the loop that brings the answer."""
-        answer = self.ask(packed, count)
-        self._questions[-1].bell = bell = Doorbell(self._loop)
-        try:
-            await bell
-        except asyncio.CancelledError:
-            answer.cancel()
-            raise
-        return answer.result()
 
     def tell(self, packed: bytes) -> None:
         """Send what is answered, if at all, by messages."""
@@ -119,8 +105,6 @@ class Wire(asyncio.Protocol):
             self._questions.popleft()
             if not question.answer.done():
                 question.answer.set_result(question.answers)
-                if question.bell is not None:
-                    question.bell.ring()
 
     def connection_lost(self, error: Exception | None) -> None:
         self._end(str(error) if error else "the server closed the connection")
@@ -137,8 +121,6 @@ class Wire(asyncio.Protocol):
             question = self._questions.popleft()
             if not question.answer.done():
                 question.answer.set_exception(ConnectionLost(why))
-                if question.bell is not None:
-                    question.bell.ring()
         self.on_lost()
 
     def _check_silence(self) -> None:

@@ -13,8 +13,8 @@ enqueue, reserve, settle, reclaim, operate, remove, inspect
             one operation (or family) each, as functions of a transaction
 unit        jobs loaded, moved in memory and written back at once: what the odd cases share
 job         one job as a unit holds it
-waiting     a handle's waits
-doorbell    wake-ups across processes
+notifications
+            a handle's waits, and named pipes that wake other processes
 """
 
 from taskharbor.drivers.sqlite.driver import SQLiteDriver

@@ -55,4 +55,4 @@ class Counts:
         for queue, deltas in self._deltas.items():
             execute(_SQL["count"], (*deltas, queue in self._stirred, self._ends.get(queue, 0), queue))
         if self._stirred:
-            self._transaction.rings = True
+            self._transaction.notifies = True

@@ -19,8 +19,8 @@ from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeVar
 
 from taskharbor.drivers.sqlite.connection import Connection, begin, open_connection, translated
-from taskharbor.drivers.sqlite.doorbell import Doorbells
 from taskharbor.drivers.sqlite.migrations import apply_pending
+from taskharbor.drivers.sqlite.notifications import notify
 from taskharbor.drivers.sqlite.options import Options
 from taskharbor.errors import BackendUnavailable
 
@@ -31,13 +31,13 @@ GROUP_LIMIT = 256
 
 
 class Transaction:
-    """What an operation works on. `rings` says whether waiting processes are to be woken once it is committed."""
+    """What an operation works on. `notifies` says whether waiters are to be woken once it is committed."""
 
-    __slots__ = ("connection", "rings")
+    __slots__ = ("connection", "notifies")
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
-        self.rings = False
+        self.notifies = False
 
 
 class Operation(Generic[T]):
@@ -73,7 +73,7 @@ class Database:
     def __init__(self, options: Options) -> None:
         self.options = options
         self.pid = os.getpid()
-        self.doorbells = Doorbells(options.path)
+        self.real_path = os.path.realpath(options.path)
         self.commits = 0
         """Transactions that wrote something: each of them is one sync with durability=full."""
         self.handles = 0
@@ -182,18 +182,18 @@ class Database:
         return group, False
 
     def _commit_group(self, connection: Connection, group: list[Operation[Any]]) -> None:
-        rings = False
+        notifies = False
         if len(group) > 1:
             try:
-                rings = self._commit(connection, group)
+                notifies = self._commit(connection, group)
             except Exception:
                 for operation in group:
-                    rings = self._commit_alone(connection, operation) or rings
+                    notifies = self._commit_alone(connection, operation) or notifies
         else:
-            rings = self._commit_alone(connection, group[0])
+            notifies = self._commit_alone(connection, group[0])
         self._answer(group)
-        if rings:
-            self.doorbells.ring()
+        if notifies:
+            notify(self.real_path)
 
     def _commit_alone(self, connection: Connection, operation: Operation[Any]) -> bool:
         try:
@@ -217,7 +217,7 @@ class Database:
                     connection.execute("ROLLBACK")
             raise
         self.commits += connection.total_changes != before
-        return transaction.rings
+        return transaction.notifies
 
     # -- the reader's thread ------------------------------------------------------------------------------
 

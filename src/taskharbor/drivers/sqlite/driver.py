@@ -6,7 +6,7 @@ import asyncio
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import ClassVar, Self
 
 from taskharbor.drivers import operations as op
@@ -21,6 +21,7 @@ from taskharbor.drivers.contract import (
     Page,
     QueueSettings,
     QueueStats,
+    Woken,
 )
 from taskharbor.drivers.sqlite import (
     bulk,
@@ -35,8 +36,9 @@ from taskharbor.drivers.sqlite import (
 )
 from taskharbor.drivers.sqlite.database import Database, Transaction
 from taskharbor.drivers.sqlite.migrations import migrate
+from taskharbor.drivers.sqlite.notifications import PipeSource
 from taskharbor.drivers.sqlite.options import Options, parse_url
-from taskharbor.drivers.sqlite.waiting import Watcher
+from taskharbor.drivers.waiting import wait
 from taskharbor.errors import BackendUnavailable, JobError, SchemaMismatch
 from taskharbor.jobs import Attempt, JobRecord, JobState, Lease, Micros
 
@@ -87,7 +89,7 @@ class SQLiteDriver(Driver):
         self._options = options
         self._shared = _Shared(options) if shared is None else shared
         self._database: Database | None = None
-        self._watcher: Watcher | None = None
+        self._source: PipeSource | None = None
 
     # -- life ---------------------------------------------------------------------------------------------
 
@@ -102,8 +104,7 @@ class SQLiteDriver(Driver):
         if self._database is not None:
             if self._database.pid == os.getpid():
                 return
-            _forked.append(self._watcher)
-            self._watcher = None
+            self._source = None
         database = self._shared.enter()
         try:
             await asyncio.shield(asyncio.wrap_future(database.opened))
@@ -117,9 +118,9 @@ class SQLiteDriver(Driver):
         database, self._database = self._database, None
         if database is None or database.pid != os.getpid():
             return
-        if self._watcher is not None:
-            self._watcher.close()
-            self._watcher = None
+        if self._source is not None:
+            self._source.close()
+            self._source = None
         if self._shared.leave(database):
             await database.close()
 
@@ -246,8 +247,11 @@ class SQLiteDriver(Driver):
 
     # -- waiting ------------------------------------------------------------------------------------------
 
-    async def wait(self, queues: Sequence[str], *, now: Micros, timeout: float) -> bool:
+    async def _wait(self, call: op.Wait) -> Woken:
         database = self._opened
-        if self._watcher is None:
-            self._watcher = Watcher(database)
-        return await self._watcher.wait(queues, now, timeout)
+        if self._source is None:
+            self._source = PipeSource(
+                database.real_path,
+                lambda names, since: database.read(lambda tx: inspect.watch(tx, names, since)),
+            )
+        return await wait(self._source, call)

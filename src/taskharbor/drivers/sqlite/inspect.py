@@ -148,11 +148,6 @@ def watch(
     return dict(_decode_versions(text)), min(due, default=None)
 
 
-def versions(transaction: Transaction, queues: Sequence[str]) -> dict[str, int]:
-    (text,) = transaction.connection.execute(_SQL["versions"], (to_json(list(queues)),)).fetchone()
-    return dict(_decode_versions(text))
-
-
 def _number(cursor: str) -> int:
     if not (cursor.isdecimal() and len(cursor) < 19):
         raise InvalidRequest(f"{cursor!r} is not a cursor of this store: pass on what the last page gave")

@@ -55,7 +55,7 @@ def configure(transaction: Transaction, name: str, settings: QueueSettings) -> N
             number,
         ),
     )
-    transaction.rings = True
+    transaction.notifies = True
 
 
 def settings_of(transaction: Transaction, name: str) -> QueueSettings:

@@ -90,7 +90,7 @@ def _settle_acks(transaction: Transaction, acks: Sequence[Ack], now: Micros) -> 
     for number, jobs in per_queue.items():
         (max_inflight,) = execute(_SQL["count_acks"], (jobs, jobs, jobs, now, number)).fetchone()
         if max_inflight is not None:
-            transaction.rings = True
+            transaction.notifies = True
     return True
 
 

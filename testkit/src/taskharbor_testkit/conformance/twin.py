@@ -260,11 +260,6 @@ class Twin:
     async def configure(self, queue: str = QUEUE, **settings: Any) -> None:
         await self.call("configure", queue, QueueSettings(**settings), now=self.now)
 
-    async def wait(
-        self, driver: Driver, queues: Sequence[str] = (QUEUE,), *, timeout: float, now: Micros | None = None
-    ) -> bool:
-        return await driver.wait(queues, now=self._or_now(now), timeout=timeout)
-
     # -- looking ---------------------------------------------------------------------------------------------
 
     async def get(self, job_id: str) -> JobRecord:

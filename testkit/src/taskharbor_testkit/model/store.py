@@ -11,7 +11,6 @@ import copy
 import sys
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from typing import Self
 
 from taskharbor import errors
@@ -26,6 +25,7 @@ from taskharbor.drivers.contract import (
     QueueStats,
     Settlement,
 )
+from taskharbor.drivers.waiting import Notifications
 from taskharbor.errors import JobError
 from taskharbor.ids import new_id, new_token
 from taskharbor.jobs import (
@@ -83,8 +83,7 @@ class Model:
         self.lock = threading.RLock()
         self.versions: dict[str, int] = {}
         """Per queue, how often something may have become runnable in it."""
-        self.waiters: list[tuple[Sequence[str], Callable[[], object]]] = []
-        """Queues and wake-up of each `wait` that is going on."""
+        self.notifications = Notifications()
 
     def copy(self) -> Self:
         twin = copy.copy(self)
@@ -590,15 +589,11 @@ class Model:
 
     def wake(self, queue: str) -> None:
         self.versions[queue] = self.versions.get(queue, 0) + 1
-        for queues, wake_up in self.waiters:
-            if queue in queues:
-                # An event loop that was closed during its wait has nobody left to wake.
-                with suppress(RuntimeError):
-                    wake_up()
+        self.notifications.notify((queue,))
 
-    def next_due(self, queues: Sequence[str], now: Micros) -> Micros | None:
-        """The instant at which a scheduled job or an expiring lease of these queues comes due."""
-        self.promote(now)
+    def next_due(self, queues: Sequence[str], since: Micros) -> Micros | None:
+        """The instant after `since` at which a scheduled job or an expiring lease of these queues comes due."""
         jobs = [job for job in self.jobs.values() if job.queue in queues]
-        scheduled = [job.run_at_us for job in jobs if job.state is JobState.SCHEDULED]
-        return min(scheduled + [job.expires_at_us for job in jobs if job.expires_at_us], default=None)
+        waiting = [job.run_at_us for job in jobs if job.state in (JobState.SCHEDULED, JobState.READY)]
+        instants = waiting + [job.expires_at_us for job in jobs if job.expires_at_us]
+        return min((instant for instant in instants if instant > since), default=None)

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from taskharbor.drivers.contract import Extension, Release, Settlement
+from taskharbor.drivers.contract import Extension, Release, Settlement, Woken
 from taskharbor.errors import JobError, LeaseExpired, LeaseMismatch
 from taskharbor.jobs import SECOND, JobRecord, JobState, Lease, Micros
 from taskharbor_testkit.planted.registry import Bug, HandleBug
@@ -264,6 +264,9 @@ class StallsSpendNothing(Bug):
 class MissedWakeUp(HandleBug):
     """A wake-up that came between two waits is not lost."""
 
-    async def wait(self, queues: Sequence[str], *, now: Micros, timeout: float) -> bool:
-        self._seen.update(self.versions(queues))
-        return await super().wait(queues, now=now, timeout=timeout)
+    async def wait(
+        self, queues: Sequence[str], *, now: Micros, timeout: float, seen: str | None = None
+    ) -> Woken:
+        if seen is not None:
+            seen = (await super().wait(queues, now=now, timeout=0)).seen
+        return await super().wait(queues, now=now, timeout=timeout, seen=seen)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Sequence
 from itertools import count
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from taskharbor.clock import Clock
 from taskharbor.drivers import operations as op
@@ -33,6 +33,8 @@ def model_driver(clock: Clock, store: Callable[[], Model] = Model) -> ModelDrive
 
 class Backend:
     """Any driver whose calls take effect at once can be simulated; `make_driver` gets the backend's clock."""
+
+    runs_by_itself: ClassVar[bool] = False
 
     def __init__(
         self, scheduler: Scheduler, ledger: Ledger, trace: Trace, make_driver: Callable[[Clock], Driver]

@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Coroutine, Sequence
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, cast
 
 import msgspec
 
-from taskharbor.drivers.contract import Driver, Settlement
-from taskharbor.drivers.operations import Operation, Settle, Time
+from taskharbor.drivers.contract import Driver, Settlement, Woken
+from taskharbor.drivers.operations import Operation, Settle, Time, Wait
 from taskharbor.errors import BackendUnavailable, InvalidRequest
 from taskharbor.jobs import Micros
 from taskharbor_testkit.simulation.backend import Backend
@@ -162,9 +162,11 @@ class SimulatedDriver(Driver):
         return await self._network.call(self._process, Time())
 
     def run(self, call: Operation[A]) -> Coroutine[Any, Any, A]:
+        if isinstance(call, Wait):
+            return cast("Coroutine[Any, Any, A]", self._wait(call))
         return self._network.call(self._process, call)
 
-    async def wait(self, queues: Sequence[str], *, now: Micros, timeout: float) -> bool:
+    async def _wait(self, call: Wait) -> Woken:
         if self._network.weather.is_out:
             raise BackendUnavailable("wait: no answer")
-        return await self._waiting.wait(queues, now=now, timeout=timeout)
+        return await self._waiting.run(call)

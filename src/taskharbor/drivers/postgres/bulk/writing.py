@@ -22,10 +22,10 @@ import psycopg
 from taskharbor.bulk.stage import StagingLost, chunked, series_of, wall_clock
 from taskharbor.bulk.store import BulkStore
 from taskharbor.drivers.postgres import arrays, connections, migrations
-from taskharbor.drivers.postgres.announcing import ALOUD, QUIETLY
 from taskharbor.drivers.postgres.bulk.ends import teach
 from taskharbor.drivers.postgres.bulk.staging import chunk_values
 from taskharbor.drivers.postgres.failures import is_conflict, is_lost, translated
+from taskharbor.drivers.postgres.notify_throttle import NOTIFYING, SILENT
 from taskharbor.drivers.postgres.options import Options, parse_url
 from taskharbor.drivers.postgres.statements import load
 from taskharbor.ids import new_id_head
@@ -65,7 +65,7 @@ class PostgresWriting(BulkStore):
     def publish(self, write: str, tasks: Sequence[str], *, now: Micros | None = None) -> int:
         options = self._made_ready()
         statement = load("bulk_writing", options.schema)["publish"]
-        stir = ALOUD if options.notify else QUIETLY
+        stir = NOTIFYING if options.notify else SILENT
         names = arrays.escaped_texts(dict.fromkeys(tasks))
         values = [write, *series_of(write), names, wall_clock() if now is None else now, stir, new_id_head()]
 

@@ -1,2 +1,2 @@
--- name: announce
+-- name: notify
 SELECT pg_notify(%s, queue) FROM unnest(%s::text[]) AS queue

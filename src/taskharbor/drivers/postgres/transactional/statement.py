@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from typing import Any, LiteralString
 
 from taskharbor.drivers.contract import Enqueued
-from taskharbor.drivers.postgres.announcing import ALOUD, QUIETLY
 from taskharbor.drivers.postgres.enqueue import is_plain, plain_values, rule_values
+from taskharbor.drivers.postgres.notify_throttle import NOTIFYING, SILENT
 from taskharbor.drivers.postgres.options import Options
 from taskharbor.drivers.postgres.statements import load
 from taskharbor.drivers.validation import check_records
@@ -30,8 +30,8 @@ class EnqueueStatement:
     def __init__(self, records: Sequence[JobRecord], now: Micros, options: Options) -> None:
         check_records(records)
         self._records = records
-        # PostgreSQL delivers at commit what is announced here, and forgets it at rollback.
-        stir = ALOUD if options.notify else QUIETLY
+        # PostgreSQL delivers at commit the notifications that are made here, and drops them at rollback.
+        stir = NOTIFYING if options.notify else SILENT
         self._is_plain = is_plain(records)
         self.text: LiteralString
         self.values: list[Any]

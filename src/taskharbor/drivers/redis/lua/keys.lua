@@ -20,7 +20,7 @@ local attempts = KEYS[18]      -- stream  the attempt log
 local late = KEYS[19]          -- zset  number of a row of the log -> its end, of rows that ended before one in front of them
 local outbox = KEYS[20]        -- list  jobs that died and have yet to be told of in the failure queue
 local repeated = KEYS[21]      -- zset  id of a call that was sent again -> when
-local bell = KEYS[22]          -- stream  one entry: the number of the queue's last move, for those who sleep on the server
+local notify = KEYS[22]        -- stream  one entry: the number of the queue's last move, for blocking claims
 
 -- ARGV[1] of every script that moves jobs; empty where nobody is to be told.
 local channel = ARGV[1]
@@ -58,12 +58,12 @@ end
 -- so that who remembers the last one it saw can miss nothing.
 local is_stirred = false
 
--- To those who listen on the channel, and to those who sleep on the bell.
+-- To subscribers of the channel, and to blocking claims.
 local function announce(moves)
   if channel == '' then return end
   call('PUBLISH', channel, moves)
-  -- Refused where somebody took the counter away and left the bell: they find out by themselves a little later.
-  redis.pcall('XADD', bell, 'MAXLEN', 1, moves .. '-0', 'm', '')
+  -- Refused where somebody took the counter away and left the stream: blocking claims end a little later by themselves.
+  redis.pcall('XADD', notify, 'MAXLEN', 1, moves .. '-0', 'm', '')
 end
 
 -- The number of moves where there was one.

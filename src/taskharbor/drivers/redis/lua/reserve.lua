@@ -6,9 +6,9 @@
 -- ARGV    1 channel, 2 now, 3 lease_for, 4 limit, 5 worker, 6 token, which is also the name of the call, 7 whether it is sent
 --         again (1), 8 id for the failure queue, 9 types, packed; empty for all, 10 the server's time when the caller's was
 --         `now`, where the call was sent ahead to be run when the queue moves; else empty
--- result  {how many wait in the outbox; how often the queue has moved, what comes due next (-1: nothing) and the server's time,
---         where the claim took all there was, else -1 thrice (also where it was sent ahead and brought jobs); the caller's time
---         as it was taken to be; when the leases began and when they expire; id, stored job as it waited, id, ...}
+-- result  {how many wait in the outbox; how often the queue has moved and what comes due next (-1: nothing), where the claim
+--         took all there was, else -1 twice (also where it was sent ahead and brought jobs); the caller's time as it was taken
+--         to be; when the leases began and when they expire; id, stored job as it waited, id, ...}
 local lease_for, limit, worker, token = tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5], ARGV[6]
 local is_again = ARGV[7] == '1'
 failure_id = ARGV[8]
@@ -18,8 +18,8 @@ if is_sent_ahead then
   now = now + math.max(0, server_time() - tonumber(ARGV[10]))
   ARGV[2] = string.format('%.0f', now)
 end
-local answer = {0, -1, -1, -1, now, 0, 0}
-local FIRST = 7
+local answer = {0, -1, -1, now, 0, 0}
+local FIRST = 6
 
 local known = call('HMGET', meta, 'moves', 'latest_end', 'has_repeated')
 if is_again then
@@ -54,7 +54,7 @@ local function found_again()
     local job = unpacked(all[n], all[n + 1])
     if job.token == token then
       if #answer < FIRST + 2 * limit then
-        answer[6], answer[7] = job.reserved_at, job.expires_at
+        answer[5], answer[6] = job.reserved_at, job.expires_at
         answer[#answer + 1] = all[n]
         answer[#answer + 1] = string.sub(all[n + 1], #packed_lease(job) + TOKEN_SIZE + 1)
       else
@@ -106,7 +106,7 @@ local function lease(ids)
     leases[2 * n - 1], leases[2 * n] = deadline, behind_id and id .. behind_id or active_member(id, worker)
     answer[FIRST + 2 * n - 1], answer[FIRST + 2 * n] = id, value
   end
-  answer[6], answer[7] = reserved_at, expires_at
+  answer[5], answer[6] = reserved_at, expires_at
   call_with('ZREM', waiting, ids)
   call_with('HDEL', waiting_job, ids)
   call_with('HSET', active_job, stored)
@@ -129,9 +129,8 @@ local moves = close_up and close_up() or wake() or tonumber(known[1] or 0)
 if is_sent_ahead and #answer > FIRST and deaths == 0 then return answer end  -- Its caller has jobs to begin with, and asks again.
 answer[1] = call('LLEN', outbox)
 if #answer < FIRST + 2 * limit then
-  -- Who gets less than it asked for will wait next; this saves it a look.
+  -- Who gets less than it asked for will wait next, and need not be woken for older changes.
   answer[2] = moves
   answer[3] = next_due()
-  answer[4] = server_time()
 end
 return answer

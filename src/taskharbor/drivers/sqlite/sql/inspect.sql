@@ -140,6 +140,3 @@ SELECT
         ))
         FROM wanted
     )
-
--- name: versions
-SELECT json_group_array(json_array(name, stirred)) FROM json_each(?) AS given CROSS JOIN queues ON queues.name = given.value

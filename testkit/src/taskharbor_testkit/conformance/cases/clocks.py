@@ -253,7 +253,7 @@ async def what_is_not_due_yet_wakes_its_waiter_when_it_is(t: Twin) -> None:
     start = t.now
     t.now += LAG
     await t.add()
-    await t.wait(t.driver, now=start, timeout=0)
+    told = await t.driver.wait(["q"], now=start, timeout=0)
     assert await t.reserve(now=start) == []
-    assert await t.wait(t.driver, now=start, timeout=5)
+    assert (await t.driver.wait(["q"], now=start, timeout=5, seen=told.seen)).woken
     assert len(await t.reserve()) == 1

@@ -10,42 +10,44 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeAlias
 
-from taskharbor.drivers.contract import Driver
 from taskharbor.jobs import SECOND, UpdateFlags
 from taskharbor_testkit.conformance.case import Body, add
 from taskharbor_testkit.conformance.twin import Twin, ack, fail, release, retry
+from taskharbor_testkit.waits import Waits
 
 PATIENCE = 5.0
 
 Act: TypeAlias = Callable[[], Awaitable[Any]]
 
 
-async def _woken(driver: Driver, t: Twin, timeout: float = PATIENCE) -> bool:
-    return await asyncio.wait_for(t.wait(driver, timeout=timeout), PATIENCE * 2)
+async def _woken(waits: Waits, t: Twin, timeout: float = PATIENCE) -> bool:
+    return await asyncio.wait_for(waits(["q"], now=t.now, timeout=timeout), PATIENCE * 2)
 
 
-async def _quiet(driver: Driver, t: Twin) -> None:
-    """Wait until the handle has nothing more to say; a driver that never falls silent is polling."""
+async def _quiet(waits: Waits, t: Twin) -> None:
+    """Wait until the store has nothing more to say; a driver that never falls silent is polling."""
     for _ in range(50):
-        if not await _woken(driver, t, timeout=0.02):
+        if not await _woken(waits, t, timeout=0.02):
             return
     raise AssertionError("wait returned True fifty times in a row although nothing happened")
 
 
 async def times_out_when_nothing_happens(t: Twin) -> None:
-    await _quiet(t.driver, t)
+    await _quiet(Waits(t.driver), t)
 
 
 async def times_out_at_once_when_asked_to(t: Twin) -> None:
-    """A time-out of zero is a question, not a wait; the answer may even be a needless yes."""
-    await _quiet(t.driver, t)
-    assert isinstance(await _woken(t.driver, t, timeout=0), bool)
+    """A time-out of nothing is a question, not a wait; the answer may even be a needless yes."""
+    waits = Waits(t.driver)
+    await _quiet(waits, t)
+    assert isinstance(await _woken(waits, t, timeout=0), bool)
 
 
 async def several_queues_are_watched_at_once(t: Twin) -> None:
-    other = await t.store.connect()
-    await _quiet(other, t)
-    waiter = asyncio.create_task(t.wait(other, ["x", "q", "y"], timeout=PATIENCE))
+    other = Waits(await t.store.connect())
+    while await other(["x", "q", "y"], now=t.now, timeout=0.02):
+        pass
+    waiter = asyncio.create_task(other(["x", "q", "y"], now=t.now, timeout=PATIENCE))
     await t.add()
     assert await waiter
 
@@ -122,7 +124,7 @@ def _wakes(prepare: Callable[[Twin], Awaitable[Act]]) -> Body:
 
     async def body(t: Twin) -> None:
         act = await prepare(t)
-        waiting, later = await t.store.connect(), await t.store.connect()
+        waiting, later = Waits(await t.store.connect()), Waits(await t.store.connect())
         await _quiet(waiting, t)
         await _quiet(later, t)
         waiter = asyncio.create_task(_woken(waiting, t))
@@ -153,28 +155,30 @@ for _cause in (
 async def a_job_coming_due_wakes(t: Twin) -> None:
     """No event happens: time alone makes the scheduled job runnable."""
     await t.add(run_at_us=t.now + SECOND // 5)
-    await _quiet(t.driver, t)
-    assert await _woken(t.driver, t)
+    waits = Waits(t.driver)
+    await _quiet(waits, t)
+    assert await _woken(waits, t)
 
 
 async def a_lease_coming_to_its_end_wakes(t: Twin) -> None:
     await t.lease(t.job(), lease=0.2)
-    other = await t.store.connect()
+    other = Waits(await t.store.connect())
     await _quiet(other, t)
     assert await _woken(other, t)
 
 
 async def the_same_handle_wakes_itself(t: Twin) -> None:
     """A worker enqueues and waits on one handle."""
-    await _quiet(t.driver, t)
-    waiter = asyncio.create_task(_woken(t.driver, t))
+    waits = Waits(t.driver)
+    await _quiet(waits, t)
+    waiter = asyncio.create_task(_woken(waits, t))
     await asyncio.sleep(0)
     await t.add()
     assert await waiter
 
 
 async def every_waiter_is_woken(t: Twin) -> None:
-    handles = [await t.store.connect() for _ in range(4)]
+    handles = [Waits(await t.store.connect()) for _ in range(4)]
     for handle in handles:
         await _quiet(handle, t)
     waiters = [asyncio.create_task(_woken(handle, t)) for handle in handles]
@@ -184,33 +188,33 @@ async def every_waiter_is_woken(t: Twin) -> None:
 
 
 async def a_cancelled_wait_harms_nothing(t: Twin) -> None:
-    """Cancellable at any moment; the handle works on, and nothing that happened meanwhile is missed."""
-    other = await t.store.connect()
+    """Cancellable at any moment; the handle works on, and what happened meanwhile is not missed."""
+    other = Waits(await t.store.connect())
     await _quiet(other, t)
     for yields in range(5):
-        waiter = asyncio.create_task(t.wait(other, timeout=PATIENCE))
+        waiter = asyncio.create_task(other(["q"], now=t.now, timeout=PATIENCE))
         for _ in range(yields):
             await asyncio.sleep(0)
         waiter.cancel()
         results = await asyncio.gather(waiter, return_exceptions=True)
         assert isinstance(results[0], asyncio.CancelledError)
     await t.add()
-    waiter = asyncio.create_task(t.wait(other, timeout=PATIENCE))
+    waiter = asyncio.create_task(other(["q"], now=t.now, timeout=PATIENCE))
     waiter.cancel()
     await asyncio.gather(waiter, return_exceptions=True)
     assert await _woken(other, t), "the wake-up went to a wait that was cancelled and never returned"
-    assert len(await t.reserve(by=other)) == 1
+    assert len(await t.reserve(by=other.driver)) == 1
 
 
 async def no_wake_up_is_missed_in_a_long_run(t: Twin) -> None:
     """A consumer that reserves only after wait said so still gets every job, once."""
     consumer = await t.store.connect()
-    total = 40
+    waits, total = Waits(consumer), 40
     got: list[str] = []
 
     async def consume() -> None:
         while len(got) < total:
-            is_woken = await t.wait(consumer, timeout=PATIENCE)
+            is_woken = await waits(["q"], now=t.now, timeout=PATIENCE)
             assert is_woken, f"wait timed out with {total - len(got)} jobs still to come or ready"
             while found := await consumer.reserve("q", limit=3, lease_for=SECOND, now=t.now, worker="c"):
                 got.extend(job.id for job in found)
@@ -226,11 +230,39 @@ async def no_wake_up_is_missed_in_a_long_run(t: Twin) -> None:
 
 
 async def what_another_made_ready_and_left_is_not_missed(t: Twin) -> None:
-    """A job came due, another reserve saw that and took a different one: the job is as good as newly enqueued."""
-    other = await t.store.connect()
+    """A job came due, somebody else's reserve saw that and took another: it is as good as newly enqueued."""
+    other = Waits(await t.store.connect())
     await t.add_many(2, run_at_us=t.now + 5 * SECOND)
     for _ in range(2):
-        await t.wait(other, timeout=0)
+        await other(["q"], now=t.now, timeout=0)
     t.advance(5)
     await t.driver.reserve("q", limit=1, lease_for=60 * SECOND, now=t.now, worker="w1")
     assert await _woken(other, t)
+
+
+async def callers_of_one_handle_miss_nothing_that_another_was_told(t: Twin) -> None:
+    """What a caller has seen is in the text it was told, not in the handle."""
+    first, second = Waits(t.driver), Waits(t.driver)
+    await _quiet(first, t)
+    await _quiet(second, t)
+    await t.enqueue(t.job())
+    assert await _woken(first, t)
+    assert await _woken(second, t)
+
+
+async def without_seen_the_answer_comes_at_once(t: Twin) -> None:
+    for seen in (None, "", "of another store", "17/nonsense"):
+        told = await asyncio.wait_for(t.driver.wait(["q"], now=t.now, timeout=600, seen=seen), PATIENCE * 2)
+        assert told.woken, seen
+
+
+async def a_due_job_that_cannot_run_does_not_spin(t: Twin) -> None:
+    """Of a paused queue, a due job wakes its waiter once and not for ever."""
+    await t.enqueue(t.job(run_at_us=t.now + SECOND))
+    await t.configure(paused=True)
+    t.advance(2)
+    waits = Waits(t.driver)
+    for _ in range(3):
+        await _woken(waits, t, timeout=0)
+        assert await t.reserve() == []
+    await _quiet(waits, t)

@@ -6,17 +6,15 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Iterator
-from functools import partial
 
 import pytest
-from redis_stage import PATIENCE, nothing_unhandled, soon, until
+from redis_stage import PATIENCE, Waits, nothing_unhandled, soon, until
 
 from taskharbor.drivers.redis import listener as listening
 from taskharbor.drivers.redis.connections import Connections
 from taskharbor.drivers.redis.keys import Keys, keys_of
 from taskharbor.drivers.redis.options import parse_url
 from taskharbor.drivers.redis.scripts import made
-from taskharbor.drivers.redis.waiting import Watcher
 from taskharbor.errors import BackendUnavailable
 from taskharbor.jobs import SECOND
 from taskharbor_testkit.servers import FaultProxy, RedisAt, RedisServer
@@ -41,10 +39,11 @@ def _clean(server: RedisServer) -> None:
 class Bench:
     """A handle that waits, and somebody who stirs queues behind its back."""
 
-    def __init__(self, connections: Connections, watcher: Watcher, server: RedisAt) -> None:
+    def __init__(self, connections: Connections, server: RedisAt) -> None:
         self.connections = connections
-        self.watcher = watcher
         self.server = server
+        self.waits = Waits(connections)
+        self.listener = self.waits.listener
 
     def stir(self, queue: str = "q") -> int:
         """How many heard it."""
@@ -55,25 +54,24 @@ class Bench:
         return keys_of("", queue)
 
     def wait(self, *queues: str, now: int = NOW, timeout: float = PATIENCE) -> asyncio.Task[bool]:
-        return asyncio.ensure_future(self.watcher.wait(queues or ("q",), now, timeout))
+        return asyncio.ensure_future(self.waits(*queues or ("q",), now=now, timeout=timeout))
 
     async def quiet(self, *queues: str) -> None:
-        """Until the handle listens and has nothing more to say."""
+        """Until the handle is subscribed and has nothing more to say."""
         for _ in range(500):
-            if not await self.watcher.wait(queues or ("q",), NOW, 0.02) and all(
-                not self.watcher._options.notify or self.watcher.mark(queue) for queue in queues or ("q",)
+            if not await self.wait(*queues, timeout=0.02) and (
+                not self.connections.options.notify or self.listener.listen(queues or ("q",)) is None
             ):
                 return
         raise AssertionError("it does not fall silent")
 
-    async def asleep(self, queue: str = "q") -> None:
-        """Until somebody waits for the queue."""
-        await until(lambda: bool(self.watcher._waiters.get(self.keys(queue).channel)), "somebody waits")
+    async def asleep(self, queue: str = "q", count: int = 1) -> None:
+        """Until so many wait for the queue."""
+        await until(lambda: len(self.listener.notifications._waiters.get(queue, ())) == count, "all wait")
 
-    async def looks(self) -> int:
-        await asyncio.sleep(0)
-        facts = self.server.info("commandstats")
-        return int(facts.get("cmdstat_evalsha", "calls=0").partition(",")[0].removeprefix("calls="))
+    def subscriptions(self) -> set[object]:
+        """The connections that are subscribed now."""
+        return {one._wire for one in self.listener._subscribers.values() if one.confirmed}
 
 
 @contextlib.asynccontextmanager
@@ -82,11 +80,11 @@ async def bench(url: str, server: RedisAt) -> AsyncIterator[Bench]:
         options = parse_url(url)
         connections = Connections(options)
         await connections.open()
-        watcher = Watcher(options, connections, partial(keys_of, options.prefix))
+        it = Bench(connections, server)
         try:
-            yield Bench(connections, watcher, server)
+            yield it
         finally:
-            await watcher.close()
+            await it.listener.close()
             await connections.close()
 
 
@@ -101,8 +99,10 @@ def test_a_stir_wakes_and_one_from_before_the_wait_is_not_missed(server: RedisSe
             await it.asleep()
             assert it.stir() == 1
             assert await soon(waiting)
+            await it.quiet()
             it.stir()
             assert await soon(it.wait())
+            await it.quiet()
             assert not await it.wait(timeout=0)
 
     asyncio.run(use())
@@ -111,7 +111,8 @@ def test_a_stir_wakes_and_one_from_before_the_wait_is_not_missed(server: RedisSe
 def test_other_queues_wake_nobody(server: RedisServer) -> None:
     async def use() -> None:
         async with bench(server.url, server) as it:
-            await it.quiet("q", "other")
+            await it.quiet("other")
+            await it.quiet("q")
             waiting = it.wait("q")
             await it.asleep()
             it.stir("other")
@@ -141,44 +142,9 @@ def test_all_who_wait_on_one_handle_are_woken_by_one_message(server: RedisServer
         async with bench(server.url, server) as it:
             await it.quiet()
             waiting = [it.wait() for _ in range(5)]
-            await until(lambda: len(it.watcher._waiters[it.keys("q").channel]) == 5, "all wait")
+            await it.asleep(count=5)
             assert it.stir() == 1
             assert await soon(asyncio.gather(*waiting)) == [True] * 5
-
-    asyncio.run(use())
-
-
-def test_a_number_that_a_look_has_seen_wakes_nobody_when_it_comes_late(server: RedisServer) -> None:
-    async def use() -> None:
-        async with bench(server.url, server) as it:
-            await it.quiet()
-            it.stir()
-            await soon(it.wait())
-            waiting = it.wait()
-            await it.asleep()
-            it.watcher._on_word(it.keys("q").channel, 1)
-            done, _ = await asyncio.wait([waiting], timeout=0.05)
-            assert not done
-            it.stir()
-            assert await soon(waiting)
-
-    asyncio.run(use())
-
-
-def test_a_word_without_a_number_wakes_and_is_kept_for_the_next_wait(server: RedisServer) -> None:
-    async def use() -> None:
-        async with bench(server.url, server) as it:
-            await it.quiet()
-            channel = it.keys("q").channel
-            waiting = it.wait()
-            await it.asleep()
-            server.execute("PUBLISH", channel, "")
-            assert await soon(waiting)
-            await it.quiet()
-            server.execute("PUBLISH", channel, "")
-            await until(lambda: channel in it.watcher._heard, "it is heard")
-            assert await soon(it.wait())
-            await it.quiet()
 
     asyncio.run(use())
 
@@ -202,60 +168,26 @@ def test_a_server_that_lost_its_memory_neither_silences_nor_spins(server: RedisS
 # -- by what a claim saw ------------------------------------------------------------------------------------
 
 
-def test_who_has_just_claimed_all_there_was_need_not_look(server: RedisServer) -> None:
-    async def use() -> None:
-        async with bench(server.url, server) as it:
-            it.stir()
-            await it.quiet()
-            before = await it.looks()
-            it.watcher.emptied("q", it.watcher.mark("q"), 1, None, NOW)
-            waiting = it.wait()
-            await it.asleep()
-            assert await it.looks() == before
-            it.stir()
-            assert await soon(waiting)
-
-    asyncio.run(use())
-
-
-def test_what_was_said_between_the_claim_and_the_wait_wakes(server: RedisServer) -> None:
+def test_what_a_claim_has_seen_wakes_nobody(server: RedisServer) -> None:
     async def use() -> None:
         async with bench(server.url, server) as it:
             await it.quiet()
-            mark = it.watcher.mark("q")
             it.stir()
-            await until(lambda: it.watcher._heard.get(it.keys("q").channel) == 1, "it is heard")
-            it.watcher.emptied("q", mark, 0, None, NOW)
+            it.listener.emptied["q"] = "1"
+            assert not await it.wait(timeout=0)
+            it.stir()
             assert await soon(it.wait())
 
     asyncio.run(use())
 
 
-def test_a_claim_from_before_the_subscription_does_not_count(server: RedisServer) -> None:
-    async def use() -> None:
-        async with bench(server.url, server) as it:
-            it.stir()
-            it.watcher.emptied("q", it.watcher.mark("q"), 0, None, NOW)
-            assert await soon(it.wait())
-            await it.quiet()
-            mark = it.watcher.mark("q")
-            server.execute("CLIENT", "KILL", "TYPE", "pubsub")
-            await until(lambda: it.watcher.mark("q") not in (None, mark), "it listens again")
-            it.stir()
-            it.watcher._heard.clear()
-            it.watcher.emptied("q", mark, 1, None, NOW)
-            assert await soon(it.wait())
-
-    asyncio.run(use())
-
-
-def test_what_a_claim_knows_to_come_due_ends_the_wait(server: RedisServer) -> None:
+def test_what_came_after_the_claim_wakes(server: RedisServer) -> None:
     async def use() -> None:
         async with bench(server.url, server) as it:
             await it.quiet()
-            it.watcher.emptied("q", it.watcher.mark("q"), 0, NOW + SECOND // 100, NOW)
-            assert await soon(it.wait())
-            it.watcher.emptied("q", it.watcher.mark("q"), 0, NOW - 1, NOW)
+            it.stir()
+            it.stir()
+            it.listener.emptied["q"] = "1"
             assert await soon(it.wait())
 
     asyncio.run(use())
@@ -314,7 +246,7 @@ def test_a_user_who_may_not_subscribe_looks_instead_and_is_told_why(
         url = server.url.replace("redis://", "redis://deaf:word@") + "?poll=0.01"
         async with bench(url, server) as it:
             for _ in range(100):
-                if not await it.wait(timeout=0.02):
+                if not await it.wait(timeout=0.02) and caplog.text:
                     break
             waiting = it.wait()
             await it.asleep()
@@ -355,13 +287,13 @@ def test_a_line_that_went_dead_without_a_word_is_noticed(
         with FaultProxy.to(server.url) as proxy:
             async with bench(proxy.url_for(server.url), server) as it:
                 await it.quiet()
-                mark = it.watcher.mark("q")
+                before = it.subscriptions()
                 waiting = it.wait()
                 await it.asleep()
                 proxy.stall()
                 assert await soon(waiting)
                 proxy.flow()
-                await until(lambda: it.watcher.mark("q") not in (None, mark), "it listens again")
+                await until(lambda: bool(it.subscriptions() - before), "it listens again")
                 await it.quiet()
 
     asyncio.run(use())
@@ -378,9 +310,9 @@ def test_a_line_that_is_alive_is_left_alone(server: RedisServer, monkeypatch: py
     async def use() -> None:
         async with bench(server.url, server) as it:
             await it.quiet()
-            mark, before = it.watcher.mark("q"), pings()
+            subscriptions, before = it.subscriptions(), pings()
             await until(lambda: pings() >= before + 3, "it is asked for signs of life")
-            assert it.watcher.mark("q") == mark
+            assert it.subscriptions() == subscriptions
 
     asyncio.run(use())
 
@@ -435,7 +367,7 @@ def test_a_cancelled_wait_keeps_the_wake_up_for_the_next(server: RedisServer) ->
             with pytest.raises(asyncio.CancelledError):
                 await waiting
             assert await soon(it.wait())
-            assert not it.watcher._waiters[it.keys("q").channel]
+            assert not it.listener.notifications.is_awaited("q")
 
     asyncio.run(use())
 
@@ -444,7 +376,7 @@ def test_closing_ends_the_line(server: RedisServer) -> None:
     async def use() -> None:
         async with bench(server.url, server) as it:
             await it.quiet()
-            await it.watcher.close()
+            await it.listener.close()
             await until(lambda: it.stir() == 0, "nobody listens any more")
 
     asyncio.run(use())

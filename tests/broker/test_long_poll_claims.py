@@ -5,7 +5,6 @@ from __future__ import annotations
 import socket
 from concurrent.futures import ThreadPoolExecutor
 
-import pytest
 from broker_client import Client
 from broker_loops import PATIENCE, wait_until
 
@@ -20,7 +19,7 @@ def test_a_claim_that_waits_gets_a_job_that_comes_later() -> None:
         Client(broker.url) as producing,
     ):
         claimed = pool.submit(waiting.claim, wait_seconds=PATIENCE)
-        wait_until(broker, lambda: broker.app.service.wakes.waiting == 1)
+        wait_until(broker, lambda: broker.app.service.long_polls.waiting == 1)
         job_id = producing.submit()
         assert [job["id"] for job in claimed.result(PATIENCE)] == [job_id]
 
@@ -33,7 +32,7 @@ def test_a_claim_of_one_type_is_not_ended_by_another_type() -> None:
         Client(broker.url) as producing,
     ):
         claimed = pool.submit(waiting.claim, wait_seconds=PATIENCE, types=["b"])
-        wait_until(broker, lambda: broker.app.service.wakes.waiting == 1)
+        wait_until(broker, lambda: broker.app.service.long_polls.waiting == 1)
         producing.submit(type="a")
         job_id = producing.submit(type="b")
         assert [job["id"] for job in claimed.result(PATIENCE)] == [job_id]
@@ -56,26 +55,24 @@ def test_a_claim_that_waited_in_vain_is_answered_with_nothing() -> None:
 def test_a_client_that_leaves_is_given_no_job() -> None:
     """Its wait ends when it hangs up: the job goes to the next one at once, and not after a lease."""
     with broker_thread("memory://") as broker, Client(broker.url) as other:
-        wakes = broker.app.service.wakes
+        long_polls = broker.app.service.long_polls
         body = b'{"wait_seconds": 60, "worker": "gone"}'
         with socket.create_connection(("127.0.0.1", int(broker.url.rpartition(":")[2]))) as leaving:
             leaving.sendall(
                 b"POST /v1/jobs/claim HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
                 b"Content-Length: %d\r\n\r\n%s" % (len(body), body)
             )
-            wait_until(broker, lambda: wakes.waiting == 1)
-        wait_until(broker, lambda: wakes.waiting == 0)
+            wait_until(broker, lambda: long_polls.waiting == 1)
+        wait_until(broker, lambda: long_polls.waiting == 0)
         other.submit()
         (job,) = other.claim()
         assert (job["worker"], job["fence"]) == ("everybody", 1)
 
 
-def test_a_stop_answers_who_waits_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    # So that nothing else does.
-    monkeypatch.setattr("taskharbor.broker.wakes.NEEDLESS", 10**9)
+def test_a_stop_answers_who_waits_at_once() -> None:
     with ThreadPoolExecutor() as pool, broker_thread("memory://") as broker, Client(broker.url) as waiting:
         claimed = pool.submit(waiting.claim, wait_seconds=60)
-        wait_until(broker, lambda: broker.app.service.wakes.waiting == 1)
+        wait_until(broker, lambda: broker.app.service.long_polls.waiting == 1)
         broker.loop.call_soon_threadsafe(broker.server.stop)
         assert claimed.result(PATIENCE) == []
 
@@ -88,7 +85,7 @@ def test_more_who_wait_than_allowed_are_told_to_come_back() -> None:
         Client(broker.url) as second,
     ):
         claimed = pool.submit(first.claim, wait_seconds=PATIENCE)
-        wait_until(broker, lambda: broker.app.service.wakes.waiting == 1)
+        wait_until(broker, lambda: broker.app.service.long_polls.waiting == 1)
         refused = second.post("/v1/jobs/claim", {"wait_seconds": 5})
         assert (refused.status, refused.body["code"]) == (429, "too_many_waiting")
         assert refused.headers["retry-after"] == "1"

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 from taskharbor.drivers.contract import QueueSettings
-from taskharbor.drivers.sqlite import SQLiteDriver, waiting
-from taskharbor.drivers.sqlite.doorbell import Doorbells
+from taskharbor.drivers.sqlite import SQLiteDriver, notifications
 from taskharbor.jobs import SECOND
+from taskharbor_testkit.waits import waits_of
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
 
-_RINGER = """
+_PRODUCER = """
 import asyncio, sys
 from taskharbor.drivers.registry import connect
 from taskharbor.ids import new_id
@@ -36,15 +36,15 @@ asyncio.run(main())
 
 
 def _pipes(path: Path) -> list[str]:
-    folder = Path(f"{path}-doorbells")
+    folder = Path(f"{path}-notifications")
     return sorted(os.listdir(folder)) if folder.exists() else []
 
 
-async def _ringer(path: Path, queue: str) -> asyncio.subprocess.Process:
+async def _producer(path: Path, queue: str) -> asyncio.subprocess.Process:
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-c",
-        _RINGER,
+        _PRODUCER,
         f"sqlite:///{path}",
         queue,
         stdin=asyncio.subprocess.PIPE,
@@ -59,13 +59,14 @@ def test_another_process_wakes_a_waiter(
     driver: SQLiteDriver, path: Path, now: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The safety net would wake it too, only later.
-    monkeypatch.setattr(waiting, "_LOOK_AGAIN", 60.0)
+    monkeypatch.setattr(notifications, "POLL_WITH_PIPE", 60.0)
 
     async def use() -> None:
         async with driver:
-            process = await _ringer(path, "q")
-            waiter = asyncio.ensure_future(driver.wait(["q"], now=now, timeout=30))
-            # The first look is done and the pipe hung once this second read is answered.
+            process = await _producer(path, "q")
+            await waits_of(driver)(["q"], now=now, timeout=0)
+            waiter = asyncio.ensure_future(waits_of(driver)(["q"], now=now, timeout=30))
+            # The first look is done and the pipe open once this second read is answered.
             await asyncio.sleep(0)
             await driver.stats(now=now)
             assert len(_pipes(path)) == 1
@@ -81,8 +82,9 @@ def test_another_process_wakes_a_waiter(
 def test_a_job_for_another_queue_does_not_wake(driver: SQLiteDriver, path: Path, now: int) -> None:
     async def use() -> None:
         async with driver:
-            process = await _ringer(path, "elsewhere")
-            waiter = asyncio.ensure_future(driver.wait(["q"], now=now, timeout=0.5))
+            process = await _producer(path, "elsewhere")
+            await waits_of(driver)(["q"], now=now, timeout=0)
+            waiter = asyncio.ensure_future(waits_of(driver)(["q"], now=now, timeout=0.5))
             await process.communicate(b"go\n")
             assert await waiter is False
 
@@ -92,19 +94,22 @@ def test_a_job_for_another_queue_does_not_wake(driver: SQLiteDriver, path: Path,
 def test_a_wake_up_between_two_waits_is_not_missed(driver: SQLiteDriver, record: Any, now: int) -> None:
     async def use() -> None:
         async with driver:
-            assert await driver.wait(["q"], now=now, timeout=0) is False
+            await waits_of(driver)(["q"], now=now, timeout=0)
+            assert await waits_of(driver)(["q"], now=now, timeout=0) is False
             await driver.enqueue([record()], now=now)
-            assert await driver.wait(["q"], now=now, timeout=30) is True
-            assert await driver.wait(["q"], now=now, timeout=0) is False
+            assert await waits_of(driver)(["q"], now=now, timeout=30) is True
+            assert await waits_of(driver)(["q"], now=now, timeout=0) is False
 
     asyncio.run(use())
 
 
-def test_every_handle_hears_every_ring(driver: SQLiteDriver, record: Any, now: int) -> None:
+def test_every_handle_is_notified(driver: SQLiteDriver, record: Any, now: int) -> None:
     async def use() -> None:
         async with driver, driver.clone() as second, driver.clone() as third:
             handles = [second, third]
-            waiters = [asyncio.ensure_future(one.wait(["q"], now=now, timeout=30)) for one in handles]
+            for one in handles:
+                await waits_of(one)(["q"], now=now, timeout=0)
+            waiters = [asyncio.ensure_future(waits_of(one)(["q"], now=now, timeout=30)) for one in handles]
             await driver.enqueue([record()], now=now)
             assert await asyncio.gather(*waiters) == [True, True]
 
@@ -121,8 +126,9 @@ def test_without_pipes_a_waiter_looks_for_itself(
 
     async def use() -> None:
         async with driver:
-            process = await _ringer(path, "q")
-            waiter = asyncio.ensure_future(driver.wait(["q"], now=now, timeout=30))
+            process = await _producer(path, "q")
+            await waits_of(driver)(["q"], now=now, timeout=0)
+            waiter = asyncio.ensure_future(waits_of(driver)(["q"], now=now, timeout=30))
             await process.communicate(b"go\n")
             assert await waiter is True
         assert _pipes(path) == []
@@ -138,9 +144,9 @@ def test_what_is_due_but_cannot_run_does_not_spin(driver: SQLiteDriver, record: 
             await driver.enqueue([record(run_at_us=now + SECOND)], now=now)
             await driver.configure("q", QueueSettings(paused=True), now=now)
             later = now + 2 * SECOND
-            assert await driver.wait(["q"], now=later, timeout=30) is True
+            assert await waits_of(driver)(["q"], now=later, timeout=30) is True
             assert await driver.reserve("q", limit=1, lease_for=1, now=later, worker="w") == []
-            assert await driver.wait(["q"], now=later, timeout=0.05) is False
+            assert await waits_of(driver)(["q"], now=later, timeout=0.05) is False
 
     asyncio.run(use())
 
@@ -149,23 +155,23 @@ def test_a_scheduled_job_wakes_its_waiter_on_time(driver: SQLiteDriver, record: 
     async def use() -> None:
         async with driver:
             await driver.enqueue([record(run_at_us=now + SECOND // 10)], now=now)
-            await driver.wait(["q"], now=now, timeout=0)
+            await waits_of(driver)(["q"], now=now, timeout=0)
             start = time.monotonic()
-            assert await driver.wait(["q"], now=now, timeout=30) is True
+            assert await waits_of(driver)(["q"], now=now, timeout=30) is True
             assert 0.09 < time.monotonic() - start < 10
 
     asyncio.run(use())
 
 
-def test_only_an_earlier_job_is_worth_a_ring(driver: SQLiteDriver, record: Any, now: int) -> None:
+def test_only_an_earlier_job_notifies(driver: SQLiteDriver, record: Any, now: int) -> None:
     async def use() -> None:
         async with driver:
             await driver.enqueue([record(run_at_us=now + 100 * SECOND)], now=now)
-            await driver.wait(["q"], now=now, timeout=0)
+            await waits_of(driver)(["q"], now=now, timeout=0)
             await driver.enqueue([record(run_at_us=now + 200 * SECOND)], now=now)
-            assert await driver.wait(["q"], now=now, timeout=0) is False
+            assert await waits_of(driver)(["q"], now=now, timeout=0) is False
             await driver.enqueue([record(run_at_us=now + 50 * SECOND)], now=now)
-            assert await driver.wait(["q"], now=now, timeout=0) is True
+            assert await waits_of(driver)(["q"], now=now, timeout=0) is True
 
     asyncio.run(use())
 
@@ -173,28 +179,28 @@ def test_only_an_earlier_job_is_worth_a_ring(driver: SQLiteDriver, record: Any, 
 def test_closing_takes_the_pipe_away(driver: SQLiteDriver, path: Path, now: int) -> None:
     async def use() -> None:
         async with driver:
-            await driver.wait(["q"], now=now, timeout=0)
+            await waits_of(driver)(["q"], now=now, timeout=0)
             assert len(_pipes(path)) == 1
 
     asyncio.run(use())
-    assert not Path(f"{path}-doorbells").exists()
+    assert not Path(f"{path}-notifications").exists()
 
 
 def test_leftovers_of_dead_processes_are_removed(
     driver: SQLiteDriver, path: Path, record: Any, now: int
 ) -> None:
-    folder = Path(f"{path}-doorbells")
+    folder = Path(f"{path}-notifications")
     folder.mkdir()
     # No reader: its owner must be dead.
     os.mkfifo(folder / "1-abandoned")
-    Doorbells(path).ring()
+    notifications.notify(os.path.realpath(path))
     assert _pipes(path) == []
-    # A pid that cannot exist: swept when the next bell is hung.
+    # A pid that cannot exist: removed when the next pipe is opened.
     os.mkfifo(folder / ".99999999-unfinished")
 
     async def use() -> None:
         async with driver:
-            await driver.wait(["q"], now=now, timeout=0)
+            await waits_of(driver)(["q"], now=now, timeout=0)
             assert [name for name in _pipes(path) if "unfinished" in name] == []
 
     asyncio.run(use())

@@ -1,4 +1,4 @@
-"""Claims that sleep on the server: what wakes them, what time they claim by, and what becomes of those nobody waits for."""
+"""Blocking claims: what ends them, what time they claim by, and what becomes of those nobody waits for."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def reserve(driver: Driver, *, limit: int = 10, now: int = NOW, worker: st
     return await driver.reserve("q", limit=limit, lease_for=LEASE, now=now, worker=worker)
 
 
-async def sleeping(
+async def blocking_claim(
     driver: Driver, *, limit: int = 10, worker: str = "w", timeout: float = PATIENCE
 ) -> list[JobRecord] | None:
     return await driver.reserve_next(
@@ -46,13 +46,13 @@ async def sleeping(
     )
 
 
-async def asleep(
+async def blocked(
     driver: Driver, server: RedisAt, *, count: int = 1, worker: str = "w"
 ) -> asyncio.Task[list[JobRecord] | None]:
     """A claim that the server holds."""
     assert await reserve(driver, worker=worker) == []
-    claim = asyncio.create_task(sleeping(driver, worker=worker))
-    await until(lambda: int(server.info("clients")["blocked_clients"]) >= count, "a claim falls asleep")
+    claim = asyncio.create_task(blocking_claim(driver, worker=worker))
+    await until(lambda: int(server.info("clients")["blocked_clients"]) >= count, "a claim blocks")
     return claim
 
 
@@ -73,7 +73,7 @@ def server() -> RedisServer:
 
 def test_a_job_wakes_it_and_comes_with_the_answer(server: RedisServer) -> None:
     async def story(one: RedisDriver, other: RedisDriver) -> None:
-        claim = await asleep(one, server)
+        claim = await blocked(one, server)
         await other.enqueue([job("a")], now=NOW)
         found = await soon(claim)
         assert [record.id for record in found or []] == ["a"]
@@ -87,13 +87,13 @@ def test_a_job_wakes_it_and_comes_with_the_answer(server: RedisServer) -> None:
 
 
 def test_room_wakes_it(server: RedisServer) -> None:
-    """Whoever wakes those who wait rings the bell too, in the same function; so one more cause stands for all of the kit's."""
+    """Every change that notifies adds to the stream, in the same function; so one more cause stands for all of the kit's."""
 
     async def story(one: RedisDriver, other: RedisDriver) -> None:
         await other.configure("q", QueueSettings(max_inflight=1), now=NOW)
         await other.enqueue([job("a"), job("b")], now=NOW)
         (held,) = await reserve(other, worker="x")
-        claim = await asleep(one, server)
+        claim = await blocked(one, server)
         await other.ack("a", held.token, now=held.reserved_at_us)
         assert [record.id for record in await soon(claim) or []] == ["b"]
 
@@ -103,7 +103,7 @@ def test_room_wakes_it(server: RedisServer) -> None:
 def test_time_alone_wakes_it(server: RedisServer) -> None:
     async def story(one: RedisDriver, other: RedisDriver) -> None:
         await other.enqueue([job("a", run_at_us=NOW + SECOND // 10)], now=NOW)
-        claim = await asleep(one, server)
+        claim = await blocked(one, server)
         found = await soon(claim)
         assert [record.id for record in found or []] == ["a"]
         assert found[0].reserved_at_us >= NOW + SECOND // 10
@@ -114,17 +114,17 @@ def test_time_alone_wakes_it(server: RedisServer) -> None:
 def test_it_ends_with_nothing_when_time_is_up(redis_url: str) -> None:
     async def story(one: RedisDriver, other: RedisDriver) -> None:
         assert await reserve(one) == []
-        assert await sleeping(one, timeout=0.01) == []
+        assert await blocking_claim(one, timeout=0.01) == []
 
     on(redis_url, story)
 
 
 def test_it_is_only_for_who_has_seen_that_nothing_is_left(redis_url: str) -> None:
     async def story(one: RedisDriver, other: RedisDriver) -> None:
-        assert await sleeping(one) is None
+        assert await blocking_claim(one) is None
         await other.enqueue([job("a"), job("b")], now=NOW)
         assert len(await reserve(one, limit=1)) == 1
-        assert await sleeping(one, limit=1) is None
+        assert await blocking_claim(one, limit=1) is None
 
     on(redis_url, story)
 
@@ -134,14 +134,14 @@ def test_it_is_not_offered_where_the_handle_cannot(redis_url: str, option: str) 
     async def story(one: RedisDriver, other: RedisDriver) -> None:
         with contextlib.suppress(Exception):
             await reserve(one)
-        assert await sleeping(one) is None
+        assert await blocking_claim(one) is None
 
     on(f"{redis_url}&{option}", story)
 
 
-def test_one_job_goes_to_one_of_those_who_sleep(server: RedisServer) -> None:
+def test_one_job_goes_to_one_blocking_claim(server: RedisServer) -> None:
     async def story(one: RedisDriver, other: RedisDriver) -> None:
-        claims = [await asleep(one, server), await asleep(other, server, count=2, worker="x")]
+        claims = [await blocked(one, server), await blocked(other, server, count=2, worker="x")]
         async with handle(server.url) as producer:
             await producer.enqueue([job("a")], now=NOW)
         found = await asyncio.gather(*map(soon, claims))
@@ -150,10 +150,10 @@ def test_one_job_goes_to_one_of_those_who_sleep(server: RedisServer) -> None:
     on(server.url, story)
 
 
-def test_limits_hold_for_those_who_sleep(server: RedisServer) -> None:
+def test_limits_hold_for_blocking_claims(server: RedisServer) -> None:
     async def story(one: RedisDriver, other: RedisDriver) -> None:
         await other.configure("q", QueueSettings(max_inflight=1), now=NOW)
-        claim = await asleep(one, server)
+        claim = await blocked(one, server)
         await other.enqueue([job("a"), job("b")], now=NOW)
         assert len(await soon(claim) or []) == 1
 
@@ -162,7 +162,7 @@ def test_limits_hold_for_those_who_sleep(server: RedisServer) -> None:
 
 def test_what_a_cancelled_one_has_leased_goes_back(server: RedisServer) -> None:
     async def story(one: RedisDriver, other: RedisDriver) -> None:
-        claim = await asleep(one, server)
+        claim = await blocked(one, server)
         # From another thread, so that our loop has no chance to read the answer.
         enqueued = threading.Thread(target=asyncio.run, args=(_enqueue(server.url),))
         enqueued.start()
@@ -181,9 +181,9 @@ async def _enqueue(url: str) -> None:
         await producer.enqueue([job("a")], now=NOW)
 
 
-def test_one_that_is_cancelled_in_its_sleep_never_wakes(server: RedisServer) -> None:
+def test_one_that_is_cancelled_claims_nothing(server: RedisServer) -> None:
     async def story(one: RedisDriver, other: RedisDriver) -> None:
-        claim = await asleep(one, server)
+        claim = await blocked(one, server)
         claim.cancel()
         with pytest.raises(asyncio.CancelledError):
             await claim
@@ -194,9 +194,9 @@ def test_one_that_is_cancelled_in_its_sleep_never_wakes(server: RedisServer) -> 
     on(server.url, story)
 
 
-def test_a_connection_that_breaks_in_its_sleep_loses_nothing(server: RedisServer) -> None:
+def test_a_connection_that_breaks_meanwhile_loses_nothing(server: RedisServer) -> None:
     async def story(one: RedisDriver, other: RedisDriver) -> None:
-        claim = await asleep(one, server)
+        claim = await blocked(one, server)
         server.execute("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
         assert await soon(claim) is None
         await other.enqueue([job("a")], now=NOW)
@@ -207,7 +207,7 @@ def test_a_connection_that_breaks_in_its_sleep_loses_nothing(server: RedisServer
 
 def test_jobs_of_an_answer_that_was_lost_are_found_again(server: RedisServer) -> None:
     async def story(one: RedisDriver, other: RedisDriver) -> None:
-        claim = await asleep(one, server)
+        claim = await blocked(one, server)
         enqueued = threading.Thread(target=asyncio.run, args=(_enqueue(server.url),))
         enqueued.start()
         enqueued.join()
@@ -224,7 +224,7 @@ def test_jobs_of_an_answer_that_was_lost_are_found_again(server: RedisServer) ->
 
 def test_a_server_that_forgot_the_script_is_asked_by_other_means(server: RedisServer) -> None:
     async def story(one: RedisDriver, other: RedisDriver) -> None:
-        claim = await asleep(one, server)
+        claim = await blocked(one, server)
         server.execute("SCRIPT", "FLUSH")
         await other.enqueue([job("a")], now=NOW)
         assert await soon(claim) is None
@@ -233,7 +233,7 @@ def test_a_server_that_forgot_the_script_is_asked_by_other_means(server: RedisSe
     on(server.url, story)
 
 
-def test_a_user_who_may_not_sleep_is_told_once_and_works(
+def test_a_user_who_may_not_block_is_told_once_and_works(
     server: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     server.execute("ACL", "SETUSER", "narrow", "on", ">secret", "~*", "&*", "+@all", "-xread")
@@ -242,10 +242,10 @@ def test_a_user_who_may_not_sleep_is_told_once_and_works(
     async def story(one: RedisDriver, other: RedisDriver) -> None:
         assert await reserve(one) == []
         with caplog.at_level(logging.WARNING, "taskharbor.redis"):
-            await sleeping(one)
+            await blocking_claim(one)
         assert "may not use XREAD" in caplog.text
         assert await reserve(one) == []
-        assert await sleeping(one) is None, "it is not tried again and again"
+        assert await blocking_claim(one) is None, "it is not tried again and again"
         await other.enqueue([job("a")], now=NOW)
         assert [record.id for record in await reserve(one)] == ["a"]
 
@@ -253,7 +253,7 @@ def test_a_user_who_may_not_sleep_is_told_once_and_works(
 
 
 def test_a_counter_that_went_back_only_costs_a_time_out(server: RedisServer) -> None:
-    """Somebody took the counters away and left the bell: who rings is refused, and the jobs are there all the same."""
+    """Somebody took the counters away and left the stream: the entry is refused, and the jobs are there all the same."""
 
     async def story(one: RedisDriver, other: RedisDriver) -> None:
         await other.enqueue([job("a"), job("b")], now=NOW)
@@ -268,13 +268,13 @@ def test_a_counter_that_went_back_only_costs_a_time_out(server: RedisServer) -> 
 def test_what_many_workers_have_seen_is_not_kept_for_ever(
     redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("taskharbor.drivers.redis.sleeping._VIEWS", 3)
+    monkeypatch.setattr("taskharbor.drivers.redis.blocking_claims._VIEWS", 3)
 
     async def story(one: RedisDriver, other: RedisDriver) -> None:
         for n in range(10):
             assert await reserve(one, worker=f"w{n}") == []
-        assert one._sleeping is not None
-        assert len(one._sleeping._views) <= 3
+        assert one._blocking is not None
+        assert len(one._blocking._views) <= 3
 
     on(redis_url, story)
 
@@ -296,7 +296,7 @@ def test_a_call_that_was_repeated_is_forgotten_in_time(redis_url: str) -> None:
     on(redis_url, story)
 
 
-def test_an_idle_worker_claims_in_its_sleep(server: RedisServer) -> None:
+def test_an_idle_worker_makes_blocking_claims(server: RedisServer) -> None:
     harbor = Harbor(server.url)
     ran = threading.Event()
 
@@ -310,7 +310,7 @@ def test_an_idle_worker_claims_in_its_sleep(server: RedisServer) -> None:
     try:
         for _ in range(3):
             asyncio.run(
-                until(lambda: int(server.info("clients")["blocked_clients"]) > 0, "the worker sleeps")
+                until(lambda: int(server.info("clients")["blocked_clients"]) > 0, "the worker blocks")
             )
             ran.clear()
             hello.enqueue()

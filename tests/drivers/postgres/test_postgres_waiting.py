@@ -10,10 +10,11 @@ from pg_harness import NOW, Raw, enqueue_on, until
 from psycopg import sql
 
 from taskharbor.drivers.contract import QueueSettings
-from taskharbor.drivers.postgres import PostgresDriver, announcing
+from taskharbor.drivers.postgres import PostgresDriver, notify_throttle
 from taskharbor.drivers.postgres.listener import channel
 from taskharbor.jobs import SECOND, JobRecord
 from taskharbor_testkit.servers import drop_schema, with_fresh_schema
+from taskharbor_testkit.waits import waits_of
 
 MakeRecord = Callable[..., JobRecord]
 
@@ -22,7 +23,7 @@ _PATIENCE = 60.0
 
 @pytest.fixture
 def heard(raw: Raw) -> Callable[[], list[str]]:
-    """The queues that were announced since the last look, in order."""
+    """The queues that were notified of since the last look, in order."""
     raw(sql.SQL("LISTEN {}").format(sql.Identifier(channel(raw.schema))))
 
     def look() -> list[str]:
@@ -36,10 +37,9 @@ def heard(raw: Raw) -> Callable[[], list[str]]:
 async def quiet(driver: PostgresDriver, *queues: str) -> None:
     """Wait until the handle listens, if it is to, and has nothing more to say."""
     for _ in range(500):
-        is_woken = await driver.wait(queues, now=NOW, timeout=0.02)
-        assert driver._watcher is not None
-        listener = driver._watcher._listener
-        if not is_woken and (not driver.options.notify or (listener is not None and listener.is_up.is_set())):
+        is_woken = await waits_of(driver)(queues, now=NOW, timeout=0.02)
+        assert driver._listener is not None
+        if not is_woken and (not driver.options.notify or driver._listener.is_up):
             return
     raise AssertionError("it does not fall silent")
 
@@ -49,13 +49,13 @@ async def soon(waiter: asyncio.Task[bool]) -> bool:
 
 
 def wait(driver: PostgresDriver, *queues: str) -> asyncio.Task[bool]:
-    return asyncio.ensure_future(driver.wait(queues, now=NOW, timeout=_PATIENCE))
+    return asyncio.ensure_future(waits_of(driver)(queues, now=NOW, timeout=_PATIENCE))
 
 
 # -- what is said -----------------------------------------------------------------------------------------------
 
 
-def test_a_queue_is_announced_by_its_name(
+def test_a_queue_is_notified_of_by_its_name(
     driver: PostgresDriver, heard: Callable[[], list[str]], record: MakeRecord
 ) -> None:
     async def use() -> None:
@@ -68,11 +68,11 @@ def test_a_queue_is_announced_by_its_name(
     asyncio.run(use())
 
 
-def test_many_enqueues_in_a_row_are_announced_together_and_the_last_one_too(
+def test_many_enqueues_in_a_row_are_notified_of_together_and_the_last_one_too(
     driver: PostgresDriver, raw: Raw, record: MakeRecord, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Long enough for a slow machine to store some jobs in.
-    monkeypatch.setattr(announcing, "_WINDOW", 0.2)
+    monkeypatch.setattr(notify_throttle, "_WINDOW", 0.2)
     counts: list[int] = []
 
     async def use() -> None:
@@ -96,7 +96,7 @@ def test_many_enqueues_in_a_row_are_announced_together_and_the_last_one_too(
     assert len(counts) < 100, counts
 
 
-def test_one_at_a_time_is_announced_at_once(
+def test_one_at_a_time_is_notified_of_at_once(
     driver: PostgresDriver, heard: Callable[[], list[str]], record: MakeRecord
 ) -> None:
     async def use() -> None:
@@ -108,7 +108,7 @@ def test_one_at_a_time_is_announced_at_once(
     asyncio.run(use())
 
 
-def test_what_makes_nothing_runnable_is_not_announced(
+def test_what_makes_nothing_runnable_is_not_notified_of(
     driver: PostgresDriver, heard: Callable[[], list[str]], record: MakeRecord
 ) -> None:
     async def use() -> None:
@@ -211,7 +211,7 @@ def test_another_queue_does_not_wake(driver: PostgresDriver, record: MakeRecord)
         async with driver, driver.clone() as other:
             await other.enqueue([record(queue="elsewhere")], now=NOW)
             await quiet(driver, "q")
-            waiter = asyncio.ensure_future(driver.wait(["q"], now=NOW, timeout=0.3))
+            waiter = asyncio.ensure_future(waits_of(driver)(["q"], now=NOW, timeout=0.3))
             for _ in range(3):
                 await other.enqueue([record(queue="elsewhere")], now=NOW)
             assert await waiter is False
@@ -224,7 +224,7 @@ def test_a_wake_up_between_two_waits_is_not_missed(driver: PostgresDriver, recor
         async with driver, driver.clone() as other:
             await quiet(driver, "q", "r")
             await other.enqueue([record(queue="r")], now=NOW)
-            assert await driver.wait(["q", "r"], now=NOW, timeout=_PATIENCE) is True
+            assert await waits_of(driver)(["q", "r"], now=NOW, timeout=_PATIENCE) is True
             await quiet(driver, "q", "r")
 
     asyncio.run(use())
@@ -236,7 +236,7 @@ def test_what_a_claim_has_seen_wakes_nobody(driver: PostgresDriver, record: Make
             await quiet(driver, "q")
             await other.enqueue([record()], now=NOW)
             assert len(await driver.reserve("q", limit=5, lease_for=SECOND, now=NOW, worker="w")) == 1
-            assert await driver.wait(["q"], now=NOW, timeout=0) is False
+            assert await waits_of(driver)(["q"], now=NOW, timeout=0) is False
 
     asyncio.run(use())
 
@@ -275,7 +275,7 @@ def test_a_transaction_that_was_open_during_a_look_wakes_without_being_heard(
             assert await driver.reserve("q", limit=1, lease_for=SECOND, now=NOW, worker="w") == []
             await quiet(driver, "q")
             raw("COMMIT")
-            assert await driver.wait(["q"], now=NOW, timeout=_PATIENCE) is True
+            assert await waits_of(driver)(["q"], now=NOW, timeout=_PATIENCE) is True
 
     asyncio.run(use())
 
@@ -286,7 +286,7 @@ def test_a_transaction_that_is_rolled_back_wakes_nobody(
     async def use() -> None:
         async with driver:
             await quiet(driver, "q")
-            waiter = asyncio.ensure_future(driver.wait(["q"], now=NOW, timeout=0.2))
+            waiter = asyncio.ensure_future(waits_of(driver)(["q"], now=NOW, timeout=0.2))
             raw("BEGIN")
             enqueue_on(raw, [record()], NOW)
             raw("ROLLBACK")
