@@ -13,7 +13,7 @@ operations out: it has a method for each (`_enqueue`, `_reserve`, ...), or one `
 from __future__ import annotations
 
 import abc
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
@@ -374,64 +374,24 @@ class Driver(abc.ABC):
 
     # -- implementing ---------------------------------------------------------------------------------------
 
+    functions: ClassVar[Mapping[type[op.Operation[Any]], Callable[..., Any]]] = {}
+    """The functions that carry out calls, by the type of call. `_apply` calls them. A method `_name` of the driver, with the
+    name of the call, goes first: `async def _reserve(self, call: Reserve) -> list[JobRecord]`."""
+
     def run(self, call: op.Operation[A]) -> Coroutine[Any, Any, A]:
         """Carry out a call that was checked: the one way into a driver, which a wrapper can override for all calls."""
-        is_empty = call.batch is not None and not getattr(call, call.batch)
-        carry_out: Coroutine[Any, Any, A] = _nothing() if is_empty else getattr(self, call.method)(call)
+        carry_out: Coroutine[Any, Any, A]
+        method = getattr(self, call.method, None)
+        if call.batch is not None and not getattr(call, call.batch):
+            carry_out = _nothing()
+        elif method is not None:
+            carry_out = method(call)
+        else:
+            carry_out = self._apply(self.functions[type(call)], call)
         return carry_out
 
-    async def _enqueue(self, call: op.Enqueue) -> list[Enqueued]:
-        raise NotImplementedError
-
-    async def _reserve(self, call: op.Reserve) -> list[JobRecord]:
-        raise NotImplementedError
-
-    async def _extend_lease(self, call: op.ExtendLease) -> list[Lease | JobError]:
-        raise NotImplementedError
-
-    async def _settle(self, call: op.Settle) -> list[JobError | None]:
-        raise NotImplementedError
-
-    async def _reclaim(self, call: op.Reclaim) -> int:
-        raise NotImplementedError
-
-    async def _cancel(self, call: op.Cancel) -> list[JobState | JobError]:
-        raise NotImplementedError
-
-    async def _requeue(self, call: op.Requeue) -> list[JobState | JobError]:
-        raise NotImplementedError
-
-    async def _purge(self, call: op.Purge) -> int:
-        raise NotImplementedError
-
-    async def _prune(self, call: op.Prune) -> int:
-        raise NotImplementedError
-
-    async def _get(self, call: op.Get) -> list[JobRecord | None]:
-        raise NotImplementedError
-
-    async def _list_jobs(self, call: op.ListJobs) -> Page:
-        raise NotImplementedError
-
-    async def _stats(self, call: op.Stats) -> list[QueueStats]:
-        raise NotImplementedError
-
-    async def _configure(self, call: op.Configure) -> None:
-        raise NotImplementedError
-
-    async def _settings(self, call: op.Settings) -> QueueSettings:
-        raise NotImplementedError
-
-    async def _read_attempts(self, call: op.ReadAttempts) -> AttemptPage:
-        raise NotImplementedError
-
-    async def _job_attempts(self, call: op.JobAttempts) -> list[Attempt]:
-        raise NotImplementedError
-
-    async def _log_streams(self, call: op.LogStreams) -> LogState:
-        raise NotImplementedError
-
-    async def _read_log(self, call: op.ReadLog) -> LogPage:
+    def _apply(self, function: Callable[..., Any], call: op.Operation[A]) -> Coroutine[Any, Any, A]:
+        """Call one of `functions` with the store of this handle and the call."""
         raise NotImplementedError
 
     async def _split_log(self, call: op.SplitLog) -> list[int]:
@@ -441,29 +401,8 @@ class Driver(abc.ABC):
     async def _split_jobs(self, call: op.SplitJobs) -> list[JobShare]:
         return [JobShare(queue=call.queue)]
 
-    async def _remove(self, call: op.Remove) -> list[JobState | JobError]:
-        raise NotImplementedError
-
-    async def _put_blob(self, call: op.PutBlob) -> bool:
-        raise NotImplementedError
-
-    async def _read_blobs(self, call: op.ReadBlobs) -> list[bytes | None]:
-        raise NotImplementedError
-
-    async def _list_blobs(self, call: op.ListBlobs) -> list[str]:
-        raise NotImplementedError
-
-    async def _drop_blobs(self, call: op.DropBlobs) -> list[None]:
-        raise NotImplementedError
-
     async def _check_room(self, call: op.CheckRoom) -> None:
         return None
-
-    async def _publish_blobs(self, call: op.PublishBlobs) -> dict[str, int]:
-        raise NotImplementedError
-
-    async def _wait(self, call: op.Wait) -> Woken:
-        raise NotImplementedError
 
     async def _reserve_next(self, call: op.Reserve, timeout: float) -> list[JobRecord] | None:
         return None

@@ -9,18 +9,16 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Self, TypeVar, cast
-
-from msgspec.structs import astuple
+from typing import Any, ClassVar, Self, TypeVar
 
 from taskharbor.bulk.stage import NOTHING, unpack
 from taskharbor.clock import Clock, SystemClock
 from taskharbor.drivers import operations as op
-from taskharbor.drivers.contract import Capabilities, Driver, LogPage, LogState, LogStream
+from taskharbor.drivers.contract import Capabilities, Driver, LogPage, LogState, LogStream, Woken
 from taskharbor.drivers.memory.operating import MemoryStore
 from taskharbor.drivers.waiting import Look, wait
-from taskharbor.errors import InvalidRequest, JobError
-from taskharbor.jobs import JobState, Micros
+from taskharbor.errors import InvalidRequest
+from taskharbor.jobs import Micros
 
 A = TypeVar("A")
 
@@ -28,6 +26,66 @@ _NAME = re.compile(r"[\w.-]*")
 
 _named: dict[str, MemoryStore] = {}
 _named_lock = threading.Lock()
+
+
+def _log_streams(store: MemoryStore, call: op.LogStreams) -> LogState:
+    log = store.log
+    stream = LogStream(name="", queue=None, last=log.last, trimmed=log.trimmed, is_dense=True)
+    return LogState(store.store_id, [stream])
+
+
+def _read_log(store: MemoryStore, call: op.ReadLog) -> LogPage:
+    rows, last = store.log.read(call.after, call.limit)
+    found = [row for row in rows if row.seq <= call.until]
+    return LogPage(found, last if len(found) == call.limit else call.until)
+
+
+def _put_blob(store: MemoryStore, call: op.PutBlob) -> bool:
+    is_expected = not call.swaps or store.blobs.get(call.blob) == call.expected
+    if is_expected:
+        store.blobs[call.blob] = call.data
+    return is_expected
+
+
+def _drop_blobs(store: MemoryStore, call: op.DropBlobs) -> list[None]:
+    for name in call.names:
+        store.blobs.pop(name, None)
+    return [None] * len(call.names)
+
+
+def _publish_blobs(store: MemoryStore, call: op.PublishBlobs) -> dict[str, int]:
+    jobs = [job for name in call.names for job in unpack(store.blobs.get(name, NOTHING))]
+    return {"": store.publish(jobs, (call.series, call.number, call.portion), call.now)}
+
+
+_FUNCTIONS: dict[type[op.Operation[Any]], Callable[[MemoryStore, Any], Any]] = {
+    op.Enqueue: lambda store, call: store.enqueue(call.records, call.now),
+    op.Reserve: op.by_fields(MemoryStore.reserve),
+    op.ExtendLease: op.by_fields(MemoryStore.extend),
+    op.Settle: op.by_fields(MemoryStore.settle),
+    op.Reclaim: op.by_fields(MemoryStore.reclaim),
+    op.Cancel: op.by_fields(MemoryStore.cancel),
+    op.Requeue: op.by_fields(MemoryStore.requeue),
+    op.Purge: op.by_fields(MemoryStore.purge),
+    op.Prune: op.by_fields(MemoryStore.prune),
+    op.Configure: lambda store, call: store.configure(call.queue, call.settings),
+    op.Settings: op.by_fields(MemoryStore.settings),
+    op.Get: op.by_fields(MemoryStore.get),
+    op.ListJobs: op.by_fields(MemoryStore.list_jobs),
+    op.Stats: op.by_fields(MemoryStore.stats),
+    op.ReadAttempts: op.by_fields(MemoryStore.read_attempts),
+    op.JobAttempts: op.by_fields(MemoryStore.job_attempts),
+    op.LogStreams: _log_streams,
+    op.ReadLog: _read_log,
+    op.Remove: op.by_fields(MemoryStore.remove),
+    op.PutBlob: _put_blob,
+    op.ReadBlobs: lambda store, call: [store.blobs.get(name) for name in call.names],
+    op.ListBlobs: lambda store, call: sorted(
+        name for name in store.blobs if name.startswith(f"{call.folder}/")
+    ),
+    op.DropBlobs: _drop_blobs,
+    op.PublishBlobs: _publish_blobs,
+}
 
 
 class MemoryDriver(Driver):
@@ -82,59 +140,14 @@ class MemoryDriver(Driver):
 
     # -- operations ---------------------------------------------------------------------------------------
 
-    async def run(self, call: op.Operation[A]) -> A:
-        if isinstance(call, op.Wait):
-            return cast("A", await wait(self._source, call))
-        run = _RUN.get(type(call))
-        if run is None:
-            return await super().run(call)
-        with self._store.lock:
-            answer: A = run(self._store, call)
-            return answer
+    functions = _FUNCTIONS
 
-    # -- in bulk ------------------------------------------------------------------------------------------
-
-    async def _log_streams(self, call: op.LogStreams) -> LogState:
+    async def _apply(self, function: Callable[..., A], call: op.Operation[A]) -> A:
         with self._store.lock:
-            log = self._store.log
-            stream = LogStream(name="", queue=None, last=log.last, trimmed=log.trimmed, is_dense=True)
-            return LogState(self._store.store_id, [stream])
+            return function(self._store, call)
 
-    async def _read_log(self, call: op.ReadLog) -> LogPage:
-        with self._store.lock:
-            rows, last = self._store.log.read(call.after, call.limit)
-        found = [row for row in rows if row.seq <= call.until]
-        return LogPage(found, last if len(found) == call.limit else call.until)
-
-    async def _remove(self, call: op.Remove) -> list[JobState | JobError]:
-        with self._store.lock:
-            return self._store.remove(call.job_ids)
-
-    async def _put_blob(self, call: op.PutBlob) -> bool:
-        with self._store.lock:
-            is_expected = not call.swaps or self._store.blobs.get(call.blob) == call.expected
-            if is_expected:
-                self._store.blobs[call.blob] = call.data
-            return is_expected
-
-    async def _read_blobs(self, call: op.ReadBlobs) -> list[bytes | None]:
-        with self._store.lock:
-            return [self._store.blobs.get(name) for name in call.names]
-
-    async def _list_blobs(self, call: op.ListBlobs) -> list[str]:
-        with self._store.lock:
-            return sorted(name for name in self._store.blobs if name.startswith(f"{call.folder}/"))
-
-    async def _drop_blobs(self, call: op.DropBlobs) -> list[None]:
-        with self._store.lock:
-            for name in call.names:
-                self._store.blobs.pop(name, None)
-        return [None] * len(call.names)
-
-    async def _publish_blobs(self, call: op.PublishBlobs) -> dict[str, int]:
-        with self._store.lock:
-            jobs = [job for name in call.names for job in unpack(self._store.blobs.get(name, NOTHING))]
-            return {"": self._store.publish(jobs, (call.series, call.number, call.portion), call.now)}
+    async def _wait(self, call: op.Wait) -> Woken:
+        return await wait(self._source, call)
 
 
 class _Source:
@@ -154,23 +167,3 @@ class _Source:
         with store.lock:
             versions = [store.versions.get(queue, 0) for queue in queues]
             return Look.at(versions, version, store.next_due(queues, since))
-
-
-_RUN: dict[type[op.Operation[Any]], Callable[[MemoryStore, Any], Any]] = {
-    op.Enqueue: lambda store, call: store.enqueue(call.records, call.now),
-    op.Reserve: lambda store, call: store.reserve(*astuple(call)),
-    op.ExtendLease: lambda store, call: store.extend(*astuple(call)),
-    op.Settle: lambda store, call: store.settle(*astuple(call)),
-    op.Reclaim: lambda store, call: store.reclaim(*astuple(call)),
-    op.Cancel: lambda store, call: store.cancel(*astuple(call)),
-    op.Requeue: lambda store, call: store.requeue(*astuple(call)),
-    op.Purge: lambda store, call: store.purge(*astuple(call)),
-    op.Prune: lambda store, call: store.prune(*astuple(call)),
-    op.Get: lambda store, call: store.get(*astuple(call)),
-    op.ListJobs: lambda store, call: store.list_jobs(*astuple(call)),
-    op.Stats: lambda store, call: store.stats(*astuple(call)),
-    op.Configure: lambda store, call: store.configure(call.queue, call.settings),
-    op.Settings: lambda store, call: store.settings(*astuple(call)),
-    op.ReadAttempts: lambda store, call: store.read_attempts(*astuple(call)),
-    op.JobAttempts: lambda store, call: store.job_attempts(*astuple(call)),
-}

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import ClassVar, Self
+from collections.abc import Callable, Coroutine
+from typing import Any, ClassVar, Self, TypeVar
 
 from taskharbor.clock import Clock, SystemClock
 from taskharbor.drivers import operations as op
 from taskharbor.drivers.contract import (
-    AttemptPage,
     Capabilities,
     Driver,
-    Enqueued,
     JobShare,
-    LogPage,
-    LogState,
-    Page,
-    QueueSettings,
-    QueueStats,
     Woken,
 )
 from taskharbor.drivers.objectstore import bulk, enqueue, inspect, leased, log, operate
@@ -29,8 +22,35 @@ from taskharbor.drivers.objectstore.places import parse_place
 from taskharbor.drivers.objectstore.probe import probe
 from taskharbor.drivers.objectstore.store import OpenStore
 from taskharbor.drivers.waiting import wait
-from taskharbor.errors import BackendUnavailable, JobError
-from taskharbor.jobs import Attempt, JobRecord, JobState, Lease, Micros
+from taskharbor.errors import BackendUnavailable
+from taskharbor.jobs import Micros
+
+A = TypeVar("A")
+
+_FUNCTIONS: dict[type[op.Operation[Any]], Callable[[OpenStore, Any], Any]] = {
+    op.Enqueue: op.by_fields(enqueue.enqueue),
+    op.Reserve: op.by_fields(leased.reserve),
+    op.ExtendLease: op.by_fields(leased.extend),
+    op.Settle: op.by_fields(leased.settle),
+    op.Reclaim: op.by_fields(leased.reclaim),
+    op.Cancel: op.by_fields(operate.cancel),
+    op.Requeue: op.by_fields(operate.requeue),
+    op.Purge: op.by_fields(operate.purge),
+    op.Prune: op.by_fields(operate.prune),
+    op.Configure: lambda store, call: operate.configure(store, call.queue, call.settings),
+    op.Settings: op.by_fields(inspect.settings),
+    op.Get: op.by_fields(inspect.get),
+    op.ListJobs: op.by_fields(inspect.list_jobs),
+    op.Stats: op.by_fields(inspect.stats),
+    op.ReadAttempts: op.by_fields(log.read_attempts),
+    op.JobAttempts: op.by_fields(log.job_attempts),
+    op.LogStreams: op.by_fields(bulk.log_streams),
+    op.ReadLog: bulk.read_log,
+    op.Remove: op.by_fields(bulk.remove),
+    op.PutBlob: bulk.put_blob,
+    op.ReadBlobs: op.by_fields(bulk.read_blobs),
+    op.PublishBlobs: bulk.publish_blobs,
+}
 
 
 class ObjectStoreDriver(Driver):
@@ -123,69 +143,14 @@ class ObjectStoreDriver(Driver):
         """With every write, also end what is over by this clock. Only for who leads: others' clocks may differ."""
         self.open_store.every_pass_at = clock
 
-    # -- producing and working ----------------------------------------------------------------------------
+    # -- operations ---------------------------------------------------------------------------------------
 
-    async def _enqueue(self, call: op.Enqueue) -> list[Enqueued]:
-        return await enqueue.enqueue(self.open_store, call.records, call.now, call.new_ids)
+    functions = _FUNCTIONS
 
-    async def _reserve(self, call: op.Reserve) -> list[JobRecord]:
-        return await leased.reserve(
-            self.open_store, call.queue, call.limit, call.lease_for, call.now, call.worker, call.types
-        )
-
-    async def _extend_lease(self, call: op.ExtendLease) -> list[Lease | JobError]:
-        return await leased.extend(self.open_store, call.extensions, call.lease_for, call.now)
-
-    async def _settle(self, call: op.Settle) -> list[JobError | None]:
-        return await leased.settle(self.open_store, call.settlements, call.now)
-
-    async def _reclaim(self, call: op.Reclaim) -> int:
-        return await leased.reclaim(self.open_store, call.now, call.queue, call.limit)
-
-    # -- operating ----------------------------------------------------------------------------------------
-
-    async def _cancel(self, call: op.Cancel) -> list[JobState | JobError]:
-        return await operate.cancel(self.open_store, call.job_ids, call.now)
-
-    async def _requeue(self, call: op.Requeue) -> list[JobState | JobError]:
-        return await operate.requeue(self.open_store, call.job_ids, call.now)
-
-    async def _purge(self, call: op.Purge) -> int:
-        return await operate.purge(self.open_store, call.selection, call.limit)
-
-    async def _prune(self, call: op.Prune) -> int:
-        return await operate.prune(self.open_store, call.now, call.limit)
-
-    async def _get(self, call: op.Get) -> list[JobRecord | None]:
-        return await inspect.get(self.open_store, call.job_ids, call.now)
-
-    async def _list_jobs(self, call: op.ListJobs) -> Page:
-        return await inspect.list_jobs(self.open_store, call.selection, call.now, call.limit, call.cursor)
-
-    async def _stats(self, call: op.Stats) -> list[QueueStats]:
-        return await inspect.stats(self.open_store, call.now, call.queue)
-
-    async def _configure(self, call: op.Configure) -> None:
-        await operate.configure(self.open_store, call.queue, call.settings)
-
-    async def _settings(self, call: op.Settings) -> QueueSettings:
-        return await inspect.settings(self.open_store, call.queue)
-
-    # -- history ------------------------------------------------------------------------------------------
-
-    async def _read_attempts(self, call: op.ReadAttempts) -> AttemptPage:
-        return await log.read_attempts(self.open_store, call.after, call.limit)
-
-    async def _job_attempts(self, call: op.JobAttempts) -> list[Attempt]:
-        return await log.job_attempts(self.open_store, call.job_id)
-
-    # -- in bulk ------------------------------------------------------------------------------------------
-
-    async def _log_streams(self, call: op.LogStreams) -> LogState:
-        return await bulk.log_streams(self.open_store)
-
-    async def _read_log(self, call: op.ReadLog) -> LogPage:
-        return await bulk.read_log(self.open_store, call)
+    def _apply(
+        self, function: Callable[..., Coroutine[Any, Any, A]], call: op.Operation[A]
+    ) -> Coroutine[Any, Any, A]:
+        return function(self.open_store, call)
 
     async def _split_log(self, call: op.SplitLog) -> list[int]:
         return await bulk.split_log(self.open_store, call)
@@ -193,14 +158,8 @@ class ObjectStoreDriver(Driver):
     async def _split_jobs(self, call: op.SplitJobs) -> list[JobShare]:
         return await bulk.split_jobs(self.open_store, call)
 
-    async def _remove(self, call: op.Remove) -> list[JobState | JobError]:
-        return await bulk.remove(self.open_store, call.job_ids)
-
-    async def _put_blob(self, call: op.PutBlob) -> bool:
-        return await bulk.put_blob(self.open_store, call)
-
-    async def _read_blobs(self, call: op.ReadBlobs) -> list[bytes | None]:
-        return await bulk.read_blobs(self.open_store, call.names)
+    async def _check_room(self, call: op.CheckRoom) -> None:
+        await bulk.check_room(self.open_store, call)
 
     async def _list_blobs(self, call: op.ListBlobs) -> list[str]:
         return await self.open_store.blobs.names(call.folder)
@@ -209,11 +168,11 @@ class ObjectStoreDriver(Driver):
         await self.open_store.blobs.delete(call.names)
         return [None] * len(call.names)
 
-    async def _check_room(self, call: op.CheckRoom) -> None:
-        await bulk.check_room(self.open_store, call)
+    # -- operating ----------------------------------------------------------------------------------------
 
-    async def _publish_blobs(self, call: op.PublishBlobs) -> dict[str, int]:
-        return await bulk.publish_blobs(self.open_store, call)
+    # -- history ------------------------------------------------------------------------------------------
+
+    # -- in bulk ------------------------------------------------------------------------------------------
 
     # -- waiting ------------------------------------------------------------------------------------------
 

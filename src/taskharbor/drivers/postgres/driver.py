@@ -4,24 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import msgspec
 
 from taskharbor.drivers import operations as op
 from taskharbor.drivers.contract import (
-    AttemptPage,
     Capabilities,
     Driver,
     Enqueued,
     JoinedAsyncTransaction,
     JoinedTransaction,
-    LogPage,
-    LogState,
-    Page,
-    QueueSettings,
-    QueueStats,
     Woken,
 )
 from taskharbor.drivers.postgres import arrays, blobs, enqueue, inspect, log, migrations, operate, settle
@@ -34,7 +28,7 @@ from taskharbor.drivers.postgres.statements import load
 from taskharbor.drivers.postgres.transactional import join
 from taskharbor.drivers.waiting import wait
 from taskharbor.errors import BackendUnavailable, JobError, TaskHarborError
-from taskharbor.jobs import Attempt, JobRecord, JobState, Lease, Micros
+from taskharbor.jobs import JobRecord, JobState, Micros
 
 if TYPE_CHECKING:
     from taskharbor.bulk.store import BulkStore
@@ -42,6 +36,26 @@ if TYPE_CHECKING:
 _FOLD_EVERY = 20.0
 _TEND_EVERY = 600.0
 """Seconds between two foldings of the counters, and between two looks at the days of history."""
+
+
+_FUNCTIONS: dict[type[op.Operation[Any]], Callable[..., Any]] = {
+    op.ExtendLease: op.by_fields(settle.extend_lease),
+    op.Purge: op.by_fields(operate.purge),
+    op.Settings: op.by_fields(operate.settings_of),
+    op.Get: op.by_fields(inspect.get),
+    op.ListJobs: op.by_fields(inspect.list_jobs),
+    op.Stats: op.by_fields(inspect.stats),
+    op.ReadAttempts: op.by_fields(log.read_attempts),
+    op.JobAttempts: op.by_fields(log.job_attempts),
+    op.LogStreams: op.by_fields(blobs.log_streams),
+    op.ReadLog: blobs.read_log,
+    op.Remove: op.by_fields(operate.remove),
+    op.PutBlob: blobs.put_blob,
+    op.ReadBlobs: op.by_fields(blobs.read_blobs),
+    op.ListBlobs: op.by_fields(blobs.list_blobs),
+    op.DropBlobs: op.by_fields(blobs.drop_blobs),
+}
+"""Functions of a session, the schema and the call."""
 
 
 class PostgresDriver(Driver):
@@ -166,9 +180,6 @@ class PostgresDriver(Driver):
         with contextlib.suppress(TaskHarborError):
             await self._claim(msgspec.structs.replace(call, limit=0, types=None), secret, tries)
 
-    async def _extend_lease(self, call: op.ExtendLease) -> list[Lease | JobError]:
-        return await self._call(settle.extend_lease, call.extensions, call.lease_for, call.now)
-
     async def _settle(self, call: op.Settle) -> list[JobError | None]:
         return await self._query(
             lambda session, again: settle.settle(
@@ -186,7 +197,14 @@ class PostgresDriver(Driver):
             await self._query(lambda session, _: session.value(statement["fold"], [_FOLD_EVERY]))
         return ended
 
-    # -- operating ----------------------------------------------------------------------------------------
+    # -- other operations ---------------------------------------------------------------------------------
+
+    functions = _FUNCTIONS
+
+    def _apply(
+        self, function: Callable[..., Coroutine[Any, Any, T]], call: op.Operation[T]
+    ) -> Coroutine[Any, Any, T]:
+        return self._call(function, call)
 
     async def _cancel(self, call: op.Cancel) -> list[JobState | JobError]:
         return await self._call(operate.cancel, call.job_ids, call.now, self._throttle.mode)
@@ -197,9 +215,6 @@ class PostgresDriver(Driver):
                 session, self._schema, call.job_ids, call.now, self._throttle.mode, again
             )
         )
-
-    async def _purge(self, call: op.Purge) -> int:
-        return await self._call(operate.purge, call.selection, call.limit)
 
     async def _prune(self, call: op.Prune) -> int:
         statement = load("operate", self._schema)
@@ -219,57 +234,16 @@ class PostgresDriver(Driver):
         today = await self.time()
         await self._query(lambda session, _: session.value(statement, [today]))
 
-    async def _get(self, call: op.Get) -> list[JobRecord | None]:
-        return await self._query(
-            lambda session, _: inspect.get(session, self._schema, call.job_ids, call.now)
-        )
-
-    async def _list_jobs(self, call: op.ListJobs) -> Page:
-        return await self._call(inspect.list_jobs, call.selection, call.now, call.limit, call.cursor)
-
-    async def _stats(self, call: op.Stats) -> list[QueueStats]:
-        return await self._call(inspect.stats, call.now, call.queue)
-
     async def _configure(self, call: op.Configure) -> None:
         await self._call(operate.configure, call.queue, call.settings, self._throttle.mode)
 
-    async def _settings(self, call: op.Settings) -> QueueSettings:
-        return await self._call(operate.settings_of, call.queue)
-
     # -- history ------------------------------------------------------------------------------------------
 
-    async def _read_attempts(self, call: op.ReadAttempts) -> AttemptPage:
-        return await self._call(log.read_attempts, call.after, call.limit)
-
-    async def _job_attempts(self, call: op.JobAttempts) -> list[Attempt]:
-        return await self._call(log.job_attempts, call.job_id)
-
     # -- in bulk ------------------------------------------------------------------------------------------
-
-    async def _log_streams(self, call: op.LogStreams) -> LogState:
-        return await self._query(lambda session, _: blobs.log_streams(session, self._schema))
-
-    async def _read_log(self, call: op.ReadLog) -> LogPage:
-        return await self._query(lambda session, _: blobs.read_log(session, self._schema, call))
 
     async def _split_log(self, call: op.SplitLog) -> list[int]:
         # Numbers of transactions say nothing about where rows are.
         return []
-
-    async def _remove(self, call: op.Remove) -> list[JobState | JobError]:
-        return await self._query(lambda session, _: operate.remove(session, self._schema, call.job_ids))
-
-    async def _put_blob(self, call: op.PutBlob) -> bool:
-        return await self._query(lambda session, _: blobs.put_blob(session, self._schema, call))
-
-    async def _read_blobs(self, call: op.ReadBlobs) -> list[bytes | None]:
-        return await self._query(lambda session, _: blobs.read_blobs(session, self._schema, call.names))
-
-    async def _list_blobs(self, call: op.ListBlobs) -> list[str]:
-        return await self._query(lambda session, _: blobs.list_blobs(session, self._schema, call.folder))
-
-    async def _drop_blobs(self, call: op.DropBlobs) -> list[None]:
-        return await self._query(lambda session, _: blobs.drop_blobs(session, self._schema, call.names))
 
     async def _publish_blobs(self, call: op.PublishBlobs) -> dict[str, int]:
         return await self._query(

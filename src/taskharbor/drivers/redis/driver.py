@@ -4,22 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterable
-from typing import ClassVar, Self
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any, ClassVar, Self, TypeVar
 
 from taskharbor.bulk.publish import finish_left_behind
 from taskharbor.drivers import operations as op
 from taskharbor.drivers.contract import (
-    AttemptPage,
     Capabilities,
     Driver,
     Enqueued,
     JobShare,
-    LogPage,
-    LogState,
-    Page,
-    QueueSettings,
-    QueueStats,
     Woken,
 )
 from taskharbor.drivers.redis import bulk, inspect, log, operate, settle
@@ -33,7 +27,30 @@ from taskharbor.drivers.redis.store import Store
 from taskharbor.drivers.waiting import wait
 from taskharbor.errors import BackendUnavailable, JobError, TaskHarborError
 from taskharbor.ids import new_token
-from taskharbor.jobs import SECOND, Attempt, JobRecord, JobState, Lease, Micros
+from taskharbor.jobs import SECOND, JobRecord, JobState, Micros
+
+A = TypeVar("A")
+
+_FUNCTIONS: dict[type[op.Operation[Any]], Callable[[Store, Any], Any]] = {
+    op.ExtendLease: op.by_fields(settle.extend_lease),
+    op.Cancel: op.by_fields(operate.cancel),
+    op.Requeue: op.by_fields(operate.requeue),
+    op.Purge: op.by_fields(operate.purge),
+    op.Configure: op.by_fields(operate.configure),
+    op.Settings: op.by_fields(operate.settings_of),
+    op.Get: op.by_fields(inspect.get),
+    op.ListJobs: op.by_fields(inspect.list_jobs),
+    op.Stats: op.by_fields(inspect.stats),
+    op.ReadAttempts: op.by_fields(log.read_attempts),
+    op.JobAttempts: op.by_fields(log.job_attempts),
+    op.LogStreams: op.by_fields(bulk.log_streams),
+    op.ReadLog: bulk.read_log,
+    op.PutBlob: bulk.put_blob,
+    op.ReadBlobs: op.by_fields(bulk.read_blobs),
+    op.ListBlobs: op.by_fields(bulk.list_blobs),
+    op.DropBlobs: op.by_fields(bulk.drop_blobs),
+    op.PublishBlobs: bulk.publish_blobs,
+}
 
 
 class RedisDriver(Driver):
@@ -153,9 +170,6 @@ class RedisDriver(Driver):
         with contextlib.suppress(TaskHarborError):
             await reserve(self._store, claim._replace(limit=0, types=None), is_unclear=True)
 
-    async def _extend_lease(self, call: op.ExtendLease) -> list[Lease | JobError]:
-        return await settle.extend_lease(self._store, call.extensions, call.lease_for, call.now)
-
     async def _settle(self, call: op.Settle) -> list[JobError | None]:
         answers, untold = await settle.settle(self._store, call.settlements, call.now)
         await self._deliver(untold)
@@ -170,53 +184,14 @@ class RedisDriver(Driver):
         for queue in queues:
             await deliver(self._store, queue)
 
-    # -- operating ----------------------------------------------------------------------------------------
+    # -- other operations ---------------------------------------------------------------------------------
 
-    async def _cancel(self, call: op.Cancel) -> list[JobState | JobError]:
-        return await operate.cancel(self._store, call.job_ids, call.now)
+    functions = _FUNCTIONS
 
-    async def _requeue(self, call: op.Requeue) -> list[JobState | JobError]:
-        return await operate.requeue(self._store, call.job_ids, call.now)
-
-    async def _purge(self, call: op.Purge) -> int:
-        return await operate.purge(self._store, call.selection, call.limit)
-
-    async def _prune(self, call: op.Prune) -> int:
-        removed = await operate.prune(self._store, call.now, call.limit)
-        # Nobody else may ever come by: a bulk write whose publisher died must not stay half done.
-        await finish_left_behind(self, call.now)
-        return removed
-
-    async def _get(self, call: op.Get) -> list[JobRecord | None]:
-        return await inspect.get(self._store, call.job_ids, call.now)
-
-    async def _list_jobs(self, call: op.ListJobs) -> Page:
-        return await inspect.list_jobs(self._store, call.selection, call.now, call.limit, call.cursor)
-
-    async def _stats(self, call: op.Stats) -> list[QueueStats]:
-        return await inspect.stats(self._store, call.now, call.queue)
-
-    async def _configure(self, call: op.Configure) -> None:
-        await operate.configure(self._store, call.queue, call.settings, call.now)
-
-    async def _settings(self, call: op.Settings) -> QueueSettings:
-        return await operate.settings_of(self._store, call.queue)
-
-    # -- history ------------------------------------------------------------------------------------------
-
-    async def _read_attempts(self, call: op.ReadAttempts) -> AttemptPage:
-        return await log.read_attempts(self._store, call.after, call.limit)
-
-    async def _job_attempts(self, call: op.JobAttempts) -> list[Attempt]:
-        return await log.job_attempts(self._store, call.job_id)
-
-    # -- in bulk ------------------------------------------------------------------------------------------
-
-    async def _log_streams(self, call: op.LogStreams) -> LogState:
-        return await bulk.log_streams(self._store)
-
-    async def _read_log(self, call: op.ReadLog) -> LogPage:
-        return await bulk.read_log(self._store, call)
+    def _apply(
+        self, function: Callable[..., Coroutine[Any, Any, A]], call: op.Operation[A]
+    ) -> Coroutine[Any, Any, A]:
+        return function(self._store, call)
 
     async def _split_log(self, call: op.SplitLog) -> list[int]:
         return await bulk.split_log(self._store, call)
@@ -224,23 +199,18 @@ class RedisDriver(Driver):
     async def _split_jobs(self, call: op.SplitJobs) -> list[JobShare]:
         return await bulk.split_jobs(self._store, call)
 
+    async def _prune(self, call: op.Prune) -> int:
+        removed = await operate.prune(self._store, call.now, call.limit)
+        # Nobody else may ever come by: a bulk write whose publisher died must not stay half done.
+        await finish_left_behind(self, call.now)
+        return removed
+
+    # -- history ------------------------------------------------------------------------------------------
+
+    # -- in bulk ------------------------------------------------------------------------------------------
+
     async def _remove(self, call: op.Remove) -> list[JobState | JobError]:
         return await bulk.remove(self._store, call.job_ids, await self.time())
-
-    async def _put_blob(self, call: op.PutBlob) -> bool:
-        return await bulk.put_blob(self._store, call)
-
-    async def _read_blobs(self, call: op.ReadBlobs) -> list[bytes | None]:
-        return await bulk.read_blobs(self._store, call.names)
-
-    async def _list_blobs(self, call: op.ListBlobs) -> list[str]:
-        return await bulk.list_blobs(self._store, call.folder)
-
-    async def _drop_blobs(self, call: op.DropBlobs) -> list[None]:
-        return await bulk.drop_blobs(self._store, call.names)
-
-    async def _publish_blobs(self, call: op.PublishBlobs) -> dict[str, int]:
-        return await bulk.publish_blobs(self._store, call)
 
     # -- waiting ------------------------------------------------------------------------------------------
 

@@ -7,20 +7,13 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self, TypeVar
 
 from taskharbor.drivers import operations as op
 from taskharbor.drivers.contract import (
-    AttemptPage,
     Capabilities,
     Driver,
-    Enqueued,
     JobShare,
-    LogPage,
-    LogState,
-    Page,
-    QueueSettings,
-    QueueStats,
     Woken,
 )
 from taskharbor.drivers.sqlite import (
@@ -39,11 +32,40 @@ from taskharbor.drivers.sqlite.migrations import migrate
 from taskharbor.drivers.sqlite.notifications import PipeSource
 from taskharbor.drivers.sqlite.options import Options, parse_url
 from taskharbor.drivers.waiting import wait
-from taskharbor.errors import BackendUnavailable, JobError, SchemaMismatch
-from taskharbor.jobs import Attempt, JobRecord, JobState, Lease, Micros
+from taskharbor.errors import BackendUnavailable, SchemaMismatch
+from taskharbor.jobs import JobRecord, Micros
+
+A = TypeVar("A")
 
 _forked: list[object] = []
 """What a forked child inherited. Closing it there would let go of the parent's locks, so it is kept and not touched."""
+
+
+_FUNCTIONS: dict[type[op.Operation[Any]], Callable[[Transaction, Any], Any]] = {
+    op.Enqueue: lambda tx, call: enqueue.enqueue(tx, call.records, call.now),
+    op.ExtendLease: op.by_fields(settle.extend_lease),
+    op.Settle: op.by_fields(settle.settle),
+    op.Reclaim: op.by_fields(reclaim.reclaim),
+    op.Cancel: op.by_fields(operate.cancel),
+    op.Requeue: op.by_fields(operate.requeue),
+    op.Purge: op.by_fields(remove.purge),
+    op.Prune: op.by_fields(remove.prune),
+    op.Configure: lambda tx, call: queues.configure(tx, call.queue, call.settings),
+    op.Settings: op.by_fields(queues.settings_of),
+    op.Get: op.by_fields(inspect.get),
+    op.ListJobs: op.by_fields(inspect.list_jobs),
+    op.Stats: op.by_fields(inspect.stats),
+    op.ReadAttempts: op.by_fields(inspect.read_attempts),
+    op.JobAttempts: op.by_fields(inspect.job_attempts),
+    op.LogStreams: op.by_fields(bulk.log_streams),
+    op.ReadLog: bulk.read_log,
+    op.Remove: op.by_fields(bulk.remove),
+    op.PutBlob: bulk.put_blob,
+    op.ReadBlobs: op.by_fields(bulk.read_blobs),
+    op.ListBlobs: op.by_fields(bulk.list_blobs),
+    op.DropBlobs: op.by_fields(bulk.drop_blobs),
+    op.PublishBlobs: bulk.publish_blobs,
+}
 
 
 class _Shared:
@@ -139,10 +161,17 @@ class SQLiteDriver(Driver):
     async def migrate(self, *, dry_run: bool = False) -> list[str]:
         return await asyncio.to_thread(migrate, self._options, dry_run=dry_run)
 
-    # -- producing and working ----------------------------------------------------------------------------
+    # -- operations ---------------------------------------------------------------------------------------
 
-    async def _enqueue(self, call: op.Enqueue) -> list[Enqueued]:
-        return await self._opened.write(lambda tx: enqueue.enqueue(tx, call.records, call.now))
+    functions = _FUNCTIONS
+
+    async def _apply(self, function: Callable[..., A], call: op.Operation[A]) -> A:
+        database = self._opened
+        run = database.write if call.changes else database.read
+        return await run(lambda tx: function(tx, call))
+
+    async def _split_jobs(self, call: op.SplitJobs) -> list[JobShare]:
+        return await self._opened.read(lambda tx: bulk.split_jobs(tx, call))
 
     async def _reserve(self, call: op.Reserve) -> list[JobRecord]:
         def take_back(jobs: list[JobRecord]) -> Callable[[Transaction], None] | None:
@@ -157,55 +186,9 @@ class SQLiteDriver(Driver):
             undo=take_back,
         )
 
-    async def _extend_lease(self, call: op.ExtendLease) -> list[Lease | JobError]:
-        return await self._opened.write(
-            lambda tx: settle.extend_lease(tx, call.extensions, call.lease_for, call.now)
-        )
-
-    async def _settle(self, call: op.Settle) -> list[JobError | None]:
-        return await self._opened.write(lambda tx: settle.settle(tx, call.settlements, call.now))
-
-    async def _reclaim(self, call: op.Reclaim) -> int:
-        return await self._opened.write(lambda tx: reclaim.reclaim(tx, call.now, call.queue, call.limit))
-
     # -- operating ----------------------------------------------------------------------------------------
 
-    async def _cancel(self, call: op.Cancel) -> list[JobState | JobError]:
-        return await self._opened.write(lambda tx: operate.cancel(tx, call.job_ids, call.now))
-
-    async def _requeue(self, call: op.Requeue) -> list[JobState | JobError]:
-        return await self._opened.write(lambda tx: operate.requeue(tx, call.job_ids, call.now))
-
-    async def _purge(self, call: op.Purge) -> int:
-        return await self._opened.write(lambda tx: remove.purge(tx, call.selection, call.limit))
-
-    async def _prune(self, call: op.Prune) -> int:
-        return await self._opened.write(lambda tx: remove.prune(tx, call.now, call.limit))
-
-    async def _get(self, call: op.Get) -> list[JobRecord | None]:
-        return await self._opened.read(lambda tx: inspect.get(tx, call.job_ids, call.now))
-
-    async def _list_jobs(self, call: op.ListJobs) -> Page:
-        return await self._opened.read(
-            lambda tx: inspect.list_jobs(tx, call.selection, call.now, call.limit, call.cursor)
-        )
-
-    async def _stats(self, call: op.Stats) -> list[QueueStats]:
-        return await self._opened.read(lambda tx: inspect.stats(tx, call.now, call.queue))
-
-    async def _configure(self, call: op.Configure) -> None:
-        await self._opened.write(lambda tx: queues.configure(tx, call.queue, call.settings))
-
-    async def _settings(self, call: op.Settings) -> QueueSettings:
-        return await self._opened.read(lambda tx: queues.settings_of(tx, call.queue))
-
     # -- history ------------------------------------------------------------------------------------------
-
-    async def _read_attempts(self, call: op.ReadAttempts) -> AttemptPage:
-        return await self._opened.read(lambda tx: inspect.read_attempts(tx, call.after, call.limit))
-
-    async def _job_attempts(self, call: op.JobAttempts) -> list[Attempt]:
-        return await self._opened.read(lambda tx: inspect.job_attempts(tx, call.job_id))
 
     # -- in bulk ------------------------------------------------------------------------------------------
 
@@ -217,33 +200,6 @@ class SQLiteDriver(Driver):
                 f"{self._options.path}: not a TaskHarbor store, or an old one: run `taskharbor migrate`"
             )
         await self.open()
-
-    async def _log_streams(self, call: op.LogStreams) -> LogState:
-        return await self._opened.read(lambda tx: bulk.log_streams(tx))
-
-    async def _read_log(self, call: op.ReadLog) -> LogPage:
-        return await self._opened.read(lambda tx: bulk.read_log(tx, call))
-
-    async def _split_jobs(self, call: op.SplitJobs) -> list[JobShare]:
-        return await self._opened.read(lambda tx: bulk.split_jobs(tx, call))
-
-    async def _remove(self, call: op.Remove) -> list[JobState | JobError]:
-        return await self._opened.write(lambda tx: bulk.remove(tx, call.job_ids))
-
-    async def _put_blob(self, call: op.PutBlob) -> bool:
-        return await self._opened.write(lambda tx: bulk.put_blob(tx, call))
-
-    async def _read_blobs(self, call: op.ReadBlobs) -> list[bytes | None]:
-        return await self._opened.read(lambda tx: bulk.read_blobs(tx, call.names))
-
-    async def _list_blobs(self, call: op.ListBlobs) -> list[str]:
-        return await self._opened.read(lambda tx: bulk.list_blobs(tx, call.folder))
-
-    async def _drop_blobs(self, call: op.DropBlobs) -> list[None]:
-        return await self._opened.write(lambda tx: bulk.drop_blobs(tx, call.names))
-
-    async def _publish_blobs(self, call: op.PublishBlobs) -> dict[str, int]:
-        return await self._opened.write(lambda tx: bulk.publish_blobs(tx, call))
 
     # -- waiting ------------------------------------------------------------------------------------------
 
