@@ -81,6 +81,17 @@ def samples() -> list[op.Operation[Any]]:
         op.ReadAttempts(None, 10),
         op.JobAttempts("a"),
         op.Wait(["q"], NOW, 0.0, "s"),
+        op.LogStreams(),
+        op.ReadLog("0:q", 0, 10, 10),
+        op.SplitLog("0:q", 0, 10, 10),
+        op.SplitJobs("q", 3),
+        op.Remove(["a", "b"]),
+        op.PutBlob("w/a", b"x", True, b"x"),
+        op.ReadBlobs(["w/a", "w/b"]),
+        op.ListBlobs("w"),
+        op.DropBlobs(["w/a"]),
+        op.CheckRoom("q", 10),
+        op.PublishBlobs("s", 0, 1, ["w/a"], NOW),
     ]
     assert {call.name for call in calls} == op.OPERATIONS.keys()
     return calls

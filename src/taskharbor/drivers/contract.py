@@ -54,6 +54,8 @@ if TYPE_CHECKING:
 
 A = TypeVar("A")
 
+_MOST_PARTS = 100_000
+
 
 class JoinedTransaction(abc.ABC):
     """A transaction of the caller's, seen from the queue: what is enqueued here is there once it has committed, and only then.
@@ -396,6 +398,8 @@ class Driver(abc.ABC):
 
     async def _split_log(self, call: op.SplitLog) -> list[int]:
         """For places that follow one another without a gap."""
+        if (call.until - call.after) // call.rows > _MOST_PARTS:
+            raise InvalidRequest(f"rows {call.rows}: the log would be cut into more than {_MOST_PARTS} parts")
         return list(range(call.after + call.rows, call.until, call.rows))
 
     async def _split_jobs(self, call: op.SplitJobs) -> list[JobShare]:

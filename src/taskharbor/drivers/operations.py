@@ -53,6 +53,7 @@ Call = TypeVar("Call", bound="type[Operation[Any]]")
 Scope: TypeAlias = Literal["read", "produce", "work", "admin"]
 LeaseTime: TypeAlias = Annotated[Micros, Meta(ge=1, le=LATEST)]
 PageSize: TypeAlias = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+LogPlace: TypeAlias = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 BlobName: TypeAlias = Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9/-]{0,199}$")]
 Seconds: TypeAlias = Annotated[float, Meta(ge=0, le=86_400)]
 
@@ -233,16 +234,16 @@ class LogStreams(Operation[LogState]):
 @operation("read")
 class ReadLog(Operation[LogPage]):
     stream: Text
-    after: int
-    until: int
+    after: LogPlace
+    until: LogPlace
     limit: PageSize = 1000
 
 
 @operation("read")
 class SplitLog(Operation[list[int]]):
     stream: Text
-    after: int
-    until: int
+    after: LogPlace
+    until: LogPlace
     rows: PageSize
 
 
@@ -290,7 +291,7 @@ class CheckRoom(Operation[None]):
 @operation("produce", changes=True)
 class PublishBlobs(Operation[dict[str, int]]):
     series: Name
-    number: int
+    number: LogPlace
     portion: Count
     names: list[BlobName]
     now: Instant

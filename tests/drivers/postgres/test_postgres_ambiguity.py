@@ -450,7 +450,7 @@ def test_a_reserve_that_the_server_reads_after_its_repetition_leases_nothing(
             jobs = await here.claim(3)
         assert len(jobs) == 3
         late, _ = asked
-        assert await here.far._run(lambda session, _: session.rows(*late)) == []
+        assert await here.far._query(lambda session, _: session.rows(*late)) == []
         assert await here.counts() == {JobState.READY: 6, JobState.INFLIGHT: 3}
 
     on_a_line(server, story)

@@ -22,7 +22,7 @@ from taskharbor.drivers.objectstore.queue_cell import QueueCell
 from taskharbor.drivers.objectstore.rows import StoredRow, attempts_of
 from taskharbor.drivers.objectstore.segments import Segment, size_with_rows
 from taskharbor.drivers.objectstore.store import OpenStore
-from taskharbor.errors import BackendUnavailable, JobError, JobNotFound
+from taskharbor.errors import BackendUnavailable, InvalidRequest, JobError, JobNotFound
 from taskharbor.jobs import JobRecord, JobState
 
 _LARGE = 256 * 1024
@@ -45,6 +45,10 @@ def _name(cell: QueueCell) -> str:
 
 def _cell(store: OpenStore, stream: str) -> QueueCell:
     shard, _, queue = stream.partition(":")
+    if not queue or shard not in map(str, range(store.catalog.shards)):
+        raise InvalidRequest(
+            f"{stream!r} is not a stream of this store's log: pass on what `log_streams` gave"
+        )
     return store.cell(queue, int(shard))
 
 
