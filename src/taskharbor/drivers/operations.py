@@ -297,9 +297,6 @@ class PublishBlobs(Operation[dict[str, int]]):
     now: Instant
 
 
-# -- between a client and its broker ------------------------------------------------------------------------
-
-
 @operation("work")
 class Wait(Operation[Woken]):
     queues: list[Name]

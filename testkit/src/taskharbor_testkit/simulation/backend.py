@@ -50,7 +50,7 @@ class Backend:
         return self._scheduler.now_us
 
     def handle(self) -> Driver:
-        """A handle for `wait`, which remembers per handle what it has seen."""
+        """A handle for `wait`, the one call that takes time."""
         return self._driver.clone()
 
     def perform(self, who: str, call: op.Operation[Any]) -> Any:
