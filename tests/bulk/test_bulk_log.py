@@ -16,7 +16,7 @@ from taskharbor.bulk.cursors import HistoryGone
 from taskharbor.bulk.store import BulkStore, open_store
 from taskharbor.bulk.tables import Selection
 from taskharbor.drivers.contract import Driver, QueueSettings
-from taskharbor.drivers.postgres.bulk import cursors
+from taskharbor.drivers.postgres.bulk import reading
 from taskharbor.drivers.postgres.options import parse_url
 from taskharbor.errors import InvalidRequest
 from taskharbor.jobs import SECOND
@@ -79,7 +79,7 @@ def test_a_cursor_survives_the_store_that_gave_it(store: BulkStore, url: str, ki
 def test_a_large_range_is_shared_out_evenly(
     store: BulkStore, url: str, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cursors, "_ROWS_PER_PART", 50)
+    monkeypatch.setattr(reading, "_ROWS_PER_PART", 50)
     monkeypatch.setattr("taskharbor.bulk.read.ROWS_PER_PART", 50)
 
     async def lots(driver: Driver) -> None:

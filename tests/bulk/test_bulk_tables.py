@@ -12,7 +12,7 @@ from taskharbor.bulk import read
 from taskharbor.bulk.store import BulkStore, DriverStore, open_store
 from taskharbor.bulk.tables import SCHEMAS, Selection
 from taskharbor.drivers.contract import Driver
-from taskharbor.drivers.postgres.bulk import PostgresBulkStore, blocks
+from taskharbor.drivers.postgres.bulk import PostgresBulkStore, reading
 from taskharbor.errors import BackendUnavailable, SchemaMismatch
 from taskharbor.jobs import JobState
 
@@ -120,8 +120,8 @@ def test_attempts_can_be_selected(store: BulkStore, url: str) -> None:
 def test_parts_cover_the_log_once_and_share_it_out(
     store: BulkStore, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(blocks, "_BLOCKS_PER_PART", 4)
-    monkeypatch.setattr(blocks, "_BLOCKS_PER_STATEMENT", 3)
+    monkeypatch.setattr(reading, "_BLOCKS_PER_PART", 4)
+    monkeypatch.setattr(reading, "_BLOCKS_PER_STATEMENT", 3)
     monkeypatch.setattr(read, "ROWS_PER_PART", 400)
     monkeypatch.setattr(read, "_PAGE", 150)
     within(url, lambda driver: _finish(driver, 2_000))
@@ -150,7 +150,7 @@ def test_an_empty_store_has_parts_without_rows(store: BulkStore, url: str) -> No
 def test_many_finished_jobs_are_read_in_parallel_and_each_once(
     store: BulkStore, url: str, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(blocks, "_BLOCKS_PER_PART", 4)
+    monkeypatch.setattr(reading, "_BLOCKS_PER_PART", 4)
     monkeypatch.setattr(read, "JOBS_PER_PART", 100)
     within(url, lambda driver: _finish(driver, 2_000))
     within(url, fill)

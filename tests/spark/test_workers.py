@@ -24,9 +24,8 @@ from taskharbor.spark.workers import (
     ask_to_stop,
     run_on_executors,
 )
-from taskharbor.spark.workers.drain import WorkersFailed
+from taskharbor.spark.workers.drain import WorkersFailed, absolute_url
 from taskharbor.spark.workers.stopping import QUEUE, clear_mark, is_marked
-from taskharbor.spark.workers.stores import absolute_url
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

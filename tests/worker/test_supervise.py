@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from taskharbor.cli.reload import Watcher, app_folder
+from taskharbor.cli.worker import Watcher, app_folder
 from taskharbor.worker.supervise import Supervisor
 
 PATIENT = """

@@ -20,7 +20,7 @@ import taskharbor
 from taskharbor.cli.problems import BadInput, Problem
 from taskharbor.cli.settings import Settings, shared_options
 from taskharbor.cli.store import shown_url
-from taskharbor.cli.values import DURATION
+from taskharbor.cli.values import COUNT, DURATION, FILE, value_option
 from taskharbor.drivers.registry import connect
 from taskharbor.errors import InvalidRequest, MissingExtra
 from taskharbor.jobs import to_micros
@@ -47,12 +47,7 @@ _MAKE_TOKENS = (
 @click.option(
     "--bind", default="127.0.0.1:7433", show_default=True, metavar="[HOST:]PORT", help="Where to listen."
 )
-@click.option(
-    "--token-file",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Who may call: lines like name:scope[,scope]:secret.",
-)
+@value_option("--token-file", FILE, "Who may call: lines like name:scope[,scope]:secret.")
 @click.option(
     "--host-name",
     "host_names",
@@ -63,75 +58,19 @@ _MAKE_TOKENS = (
 @click.option(
     "--advertise", metavar="URL", help="Where clients reach this broker.  [default: the bind address]"
 )
-@click.option(
-    "--term",
-    default="15s",
-    show_default=True,
-    type=DURATION,
-    metavar="DURATION",
-    help="How long a leader may be silent (object stores).",
-)
-@click.option(
-    "--tls-cert",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Certificate chain (PEM): serve https.",
-)
-@click.option(
-    "--tls-key", type=click.Path(path_type=Path), metavar="FILE", help="Its key, where it is in another file."
-)
-@click.option(
-    "--rate",
-    type=click.FloatRange(min=0.1),
-    metavar="N",
-    help="Requests per second and token.  [default: any]",
-)
-@click.option(
-    "--burst", type=click.FloatRange(min=1), metavar="N", help="Requests at once.  [default: twice the rate]"
-)
-@click.option(
-    "--max-body",
-    default=32.0,
-    show_default=True,
-    type=click.FloatRange(min=0.001, max=1024),
-    metavar="MIB",
-    help="Largest request.",
-)
-@click.option(
-    "--max-batch",
-    default=10_000,
-    show_default=True,
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="Most jobs in one request.",
-)
-@click.option(
-    "--max-waiting",
-    default=1000,
-    show_default=True,
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="Most long polls at once.",
-)
-@click.option(
-    "--max-skew",
-    default="60s",
-    show_default=True,
-    type=DURATION,
-    metavar="DURATION",
-    help="How wrong a worker's clock may be.",
-)
+@value_option("--term", DURATION, "How long a leader may be silent (object stores).", "15s")
+@value_option("--tls-cert", FILE, "Certificate chain (PEM): serve https.")
+@value_option("--tls-key", FILE, "Its key, where it is in another file.")
+@value_option("--rate", click.FloatRange(min=0.1), "Requests per second and token.  [default: any]")
+@value_option("--burst", click.FloatRange(min=1), "Requests at once.  [default: twice the rate]")
+@value_option("--max-body", click.FloatRange(min=0.001, max=1024), "Largest request, in MiB.", 32.0)
+@value_option("--max-batch", COUNT, "Most jobs in one request.", 10_000)
+@value_option("--max-waiting", COUNT, "Most long polls at once.", 1000)
+@value_option("--max-skew", DURATION, "How wrong a worker's clock may be.", "60s")
 @click.option(
     "--trust-client-time", is_flag=True, hidden=True, help="Take clients' time as it is (tests, simulations)."
 )
-@click.option(
-    "--grace",
-    default="10s",
-    show_default=True,
-    type=DURATION,
-    metavar="DURATION",
-    help="How long a stop waits for calls.",
-)
+@value_option("--grace", DURATION, "How long a stop waits for calls.", "10s")
 @click.option("--access-log", is_flag=True, help="Log every request (no payloads, no values of queries).")
 @click.option(
     "--log-level", default="info", show_default=True, type=click.Choice(["debug", "info", "warning", "error"])

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -14,6 +16,8 @@ if TYPE_CHECKING:
     ParamType = click.ParamType[Any]
 else:
     ParamType = click.ParamType  # Generic only since click 8.2 or so; 8.1 will do.
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
 _PART = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d|w)")
@@ -71,8 +75,18 @@ class Instant(ParamType):
 
 
 DURATION = Duration()
+COUNT = click.IntRange(min=1)
+FILE = click.Path(path_type=Path)
 DURATION_OR_FOREVER = DurationOrForever()
 INSTANT = Instant()
+
+
+def value_option(name: str, kind: Any, help: str, default: Any = None) -> Callable[[F], F]:
+    """An option with one value, shown with its default."""
+    metavar = {DURATION: "DURATION", FILE: "FILE"}.get(kind, "N")
+    return click.option(
+        name, type=kind, default=default, show_default=default is not None, metavar=metavar, help=help
+    )
 
 
 def parse_seconds(text: str) -> float | None:

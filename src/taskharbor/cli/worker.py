@@ -2,27 +2,130 @@
 
 from __future__ import annotations
 
+import importlib.util
+import logging
 import os
 import sys
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
 
 import taskharbor
 from taskharbor.cli.apps import load_app, put_current_folder_first
 from taskharbor.cli.problems import BadInput, Problem
-from taskharbor.cli.reload import Watcher, app_folder
 from taskharbor.cli.settings import Settings, shared_options
-from taskharbor.cli.supervised import report_to_parent, stop_with_parent
-from taskharbor.cli.values import DURATION
+from taskharbor.cli.values import DURATION, value_option
 from taskharbor.cli.worker_options import chosen_options, worker_options
 from taskharbor.harbor import Harbor
 
 if TYPE_CHECKING:
     from taskharbor.worker.health import Look
     from taskharbor.worker.worker import Worker
+
+
+_LEFT_OUT = {"__pycache__", "node_modules", "site-packages", "venv", "build", "dist"}
+MOST_FILES = 5000
+
+
+class Watcher:
+    """Looks at the `.py` files under a folder every `interval` seconds, on a daemon thread."""
+
+    def __init__(self, folder: Path, changed: Callable[[str], None], *, interval: float = 0.5) -> None:
+        self._folder = folder
+        self._changed = changed
+        self._interval = interval
+        self._stopped = threading.Event()
+        self._seen = self._look()
+        self._thread = threading.Thread(target=self._run, name="taskharbor-reload", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopped.set()
+
+    def _run(self) -> None:
+        while not self._stopped.wait(self._interval):
+            now = self._look()
+            if now != self._seen:
+                differing = sorted(path for path, _ in now.items() ^ self._seen.items())
+                self._seen = now
+                self._changed(os.path.relpath(differing[0]))
+
+    def _look(self) -> dict[str, int]:
+        found: dict[str, int] = {}
+        for path in python_files(self._folder):
+            try:
+                found[path] = os.stat(path).st_mtime_ns
+            except OSError:
+                continue
+            if len(found) >= MOST_FILES:
+                break
+        return found
+
+
+def python_files(folder: Path) -> Iterator[str]:
+    for here, folders, files in os.walk(folder):
+        folders[:] = [name for name in folders if name not in _LEFT_OUT and not name.startswith(".")]
+        yield from (os.path.join(here, name) for name in files if name.endswith(".py"))
+
+
+def app_folder(module: str) -> Path:
+    """The folder of the module's topmost package (or of the module itself), found without importing it."""
+    try:
+        spec = importlib.util.find_spec(module.partition(".")[0])
+    except (ImportError, ValueError):
+        spec = None
+    if spec is None or not spec.origin:
+        return Path.cwd()
+    return Path(spec.origin).parent
+
+
+log = logging.getLogger("taskharbor.worker")
+
+REPORT_EVERY = 1.0
+AFTER_GRACE = 10.0
+
+
+def stop_with_parent(stop: Callable[[], None], grace: float, fd: int = 0) -> None:
+    """Watch the parent's end of our stdin. It closes with the parent, even with one that was killed."""
+
+    def watch() -> None:
+        try:
+            while os.read(fd, 1024):
+                pass
+        except OSError:
+            pass
+        log.warning("the parent process is gone: stopping")
+        last_resort = threading.Timer(grace + AFTER_GRACE, os._exit, (1,))
+        last_resort.daemon = True
+        last_resort.start()
+        stop()
+
+    threading.Thread(target=watch, name="taskharbor-parent", daemon=True).start()
+
+
+def report_to_parent(snapshot: Callable[[], dict[str, Any]], fd: int) -> None:
+    """Write a line about ourselves every second, for the health endpoint that the parent serves."""
+
+    def tell() -> None:
+        pause = threading.Event()
+        try:
+            with open(fd, "wb", buffering=0) as pipe:
+                while True:
+                    pipe.write(msgspec.json.encode(snapshot()) + b"\n")
+                    pause.wait(REPORT_EVERY)
+        except OSError:
+            pass  # The parent is gone; `stop_with_parent` sees that too.
+
+    threading.Thread(target=tell, name="taskharbor-report", daemon=True).start()
+
 
 OFF = "off"
 
@@ -34,12 +137,7 @@ OFF = "off"
 )
 @click.argument("app", metavar="MODULE[:APP]")
 @worker_options
-@click.option(
-    "--heartbeat",
-    type=DURATION,
-    metavar="DURATION",
-    help="Between renewals.  [default: a third of the lease]",
-)
+@value_option("--heartbeat", DURATION, "Between renewals.  [default: a third of the lease]")
 @click.option("--name", metavar="NAME", help="The worker's name.  [default: host, pid, noise]")
 @click.option(
     "--processes", default=1, show_default=True, type=click.IntRange(1, 256), help="Worker processes."

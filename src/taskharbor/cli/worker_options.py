@@ -8,18 +8,12 @@ from typing import Any, TypeVar
 
 import click
 
-from taskharbor.cli.values import DURATION
+from taskharbor.cli.values import COUNT, DURATION, value_option
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 _COUNTS = ("concurrency", "prefetch", "until_empty", "max_jobs")
 _DURATIONS = ("lease", "poll_interval", "grace", "max_seconds")
-
-
-def _duration(name: str, text: str, default: str | None = None) -> Callable[[F], F]:
-    return click.option(
-        name, default=default, show_default=default is not None, type=DURATION, metavar="DURATION", help=text
-    )
 
 
 _OPTIONS: tuple[Callable[..., Any], ...] = (
@@ -44,22 +38,16 @@ _OPTIONS: tuple[Callable[..., Any], ...] = (
         "-c",
         default=20,
         show_default=True,
-        type=click.IntRange(min=1),
+        type=COUNT,
         help="Jobs at once, per worker process.",
     ),
-    _duration("--lease", "How long the jobs of a worker that died wait.", "15s"),
-    _duration("--poll-interval", "Between looks at an idle queue.", "1s"),
-    click.option(
-        "--prefetch",
-        default=4000,
-        show_default=True,
-        type=click.IntRange(min=0),
-        help="Most jobs to lease ahead.",
-    ),
-    _duration("--grace", "How long a stop waits for jobs.", "30s"),
+    value_option("--lease", DURATION, "How long the jobs of a worker that died wait.", "15s"),
+    value_option("--poll-interval", DURATION, "Between looks at an idle queue.", "1s"),
+    value_option("--prefetch", click.IntRange(min=0), "Most jobs to lease ahead.", 4000),
+    value_option("--grace", DURATION, "How long a stop waits for jobs.", "30s"),
     click.option("--until-empty", is_flag=True, help="Stop when nothing is left to do."),
-    click.option("--max-jobs", type=click.IntRange(min=1), help="Stop each worker after so many jobs."),
-    _duration("--max-seconds", "Stop after so long."),
+    value_option("--max-jobs", COUNT, "Stop each worker after so many jobs."),
+    value_option("--max-seconds", DURATION, "Stop after so long."),
 )
 
 

@@ -13,12 +13,14 @@ import secrets
 import socket
 import threading
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import timedelta
 from functools import partial
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
+
+import msgspec
 
 from taskharbor.arguments import Arguments
 from taskharbor.batch_jobs.handler import BatchHandler
@@ -38,7 +40,6 @@ from taskharbor.middleware.timeout import timeout
 from taskharbor.middleware.validate import validate_for
 from taskharbor.retry import RetryPolicy
 from taskharbor.worker.batches import BatchRunner
-from taskharbor.worker.crews import Crew, run_together, share_out
 from taskharbor.worker.engine import Engine, Runs, WorkerConfig
 from taskharbor.worker.fetch import Allowance
 from taskharbor.worker.hold import Hold
@@ -47,6 +48,56 @@ from taskharbor.worker.interrupts import interrupts
 from taskharbor.worker.processes import ProcessPool
 from taskharbor.worker.run import Runner
 from taskharbor.worker.threads import ThreadPool
+
+
+class Share(NamedTuple):
+    """What one engine serves; `batch` is None where jobs run one by one."""
+
+    config: WorkerConfig
+    batch: BatchHandler | None
+
+
+class Crew(NamedTuple):
+    """A share with what serves it."""
+
+    config: WorkerConfig
+    driver: Driver
+    clock: Clock
+    runner: Runs
+
+
+def share_out(config: WorkerConfig, handlers: Iterable[Handler]) -> list[Share]:
+    known = list(handlers)
+    # A claim cannot leave types out: where one is for batches, all others are named.
+    types = tuple(handler.type for handler in known) if config.types is None else config.types
+    batched = [handler for handler in known if isinstance(handler, BatchHandler) and handler.type in types]
+    if not batched:
+        return [Share(config, None)]
+    taken = {handler.type for handler in batched}
+    singles = tuple(type for type in types if type not in taken)
+    config = msgspec.structs.replace(config, types=types, claims=singles)
+    shares = [Share(config, None)] if singles else []
+    for handler in batched:
+        # As many as go into one call, and no more ahead: what arrives meanwhile goes into the next.
+        own = msgspec.structs.replace(
+            config, claims=(handler.type,), concurrency=handler.size, prefetch=0, batch=handler.size
+        )
+        shares.append(Share(own, handler))
+    return shares
+
+
+async def run_together(engines: Sequence[Engine]) -> None:
+    """Until all have ended. One that fails ends the others, gracefully."""
+    if len(engines) == 1:
+        await engines[0].run()
+        return
+    running = [asyncio.ensure_future(engine.run()) for engine in engines]
+    await asyncio.wait(running, return_when=asyncio.FIRST_EXCEPTION)
+    for engine, task in zip(engines, running, strict=True):
+        if not task.done():
+            engine.ask_to_stop()
+    await asyncio.gather(*running)
+
 
 log = logging.getLogger("taskharbor.worker")
 

@@ -15,7 +15,7 @@ from taskharbor.client import AsyncClient
 from taskharbor.drivers.contract import Ack, Capabilities, Extension, JobFilter
 from taskharbor.drivers.http import HttpDriver
 from taskharbor.drivers.http import protocol as wire
-from taskharbor.drivers.http.refusals import Elsewhere, Later, refusal
+from taskharbor.drivers.http.brokers import Elsewhere, Later, refusal
 from taskharbor.drivers.memory import MemoryDriver
 from taskharbor.drivers.operations import Greeting
 from taskharbor.errors import BackendUnavailable, InvalidRequest, JobFinished, LeaseMismatch, SchemaMismatch

@@ -24,7 +24,7 @@ from virtual_time import VirtualLoop
 
 from taskharbor.drivers.objectstore import patience
 from taskharbor.drivers.objectstore.cell import Cell, Deposed, Term
-from taskharbor.drivers.objectstore.fencing import raise_epoch
+from taskharbor.drivers.objectstore.leading import raise_epoch
 from taskharbor.errors import BackendUnavailable
 
 CREW = 3

@@ -16,7 +16,7 @@ from virtual_time import VirtualLoop
 
 from taskharbor.drivers.objectstore.catalog import Catalog, Entries
 from taskharbor.drivers.objectstore.cell import Deposed
-from taskharbor.drivers.objectstore.fencing import raise_epoch
+from taskharbor.drivers.objectstore.leading import raise_epoch
 from taskharbor.drivers.objectstore.naming import CATALOG, escaped, log_folder, state_name, unescaped
 from taskharbor.errors import InvalidRequest, SchemaMismatch
 

@@ -10,8 +10,8 @@ from jobs_here import NOW, a_job
 
 from taskharbor.drivers.objectstore import building
 from taskharbor.drivers.objectstore.building import Built, merged, segment_of
+from taskharbor.drivers.objectstore.clearing import due_jobs, due_rows
 from taskharbor.drivers.objectstore.entries import SegmentEntry, less_jobs
-from taskharbor.drivers.objectstore.retention import due_jobs, due_rows
 from taskharbor.drivers.objectstore.rows import StoredRow, row_of
 from taskharbor.drivers.objectstore.segments import ArchivedJob, Segment, read_header
 from taskharbor.drivers.objectstore.stored_jobs import encode_job

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from taskharbor.clock import FakeClock
 from taskharbor.drivers.objectstore.local_files import LocalFiles
-from taskharbor.drivers.objectstore.store_time import KEPT_FOR, StoreTime
+from taskharbor.drivers.objectstore.store import KEPT_FOR, StoreTime
 from taskharbor.jobs import SECOND, Micros
 
 

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from taskharbor.drivers.postgres.slots import Slots
+from taskharbor.drivers.postgres.connections import Slots
 
 
 def test_who_comes_when_all_are_taken_waits_in_line() -> None:

@@ -11,8 +11,7 @@ import redis
 from redis_stage import COUNT, ONCE, READ, call, connected, nothing_unhandled, soon, until
 
 from needing import REDIS_VERSIONS
-from taskharbor.drivers.redis.connections import Call, Connections
-from taskharbor.drivers.redis.facts import check, facts_of
+from taskharbor.drivers.redis.connections import Call, Connections, check, facts_of
 from taskharbor.drivers.redis.options import parse_url
 from taskharbor.drivers.redis.scripts import made
 from taskharbor.errors import BackendUnavailable, InvalidRequest, SchemaMismatch, TaskHarborError

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, LiteralString, TypeAlias, TypeVar
 
@@ -17,8 +18,46 @@ from psycopg import AsyncConnection, AsyncCursor, pq, waiting
 from taskharbor.drivers.postgres.failures import is_conflict, is_lost, translated
 from taskharbor.drivers.postgres.options import Options
 from taskharbor.drivers.postgres.prepared import Prepared, Row
-from taskharbor.drivers.postgres.slots import Slots
 from taskharbor.errors import BackendUnavailable
+
+
+class Slots:
+    def __init__(self, count: int) -> None:
+        self._free = count
+        self._line: deque[asyncio.Future[None]] = deque()
+
+    def take_at_once(self) -> bool:
+        """Whether there was a free place. Nobody overtakes those in line: a place is only free when the line is empty."""
+        if self._free == 0:
+            return False
+        self._free -= 1
+        return True
+
+    async def take(self, timeout: float) -> None:
+        """Raises TimeoutError where none becomes free in time."""
+        if self.take_at_once():
+            return
+        turn = asyncio.get_running_loop().create_future()
+        self._line.append(turn)
+        try:
+            async with asyncio.timeout(timeout):
+                await turn
+        except BaseException:
+            if turn.done() and not turn.cancelled():
+                # It came in the very moment we gave up.
+                self.give_back()
+            else:
+                turn.cancel()
+            raise
+
+    def give_back(self) -> None:
+        while self._line:
+            turn = self._line.popleft()
+            if not turn.done():
+                turn.set_result(None)
+                return
+        self._free += 1
+
 
 T = TypeVar("T")
 Values: TypeAlias = Sequence[Any] | Mapping[str, Any]

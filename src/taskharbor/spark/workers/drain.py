@@ -21,8 +21,8 @@ from taskharbor.drivers.registry import connect
 from taskharbor.errors import BackendUnavailable, InvalidRequest, TaskHarborError
 from taskharbor.harbor import Harbor
 from taskharbor.ids import new_id
+from taskharbor.jobs import JobState
 from taskharbor.spark.workers.stopping import clear_mark, is_marked, set_mark
-from taskharbor.spark.workers.stores import absolute_url, look
 from taskharbor.spark.workers.summary import DrainSummary, ExecutorWorker, Progress, TaskReport
 from taskharbor.spark.workers.task import Order, WorkerOptions, work
 from taskharbor.worker.interrupts import interrupts
@@ -30,6 +30,30 @@ from taskharbor.worker.interrupts import interrupts
 if TYPE_CHECKING:
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
+
+
+_WORK_STATES = (JobState.READY, JobState.SCHEDULED, JobState.BLOCKED)
+
+
+def absolute_url(url: str) -> str:
+    """An SQLite file named from this folder, named from the root: executors stand elsewhere."""
+    scheme, mark, rest = url.partition("://")
+    if scheme != "sqlite" or not rest.startswith("/") or rest.startswith("//"):
+        return url
+    path, question, options = rest[1:].partition("?")
+    return f"{scheme}{mark}/{os.path.abspath(path)}{question}{options}"
+
+
+def look(client: Client, queues: list[str]) -> tuple[int, int, int]:
+    """Jobs that ever ended, that wait, that are under way."""
+    ended = waiting = inflight = 0
+    for queue in queues:
+        for stats in client.stats(queue):
+            ended += stats.done_total + stats.dead_total + stats.cancelled_total
+            waiting += sum(stats.counts[state] for state in _WORK_STATES)
+            inflight += stats.counts[JobState.INFLIGHT]
+    return ended, waiting, inflight
+
 
 log = logging.getLogger("taskharbor.spark")
 

@@ -1,7 +1,10 @@
-"""The store by the million, as Arrow: `store` is its face, `reading` and `writing` do the work. Needs pyarrow."""
+"""PostgreSQL as a bulk store, by COPY and Arrow. Needs pyarrow."""
 
 from __future__ import annotations
 
-from taskharbor.drivers.postgres.bulk.store import PostgresBulkStore
+from taskharbor.drivers.postgres.bulk.reading import PostgresReading
+from taskharbor.drivers.postgres.bulk.writing import PostgresWriting
 
-__all__ = ["PostgresBulkStore"]
+
+class PostgresBulkStore(PostgresReading, PostgresWriting):
+    """Both halves: each opens what it needs and closes it."""

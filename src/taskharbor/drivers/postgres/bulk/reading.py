@@ -6,18 +6,302 @@ it is one part; in several parts, a job that ends while they are read may be see
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
+from itertools import pairwise
+from typing import Any, LiteralString
 
+import msgspec
+import psycopg
 import pyarrow as pa
+from psycopg import sql
 
+from taskharbor.bulk.cursors import HistoryGone
 from taskharbor.bulk.store import BulkStore, DriverStore
 from taskharbor.bulk.tables import Part, Selection, Table
-from taskharbor.drivers.postgres.bulk import blocks
-from taskharbor.drivers.postgres.bulk.cursors import Log
-from taskharbor.drivers.postgres.bulk.planner import Planner
-from taskharbor.drivers.postgres.bulk.statements import Value, composed, filters, named, values
-from taskharbor.drivers.postgres.options import parse_url
-from taskharbor.drivers.postgres.statements import quoted
+from taskharbor.drivers.postgres.failures import is_lost, translated
+from taskharbor.drivers.postgres.log import START, Place, parse_cursor
+from taskharbor.drivers.postgres.options import Options, parse_url
+from taskharbor.drivers.postgres.rows import STATE_NUMBERS
+from taskharbor.drivers.postgres.statements import load, quoted
+from taskharbor.errors import InvalidRequest
+
+Value = str | int | None
+
+_PLACEHOLDER = re.compile(r"%\((\w+)\)s|%%")
+_STATE_OF_JOB = "CASE WHEN j.state > 1 THEN j.state WHEN j.run_at > %(now)s THEN 0 ELSE 1 END"
+
+
+@cache
+def named(name: str, schema: str) -> LiteralString:
+    """One statement of `bulk_reading.sql` with its columns."""
+    statements = load("bulk_reading", schema)
+    text = statements[name]
+    for columns in ("attempt_columns", "live_columns", "ended_columns"):
+        text = text.replace(f"/*{columns}*/", statements[columns])
+    return text
+
+
+def filters(table: Table, selection: Selection) -> LiteralString:
+    """Conditions for what a selection restricts, and for nothing else: an index is of use only to a condition that is there."""
+    row: LiteralString = "a" if table == "attempts" else "j"
+    instant: LiteralString = "ended_at" if table == "attempts" else "created_at"
+    state = "a.state" if table == "attempts" else _STATE_OF_JOB
+    given: tuple[tuple[object, LiteralString], ...] = (
+        (selection.queue, "q.name = %(queue)s"),
+        (selection.type, f"{row}.type = %(type)s"),
+        (selection.state, f"{state} = %(state)s"),
+        (selection.since_us, f"{row}.{instant} >= %(since)s"),
+        (selection.until_us, f"{row}.{instant} < %(before)s"),
+    )
+    conditions: list[LiteralString] = [condition for value, condition in given if value is not None]
+    return "".join([f"AND {condition} " for condition in conditions])
+
+
+def values(selection: Selection) -> dict[str, Value]:
+    return {
+        "queue": selection.queue,
+        "type": selection.type,
+        "state": None if selection.state is None else STATE_NUMBERS[selection.state],
+        "since": selection.since_us,
+        "before": selection.until_us,
+    }
+
+
+def composed(statement: str, given: Mapping[str, Value]) -> str:
+    """The statement with every value as a literal, quoted by the client library."""
+
+    def literal(match: re.Match[str]) -> str:
+        return "%" if match[0] == "%%" else sql.Literal(given[match[1]]).as_string(None)
+
+    return _PLACEHOLDER.sub(literal, statement)
+
+
+Row = tuple[Any, ...]
+
+
+class Planner:
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._connection: psycopg.Connection[Row] | None = None
+
+    def rows(self, name: str, values: Mapping[str, Any] | None = None) -> list[Row]:
+        """The answer to a statement of `bulk_reading.sql`."""
+        statement = named(name, self._options.schema)
+        is_used = self._connection is not None
+        try:
+            try:
+                return self._execute(statement, values or {})
+            except psycopg.Error as error:
+                # One that stood idle for a while may have been cut off; these statements only look, so look again.
+                if not (is_used and is_lost(error)):
+                    raise
+                self.close()
+                return self._execute(statement, values or {})
+        except psycopg.Error as error:
+            self.close()
+            raise translated(error, self._options) from error
+
+    def row(self, name: str, values: Mapping[str, Any] | None = None) -> Row:
+        (row,) = self.rows(name, values)
+        return row
+
+    def _execute(self, statement: Any, values: Mapping[str, Any]) -> list[Row]:
+        if self._connection is None:
+            self._connection = psycopg.connect(
+                self._options.conninfo, autocommit=True, prepare_threshold=None
+            )
+        return self._connection.execute(statement, values).fetchall()
+
+    def close(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+
+_BLOCKS_PER_PART = 256
+"""Two megabytes: less costs more to start than to read."""
+_BLOCKS_PER_STATEMENT = 16_384
+"""A few seconds' worth: while a statement runs, the server keeps all dead rows that it might still see, those of the
+queue's busiest table among them, and claims have to step over them."""
+
+
+class Blocks(msgspec.Struct, frozen=True):
+    table: str
+    first: int
+    end: int
+
+    def __str__(self) -> str:
+        return f"{self.table}:{self.first}:{self.end}"
+
+
+def shared_out(sizes: Sequence[tuple[str, int]], parallelism: int) -> list[list[Blocks]]:
+    """About `parallelism` shares of all tables together. A large table is cut up; small ones share a part."""
+    shares = []
+    for low, high in spans(0, sum(size for _, size in sizes), parallelism, _BLOCKS_PER_PART):
+        share, offset = [], 0
+        for table, size in sizes:
+            first, end = max(low - offset, 0), min(high - offset, size)
+            if first < end:
+                share.append(Blocks(table, first, end))
+            offset += size
+        shares.append(share)
+    return shares
+
+
+def in_steps(share: Iterable[Blocks]) -> Iterator[Blocks]:
+    """The same blocks in pieces that are read by one statement each."""
+    for whole in share:
+        for first in range(whole.first, whole.end, _BLOCKS_PER_STATEMENT):
+            yield Blocks(whole.table, first, min(first + _BLOCKS_PER_STATEMENT, whole.end))
+
+
+def spans(after: int, until: int, parts: int, least: int) -> list[tuple[int, int]]:
+    """The numbers above `after` up to `until`, in at most `parts` shares of at least `least` where there are so many."""
+    size = until - after
+    if size <= 0:
+        return []
+    count = max(1, min(parts, size // least))
+    return list(pairwise([after + size * n // count for n in range(count + 1)]))
+
+
+def written(share: Iterable[Blocks]) -> str:
+    return ",".join(map(str, share))
+
+
+def parsed(text: str) -> list[Blocks]:
+    share = []
+    for item in text.split(",") if text else []:
+        match item.rsplit(":", 2):
+            case [table, first, end] if first.isdecimal() and end.isdecimal():
+                share.append(Blocks(table, int(first), int(end)))
+            case _:
+                raise InvalidRequest(f"{item!r} is not a range of blocks: pass on a part as it was planned")
+    return share
+
+
+_LOOKS = 20
+_PAUSE = 0.005
+"""A row that is held back is usually held back by a transaction that ends in a moment."""
+_ROWS_PER_PART = 20_000
+_PROBES_PER_PART = 16
+_NO_END = 2**63 - 1
+
+
+class Log:
+    def __init__(self, planner: Planner, place: str) -> None:
+        self._planner = planner
+        self._place = place
+
+    def start(self) -> str:
+        return str(START)
+
+    def latest(self) -> str:
+        """The last row that is certain, after a short wait for those that can be seen already."""
+        epoch, xid, seq, newest = self._planner.row("end_of_log")
+        if newest is not None and (xid is None or int(newest) > int(xid)):
+            for _ in range(_LOOKS):
+                if self._planner.row("is_over", {"xid": newest})[0]:
+                    break
+                time.sleep(_PAUSE)
+            epoch, xid, seq, _ = self._planner.row("end_of_log")
+        return str(Place(epoch, 0, 0) if xid is None else Place(epoch, int(xid), seq))
+
+    def limited(self, after: str, until: str, rows: int | None) -> str:
+        first, last = parse_cursor(after), parse_cursor(until)
+        if (last.epoch, last.xid, last.seq) <= (first.epoch, first.xid, first.seq):
+            return after
+        if rows is None:
+            return until
+        for low, high, begin, end in self._ranges(first, last):
+            values = {**_bounds(low, high, begin, end), "skipped": rows - 1}
+            found = self._planner.rows("limited", values)
+            if found:
+                return str(Place(low.epoch, int(found[0][0]), found[0][1]))
+            if high is not last and self._planner.rows("limited", {**values, "skipped": 0}):
+                # An old epoch whose rest is fewer rows than asked for: the next one begins with the next batch.
+                return str(Place(low.epoch + 1, 0, 0))
+        return until
+
+    def between(self, after: str, until: str, parallelism: int) -> list[Part]:
+        first, last = parse_cursor(after), parse_cursor(until)
+        parts = []
+        for number, (low, high, begin, end) in enumerate(self._ranges(first, last)):
+            following = self._following(low, begin, end, is_resumed=number == 0 and first.seq > 0)
+            if following is None:
+                continue
+            edges = self._edges(following, high, begin, parallelism) if high is last else []
+            for left, right in zip([low, *edges], [*edges, high], strict=True):
+                parts.append(Part(table="attempts", bounds=_bounds(left, right, begin, end)))
+        return parts
+
+    def _ranges(self, after: Place, until: Place) -> Iterator[tuple[Place, Place, int, int]]:
+        """Per epoch: after which place, up to which, and which numbers belong to it."""
+        epochs: dict[int, int] = dict(self._planner.rows("epochs"))
+        if max(after.epoch, until.epoch) > max(epochs):
+            raise InvalidRequest(
+                f"{self._place}: {after} and {until} are cursors of another store: this one is in epoch {max(epochs)}. "
+                "Begin with a fresh checkpoint"
+            )
+        for epoch in range(after.epoch, until.epoch + 1):
+            low = after if epoch == after.epoch else Place(epoch, 0, 0)
+            high = until if epoch == until.epoch else Place(epoch, 2**64 - 1, _NO_END)
+            if (low.xid, low.seq) < (high.xid, high.seq):
+                yield low, high, epochs[epoch], epochs.get(epoch + 1, _NO_END)
+
+    def _following(self, place: Place, begin: int, end: int, *, is_resumed: bool) -> Place | None:
+        """The first row of a range. Raises HistoryGone where retention has overtaken a reader that comes back.
+
+        A sign of that is a cursor whose own row is gone while numbers after it were given out and the next row has not the next
+        number. (Where queues are kept for different times, a reader far behind misses rows of those kept shortest, and there
+        is no sign of it.)
+        """
+        values = {"xid": str(place.xid), "seq": place.seq, "begin": begin, "end": end}
+        is_there, xid, seq, last_number, has_begun = self._planner.row("around", values)
+        if is_resumed and end == _NO_END and not has_begun:
+            raise InvalidRequest(
+                f"{self._place}: the cursor {place} is of a transaction that has not begun here yet: the store was put back to "
+                "an earlier time, or it is another one. Begin with a fresh checkpoint"
+            )
+        if is_resumed and not is_there and last_number > place.seq and seq != place.seq + 1:
+            raise HistoryGone(
+                f"{self._place}: rows of the attempt log after {place} were removed by retention before this reader came to "
+                "them. Keep the log longer (keep_attempts of the queues), or begin with a fresh checkpoint"
+            )
+        return None if xid is None else Place(place.epoch, int(xid), seq)
+
+    def _edges(self, first: Place, last: Place, begin: int, parallelism: int) -> list[Place]:
+        """Where to cut a range of the present epoch into about equal shares.
+
+        Numbers are given out densely and roughly in the order of commits, so a few looks at which numbers stand where tell how
+        the rows are spread over the transactions, which by themselves say nothing about it.
+        """
+        count = min(parallelism, (last.seq - first.seq) // _ROWS_PER_PART)
+        span = last.xid - first.xid
+        if count < 2 or span < count:
+            return []
+        probes = min(_PROBES_PER_PART * count, span)
+        xids = sorted({first.xid + span * n // probes for n in range(1, probes)})
+        answers = self._planner.rows("probes", {"xids": list(map(str, xids)), "begin": begin})
+        edges: list[Place] = []
+        for xid, (_, seq) in zip(xids, answers, strict=True):
+            wanted = first.seq + (last.seq - first.seq) * (len(edges) + 1) // count
+            if seq is not None and seq >= wanted and len(edges) < count - 1:
+                edges.append(Place(last.epoch, xid, 0))
+        return edges
+
+
+def _bounds(low: Place, high: Place, begin: int, end: int) -> dict[str, str | int | None]:
+    return {
+        "after_xid": str(low.xid),
+        "after_seq": low.seq,
+        "until_xid": str(high.xid),
+        "until_seq": high.seq,
+        "begin": begin,
+        "end": end,
+    }
 
 
 class PostgresReading(BulkStore):
@@ -52,20 +336,20 @@ class PostgresReading(BulkStore):
             if (since is None or selection.until_us is None or since < selection.until_us)
             and (until is None or selection.since_us is None or until > selection.since_us)
         ]
-        shares = blocks.shared_out(days, parallelism) or [[]]
+        shares = shared_out(days, parallelism) or [[]]
         return [
-            Part(table="attempts", selection=selection, bounds={"blocks": blocks.written(share), **fixed})
+            Part(table="attempts", selection=selection, bounds={"blocks": written(share), **fixed})
             for share in shares
         ]
 
     def _parts_of_jobs(self, selection: Selection, parallelism: int) -> list[Part]:
         (now,) = self._planner.row("time")
         days = [(name, size) for name, size, _, _ in self._days("finished")]
-        shares = blocks.shared_out(days, parallelism - 1) if parallelism > 1 else []
+        shares = shared_out(days, parallelism - 1) if parallelism > 1 else []
         if len(shares) < 2:
             return [Part(table="jobs", selection=selection, bounds={"which": "all", "now": now})]
         return [Part(table="jobs", selection=selection, bounds={"which": "live and dead", "now": now})] + [
-            Part(table="jobs", selection=selection, bounds={"blocks": blocks.written(share), "now": now})
+            Part(table="jobs", selection=selection, bounds={"blocks": written(share), "now": now})
             for share in shares
         ]
 
@@ -98,7 +382,7 @@ class PostgresReading(BulkStore):
                     self._text(name, part, share.table),
                     {**given, "from": f"({share.first},0)", "to": f"({share.end},0)"},
                 )
-                for share in blocks.in_steps(blocks.parsed(str(part.bounds["blocks"])))
+                for share in in_steps(parsed(str(part.bounds["blocks"])))
             ]
         if part.table == "attempts":
             return [composed(self._text("attempts_of_range", part), given)]
