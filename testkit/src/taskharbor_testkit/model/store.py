@@ -39,14 +39,7 @@ from taskharbor.jobs import (
     Outcome,
     UpdateFlags,
 )
-from taskharbor_testkit.model.records import (
-    change,
-    checked,
-    clear_lease,
-    is_due,
-    matches,
-    own_copy,
-)
+from taskharbor_testkit.model.records import change, checked, clear_lease, is_due, matches, own_copy
 
 _SUCCEEDS_AGAIN: dict[type, tuple[JobState, ...]] = {
     contract.Ack: (JobState.DONE,),

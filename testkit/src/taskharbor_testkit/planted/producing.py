@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from taskharbor.drivers.contract import Enqueued
 from taskharbor.jobs import DEFAULT_FLAGS, Failure, JobRecord, JobState, Micros, Outcome, UpdateFlags
 from taskharbor_testkit.model.records import change
-from taskharbor_testkit.planted.registry import Bug
+from taskharbor_testkit.planted.registry import Bug, HandleBug
 
 
 class IdempotencyKeyChangesJob(Bug):
@@ -45,13 +45,15 @@ class KnownIdStoredAgain(Bug):
         return super().enqueue_one(given, now)
 
 
-class EnqueueNotAllOrNothing(Bug):
+class EnqueueNotAllOrNothing(HandleBug):
     """A batch is stored as a whole or not at all."""
 
-    def enqueue(self, records: Sequence[JobRecord], *, now: Micros, new_ids: bool = False) -> list[Enqueued]:
+    async def enqueue(
+        self, records: Sequence[JobRecord], *, now: Micros, new_ids: bool = False
+    ) -> list[Enqueued]:
         answers: list[Enqueued] = []
         for record in records:
-            answers += super().enqueue([record], now=now)
+            answers += await super().enqueue([record], now=now, new_ids=new_ids)
         return answers
 
 
