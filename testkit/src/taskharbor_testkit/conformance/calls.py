@@ -118,8 +118,7 @@ def _reclaim(model: Model, call: op.Reclaim, after: Snapshot) -> int:
         known = {row.seq for row in model.log}
         ended = [row.job_id for row in after.rows if row.seq not in known and row.outcome is Outcome.EXPIRED]
         due = _chosen("reclaim", ended, due, (), call.limit)
-    model.reclaim_jobs(due, now=call.now)
-    return len(due)
+    return model.reclaim_jobs(due, now=call.now)
 
 
 def _purge(model: Model, call: op.Purge, after: Snapshot) -> int:
@@ -171,8 +170,7 @@ def _failure_id(model: Model, after: Snapshot, dead: JobRecord, queue: str) -> s
 
 def _adopt_flags(model: Model, after: Snapshot) -> None:
     """A dead job that is requeued as blocked has the flags it came with or, if those were dropped, the default."""
-    for job in model.jobs.values():
-        if job.state is JobState.BLOCKED and job.fence > 0:
-            shown = after.job(job.id)
-            if shown is not None and shown.update is None:
-                job.update = None
+    for shown in after.jobs:
+        job = model.jobs.get(shown.id)
+        if job and job.state is JobState.BLOCKED and job.fence > 0 and shown.update is None:
+            job.update = None

@@ -34,7 +34,7 @@ from taskharbor_testkit.conformance import strategies as some
 from taskharbor_testkit.conformance.backend import Backend
 from taskharbor_testkit.conformance.effort import Effort
 from taskharbor_testkit.conformance.snapshot import list_all
-from taskharbor_testkit.conformance.twin import BOOM, Twin
+from taskharbor_testkit.conformance.twin import BOOM, Twin, ack, discard, fail, release, retry, with_token
 
 T = TypeVar("T")
 
@@ -230,20 +230,17 @@ class DriverMachine(RuleBasedStateMachine):
 
     def settlement(self, which: int, verb: str, delay: Micros) -> contract.Settlement:
         job_id, token = self.token(which)
-        job = self.twin.model.jobs.get(job_id)
-        attempts = 1 if job is None else job.attempts + 1
+        job = with_token(self.twin.model.jobs.get(job_id) or self.twin.job(id=job_id), token)
         later = self.twin.now + delay
-        match verb:
-            case "ack":
-                return contract.Ack(job_id, token, b"result" if delay else None)
-            case "retry":
-                return contract.Retry(job_id, token, later, attempts, BOOM)
-            case "fail":
-                return contract.Fail(job_id, token, attempts, BOOM)
-            case "discard":
-                return contract.Discard(job_id, token, BOOM if delay else None)
-            case _:
-                return contract.Release(job_id, token, later if verb == "snooze" else None)
+        settlements: dict[str, contract.Settlement] = {
+            "ack": ack(job, b"result" if delay else None),
+            "retry": retry(job, later),
+            "fail": fail(job),
+            "discard": discard(job, BOOM if delay else None),
+            "release": release(job),
+            "snooze": release(job, later),
+        }
+        return settlements[verb]
 
     def token(self, which: int) -> tuple[str, str]:
         return self.tokens[-1 - which % len(self.tokens)]

@@ -30,9 +30,6 @@ class Snapshot(msgspec.Struct):
     stats: list[QueueStats]
     rows: list[Attempt]
 
-    def job(self, job_id: str) -> JobRecord | None:
-        return next((job for job in self.jobs if job.id == job_id), None)
-
 
 async def take(driver: Driver, now: Micros) -> Snapshot:
     return Snapshot(

@@ -59,15 +59,9 @@ class Twin:
 
     def job(self, **fields: Any) -> JobRecord:
         """A record that is due now, unless told otherwise."""
-        defaults: dict[str, Any] = {
-            "id": new_id(),
-            "type": "mail",
-            "queue": QUEUE,
-            "payload": b"{}",
-            "run_at_us": self.now,
-            "created_at_us": self.now,
-        }
-        return JobRecord(**(defaults | fields))
+        defaults: dict[str, Any] = {"id": new_id(), "type": "mail", "queue": QUEUE, "payload": b"{}"}
+        instants = {"run_at_us": self.now, "created_at_us": self.now}
+        return JobRecord(**defaults | instants | fields)
 
     # -- one call, checked ----------------------------------------------------------------------------------
 
@@ -159,9 +153,6 @@ class Twin:
             assert await self._observer.settings(stats.queue) == stats.settings
             assert await self._observer.stats(now=self.now, queue=stats.queue) == [stats]
 
-    def _or_now(self, now: Micros | None) -> Micros:
-        return self.now if now is None else now
-
     # -- calls -----------------------------------------------------------------------------------------------
 
     async def enqueue(self, *records: JobRecord, by: Driver | None = None) -> list[contract.Enqueued]:
@@ -195,7 +186,7 @@ class Twin:
         now: Micros | None = None,
     ) -> list[JobRecord]:
         lease_for = round(lease * SECOND)
-        return await self.call(op.Reserve(queue, limit, lease_for, self._or_now(now), worker, types), by)
+        return await self.call(op.Reserve(queue, limit, lease_for, now or self.now, worker, types), by)
 
     async def lease(self, job: JobRecord | None = None, **how: Any) -> JobRecord:
         """Enqueue the job where one is given, then reserve one."""
@@ -212,26 +203,22 @@ class Twin:
     async def settle(
         self, *settlements: contract.Settlement, by: Driver | None = None, now: Micros | None = None
     ) -> list[JobError | None]:
-        return await self.call(op.Settle(list(settlements), self._or_now(now)), by)
+        return await self.call(op.Settle(list(settlements), now or self.now), by)
 
     async def extend(
         self, *extensions: contract.Extension, lease: float = 30, now: Micros | None = None
     ) -> list[Lease | JobError]:
-        return await self.call(op.ExtendLease(list(extensions), round(lease * SECOND), self._or_now(now)))
+        return await self.call(op.ExtendLease(list(extensions), round(lease * SECOND), now or self.now))
 
     async def keep(self, held: JobRecord, progress: bytes | None = None, **how: Any) -> JobRecord:
         """Extend one lease; the record with the token and expiry that hold from now on."""
         (lease,) = await self.extend(beat(held, progress), **how)
         assert isinstance(lease, Lease), f"a valid lease was refused: {lease!r}"
-        return msgspec.structs.replace(
-            held,
-            token=lease.token,
-            expires_at_us=lease.expires_at_us,
-            cancel_requested=lease.cancel_requested,
-        )
+        changed = {name: getattr(lease, name) for name in ("token", "expires_at_us", "cancel_requested")}
+        return msgspec.structs.replace(held, **changed)
 
     async def reclaim(self, now: Micros | None = None, **kwargs: Any) -> int:
-        return await self.call(op.Reclaim(self._or_now(now), **kwargs))
+        return await self.call(op.Reclaim(now or self.now, **kwargs))
 
     async def cancel(self, *job_ids: str) -> list[JobState | JobError]:
         return await self.call(op.Cancel(list(job_ids), self.now))

@@ -4,17 +4,14 @@ clocks were read. A lease that follows another in the store follows it in time; 
 from __future__ import annotations
 
 from taskharbor import errors
-from taskharbor.jobs import SECOND, Attempt, JobState, Micros
+from taskharbor.jobs import SECOND, JobState, Micros
 from taskharbor_testkit.conformance.case import Body, add
 from taskharbor_testkit.conformance.invariants import check_no_overlap, most_at_once, spans
+from taskharbor_testkit.conformance.snapshot import read_log
 from taskharbor_testkit.conformance.twin import SETTLEMENTS, Twin, ack, beat
 
 LAG: Micros = 3_000
 """Between reading the clock and taking effect: some milliseconds in production."""
-
-
-async def _log(t: Twin) -> list[Attempt]:
-    return (await t.driver.read_attempts()).attempts
 
 
 def _w_holds_after(settlement: str) -> Body:
@@ -29,7 +26,7 @@ def _w_holds_after(settlement: str) -> Body:
         assert (second.reserved_at_us, second.expires_at_us) == (t.now, t.now + 30 * SECOND)
         t.advance(1)
         await t.settle(ack(second))
-        assert most_at_once(spans(await _log(t), [])) == 1
+        assert most_at_once(spans(await read_log(t.driver), [])) == 1
 
     return body
 
@@ -42,7 +39,7 @@ def _same_job_again_after(settlement: str) -> Body:
         await t.settle(SETTLEMENTS[settlement](first))
         second = await t.lease(now=t.now - LAG)
         assert (second.id, second.reserved_at_us) == (first.id, t.now)
-        check_no_overlap(spans(await _log(t), [second]))
+        check_no_overlap(spans(await read_log(t.driver), [second]))
 
     return body
 
