@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from taskharbor.drivers.operations import Enqueue
 from taskharbor.errors import InvalidRequest
 from taskharbor.jobs import JobRecord
 from taskharbor_testkit.conformance import CASES, INVARIANTS, check
 from taskharbor_testkit.conformance.__main__ import main
-from taskharbor_testkit.conformance.calls import Call
 from taskharbor_testkit.conformance.effort import Effort
 from taskharbor_testkit.conformance.invariants import InvariantBroken
 from taskharbor_testkit.conformance.machine import DriverMachine
@@ -127,7 +127,7 @@ def test_the_same_histories_in_every_run(monkeypatch: pytest.MonkeyPatch) -> Non
     histories: list[list[str]] = []
     enqueueing = DriverMachine.enqueueing
 
-    def recorded(self: DriverMachine, wishes: list[dict[str, Any]]) -> Call:
+    def recorded(self: DriverMachine, wishes: list[dict[str, Any]]) -> Enqueue:
         call = enqueueing(self, wishes)
         histories[-1].append(str(call))
         return call

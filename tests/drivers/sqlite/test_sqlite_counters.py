@@ -21,6 +21,7 @@ from taskharbor.drivers.contract import (
     Release,
     Retry,
 )
+from taskharbor.drivers.operations import Configure
 from taskharbor.drivers.registry import connect
 from taskharbor.drivers.sqlite.rows import STATES
 from taskharbor.jobs import SECOND, JobRecord, JobState, UpdateFlags
@@ -148,7 +149,7 @@ class History:
             keep_done_us=rng.choice([None, 3 * SECOND]),
             keep_attempts_us=rng.choice([None, 10 * SECOND]),
         )
-        await self.twin.call("configure", queue, settings, now=self.twin.now)
+        await self.twin.call(Configure(queue, settings, self.twin.now))
 
     async def advance(self) -> None:
         self.twin.advance(self.rng.choice([0.5, 1, 4]))

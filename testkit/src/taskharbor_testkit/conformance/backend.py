@@ -49,21 +49,15 @@ class Store:
 
     async def refuse_unless_empty(self) -> None:
         """The kit writes, purges and prunes: never in a store that somebody uses."""
-        driver = self._first.clone() if self._handles else await self.connect()
-        async with driver if driver is not self._first else _already_open(driver) as handle:
-            queues = await handle.stats(now=0)
-            page = await handle.list_jobs(JobFilter(), now=0, limit=1)
+        handle = await self.connect()
+        queues = await handle.stats(now=0)
+        page = await handle.list_jobs(JobFilter(), now=0, limit=1)
         if queues or page.jobs:
             names = ", ".join(sorted(stats.queue for stats in queues)) or page.jobs[0].queue
             raise InvalidRequest(
                 f"the store is not empty (queues: {names}): the conformance kit writes and removes jobs and wants "
                 f"a store of its own for every case; put {FRESH} into the URL, e.g. sqlite:////tmp/{FRESH}.db"
             )
-
-
-@asynccontextmanager
-async def _already_open(driver: Driver) -> AsyncIterator[Driver]:
-    yield driver
 
 
 class Backend:

@@ -1,61 +1,57 @@
-"""One driver call as data, and its replay on the model.
+"""The replay of a driver's call on the model.
 
-The replay asks the driver's own answer for what the driver may choose (tokens, ids of failure jobs, which rows a
-limit leaves for later) and decides everything else itself. Calls as data are also what lets concurrent calls be
-checked: some order of them must explain what happened.
+The replay takes from the driver's own answer the values that the driver may choose (tokens, ids of failure jobs, the rows that
+a limit leaves for later) and decides everything else itself. It also checks concurrent calls: some order of them must explain
+the outcome.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from typing import Any
+from collections.abc import Collection
+from typing import Any, TypeVar, cast
 
 import msgspec
 
+from taskharbor.drivers import operations as op
 from taskharbor.drivers.contract import FAILURE_TYPE, Driver, FailurePayload
 from taskharbor.errors import JobNotInflight, LeaseExpired, LeaseMismatch
 from taskharbor.jobs import JobRecord, JobState, Lease, Micros, Outcome
 from taskharbor_testkit.conformance.snapshot import Mismatch, Snapshot, same_answer
 from taskharbor_testkit.model import Model
 
-
-class Call(msgspec.Struct, frozen=True):
-    method: str
-    args: tuple[Any, ...] = ()
-    kwargs: dict[str, Any] = {}
-
-    def __str__(self) -> str:
-        given = [*map(repr, self.args), *(f"{name}={value!r}" for name, value in self.kwargs.items())]
-        return f"{self.method}({', '.join(given)})"
+A = TypeVar("A")
 
 
-async def perform(driver: Driver, call: Call) -> Any:
-    return await getattr(driver, call.method)(*call.args, **call.kwargs)
+async def perform(driver: Driver, call: op.Operation[A]) -> A:
+    """Make the call by the driver's public method, which also checks it."""
+    return cast("A", await getattr(driver, call.name)(**msgspec.structs.asdict(call)))
 
 
 def replay(
-    model: Model, call: Call, answer: Any, after: Snapshot, busy: Collection[str] = frozenset()
+    model: Model, call: op.Operation[Any], answer: Any, after: Snapshot, busy: Collection[str] = frozenset()
 ) -> None:
     """Apply the call to the model; raise Mismatch where the driver's answer cannot be right.
 
     `busy`: jobs that calls beside this one were changing, where the driver may pass over those."""
-    if call.method == "reserve":
-        model.passed_over = frozenset(busy) - {job.id for job in answer}
-        held = {(job.id, job.token) for job in after.jobs if job.token is not None}
-        model.left_expired = frozenset(
-            job.id for job in model.jobs.values() if job.id in busy and (job.id, job.token) in held
-        )
     model.failure_id_for = lambda dead, queue: _failure_id(model, after, dead, queue)
-    special = _SPECIAL.get(call.method)
-    if special is not None:
-        expected = special(model, call, answer, after)
-    else:
-        expected = getattr(model, call.method)(*call.args, **call.kwargs)
-    if call.method in ("settle", "extend_lease"):
+    match call:
+        case op.Reserve():
+            expected: Any = _reserve(model, call, answer, after, busy)
+        case op.ExtendLease():
+            expected = _extend(model, call, answer)
+        case op.Reclaim():
+            expected = _reclaim(model, call, after)
+        case op.Purge():
+            expected = _purge(model, call, after)
+        case op.Prune():
+            expected = _prune(model, call, after)
+        case _:
+            expected = getattr(model, call.name)(**msgspec.structs.asdict(call))
+    if isinstance(call, op.Settle | op.ExtendLease):
         expected = [_seen_meanwhile(want, got, busy) for want, got in zip(expected, answer, strict=True)]
     wrong = same_answer(expected, answer)
     if wrong:
-        raise Mismatch(f"{call.method} {wrong}")
+        raise Mismatch(f"{call.name} {wrong}")
     _adopt_flags(model, after)
 
 
@@ -66,29 +62,36 @@ def _seen_meanwhile(want: Any, got: Any, busy: Collection[str]) -> Any:
     return got if is_either and want.job_id in busy else want
 
 
-def touched(model: Model, call: Call, answer: Any) -> set[str]:
+def touched(model: Model, call: op.Operation[Any], answer: Any) -> set[str]:
     """The jobs a call may have been changing, and all that share a key with one of them."""
     ids: set[str] = set()
     keys: set[tuple[str, str | None]] = set()
-    if call.method in ("reserve", "reclaim"):
-        queue = call.args[0] if call.method == "reserve" else call.kwargs.get("queue")
-        ids |= set(model.expired(call.kwargs["now"], queue))
-        if call.method == "reserve":
-            ids |= {job.id for job in answer}
-    elif call.method == "enqueue":
-        ids |= {record.id for record in call.args[0]} | {one.id for one in answer}
-        keys |= {(record.queue, record.key) for record in call.args[0]}
-    elif call.method in ("settle", "extend_lease"):
-        ids |= {one.job_id for one in call.args[0]}
-    elif call.method in ("cancel", "requeue"):
-        ids |= set(call.args[0])
+    match call:
+        case op.Reserve():
+            ids = {*model.expired(call.now, call.queue), *(job.id for job in answer)}
+        case op.Reclaim():
+            ids = set(model.expired(call.now, call.queue))
+        case op.Enqueue(records=records):
+            ids = {record.id for record in records} | {one.id for one in answer}
+            keys = {(record.queue, record.key) for record in records}
+        case op.Settle(settlements=batch) | op.ExtendLease(extensions=batch):
+            ids = {one.job_id for one in batch}
+        case op.Cancel(job_ids=job_ids) | op.Requeue(job_ids=job_ids):
+            ids = set(job_ids)
     keys |= {(job.queue, job.key) for job in model.jobs.values() if job.id in ids}
     same_key = {job.id for job in model.jobs.values() if job.key is not None and (job.queue, job.key) in keys}
     return ids | same_key
 
 
-def _reserve(model: Model, call: Call, answer: list[JobRecord], after: Snapshot) -> list[JobRecord]:
+def _reserve(
+    model: Model, call: op.Reserve, answer: list[JobRecord], after: Snapshot, busy: Collection[str]
+) -> list[JobRecord]:
     tokens = {job.id: job.token for job in answer}
+    held = {(job.id, job.token) for job in after.jobs if job.token is not None}
+    model.passed_over = frozenset(busy) - tokens.keys()
+    model.left_expired = frozenset(
+        one for one in busy if one in model.jobs and (one, model.jobs[one].token) in held
+    )
 
     def token_for(job: JobRecord) -> str:
         token = tokens.get(job.id)
@@ -97,56 +100,40 @@ def _reserve(model: Model, call: Call, answer: list[JobRecord], after: Snapshot)
         return token
 
     model.token_for = token_for
-    return model.reserve(*call.args, **call.kwargs)
+    return model.reserve(**msgspec.structs.asdict(call))
 
 
-def _extend(model: Model, call: Call, answer: list[Any], after: Snapshot) -> list[Any]:
+def _extend(model: Model, call: op.ExtendLease, answer: list[Any]) -> list[Any]:
     expected: list[Any] = []
-    for extension, got in zip(call.args[0], answer, strict=True):
+    for extension, got in zip(call.extensions, answer, strict=True):
         token = got.token if isinstance(got, Lease) else extension.token
         model.token_for = lambda job, token=token: token  # type: ignore[misc]
-        expected += model.extend_lease([extension], **call.kwargs)
+        expected += model.extend_lease([extension], lease_for=call.lease_for, now=call.now)
     return expected
 
 
-def _reclaim(model: Model, call: Call, answer: int, after: Snapshot) -> int:
-    now, limit = call.kwargs["now"], call.kwargs.get("limit", 1000)
-    due = model.expired(now, call.kwargs.get("queue"))
-    if len(due) > limit:
+def _reclaim(model: Model, call: op.Reclaim, after: Snapshot) -> int:
+    due = model.expired(call.now, call.queue)
+    if len(due) > call.limit:
         known = {row.seq for row in model.log}
         ended = [row.job_id for row in after.rows if row.seq not in known and row.outcome is Outcome.EXPIRED]
-        due = _chosen("reclaim", ended, due, (), limit)
-    model.reclaim_jobs(due, now=now)
-    return len(due)
+        due = _chosen("reclaim", ended, due, (), call.limit)
+    return model.reclaim_jobs(due, now=call.now)
 
 
-def _purge(model: Model, call: Call, answer: int, after: Snapshot) -> int:
+def _purge(model: Model, call: op.Purge, after: Snapshot) -> int:
     gone = model.jobs.keys() - {job.id for job in after.jobs}
-    chosen = _chosen("purge", gone, model.purgeable(call.args[0]), (), call.kwargs.get("limit", 1000))
-    model.forget(chosen)
-    return len(chosen)
+    return model.forget(_chosen("purge", gone, model.purgeable(call.selection), (), call.limit))
 
 
-def _prune(model: Model, call: Call, answer: int, after: Snapshot) -> int:
-    now, limit = call.kwargs["now"], call.kwargs.get("limit", 1000)
-    ages = {job.id: model.overdue(job, now) for job in model.jobs.values()}
+def _prune(model: Model, call: op.Prune, after: Snapshot) -> int:
+    ages = {job.id: model.overdue(job, call.now) for job in model.jobs.values()}
     gone = model.jobs.keys() - {job.id for job in after.jobs}
-    jobs = _chosen("prune (jobs)", gone, *_by_age(ages), limit)
-    model.forget(jobs)
-    row_ages = {row.seq: model.overdue_row(row, now) for row in model.log}
+    jobs = _chosen("prune (jobs)", gone, *_by_age(ages), call.limit)
+    row_ages = {row.seq: model.overdue_row(row, call.now) for row in model.log}
     gone_rows = row_ages.keys() - {row.seq for row in after.rows}
-    rows = set(_chosen("prune (attempt log)", gone_rows, *_by_age(row_ages), limit))
-    model.log = [row for row in model.log if row.seq not in rows]
-    return len(jobs) + len(rows)
-
-
-_SPECIAL: dict[str, Callable[[Model, Call, Any, Snapshot], Any]] = {
-    "reserve": _reserve,
-    "extend_lease": _extend,
-    "reclaim": _reclaim,
-    "purge": _purge,
-    "prune": _prune,
-}
+    rows = _chosen("prune (attempt log)", gone_rows, *_by_age(row_ages), call.limit)
+    return model.forget(jobs) + model.forget_rows(rows)
 
 
 def _by_age(ages: dict[Any, Micros | None]) -> tuple[list[Any], list[Any]]:
@@ -183,8 +170,7 @@ def _failure_id(model: Model, after: Snapshot, dead: JobRecord, queue: str) -> s
 
 def _adopt_flags(model: Model, after: Snapshot) -> None:
     """A dead job that is requeued as blocked has the flags it came with or, if those were dropped, the default."""
-    for job in model.jobs.values():
-        if job.state is JobState.BLOCKED and job.fence > 0:
-            shown = after.job(job.id)
-            if shown is not None and shown.update is None:
-                job.update = None
+    for shown in after.jobs:
+        job = model.jobs.get(shown.id)
+        if job and job.state is JobState.BLOCKED and job.fence > 0 and shown.update is None:
+            job.update = None

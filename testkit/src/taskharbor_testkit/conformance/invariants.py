@@ -12,9 +12,9 @@ from typing import Any
 
 import msgspec
 
+from taskharbor.drivers import operations as op
 from taskharbor.drivers.contract import Enqueued
-from taskharbor.jobs import Attempt, JobRecord, JobState, Lease, Micros
-from taskharbor_testkit.conformance.calls import Call
+from taskharbor.jobs import LATEST, Attempt, JobRecord, JobState, Lease, Micros
 from taskharbor_testkit.conformance.snapshot import Mismatch, Snapshot
 
 INVARIANTS = (
@@ -44,7 +44,7 @@ class Span(msgspec.Struct, frozen=True):
     fence: int
     start: Micros
     end: Micros
-    place: tuple[str, str] | None = None
+    place: tuple[str, str] | None
     """Queue and key, where the job has one."""
 
 
@@ -64,20 +64,20 @@ class Witness:
         self._granted_in: set[str] = set()
         self._of_removed_jobs: set[int] = set()
 
-    def saw(self, call: Call, answer: Any) -> None:
-        match call.method:
-            case "enqueue":
+    def saw(self, call: op.Operation[Any], answer: Any) -> None:
+        match call:
+            case op.Enqueue():
                 self.accepted |= {one.id for one in answer if isinstance(one, Enqueued)}
-            case "reserve":
+            case op.Reserve():
                 for job in answer:
-                    self._grant(job, call.kwargs["now"])
-            case "extend_lease":
+                    self._grant(job, call.now)
+            case op.ExtendLease():
                 for lease in answer:
                     if isinstance(lease, Lease):
                         self._tokens.setdefault((lease.job_id, lease.token), self._fences[lease.job_id])
-            case "requeue":
-                self._may_leave_dead |= set(call.args[0])
-            case "purge" | "prune" | "remove":
+            case op.Requeue():
+                self._may_leave_dead |= set(call.job_ids)
+            case op.Purge() | op.Prune() | op.Remove():
                 self._may_vanish = True
 
     def _grant(self, job: JobRecord, now: Micros) -> None:
@@ -182,29 +182,21 @@ class Witness:
 
 def spans(rows: Iterable[Attempt], jobs: Iterable[JobRecord]) -> list[Span]:
     """Every lease there was, ended or held, as the log and the store tell it."""
-    found = [
-        Span(
-            row.job_id,
-            row.fence,
-            row.reserved_at_us,
-            min(row.ended_at_us, row.lease_expires_at_us),
-            None if row.key is None else (row.queue, row.key),
-        )
-        for row in rows
-        if row.reserved_at_us is not None and row.lease_expires_at_us is not None
+    leases: list[tuple[Attempt | JobRecord, str, Micros, Micros | None]] = [
+        *((row, row.job_id, row.ended_at_us, row.lease_expires_at_us) for row in rows),
+        *((job, job.id, LATEST, job.expires_at_us) for job in jobs),
     ]
-    held = [
+    return [
         Span(
-            job.id,
-            job.fence,
-            job.reserved_at_us,
-            job.expires_at_us,
-            None if job.key is None else (job.queue, job.key),
+            job_id,
+            one.fence,
+            one.reserved_at_us,
+            min(end, expiry),
+            None if one.key is None else (one.queue, one.key),
         )
-        for job in jobs
-        if job.reserved_at_us is not None and job.expires_at_us is not None
+        for one, job_id, end, expiry in leases
+        if one.reserved_at_us is not None and expiry is not None
     ]
-    return found + held
 
 
 def check_no_overlap(leases: Iterable[Span]) -> None:

@@ -27,14 +27,14 @@ from hypothesis.stateful import (
 )
 
 from taskharbor.drivers import contract
+from taskharbor.drivers import operations as op
 from taskharbor.drivers.contract import Driver, JobFilter, QueueSettings
 from taskharbor.jobs import SECOND, JobRecord, Lease, Micros
 from taskharbor_testkit.conformance import strategies as some
 from taskharbor_testkit.conformance.backend import Backend
-from taskharbor_testkit.conformance.calls import Call
 from taskharbor_testkit.conformance.effort import Effort
 from taskharbor_testkit.conformance.snapshot import list_all
-from taskharbor_testkit.conformance.twin import BOOM, Twin
+from taskharbor_testkit.conformance.twin import BOOM, Twin, ack, discard, fail, release, retry, with_token
 
 T = TypeVar("T")
 
@@ -50,7 +50,7 @@ class DriverMachine(RuleBasedStateMachine):
         self.stack = AsyncExitStack()
         self.tokens: list[tuple[str, str]] = []
         """Every (job, token) ever granted: the latest last, the stale ones before."""
-        self.last: tuple[int, Call] | None = None
+        self.last: tuple[int, op.Operation[Any]] | None = None
         self.last_at: Micros = 0
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
@@ -71,7 +71,7 @@ class DriverMachine(RuleBasedStateMachine):
         self.twin, self.clients = self.run(opened())
         self.do(0, self.enqueueing(wishes))
         self.do(0, self.reserving(limit=how["limit"], lease=how["lease"]))
-        self.do(0, Call("configure", ("q", settings), {"now": self.twin.now}))
+        self.do(0, op.Configure("q", settings, self.twin.now))
 
     def teardown(self) -> None:
         try:
@@ -84,19 +84,16 @@ class DriverMachine(RuleBasedStateMachine):
 
     # -- one call at a time ---------------------------------------------------------------------------------
 
-    def do(self, client: int, call: Call) -> Any:
+    def do(self, client: int, call: op.Operation[Any]) -> None:
         self.last, self.last_at = (client, call), self.twin.now
-        answer = self.run(self.twin.call(call.method, *call.args, by=self.clients[client], **call.kwargs))
-        self.note(answer)
-        return answer
+        self.note(self.run(self.twin.call(call, self.clients[client])))
 
     def note(self, answer: Any) -> None:
         """Keep every token that was handed out; each will be used again, in time or too late."""
         for item in answer if isinstance(answer, list) else ():
-            if isinstance(item, JobRecord) and item.token is not None:
-                self.tokens.append((item.id, item.token))
-            elif isinstance(item, Lease) and (item.job_id, item.token) not in self.tokens:
-                self.tokens.append((item.job_id, item.token))
+            lease = item.lease if isinstance(item, JobRecord) else item
+            if isinstance(lease, Lease) and (lease.job_id, lease.token) not in self.tokens:
+                self.tokens.append((lease.job_id, lease.token))
 
     @rule(client=some.clients, wishes=st.lists(some.wishes, min_size=1, max_size=4))
     def enqueue(self, client: int, wishes: list[dict[str, Any]]) -> None:
@@ -134,8 +131,7 @@ class DriverMachine(RuleBasedStateMachine):
         self, client: int, which: list[int], progress: bytes | None, how: dict[str, Any]
     ) -> None:
         beats = [contract.Extension(*self.token(n), progress) for n in which]
-        now = self.twin.now - how["lag"]
-        self.do(client, Call("extend_lease", (beats,), {"lease_for": how["lease"], "now": now}))
+        self.do(client, op.ExtendLease(beats, how["lease"], self.twin.now - how["lag"]))
 
     @rule(client=some.clients, how=some.ends)
     def settle(self, client: int, how: dict[str, Any]) -> None:
@@ -143,32 +139,32 @@ class DriverMachine(RuleBasedStateMachine):
 
     @rule(client=some.clients, queue=st.none() | some.queues, limit=some.limits, lag=some.lags)
     def reclaim(self, client: int, queue: str | None, limit: int, lag: Micros) -> None:
-        self.do(client, Call("reclaim", (), {"now": self.twin.now - lag, "queue": queue, "limit": limit}))
+        self.do(client, op.Reclaim(self.twin.now - lag, queue, limit))
 
     @rule(client=some.clients, which=some.picks, lag=some.lags)
     def cancel(self, client: int, which: list[int], lag: Micros) -> None:
         ids = [self.token(n)[0] if self.tokens and n % 2 else self.job_id(n) for n in which]
-        self.do(client, Call("cancel", (ids,), {"now": self.twin.now - lag}))
+        self.do(client, op.Cancel(ids, self.twin.now - lag))
 
     @rule(client=some.clients, which=some.picks, lag=some.lags)
     def requeue(self, client: int, which: list[int], lag: Micros) -> None:
         dead = [job.id for job in self.twin.model.jobs.values() if job.state == "dead"] or ["unknown"]
         ids = [dead[n % len(dead)] if n % 4 else self.job_id(n) for n in which]
-        self.do(client, Call("requeue", (ids,), {"now": self.twin.now - lag}))
+        self.do(client, op.Requeue(ids, self.twin.now - lag))
 
     @rule(client=some.clients, selection=some.filters, limit=some.limits)
     def purge(self, client: int, selection: JobFilter, limit: int) -> None:
-        self.do(client, Call("purge", (selection,), {"limit": limit}))
+        self.do(client, op.Purge(selection, limit))
 
     @rule(client=some.clients, limit=some.limits)
     def prune(self, client: int, limit: int) -> None:
-        self.do(client, Call("prune", (), {"now": self.twin.now, "limit": limit}))
+        self.do(client, op.Prune(self.twin.now, limit))
 
     @rule(client=some.clients, queue=some.queues, settings=some.settings)
     def configure(self, client: int, queue: str, settings: QueueSettings) -> None:
         if settings.failure_queue == queue:
             return  # Refused: a failing job would never end.
-        self.do(client, Call("configure", (queue, settings), {"now": self.twin.now}))
+        self.do(client, op.Configure(queue, settings, self.twin.now))
 
     @rule(client=some.clients, selection=some.filters, limit=some.limits)
     def list_jobs(self, client: int, selection: JobFilter, limit: int) -> None:
@@ -200,25 +196,20 @@ class DriverMachine(RuleBasedStateMachine):
     @rule(wishes=st.lists(some.wishes, min_size=1, max_size=2), how=some.reservations, end=some.ends)
     def calls_race(self, wishes: list[dict[str, Any]], how: dict[str, Any], end: dict[str, Any]) -> None:
         """Three clients at once; some order of their calls must explain what came of it."""
-        cancel = Call("cancel", ([self.job_id(end["which"])],), {"now": self.twin.now})
+        cancel = op.Cancel([self.job_id(end["which"])], self.twin.now)
         third = self.settling(end["ends"]) if self.tokens else cancel
-        reserve = self.reserving(**how | {"queue": "q", "worker": "w9"})
-        calls = [self.enqueueing(wishes), reserve, third]
+        calls = [self.enqueueing(wishes), self.reserving(**how | {"queue": "q", "worker": "w9"}), third]
         self.last = None
         for answer in self.run(self.twin.together(*zip(self.clients, calls, strict=True))):
             self.note(answer)
 
     # -- calls as data --------------------------------------------------------------------------------------
 
-    def enqueueing(self, wishes: list[dict[str, Any]]) -> Call:
+    def enqueueing(self, wishes: list[dict[str, Any]]) -> op.Enqueue:
         now = self.twin.now
-        records = [
-            JobRecord(run_at_us=now + delay, created_at_us=now, **fields)
-            for delay, fields in (
-                (wish["delay"], {n: v for n, v in wish.items() if n != "delay"}) for wish in wishes
-            )
-        ]
-        return Call("enqueue", (records,), {"now": now, "new_ids": self.twin.are_new(records)})
+        given = [dict(wish) for wish in wishes]
+        records = [JobRecord(run_at_us=now + one.pop("delay"), created_at_us=now, **one) for one in given]
+        return op.Enqueue(records, now, self.twin.are_new(records))
 
     def reserving(
         self,
@@ -229,30 +220,25 @@ class DriverMachine(RuleBasedStateMachine):
         worker: str = "w1",
         types: list[str] | None = None,
         lag: Micros = 0,
-    ) -> Call:
-        how = {"limit": limit, "lease_for": lease, "worker": worker, "types": types}
-        return Call("reserve", (queue,), how | {"now": self.twin.now - lag})
+    ) -> op.Reserve:
+        return op.Reserve(queue, limit, lease, self.twin.now - lag, worker, types)
 
-    def settling(self, ends: list[tuple[int, str, Micros]], lag: Micros = 0) -> Call:
-        batch = [self.settlement(*end) for end in ends]
-        return Call("settle", (batch,), {"now": self.twin.now - lag})
+    def settling(self, ends: list[tuple[int, str, Micros]], lag: Micros = 0) -> op.Settle:
+        return op.Settle([self.settlement(*end) for end in ends], self.twin.now - lag)
 
     def settlement(self, which: int, verb: str, delay: Micros) -> contract.Settlement:
         job_id, token = self.token(which)
-        job = self.twin.model.jobs.get(job_id)
-        attempts = 1 if job is None else job.attempts + 1
+        job = with_token(self.twin.model.jobs.get(job_id) or self.twin.job(id=job_id), token)
         later = self.twin.now + delay
-        match verb:
-            case "ack":
-                return contract.Ack(job_id, token, b"result" if delay else None)
-            case "retry":
-                return contract.Retry(job_id, token, later, attempts, BOOM)
-            case "fail":
-                return contract.Fail(job_id, token, attempts, BOOM)
-            case "discard":
-                return contract.Discard(job_id, token, BOOM if delay else None)
-            case _:
-                return contract.Release(job_id, token, later if verb == "snooze" else None)
+        settlements: dict[str, contract.Settlement] = {
+            "ack": ack(job, b"result" if delay else None),
+            "retry": retry(job, later),
+            "fail": fail(job),
+            "discard": discard(job, BOOM if delay else None),
+            "release": release(job),
+            "snooze": release(job, later),
+        }
+        return settlements[verb]
 
     def token(self, which: int) -> tuple[str, str]:
         """Not a precondition of a rule: whether a race has granted a lease may differ when a history is repeated."""

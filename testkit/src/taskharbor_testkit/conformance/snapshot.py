@@ -30,9 +30,6 @@ class Snapshot(msgspec.Struct):
     stats: list[QueueStats]
     rows: list[Attempt]
 
-    def job(self, job_id: str) -> JobRecord | None:
-        return next((job for job in self.jobs if job.id == job_id), None)
-
 
 async def take(driver: Driver, now: Micros) -> Snapshot:
     return Snapshot(
@@ -40,9 +37,10 @@ async def take(driver: Driver, now: Micros) -> Snapshot:
     )
 
 
-async def list_all(driver: Driver, selection: JobFilter, now: Micros, limit: int = 1000) -> list[JobRecord]:
+async def list_all(
+    driver: Driver, selection: JobFilter, now: Micros, limit: int = 1000, cursor: str | None = None
+) -> list[JobRecord]:
     jobs: list[JobRecord] = []
-    cursor: str | None = None
     while True:
         page = await driver.list_jobs(selection, now=now, limit=limit, cursor=cursor)
         jobs += page.jobs

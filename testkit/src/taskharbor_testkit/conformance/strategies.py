@@ -10,7 +10,6 @@ from hypothesis.strategies import SearchStrategy
 from taskharbor.drivers.contract import JobFilter, QueueSettings
 from taskharbor.jobs import SECOND, JobState, UpdateFlags, UpdateRunAt
 
-QUEUES = ("q", "r", "failed")
 TYPES = ("mail", "sms", "push")
 
 queues: SearchStrategy[str] = st.sampled_from(("q",) * 6 + ("r", "failed"))

@@ -10,21 +10,24 @@ import asyncio
 import itertools
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import msgspec
 
 from taskharbor.drivers import contract
+from taskharbor.drivers import operations as op
 from taskharbor.drivers.contract import Driver, JobFilter, QueueSettings
 from taskharbor.errors import JobError
 from taskharbor.ids import new_id
 from taskharbor.jobs import SECOND, Attempt, Failure, JobRecord, JobState, Lease, Micros
 from taskharbor_testkit.conformance import snapshot
 from taskharbor_testkit.conformance.backend import Store
-from taskharbor_testkit.conformance.calls import Call, perform, replay, touched
+from taskharbor_testkit.conformance.calls import perform, replay, touched
 from taskharbor_testkit.conformance.invariants import InvariantBroken, Witness
 from taskharbor_testkit.conformance.snapshot import Mismatch, Snapshot
 from taskharbor_testkit.model import Model
+
+A = TypeVar("A")
 
 START: Micros = 1_700_000_000 * SECOND
 QUEUE = "q"
@@ -56,59 +59,47 @@ class Twin:
 
     def job(self, **fields: Any) -> JobRecord:
         """A record that is due now, unless told otherwise."""
-        defaults: dict[str, Any] = {
-            "id": new_id(),
-            "type": "mail",
-            "queue": QUEUE,
-            "payload": b"{}",
-            "run_at_us": self.now,
-            "created_at_us": self.now,
-        }
-        return JobRecord(**(defaults | fields))
+        defaults: dict[str, Any] = {"id": new_id(), "type": "mail", "queue": QUEUE, "payload": b"{}"}
+        instants = {"run_at_us": self.now, "created_at_us": self.now}
+        return JobRecord(**defaults | instants | fields)
 
     # -- one call, checked ----------------------------------------------------------------------------------
 
-    async def call(self, method: str, *args: Any, by: Driver | None = None, **kwargs: Any) -> Any:
-        call = Call(method, args, kwargs)
+    async def call(self, call: op.Operation[A], by: Driver | None = None) -> A:
         answer = await perform(by or self.driver, call)
         shown = await self.look()
         self.witness.saw(call, answer)
         self.witness.check(shown, self.now)
-        known_rows, known_jobs = self._known()
+        known = self._known()
         try:
             replay(self.model, call, answer, shown)
-            snapshot.compare(self.model, shown, self.now, known_rows & self._model_rows(), known_jobs)
+            snapshot.compare(self.model, shown, self.now, *known)
         except Mismatch as wrong:
             raise Mismatch(f"after {call}:\n{wrong}") from None
         return answer
 
-    async def together(self, *calls: tuple[Driver, Call]) -> list[Any]:
+    async def together(self, *calls: tuple[Driver, op.Operation[Any]]) -> list[Any]:
         """Start all at once; some serial order of them must explain every answer and all that is visible."""
         answers = list(await asyncio.gather(*(perform(driver, call) for driver, call in calls)))
         shown = await self.look()
         pairs = [(call, answer) for (_, call), answer in zip(calls, answers, strict=True)]
-        known_rows, known_jobs = self._known()
-        reasons: list[str] = []
-        passes_over = self.driver.capabilities.passes_over_busy
-        changing = [touched(self.model, call, answer) if passes_over else set() for call, answer in pairs]
-        busy = {
-            id(call): set[str]().union(
-                *(ids for other, ids in zip(pairs, changing, strict=True) if other[0] is not call)
-            )
-            for call, _ in pairs
-        }
-        for order in itertools.permutations(pairs):
+        known, reasons = self._known(), list[str]()
+        changing = [set[str]() for _ in pairs]
+        if self.driver.capabilities.passes_over_busy:
+            changing = [touched(self.model, call, answer) for call, answer in pairs]
+        for order in itertools.permutations(range(len(pairs))):
             model = self.model.copy()
             try:
-                for call, answer in order:
-                    replay(model, call, answer, shown, busy[id(call)])
-                snapshot.compare(model, shown, self.now, known_rows, known_jobs)
+                for n in order:
+                    busy = set[str]().union(*changing[:n], *changing[n + 1 :])
+                    replay(model, *pairs[n], shown, busy)
+                snapshot.compare(model, shown, self.now, *known)
             except Mismatch as wrong:
-                reasons.append(f"{[call.method for call, _ in order]}: {wrong}")
+                reasons.append(f"{[pairs[n][0].name for n in order]}: {wrong}")
                 continue
             self.model = model
-            for call, answer in order:
-                self.witness.saw(call, answer)
+            for n in order:
+                self.witness.saw(*pairs[n])
             self.witness.check(shown, self.now)
             return answers
         listed = "\n".join(f"  {call} -> {answer!r}" for call, answer in pairs)
@@ -132,10 +123,7 @@ class Twin:
         return shown
 
     def _known(self) -> tuple[set[int], set[str]]:
-        return self._model_rows(), set(self.model.jobs)
-
-    def _model_rows(self) -> set[int]:
-        return {row.seq for row in self.model.log}
+        return {row.seq for row in self.model.log}, set(self.model.jobs)
 
     @asynccontextmanager
     async def unchanged(self) -> AsyncIterator[None]:
@@ -165,15 +153,10 @@ class Twin:
             assert await self._observer.settings(stats.queue) == stats.settings
             assert await self._observer.stats(now=self.now, queue=stats.queue) == [stats]
 
-    def _or_now(self, now: Micros | None) -> Micros:
-        return self.now if now is None else now
-
     # -- calls -----------------------------------------------------------------------------------------------
 
     async def enqueue(self, *records: JobRecord, by: Driver | None = None) -> list[contract.Enqueued]:
-        return list(
-            await self.call("enqueue", list(records), now=self.now, new_ids=self.are_new(records), by=by)
-        )
+        return await self.call(op.Enqueue(list(records), self.now, self.are_new(records)), by)
 
     def are_new(self, records: Sequence[JobRecord]) -> bool:
         """Whether to tell the driver that the ids are new: every other time that they are."""
@@ -198,13 +181,12 @@ class Twin:
         queue: str = QUEUE,
         lease: float = 30,
         worker: str = "w1",
-        types: Sequence[str] | None = None,
+        types: list[str] | None = None,
         by: Driver | None = None,
         now: Micros | None = None,
     ) -> list[JobRecord]:
-        kwargs: dict[str, Any] = {"lease_for": round(lease * SECOND), "now": self._or_now(now)}
-        kwargs |= {} if types is None else {"types": types}
-        return list(await self.call("reserve", queue, limit=limit, worker=worker, by=by, **kwargs))
+        lease_for = round(lease * SECOND)
+        return await self.call(op.Reserve(queue, limit, lease_for, now or self.now, worker, types), by)
 
     async def lease(self, job: JobRecord | None = None, **how: Any) -> JobRecord:
         """Enqueue the job where one is given, then reserve one."""
@@ -221,44 +203,37 @@ class Twin:
     async def settle(
         self, *settlements: contract.Settlement, by: Driver | None = None, now: Micros | None = None
     ) -> list[JobError | None]:
-        return list(await self.call("settle", list(settlements), now=self._or_now(now), by=by))
+        return await self.call(op.Settle(list(settlements), now or self.now), by)
 
     async def extend(
         self, *extensions: contract.Extension, lease: float = 30, now: Micros | None = None
     ) -> list[Lease | JobError]:
-        lease_for = round(lease * SECOND)
-        return list(
-            await self.call("extend_lease", list(extensions), lease_for=lease_for, now=self._or_now(now))
-        )
+        return await self.call(op.ExtendLease(list(extensions), round(lease * SECOND), now or self.now))
 
     async def keep(self, held: JobRecord, progress: bytes | None = None, **how: Any) -> JobRecord:
         """Extend one lease; the record with the token and expiry that hold from now on."""
         (lease,) = await self.extend(beat(held, progress), **how)
         assert isinstance(lease, Lease), f"a valid lease was refused: {lease!r}"
-        return msgspec.structs.replace(
-            held,
-            token=lease.token,
-            expires_at_us=lease.expires_at_us,
-            cancel_requested=lease.cancel_requested,
-        )
+        changed = {name: getattr(lease, name) for name in ("token", "expires_at_us", "cancel_requested")}
+        return msgspec.structs.replace(held, **changed)
 
     async def reclaim(self, now: Micros | None = None, **kwargs: Any) -> int:
-        return int(await self.call("reclaim", now=self._or_now(now), **kwargs))
+        return await self.call(op.Reclaim(now or self.now, **kwargs))
 
     async def cancel(self, *job_ids: str) -> list[JobState | JobError]:
-        return list(await self.call("cancel", list(job_ids), now=self.now))
+        return await self.call(op.Cancel(list(job_ids), self.now))
 
     async def requeue(self, *job_ids: str) -> list[JobState | JobError]:
-        return list(await self.call("requeue", list(job_ids), now=self.now))
+        return await self.call(op.Requeue(list(job_ids), self.now))
 
     async def purge(self, limit: int = 1000, **selection: Any) -> int:
-        return int(await self.call("purge", JobFilter(**selection), limit=limit))
+        return await self.call(op.Purge(JobFilter(**selection), limit))
 
     async def prune(self, limit: int = 1000) -> int:
-        return int(await self.call("prune", now=self.now, limit=limit))
+        return await self.call(op.Prune(self.now, limit))
 
     async def configure(self, queue: str = QUEUE, **settings: Any) -> None:
-        await self.call("configure", queue, QueueSettings(**settings), now=self.now)
+        await self.call(op.Configure(queue, QueueSettings(**settings), self.now))
 
     # -- looking ---------------------------------------------------------------------------------------------
 

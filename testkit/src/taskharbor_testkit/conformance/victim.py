@@ -10,7 +10,6 @@ import os
 import signal
 import sys
 import threading
-import time
 
 from taskharbor.drivers.contract import Driver
 from taskharbor.drivers.registry import connect
@@ -41,7 +40,7 @@ async def main(driver: Driver, what: str) -> None:
     jobs = _batch("0")
     await driver.enqueue(jobs, now=START)
     if what == "stream":
-        threading.Thread(target=_die_later, daemon=True).start()
+        threading.Timer(STREAM_FOR, _die).start()
         for n in range(1, 1_000_000):
             await driver.enqueue(_batch(str(n)), now=START)
     if what in ("reserve", "settle"):
@@ -49,11 +48,6 @@ async def main(driver: Driver, what: str) -> None:
         if what == "settle":
             await driver.settle([ack(job) for job in held], now=START)
     print(*[job.id for job in jobs])
-    _die()
-
-
-def _die_later() -> None:
-    time.sleep(STREAM_FOR)
     _die()
 
 

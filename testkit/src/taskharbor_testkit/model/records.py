@@ -2,24 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, TypeVar
-
 import msgspec
 
 from taskharbor.drivers.contract import JobFilter
-from taskharbor.errors import InvalidRequest
 from taskharbor.jobs import JobRecord, Micros, UpdateFlags
-
-T = TypeVar("T")
-
-
-def checked(items: Sequence[T], kind: Any) -> list[T]:
-    """A batch with anything else in it is refused before the first change."""
-    for item in items:
-        if not isinstance(item, kind):
-            raise InvalidRequest(f"{item!r} is not a {kind}")
-    return list(items)
 
 
 def change(job: JobRecord, by: JobRecord, flags: UpdateFlags) -> None:

@@ -10,7 +10,7 @@ import bisect
 import copy
 import sys
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Self
 
 from taskharbor import errors
@@ -39,14 +39,7 @@ from taskharbor.jobs import (
     Outcome,
     UpdateFlags,
 )
-from taskharbor_testkit.model.records import (
-    change,
-    checked,
-    clear_lease,
-    is_due,
-    matches,
-    own_copy,
-)
+from taskharbor_testkit.model.records import change, clear_lease, is_due, matches, own_copy
 
 _SUCCEEDS_AGAIN: dict[type, tuple[JobState, ...]] = {
     contract.Ack: (JobState.DONE,),
@@ -96,9 +89,8 @@ class Model:
     # -- producing ----------------------------------------------------------------------------------------
 
     def enqueue(self, records: Sequence[JobRecord], *, now: Micros, new_ids: bool = False) -> list[Enqueued]:
-        batch = checked(records, JobRecord)
         self.promote(now)
-        return [self.enqueue_one(record, now) for record in batch]
+        return [self.enqueue_one(record, now) for record in records]
 
     def enqueue_one(self, given: JobRecord, now: Micros) -> Enqueued:
         if given.id in self.jobs:
@@ -204,11 +196,10 @@ class Model:
     def extend_lease(
         self, extensions: Sequence[Extension], *, lease_for: Micros, now: Micros
     ) -> list[Lease | JobError]:
-        batch = checked(extensions, Extension)
         return [
             self.refuse(one.job_id, one.token, now)
             or self.extend(self.jobs[one.job_id], now + lease_for, one.progress)
-            for one in batch
+            for one in extensions
         ]
 
     def extend(self, job: JobRecord, expires_at: Micros, progress: bytes | None) -> Lease:
@@ -234,9 +225,8 @@ class Model:
     # -- ending leases ------------------------------------------------------------------------------------
 
     def settle(self, settlements: Sequence[Settlement], *, now: Micros) -> list[JobError | None]:
-        batch = checked(settlements, Settlement)
         self.promote(now)
-        return [self.settle_one(settlement, now) for settlement in batch]
+        return [self.settle_one(settlement, now) for settlement in settlements]
 
     def settle_one(self, settlement: Settlement, now: Micros) -> JobError | None:
         job = self.jobs.get(settlement.job_id)
@@ -291,9 +281,7 @@ class Model:
         job.failed_at_us = now
 
     def reclaim(self, *, now: Micros, queue: str | None = None, limit: int = 1000) -> int:
-        due = self.expired(now, queue)[:limit]
-        self.reclaim_jobs(due, now=now)
-        return len(due)
+        return self.reclaim_jobs(self.expired(now, queue)[:limit], now=now)
 
     def expired(self, now: Micros, queue: str | None = None) -> list[str]:
         return [
@@ -302,11 +290,12 @@ class Model:
             if queue in (None, job.queue) and job.expires_at_us is not None and job.expires_at_us <= now
         ]
 
-    def reclaim_jobs(self, job_ids: Iterable[str], *, now: Micros) -> None:
+    def reclaim_jobs(self, job_ids: Sequence[str], *, now: Micros) -> int:
         """End these leases, all of them over. A driver may choose which ones a limited `reclaim` takes."""
         self.promote(now)
         for job_id in job_ids:
             self.expire(self.jobs[job_id], now)
+        return len(job_ids)
 
     def expire(self, job: JobRecord, now: Micros) -> None:
         held = copy.copy(job)
@@ -453,9 +442,7 @@ class Model:
         job.attempts = job.stalls = 0
 
     def purge(self, selection: JobFilter, *, limit: int = 1000) -> int:
-        chosen = self.purgeable(selection)[:limit]
-        self.forget(chosen)
-        return len(chosen)
+        return self.forget(self.purgeable(selection)[:limit])
 
     def purgeable(self, selection: JobFilter) -> list[str]:
         return [job.id for job in self.jobs.values() if job.state.is_terminal and matches(job, selection)]
@@ -534,17 +521,13 @@ class Model:
 
     def stats_of(self, queue: str, now: Micros) -> QueueStats:
         runnable = self.runnable(queue, now)
-        done, dead, cancelled = (
-            self.totals.get((queue, state), 0) for state in (JobState.DONE, JobState.DEAD, JobState.CANCELLED)
-        )
+        ended = [state for state in JobState if state.is_terminal]
         return QueueStats(
             queue=queue,
             counts=self.counts(queue),
-            done_total=done,
-            dead_total=dead,
-            cancelled_total=cancelled,
             head_run_at_us=runnable[0].run_at_us if runnable else None,
             settings=self.settings(queue),
+            **{f"{state}_total": self.totals.get((queue, state), 0) for state in ended},
         )
 
     def counts(self, queue: str) -> dict[JobState, int]:

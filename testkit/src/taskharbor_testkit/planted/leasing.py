@@ -124,34 +124,29 @@ class StaleTokenAccepted(Bug):
         return None if isinstance(error, LeaseMismatch) else error
 
 
-class _ForgivesExpiry(Bug):
-    is_forgiving = False
+class ExpiredSettlementAccepted(Bug):
+    """A settlement after expires_at is refused, even where nobody reclaimed the job yet."""
+
+    is_settling = False
+
+    def settle_one(self, settlement: Settlement, now: Micros) -> JobError | None:
+        self.is_settling = True
+        answer = super().settle_one(settlement, now)
+        self.is_settling = False
+        return answer
 
     def refuse(self, job_id: str, token: str, now: Micros) -> JobError | None:
         error = super().refuse(job_id, token, now)
-        return None if self.is_forgiving and isinstance(error, LeaseExpired) else error
+        return None if self.is_settling and isinstance(error, LeaseExpired) else error
 
 
-class ExpiredSettlementAccepted(_ForgivesExpiry):
-    """A settlement after expires_at is refused, even where nobody reclaimed the job yet."""
-
-    def settle(self, settlements: Sequence[Settlement], *, now: Micros) -> list[JobError | None]:
-        self.is_forgiving = True
-        answers = super().settle(settlements, now=now)
-        self.is_forgiving = False
-        return answers
-
-
-class ExpiredExtensionAccepted(_ForgivesExpiry):
+class ExpiredExtensionAccepted(Bug):
     """A heartbeat after expires_at revives nothing."""
 
     def extend_lease(
         self, extensions: Sequence[Extension], *, lease_for: Micros, now: Micros
     ) -> list[Lease | JobError]:
-        self.is_forgiving = True
-        answers = super().extend_lease(extensions, lease_for=lease_for, now=now)
-        self.is_forgiving = False
-        return answers
+        return super().extend_lease(extensions, lease_for=now + lease_for, now=0)
 
 
 class ExtendsFromOldExpiry(Bug):

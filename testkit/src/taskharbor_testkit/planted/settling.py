@@ -7,15 +7,7 @@ from typing import ClassVar
 
 import msgspec
 
-from taskharbor.drivers.contract import (
-    EXPIRED_ERROR,
-    Ack,
-    AttemptPage,
-    Fail,
-    Release,
-    Retry,
-    Settlement,
-)
+from taskharbor.drivers.contract import EXPIRED_ERROR, Ack, AttemptPage, Fail, Release, Retry, Settlement
 from taskharbor.errors import JobError, JobNotFound
 from taskharbor.jobs import Failure, JobRecord, Micros, Outcome
 from taskharbor_testkit.planted.registry import Bug

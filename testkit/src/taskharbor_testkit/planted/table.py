@@ -58,41 +58,35 @@ def as_json(table: Sequence[Caught]) -> str:
 
 
 def as_markdown(table: Sequence[Caught]) -> str:
-    alone = [one for one in table if len(one.cases) == 1]
-    unnamed = [one for one in table if not one.cases and one.by_machine]
-    missed = [one for one in table if not one.cases and not one.by_machine]
     used = {name for one in table for name in one.cases}
+    sections = {
+        "Bugs that one named case alone catches": _bullets(
+            f"`{one.bug}`: `{one.cases[0]}`{' (and the state machine)' * one.by_machine}"
+            for one in table
+            if len(one.cases) == 1
+        ),
+        "Bugs that only the state machine catches": _bullets(
+            f"`{one.bug}`" for one in table if not one.cases and one.by_machine
+        ),
+        "Bugs that nothing catches": _bullets(
+            f"`{one.bug}`" for one in table if not one.cases and not one.by_machine
+        ),
+        "All bugs": [
+            "| bug | rule | cases | state machine | cases that catch it, the most specific first |",
+            "|---|---|---|---|---|",
+            *(_row(one) for one in sorted(table, key=lambda one: one.bug)),
+        ],
+        "Cases that catch none of these bugs": _bullets(f"`{name}`" for name in CASES if name not in used),
+    }
     lines = [
         "# Planted bugs",
         "",
         "Made by `python -m taskharbor_testkit.planted --markdown`; do not edit it. Each bug breaks one rule of the contract.",
         "The table tells which named cases of the kit catch it, and whether the state machine does.",
         f"{len(table)} bugs, {len(CASES)} cases; {len(CASES) - len(used)} cases catch none of these bugs.",
-        "",
-        "## Bugs that one named case alone catches",
-        "",
-        *_bullets(
-            f"`{one.bug}`: `{one.cases[0]}`{' (and the state machine)' * one.by_machine}" for one in alone
-        ),
-        "",
-        "## Bugs that only the state machine catches",
-        "",
-        *_bullets(f"`{one.bug}`" for one in unnamed),
-        "",
-        "## Bugs that nothing catches",
-        "",
-        *_bullets(f"`{one.bug}`" for one in missed),
-        "",
-        "## All bugs",
-        "",
-        "| bug | rule | cases | state machine | cases that catch it, the most specific first |",
-        "|---|---|---|---|---|",
-        *(_row(one) for one in sorted(table, key=lambda one: one.bug)),
-        "",
-        "## Cases that catch none of these bugs",
-        "",
-        *_bullets(f"`{name}`" for name in CASES if name not in used),
     ]
+    for title, texts in sections.items():
+        lines += ["", f"## {title}", "", *texts]
     return "\n".join(lines) + "\n"
 
 

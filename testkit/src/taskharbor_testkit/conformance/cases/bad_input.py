@@ -2,141 +2,124 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
+from taskharbor.drivers import operations as op
 from taskharbor.drivers.contract import Ack, Extension, Fail, JobFilter, QueueSettings, Release, Retry
 from taskharbor.errors import InvalidRequest
 from taskharbor.jobs import LATEST, SECOND, Failure, UpdateFlags
-from taskharbor_testkit.conformance.twin import BOOM, QUEUE, Twin
+from taskharbor_testkit.conformance.calls import perform
+from taskharbor_testkit.conformance.twin import BOOM, QUEUE, START, Twin
 
 BAD_NAMES: tuple[Any, ...] = ("", " ", "\t\n", "x" * 201, "a\0b", "\ud800", 5, b"q")
-BAD_FIELDS: tuple[tuple[str, Any], ...] = (
-    *((field, name) for field in ("id", "type", "queue", "codec", "key") for name in BAD_NAMES),
-    *(("idempotency_key", name) for name in BAD_NAMES),
-    *((field, value) for field in ("run_at_us", "created_at_us") for value in (LATEST + 1, -LATEST - 1, 1.5)),
-    *((field, value) for field in ("timeout_us", "backoff_min_us", "backoff_max_us") for value in (-1, "x")),
-    *((field, value) for field in ("max_attempts", "max_stalls") for value in (-1, 1_000_001, True)),
-    ("payload", "text"),
-    ("payload", bytearray(b"{}")),
-    ("payload", None),
-    ("priority", 32_768),
-    ("priority", 1.0),
-    ("headers", {"a": 1}),
-    ("headers", {"a": "\0"}),
-    ("headers", {"a": "x" * 8_192}),
-    ("headers", None),
-    ("update", UpdateFlags(run_at="soon")),  # type: ignore[arg-type]
-    ("update", {}),
-)
+BAD_FIELDS: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(("id", "type", "queue", "codec", "key", "idempotency_key"), BAD_NAMES),
+    **dict.fromkeys(("run_at_us", "created_at_us"), (LATEST + 1, -LATEST - 1, 1.5)),
+    **dict.fromkeys(("timeout_us", "backoff_min_us", "backoff_max_us"), (-1, "x")),
+    **dict.fromkeys(("max_attempts", "max_stalls"), (-1, 1_000_001, True)),
+    "payload": ("text", bytearray(b"{}"), None),
+    "priority": (32_768, 1.0),
+    "headers": ({"a": 1}, {"a": "\0"}, {"a": "x" * 8_192}, None),
+    "update": (UpdateFlags(run_at="soon"), {}),  # type: ignore[arg-type]
+}
+BAD_CLAIMS: dict[str, tuple[Any, ...]] = {
+    "queue": BAD_NAMES,
+    "limit": (-1, 2**31),
+    "lease_for": (0, LATEST + 1),
+    "now": (LATEST + 1, 1.5),
+    "worker": ("",),
+    "types": (["\0"], [5]),
+}
+BAD_SETTINGS: dict[str, tuple[Any, ...]] = {
+    "failure_queue": (*BAD_NAMES, QUEUE),
+    "max_inflight": (0, -1, 2**31),
+    "keep_done_us": (-1,),
+    "keep_dead_us": (LATEST + 1,),
+    "keep_attempts_us": (1.5,),
+    "paused": (1,),
+}
 
 
-async def _refused(t: Twin, method: str, *args: Any, **kwargs: Any) -> str:
-    try:
-        await getattr(t.driver, method)(*args, **kwargs)
-    except InvalidRequest as error:
-        return str(error)
-    raise AssertionError(f"{method} takes {args} {kwargs}")
+async def _refused(t: Twin, *calls: op.Operation[Any], names: str = "") -> None:
+    """The driver refuses all of these calls, the error names the field, and nothing changes."""
+    async with t.unchanged():
+        tries = (perform(t.driver, call) for call in calls)
+        raised = await asyncio.gather(*tries, return_exceptions=True)
+    for call, error in zip(calls, raised, strict=True):
+        assert isinstance(error, InvalidRequest), f"{call} is answered with {error!r}"
+        assert names in str(error), error
 
 
 async def a_batch_with_a_bad_record_is_refused_and_none_of_it_is_stored(t: Twin) -> None:
-    for field, value in BAD_FIELDS:
-        told = await _refused(t, "enqueue", [t.job(), t.job(**{field: value})], now=t.now)
-        assert field in told, told
-    for other in (None, {"id": "a"}, "job"):
-        await _refused(t, "enqueue", [t.job(), other], now=t.now)
-    assert await t.driver.stats(now=t.now) == []
-    await t.enqueue(t.job())
+    for field, values in BAD_FIELDS.items():
+        jobs = [t.job(**{field: value}) for value in values]
+        await _refused(t, *[op.Enqueue([t.job(), job], t.now) for job in jobs], names=field)
+    others: Any = (None, {"id": "a"}, "job")
+    await _refused(t, *[op.Enqueue([t.job(), other], t.now) for other in others])
 
 
 async def a_refusal_does_not_repeat_what_a_job_carries(t: Twin) -> None:
-    told = await _refused(t, "enqueue", [t.job(payload="secret")], now=t.now)
-    assert "secret" not in told
+    (error,) = await asyncio.gather(
+        t.driver.enqueue([t.job(payload="secret")], now=t.now), return_exceptions=True
+    )
+    assert "secret" not in str(error)
 
 
 async def a_claim_with_bad_arguments_is_refused(t: Twin) -> None:
-    await t.enqueue(t.job())
-    good: dict[str, Any] = {"limit": 1, "lease_for": SECOND, "now": t.now, "worker": "w"}
-    for field, value in (
-        ("limit", -1),
-        ("limit", 2**31),
-        ("lease_for", 0),
-        ("lease_for", LATEST + 1),
-        ("now", LATEST + 1),
-        ("now", 1.5),
-        ("worker", ""),
-        ("types", ["\0"]),
-        ("types", [5]),
-    ):
-        assert field in await _refused(t, "reserve", QUEUE, **(good | {field: value}))
-    for name in BAD_NAMES:
-        assert "queue" in await _refused(t, "reserve", name, **good)
+    await t.add()
+    good: dict[str, Any] = {"queue": QUEUE, "limit": 1, "lease_for": SECOND, "now": t.now, "worker": "w"}
+    for field, values in BAD_CLAIMS.items():
+        await _refused(t, *[op.Reserve(**good | {field: value}) for value in values], names=field)
 
 
 async def a_batch_with_a_bad_settlement_or_heartbeat_is_refused_and_none_of_it_is_applied(t: Twin) -> None:
     held = await t.lease(t.job())
-    token = held.token or ""
-    good = Ack(held.id, token)
+    job_id, token = held.id, held.token or ""
     bad: tuple[Any, ...] = (
+        None,
         "ack",
-        Ack(held.id, token, b"x" * 1_048_577),
+        Ack(job_id, token, b"x" * 1_048_577),
         Ack("", token),
         Ack("\0", token),
-        Ack(held.id, 5),  # type: ignore[arg-type]
-        Retry(held.id, token, LATEST + 1, 1, BOOM),
-        Retry(held.id, token, None, 1, BOOM),  # type: ignore[arg-type]
-        Retry(held.id, token, t.now, -1, BOOM),
-        Fail(held.id, token, 1, None),  # type: ignore[arg-type]
-        Fail(held.id, token, 1, Failure("x" * 70_000, "")),
-        Fail(held.id, token, 1, Failure("E", "lone \ud800")),
-        Fail(held.id, token, 1, Failure("E", "", "NUL \0")),
-        Release(held.id, token, -LATEST - 1),
+        Ack(job_id, 5),  # type: ignore[arg-type]
+        Retry(job_id, token, LATEST + 1, 1, BOOM),
+        Retry(job_id, token, None, 1, BOOM),  # type: ignore[arg-type]
+        Retry(job_id, token, t.now, -1, BOOM),
+        Fail(job_id, token, 1, None),  # type: ignore[arg-type]
+        Fail(job_id, token, 1, Failure("x" * 70_000, "")),
+        Fail(job_id, token, 1, Failure("E", "lone \ud800")),
+        Fail(job_id, token, 1, Failure("E", "", "NUL \0")),
+        Release(job_id, token, -LATEST - 1),
     )
-    for settlement in bad:
-        await _refused(t, "settle", [good, settlement], now=t.now)
-    for extension in (Extension(held.id, token, "half"), Extension("", token), None):  # type: ignore[arg-type]
-        beats = [Extension(held.id, token, b"1"), extension]
-        await _refused(t, "extend_lease", beats, lease_for=SECOND, now=t.now)
-    await _refused(t, "extend_lease", [Extension(held.id, token)], lease_for=0, now=t.now)
-    assert (await t.get(held.id)).progress is None
-    assert await t.settle(good) == [None]
+    await _refused(t, *[op.Settle([Ack(job_id, token), one], t.now) for one in bad])
+    good = Extension(job_id, token, b"1")
+    beats: Any = (Extension(job_id, token, "half"), Extension("", token), None)  # type: ignore[arg-type]
+    await _refused(t, *[op.ExtendLease([good, one], SECOND, t.now) for one in beats])
+    await _refused(t, op.ExtendLease([good], 0, t.now), names="lease_for")
 
 
 async def bad_settings_are_refused_and_the_queue_keeps_its_own(t: Twin) -> None:
-    for name in BAD_NAMES:
-        await _refused(t, "configure", name, QueueSettings(), now=t.now)
-        await _refused(t, "configure", QUEUE, QueueSettings(failure_queue=name), now=t.now)
-    bad: tuple[Any, ...] = (
-        QueueSettings(max_inflight=0),
-        QueueSettings(max_inflight=-1),
-        QueueSettings(max_inflight=2**31),
-        QueueSettings(keep_done_us=-1),
-        QueueSettings(keep_dead_us=LATEST + 1),
-        QueueSettings(keep_attempts_us=1.5),  # type: ignore[arg-type]
-        QueueSettings(paused=1),  # type: ignore[arg-type]
-        QueueSettings(failure_queue=QUEUE),
-        {},
-    )
-    for settings in bad:
-        await _refused(t, "configure", QUEUE, settings, now=t.now)
-    assert await t.driver.stats(now=t.now) == []
+    for field, values in BAD_SETTINGS.items():
+        settings = [QueueSettings(**{field: value}) for value in values]
+        await _refused(t, *[op.Configure(QUEUE, one, t.now) for one in settings])
+    await _refused(t, *[op.Configure(name, QueueSettings(), t.now) for name in BAD_NAMES])
+    await _refused(t, op.Configure(QUEUE, {}, t.now))  # type: ignore[arg-type]
 
 
 async def ids_and_names_that_no_job_has_are_refused_where_they_are_looked_for(t: Twin) -> None:
     """A call that only reads is refused for the same names as one that writes."""
     for name in BAD_NAMES:
-        for method in ("get", "cancel", "requeue"):
-            await _refused(t, method, ["known", name], now=t.now)
-        await _refused(t, "job_attempts", name)
-        await _refused(t, "settings", name)
-        await _refused(t, "stats", now=t.now, queue=name)
-        await _refused(t, "reclaim", now=t.now, queue=name)
-        await _refused(t, "list_jobs", JobFilter(queue=name), now=t.now)
-        await _refused(t, "list_jobs", JobFilter(types=frozenset({name})), now=t.now)
-        await _refused(t, "purge", JobFilter(key=name))
+        await _refused(
+            t,
+            *[call(["known", name], START) for call in (op.Get, op.Cancel, op.Requeue)],
+            *[op.JobAttempts(name), op.Settings(name), op.Stats(START, name), op.Reclaim(START, name)],
+            op.ListJobs(JobFilter(queue=name), START),
+            op.ListJobs(JobFilter(types=frozenset({name})), START),
+            op.Purge(JobFilter(key=name)),
+        )
     for limit in (0, -1, 2**31):
-        await _refused(t, "list_jobs", JobFilter(), now=t.now, limit=limit)
-        await _refused(t, "read_attempts", limit=limit)
+        await _refused(t, op.ListJobs(JobFilter(), START, limit), op.ReadAttempts(None, limit))
     for limit in (-1, 2**31):
-        await _refused(t, "reclaim", now=t.now, limit=limit)
-        await _refused(t, "prune", now=t.now, limit=limit)
-        await _refused(t, "purge", JobFilter(), limit=limit)
+        calls = op.Reclaim(START, None, limit), op.Prune(START, limit), op.Purge(JobFilter(), limit)
+        await _refused(t, *calls, names="limit")

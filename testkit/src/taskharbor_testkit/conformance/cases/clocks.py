@@ -4,17 +4,14 @@ clocks were read. A lease that follows another in the store follows it in time; 
 from __future__ import annotations
 
 from taskharbor import errors
-from taskharbor.jobs import SECOND, Attempt, JobState, Micros
+from taskharbor.jobs import SECOND, JobState, Micros
 from taskharbor_testkit.conformance.case import Body, add
 from taskharbor_testkit.conformance.invariants import check_no_overlap, most_at_once, spans
-from taskharbor_testkit.conformance.twin import SETTLEMENTS, Twin, ack, beat, fail
+from taskharbor_testkit.conformance.snapshot import read_log
+from taskharbor_testkit.conformance.twin import SETTLEMENTS, Twin, ack, beat
 
 LAG: Micros = 3_000
 """Between reading the clock and taking effect: some milliseconds in production."""
-
-
-async def _log(t: Twin) -> list[Attempt]:
-    return (await t.driver.read_attempts()).attempts
 
 
 def _w_holds_after(settlement: str) -> Body:
@@ -29,7 +26,7 @@ def _w_holds_after(settlement: str) -> Body:
         assert (second.reserved_at_us, second.expires_at_us) == (t.now, t.now + 30 * SECOND)
         t.advance(1)
         await t.settle(ack(second))
-        assert most_at_once(spans(await _log(t), [])) == 1
+        assert most_at_once(spans(await read_log(t.driver), [])) == 1
 
     return body
 
@@ -42,7 +39,7 @@ def _same_job_again_after(settlement: str) -> Body:
         await t.settle(SETTLEMENTS[settlement](first))
         second = await t.lease(now=t.now - LAG)
         assert (second.id, second.reserved_at_us) == (first.id, t.now)
-        check_no_overlap(spans(await _log(t), [second]))
+        check_no_overlap(spans(await read_log(t.driver), [second]))
 
     return body
 
@@ -50,11 +47,13 @@ def _same_job_again_after(settlement: str) -> Body:
 def _never_ends_before_it_began(settlement: str) -> Body:
     async def body(t: Twin) -> None:
         """ended_at, and finished_at of a job that ended, is never before the lease's reserved_at."""
-        held = await t.lease(t.job())
-        assert await t.settle(SETTLEMENTS[settlement](held), now=t.now - LAG) == [None]
-        await t.logged(held, ended_at_us=held.reserved_at_us, reserved_at_us=held.reserved_at_us)
-        is_terminal = (await t.get(held.id)).state.is_terminal
-        await t.shows(held, finished_at_us=held.reserved_at_us if is_terminal else None)
+        await t.enqueue(t.job(key="k"), t.job())
+        held = await t.reserve(2)
+        assert await t.settle(*map(SETTLEMENTS[settlement], held), now=t.now - LAG) == [None, None]
+        for job in held:
+            await t.logged(job, ended_at_us=job.reserved_at_us, reserved_at_us=job.reserved_at_us)
+            is_terminal = (await t.get(job.id)).state.is_terminal
+            await t.shows(job, finished_at_us=job.reserved_at_us if is_terminal else None)
 
     return body
 
@@ -83,16 +82,6 @@ async def an_end_by_another_reserve_counts(t: Twin) -> None:
     await t.reserve()
     third = await t.lease(now=(first.expires_at_us or 0) - LAG)
     assert third.reserved_at_us == first.expires_at_us
-
-
-async def two_jobs_of_a_key_do_not_overlap_in_the_log(t: Twin) -> None:
-    first = await t.lease(t.job(key="k"))
-    await t.add(key="k")
-    t.advance(1)
-    await t.settle(ack(first))
-    second = await t.lease(now=t.now - LAG)
-    assert second.reserved_at_us == t.now
-    check_no_overlap(spans(await _log(t), [second]))
 
 
 async def an_end_in_another_queue_holds_nothing_back(t: Twin) -> None:
@@ -126,14 +115,6 @@ async def the_latest_end_counts_not_the_last(t: Twin) -> None:
     assert (await t.lease(now=t.now - 2 * LAG)).reserved_at_us == t.now
 
 
-async def a_later_now_is_taken_as_it_is(t: Twin) -> None:
-    await t.add_many(2)
-    await t.settle(ack(await t.lease()))
-    t.advance(2)
-    second = await t.lease()
-    assert (second.reserved_at_us, second.expires_at_us) == (t.now, t.now + 30 * SECOND)
-
-
 async def what_ends_without_a_lease_holds_nothing_back(t: Twin) -> None:
     """Cancelled while waiting: no lease ended."""
     gone, _ = await t.add_many(2)
@@ -153,14 +134,6 @@ async def the_latest_end_outlives_its_job(t: Twin) -> None:
     assert await t.prune() == 2
     second = await t.lease(now=t.now - LAG, by=await t.store.connect())
     assert second.reserved_at_us == t.now - 1
-
-
-async def a_keyed_batch_never_ends_a_lease_before_it_began(t: Twin) -> None:
-    await t.enqueue(t.job(key="k"), t.job())
-    keyed, plain = await t.reserve(2)
-    assert await t.settle(ack(keyed), fail(plain), now=t.now - LAG) == [None, None]
-    await t.logged(keyed, ended_at_us=keyed.reserved_at_us)
-    await t.logged(plain, ended_at_us=plain.reserved_at_us)
 
 
 # -- judged by the caller's clock ----------------------------------------------------------------------------

@@ -22,25 +22,17 @@ def _needs_durable(t: Twin) -> None:
         raise Skip("the driver is not durable")
 
 
-async def what_was_accepted_survives_a_lost_handle(t: Twin) -> None:
-    """The handle is dropped without close: nothing it answered for may depend on it."""
-    _needs_durable(t)
-    lost = await t.store.connect()
-    jobs = [t.job(), t.job(run_at_us=t.now + SECOND)]
-    await t.enqueue(*jobs, by=lost)
-    found = await (await t.store.connect()).get([job.id for job in jobs], now=t.now)
-    assert [job and job.id for job in found] == [job.id for job in jobs]
-
-
-async def a_lost_handles_leases_come_back(t: Twin) -> None:
-    """Not before they are over, and as soon as they are."""
+async def a_lost_handles_jobs_and_leases_are_kept(t: Twin) -> None:
+    """The handle is dropped without close. Its leases come back as soon as they are over, and not before."""
     _needs_durable(t)
     lost, fresh = await t.store.connect(), await t.store.connect()
-    held = await t.lease(t.job(), lease=10, by=lost)
+    later = t.job(run_at_us=t.now + SECOND, priority=-1)
+    await t.enqueue(t.job(), later, by=lost)
+    held = await t.lease(lease=10, by=lost)
     assert await t.reserve(by=fresh) == []
     t.advance(10)
-    again = await t.lease(by=fresh)
-    assert (again.id, again.fence, again.stalls) == (held.id, 2, 1)
+    again, waited = await t.reserve(2, by=fresh)
+    assert (again.id, again.fence, again.stalls, waited.id) == (held.id, 2, 1, later.id)
 
 
 async def everything_is_there_when_all_handles_were_closed(t: Twin) -> None:

@@ -67,22 +67,17 @@ async def the_given_record_stays_the_callers(t: Twin) -> None:
 
 
 async def a_known_id_changes_nothing(t: Twin) -> None:
-    """In no queue, whatever its key and flags say: first match wins, and rule 1 speaks of the id alone."""
+    """In any queue, whatever its key and flags say, while it waits, runs and after it ended: the id alone counts."""
     job = await t.add(key="k")
     await t.recognises(t.job(id=job.id, payload=b"other", priority=5), job)
     await t.recognises(t.job(id=job.id, queue="elsewhere"), job)
     flags = UpdateFlags(run_at="yes", reset_counts=True)
-    await t.recognises(t.job(id=job.id, key="k", payload=b"other", update=flags), job)
-
-
-async def a_known_id_is_known_while_inflight_and_after_the_end(t: Twin) -> None:
-    """A repeated try that comes late does not run the job twice."""
-    job = t.job()
-    held = await t.lease(job)
-    await t.recognises(job, job)
+    again = t.job(id=job.id, key="k", payload=b"other", update=flags)
+    await t.recognises(again, job)
+    held = await t.lease()
+    await t.recognises(again, job)
     await t.settle(ack(held))
-    await t.recognises(job, job)
-    assert await t.reserve() == []
+    await t.recognises(again, job)
 
 
 async def an_id_given_twice_in_a_batch_is_stored_once(t: Twin) -> None:
@@ -101,8 +96,10 @@ async def a_repeated_batch_is_recognised_as_a_whole(t: Twin) -> None:
 
 
 async def an_empty_batch_changes_nothing(t: Twin) -> None:
+    await t.lease(t.job())
     async with t.unchanged():
-        assert await t.enqueue() == []
+        for call in (t.enqueue, t.settle, t.extend, t.cancel, t.requeue):
+            assert await call() == []
 
 
 async def a_batch_is_stored_in_its_order(t: Twin) -> None:
@@ -115,24 +112,6 @@ async def a_batch_may_span_queues(t: Twin) -> None:
     await t.enqueue(*jobs)
     for n in range(3):
         assert [job.id for job in await t.reserve(9, queue=f"q{n}")] == [job.id for job in jobs[n::3]]
-
-
-async def what_one_handle_stored_every_handle_sees(t: Twin) -> None:
-    job = await t.add()
-    (held,) = await t.reserve(by=await t.store.connect())
-    assert held.id == job.id
-
-
-async def a_batch_with_bad_input_stores_nothing(t: Twin) -> None:
-    """All or nothing: an error of the whole call is raised, and the good records before it are not stored."""
-    await t.add(key="k")
-    bad: Any = None
-    async with t.unchanged():
-        try:
-            await t.driver.enqueue([t.job(), t.job(key="k", payload=b"new"), bad, t.job()], now=t.now)
-        except Exception:
-            return
-        raise AssertionError("None in a batch of records was accepted")
 
 
 # -- idempotency keys: a lookup within the queue, as long as the job they led to is kept -----------------------
@@ -165,16 +144,12 @@ async def an_idempotency_key_is_known_after_the_end(t: Twin) -> None:
 
 
 async def an_idempotency_key_is_forgotten_with_the_job(t: Twin) -> None:
-    await t.settle(ack(await t.lease(t.job(idempotency_key="i"))))
-    assert await t.purge() == 1
-    await t.stores(t.job(idempotency_key="i"))
-
-
-async def an_idempotency_key_is_forgotten_when_retention_removes_the_job(t: Twin) -> None:
+    """By an operator's purge and by retention."""
     await t.configure(keep_done_us=1)
-    await t.settle(ack(await t.lease(t.job(idempotency_key="i"))))
-    t.advance(1)
-    await t.prune()
+    for remove in (t.purge, t.prune):
+        await t.settle(ack(await t.lease(t.job(idempotency_key="i"))))
+        t.advance(1)
+        assert await remove() == 1
     await t.stores(t.job(idempotency_key="i"))
 
 

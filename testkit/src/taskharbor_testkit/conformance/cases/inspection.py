@@ -6,13 +6,14 @@ from typing import Any
 
 from taskharbor.drivers.contract import JobFilter, QueueSettings
 from taskharbor.jobs import SECOND, JobState
+from taskharbor_testkit.conformance.case import add
 from taskharbor_testkit.conformance.snapshot import list_all, read_log
 from taskharbor_testkit.conformance.twin import (
     BOOM,
     SETTLEMENTS,
+    START,
     Twin,
     ack,
-    beat,
     discard,
     fail,
     release,
@@ -38,15 +39,10 @@ async def a_scheduled_job_whose_time_has_come_reads_as_ready(t: Twin) -> None:
         assert (await t.stats()).counts[state] == len(wanted)
 
 
-async def newest_accepted_first(t: Twin) -> None:
-    """Whatever run_at, priority or id say."""
-    jobs = [await t.add(id=f"id-{n * 7 % 5}", priority=n, run_at_us=t.now - n) for n in range(5)]
-    listed = await list_all(t.driver, JobFilter(), t.now)
-    assert [job.id for job in listed] == [job.id for job in reversed(jobs)]
-
-
 async def pages_neither_repeat_nor_skip(t: Twin) -> None:
-    jobs = await t.add_many(23)
+    """The newest accepted job comes first, whatever run_at, priority or id say."""
+    jobs = [t.job(id=f"id-{n * 7 % 23}", priority=n % 3, run_at_us=t.now - n) for n in range(23)]
+    await t.enqueue(*jobs)
     for limit in (1, 5, 22, 23, 24):
         listed = await list_all(t.driver, JobFilter(), t.now, limit=limit)
         assert [job.id for job in listed] == [job.id for job in reversed(jobs)]
@@ -54,11 +50,19 @@ async def pages_neither_repeat_nor_skip(t: Twin) -> None:
         assert (len(page.jobs), page.cursor is None) == (min(limit, 23), limit >= 23)
 
 
-async def nothing_is_listed_where_nothing_is(t: Twin) -> None:
-    await t.add()
+async def the_unknown_reads_as_empty(t: Twin) -> None:
+    """A question about an unknown queue or job does not make it known."""
     empty = await t.driver.list_jobs(JobFilter(queue="none"), now=t.now)
     assert (empty.jobs, empty.cursor) == ([], None)
     assert await t.driver.get([], now=t.now) == []
+    assert await t.driver.job_attempts("none") == []
+    stats = await t.stats("none")
+    assert (stats.queue, stats.settings, stats.counts) == (
+        "none",
+        QueueSettings(),
+        dict.fromkeys(JobState, 0),
+    )
+    assert await t.driver.stats(now=t.now) == []
 
 
 async def a_page_is_not_disturbed_by_what_comes_and_goes(t: Twin) -> None:
@@ -106,52 +110,42 @@ async def _listed(t: Twin, **selection: Any) -> set[str]:
     return {job.id for job in listed}
 
 
-async def filters_restrict_one_by_one(t: Twin) -> None:
-    await _one_of_each(t)
-    assert await _listed(t, queue="other") == {"elsewhere"}
-    assert await _listed(t, types=frozenset({"done", "dead"})) == {"done", "dead", "elsewhere"}
-    assert await _listed(t, key="k") == {"inflight", "blocked", "elsewhere"}
-    assert await _listed(t, worker="w9") == {"inflight"}
-    assert await _listed(t, queue="none") == set()
+def _filters(name: str, *wanted: tuple[dict[str, Any], str]) -> None:
+    """A case: each of these filters lists these jobs."""
+
+    async def body(t: Twin) -> None:
+        await _one_of_each(t)
+        for selection, ids in wanted:
+            assert await _listed(t, **selection) == set(ids.split())
+
+    add(body, name)
 
 
-async def filters_by_state(t: Twin) -> None:
-    await _one_of_each(t)
-    for state in JobState:
-        more = {"elsewhere"} if state is JobState.INFLIGHT else set()
-        assert await _listed(t, states=frozenset({state})) == {state.value} | more
-    assert await _listed(t, states=frozenset(JobState)) == {*JobState, "elsewhere"}
-
-
-async def filters_by_end(t: Twin) -> None:
-    """finished_before is exclusive, and only ended jobs have an end."""
-    await _one_of_each(t)
-    dead_at = (await t.get("dead")).finished_at_us or 0
-    assert await _listed(t, finished_before_us=dead_at) == {"done"}
-    assert await _listed(t, finished_before_us=dead_at + 1) == {"done", "dead"}
-    assert await _listed(t, finished_before_us=t.now + 1) == {"done", "dead", "cancelled"}
-
-
-async def filters_combine(t: Twin) -> None:
-    await _one_of_each(t)
-    states = frozenset({JobState.BLOCKED, JobState.READY})
-    assert await _listed(t, queue="q", key="k", states=states) == {"blocked"}
-    assert await _listed(t, queue="q", types=frozenset({"done"}), key="k") == set()
-
-
-async def empty_sets_match_nothing(t: Twin) -> None:
-    """Only None does not restrict."""
-    await _one_of_each(t)
-    assert await _listed(t, states=frozenset()) == set()
-    assert await _listed(t, types=frozenset()) == set()
-
-
-async def stats_of_an_unknown_queue(t: Twin) -> None:
-    """Just the one asked for, known or not; asking does not make it known."""
-    stats = await t.stats("unknown")
-    assert (stats.queue, stats.settings) == ("unknown", QueueSettings())
-    assert stats.counts == dict.fromkeys(JobState, 0)
-    assert await t.driver.stats(now=t.now) == []
+_filters(
+    "filters_restrict_one_by_one",
+    ({"queue": "other"}, "elsewhere"),
+    ({"types": frozenset({"done", "dead"})}, "done dead elsewhere"),
+    ({"key": "k"}, "inflight blocked elsewhere"),
+    ({"worker": "w9"}, "inflight"),
+    ({"queue": "none"}, ""),
+)
+_filters(
+    "filters_by_state",
+    *(({"queue": "q", "states": frozenset({state})}, state.value) for state in JobState),
+    ({"states": frozenset(JobState)}, " ".join([*JobState, "elsewhere"])),
+)
+_filters(
+    "filters_by_end",
+    ({"finished_before_us": START + SECOND}, "done"),
+    ({"finished_before_us": START + SECOND + 1}, "done dead"),
+    ({"finished_before_us": START + 9 * SECOND}, "done dead cancelled"),
+)
+_filters(
+    "filters_combine",
+    ({"queue": "q", "key": "k", "states": frozenset({JobState.BLOCKED, JobState.READY})}, "blocked"),
+    ({"queue": "q", "key": "k", "types": frozenset({"done"})}, ""),
+)
+_filters("empty_sets_match_nothing", ({"states": frozenset()}, ""), ({"types": frozenset()}, ""))
 
 
 async def stats_count_every_state(t: Twin) -> None:
@@ -197,11 +191,7 @@ async def looking_changes_nothing(t: Twin) -> None:
     await _one_of_each(t)
     t.advance(3600)
     async with t.unchanged():
-        await t.driver.get(list(t.model.jobs), now=t.now)
-        await t.driver.stats(now=t.now)
-        await list_all(t.driver, JobFilter(), t.now)
-        await t.driver.settings("q")
-        await t.driver.read_attempts()
+        await t.finish()
 
 
 async def the_backend_tells_its_time(t: Twin) -> None:
@@ -230,20 +220,21 @@ async def _done(t: Twin) -> str:
 
 
 async def an_empty_log_has_a_cursor(t: Twin) -> None:
-    """`cursor` resumes after the last row, even when no row came."""
+    """`cursor` resumes after the last row, on any handle, even when no row came."""
     page = await t.driver.read_attempts()
     assert page.attempts == []
-    await _done(t)
-    rest = await t.driver.read_attempts(after=page.cursor)
-    assert len(rest.attempts) == 1
+    done, other = await _done(t), await t.store.connect()
+    rest = await other.read_attempts(after=page.cursor)
+    assert [row.job_id for row in rest.attempts] == [done]
     assert (await t.driver.read_attempts(after=rest.cursor)).attempts == []
 
 
 async def a_row_tells_everything(t: Twin) -> None:
     fields: dict[str, Any] = {"type": "sms", "key": "k", "priority": 4}
     instants = {"run_at_us": t.now - 7, "created_at_us": t.now - 9}
-    held = await t.lease(t.job(payload=b"12345", **fields, **instants), worker="w5", lease=30)
+    held = await t.lease(t.job(payload=b"12345", **fields, **instants), worker="w5", lease=10)
     t.advance(3)
+    held = await t.keep(held, lease=30)
     await t.settle(retry(held, t.now + SECOND))
     await t.logged(
         held, job_id=held.id, queue="q", fence=1, worker="w5", payload_size=5, **fields, **instants
@@ -263,13 +254,6 @@ async def run_at_is_that_of_the_execution(t: Twin) -> None:
     assert [row.run_at_us for row in await t.rows(held.id)] == [due, due + SECOND]
 
 
-async def the_expiry_is_that_of_the_last_heartbeat(t: Twin) -> None:
-    held = await t.lease(t.job(), lease=10)
-    t.advance(5)
-    await t.settle(ack(await t.keep(held, lease=40)))
-    await t.logged(held, lease_expires_at_us=t.now + 40 * SECOND)
-
-
 async def one_jobs_rows_are_in_order(t: Twin) -> None:
     held = await t.lease(t.job(max_attempts=9), lease=5)
     await t.settle(retry(held, t.now))
@@ -285,38 +269,14 @@ async def one_jobs_rows_are_in_order(t: Twin) -> None:
     assert [row.seq for row in rows] == sorted({row.seq for row in rows})
 
 
-async def an_unknown_job_has_no_rows(t: Twin) -> None:
-    assert await t.driver.job_attempts("unknown") == []
-
-
-async def a_refused_settle_leaves_no_row(t: Twin) -> None:
-    held = await t.lease(t.job(), lease=5)
-    t.advance(5)
-    await t.settle(ack(held))
-    assert await t.rows(held.id) == []
-
-
-async def enqueue_reserve_and_heartbeat_leave_no_row(t: Twin) -> None:
-    await t.extend(beat(await t.lease(t.job())))
-    assert (await t.driver.read_attempts()).attempts == []
-
-
 async def log_pages_in_any_size_tell_the_same(t: Twin) -> None:
-    for job in await t.hold(17):
+    """Rows come in the order of the calls."""
+    held = (await t.hold(17))[::-1]
+    for job in held:
         await t.settle(ack(job))
-    whole = await read_log(t.driver)
-    assert len(whole) == 17
     for limit in (1, 4, 16, 17, 18):
-        assert await read_log(t.driver, limit=limit) == whole
+        assert [row.job_id for row in await read_log(t.driver, limit=limit)] == [job.id for job in held]
         assert len((await t.driver.read_attempts(limit=limit)).attempts) <= limit
-
-
-async def rows_come_in_the_order_of_the_calls(t: Twin) -> None:
-    held = await t.hold(6)
-    order = [held[n] for n in (4, 0, 5, 2, 1, 3)]
-    for job in order:
-        await t.settle(ack(job))
-    assert [row.job_id for row in await read_log(t.driver)] == [job.id for job in order]
 
 
 async def a_log_cursor_survives_retention(t: Twin) -> None:
@@ -330,17 +290,3 @@ async def a_log_cursor_survives_retention(t: Twin) -> None:
     late = await _done(t)
     rest = await t.driver.read_attempts(after=page.cursor)
     assert [row.job_id for row in rest.attempts] == [late]
-
-
-async def a_log_cursor_works_on_any_handle(t: Twin) -> None:
-    await _done(t)
-    page = await t.driver.read_attempts()
-    late = await _done(t)
-    rest = await (await t.store.connect()).read_attempts(after=page.cursor)
-    assert [row.job_id for row in rest.attempts] == [late]
-
-
-async def rows_outlive_their_job(t: Twin) -> None:
-    done = await _done(t)
-    await t.purge()
-    assert [row.outcome for row in await t.rows(done)] == ["done"]

@@ -19,22 +19,33 @@ async def _inflight_and_blocked(t: Twin, **blocked: Any) -> tuple[JobRecord, Job
     return held, job
 
 
-def _frees(settlement: str) -> Body:
+async def _end(t: Twin, held: JobRecord, how: str) -> None:
+    if how == "a_stall":
+        t.advance(30)
+        await t.reclaim()
+    elif how == "an_honoured_cancel":
+        await t.cancel(held.id)
+        await t.settle(SETTLEMENTS["retry"](held))
+    else:
+        await t.settle(SETTLEMENTS[how](held))
+
+
+def _frees(how: str) -> Body:
     async def body(t: Twin) -> None:
         held, blocked = await _inflight_and_blocked(t)
-        await t.settle(SETTLEMENTS[settlement](held))
+        await _end(t, held, how)
         await t.shows(blocked, state="ready")
         assert (await t.lease()).id == blocked.id
 
     return body
 
 
-def _absorbs(settlement: str) -> Body:
+def _absorbs(how: str) -> Body:
     """The survivor gets the fields that the flags name, the other reads as merged into it."""
 
     async def body(t: Twin) -> None:
         held, blocked = await _inflight_and_blocked(t)
-        await t.settle(SETTLEMENTS[settlement](held))
+        await _end(t, held, how)
         await t.shows(held, state="ready", payload=b"new")
         await t.shows(blocked, state="cancelled", merged_into=held.id, finished_at_us=t.now)
         await t.logged(blocked, outcome="merged")
@@ -43,17 +54,10 @@ def _absorbs(settlement: str) -> Body:
     return body
 
 
-for _settlement in ("ack", "fail", "discard"):
-    add(_frees(_settlement), f"{_settlement}_unblocks")
-for _settlement in ("retry", "release"):
-    add(_absorbs(_settlement), f"{_settlement}_absorbs_the_blocked_job")
-
-
-async def a_key_waits_once(t: Twin) -> None:
-    first, second = await t.add(key="k"), t.job(key="k", payload=b"new")
-    await t.updates(second, first)
-    await t.shows(first, payload=b"new")
-    assert await t.driver.get([second.id], now=t.now) == [None]
+for _how in ("ack", "fail", "discard", "an_honoured_cancel"):
+    add(_frees(_how), f"{_how}_unblocks")
+for _how in ("retry", "release", "a_stall"):
+    add(_absorbs(_how), f"{_how}_absorbs_the_blocked_job")
 
 
 async def a_key_waits_once_within_a_batch(t: Twin) -> None:
@@ -62,25 +66,25 @@ async def a_key_waits_once_within_a_batch(t: Twin) -> None:
 
 
 async def keys_are_per_queue(t: Twin) -> None:
-    await t.stores(t.job(key="k"), t.job(key="k", queue="other"))
-
-
-async def different_keys_do_not_meet(t: Twin) -> None:
-    await t.stores(*[t.job(key=f"k{n}") for n in range(3)], t.job())
+    await t.stores(t.job(key="k"), t.job(key="k", queue="other"), t.job(key="l"), t.job(), t.job())
     assert len(await t.reserve(10)) == 4
 
 
 async def an_ended_job_of_the_key_is_no_obstacle(t: Twin) -> None:
     for end in (ack, fail, discard):
         await t.settle(end(await t.lease(t.job(key="k"))))
+    await t.cancel((await t.add(key="k")).id)
     job = t.job(key="k")
     await t.stores(job)
     await t.shows(job, state="ready")
 
 
 async def enqueue_while_inflight_is_blocked(t: Twin) -> None:
+    """A second one updates the blocked one."""
     _, blocked = await _inflight_and_blocked(t)
     await t.shows(blocked, state="blocked")
+    await t.updates(t.job(key="k", payload=b"newer"), blocked)
+    await t.shows(blocked, payload=b"newer")
 
 
 async def enqueue_while_the_lease_is_over_is_blocked(t: Twin) -> None:
@@ -90,24 +94,11 @@ async def enqueue_while_the_lease_is_over_is_blocked(t: Twin) -> None:
     await t.shows(await t.add(key="k"), state="blocked")
 
 
-async def a_second_one_while_blocked_updates_the_blocked_one(t: Twin) -> None:
-    _, blocked = await _inflight_and_blocked(t)
-    await t.updates(t.job(key="k", payload=b"newer"), blocked)
-    await t.shows(blocked, payload=b"newer")
-
-
 async def a_blocked_job_does_not_run_at_its_time(t: Twin) -> None:
     _, blocked = await _inflight_and_blocked(t, run_at_us=t.now + SECOND)
     t.advance(2)
     assert await t.reserve() == []
     await t.shows(blocked, state="blocked")
-
-
-async def an_honoured_cancel_unblocks(t: Twin) -> None:
-    held, blocked = await _inflight_and_blocked(t)
-    await t.cancel(held.id)
-    await t.settle(retry(held, t.now))
-    assert await t.states(held, blocked) == "cancelled ready"
 
 
 async def death_by_stall_unblocks(t: Twin) -> None:
@@ -136,34 +127,11 @@ async def unblocking_keeps_to_key_and_queue(t: Twin) -> None:
     assert await t.states(*blocked) == "ready ready"
 
 
-async def a_stall_absorbs_the_blocked_job(t: Twin) -> None:
-    held, blocked = await _inflight_and_blocked(t)
-    t.advance(30)
-    assert await t.reclaim() == 1
-    await t.shows(held, payload=b"new")
-    await t.shows(blocked, merged_into=held.id)
-
-
 async def a_stall_seen_by_reserve_absorbs_and_leases_what_it_became(t: Twin) -> None:
     held, _ = await _inflight_and_blocked(t, type="sms")
     t.advance(30)
     await t.lease(types=["sms"])
     await t.shows(held, state="inflight", payload=b"new", stalls=1)
-
-
-async def a_merge_may_send_the_survivor_to_later(t: Twin) -> None:
-    held, _ = await _inflight_and_blocked(t, run_at_us=t.now + 60 * SECOND, update=UpdateFlags(run_at="yes"))
-    await t.settle(release(held))
-    await t.shows(held, state="scheduled")
-    assert await t.reserve() == []
-    t.advance(60)
-    assert (await t.lease()).id == held.id
-
-
-async def a_merge_may_bring_the_survivor_forward(t: Twin) -> None:
-    held, _ = await _inflight_and_blocked(t, update=UpdateFlags(run_at="earlier"))
-    await t.settle(retry(held, t.now + 60 * SECOND))
-    await t.shows(held, state="ready")
 
 
 async def a_merge_may_reset_the_counts_of_this_very_failure(t: Twin) -> None:
@@ -191,21 +159,15 @@ async def a_survivor_that_merged_is_one_job(t: Twin) -> None:
 
 
 async def cancelling_the_blocked_one_leaves_the_inflight_one(t: Twin) -> None:
+    """The key may block again."""
     held, blocked = await _inflight_and_blocked(t)
     assert await t.cancel(blocked.id) == ["cancelled"]
-    await t.settle(retry(held, t.now))
-    await t.shows(held, payload=b"old", cancel_requested=False)
-    await t.shows(blocked, merged_into=None)
-
-
-async def after_cancelling_the_blocked_one_the_key_may_block_again(t: Twin) -> None:
-    held, blocked = await _inflight_and_blocked(t)
-    await t.cancel(blocked.id)
-    third = t.job(key="k")
+    third = t.job(key="k", payload=b"third")
     await t.stores(third)
-    await t.shows(third, state="blocked")
-    await t.settle(ack(held))
-    await t.shows(third, state="ready")
+    await t.settle(retry(held, t.now))
+    await t.shows(held, payload=b"third", cancel_requested=False)
+    assert await t.states(blocked, third) == "cancelled cancelled"
+    await t.shows(blocked, merged_into=None)
 
 
 async def updating_a_scheduled_job_may_make_it_ready(t: Twin) -> None:
@@ -239,18 +201,10 @@ async def an_update_may_change_the_type_it_is_claimed_by(t: Twin) -> None:
     assert (await t.lease(types=["sms"])).id == job.id
 
 
-async def never_two_inflight_for_one_key(t: Twin) -> None:
-    for n in range(6):
-        await t.add(key="k", payload=b"%d" % n)
-        held = await t.reserve(10)
-        assert len(held) <= 1
-        if n % 2 and held:
-            await t.settle(ack(held[0]))
-
-
 # -- all combinations of update flags; the model says what must come out -----------------------------------------
 
 Combinations: TypeAlias = Sequence[UpdateFlags]
+Meeting: TypeAlias = Callable[[Twin, Combinations], Awaitable[None]]
 """Jobs of different keys do not touch each other, so one case tries several combinations, each on its own key."""
 
 COMBINATIONS = [
@@ -306,41 +260,37 @@ async def _onto_blocked(t: Twin, combinations: Combinations) -> None:
     await t.settle(*[retry(job, t.now + 30 * SECOND) for job in held])
 
 
-async def _merged_at_retry(t: Twin, combinations: Combinations) -> None:
-    for shift in (+60, -60):
-        t.advance(300)
+def _merged_at(how: str, shift: int) -> Meeting:
+    async def meeting(t: Twin, combinations: Combinations) -> None:
         await _failed_and_stalled_once(t, len(combinations))
-        held = await t.reserve(len(combinations))
+        held = await t.reserve(len(combinations), lease=10)
         await t.enqueue(*_updates(t, combinations, shift))
-        await t.settle(*[retry(job, t.now + 30 * SECOND) for job in held])
-        t.advance(300)
-        await t.reserve(2 * len(combinations), lease=1000)
-        await t.cancel(*t.model.jobs)
-        await t.settle(*[release(job) for job in t.model.jobs.values() if job.token])
+        later = t.now + 30 * SECOND
+        if how == "stall":
+            t.advance(10)
+            await t.reclaim()
+        else:
+            await t.settle(*[retry(job, later) if how == "retry" else release(job, later) for job in held])
+
+    return meeting
 
 
-async def _merged_at_stall(t: Twin, combinations: Combinations) -> None:
-    await _failed_and_stalled_once(t, len(combinations))
-    await t.reserve(len(combinations), lease=10)
-    await t.enqueue(*_updates(t, combinations, +60))
-    t.advance(10)
-    await t.reclaim()
-
-
-async def _merged_at_release(t: Twin, combinations: Combinations) -> None:
-    await _failed_and_stalled_once(t, len(combinations))
-    held = await t.reserve(len(combinations))
-    await t.enqueue(*_updates(t, combinations, -60))
-    await t.settle(*[release(job, t.now + 30 * SECOND) for job in held])
-
-
-def _with(meeting: Callable[[Twin, Combinations], Awaitable[None]], combinations: Combinations) -> Body:
+def meets(meeting: Meeting, combinations: Combinations) -> Body:
     async def body(t: Twin) -> None:
         await meeting(t, combinations)
 
     return body
 
 
-for _meeting in (_onto_waiting, _onto_blocked, _merged_at_retry, _merged_at_stall, _merged_at_release):
+MEETINGS: dict[str, Meeting] = {
+    "onto_waiting": _onto_waiting,
+    "onto_blocked": _onto_blocked,
+    "merged_later_at_retry": _merged_at("retry", +60),
+    "merged_earlier_at_retry": _merged_at("retry", -60),
+    "merged_at_stall": _merged_at("stall", +60),
+    "merged_at_release": _merged_at("release", -60),
+}
+
+for _name, _meeting in MEETINGS.items():
     for _run_at, _alike in itertools.groupby(COMBINATIONS, lambda flags: flags.run_at):
-        add(_with(_meeting, list(_alike)), f"{_meeting.__name__[1:]}_with_run_at_{_run_at}")
+        add(meets(_meeting, list(_alike)), f"{_name}_with_run_at_{_run_at}")

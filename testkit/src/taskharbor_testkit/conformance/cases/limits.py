@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from taskharbor.drivers.contract import DAY, QueueSettings
+from taskharbor.drivers.operations import Configure
 from taskharbor.jobs import JobState
 from taskharbor_testkit.conformance.twin import SETTLEMENTS, Twin, ack
 
 
 async def w_bounds_reserves_of_all_workers(t: Twin) -> None:
-    await t.configure(max_inflight=3)
-    await t.add_many(9)
+    """On every handle, those opened before W was set too."""
     other = await t.store.connect()
+    await t.add_many(9)
+    assert len(await t.reserve(1, by=other)) == 1
+    await t.configure(max_inflight=4)
     assert len(await t.reserve(2, worker="w1")) == 2
     assert len(await t.reserve(2, worker="w2", by=other)) == 1
     assert await t.reserve(2, worker="w3", by=other) == []
@@ -47,12 +50,12 @@ async def an_extended_lease_keeps_its_place(t: Twin) -> None:
     assert len(await t.reserve(5)) == 1
 
 
-async def w_is_per_queue(t: Twin) -> None:
+async def w_and_pause_are_per_queue(t: Twin) -> None:
     await t.configure(max_inflight=1)
-    await t.add_many(2)
-    await t.add_many(4, queue="free")
-    assert len(await t.reserve(10)) == 1
-    assert len(await t.reserve(10, queue="free")) == 4
+    await t.configure("paused", paused=True)
+    for queue, granted in (("q", 1), ("free", 4), ("paused", 0)):
+        await t.add_many(4, queue=queue)
+        assert len(await t.reserve(10, queue=queue)) == granted
 
 
 async def a_lower_w_revokes_no_lease(t: Twin) -> None:
@@ -79,14 +82,6 @@ async def a_higher_w_grants_at_once(t: Twin) -> None:
     assert len(await t.reserve(10)) == 3
 
 
-async def w_set_by_one_handle_binds_every_handle(t: Twin) -> None:
-    other = await t.store.connect()
-    await t.add_many(4)
-    assert len(await t.reserve(1, by=other)) == 1
-    await t.configure(max_inflight=2)
-    assert len(await t.reserve(10, by=other)) == 1
-
-
 async def a_paused_queue_grants_nothing(t: Twin) -> None:
     await t.add()
     await t.configure(paused=True)
@@ -95,44 +90,22 @@ async def a_paused_queue_grants_nothing(t: Twin) -> None:
     assert len(await t.reserve(10)) == 1
 
 
-async def a_paused_queue_accepts_and_settles(t: Twin) -> None:
-    held = await t.lease(t.job())
+async def a_paused_queue_accepts_settles_and_reclaims(t: Twin) -> None:
+    """Reserve on a paused queue leases nothing, but ends leases that are over."""
+    over, held = await t.lease(t.job(), lease=5), await t.lease(t.job())
     await t.configure(paused=True)
     await t.add()
+    t.advance(5)
+    assert await t.reserve() == []
+    await t.shows(over, state="ready")
     assert await t.settle(ack(await t.keep(held))) == [None]
 
 
-async def a_paused_queue_reclaims(t: Twin) -> None:
-    """Reserve on a paused queue leases nothing, but ends leases that are over."""
-    held = await t.lease(t.job(), lease=5)
-    await t.configure(paused=True)
-    t.advance(5)
-    assert await t.reserve() == []
-    await t.shows(held, state="ready")
-
-
-async def pause_is_per_queue(t: Twin) -> None:
-    await t.configure("other", paused=True)
-    await t.enqueue(t.job(), t.job(queue="other"))
-    assert len(await t.reserve(10)) == 1
-    assert await t.reserve(10, queue="other") == []
-
-
-async def settings_default_where_none_were_made(t: Twin) -> None:
-    async with t.unchanged():
-        assert await t.driver.settings("never seen") == QueueSettings()
-
-
 async def settings_are_replaced_as_a_whole(t: Twin) -> None:
+    """A queue that nobody configured has the default ones; the same settings again change nothing."""
+    assert await t.driver.settings("q") == QueueSettings()
     kept = {"keep_done_us": 1, "keep_dead_us": None, "keep_attempts_us": 2 * DAY}
     full = QueueSettings(paused=True, max_inflight=4, failure_queue="f", **kept)
-    for settings in (full, QueueSettings(max_inflight=1)):
-        await t.call("configure", "q", settings, now=t.now)
-        assert await t.driver.settings("q") == settings
+    for settings in (full, full, QueueSettings(max_inflight=1)):
+        await t.call(Configure("q", settings, t.now))
         assert await (await t.store.connect()).settings("q") == settings
-
-
-async def a_repeated_configure_changes_nothing(t: Twin) -> None:
-    await t.configure(max_inflight=2, failure_queue="f")
-    async with t.unchanged():
-        await t.configure(max_inflight=2, failure_queue="f")

@@ -65,6 +65,11 @@ _effect(
 )
 
 
+_effect(
+    "an_error_without_detail_is_one_line", lambda job: fail(job, error=Failure("Gone", "")), last_error="Gone"
+)
+
+
 async def ack_keeps_the_failures_before_it(t: Twin) -> None:
     held = await t.lease(t.job())
     t.advance(1)
@@ -72,13 +77,6 @@ async def ack_keeps_the_failures_before_it(t: Twin) -> None:
     t.advance(1)
     await t.settle(ack(await t.lease()))
     await t.shows(held, attempts=1, **FAILED)
-
-
-async def an_error_without_detail_is_one_line(t: Twin) -> None:
-    held = await t.lease(t.job())
-    await t.settle(fail(held, error=Failure("Gone", "")))
-    await t.shows(held, last_error="Gone")
-    await t.logged(held, error_type="Gone", error_message="")
 
 
 async def every_end_of_a_lease_clears_progress_and_cancel_request(t: Twin) -> None:
@@ -142,13 +140,6 @@ async def discard_succeeds_on_a_job_cancelled_while_waiting(t: Twin) -> None:
         assert await t.settle(discard(with_token(job, "none"))) == [None]
 
 
-async def extending_an_ended_job_is_not_inflight(t: Twin) -> None:
-    """Terminal idempotence is for settlements; a heartbeat for an ended job must stop its sender."""
-    held = await t.lease(t.job())
-    await t.settle(ack(held))
-    await t.refuses_beat(errors.JobNotInflight, held)
-
-
 async def a_batch_is_judged_item_by_item(t: Twin) -> None:
     """An error in one place neither stops nor changes the others."""
     a, b, c, d, e, f = jobs = await t.hold(6)
@@ -158,22 +149,13 @@ async def a_batch_is_judged_item_by_item(t: Twin) -> None:
     assert [type(answers[1]), type(answers[3])] == [errors.LeaseMismatch, errors.JobNotFound]
     assert answers.count(None) == 5
     assert await t.states(*jobs) == "done inflight scheduled dead ready cancelled"
-
-
-async def a_batch_spans_queues(t: Twin) -> None:
-    held = [await t.lease(t.job(queue=queue), queue=queue) for queue in "abc"]
-    assert await t.settle(*map(ack, held)) == [None] * 3
-    assert [(await t.stats(queue)).done_total for queue in "abc"] == [1, 1, 1]
+    rows = (await t.driver.read_attempts()).attempts
+    assert {row.outcome for row in rows} == {"done", "retried", "dead", "released", "cancelled"}
 
 
 async def a_large_batch_is_settled_whole(t: Twin) -> None:
     assert await t.settle(*map(ack, await t.hold(300))) == [None] * 300
     assert (await t.stats()).done_total == 300
-
-
-async def an_empty_batch_changes_nothing(t: Twin) -> None:
-    async with t.unchanged():
-        assert await t.settle() == []
 
 
 async def a_repeated_settle_changes_nothing_more(t: Twin) -> None:
@@ -187,18 +169,6 @@ async def a_repeated_settle_changes_nothing_more(t: Twin) -> None:
     assert [type(answer) for answer in answers[3:]] == [errors.JobNotInflight] * 2
 
 
-async def a_batch_with_bad_input_ends_nothing(t: Twin) -> None:
-    """One transaction: where the call as a whole is refused, the good settlements before it did not happen."""
-    held = await t.lease(t.job())
-    bad: Any = None
-    async with t.unchanged():
-        try:
-            await t.driver.settle([ack(held), bad], now=t.now)
-        except Exception:
-            return
-        raise AssertionError("None in a batch of settlements was accepted")
-
-
 async def one_job_at_a_time_raises_the_error(t: Twin) -> None:
     """ack, retry, fail, release and discard are batches of one."""
     held = await t.lease(t.job())
@@ -206,16 +176,6 @@ async def one_job_at_a_time_raises_the_error(t: Twin) -> None:
         (raised,) = await asyncio.gather(t.driver.ack(held.id, "wrong", now=t.now), return_exceptions=True)
     assert type(raised) is errors.LeaseMismatch
     assert raised.job_id == held.id
-
-
-async def the_log_tells_each_outcome(t: Twin) -> None:
-    a, b, c, d, e = await t.hold(5)
-    await t.settle(ack(a), fail(b), discard(c), retry(d, t.now + 1), release(e))
-    await t.logged(a, outcome="done", state="done")
-    await t.logged(b, outcome="dead", state="dead")
-    await t.logged(c, outcome="cancelled", state="cancelled")
-    await t.logged(d, outcome="retried", state="scheduled")
-    await t.logged(e, outcome="released", state="ready")
 
 
 # -- the failure queue: the step that makes a job dead also enqueues a job that tells of it -----------------------
@@ -239,41 +199,29 @@ async def a_failed_job_is_told_of(t: Twin) -> None:
     assert (told.run_at_us, told.created_at_us) == (t.now, t.now)
 
 
-async def a_job_that_died_by_stall_is_told_of(t: Twin) -> None:
-    await t.configure(failure_queue="failed")
-    held = await t.lease(t.job(max_attempts=1), lease=5)
-    t.advance(5)
-    await t.reclaim()
-    (told,) = await _failures(t)
-    assert (told.job_id, told.stalls, told.error) == (held.id, 1, EXPIRED_ERROR.text)
+def _stall_told_by(call: str) -> Body:
+    async def body(t: Twin) -> None:
+        await t.configure(failure_queue="failed")
+        held = await t.lease(t.job(max_attempts=1), lease=5)
+        t.advance(5)
+        await getattr(t, call)()
+        (told,) = await _failures(t)
+        assert (told.job_id, told.stalls, told.error) == (held.id, 1, EXPIRED_ERROR.text)
+
+    return body
 
 
-async def a_stall_seen_by_reserve_is_told_of(t: Twin) -> None:
-    await t.configure(failure_queue="failed")
-    await t.lease(t.job(max_attempts=1), lease=5)
-    t.advance(5)
-    assert await t.reserve() == []
-    assert len(await _failures(t)) == 1
+for _call in ("reclaim", "reserve"):
+    add(_stall_told_by(_call), f"a_job_that_died_by_stall_is_told_of_by_{_call}")
 
 
-async def a_failure_job_runs_like_any_other(t: Twin) -> None:
-    await t.configure(failure_queue="failed")
-    await t.settle(fail(await t.lease(t.job())))
-    assert await t.settle(ack(await t.lease(queue="failed"))) == [None]
-
-
-async def told_once_even_if_the_fail_is_repeated(t: Twin) -> None:
+async def told_once_for_each_death(t: Twin) -> None:
+    """A repeated fail tells nothing; a requeued job that dies again is told of again."""
     await t.configure(failure_queue="failed")
     held = await t.lease(t.job())
     await t.settle(fail(held), fail(held))
     await t.settle(fail(held))
     assert len(await _failures(t)) == 1
-
-
-async def told_again_when_it_dies_again(t: Twin) -> None:
-    await t.configure(failure_queue="failed")
-    held = await t.lease(t.job())
-    await t.settle(fail(held))
     await t.requeue(held.id)
     await t.settle(fail(await t.lease()))
     assert len(await _failures(t)) == 2
@@ -285,11 +233,6 @@ async def only_deaths_are_told_of(t: Twin) -> None:
     await t.cancel(c.id)
     await t.settle(ack(a), discard(b, BOOM), retry(c, t.now), retry(d, t.now))
     assert await _failures(t) == []
-
-
-async def nothing_is_told_where_no_queue_is_named(t: Twin) -> None:
-    await t.settle(fail(await t.lease(t.job())))
-    assert [stats.queue for stats in await t.driver.stats(now=t.now)] == ["q"]
 
 
 async def a_batch_of_deaths_is_told_one_by_one(t: Twin) -> None:

@@ -21,16 +21,23 @@ async def _stalled(t: Twin, times: int = 1, **fields: Any) -> JobRecord:
 
 
 async def a_valid_lease_is_left_alone(t: Twin) -> None:
+    """So are jobs that wait, due or not."""
     await t.lease(t.job(), lease=30)
+    await t.enqueue(t.job(run_at_us=t.now + SECOND), t.job())
     t.now += 30 * SECOND - 1
     async with t.unchanged():
         assert await t.reclaim() == 0
 
 
 async def over_at_expires_at_exactly(t: Twin) -> None:
-    job = await _stalled(t)
-    await t.shows(job, state="ready", stalls=1, attempts=0, run_at_us=job.run_at_us, lease=None, worker=None)
-    await t.shows(job, reserved_at_us=None, last_error=None, failed_at_us=None, finished_at_us=None)
+    held = await t.keep(await t.lease(t.job(), lease=5), b"50%", lease=10)
+    t.advance(10)
+    assert [await t.reclaim(), await t.reclaim()] == [1, 0]
+    await t.shows(
+        held, state="ready", stalls=1, attempts=0, run_at_us=held.run_at_us, lease=None, worker=None
+    )
+    unset = ("reserved_at_us", "last_error", "failed_at_us", "finished_at_us", "progress")
+    await t.shows(held, **dict.fromkeys(unset))
 
 
 async def the_row_tells_of_the_lost_lease(t: Twin) -> None:
@@ -40,19 +47,6 @@ async def the_row_tells_of_the_lost_lease(t: Twin) -> None:
     await t.logged(held, outcome="expired", state="ready", worker="w3", fence=1, ended_at_us=t.now)
     await t.logged(held, reserved_at_us=held.reserved_at_us, lease_expires_at_us=held.expires_at_us)
     await t.logged(held, error_type=EXPIRED_ERROR.type, error_message=EXPIRED_ERROR.message)
-
-
-async def progress_is_cleared(t: Twin) -> None:
-    held = await t.keep(await t.lease(t.job(), lease=5), b"50%", lease=10)
-    t.advance(10)
-    await t.reclaim()
-    await t.shows(held, progress=None)
-
-
-async def a_repeated_reclaim_finds_nothing(t: Twin) -> None:
-    await _stalled(t)
-    async with t.unchanged():
-        assert await t.reclaim() == 0
 
 
 async def a_stall_spends_an_execution(t: Twin) -> None:
@@ -93,45 +87,22 @@ async def failures_do_not_count_as_stalls(t: Twin) -> None:
         (held,) = await t.reserve(lease=5)
     t.advance(5)
     await t.reclaim()
-    await t.shows(held, state="ready", attempts=3, stalls=1)
-
-
-async def a_stall_keeps_the_last_error(t: Twin) -> None:
-    held = await t.lease(t.job(), lease=5)
-    await t.settle(retry(held, t.now))
-    await t.reserve(lease=5)
-    t.advance(5)
-    await t.reclaim()
-    await t.shows(held, last_error=BOOM.text)
+    await t.shows(held, state="ready", attempts=3, stalls=1, last_error=BOOM.text)
 
 
 async def only_the_queue_asked_for(t: Twin) -> None:
-    here = await t.lease(t.job(), lease=5)
-    there = await t.lease(t.job(queue="other"), queue="other", lease=5)
+    """Every queue where none is named."""
+    held = [await t.lease(t.job(queue=queue), queue=queue, lease=5) for queue in "abc"]
     t.advance(5)
-    assert await t.reclaim(queue="q") == 1
-    assert await t.states(here, there) == "ready inflight"
-    assert await t.reclaim() == 1
-
-
-async def every_queue_where_none_is_named(t: Twin) -> None:
-    for queue in "abc":
-        await t.lease(t.job(queue=queue), queue=queue, lease=5)
-    t.advance(5)
-    assert await t.reclaim() == 3
+    assert await t.reclaim(queue="a") == 1
+    assert await t.states(*held) == "ready inflight inflight"
+    assert await t.reclaim() == 2
 
 
 async def at_most_limit_leases(t: Twin) -> None:
     await t.hold(5, lease=5)
     t.advance(5)
     assert [await t.reclaim(limit=2) for _ in range(3)] == [2, 2, 1]
-
-
-async def scheduled_jobs_are_none_of_its_business(t: Twin) -> None:
-    await t.enqueue(t.job(run_at_us=t.now + SECOND), t.job())
-    t.advance(2)
-    async with t.unchanged():
-        assert await t.reclaim() == 0
 
 
 async def mixed_fates_in_one_call(t: Twin) -> None:

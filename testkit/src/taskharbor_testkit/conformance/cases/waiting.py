@@ -10,14 +10,16 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeAlias
 
-from taskharbor.jobs import SECOND, UpdateFlags
+from taskharbor.drivers.contract import Settlement
+from taskharbor.jobs import SECOND, JobRecord, UpdateFlags
 from taskharbor_testkit.conformance.case import Body, add
-from taskharbor_testkit.conformance.twin import Twin, ack, fail, release, retry
+from taskharbor_testkit.conformance.twin import SETTLEMENTS, Twin, ack, fail, release
 from taskharbor_testkit.waits import Waits
 
 PATIENCE = 5.0
 
 Act: TypeAlias = Callable[[], Awaitable[Any]]
+Cause: TypeAlias = Callable[[Twin], Awaitable[Act]]
 
 
 async def _woken(waits: Waits, t: Twin, timeout: float = PATIENCE) -> bool:
@@ -30,10 +32,6 @@ async def _quiet(waits: Waits, t: Twin) -> None:
         if not await _woken(waits, t, timeout=0.02):
             return
     raise AssertionError("wait returned True fifty times in a row although nothing happened")
-
-
-async def times_out_when_nothing_happens(t: Twin) -> None:
-    await _quiet(Waits(t.driver), t)
 
 
 async def times_out_at_once_when_asked_to(t: Twin) -> None:
@@ -52,44 +50,37 @@ async def several_queues_are_watched_at_once(t: Twin) -> None:
     assert await waiter
 
 
+def _settling(
+    end: Callable[[JobRecord], Settlement],
+    *,
+    key: str | None = None,
+    then: int = 0,
+    queue: str = "q",
+    **settings: Any,
+) -> Cause:
+    """A job is leased, so many more wait, and the lease ends."""
+
+    async def prepare(t: Twin) -> Act:
+        await t.configure(queue, **settings)
+        held = await t.lease(t.job(queue=queue, key=key), queue=queue)
+        await t.add_many(then, key=key)
+        return lambda: t.settle(end(held))
+
+    return prepare
+
+
+def _configuring(before: dict[str, Any], after: dict[str, Any]) -> Cause:
+    async def prepare(t: Twin) -> Act:
+        await t.add_many(2)
+        await t.lease()
+        await t.configure(**before)
+        return lambda: t.configure(**after)
+
+    return prepare
+
+
 async def _enqueue(t: Twin) -> Act:
     return t.add
-
-
-async def _release(t: Twin) -> Act:
-    held = await t.lease(t.job())
-    return lambda: t.settle(release(held))
-
-
-async def _retry(t: Twin) -> Act:
-    held = await t.lease(t.job())
-    return lambda: t.settle(retry(held, t.now))
-
-
-async def _unblocking(t: Twin) -> Act:
-    held = await t.lease(t.job(key="k"))
-    await t.add(key="k")
-    return lambda: t.settle(ack(held))
-
-
-async def _room_under_w(t: Twin) -> Act:
-    await t.configure(max_inflight=1)
-    held = await t.lease(t.job())
-    await t.add()
-    return lambda: t.settle(ack(held))
-
-
-async def _a_higher_w(t: Twin) -> Act:
-    await t.configure(max_inflight=1)
-    await t.lease(t.job())
-    await t.add()
-    return lambda: t.configure(max_inflight=2)
-
-
-async def _the_end_of_a_pause(t: Twin) -> Act:
-    await t.configure(paused=True)
-    await t.add()
-    return t.configure
 
 
 async def _requeue(t: Twin) -> Act:
@@ -113,43 +104,40 @@ async def _an_update_to_now(t: Twin) -> Act:
     return lambda: t.add(key="k", update=UpdateFlags(run_at="yes"))
 
 
-async def _a_failure_job(t: Twin) -> Act:
-    await t.configure("source", failure_queue="q")
-    held = await t.lease(t.job(queue="source"), queue="source")
-    return lambda: t.settle(fail(held))
+CAUSES: dict[str, Cause] = {
+    "enqueue": _enqueue,
+    "release": _settling(release),
+    "retry": _settling(SETTLEMENTS["retry"]),
+    "unblocking": _settling(ack, key="k", then=1),
+    "room_under_w": _settling(ack, then=1, max_inflight=1),
+    "a_failure_job": _settling(fail, queue="source", failure_queue="q"),
+    "a_higher_w": _configuring({"max_inflight": 1}, {"max_inflight": 2}),
+    "the_end_of_a_pause": _configuring({"paused": True}, {}),
+    "requeue": _requeue,
+    "reclaim": _reclaim,
+    "an_update_to_now": _an_update_to_now,
+}
 
 
-def _wakes(prepare: Callable[[Twin], Awaitable[Act]]) -> Body:
+def _wakes(cause: str) -> Body:
     """A waiter on another handle wakes, and so does one that only begins to wait afterwards."""
 
     async def body(t: Twin) -> None:
-        act = await prepare(t)
+        act = await CAUSES[cause](t)
         waiting, later = Waits(await t.store.connect()), Waits(await t.store.connect())
         await _quiet(waiting, t)
         await _quiet(later, t)
         waiter = asyncio.create_task(_woken(waiting, t))
         await asyncio.sleep(0)
         await act()
-        assert await waiter, f"{prepare.__name__} on one handle did not wake another that waited"
-        assert await _woken(later, t), f"{prepare.__name__} before the wait began was missed"
+        assert await waiter, f"{cause} on one handle did not wake another that waited"
+        assert await _woken(later, t), f"{cause} before the wait began was missed"
 
     return body
 
 
-for _cause in (
-    _enqueue,
-    _release,
-    _retry,
-    _unblocking,
-    _room_under_w,
-    _a_higher_w,
-    _the_end_of_a_pause,
-    _requeue,
-    _reclaim,
-    _an_update_to_now,
-    _a_failure_job,
-):
-    add(_wakes(_cause), f"{_cause.__name__[1:]}_wakes")
+for _cause in CAUSES:
+    add(_wakes(_cause), f"{_cause}_wakes")
 
 
 async def a_job_coming_due_wakes(t: Twin) -> None:
@@ -167,18 +155,9 @@ async def a_lease_coming_to_its_end_wakes(t: Twin) -> None:
     assert await _woken(other, t)
 
 
-async def the_same_handle_wakes_itself(t: Twin) -> None:
-    """A worker enqueues and waits on one handle."""
-    waits = Waits(t.driver)
-    await _quiet(waits, t)
-    waiter = asyncio.create_task(_woken(waits, t))
-    await asyncio.sleep(0)
-    await t.add()
-    assert await waiter
-
-
 async def every_waiter_is_woken(t: Twin) -> None:
-    handles = [Waits(await t.store.connect()) for _ in range(4)]
+    """A waiter on the handle that enqueues, too."""
+    handles = [Waits(t.driver), *[Waits(await t.store.connect()) for _ in range(3)]]
     for handle in handles:
         await _quiet(handle, t)
     waiters = [asyncio.create_task(_woken(handle, t)) for handle in handles]
