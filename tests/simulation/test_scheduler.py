@@ -7,8 +7,7 @@ import random
 
 import pytest
 
-from taskharbor_testkit.simulation.loop import SimulatedLoop
-from taskharbor_testkit.simulation.scheduler import Scheduler, Stuck
+from taskharbor_testkit.simulation.scheduler import Scheduler, SimulatedLoop, Stuck
 
 
 @pytest.fixture

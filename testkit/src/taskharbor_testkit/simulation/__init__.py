@@ -6,18 +6,17 @@ The code under test is the real one: `Worker` and `AsyncClient`, on the referenc
 clocks, chance and the network are simulated, so a minute of outages, kills and wrong clocks costs milliseconds, and a
 failing seed fails again, exactly.
 
-    scheduler, loop    virtual time; one event loop per simulated thread
-    process, network   what can be frozen, killed, delayed and lost
-    backend, ledger    the store, and the record of every call that takes effect in it
-    scenario           seed -> who is there, what they ask for, what goes wrong
-    handlers, actors   the processes themselves
-    world              a run from beginning to end
-    guarantees         what must hold, by name
-    report             `simulate(seed) -> Report`
-    planted            bugs that must be found
+    scheduler    virtual time; simulated threads and processes, which can be frozen and killed
+    ledger       the record of every call that takes effect
+    backend      the store, and the network that delays and loses calls
+    scenario     seed -> processes, requests, faults
+    actors       the processes themselves
+    guarantees   the guarantees, by name
+    world        a run from beginning to end: `simulate(seed) -> Report`
+    planted      bugs that must be found
 """
 
 from taskharbor_testkit.simulation.guarantees import GUARANTEES
-from taskharbor_testkit.simulation.report import Report, Violation, simulate
+from taskharbor_testkit.simulation.world import Report, simulate
 
-__all__ = ["GUARANTEES", "Report", "Violation", "simulate"]
+__all__ = ["GUARANTEES", "Report", "simulate"]

@@ -7,7 +7,7 @@ import sys
 import time
 
 from taskharbor_testkit.simulation.planted import PLANTED
-from taskharbor_testkit.simulation.report import Report, simulate
+from taskharbor_testkit.simulation.world import simulate
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -15,7 +15,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seeds", type=int, default=1000, metavar="N", help="how many seeds (default: 1000)")
     parser.add_argument("--first", type=int, default=0, metavar="N", help="the seed to begin with")
     parser.add_argument("--seed", type=int, metavar="N", help="run this seed only")
-    parser.add_argument("--trace", action="store_true", help="with --seed: show what happened, line by line")
+    parser.add_argument("--trace", action="store_true", help="with --seed: show every event, line by line")
     parser.add_argument("--bug", choices=sorted(PLANTED), help="plant a bug and see whether it is found")
     options = parser.parse_args(arguments)
     seeds = range(options.first, options.first + options.seeds)
@@ -26,24 +26,17 @@ def main(arguments: list[str] | None = None) -> int:
     failed = 0
     for seed in seeds:
         report = run(seed)
+        failed += not report.is_ok
         if options.trace:
-            print("\n".join(report.trace.lines()))
-        if not report.is_ok:
-            failed += 1
+            print("\n".join(report.trace))
+        if options.seed is not None or not report.is_ok:
             print(report)
-        elif options.seed is not None:
-            _describe(report)
+        if options.seed is not None:
+            counted = ", ".join(f"{number} {name}" for name, number in report.counts.items())
+            print(f"  {counted}\n  digest {report.digest}")
     elapsed = time.perf_counter() - began
     print(f"{len(seeds)} seeds, {failed} failed, {len(seeds) / elapsed:.0f} per second")
     return 1 if failed else 0
-
-
-def _describe(report: Report) -> None:
-    print(
-        f"{report}\n  {report.jobs} jobs, {report.leases} leases, {report.expired} of them expired, "
-        f"{report.executions} executions, {report.calls} calls in {report.virtual_seconds:.1f} virtual seconds"
-        f"\n  digest {report.digest}"
-    )
 
 
 if __name__ == "__main__":

@@ -1,82 +1,147 @@
-"""The processes of a simulated fleet: workers, clients and an operator, all of them the real code on simulated loops."""
+"""The processes of a simulated fleet: workers with their handlers, clients and an operator, all of them the real code."""
 
 from __future__ import annotations
 
 import asyncio
-import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import count
-from typing import Any
 
 import msgspec
 
+from taskharbor.arguments import Arguments
 from taskharbor.client import AsyncClient
 from taskharbor.clock import BackendClock
-from taskharbor.drivers.contract import Driver
+from taskharbor.context import Job, current_job
+from taskharbor.drivers.contract import FAILURE_TYPE
 from taskharbor.errors import BackendUnavailable
+from taskharbor.handlers import make_handler
 from taskharbor.jobs import JobRecord, JobRequest, Micros
 from taskharbor.requests import RecordBuilder
+from taskharbor.retry import RetryPolicy
+from taskharbor.signals import Discard, Retry, Snooze, Unrecoverable
 from taskharbor.worker import Worker
+from taskharbor_testkit.simulation.backend import Backend
 from taskharbor_testkit.simulation.ledger import Ledger
-from taskharbor_testkit.simulation.loop import SimulatedLoop
-from taskharbor_testkit.simulation.process import Process
-from taskharbor_testkit.simulation.scenario import Order, Submission
+from taskharbor_testkit.simulation.scenario import TYPED, WORK, Order, Submission
+from taskharbor_testkit.simulation.scheduler import Process, Scheduler
+
+RETURNED = "returned"
+
+WINDING_UP = 0.3
+"""Seconds a stubborn handler takes after it was cancelled."""
+
+
+class WorkPayload(msgspec.Struct):
+    acts: list[tuple[str, float]]
+
+
+_decode = msgspec.json.Decoder(WorkPayload).decode
+
+
+async def _typed(seconds: float) -> None:
+    """The signature of the handler whose payload is validated."""
+
+
+_TYPED_ARGUMENTS = Arguments(_typed)
+"""Once for all workers: building it costs as much as a tenth of a run."""
+
+
+class HandlerFailed(Exception):
+    """Raised by failing handlers."""
+
+
+class Handlers(msgspec.Struct):
+    """The handlers of one worker, which record their executions in the ledger."""
+
+    process: Process
+    ledger: Ledger
+    scheduler: Scheduler
+
+    def register(self, worker: Worker, retry: RetryPolicy) -> None:
+        worker.register(WORK, self.work, retry=retry)
+        worker.register(FAILURE_TYPE, self.failure, retry=retry)
+        worker.add_handler(make_handler(TYPED, self.typed, retry=retry, arguments=_TYPED_ARGUMENTS))
+
+    async def work(self, job: Job) -> int:
+        with self._recorded(job):
+            acts = _decode(job.payload).acts
+            act, seconds = acts[min(job.fence, len(acts)) - 1]
+            await self._spend(act, seconds)
+            errors: dict[str, BaseException] = {
+                "raise": HandlerFailed(f"attempt {job.attempt}"),
+                "retry": Retry("again", delay=seconds / 2),
+                "snooze": Snooze(seconds),
+                "give_up": Unrecoverable("hopeless"),
+                "discard": Discard("pointless"),
+                "quit": asyncio.CancelledError(),
+            }
+            if act in errors:
+                raise errors[act]
+            return job.fence
+
+    async def _spend(self, act: str, seconds: float) -> None:
+        if act == "block":
+            self.process.had_blocking_handlers = True
+            self.process.loops[0].block(seconds)
+            seconds = 0
+        try:
+            await asyncio.sleep(seconds)
+        except asyncio.CancelledError:
+            if act != "stubborn":
+                raise
+            await asyncio.sleep(WINDING_UP)
+
+    async def typed(self, seconds: float) -> None:
+        with self._recorded(current_job()):
+            current_job().progress({"slept": seconds})
+            await asyncio.sleep(seconds)
+
+    async def failure(self, job: Job) -> None:
+        with self._recorded(job):
+            await asyncio.sleep(0)
+
+    @contextmanager
+    def _recorded(self, job: Job) -> Iterator[None]:
+        name = f"{job.id}#{job.fence}"
+        execution = self.ledger.begin(job.id, job.fence, self.process.name)
+        self.scheduler.tell(self.process.name, f"runs {name}")
+        result = RETURNED
+        try:
+            yield
+        except BaseException as error:
+            result = type(error).__name__
+            raise
+        finally:
+            if not self.ledger.is_closed:
+                execution.result, execution.ended_us = result, self.scheduler.now_us
+                self.scheduler.tell(self.process.name, f"ran {name}: {result}")
 
 
 class SimulatedWorker(Worker):
-    """A worker whose two threads are two simulated loops."""
+    """One incarnation of a worker: handlers on one simulated loop, the backend's side on another."""
 
-    async def run_beside(self, backend: SimulatedLoop) -> None:
-        """As `run_async` does it, with a simulated loop in the place of a thread."""
-        handlers_loop = asyncio.get_running_loop()
-        ended: asyncio.Future[BaseException | None] = handlers_loop.create_future()
+    process: Process
+    task: asyncio.Task[None]
 
-        def report(error: BaseException | None) -> None:
-            if not ended.done():
-                ended.set_result(error)
-
-        with self._place() as crews:
-
-            async def serve() -> None:
-                error: BaseException | None = None
-                try:
-                    await self._serve(crews, handlers_loop.call_soon_threadsafe)
-                except BaseException as raised:
-                    error = raised
-                handlers_loop.call_soon_threadsafe(report, error)
-
-            backend.create_task(serve())
-            error = await ended
-            if error is not None:
-                raise error
-
-
-class WorkerProcess:
-    """One incarnation of a worker: handlers on one loop, the backend's side on another."""
-
-    def __init__(self, process: Process, worker: SimulatedWorker) -> None:
+    def start(self, process: Process) -> None:
         self.process = process
-        self.worker = worker
-        self.handlers_loop, self.backend_loop = process.loops
-        self._task: asyncio.Task[None] | None = None
+        self.task = process.loops[0].create_task(self._run_on_two_loops(), name=process.name)
 
-    def start(self) -> None:
-        self._task = self.handlers_loop.create_task(self.worker.run_beside(self.backend_loop))
+    async def _run_on_two_loops(self) -> None:
+        """As `run_async` does it, with a simulated loop in the place of a thread."""
+        handlers_loop, backend_loop = self.process.loops
+        with self._place() as crews:
+            serving = self._serve(crews, handlers_loop.call_soon_threadsafe)
+            await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(serving, backend_loop))
 
     @property
     def has_ended(self) -> bool:
-        return self.process.is_dead or (self._task is not None and self._task.done())
-
-    @property
-    def error(self) -> BaseException | None:
-        """The exception that ended the worker, where it ended by itself."""
-        if self.process.is_dead or self._task is None or not self._task.done() or self._task.cancelled():
-            return None
-        return self._task.exception()
+        return self.process.is_dead or self.task.done()
 
 
 class _NumberedBuilder(RecordBuilder):
-    """Records with ids from a counter: what production draws at random, a simulation must not."""
+    """Gives jobs ids from a counter, because a simulation must not draw them at random."""
 
     def __init__(self, numbers: count[int]) -> None:
         super().__init__()
@@ -86,15 +151,16 @@ class _NumberedBuilder(RecordBuilder):
         return [self._record(request, f"j{next(self._numbers)}", now) for request in requests]
 
 
-def make_client(driver: Driver, loop: SimulatedLoop, numbers: count[int]) -> AsyncClient:
+def make_client(backend: Backend, process: Process, numbers: count[int]) -> AsyncClient:
+    driver = backend.driver(process)
     client = AsyncClient(driver)
     client.builder = _NumberedBuilder(numbers)
-    client._backend_clock = BackendClock(driver.time, loop.monotonic_us)
+    client._backend_clock = BackendClock(driver.time, process.loops[0].monotonic_us)
     return client
 
 
 async def submit(client: AsyncClient, submissions: Sequence[Submission]) -> None:
-    """A client: sends each batch when its time has come, and again when it heard no answer."""
+    """A client: sends each batch at its time, and again where it gets no answer."""
     loop = asyncio.get_running_loop()
     began = loop.time()
     for submission in submissions:
@@ -109,7 +175,7 @@ async def submit(client: AsyncClient, submissions: Sequence[Submission]) -> None
 
 
 async def operate(client: AsyncClient, orders: Sequence[Order], ledger: Ledger) -> None:
-    """An operator: cancels, requeues, pauses and limits, and shrugs when the backend does not answer."""
+    """An operator: cancels, requeues, pauses and limits, and goes on where the backend does not answer."""
     loop = asyncio.get_running_loop()
     began = loop.time()
     for order in orders:
@@ -120,19 +186,15 @@ async def operate(client: AsyncClient, orders: Sequence[Order], ledger: Ledger) 
             pass
 
 
-async def _carry_out(client: AsyncClient, order: Order, job_ids: list[str]) -> Any:
+async def _carry_out(client: AsyncClient, order: Order, job_ids: list[str]) -> None:
     if order.verb in ("cancel", "requeue"):
         first = int(order.which * len(job_ids))
-        chosen = job_ids[first : first + 3]
-        return await (client.cancel_many(chosen) if order.verb == "cancel" else client.requeue_many(chosen))
+        change = client.cancel_many if order.verb == "cancel" else client.requeue_many
+        await change(job_ids[first : first + 3])
+        return
     settings = await client.settings(order.queue)
     if order.verb == "limit":
-        changed = msgspec.structs.replace(settings, max_inflight=1 + int(order.which * 3))
+        settings = msgspec.structs.replace(settings, max_inflight=1 + int(order.which * 3))
     else:
-        changed = msgspec.structs.replace(settings, paused=order.verb == "pause")
-    return await client.configure(order.queue, changed)
-
-
-def seeded(seed: int, purpose: str) -> random.Random:
-    """An independent stream of chance per purpose, so that a change in one place leaves the others alone."""
-    return random.Random(f"{purpose} {seed}")
+        settings = msgspec.structs.replace(settings, paused=order.verb == "pause")
+    await client.configure(order.queue, settings)

@@ -5,7 +5,6 @@ The guarantees are judged by this record and the attempt log, never by the state
 
 from __future__ import annotations
 
-import hashlib
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
@@ -13,8 +12,10 @@ from typing import Any
 import msgspec
 
 from taskharbor.drivers.contract import Ack, Discard, Enqueued, Extension, Fail, QueueSettings, Settlement
+from taskharbor.drivers.operations import Reserve
 from taskharbor.errors import JobError
-from taskharbor.jobs import Attempt, JobRecord, JobState, Lease, Micros
+from taskharbor.jobs import Attempt, JobRecord, JobState, Lease, Micros, Outcome
+from taskharbor_testkit.simulation.scheduler import Scheduler
 
 _SUCCEEDS_AGAIN: dict[type, tuple[JobState, ...]] = {
     Ack: (JobState.DONE,),
@@ -23,17 +24,13 @@ _SUCCEEDS_AGAIN: dict[type, tuple[JobState, ...]] = {
 }
 
 
-class LeaseSeen(msgspec.Struct, eq=False):
+class GrantedLease(msgspec.Struct, eq=False):
     """One lease, from the call that granted it to the row that ended it."""
 
-    job_id: str
-    fence: int
-    queue: str
-    key: str | None
-    token: str
-    worker: str | None
-    run_at_us: Micros
-    expires_at_us: Micros
+    job: JobRecord
+    """The job as the worker got it."""
+    lease: Lease
+    """Renewed by heartbeats."""
     granted_in: int
     """Number of the call that granted it: calls are totally ordered."""
     granted_us: Micros
@@ -41,49 +38,62 @@ class LeaseSeen(msgspec.Struct, eq=False):
     """The same moment by the clock of the worker that asked."""
     ended: Attempt | None = None
     ended_in: int | None = None
-    ended_us: Micros | None = None
+    ended_us: Micros = 0
+
+    @property
+    def has_expired(self) -> bool:
+        return self.ended is not None and self.ended.outcome is Outcome.EXPIRED
+
+    def overlaps(self, later: GrantedLease) -> bool:
+        return self.ended_in is None or self.ended_in > later.granted_in
 
     def __str__(self) -> str:
         end = "still open" if self.ended is None else f"{self.ended.outcome} at {self.ended_us}"
         return (
-            f"lease {self.fence} of job {self.job_id} ({self.worker}, granted at {self.granted_us}, "
-            f"to expire at {self.expires_at_us}, {end})"
+            f"lease {self.job.fence} of job {self.job.id} ({self.job.worker}, granted at {self.granted_us}, "
+            f"expires at {self.lease.expires_at_us}, {end})"
         )
 
 
 class Claim(msgspec.Struct, eq=False):
-    """A holder's attempt to act under a lease: a settlement or a heartbeat, and its answer."""
+    """A settlement or a heartbeat, and its answer."""
 
-    verb: str
-    job_id: str
+    item: Settlement | Extension
     who: str
     at_us: Micros
     now: Micros
+    before: JobRecord | None
+    """The job before the call."""
     is_valid: bool
-    """By this ledger: the lease was the job's current one and not over."""
-    repeats: bool
-    """The job was already where this would bring it: succeeding again is right."""
+    """By this ledger: the lease is the job's current one and has not expired."""
     answer: JobError | None = None
     changed: bool = False
-    """The job's record differs from before. Looked at for claims that are not valid."""
+    """The call changed the job. Looked at for claims that are not valid."""
+
+    @property
+    def is_repeated(self) -> bool:
+        """The job is already in the state that this settlement leads to, so it succeeds again."""
+        return self.before is not None and self.before.state in _SUCCEEDS_AGAIN.get(type(self.item), ())
 
     def __str__(self) -> str:
         answer = "accepted" if self.answer is None else type(self.answer).__name__
-        return f"{self.verb} of job {self.job_id} by {self.who} at {self.at_us} (now={self.now}): {answer}"
+        return f"{brief(self.item)} by {self.who} at {self.at_us} (now={self.now}): {answer}"
 
 
 class Execution(msgspec.Struct, eq=False):
-    """A handler's run, as the handler itself wrote it down."""
+    """A handler's run, as the handler itself recorded it."""
 
     job_id: str
     fence: int
     worker: str
     started_us: Micros
+    lease: GrantedLease | None
+    """The lease with this fence, where it had been granted at the start."""
     lease_until_us: Micros
-    """When its lease was to expire, as things stood at the start; 0 where the lease was gone."""
+    """The expiry of its lease at the start; 0 where the lease had ended."""
     ended_us: Micros | None = None
     result: str = ""
-    """`returned`, or the name of the exception it raised; empty where it never came to an end."""
+    """`returned`, or the name of the exception it raised; empty where it never ended."""
 
     def __str__(self) -> str:
         return (
@@ -93,134 +103,92 @@ class Execution(msgspec.Struct, eq=False):
 
 
 class Ledger:
-    def __init__(self) -> None:
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
         self.is_closed = False
-        """The run is over: what abandoned handlers do while they are buried is not part of it."""
-        self.number = 0
+        """The run is over: abandoned handlers that are cancelled now are not part of it."""
+        self.calls = 0
         """How many calls have taken effect."""
         self.accepted: dict[str, JobRecord] = {}
-        """Every job the backend ever took, as it was asked for."""
-        self.leases: list[LeaseSeen] = []
-        self.open: defaultdict[str, dict[str, LeaseSeen]] = defaultdict(dict)
-        """Queue -> job id -> the lease that holds it now, valid or not."""
+        """Every job the backend accepted, as it was requested."""
+        self.leases: list[GrantedLease] = []
+        self._granted: dict[tuple[str, int], GrantedLease] = {}
+        """Job id and fence -> the newest lease."""
+        self.open: defaultdict[str, dict[str, GrantedLease]] = defaultdict(dict)
+        """Queue -> job id -> the lease that holds it now, expired or not."""
         self.rows: list[Attempt] = []
         self.claims: list[Claim] = []
         self.executions: list[Execution] = []
-        self.crowds: list[tuple[int, list[LeaseSeen]]] = []
-        """Per grant in a limited queue: W, and the leases valid just after."""
-        self.overdue: list[tuple[str, Micros, LeaseSeen]] = []
-        """Leases that were over and still not ended after a look for work: who looked, when."""
+        self.inflight: list[tuple[int, list[GrantedLease]]] = []
+        """Per grant in a limited queue: the limit, and the leases valid just after."""
+        self.overdue: list[tuple[str, Micros, GrantedLease]] = []
+        """Expired leases that a reserve did not end: who reserved, when."""
         self.settings: dict[str, QueueSettings] = {}
         self.unknown_rows: list[Attempt] = []
         """Rows that end a lease nobody was granted."""
+        self.clock_errors: list[str] = []
+        """Calls whose `now` was too far from the backend's time."""
+        self.unrepeated: list[str] = []
+        """Settlements that were lost on the way and given up."""
+        self.mishaps: list[str] = []
+        """Processes that crashed, hung or did not stop."""
 
-    # -- bookings -----------------------------------------------------------------------------------------
-
-    def book_rows(self, rows: Sequence[Attempt], true_us: Micros) -> None:
+    def book_rows(self, rows: Sequence[Attempt]) -> None:
         self.rows += rows
         for row in rows:
             if row.reserved_at_us is None:
                 continue
             lease = self.open[row.queue].get(row.job_id)
-            if lease is None or lease.fence != row.fence:
+            if lease is None or lease.job.fence != row.fence:
                 self.unknown_rows.append(row)
                 continue
             del self.open[row.queue][row.job_id]
-            lease.ended = row
-            lease.ended_in = self.number
-            lease.ended_us = true_us
+            lease.ended, lease.ended_in, lease.ended_us = row, self.calls, self._scheduler.now_us
 
-    def book_enqueue(self, records: Sequence[JobRecord], answers: Sequence[Enqueued]) -> None:
-        for record, answer in zip(records, answers, strict=True):
-            if not answer.existed:
-                self.accepted[answer.id] = record
-
-    def book_reserve(
-        self, queue: str, records: Sequence[JobRecord], *, who: str, true_us: Micros, now: Micros
-    ) -> None:
-        held = self.open[queue]
-        for lease in held.values():
-            if lease.expires_at_us <= now:
-                self.overdue.append((who, now, lease))
-        for record in records:
-            same = {
-                name: getattr(record, name) for name in LeaseSeen.__struct_fields__ if hasattr(record, name)
-            }
-            lease = LeaseSeen(
-                job_id=record.id, granted_in=self.number, granted_us=true_us, stamped_us=now, **same
-            )
+    def book_reserve(self, who: str, call: Reserve, records: Sequence[JobRecord]) -> None:
+        held, now = self.open[call.queue], call.now
+        self.overdue += [(who, now, lease) for lease in held.values() if lease.lease.expires_at_us <= now]
+        for job in records:
+            assert job.lease is not None
+            lease = GrantedLease(job, job.lease, self.calls, self._scheduler.now_us, now)
+            held[job.id] = self._granted[job.id, job.fence] = lease
             self.leases.append(lease)
-            held[record.id] = lease
-        limit = self.settings[queue].max_inflight if queue in self.settings else None
+        limit = self.settings[call.queue].max_inflight if call.queue in self.settings else None
         if records and limit is not None:
-            self.crowds.append((limit, [one for one in held.values() if one.expires_at_us > now]))
+            self.inflight.append((limit, [one for one in held.values() if one.lease.expires_at_us > now]))
 
-    def claim(
-        self, item: Settlement | Extension, state: JobState | None, *, who: str, true_us: Micros, now: Micros
-    ) -> Claim:
-        """Judge a claim by the books, before the backend does. `state` is the job's at this moment."""
-        lease = self.lease_of(item.job_id)
-        is_valid = lease is not None and lease.token == item.token and lease.expires_at_us > now
-        repeats = state in _SUCCEEDS_AGAIN.get(type(item), ())
-        claim = Claim(type(item).__name__, item.job_id, who, true_us, now, is_valid, repeats)
+    def claim(self, item: Settlement | Extension, before: JobRecord | None, who: str, now: Micros) -> Claim:
+        """Judge a claim by the ledger, before the backend does."""
+        held = self.lease_of(item.job_id)
+        is_valid = held is not None and held.lease.token == item.token and held.lease.expires_at_us > now
+        claim = Claim(item, who, self._scheduler.now_us, now, before, is_valid)
         self.claims.append(claim)
         return claim
 
-    def book_extension(self, answer: Lease) -> None:
-        lease = self.lease_of(answer.job_id)
-        if lease is not None:
-            lease.token = answer.token
-            lease.expires_at_us = answer.expires_at_us
+    def lease_of(self, job_id: str) -> GrantedLease | None:
+        return next((held[job_id] for held in self.open.values() if job_id in held), None)
 
-    def lease_of(self, job_id: str) -> LeaseSeen | None:
-        for held in self.open.values():
-            if job_id in held:
-                return held[job_id]
-        return None
-
-    def is_quiet(self) -> bool:
-        """Nobody holds anything: a cheap look before a thorough one."""
-        return not any(self.open.values())
-
-    def begin(self, job_id: str, fence: int, worker: str, true_us: Micros) -> Execution:
-        lease = self.lease_of(job_id)
-        until_us = lease.expires_at_us if lease is not None and lease.fence == fence else 0
-        execution = Execution(job_id, fence, worker, true_us, until_us)
+    def begin(self, job_id: str, fence: int, worker: str) -> Execution:
+        lease = self._granted.get((job_id, fence))
+        until_us = lease.lease.expires_at_us if lease is not None and lease.ended is None else 0
+        execution = Execution(job_id, fence, worker, self._scheduler.now_us, lease, until_us)
         self.executions.append(execution)
         return execution
 
 
 def brief(value: Any) -> str:
     """A call's argument or answer, short enough for a trace."""
-    if isinstance(value, (list, tuple)):
-        return "[" + " ".join(brief(item) for item in value) + "]"
-    if isinstance(value, JobRecord):
-        return f"{value.id}:{value.type}:{value.state}#{value.fence}"
-    if isinstance(value, Enqueued):
-        return f"{value.id}{'=' if value.existed else '+'}"
-    if isinstance(value, Lease):
-        return f"{value.job_id}>{value.expires_at_us}"
-    if isinstance(value, (JobError, BaseException)):
-        return type(value).__name__
-    if isinstance(value, (Settlement, Extension)):
-        return f"{type(value).__name__}({value.job_id} {value.token})"
+    match value:
+        case list() | tuple():
+            return "[" + " ".join(map(brief, value)) + "]"
+        case JobRecord():
+            return f"{value.id}:{value.type}:{value.state}#{value.fence}"
+        case Enqueued():
+            return f"{value.id}{'=' if value.existed else '+'}"
+        case Lease():
+            return f"{value.job_id}>{value.expires_at_us}"
+        case Exception():
+            return type(value).__name__
+        case _ if hasattr(value, "token"):
+            return f"{type(value).__name__}({value.job_id} {value.token})"
     return str(value)
-
-
-class Trace:
-    """The story of a run, line by line: two runs of one seed agree in every byte of it."""
-
-    def __init__(self) -> None:
-        self._events: list[tuple[float, str, str]] = []
-
-    def __len__(self) -> int:
-        return len(self._events)
-
-    def add(self, at: float, who: str, what: str) -> None:
-        self._events.append((at, who, what))
-
-    def lines(self) -> list[str]:
-        return [f"{at:12.6f} {who:<8} {what}" for at, who, what in self._events]
-
-    def digest(self) -> str:
-        return hashlib.sha256("\n".join(self.lines()).encode()).hexdigest()

@@ -1,13 +1,13 @@
 """Bugs on purpose. A simulation that finds none of them would prove nothing by finding none elsewhere.
 
 Each is a mistake somebody has shipped: in a driver (a planted bug of the conformance kit) or in a worker (one method
-replaced for the time of a run). `expected` names the guarantees of which at least one must be seen broken.
+replaced for the time of a run).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from typing import Any
 from unittest import mock
 
@@ -22,30 +22,28 @@ from taskharbor.worker.settle import SettleLoop
 from taskharbor_testkit.model import Model
 from taskharbor_testkit.planted import leasing, producing, settling
 from taskharbor_testkit.simulation.backend import model_driver
-from taskharbor_testkit.simulation.report import Report, simulate
 from taskharbor_testkit.simulation.scheduler import EPOCH
+from taskharbor_testkit.simulation.world import Report, simulate
 
 
 async def _no_beat(self: HeartbeatLoop) -> None:
-    """Never extends anything."""
+    """Never extends a lease."""
 
 
 def _no_abort(self: Runner, hold: Hold, reason: str) -> None:
     """Lets a handler go on, whatever happened to its lease."""
 
 
-def _dropping_flush() -> AbstractContextManager[object]:
-    """A settle loop that forgets its batch when the backend does not answer."""
-    flush = SettleLoop.flush
+_flush = SettleLoop.flush
 
-    async def dropping(self: SettleLoop) -> None:
-        with mock.patch.object(self, "_outage", _Impatient()):
-            try:
-                await flush(self)
-            except BackendUnavailable:
-                self._flushed(())
 
-    return mock.patch.object(SettleLoop, "flush", dropping)
+async def _dropping_flush(self: SettleLoop) -> None:
+    """Forgets its batch when the backend does not answer."""
+    with mock.patch.object(self, "_outage", _Impatient()):
+        try:
+            await _flush(self)
+        except BackendUnavailable:
+            self._flushed(())
 
 
 class _Impatient:
@@ -55,56 +53,40 @@ class _Impatient:
         return await call()
 
 
-def _own_clock() -> AbstractContextManager[object]:
-    """Workers and clients that go by their own clocks."""
-
-    async def sync(self: BackendClock, samples: int = 3) -> None:
-        self._offset = EPOCH - 100_000_000_000
-        self._sampled_at = self._monotonic()
-
-    return mock.patch.object(BackendClock, "sync", sync)
+async def _no_sync(self: BackendClock, samples: int = 3) -> None:
+    """Goes by the machine's own clock."""
+    self._offset = EPOCH - 100_000_000_000
+    self._sampled_at = self._monotonic()
 
 
 class Bug(msgspec.Struct, frozen=True):
-    expected: frozenset[str]
+    guarantee: str
+    """The guarantee that it breaks."""
     store: type[Model] = Model
-    sabotage: Callable[[], AbstractContextManager[object]] = nullcontext
+    replaced: tuple[type, str, Callable[..., Any]] | None = None
+    """A class of the worker, the name of a method, and the method with the bug."""
 
     def simulate(self, seed: int) -> Report:
-        return simulate(
-            seed, make_driver=lambda clock: model_driver(clock, self.store), sabotage=self.sabotage()
-        )
+        with nullcontext() if self.replaced is None else mock.patch.object(*self.replaced):
+            return simulate(seed, lambda clock: model_driver(clock, self.store))
 
     def is_found_by(self, seed: int) -> bool:
-        broken = {violation.guarantee for violation in self.simulate(seed).violations}
-        return bool(broken & self.expected)
-
-
-def _in_driver(store: type[Model], *expected: str) -> Bug:
-    return Bug(frozenset(expected), store)
-
-
-def _in_worker(sabotage: Callable[[], AbstractContextManager[object]], *expected: str) -> Bug:
-    return Bug(frozenset(expected), sabotage=sabotage)
+        return self.guarantee in self.simulate(seed).violations
 
 
 PLANTED: dict[str, Bug] = {
-    "stale token": _in_driver(leasing.StaleTokenAccepted, "staleWorkerChangesNothing"),
-    "expired lease": _in_driver(leasing.ExpiredSettlementAccepted, "staleWorkerChangesNothing"),
-    "no W": _in_driver(leasing.MaxInflightOvershot, "wNeverExceeded"),
-    "early": _in_driver(leasing.ScheduledRunsEarly, "neverEarly"),
-    "lazy": _in_driver(leasing.ReserveDoesNotReclaim, "reservableOnceOver"),
-    "forgetful": _in_driver(leasing.LostOnReclaim, "nothingLost"),
-    "same fence": _in_driver(leasing.FenceNotIncreased, "fenceStrictlyIncreasing"),
-    "two per key": _in_driver(producing.TwoInflightPerKey, "oneInflightPerKey"),
-    "repeating": _in_driver(producing.IdempotencyKeyForgottenAtEnd, "oneJobPerIdempotencyKey"),
-    "silent stall": _in_driver(settling.FailureQueueMissesStalls, "failureQueueServed"),
-    "no heartbeat": _in_worker(
-        lambda: mock.patch.object(HeartbeatLoop, "beat", _no_beat), "healthyWorkersKeepTheirLeases"
-    ),
-    "deaf handler": _in_worker(
-        lambda: mock.patch.object(Runner, "abort", _no_abort), "lostLeaseStopsTheHandler"
-    ),
-    "dropped batch": _in_worker(_dropping_flush, "outagesLoseNothing"),
-    "own clock": _in_worker(_own_clock, "backendTimeHolds"),
+    "stale token": Bug("staleWorkerChangesNothing", leasing.StaleTokenAccepted),
+    "expired lease": Bug("staleWorkerChangesNothing", leasing.ExpiredSettlementAccepted),
+    "no W": Bug("wNeverExceeded", leasing.MaxInflightOvershot),
+    "early": Bug("neverEarly", leasing.ScheduledRunsEarly),
+    "lazy": Bug("reservableOnceOver", leasing.ReserveDoesNotReclaim),
+    "forgetful": Bug("nothingLost", leasing.LostOnReclaim),
+    "same fence": Bug("fenceStrictlyIncreasing", leasing.FenceNotIncreased),
+    "two per key": Bug("oneInflightPerKey", producing.TwoInflightPerKey),
+    "repeating": Bug("oneJobPerIdempotencyKey", producing.IdempotencyKeyForgottenAtEnd),
+    "silent stall": Bug("failureQueueServed", settling.FailureQueueMissesStalls),
+    "no heartbeat": Bug("healthyWorkersKeepTheirLeases", replaced=(HeartbeatLoop, "beat", _no_beat)),
+    "deaf handler": Bug("lostLeaseStopsTheHandler", replaced=(Runner, "abort", _no_abort)),
+    "dropped batch": Bug("outagesLoseNothing", replaced=(SettleLoop, "flush", _dropping_flush)),
+    "own clock": Bug("backendTimeHolds", replaced=(BackendClock, "sync", _no_sync)),
 }

@@ -1,78 +1,66 @@
-"""A run from beginning to end: let things go wrong, heal everything, drain, stop, bury."""
+"""A run from beginning to end: inject faults, heal everything, drain, stop, and judge by the guarantees."""
 
 from __future__ import annotations
 
+import hashlib
+import logging
+import random
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import count
 from typing import Any
+from unittest import mock
+
+import msgspec
 
 from taskharbor.clock import BackendClock, Clock
 from taskharbor.drivers.contract import Driver, QueueSettings
 from taskharbor.drivers.operations import Configure
 from taskharbor.jobs import SECOND
 from taskharbor.retry import ExponentialBackoff
-from taskharbor_testkit.simulation.actors import (
-    SimulatedWorker,
-    WorkerProcess,
-    make_client,
-    operate,
-    seeded,
-    submit,
-)
-from taskharbor_testkit.simulation.backend import Backend, model_driver
-from taskharbor_testkit.simulation.guarantees import Evidence
-from taskharbor_testkit.simulation.handlers import Handlers
-from taskharbor_testkit.simulation.ledger import Ledger, Trace
-from taskharbor_testkit.simulation.network import Network, SimulatedDriver, Weather
-from taskharbor_testkit.simulation.process import Process
+from taskharbor_testkit.simulation.actors import Handlers, SimulatedWorker, make_client, operate, submit
+from taskharbor_testkit.simulation.backend import Backend, Weather, model_driver
+from taskharbor_testkit.simulation.guarantees import GUARANTEES, Evidence
 from taskharbor_testkit.simulation.scenario import (
     FAILED,
     LIMITED,
     MAIN,
     QUEUES,
     Fault,
-    Machine,
     Scenario,
     WorkerPlan,
+    write_scenario,
 )
-from taskharbor_testkit.simulation.scheduler import Scheduler, Stuck
+from taskharbor_testkit.simulation.scheduler import Machine, Process, Scheduler, Stuck
 
 DRAIN_SECONDS = 300.0
 STOP_SECONDS = 60.0
 REPEAT_SECONDS = 3.0
-"""By then at the latest a worker tries again what got no answer."""
+"""A worker repeats a call that got no answer within this time."""
 
 _HEALER = WorkerPlan(
-    machine=Machine(1800.0, 1.0005),
-    queues=QUEUES,
-    concurrency=4,
-    prefetch=0,
-    poll_interval=1.0,
-    grace=5.0,
+    Machine(1800.0, 1.0005),
+    {"queues": QUEUES, "concurrency": 4, "prefetch": 0, "poll_interval": 1.0, "grace": 5.0},
 )
 
 
 class World:
     def __init__(self, scenario: Scenario, make_driver: Callable[[Clock], Driver] = model_driver) -> None:
-        seed = scenario.seed
-        self.scenario = scenario
-        self.trace = Trace()
-        self.scheduler = Scheduler(seeded(seed, "scheduler"))
-        self.ledger = Ledger()
-        self.backend = Backend(self.scheduler, self.ledger, self.trace, make_driver)
-        self.network = Network(
-            self.scheduler, self.backend, seeded(seed, "network"), scenario.weather, self.trace
+        # An independent stream of chance per purpose, so that a change in one place leaves the others alone.
+        turns, calls, workers = (
+            random.Random(f"{purpose} {scenario.seed}") for purpose in ("scheduler", "network", "workers")
         )
-        self._chance = seeded(seed, "workers")
-        self._retry = ExponentialBackoff(random=self._chance)
+        self.scenario = scenario
+        self.scheduler = Scheduler(turns)
+        self.backend = Backend(self.scheduler, make_driver, scenario.weather, calls)
+        self.ledger = self.backend.ledger
+        self._chance = workers
+        self._retry = ExponentialBackoff(random=workers)
         self._numbers = count(1)
-        self._incarnations = count(1)
-        self._slots: list[WorkerProcess | None] = [None] * len(scenario.workers)
-        self.workers: list[WorkerProcess] = []
+        self._slots: list[SimulatedWorker | None] = [None] * len(scenario.workers)
+        self.workers: list[SimulatedWorker] = []
         self._is_over = False
         """No worker starts any more."""
-        self.mishaps: list[str] = []
-        self._unrepeated: list[str] = []
         self._settings = {
             MAIN: QueueSettings(failure_queue=FAILED),
             LIMITED: QueueSettings(max_inflight=scenario.limit, failure_queue=FAILED),
@@ -82,17 +70,14 @@ class World:
         try:
             drained = self._play()
         except Stuck as stuck:
-            self.mishaps.append(str(stuck))
+            self.ledger.mishaps.append(str(stuck))
             drained = self.backend.is_drained()
         evidence = Evidence(
             ledger=self.ledger,
             jobs=self.backend.jobs(),
             workers={worker.process.name: worker.process for worker in self.workers},
             is_drained=drained,
-            failure_queues=dict.fromkeys(self._settings, FAILED),
-            clock_errors=self.network.clock_errors,
-            mishaps=self.mishaps,
-            unrepeated=self._unrepeated,
+            with_failure_queue=self._settings,
             patience_us=round((self.scenario.lease / 3 + 1.0) * SECOND),
         )
         self._bury()
@@ -101,86 +86,63 @@ class World:
     def _play(self) -> bool:
         scenario, scheduler = self.scenario, self.scheduler
         self._configure()
-        producers = [*self._start_clients(), self._start_operator()]
+        producers = list(self._start_producers())
         for slot in range(len(self._slots)):
             self._start_worker(slot)
         for fault in scenario.faults:
             scheduler.after(fault.at, self._inject, fault)
         scheduler.run(lambda: False, seconds=scenario.duration)
-        self.network.weather = Weather(slowest=scenario.weather.slowest)
-        # An operator's last order may still be on its way; what it paused is resumed after that.
+        self.backend.weather = Weather(slowest=scenario.weather.slowest)
+        # An operator's last order may still be on its way; a queue it paused is resumed after that.
         scheduler.run(lambda: all(task.done() for task in producers), seconds=DRAIN_SECONDS)
-        self._heal()
+        scheduler.tell("world", "heals")
+        self._configure()
+        self._new_worker(_HEALER)
         drained = scheduler.run(self._is_drained, seconds=DRAIN_SECONDS)
         self._stop_all()
         self._collect_mishaps(producers)
         return drained
 
-    def _tell(self, who: str, what: str) -> None:
-        self.trace.add(self.scheduler.now, who, what)
-
     def _configure(self) -> None:
         for queue, settings in self._settings.items():
             self.backend.perform("operator", Configure(queue, settings, self.backend.now()))
 
-    # -- who is there -------------------------------------------------------------------------------------
+    def _is_drained(self) -> bool:
+        return not any(self.ledger.open.values()) and self.backend.is_drained()
 
-    def _driver(self, process: Process) -> SimulatedDriver:
-        return SimulatedDriver(self.network, process, self.backend.handle())
-
-    def _process(self, name: str, machine: Machine, threads: int = 1) -> Process:
-        return Process(self.scheduler, name, threads=threads, offset=machine.offset, rate=machine.rate)
-
-    def _start_clients(self) -> list[Any]:
-        tasks = []
-        for number, machine in enumerate(self.scenario.clients):
-            process = self._process(f"client{number}", machine)
-            mine = sorted((s for s in self.scenario.submissions if s.client == number), key=lambda s: s.at)
-            client = make_client(self._driver(process), process.loops[0], self._numbers)
-            tasks.append(process.loops[0].create_task(submit(client, mine)))
-        return tasks
-
-    def _start_operator(self) -> Any:
-        process = self._process("operator", self.scenario.clients[0])
-        client = make_client(self._driver(process), process.loops[0], self._numbers)
-        orders = sorted(self.scenario.orders, key=lambda order: order.at)
-        return process.loops[0].create_task(operate(client, orders, self.ledger))
+    def _start_producers(self) -> Iterator[Any]:
+        """The tasks of the clients and the operator."""
+        scenario = self.scenario
+        for number, machine in enumerate(scenario.clients):
+            process = Process(self.scheduler, f"client{number}", machine)
+            mine = sorted((s for s in scenario.submissions if s.client == number), key=lambda s: s.at)
+            client = make_client(self.backend, process, self._numbers)
+            yield process.loops[0].create_task(submit(client, mine), name=process.name)
+        process = Process(self.scheduler, "operator", scenario.clients[0])
+        client = make_client(self.backend, process, self._numbers)
+        orders = sorted(scenario.orders, key=lambda order: order.at)
+        yield process.loops[0].create_task(operate(client, orders, self.ledger), name=process.name)
 
     def _start_worker(self, slot: int) -> None:
         if self._slots[slot] is None and not self._is_over:
             self._slots[slot] = self._new_worker(self.scenario.workers[slot])
 
-    def _new_worker(self, plan: WorkerPlan) -> WorkerProcess:
-        process = self._process(f"w{next(self._incarnations)}", plan.machine, threads=2)
-        driver = self._driver(process)
-        handlers_loop, backend_loop = process.loops
+    def _new_worker(self, plan: WorkerPlan) -> SimulatedWorker:
+        process = Process(self.scheduler, f"w{len(self.workers) + 1}", plan.machine, threads=2)
+        driver = self.backend.driver(process)
         worker = SimulatedWorker(
             driver,
-            queues=plan.queues,
-            concurrency=plan.concurrency,
             lease=self.scenario.lease,
-            poll_interval=plan.poll_interval,
-            prefetch=plan.prefetch,
-            grace=plan.grace,
             name=process.name,
-            clock=BackendClock(driver.time, backend_loop.monotonic_us),
+            clock=BackendClock(driver.time, process.loops[1].monotonic_us),
             rng=self._chance,
+            **plan.options,
         )
-        handlers = Handlers(
-            process,
-            handlers_loop,
-            self.ledger,
-            self.backend.now,
-            lambda what: self._tell(process.name, what),
-        )
-        handlers.register(worker, self._retry)
-        started = WorkerProcess(process, worker)
-        started.start()
-        self.workers.append(started)
-        self._tell(process.name, "starts")
-        return started
-
-    # -- what goes wrong ----------------------------------------------------------------------------------
+        Handlers(process, self.ledger, self.scheduler).register(worker, self._retry)
+        worker.start(process)
+        self.workers.append(worker)
+        self.scheduler.tell(process.name, "starts")
+        return worker
 
     def _inject(self, fault: Fault) -> None:
         if fault.kind == "outage":
@@ -190,67 +152,56 @@ class World:
         worker = self._slots[fault.worker]
         if worker is None or worker.has_ended:
             return
-        self._tell(worker.process.name, f"{fault.kind} for {fault.seconds:.3f} s")
-        if fault.kind == "freeze":
-            worker.process.freeze(fault.seconds)
-        elif fault.kind == "stall":
-            worker.process.freeze(fault.seconds, loops=[worker.backend_loop])
+        process = worker.process
+        self.scheduler.tell(process.name, f"{fault.kind} for {fault.seconds:.3f} s")
+        if fault.kind in ("freeze", "stall"):
+            # A stall stops the backend's side only.
+            process.freeze(fault.seconds, process.loops if fault.kind == "freeze" else process.loops[1:])
+            return
+        if fault.kind == "kill":
+            process.kill()
         else:
-            if fault.kind == "kill":
-                worker.process.kill()
-            else:
-                worker.process.is_leaving = True
-                worker.worker.stop()
-            self._slots[fault.worker] = None
-            self.scheduler.after(fault.seconds, self._start_worker, fault.worker)
+            process.is_leaving = True
+            worker.stop()
+        self._slots[fault.worker] = None
+        self.scheduler.after(fault.seconds, self._start_worker, fault.worker)
 
     def _set_outage(self, is_out: bool) -> None:
-        self._tell("network", "outage" if is_out else "answers again")
-        self.network.weather.is_out = is_out
-
-    # -- how it ends --------------------------------------------------------------------------------------
-
-    def _heal(self) -> None:
-        self._tell("world", "heals")
-        self._configure()
-        self._new_worker(_HEALER)
-
-    def _is_drained(self) -> bool:
-        return self.ledger.is_quiet() and self.backend.is_drained()
+        self.scheduler.tell("network", "outage" if is_out else "answers again")
+        self.backend.weather.is_out = is_out
 
     def _stop_all(self) -> None:
-        self._tell("world", "stops")
+        self.scheduler.tell("world", "stops")
         self._is_over = True
-        self._unrepeated = list(self._find_unrepeated())
+        self._find_unrepeated()
         for worker in self.workers:
             if not worker.has_ended:
-                worker.worker.stop()
+                worker.stop()
         if not self.scheduler.run(lambda: all(w.has_ended for w in self.workers), seconds=STOP_SECONDS):
             slow = [worker.process.name for worker in self.workers if not worker.has_ended]
-            self.mishaps.append(f"did not stop within {STOP_SECONDS:g} s: {', '.join(slow)}")
+            self.ledger.mishaps.append(f"did not stop within {STOP_SECONDS:g} s: {', '.join(slow)}")
 
-    def _find_unrepeated(self) -> Iterator[str]:
-        for (process, job_id), when in self.network.unanswered.items():
-            awake_since = max(when, process.frozen_until)
-            waited = self.scheduler.now - awake_since
+    def _find_unrepeated(self) -> None:
+        for (process, job_id), when in self.backend.unanswered.items():
+            waited = self.scheduler.now - max(when, process.frozen_until)
             if waited > REPEAT_SECONDS and not process.is_dead and not process.is_leaving:
-                yield f"{process.name} got no answer for job {job_id} at {when:.6f} and did not ask again"
+                self.ledger.unrepeated.append(
+                    f"{process.name} got no answer for job {job_id} at {when:.6f} and did not ask again"
+                )
 
     def _collect_mishaps(self, producers: list[Any]) -> None:
-        for worker in self.workers:
-            if worker.error is not None:
-                self.mishaps.append(f"{worker.process.name} ended with {worker.error!r}")
-        for task in producers:
-            if not task.done():
-                self.mishaps.append(f"{task!r} never ended")
-            elif task.exception() is not None:
-                self.mishaps.append(f"a client ended with {task.exception()!r}")
+        mishaps = self.ledger.mishaps
+        alive = [worker.task for worker in self.workers if not worker.process.is_dead]
+        for task in [*alive, *producers]:
+            if task.done() and not task.cancelled() and task.exception() is not None:
+                mishaps.append(f"{task.get_name()} ended with {task.exception()!r}")
+        mishaps.extend(f"{task.get_name()} never ended" for task in producers if not task.done())
         for loop in self.scheduler.loops:
-            self.mishaps.extend(f"{loop.name}: {error}" for error in loop.errors)
+            mishaps.extend(f"{loop.name}: {error}" for error in loop.errors)
 
     def _bury(self) -> None:
-        """End what was abandoned, so that no clean-up is left to the garbage collector."""
-        self.network.is_closed = self.ledger.is_closed = True
+        """End abandoned tasks, so that no clean-up is left to the garbage collector."""
+        self.ledger.is_closed = True
         loops = self.scheduler.loops
         for _ in range(10):
             for loop in loops:
@@ -260,3 +211,64 @@ class World:
                     return
             except Stuck:
                 continue
+
+
+class Report(msgspec.Struct, kw_only=True):
+    """The outcome of one seed. The same seed gives the same report, byte for byte, on any machine."""
+
+    seed: int
+    violations: dict[str, list[str]]
+    """Guarantee -> a message per violation."""
+    trace: list[str] = []
+    counts: dict[str, int] = {}
+
+    @property
+    def is_ok(self) -> bool:
+        return not self.violations
+
+    @property
+    def digest(self) -> str:
+        return hashlib.sha256("\n".join(self.trace).encode()).hexdigest()
+
+    def __str__(self) -> str:
+        if self.is_ok:
+            return f"seed {self.seed}: every guarantee held"
+        lines = [f"  {name}: {message}" for name, messages in self.violations.items() for message in messages]
+        command = f"python -m taskharbor_testkit.simulation --seed {self.seed} --trace"
+        return "\n".join([f"seed {self.seed}: {len(lines)} violations; replay with: {command}", *lines])
+
+
+def simulate(seed: int, make_driver: Callable[[Clock], Driver] = model_driver) -> Report:
+    world = World(write_scenario(seed), make_driver)
+    ledger = world.ledger
+    with _captured_errors(ledger.mishaps):
+        evidence = world.run()
+    found = {name: list(guarantee(evidence)) for name, guarantee in GUARANTEES.items()}
+    return Report(
+        seed=seed,
+        violations={name: messages for name, messages in found.items() if messages},
+        trace=world.scheduler.trace,
+        counts={
+            "jobs": len(evidence.jobs),
+            "calls": ledger.calls,
+            "leases": len(ledger.leases),
+            "expired leases": sum(lease.has_expired for lease in ledger.leases),
+            "executions": len(ledger.executions),
+            "virtual seconds": round(world.scheduler.now),
+        },
+    )
+
+
+@contextmanager
+def _captured_errors(messages: list[str]) -> Iterator[None]:
+    """A worker's errors are mishaps. Its warnings are expected here, and nothing formats them."""
+    logger = logging.getLogger("taskharbor.worker")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with mock.patch.object(
+            logger, "handle", lambda record: messages.append(f"logged: {record.getMessage()}")
+        ):
+            yield
+    finally:
+        logger.setLevel(level)
