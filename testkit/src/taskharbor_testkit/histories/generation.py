@@ -28,8 +28,7 @@ from taskharbor_testkit.histories.plan import (
     split,
 )
 from taskharbor_testkit.histories.planting import PLANTERS, Planter
-from taskharbor_testkit.histories.rows import Row, to_batch
-from taskharbor_testkit.histories.slot import SlotDay
+from taskharbor_testkit.histories.slot import Row, SlotDay, to_batch
 
 UNITS_PER_TASK = 16
 PLANTED = pa.schema(

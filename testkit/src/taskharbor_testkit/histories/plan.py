@@ -25,7 +25,7 @@ ROWS_PER_SLOT_AND_DAY = 4000
 WEEKEND = 0.45
 
 
-class QueuePlan(msgspec.Struct, frozen=True, kw_only=True):
+class QueuePlan(msgspec.Struct, frozen=True):
     """How one queue behaves. Shares and rates are between 0 and 1, times in seconds."""
 
     name: str
@@ -51,38 +51,16 @@ class QueuePlan(msgspec.Struct, frozen=True, kw_only=True):
     """W. None: as many as the rows need."""
 
 
+_ORDER_TYPES = ("charge_card", "reserve_stock", "ship_order")
+
 DEFAULT_QUEUES = (
-    QueuePlan(name="mail", share=0.34, types=("send_mail", "send_digest"), run=0.4, priorities=(0, 0, 0, 5)),
+    QueuePlan("mail", 0.34, ("send_mail", "send_digest"), 0.4, priorities=(0, 0, 0, 5)),
+    QueuePlan("orders", 0.28, _ORDER_TYPES, 1.5, keyed=0.35, priorities=(0, 0, 10), failing=0.05),
+    QueuePlan("webhooks", 0.2, ("deliver_webhook",), 0.8, failing=0.12, poisoned=0.01, spread=1.2),
     QueuePlan(
-        name="orders",
-        share=0.28,
-        types=("charge_card", "reserve_stock", "ship_order"),
-        run=1.5,
-        keyed=0.35,
-        priorities=(0, 0, 10),
-        failing=0.05,
+        "reports", 0.12, ("render_report", "export_table"), 12.0, stalling=0.01, peak_hour=3.0, lease=60.0
     ),
-    QueuePlan(
-        name="webhooks",
-        share=0.2,
-        types=("deliver_webhook",),
-        run=0.8,
-        failing=0.12,
-        poisoned=0.01,
-        spread=1.2,
-    ),
-    QueuePlan(
-        name="reports",
-        share=0.12,
-        types=("render_report", "export_table"),
-        run=12.0,
-        stalling=0.01,
-        peak_hour=3.0,
-        lease=60.0,
-    ),
-    QueuePlan(
-        name="sync", share=0.06, types=("sync_account",), run=4.0, keyed=0.9, delayed=0.3, peak_hour=9.0
-    ),
+    QueuePlan("sync", 0.06, ("sync_account",), 4.0, keyed=0.9, delayed=0.3, peak_hour=9.0),
 )
 
 

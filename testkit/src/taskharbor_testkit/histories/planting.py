@@ -9,13 +9,13 @@ import random
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from typing import TypeAlias
 
 from taskharbor.jobs import SECOND, Micros
 from taskharbor.spark.audit.kinds import Kind
 from taskharbor_testkit.histories.plan import Slot
-from taskharbor_testkit.histories.rows import Row
-from taskharbor_testkit.histories.slot import BREATH, number_of_row
+from taskharbor_testkit.histories.slot import BREATH, Row, number_of_row
 
 Plant: TypeAlias = Callable[["Planter", list[Row]], bool]
 """Puts a violation into a job's rows; False where they cannot take it."""
@@ -99,15 +99,9 @@ def _middle(row: Row) -> Micros:
 @_plants(Kind.OVERLAPPING_LEASES)
 def _overlap(planter: Planter, rows: list[Row]) -> bool:
     """The job's last lease is moved into the one before it."""
-    leases = _leases(rows)
-    if (
-        len(leases) < 2
-        or len(leases) < len(rows)
-        or leases[-1].outcome == "expired"
-        or not _long_enough(leases[-2])
-    ):
+    if len(rows) < 2 or _leases(rows) != rows or rows[-1].outcome == "expired" or not _long_enough(rows[-2]):
         return False
-    held, moved = leases[-2:]
+    held, moved = rows[-2:]
     moved.reserved_at = _middle(held)
     moved.run_at = min(moved.run_at, moved.reserved_at)
     moved.ended_at = moved.reserved_at + 10
@@ -124,22 +118,17 @@ def _swap_fences(planter: Planter, rows: list[Row]) -> bool:
     return True
 
 
-@_plants(Kind.FENCE_USED_TWICE)
-def _repeat_fence(planter: Planter, rows: list[Row]) -> bool:
-    return _change_last_fence(rows, lambda before, last: before)
-
-
-@_plants(Kind.FENCE_GAP)
-def _skip_fence(planter: Planter, rows: list[Row]) -> bool:
-    return _change_last_fence(rows, lambda before, last: last + planter.chance.randint(1, 3))
-
-
-def _change_last_fence(rows: list[Row], change: Callable[[int, int], int]) -> bool:
+def _change_last_fence(planter: Planter, rows: list[Row], *, is_gap: bool) -> bool:
+    """The job's last lease repeats the fence before it, or leaves out a few."""
     leases = _leases(rows)
     if len(leases) < 2 or rows[-1] is not leases[-1]:
         return False
-    leases[-1].fence = change(leases[-2].fence, leases[-1].fence)
+    leases[-1].fence = leases[-1].fence + planter.chance.randint(1, 3) if is_gap else leases[-2].fence
     return True
+
+
+_plants(Kind.FENCE_USED_TWICE)(partial(_change_last_fence, is_gap=False))
+_plants(Kind.FENCE_GAP)(partial(_change_last_fence, is_gap=True))
 
 
 @_plants_in_done(Kind.LIMIT_EXCEEDED)
@@ -180,21 +169,15 @@ def _share_key(planter: Planter, rows: list[Row]) -> bool:
     return True
 
 
-@_plants_in_done(Kind.ENDED_TWICE)
-def _end_again(planter: Planter, row: Row) -> None:
-    _go_on(planter, row, outcome="done", state="done")
-
-
-@_plants_in_done(Kind.ACTIVE_AFTER_END)
-def _go_on_after_end(planter: Planter, row: Row) -> None:
-    _go_on(planter, row, outcome="released", state="ready")
-
-
 def _go_on(planter: Planter, row: Row, **end: str) -> None:
     """One more lease, right after the last one."""
     begin = row.ended_at + BREATH // 4
     lease = {"reserved_at": begin, "lease_expires_at": begin + 30 * SECOND, "ended_at": begin + 20}
     planter.add(row, fence=row.fence + 1, **lease, **end)
+
+
+_plants_in_done(Kind.ENDED_TWICE)(partial(_go_on, outcome="done", state="done"))
+_plants_in_done(Kind.ACTIVE_AFTER_END)(partial(_go_on, outcome="released", state="ready"))
 
 
 @_plants_in_done(Kind.REQUEUED_ALIVE)

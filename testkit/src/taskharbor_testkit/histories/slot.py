@@ -9,12 +9,16 @@ from __future__ import annotations
 import heapq
 import math
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
+import pyarrow as pa
+
+from taskharbor.bulk.tables import ATTEMPTS
 from taskharbor.drivers.contract import EXPIRED_ERROR
 from taskharbor.jobs import SECOND, Micros
 from taskharbor_testkit.histories.plan import DAY, START, Slot
-from taskharbor_testkit.histories.rows import Row, make_error
 
 HALF_HOUR: Micros = 1800 * SECOND
 LAST_ARRIVAL: Micros = DAY - HALF_HOUR
@@ -29,6 +33,45 @@ BUSY = 0.4
 KEYS = 40
 
 _DUE, _REQUEUE, _CANCEL = range(3)
+
+
+@dataclass(slots=True)
+class Row:
+    """The columns of `ATTEMPTS`, by the same names; instants in microseconds."""
+
+    seq: int
+    job_id: str
+    queue: str
+    type: str
+    key: str | None
+    priority: int
+    fence: int
+    worker: str | None
+    created_at: Micros
+    run_at: Micros
+    reserved_at: Micros | None
+    lease_expires_at: Micros | None
+    ended_at: Micros
+    outcome: str
+    state: str
+    error_type: str | None
+    error_message: str | None
+    payload_size: int
+
+    @property
+    def until(self) -> Micros:
+        """Up to when the lease was valid."""
+        assert self.lease_expires_at is not None
+        return min(self.ended_at, self.lease_expires_at)
+
+
+_columns_of = attrgetter(*ATTEMPTS.names)
+
+
+def to_batch(rows: Sequence[Row]) -> pa.RecordBatch:
+    columns = zip(*map(_columns_of, rows), strict=True) if rows else [()] * len(ATTEMPTS)
+    arrays = [pa.array(column, type=field.type) for field, column in zip(ATTEMPTS, columns, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=ATTEMPTS)
 
 
 @dataclass(slots=True)
@@ -290,3 +333,23 @@ class SlotDay:
 def number_of_row(ended_at: Micros, slot: Slot, slots: int) -> int:
     """Rows are numbered in the order in which they ended, over all slots, without asking each other."""
     return (ended_at - START) * slots + slot.index + 1
+
+
+def make_error(chance: random.Random, type: str) -> tuple[str, str]:
+    """Type and message of an error, with the ids, numbers and addresses that real messages carry."""
+    number = chance.randrange(10_000, 10_000_000)
+    match chance.choices(range(5), (40, 25, 20, 10, 5))[0]:
+        case 0:
+            host = f"api-{chance.randrange(4)}.example.com"
+            seconds = chance.choice((5, 10, 30))
+            return "TimeoutError", f"https://{host}/v1/{type}/{number}: no answer within {seconds} s"
+        case 1:
+            address = f"10.0.{chance.randrange(4)}.{chance.randrange(2, 250)}:5432"
+            return "ConnectionRefusedError", f"connection to {address} refused"
+        case 2:
+            seconds = chance.randrange(1, 60)
+            return "ServiceUnavailable", f"503 for request {number:08x}, retry after {seconds} s"
+        case 3:
+            return "KeyError", "'customer_id'"
+        case _:
+            return "ValueError", f"order {number}: amount {chance.random() * 1000:.2f} is not allowed"
