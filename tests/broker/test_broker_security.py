@@ -172,7 +172,7 @@ def test_a_token_file_says_what_is_wrong_with_it(tmp_path: Path) -> None:
     file.write_text(f"# ours\na:work, produce:{'x' * 16}\nb:admin:{'y' * 16}\n")
     first, second = read_token_file(file)
     assert first.caller.scopes == {"work", "produce", "read"}
-    assert second.caller.scopes == {"read", "produce", "work", "admin"}
+    assert second.caller.scopes == {"read", "produce", "bulk", "work", "admin"}
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "queue.example"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from typing import Any, get_args
+from typing import Any, ClassVar, get_args
 
 import msgspec
 import pytest
@@ -87,7 +87,7 @@ def test_a_wrapper_overrides_one_method_for_all_calls() -> None:
 
 def test_a_batch_without_items_does_not_reach_the_driver() -> None:
     class Bare(MemoryDriver):
-        run = Driver.run  # type: ignore[assignment]
+        functions: ClassVar[dict[type[op.Operation[Any]], Any]] = {}
 
     async def main() -> None:
         driver = Bare()
@@ -182,3 +182,30 @@ def test_a_failure_is_made_of_texts_from_anywhere() -> None:
     check(op.Settle([Fail("a", "t", 1, odd)], NOW))
     assert odd.message == "NUL \\0 and \\ud800"
     assert odd.detail.endswith("end")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        "catalog",
+        "queues/default/0/state",
+        "staging/",
+        "staging//x",
+        "staging/../catalog",
+        "writes/x",
+        "writes\n",
+    ],
+)
+def test_a_blob_can_be_named_only_where_bulk_writes_keep_theirs(name: str) -> None:
+    """On an object store every other name is a queue's state, the catalog or a segment."""
+    driver = MemoryDriver()
+    for call in (driver.put_blob(name, b""), driver.read_blobs([name]), driver.drop_blobs([name])):
+        with pytest.raises(InvalidRequest):
+            asyncio.run(call)
+
+
+def test_a_wait_is_for_a_bounded_number_of_queues() -> None:
+    queues = [f"q{n}" for n in range(257)]
+    with pytest.raises(InvalidRequest, match="queues"):
+        asyncio.run(MemoryDriver().wait(queues, now=1, timeout=0))

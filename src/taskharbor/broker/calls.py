@@ -53,7 +53,7 @@ class DriverCalls:
         body = await read_body(request.receive)
         try:
             call = (wire.READ_CALL_JSON if is_json else wire.READ_CALL)[operation.name](body)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise Problem(
                 422,
                 "invalid_request",
@@ -122,7 +122,7 @@ class DriverCalls:
             raise InvalidRequest(
                 f"{len(getattr(call, call.batch))} in one call: at most {most}; make several calls of it"
             )
-        if isinstance(call, (op.Reserve, op.ListJobs, op.ReadAttempts)):
+        if isinstance(call, (op.Reserve, op.ListJobs, op.ReadAttempts, op.ReadLog)):
             call.limit = min(call.limit, most)
         now: Micros | None = getattr(call, "now", None)
         if now is not None and (call.changes or isinstance(call, op.Wait)):

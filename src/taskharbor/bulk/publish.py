@@ -106,7 +106,17 @@ class Writes(msgspec.Struct, array_like=True):
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(Writes).decode
+_decoder = msgspec.msgpack.Decoder(Writes)
+
+
+def _decode(data: bytes) -> Writes:
+    try:
+        return _decoder.decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise TaskHarborError(
+            f"the record of bulk writes (blob {RECORD!r}) cannot be read: {error}. A client with the scope `bulk` has "
+            "overwritten it: drop that blob, and repeat writes that were being published"
+        ) from error
 
 
 async def _look(driver: Driver) -> Writes:

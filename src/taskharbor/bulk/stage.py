@@ -96,7 +96,7 @@ def unpack(data: bytes) -> list[JobRecord]:
     """Raises InvalidRequest for what is no such blob, or holds jobs that no driver stores."""
     try:
         rows = _decode(data)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"this blob holds no jobs: {error}") from None
     jobs = [
         JobRecord(
@@ -236,4 +236,8 @@ async def drop_abandoned(driver: Driver, kept: Iterable[str], now: Micros) -> No
 
 
 def _staged_at(name: str) -> Micros:
-    return int(name.rpartition("/")[2].partition("-")[0], 16)
+    """A name that tells no time is of nobody's write: it is as old as can be."""
+    try:
+        return int(name.rpartition("/")[2].partition("-")[0], 16)
+    except ValueError:
+        return 0

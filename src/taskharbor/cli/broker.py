@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("taskharbor.broker")
 
 _MAKE_TOKENS = (
-    "make a file with lines like `worker-1:work:SECRET` (scopes: produce, work, admin; `openssl rand -hex 24` makes a "
+    "make a file with lines like `worker-1:work:SECRET` (scopes: produce, bulk, work, admin; `openssl rand -hex 24` makes a "
     "secret) and give it as --token-file"
 )
 

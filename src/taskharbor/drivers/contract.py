@@ -388,8 +388,10 @@ class Driver(abc.ABC):
             carry_out = _nothing()
         elif method is not None:
             carry_out = method(call)
-        else:
+        elif type(call) in self.functions:
             carry_out = self._apply(self.functions[type(call)], call)
+        else:
+            raise NotImplementedError(f"{type(self).__name__} does not carry out {call.name}")
         return carry_out
 
     def _apply(self, function: Callable[..., Any], call: op.Operation[A]) -> Coroutine[Any, Any, A]:

@@ -50,11 +50,13 @@ from taskharbor.jobs import (
 A_co = TypeVar("A_co", covariant=True)
 Call = TypeVar("Call", bound="type[Operation[Any]]")
 
-Scope: TypeAlias = Literal["read", "produce", "work", "admin"]
+Scope: TypeAlias = Literal["read", "produce", "bulk", "work", "admin"]
 LeaseTime: TypeAlias = Annotated[Micros, Meta(ge=1, le=LATEST)]
 PageSize: TypeAlias = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 LogPlace: TypeAlias = Annotated[int, Meta(ge=0, le=2**63 - 1)]
-BlobName: TypeAlias = Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9/-]{0,199}$")]
+BlobName: TypeAlias = Annotated[str, Meta(pattern=r"\A(writes|staging(/[a-z0-9-]{1,64}){0,3})\Z")]
+"""The record of bulk writes, or below the folder of staged jobs: no other object of a store can be named."""
+BlobNames: TypeAlias = Annotated[list[BlobName], Meta(max_length=10_000)]
 Seconds: TypeAlias = Annotated[float, Meta(ge=0, le=86_400)]
 
 
@@ -89,7 +91,9 @@ def operation(scope: Scope, *, changes: bool = False) -> Callable[[Call], Call]:
         call.changes = changes
         (call.answer,) = get_args(call.__orig_bases__[0])  # type: ignore[attr-defined]
         first = next(iter(msgspec.structs.fields(call)), None)
-        call.batch = first.name if first is not None and get_origin(first.type) is list else None
+        kind = None if first is None else first.type
+        kind = get_args(kind)[0] if get_origin(kind) is Annotated else kind
+        call.batch = first.name if first is not None and get_origin(kind) is list else None
         OPERATIONS[call.name] = call
         return call
 
@@ -258,7 +262,7 @@ class Remove(Operation[list[JobState | JobError]]):
     job_ids: list[Name]
 
 
-@operation("produce", changes=True)
+@operation("bulk", changes=True)
 class PutBlob(Operation[bool]):
     blob: BlobName
     data: bytes
@@ -267,39 +271,40 @@ class PutBlob(Operation[bool]):
     expected: bytes | None = None
 
 
-@operation("produce")
+@operation("bulk")
 class ReadBlobs(Operation[list[bytes | None]]):
-    names: list[BlobName]
+    names: BlobNames
 
 
-@operation("produce")
+@operation("bulk")
 class ListBlobs(Operation[list[str]]):
     folder: BlobName
 
 
-@operation("produce", changes=True)
+@operation("bulk", changes=True)
 class DropBlobs(Operation[list[None]]):
-    names: list[BlobName]
+    names: BlobNames
 
 
-@operation("produce")
+@operation("bulk")
 class CheckRoom(Operation[None]):
     queue: Name
     size: Count
 
 
-@operation("produce", changes=True)
+@operation("bulk", changes=True)
 class PublishBlobs(Operation[dict[str, int]]):
     series: Name
-    number: LogPlace
+    number: Annotated[int, Meta(ge=-1, le=2**63 - 1)]
+    """-1: the write belongs to no series."""
     portion: Count
-    names: list[BlobName]
+    names: BlobNames
     now: Instant
 
 
 @operation("work")
 class Wait(Operation[Woken]):
-    queues: list[Name]
+    queues: Annotated[list[Name], Meta(max_length=256)]
     now: Instant
     timeout: Seconds
     seen: Text | None = None

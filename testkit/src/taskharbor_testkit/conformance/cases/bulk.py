@@ -20,41 +20,41 @@ async def a_blob_is_read_as_it_was_put_until_it_is_dropped(t: Twin) -> None:
     await driver.put_blob("staging/a/1", b"old")
     for name in ("staging/a/1", "staging/b/1", "staging/a/2"):
         await driver.put_blob(name, data)
-    assert await driver.read_blobs(["staging/a/2", "nothing", "staging/a/1"]) == [data, None, data]
+    assert await driver.read_blobs(["staging/a/2", "staging/nothing", "staging/a/1"]) == [data, None, data]
     assert await driver.list_blobs("staging/a") == ["staging/a/1", "staging/a/2"]
     assert await driver.list_blobs("staging") == ["staging/a/1", "staging/a/2", "staging/b/1"]
-    await driver.drop_blobs(["staging/a/1", "nothing"])
+    await driver.drop_blobs(["staging/a/1", "staging/nothing"])
     assert await driver.list_blobs("staging/a") == ["staging/a/2"]
     assert await driver.stats(now=t.now) == []
 
 
 async def a_blob_is_swapped_only_where_it_holds_what_is_expected(t: Twin) -> None:
     driver = t.driver
-    assert not await driver.swap_blob("record", b"1", expected=b"0")
-    assert await driver.swap_blob("record", b"1", expected=None)
-    assert not await driver.swap_blob("record", b"2", expected=None)
-    assert not await driver.swap_blob("record", b"2", expected=b"0")
-    assert await driver.swap_blob("record", b"2", expected=b"1")
-    assert await driver.read_blobs(["record"]) == [b"2"]
+    assert not await driver.swap_blob("writes", b"1", expected=b"0")
+    assert await driver.swap_blob("writes", b"1", expected=None)
+    assert not await driver.swap_blob("writes", b"2", expected=None)
+    assert not await driver.swap_blob("writes", b"2", expected=b"0")
+    assert await driver.swap_blob("writes", b"2", expected=b"1")
+    assert await driver.read_blobs(["writes"]) == [b"2"]
 
 
 async def a_portion_of_a_write_is_published_once(t: Twin) -> None:
     blobs = {
-        "w/1": [t.job(), t.job(key="k")],
-        "w/2": [t.job(key="k"), t.job(queue="other")],
-        "w/3": [t.job()],
+        "staging/w/1": [t.job(), t.job(key="k")],
+        "staging/w/2": [t.job(key="k"), t.job(queue="other")],
+        "staging/w/3": [t.job()],
     }
     for name, jobs in blobs.items():
         await t.driver.put_blob(name, pack(jobs))
     # A process that finishes the write of another publishes all portions again.
     for number, portion, names, is_new, wanted in (
-        (1, 1, ["w/1"], True, {2}),
-        (1, 1, ["w/1"], False, {2}),
-        (1, 2, ["w/2", "w/lost"], True, {3}),
-        (1, 1, ["w/1"], False, {2, 3}),
-        (1, 2, ["w/2"], False, {3}),
-        (0, 5, ["w/1"], False, {0}),
-        (2, 1, ["w/3"], True, {1}),
+        (1, 1, ["staging/w/1"], True, {2}),
+        (1, 1, ["staging/w/1"], False, {2}),
+        (1, 2, ["staging/w/2", "staging/w/lost"], True, {3}),
+        (1, 1, ["staging/w/1"], False, {2, 3}),
+        (1, 2, ["staging/w/2"], False, {3}),
+        (0, 5, ["staging/w/1"], False, {0}),
+        (2, 1, ["staging/w/3"], True, {1}),
     ):
         added = await t.driver.publish_blobs(names, series="s", number=number, portion=portion, now=t.now)
         assert sum(added.values()) in wanted
