@@ -40,21 +40,21 @@ async def a_blob_is_swapped_only_where_it_holds_what_is_expected(t: Twin) -> Non
 
 async def a_portion_of_a_write_is_published_once(t: Twin) -> None:
     blobs = {
-        "w/1": [t.job(), t.job(key="k")],
-        "w/2": [t.job(key="k"), t.job(queue="other")],
-        "w/3": [t.job()],
+        "staging/w/1": [t.job(), t.job(key="k")],
+        "staging/w/2": [t.job(key="k"), t.job(queue="other")],
+        "staging/w/3": [t.job()],
     }
     for name, jobs in blobs.items():
         await t.driver.put_blob(name, pack(jobs))
     # A process that finishes the write of another publishes all portions again.
     for number, portion, names, is_new, wanted in (
-        (1, 1, ["w/1"], True, {2}),
-        (1, 1, ["w/1"], False, {2}),
-        (1, 2, ["w/2", "w/lost"], True, {3}),
-        (1, 1, ["w/1"], False, {2, 3}),
-        (1, 2, ["w/2"], False, {3}),
-        (0, 5, ["w/1"], False, {0}),
-        (2, 1, ["w/3"], True, {1}),
+        (1, 1, ["staging/w/1"], True, {2}),
+        (1, 1, ["staging/w/1"], False, {2}),
+        (1, 2, ["staging/w/2", "staging/w/lost"], True, {3}),
+        (1, 1, ["staging/w/1"], False, {2, 3}),
+        (1, 2, ["staging/w/2"], False, {3}),
+        (0, 5, ["staging/w/1"], False, {0}),
+        (2, 1, ["staging/w/3"], True, {1}),
     ):
         added = await t.driver.publish_blobs(names, series="s", number=number, portion=portion, now=t.now)
         assert sum(added.values()) in wanted
