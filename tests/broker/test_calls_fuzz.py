@@ -86,12 +86,12 @@ def samples() -> list[op.Operation[Any]]:
         op.SplitLog("0:q", 0, 10, 10),
         op.SplitJobs("q", 3),
         op.Remove(["a", "b"]),
-        op.PutBlob("w/a", b"x", True, b"x"),
-        op.ReadBlobs(["w/a", "w/b"]),
-        op.ListBlobs("w"),
-        op.DropBlobs(["w/a"]),
+        op.PutBlob("staging/w/a", b"x", True, b"x"),
+        op.ReadBlobs(["staging/w/a", "staging/w/b"]),
+        op.ListBlobs("staging"),
+        op.DropBlobs(["staging/w/a"]),
         op.CheckRoom("q", 10),
-        op.PublishBlobs("s", 0, 1, ["w/a"], NOW),
+        op.PublishBlobs("s", 0, 1, ["staging/w/a"], NOW),
     ]
     assert {call.name for call in calls} == op.OPERATIONS.keys()
     return calls
