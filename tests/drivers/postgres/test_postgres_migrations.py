@@ -344,7 +344,7 @@ def producer_grants(schema: str) -> list[str]:
         f'USAGE ON SCHEMA "{schema}"',
         "SELECT, INSERT, UPDATE, DELETE ON jobs",
         "SELECT, INSERT, DELETE ON queues",
-        "SELECT, INSERT, UPDATE ON idempotency",
+        "SELECT, INSERT, UPDATE, DELETE ON idempotency",
         "INSERT ON moves",
         "SELECT, INSERT ON repeated",
         "SELECT ON finished, dead, migrations, epochs",
