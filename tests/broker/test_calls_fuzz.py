@@ -245,3 +245,14 @@ def test_what_no_store_could_keep_is_refused(
                     assert response.status == 422, (value, await response.read())
 
     asyncio.run(main())
+
+
+def test_a_body_that_is_nested_too_deep_is_refused(tmp_path: Path) -> None:
+    depth = 100_000
+
+    async def main() -> None:
+        async with broker(stores(tmp_path)[0]) as send:
+            assert await send("time", b"\x81\xa1x" + b"\x91" * depth + b"\x00") == 422
+            assert await send("time", wire.encode(op.Time())) == 200
+
+    asyncio.run(main())

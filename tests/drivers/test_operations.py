@@ -209,3 +209,15 @@ def test_a_wait_is_for_a_bounded_number_of_queues() -> None:
     queues = [f"q{n}" for n in range(257)]
     with pytest.raises(InvalidRequest, match="queues"):
         asyncio.run(MemoryDriver().wait(queues, now=1, timeout=0))
+
+
+def test_a_blob_with_text_that_is_no_utf8_is_refused() -> None:
+    row = b"\xdc\x00\x11" + b"\xa1\xff" * 17
+
+    async def main() -> None:
+        driver = MemoryDriver()
+        await driver.put_blob("staging/w/1", b"\x91" + row)
+        with pytest.raises(InvalidRequest, match="no jobs"):
+            await driver.publish_blobs(["staging/w/1"], series="s", number=1, portion=1, now=NOW)
+
+    asyncio.run(main())
