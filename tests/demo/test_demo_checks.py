@@ -126,6 +126,11 @@ def test_recovery_counts_what_was_taken_up_after_the_kill() -> None:
     assert recovery(["b"], rows, killed_at=50) == (0, 0)
 
 
+def test_a_job_whose_last_execution_was_killed_needs_nobody_to_take_it_up() -> None:
+    rows = [row("a", 10, 120, Outcome.EXPIRED, state=JobState.DEAD)]
+    assert recovery(["a"], rows, killed_at=50) == (1, 70)
+
+
 def test_the_same_seed_makes_the_same_workload() -> None:
     one, same, other = make_workload(500, 7), make_workload(500, 7), make_workload(500, 8)
     assert one == same

@@ -122,11 +122,14 @@ def most_at_once(intervals: Iterable[tuple[Micros, Micros]]) -> int:
 
 
 def recovery(held: Sequence[str], attempts: Iterable[Attempt], killed_at: Micros) -> tuple[int, Micros]:
-    """Of the jobs a killed worker held: how many another took up again, and how long after the kill the last was."""
+    """How many of the jobs that a killed worker held went on, and how long after the kill the last one did: another worker took
+    them up, or they died with their lease because it was their last execution."""
     wanted = set(held)
     taken_up: dict[str, Micros] = {}
     for attempt in attempts:
         start = attempt.reserved_at_us
         if attempt.job_id in wanted and start is not None and start > killed_at:
             taken_up.setdefault(attempt.job_id, start)
+        elif attempt.job_id in wanted and attempt.outcome is Outcome.EXPIRED and attempt.state.is_terminal:
+            taken_up.setdefault(attempt.job_id, attempt.ended_at_us)
     return len(taken_up), max((at - killed_at for at in taken_up.values()), default=0)
