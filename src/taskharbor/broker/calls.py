@@ -116,7 +116,7 @@ class DriverCalls:
     # -- checks ---------------------------------------------------------------------------------------------
 
     def _check(self, call: op.Operation[Any]) -> None:
-        """What only a broker refuses: wrong clocks, and batches and pages beyond its own limits."""
+        """A broker alone refuses wrong clocks, and batches and pages beyond its own limits."""
         most = self._config.max_batch
         if call.batch is not None and len(getattr(call, call.batch)) > most:
             raise InvalidRequest(
@@ -126,7 +126,7 @@ class DriverCalls:
             call.limit = min(call.limit, most)
         now: Micros | None = getattr(call, "now", None)
         if now is not None and (call.changes or isinstance(call, op.Wait)):
-            # Whoever sends a million jobs stamps the last of them with the time of the first, which harms nobody.
+            # A client that sends a million jobs stamps the last of them with the time of the first, which harms nobody.
             self._check_now(now, may_be_past=isinstance(call, op.Enqueue))
 
     def _check_now(self, now: Micros, *, may_be_past: bool = False) -> None:

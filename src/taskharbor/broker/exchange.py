@@ -142,7 +142,7 @@ class Departure:
         return self._left is not None and self._left.done()
 
     async def unless_left(self, work: Coroutine[Any, Any, T]) -> T:
-        """What the work gives; ClientGone, and the work is cancelled, where the client leaves first."""
+        """The result of the work. Raises ClientGone, and cancels the work, where the client leaves first."""
         assert self._left is not None
         task = asyncio.ensure_future(work)
         try:

@@ -110,7 +110,7 @@ class LongPolls:
             if len(self._watchers) >= MOST_WATCHED:
                 raise _too_many(f"{MOST_WATCHED} queues are being watched already")
             watcher = self._watchers[queue] = _Watcher()
-            # What changed before it was watched is not known.
+            # Changes before the watch began are not known.
             self._change(watcher)
             watcher.task = asyncio.create_task(self._keep_watching(queue, watcher))
         watcher.now, watcher.asked_at = now, asyncio.get_running_loop().time()
