@@ -18,9 +18,10 @@ from psycopg import sql
 
 from taskharbor.cli.root import root
 from taskharbor.drivers.contract import Ack, Extension, Fail, JobFilter, QueueSettings, Release
+from taskharbor.drivers.migrations import BREAKS, Migration, known_migrations
 from taskharbor.drivers.postgres import PostgresDriver
 from taskharbor.drivers.postgres.connections import connect
-from taskharbor.drivers.postgres.migrations import BREAKS, Migration, known_migrations, migrate
+from taskharbor.drivers.postgres.migrations import migrate
 from taskharbor.drivers.postgres.rows import OUTCOMES, STATES
 from taskharbor.errors import BackendUnavailable, SchemaMismatch, TaskHarborError
 from taskharbor.jobs import SECOND, Failure, JobRecord, JobState
@@ -28,7 +29,7 @@ from taskharbor_testkit.servers import PostgresAt
 
 MakeRecord = Callable[..., JobRecord]
 
-NAMES = [migration.name for migration in known_migrations()]
+NAMES = [migration.name for migration in known_migrations("taskharbor.drivers.postgres")]
 
 
 def apply(url: str, steps: list[Migration]) -> list[str]:
@@ -43,7 +44,7 @@ def apply(url: str, steps: list[Migration]) -> list[str]:
 
 
 def newer(*steps: Migration) -> list[Migration]:
-    return [*known_migrations(), *steps]
+    return [*known_migrations("taskharbor.drivers.postgres"), *steps]
 
 
 def relations(raw: Raw) -> set[str]:
@@ -265,7 +266,7 @@ def test_a_step_that_fails_leaves_nothing(postgres_url: str, raw: Raw) -> None:
 
 
 def test_steps_taken_before_one_that_fails_are_kept(postgres_url: str, raw: Raw) -> None:
-    first, *rest = known_migrations()
+    first, *rest = known_migrations("taskharbor.drivers.postgres")
     with pytest.raises(TaskHarborError):
         apply(postgres_url, [first, Migration("0002_broken", "SELECT 1 / 0")])
     assert raw("SELECT name FROM migrations") == [(first.name,)]

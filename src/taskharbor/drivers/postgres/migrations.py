@@ -1,27 +1,23 @@
-"""The schema, in numbered steps that only ever add.
+"""The PostgreSQL schema: each missing step in a transaction of its own.
 
-A process of an older version keeps working beside a newer one: functions keep their names and parameters, a step that
-needs others makes new ones. A step that cannot keep that promise says `-- breaks: older versions` in its first line; then
-the older version refuses to open the store.
+Functions keep their names and parameters, so that processes of older versions keep working. A step that needs others makes
+new ones.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
-from importlib.resources import files
 
-import msgspec
 import psycopg
 from psycopg import AsyncConnection
 
+from taskharbor.drivers.migrations import Migration, known_migrations, pending_of
 from taskharbor.drivers.postgres.failures import translated
 from taskharbor.drivers.postgres.options import Options
 from taskharbor.drivers.postgres.prepared import Row
 from taskharbor.drivers.postgres.statements import load, quoted
 from taskharbor.errors import SchemaMismatch
 
-BREAKS = "-- breaks: older versions"
 MINIMUM_VERSION = 140_000
 TABLES = {
     "jobs",
@@ -37,24 +33,6 @@ TABLES = {
     "swept",
     "repeated",
 }
-
-
-class Migration(msgspec.Struct, frozen=True):
-    name: str
-    sql: str
-
-    @property
-    def breaks(self) -> bool:
-        return self.sql.startswith(BREAKS)
-
-
-@cache
-def known_migrations() -> tuple[Migration, ...]:
-    folder = files(__package__) / "migrations"
-    found = [
-        (entry.name, entry.read_text("utf-8")) for entry in folder.iterdir() if entry.name.endswith(".sql")
-    ]
-    return tuple(Migration(name.removesuffix(".sql"), sql) for name, sql in sorted(found))
 
 
 async def make_ready(connection: AsyncConnection[Row], options: Options) -> None:
@@ -74,7 +52,7 @@ async def migrate(
     known: Sequence[Migration] | None = None,
 ) -> list[str]:
     """Apply what is missing, each step in a transaction of its own; the names of the steps taken."""
-    steps = known_migrations() if known is None else known
+    steps = known_migrations(__package__) if known is None else known
     try:
         if connection.info.server_version < MINIMUM_VERSION:
             raise SchemaMismatch(
@@ -117,15 +95,7 @@ async def _pending(
         rows = await (await connection.execute(sql["applied"], ())).fetchall()
     except psycopg.errors.UndefinedColumn:
         raise _foreign(options, {"migrations"}) from None
-    names = {migration.name for migration in known}
-    foreign = sorted(name for name, breaks in rows if breaks and name not in names)
-    if foreign:
-        raise SchemaMismatch(
-            f"{options.place}: the schema {options.schema!r} was changed by a newer TaskHarbor in a way this version cannot "
-            f"work with ({', '.join(foreign)}): upgrade this process"
-        )
-    applied = {name for name, _ in rows}
-    return [migration for migration in known if migration.name not in applied]
+    return pending_of(known, dict(rows), f"{options.place}: the schema {options.schema!r}")
 
 
 def _foreign(options: Options, tables: set[str]) -> SchemaMismatch:
