@@ -6,7 +6,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from taskharbor.spark.audit.kinds import Kind
-from taskharbor.spark.audit.violations import Rule, broken, sentence
+from taskharbor.spark.audit.violations import Rule, broken
 
 
 def check_row_numbers(attempts: DataFrame) -> DataFrame:
@@ -25,17 +25,8 @@ def check_row_numbers(attempts: DataFrame) -> DataFrame:
                 Kind.DUPLICATE_ROW,
                 F.lit(True),
                 F.col("last.ended_at"),
-                sentence(
-                    "row %s of the log is there %s times: job %s, lease %s, ended %s; job %s, lease %s, ended %s",
-                    "seq",
-                    "times",
-                    "first.job_id",
-                    "first.fence",
-                    "first.ended_at",
-                    "last.job_id",
-                    "last.fence",
-                    "last.ended_at",
-                ),
+                "row {seq} of the log is there {times} times: job {first.job_id}, lease {first.fence}, ended "
+                "{first.ended_at}; job {last.job_id}, lease {last.fence}, ended {last.ended_at}",
                 other_job_id=F.when(
                     F.col("last.job_id") != F.col("first.job_id"), F.col("last.job_id")
                 ).otherwise(F.lit(None)),

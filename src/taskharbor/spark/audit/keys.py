@@ -7,7 +7,7 @@ from pyspark.sql import functions as F
 
 from taskharbor.spark.audit.kinds import Kind
 from taskharbor.spark.audit.leases import is_leased, valid_until
-from taskharbor.spark.audit.violations import Rule, broken, sentence
+from taskharbor.spark.audit.violations import Rule, broken
 
 
 def check_keys(attempts: DataFrame) -> DataFrame:
@@ -29,17 +29,8 @@ def check_keys(attempts: DataFrame) -> DataFrame:
                 # Two leases of the same job are another matter.
                 (F.col("reserved_at") < F.col("held.until")) & (F.col("held.job_id") != F.col("job_id")),
                 F.col("reserved_at"),
-                sentence(
-                    "job %s of key %s was leased (lease %s) at %s while job %s held lease %s, from %s, until %s",
-                    "job_id",
-                    "key",
-                    "fence",
-                    "reserved_at",
-                    "held.job_id",
-                    "held.fence",
-                    "held.reserved_at",
-                    "held.until",
-                ),
+                "job {job_id} of key {key} was leased (lease {fence}) at {reserved_at} while job {held.job_id} held lease "
+                "{held.fence}, from {held.reserved_at}, until {held.until}",
                 other_job_id=F.col("held.job_id"),
                 other_fence=F.col("held.fence"),
             )

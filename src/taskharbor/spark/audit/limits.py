@@ -12,7 +12,7 @@ from pyspark.sql import functions as F
 from taskharbor.jobs import SECOND
 from taskharbor.spark.audit.kinds import Kind
 from taskharbor.spark.audit.leases import clock_slack, is_leased, valid_until
-from taskharbor.spark.audit.violations import Rule, broken, sentence
+from taskharbor.spark.audit.violations import Rule, broken
 
 _QUEUE = ("source", "queue")
 _NARROWEST = 60 * SECOND
@@ -43,15 +43,8 @@ def check_limits(attempts: DataFrame, limits: DataFrame) -> DataFrame:
                 Kind.LIMIT_EXCEEDED,
                 F.col("level") > F.col("limit"),
                 F.col("at"),
-                sentence(
-                    "job %s was leased (lease %s) at %s as number %s at once in queue %s, which allows %s",
-                    "job_id",
-                    "fence",
-                    "at",
-                    "level",
-                    "queue",
-                    "limit",
-                ),
+                "job {job_id} was leased (lease {fence}) at {at} as number {level} at once in queue {queue}, which allows "
+                "{limit}",
             )
         ],
     )

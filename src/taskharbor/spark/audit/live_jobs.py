@@ -7,7 +7,7 @@ from pyspark.sql import functions as F
 
 from taskharbor.jobs import TERMINAL_STATES, JobState
 from taskharbor.spark.audit.kinds import Kind
-from taskharbor.spark.audit.violations import Rule, broken, sentence
+from taskharbor.spark.audit.violations import Rule, broken
 
 
 def check_live_jobs(attempts: DataFrame, live_jobs: DataFrame) -> DataFrame:
@@ -30,27 +30,14 @@ def check_live_jobs(attempts: DataFrame, live_jobs: DataFrame) -> DataFrame:
                 Kind.LOST_JOB,
                 F.col("live").isNull() & ~has_ended(),
                 F.col("ended_at"),
-                sentence(
-                    "job %s was %s after lease %s ended at %s, and the store does not have it",
-                    "job_id",
-                    "state",
-                    "fence",
-                    "ended_at",
-                ),
+                "job {job_id} was {state} after lease {fence} ended at {ended_at}, and the store does not have it",
             ),
             Rule(
                 Kind.STORE_CONTRADICTS_LOG,
                 _is_same_life() & ((F.col("live.fence") < F.col("fence")) | _left_its_end()),
                 F.col("ended_at"),
-                sentence(
-                    "job %s was %s with fence %s at %s, and the store has it as %s with fence %s",
-                    "job_id",
-                    "state",
-                    "fence",
-                    "ended_at",
-                    "live.state",
-                    "live.fence",
-                ),
+                "job {job_id} was {state} with fence {fence} at {ended_at}, and the store has it as {live.state} with "
+                "fence {live.fence}",
                 other_fence=F.col("live.fence"),
             ),
         ],

@@ -11,7 +11,7 @@ from pyspark.sql import functions as F
 from taskharbor.jobs import TERMINAL_STATES, JobState, Outcome
 from taskharbor.spark.audit.kinds import Kind
 from taskharbor.spark.audit.leases import clock_slack, is_leased, valid_until
-from taskharbor.spark.audit.violations import Rule, broken, sentence
+from taskharbor.spark.audit.violations import Rule, broken
 
 # In this order: Spark sorts fast by what differs in its first eight bytes.
 _LIFE = ("created_at", "job_id", "source")
@@ -99,15 +99,7 @@ def _copy_rule() -> Rule:
         Kind.DUPLICATE_ROW,
         F.col("is_copy") & (F.col("seq") != F.col("lower.seq")),
         F.col("ended_at"),
-        sentence(
-            "job %s ended lease %s as %s at %s twice: in row %s and in row %s",
-            "job_id",
-            "fence",
-            "outcome",
-            "ended_at",
-            "lower.seq",
-            "seq",
-        ),
+        "job {job_id} ended lease {fence} as {outcome} at {ended_at} twice: in row {lower.seq} and in row {seq}",
         other_fence=F.col("lower.fence"),
     )
 
@@ -125,41 +117,22 @@ def _fence_rules() -> list[Rule]:
             Kind.FENCE_USED_TWICE,
             F.col("has_twin"),
             at,
-            sentence(
-                "job %s was leased twice with fence %s: at %s and at %s",
-                "job_id",
-                fence,
-                "lower.reserved_at",
-                "reserved_at",
-            ),
+            "job {job_id} was leased twice with fence {fence}: at {lower.reserved_at} and at {reserved_at}",
             other_fence=F.col("lower.fence"),
         ),
         Rule(
             Kind.FENCE_OUT_OF_ORDER,
             ~F.col("is_copy") & ~F.col("has_twin") & is_backwards,
             at,
-            sentence(
-                "job %s has fence %s in row %s (%s) after fence %s in an earlier row",
-                "job_id",
-                fence,
-                "seq",
-                at,
-                "highest",
-            ),
+            "job {job_id} has fence {fence} in row {seq} ({at}) after fence {highest} in an earlier row",
             other_fence=F.col("highest"),
         ),
         Rule(
             Kind.FENCE_GAP,
             missing > 0,
             at,
-            sentence(
-                "job %s has fence %s at %s, but the highest lease before it is %s: %s left no row",
-                "job_id",
-                fence,
-                at,
-                below,
-                missing,
-            ),
+            "job {job_id} has fence {fence} at {at}, but the highest lease before it is {below}: {missing} left no row",
+            values={"below": below, "missing": missing},
             other_fence=below,
         ),
     ]
@@ -170,15 +143,8 @@ def _overlap_rule() -> Rule:
         Kind.OVERLAPPING_LEASES,
         ~F.col("is_copy") & F.col("is_leased") & (F.col("reserved_at") < F.col("held.until")),
         F.col("reserved_at"),
-        sentence(
-            "job %s was leased (lease %s) at %s while lease %s, from %s, was valid until %s",
-            "job_id",
-            "fence",
-            "reserved_at",
-            "held.fence",
-            "held.reserved_at",
-            "held.until",
-        ),
+        "job {job_id} was leased (lease {fence}) at {reserved_at} while lease {held.fence}, from {held.reserved_at}, was "
+        "valid until {held.until}",
         other_fence=F.col("held.fence"),
     )
 
@@ -189,38 +155,27 @@ def _end_rules() -> list[Rule]:
     had_ended = F.col("previous.state").isin(*terminal) & ~is_requeue & ~F.col("is_copy")
     ends_again = F.col("state").isin(*terminal)
 
-    def rule(kind: Kind, is_broken: Column, template: str) -> Rule:
-        return Rule(
-            kind,
-            is_broken,
-            F.col("ended_at"),
-            sentence(
-                template,
-                "job_id",
-                "previous.state",
-                "previous.ended_at",
-                "previous.fence",
-                "outcome",
-                "ended_at",
-                "fence",
-            ),
-            other_fence=F.col("previous.fence"),
+    def rule(kind: Kind, is_broken: Column, what_followed: str) -> Rule:
+        text = (
+            "job {job_id} was {previous.state} at {previous.ended_at} (lease {previous.fence})"
+            + what_followed
         )
+        return Rule(kind, is_broken, F.col("ended_at"), text, other_fence=F.col("previous.fence"))
 
     return [
         rule(
             Kind.ENDED_TWICE,
             had_ended & ends_again,
-            "job %s was %s at %s (lease %s) and ended again as %s at %s (lease %s)",
+            " and ended again as {outcome} at {ended_at} (lease {fence})",
         ),
         rule(
             Kind.ACTIVE_AFTER_END,
             had_ended & ~ends_again,
-            "job %s was %s at %s (lease %s) and had outcome %s at %s (lease %s) without a requeue",
+            " and had outcome {outcome} at {ended_at} (lease {fence}) without a requeue",
         ),
         rule(
             Kind.REQUEUED_ALIVE,
             is_requeue & ~F.col("is_copy") & (F.col("previous.state") != str(JobState.DEAD)),
-            "job %s was %s at %s (lease %s), not dead, and was %s at %s (fence %s)",
+            ", not dead, and was {outcome} at {ended_at} (fence {fence})",
         ),
     ]

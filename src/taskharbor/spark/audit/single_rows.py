@@ -11,7 +11,7 @@ from pyspark.sql import functions as F
 from taskharbor.jobs import JobState, Outcome
 from taskharbor.spark.audit.kinds import Kind
 from taskharbor.spark.audit.leases import clock_slack, is_leased
-from taskharbor.spark.audit.violations import Rule, broken, sentence
+from taskharbor.spark.audit.violations import Rule, broken
 
 _WAITING = (JobState.READY, JobState.SCHEDULED)
 
@@ -43,65 +43,33 @@ def check_single_rows(attempts: DataFrame) -> DataFrame:
                 Kind.STARTED_EARLY,
                 reserved < F.col("run_at"),
                 reserved,
-                sentence(
-                    "job %s was leased (lease %s) at %s, before it was due at %s",
-                    "job_id",
-                    "fence",
-                    reserved,
-                    "run_at",
-                ),
+                "job {job_id} was leased (lease {fence}) at {reserved_at}, before it was due at {run_at}",
             ),
             Rule(
                 Kind.SETTLED_TOO_LATE,
                 leased & outcome.isin(*map(str, BY_THE_HOLDER)) & (ended >= expires),
                 ended,
-                sentence(
-                    "job %s was settled as %s under lease %s at %s, but that lease was over at %s",
-                    "job_id",
-                    outcome,
-                    "fence",
-                    ended,
-                    expires,
-                ),
+                "job {job_id} was settled as {outcome} under lease {fence} at {ended_at}, but that lease was over at "
+                "{lease_expires_at}",
             ),
             Rule(
                 Kind.EXPIRED_TOO_EARLY,
                 leased & (outcome == str(Outcome.EXPIRED)) & (ended < expires),
                 ended,
-                sentence(
-                    "lease %s of job %s was ended as expired at %s, but it was valid until %s",
-                    "fence",
-                    "job_id",
-                    ended,
-                    expires,
-                ),
+                "lease {fence} of job {job_id} was ended as expired at {ended_at}, but it was valid until {lease_expires_at}",
             ),
             Rule(
                 Kind.TIMES_OUT_OF_ORDER,
                 (ended < reserved) | (expires <= reserved) | _leased_before_it_was_there(),
                 ended,
-                sentence(
-                    "lease %s of job %s has times that cannot be: created %s, leased %s, valid until %s, ended %s",
-                    "fence",
-                    "job_id",
-                    "created_at",
-                    reserved,
-                    expires,
-                    ended,
-                ),
+                "lease {fence} of job {job_id} has times that cannot be: created {created_at}, leased {reserved_at}, valid "
+                "until {lease_expires_at}, ended {ended_at}",
             ),
             Rule(
                 Kind.STATE_CONTRADICTS_OUTCOME,
                 _is_known() & ~_state_follows(),
                 ended,
-                sentence(
-                    "job %s ended lease %s with outcome %s at %s and is said to have become %s",
-                    "job_id",
-                    "fence",
-                    outcome,
-                    ended,
-                    "state",
-                ),
+                "job {job_id} ended lease {fence} with outcome {outcome} at {ended_at} and is said to have become {state}",
             ),
             Rule(
                 Kind.LEASE_CONTRADICTS_OUTCOME,
@@ -109,23 +77,14 @@ def check_single_rows(attempts: DataFrame) -> DataFrame:
                 | (outcome.isin(*map(str, ALWAYS_LEASED)) & reserved.isNull())
                 | (outcome.isin(*map(str, NEVER_LEASED)) & reserved.isNotNull()),
                 ended,
-                sentence(
-                    "job %s has outcome %s at %s (fence %s), which does not go with a lease from %s until %s",
-                    "job_id",
-                    outcome,
-                    ended,
-                    "fence",
-                    reserved,
-                    expires,
-                ),
+                "job {job_id} has outcome {outcome} at {ended_at} (fence {fence}), which does not go with a lease from "
+                "{reserved_at} until {lease_expires_at}",
             ),
             Rule(
                 Kind.UNKNOWN_OUTCOME,
                 ~_is_known(),
                 ended,
-                sentence(
-                    "job %s, lease %s, at %s: there is no outcome %s", "job_id", "fence", ended, outcome
-                ),
+                "job {job_id}, lease {fence}, at {ended_at}: there is no outcome {outcome}",
             ),
         ],
     )

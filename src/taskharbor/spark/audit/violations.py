@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from functools import reduce
 from operator import or_
 from typing import NamedTuple
@@ -27,16 +28,22 @@ SCHEMA = StructType(
     ]
 )
 
+_NAME = re.compile(r"\{([\w.]+)\}")
+
 
 class Rule(NamedTuple):
-    """Broken by a row where `broken` is true of it. The row must have source, queue, job_id and fence."""
+    """Broken by a row where `broken` is true of it. The row must have source, queue, job_id and fence.
+
+    `text` has a {name} for every value: a column of the row, `at`, or one of `values`.
+    """
 
     kind: Kind
     broken: Column
     at: Column
-    text: Column
+    text: str
     other_job_id: Column | None = None
     other_fence: Column | None = None
+    values: Mapping[str, Column] = {}
 
 
 def broken(rows: DataFrame, rules: Sequence[Rule]) -> DataFrame:
@@ -60,7 +67,7 @@ def _finding(rule: Rule) -> Column:
         _or_null(rule.other_job_id, "string").alias("other_job_id"),
         _or_null(rule.other_fence, "bigint").alias("other_fence"),
         rule.at.alias("at"),
-        rule.text.alias("text"),
+        _sentence(rule).alias("text"),
     )
 
 
@@ -68,9 +75,9 @@ def _or_null(column: Column | None, kind: str) -> Column:
     return (F.lit(None) if column is None else column).cast(kind)
 
 
-def sentence(template: str, *values: Column | str) -> Column:
-    """A sentence with a value for every %s; instants as in ISO 8601, what is missing as `none`."""
-    columns = (F.col(value) if isinstance(value, str) else value for value in values)
-    return F.format_string(
-        template, *(F.coalesce(column.cast("string"), F.lit("none")) for column in columns)
-    )
+def _sentence(rule: Rule) -> Column:
+    """Instants are written as in ISO 8601, a missing value as `none`."""
+    values = {"at": rule.at, **rule.values}
+    names = _NAME.findall(rule.text)
+    columns = (F.coalesce(values.get(name, F.col(name)).cast("string"), F.lit("none")) for name in names)
+    return F.format_string(_NAME.sub("%s", rule.text), *columns)
