@@ -13,7 +13,8 @@ from cli_harness import Run, lines
 from taskharbor.cli.bulk import Lines
 from taskharbor.client import Client
 from taskharbor.drivers.contract import JobFilter
-from taskharbor.jobs import JobState, UpdateFlags
+from taskharbor.jobs import JobRequest, JobState, UpdateFlags
+from taskharbor.portal import portal
 
 
 def test_one_job_with_everything(run: Run, client: Client) -> None:
@@ -140,3 +141,49 @@ def test_only_one_chunk_of_lines_is_kept(client: Client) -> None:
         source.pending.clear()
     assert max(held) == 10
     assert len(held) == 100
+
+
+def test_once_enqueues_all_lines_and_never_again(run: Run, client: Client, tmp_path: Path) -> None:
+    file = tmp_path / "jobs.jsonl"
+    file.write_text("".join(f'{{"type": "t", "payload": {{"n": {n}}}}}\n' for n in range(25)))
+    first = json.loads(run("enqueue", "--from", str(file), "--once", "load/7", "--json").stdout)
+    again = json.loads(run("enqueue", "--from", str(file), "--once", "load/7", "--json").stdout)
+    assert (first["accepted"], first["new"], first["existed"]) == (25, 25, 0)
+    assert (again["accepted"], again["new"], again["existed"]) == (25, 0, 25)
+    assert len(client.list_jobs(JobFilter()).jobs) == 25
+    assert "25 of them there already" in run("enqueue", "--from", str(file), "--once", "load/7").stderr
+    # A lower number is another name, not an older batch of a stream.
+    run("enqueue", "--from", str(file), "--once", "load/6")
+    assert len(client.list_jobs(JobFilter()).jobs) == 50
+
+
+def test_once_follows_the_rules_of_keys(run: Run, client: Client) -> None:
+    client.enqueue(JobRequest(type="t", idempotency_key="k1"))
+    text = "".join(f'{{"type": "t", "idempotency_key": "k{n}"}}\n' for n in (0, 1, 2, 2))
+    summary = json.loads(run("enqueue", "--from", "-", "--once", "x", "--json", input=text).stdout)
+    assert (summary["accepted"], summary["new"], summary["existed"]) == (4, 2, 2)
+
+
+@pytest.mark.parametrize("bad", ["{", '{"type": ""}', '{"type": "t", "codec": "none-such"}'])
+def test_a_bad_line_with_once_changes_nothing(run: Run, client: Client, bad: str) -> None:
+    good = '{"type": "t"}\n'
+    text = good * 3 + bad + "\n" + good
+    error = json.loads(run("enqueue", "--from", "-", "--once", "x", "--json", input=text, code=2).stderr)
+    assert "line 4" in error["error"]
+    assert "nothing was enqueued" in error["error"]
+    assert client.list_jobs(JobFilter()).jobs == []
+    assert portal().call(client.driver.list_blobs("staging")) == []
+    summary = json.loads(run("enqueue", "--from", "-", "--once", "x", "--json", input=good * 4).stdout)
+    assert summary["new"] == 4
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["greet", "--once", "x"], "--idempotency-key"),
+        (["--from", "-", "--once", "x", "--ids"], "leave out --ids"),
+        (["--from", "-", "--once", " "], "needs a name"),
+    ],
+)
+def test_once_says_what_it_is_for(run: Run, options: list[str], said: str) -> None:
+    assert said in run("enqueue", *options, input="", code=2).stderr

@@ -14,14 +14,17 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Self
 import click
 import msgspec
 
+from taskharbor.bulk import publish, stage
 from taskharbor.cli.output import console, emit
 from taskharbor.cli.problems import BadInput
 from taskharbor.cli.settings import Settings
 from taskharbor.cli.store import open_client
-from taskharbor.client import Client
+from taskharbor.client import Client, chunks
 from taskharbor.drivers.contract import Enqueued
 from taskharbor.errors import CodecError, InvalidRequest
+from taskharbor.ids import new_id
 from taskharbor.jobs import JobRequest, UpdateFlags, UpdateRunAt
+from taskharbor.portal import portal
 from taskharbor.requests import RecordBuilder
 
 if TYPE_CHECKING:
@@ -106,6 +109,7 @@ class Lines:
 
 
 def enqueue_lines(settings: Settings, source: BinaryIO, *, chunk: int, ids: bool) -> None:
+    """Chunk by chunk: each is accepted before the next is read."""
     lines = Lines(source)
     started = time.monotonic()
     accepted = existed = 0
@@ -121,7 +125,7 @@ def enqueue_lines(settings: Settings, source: BinaryIO, *, chunk: int, ids: bool
             bad = lines.bad
         except (InvalidRequest, CodecError):
             # The chunk was refused as a whole: accept what stands before the line that is to blame.
-            good, bad = _blame(lines, settings, client)
+            good, bad = _blame(lines, client)
             batch = client.enqueue_batch(good) if good else []
             accepted += len(batch)
             existed += sum(one.existed for one in batch)
@@ -133,22 +137,52 @@ def enqueue_lines(settings: Settings, source: BinaryIO, *, chunk: int, ids: bool
             line=bad.number,
             accepted=accepted,
         )
-    seconds = time.monotonic() - started
+    _summary(settings, accepted, existed, time.monotonic() - started)
+
+
+def enqueue_once(settings: Settings, source: BinaryIO, name: str) -> None:
+    """All lines as one bulk write: staged first, then published. The store remembers the write's name."""
+    lines = Lines(source)
+    started = time.monotonic()
+    # The end keeps a name like `load/7` from being number 7 of a series: that would leave out `load/6` afterwards.
+    write = f"once:{name}:"
+    with open_client(settings, creating=True) as client, Meter(source, settings) as meter:
+        now, driver, call = client.now(), client.driver, portal().call
+        if call(publish.is_over(driver, write)):
+            before = call(publish.publish(driver, write, [], now))
+            _summary(settings, before, before, time.monotonic() - started)
+            return
+        task, builder, staged = new_id(), RecordBuilder(), 0
+        staging = stage.TaskStaging(driver, write, task)
+        try:
+            for batch in chunks(lines, stage.BLOB_JOBS):
+                for jobs in stage.chunked([builder.build(batch, now)], stage.BLOB_JOBS):
+                    call(staging.put(jobs))
+                lines.pending.clear()
+                staged += len(batch)
+                meter.show(staged, lines.bytes_read)
+            if lines.bad is not None:
+                raise lines.bad
+            call(staging.complete())
+        except (InvalidRequest, CodecError, BadLine) as error:
+            bad = error if isinstance(error, BadLine) else _blame(lines, client)[1]
+            call(staging.drop())
+            raise BadInput(f"{bad}; nothing was enqueued", line=bad.number, accepted=0) from None
+        added = call(publish.publish(driver, write, [task], now))
+    _summary(settings, staged, staged - added, time.monotonic() - started)
+
+
+def _summary(settings: Settings, accepted: int, existed: int, seconds: float) -> None:
     if settings.json:
-        summary = {
-            "accepted": accepted,
-            "new": accepted - existed,
-            "existed": existed,
-            "seconds": round(seconds, 3),
-        }
-        emit(summary)
+        new = accepted - existed
+        emit({"accepted": accepted, "new": new, "existed": existed, "seconds": round(seconds, 3)})
         return
     rate = f", {accepted / seconds:,.0f}/s" if accepted >= 1000 and seconds > 0 else ""
     there = f", {existed} of them there already" if existed else ""
     click.echo(f"{accepted} jobs accepted{there} in {seconds:.1f} s{rate}", err=True)
 
 
-def _blame(lines: Lines, settings: Settings, client: Client) -> tuple[list[JobRequest], BadLine]:
+def _blame(lines: Lines, client: Client) -> tuple[list[JobRequest], BadLine]:
     builder, now = RecordBuilder(), client.now()
     good: list[JobRequest] = []
     for number, request in lines.pending:

@@ -9,7 +9,7 @@ from typing import Any
 import click
 import msgspec
 
-from taskharbor.cli.bulk import enqueue_lines
+from taskharbor.cli.bulk import enqueue_lines, enqueue_once
 from taskharbor.cli.output import emit
 from taskharbor.cli.problems import BadInput
 from taskharbor.cli.settings import Settings, shared_options
@@ -24,6 +24,7 @@ from taskharbor.jobs import JobRequest, UpdateFlags
     '  taskharbor enqueue greet \'{"name": "Ada"}\'\n'
     "  taskharbor enqueue greet --arg name=Ada --delay 10m --priority 5\n"
     "  taskharbor enqueue --from jobs.jsonl\n"
+    "  taskharbor enqueue --from jobs.jsonl --once load-2026-11-17\n"
     "  produce | taskharbor enqueue --from -\n"
     "A line of JSONL:\n"
     '  {"type": "greet", "payload": {"name": "Ada"}, "queue": "mail", "delay": 60}'
@@ -73,6 +74,9 @@ from taskharbor.jobs import JobRequest, UpdateFlags
     type=click.IntRange(1, 10_000),
     help="With --from: jobs per transaction.",
 )
+@click.option(
+    "--once", metavar="NAME", help="With --from: all jobs or none, and at most once under this name."
+)
 @click.option("--ids/--no-ids", default=None, help="With --from: print every id.  [default: when piped]")
 @shared_options
 @click.pass_obj
@@ -83,6 +87,7 @@ def enqueue(
     payload: str | None,
     source: Any,
     chunk: int,
+    once: str | None,
     ids: bool | None,
     **options: Any,
 ) -> None:
@@ -94,9 +99,20 @@ def enqueue(
                 "with --from, everything about a job stands in its line; "
                 f"leave out {'TYPE' if type is not None else '--' + given[0].replace('_', '-')}"
             )
+        if once is not None:
+            if ids or not once.strip():
+                raise BadInput(
+                    "leave out --ids: with --once the ids are not known here"
+                    if ids
+                    else "--once needs a name"
+                )
+            enqueue_once(settings, source, once)
+            return
         show_ids = ids if ids is not None else not settings.json and not sys.stdout.isatty()
         enqueue_lines(settings, source, chunk=chunk, ids=show_ids)
         return
+    if once is not None:
+        raise BadInput("--once is for --from; for one job give --idempotency-key")
     if type is None:
         raise BadInput(
             "say which type of job, or give --from FILE", hint="`taskharbor enqueue --help` has examples"
