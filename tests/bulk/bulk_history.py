@@ -14,6 +14,7 @@ from taskharbor.drivers.registry import connect
 from taskharbor.jobs import SECOND, Failure, JobRecord, Micros, to_micros
 
 T = TypeVar("T")
+KINDS = ["sqlite", "postgres", "redis", "files", "files, small segments", "memory"]
 
 
 def within(url: str, use: Callable[[Driver], Awaitable[T]]) -> T:

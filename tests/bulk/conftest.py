@@ -6,22 +6,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from bulk_history import KINDS
 
-from taskharbor.bulk.store import BulkStore, open_store
+from taskharbor.bulk.store import BulkStore, DriverStore, open_store
 from taskharbor.drivers.memory import MemoryDriver
 
 FILES = {
     "files": "segment_rows=10000",
     "files, small segments": "segment_rows=3&merge=2",
 }
-KINDS = [
-    "sqlite",
-    "postgres",
-    "redis",
-    "files",
-    "files, small segments",
-    "memory",
-]
 
 
 @pytest.fixture(params=KINDS)
@@ -31,7 +24,7 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def url(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    if kind == "postgres":
+    if kind.startswith("postgres"):
         yield request.getfixturevalue("postgres_url")
     elif kind == "redis":
         yield request.getfixturevalue("redis_url")
@@ -45,6 +38,7 @@ def url(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[s
 
 
 @pytest.fixture
-def store(url: str) -> Iterator[BulkStore]:
-    with open_store(url) as store:
+def store(url: str, kind: str) -> Iterator[BulkStore]:
+    # As brokers and the command line write to PostgreSQL.
+    with DriverStore(url) if kind.endswith("by the contract") else open_store(url) as store:
         yield store

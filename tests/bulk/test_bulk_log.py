@@ -9,7 +9,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from bulk_history import finish, rows, within
+from bulk_history import KINDS, finish, rows, within
 from psycopg import sql
 
 from taskharbor.bulk.cursors import HistoryGone
@@ -23,6 +23,7 @@ from taskharbor.jobs import SECOND
 
 EVERYTHING = Selection()
 DAY = 86_400 * SECOND
+and_as_brokers_read = pytest.mark.parametrize("kind", [*KINDS, "postgres by the contract"], indirect=True)
 
 
 async def more(driver: Driver, count: int, name: str, *, later: int = 0, queue: str = "plain") -> None:
@@ -67,6 +68,7 @@ def test_nothing_new_means_the_same_cursor_and_no_parts(store: BulkStore, url: s
     assert store.between(latest, latest, parallelism=3) == []
 
 
+@and_as_brokers_read
 def test_a_cursor_survives_the_store_that_gave_it(store: BulkStore, url: str, kind: str) -> None:
     add(url, 3, "one")
     latest = store.latest()
@@ -96,9 +98,7 @@ def test_a_large_range_is_shared_out_evenly(
     assert all(60 <= len(part) <= 140 for part in found), list(map(len, found))
 
 
-@pytest.mark.parametrize(
-    "kind", ["sqlite", "postgres", "redis", "memory", "files", "files, small segments"], indirect=True
-)
+@and_as_brokers_read
 def test_history_that_was_removed_unread_is_a_loud_error(store: BulkStore, url: str) -> None:
     add(url, 5, "read")
     cursor = store.latest()
@@ -116,9 +116,7 @@ def test_history_that_was_removed_unread_is_a_loud_error(store: BulkStore, url: 
     assert len(seqs(store, store.start(), store.latest())) == 2
 
 
-@pytest.mark.parametrize(
-    "kind", ["sqlite", "postgres", "redis", "memory", "files", "files, small segments"], indirect=True
-)
+@and_as_brokers_read
 def test_history_that_was_removed_after_it_was_read_is_nobodys_loss(store: BulkStore, url: str) -> None:
     add(url, 5, "read")
     cursor = store.latest()
@@ -136,9 +134,25 @@ def test_history_that_was_removed_after_it_was_read_is_nobodys_loss(store: BulkS
     assert len(seqs(store, cursor, store.latest())) == 2
 
 
-@pytest.mark.parametrize(
-    "kind", ["sqlite", "postgres", "redis", "memory", "files", "files, small segments"], indirect=True
-)
+@and_as_brokers_read
+def test_rows_of_a_queue_that_is_kept_shorter_are_missed_too(store: BulkStore, url: str) -> None:
+    add(url, 5, "read", queue="short")
+    add(url, 5, "kept")
+    cursor = store.latest()
+    add(url, 5, "unread", queue="short")
+    add(url, 5, "also-kept")
+
+    async def remove(driver: Driver) -> None:
+        now = await driver.time()
+        await driver.configure("short", QueueSettings(keep_attempts_us=DAY), now=now)
+        await driver.configure("plain", QueueSettings(keep_attempts_us=99 * DAY), now=now)
+        assert await driver.prune(now=now + 9 * DAY) >= 10
+
+    within(url, remove)
+    with pytest.raises(HistoryGone, match=r"removed by retention.*checkpoint"):
+        store.between(cursor, store.latest(), parallelism=2)
+
+
 def test_a_cursor_of_another_store_is_refused(store: BulkStore, url: str, kind: str) -> None:
     add(url, 5, "p")
     strange = "1.4000000000.4000000" if kind == "postgres" else '["strange",false,{"plain":4000000}]'

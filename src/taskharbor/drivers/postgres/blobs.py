@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Sequence
 from itertools import groupby
 
+import msgspec
 import psycopg
 
 from taskharbor.bulk.stage import unpack
@@ -29,21 +30,21 @@ _CHUNK = 1000
 
 
 async def log_streams(session: Session, schema: str) -> LogState:
-    """Retention leaves no mark here, so a reader is not told what it missed."""
     sql, log = load("blobs", schema), load("log", schema)
-    epochs = await session.rows(log["epochs"])
-    begin = epochs[-1][1]
+    epochs = await session.rows(sql["streams"])
+    _, begin, _, trimmed = epochs[-1]
     for _ in range(_LOOKS):
         if not await session.value(log["is_held_back"], {"after": begin}):
             break
         await asyncio.sleep(_PAUSE)
     last = await session.value(sql["end_of_log"], [begin])
-    ends = [_OLD_EPOCH] * (len(epochs) - 1) + [last]
+    # In another cluster nobody can tell what retention took of a stream before.
     streams = [
-        LogStream(name=str(epoch), queue=None, last=end, trimmed=None, is_dense=False)
-        for (epoch, _), end in zip(epochs, ends, strict=True)
+        LogStream(name=str(epoch), queue=None, last=_OLD_EPOCH, trimmed=None, is_dense=False)
+        for epoch, *_ in epochs
     ]
-    return LogState("postgresql", streams)
+    streams[-1] = msgspec.structs.replace(streams[-1], last=max(last, trimmed), trimmed=trimmed)
+    return LogState(f"{epochs[0][2]}/{schema}", streams)
 
 
 async def read_log(session: Session, schema: str, call: op.ReadLog) -> LogPage:

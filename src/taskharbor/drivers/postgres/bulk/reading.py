@@ -252,23 +252,25 @@ class Log:
                 yield low, high, epochs[epoch], epochs.get(epoch + 1, _NO_END)
 
     def _following(self, place: Place, begin: int, end: int, *, is_resumed: bool) -> Place | None:
-        """The first row of a range. Raises HistoryGone where retention has overtaken a reader that comes back.
+        """The first row of a range. Raises HistoryGone where rows were removed that a reader who comes back has not seen.
 
-        A sign of that is a cursor whose own row is gone while numbers after it were given out and the next row has not the next
-        number. (Where queues are kept for different times, a reader far behind misses rows of those kept shortest, and there
-        is no sign of it.)
+        Retention leaves a mark in the present epoch. Where there is none, a sign of it is a cursor whose own row is gone while
+        numbers after it were given out and the next row has not the next number.
         """
         values = {"xid": str(place.xid), "seq": place.seq, "begin": begin, "end": end}
-        is_there, xid, seq, last_number, has_begun = self._planner.row("around", values)
-        if is_resumed and end == _NO_END and not has_begun:
+        is_there, xid, seq, last_number, has_begun, is_passed, is_mark = self._planner.row("around", values)
+        is_present = end == _NO_END
+        if is_resumed and is_present and not has_begun:
             raise InvalidRequest(
                 f"{self._place}: the cursor {place} is of a transaction that has not begun here yet: the store was put back to "
                 "an earlier time, or it is another one. Begin with a fresh checkpoint"
             )
-        if is_resumed and not is_there and last_number > place.seq and seq != place.seq + 1:
+        is_passed = is_present and is_passed
+        is_lost = not is_there and last_number > place.seq and seq != place.seq + 1
+        if is_resumed and (is_passed or (is_lost and not (is_present and is_mark))):
             raise HistoryGone(
-                f"{self._place}: rows of the attempt log after {place} were removed by retention before this reader came to "
-                "them. Keep the log longer (keep_attempts of the queues), or begin with a fresh checkpoint"
+                f"{self._place}: rows of the attempt log after {place} were removed {'by retention ' if is_passed else ''}before "
+                "this reader came to them. Keep the log longer (keep_attempts of the queues), or begin with a fresh checkpoint"
             )
         return None if xid is None else Place(place.epoch, int(xid), seq)
 

@@ -229,6 +229,9 @@ CREATE SEQUENCE repeats;
 CREATE TABLE epochs (
     epoch           integer PRIMARY KEY,
     system_id       bigint NOT NULL,
-    last_seq        bigint NOT NULL
+    last_seq        bigint NOT NULL,
+    -- The last row of the log, in the order of readers, that retention removed: who comes from before it has missed rows.
+    trimmed_xid     xid8 NOT NULL DEFAULT '0',
+    trimmed_seq     bigint NOT NULL DEFAULT 0
 );
 INSERT INTO epochs SELECT 1, system_identifier, 0 FROM pg_control_system();

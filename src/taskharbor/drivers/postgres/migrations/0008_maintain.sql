@@ -82,6 +82,13 @@ BEGIN ATOMIC
     ORDER BY c.relname;
 END;
 
+-- Note the last row of the log that retention removes. Rows of earlier epochs have numbers of another cluster.
+CREATE FUNCTION note_trimmed(p_xid xid8, p_seq bigint) RETURNS void LANGUAGE sql
+BEGIN ATOMIC
+    UPDATE epochs SET trimmed_xid = p_xid, trimmed_seq = p_seq
+    WHERE epoch = (SELECT max(e.epoch) FROM epochs AS e) AND (trimmed_xid, trimmed_seq) < (p_xid, p_seq);
+END;
+
 -- Take a queue's rows out of a day, or all rows (p_queue_id NULL), with what belongs to them. How many there were.
 CREATE FUNCTION empty_day(p_parent text, p_name text, p_queue_id integer) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
@@ -97,6 +104,10 @@ BEGIN
              SELECT -coalesce(sum(jobs), 0) FROM gone', p_name) INTO v_rows USING p_queue_id;
     ELSE
         EXECUTE format('SELECT count(*) FROM %I WHERE $1 IS NULL OR queue_id = $1', p_name) INTO v_rows USING p_queue_id;
+        EXECUTE format(
+            'SELECT note_trimmed(xid, seq) FROM (
+                 SELECT xid, seq FROM %I WHERE ($1 IS NULL OR queue_id = $1) AND seq > (SELECT max(last_seq) FROM epochs)
+                 ORDER BY xid DESC, seq DESC LIMIT 1) AS last', p_name) USING p_queue_id;
     END IF;
     IF p_queue_id IS NOT NULL THEN
         EXECUTE format('DELETE FROM %I WHERE queue_id = $1', p_name) USING p_queue_id;
@@ -172,11 +183,15 @@ BEGIN
         END IF;
         v_jobs := v_jobs + remove_ended('dead', v_queue.id, 5::smallint, p_now - v_queue.keep_dead_us + 1, p_limit - v_jobs);
         IF v_has_rows AND v_queue.keep_attempts_us IS NOT NULL AND v_rows < p_limit THEN
-            DELETE FROM attempts_rest WHERE ctid = ANY (ARRAY(
-                SELECT a.ctid FROM attempts_rest AS a
-                WHERE a.queue_id = v_queue.id AND a.ended_at <= p_now - v_queue.keep_attempts_us
-                LIMIT p_limit - v_rows FOR UPDATE SKIP LOCKED));
-            GET DIAGNOSTICS v_here = ROW_COUNT;
+            WITH gone AS (
+                DELETE FROM attempts_rest WHERE ctid = ANY (ARRAY(
+                    SELECT a.ctid FROM attempts_rest AS a
+                    WHERE a.queue_id = v_queue.id AND a.ended_at <= p_now - v_queue.keep_attempts_us
+                    LIMIT p_limit - v_rows FOR UPDATE SKIP LOCKED)) RETURNING xid, seq
+            ), last AS (
+                SELECT xid, seq FROM gone WHERE seq > (SELECT max(last_seq) FROM epochs) ORDER BY xid DESC, seq DESC LIMIT 1
+            )
+            SELECT (SELECT count(*) FROM gone), (SELECT note_trimmed(xid, seq) FROM last) INTO v_here;
             v_rows := v_rows + v_here;
         END IF;
     END LOOP;

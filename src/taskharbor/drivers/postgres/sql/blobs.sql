@@ -27,6 +27,9 @@ INSERT INTO $schema.portions (series, number, portion, added) VALUES (%s, %s::bi
 ON CONFLICT (series) DO UPDATE
 SET number = excluded.number, portion = excluded.portion, added = excluded.added, noted_at = excluded.noted_at RETURNING true
 
+-- name: streams
+SELECT epoch, last_seq, system_id, trimmed_xid::text::bigint FROM $schema.epochs ORDER BY epoch
+
 -- name: end_of_log
 -- The last transaction of which all rows can be seen: below the oldest one that still runs nothing can appear any more.
 SELECT coalesce((

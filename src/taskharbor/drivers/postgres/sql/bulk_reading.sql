@@ -71,10 +71,11 @@ SELECT pg_snapshot_xmin(pg_current_snapshot()) > %(xid)s::xid8
 
 -- name: around
 -- Of a cursor: whether its own row is still there, the next row, the number given out last, and whether the cursor's transaction
--- has begun in this cluster at all.
+-- has begun in this cluster at all. Also whether retention removed rows after the cursor's, or its own as the last.
 SELECT EXISTS (SELECT FROM $schema.attempts AS a WHERE a.xid = %(xid)s::xid8 AND a.seq = %(seq)s), following.xid::text, following.seq,
-    (SELECT last_value FROM $schema.attempt_seq), %(xid)s::xid8 < pg_snapshot_xmax(pg_current_snapshot())
-FROM (VALUES (1)) AS one
+    (SELECT last_value FROM $schema.attempt_seq), %(xid)s::xid8 < pg_snapshot_xmax(pg_current_snapshot()),
+    (e.trimmed_xid, e.trimmed_seq) > (%(xid)s::xid8, %(seq)s), (e.trimmed_xid, e.trimmed_seq) = (%(xid)s::xid8, %(seq)s)
+FROM (SELECT trimmed_xid, trimmed_seq FROM $schema.epochs ORDER BY epoch DESC LIMIT 1) AS e
     LEFT JOIN LATERAL (
         SELECT a.xid, a.seq FROM $schema.attempts AS a
         WHERE (a.xid, a.seq) > (%(xid)s::xid8, %(seq)s) AND a.seq > %(begin)s AND a.seq <= %(end)s ORDER BY a.xid, a.seq LIMIT 1
