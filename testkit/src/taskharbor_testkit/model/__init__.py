@@ -5,12 +5,12 @@ something. It is also a driver: the kit judges it like any other, planted bugs a
 simulation runs on it.
 
 - `records`: rules that concern one record;
-- `store`: the store, one method per rule;
-- `bulk`: the bulk calls;
+- `store`: the store, and the calls of producers and workers, one method per rule;
+- `operating`: the calls of operators, of readers and of bulk jobs;
 - `driver`: a handle on the store.
 """
 
 from taskharbor_testkit.model.driver import ModelDriver
-from taskharbor_testkit.model.store import Model
+from taskharbor_testkit.model.operating import Model
 
 __all__ = ["Model", "ModelDriver"]

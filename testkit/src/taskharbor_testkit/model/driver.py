@@ -11,8 +11,7 @@ from taskharbor.drivers.operations import Operation, Wait
 from taskharbor.drivers.waiting import Look, wait
 from taskharbor.errors import InvalidRequest
 from taskharbor.jobs import Micros
-from taskharbor_testkit.model.bulk import BulkModel
-from taskharbor_testkit.model.store import Model
+from taskharbor_testkit.model.operating import Model
 
 A = TypeVar("A")
 
@@ -23,16 +22,13 @@ class ModelDriver(Driver):
     capabilities: ClassVar[Capabilities] = Capabilities(durable=False, multi_process=False)
     trusts_notifications = False
 
-    def __init__(
-        self, model: Model | None = None, *, clock: Clock | None = None, bulk: BulkModel | None = None
-    ) -> None:
+    def __init__(self, model: Model | None = None, *, clock: Clock | None = None) -> None:
         self.model = Model() if model is None else model
         self._clock = SystemClock() if clock is None else clock
-        self._bulk = BulkModel(self.model) if bulk is None else bulk
         self.notifications = self.model.notifications
 
     def clone(self) -> Self:
-        return type(self)(self.model, clock=self._clock, bulk=self._bulk)
+        return type(self)(self.model, clock=self._clock)
 
     @classmethod
     def from_url(cls, url: str) -> Self:
@@ -52,8 +48,8 @@ class ModelDriver(Driver):
         if isinstance(call, Wait):
             return cast("A", await wait(self, call))
         with self.model.lock:
-            carry_out = getattr(self.model, call.name, None) or getattr(self._bulk, call.name)
-            answer: A = carry_out(**{name: getattr(call, name) for name in call.__struct_fields__})
+            arguments = {name: getattr(call, name) for name in call.__struct_fields__}
+            answer: A = getattr(self.model, call.name)(**arguments)
             return answer
 
     # -- the source of `waiting.wait` ---------------------------------------------------------------------

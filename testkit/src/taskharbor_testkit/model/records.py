@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import msgspec
 
-from taskharbor.drivers.contract import JobFilter
-from taskharbor.jobs import JobRecord, Micros, UpdateFlags
+from taskharbor.drivers.contract import Ack, Discard, Fail, JobFilter
+from taskharbor.jobs import DEFAULT_FLAGS, JobRecord, JobState, Micros, UpdateFlags
+
+SUCCEEDS_AGAIN: dict[type, tuple[JobState, ...]] = {
+    Ack: (JobState.DONE,),
+    Fail: (JobState.DONE, JobState.DEAD),
+    Discard: (JobState.CANCELLED,),
+}
+"""Per settlement: the states of an ended job in which it succeeds again and changes nothing."""
 
 
 def change(job: JobRecord, by: JobRecord, flags: UpdateFlags) -> None:
@@ -24,6 +31,10 @@ def change(job: JobRecord, by: JobRecord, flags: UpdateFlags) -> None:
         job.backoff_min_us, job.backoff_max_us = by.backoff_min_us, by.backoff_max_us
     if flags.reset_counts:
         job.attempts = job.stalls = 0
+
+
+def flags_of(job: JobRecord) -> UpdateFlags:
+    return job.update or DEFAULT_FLAGS
 
 
 def own_copy(job: JobRecord) -> JobRecord:

@@ -1,12 +1,11 @@
-"""The store of the reference model: every call of the contract in plain dicts and lists, one method per rule.
+"""The life of a job in the reference model: accepted, claimed, held, and ended or put back. One method per rule.
 
 Values that a driver makes up (tokens, ids of failure jobs) come in through `token_for` and `failure_id_for`; everything
-else follows from the arguments. A planted bug overrides one method.
+else follows from the arguments.
 """
 
 from __future__ import annotations
 
-import bisect
 import copy
 import sys
 import threading
@@ -15,41 +14,16 @@ from typing import Self
 
 from taskharbor import errors
 from taskharbor.drivers import contract
-from taskharbor.drivers.contract import (
-    AttemptPage,
-    Enqueued,
-    Extension,
-    JobFilter,
-    Page,
-    QueueSettings,
-    QueueStats,
-    Settlement,
-)
+from taskharbor.drivers.contract import Enqueued, Extension, QueueSettings, Settlement
 from taskharbor.drivers.waiting import Notifications
 from taskharbor.errors import JobError
 from taskharbor.ids import new_id, new_token
-from taskharbor.jobs import (
-    DEFAULT_FLAGS,
-    Attempt,
-    Failure,
-    JobRecord,
-    JobState,
-    Lease,
-    Micros,
-    Outcome,
-    UpdateFlags,
-)
-from taskharbor_testkit.model.records import change, clear_lease, is_due, matches, own_copy
-
-_SUCCEEDS_AGAIN: dict[type, tuple[JobState, ...]] = {
-    contract.Ack: (JobState.DONE,),
-    contract.Fail: (JobState.DONE, JobState.DEAD),
-    contract.Discard: (JobState.CANCELLED,),
-}
+from taskharbor.jobs import Attempt, Failure, JobRecord, JobState, Lease, Micros, Outcome, UpdateFlags
+from taskharbor_testkit.model.records import SUCCEEDS_AGAIN, change, clear_lease, flags_of, own_copy
 
 
-class Model:
-    """The contents of a correct store, and the right answer to each call."""
+class Store:
+    """The contents of a correct store, and the calls of producers and workers."""
 
     def __init__(self) -> None:
         self.jobs: dict[str, JobRecord] = {}
@@ -77,6 +51,9 @@ class Model:
         self.versions: dict[str, int] = {}
         """Per queue, how often something may have become runnable in it."""
         self.notifications = Notifications()
+        self.blobs: dict[str, bytes] = {}
+        self.published: dict[str, tuple[tuple[int, int], int]] = {}
+        """Per series: the last portion (number of the write, number of the portion), and the jobs its write has added."""
 
     def copy(self) -> Self:
         twin = copy.copy(self)
@@ -100,7 +77,7 @@ class Model:
             return Enqueued(known, existed=True)
         waiting = self.of_key(given, lambda state: state.is_waiting)
         if waiting is not None:
-            self.update_waiting(waiting, given, given.update or DEFAULT_FLAGS, now)
+            self.update_waiting(waiting, given, flags_of(given), now)
         else:
             self.insert(given, now)
         job_id = given.id if waiting is None else waiting.id
@@ -115,7 +92,7 @@ class Model:
     def update_waiting(self, waiting: JobRecord, given: JobRecord, flags: UpdateFlags, now: Micros) -> None:
         change(waiting, given, flags)
         if waiting.state is JobState.BLOCKED:
-            waiting.update = contract.gather_flags(waiting.update or DEFAULT_FLAGS, flags)
+            waiting.update = contract.gather_flags(flags_of(waiting), flags)
         else:
             self.line_up(waiting, now)
 
@@ -129,7 +106,7 @@ class Model:
         self.queues.add(job.queue)
         if self.is_blocked(job):
             job.state = JobState.BLOCKED
-            job.update = given.update or DEFAULT_FLAGS
+            job.update = flags_of(given)
         else:
             self.line_up(job, now)
 
@@ -254,7 +231,7 @@ class Model:
         return None
 
     def is_repeated(self, settlement: Settlement, job: JobRecord) -> bool:
-        return job.state in _SUCCEEDS_AGAIN.get(type(settlement), ())
+        return job.state in SUCCEEDS_AGAIN.get(type(settlement), ())
 
     def ack(self, job: JobRecord, held: JobRecord, ack: contract.Ack, now: Micros) -> None:
         job.result = ack.result
@@ -357,7 +334,7 @@ class Model:
             self.end(blocked, copy.copy(blocked), JobState.CANCELLED, Outcome.MERGED, now)
 
     def absorb(self, survivor: JobRecord, blocked: JobRecord) -> None:
-        change(survivor, blocked, blocked.update or DEFAULT_FLAGS)
+        change(survivor, blocked, flags_of(blocked))
         blocked.merged_into = survivor.id
 
     def ended_at(self, held: JobRecord, now: Micros) -> Micros:
@@ -398,151 +375,6 @@ class Model:
     def note_end(self, queue: str, end: Micros) -> None:
         self.latest_end[queue] = max(end, self.latest_end.get(queue, end))
 
-    # -- operating ----------------------------------------------------------------------------------------
-
-    def cancel(self, job_ids: Sequence[str], *, now: Micros) -> list[JobState | JobError]:
-        self.promote(now)
-        return [self.cancel_one(job_id, now) for job_id in job_ids]
-
-    def cancel_one(self, job_id: str, now: Micros) -> JobState | JobError:
-        job = self.jobs.get(job_id)
-        if job is None:
-            return errors.JobNotFound(job_id)
-        if job.state.is_waiting:
-            self.end(job, copy.copy(job), JobState.CANCELLED, Outcome.CANCELLED, now)
-        elif job.state is JobState.INFLIGHT:
-            job.cancel_requested = True
-        elif job.state is not JobState.CANCELLED:
-            return errors.JobFinished(job_id)
-        return job.state
-
-    def requeue(self, job_ids: Sequence[str], *, now: Micros) -> list[JobState | JobError]:
-        self.promote(now)
-        return [self.requeue_one(job_id, now) for job_id in job_ids]
-
-    def requeue_one(self, job_id: str, now: Micros) -> JobState | JobError:
-        job = self.jobs.get(job_id)
-        if job is None:
-            return errors.JobNotFound(job_id)
-        if job.state is not JobState.DEAD:
-            return errors.JobNotDead(job_id)
-        if self.of_key(job, lambda state: state.is_waiting) is not None:
-            return errors.KeyConflict(job_id)
-        job.run_at_us = now
-        job.finished_at_us = None
-        self.reset_counts(job)
-        if self.is_blocked(job):
-            job.state = JobState.BLOCKED
-        else:
-            self.line_up(job, now)
-        self.append(job, job, Outcome.REQUEUED, now)
-        return job.state
-
-    def reset_counts(self, job: JobRecord) -> None:
-        job.attempts = job.stalls = 0
-
-    def purge(self, selection: JobFilter, *, limit: int = 1000) -> int:
-        return self.forget(self.purgeable(selection)[:limit])
-
-    def purgeable(self, selection: JobFilter) -> list[str]:
-        return [job.id for job in self.jobs.values() if job.state.is_terminal and matches(job, selection)]
-
-    def remove(self, job_ids: Sequence[str]) -> list[JobState | JobError]:
-        answers = {job_id: self.remove_one(job_id) for job_id in dict.fromkeys(job_ids)}
-        return [answers[job_id] for job_id in job_ids]
-
-    def remove_one(self, job_id: str) -> JobState | JobError:
-        job = self.jobs.get(job_id)
-        if job is None:
-            return errors.JobNotFound(job_id)
-        if not job.state.is_terminal:
-            return JobError(job_id, f"the job is {job.state} and has not ended: cancel it first")
-        self.forget([job_id])
-        return job.state
-
-    def prune(self, *, now: Micros, limit: int = 1000) -> int:
-        rows = [row.seq for row in self.log if is_due(self.overdue_row(row, now))]
-        return self.forget(self.prunable(now, limit)) + self.forget_rows(rows[:limit])
-
-    def prunable(self, now: Micros, limit: int) -> list[str]:
-        return [job.id for job in self.jobs.values() if is_due(self.overdue(job, now))][:limit]
-
-    def overdue(self, job: JobRecord, now: Micros) -> Micros | None:
-        """The time since a job's retention ran out; None where it never does."""
-        settings = self.settings(job.queue)
-        keep = settings.keep_dead_us if job.state is JobState.DEAD else settings.keep_done_us
-        if not job.state.is_terminal or keep is None or job.finished_at_us is None:
-            return None
-        return now - (job.finished_at_us + keep)
-
-    def overdue_row(self, row: Attempt, now: Micros) -> Micros | None:
-        keep = self.settings(row.queue).keep_attempts_us
-        return None if keep is None else now - (row.ended_at_us + keep)
-
-    def forget(self, job_ids: Sequence[str]) -> int:
-        """Remove jobs. The idempotency keys that led to them go, too."""
-        for job_id in job_ids:
-            del self.jobs[job_id], self.places[job_id]
-        self.idempotency = {key: job_id for key, job_id in self.idempotency.items() if job_id in self.jobs}
-        return len(job_ids)
-
-    def forget_rows(self, seqs: Sequence[int]) -> int:
-        self.log = [row for row in self.log if row.seq not in seqs]
-        return len(seqs)
-
-    def configure(self, queue: str, settings: QueueSettings, *, now: Micros) -> None:
-        self.configured[queue] = settings
-        self.wake(queue)
-
-    def settings(self, queue: str) -> QueueSettings:
-        return self.configured.get(queue, QueueSettings())
-
-    # -- reading ------------------------------------------------------------------------------------------
-
-    def get(self, job_ids: Sequence[str], *, now: Micros) -> list[JobRecord | None]:
-        self.promote(now)
-        return [own_copy(self.jobs[job_id]) if job_id in self.jobs else None for job_id in job_ids]
-
-    def listing(self, selection: JobFilter, *, now: Micros) -> list[JobRecord]:
-        self.promote(now)
-        return [own_copy(job) for job in reversed(self.jobs.values()) if matches(job, selection)]
-
-    def list_jobs(
-        self, selection: JobFilter, *, now: Micros, limit: int = 100, cursor: str | None = None
-    ) -> Page:
-        before = self.next_place if cursor is None else int(cursor)
-        rest = [job for job in self.listing(selection, now=now) if self.places[job.id] < before]
-        return Page(rest[:limit], str(self.places[rest[limit - 1].id]) if len(rest) > limit else None)
-
-    def stats(self, *, now: Micros, queue: str | None = None) -> list[QueueStats]:
-        self.promote(now)
-        names = sorted(self.queues | set(self.configured)) if queue is None else [queue]
-        return [self.stats_of(name, now) for name in names]
-
-    def stats_of(self, queue: str, now: Micros) -> QueueStats:
-        runnable = self.runnable(queue, now)
-        ended = [state for state in JobState if state.is_terminal]
-        return QueueStats(
-            queue=queue,
-            counts=self.counts(queue),
-            head_run_at_us=runnable[0].run_at_us if runnable else None,
-            settings=self.settings(queue),
-            **{f"{state}_total": self.totals.get((queue, state), 0) for state in ended},
-        )
-
-    def counts(self, queue: str) -> dict[JobState, int]:
-        states = [job.state for job in self.jobs.values() if job.queue == queue]
-        return {state: states.count(state) for state in JobState}
-
-    def read_attempts(self, *, after: str | None = None, limit: int = 1000) -> AttemptPage:
-        last = int(after or 0)
-        first = bisect.bisect_right(self.log, last, key=lambda row: row.seq)
-        rows = self.log[first : first + limit]
-        return AttemptPage(rows, str(rows[-1].seq if rows else last))
-
-    def job_attempts(self, job_id: str) -> list[Attempt]:
-        return [row for row in self.log if row.job_id == job_id]
-
     # -- the rules they share -----------------------------------------------------------------------------
 
     def promote(self, now: Micros) -> None:
@@ -557,6 +389,9 @@ class Model:
         """The job waits for its turn, and a worker may be waiting for the job."""
         job.state = JobState.SCHEDULED if job.run_at_us > now else JobState.READY
         self.wake(job.queue)
+
+    def settings(self, queue: str) -> QueueSettings:
+        return self.configured.get(queue, QueueSettings())
 
     def of_key(self, like: JobRecord, wanted: Callable[[JobState], bool]) -> JobRecord | None:
         if like.key is None:

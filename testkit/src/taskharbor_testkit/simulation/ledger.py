@@ -11,17 +11,12 @@ from typing import Any
 
 import msgspec
 
-from taskharbor.drivers.contract import Ack, Discard, Enqueued, Extension, Fail, QueueSettings, Settlement
+from taskharbor.drivers.contract import Enqueued, Extension, QueueSettings, Settlement
 from taskharbor.drivers.operations import Reserve
 from taskharbor.errors import JobError
-from taskharbor.jobs import Attempt, JobRecord, JobState, Lease, Micros, Outcome
+from taskharbor.jobs import Attempt, JobRecord, Lease, Micros, Outcome
+from taskharbor_testkit.model.records import SUCCEEDS_AGAIN
 from taskharbor_testkit.simulation.scheduler import Scheduler
-
-_SUCCEEDS_AGAIN: dict[type, tuple[JobState, ...]] = {
-    Ack: (JobState.DONE,),
-    Fail: (JobState.DONE, JobState.DEAD),
-    Discard: (JobState.CANCELLED,),
-}
 
 
 class GrantedLease(msgspec.Struct, eq=False):
@@ -73,7 +68,7 @@ class Claim(msgspec.Struct, eq=False):
     @property
     def is_repeated(self) -> bool:
         """The job is already in the state that this settlement leads to, so it succeeds again."""
-        return self.before is not None and self.before.state in _SUCCEEDS_AGAIN.get(type(self.item), ())
+        return self.before is not None and self.before.state in SUCCEEDS_AGAIN.get(type(self.item), ())
 
     def __str__(self) -> str:
         answer = "accepted" if self.answer is None else type(self.answer).__name__
