@@ -11,7 +11,7 @@ import pytest
 from taskharbor.jobs import UpdateFlags
 from taskharbor_testkit.conformance.backend import Backend
 from taskharbor_testkit.conformance.case import Case, run_case
-from taskharbor_testkit.conformance.cases.keyed import COMBINATIONS, MEETINGS, meets
+from taskharbor_testkit.conformance.cases.keyed import COMBINATIONS, MEETINGS
 
 BACKEND = Backend.from_url("mem://{fresh}?shards=3")
 
@@ -19,4 +19,4 @@ BACKEND = Backend.from_url("mem://{fresh}?shards=3")
 @pytest.mark.parametrize("flags", COMBINATIONS, ids=str)
 @pytest.mark.parametrize("meeting", MEETINGS)
 def test_conformance(meeting: str, flags: UpdateFlags, tmp_path: Path) -> None:
-    run_case(Case(meeting, meets(MEETINGS[meeting], [flags])), BACKEND, tmp_path)
+    run_case(Case(meeting, lambda twin: MEETINGS[meeting](twin, [flags])), BACKEND, tmp_path)

@@ -1,4 +1,7 @@
-"""The registry of named cases. A case is a public coroutine of a module in `cases`; its name is `module.function`."""
+"""The registry of named cases. A case is a public coroutine of a module in `cases`; its name is `module.function`.
+
+A `parametrised` coroutine makes many cases: one for each row of a table.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +10,14 @@ import inspect
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from types import ModuleType
-from typing import TypeAlias
+from typing import Concatenate, ParamSpec, TypeAlias
 
 import msgspec
 
 from taskharbor_testkit.conformance.backend import Backend
 from taskharbor_testkit.conformance.twin import Twin
 
+P = ParamSpec("P")
 Body: TypeAlias = Callable[[Twin], Awaitable[None]]
 
 
@@ -24,11 +28,6 @@ class Skip(Exception):
 class Case(msgspec.Struct, frozen=True):
     name: str
     body: Body
-
-    @property
-    def rule(self) -> str:
-        """The rule this case stands for, in one line."""
-        return (inspect.getdoc(self.body) or self.name.partition(".")[2].replace("_", " ")).splitlines()[0]
 
     async def run(self, backend: Backend, directory: Path) -> None:
         async with backend.store(directory) as store:
@@ -46,12 +45,22 @@ def collect(module: ModuleType) -> None:
     for name, body in vars(module).items():
         is_own = inspect.iscoroutinefunction(body) and body.__module__ == module.__name__
         if is_own and not name.startswith("_"):
-            add(body, name)
+            _add(module.__name__, name, body)
 
 
-def add(body: Body, name: str) -> None:
-    """Register a case that was made from a table."""
-    full = f"{body.__module__.rpartition('.')[2]}.{name}"
+def parametrised(
+    body: Callable[Concatenate[Twin, P], Awaitable[None]],
+) -> Callable[Concatenate[str, P], None]:
+    """A function that registers a case: it takes the name of the case, then the arguments of the body."""
+
+    def register(name: str, /, *args: P.args, **kwargs: P.kwargs) -> None:
+        _add(body.__module__, name, lambda t: body(t, *args, **kwargs))
+
+    return register
+
+
+def _add(module: str, name: str, body: Body) -> None:
+    full = f"{module.rpartition('.')[2]}.{name}"
     if full in CASES:
         raise ValueError(f"two cases are called {full}")
     CASES[full] = Case(full, body)

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from taskharbor.drivers.contract import FAILURE_TYPE, Driver, JobFilter, QueueStats
+from taskharbor.drivers.contract import FAILURE_TYPE, AttemptPage, Driver, JobFilter, QueueStats
 from taskharbor.errors import JobError
 from taskharbor.jobs import DEFAULT_FLAGS, Attempt, JobRecord, JobState, Micros, Outcome
 from taskharbor_testkit.model import Model
@@ -32,9 +32,8 @@ class Snapshot(msgspec.Struct):
 
 
 async def take(driver: Driver, now: Micros) -> Snapshot:
-    return Snapshot(
-        await list_all(driver, JobFilter(), now), await driver.stats(now=now), await read_log(driver)
-    )
+    jobs = await list_all(driver, JobFilter(), now)
+    return Snapshot(jobs, await driver.stats(now=now), (await read_log(driver)).attempts)
 
 
 async def list_all(
@@ -49,14 +48,15 @@ async def list_all(
             return jobs
 
 
-async def read_log(driver: Driver, after: str | None = None, limit: int = 1000) -> list[Attempt]:
+async def read_log(driver: Driver, after: str | None = None, limit: int = 1000) -> AttemptPage:
+    """Every row after the cursor, read page by page."""
     rows: list[Attempt] = []
     while True:
         page = await driver.read_attempts(after=after, limit=limit)
         rows += page.attempts
         after = page.cursor
         if not page.attempts:
-            return rows
+            return AttemptPage(rows, page.cursor)
 
 
 def compare(model: Model, shown: Snapshot, now: Micros, known_rows: set[int], known_jobs: set[str]) -> None:
@@ -155,11 +155,8 @@ def _brief(rows: Sequence[Attempt]) -> list[str]:
 
 def differences(want: msgspec.Struct, got: msgspec.Struct) -> list[str]:
     wanted, shown = msgspec.structs.asdict(comparable(want)), msgspec.structs.asdict(comparable(got))
-    return [
-        f"{field} is {shown[field]!r}, should be {value!r}"
-        for field, value in wanted.items()
-        if shown[field] != value
-    ]
+    wrong = [field for field in wanted if shown[field] != wanted[field]]
+    return [f"{field} is {shown[field]!r}, should be {wanted[field]!r}" for field in wrong]
 
 
 def comparable(item: msgspec.Struct) -> msgspec.Struct:

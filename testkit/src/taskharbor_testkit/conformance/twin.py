@@ -10,7 +10,7 @@ import asyncio
 import itertools
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeAlias, TypeVar
 
 import msgspec
 
@@ -28,6 +28,7 @@ from taskharbor_testkit.conformance.snapshot import Mismatch, Snapshot
 from taskharbor_testkit.model import Model
 
 A = TypeVar("A")
+End: TypeAlias = Callable[[JobRecord], contract.Settlement]
 
 START: Micros = 1_700_000_000 * SECOND
 QUEUE = "q"
@@ -108,17 +109,14 @@ class Twin:
     async def look(self) -> Snapshot:
         """Everything visible, and the log once more as a reader that resumes from its cursor sees it."""
         shown = await snapshot.take(self._observer, self.now)
-        while True:
-            page = await self._observer.read_attempts(after=self._feed_cursor, limit=5)
-            self._feed += page.attempts
-            self._feed_cursor = page.cursor
-            if not page.attempts:
-                break
+        page = await snapshot.read_log(self._observer, self._feed_cursor, limit=5)
+        self._feed += page.attempts
+        self._feed_cursor = page.cursor
         seqs = [row.seq for row in self._feed]
         missed = {row.seq for row in shown.rows} - set(seqs)
         if missed or len(set(seqs)) != len(seqs):
             raise Mismatch(
-                f"a reader that resumes from its cursor missed rows {missed} or saw one twice: {seqs}"
+                f"a reader that resumes from its cursor missed {missed} or saw a row twice: {seqs}"
             )
         return shown
 
@@ -146,9 +144,7 @@ class Twin:
             earlier = rows[: len(rows) - len(own)]
             # An id that was accepted anew after its job was removed: the rows of that one may be left out.
             assert earlier + own == rows, f"job_attempts({job_id}) is not its log"
-            assert not earlier or earlier[-1].state.is_terminal, (
-                f"job_attempts({job_id}) leaves out {earlier}"
-            )
+            assert not earlier or earlier[-1].state.is_terminal, f"job_attempts({job_id}) lacks {earlier}"
         for stats in shown.stats:
             assert await self._observer.settings(stats.queue) == stats.settings
             assert await self._observer.stats(now=self.now, queue=stats.queue) == [stats]
@@ -332,7 +328,7 @@ def with_token(job: JobRecord, token: str) -> JobRecord:
     return msgspec.structs.replace(job, token=token)
 
 
-SETTLEMENTS: dict[str, Callable[[JobRecord], contract.Settlement]] = {
+SETTLEMENTS: dict[str, End] = {
     "ack": ack,
     "retry": lambda job: retry(job, job.run_at_us),
     "fail": fail,

@@ -90,7 +90,7 @@ async def the_streams_hold_every_row_of_the_log_once_wherever_they_are_cut(t: Tw
         jobs = [t.job(queue=QUEUE if n % 3 else "other") for n in range(10)]
         await t.enqueue(*jobs)
         await t.cancel(*[job.id for job in jobs])
-    every = sorted(row.seq for row in await read_log(driver))
+    every = sorted(row.seq for row in (await read_log(driver)).attempts)
     assert len(every) == 30
     streams = (await driver.log_streams()).streams
     for limit in (1, 7, 100):

@@ -5,64 +5,58 @@ from __future__ import annotations
 
 from taskharbor import errors
 from taskharbor.jobs import SECOND, JobState, Micros
-from taskharbor_testkit.conformance.case import Body, add
+from taskharbor_testkit.conformance.case import parametrised
 from taskharbor_testkit.conformance.invariants import check_no_overlap, most_at_once, spans
 from taskharbor_testkit.conformance.snapshot import read_log
-from taskharbor_testkit.conformance.twin import SETTLEMENTS, Twin, ack, beat
+from taskharbor_testkit.conformance.twin import SETTLEMENTS, End, Twin, ack, beat
 
 LAG: Micros = 3_000
 """Between reading the clock and taking effect: some milliseconds in production."""
 
 
-def _w_holds_after(settlement: str) -> Body:
-    async def body(t: Twin) -> None:
-        """The log never shows more than W at once, whatever the clocks said."""
-        await t.configure(max_inflight=1)
-        await t.add_many(2)
-        first = await t.lease()
-        t.advance(1)
-        await t.settle(SETTLEMENTS[settlement](first))
-        second = await t.lease(now=t.now - LAG)
-        assert (second.reserved_at_us, second.expires_at_us) == (t.now, t.now + 30 * SECOND)
-        t.advance(1)
-        await t.settle(ack(second))
-        assert most_at_once(spans(await read_log(t.driver), [])) == 1
-
-    return body
+@parametrised
+async def _w_holds_after(t: Twin, end: End) -> None:
+    """The log never shows more than W at once, whatever the clocks said."""
+    await t.configure(max_inflight=1)
+    await t.add_many(2)
+    first = await t.lease()
+    t.advance(1)
+    await t.settle(end(first))
+    second = await t.lease(now=t.now - LAG)
+    assert (second.reserved_at_us, second.expires_at_us) == (t.now, t.now + 30 * SECOND)
+    t.advance(1)
+    await t.settle(ack(second))
+    assert most_at_once(spans((await read_log(t.driver)).attempts, [])) == 1
 
 
-def _same_job_again_after(settlement: str) -> Body:
-    async def body(t: Twin) -> None:
-        """Two leases of one job never overlap in the log, whatever the clocks said."""
-        first = await t.lease(t.job())
-        t.advance(1)
-        await t.settle(SETTLEMENTS[settlement](first))
-        second = await t.lease(now=t.now - LAG)
-        assert (second.id, second.reserved_at_us) == (first.id, t.now)
-        check_no_overlap(spans(await read_log(t.driver), [second]))
-
-    return body
+@parametrised
+async def _same_job_again_after(t: Twin, end: End) -> None:
+    """Two leases of one job never overlap in the log, whatever the clocks said."""
+    first = await t.lease(t.job())
+    t.advance(1)
+    await t.settle(end(first))
+    second = await t.lease(now=t.now - LAG)
+    assert (second.id, second.reserved_at_us) == (first.id, t.now)
+    check_no_overlap(spans((await read_log(t.driver)).attempts, [second]))
 
 
-def _never_ends_before_it_began(settlement: str) -> Body:
-    async def body(t: Twin) -> None:
-        """ended_at, and finished_at of a job that ended, is never before the lease's reserved_at."""
-        await t.enqueue(t.job(key="k"), t.job())
-        held = await t.reserve(2)
-        assert await t.settle(*map(SETTLEMENTS[settlement], held), now=t.now - LAG) == [None, None]
-        for job in held:
-            await t.logged(job, ended_at_us=job.reserved_at_us, reserved_at_us=job.reserved_at_us)
-            is_terminal = (await t.get(job.id)).state.is_terminal
-            await t.shows(job, finished_at_us=job.reserved_at_us if is_terminal else None)
-
-    return body
+@parametrised
+async def _never_ends_before_it_began(t: Twin, end: End) -> None:
+    """ended_at, and finished_at of a job that ended, is never before the lease's reserved_at."""
+    await t.enqueue(t.job(key="k"), t.job())
+    held = await t.reserve(2)
+    assert await t.settle(*map(end, held), now=t.now - LAG) == [None, None]
+    for job in held:
+        await t.logged(job, ended_at_us=job.reserved_at_us, reserved_at_us=job.reserved_at_us)
+        is_terminal = (await t.get(job.id)).state.is_terminal
+        await t.shows(job, finished_at_us=job.reserved_at_us if is_terminal else None)
 
 
-for _settlement in SETTLEMENTS:
-    add(_w_holds_after(_settlement), f"w_holds_in_the_log_after_{_settlement}")
-    add(_never_ends_before_it_began(_settlement), f"{_settlement}_never_ends_a_lease_before_it_began")
-for _settlement in ("release", "retry"):
-    add(_same_job_again_after(_settlement), f"a_job_leased_again_after_{_settlement}_begins_at_its_end")
+for _name, _end in SETTLEMENTS.items():
+    _w_holds_after(f"w_holds_in_the_log_after_{_name}", _end)
+    _never_ends_before_it_began(f"{_name}_never_ends_a_lease_before_it_began", _end)
+for _name in ("release", "retry"):
+    _same_job_again_after(f"a_job_leased_again_after_{_name}_begins_at_its_end", SETTLEMENTS[_name])
 
 
 async def a_job_leased_again_after_a_reclaim_begins_at_its_expiry(t: Twin) -> None:

@@ -14,8 +14,6 @@ from taskharbor.jobs import SECOND
 from taskharbor_testkit.conformance.case import Skip
 from taskharbor_testkit.conformance.twin import START, Twin, ack
 
-_DEATH = "taskharbor_testkit.conformance.victim"
-
 
 def _needs_durable(t: Twin) -> None:
     if not t.store.capabilities.durable:
@@ -59,7 +57,8 @@ async def _victim(t: Twin, what: str) -> list[str]:
     _needs_durable(t)
     if t.store.url is None or not t.store.capabilities.multi_process:
         raise Skip("another process cannot open this store: let the factory return a URL to run this")
-    command, pipe = (sys.executable, "-m", _DEATH, t.store.url, what), asyncio.subprocess.PIPE
+    command = (sys.executable, "-m", "taskharbor_testkit.conformance.victim", t.store.url, what)
+    pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(*command, stdout=pipe, stderr=pipe)
     out, err = await asyncio.wait_for(process.communicate(), 60)
     assert process.returncode is not None

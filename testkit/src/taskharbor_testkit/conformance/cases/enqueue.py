@@ -8,7 +8,7 @@ import msgspec
 
 from taskharbor.drivers.contract import Enqueued
 from taskharbor.jobs import SECOND, JobState, UpdateFlags
-from taskharbor_testkit.conformance.case import add
+from taskharbor_testkit.conformance.case import parametrised
 from taskharbor_testkit.conformance.twin import START, Twin, ack, fail, release
 
 EVERY_FIELD: dict[str, Any] = {
@@ -30,15 +30,12 @@ EVERY_FIELD: dict[str, Any] = {
 """Microseconds, bytes and unicode that must come back as they went in."""
 
 
-def _stored(name: str, state: str = "ready", **fields: Any) -> None:
-    """A case: a job of these fields is stored with them, and in this state."""
-
-    async def body(t: Twin) -> None:
-        job = t.job(**fields)
-        await t.stores(job)
-        await t.shows(job, state=state, **fields)
-
-    add(body, name)
+@parametrised
+async def _stored(t: Twin, /, state: str = "ready", **fields: Any) -> None:
+    """A job of these fields is stored with them, and in this state."""
+    job = t.job(**fields)
+    await t.stores(job)
+    await t.shows(job, state=state, **fields)
 
 
 _stored("a_due_job_is_ready", run_at_us=START)

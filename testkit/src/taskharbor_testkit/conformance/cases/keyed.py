@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any, TypeAlias, get_args
 
 from taskharbor.drivers.contract import Enqueued
 from taskharbor.jobs import SECOND, JobRecord, UpdateFlags, UpdateRunAt
-from taskharbor_testkit.conformance.case import Body, add
+from taskharbor_testkit.conformance.case import parametrised
 from taskharbor_testkit.conformance.twin import SETTLEMENTS, Twin, ack, discard, fail, release, retry
 
 
@@ -30,34 +31,29 @@ async def _end(t: Twin, held: JobRecord, how: str) -> None:
         await t.settle(SETTLEMENTS[how](held))
 
 
-def _frees(how: str) -> Body:
-    async def body(t: Twin) -> None:
-        held, blocked = await _inflight_and_blocked(t)
-        await _end(t, held, how)
-        await t.shows(blocked, state="ready")
-        assert (await t.lease()).id == blocked.id
-
-    return body
+@parametrised
+async def _frees(t: Twin, how: str) -> None:
+    held, blocked = await _inflight_and_blocked(t)
+    await _end(t, held, how)
+    await t.shows(blocked, state="ready")
+    assert (await t.lease()).id == blocked.id
 
 
-def _absorbs(how: str) -> Body:
+@parametrised
+async def _absorbs(t: Twin, how: str) -> None:
     """The survivor gets the fields that the flags name, the other reads as merged into it."""
-
-    async def body(t: Twin) -> None:
-        held, blocked = await _inflight_and_blocked(t)
-        await _end(t, held, how)
-        await t.shows(held, state="ready", payload=b"new")
-        await t.shows(blocked, state="cancelled", merged_into=held.id, finished_at_us=t.now)
-        await t.logged(blocked, outcome="merged")
-        assert (await t.stats()).cancelled_total == 1
-
-    return body
+    held, blocked = await _inflight_and_blocked(t)
+    await _end(t, held, how)
+    await t.shows(held, state="ready", payload=b"new")
+    await t.shows(blocked, state="cancelled", merged_into=held.id, finished_at_us=t.now)
+    await t.logged(blocked, outcome="merged")
+    assert (await t.stats()).cancelled_total == 1
 
 
 for _how in ("ack", "fail", "discard", "an_honoured_cancel"):
-    add(_frees(_how), f"{_how}_unblocks")
+    _frees(f"{_how}_unblocks", _how)
 for _how in ("retry", "release", "a_stall"):
-    add(_absorbs(_how), f"{_how}_absorbs_the_blocked_job")
+    _absorbs(f"{_how}_absorbs_the_blocked_job", _how)
 
 
 async def a_key_waits_once_within_a_batch(t: Twin) -> None:
@@ -260,37 +256,32 @@ async def _onto_blocked(t: Twin, combinations: Combinations) -> None:
     await t.settle(*[retry(job, t.now + 30 * SECOND) for job in held])
 
 
-def _merged_at(how: str, shift: int) -> Meeting:
-    async def meeting(t: Twin, combinations: Combinations) -> None:
-        await _failed_and_stalled_once(t, len(combinations))
-        held = await t.reserve(len(combinations), lease=10)
-        await t.enqueue(*_updates(t, combinations, shift))
-        later = t.now + 30 * SECOND
-        if how == "stall":
-            t.advance(10)
-            await t.reclaim()
-        else:
-            await t.settle(*[retry(job, later) if how == "retry" else release(job, later) for job in held])
-
-    return meeting
+async def _merged(t: Twin, combinations: Combinations, *, at: str, shift: int) -> None:
+    await _failed_and_stalled_once(t, len(combinations))
+    held = await t.reserve(len(combinations), lease=10)
+    await t.enqueue(*_updates(t, combinations, shift))
+    later = t.now + 30 * SECOND
+    if at == "stall":
+        t.advance(10)
+        await t.reclaim()
+    else:
+        await t.settle(*[retry(job, later) if at == "retry" else release(job, later) for job in held])
 
 
-def meets(meeting: Meeting, combinations: Combinations) -> Body:
-    async def body(t: Twin) -> None:
-        await meeting(t, combinations)
-
-    return body
+@parametrised
+async def _meet(t: Twin, meeting: Meeting, combinations: Combinations) -> None:
+    await meeting(t, combinations)
 
 
 MEETINGS: dict[str, Meeting] = {
     "onto_waiting": _onto_waiting,
     "onto_blocked": _onto_blocked,
-    "merged_later_at_retry": _merged_at("retry", +60),
-    "merged_earlier_at_retry": _merged_at("retry", -60),
-    "merged_at_stall": _merged_at("stall", +60),
-    "merged_at_release": _merged_at("release", -60),
+    "merged_later_at_retry": partial(_merged, at="retry", shift=+60),
+    "merged_earlier_at_retry": partial(_merged, at="retry", shift=-60),
+    "merged_at_stall": partial(_merged, at="stall", shift=+60),
+    "merged_at_release": partial(_merged, at="release", shift=-60),
 }
 
 for _name, _meeting in MEETINGS.items():
     for _run_at, _alike in itertools.groupby(COMBINATIONS, lambda flags: flags.run_at):
-        add(meets(_meeting, list(_alike)), f"{_name}_with_run_at_{_run_at}")
+        _meet(f"{_name}_with_run_at_{_run_at}", _meeting, list(_alike))

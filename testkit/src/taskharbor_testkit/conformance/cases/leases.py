@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from taskharbor import errors
 from taskharbor.errors import JobError
 from taskharbor.jobs import SECOND, JobRecord, Lease
-from taskharbor_testkit.conformance.case import Body, add
+from taskharbor_testkit.conformance.case import parametrised
 from taskharbor_testkit.conformance.twin import SETTLEMENTS, Twin, ack, beat, release, with_token
 
 
@@ -51,22 +51,19 @@ SITUATIONS: dict[str, tuple[Callable[[Twin], Awaitable[JobRecord]], type[JobErro
 }
 
 
-def _refusal(situation: str, call: str) -> Body:
+@parametrised
+async def _refused(t: Twin, situation: str, call: str) -> None:
     prepare, wanted = SITUATIONS[situation]
-
-    async def body(t: Twin) -> None:
-        job = await prepare(t)
-        if call == "extend":
-            await t.refuses_beat(wanted, job)
-        else:
-            await t.refuses(wanted, SETTLEMENTS[call](job))
-
-    return body
+    job = await prepare(t)
+    if call == "extend":
+        await t.refuses_beat(wanted, job)
+    else:
+        await t.refuses(wanted, SETTLEMENTS[call](job))
 
 
 for _situation in SITUATIONS:
     for _call in (*SETTLEMENTS, "extend"):
-        add(_refusal(_situation, _call), f"{_call}_refused_for_{_situation}")
+        _refused(f"{_call}_refused_for_{_situation}", _situation, _call)
 
 
 async def extending_sets_expires_at(t: Twin) -> None:

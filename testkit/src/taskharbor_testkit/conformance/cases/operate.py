@@ -2,46 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from taskharbor import errors
-from taskharbor.drivers.contract import Settlement
 from taskharbor.jobs import SECOND, JobRecord, JobState
-from taskharbor_testkit.conformance.case import Body, add
-from taskharbor_testkit.conformance.twin import (
-    BOOM,
-    SETTLEMENTS,
-    START,
-    Twin,
-    ack,
-    discard,
-    fail,
-    release,
-    retry,
-)
+from taskharbor_testkit.conformance.case import parametrised
+from taskharbor_testkit.conformance.twin import BOOM, SETTLEMENTS, START, End, Twin, ack, fail, release, retry
 
 
-def _cancelled_at_once(delay: int) -> Body:
+@parametrised
+async def _cancelled_at_once(t: Twin, delay: int) -> None:
     """A second cancel changes nothing."""
-
-    async def body(t: Twin) -> None:
-        job = await t.add(run_at_us=t.now + delay)
-        t.now += SECOND
+    job = await t.add(run_at_us=t.now + delay)
+    t.now += SECOND
+    assert await t.cancel(job.id) == ["cancelled"]
+    await t.shows(job, state="cancelled", finished_at_us=t.now, cancel_requested=False)
+    await t.logged(job, outcome="cancelled", state="cancelled", ended_at_us=t.now)
+    await t.logged(job, worker=None, reserved_at_us=None, lease_expires_at_us=None)
+    t.advance(1)
+    async with t.unchanged():
         assert await t.cancel(job.id) == ["cancelled"]
-        await t.shows(job, state="cancelled", finished_at_us=t.now, cancel_requested=False)
-        await t.logged(job, outcome="cancelled", state="cancelled", ended_at_us=t.now)
-        await t.logged(job, worker=None, reserved_at_us=None, lease_expires_at_us=None)
-        t.advance(1)
-        async with t.unchanged():
-            assert await t.cancel(job.id) == ["cancelled"]
-            assert await t.reserve() == []
-
-    return body
+        assert await t.reserve() == []
 
 
-add(_cancelled_at_once(0), "a_ready_job_is_cancelled_at_once")
-add(_cancelled_at_once(2 * SECOND), "a_scheduled_job_is_cancelled_at_once")
+_cancelled_at_once("a_ready_job_is_cancelled_at_once", 0)
+_cancelled_at_once("a_scheduled_job_is_cancelled_at_once", 2 * SECOND)
 
 
 async def cancel_flags_an_inflight_job(t: Twin) -> None:
@@ -67,26 +52,21 @@ async def cancel_of_done_and_dead_is_finished(t: Twin) -> None:
         assert [type(one) for one in await t.cancel(done.id, dead.id)] == [errors.JobFinished] * 2
 
 
-def _with_request(name: str, settlement: Callable[[JobRecord], Settlement], **wanted: Any) -> None:
-    """A case: a job with a cancel request is settled, and its record then has these values."""
-
-    async def body(t: Twin) -> None:
-        held = await _requested(t)
-        assert await t.settle(settlement(held)) == [None]
-        await t.shows(held, finished_at_us=START, cancel_requested=False, **wanted)
-        await t.logged(held, state=wanted["state"], outcome=wanted["state"])
-
-    add(body, name)
+@parametrised
+async def _with_request(t: Twin, /, end: End, state: str, **wanted: Any) -> None:
+    """A job with a cancel request is settled, and its record then has these values."""
+    held = await _requested(t)
+    assert await t.settle(end(held)) == [None]
+    await t.shows(held, finished_at_us=START, cancel_requested=False, state=state, **wanted)
+    await t.logged(held, state=state, outcome=state)
 
 
 _FAILED = {"attempts": 1, "last_error": BOOM.text, "failed_at_us": START}
-_with_request(
-    "a_cancel_request_turns_retry_into_cancelled", SETTLEMENTS["retry"], state="cancelled", **_FAILED
-)
-_with_request("a_cancel_request_turns_release_into_cancelled", release, state="cancelled", attempts=0)
-_with_request("ack_wins_over_a_cancel_request", lambda job: ack(job, b"1"), state="done", result=b"1")
-_with_request("fail_wins_over_a_cancel_request", fail, state="dead", **_FAILED)
-_with_request("discard_honours_a_cancel_request", discard, state="cancelled")
+_with_request("a_cancel_request_turns_retry_into_cancelled", SETTLEMENTS["retry"], "cancelled", **_FAILED)
+_with_request("a_cancel_request_turns_release_into_cancelled", release, "cancelled", attempts=0)
+_with_request("ack_wins_over_a_cancel_request", lambda job: ack(job, b"1"), "done", result=b"1")
+_with_request("fail_wins_over_a_cancel_request", fail, "dead", **_FAILED)
+_with_request("discard_honours_a_cancel_request", SETTLEMENTS["discard"], "cancelled")
 
 
 async def a_cancel_request_outlives_the_holder(t: Twin) -> None:
@@ -157,7 +137,7 @@ async def a_requeued_job_may_die_again(t: Twin) -> None:
 
 async def only_dead_jobs_are_requeued(t: Twin) -> None:
     done, held, cancelled = await t.hold(3)
-    await t.settle(ack(done), discard(cancelled))
+    await t.settle(ack(done), SETTLEMENTS["discard"](cancelled))
     ready, later = await t.add(), await t.add(run_at_us=t.now + SECOND)
     await _not_requeued(t, errors.JobNotDead, *[job.id for job in (done, held, cancelled, ready, later)])
 

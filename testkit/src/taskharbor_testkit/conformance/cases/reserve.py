@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from taskharbor.jobs import SECOND, JobRecord
-from taskharbor_testkit.conformance.case import add
+from taskharbor_testkit.conformance.case import parametrised
 from taskharbor_testkit.conformance.twin import START, Twin, ack, fail, release, retry
 
 
@@ -128,14 +128,11 @@ def _ids(*jobs: JobRecord) -> list[str]:
     return [job.id for job in jobs]
 
 
-def _ordered(name: str, wanted: str, **jobs: dict[str, int]) -> None:
-    """A case: these jobs, given by name and fields, are claimed in this order."""
-
-    async def body(t: Twin) -> None:
-        await t.enqueue(*[t.job(id=job_id, **fields) for job_id, fields in jobs.items()])
-        assert " ".join(await _order(t)) == wanted
-
-    add(body, name)
+@parametrised
+async def _ordered(t: Twin, /, wanted: str, **jobs: dict[str, int]) -> None:
+    """These jobs, given by id and fields, are claimed in this order."""
+    await t.enqueue(*[t.job(id=job_id, **fields) for job_id, fields in jobs.items()])
+    assert " ".join(await _order(t)) == wanted
 
 
 _ordered("higher_priority_first", "high usual low", low={"priority": -5}, usual={}, high={"priority": 32_767})

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
 from taskharbor import errors
 from taskharbor.drivers.contract import EXPIRED_ERROR, FAILURE_TYPE, FailurePayload, JobFilter, Settlement
-from taskharbor.jobs import SECOND, Failure, JobRecord
-from taskharbor_testkit.conformance.case import Body, add
+from taskharbor.jobs import SECOND, Failure
+from taskharbor_testkit.conformance.case import parametrised
 from taskharbor_testkit.conformance.snapshot import list_all
 from taskharbor_testkit.conformance.twin import (
     BOOM,
     SETTLEMENTS,
     START,
+    End,
     Twin,
     ack,
     discard,
@@ -29,25 +29,23 @@ from taskharbor_testkit.conformance.twin import (
 NO_LEASE = dict.fromkeys(("token", "worker", "expires_at_us", "reserved_at_us"))
 NOW, LATER = START + SECOND, START + 6 * SECOND
 FAILED = {"last_error": BOOM.text, "failed_at_us": NOW}
+SCHEDULED = {"state": "scheduled", "run_at_us": LATER}
 
 
-def _effect(name: str, settlement: Callable[[JobRecord], Settlement], **wanted: Any) -> None:
-    """A case: a job is leased at START and settled at NOW, and its record then has these values."""
-
-    async def body(t: Twin) -> None:
-        held = await t.lease(t.job())
-        t.advance(1)
-        assert await t.settle(settlement(held)) == [None]
-        await t.shows(held, **wanted, **NO_LEASE)
-
-    add(body, name)
+@parametrised
+async def _effect(t: Twin, /, end: End, **wanted: Any) -> None:
+    """A job is leased at START and settled at NOW, and its record then has these values."""
+    held = await t.lease(t.job())
+    t.advance(1)
+    assert await t.settle(end(held)) == [None]
+    await t.shows(held, **wanted, **NO_LEASE)
 
 
 _effect("ack_ends_the_job_done", ack, state="done", finished_at_us=NOW, attempts=0, stalls=0, last_error=None)
 _effect("ack_stores_the_result", lambda job: ack(job, b"\x00result"), result=b"\x00result")
 _effect("ack_without_result_stores_none", ack, result=None)
 _effect("ack_with_an_empty_result_stores_it", lambda job: ack(job, b""), result=b"")
-_effect("retry_later_is_scheduled", lambda job: retry(job, LATER), state="scheduled", run_at_us=LATER)
+_effect("retry_later_is_scheduled", lambda job: retry(job, LATER), **SCHEDULED)
 _effect("retry_records_the_failure", lambda job: retry(job, LATER), finished_at_us=None, **FAILED)
 _effect("retry_at_once_is_ready", lambda job: retry(job, NOW), state="ready", stalls=0)
 _effect("retry_stores_the_number_it_is_given", lambda job: retry(job, NOW, attempts=17), attempts=17)
@@ -55,9 +53,7 @@ _effect("fail_ends_the_job_dead", lambda job: fail(job, attempts=3), state="dead
 _effect("fail_records_the_failure", fail, finished_at_us=NOW, **FAILED)
 _effect("release_gives_back_unspent", release, state="ready", attempts=0, stalls=0, run_at_us=START, fence=1)
 _effect("release_records_no_failure", release, last_error=None, failed_at_us=None, finished_at_us=None)
-_effect(
-    "release_until_later_is_scheduled", lambda job: release(job, LATER), state="scheduled", run_at_us=LATER
-)
+_effect("release_until_later_is_scheduled", lambda job: release(job, LATER), **SCHEDULED)
 _effect("release_until_now_is_ready", lambda job: release(job, NOW), state="ready", run_at_us=NOW)
 _effect("discard_ends_the_job_cancelled", discard, state="cancelled", finished_at_us=NOW, last_error=None)
 _effect(
@@ -96,41 +92,36 @@ async def release_clears_progress(t: Twin) -> None:
 _SUCCEED_AGAIN = {("ack", "ack"), ("ack", "fail"), ("fail", "fail"), ("discard", "discard")}
 
 
-def _after(first: str, second: str) -> Body:
+@parametrised
+async def _after(t: Twin, first: str, second: str) -> None:
     """Terminal idempotence, whatever the token; any other settlement of an ended job is refused."""
-
-    async def body(t: Twin) -> None:
-        held = await t.lease(t.job())
-        await t.settle(ack(held, b"first") if first == "ack" else SETTLEMENTS[first](held))
-        t.advance(100)
-        if (first, second) not in _SUCCEED_AGAIN:
-            await t.refuses(errors.JobNotInflight, SETTLEMENTS[second](held))
-            return
-        async with t.unchanged():
-            assert await t.settle(SETTLEMENTS[second](held)) == [None]
-            assert await t.settle(SETTLEMENTS[second](with_token(held, "whatever"))) == [None]
-
-    return body
+    held = await t.lease(t.job())
+    await t.settle(ack(held, b"first") if first == "ack" else SETTLEMENTS[first](held))
+    t.advance(100)
+    if (first, second) not in _SUCCEED_AGAIN:
+        await t.refuses(errors.JobNotInflight, SETTLEMENTS[second](held))
+        return
+    async with t.unchanged():
+        assert await t.settle(SETTLEMENTS[second](held)) == [None]
+        assert await t.settle(SETTLEMENTS[second](with_token(held, "whatever"))) == [None]
 
 
-def _twice_in_a_batch(first: str, second: str) -> Body:
-    async def body(t: Twin) -> None:
-        held = await t.lease(t.job())
-        answers = await t.settle(SETTLEMENTS[first](held), SETTLEMENTS[second](held))
-        assert answers[0] is None
-        assert len(await t.rows(held.id)) == 1
-        wanted = type(None) if (first, second) in _SUCCEED_AGAIN else errors.JobNotInflight
-        assert type(answers[1]) is wanted
-
-    return body
+@parametrised
+async def _twice_in_a_batch(t: Twin, first: str, second: str) -> None:
+    held = await t.lease(t.job())
+    answers = await t.settle(SETTLEMENTS[first](held), SETTLEMENTS[second](held))
+    assert answers[0] is None
+    assert len(await t.rows(held.id)) == 1
+    wanted = type(None) if (first, second) in _SUCCEED_AGAIN else errors.JobNotInflight
+    assert type(answers[1]) is wanted
 
 
 for _first in ("ack", "fail", "discard"):
     for _second in SETTLEMENTS:
         _end = "succeeds_again" if (_first, _second) in _SUCCEED_AGAIN else "is_not_inflight"
-        add(_after(_first, _second), f"{_second}_after_{_first}_{_end}")
+        _after(f"{_second}_after_{_first}_{_end}", _first, _second)
 for _pair in ("ack ack", "retry retry", "release ack", "fail retry", "ack fail"):
-    add(_twice_in_a_batch(*_pair.split()), f"{_pair.replace(' ', '_then_')}_in_one_batch_counts_once")
+    _twice_in_a_batch(f"{_pair.replace(' ', '_then_')}_in_one_batch_counts_once", *_pair.split())
 
 
 async def discard_succeeds_on_a_job_cancelled_while_waiting(t: Twin) -> None:
@@ -199,20 +190,18 @@ async def a_failed_job_is_told_of(t: Twin) -> None:
     assert (told.run_at_us, told.created_at_us) == (t.now, t.now)
 
 
-def _stall_told_by(call: str) -> Body:
-    async def body(t: Twin) -> None:
-        await t.configure(failure_queue="failed")
-        held = await t.lease(t.job(max_attempts=1), lease=5)
-        t.advance(5)
-        await getattr(t, call)()
-        (told,) = await _failures(t)
-        assert (told.job_id, told.stalls, told.error) == (held.id, 1, EXPIRED_ERROR.text)
-
-    return body
+@parametrised
+async def _stall_told_by(t: Twin, call: str) -> None:
+    await t.configure(failure_queue="failed")
+    held = await t.lease(t.job(max_attempts=1), lease=5)
+    t.advance(5)
+    await getattr(t, call)()
+    (told,) = await _failures(t)
+    assert (told.job_id, told.stalls, told.error) == (held.id, 1, EXPIRED_ERROR.text)
 
 
 for _call in ("reclaim", "reserve"):
-    add(_stall_told_by(_call), f"a_job_that_died_by_stall_is_told_of_by_{_call}")
+    _stall_told_by(f"a_job_that_died_by_stall_is_told_of_by_{_call}", _call)
 
 
 async def told_once_for_each_death(t: Twin) -> None:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, TypeAlias
 
-from taskharbor.drivers.contract import Settlement
-from taskharbor.jobs import SECOND, JobRecord, UpdateFlags
-from taskharbor_testkit.conformance.case import Body, add
-from taskharbor_testkit.conformance.twin import SETTLEMENTS, Twin, ack, fail, release
+from taskharbor.jobs import SECOND, UpdateFlags
+from taskharbor_testkit.conformance.case import parametrised
+from taskharbor_testkit.conformance.twin import SETTLEMENTS, End, Twin, ack, fail, release
 from taskharbor_testkit.waits import Waits
 
 PATIENCE = 5.0
@@ -50,33 +50,21 @@ async def several_queues_are_watched_at_once(t: Twin) -> None:
     assert await waiter
 
 
-def _settling(
-    end: Callable[[JobRecord], Settlement],
-    *,
-    key: str | None = None,
-    then: int = 0,
-    queue: str = "q",
-    **settings: Any,
-) -> Cause:
+async def _settle(
+    t: Twin, end: End, *, key: str | None = None, then: int = 0, queue: str = "q", **settings: Any
+) -> Act:
     """A job is leased, so many more wait, and the lease ends."""
-
-    async def prepare(t: Twin) -> Act:
-        await t.configure(queue, **settings)
-        held = await t.lease(t.job(queue=queue, key=key), queue=queue)
-        await t.add_many(then, key=key)
-        return lambda: t.settle(end(held))
-
-    return prepare
+    await t.configure(queue, **settings)
+    held = await t.lease(t.job(queue=queue, key=key), queue=queue)
+    await t.add_many(then, key=key)
+    return lambda: t.settle(end(held))
 
 
-def _configuring(before: dict[str, Any], after: dict[str, Any]) -> Cause:
-    async def prepare(t: Twin) -> Act:
-        await t.add_many(2)
-        await t.lease()
-        await t.configure(**before)
-        return lambda: t.configure(**after)
-
-    return prepare
+async def _configure(t: Twin, before: dict[str, Any], after: dict[str, Any]) -> Act:
+    await t.add_many(2)
+    await t.lease()
+    await t.configure(**before)
+    return lambda: t.configure(**after)
 
 
 async def _enqueue(t: Twin) -> Act:
@@ -106,38 +94,35 @@ async def _an_update_to_now(t: Twin) -> Act:
 
 CAUSES: dict[str, Cause] = {
     "enqueue": _enqueue,
-    "release": _settling(release),
-    "retry": _settling(SETTLEMENTS["retry"]),
-    "unblocking": _settling(ack, key="k", then=1),
-    "room_under_w": _settling(ack, then=1, max_inflight=1),
-    "a_failure_job": _settling(fail, queue="source", failure_queue="q"),
-    "a_higher_w": _configuring({"max_inflight": 1}, {"max_inflight": 2}),
-    "the_end_of_a_pause": _configuring({"paused": True}, {}),
+    "release": partial(_settle, end=release),
+    "retry": partial(_settle, end=SETTLEMENTS["retry"]),
+    "unblocking": partial(_settle, end=ack, key="k", then=1),
+    "room_under_w": partial(_settle, end=ack, then=1, max_inflight=1),
+    "a_failure_job": partial(_settle, end=fail, queue="source", failure_queue="q"),
+    "a_higher_w": partial(_configure, before={"max_inflight": 1}, after={"max_inflight": 2}),
+    "the_end_of_a_pause": partial(_configure, before={"paused": True}, after={}),
     "requeue": _requeue,
     "reclaim": _reclaim,
     "an_update_to_now": _an_update_to_now,
 }
 
 
-def _wakes(cause: str) -> Body:
+@parametrised
+async def _wakes(t: Twin, cause: str) -> None:
     """A waiter on another handle wakes, and so does one that only begins to wait afterwards."""
-
-    async def body(t: Twin) -> None:
-        act = await CAUSES[cause](t)
-        waiting, later = Waits(await t.store.connect()), Waits(await t.store.connect())
-        await _quiet(waiting, t)
-        await _quiet(later, t)
-        waiter = asyncio.create_task(_woken(waiting, t))
-        await asyncio.sleep(0)
-        await act()
-        assert await waiter, f"{cause} on one handle did not wake another that waited"
-        assert await _woken(later, t), f"{cause} before the wait began was missed"
-
-    return body
+    act = await CAUSES[cause](t)
+    waiting, later = Waits(await t.store.connect()), Waits(await t.store.connect())
+    await _quiet(waiting, t)
+    await _quiet(later, t)
+    waiter = asyncio.create_task(_woken(waiting, t))
+    await asyncio.sleep(0)
+    await act()
+    assert await waiter, f"{cause} on one handle did not wake another that waited"
+    assert await _woken(later, t), f"{cause} before the wait began was missed"
 
 
 for _cause in CAUSES:
-    add(_wakes(_cause), f"{_cause}_wakes")
+    _wakes(f"{_cause}_wakes", _cause)
 
 
 async def a_job_coming_due_wakes(t: Twin) -> None:
