@@ -15,9 +15,8 @@ from taskharbor.errors import InvalidRequest
 from taskharbor.jobs import JobRecord
 from taskharbor_testkit.conformance import CASES, INVARIANTS, check
 from taskharbor_testkit.conformance.__main__ import main
-from taskharbor_testkit.conformance.effort import Effort
 from taskharbor_testkit.conformance.invariants import InvariantBroken
-from taskharbor_testkit.conformance.machine import DriverMachine
+from taskharbor_testkit.conformance.machine import DriverMachine, Effort
 from taskharbor_testkit.model import ModelDriver
 from taskharbor_testkit.planted import PLANTED
 

@@ -65,7 +65,7 @@ class ThroughBroker(Backend):
         self._store_url = store_url
 
     @asynccontextmanager
-    async def _store(self, directory: Path) -> AsyncIterator[Store]:
+    async def store(self, directory: Path) -> AsyncIterator[Store]:
         url = _host().serve(self._store_url(directory))
         store = Store(HttpDriver.from_url(url), url)
         try:

@@ -15,8 +15,7 @@ from taskharbor.drivers.contract import Ack, JobFilter
 from taskharbor.errors import BackendUnavailable, JobError
 from taskharbor.ids import new_ids
 from taskharbor.jobs import SECOND, JobRecord, JobState
-from taskharbor_testkit.conformance.effort import Effort
-from taskharbor_testkit.conformance.machine import run_machine
+from taskharbor_testkit.conformance.machine import Effort, run_machine
 
 R = TypeVar("R")
 

@@ -9,27 +9,21 @@ A driver's author writes one factory and has the whole suite:
 Named cases say in plain sight what the contract demands; a state machine looks for what nobody thought of by
 driving the driver and a reference model side by side. `python -m taskharbor_testkit.conformance URL` runs both without
 pytest.
+
+- `backend`: fresh stores, made by the author's factory;
+- `twin`: a driver beside the model; `calls` replays each call on the model, `snapshot` compares everything visible, `invariants`
+  judges it by named rules;
+- `case`, `cases`: the named cases, and their registry; `victim` is the process that some of them kill;
+- `machine`: the state machine, with values from `strategies`;
+- `runner`: all of it, as pytest tests or as a report.
 """
 
 from taskharbor_testkit.conformance import cases as _cases
-from taskharbor_testkit.conformance.backend import Backend, Store
-from taskharbor_testkit.conformance.case import CASES, Case
+from taskharbor_testkit.conformance.backend import Backend
+from taskharbor_testkit.conformance.case import CASES
 from taskharbor_testkit.conformance.invariants import INVARIANTS
-from taskharbor_testkit.conformance.runner import Report, Verdict, check
-from taskharbor_testkit.conformance.suite import conformance_tests
-from taskharbor_testkit.model import Model
+from taskharbor_testkit.conformance.runner import check, conformance_tests
 
 del _cases
 
-__all__ = [
-    "CASES",
-    "INVARIANTS",
-    "Backend",
-    "Case",
-    "Model",
-    "Report",
-    "Store",
-    "Verdict",
-    "check",
-    "conformance_tests",
-]
+__all__ = ["CASES", "INVARIANTS", "Backend", "check", "conformance_tests"]

@@ -9,14 +9,15 @@ from __future__ import annotations
 import click
 import msgspec
 from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
 
 from taskharbor.drivers.registry import connect
 from taskharbor.errors import TaskHarborError
 from taskharbor_testkit.conformance import check
 from taskharbor_testkit.conformance.backend import FRESH
-from taskharbor_testkit.conformance.effort import Effort
-from taskharbor_testkit.conformance.report import as_json, print_table
-from taskharbor_testkit.conformance.runner import Verdict
+from taskharbor_testkit.conformance.machine import Effort
+from taskharbor_testkit.conformance.runner import Report, Verdict
 
 
 @click.command("python -m taskharbor_testkit.conformance")
@@ -60,9 +61,10 @@ def main(
 
     report = check(url, only=only, machine=machine, effort=effort, fail_fast=fail_fast, on_verdict=tell)
     if json_:
-        click.echo(as_json(report))
+        body = {"ok": report.ok, "effort": report.effort, "verdicts": report.verdicts}
+        click.echo(msgspec.json.format(msgspec.json.encode(body)))
     else:
-        print_table(report, console)
+        _print_table(report, console)
     context.exit(0 if report.ok else 1)
 
 
@@ -73,6 +75,29 @@ def _refuse_unless_fresh(url: str) -> None:
             f"{url} names one store, and every case wants a fresh one: put {FRESH} where a new name belongs, "
             f"e.g. sqlite:////tmp/{FRESH}.db"
         )
+
+
+def _print_table(report: Report, console: Console) -> None:
+    """One line per file of cases, then every failure in full."""
+    table = Table("part", "passed", "failed", "skipped", "seconds")
+    verdicts = [(verdict.name.partition(".")[0], verdict) for verdict in report.verdicts]
+    for part in dict.fromkeys(part for part, _ in verdicts):
+        own = Report([verdict for name, verdict in verdicts if name == part], report.effort)
+        counts = [str(own.count(outcome)) for outcome in ("passed", "failed", "skipped")]
+        seconds = sum(verdict.seconds for verdict in own.verdicts)
+        table.add_row(part, *counts, f"{seconds:.2f}", style="" if own.ok else "red")
+    console.print(table)
+    for verdict in report.failures:
+        console.rule(f"[red]{escape(verdict.name)}")
+        console.print(escape(verdict.message), highlight=False)
+    told = {verdict.message for verdict in report.verdicts if verdict.outcome == "skipped"}
+    for reason in sorted(told):
+        console.print(f"skipped: {escape(reason)}")
+    colour = "green" if report.ok else "red"
+    console.print(
+        f"[{colour}]{report.count('passed')} passed, {len(report.failures)} failed, "
+        f"{report.count('skipped')} skipped[/] ({escape(str(report.effort))})"
+    )
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import uuid
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -67,11 +67,8 @@ class Backend:
         self._factory = factory
         self._takes_directory = _takes_an_argument(factory)
 
-    def store(self, directory: Path) -> AbstractAsyncContextManager[Store]:
-        return self._store(directory)
-
     @asynccontextmanager
-    async def _store(self, directory: Path) -> AsyncIterator[Store]:
+    async def store(self, directory: Path) -> AsyncIterator[Store]:
         made = self._factory(directory) if self._takes_directory else self._factory()
         store = Store(connect(made), made) if isinstance(made, str) else Store(made)
         try:

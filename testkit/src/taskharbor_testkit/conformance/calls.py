@@ -142,16 +142,14 @@ def _by_age(ages: dict[Any, Micros | None]) -> tuple[list[Any], list[Any]]:
     return due, [one for one, age in ages.items() if age == 0]
 
 
-def _chosen(
-    what: str, gone: Collection[Any], due: list[Any], open_: Collection[Any], limit: int
-) -> list[Any]:
-    """The items that the driver took, if it was free to take just those."""
-    wrongly = [one for one in gone if one not in due and one not in open_]
+def _chosen(what: str, gone: Collection[Any], due: list[Any], free: Collection[Any], limit: int) -> list[Any]:
+    """The items that the driver took: those that are due, and `free` ones, which it may take or leave."""
+    wrongly = [one for one in gone if one not in due and one not in free]
     if wrongly:
         raise Mismatch(f"{what} took {wrongly}, which it must not touch; due were {due}")
     if len(gone) > limit:
         raise Mismatch(f"{what} took {len(gone)}, more than its limit of {limit}")
-    if len(gone) < min(limit, len(due)) or (len(due) + len(open_) <= limit and not set(due) <= set(gone)):
+    if len(gone) < min(limit, len(due)) or (len(due) + len(free) <= limit and not set(due) <= set(gone)):
         raise Mismatch(f"{what} took {sorted(gone)}, but due were {due} with a limit of {limit}")
     return list(gone)
 

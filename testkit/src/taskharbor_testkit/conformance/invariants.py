@@ -171,11 +171,8 @@ class Witness:
             limit = stats.settings.max_inflight
             if limit is None or stats.queue not in self._granted_in:
                 continue
-            valid = [
-                job.id
-                for job in shown.jobs
-                if job.queue == stats.queue and job.expires_at_us is not None and job.expires_at_us > now
-            ]
+            held = [job for job in shown.jobs if job.queue == stats.queue]
+            valid = [job.id for job in held if job.expires_at_us is not None and job.expires_at_us > now]
             if len(valid) > limit:
                 raise InvariantBroken("wNeverExceeded", f"{len(valid)} valid leases, W is {limit}: {valid}")
 

@@ -9,13 +9,15 @@ effect, and calls that race.
 from __future__ import annotations
 
 import asyncio
+import os
 import tempfile
 from collections.abc import Coroutine
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 import hypothesis
+import msgspec
 from hypothesis import Phase
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -29,14 +31,50 @@ from hypothesis.stateful import (
 from taskharbor.drivers import contract
 from taskharbor.drivers import operations as op
 from taskharbor.drivers.contract import Driver, JobFilter, QueueSettings
+from taskharbor.errors import InvalidRequest
 from taskharbor.jobs import SECOND, JobRecord, Lease, Micros
 from taskharbor_testkit.conformance import strategies as some
 from taskharbor_testkit.conformance.backend import Backend
-from taskharbor_testkit.conformance.effort import Effort
 from taskharbor_testkit.conformance.snapshot import list_all
 from taskharbor_testkit.conformance.twin import BOOM, Twin, ack, discard, fail, release, retry, with_token
 
 T = TypeVar("T")
+
+
+VARIABLES = "TASKHARBOR_CONFORMANCE_"
+"""The variables of the environment that set an effort begin with this: `..._EXAMPLES`, `_STEPS`, `_SEED`, `_SHRINK`."""
+
+
+class Effort(msgspec.Struct, frozen=True, kw_only=True):
+    """How hard the machine tries: a little in every run, a lot when asked, and always reproducibly."""
+
+    examples: int = 60
+    """Histories to try."""
+    steps: int = 40
+    """Calls in each."""
+    seed: int | None = None
+    """None: the same histories in every run. A number: others, and the same ones for the same number."""
+    shrink: bool = True
+    """Whether to look for the shortest history once one failed; that takes longer than finding it, minutes perhaps.
+    From the environment: on, except in CI, where a time-out would swallow what was found."""
+
+    @classmethod
+    def from_environment(cls, share: float = 1.0) -> Self:
+        """`share`: the part of the usual histories to try, where the environment names no number."""
+        is_ci = os.environ.get("CI", "").lower() not in ("", "0", "false", "no", "off")
+        usual = {"examples": max(1, round(cls().examples * share)), "shrink": not is_ci}
+        names = {field: f"{VARIABLES}{field.upper()}" for field in cls.__struct_fields__}
+        given = {field: os.environ[name] for field, name in names.items() if os.environ.get(name)}
+        try:
+            return msgspec.convert(usual | given, cls, strict=False)
+        except msgspec.ValidationError as wrong:
+            told = ", ".join(f"{names[field]}={text!r}" for field, text in given.items())
+            raise InvalidRequest(f"{told}: {wrong}") from None
+
+    def __str__(self) -> str:
+        seed = "derandomized" if self.seed is None else f"{VARIABLES}SEED={self.seed}"
+        text = f"{VARIABLES}EXAMPLES={self.examples} {VARIABLES}STEPS={self.steps} {seed}"
+        return text if self.shrink else f"{text} (add {VARIABLES}SHRINK=1 for the shortest history)"
 
 
 class DriverMachine(RuleBasedStateMachine):
@@ -249,17 +287,12 @@ class DriverMachine(RuleBasedStateMachine):
         return ids[-2 - which] if which < len(ids) - 1 else "unknown"
 
 
-def machine_for(backend: Backend) -> type[DriverMachine]:
-    """A machine class of its own for a backend, as Hypothesis wants classes."""
-    return type("ConformanceMachine", (DriverMachine,), {"backend": backend})
-
-
 def run_machine(backend: Backend, effort: Effort) -> None:
     """Look for a history that breaks the driver; raises it, shrunk, with the seed in the notes."""
-    machine: Any = machine_for(backend)
+    # Hypothesis wants a class: one of its own for this backend.
+    machine: Any = type("ConformanceMachine", (DriverMachine,), {"backend": backend})
     if effort.seed is not None:
         machine = hypothesis.seed(effort.seed)(machine)
-    phases = (Phase.generate, Phase.shrink) if effort.shrink else (Phase.generate,)
     settings = hypothesis.settings(
         max_examples=effort.examples,
         stateful_step_count=effort.steps,
@@ -267,7 +300,7 @@ def run_machine(backend: Backend, effort: Effort) -> None:
         deadline=None,
         database=None,
         print_blob=False,
-        phases=phases,
+        phases=[Phase.generate, Phase.shrink] if effort.shrink else [Phase.generate],
         suppress_health_check=list(hypothesis.HealthCheck),
     )
     try:

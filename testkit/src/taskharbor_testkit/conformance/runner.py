@@ -1,4 +1,4 @@
-"""Runs the kit without pytest: every case on a fresh store, then the state machine; the report says what failed."""
+"""Runs the kit, every case on a fresh store: as the tests of a pytest module, or by `check`, outside of pytest."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
+import pytest
 
 from taskharbor_testkit.conformance.backend import Backend, Factory, as_backend
 from taskharbor_testkit.conformance.case import CASES, Skip, run_case
-from taskharbor_testkit.conformance.effort import Effort
-from taskharbor_testkit.conformance.machine import run_machine
+from taskharbor_testkit.conformance.machine import Effort, run_machine
 
 MACHINE = "machine.agrees_with_the_model"
 """Name under which the state machine appears among the cases."""
@@ -44,6 +44,30 @@ class Report(msgspec.Struct, frozen=True):
 
     def count(self, outcome: str) -> int:
         return sum(verdict.outcome == outcome for verdict in self.verdicts)
+
+
+def conformance_tests(
+    source: Backend | Factory | str, *, share: float = 1.0
+) -> dict[str, Callable[..., Any]]:
+    """Tests for a module's globals: `globals().update(conformance_tests(factory))`.
+
+    The factory is called once per store with a fresh directory (or with nothing, if it takes no argument) and
+    returns a driver or its URL. Returning a URL also runs the cases that kill a process. `share`: the part of the usual
+    histories that the state machine tries, for a driver that is run against several servers.
+    """
+    backend = as_backend(source)
+
+    @pytest.mark.parametrize("name", list(CASES))
+    def test_conformance(name: str, tmp_path: Path) -> None:
+        try:
+            run_case(CASES[name], backend, tmp_path)
+        except Skip as skip:
+            pytest.skip(str(skip))
+
+    def test_state_machine() -> None:
+        run_machine(backend, Effort.from_environment(share))
+
+    return {"test_conformance": test_conformance, "test_state_machine": test_state_machine}
 
 
 def check(

@@ -2,39 +2,33 @@
 
 from __future__ import annotations
 
-from typing import Any, get_args
+from typing import get_args
 
 from hypothesis import strategies as st
-from hypothesis.strategies import SearchStrategy
 
 from taskharbor.drivers.contract import JobFilter, QueueSettings
 from taskharbor.jobs import SECOND, JobState, UpdateFlags, UpdateRunAt
 
 TYPES = ("mail", "sms", "push")
 
-queues: SearchStrategy[str] = st.sampled_from(("q",) * 6 + ("r", "failed"))
-pick: SearchStrategy[int] = st.sampled_from((0, 0, 0, 0, 1, 1, 1, 2, 2, 3, 4, 5, 8, 13, 21))
+queues = st.sampled_from(("q",) * 6 + ("r", "failed"))
+pick = st.sampled_from((0, 0, 0, 0, 1, 1, 1, 2, 2, 3, 4, 5, 8, 13, 21))
 """Chooses among what exists by then, newest first: 0 is the latest."""
-delays: SearchStrategy[int] = st.sampled_from((0, 0, 0, 0, -SECOND, SECOND, 3 * SECOND))
-leases: SearchStrategy[int] = st.sampled_from((SECOND, 3 * SECOND, 10 * SECOND))
-workers: SearchStrategy[str] = st.sampled_from(("w1", "w2", "w3"))
-clients: SearchStrategy[int] = st.integers(0, 2)
-types: SearchStrategy[list[str] | None] = st.sampled_from(
-    (None, None, None, None, [], ["mail"], ["sms", "mail"], ["push", "sms", "nobody"])
-)
-limits: SearchStrategy[int] = st.sampled_from((1, 2, 3, 10))
-time_steps: SearchStrategy[int] = st.sampled_from(
-    (1, SECOND - 1, SECOND, 2 * SECOND, 3 * SECOND, 10 * SECOND)
-)
-
-lags: SearchStrategy[int] = st.sampled_from((0,) * 8 + (1, 3, SECOND // 2, SECOND))
+delays = st.sampled_from((0, 0, 0, 0, -SECOND, SECOND, 3 * SECOND))
+leases = st.sampled_from((SECOND, 3 * SECOND, 10 * SECOND))
+workers = st.sampled_from(("w1", "w2", "w3"))
+clients = st.integers(0, 2)
+types = st.sampled_from((None, None, None, None, [], ["mail"], ["sms", "mail"], ["push", "sms", "nobody"]))
+limits = st.sampled_from((1, 2, 3, 10))
+time_steps = st.sampled_from((1, SECOND - 1, SECOND, 2 * SECOND, 3 * SECOND, 10 * SECOND))
+lags = st.sampled_from((0,) * 8 + (1, 3, SECOND // 2, SECOND))
 """How long before its call takes effect a caller read the clock."""
 
-flags: SearchStrategy[UpdateFlags | None] = st.none() | st.builds(
+flags = st.none() | st.builds(
     UpdateFlags, st.booleans(), st.sampled_from(get_args(UpdateRunAt)), st.booleans(), st.booleans()
 )
 
-wishes: SearchStrategy[dict[str, Any]] = st.fixed_dictionaries(
+wishes = st.fixed_dictionaries(
     {
         "id": st.integers(0, 79).map("j{}".format),
         "queue": queues,
@@ -54,16 +48,16 @@ wishes: SearchStrategy[dict[str, Any]] = st.fixed_dictionaries(
 )
 """One enqueued record, with a delay instead of an instant."""
 
-verbs: SearchStrategy[str] = st.sampled_from(("ack", "ack", "retry", "fail", "release", "snooze", "discard"))
+verbs = st.sampled_from(("ack", "ack", "retry", "fail", "release", "snooze", "discard"))
 
-reservations: SearchStrategy[dict[str, Any]] = st.fixed_dictionaries(
+reservations = st.fixed_dictionaries(
     {"queue": queues, "limit": limits, "lease": leases, "worker": workers, "types": types, "lag": lags}
 )
 """How a reserve is called."""
 
-picks: SearchStrategy[list[int]] = st.lists(pick, min_size=1, max_size=3)
+picks = st.lists(pick, min_size=1, max_size=3)
 
-ends: SearchStrategy[dict[str, Any]] = st.fixed_dictionaries(
+ends = st.fixed_dictionaries(
     {
         "ends": st.lists(st.tuples(pick, verbs, delays), min_size=1, max_size=3),
         "which": pick,
@@ -73,7 +67,7 @@ ends: SearchStrategy[dict[str, Any]] = st.fixed_dictionaries(
 )
 """How leases are extended or ended: which ones, by which settlement, how late."""
 
-settings: SearchStrategy[QueueSettings] = st.builds(
+settings = st.builds(
     QueueSettings,
     paused=st.sampled_from((False,) * 7 + (True,)),
     max_inflight=st.sampled_from((None, None, 1, 2, 3)),
@@ -83,7 +77,7 @@ settings: SearchStrategy[QueueSettings] = st.builds(
     keep_attempts_us=st.sampled_from((None, SECOND, 5 * SECOND)),
 )
 
-filters: SearchStrategy[JobFilter] = st.builds(
+filters = st.builds(
     JobFilter,
     queue=st.none() | queues,
     states=st.none() | st.frozensets(st.sampled_from(tuple(JobState)), max_size=3),

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import click
+import msgspec
 from rich.console import Console
 from rich.table import Table
 
 from taskharbor_testkit.planted import PLANTED
-from taskharbor_testkit.planted.table import as_json, as_markdown, make_table
+from taskharbor_testkit.planted.table import as_markdown, make_table
 
 
 @click.command("python -m taskharbor_testkit.planted")
@@ -22,7 +23,7 @@ def main(context: click.Context, bugs: tuple[str, ...], json_: bool, markdown: b
     """Run the conformance kit on planted bugs (all of them where none is named). Exit code 1 if one is not caught."""
     table = make_table(bugs or list(PLANTED), processes)
     if json_:
-        click.echo(as_json(table))
+        click.echo(msgspec.json.format(msgspec.json.encode(table)))
     elif markdown:
         click.echo(as_markdown(table), nl=False)
     else:

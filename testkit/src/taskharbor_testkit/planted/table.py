@@ -12,7 +12,7 @@ from concurrent.futures import ProcessPoolExecutor
 import msgspec
 
 from taskharbor_testkit.conformance import CASES, check
-from taskharbor_testkit.conformance.effort import Effort
+from taskharbor_testkit.conformance.machine import Effort
 from taskharbor_testkit.conformance.runner import MACHINE
 from taskharbor_testkit.planted import PLANTED, RULES
 
@@ -51,10 +51,6 @@ def make_table(bugs: Sequence[str], processes: int = 1) -> list[Caught]:
 
 def _failed_cases(bug: str) -> list[str]:
     return [verdict.name for verdict in check(PLANTED[bug], effort=EFFORT).failures]
-
-
-def as_json(table: Sequence[Caught]) -> str:
-    return msgspec.json.format(msgspec.json.encode(table)).decode()
 
 
 def as_markdown(table: Sequence[Caught]) -> str:
