@@ -7,6 +7,5 @@ to find them.
 from __future__ import annotations
 
 from taskharbor_testkit.histories.generation import generate, queue_limits, queues_table
-from taskharbor_testkit.histories.plan import DEFAULT_DAYS, DEFAULT_QUEUES, QueuePlan
 
-__all__ = ["DEFAULT_DAYS", "DEFAULT_QUEUES", "QueuePlan", "generate", "queue_limits", "queues_table"]
+__all__ = ["generate", "queue_limits", "queues_table"]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -18,15 +18,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from taskharbor.bulk.tables import ATTEMPTS, QUEUES
 from taskharbor.jobs import to_datetime
 from taskharbor.spark.audit.kinds import Kind
-from taskharbor_testkit.histories.plan import (
-    DEFAULT_DAYS,
-    DEFAULT_QUEUES,
-    START,
-    HistoryPlan,
-    QueuePlan,
-    make_plan,
-    split,
-)
+from taskharbor_testkit.histories.plan import START, HistoryPlan, make_plan, split
 from taskharbor_testkit.histories.planting import PLANTERS, Planter
 from taskharbor_testkit.histories.slot import Row, SlotDay, to_batch
 
@@ -41,8 +33,7 @@ def generate(
     *,
     rows: int,
     seed: int = 0,
-    days: int = DEFAULT_DAYS,
-    queues: Sequence[QueuePlan] = DEFAULT_QUEUES,
+    days: int = 7,
     violations: int = 0,
     tasks: int | None = None,
 ) -> tuple[DataFrame, DataFrame]:
@@ -51,7 +42,7 @@ def generate(
     `rows` rows, and a few more for the violations that are added rows. Kinds take turns, places are random. `tasks` shares the
     work otherwise and changes no row.
     """
-    plan = make_plan(rows, seed, days, queues, violations)
+    plan = make_plan(rows, seed, days, violations=violations)
     units = plan.units()
     numbers = spark.range(0, units, 1, tasks or max(1, units // UNITS_PER_TASK))
     attempts = numbers.mapInArrow(partial(_attempts, plan), from_arrow_schema(ATTEMPTS))
@@ -61,7 +52,7 @@ def generate(
 
 def queue_limits(spark: SparkSession, *, rows: int, days: int, source: str) -> DataFrame:
     """The W of every queue of such a history, as if somebody had looked when it began: for `audit(limits=...)`."""
-    plan = make_plan(rows, 0, days, DEFAULT_QUEUES)
+    plan = make_plan(rows, 0, days)
     return spark.createDataFrame(
         [(source, queue.name, plan.slots_of(queue), to_datetime(START)) for queue in plan.queues],
         "source string, queue string, max_inflight int, observed_at timestamp",
@@ -70,7 +61,7 @@ def queue_limits(spark: SparkSession, *, rows: int, days: int, source: str) -> D
 
 def queues_table(spark: SparkSession, *, rows: int, days: int) -> DataFrame:
     """The queues as the data source would show them when all is over: their W, and no job any more."""
-    plan = make_plan(rows, 0, days, DEFAULT_QUEUES)
+    plan = make_plan(rows, 0, days)
     known = [{"queue": queue.name, "max_inflight": plan.slots_of(queue)} for queue in plan.queues]
     empty = {field.name: None if field.nullable else 0 for field in QUEUES} | {"paused": False}
     return spark.createDataFrame([empty | queue for queue in known], from_arrow_schema(QUEUES))
@@ -105,9 +96,8 @@ def _attempts(plan: HistoryPlan, numbers: Iterable[pa.RecordBatch]) -> Iterator[
 
 def _planted(plan: HistoryPlan, numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     for _, planted in _units(plan, numbers):
-        yield pa.RecordBatch.from_pylist(
-            [{"kind": str(kind), "job_id": job_id} for kind, job_id in planted], schema=PLANTED
-        )
+        rows = [{"kind": str(kind), "job_id": job_id} for kind, job_id in planted]
+        yield pa.RecordBatch.from_pylist(rows, schema=PLANTED)
 
 
 def _places_of_violations(plan: HistoryPlan) -> dict[int, list[Kind]]:

@@ -19,7 +19,6 @@ from taskharbor.jobs import SECOND, Micros, to_micros
 DAY: Micros = 86_400 * SECOND
 START: Micros = to_micros(datetime(2026, 1, 5, tzinfo=UTC))
 """A Monday."""
-DEFAULT_DAYS = 7
 ROWS_PER_SLOT_AND_DAY = 4000
 """The rows that one task holds at a time; more rows make more slots."""
 WEEKEND = 0.45
@@ -47,8 +46,6 @@ class QueuePlan(msgspec.Struct, frozen=True):
     peak_hour: float = 14.0
     lease: float = 30.0
     max_attempts: int = 4
-    max_inflight: int | None = None
-    """W. None: as many as the rows need."""
 
 
 _ORDER_TYPES = ("charge_card", "reserve_stock", "ship_order")
@@ -88,9 +85,7 @@ class HistoryPlan(msgspec.Struct, frozen=True, kw_only=True):
         return [Slot(index, number, queue) for index, (queue, number) in enumerate(kept)]
 
     def slots_of(self, queue: QueuePlan) -> int:
-        """Also the queue's W."""
-        if queue.max_inflight is not None:
-            return queue.max_inflight
+        """As many as the rows need. Also the queue's W."""
         share = queue.share / sum(other.share for other in self.queues)
         return max(2, math.ceil(self.rows * share / self.days / ROWS_PER_SLOT_AND_DAY))
 
@@ -102,7 +97,7 @@ class HistoryPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def make_plan(
-    rows: int, seed: int, days: int, queues: Sequence[QueuePlan], violations: int = 0
+    rows: int, seed: int, days: int, queues: Sequence[QueuePlan] = DEFAULT_QUEUES, violations: int = 0
 ) -> HistoryPlan:
     if rows < 0 or violations < 0:
         raise InvalidRequest("rows and violations count from 0 up")

@@ -152,10 +152,8 @@ class SlotDay:
         peak = self._queue.peak_hour
         curve = [1.05 + math.cos((half / 2 - peak) / 12 * math.pi) for half in halves]
         drawn = self._chance.choices(halves, curve, k=int(self._quota / ROWS_PER_JOB))
-        return sorted(
-            (self._start + half * HALF_HOUR + self._chance.randrange(HALF_HOUR) for half in drawn),
-            reverse=True,
-        )
+        instants = [self._start + half * HALF_HOUR + self._chance.randrange(HALF_HOUR) for half in drawn]
+        return sorted(instants, reverse=True)
 
     # -- jobs -----------------------------------------------------------------------------------------------
 

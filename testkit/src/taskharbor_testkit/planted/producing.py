@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from taskharbor.drivers.contract import Enqueued
-from taskharbor.jobs import DEFAULT_FLAGS, Failure, JobRecord, JobState, Micros, Outcome, UpdateFlags
+from taskharbor.jobs import DEFAULT_FLAGS, JobRecord, JobState, Micros, UpdateFlags
 from taskharbor_testkit.model.records import change
 from taskharbor_testkit.planted.registry import Bug, HandleBug
 
@@ -23,17 +23,9 @@ class IdempotencyKeyChangesJob(Bug):
 class IdempotencyKeyForgottenAtEnd(Bug):
     """An idempotency key stays known as long as its job is kept, also after it ended."""
 
-    def end(
-        self,
-        job: JobRecord,
-        held: JobRecord,
-        state: JobState,
-        outcome: Outcome,
-        now: Micros,
-        error: Failure | None = None,
-    ) -> None:
-        super().end(job, held, state, outcome, now, error)
-        self.idempotency = {key: job_id for key, job_id in self.idempotency.items() if job_id != job.id}
+    def known_for(self, given: JobRecord) -> str | None:
+        known = super().known_for(given)
+        return None if known is None or self.jobs[known].state.is_terminal else known
 
 
 class KnownIdStoredAgain(Bug):

@@ -26,11 +26,7 @@ StopMode = Literal["fast", "immediate"]
 
 _SIGNALS: Mapping[StopMode, signal.Signals] = {"fast": signal.SIGINT, "immediate": signal.SIGQUIT}
 
-_SETTINGS = {
-    "listen_addresses": HOST,
-    "unix_socket_directories": "",
-    "shared_buffers": "64MB",
-}
+_SETTINGS = {"listen_addresses": HOST, "unix_socket_directories": "", "shared_buffers": "64MB"}
 _NOT_DURABLE = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
 
 _POOLER_SETTINGS = {
@@ -87,11 +83,7 @@ class PostgresServer(ServerProcess, PostgresAt):
 
     @classmethod
     def start(
-        cls,
-        *,
-        version: int | None = None,
-        durable: bool = False,
-        settings: Mapping[str, str] | None = None,
+        cls, *, version: int | None = None, durable: bool = False, settings: Mapping[str, str] | None = None
     ) -> Self:
         """Start a server of this major, or of the newest that there is.
 

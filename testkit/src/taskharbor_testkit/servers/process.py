@@ -114,10 +114,9 @@ def spawn(
     if user is not None:
         given = {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
     env = {name: value for name, value in os.environ.items() if not name.startswith(_INHERITED_SETTINGS)}
+    env |= {"LC_ALL": "C", "TZ": "UTC"}
     given |= {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": subprocess.STDOUT}
-    return subprocess.Popen(
-        command, cwd=cwd, env={**env, "LC_ALL": "C", "TZ": "UTC"}, start_new_session=True, **given
-    )
+    return subprocess.Popen(command, cwd=cwd, env=env, start_new_session=True, **given)
 
 
 def run(program: str | Path, *arguments: str | Path, cwd: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from taskharbor.drivers.contract import QueueSettings
 from taskharbor.jobs import JobRequest, UpdateFlags
 from taskharbor_testkit.simulation.backend import Weather
 from taskharbor_testkit.simulation.scheduler import Machine
@@ -28,6 +29,13 @@ class WorkerPlan(msgspec.Struct, frozen=True):
     machine: Machine
     options: dict[str, Any]
     """Of `Worker`."""
+
+
+HEALER = WorkerPlan(
+    Machine(1800.0, 1.0005),
+    {"queues": QUEUES, "concurrency": 4, "prefetch": 0, "poll_interval": 1.0, "grace": 5.0},
+)
+"""Serves every queue once everything is healed."""
 
 
 class Submission(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,8 +67,8 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
 class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
     lease: float
-    limit: int
-    """W of the limited queue."""
+    settings: dict[str, QueueSettings]
+    """Per queue, before an operator changes them and after everything is healed."""
     duration: float
     weather: Weather
     workers: list[WorkerPlan]
@@ -90,7 +98,7 @@ class _Author(random.Random):
         return Scenario(
             seed=seed,
             lease=self.lease,
-            limit=self.randint(1, 2),
+            settings=self._settings(),
             duration=self.duration,
             weather=self._weather(is_calm),
             workers=workers,
@@ -99,6 +107,10 @@ class _Author(random.Random):
             orders=[self._order() for _ in range(self.randint(0, 4))],
             faults=[] if is_calm else [self._fault(len(workers)) for _ in range(self.randint(1, 4))],
         )
+
+    def _settings(self) -> dict[str, QueueSettings]:
+        limited = QueueSettings(max_inflight=self.randint(1, 2), failure_queue=FAILED)
+        return {MAIN: QueueSettings(failure_queue=FAILED), LIMITED: limited}
 
     def _machine(self) -> Machine:
         return Machine(self.uniform(-3600, 3600), self.uniform(0.999, 1.001))

@@ -236,9 +236,7 @@ class Scheduler:
                     handle._run()
                 self._steps_at_once += 1
                 if self._steps_at_once > MOST_STEPS_AT_ONCE:
-                    raise Stuck(
-                        f"{self._steps_at_once} callbacks and time does not move from {self.now:.6f} s"
-                    )
+                    raise Stuck(f"{self._steps_at_once} callbacks, and time does not move: {self.now:.6f} s")
         finally:
             _set_running_loop(None)
 

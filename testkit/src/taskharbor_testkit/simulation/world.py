@@ -14,34 +14,20 @@ from unittest import mock
 import msgspec
 
 from taskharbor.clock import BackendClock, Clock
-from taskharbor.drivers.contract import Driver, QueueSettings
+from taskharbor.drivers.contract import Driver
 from taskharbor.drivers.operations import Configure
 from taskharbor.jobs import SECOND
 from taskharbor.retry import ExponentialBackoff
 from taskharbor_testkit.simulation.actors import Handlers, SimulatedWorker, make_client, operate, submit
 from taskharbor_testkit.simulation.backend import Backend, Weather, model_driver
 from taskharbor_testkit.simulation.guarantees import GUARANTEES, Evidence
-from taskharbor_testkit.simulation.scenario import (
-    FAILED,
-    LIMITED,
-    MAIN,
-    QUEUES,
-    Fault,
-    Scenario,
-    WorkerPlan,
-    write_scenario,
-)
-from taskharbor_testkit.simulation.scheduler import Machine, Process, Scheduler, Stuck
+from taskharbor_testkit.simulation.scenario import HEALER, Fault, Scenario, WorkerPlan, write_scenario
+from taskharbor_testkit.simulation.scheduler import Process, Scheduler, Stuck
 
 DRAIN_SECONDS = 300.0
 STOP_SECONDS = 60.0
 REPEAT_SECONDS = 3.0
 """A worker repeats a call that got no answer within this time."""
-
-_HEALER = WorkerPlan(
-    Machine(1800.0, 1.0005),
-    {"queues": QUEUES, "concurrency": 4, "prefetch": 0, "poll_interval": 1.0, "grace": 5.0},
-)
 
 
 class World:
@@ -61,10 +47,6 @@ class World:
         self.workers: list[SimulatedWorker] = []
         self._is_over = False
         """No worker starts any more."""
-        self._settings = {
-            MAIN: QueueSettings(failure_queue=FAILED),
-            LIMITED: QueueSettings(max_inflight=scenario.limit, failure_queue=FAILED),
-        }
 
     def run(self) -> Evidence:
         try:
@@ -77,7 +59,7 @@ class World:
             jobs=self.backend.jobs(),
             workers={worker.process.name: worker.process for worker in self.workers},
             is_drained=drained,
-            with_failure_queue=self._settings,
+            with_failure_queue=self.scenario.settings,
             patience_us=round((self.scenario.lease / 3 + 1.0) * SECOND),
         )
         self._bury()
@@ -97,14 +79,14 @@ class World:
         scheduler.run(lambda: all(task.done() for task in producers), seconds=DRAIN_SECONDS)
         scheduler.tell("world", "heals")
         self._configure()
-        self._new_worker(_HEALER)
+        self._new_worker(HEALER)
         drained = scheduler.run(self._is_drained, seconds=DRAIN_SECONDS)
         self._stop_all()
         self._collect_mishaps(producers)
         return drained
 
     def _configure(self) -> None:
-        for queue, settings in self._settings.items():
+        for queue, settings in self.scenario.settings.items():
             self.backend.perform("operator", Configure(queue, settings, self.backend.now()))
 
     def _is_drained(self) -> bool:
