@@ -94,13 +94,16 @@ async def a_heartbeat_without_progress_keeps_it(t: Twin) -> None:
 
 
 async def a_mixed_batch_answers_per_item(t: Twin) -> None:
-    """An error in one place neither stops nor changes the others."""
+    """An error in one place neither stops nor changes the others, and a cancel request is told to its own holder."""
     one, two, gone, three = await t.hold(4)
     await t.settle(ack(gone))
+    await t.cancel(three.id)
     jobs = (one, gone, with_token(two, "x"), t.job(token="x"), three)
     answers = await t.extend(*map(beat, jobs), lease=60)
     wanted = [Lease, errors.JobNotInflight, errors.LeaseMismatch, errors.JobNotFound, Lease]
     assert [type(answer) for answer in answers] == wanted
+    requested = [answer.cancel_requested for answer in answers if isinstance(answer, Lease)]
+    assert requested == [False, True]
 
 
 async def another_handle_may_settle_a_lease(t: Twin) -> None:

@@ -46,9 +46,11 @@ async def purge_honours_every_filter(t: Twin) -> None:
 
 
 async def purge_removes_at_most_limit(t: Twin) -> None:
+    """A job that does not match the filter stays and does not count."""
     await _ended(t)
     await _ended(t)
-    assert [await t.purge(limit=4) for _ in range(3)] == [4, 2, 0]
+    assert [await t.purge(limit=1, states=frozenset({JobState.DEAD})) for _ in range(3)] == [1, 1, 0]
+    assert [await t.purge(limit=3) for _ in range(3)] == [3, 1, 0]
 
 
 async def purge_leaves_the_log(t: Twin) -> None:
