@@ -19,7 +19,7 @@ from benchmarks.children import spawn
 from benchmarks.measure import Figure, Series
 from taskharbor.broker.app import make_app
 from taskharbor.broker.config import BrokerConfig
-from taskharbor.broker.leadership import candidacy_for
+from taskharbor.broker.service import candidacy_for
 from taskharbor.broker.serving import listen, serve, url_of
 from taskharbor.drivers.contract import Ack
 from taskharbor.drivers.http import HttpDriver

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from broker_client import Client
 
-from taskharbor.broker.api import OPERATIONS
+from taskharbor.broker.app import OPERATIONS
 from taskharbor.broker.tokens import parse_token
 from taskharbor.drivers.operations import OPERATIONS as DRIVER_OPERATIONS
 from taskharbor.testing.broker import running_broker

@@ -20,9 +20,8 @@ from broker_loops import PATIENCE, wait_until
 
 import taskharbor.broker.tokens as tokens
 from needing import Certificate
-from taskharbor.broker.api import OPERATIONS
-from taskharbor.broker.gate import Rates
-from taskharbor.broker.hosts import KnownHosts
+from taskharbor.broker.app import OPERATIONS
+from taskharbor.broker.gate import KnownHosts, Rates
 from taskharbor.broker.operations import Operation
 from taskharbor.broker.serving import BoundedProtocol, check_exposure
 from taskharbor.broker.tokens import Guard, parse_token, parse_tokens, read_token_file

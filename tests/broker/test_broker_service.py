@@ -10,8 +10,7 @@ import pytest
 from broker_client import Client
 from broker_loops import on_a_loop, wait_until
 
-from taskharbor.broker.api import OPERATIONS
-from taskharbor.broker.app import make_app
+from taskharbor.broker.app import OPERATIONS, make_app
 from taskharbor.broker.openapi import document
 from taskharbor.clock import FakeClock
 from taskharbor.drivers.memory import MemoryDriver

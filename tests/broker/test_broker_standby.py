@@ -9,7 +9,7 @@ import pytest
 from broker_client import Client
 from broker_loops import wait_until
 
-from taskharbor.broker.api import OPERATIONS
+from taskharbor.broker.app import OPERATIONS
 from taskharbor.broker.problems import LEADER_HEADER
 from taskharbor.drivers.memory import MemoryDriver
 from taskharbor.drivers.operations import OPERATIONS as DRIVER_OPERATIONS

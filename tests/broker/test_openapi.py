@@ -18,7 +18,7 @@ from schemathesis.specs.openapi.checks import (
     unsupported_method,
 )
 
-from taskharbor.broker.api import OPERATIONS
+from taskharbor.broker.app import OPERATIONS
 from taskharbor.broker.openapi import document
 from taskharbor.testing.broker import running_broker
 

@@ -4,17 +4,32 @@ from __future__ import annotations
 
 import asyncio
 
+from starlette.requests import Request
+from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from taskharbor.broker.api import places
+from taskharbor.broker import job_routes, operator_routes  # noqa: F401
 from taskharbor.broker.calls import driver_places
 from taskharbor.broker.config import BrokerConfig
 from taskharbor.broker.gate import Gate
-from taskharbor.broker.leadership import Candidacy
-from taskharbor.broker.routing import Routes
-from taskharbor.broker.service import Service
+from taskharbor.broker.openapi import encoded_document
+from taskharbor.broker.operations import JSON, OPERATIONS, place
+from taskharbor.broker.replays import Replays
+from taskharbor.broker.routing import Needs, Place, Routes
+from taskharbor.broker.service import Candidacy, Service
 from taskharbor.clock import Clock
 from taskharbor.drivers.contract import Driver
+
+
+def _places(service: Service) -> list[Place]:
+    """Every path of the JSON API, as the modules with routes register them, and its own description."""
+    replays = Replays()
+
+    async def openapi(request: Request, names: dict[str, str]) -> Response:
+        return Response(encoded_document(tuple(OPERATIONS)), media_type=JSON)
+
+    document = Place("GET", "/openapi.json", Needs(on_standby=True), openapi)
+    return [*(place(operation, service, replays) for operation in OPERATIONS), document]
 
 
 class BrokerApp:
@@ -22,7 +37,7 @@ class BrokerApp:
 
     def __init__(self, service: Service) -> None:
         self.service = service
-        routes = Routes([*places(service), *driver_places(service)])
+        routes = Routes([*_places(service), *driver_places(service)])
         self._gate = Gate(routes, routes, service)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -147,6 +147,16 @@ async def _handle_once(operation: Operation, call: Call, data: bytes, given: str
     return replay.answer
 
 
+def check_batch(length: int, most: int) -> None:
+    if length > most:
+        raise Problem(
+            413,
+            "too_many_items",
+            f"{length} items in one request: at most {most} are accepted",
+            hint="send them in several requests",
+        )
+
+
 def check_media_type(request: Request) -> None:
     """A page of another site can post plain text and forms without asking first, but not this."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()

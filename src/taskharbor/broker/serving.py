@@ -19,7 +19,7 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from taskharbor.broker.app import BrokerApp
-from taskharbor.broker.hosts import is_loopback
+from taskharbor.broker.gate import is_loopback
 from taskharbor.errors import InvalidRequest
 
 DEFAULT_BIND = "127.0.0.1:7433"

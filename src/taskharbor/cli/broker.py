@@ -84,7 +84,7 @@ def broker(context: click.Context, /, **options: Any) -> None:
 
     try:
         import taskharbor.broker.serving as serving
-        from taskharbor.broker.hosts import is_loopback
+        from taskharbor.broker.gate import is_loopback
     except ImportError as missing:
         raise MissingExtra(
             f"the broker needs packages that are not installed ({missing}): pip install 'taskharbor[broker]'"
@@ -119,7 +119,7 @@ def _run(
     options: dict[str, Any],
 ) -> None:
     from taskharbor.broker.app import make_app
-    from taskharbor.broker.leadership import candidacy_for
+    from taskharbor.broker.service import candidacy_for
     from taskharbor.broker.serving import serve, url_of
     from taskharbor.worker.interpreter import tuned_interpreter
 

@@ -23,7 +23,7 @@ import msgspec
 
 from taskharbor.broker.app import BrokerApp, make_app
 from taskharbor.broker.config import BrokerConfig
-from taskharbor.broker.leadership import Leads
+from taskharbor.broker.service import Leads
 from taskharbor.broker.serving import TLS, BrokerServer, listen, serve, url_of
 from taskharbor.clock import Clock
 from taskharbor.drivers.contract import Driver

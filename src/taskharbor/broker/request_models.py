@@ -1,4 +1,4 @@
-"""What callers send: the bodies and queries of the JSON API.
+"""Request bodies and queries of the JSON API.
 
 Unknown fields are refused: a misspelt option that is silently left out is found much later. Names in camelCase are those of the
 original broker protocol, beside ours.
@@ -6,12 +6,14 @@ original broker protocol, beside ours.
 
 from __future__ import annotations
 
+import re
 from datetime import datetime
 from typing import Annotated, TypeAlias
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from taskharbor.broker.problems import Problem
 from taskharbor.jobs import LATEST, SECOND, Count, JobState, Name, Priority, Tries, UpdateRunAt
 
 Instant: TypeAlias = Annotated[datetime, Meta(tz=True)]
@@ -29,11 +31,11 @@ LargestPage = 1000
 DEFAULT_LEASE_SECONDS = 30.0
 
 
-class Asked(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class RequestModel(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """The base of all bodies and queries."""
 
 
-class Update(Asked):
+class Update(RequestModel):
     """How an enqueue changes a job with the same key."""
 
     payload: bool = True
@@ -42,7 +44,7 @@ class Update(Asked):
     reset_counts: bool = False
 
 
-class NewJob(Asked, kw_only=True):
+class NewJob(RequestModel, kw_only=True):
     """A job to do. Give the payload as any JSON value, or as bytes in base64 with the name of their codec."""
 
     type: Name
@@ -68,13 +70,13 @@ class NewJob(Asked, kw_only=True):
     headers: dict[str, str] | None = None
 
 
-class NewJobs(Asked):
+class NewJobs(RequestModel):
     """Jobs to do, stored all or not at all."""
 
     jobs: Annotated[list[NewJob], Meta(min_length=1)]
 
 
-class Claim(Asked):
+class Claim(RequestModel):
     """Which jobs a worker takes, for how long, and how long it waits for one."""
 
     queue: Name = "default"
@@ -86,7 +88,7 @@ class Claim(Asked):
     wait_seconds: Annotated[float, Meta(ge=0, le=3600.0)] = 0.0
 
 
-class ByHolder(Asked):
+class ByHolder(RequestModel):
     """Proves that the caller holds the job: by the token of its lease, or by the name under which it claimed the job."""
 
     token: Proof | None = None
@@ -106,14 +108,14 @@ class BeatOf(ByHolder, kw_only=True):
     progress: AnyJSON = UNSET
 
 
-class Beats(Asked):
+class Beats(RequestModel):
     """Heartbeats for many jobs."""
 
     jobs: Annotated[list[BeatOf], Meta(min_length=1)]
     lease_seconds: LeaseSeconds = DEFAULT_LEASE_SECONDS
 
 
-class ErrorReport(Asked):
+class ErrorReport(RequestModel):
     """What went wrong. Longer texts are cut."""
 
     type: str = "Error"
@@ -191,21 +193,21 @@ End: TypeAlias = Complete | Retry | Fail | Release | Discard
 EndOf: TypeAlias = CompleteOf | RetryOf | FailOf | ReleaseOf | DiscardOf
 
 
-class Ends(Asked):
+class Ends(RequestModel):
     """How many jobs ended."""
 
     settlements: Annotated[list[EndOf], Meta(min_length=1)]
 
 
-class Nothing(Asked):
+class Nothing(RequestModel):
     """No field at all."""
 
 
-class Ids(Asked):
+class Ids(RequestModel):
     ids: Annotated[list[Name], Meta(min_length=1)]
 
 
-class Settings(Asked):
+class Settings(RequestModel):
     """A queue's settings, as a whole: what is left out gets its default. `null` keeps for ever, or sets no limit."""
 
     paused: bool = False
@@ -216,7 +218,7 @@ class Settings(Asked):
     keep_attempts_seconds: Retention | None = 30 * 86_400.0
 
 
-class Purge(Asked):
+class Purge(RequestModel):
     """Which ended jobs to remove. Jobs that have not ended are never touched."""
 
     queue: Name | None = None
@@ -227,7 +229,7 @@ class Purge(Asked):
     limit: Annotated[int, Meta(ge=1, le=100_000)] = LargestPage
 
 
-class JobsQuery(Asked):
+class JobsQuery(RequestModel):
     """What is left out does not restrict. There is no null in a query, so nothing here is None."""
 
     queue: Name | UnsetType = UNSET
@@ -241,10 +243,49 @@ class JobsQuery(Asked):
     payload: bool = False
 
 
-class AttemptsQuery(Asked):
+class AttemptsQuery(RequestModel):
     after: str | UnsetType = UNSET
     limit: Annotated[int, Meta(ge=1, le=LargestPage)] = 100
 
 
-class StatsQuery(Asked):
+class StatsQuery(RequestModel):
     queue: Name | UnsetType = UNSET
+
+
+# -- payloads, results, progress ------------------------------------------------------------------------------
+# Kept as the text that came, checked but not rebuilt: a number keeps its digits, and a batch costs no more than its bytes.
+
+_decode = msgspec.json.Decoder().decode
+_STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
+_BRACKET = re.compile(rb"[\[\]{}]")
+
+
+def checked_json(value: msgspec.Raw, max_depth: int, what: str) -> bytes:
+    """The JSON text of a value that came in."""
+    data = bytes(value)
+    # Most values have fewer brackets than are allowed to be open at once.
+    if data.count(b"[") + data.count(b"{") > max_depth and _depth(data) > max_depth:
+        raise Problem(422, "too_deep", f"the {what} is nested more than {max_depth} deep")
+    try:
+        _decode(data)
+    except (ValueError, RecursionError) as error:
+        raise Problem(400, "bad_json", f"the {what} is not valid JSON: {_reason(error)}") from None
+    return data
+
+
+def _reason(error: Exception) -> str:
+    """What the decoder says of the place; never a piece of the value."""
+    if isinstance(error, UnicodeDecodeError):
+        return "it is not UTF-8"
+    return "it is nested too deep" if isinstance(error, RecursionError) else str(error)
+
+
+def _depth(data: bytes) -> int:
+    depth = deepest = 0
+    for bracket in _BRACKET.findall(_STRING.sub(b"", data)):
+        if bracket in b"[{":
+            depth += 1
+            deepest = max(deepest, depth)
+        else:
+            depth -= 1
+    return deepest
