@@ -19,7 +19,7 @@ from taskharbor.broker.exchange import ClientGone, Departure
 from taskharbor.broker.operations import Call, Reply, check_batch, decoded, route
 from taskharbor.broker.problems import Problem
 from taskharbor.context import MAX_PROGRESS_BYTES
-from taskharbor.drivers.contract import Ack, Discard, Driver, Extension, Fail, Release, Retry, Settlement
+from taskharbor.drivers.contract import Ack, Discard, Extension, Fail, Release, Retry, Settlement
 from taskharbor.drivers.operations import Enqueue, Wait
 from taskharbor.errors import JobError, JobNotFound, LeaseMismatch
 from taskharbor.jobs import (
@@ -107,11 +107,9 @@ def _payload(job: requests.NewJob, max_depth: int) -> bytes:
             "a payload in another codec than json cannot be written as a JSON value",
             hint="encode it yourself and send the bytes as payload_base64",
         )
-    return (
-        b"null"
-        if isinstance(job.payload, UnsetType)
-        else requests.checked_json(job.payload, max_depth, "payload")
-    )
+    if isinstance(job.payload, UnsetType):
+        return b"null"
+    return requests.checked_json(job.payload, max_depth, "payload")
 
 
 # -- claiming and heartbeats --------------------------------------------------------------------------------
@@ -134,42 +132,39 @@ _post = functools.partial(route, "POST", tag="work", scope="work")
     still_holds=_are_still_leased,
 )
 async def claim(call: Call) -> responses.ClaimedJobs:
-    wanted: requests.Claim = call.body
-    worker = wanted.worker or wanted.worker_camel or call.caller.name
-    if wanted.wait_seconds <= 0:
-        return responses.ClaimedJobs(
-            [responses.claimed_of(record) for record in await _reserve(call, wanted, worker)]
-        )
-    with Departure(call.request) as departure:
-        records = await _wait_for_jobs(call, wanted, worker, departure)
-        if departure.has_left and records:
-            await _give_back(call.service.driver, records, call.service.now())
-            raise ClientGone
+    if call.body.wait_seconds <= 0:
+        records = await _reserve(call)
+    else:
+        with Departure(call.request) as departure:
+            records = await _wait_for_jobs(call, departure)
+            if departure.has_left and records:
+                # Nobody is there any more to do the work: it need not wait for the leases to end.
+                unused = [Release(record.id, record.token or "") for record in records]
+                await call.service.driver.settle(unused, now=call.service.now())
+                raise ClientGone
     return responses.ClaimedJobs([responses.claimed_of(record) for record in records])
 
 
-async def _reserve(call: Call, wanted: requests.Claim, worker: str) -> list[JobRecord]:
-    service = call.service
-    return await service.driver.reserve(
+async def _reserve(call: Call) -> list[JobRecord]:
+    wanted: requests.Claim = call.body
+    return await call.service.driver.reserve(
         wanted.queue,
         limit=wanted.limit,
         lease_for=_micros(wanted.lease_seconds),
-        now=service.now(),
-        worker=worker,
+        now=call.service.now(),
+        worker=wanted.worker or wanted.worker_camel or call.caller.name,
         types=wanted.types,
     )
 
 
-async def _wait_for_jobs(
-    call: Call, wanted: requests.Claim, worker: str, departure: Departure
-) -> list[JobRecord]:
-    service, queues = call.service, [wanted.queue]
+async def _wait_for_jobs(call: Call, departure: Departure) -> list[JobRecord]:
+    service, queues = call.service, [call.body.queue]
     loop = asyncio.get_running_loop()
-    end = loop.time() + min(wanted.wait_seconds, service.config.max_wait_seconds)
+    end = loop.time() + min(call.body.wait_seconds, service.config.max_wait_seconds)
     # Taken before the first claim: a change after it ends the wait.
     seen = (await service.long_polls.wait(Wait(queues, service.now(), 0.0))).seen
     while True:
-        records = await _reserve(call, wanted, worker)
+        records = await _reserve(call)
         if records:
             return records
         poll = Wait(queues, service.now(), end - loop.time(), seen)
@@ -177,11 +172,6 @@ async def _wait_for_jobs(
         if not woken.woken:
             return []
         seen = woken.seen
-
-
-async def _give_back(driver: Driver, records: list[JobRecord], now: Micros) -> None:
-    """Nobody is there any more to do the work: it need not wait for the leases to end."""
-    await driver.settle([Release(record.id, record.token or "") for record in records], now=now)
 
 
 @_post(
@@ -208,9 +198,8 @@ async def heartbeat_many(call: Call) -> responses.HeldItems:
     beats: requests.Beats = call.body
     check_batch(len(beats.jobs), call.service.config.max_batch)
     answers = await _extend(call, [(one.id, one) for one in beats.jobs], beats.lease_seconds)
-    return responses.HeldItems(
-        [responses.held_item(one.id, answer) for one, answer in zip(beats.jobs, answers, strict=True)]
-    )
+    ids = [one.id for one in beats.jobs]
+    return responses.HeldItems(responses.items(responses.HeldItem, responses.held, ids, answers))
 
 
 async def _extend(
@@ -295,12 +284,11 @@ async def settle_one(call: Call) -> responses.Settled:
     "/v1/jobs/settle", "End many leases at once; each is applied and answered on its own.", body=requests.Ends
 )
 async def settle(call: Call) -> responses.SettledItems:
-    ends = [(one.id, one) for one in call.body.settlements]
+    ends: list[requests.EndOf] = call.body.settlements
     check_batch(len(ends), call.service.config.max_batch)
-    answers = await _settle(call, ends)
-    return responses.SettledItems(
-        [_item(job_id, answer) for (job_id, _), answer in zip(ends, answers, strict=True)]
-    )
+    answers = await _settle(call, [(one.id, one) for one in ends])
+    ids = [one.id for one in ends]
+    return responses.SettledItems(responses.items(responses.SettledItem, _settled, ids, answers))
 
 
 async def _settle(call: Call, ends: Sequence[tuple[str, requests.End]]) -> list[Settlement | JobError]:
@@ -321,12 +309,6 @@ def _settled(job_id: str, settlement: Settlement) -> responses.Settled:
     run_at = settlement.run_at_us if isinstance(settlement, (Retry, Release)) else None
     at = None if run_at is None else responses.instant(run_at)
     return responses.Settled(id=job_id, applied=_APPLIED[type(settlement)], run_at=at)
-
-
-def _item(job_id: str, answer: Settlement | JobError) -> responses.SettledItem:
-    if isinstance(answer, JobError):
-        return responses.SettledItem(id=job_id, error=responses.item_error(answer))
-    return responses.SettledItem(**msgspec.structs.asdict(_settled(job_id, answer)))
 
 
 _FAILING = (requests.Retry, requests.Fail)

@@ -206,11 +206,5 @@ def decoded_query(query: bytes, wanted: Any, lists: frozenset[str]) -> Any:
 
 
 def _list_fields(wanted: Any) -> frozenset[str]:
-    if wanted is None:
-        return frozenset()
-    fields = msgspec.structs.fields(wanted)
-    return frozenset(
-        field.encode_name
-        for field in fields
-        if isinstance(field.default_factory, type) and field.default_factory is list
-    )
+    fields = () if wanted is None else msgspec.structs.fields(wanted)
+    return frozenset(field.encode_name for field in fields if field.default_factory is list)

@@ -159,7 +159,7 @@ async def _change_many(call: Call, operation: type[Cancel | Requeue]) -> respons
     ids: list[str] = call.body.ids
     check_batch(len(ids), call.service.config.max_batch)
     answers = await _change(call, operation, ids)
-    return responses.StateItems([responses.state_item(*pair) for pair in zip(ids, answers, strict=True)])
+    return responses.StateItems(responses.items(responses.StateItem, responses.State, ids, answers))
 
 
 async def _change(call: Call, operation: type[Cancel | Requeue], ids: list[str]) -> list[JobState | JobError]:

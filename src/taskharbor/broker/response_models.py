@@ -6,6 +6,7 @@ A lease token is only in the answer of a claim or a heartbeat: whoever has it ca
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any, Literal, TypeVar
 
@@ -329,24 +330,22 @@ def claimed_of(record: JobRecord) -> ClaimedJob:
     return job
 
 
-def item_error(error: JobError) -> ItemError:
-    return ItemError(job_error_code(error), str(error))
-
-
 def held(job_id: str, lease: Lease) -> Held:
     return _view(Held, lease, id=job_id)
 
 
-def held_item(job_id: str, answer: Lease | JobError) -> HeldItem:
-    if isinstance(answer, JobError):
-        return HeldItem(id=job_id, error=item_error(answer))
-    return HeldItem(**msgspec.structs.asdict(held(job_id, answer)))
-
-
-def state_item(job_id: str, answer: JobState | JobError) -> StateItem:
-    if isinstance(answer, JobError):
-        return StateItem(id=job_id, error=item_error(answer))
-    return StateItem(id=job_id, state=answer)
+def items(
+    kind: type[V], one: Callable[[str, Any], msgspec.Struct], ids: Sequence[str], answers: Sequence[Any]
+) -> list[V]:
+    """The items of a batch's answer: errors, and what `one` makes of the answer for a single job."""
+    found: list[V] = []
+    for job_id, answer in zip(ids, answers, strict=True):
+        if isinstance(answer, JobError):
+            fields = {"id": job_id, "error": ItemError(job_error_code(answer), str(answer))}
+        else:
+            fields = msgspec.structs.asdict(one(job_id, answer))
+        found.append(kind(**fields))
+    return found
 
 
 def attempt_row(row: Attempt) -> AttemptRow:

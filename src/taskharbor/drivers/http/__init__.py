@@ -4,7 +4,6 @@ driver      the handle: contract calls, clones, waiting
 options     what the URL says
 protocol    form of calls and answers, as both ends know it: the broker reads this file too
 brokers     one call on its way: connections, repeated tries, the leader among several brokers
-refusals    what a broker's refusals mean
 """
 
 from __future__ import annotations

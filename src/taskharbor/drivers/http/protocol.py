@@ -11,7 +11,6 @@ from typing import Any, get_args, get_origin
 
 import msgspec
 
-from taskharbor import errors
 from taskharbor.drivers.operations import OPERATIONS, Operation
 from taskharbor.errors import JobError
 
@@ -28,19 +27,7 @@ HEARD = "TaskHarbor-Heard"
 LEADER = "TaskHarbor-Leader"
 """Header of a refusal: the address of the broker that would not have refused."""
 
-_KINDS: dict[str, type[JobError]] = {
-    kind.__name__: kind
-    for kind in (
-        errors.JobNotFound,
-        errors.JobNotInflight,
-        errors.LeaseMismatch,
-        errors.LeaseExpired,
-        errors.JobFinished,
-        errors.JobNotDead,
-        errors.KeyConflict,
-        JobError,
-    )
-}
+_KINDS = {kind.__name__: kind for kind in JobError.__subclasses__()}
 
 
 def _encode_error(value: Any) -> tuple[str, str, str]:

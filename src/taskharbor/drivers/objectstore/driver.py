@@ -7,12 +7,7 @@ from typing import Any, ClassVar, Self, TypeVar
 
 from taskharbor.clock import Clock, SystemClock
 from taskharbor.drivers import operations as op
-from taskharbor.drivers.contract import (
-    Capabilities,
-    Driver,
-    JobShare,
-    Woken,
-)
+from taskharbor.drivers.contract import Capabilities, Driver, JobShare, Woken
 from taskharbor.drivers.objectstore import bulk, enqueue, inspect, leased, log, operate
 from taskharbor.drivers.objectstore.blobs import Blobs
 from taskharbor.drivers.objectstore.catalog import Catalog
