@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from taskharbor.drivers import operations as op
-from taskharbor.drivers.contract import Ack, Driver, Fail, JobFilter, QueueSettings
+from taskharbor.drivers.contract import Ack, Driver, Extension, Fail, JobFilter, QueueSettings
 from taskharbor.drivers.memory import MemoryDriver
 from taskharbor.drivers.validation import check, check_records, check_texts
 from taskharbor.errors import InvalidRequest
@@ -158,6 +158,10 @@ def test_names_of_any_script_and_length_up_to_the_bound_pass() -> None:
         op.Configure("q", QueueSettings(failure_queue="q"), NOW),
         op.ListJobs(JobFilter(types=frozenset({"\0"})), NOW),
         op.Reserve("q", 1, 0, NOW, "w"),
+        op.Reserve("q", 1, LATEST, NOW, "w"),
+        op.ExtendLease([Extension("a", "t")], LATEST - NOW + 1, NOW),
+        op.ReadBlobs(["writes", "staging", "writes"]),
+        op.PublishBlobs("s", 0, 1, ["staging/a", "staging/a"], NOW),
         op.Get("abc", NOW),  # type: ignore[arg-type]
     ],
     ids=str,
@@ -165,6 +169,22 @@ def test_names_of_any_script_and_length_up_to_the_bound_pass() -> None:
 def test_calls_that_python_code_made_are_checked_as_those_from_the_wire(call: op.Operation[Any]) -> None:
     with pytest.raises(InvalidRequest):
         check(call)
+
+
+def test_a_lease_ends_at_the_last_instant_at_the_latest() -> None:
+    async def main() -> None:
+        driver = MemoryDriver()
+        await driver.enqueue([job()], now=NOW)
+        longest = LATEST - NOW
+        with pytest.raises(InvalidRequest, match=f"lease_for {longest + 1}: .* at most {longest}"):
+            await driver.reserve("q", limit=1, lease_for=longest + 1, now=NOW, worker="w")
+        (held,) = await driver.reserve("q", limit=1, lease_for=longest, now=NOW, worker="w")
+        assert (held.fence, held.expires_at_us) == (1, LATEST)
+        beat = Extension(held.id, held.token or "")
+        with pytest.raises(InvalidRequest, match="lease_for"):
+            await driver.extend_lease([beat], lease_for=longest, now=NOW + 1)
+
+    asyncio.run(main())
 
 
 def test_a_decoded_call_needs_a_check_of_its_texts_only() -> None:

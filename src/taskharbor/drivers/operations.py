@@ -15,13 +15,10 @@ import msgspec
 from msgspec import Meta
 
 from taskharbor.drivers.records import (
-    Ack,
     AttemptPage,
     Capabilities,
-    Discard,
     Enqueued,
     Extension,
-    Fail,
     JobFilter,
     JobShare,
     LogPage,
@@ -29,23 +26,11 @@ from taskharbor.drivers.records import (
     Page,
     QueueSettings,
     QueueStats,
-    Release,
-    Retry,
+    Settlement,
     Woken,
 )
 from taskharbor.errors import InvalidRequest, JobError
-from taskharbor.jobs import (
-    LATEST,
-    Attempt,
-    Count,
-    Instant,
-    JobRecord,
-    JobState,
-    Lease,
-    Micros,
-    Name,
-    Text,
-)
+from taskharbor.jobs import LATEST, Attempt, Count, Instant, JobRecord, JobState, Lease, Micros, Name, Text
 
 A_co = TypeVar("A_co", covariant=True)
 Call = TypeVar("Call", bound="type[Operation[Any]]")
@@ -105,6 +90,19 @@ def by_fields(function: Callable[..., Any]) -> Callable[..., Any]:
     return lambda *given: function(*given[:-1], *msgspec.structs.astuple(given[-1]))
 
 
+def _check_lease(call: Reserve | ExtendLease) -> None:
+    longest = LATEST - call.now
+    if call.lease_for > longest:
+        raise InvalidRequest(
+            f"lease_for {call.lease_for}: the lease would end after the last instant; at most {longest}"
+        )
+
+
+def _check_names(call: ReadBlobs | PublishBlobs) -> None:
+    if len(set(call.names)) < len(call.names):
+        raise InvalidRequest("names: a blob is named twice; a call reads each once")
+
+
 # -- producing and working ----------------------------------------------------------------------------------
 
 
@@ -123,6 +121,7 @@ class Reserve(Operation[list[JobRecord]]):
     now: Instant
     worker: Name
     types: list[Name] | None = None
+    check = _check_lease
 
 
 @operation("work", changes=True)
@@ -130,11 +129,12 @@ class ExtendLease(Operation[list[Lease | JobError]]):
     extensions: list[Extension]
     lease_for: LeaseTime
     now: Instant
+    check = _check_lease
 
 
 @operation("work", changes=True)
 class Settle(Operation[list[JobError | None]]):
-    settlements: list[Ack | Retry | Fail | Release | Discard]
+    settlements: list[Settlement]
     now: Instant
 
 
@@ -274,6 +274,7 @@ class PutBlob(Operation[bool]):
 @operation("bulk")
 class ReadBlobs(Operation[list[bytes | None]]):
     names: BlobNames
+    check = _check_names
 
 
 @operation("bulk")
@@ -300,6 +301,7 @@ class PublishBlobs(Operation[dict[str, int]]):
     portion: Count
     names: BlobNames
     now: Instant
+    check = _check_names
 
 
 @operation("work")
