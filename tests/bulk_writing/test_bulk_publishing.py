@@ -7,15 +7,20 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
 import pytest
 from behind_the_store import Behind, BehindPostgres
 from bulk_harness import NOW, MakeRecord, ask, jobs_in, stats_of
 
+from taskharbor.bulk.publish import RECORD, Plan, Writes, publish
 from taskharbor.bulk.stage import (
     BLOB_BYTES,
     BLOB_JOBS,
+    StagedBlob,
     StagingLost,
+    TaskStaging,
     chunked,
+    folder_of,
     new_write,
     numbered_write,
     pack,
@@ -23,9 +28,11 @@ from taskharbor.bulk.stage import (
     unpack,
 )
 from taskharbor.bulk.store import BulkStore, open_store
+from taskharbor.drivers import operations as op
 from taskharbor.drivers.contract import Driver
+from taskharbor.drivers.memory import MemoryDriver
 from taskharbor.drivers.registry import connect
-from taskharbor.errors import InvalidRequest
+from taskharbor.errors import BackendUnavailable, InvalidRequest
 from taskharbor.jobs import JobRecord, JobState, UpdateFlags
 from taskharbor_testkit.waits import waits_of
 
@@ -194,6 +201,55 @@ def test_what_dead_writers_left_is_removed_in_time(
     store.publish(last, ["0.1"], now=NOW)
     assert behind.staged() == {old}
     assert {series for series, _ in behind.published()} == {last, "stream"}
+
+
+def plan(write: str, blob: str) -> Plan:
+    """A plan whose publisher died long ago."""
+    return Plan(write, 0, [[StagedBlob(blob, 5)]])
+
+
+FORGED = {
+    "no such blob": plan("w", "staging/nothing"),
+    "no blob of a bulk write": plan("w", "../catalog"),
+    "no jobs in it": plan("w", f"{folder_of('w')}/task/0-000000"),
+    "a series without a name": plan("", "staging/nothing"),
+    "a series with a long name": plan("x" * 300, "staging/nothing"),
+    "a number that no store keeps": plan(f"s/{2**64}", "staging/nothing"),
+    "a number of many digits": plan(f"s/{'9' * 5000}", "staging/nothing"),
+}
+
+
+@pytest.mark.parametrize("forged", FORGED.values(), ids=FORGED)
+def test_a_plan_that_cannot_be_carried_out_stops_no_other_write(forged: Plan, record: MakeRecord) -> None:
+    async def main() -> None:
+        driver = MemoryDriver()
+        await driver.put_blob(f"{folder_of('w')}/task/0-000000", b"nonsense")
+        for name in (forged.write, "another key"):
+            await driver.put_blob(RECORD, msgspec.msgpack.encode(Writes({name: forged})))
+            for _ in range(2):
+                write = new_write()
+                staging = TaskStaging(driver, write, "0.1")
+                await staging.put([record()])
+                await staging.complete()
+                assert await publish(driver, write, ["0.1"], NOW) == 1
+
+    asyncio.run(main())
+
+
+def test_an_outage_while_a_plan_is_carried_out_is_not_taken_for_a_bad_plan() -> None:
+    class Away(MemoryDriver):
+        async def run(self, call: op.Operation[Any]) -> Any:
+            if isinstance(call, op.PublishBlobs):
+                raise BackendUnavailable("away")
+            return await super().run(call)
+
+    async def main() -> None:
+        driver = Away()
+        await driver.put_blob(RECORD, msgspec.msgpack.encode(Writes({"w": plan("w", "staging/nothing")})))
+        with pytest.raises(BackendUnavailable):
+            await publish(driver, new_write(), [], NOW)
+
+    asyncio.run(main())
 
 
 def test_two_who_publish_the_same_write_at_once_publish_it_once(url: str, record: MakeRecord) -> None:

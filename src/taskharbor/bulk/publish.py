@@ -8,7 +8,7 @@ publisher's repetition, or by whoever publishes next. The store notes each porti
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import logging
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -29,8 +29,10 @@ from taskharbor.bulk.stage import (
     wall_clock,
 )
 from taskharbor.drivers.contract import DAY, Driver
-from taskharbor.errors import InvalidRequest, TaskHarborError
+from taskharbor.errors import BackendUnavailable, TaskHarborError
 from taskharbor.jobs import SECOND, Micros
+
+log = logging.getLogger("taskharbor.bulk")
 
 RECORD: Final = "writes"
 KEEP_SINGLE: Final[Micros] = 30 * DAY
@@ -186,9 +188,13 @@ async def finish_left_behind(driver: Driver, now: Micros, *, except_for: str | N
     latest = wall_clock() - LEFT_BEHIND
     for plan in (await _look(driver)).plans.values():
         if plan.write != except_for and plan.begun_at <= latest:
-            # A write that the store refuses, since its queue is full say, must not stop others.
-            with contextlib.suppress(InvalidRequest):
+            try:
                 await _finish(driver, plan, now)
+            except BackendUnavailable:
+                raise
+            except TaskHarborError as error:
+                # A write that cannot be finished, since its queue is full or its plan was forged, must not stop others.
+                log.warning("a bulk write whose publisher died could not be finished: %s", error)
 
 
 async def _finish(driver: Driver, plan: Plan, now: Micros) -> int:

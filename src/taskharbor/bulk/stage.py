@@ -54,7 +54,7 @@ def numbered_write(series: str, number: int) -> str:
 def series_of(write: str) -> tuple[str, int]:
     """(series, number) of a write; a write of its own is a series of one."""
     series, separator, number = write.rpartition("/")
-    return (series, int(number)) if separator and number.isdecimal() else (write, SINGLE)
+    return (series, int(number)) if separator and number.isdecimal() and len(number) < 20 else (write, SINGLE)
 
 
 # -- jobs as bytes --------------------------------------------------------------------------------------------

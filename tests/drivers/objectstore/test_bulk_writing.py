@@ -225,6 +225,30 @@ def test_a_write_for_which_a_queue_has_no_room_is_refused_as_a_whole(
     store.abandon(write)
 
 
+def test_a_portion_for_which_a_queue_has_no_room_is_refused_until_there_is_some(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever publishes blobs need not have asked for the room."""
+    name = "staging/w/t/0-000000"
+
+    async def publish_it(driver: Driver) -> int:
+        return sum((await driver.publish_blobs([name], series="s", number=0, portion=1, now=2)).values())
+
+    async def main(driver: Driver) -> None:
+        await driver.put_blob(name, stage.pack(records(100, 1, payload=b"x" * 1000)))
+        with monkeypatch.context() as small:
+            small.setattr("taskharbor.drivers.objectstore.queue_cell.MAX_BYTES", 20_000)
+            with pytest.raises(InvalidRequest, match="queue 'q' is full"):
+                await publish_it(driver)
+            (stats,) = await driver.stats(now=2, queue="q")
+            assert stats.counts[JobState.READY] == 0
+        assert await publish_it(driver) == 100
+        monkeypatch.setattr("taskharbor.drivers.objectstore.queue_cell.MAX_BYTES", 20_000)
+        assert await publish_it(driver) == 100
+
+    within(url, main)
+
+
 # -- by the rules of enqueue -------------------------------------------------------------------------------------------
 
 

@@ -239,6 +239,7 @@ async def publish_blobs(store: OpenStore, call: op.PublishBlobs) -> dict[str, in
             known = state.published.get(call.series, Published(call.number, 0, 0))
             added = known.added if known.number == call.number else 0
             if (known.number, known.portions) < (call.number, call.portion):
+                cell.refuse_when_full(sum(len(record.payload) for record in records))
                 answers = state.enqueue_known(records, stamps, call.now, brought)
                 added += sum(not answer.existed for answer in answers)
                 mark = Published(call.number, call.portion, added)
