@@ -103,6 +103,21 @@ def test_a_token_opens_what_its_scope_says_and_no_more(
                 assert scope in answer.body["hint"]
 
 
+@pytest.mark.parametrize("name", SECRETS)
+def test_lease_tokens_are_shown_to_workers_alone(guarded: str, name: str) -> None:
+    with Client(guarded, secret=SECRETS["admin"]) as client:
+        job_id = client.submit(queue=name)
+        (claimed,) = client.claim(queue=name)
+        now = client.ok("GET", "/v1/time")["microseconds"]
+    with Client(guarded, secret=SECRETS[name]) as client:
+        (job, nobody) = client.ok("POST", "/v1/driver/get", {"job_ids": [job_id, "nobody"], "now": now})
+        page = client.ok("POST", "/v1/driver/list_jobs", {"selection": {"queue": name}, "now": now})
+    seen = claimed["token"] if name in ("work", "admin") else None
+    assert nobody is None
+    assert page == {"jobs": [job], "cursor": None}
+    assert (job["id"], job["state"], job["token"]) == (job_id, "inflight", seen)
+
+
 def test_every_change_needs_more_than_to_look() -> None:
     looks = [one for one in OPERATIONS if one.scope == "read"]
     assert all(one.method == "GET" for one in looks)

@@ -15,11 +15,13 @@ from taskharbor.broker.problems import Problem
 from taskharbor.broker.replays import MOST_HEARD, Name, Replays
 from taskharbor.broker.service import Service
 from taskharbor.broker.tokens import EVERYBODY
+from taskharbor.clock import Clock, FakeClock
 from taskharbor.drivers import operations as op
 from taskharbor.drivers.contract import (
     Ack,
     Discard,
     Driver,
+    Enqueued,
     Extension,
     Fail,
     QueueSettings,
@@ -29,9 +31,10 @@ from taskharbor.drivers.contract import (
 )
 from taskharbor.drivers.http import protocol as wire
 from taskharbor.drivers.memory import MemoryDriver
+from taskharbor.drivers.registry import connect
 from taskharbor.errors import BackendUnavailable, InvalidRequest, JobFinished, JobNotFound, LeaseMismatch
 from taskharbor.ids import new_ids
-from taskharbor.jobs import SECOND, Failure, JobRecord, Micros
+from taskharbor.jobs import LATEST, SECOND, Failure, JobRecord, JobState, Micros
 
 NOW: Micros = 1_800_000_000 * SECOND
 BOOM = Failure("Boom", "")
@@ -46,9 +49,10 @@ def record(**fields: Any) -> JobRecord:
 class Desk:
     """A client that says exactly what a test wants, to the calls of a broker over memory."""
 
-    def __init__(self, driver: Driver | None = None, **config: Any) -> None:
+    def __init__(self, driver: Driver | None = None, *, clock: Clock | None = None, **config: Any) -> None:
         self.driver = driver or MemoryDriver()
-        self.calls = DriverCalls(Service(self.driver, BrokerConfig(**{"trust_client_time": True, **config})))
+        settings = BrokerConfig(**{"trust_client_time": clock is None, **config})
+        self.calls = DriverCalls(Service(self.driver, settings, clock=clock))
 
     async def ask(
         self,
@@ -182,6 +186,8 @@ async def test_a_job_that_no_core_would_send_is_refused_and_none_of_its_batch_is
         (op.Reserve, op.Reserve("q", 1, -1, NOW, "w")),
         (op.Reserve, op.Reserve("q", 1, 2**60, NOW, "w")),
         (op.Reserve, op.Reserve("q", 1, SECOND, 2**60, "w")),
+        (op.Reserve, op.Reserve("q", 1, LATEST, NOW, "w")),
+        (op.ExtendLease, op.ExtendLease([Extension("a", "t")], LATEST, NOW)),
         (op.Reserve, op.Reserve("q" * 300, 1, SECOND, NOW, "w")),
         (op.Settle, op.Settle([Fail("a", "t", -1, BOOM)], NOW)),
         (op.Settle, op.Settle([Retry("a", "t", 2**60, 1, BOOM)], NOW)),
@@ -204,6 +210,63 @@ async def test_numbers_and_names_that_no_store_could_keep_are_refused(
     with pytest.raises((InvalidRequest, Problem)):
         await desk.ask(operation, call)
     assert await desk.driver.stats(now=NOW) == []
+
+
+# -- what a client says and a broker does not believe -----------------------------------------------------------
+
+
+@pytest.mark.parametrize("queue", ["q", "other"])
+@on_a_loop
+async def test_an_id_of_another_producers_job_is_not_stored_twice_though_it_is_said_to_be_new(
+    queue: str,
+) -> None:
+    """An object store would not look for it in other queues."""
+    async with connect(f"mem://{new_ids(1)[0]}") as driver:
+        desk = Desk(driver)
+        await driver.enqueue([record(id="a")], now=NOW)
+        forged = op.Enqueue([record(id="a", queue=queue, payload=b"forged")], NOW, new_ids=True)
+        told = wire.read_answer(op.Enqueue, await desk.ask(op.Enqueue, forged))
+        assert told == [Enqueued("a", True)]
+        counts = [stats.counts[JobState.READY] for stats in await driver.stats(now=NOW)]
+        assert sum(counts) == 1
+        (kept,) = await driver.get(["a"], now=NOW)
+        assert kept is not None
+        assert (kept.queue, kept.payload) == ("q", b"")
+
+
+@on_a_loop
+async def test_a_client_whose_clock_is_ahead_ends_no_lease_of_others() -> None:
+    clock = FakeClock()
+    now = clock.now()
+    ahead = now + 59 * SECOND
+    desk = Desk(clock=clock)
+    await desk.driver.enqueue([record(run_at_us=now)], now=now)
+    (job,) = await desk.driver.reserve("q", limit=1, lease_for=10 * SECOND, now=now, worker="w")
+    assert wire.read_answer(op.Reclaim, await desk.ask(op.Reclaim, op.Reclaim(ahead))) == 0
+    assert await desk.reserve(now=ahead) == []
+    assert await desk.driver.settle([Ack(job.id, job.token or "")], now=now) == [None]
+
+
+@on_a_loop
+async def test_a_lease_is_measured_by_the_brokers_clock_where_the_clients_is_ahead() -> None:
+    clock = FakeClock()
+    now = clock.now()
+    ahead = now + 59 * SECOND
+    desk = Desk(clock=clock)
+    await desk.driver.enqueue([record(run_at_us=now)], now=now)
+    (job,) = await desk.reserve(now=ahead, name="one")
+    assert job.expires_at_us == now + 60 * SECOND
+    clock.advance(10)
+    assert await desk.reserve(now=ahead + 10 * SECOND, name="one") == [job]
+
+
+@on_a_loop
+async def test_one_call_asks_for_a_job_once() -> None:
+    """Else a large job and a short call make an answer of any size."""
+    desk = Desk()
+    with pytest.raises(InvalidRequest, match="twice"):
+        await desk.ask(op.Get, op.Get(["a", "b", "a"], NOW))
+    assert wire.read_answer(op.Get, await desk.ask(op.Get, op.Get(["a", "b"], NOW))) == [None, None]
 
 
 # -- on the wire ------------------------------------------------------------------------------------------------

@@ -6,9 +6,11 @@ A call is exactly the contract's, `now` included, and so is what it does: this o
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, cast
 
 import msgspec
+from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -17,20 +19,21 @@ from taskharbor.broker.gate import CALLER
 from taskharbor.broker.operations import JSON
 from taskharbor.broker.problems import Problem
 from taskharbor.broker.replays import Name, Replays, heard_names, request_name
-from taskharbor.broker.routing import Endpoint, Needs, Place
+from taskharbor.broker.routing import Needs, Place
 from taskharbor.broker.service import Service
+from taskharbor.broker.tokens import Caller
 from taskharbor.drivers import operations as op
-from taskharbor.drivers.contract import Release
+from taskharbor.drivers.contract import Page, Release
 from taskharbor.drivers.http import protocol as wire
 from taskharbor.drivers.validation import check_texts
 from taskharbor.errors import InvalidRequest
-from taskharbor.jobs import SECOND, JobRecord, Micros
+from taskharbor.jobs import SECOND, JobRecord
 
 
 def driver_places(service: Service) -> list[Place]:
     calls = DriverCalls(service)
     return [
-        Place("POST", f"{wire.PATH}{name}", Needs(operation.scope), calls.endpoint(operation))
+        Place("POST", f"{wire.PATH}{name}", Needs(operation.scope), partial(calls.answer, operation))
         for name, operation in op.OPERATIONS.items()
     ]
 
@@ -42,13 +45,9 @@ class DriverCalls:
         self._config = service.config
         self.replays = Replays()
 
-    def endpoint(self, operation: type[op.Operation[Any]]) -> Endpoint:
-        async def answer(request: Request, names: dict[str, str]) -> Response:
-            return await self.answer(operation, request)
-
-        return answer
-
-    async def answer(self, operation: type[op.Operation[Any]], request: Request) -> Response:
+    async def answer(
+        self, operation: type[op.Operation[Any]], request: Request, names: dict[str, str] | None = None
+    ) -> Response:
         is_json = _is_json(request)
         body = await read_body(request.receive)
         try:
@@ -61,15 +60,16 @@ class DriverCalls:
                 hint="a client of another version? use the same version of TaskHarbor at both ends",
             ) from None
         check_texts(call)
+        caller: Caller = request.scope[CALLER]
         if isinstance(call, op.Wait):
             # A wait is given up when its client goes away: it would hold a place that others want.
             with Departure(request) as departure:
                 return _response(await departure.unless_left(self._run(call)), is_json)
         if not call.changes:
-            return _response(await self._run(call), is_json)
-        caller = request.scope[CALLER].name
-        self.replays.heard(caller, heard_names(request.headers.get(wire.HEARD)))
-        name = request_name(caller, request.headers.get(wire.REQUEST_ID))
+            read = await self._run(call)
+            return _response(read if "work" in caller.scopes else _without_tokens(read), is_json)
+        self.replays.heard(caller.name, heard_names(request.headers.get(wire.HEARD)))
+        name = request_name(caller.name, request.headers.get(wire.REQUEST_ID))
         if name is None:
             return _response(await self._run(call), is_json)
         replay = await self.replays.once(name, call.name, lambda: self._run(call))
@@ -99,7 +99,7 @@ class DriverCalls:
 
     async def _reserve_again(self, name: Name, call: op.Reserve, jobs: list[JobRecord]) -> list[JobRecord]:
         """The client did not hear of these jobs. What it does not want any more goes back unspent."""
-        self._check_now(call.now)
+        self._check_now(call)
         if any(job.expires_at_us is None or job.expires_at_us <= call.now for job in jobs):
             # Too late: those leases are over, and a new reserve deals with them.
             self.replays.forget(name)
@@ -124,23 +124,42 @@ class DriverCalls:
             )
         if isinstance(call, (op.Reserve, op.ListJobs, op.ReadAttempts, op.ReadLog)):
             call.limit = min(call.limit, most)
-        now: Micros | None = getattr(call, "now", None)
-        if now is not None and (call.changes or isinstance(call, op.Wait)):
-            # A client that sends a million jobs stamps the last of them with the time of the first, which harms nobody.
-            self._check_now(now, may_be_past=isinstance(call, op.Enqueue))
+        if isinstance(call, op.Get) and len(set(call.job_ids)) < len(call.job_ids):
+            raise InvalidRequest(
+                "job_ids: a job is named twice; ask for each once, or the answer may have any size"
+            )
+        if isinstance(call, op.Enqueue):
+            # Were it believed, a store might keep a second job under the id of another producer's.
+            call.new_ids = False
+        if hasattr(call, "now") and (call.changes or isinstance(call, op.Wait)):
+            self._check_now(call)
 
-    def _check_now(self, now: Micros, *, may_be_past: bool = False) -> None:
+    def _check_now(self, call: Any) -> None:
         """A client whose clock is wrong could end leases of others, or run jobs early."""
         if self._config.trust_client_time:
             return
-        skew = now - self._service.now()
-        if abs(skew) > self._config.max_skew_us and not (may_be_past and skew < 0):
+        now = self._service.now()
+        skew = call.now - now
+        # A client that sends a million jobs stamps the last of them with the time of the first, which harms nobody.
+        if abs(skew) > self._config.max_skew_us and not (isinstance(call, op.Enqueue) and skew < 0):
             raise Problem(
                 422,
                 "clock_skew",
                 f"the call says it is {abs(skew) / SECOND:.1f} s {'later' if skew > 0 else 'earlier'} than it is here",
                 hint="take the time from this broker (the operation `time`), not from a clock of your own",
             )
+        if not isinstance(call, (op.Enqueue, op.PublishBlobs)):
+            # Jobs that are due by their producer's clock are ready at once. No lease ends before its time here.
+            call.now = min(call.now, now)
+
+
+def _without_tokens(answer: Any) -> Any:
+    """Whoever has the token of a lease can end the job, so those who do not work are not shown any."""
+    if isinstance(answer, Page):
+        return replace(answer, jobs=_without_tokens(answer.jobs))
+    if not isinstance(answer, list):
+        return answer
+    return [replace(one, token=None) if isinstance(one, JobRecord) else one for one in answer]
 
 
 def _is_json(request: Request) -> bool:

@@ -66,6 +66,17 @@ def test_a_worker_with_a_wrong_token_ends_with_what_is_wrong() -> None:
     asyncio.run(main())
 
 
+def test_an_id_that_is_given_twice_is_answered_twice_though_a_broker_answers_it_once() -> None:
+    async def main() -> None:
+        async with line(max_batch=2) as here:
+            ids = await here.store(3)
+            wanted = [ids[0], "nobody", ids[1], ids[0], ids[2], ids[0]]
+            found = await here.near.get(wanted, now=NOW)
+            assert [job and job.id for job in found] == [ids[0], None, ids[1], ids[0], ids[2], ids[0]]
+
+    asyncio.run(main())
+
+
 def test_scopes_are_enough_for_what_they_are_for_and_for_nothing_else() -> None:
     async def main() -> None:
         with running_broker("memory://", tokens=TOKENS) as url:

@@ -10,7 +10,7 @@ import asyncio
 import io
 import secrets
 import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from itertools import count
 from typing import TypeVar, cast
 
@@ -182,14 +182,11 @@ class Brokers:
         body: bytes | None = None,
         *,
         name: str | None = None,
-        body_again: Callable[[], bytes] | None = None,
         patience: float = 0.0,
     ) -> A:
         """The answer of the first broker that gives one. `patience`: seconds that the broker may take on purpose.
 
         `body`: the call, encoded already.
-
-        `body_again` makes what is sent where an earlier try may have taken effect.
         """
         session = self._session
         if session is None:
@@ -204,7 +201,7 @@ class Brokers:
             if self._heard:
                 headers[HEARD] = " ".join(self._heard)
                 self._heard.clear()
-        answer = await self._somewhere(session, call.name, body, body_again, headers, patience)
+        answer = await self._somewhere(session, call.name, body, headers, patience)
         if headers is not None and len(self._heard) < _MOST_HEARD:
             self._heard.append(headers[REQUEST_ID])
         try:
@@ -219,7 +216,6 @@ class Brokers:
         session: aiohttp.ClientSession,
         operation: str,
         body: bytes,
-        body_again: Callable[[], bytes] | None,
         headers: dict[str, str] | None,
         patience: float,
     ) -> bytes:
@@ -234,13 +230,10 @@ class Brokers:
                 answer = await self._send(session, base, operation, body, headers, patience)
             except _Lost as lost:
                 reasons.append(lost.reason)
-                if lost.is_unclear:
-                    if body_again is not None:
-                        body, body_again = body_again(), None
-                    if not (lost.is_slow or is_reconnected):
-                        # A broker may close a connection that was idle at the very moment it is used again.
-                        is_reconnected = True
-                        continue
+                if lost.is_unclear and not (lost.is_slow or is_reconnected):
+                    # A broker may close a connection that was idle at the very moment it is used again.
+                    is_reconnected = True
+                    continue
             except Later as later:
                 pauses += 1
                 if pauses > _MOST_PAUSES:

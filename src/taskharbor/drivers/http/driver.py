@@ -89,23 +89,20 @@ class HttpDriver(Driver):
 
     def run(self, call: op.Operation[A]) -> Coroutine[Any, Any, A]:
         """Most calls go to the broker as they are; a batch and a page in as many parts as the broker's limits ask for."""
-        if type(call) in (op.Enqueue, op.Reserve, op.ListJobs, op.ReadAttempts, op.Wait):
+        if type(call) in (op.Enqueue, op.Reserve, op.Get, op.ListJobs, op.ReadAttempts, op.Wait):
             return super().run(call)
         if call.batch is not None:
             return cast("Coroutine[Any, Any, A]", self._run_in_parts(call, call.batch))
         return self._brokers.ask(call)
 
     async def _enqueue(self, call: op.Enqueue) -> list[Enqueued]:
-        # A first try that reaches one broker after a second one reached another must still be recognised.
-        is_new = call.new_ids and len(self.options.bases) == 1
-        body = encode(op.Enqueue(call.records, call.now, is_new))
+        body = encode(call)
         if len(body) > self._limits.max_body:
             raise InvalidRequest(
                 f"{len(call.records)} jobs of {len(body):,} bytes together: the broker at {self.options.place} takes "
                 f"{self._limits.max_body:,} at once; enqueue fewer jobs per call, or start it with a larger --max-body"
             )
-        again = op.Enqueue(call.records, call.now)
-        return await self._brokers.ask(call, body, body_again=lambda: encode(again))
+        return await self._brokers.ask(call, body)
 
     async def _reserve(self, call: op.Reserve) -> list[JobRecord]:
         name = self._claims.name(call.queue, call.worker) or self._brokers.new_name()
@@ -126,6 +123,12 @@ class HttpDriver(Driver):
         try, it comes to nothing."""
         with contextlib.suppress(TaskHarborError):
             await self._brokers.ask(replace(call, limit=0), name=name)
+
+    async def _get(self, call: op.Get) -> list[JobRecord | None]:
+        """A broker answers an id once in a call."""
+        ids = list(dict.fromkeys(call.job_ids))
+        found = dict(zip(ids, await self._run_in_parts(replace(call, job_ids=ids), "job_ids"), strict=True))
+        return [found[job_id] for job_id in call.job_ids]
 
     async def _list_jobs(self, call: op.ListJobs) -> Page:
         jobs: list[JobRecord] = []
