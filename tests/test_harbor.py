@@ -1,5 +1,6 @@
 import asyncio
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
@@ -232,3 +233,20 @@ def test_closing_and_using_again(harbor: Harbor) -> None:
     harbor.close()
     assert job.state() is JobState.READY
     assert "0 jobs" in repr(harbor)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"queue": 5}, "queue"),
+        ({"max_attempts": "3"}, "max_attempts"),
+        ({"timeout": "5s"}, "timeout '5s': give seconds"),
+        ({"backoff": 5}, "backoff 5: seconds as"),
+        ({"priority": 10**9}, "priority"),
+    ],
+)
+def test_a_wrong_option_is_refused_where_the_job_is_declared(options: dict[str, Any], said: str) -> None:
+    harbor = Harbor("memory://")
+    with pytest.raises(InvalidRequest, match=f"job 'add': .*{said}"):
+        harbor.job(name="add", **options)(lambda n: n)
+    assert not harbor.handlers

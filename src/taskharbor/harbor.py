@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 import threading
 import typing
 import weakref
@@ -32,7 +33,7 @@ from taskharbor.errors import InvalidRequest
 from taskharbor.handle import JobHandle
 from taskharbor.handlers import Handler, Isolation, OnInvalid, make_handler
 from taskharbor.jobs import JobRequest, UpdateFlags
-from taskharbor.requests import Defaults, EncodedPayload
+from taskharbor.requests import Defaults, EncodedPayload, RecordBuilder
 from taskharbor.retry import RetryPolicy
 from taskharbor.transactions import AsyncJobWithin, AsyncTransaction, JobWithin, Transaction, is_async
 
@@ -264,6 +265,13 @@ class Harbor:
 
     def driver(self) -> Driver:
         """A new handle on this app's store, not yet open."""
+        process = sys.modules.get("multiprocessing.process")
+        if process is not None and getattr(process.current_process(), "_inheriting", False):
+            # A script that enqueues or works when it is imported would do so again in every process of its worker.
+            raise RuntimeError(
+                "this script is being imported by a worker process (isolation='process'), which must not enqueue or start "
+                'a worker: put that part of it under `if __name__ == "__main__":`'
+            )
         return self._driver.clone()
 
     @property
@@ -331,11 +339,10 @@ class Harbor:
             on_invalid=options.get("on_invalid", "dead"),
             arguments=Arguments(function),
         )
-        self.remember(handler, options.get("queue"))
-        kept = {option: value for option, value in options.items() if option in Options.__annotations__}
+        kept = self.remember(handler, options)
         result_type = typing.get_type_hints(function).get("return", Any)
         kind = AsyncJobType if handler.is_async else SyncJobType
-        return kind(self, handler, typing.cast(Options, kept), result_type)
+        return kind(self, handler, kept, result_type)
 
     @overload
     def batch_job(self, function: Callable[[Any], Any], /) -> BatchJobType[...]: ...
@@ -375,15 +382,27 @@ class Harbor:
             return declare_batch_job(self, function, row, given)
         return lambda decorated: declare_batch_job(self, decorated, row, given)
 
-    def remember(self, handler: Handler, queue: str | None) -> None:
-        """Take in a declared handler, and the queue its jobs go to where it names one."""
+    def remember(self, handler: Handler, options: Mapping[str, Any]) -> Options:
+        """Take in a declared handler. Returns those of its options that every call has; a wrong one is refused here, where it
+        is written, and not when the first job is enqueued."""
         if handler.type in self.handlers:
             raise InvalidRequest(
                 f"a job named {handler.type!r} is declared already; give this one a name: @harbor.job(name=...)"
             )
+        kept = {option: value for option, value in options.items() if option in Options.__annotations__}
+        # A codec may be registered later.
+        asked = {option: value for option, value in kept.items() if option != "codec"}
+        try:
+            RecordBuilder(self.defaults, self.codecs).build(
+                [JobRequest(type=handler.type, payload=EncodedPayload(b""), **asked)], 0
+            )
+        except InvalidRequest as error:
+            raise InvalidRequest(f"job {handler.type!r}: {error}") from None
         self.handlers[handler.type] = handler
+        queue = kept.get("queue")
         if queue and queue not in self.queues:
             self.queues.append(queue)
+        return typing.cast(Options, kept)
 
     # -- by name: producers that do not have the code -------------------------------------------------------
 

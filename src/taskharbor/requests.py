@@ -119,12 +119,12 @@ class RecordBuilder:
         if request.max_stalls is not None:
             record.max_stalls = request.max_stalls
         if request.backoff is not None:
-            record.backoff_min_us, record.backoff_max_us = _backoff(*request.backoff)
+            record.backoff_min_us, record.backoff_max_us = _backoff(request.backoff)
         return record
 
     def _template(self, type: str, queue: str, codec: str) -> JobRecord:
         defaults = self.defaults
-        shortest, longest = _backoff(*defaults.backoff)
+        shortest, longest = _backoff(defaults.backoff)
         template = JobRecord(
             id="",
             type=_printable("type", type),
@@ -177,9 +177,12 @@ def _timeout(timeout: timedelta | float) -> Micros:
     return duration
 
 
-def _backoff(shortest: float, longest: float) -> tuple[Micros, Micros]:
-    if not 0 <= shortest <= longest < 1e9:
-        raise InvalidRequest(
-            f"backoff {(shortest, longest)!r}: seconds as (shortest, longest), shortest first"
-        )
+def _backoff(bounds: tuple[float, float]) -> tuple[Micros, Micros]:
+    try:
+        shortest, longest = bounds
+        is_right = 0 <= shortest <= longest < 1e9
+    except (TypeError, ValueError):
+        is_right = False
+    if not is_right:
+        raise InvalidRequest(f"backoff {bounds!r}: seconds as (shortest, longest), shortest first")
     return round(shortest * SECOND), round(longest * SECOND)

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from taskharbor import Harbor, InvalidRequest, Job, JobHandle, JobState, Outcome, Worker
+from taskharbor.client import Client
 from taskharbor.drivers.memory import MemoryDriver
 from taskharbor.worker.processes import WorkerProcess
 from worker import isolated
@@ -527,3 +528,26 @@ def test_processes_die_with_a_worker_that_is_killed(tmp_path: Path) -> None:
     (tmp_path / "my_app.py").write_text(ORPHANS)
     worker = subprocess.Popen([sys.executable, "my_app.py", f"{tmp_path}/"], cwd=tmp_path)
     asyncio.run(main())
+
+
+UNGUARDED = """
+from taskharbor import Harbor
+
+harbor = Harbor("sqlite:///{path}")
+
+@harbor.job(isolation="process")
+def double(n: int) -> int:
+    return n * 2
+
+double.enqueue(1)
+harbor.worker(until_empty=True).run()
+"""
+
+
+def test_a_script_that_enqueues_on_import_does_not_do_so_again_in_its_processes(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(UNGUARDED.format(path=tmp_path / "jobs.db"))
+    ran = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=PATIENCE * 4)
+    assert 'under `if __name__ == "__main__":`' in ran.stderr
+    with Client(f"sqlite:///{tmp_path}/jobs.db") as client:
+        assert len(client.list_jobs().jobs) == 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import typing
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypedDict
@@ -70,6 +69,4 @@ def declare_batch_job(
         retry=options.get("retry"),
         on_invalid=options.get("on_invalid", "dead"),
     )
-    harbor.remember(handler, options.get("queue"))
-    kept = {option: value for option, value in options.items() if option in Options.__annotations__}
-    return BatchJobType(harbor, handler, typing.cast(Options, kept), Any)
+    return BatchJobType(harbor, handler, harbor.remember(handler, options), Any)
