@@ -119,7 +119,7 @@ class Gate:
                     403,
                     "forbidden",
                     f"the token {caller.name} has no scope {needs.scope}",
-                    hint=f"use a token with the scope {needs.scope} or admin",
+                    hint=f"use a token with the scope {' or '.join(dict.fromkeys((needs.scope, 'admin')))}",
                 )
             if not needs.on_standby and not self._service.is_leading:
                 raise not_leader(self._service.leader_url)

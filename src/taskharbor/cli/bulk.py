@@ -16,12 +16,12 @@ import msgspec
 
 from taskharbor.bulk import publish, stage
 from taskharbor.cli.output import console, emit
-from taskharbor.cli.problems import BadInput
+from taskharbor.cli.problems import INTERRUPTED, UNAVAILABLE, BadInput, Problem
 from taskharbor.cli.settings import Settings
 from taskharbor.cli.store import open_client
 from taskharbor.client import Client, chunks
 from taskharbor.drivers.contract import Enqueued
-from taskharbor.errors import CodecError, InvalidRequest
+from taskharbor.errors import BackendUnavailable, CodecError, InvalidRequest
 from taskharbor.ids import new_id
 from taskharbor.jobs import JobRequest, UpdateFlags, UpdateRunAt
 from taskharbor.portal import portal
@@ -94,6 +94,7 @@ class Lines:
         while raw := self._file.readline(LONGEST_LINE + 1):
             number += 1
             self.bytes_read += len(raw)
+            raw = raw.removeprefix(b"\xef\xbb\xbf") if number == 1 else raw
             if len(raw) > LONGEST_LINE:
                 self.bad = BadLine(number, f"longer than {LONGEST_LINE} bytes")
                 return
@@ -123,6 +124,12 @@ def enqueue_lines(settings: Settings, source: BinaryIO, *, chunk: int, ids: bool
                 _print_ids(batch, settings, ids)
                 meter.show(accepted, lines.bytes_read)
             bad = lines.bad
+        except (BackendUnavailable, KeyboardInterrupt) as error:
+            # The chunk under way may have been accepted or not.
+            line = lines.pending[0][0] if lines.pending else 1
+            said = f"{accepted} jobs before line {line} were accepted, of the next {chunk} some may be"
+            hint = "look at `taskharbor stats` before you go on; with --once NAME a file can be sent again"
+            raise _stopped(error, said, hint, accepted=accepted, line=line) from error
         except (InvalidRequest, CodecError):
             # The chunk was refused as a whole: accept what stands before the line that is to blame.
             good, bad = _blame(lines, client)
@@ -150,26 +157,47 @@ def enqueue_once(settings: Settings, source: BinaryIO, name: str) -> None:
         now, driver, call = client.now(), client.driver, portal().call
         if call(publish.is_over(driver, write)):
             before = call(publish.publish(driver, write, [], now))
-            _summary(settings, before, before, time.monotonic() - started)
+            if settings.json:
+                emit({"accepted": 0, "new": 0, "existed": 0, "before": before})
+            else:
+                click.echo(f"{name!r} was used before, for {before} jobs: this file was not read", err=True)
             return
         task, builder, staged = new_id(), RecordBuilder(), 0
         staging = stage.TaskStaging(driver, write, task)
         try:
             for batch in chunks(lines, stage.BLOB_JOBS):
-                for jobs in stage.chunked([builder.build(batch, now)], stage.BLOB_JOBS):
+                try:
+                    records = builder.build(batch, now)
+                except (InvalidRequest, CodecError):
+                    lines.bad = _blame(lines, client)[1]
+                    break
+                for jobs in stage.chunked([records], stage.BLOB_JOBS):
                     call(staging.put(jobs))
                 lines.pending.clear()
                 staged += len(batch)
                 meter.show(staged, lines.bytes_read)
             if lines.bad is not None:
-                raise lines.bad
+                call(staging.drop())
+                raise BadInput(f"{lines.bad}; nothing was enqueued", line=lines.bad.number, accepted=0)
+            if not staged:
+                raise BadInput("there is no job in it; nothing was enqueued, and the name is still free")
             call(staging.complete())
-        except (InvalidRequest, CodecError, BadLine) as error:
-            bad = error if isinstance(error, BadLine) else _blame(lines, client)[1]
-            call(staging.drop())
-            raise BadInput(f"{bad}; nothing was enqueued", line=bad.number, accepted=0) from None
-        added = call(publish.publish(driver, write, [task], now))
+            added = call(publish.publish(driver, write, [task], now))
+        except (BackendUnavailable, KeyboardInterrupt) as error:
+            hint = "run the same command again: under one name the jobs are enqueued once"
+            raise _stopped(error, f"{staged} jobs were read", hint) from error
     _summary(settings, staged, staged - added, time.monotonic() - started)
+
+
+def _stopped(error: BaseException, said: str, hint: str, **details: int) -> Problem:
+    is_interrupt = isinstance(error, KeyboardInterrupt)
+    return Problem(
+        f"{'interrupted' if is_interrupt else error}; {said}",
+        hint=hint,
+        code=INTERRUPTED if is_interrupt else UNAVAILABLE,
+        kind="Aborted" if is_interrupt else "BackendUnavailable",
+        **details,
+    )
 
 
 def _summary(settings: Settings, accepted: int, existed: int, seconds: float) -> None:

@@ -18,6 +18,8 @@ from taskharbor.cli.values import DURATION, INSTANT, parse_pairs
 from taskharbor.client import CHUNK
 from taskharbor.jobs import JobRequest, UpdateFlags
 
+_LONGEST_NAME = 200
+
 
 @click.command(
     epilog="\b\nExamples:\n"
@@ -100,12 +102,10 @@ def enqueue(
                 f"leave out {'TYPE' if type is not None else '--' + given[0].replace('_', '-')}"
             )
         if once is not None:
-            if ids or not once.strip():
-                raise BadInput(
-                    "leave out --ids: with --once the ids are not known here"
-                    if ids
-                    else "--once needs a name"
-                )
+            if ids:
+                raise BadInput("leave out --ids: with --once the ids are not known here")
+            if not 0 < len(once.strip()) <= _LONGEST_NAME:
+                raise BadInput(f"--once takes a name of 1 to {_LONGEST_NAME} characters")
             enqueue_once(settings, source, once)
             return
         show_ids = ids if ids is not None else not settings.json and not sys.stdout.isatty()

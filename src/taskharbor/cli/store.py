@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import unquote, urlsplit, urlunsplit
 
-from taskharbor.cli.problems import Problem
+from taskharbor.cli.problems import BadInput, Problem
 from taskharbor.cli.settings import Settings
 from taskharbor.client import Client
 
@@ -15,6 +15,11 @@ from taskharbor.client import Client
 @contextmanager
 def open_client(settings: Settings, *, creating: bool = False) -> Iterator[Client]:
     """A client for the time of a command. Only commands that add something may make a new database file."""
+    if creating and settings.url == "memory://":
+        raise BadInput(
+            "memory:// is a new store inside this process: it ends with the command",
+            hint="name another store with --url or TASKHARBOR_URL",
+        )
     if not creating:
         require_store(settings)
     client = Client(settings.url)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import sys
 from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
@@ -36,9 +37,9 @@ def connect(url: str) -> Driver:
     known = installed_drivers()
     point = known.get(scheme)
     if point is None:
-        raise UnknownDriver(
-            f"no installed driver answers to {scheme}:// (installed: {', '.join(sorted(known))})"
-        )
+        near = difflib.get_close_matches(scheme, known, n=1)
+        instead = f"did you mean {near[0]}://?" if near else f"installed: {', '.join(sorted(known))}"
+        raise UnknownDriver(f"no installed driver answers to {scheme}:// ({instead})")
     try:
         driver = point.load()
     except ImportError as missing:
