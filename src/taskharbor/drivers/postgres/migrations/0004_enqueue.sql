@@ -191,13 +191,14 @@ BEGIN
     WHERE j.key IS NOT NULL AND j.state = 3 AND (j.queue_id, j.key) IN (
         SELECT (v_queues ->> (g ->> 'queue'))::integer, g ->> 'key' FROM json_array_elements(p_jobs) AS g)
     ORDER BY j.seq FOR KEY SHARE OF j;
-    -- Each idempotency key gets a row for the first job that has it, in one order for everybody. Where another transaction has put
-    -- one there and not ended, this waits for it.
+    -- Each idempotency key gets a row for the first job that has it, in one order for everybody: by the key first, since a sort by
+    -- a number that is the same for most compares all texts in full. Where another transaction has put one there and not ended,
+    -- this waits for it.
     INSERT INTO idempotency (queue_id, idempotency_key, job_seq, job_id)
-    SELECT DISTINCT ON (1, 2) (v_queues ->> (g.value ->> 'queue'))::integer, (g.value ->> 'idempotency_key') COLLATE "C",
+    SELECT DISTINCT ON (2, 1) (v_queues ->> (g.value ->> 'queue'))::integer, (g.value ->> 'idempotency_key') COLLATE "C",
            v_seqs[g.ordinality], g.value ->> 'id'
     FROM json_array_elements(p_jobs) WITH ORDINALITY AS g
-    WHERE g.value ->> 'idempotency_key' IS NOT NULL ORDER BY 1, 2, g.ordinality
+    WHERE g.value ->> 'idempotency_key' IS NOT NULL ORDER BY 2, 1, g.ordinality
     ON CONFLICT DO NOTHING;
     FOR v_given IN
         SELECT g.value, g.ordinality AS n FROM json_array_elements(p_jobs) WITH ORDINALITY AS g ORDER BY g.ordinality

@@ -28,8 +28,9 @@ CREATE UNLOGGED TABLE staged (
     backoff_mins   bigint[],
     backoff_maxs   bigint[],
     flags          smallint[],
-    -- Of all jobs of the row, or of none.
+    -- Of all jobs of the row, or of none. Who publishes such jobs gives them their numbers before anything else.
     idempotency_keys text[],
+    seqs           bigint[],
     -- Jobs with keys, as `enqueue_by_rules` takes them, instead of the arrays; and how many locks it takes.
     by_rules       json,
     locks          integer,
@@ -42,6 +43,7 @@ ALTER TABLE staged ALTER COLUMN ids SET STORAGE EXTERNAL, ALTER COLUMN types SET
     ALTER COLUMN run_ats SET STORAGE EXTERNAL, ALTER COLUMN created_ats SET STORAGE EXTERNAL,
     ALTER COLUMN ranks SET STORAGE EXTERNAL, ALTER COLUMN max_attempts SET STORAGE EXTERNAL,
     ALTER COLUMN ends SET STORAGE EXTERNAL, ALTER COLUMN by_rules SET STORAGE EXTERNAL,
+    ALTER COLUMN idempotency_keys SET STORAGE EXTERNAL, ALTER COLUMN seqs SET STORAGE EXTERNAL,
     ALTER COLUMN payloads SET STORAGE EXTERNAL;
 
 -- Writes that were published, so that publishing one again changes nothing. A series of numbered writes (the batches of a
@@ -112,98 +114,56 @@ BEGIN
     PERFORM set_config('taskharbor.holds_all_keys', 'on', true);
 END $$ SET search_path FROM CURRENT SET lock_timeout = '3s';
 
--- The idempotency keys of a write; task, number and place are the order of its jobs.
-CREATE FUNCTION staged_keys(p_write text, p_tasks text[])
-RETURNS TABLE (queue_id integer, key text, job_id text, task integer, number integer, place bigint) LANGUAGE sql STABLE
-BEGIN ATOMIC
-    SELECT q.id, u.key, u.id, array_position(p_tasks, s.task), s.number, u.at
-    FROM staged AS s JOIN queues AS q ON q.name = s.queue,
-         LATERAL unnest(s.idempotency_keys, s.ids) WITH ORDINALITY AS u(key, id, at)
-    WHERE s.write = p_write AND s.task = ANY (p_tasks) AND s.idempotency_keys IS NOT NULL;
-END;
+-- The first job of each idempotency key of a write.
+CREATE VIEW staged_keys AS
+SELECT DISTINCT ON (u.key COLLATE "C", q.id, s.write) u.key COLLATE "C" AS key, q.id AS queue_id, s.write, u.seq, u.id
+FROM staged AS s JOIN queues AS q ON q.name = s.queue, unnest(s.idempotency_keys, s.seqs, s.ids) AS u(key, seq, id)
+WHERE s.idempotency_keys IS NOT NULL ORDER BY u.key COLLATE "C", q.id, s.write, u.seq;
 
--- Publish the jobs that have idempotency keys and no other. How many became jobs.
-CREATE FUNCTION publish_idempotent(p_write text, p_tasks text[], p_now bigint, p_stir smallint) RETURNS bigint
-LANGUAGE plpgsql AS $$
+-- Give the jobs of a write that have idempotency keys their numbers, and put a row into `idempotency` for the first job of each
+-- key. Whether each job has one: those without do not become jobs.
+CREATE FUNCTION claim_idempotency_keys(p_write text, p_tasks text[]) RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
-    v_given bigint;
+    v_given bigint := 0;
     v_claimed bigint;
-    v_stale record;
+    v_found record;
     v_known text;
-    v_added bigint;
-    v_before bigint := nextval('job_seq');
 BEGIN
-    SELECT sum(s.jobs) INTO v_given FROM staged AS s
-    WHERE s.write = p_write AND s.task = ANY (p_tasks) AND s.idempotency_keys IS NOT NULL;
-    IF v_given IS NULL THEN
-        RETURN 0;
-    END IF;
-    -- As in `enqueue_by_rules`: a row for the first job of each key, in the same order for everybody. No lock is held for it: who
-    -- comes with the same key meets the row. Jobs have their numbers from here, in the order they were written.
-    INSERT INTO idempotency (queue_id, idempotency_key, job_seq, job_id)
-    SELECT DISTINCT ON (k.queue_id, k.key COLLATE "C") k.queue_id, k.key COLLATE "C", k.seq, k.job_id
-    FROM (
-        SELECT o.*, nextval('job_seq') AS seq FROM (
-            SELECT * FROM staged_keys(p_write, p_tasks) ORDER BY task, number, place OFFSET 0
-        ) AS o OFFSET 0
-    ) AS k
-    ORDER BY k.queue_id, k.key COLLATE "C", k.seq
-    ON CONFLICT DO NOTHING;
+    FOR v_found IN
+        SELECT s.ctid, s.jobs FROM staged AS s WHERE s.write = p_write AND s.idempotency_keys IS NOT NULL
+        ORDER BY array_position(p_tasks, s.task), s.number
+    LOOP
+        UPDATE staged SET seqs = ARRAY(SELECT nextval('job_seq') FROM generate_series(1, v_found.jobs)) WHERE ctid = v_found.ctid;
+        v_given := v_given + v_found.jobs;
+    END LOOP;
+    -- As in `enqueue_by_rules`: in one order for everybody. No lock is held for it: who comes with the same key meets the row. To
+    -- look for each key before its row is stored costs two thirds more, so that is done only where one is known.
+    BEGIN
+        INSERT INTO idempotency (queue_id, idempotency_key, job_seq, job_id)
+        SELECT k.queue_id, k.key, k.seq, k.id FROM staged_keys AS k WHERE k.write = p_write ORDER BY k.key, k.queue_id;
+    EXCEPTION WHEN unique_violation THEN
+        INSERT INTO idempotency (queue_id, idempotency_key, job_seq, job_id)
+        SELECT k.queue_id, k.key, k.seq, k.id FROM staged_keys AS k WHERE k.write = p_write ORDER BY k.key, k.queue_id
+        ON CONFLICT DO NOTHING;
+    END;
     GET DIAGNOSTICS v_claimed = ROW_COUNT;
-    IF v_claimed < v_given THEN
-        -- Some keys are known. Those that lead to jobs that are gone lead to these from now on.
-        FOR v_stale IN
-            SELECT w.queue_id, w.key, w.job_id FROM (
-                SELECT DISTINCT ON (k.queue_id, k.key COLLATE "C") k.queue_id, k.key COLLATE "C" AS key, k.job_id
-                FROM staged_keys(p_write, p_tasks) AS k ORDER BY k.queue_id, k.key COLLATE "C", k.task, k.number, k.place
-            ) AS w JOIN idempotency AS i ON i.queue_id = w.queue_id AND i.idempotency_key = w.key
-            WHERE i.job_id <> w.job_id AND NOT is_kept(i.job_id) ORDER BY w.queue_id, w.key
-        LOOP
-            SELECT i.job_id INTO v_known FROM idempotency AS i
-            WHERE i.queue_id = v_stale.queue_id AND i.idempotency_key = v_stale.key FOR UPDATE;
-            IF NOT is_kept(v_known) THEN
-                UPDATE idempotency SET job_seq = nextval('job_seq'), job_id = v_stale.job_id
-                WHERE queue_id = v_stale.queue_id AND idempotency_key = v_stale.key;
-            END IF;
-        END LOOP;
+    IF v_claimed = v_given THEN
+        RETURN true;
     END IF;
-    WITH added AS (
-        INSERT INTO jobs (seq, id, queue_id, type, run_at, created_at, rank, max_attempts, state, headers, payload,
-                          codec, timeout_us, max_stalls, backoff_min_us, backoff_max_us, flags, idempotency_key)
-        SELECT i.job_seq, r.id, r.queue_id, r.type, r.run_at, r.created_at, r.rank, r.max_attempts,
-               CASE WHEN r.run_at > p_now THEN 0 ELSE 1 END, r.headers, r.payload,
-               r.codec, r.timeout_us, r.max_stalls, r.backoff_min, r.backoff_max, r.flags, r.idempotency_key
-        FROM (
-            SELECT c.queue_id, g.*, substring(c.fetched FROM g.starts + 1 FOR g.ends - g.starts) AS payload
-            FROM (
-                SELECT o.*, o.payloads || ''::bytea AS fetched, o.ends[:o.jobs] AS starts_each, o.ends[2:] AS ends_each
-                FROM (
-                    SELECT q.id AS queue_id, s.*
-                    FROM staged AS s JOIN queues AS q ON q.name = s.queue
-                    WHERE s.write = p_write AND s.task = ANY (p_tasks) AND s.idempotency_keys IS NOT NULL
-                    ORDER BY array_position(p_tasks, s.task), s.number OFFSET 0
-                ) AS o OFFSET 0
-            ) AS c
-            CROSS JOIN LATERAL unnest(
-                c.ids, c.types, c.run_ats, c.created_ats, c.ranks, c.max_attempts, c.headers, c.codecs, c.timeouts_us,
-                c.max_stalls, c.backoff_mins, c.backoff_maxs, c.flags, c.idempotency_keys, c.starts_each, c.ends_each
-            ) AS g(id, type, run_at, created_at, rank, max_attempts, headers, codec, timeout_us,
-                   max_stalls, backoff_min, backoff_max, flags, idempotency_key, starts, ends)
-            OFFSET 0
-        ) AS r
-        -- All that were put there since are read at once: to look for each by its key would cost a third of the whole.
-        JOIN (SELECT job_seq, job_id FROM idempotency WHERE job_seq > v_before OFFSET 0) AS i ON i.job_id = r.id COLLATE "C"
-        ORDER BY i.job_seq
-        RETURNING queue_id, rank, run_at, state
-    ), moved AS (
-        INSERT INTO moves (queue_id, scheduled, ready, stir, ranks, low_run_at, high_run_at)
-        SELECT queue_id, count(*) FILTER (WHERE state = 0), count(*) FILTER (WHERE state = 1), p_stir,
-               array_agg(DISTINCT rank), min(run_at), max(run_at) FILTER (WHERE state = 1)
-        FROM added GROUP BY queue_id
-    )
-    SELECT count(*) INTO v_added FROM added;
-    RETURN v_added;
-END $$ SET search_path FROM CURRENT SET jit = off SET enable_nestloop = off SET enable_seqscan = off SET work_mem = '64MB';
+    -- Keys that lead to jobs that are gone lead to these from now on.
+    FOR v_found IN
+        SELECT k.* FROM staged_keys AS k JOIN idempotency AS i ON i.queue_id = k.queue_id AND i.idempotency_key = k.key
+        WHERE k.write = p_write AND i.job_seq <> k.seq AND NOT is_kept(i.job_id) ORDER BY k.key, k.queue_id
+    LOOP
+        SELECT i.job_id INTO v_known FROM idempotency AS i
+        WHERE i.queue_id = v_found.queue_id AND i.idempotency_key = v_found.key FOR UPDATE;
+        IF NOT is_kept(v_known) THEN
+            UPDATE idempotency SET job_seq = v_found.seq, job_id = v_found.id
+            WHERE queue_id = v_found.queue_id AND idempotency_key = v_found.key;
+        END IF;
+    END LOOP;
+    RETURN false;
+END $$ SET search_path FROM CURRENT SET enable_seqscan = off SET work_mem = '64MB';
 
 -- Make the jobs of these tasks visible and forget those of all others. How many became jobs. p_id_head and a number of eight
 -- hexadecimal digits make an id that nobody has.
@@ -216,6 +176,7 @@ DECLARE
     v_chunk record;
     v_added bigint;
     v_jobs bigint := 0;
+    v_are_new boolean;
 BEGIN
     -- Whoever publishes the same write at the same moment waits here, and then finds it done.
     PERFORM pg_advisory_xact_lock(write_lock(p_write));
@@ -235,8 +196,9 @@ BEGIN
     IF v_missing IS NOT NULL THEN
         RAISE EXCEPTION 'what the tasks % of this write had staged is gone', v_missing USING ERRCODE = 'TH001';
     END IF;
+    DELETE FROM staged WHERE write = p_write AND task <> ALL (p_tasks);
 
-    SELECT coalesce(sum(s.locks), 0) INTO v_locks FROM staged AS s WHERE s.write = p_write AND s.task = ANY (p_tasks);
+    SELECT coalesce(sum(s.locks), 0) INTO v_locks FROM staged AS s WHERE s.write = p_write;
     IF v_locks > 0 THEN
         -- A lock for every key, until the end of the transaction, is too much for the table of locks that all who use the server
         -- share. Whoever needs that many takes one for all keys instead, and holds up everybody else who has to do with keys.
@@ -245,7 +207,7 @@ BEGIN
         END IF;
         FOR v_chunk IN
             SELECT s.by_rules, s.payloads || ''::bytea AS payloads, s.ends FROM staged AS s
-            WHERE s.write = p_write AND s.task = ANY (p_tasks) AND s.by_rules IS NOT NULL
+            WHERE s.write = p_write AND s.by_rules IS NOT NULL
             ORDER BY array_position(p_tasks, s.task), s.number
         LOOP
             SELECT count(*) FILTER (WHERE NOT e.existed) INTO v_added
@@ -255,16 +217,15 @@ BEGIN
     END IF;
 
     PERFORM queue_id_of(n.queue) FROM (
-        SELECT DISTINCT s.queue FROM staged AS s
-        WHERE s.write = p_write AND s.task = ANY (p_tasks) AND s.queue IS NOT NULL ORDER BY 1
+        SELECT DISTINCT s.queue FROM staged AS s WHERE s.write = p_write AND s.queue IS NOT NULL ORDER BY 1
     ) AS n;
-    v_jobs := v_jobs + publish_idempotent(p_write, p_tasks, p_now, p_stir);
+    v_are_new := claim_idempotency_keys(p_write, p_tasks);
     -- The payloads of a chunk are fetched once (that is what `||` is for), after the chunks were put in order.
-    INSERT INTO jobs (id, queue_id, type, run_at, created_at, rank, max_attempts, state, headers, payload,
-                      codec, timeout_us, max_stalls, backoff_min_us, backoff_max_us, flags)
-    SELECT g.id, c.queue_id, g.type, g.run_at, g.created_at, g.rank, g.max_attempts,
+    INSERT INTO jobs (seq, id, queue_id, type, run_at, created_at, rank, max_attempts, state, headers, payload,
+                      codec, timeout_us, max_stalls, backoff_min_us, backoff_max_us, flags, idempotency_key)
+    SELECT coalesce(g.seq, nextval('job_seq')), g.id, c.queue_id, g.type, g.run_at, g.created_at, g.rank, g.max_attempts,
            CASE WHEN g.run_at > p_now THEN 0 ELSE 1 END, g.headers, substring(c.payloads FROM g.starts + 1 FOR g.ends - g.starts),
-           g.codec, g.timeout_us, g.max_stalls, g.backoff_min, g.backoff_max, g.flags
+           g.codec, g.timeout_us, g.max_stalls, g.backoff_min, g.backoff_max, g.flags, g.idempotency_key
     FROM (
         SELECT o.*, o.stored || ''::bytea AS payloads, o.ends[:o.jobs] AS starts_each, o.ends[2:] AS ends_each,
                o.types[1] AS type, o.run_ats[1] AS run_at, o.created_ats[1] AS created_at, o.ranks[1] AS rank,
@@ -274,27 +235,29 @@ BEGIN
         FROM (
             SELECT q.id AS queue_id, s.jobs, s.are_alike, s.ids, s.types, s.run_ats, s.created_ats, s.ranks, s.max_attempts,
                    s.headers, s.codecs, s.timeouts_us, s.max_stalls, s.backoff_mins, s.backoff_maxs, s.flags, s.ends,
-                   s.payloads AS stored, sum(s.jobs) OVER in_order - s.jobs AS jobs_before
+                   s.idempotency_keys, s.seqs, s.payloads AS stored, sum(s.jobs) OVER in_order - s.jobs AS jobs_before
             FROM staged AS s JOIN queues AS q ON q.name = s.queue
-            WHERE s.write = p_write AND s.task = ANY (p_tasks) AND s.idempotency_keys IS NULL
+            WHERE s.write = p_write
             WINDOW in_order AS (ORDER BY array_position(p_tasks, s.task), s.number)
             ORDER BY array_position(p_tasks, s.task), s.number OFFSET 0
         ) AS o OFFSET 0
     ) AS c, LATERAL (
         SELECT * FROM unnest(c.ids, c.types, c.run_ats, c.created_ats, c.ranks, c.max_attempts, c.headers, c.codecs,
-                             c.timeouts_us, c.max_stalls, c.backoff_mins, c.backoff_maxs, c.flags, c.starts_each, c.ends_each)
+                             c.timeouts_us, c.max_stalls, c.backoff_mins, c.backoff_maxs, c.flags, c.starts_each, c.ends_each,
+                             c.idempotency_keys, c.seqs)
             AS u(id, type, run_at, created_at, rank, max_attempts, headers, codec, timeout_us,
-                 max_stalls, backoff_min, backoff_max, flags, starts, ends)
+                 max_stalls, backoff_min, backoff_max, flags, starts, ends, idempotency_key, seq)
         WHERE NOT c.are_alike
         UNION ALL
         SELECT p_id_head || encode(int4send((c.jobs_before + u.place)::integer), 'hex'), c.type, c.run_at, c.created_at, c.rank,
                c.one_max_attempts, c.one_header, c.codec, c.timeout_us, c.one_max_stalls, c.backoff_min, c.backoff_max,
-               c.one_flags, u.starts, u.ends
+               c.one_flags, u.starts, u.ends, NULL, NULL
         FROM (
             SELECT unnest(c.starts_each) AS starts, unnest(c.ends_each) AS ends, generate_series(1, c.jobs) AS place
         ) AS u
         WHERE c.are_alike
-    ) AS g;
+    ) AS g
+    WHERE v_are_new OR g.seq IS NULL OR EXISTS (SELECT FROM idempotency AS i WHERE i.job_seq = g.seq);
     GET DIAGNOSTICS v_added = ROW_COUNT;
     v_jobs := v_jobs + v_added;
     INSERT INTO moves (queue_id, scheduled, ready, stir, ranks, low_run_at, high_run_at)
@@ -306,14 +269,14 @@ BEGIN
         FROM staged AS s JOIN queues AS q ON q.name = s.queue,
              LATERAL (
                  SELECT CASE WHEN s.are_alike THEN s.jobs ELSE 1 END AS jobs, u.run_at, u.rank
-                 FROM unnest(s.run_ats, s.ranks) AS u(run_at, rank)
+                 FROM unnest(s.run_ats, s.ranks, s.seqs) AS u(run_at, rank, seq)
+                 WHERE v_are_new OR u.seq IS NULL OR EXISTS (SELECT FROM idempotency AS i WHERE i.job_seq = u.seq)
              ) AS g
-        WHERE s.write = p_write AND s.task = ANY (p_tasks) AND s.idempotency_keys IS NULL
+        WHERE s.write = p_write
         GROUP BY q.id, g.rank
     ) AS r GROUP BY r.queue_id;
     PERFORM tell_waiters(n.id, p_stir) FROM (
-        SELECT DISTINCT q.id FROM staged AS s JOIN queues AS q ON q.name = s.queue
-        WHERE s.write = p_write AND s.task = ANY (p_tasks)
+        SELECT DISTINCT q.id FROM staged AS s JOIN queues AS q ON q.name = s.queue WHERE s.write = p_write
     ) AS n;
 
     DELETE FROM staged WHERE write = p_write;
