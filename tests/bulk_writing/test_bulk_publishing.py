@@ -184,6 +184,42 @@ def test_keys_and_idempotency_keys_go_by_the_rules(store: BulkStore, url: str, r
     assert [job.payload for job in found.values() if job.key == "waits"] == [b'"changed"']
 
 
+def test_an_idempotency_key_is_one_job_whether_its_jobs_have_keys_or_not(
+    store: BulkStore, url: str, record: MakeRecord
+) -> None:
+    write = new_write()
+    jobs = [
+        record(idempotency_key="a", run_at_us=NOW + 1),
+        record(key="one", idempotency_key="a"),
+        record(),
+        record(key="two", idempotency_key="b"),
+        record(idempotency_key="b", priority=3),
+        record(idempotency_key="c"),
+        record(key="two", idempotency_key="d"),
+        record(idempotency_key="d"),
+    ]
+    store.stage(write, "0.1", [jobs])
+    assert store.publish(write, ["0.1"], now=NOW) == len(jobs_in(url)) == 4
+    answers = ask(
+        url, lambda driver: driver.enqueue([record(idempotency_key=key) for key in "abcd"], now=NOW)
+    )
+    assert all(answer.existed for answer in answers)
+    # The request with the key d was merged into the job that waits for the key two.
+    assert answers[1].id == answers[3].id == jobs[3].id
+
+
+@pytest.mark.parametrize("url", ["sqlite", "redis", "files", "memory"], indirect=True)
+def test_a_job_that_is_staged_twice_or_known_is_one_job(
+    store: BulkStore, url: str, record: MakeRecord
+) -> None:
+    known, twice, keyed = record(), record(), record(key="k")
+    ask(url, lambda driver: driver.enqueue([known], now=NOW))
+    write = new_write()
+    store.stage(write, "0.1", [[known, twice, keyed, twice, keyed, record()]])
+    assert store.publish(write, ["0.1"], now=NOW) == 3
+    assert len(jobs_in(url)) == 4
+
+
 def test_what_dead_writers_left_is_removed_in_time(
     store: BulkStore, url: str, record: MakeRecord, behind: Behind
 ) -> None:

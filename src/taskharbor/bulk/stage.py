@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Final, TypeAlias
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from operator import attrgetter
+from typing import Any, Final
 
 import msgspec
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from taskharbor.alike import AlikeJobs
 from taskharbor.drivers.contract import DAY, Driver
-from taskharbor.drivers.validation import check_records
+from taskharbor.drivers.operations import Enqueue
+from taskharbor.drivers.validation import check_records, check_texts, given_fields
 from taskharbor.errors import InvalidRequest, TaskHarborError
 from taskharbor.ids import new_id, new_ids
-from taskharbor.jobs import JobRecord, Micros, UpdateFlags
+from taskharbor.jobs import JobRecord, Micros
 
 FOLDER: Final = "staging"
 KEEP_STAGED: Final[Micros] = 3 * DAY
@@ -30,8 +33,6 @@ SINGLE: Final = -1
 """The number of a write that belongs to no series."""
 
 _END: Final = "end"
-_OVERHEAD: Final = 150
-"""Bytes of a stored job besides its payload, about."""
 
 
 class StagingLost(TaskHarborError):
@@ -59,15 +60,10 @@ def series_of(write: str) -> tuple[str, int]:
 
 # -- jobs as bytes --------------------------------------------------------------------------------------------
 
-_Row: TypeAlias = tuple[
-    str, str, str, bytes, str, dict[str, str], int, Micros, Micros, Micros,
-    str | None, UpdateFlags | None, str | None, int, int, Micros, Micros,
-]  # fmt: skip
-_FIELDS: Final = (
-    "id", "type", "queue", "payload", "codec", "headers", "priority", "run_at_us", "created_at_us", "timeout_us",
-    "key", "update", "idempotency_key", "max_attempts", "max_stalls", "backoff_min_us", "backoff_max_us",
-)  # fmt: skip
-
+_FIELDS: Final = [(field.name, field.type) for field in given_fields(JobRecord)]
+# Its instances are no concern of the garbage collector, unlike tuples.
+_Row: Any = msgspec.defstruct("_Row", _FIELDS, array_like=True, gc=False)
+_values: Callable[[JobRecord], tuple[Any, ...]] = attrgetter(*(name for name, _ in _FIELDS))
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(list[_Row]).decode
 NOTHING: Final = _encode([])
@@ -76,38 +72,20 @@ NOTHING: Final = _encode([])
 
 def pack(jobs: Sequence[JobRecord]) -> bytes:
     """New jobs as bytes: the fields that an enqueue reads."""
-    if isinstance(jobs, AlikeJobs):
-        _, kind, queue, _, *rest = (getattr(jobs.template, name) for name in _FIELDS)
-        ids = new_ids(len(jobs))
-        return _encode([(i, kind, queue, p, *rest) for i, p in zip(ids, jobs.payloads, strict=True)])
-    return _encode(
-        [
-            (
-                job.id, job.type, job.queue, job.payload, job.codec, job.headers, job.priority, job.run_at_us,
-                job.created_at_us, job.timeout_us, job.key, job.update, job.idempotency_key, job.max_attempts,
-                job.max_stalls, job.backoff_min_us, job.backoff_max_us,
-            )
-            for job in jobs
-        ]
-    )  # fmt: skip
+    if not isinstance(jobs, AlikeJobs):
+        return _encode(list(map(_values, jobs)))
+    _, kind, queue, _, *rest = _values(jobs.template)
+    ids = new_ids(len(jobs))
+    return _encode([_Row(i, kind, queue, p, *rest) for i, p in zip(ids, jobs.payloads, strict=True)])
 
 
 def unpack(data: bytes) -> list[JobRecord]:
     """Raises InvalidRequest for what is no such blob, or holds jobs that no driver stores."""
     try:
-        rows = _decode(data)
+        jobs = [JobRecord(**asdict(row)) for row in _decode(data)]
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"this blob holds no jobs: {error}") from None
-    jobs = [
-        JobRecord(
-            id=row[0], type=row[1], queue=row[2], payload=row[3], codec=row[4], headers=row[5], priority=row[6],
-            run_at_us=row[7], created_at_us=row[8], timeout_us=row[9], key=row[10], update=row[11],
-            idempotency_key=row[12], max_attempts=row[13], max_stalls=row[14], backoff_min_us=row[15],
-            backoff_max_us=row[16],
-        )
-        for row in rows
-    ]  # fmt: skip
-    check_records(jobs)
+    check_texts(Enqueue(jobs, 0))
     return jobs
 
 
@@ -182,19 +160,13 @@ class TaskStaging:
         self._end = TaskEnd([], {})
 
     async def put(self, jobs: Sequence[JobRecord]) -> None:
-        end = self._end
+        end, data = self._end, pack(jobs)
         name = f"{self._folder}/{wall_clock():015x}-{len(end.blobs):06d}"
         end.blobs.append(StagedBlob(name, len(jobs)))
-        alike = (
-            {jobs.template.queue: _size(jobs) + _OVERHEAD * len(jobs)}
-            if isinstance(jobs, AlikeJobs)
-            else None
-        )
-        for queue, size in (
-            alike.items() if alike else [(job.queue, len(job.payload) + _OVERHEAD) for job in jobs]
-        ):
-            end.sizes[queue] = end.sizes.get(queue, 0) + size
-        await self._driver.put_blob(name, pack(jobs))
+        alike = {jobs.template.queue: len(jobs)} if isinstance(jobs, AlikeJobs) else None
+        for queue, count in (alike or Counter(job.queue for job in jobs)).items():
+            end.sizes[queue] = end.sizes.get(queue, 0) + len(data) * count // len(jobs)
+        await self._driver.put_blob(name, data)
 
     async def complete(self) -> int:
         await self._driver.put_blob(f"{self._folder}/{wall_clock():015x}-{_END}", _encode(self._end))

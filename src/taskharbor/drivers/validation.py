@@ -70,11 +70,12 @@ def _check_bounds(made: msgspec.Struct, twin: type[msgspec.Struct]) -> None:
 @functools.cache
 def _twin(kind: type[msgspec.Struct]) -> type[msgspec.Struct]:
     """A type with the same fields and bounds."""
-    fields = [(field.name, _twin_type(field.type)) for field in _given_fields(kind)]
+    fields = [(field.name, _twin_type(field.type)) for field in given_fields(kind)]
     return msgspec.defstruct(kind.__name__, fields, gc=False)
 
 
-def _given_fields(kind: type[msgspec.Struct]) -> Sequence[msgspec.structs.FieldInfo]:
+def given_fields(kind: type[msgspec.Struct]) -> Sequence[msgspec.structs.FieldInfo]:
+    """Fields that a caller decides on."""
     fields = msgspec.structs.fields(kind)
     if kind is not JobRecord:
         return fields
@@ -139,7 +140,7 @@ def _texts_of(kind: type[msgspec.Struct]) -> Column:
     types = {field.name: field.type for field in info.fields}
     columns = [
         (operator.attrgetter(field.name), column)
-        for field in _given_fields(kind)
+        for field in given_fields(kind)
         if (column := _column(field.name, types[field.name])) is not None
     ]
 

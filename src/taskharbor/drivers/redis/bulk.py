@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
 
 from taskharbor.bulk.publish import KEEP_SERIES, KEEP_SINGLE
 from taskharbor.bulk.stage import KEEP_STAGED, unpack
@@ -15,13 +15,7 @@ from taskharbor.drivers.redis.log import attempts_in, entries_from, page_call
 from taskharbor.drivers.redis.packing import Call, Word
 from taskharbor.drivers.redis.scripts import script
 from taskharbor.drivers.redis.store import Store
-from taskharbor.drivers.redis.stored import (
-    STATES,
-    encode,
-    head_and_rest,
-    place_in_line,
-    stored_tail,
-)
+from taskharbor.drivers.redis.stored import STATES, place_in_line, stored_tail
 from taskharbor.errors import JobError, JobNotFound
 from taskharbor.jobs import SECOND, JobRecord, JobState, Micros
 
@@ -196,16 +190,19 @@ async def drop_blobs(store: Store, names: Sequence[str]) -> list[None]:
 async def publish_blobs(store: Store, call: op.PublishBlobs) -> dict[str, int]:
     """In all queues at once on one server; in a cluster in each of them. Whether another queue knows an id is not looked at:
     writers make new ones."""
-    queues: dict[str, list[Word]] = {}
+    queues: dict[str, dict[str, tuple[Word, ...]]] = {}
     for data in await read_blobs(store, call.names):
         for job in [] if data is None else unpack(data):
-            queues.setdefault(job.queue, []).extend(_words(job))
+            queues.setdefault(job.queue, {}).setdefault(job.id, _words(job))
     if not queues:
         return {}
     await store.register(queues)
     keep = (KEEP_SINGLE if call.number < 0 else KEEP_SERIES) // SECOND
     portion = (call.number, call.portion, keep)
-    calls = [store.call("publish", queue, call.now, *portion, *words) for queue, words in queues.items()]
+    calls = [
+        store.call("publish", queue, call.now, *portion, *chain.from_iterable(jobs.values()))
+        for queue, jobs in queues.items()
+    ]
     noted = [store.keys(queue)[f"published:{call.series}"] for queue in queues]
     answers = await store.ask_all(
         [one._replace(keys=(*one.keys, note)) for one, note in zip(calls, noted, strict=True)]
@@ -213,9 +210,7 @@ async def publish_blobs(store: Store, call: op.PublishBlobs) -> dict[str, int]:
     return dict(zip(queues, answers, strict=True))
 
 
-def _words(job: JobRecord) -> tuple[Word, Word, Word, Word]:
+def _words(job: JobRecord) -> tuple[Word, ...]:
     """A job as `lua/publish.lua` takes it."""
-    if job.key is None and job.idempotency_key is None:
-        return job.id, place_in_line(job), max(job.run_at_us, 1), stored_tail(job)
-    head, rest = head_and_rest(job)
-    return job.id, b"", encode(head), rest
+    place = place_in_line(job) if job.key is None else ""
+    return job.id, job.idempotency_key or "", place, max(job.run_at_us, 1), stored_tail(job)

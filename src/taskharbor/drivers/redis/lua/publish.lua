@@ -2,9 +2,9 @@
 -- Store a portion of a bulk write, unless it was stored before, and note that it is.
 --
 -- KEYS    the queue's, 23 the note of the write's series: number, portion and jobs added so far, with colons between
--- ARGV    1 channel, 2 now, 3 number of the write in its series, 4 portion, 5 seconds to keep the note, then four values per job:
---         its id, its ready member up to run_at, its score in `waiting`, the stored job behind its number; of one with keys,
---         which goes by the rules: its id, nothing, its head, its body and payload
+-- ARGV    1 channel, 2 now, 3 number of the write in its series, 4 portion, 5 seconds to keep the note, then five values per job,
+--         no id twice: its id, its idempotency key or nothing, its ready member up to run_at (nothing where it has a key and goes
+--         by the rules), its score in `waiting`, the stored job behind its number
 -- result  how many jobs the write has added to this queue so far
 local number, portion = tonumber(ARGV[3]), tonumber(ARGV[4])
 local added = 0
@@ -19,8 +19,13 @@ if note then
 end
 
 local next_number = counting_from(next_stamp('seq'))
-local waits, stored, in_line, numbers, later = {}, {}, {}, {}, {}
+local waits, stored, in_line, numbers, later, leads = {}, {}, {}, {}, {}, {}
 local last = nil
+
+local function put(pairs, first, second)
+  local n = #pairs
+  pairs[n + 1], pairs[n + 2] = first, second
+end
 
 local function flush()
   if #waits == 0 then return end
@@ -29,45 +34,46 @@ local function flush()
   call_with('ZADD', jobs, numbers)
   call_with('ZADD', ready, in_line)
   call_with('ZADD', scheduled, later)
-  waits, stored, in_line, numbers, later = {}, {}, {}, {}, {}
+  call_with('HSET', accepted, leads)
+  waits, stored, in_line, numbers, later, leads = {}, {}, {}, {}, {}, {}
   is_stirred = true
 end
 
-local function put(id, place, score, tail)
-  local seq, digits = next_number()
-  local packed = struct.pack('>I8', seq)
-  local n = #waits
-  waits[n + 1], waits[n + 2] = score, id
-  stored[n + 1], stored[n + 2] = id, NEW_FRONT .. packed .. tail
-  numbers[n + 1], numbers[n + 2] = digits, id
-  if tonumber(score) <= now then
-    in_line[#in_line + 1] = '0'
-    in_line[#in_line + 1] = place .. packed .. id
-  else
-    later[#later + 1] = score
-    later[#later + 1] = id
-  end
-  last = digits
-  added = added + 1
+local ids, keys = {}, {}
+for at = 6, #ARGV, 5 do
+  ids[#ids + 1] = ARGV[at]
+  keys[#keys + 1] = ARGV[at + 1]
 end
-
-local ids = {}
-for at = 6, #ARGV, 4 do ids[#ids + 1] = ARGV[at] end
-local known = #ids > 0 and ask_with('ZMSCORE', jobs, ids) or {}
-local is_here = {}
+local known = ask_with('ZMSCORE', jobs, ids)
+local led = table.concat(keys) ~= '' and ask_with('HMGET', accepted, keys) or {}
+local taken = {}
 for n = 1, #ids do
-  local id, at = ids[n], 4 * n + 2
-  if ARGV[at + 1] == '' then
-    flush()
+  local id, key, at = ids[n], keys[n], 5 * n + 3
+  if not known[n] and not led[n] and not taken[key] then
     local seq, digits = next_number()
-    if accept(seq, id, cmsgpack.unpack(ARGV[at + 2]), ARGV[at + 3]) == 0 then
+    local packed = struct.pack('>I8', seq)
+    local place, score, value = ARGV[at], ARGV[at + 1], NEW_FRONT .. packed .. ARGV[at + 2]
+    local is_new = true
+    if key ~= '' then taken[key] = true end
+    if place == '' then
+      flush()
+      local job = unpacked(id, value)
+      is_new = accept(seq, id, job.head, job.rest) == 0
+    else
+      put(waits, score, id)
+      put(stored, id, value)
+      put(numbers, digits, id)
+      if key ~= '' then put(leads, key, id) end
+      if tonumber(score) <= now then
+        put(in_line, '0', place .. packed .. id)
+      else
+        put(later, score, id)
+      end
+    end
+    if is_new then
       last = digits
       added = added + 1
     end
-    is_here[id] = true
-  elseif not known[n] and not is_here[id] then
-    is_here[id] = true
-    put(id, ARGV[at + 1], ARGV[at + 2], ARGV[at + 3])
   end
 end
 flush()
