@@ -102,7 +102,7 @@ def chunk_values(jobs: Sequence[JobRecord]) -> Iterator[list[Any]]:
             plain.setdefault((job.queue, job.idempotency_key is not None), []).append(job)
     for (queue, is_idempotent), some in plain.items():
         ids = [job.id for job in some]
-        keys = arrays.escaped_texts([job.idempotency_key for job in some]) if is_idempotent else None
+        keys = arrays.text_array([job.idempotency_key or "" for job in some]) if is_idempotent else None
         payloads = [job.payload for job in some]
         yield [queue, len(some), False, arrays.text_array(ids), *_columns(some), keys, *_no_rules(payloads)]
     if keyed:
