@@ -245,6 +245,31 @@ def test_idempotency_keys_go_with_their_jobs(driver: PostgresDriver, raw: Raw, r
     assert raw.one("SELECT count(*) FROM idempotency") == 3
 
 
+@pytest.mark.parametrize("how", ["days", "purge", "remove"])
+def test_keys_of_requests_that_changed_a_waiting_job_go_with_it(
+    driver: PostgresDriver, raw: Raw, record: MakeRecord, how: str
+) -> None:
+    async def use() -> None:
+        await driver.configure("q", QueueSettings(keep_done_us=DAY), now=NOW)
+        raw("SELECT add_days(%s)", NOW)
+        first = record(run_at_us=NOON, key="k", idempotency_key="own")
+        await driver.enqueue([first], now=NOON)
+        (changed,) = await driver.enqueue([record(key="k", idempotency_key="led")], now=NOON)
+        assert changed.id == first.id
+        await driver.enqueue([record(queue="other", idempotency_key="stays")], now=NOON)
+        await driver.cancel([first.id], now=NOON)
+        assert raw.one("SELECT count(*) FROM idempotency") == 3
+        if how == "days":
+            drop_days(raw, TODAY + 3 * DAY)
+        elif how == "purge":
+            assert await driver.purge(JobFilter(queue="q")) == 1
+        else:
+            assert await driver.remove([first.id]) == [JobState.CANCELLED]
+
+    run(driver, use)
+    assert raw.one("SELECT string_agg(idempotency_key, ' ') FROM idempotency") == "stays"
+
+
 def test_a_reader_of_the_day_is_not_waited_for(driver: PostgresDriver, raw: Raw, record: MakeRecord) -> None:
     async def use() -> None:
         await fill(driver, raw, record, "q")

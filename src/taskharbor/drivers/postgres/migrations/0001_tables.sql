@@ -114,9 +114,11 @@ CREATE TABLE idempotency (
     idempotency_key  text COLLATE "C" NOT NULL,
     job_seq          bigint NOT NULL,
     job_id           text COLLATE "C" NOT NULL,
+    -- The key of a request that changed this job, which waited for the same `key`. All others are found by the job's own key.
+    is_led           boolean NOT NULL DEFAULT false,
     PRIMARY KEY (queue_id, idempotency_key)
 );
-CREATE INDEX idempotency_job ON idempotency (job_seq);
+CREATE INDEX idempotency_led ON idempotency (job_seq) WHERE is_led;
 
 -- The attempt log, by the day the lease ended. Rows of one transaction carry its number: a sequence gives numbers in another
 -- order than commits happen, so a reader goes by (xid, seq) and stops below the oldest transaction still running.

@@ -231,15 +231,17 @@ BEGIN
                 v_unused := array_remove(v_unused, v_job.queue_id);
             END IF;
             IF v_job.idempotency_key IS NOT NULL AND v_answer.job_seq IS NOT NULL THEN
-                INSERT INTO idempotency AS i (queue_id, idempotency_key, job_seq, job_id)
-                VALUES (v_job.queue_id, v_job.idempotency_key, v_answer.job_seq, v_answer.job_id)
-                ON CONFLICT (queue_id, idempotency_key) DO UPDATE SET job_seq = excluded.job_seq, job_id = excluded.job_id
+                INSERT INTO idempotency AS i (queue_id, idempotency_key, job_seq, job_id, is_led)
+                VALUES (v_job.queue_id, v_job.idempotency_key, v_answer.job_seq, v_answer.job_id, existed)
+                ON CONFLICT (queue_id, idempotency_key)
+                DO UPDATE SET job_seq = excluded.job_seq, job_id = excluded.job_id, is_led = excluded.is_led
                 WHERE i.job_seq <> excluded.job_seq;
             END IF;
         END IF;
         IF v_job.idempotency_key IS NOT NULL AND existed THEN
             -- What was put there for this job, which was not stored.
-            DELETE FROM idempotency WHERE job_seq = v_job.seq;
+            DELETE FROM idempotency
+            WHERE queue_id = v_job.queue_id AND idempotency_key = v_job.idempotency_key AND job_seq = v_job.seq;
         END IF;
         RETURN NEXT;
     END LOOP;

@@ -96,7 +96,10 @@ DECLARE
 BEGIN
     IF p_parent = 'finished' THEN
         EXECUTE format('DELETE FROM idempotency AS i USING %I AS f
-                        WHERE i.job_seq = f.seq AND ($1 IS NULL OR f.queue_id = $1)', p_name) USING p_queue_id;
+                        WHERE i.queue_id = f.queue_id AND i.idempotency_key = f.idempotency_key AND i.job_seq = f.seq
+                          AND ($1 IS NULL OR f.queue_id = $1)', p_name) USING p_queue_id;
+        EXECUTE format('DELETE FROM idempotency AS i USING %I AS f
+                        WHERE i.is_led AND i.job_seq = f.seq AND ($1 IS NULL OR f.queue_id = $1)', p_name) USING p_queue_id;
         EXECUTE format(
             'WITH gone AS (INSERT INTO moves (queue_id, done, cancelled)
                  SELECT queue_id, -count(*) FILTER (WHERE state = 4), -count(*) FILTER (WHERE state = 6)

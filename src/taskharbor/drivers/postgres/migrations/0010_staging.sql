@@ -158,7 +158,7 @@ BEGIN
         SELECT i.job_id INTO v_known FROM idempotency AS i
         WHERE i.queue_id = v_found.queue_id AND i.idempotency_key = v_found.key FOR UPDATE;
         IF NOT is_kept(v_known) THEN
-            UPDATE idempotency SET job_seq = v_found.seq, job_id = v_found.id
+            UPDATE idempotency SET job_seq = v_found.seq, job_id = v_found.id, is_led = false
             WHERE queue_id = v_found.queue_id AND idempotency_key = v_found.key;
         END IF;
     END LOOP;
@@ -257,7 +257,9 @@ BEGIN
         ) AS u
         WHERE c.are_alike
     ) AS g
-    WHERE v_are_new OR g.seq IS NULL OR EXISTS (SELECT FROM idempotency AS i WHERE i.job_seq = g.seq);
+    WHERE v_are_new OR g.seq IS NULL OR EXISTS (
+        SELECT FROM idempotency AS i
+        WHERE i.queue_id = c.queue_id AND i.idempotency_key = g.idempotency_key AND i.job_seq = g.seq);
     GET DIAGNOSTICS v_added = ROW_COUNT;
     v_jobs := v_jobs + v_added;
     INSERT INTO moves (queue_id, scheduled, ready, stir, ranks, low_run_at, high_run_at)
@@ -269,8 +271,9 @@ BEGIN
         FROM staged AS s JOIN queues AS q ON q.name = s.queue,
              LATERAL (
                  SELECT CASE WHEN s.are_alike THEN s.jobs ELSE 1 END AS jobs, u.run_at, u.rank
-                 FROM unnest(s.run_ats, s.ranks, s.seqs) AS u(run_at, rank, seq)
-                 WHERE v_are_new OR u.seq IS NULL OR EXISTS (SELECT FROM idempotency AS i WHERE i.job_seq = u.seq)
+                 FROM unnest(s.run_ats, s.ranks, s.seqs, s.idempotency_keys) AS u(run_at, rank, seq, key)
+                 WHERE v_are_new OR u.seq IS NULL OR EXISTS (
+                     SELECT FROM idempotency AS i WHERE i.queue_id = q.id AND i.idempotency_key = u.key AND i.job_seq = u.seq)
              ) AS g
         WHERE s.write = p_write
         GROUP BY q.id, g.rank
