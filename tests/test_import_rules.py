@@ -13,11 +13,12 @@ import taskharbor
 import taskharbor_testkit
 
 ROOT = Path(taskharbor.__file__).parent
-DRIVERS = sorted(path.parent.name for path in (ROOT / "drivers").glob("*/__init__.py"))
+ENGINE = "engine"
+DRIVERS = sorted({path.parent.name for path in (ROOT / "drivers").glob("*/__init__.py")} - {ENGINE})
 SHARED = tuple(f"taskharbor.drivers.{path.stem}" for path in (ROOT / "drivers").glob("*.py"))
-"""Drivers are folders; the modules beside them are for all."""
+"""Drivers are folders; the modules beside them are for all, and the engine is for drivers."""
 BUILT_ON = {"objectstore": "memory"}
-"""The memory driver is the contract's rules in plain code; what keeps whole states may take them from there."""
+"""The object store still takes its rules from there; it moves to the engine next."""
 OUTER = ("broker", "cli", "testing", "demo", "spark")
 """Built on top of the core: nothing below may know of them."""
 EXTRAS = {
@@ -79,6 +80,17 @@ def test_a_driver_never_imports_another_driver() -> None:
         for other in DRIVERS
         if other not in (name.split(".")[1], BUILT_ON.get(name.split(".")[1]))
         and is_within(target, f"taskharbor.drivers.{other}")
+    ]
+    assert guilty == []
+
+
+def test_the_engine_knows_no_driver() -> None:
+    guilty = [
+        f"{name} imports {target}"
+        for name, _, imported in modules()
+        if name.startswith(f"drivers.{ENGINE}.")
+        for target in imported
+        if any(is_within(target, f"taskharbor.drivers.{driver}") for driver in DRIVERS)
     ]
     assert guilty == []
 

@@ -5,23 +5,20 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable
-from itertools import count
 from typing import TypeVar
 
 import pytest
 
 from taskharbor.clock import FakeClock
 from taskharbor.drivers.contract import (
-    FAILURE_TYPE,
     Ack,
-    Extension,
     Fail,
     JobFilter,
     QueueSettings,
     Release,
     Retry,
 )
-from taskharbor.drivers.memory import MemoryDriver, MemoryStore
+from taskharbor.drivers.memory import MemoryDriver
 from taskharbor.drivers.memory.lines import Ledger, PlaceLine
 from taskharbor.drivers.registry import connect
 from taskharbor.errors import InvalidRequest
@@ -120,23 +117,6 @@ def test_clones_share_store_and_clock() -> None:
         assert [held.id for held in await lease(clone)] == ["a"]
         clock.advance(5)
         assert await clone.time() == NOW + 5 * SECOND
-
-    asyncio.run(main())
-
-
-def test_tokens_and_ids_can_be_injected() -> None:
-    async def main() -> None:
-        tokens, made = count(1), count(1)
-        store = MemoryStore(new_token=lambda: f"token-{next(tokens)}", new_id=lambda: f"made-{next(made)}")
-        driver = MemoryDriver(store)
-        await driver.configure("q", QueueSettings(failure_queue="failed"), now=NOW)
-        await driver.enqueue([job("a")], now=NOW)
-        (held,) = await lease(driver)
-        assert held.token == "token-1"
-        await driver.fail("a", "token-1", now=NOW, attempts=1, error=BOOM)
-        (told,) = await driver.get(["made-1"], now=NOW)
-        assert told is not None
-        assert told.type == FAILURE_TYPE
 
     asyncio.run(main())
 
@@ -464,33 +444,6 @@ def test_order_over_types_priorities_and_moves() -> None:
         assert [one.id for one in taken] == some
         rest = [one.id for one in expected if one.id not in some]
         assert [one.id for one in await lease(driver, 1000)] == rest
-
-    asyncio.run(main())
-
-
-def test_heartbeats_and_settlements_leave_no_litter() -> None:
-    async def main() -> None:
-        store = MemoryStore()
-        driver = MemoryDriver(store)
-        await driver.enqueue([job("held")], now=NOW)
-        (held,) = await lease(driver)
-        for n in range(5000):
-            await driver.extend_lease(
-                [Extension("held", held.token or "")], lease_for=90 * SECOND, now=NOW + n
-            )
-        for start in range(0, 5000, 500):
-            await driver.enqueue([job(f"{n}") for n in range(start, start + 500)], now=NOW)
-            batch = await lease(driver, 500)
-            await driver.settle([Fail(one.id, one.token or "", 1, BOOM) for one in batch], now=NOW)
-        queue = store.queues["q"]
-        assert len(queue.leases) < 3000
-        await driver.requeue([f"{n}" for n in range(5000)], now=NOW)
-        assert len(queue.dead) < 1500
-        await driver.cancel([f"{n}" for n in range(5000)], now=NOW)
-        assert sum(len(line) for line in queue.ready.values()) < 1500
-        assert await driver.purge(JobFilter(), limit=10_000) == 5000
-        assert len(queue.cancelled) < 1500
-        assert list(store.jobs) == ["held"]
 
     asyncio.run(main())
 

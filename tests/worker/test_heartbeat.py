@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from taskharbor import Job, JobState, LeaseMismatch, Outcome
 from taskharbor.drivers.contract import Driver, Extension, Settlement
@@ -250,6 +251,8 @@ class RotatingDriver(MemoryDriver):
         self.slow = threading.Event()
         self.extended = threading.Event()
         self.go_on = threading.Event()
+        self._tokens: dict[str, tuple[str, str]] = {}
+        """By job: the token that is valid, and the one that the store knows."""
 
     def clone(self) -> Any:
         return self
@@ -257,12 +260,13 @@ class RotatingDriver(MemoryDriver):
     async def extend_lease(
         self, extensions: Sequence[Extension], *, lease_for: Micros, now: Micros
     ) -> list[Lease | JobError]:
-        answers = await super().extend_lease(extensions, lease_for=lease_for, now=now)
+        translated = [Extension(one.job_id, self._stored(one.job_id, one.token)) for one in extensions]
+        answers = await super().extend_lease(translated, lease_for=lease_for, now=now)
         for at, answer in enumerate(answers):
             if isinstance(answer, Lease):
                 self.rotations += 1
                 token = f"token {self.rotations}"
-                self._store.jobs[answer.job_id].record.token = token
+                self._tokens[answer.job_id] = (token, answer.token)
                 answers[at] = Lease(answer.job_id, token, answer.expires_at_us, answer.cancel_requested)
         self.extended.set()
         if self.slow.is_set():
@@ -270,12 +274,17 @@ class RotatingDriver(MemoryDriver):
         return answers
 
     async def settle(self, settlements: Sequence[Settlement], *, now: Micros) -> list[JobError | None]:
-        answers = await super().settle(settlements, now=now)
+        translated = [replace(one, token=self._stored(one.job_id, one.token)) for one in settlements]
+        answers = await super().settle(translated, now=now)
         refused = sum(isinstance(answer, LeaseMismatch) for answer in answers)
         if refused:
             self.mismatches += refused
             self.go_on.set()
         return answers
+
+    def _stored(self, job_id: str, token: str) -> str:
+        valid, stored = self._tokens.get(job_id, (token, token))
+        return stored if token == valid else "no longer valid"
 
 
 def test_settling_uses_the_latest_token() -> None:

@@ -21,9 +21,9 @@ from taskharbor.drivers.contract import (
     Release,
     Retry,
 )
+from taskharbor.drivers.engine.rows import STATES
 from taskharbor.drivers.operations import Configure
 from taskharbor.drivers.registry import connect
-from taskharbor.drivers.sqlite.rows import STATES
 from taskharbor.jobs import SECOND, JobRecord, JobState, UpdateFlags
 from taskharbor_testkit.conformance.backend import Store
 from taskharbor_testkit.conformance.twin import BOOM, Twin

@@ -11,22 +11,22 @@ from typing import Any
 
 import pytest
 
+from taskharbor.drivers.engine.rows import OUTCOMES, STATES
 from taskharbor.drivers.migrations import BREAKS, Migration, known_migrations
 from taskharbor.drivers.sqlite import SQLiteDriver
 from taskharbor.drivers.sqlite.connection import open_connection
 from taskharbor.drivers.sqlite.migrations import apply_pending
 from taskharbor.drivers.sqlite.options import Options
-from taskharbor.drivers.sqlite.rows import OUTCOMES, STATES
 from taskharbor.errors import SchemaMismatch
 
 Query = Callable[..., list[tuple[Any, ...]]]
-NAMES = [migration.name for migration in known_migrations("taskharbor.drivers.sqlite")]
+NAMES = [migration.name for migration in known_migrations("taskharbor.drivers.engine")]
 
 
 def _apply(path: Path, *more: Migration) -> list[str]:
     options = Options(path=path)
     with closing(open_connection(options, writing=True)) as connection:
-        return apply_pending(connection, options, [*known_migrations("taskharbor.drivers.sqlite"), *more])
+        return apply_pending(connection, options, [*known_migrations("taskharbor.drivers.engine"), *more])
 
 
 def test_a_dry_run_names_the_steps_and_makes_nothing(driver: SQLiteDriver, path: Path) -> None:

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from taskharbor.drivers.contract import Ack
+from taskharbor.drivers.engine.rows import INLINE_PAYLOAD
 from taskharbor.drivers.sqlite import SQLiteDriver
-from taskharbor.drivers.sqlite.rows import INLINE_PAYLOAD
 from taskharbor.ids import new_ids
 from taskharbor.jobs import JobRecord
 

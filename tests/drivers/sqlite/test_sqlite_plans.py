@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from taskharbor.drivers.engine.statements import load
 from taskharbor.drivers.sqlite import SQLiteDriver
-from taskharbor.drivers.sqlite.statements import load
 
 Query = Callable[..., list[tuple[Any, ...]]]
 

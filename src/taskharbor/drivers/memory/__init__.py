@@ -13,7 +13,6 @@ It is also the reference: the contract's rules in their plainest form, which eve
     lines      the containers
 """
 
-from taskharbor.drivers.memory.driver import MemoryDriver
-from taskharbor.drivers.memory.operating import MemoryStore
+from taskharbor.drivers.memory.driver import MemoryDriver, MemoryStore
 
 __all__ = ["MemoryDriver", "MemoryStore"]

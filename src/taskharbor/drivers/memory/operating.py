@@ -14,7 +14,7 @@ from taskharbor.errors import InvalidRequest, JobError, JobFinished, JobNotDead,
 from taskharbor.jobs import Attempt, JobRecord, JobState, Micros, Outcome
 
 
-class MemoryStore(LeasingStore):
+class MemoryRules(LeasingStore):
     """All jobs of one `memory://` store. Handles share it; every call happens under its `lock`."""
 
     # -- single jobs --------------------------------------------------------------------------------------

@@ -14,10 +14,10 @@ from typing import ClassVar, Protocol, cast
 import msgspec
 
 from taskharbor.drivers.contract import Enqueued, QueueSettings, failure_record
-from taskharbor.drivers.memory import MemoryStore
 from taskharbor.drivers.memory.copies import accepted
 from taskharbor.drivers.memory.lines import Item, Line
 from taskharbor.drivers.memory.log import AttemptLog
+from taskharbor.drivers.memory.operating import MemoryRules
 from taskharbor.drivers.memory.queues import INFLIGHT, Queue, Slot
 from taskharbor.drivers.objectstore.entries import SegmentEntry
 from taskharbor.drivers.objectstore.kept import AcceptedOrder, KeptQueue, KeptSlot
@@ -105,7 +105,7 @@ def _number(row: StoredRow) -> int:
     return row.number
 
 
-class LiveState(MemoryStore):
+class LiveState(MemoryRules):
     """One queue's jobs and settings. `touched` tells the cell that something changed."""
 
     slot_type: ClassVar[type[Slot]] = KeptSlot

@@ -18,6 +18,7 @@ from concurrent.futures import Future
 from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeVar
 
+from taskharbor.drivers.engine.transaction import Transaction
 from taskharbor.drivers.sqlite.connection import Connection, begin, open_connection, translated
 from taskharbor.drivers.sqlite.migrations import apply_pending
 from taskharbor.drivers.sqlite.notifications import notify
@@ -28,16 +29,6 @@ T = TypeVar("T")
 
 GROUP_LIMIT = 256
 """Operations per transaction: bounds how long the first of them waits for the last."""
-
-
-class Transaction:
-    """What an operation works on. `notifies` says whether waiters are to be woken once it is committed."""
-
-    __slots__ = ("connection", "notifies")
-
-    def __init__(self, connection: Connection) -> None:
-        self.connection = connection
-        self.notifies = False
 
 
 class Operation(Generic[T]):

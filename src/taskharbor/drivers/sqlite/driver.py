@@ -7,27 +7,18 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, ClassVar, Self, TypeVar
+from typing import ClassVar, Self, TypeVar
 
 from taskharbor.drivers import operations as op
 from taskharbor.drivers.contract import (
     Capabilities,
     Driver,
-    JobShare,
     Woken,
 )
-from taskharbor.drivers.sqlite import (
-    bulk,
-    enqueue,
-    inspect,
-    operate,
-    queues,
-    reclaim,
-    remove,
-    reserve,
-    settle,
-)
-from taskharbor.drivers.sqlite.database import Database, Transaction
+from taskharbor.drivers.engine import inspect, reserve, settle
+from taskharbor.drivers.engine.calls import FUNCTIONS
+from taskharbor.drivers.engine.transaction import Transaction
+from taskharbor.drivers.sqlite.database import Database
 from taskharbor.drivers.sqlite.migrations import migrate
 from taskharbor.drivers.sqlite.notifications import PipeSource
 from taskharbor.drivers.sqlite.options import Options, parse_url
@@ -39,33 +30,6 @@ A = TypeVar("A")
 
 _forked: list[object] = []
 """What a forked child inherited. Closing it there would let go of the parent's locks, so it is kept and not touched."""
-
-
-_FUNCTIONS: dict[type[op.Operation[Any]], Callable[[Transaction, Any], Any]] = {
-    op.Enqueue: lambda tx, call: enqueue.enqueue(tx, call.records, call.now),
-    op.ExtendLease: op.by_fields(settle.extend_lease),
-    op.Settle: op.by_fields(settle.settle),
-    op.Reclaim: op.by_fields(reclaim.reclaim),
-    op.Cancel: op.by_fields(operate.cancel),
-    op.Requeue: op.by_fields(operate.requeue),
-    op.Purge: op.by_fields(remove.purge),
-    op.Prune: op.by_fields(remove.prune),
-    op.Configure: lambda tx, call: queues.configure(tx, call.queue, call.settings),
-    op.Settings: op.by_fields(queues.settings_of),
-    op.Get: op.by_fields(inspect.get),
-    op.ListJobs: op.by_fields(inspect.list_jobs),
-    op.Stats: op.by_fields(inspect.stats),
-    op.ReadAttempts: op.by_fields(inspect.read_attempts),
-    op.JobAttempts: op.by_fields(inspect.job_attempts),
-    op.LogStreams: op.by_fields(bulk.log_streams),
-    op.ReadLog: bulk.read_log,
-    op.Remove: op.by_fields(bulk.remove),
-    op.PutBlob: bulk.put_blob,
-    op.ReadBlobs: op.by_fields(bulk.read_blobs),
-    op.ListBlobs: op.by_fields(bulk.list_blobs),
-    op.DropBlobs: op.by_fields(bulk.drop_blobs),
-    op.PublishBlobs: bulk.publish_blobs,
-}
 
 
 class _Shared:
@@ -163,15 +127,12 @@ class SQLiteDriver(Driver):
 
     # -- operations ---------------------------------------------------------------------------------------
 
-    functions = _FUNCTIONS
+    functions = FUNCTIONS
 
     async def _apply(self, function: Callable[..., A], call: op.Operation[A]) -> A:
         database = self._opened
         run = database.write if call.changes else database.read
         return await run(lambda tx: function(tx, call))
-
-    async def _split_jobs(self, call: op.SplitJobs) -> list[JobShare]:
-        return await self._opened.read(lambda tx: bulk.split_jobs(tx, call))
 
     async def _reserve(self, call: op.Reserve) -> list[JobRecord]:
         def take_back(jobs: list[JobRecord]) -> Callable[[Transaction], None] | None:
@@ -185,10 +146,6 @@ class SQLiteDriver(Driver):
             ),
             undo=take_back,
         )
-
-    # -- operating ----------------------------------------------------------------------------------------
-
-    # -- history ------------------------------------------------------------------------------------------
 
     # -- in bulk ------------------------------------------------------------------------------------------
 

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 import msgspec
 
 from taskharbor.drivers.contract import JobFilter
-from taskharbor.drivers.sqlite.counts import Counts
-from taskharbor.drivers.sqlite.database import Transaction
-from taskharbor.drivers.sqlite.queues import known_queue_id
-from taskharbor.drivers.sqlite.rows import CANCELLED, DEAD, DONE, STATE_NUMBERS, to_json
-from taskharbor.drivers.sqlite.statements import load
+from taskharbor.drivers.engine.counts import Counts
+from taskharbor.drivers.engine.queues import known_queue_id
+from taskharbor.drivers.engine.rows import CANCELLED, DEAD, DONE, STATE_NUMBERS, to_json
+from taskharbor.drivers.engine.statements import load
+from taskharbor.drivers.engine.transaction import Transaction
 from taskharbor.jobs import TERMINAL_STATES, Micros
 
 _SQL = load("remove")

@@ -11,12 +11,12 @@ from taskharbor.bulk.publish import KEEP_SERIES, KEEP_SINGLE
 from taskharbor.bulk.stage import unpack
 from taskharbor.drivers import operations as op
 from taskharbor.drivers.contract import JobShare, LogPage, LogState, LogStream
-from taskharbor.drivers.sqlite.database import Transaction
-from taskharbor.drivers.sqlite.enqueue import enqueue
-from taskharbor.drivers.sqlite.inspect import attempts_between
-from taskharbor.drivers.sqlite.remove import remove_jobs
-from taskharbor.drivers.sqlite.rows import STATES, to_json
-from taskharbor.drivers.sqlite.statements import load
+from taskharbor.drivers.engine.enqueue import enqueue
+from taskharbor.drivers.engine.inspect import attempts_between
+from taskharbor.drivers.engine.remove import remove_jobs
+from taskharbor.drivers.engine.rows import STATES, to_json
+from taskharbor.drivers.engine.statements import load
+from taskharbor.drivers.engine.transaction import Transaction
 from taskharbor.errors import JobError, JobNotFound
 from taskharbor.jobs import JobState
 

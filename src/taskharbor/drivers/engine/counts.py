@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from taskharbor.drivers.sqlite.database import Transaction
-from taskharbor.drivers.sqlite.rows import DONE
-from taskharbor.drivers.sqlite.statements import load
+from taskharbor.drivers.engine.rows import DONE
+from taskharbor.drivers.engine.statements import load
+from taskharbor.drivers.engine.transaction import Transaction
 from taskharbor.jobs import Micros
 
 _SQL = load("queues")

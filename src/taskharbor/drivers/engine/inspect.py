@@ -8,9 +8,8 @@ from typing import Any
 import msgspec
 
 from taskharbor.drivers.contract import AttemptPage, JobFilter, Page, QueueStats
-from taskharbor.drivers.sqlite.database import Transaction
-from taskharbor.drivers.sqlite.queues import settings_from
-from taskharbor.drivers.sqlite.rows import (
+from taskharbor.drivers.engine.queues import settings_from
+from taskharbor.drivers.engine.rows import (
     INFLIGHT,
     READY,
     SCHEDULED,
@@ -20,7 +19,8 @@ from taskharbor.drivers.sqlite.rows import (
     record_from_row,
     to_json,
 )
-from taskharbor.drivers.sqlite.statements import load
+from taskharbor.drivers.engine.statements import load
+from taskharbor.drivers.engine.transaction import Transaction
 from taskharbor.errors import InvalidRequest
 from taskharbor.jobs import Attempt, JobRecord, JobState, Micros
 

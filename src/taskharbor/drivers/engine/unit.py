@@ -11,11 +11,10 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from taskharbor.drivers.contract import failure_record
-from taskharbor.drivers.sqlite.counts import Counts
-from taskharbor.drivers.sqlite.database import Transaction
-from taskharbor.drivers.sqlite.job import Job, decode_jobs, moved_row, new_job, new_row
-from taskharbor.drivers.sqlite.queues import QueueRow, queue_id, queue_row
-from taskharbor.drivers.sqlite.rows import (
+from taskharbor.drivers.engine.counts import Counts
+from taskharbor.drivers.engine.job import Job, decode_jobs, moved_row, new_job, new_row
+from taskharbor.drivers.engine.queues import QueueRow, queue_id, queue_row
+from taskharbor.drivers.engine.rows import (
     BLOCKED,
     CANCELLED,
     DEAD,
@@ -28,7 +27,8 @@ from taskharbor.drivers.sqlite.rows import (
     read_spec,
     to_json,
 )
-from taskharbor.drivers.sqlite.statements import insert_rows, load
+from taskharbor.drivers.engine.statements import insert_rows, load
+from taskharbor.drivers.engine.transaction import Transaction
 from taskharbor.ids import new_id
 from taskharbor.jobs import DEFAULT_FLAGS, Failure, JobRecord, Micros, Outcome, UpdateFlags
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from taskharbor.drivers.sqlite.rows import INLINE_PAYLOAD, READY, lease_token, spec_text
+from taskharbor.drivers.engine.rows import INLINE_PAYLOAD, READY, lease_token, spec_text
 from taskharbor.jobs import JobRecord, Micros
 
 

@@ -11,11 +11,11 @@ from typing import Any
 
 import msgspec
 
-from taskharbor.drivers.sqlite.counts import Counts
-from taskharbor.drivers.sqlite.database import Transaction
-from taskharbor.drivers.sqlite.reclaim import reclaim_queue
-from taskharbor.drivers.sqlite.rows import INFLIGHT, READY, SCHEDULED, apply_spec, to_json
-from taskharbor.drivers.sqlite.statements import load
+from taskharbor.drivers.engine.counts import Counts
+from taskharbor.drivers.engine.reclaim import reclaim_queue
+from taskharbor.drivers.engine.rows import INFLIGHT, READY, SCHEDULED, apply_spec, to_json
+from taskharbor.drivers.engine.statements import load
+from taskharbor.drivers.engine.transaction import Transaction
 from taskharbor.ids import new_token
 from taskharbor.jobs import JobRecord, JobState, Micros
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from taskharbor.drivers.sqlite.database import Transaction
-from taskharbor.drivers.sqlite.rows import (
+from taskharbor.drivers.engine.rows import (
     BLOCKED,
     CANCELLED,
     DEAD,
@@ -15,7 +14,8 @@ from taskharbor.drivers.sqlite.rows import (
     READY,
     STATES,
 )
-from taskharbor.drivers.sqlite.unit import Unit
+from taskharbor.drivers.engine.transaction import Transaction
+from taskharbor.drivers.engine.unit import Unit
 from taskharbor.errors import JobError, JobFinished, JobNotDead, JobNotFound, KeyConflict
 from taskharbor.jobs import JobState, Micros, Outcome
 

@@ -12,9 +12,8 @@ from collections.abc import Sequence
 import msgspec
 
 from taskharbor.drivers.contract import Ack, Discard, Extension, Fail, Release, Retry, Settlement
-from taskharbor.drivers.sqlite.database import Transaction
-from taskharbor.drivers.sqlite.job import Job
-from taskharbor.drivers.sqlite.rows import (
+from taskharbor.drivers.engine.job import Job
+from taskharbor.drivers.engine.rows import (
     CANCELLED,
     DEAD,
     DONE,
@@ -24,8 +23,9 @@ from taskharbor.drivers.sqlite.rows import (
     lease_token,
     to_json,
 )
-from taskharbor.drivers.sqlite.statements import insert_rows, load
-from taskharbor.drivers.sqlite.unit import Unit
+from taskharbor.drivers.engine.statements import insert_rows, load
+from taskharbor.drivers.engine.transaction import Transaction
+from taskharbor.drivers.engine.unit import Unit
 from taskharbor.errors import JobError, JobNotFound, JobNotInflight, LeaseExpired, LeaseMismatch
 from taskharbor.jobs import Failure, Lease, Micros, Outcome
 

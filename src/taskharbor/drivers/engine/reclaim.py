@@ -5,12 +5,12 @@ from __future__ import annotations
 import msgspec
 
 from taskharbor.drivers.contract import EXPIRED_ERROR
-from taskharbor.drivers.sqlite.database import Transaction
-from taskharbor.drivers.sqlite.job import Job
-from taskharbor.drivers.sqlite.queues import known_queue_id
-from taskharbor.drivers.sqlite.rows import CANCELLED, DEAD
-from taskharbor.drivers.sqlite.statements import load
-from taskharbor.drivers.sqlite.unit import EXPIRED, Unit
+from taskharbor.drivers.engine.job import Job
+from taskharbor.drivers.engine.queues import known_queue_id
+from taskharbor.drivers.engine.rows import CANCELLED, DEAD
+from taskharbor.drivers.engine.statements import load
+from taskharbor.drivers.engine.transaction import Transaction
+from taskharbor.drivers.engine.unit import EXPIRED, Unit
 from taskharbor.jobs import Micros
 
 _SQL = load("unit")

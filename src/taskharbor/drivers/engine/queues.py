@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from taskharbor.drivers.contract import QueueSettings
-from taskharbor.drivers.sqlite.database import Transaction
-from taskharbor.drivers.sqlite.statements import load
+from taskharbor.drivers.engine.statements import load
+from taskharbor.drivers.engine.transaction import Transaction
 
 _SQL = load("queues")
 _DEFAULTS = QueueSettings()

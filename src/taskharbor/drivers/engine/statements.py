@@ -10,9 +10,8 @@ import re
 from collections.abc import Iterator, Sequence
 from functools import cache
 from importlib.resources import files
+from sqlite3 import Connection
 from typing import Any
-
-from taskharbor.drivers.sqlite.connection import Connection
 
 _NAME = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
 _ROWS = re.compile(r"/\*rows: (\d+)\*/")

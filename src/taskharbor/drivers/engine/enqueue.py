@@ -9,11 +9,10 @@ from typing import Any
 import msgspec
 
 from taskharbor.drivers.contract import Enqueued, gather_flags
-from taskharbor.drivers.sqlite.counts import Counts
-from taskharbor.drivers.sqlite.database import Transaction
-from taskharbor.drivers.sqlite.job import new_job
-from taskharbor.drivers.sqlite.queues import forget_queue, known_queue_id, queue_id
-from taskharbor.drivers.sqlite.rows import (
+from taskharbor.drivers.engine.counts import Counts
+from taskharbor.drivers.engine.job import new_job
+from taskharbor.drivers.engine.queues import forget_queue, known_queue_id, queue_id
+from taskharbor.drivers.engine.rows import (
     BLOCKED,
     INLINE_PAYLOAD,
     READY,
@@ -23,8 +22,9 @@ from taskharbor.drivers.sqlite.rows import (
     spec_text,
     to_json,
 )
-from taskharbor.drivers.sqlite.statements import insert_rows, load
-from taskharbor.drivers.sqlite.unit import Unit
+from taskharbor.drivers.engine.statements import insert_rows, load
+from taskharbor.drivers.engine.transaction import Transaction
+from taskharbor.drivers.engine.unit import Unit
 from taskharbor.jobs import DEFAULT_FLAGS, JobRecord, Micros
 
 _SQL = load("enqueue")

@@ -1,0 +1,15 @@
+"""The rules of the queue in SQL and Python, as functions of a transaction on a SQLite connection. Nothing here waits, or knows of
+threads and files: the driver that calls it begins and commits.
+
+calls       which function carries out which call of the contract
+transaction what a function works on
+schema      tables, in numbered steps (`migrations/`)
+statements  SQL from `sql/*.sql`
+queues      queues by name and by number
+counts      counters per queue and state
+rows        records to rows and back
+enqueue, reserve, settle, reclaim, operate, remove, inspect, bulk
+            one operation (or family) each
+unit        jobs loaded, moved in memory and written back at once: what the odd cases share
+job         one job as a unit holds it
+"""
