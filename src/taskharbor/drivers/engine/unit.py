@@ -144,21 +144,18 @@ class Unit:
     ) -> None:
         """The lease ends, the job does not. It absorbs a blocked job of its key."""
         blocked = self.waiting(job.queue_id, job.key)
-        logged = len(self._log)
-        self.log(job, outcome, READY, error)
+        spec = None if blocked is None else read_spec(blocked.spec)
+        flags = DEFAULT_FLAGS if spec is None or spec.update is None else spec.update
+        run_at = job.run_at if run_at is None else run_at
+        due = run_at if blocked is None else _changed_run_at(run_at, blocked.run_at, flags)
+        self.log(job, outcome, SCHEDULED if due > self.now else READY, error)
         self._drop_lease(job)
-        if run_at is not None:
-            job.run_at = run_at
-        if blocked is not None:
-            spec = read_spec(blocked.spec)
-            self.change(job, blocked, spec, spec.update or DEFAULT_FLAGS)
+        job.run_at = run_at
+        if blocked is not None and spec is not None:
+            self.change(job, blocked, spec, flags)
             blocked.merged_into = job.id
             self.end(blocked, CANCELLED, MERGED)
         self.wait_by_run_at(job)
-        if job.state != READY:
-            row = list(self._log[logged])
-            row[13] = job.state
-            self._log[logged] = tuple(row)
 
     def _drop_lease(self, job: Job) -> None:
         if job.state == INFLIGHT and self.queue(job.queue_id).max_inflight is not None:
@@ -175,12 +172,7 @@ class Unit:
             job.payload_size = len(job.payload)
             job.has_new_payload = True
             spec.codec, spec.headers, spec.timeout_us = by_spec.codec, by_spec.headers, by_spec.timeout_us
-        if flags.run_at == "yes":
-            job.run_at = by.run_at
-        elif flags.run_at == "later":
-            job.run_at = max(job.run_at, by.run_at)
-        elif flags.run_at == "earlier":
-            job.run_at = min(job.run_at, by.run_at)
+        job.run_at = _changed_run_at(job.run_at, by.run_at, flags)
         if flags.retry:
             job.max_attempts, job.max_stalls = by.max_attempts, by.max_stalls
             spec.backoff_min_us, spec.backoff_max_us = by_spec.backoff_min_us, by_spec.backoff_max_us
@@ -285,3 +277,14 @@ class Unit:
         execute(_SQL["drop_payload"], (job.seq,))
         if is_long:
             insert_rows(self.connection, _ENQUEUE["insert_payload"], [(job.seq, job.payload)])
+
+
+def _changed_run_at(run_at: Micros, given: Micros, flags: UpdateFlags) -> Micros:
+    match flags.run_at:
+        case "yes":
+            return given
+        case "later":
+            return max(run_at, given)
+        case "earlier":
+            return min(run_at, given)
+    return run_at
