@@ -112,7 +112,6 @@ def _choose(
     seen, text = execute(_SQL["head_by_type"], (to_json(types), number, head)).fetchone()
     seqs = _decode_ints(text)[:limit]
     if len(seqs) < limit and seen == head:
-        execute(_SQL["index_ready_by_type"])
         places: list[tuple[int, int, int]] = []
         for one in types:
             (text,) = execute(_SQL["ready_by_type"], (number, one, limit)).fetchone()
@@ -138,7 +137,6 @@ def _promote(
         if promoted >= most:
             break
     if promoted >= most and types is not None:
-        execute(_SQL["index_scheduled_by_type"])
         for one in types:
             promoted += _promote_type(transaction, number, limit, now, one)
     if promoted:

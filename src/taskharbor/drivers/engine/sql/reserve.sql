@@ -128,10 +128,3 @@ WHERE seq IN (
     WHERE queue_id = ? AND state = 0 AND type = ? AND priority = ? AND run_at <= ?
     ORDER BY run_at, seq LIMIT ?
 )
-
--- name: index_ready_by_type
--- Made at the first claim that needs it: a queue whose workers take every type never pays for it.
-CREATE INDEX IF NOT EXISTS jobs_ready_type ON jobs (queue_id, type, priority DESC, run_at, seq) WHERE state = 1
-
--- name: index_scheduled_by_type
-CREATE INDEX IF NOT EXISTS jobs_scheduled_type ON jobs (queue_id, type, priority DESC, run_at, seq) WHERE state = 0
