@@ -33,3 +33,9 @@ def test_a_head_and_a_number_make_an_id() -> None:
     assert ids == sorted(set(ids))
     assert {uuid.UUID(one).version for one in ids} == {7}
     assert {uuid.UUID(one).variant for one in ids} == {uuid.RFC_4122}
+
+
+def test_an_id_does_not_tell_the_next_one() -> None:
+    """A broker makes ids for many producers, and none of them may take another's first."""
+    ends = {one.rpartition("-")[2] for one in (new_id(), new_id(), *new_ids(1), *new_ids(1))}
+    assert len(ends) == 4

@@ -14,28 +14,21 @@ import time
 
 _lock = threading.Lock()
 _last = 0
-_tail = ""
 # Ids of one millisecond differ in these digits only: formatting them for each id would cost most of its time.
 _LAST_COUNT = 0xFFF
 _COUNTS = [f"{number:03x}" for number in range(_LAST_COUNT + 1)]
 
 
-def _make_noise() -> None:
-    """What tells this process from all others. A child of a fork counts on from the same number, so it needs its own."""
-    global _tail
+def _noise() -> str:
+    """The end of an id, another for every call: who knows an id must not be able to guess the next one of the same process."""
     noise = os.urandom(8).hex()
-    _tail = f"-{'89ab'[int(noise[0], 16) & 3]}{noise[1:4]}-{noise[4:]}"
-
-
-_make_noise()
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_make_noise)
+    return f"-{'89ab'[int(noise[0], 16) & 3]}{noise[1:4]}-{noise[4:]}"
 
 
 def new_ids(count: int) -> list[str]:
     """`count` fresh ids, strictly increasing within this process."""
     start = _next_number(count)
-    tail = _tail
+    tail = _noise()
     made: list[str] = []
     for block in range(start & ~_LAST_COUNT, start + count, _LAST_COUNT + 1):
         time_part = f"{block >> 12:012x}"
@@ -46,7 +39,7 @@ def new_ids(count: int) -> list[str]:
 
 def new_id() -> str:
     number = _next_number(1)
-    return f"{number >> 28:08x}-{number >> 12 & 0xFFFF:04x}-7{number & _LAST_COUNT:03x}{_tail}"
+    return f"{number >> 28:08x}-{number >> 12 & 0xFFFF:04x}-7{number & _LAST_COUNT:03x}{_noise()}"
 
 
 def _next_number(count: int) -> int:

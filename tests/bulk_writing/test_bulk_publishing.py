@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -475,3 +476,40 @@ def test_an_idempotency_key_whose_job_is_gone_makes_a_new_one(
     assert jobs_in(url).keys() == {old[2].id, new[1].id, new[2].id, new[4].id}
     (again,) = ask(url, lambda driver: driver.enqueue([record(idempotency_key="k1")], now=NOW))
     assert again.id == new[1].id
+
+
+def test_calls_go_on_after_a_blob_with_known_ids_was_published(url: str, record: MakeRecord) -> None:
+    async def go() -> None:
+        async with connect(url) as driver:
+            known = record(id="known")
+            await driver.enqueue([known], now=NOW)
+            for n in range(3):
+                new = record(id=f"new-{n}")
+                await driver.put_blob("staging/w/t/0", pack([known, new]))
+                await driver.publish_blobs(["staging/w/t/0"], series=f"s{n}", number=-1, portion=1, now=NOW)
+                await driver.enqueue([record()], now=NOW)
+                assert (await driver.get([new.id], now=NOW))[0] is not None
+                await driver.stats(now=NOW)
+
+    asyncio.run(go())
+
+
+def test_bad_names_and_records_are_refused_and_stop_nobody(url: str, record: MakeRecord) -> None:
+    async def go() -> None:
+        async with connect(url) as driver:
+            await driver.enqueue([record()], now=NOW)
+            await driver.put_blob("staging/w/t/0", pack([record()]))
+            for stream in ("abc", "0", "9" * 30):
+                with contextlib.suppress(InvalidRequest):
+                    await driver.read_log(stream, after=0, until=10, limit=10)
+            with pytest.raises(InvalidRequest):
+                await driver.split_jobs(queue=None, parts=2**31 - 1)
+            with contextlib.suppress(InvalidRequest):
+                await driver.put_blob("staging/w", b"where a folder may be")
+            with contextlib.suppress(InvalidRequest):
+                await driver.drop_blobs(["staging/w"])
+            await driver.put_blob("writes", b"nothing that anybody can read")
+            await driver.prune(now=NOW)
+            await driver.enqueue([record()], now=NOW)
+
+    asyncio.run(go())

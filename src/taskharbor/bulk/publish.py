@@ -8,6 +8,7 @@ publisher's repetition, or by whoever publishes next. The store notes each porti
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 from collections import Counter
@@ -186,15 +187,22 @@ async def abandon(driver: Driver, write: str) -> None:
 async def finish_left_behind(driver: Driver, now: Micros, *, except_for: str | None = None) -> None:
     """Finish writes whose publishers died after the decision."""
     latest = wall_clock() - LEFT_BEHIND
-    for plan in (await _look(driver)).plans.values():
-        if plan.write != except_for and plan.begun_at <= latest:
-            try:
-                await _finish(driver, plan, now)
-            except BackendUnavailable:
-                raise
-            except TaskHarborError as error:
-                # A write that cannot be finished, since its queue is full or its plan was forged, must not stop others.
-                log.warning("a bulk write whose publisher died could not be finished: %s", error)
+    with _only_warned():
+        for plan in (await _look(driver)).plans.values():
+            if plan.write != except_for and plan.begun_at <= latest:
+                with _only_warned():
+                    await _finish(driver, plan, now)
+
+
+@contextlib.contextmanager
+def _only_warned() -> Iterator[None]:
+    """A write that cannot be finished, since its queue is full or its plan was forged, must not stop others."""
+    try:
+        yield
+    except BackendUnavailable:
+        raise
+    except TaskHarborError as error:
+        log.warning("a bulk write whose publisher died could not be finished: %s", error)
 
 
 async def _finish(driver: Driver, plan: Plan, now: Micros) -> int:

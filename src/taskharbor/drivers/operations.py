@@ -254,7 +254,7 @@ class SplitLog(Operation[list[int]]):
 @operation("read")
 class SplitJobs(Operation[list[JobShare]]):
     queue: Name | None
-    parts: PageSize
+    parts: Annotated[int, Meta(ge=1, le=10_000)]
 
 
 @operation("admin", changes=True)
@@ -296,7 +296,7 @@ class CheckRoom(Operation[None]):
 @operation("bulk", changes=True)
 class PublishBlobs(Operation[dict[str, int]]):
     series: Name
-    number: Annotated[int, Meta(ge=-1, le=2**63 - 1)]
+    number: Annotated[int, Meta(ge=-1, le=2**53 - 1)]
     """-1: the write belongs to no series."""
     portion: Count
     names: BlobNames

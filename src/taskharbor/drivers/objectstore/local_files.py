@@ -106,6 +106,8 @@ class LocalFiles(Blobs):
         except OSError as error:
             if isinstance(error, BackendUnavailable):
                 raise
+            if isinstance(error, (IsADirectoryError, NotADirectoryError)):
+                raise InvalidRequest(f"{self.place}: an object and a folder cannot have one name") from error
             raise BackendUnavailable(
                 f"{self.place}: {error.strerror or error}; is the folder there, with room and rights to write?"
             ) from error

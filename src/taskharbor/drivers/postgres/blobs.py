@@ -19,6 +19,7 @@ from taskharbor.drivers.postgres import arrays, enqueue
 from taskharbor.drivers.postgres.connections import Session
 from taskharbor.drivers.postgres.rows import attempt_from_row
 from taskharbor.drivers.postgres.statements import load
+from taskharbor.errors import InvalidRequest
 from taskharbor.jobs import JobRecord, Micros
 
 _OLD_EPOCH = 2**62
@@ -50,7 +51,11 @@ async def log_streams(session: Session, schema: str) -> LogState:
 async def read_log(session: Session, schema: str, call: op.ReadLog) -> LogPage:
     sql, log = load("blobs", schema), load("log", schema)
     bounds: dict[int, int] = dict(await session.rows(log["epochs"]))
-    epoch = int(call.stream)
+    epoch = int(call.stream) if call.stream.isdecimal() and len(call.stream) < 10 else 0
+    if epoch not in bounds:
+        raise InvalidRequest(
+            f"{call.stream!r} is not a stream of this store's log: pass on what `log_streams` gave"
+        )
     begin, end = bounds[epoch], bounds.get(epoch + 1, 2**63 - 1)
     statement = sql["log"].replace("/*columns*/", log["columns"])
     rows = await session.rows(statement, [str(call.after), str(call.until), begin, end, call.limit])

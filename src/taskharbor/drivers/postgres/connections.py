@@ -181,7 +181,7 @@ class Session:
     async def rows(self, statement: LiteralString, values: Values = ()) -> list[Row]:
         if self._prepared is not None and isinstance(values, list | tuple):
             return await self._prepared.rows(statement, values)
-        await self._cursor.execute(statement, values, prepare=self._prepared is not None)
+        await self._cursor.execute(statement, values)
         return await self._cursor.fetchall()
 
     async def value(self, statement: LiteralString, values: Values = ()) -> Any:
@@ -292,9 +292,8 @@ class Connections:
 
 async def connect(options: Options) -> Connection:
     try:
-        return await Connection.connect(
-            options.conninfo, autocommit=True, prepare_threshold=0 if options.prepare else None
-        )
+        # The library prepares nothing: after a rollback it would let go of its statements, and of ours with them.
+        return await Connection.connect(options.conninfo, autocommit=True, prepare_threshold=None)
     except psycopg.Error as error:
         raise translated(error, options) from error
     except OSError as error:

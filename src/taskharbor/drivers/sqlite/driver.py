@@ -13,9 +13,10 @@ from taskharbor.drivers import operations as op
 from taskharbor.drivers.contract import (
     Capabilities,
     Driver,
+    JobShare,
     Woken,
 )
-from taskharbor.drivers.engine import inspect, reserve, settle
+from taskharbor.drivers.engine import bulk, inspect, reserve, settle
 from taskharbor.drivers.engine.calls import FUNCTIONS
 from taskharbor.drivers.engine.transaction import Transaction
 from taskharbor.drivers.sqlite.database import Database
@@ -133,6 +134,9 @@ class SQLiteDriver(Driver):
         database = self._opened
         run = database.write if call.changes else database.read
         return await run(lambda tx: function(tx, call))
+
+    async def _split_jobs(self, call: op.SplitJobs) -> list[JobShare]:
+        return await self._apply(bulk.split_jobs, call)
 
     async def _reserve(self, call: op.Reserve) -> list[JobRecord]:
         def take_back(jobs: list[JobRecord]) -> Callable[[Transaction], None] | None:
