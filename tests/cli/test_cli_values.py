@@ -64,6 +64,13 @@ def test_count_text_is_short() -> None:
 def test_a_url_is_shown_without_its_password() -> None:
     assert shown_url("postgres://me:secret@db:5432/x?y=1") == "postgres://me:***@db:5432/x?y=1"
     assert shown_url("sqlite:///jobs.db") == "sqlite:///jobs.db"
+    assert shown_url("file:///a@b/c?sync=off") == "file:///a@b/c?sync=off"
+    assert shown_url("https://t0ken@a:1,b:2") == "https://***@a:1,b:2"
+    assert shown_url("postgresql://u@h/x?password=p&schema=s") == "postgresql://u@h/x?password=***&schema=s"
+    assert (
+        shown_url("s3://b/p?access_key_id=A&secret_access_key=S")
+        == "s3://b/p?access_key_id=***&secret_access_key=***"
+    )
 
 
 def test_store_file() -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from urllib.parse import unquote, urlsplit, urlunsplit
+from urllib.parse import unquote
 
 from taskharbor.cli.problems import BadInput, Problem
 from taskharbor.cli.settings import Settings
 from taskharbor.client import Client
+
+_SECRET = re.compile("pass|secret|token|key|credential|sig", re.IGNORECASE)
 
 
 @contextmanager
@@ -57,9 +60,16 @@ def store_file(url: str) -> Path | None:
 
 
 def shown_url(url: str) -> str:
-    """The URL without its password."""
-    parts = urlsplit(url)
-    if parts.password is None:
-        return url
-    user_and_host = f"{parts.username or ''}:***@{parts.netloc.rpartition('@')[2]}"
-    return urlunsplit(parts._replace(netloc=user_and_host))
+    """The URL without what is secret in it: passwords, tokens, keys."""
+    base, question, query = url.partition("?")
+    scheme, separator, rest = base.partition("://")
+    authority, slash, path = rest.partition("/")
+    account, at, place = authority.rpartition("@")
+    user, colon, _ = account.partition(":")
+    if at and (colon or scheme in ("http", "https")):
+        account = f"{user}:***" if colon else "***"
+    options = [
+        f"{option.partition('=')[0]}=***" if _SECRET.search(option.partition("=")[0]) else option
+        for option in query.split("&")
+    ]
+    return f"{scheme}{separator}{account}{at}{place}{slash}{path}{question}{'&'.join(options)}"
