@@ -387,6 +387,29 @@ def test_a_header_that_never_ends_is_cut(narrow: str) -> None:
     assert raw(narrow, b"GET / HTTP/1.1\r\nX: " + b"x" * 3000).startswith(b"HTTP/1.1 431")
 
 
+@pytest.mark.parametrize("answered", [False, True], ids=["before the answer", "after it"])
+@pytest.mark.parametrize("trailers", [b"x: y\r\n" * 50_000, b"x: " + b"y" * 300_000], ids=["many", "endless"])
+def test_trailers_that_are_too_long_are_cut(url: str, trailers: bytes, answered: bool) -> None:
+    """The fields after the last piece of a body are headers too, and the parser keeps them."""
+    path = b"/nowhere" if answered else b"/v1/jobs"
+    head = b"POST %s HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n" % path
+    parts = urlsplit(url)
+    with socket.create_connection((parts.hostname, parts.port), timeout=PATIENCE) as connection:
+        connection.sendall(head + b"2\r\n{}\r\n0\r\n")
+        answer = connection.recv(65536) if answered else b""
+        # The broker hangs up on a client that is still sending.
+        with suppress(ConnectionError):
+            connection.sendall(trailers)
+            while piece := connection.recv(65536):
+                answer += piece
+        assert answered == answer.startswith(b"HTTP/1.1 404")
+
+
+def test_trailers_that_are_short_are_let_pass(narrow: str) -> None:
+    head = b"POST /nowhere HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n"
+    assert raw(narrow, head + b"0\r\nx: y\r\n\r\n").startswith(b"HTTP/1.1 404")
+
+
 def test_who_says_nothing_is_not_listened_to(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(BoundedProtocol, "head_seconds", 0.01)
     with running_broker("memory://") as url:

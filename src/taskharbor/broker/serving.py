@@ -67,7 +67,7 @@ class TooLong(Exception):
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """HTTP with an upper bound on what comes before a body: uvicorn has none, neither in bytes nor in time.
+    """HTTP with an upper bound on what is around a body: uvicorn has none, neither in bytes nor in time.
 
     Subclassed with other limits by `bounded`.
     """
@@ -77,9 +77,8 @@ class BoundedProtocol(HttpToolsProtocol):
     head_seconds = 10.0
     """From the first byte of a request, or from the connection, to the end of the headers."""
 
-    _in_head = True
     _head_bytes = 0
-    """Read since the head began. May include a body that came with it."""
+    """Read since the last headers or the last piece of a body: of a head, of trailers, or of a chunk's extensions."""
     _is_too_long = False
     _timer: asyncio.TimerHandle | None = None
 
@@ -101,17 +100,15 @@ class BoundedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if self._in_head:
-            self._head_bytes += len(data)
+        self._head_bytes += len(data)
         super().data_received(data)
         # A header that does not end is not handed over either, so it is seen here.
-        if self._in_head and self._head_bytes > self.max_header_bytes and not self.transport.is_closing():
+        if self._head_bytes > self.max_header_bytes and not self.transport.is_closing():
             self._is_too_long = True
             self.send_400_response("")
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._in_head = True
         if self._timer is None:
             self._timer = self.loop.call_later(self.head_seconds, self.transport.close)
 
@@ -121,10 +118,13 @@ class BoundedProtocol(HttpToolsProtocol):
             self._is_too_long = True
             # Comes out of the parser as an error of its own, and ends in `send_400_response`.
             raise TooLong
-        self._in_head = False
         self._head_bytes = 0
         self._stop_timer()
         super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._head_bytes = 0
+        super().on_body(body)
 
     def send_400_response(self, msg: str) -> None:
         self.transport.write(_TOO_LONG if self._is_too_long else _NOT_HTTP)
