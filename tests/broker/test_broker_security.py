@@ -255,6 +255,7 @@ def test_the_address_that_was_connected_to_is_ours() -> None:
         "file://",
         "http://localhost.evil.example",
         "chrome-extension://abc",
+        "http://[",
         "",
     ],
 )
@@ -534,6 +535,17 @@ def test_an_error_nobody_expected_says_nothing_of_the_inside(caplog: pytest.LogC
         assert client.get("/v1/time").status == 200
     assert CANARY[::-1] not in caplog.text
     assert "RuntimeError in GET /v1/stats" in caplog.text
+
+
+def test_a_path_begins_no_line_of_its_own_in_an_error(caplog: pytest.LogCaptureFixture) -> None:
+    class BrokenQueues(MemoryDriver):
+        async def settings(self, *_: object, **__: object) -> object:  # type: ignore[override]
+            raise RuntimeError
+
+    with caplog.at_level(logging.DEBUG), running_broker(BrokenQueues()) as url, Client(url) as client:
+        assert client.get("/v1/queues/x%0Aforged").status == 500
+    assert "/v1/queues/x" in caplog.text
+    assert "\nforged" not in caplog.text
 
 
 def test_the_table_of_operations_has_no_name_and_no_place_twice() -> None:

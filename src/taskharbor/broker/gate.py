@@ -67,7 +67,9 @@ class Gate:
         except Exception as error:
             # By its kind and place only: a message may repeat what the request carried.
             place = "".join(traceback.format_tb(error.__traceback__))
-            log.error("%s in %s %s\n%s", type(error).__name__, scope["method"], scope["path"], place)
+            log.error(
+                "%s in %s %s\n%s", type(error).__name__, scope["method"], _printable(scope["path"]), place
+            )
             await exchange.give(self._problem(error))
         finally:
             self._under_way -= 1
@@ -287,10 +289,10 @@ class KnownHosts:
 
     def same_origin(self, origin: bytes, host: bytes) -> bool:
         """Whether a page of this very broker sent it. `null` and what cannot be read are strangers."""
-        parts = urlsplit(origin.decode("latin-1"))
-        port = _DEFAULT_PORTS.get(parts.scheme)
+        scheme, _, rest = origin.decode("latin-1").partition("://")
+        port = _DEFAULT_PORTS.get(scheme)
         if port is None:
             return False
-        name, given = split_host(parts.netloc)
+        name, given = split_host(rest)
         host_name, host_port = split_host(host.decode("latin-1"))
         return name == host_name and (given or port) == (host_port or port)

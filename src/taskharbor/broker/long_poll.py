@@ -129,7 +129,7 @@ class LongPolls:
             except Exception as error:
                 # Any error: waiting clients must not be forgotten, and their own next claim tells them of it.
                 if not is_failing:
-                    log.warning("cannot wait for queue %s: %s; trying again", queue, type(error).__name__)
+                    log.warning("cannot wait for queue %r: %s; trying again", queue, type(error).__name__)
                 is_failing = is_changed = True
             if is_changed:
                 self._change(watcher)
