@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from broker_client import Client
+from broker_loops import on_a_loop
 
+from taskharbor.broker.job_routes import in_turns
 from taskharbor.clock import FakeClock
 
 
@@ -417,3 +421,18 @@ def test_a_name_is_for_one_request(client: Client) -> None:
         assert "make a new one for every call" in answer.body["detail"]
     assert client.post("/v1/jobs", {"type": "t"}, TaskHarbor_Request="x" * 65).status == 422
     assert len(client.ok("GET", "/v1/jobs")["jobs"]) == 1
+
+
+@on_a_loop
+async def test_a_long_batch_lets_others_have_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("taskharbor.broker.job_routes.TURN_SECONDS", 0.0)
+    order: list[str] = []
+
+    def items() -> Iterator[int]:
+        for number in range(3):
+            order.append(f"item {number}")
+            yield number
+
+    asyncio.get_running_loop().call_soon(order.append, "other")
+    assert await in_turns(items()) == [0, 1, 2]
+    assert order == ["item 0", "other", "item 1", "item 2"]

@@ -350,6 +350,30 @@ def test_what_is_nested_too_deep_is_refused(narrow: str, place: str) -> None:
         assert send("[" * 900 + "]" * 900).status == 422
 
 
+@pytest.mark.parametrize(
+    ("place", "path", "most"),
+    [
+        ("payload", "/v1/jobs", 1_048_576),
+        ("result", "/v1/jobs/x/complete", 65_536),
+        ("progress", "/v1/jobs/x/heartbeat", 4096),
+    ],
+)
+def test_a_value_that_is_too_large_is_refused_before_it_is_read(
+    client: Client, place: str, path: str, most: int
+) -> None:
+    """Reading many megabytes of brackets would keep all other callers waiting."""
+    given = '"type":"t"' if place == "payload" else '"token":"t"'
+
+    def send(value: str) -> Answer:
+        data = f'{{{given},"{place}":{value}}}'.encode()
+        return client.ask("POST", path, data=data, Content_Type="application/json")
+
+    assert send("[" * 65 + " " * (most - 130) + "]" * 65).body["code"] == "too_deep"
+    answer = send("[" * 65 + " " * most + "]" * 65)
+    assert (answer.status, answer.body["code"]) == (422, "invalid_request")
+    assert f"at most {most} are" in answer.body["detail"]
+
+
 def test_a_nest_that_would_overflow_the_stack_is_refused(client: Client) -> None:
     for data in (
         b"[" * 200_000,

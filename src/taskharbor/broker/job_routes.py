@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Sequence
-from typing import Any
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -24,6 +25,7 @@ from taskharbor.drivers.operations import Enqueue, Wait
 from taskharbor.errors import JobError, JobNotFound, LeaseMismatch
 from taskharbor.jobs import (
     LATEST,
+    MAX_PAYLOAD_BYTES,
     MAX_RESULT_BYTES,
     SECOND,
     Failure,
@@ -37,6 +39,22 @@ from taskharbor.jobs import (
 )
 from taskharbor.requests import EncodedPayload, RecordBuilder
 from taskharbor.retry import DEFAULT_RETRY
+
+TURN_SECONDS = 0.02
+T = TypeVar("T")
+
+
+async def in_turns(items: Iterable[T]) -> list[T]:
+    """The items of a batch. Checking their values may take seconds, in which other requests get their turns."""
+    made: list[T] = []
+    began = time.perf_counter()
+    for item in items:
+        made.append(item)
+        if time.perf_counter() - began > TURN_SECONDS:
+            await asyncio.sleep(0)
+            began = time.perf_counter()
+    return made
+
 
 # -- submitting ---------------------------------------------------------------------------------------------
 
@@ -74,7 +92,7 @@ async def submit(call: Call) -> Any:
         jobs, is_single = decoded(_many, data).jobs, False
     config, driver, now = call.service.config, call.service.driver, call.service.now()
     check_batch(len(jobs), config.max_batch)
-    records = _builder.build([_request(job, config.max_depth) for job in jobs], now)
+    records = _builder.build(await in_turns(_request(job, config.max_depth) for job in jobs), now)
     accepted = await driver.run(Enqueue(records, now, new_ids=True))
     answers = [responses.Submitted(one.id, one.existed) for one in accepted]
     status = 200 if all(one.existed for one in accepted) else 201
@@ -109,7 +127,7 @@ def _payload(job: requests.NewJob, max_depth: int) -> bytes:
         )
     if isinstance(job.payload, UnsetType):
         return b"null"
-    return requests.checked_json(job.payload, max_depth, "payload")
+    return requests.checked_json(job.payload, max_depth, MAX_PAYLOAD_BYTES, "payload")
 
 
 # -- claiming and heartbeats --------------------------------------------------------------------------------
@@ -210,11 +228,11 @@ async def _extend(
     nameless = [job_id for job_id, beat in beats if beat.token is None]
     records = dict(zip(nameless, await service.driver.get(nameless, now=now), strict=True))
     tokens = [_token_of(job_id, beat, records.get(job_id)) for job_id, beat in beats]
-    extensions = [
+    extensions = await in_turns(
         Extension(job_id, token, _progress(beat.progress, call))
         for (job_id, beat), token in zip(beats, tokens, strict=True)
         if isinstance(token, str)
-    ]
+    )
     answers = iter(await service.driver.extend_lease(extensions, lease_for=_micros(lease_seconds), now=now))
     return [next(answers) if isinstance(token, str) else token for token in tokens]
 
@@ -222,12 +240,7 @@ async def _extend(
 def _progress(value: requests.AnyJSON, call: Call) -> bytes | None:
     if isinstance(value, UnsetType):
         return None
-    data = requests.checked_json(value, call.service.config.max_depth, "progress")
-    if len(data) > MAX_PROGRESS_BYTES:
-        raise Problem(
-            422, "invalid_request", f"progress of {len(data)} bytes: at most {MAX_PROGRESS_BYTES} are kept"
-        )
-    return data
+    return requests.checked_json(value, call.service.config.max_depth, MAX_PROGRESS_BYTES, "progress")
 
 
 def _micros(seconds: float) -> Micros:
@@ -299,7 +312,9 @@ async def _settle(call: Call, ends: Sequence[tuple[str, requests.End]]) -> list[
     needed = [job_id for job_id, end in ends if end.token is None or isinstance(end, _FAILING)]
     # Attempts cannot change under a lease, so what is read here still holds when the token is checked.
     records = dict(zip(needed, await service.driver.get(needed, now=now), strict=True))
-    answers = [_settlement(job_id, end, records.get(job_id), now, depth) for job_id, end in ends]
+    answers = await in_turns(
+        _settlement(job_id, end, records.get(job_id), now, depth) for job_id, end in ends
+    )
     settlements = [answer for answer in answers if not isinstance(answer, JobError)]
     errors = iter(await service.driver.settle(settlements, now=now))
     return [answer if isinstance(answer, JobError) else next(errors) or answer for answer in answers]
@@ -349,19 +364,12 @@ def _when(end: requests.Retry | requests.Release, now: Micros) -> Micros | None:
 
 
 def _result(end: requests.Complete, max_depth: int) -> bytes | None:
-    data: bytes | None = end.result_base64
-    if not isinstance(end.result, UnsetType):
-        if data is not None:
-            raise Problem(422, "invalid_request", "give either result or result_base64, not both")
-        data = requests.checked_json(end.result, max_depth, "result")
-    if data is not None and len(data) > MAX_RESULT_BYTES:
-        raise Problem(
-            422,
-            "invalid_request",
-            f"a result of {len(data)} bytes: at most {MAX_RESULT_BYTES} are kept",
-            hint="store it elsewhere and send a reference to it",
-        )
-    return data
+    data = end.result_base64
+    if isinstance(end.result, UnsetType):
+        return None if data is None else requests.checked_size(data, MAX_RESULT_BYTES, "result")
+    if data is not None:
+        raise Problem(422, "invalid_request", "give either result or result_base64, not both")
+    return requests.checked_json(end.result, max_depth, MAX_RESULT_BYTES, "result")
 
 
 def _failure(error: str | requests.ErrorReport) -> Failure:
