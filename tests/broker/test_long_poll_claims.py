@@ -69,6 +69,30 @@ def test_a_client_that_leaves_is_given_no_job() -> None:
         assert (job["worker"], job["fence"]) == ("everybody", 1)
 
 
+def test_a_repeated_claim_goes_on_when_the_first_client_leaves() -> None:
+    """The claim is made again for the client that is still there."""
+    body = b'{"wait_seconds": 60}'
+    request = (
+        b"POST /v1/jobs/claim HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        b"TaskHarbor-Request: n1\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
+    )
+    with broker_thread("memory://") as broker, Client(broker.url) as producing:
+        address = ("127.0.0.1", int(broker.url.rpartition(":")[2]))
+        tasks = broker.server.server_state.tasks
+        long_polls = broker.app.service.long_polls
+        with socket.create_connection(address, timeout=PATIENCE) as second:
+            with socket.create_connection(address) as first:
+                first.sendall(request)
+                wait_until(broker, lambda: long_polls.waiting == 1)
+                second.sendall(request)
+                wait_until(broker, lambda: len(tasks) == 2)
+            wait_until(broker, lambda: len(tasks) == 1 and long_polls.waiting == 1)
+            job_id = producing.submit()
+            answer = second.makefile("rb").read()
+            assert answer.startswith(b"HTTP/1.1 200")
+            assert job_id.encode() in answer
+
+
 def test_a_stop_answers_who_waits_at_once() -> None:
     with ThreadPoolExecutor() as pool, broker_thread("memory://") as broker, Client(broker.url) as waiting:
         claimed = pool.submit(waiting.claim, wait_seconds=60)

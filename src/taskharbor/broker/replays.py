@@ -7,9 +7,11 @@ simply be made again; but a second reserve would leave the jobs of the first to 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, NamedTuple
 
+from taskharbor.broker.exchange import ClientGone
 from taskharbor.errors import BackendUnavailable, InvalidRequest
 
 KEEP_SECONDS = 60.0
@@ -64,14 +66,15 @@ class Replays:
 
     async def once(self, name: Name, operation: str, make: Callable[[], Awaitable[Any]]) -> Replay:
         """The answer that was made under this name, also by a call that is still under way; else the one made now."""
-        kept = self._kept.get(name)
-        if kept is not None:
+        while (kept := self._kept.get(name)) is not None:
             if kept.operation != operation:
                 raise InvalidRequest(
                     f"the request id was used for {kept.operation} already: make a new one for every call, "
                     "and keep it for repeated tries of the same call only"
                 )
-            return Replay(await asyncio.shield(kept.answer), True)
+            # Where the client of the call under way leaves, this call is made in its place.
+            with contextlib.suppress(ClientGone):
+                return Replay(await asyncio.shield(kept.answer), True)
         kept = self._kept[name] = _Kept(operation, asyncio.get_running_loop().create_future(), self._time())
         try:
             answer = await make()
