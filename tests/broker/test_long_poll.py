@@ -78,6 +78,18 @@ async def test_a_queue_that_is_forgotten_is_watched_anew_and_misses_nothing(
 
 
 @on_a_loop
+async def test_a_queue_that_nobody_waits_for_is_soon_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names cost a caller nothing, and each look at the store takes time from all callers."""
+    monkeypatch.setattr("taskharbor.broker.long_poll.LOOK_AGAIN", 0.001)
+    async with MemoryDriver() as driver:
+        polls = long_polls_over(driver)
+        await polls.wait(Wait([f"queue-{number}" for number in range(256)], 0, 0, None))
+        for watcher in polls._watchers.values():
+            watcher.asked_at -= 5
+        await rounds_until(lambda: not polls._watchers)
+
+
+@on_a_loop
 async def test_more_waits_than_allowed_are_refused() -> None:
     async with MemoryDriver() as driver:
         polls = long_polls_over(driver, max_waiting=0)

@@ -26,8 +26,8 @@ LOOK_AGAIN = 1.0
 """Seconds after which the store is asked anew: only then it tells what comes due that was stored since."""
 MOST_WATCHED = 10_000
 """Queues at once: names cost a caller nothing."""
-FORGET_AFTER = 60.0
-"""Seconds for which a queue is watched after the last call that named it."""
+FORGET_AFTER = 5.0
+"""Seconds for which a queue is watched after the last call that named it: long enough to ask again after an answer."""
 
 
 class _Watcher:
