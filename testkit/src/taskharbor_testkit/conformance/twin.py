@@ -49,6 +49,7 @@ class Twin:
         self._feed: list[Attempt] = []
         self._feed_cursor: str | None = None
         self._ids: set[str] = set()
+        self._races = 0
 
     @classmethod
     async def open(cls, store: Store) -> Self:
@@ -80,8 +81,13 @@ class Twin:
         return answer
 
     async def together(self, *calls: tuple[Driver, op.Operation[Any]]) -> list[Any]:
-        """Start all at once; some serial order of them must explain every answer and all that is visible."""
-        answers = list(await asyncio.gather(*(perform(driver, call) for driver, call in calls)))
+        """Start all at once; some serial order of them must explain every answer and all that is visible.
+
+        The first call starts first in one half of the races, and last in the other."""
+        self._races += 1
+        # The Thue-Morse sequence: a case that repeats a race, with any period, has it in both orders.
+        step = -1 if self._races.bit_count() % 2 else 1
+        answers = (await asyncio.gather(*(perform(driver, call) for driver, call in calls[::step])))[::step]
         shown = await self.look()
         pairs = [(call, answer) for (_, call), answer in zip(calls, answers, strict=True)]
         known, reasons = self._known(), list[str]()
@@ -102,7 +108,7 @@ class Twin:
             for n in order:
                 self.witness.saw(*pairs[n])
             self.witness.check(shown, self.now)
-            return answers
+            return list(answers)
         listed = "\n".join(f"  {call} -> {answer!r}" for call, answer in pairs)
         raise Mismatch(f"no order of these calls explains what happened:\n{listed}\n" + "\n".join(reasons))
 

@@ -12,6 +12,7 @@ import pickle
 import signal
 import sys
 import threading
+from typing import Any
 
 from taskharbor.drivers.contract import Driver
 from taskharbor.drivers.operations import Operation
@@ -30,8 +31,8 @@ def _die() -> None:
 
 
 def _batch(name: str) -> list[JobRecord]:
-    fields = {"type": "mail", "queue": QUEUE, "headers": {"batch": name}}
-    return [JobRecord(id=job_id, run_at_us=START, created_at_us=START, **fields) for job_id in new_ids(10)]
+    fields: dict[str, Any] = {"type": "mail", "queue": QUEUE, "run_at_us": START, "created_at_us": START}
+    return [JobRecord(id=one, headers={"batch": name}, **fields) for one in new_ids(10)]
 
 
 async def main(driver: Driver, call: Operation[object] | None) -> None:
@@ -46,4 +47,4 @@ async def main(driver: Driver, call: Operation[object] | None) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(connect(sys.argv[1]), pickle.load(sys.stdin.buffer)))
+    asyncio.run(main(connect(sys.argv[1]), pickle.load(sys.stdin.buffer)))  # noqa: S301

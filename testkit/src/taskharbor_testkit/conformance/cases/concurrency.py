@@ -178,7 +178,7 @@ async def one_lease_settled_from_many_sides_ends_once(t: Twin) -> None:
 async def settle_and_enqueue_of_one_key_leave_no_orphan(t: Twin) -> None:
     """Whoever comes first: the new job is blocked and then freed, or it simply waits. Never stuck."""
     handles = [await t.store.connect() for _ in range(2)]
-    for settlement in (ack, fail, release, lambda job: retry(job, t.now)):
+    for settlement in (ack, fail, release, lambda job: retry(job, t.now)) * 2:
         held = await t.lease(t.job(key="k"))
         await t.together(
             (handles[0], op.Settle([settlement(held)], t.now)),
@@ -197,10 +197,12 @@ async def racing_calls_have_some_serial_order(t: Twin) -> None:
         await t.enqueue(*[t.job(key=f"k{n % 2}"), t.job(max_attempts=1), t.job()])
         held = await t.reserve(2, lease=2)
         settlements: list[Settlement] = [fail(job) if n % 2 else retry(job, t.now) for job in held]
+        # A reserve that sees a part of the batch is seen to do so: these go before all others.
+        new = [t.job(priority=9) for _ in range(2)]
         await t.together(
             (handles[0], op.Reserve("q", 3, SECOND, t.now, "w")),
             (handles[1], op.Settle(settlements, t.now)),
-            (handles[2], op.Enqueue([t.job(key=f"k{n % 2}", payload=b"%d" % n)], t.now)),
+            (handles[2], op.Enqueue([t.job(key=f"k{n % 2}", payload=b"%d" % n), *new], t.now)),
             (handles[3], op.Cancel([job.id for job in held], t.now)),
         )
         t.advance(1)

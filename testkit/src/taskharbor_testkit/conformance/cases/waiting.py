@@ -11,12 +11,15 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, TypeAlias
 
+from taskharbor.bulk.stage import pack
 from taskharbor.jobs import SECOND, UpdateFlags
 from taskharbor_testkit.conformance.case import parametrised
-from taskharbor_testkit.conformance.twin import SETTLEMENTS, End, Twin, ack, fail, release
+from taskharbor_testkit.conformance.twin import SETTLEMENTS, End, Twin, ack, discard, fail, release
 from taskharbor_testkit.waits import Waits
 
 PATIENCE = 5.0
+LEASE = 600 * SECOND
+"""Far longer than a case takes: a lease that comes to its end would wake its waiters."""
 
 Act: TypeAlias = Callable[[], Awaitable[Any]]
 Cause: TypeAlias = Callable[[Twin], Awaitable[Act]]
@@ -42,20 +45,39 @@ async def times_out_at_once_when_asked_to(t: Twin) -> None:
 
 
 async def several_queues_are_watched_at_once(t: Twin) -> None:
-    other = Waits(await t.store.connect())
-    while await other(["x", "q", "y"], now=t.now, timeout=0.02):
+    other, queues = Waits(await t.store.connect()), [*(f"x{n}" for n in range(255)), "q"]
+    while await other(queues, now=t.now, timeout=0.02):
         pass
-    waiter = asyncio.create_task(other(["x", "q", "y"], now=t.now, timeout=PATIENCE))
+    waiter = asyncio.create_task(other(queues, now=t.now, timeout=PATIENCE))
     await t.add()
     assert await waiter
 
 
+async def _waiting(waits: Waits, t: Twin) -> list[asyncio.Task[bool]]:
+    """Waiters that have each come to another point of their wait: some have yet to look, some to listen, most sleep."""
+    await _quiet(waits, t)
+    waiters: list[asyncio.Task[bool]] = []
+    for _ in range(8):
+        waiters.append(asyncio.create_task(_woken(waits, t)))
+        await asyncio.sleep(0)
+    return waiters
+
+
 async def _settle(
-    t: Twin, end: End, *, key: str | None = None, then: int = 0, queue: str = "q", **settings: Any
+    t: Twin,
+    end: End,
+    *,
+    key: str | None = None,
+    then: int = 0,
+    queue: str = "q",
+    is_cancelled: bool = False,
+    **settings: Any,
 ) -> Act:
     """A job is leased, so many more wait, and the lease ends."""
     await t.configure(queue, **settings)
     held = await t.lease(t.job(queue=queue, key=key), queue=queue)
+    if is_cancelled:
+        await t.cancel(held.id)
     await t.add_many(then, key=key)
     return lambda: t.settle(end(held))
 
@@ -77,14 +99,21 @@ async def _requeue(t: Twin) -> Act:
     return lambda: t.requeue(held.id)
 
 
-async def _reclaim(t: Twin) -> Act:
-    await t.lease(t.job(), lease=600)
+async def _reclaim(t: Twin, max_attempts: int = 5, then: int = 0, **settings: Any) -> Act:
+    await t.configure(**settings)
+    await t.lease(t.job(max_attempts=max_attempts), lease=600)
+    await t.add_many(then)
 
     async def reclaim() -> None:
         t.advance(600)
         await t.reclaim()
 
     return reclaim
+
+
+async def _publish(t: Twin) -> Act:
+    await t.driver.put_blob("staging/w/1", pack([t.job()]))
+    return lambda: t.driver.publish_blobs(["staging/w/1"], series="s", number=1, portion=1, now=t.now)
 
 
 async def _an_update_to_now(t: Twin) -> Act:
@@ -94,15 +123,20 @@ async def _an_update_to_now(t: Twin) -> Act:
 
 CAUSES: dict[str, Cause] = {
     "enqueue": _enqueue,
+    "publish": _publish,
     "release": partial(_settle, end=release),
     "retry": partial(_settle, end=SETTLEMENTS["retry"]),
     "unblocking": partial(_settle, end=ack, key="k", then=1),
+    "unblocking_by_discard": partial(_settle, end=discard, key="k", then=1),
     "room_under_w": partial(_settle, end=ack, then=1, max_inflight=1),
+    "room_by_discard": partial(_settle, end=discard, then=1, max_inflight=1),
+    "room_by_a_cancelled_release": partial(_settle, end=release, is_cancelled=True, then=1, max_inflight=1),
     "a_failure_job": partial(_settle, end=fail, queue="source", failure_queue="q"),
     "a_higher_w": partial(_configure, before={"max_inflight": 1}, after={"max_inflight": 2}),
     "the_end_of_a_pause": partial(_configure, before={"paused": True}, after={}),
     "requeue": _requeue,
     "reclaim": _reclaim,
+    "room_by_a_death": partial(_reclaim, max_attempts=1, then=1, max_inflight=1),
     "an_update_to_now": _an_update_to_now,
 }
 
@@ -111,13 +145,11 @@ CAUSES: dict[str, Cause] = {
 async def _wakes(t: Twin, cause: str) -> None:
     """A waiter on another handle wakes, and so does one that only begins to wait afterwards."""
     act = await CAUSES[cause](t)
-    waiting, later = Waits(await t.store.connect()), Waits(await t.store.connect())
-    await _quiet(waiting, t)
+    later = Waits(await t.store.connect())
     await _quiet(later, t)
-    waiter = asyncio.create_task(_woken(waiting, t))
-    await asyncio.sleep(0)
+    waiters = await _waiting(Waits(await t.store.connect()), t)
     await act()
-    assert await waiter, f"{cause} on one handle did not wake another that waited"
+    assert all(await asyncio.gather(*waiters)), f"{cause} on one handle did not wake another that waited"
     assert await _woken(later, t), f"{cause} before the wait began was missed"
 
 
@@ -143,12 +175,9 @@ async def a_lease_coming_to_its_end_wakes(t: Twin) -> None:
 async def every_waiter_is_woken(t: Twin) -> None:
     """A waiter on the handle that enqueues, too."""
     handles = [Waits(t.driver), *[Waits(await t.store.connect()) for _ in range(3)]]
-    for handle in handles:
-        await _quiet(handle, t)
-    waiters = [asyncio.create_task(_woken(handle, t)) for handle in handles]
-    await asyncio.sleep(0)
+    waiters = [waiter for handle in handles for waiter in await _waiting(handle, t)]
     await t.add()
-    assert await asyncio.gather(*waiters) == [True] * 4
+    assert all(await asyncio.gather(*waiters))
 
 
 async def a_cancelled_wait_harms_nothing(t: Twin) -> None:
@@ -180,7 +209,7 @@ async def no_wake_up_is_missed_in_a_long_run(t: Twin) -> None:
         while len(got) < total:
             is_woken = await waits(["q"], now=t.now, timeout=PATIENCE)
             assert is_woken, f"wait timed out with {total - len(got)} jobs still to come or ready"
-            while found := await consumer.reserve("q", limit=3, lease_for=SECOND, now=t.now, worker="c"):
+            while found := await consumer.reserve("q", limit=3, lease_for=LEASE, now=t.now, worker="c"):
                 got.extend(job.id for job in found)
                 assert len(set(got)) == len(got), "a job was handed out twice"
 
