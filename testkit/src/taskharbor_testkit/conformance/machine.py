@@ -204,7 +204,7 @@ class DriverMachine(RuleBasedStateMachine):
             return  # Refused: a failing job would never end.
         self.do(client, op.Configure(queue, settings, self.twin.now))
 
-    @rule(client=some.clients, selection=some.filters, limit=some.limits)
+    @rule(client=some.clients, selection=some.filters, limit=some.page_sizes)
     def list_jobs(self, client: int, selection: JobFilter, limit: int) -> None:
         listed = self.run(list_all(self.clients[client], selection, self.twin.now, limit))
         wanted = self.twin.model.listing(selection, now=self.twin.now)

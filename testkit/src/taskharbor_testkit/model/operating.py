@@ -15,7 +15,7 @@ from taskharbor.drivers import contract
 from taskharbor.drivers.contract import AttemptPage, JobFilter, LogPage, Page, QueueSettings, QueueStats
 from taskharbor.errors import JobError
 from taskharbor.jobs import Attempt, JobRecord, JobState, Micros, Outcome
-from taskharbor_testkit.model.records import is_due, matches, own_copy
+from taskharbor_testkit.model.records import is_due, matches, own_copy, read_cursor
 from taskharbor_testkit.model.store import Store
 
 
@@ -131,8 +131,9 @@ class Model(Store):
     def list_jobs(
         self, selection: JobFilter, *, now: Micros, limit: int = 100, cursor: str | None = None
     ) -> Page:
-        before = self.next_place if cursor is None else int(cursor)
-        rest = [job for job in self.listing(selection, now=now) if self.places[job.id] < before]
+        before, last = read_cursor(cursor, self.next_place), read_cursor(selection.until, 0)
+        listed = self.listing(selection, now=now)
+        rest = [job for job in listed if last <= self.places[job.id] < before]
         return Page(rest[:limit], str(self.places[rest[limit - 1].id]) if len(rest) > limit else None)
 
     def stats(self, *, now: Micros, queue: str | None = None) -> list[QueueStats]:
@@ -156,7 +157,7 @@ class Model(Store):
         return {state: states.count(state) for state in JobState}
 
     def read_attempts(self, *, after: str | None = None, limit: int = 1000) -> AttemptPage:
-        last = int(after or 0)
+        last = read_cursor(after, 0)
         first = bisect.bisect_right(self.log, last, key=lambda row: row.seq)
         rows = self.log[first : first + limit]
         return AttemptPage(rows, str(rows[-1].seq if rows else last))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from taskharbor.drivers.contract import Ack, Discard, Fail, JobFilter
+from taskharbor.errors import InvalidRequest
 from taskharbor.jobs import DEFAULT_FLAGS, JobRecord, JobState, Micros, UpdateFlags
 
 SUCCEEDS_AGAIN: dict[type, tuple[JobState, ...]] = {
@@ -55,6 +56,12 @@ def matches(job: JobRecord, selection: JobFilter) -> bool:
         and selection.worker in (None, job.worker)
         and (before is None or (job.finished_at_us is not None and job.finished_at_us < before))
     )
+
+
+def read_cursor(cursor: str | None, default: int) -> int:
+    if cursor is not None and not cursor.isdecimal():
+        raise InvalidRequest(f"{cursor!r} is not a cursor of this store")
+    return default if cursor is None else int(cursor)
 
 
 def clear_lease(job: JobRecord) -> None:

@@ -118,6 +118,9 @@ async def ids_and_names_that_no_job_has_are_refused_where_they_are_looked_for(t:
             op.ListJobs(JobFilter(types=frozenset({name})), START),
             op.Purge(JobFilter(key=name)),
         )
+    for cursor in ("foo", "-1"):
+        pages = (op.ListJobs(JobFilter(), START, 1, cursor), op.ListJobs(JobFilter(until=cursor), START))
+        await _refused(t, *pages, op.ReadAttempts(cursor), names="cursor")
     for limit in (0, -1, 2**31):
         await _refused(t, op.ListJobs(JobFilter(), START, limit), op.ReadAttempts(None, limit))
     for limit in (-1, 2**31):

@@ -198,8 +198,9 @@ async def a_lease_begun_at_an_end_is_judged_by_its_own_expiry(t: Twin) -> None:
 
 
 async def a_late_heartbeat_takes_nothing_away(t: Twin) -> None:
-    """Two heartbeats that overtake each other leave the later expiry."""
+    """Two heartbeats that overtake each other leave the later expiry. The late one is told of a cancel request, too."""
     held = await t.lease(t.job(), lease=10)
+    await t.cancel(held.id)
     t.advance(5)
     held = await t.keep(held, lease=10)
     late = await t.keep(held, b"50%", lease=10, now=t.now - LAG)

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from taskharbor.drivers.contract import Enqueued
-from taskharbor.jobs import SECOND, JobState, UpdateFlags
+from taskharbor.jobs import LATEST, SECOND, JobState, UpdateFlags
 from taskharbor_testkit.conformance.case import parametrised
 from taskharbor_testkit.conformance.twin import START, Twin, ack, fail, release
 
@@ -42,8 +42,18 @@ _stored("a_due_job_is_ready", run_at_us=START)
 _stored("a_job_due_long_ago_is_ready", run_at_us=1)
 _stored("a_job_due_later_is_scheduled", "scheduled", run_at_us=START + 1)
 _stored("every_field_is_kept_exactly", **EVERY_FIELD)
+_stored("the_first_instants_are_kept", run_at_us=-LATEST, created_at_us=-LATEST)
+_stored("the_last_instants_are_kept", "scheduled", run_at_us=LATEST, created_at_us=LATEST)
 _stored("an_empty_payload_is_kept", payload=b"")
-_stored("a_payload_of_a_megabyte_is_kept", payload=b"\x00\xff" * 524_288)
+_stored("a_payload_of_a_megabyte_is_kept", payload=b"\x00\xff" * 524_289)
+
+
+async def names_are_compared_exactly(t: Twin) -> None:
+    """Case, blanks and accents count, and no separator makes one name of a queue and a key."""
+    names = [("q", name) for name in ("name", "NAME", "name ", " name", "n\u00e4me", "na\u0308me")]
+    names += [("a:b", "c"), ("a", "b:c"), ("a/b", "c"), ("a", "b/c")]
+    await t.stores(*[t.job(id=f"{queue}|{name}", queue=queue, key=name) for queue, name in names])
+    await t.stores(*[t.job(queue=queue, idempotency_key=name) for queue, name in names])
 
 
 async def lease_state_and_counters_of_the_record_are_ignored(t: Twin) -> None:
@@ -144,10 +154,12 @@ async def an_idempotency_key_is_forgotten_with_the_job(t: Twin) -> None:
     """By an operator's purge and by retention."""
     await t.configure(keep_done_us=1)
     for remove in (t.purge, t.prune):
-        await t.settle(ack(await t.lease(t.job(idempotency_key="i"))))
+        job = await t.add(key="k", idempotency_key="i")
+        await t.updates(t.job(key="k", idempotency_key="also"), job)
+        await t.settle(ack(await t.lease()))
         t.advance(1)
         assert await remove() == 1
-    await t.stores(t.job(idempotency_key="i"))
+    await t.stores(t.job(idempotency_key="i"), t.job(idempotency_key="also"))
 
 
 async def a_known_id_wins_over_the_idempotency_key(t: Twin) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from taskharbor.drivers.contract import DAY
 from taskharbor.jobs import SECOND, JobRecord
 from taskharbor_testkit.conformance.case import parametrised
 from taskharbor_testkit.conformance.twin import START, Twin, ack, fail, release, retry
@@ -9,16 +10,16 @@ from taskharbor_testkit.conformance.twin import START, Twin, ack, fail, release,
 
 async def a_lease_carries_everything(t: Twin) -> None:
     """Inflight, with token, worker, reserved_at = now, expires_at = now + lease_for, and fence one higher."""
-    held = await t.lease(t.job(), lease=30, worker="w7")
+    held = await t.lease(t.job(), lease=400 * 86_400, worker="w7")
     assert held.token
     assert await t.get(held.id) == held
-    expiry = t.now + 30 * SECOND
+    expiry = t.now + 400 * DAY
     await t.shows(held, state="inflight", worker="w7", reserved_at_us=t.now, expires_at_us=expiry, fence=1)
 
 
 async def at_most_limit_jobs(t: Twin) -> None:
     await t.add_many(5)
-    assert [len(await t.reserve(3)) for _ in range(3)] == [3, 2, 0]
+    assert [len(await t.reserve(limit)) for limit in (0, 3, 3, 3)] == [0, 3, 2, 0]
 
 
 async def a_valid_lease_is_not_granted_again(t: Twin) -> None:
@@ -191,11 +192,11 @@ async def a_released_job_keeps_its_place(t: Twin) -> None:
 
 async def a_reclaimed_job_keeps_its_place(t: Twin) -> None:
     """By reclaim or by reserve: a crash under a long backlog does not send the job to the back."""
-    jobs = await t.add_many(6)
+    jobs = await t.add_many(14)
     await t.reserve(2, lease=10)
     t.advance(10)
     await t.reclaim()
-    await t.reserve(2, lease=10)
+    await t.reserve(12, lease=10)
     t.advance(10)
     assert await _order(t) == _ids(*jobs)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from taskharbor.drivers.contract import DAY
+from taskharbor.drivers.contract import DAY, JobFilter
 from taskharbor.jobs import SECOND, JobRecord, JobState
 from taskharbor_testkit.conformance.twin import Twin, ack, discard, fail, release
 
@@ -34,14 +34,16 @@ async def purge_removes_only_ended_jobs(t: Twin) -> None:
 
 
 async def purge_honours_every_filter(t: Twin) -> None:
+    """Not `until`, which is for listings."""
     here, there = await _ended(t), await _ended(t, "other")
+    until = (await t.driver.list_jobs(JobFilter(), now=t.now, limit=1)).cursor
     t.advance(10)
     await t.settle(ack(await t.lease(t.job(type="sms", key="k"))))
     assert await t.purge(queue="other", states=frozenset({JobState.DEAD})) == 1
     assert await t.purge(types=frozenset({"sms"}), finished_before_us=t.now) == 0
     assert await t.purge(worker="w1") == 0, "the worker is part of the lease, and an ended job has none"
     assert await t.purge(key="k") == 1
-    assert await t.purge(finished_before_us=t.now) == 5
+    assert await t.purge(finished_before_us=t.now, until=until) == 5
     assert all(await _gone(t, *here, *there))
 
 
@@ -50,7 +52,7 @@ async def purge_removes_at_most_limit(t: Twin) -> None:
     await _ended(t)
     await _ended(t)
     assert [await t.purge(limit=1, states=frozenset({JobState.DEAD})) for _ in range(3)] == [1, 1, 0]
-    assert [await t.purge(limit=3) for _ in range(3)] == [3, 1, 0]
+    assert [await t.purge(limit=limit) for limit in (0, 3, 3, 3)] == [0, 3, 1, 0]
 
 
 async def purge_leaves_the_log(t: Twin) -> None:
@@ -128,7 +130,7 @@ async def prune_takes_at_most_limit_of_each(t: Twin) -> None:
     await _ended(t)
     await _ended(t)
     t.advance(1)
-    assert [await t.prune(limit=4) for _ in range(3)] == [8, 4, 0]
+    assert [await t.prune(limit=limit) for limit in (0, 4, 4, 4)] == [0, 8, 4, 0]
 
 
 async def a_requeued_job_is_not_pruned(t: Twin) -> None:

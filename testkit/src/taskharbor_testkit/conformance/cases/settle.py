@@ -66,6 +66,10 @@ _effect(
 )
 
 
+LONG = Failure("E" * 300, "m" * 60_000, "t" * 60_000)
+_effect("a_long_error_is_kept", lambda job: retry(job, LATER, error=LONG), last_error=LONG.text)
+
+
 async def ack_keeps_the_failures_before_it(t: Twin) -> None:
     held = await t.lease(t.job())
     t.advance(1)
@@ -234,11 +238,11 @@ async def a_batch_of_deaths_is_told_one_by_one(t: Twin) -> None:
 async def the_failure_queue_may_be_paused_and_have_its_own(t: Twin) -> None:
     await t.configure(failure_queue="failed")
     await t.configure("failed", failure_queue="last")
+    await t.configure("last", paused=True)
     await t.settle(fail(await t.lease(t.job())))
     await t.settle(fail(await t.lease(queue="failed")))
     (last,) = await _failures(t, "last")
     assert (last.queue, last.type) == ("failed", FAILURE_TYPE)
-    await t.configure("last", paused=True)
     assert await t.reserve(queue="last") == []
 
 

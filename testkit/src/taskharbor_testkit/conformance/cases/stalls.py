@@ -95,7 +95,7 @@ async def only_the_queue_asked_for(t: Twin) -> None:
 async def at_most_limit_leases(t: Twin) -> None:
     await t.hold(5, lease=5)
     t.advance(5)
-    assert [await t.reclaim(limit=2) for _ in range(3)] == [2, 2, 1]
+    assert [await t.reclaim(limit=limit) for limit in (0, 2, 2, 2)] == [0, 2, 2, 1]
 
 
 async def mixed_fates_in_one_call(t: Twin) -> None:
