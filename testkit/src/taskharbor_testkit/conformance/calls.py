@@ -15,7 +15,7 @@ import msgspec
 from taskharbor.drivers import operations as op
 from taskharbor.drivers.contract import FAILURE_TYPE, Driver, FailurePayload
 from taskharbor.errors import JobNotInflight, LeaseExpired, LeaseMismatch
-from taskharbor.jobs import JobRecord, JobState, Lease, Micros, Outcome
+from taskharbor.jobs import JobRecord, JobState, Lease, Outcome
 from taskharbor_testkit.conformance.snapshot import Mismatch, Snapshot, same_answer
 from taskharbor_testkit.model import Model
 
@@ -117,39 +117,31 @@ def _reclaim(model: Model, call: op.Reclaim, after: Snapshot) -> int:
     if len(due) > call.limit:
         known = {row.seq for row in model.log}
         ended = [row.job_id for row in after.rows if row.seq not in known and row.outcome is Outcome.EXPIRED]
-        due = _chosen("reclaim", ended, due, (), call.limit)
+        due = _chosen("reclaim", ended, due, call.limit)
     return model.reclaim_jobs(due, now=call.now)
 
 
 def _purge(model: Model, call: op.Purge, after: Snapshot) -> int:
     gone = model.jobs.keys() - {job.id for job in after.jobs}
-    return model.forget(_chosen("purge", gone, model.purgeable(call.selection), (), call.limit))
+    return model.forget(_chosen("purge", gone, model.purgeable(call.selection), call.limit))
 
 
 def _prune(model: Model, call: op.Prune, after: Snapshot) -> int:
-    ages = {job.id: model.overdue(job, call.now) for job in model.jobs.values()}
     gone = model.jobs.keys() - {job.id for job in after.jobs}
-    jobs = _chosen("prune (jobs)", gone, *_by_age(ages), call.limit)
-    row_ages = {row.seq: model.overdue_row(row, call.now) for row in model.log}
-    gone_rows = row_ages.keys() - {row.seq for row in after.rows}
-    rows = _chosen("prune (attempt log)", gone_rows, *_by_age(row_ages), call.limit)
+    jobs = _chosen("prune (jobs)", gone, model.prunable(call.now), call.limit)
+    gone_rows = {row.seq for row in model.log} - {row.seq for row in after.rows}
+    rows = _chosen("prune (attempt log)", gone_rows, model.prunable_rows(call.now), call.limit)
     return model.forget(jobs) + model.forget_rows(rows)
 
 
-def _by_age(ages: dict[Any, Micros | None]) -> tuple[list[Any], list[Any]]:
-    """Those that must go, and those whose time is exactly up: the contract leaves that instant open."""
-    due = [one for one, age in ages.items() if age is not None and age > 0]
-    return due, [one for one, age in ages.items() if age == 0]
-
-
-def _chosen(what: str, gone: Collection[Any], due: list[Any], free: Collection[Any], limit: int) -> list[Any]:
-    """The items that the driver took: those that are due, and `free` ones, which it may take or leave."""
-    wrongly = [one for one in gone if one not in due and one not in free]
+def _chosen(what: str, gone: Collection[Any], due: list[Any], limit: int) -> list[Any]:
+    """The items that the driver took, as many as the limit allows of those that are due."""
+    wrongly = [one for one in gone if one not in due]
     if wrongly:
         raise Mismatch(f"{what} took {wrongly}, which it must not touch; due were {due}")
     if len(gone) > limit:
         raise Mismatch(f"{what} took {len(gone)}, more than its limit of {limit}")
-    if len(gone) < min(limit, len(due)) or (len(due) + len(free) <= limit and not set(due) <= set(gone)):
+    if len(gone) < min(limit, len(due)):
         raise Mismatch(f"{what} took {sorted(gone)}, but due were {due} with a limit of {limit}")
     return list(gone)
 

@@ -15,7 +15,7 @@ from taskharbor.drivers import contract
 from taskharbor.drivers.contract import AttemptPage, JobFilter, LogPage, Page, QueueSettings, QueueStats
 from taskharbor.errors import JobError
 from taskharbor.jobs import Attempt, JobRecord, JobState, Micros, Outcome
-from taskharbor_testkit.model.records import is_due, matches, own_copy, read_cursor
+from taskharbor_testkit.model.records import matches, own_copy, read_cursor
 from taskharbor_testkit.model.store import Store
 
 
@@ -85,23 +85,23 @@ class Model(Store):
         return job.state
 
     def prune(self, *, now: Micros, limit: int = 1000) -> int:
-        rows = [row.seq for row in self.log if is_due(self.overdue_row(row, now))]
-        return self.forget(self.prunable(now, limit)) + self.forget_rows(rows[:limit])
+        return self.forget(self.prunable(now)[:limit]) + self.forget_rows(self.prunable_rows(now)[:limit])
 
-    def prunable(self, now: Micros, limit: int) -> list[str]:
-        return [job.id for job in self.jobs.values() if is_due(self.overdue(job, now))][:limit]
+    def prunable(self, now: Micros) -> list[str]:
+        return [job.id for job in self.jobs.values() if self.is_overdue(job, now)]
 
-    def overdue(self, job: JobRecord, now: Micros) -> Micros | None:
-        """The time since a job's retention ran out; None where it never does."""
+    def is_overdue(self, job: JobRecord, now: Micros) -> bool:
         settings = self.settings(job.queue)
         keep = settings.keep_dead_us if job.state is JobState.DEAD else settings.keep_done_us
-        if not job.state.is_terminal or keep is None or job.finished_at_us is None:
-            return None
-        return now - (job.finished_at_us + keep)
+        return job.finished_at_us is not None and keep is not None and job.finished_at_us + keep <= now
 
-    def overdue_row(self, row: Attempt, now: Micros) -> Micros | None:
-        keep = self.settings(row.queue).keep_attempts_us
-        return None if keep is None else now - (row.ended_at_us + keep)
+    def prunable_rows(self, now: Micros) -> list[int]:
+        keep = {queue: self.settings(queue).keep_attempts_us for queue in {row.queue for row in self.log}}
+        return [
+            row.seq
+            for row in self.log
+            if (kept := keep[row.queue]) is not None and row.ended_at_us + kept <= now
+        ]
 
     def forget(self, job_ids: Sequence[str]) -> int:
         """Remove jobs. The idempotency keys that led to them go, too."""

@@ -6,7 +6,7 @@ import msgspec
 
 from taskharbor.drivers.contract import Ack, Discard, Fail, JobFilter
 from taskharbor.errors import InvalidRequest
-from taskharbor.jobs import DEFAULT_FLAGS, JobRecord, JobState, Micros, UpdateFlags
+from taskharbor.jobs import DEFAULT_FLAGS, JobRecord, JobState, UpdateFlags
 
 SUCCEEDS_AGAIN: dict[type, tuple[JobState, ...]] = {
     Ack: (JobState.DONE,),
@@ -40,10 +40,6 @@ def flags_of(job: JobRecord) -> UpdateFlags:
 
 def own_copy(job: JobRecord) -> JobRecord:
     return msgspec.structs.replace(job, headers=dict(job.headers))
-
-
-def is_due(overdue: Micros | None) -> bool:
-    return overdue is not None and overdue >= 0
 
 
 def matches(job: JobRecord, selection: JobFilter) -> bool:

@@ -6,7 +6,7 @@ import sys
 
 from taskharbor.drivers.contract import JobFilter, Page
 from taskharbor.errors import JobError, JobFinished
-from taskharbor.jobs import JobRecord, JobState, Micros
+from taskharbor.jobs import LATEST, JobRecord, JobState, Micros
 from taskharbor_testkit.model.records import matches
 from taskharbor_testkit.planted.registry import Bug
 
@@ -73,15 +73,15 @@ class PurgeIgnoresFilter(Bug):
 class PruneIgnoresRetention(Bug):
     """Retention keeps a terminal job as long as its queue says."""
 
-    def overdue(self, job: JobRecord, now: Micros) -> Micros | None:
-        return None if super().overdue(job, now) is None else 0
+    def is_overdue(self, job: JobRecord, now: Micros) -> bool:
+        return super().is_overdue(job, LATEST)
 
 
 class PruneIgnoresLimit(Bug):
     """A prune removes at most `limit` jobs."""
 
-    def prunable(self, now: Micros, limit: int) -> list[str]:
-        return super().prunable(now, sys.maxsize)
+    def prune(self, *, now: Micros, limit: int = 1000) -> int:
+        return super().prune(now=now, limit=sys.maxsize)
 
 
 class ListingSkipsAJob(Bug):

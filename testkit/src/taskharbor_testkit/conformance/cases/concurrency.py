@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 from taskharbor.drivers import operations as op
 from taskharbor.drivers.contract import Driver, QueueSettings, QueueStats, Settlement
@@ -15,6 +16,8 @@ from taskharbor.jobs import SECOND, JobRecord, JobState, Micros
 from taskharbor_testkit.conformance.invariants import InvariantBroken, check_no_overlap, most_at_once, spans
 from taskharbor_testkit.conformance.snapshot import Snapshot, take
 from taskharbor_testkit.conformance.twin import Twin, ack, fail, release, retry
+
+A = TypeVar("A")
 
 JOBS = 200
 WORKERS = 8
@@ -114,6 +117,25 @@ async def w_is_never_exceeded(t: Twin) -> None:
 async def a_key_is_never_inflight_twice(t: Twin) -> None:
     """The leases of each key are judged one after the other, as those of each job are."""
     await _run(t, [t.job(key=f"k{n % 5}") for n in range(JOBS)])
+
+
+async def a_large_batch_is_seen_whole_or_not_at_all(t: Twin) -> None:
+    """Enqueued or settled: another client never sees a part of it."""
+    watcher, jobs = await t.store.connect(), [t.job() for _ in range(300)]
+
+    async def watched(call: Awaitable[A]) -> A:
+        task = asyncio.ensure_future(call)
+        while not task.done():
+            (stats,) = await watcher.stats(now=t.now, queue="q")
+            assert (stats.counts[JobState.READY], stats.counts[JobState.DONE]) in seen, stats
+            await asyncio.sleep(0)
+        return await task
+
+    seen = {(0, 0), (300, 0)}
+    await watched(t.driver.enqueue(jobs, now=t.now))
+    held = await t.driver.reserve("q", limit=300, lease_for=LEASE, now=t.now, worker="w")
+    seen = {(0, 0), (0, 300)}
+    await watched(t.driver.settle([ack(job) for job in held], now=t.now))
 
 
 async def the_same_batch_from_many_clients_is_stored_once(t: Twin) -> None:

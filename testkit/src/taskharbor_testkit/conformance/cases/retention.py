@@ -74,7 +74,7 @@ async def prune_by_default_keeps_a_week_and_ninety_days(t: Twin) -> None:
     t.now += 7 * DAY - 1
     async with t.unchanged():
         assert await t.prune() == 0
-    t.now += 2
+    t.now += 1
     assert await t.prune() == 2
     assert await _gone(t, *ended) == [True, False, True]
     t.now += 83 * DAY
