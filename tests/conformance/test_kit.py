@@ -19,6 +19,7 @@ from taskharbor_testkit.conformance.invariants import InvariantBroken
 from taskharbor_testkit.conformance.machine import DriverMachine, Effort
 from taskharbor_testkit.model import ModelDriver
 from taskharbor_testkit.planted import PLANTED
+from taskharbor_testkit.planted.__main__ import main as planted
 
 QUICK = Effort(examples=3, steps=10)
 
@@ -103,6 +104,34 @@ def test_a_lasting_store_is_refused_without_touching_it(tmp_path: Path) -> None:
     assert done.exit_code == 1
     assert "{fresh}" in done.output
     assert not list(tmp_path.iterdir())
+
+
+def test_a_pattern_that_names_no_case_is_refused() -> None:
+    done = CliRunner().invoke(main, ["memory://", "--only", "limts.*"])
+    assert done.exit_code == 2
+    assert "--only limts.*: no case has such a name" in done.output
+
+
+def test_a_bad_variable_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TASKHARBOR_CONFORMANCE_EXAMPLES", "many")
+    done = CliRunner().invoke(main, ["memory://"])
+    assert done.exit_code == 1
+    assert "TASKHARBOR_CONFORMANCE_EXAMPLES='many'" in done.output
+    assert len(done.output.splitlines()) == 1
+
+
+@pytest.mark.parametrize("url", ["nosuch://", "nosuch://{fresh}", "sqlite:////nowhere/at/all/{fresh}.db"])
+def test_a_store_that_cannot_be_opened_is_told_once(url: str) -> None:
+    done = CliRunner().invoke(main, [url])
+    assert done.exit_code == 1
+    assert done.output.startswith("Error: ")
+    assert len(done.output.splitlines()) == 1
+
+
+def test_a_table_has_one_form() -> None:
+    done = CliRunner().invoke(planted, ["--json", "--markdown"])
+    assert done.exit_code == 2
+    assert "one of them" in done.output
 
 
 def test_a_store_in_use_is_refused() -> None:

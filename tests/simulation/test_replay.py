@@ -90,4 +90,10 @@ def test_the_command_fails_with_the_seed_that_failed(capsys: pytest.CaptureFixtu
 
     shown = capsys.readouterr().out
     assert "wNeverExceeded: W is 1" in shown
-    assert "--seed 1 --trace" in shown
+    assert "--seed 1 --bug 'no W' --trace" in shown
+
+
+def test_a_run_of_no_seeds_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["--seeds", "0"])
+    assert "--seeds: at least 1" in capsys.readouterr().err

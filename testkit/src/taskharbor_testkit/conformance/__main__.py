@@ -6,6 +6,9 @@ A lasting store without it, and any store that is not empty, is refused before a
 
 from __future__ import annotations
 
+import asyncio
+from pathlib import Path
+
 import click
 import msgspec
 from rich.console import Console
@@ -15,7 +18,7 @@ from rich.table import Table
 from taskharbor.drivers.registry import connect
 from taskharbor.errors import TaskHarborError
 from taskharbor_testkit.conformance import check
-from taskharbor_testkit.conformance.backend import FRESH
+from taskharbor_testkit.conformance.backend import FRESH, Backend
 from taskharbor_testkit.conformance.machine import Effort
 from taskharbor_testkit.conformance.runner import Report, Verdict
 
@@ -46,11 +49,11 @@ def main(
     Write {fresh} where a name belongs that was never used, e.g. sqlite:////tmp/{fresh}.db; memory:// needs none.
     """
     given = {"examples": examples, "seed": seed, "shrink": shrink}
-    effort = msgspec.structs.replace(
-        Effort.from_environment(), **{name: value for name, value in given.items() if value is not None}
-    )
     try:
-        _refuse_unless_fresh(url)
+        effort = msgspec.structs.replace(
+            Effort.from_environment(), **{name: value for name, value in given.items() if value is not None}
+        )
+        asyncio.run(_refuse_unless_fresh(url))
     except TaskHarborError as refused:
         raise click.ClickException(str(refused)) from None
     console = Console(stderr=json_)
@@ -60,6 +63,8 @@ def main(
             console.print(f"[red]failed[/] {verdict.name}")
 
     report = check(url, only=only, machine=machine, effort=effort, fail_fast=fail_fast, on_verdict=tell)
+    if not report.verdicts:
+        raise click.UsageError(f"--only {only}: no case has such a name")
     if json_:
         body = {"ok": report.ok, "effort": report.effort, "verdicts": report.verdicts}
         click.echo(msgspec.json.format(msgspec.json.encode(body)))
@@ -68,13 +73,16 @@ def main(
     context.exit(0 if report.ok else 1)
 
 
-def _refuse_unless_fresh(url: str) -> None:
-    """A lasting store is shared by all cases and has a life after them: neither is what the kit wants."""
+async def _refuse_unless_fresh(url: str) -> None:
+    """A lasting store is shared by all cases and has a life after them: neither is what the kit wants. A store that cannot be
+    opened would fail in every case."""
     if FRESH not in url and connect(url).capabilities.durable:
         raise click.ClickException(
             f"{url} names one store, and every case wants a fresh one: put {FRESH} where a new name belongs, "
             f"e.g. sqlite:////tmp/{FRESH}.db"
         )
+    async with Backend.from_url(url).store(Path()):
+        pass
 
 
 def _print_table(report: Report, console: Console) -> None:

@@ -17,18 +17,14 @@ from taskharbor.drivers.contract import Enqueued
 from taskharbor.jobs import LATEST, Attempt, JobRecord, JobState, Lease, Micros
 from taskharbor_testkit.conformance.snapshot import Mismatch, Snapshot
 
-INVARIANTS = (
-    "noDoubleLease",
-    "oneLeasePerJob",
-    "terminalIsForever",
-    "noLeaseForTerminal",
+INVARIANTS = ["noDoubleLease", "oneLeasePerJob", "terminalIsForever", "noLeaseForTerminal", "nothingLost"]
+INVARIANTS += [
     "fenceStrictlyIncreasing",
     "wNeverExceeded",
     "neverEarly",
     "oneInflightPerKey",
-    "nothingLost",
     "everyLeaseLogged",
-)
+]
 
 
 class InvariantBroken(Mismatch):

@@ -18,15 +18,9 @@ from typing import Any, ClassVar, Self, TypeVar
 
 import hypothesis
 import msgspec
-from hypothesis import Phase
+from hypothesis import Phase, stateful
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    precondition,
-    rule,
-    run_state_machine_as_test,
-)
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from taskharbor.drivers import contract
 from taskharbor.drivers import operations as op
@@ -304,7 +298,7 @@ def run_machine(backend: Backend, effort: Effort) -> None:
         suppress_health_check=list(hypothesis.HealthCheck),
     )
     try:
-        run_state_machine_as_test(machine, settings=settings)
+        stateful.run_state_machine_as_test(machine, settings=settings)
     except Exception as error:
         error.add_note(f"reproduce with: {effort}")
         raise

@@ -21,6 +21,8 @@ from taskharbor_testkit.planted.table import as_markdown, make_table
 @click.pass_context
 def main(context: click.Context, bugs: tuple[str, ...], json_: bool, markdown: bool, processes: int) -> None:
     """Run the conformance kit on planted bugs (all of them where none is named). Exit code 1 if one is not caught."""
+    if json_ and markdown:
+        raise click.UsageError("--json and --markdown: one of them at a time")
     table = make_table(bugs or list(PLANTED), processes)
     if json_:
         click.echo(msgspec.json.format(msgspec.json.encode(table)))

@@ -7,9 +7,12 @@ from typing import Any
 
 import msgspec
 
+from taskharbor.clock import Clock
 from taskharbor.drivers.contract import Extension, Release, Settlement, Woken
+from taskharbor.drivers.waiting import Notifications
 from taskharbor.errors import JobError, LeaseExpired, LeaseMismatch
 from taskharbor.jobs import SECOND, JobRecord, JobState, Lease, Micros
+from taskharbor_testkit.model import Model
 from taskharbor_testkit.planted.registry import Bug, HandleBug
 
 
@@ -90,13 +93,11 @@ class DoubleLease(Bug):
 class LostOnReclaim(Bug):
     """A job whose lease expired can be reserved again."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.lost: set[str] = set()
+    lost: frozenset[str] = frozenset()
 
     def expire(self, job: JobRecord, now: Micros) -> None:
         super().expire(job, now)
-        self.lost.add(job.id)
+        self.lost |= {job.id}
 
     def candidates(self, queue: str, types: Sequence[str] | None, now: Micros) -> list[JobRecord]:
         return [job for job in super().candidates(queue, types, now) if job.id not in self.lost]
@@ -254,6 +255,16 @@ class StallsSpendNothing(Bug):
 
     def is_spent(self, job: JobRecord) -> bool:
         return job.attempts >= job.max_attempts or 0 < job.max_stalls <= job.stalls
+
+
+class DeafToOthers(HandleBug):
+    """A change by one handle wakes who waits on another."""
+
+    trusts_notifications = True
+
+    def __init__(self, model: Model | None = None, *, clock: Clock | None = None) -> None:
+        super().__init__(model, clock=clock)
+        self.notifications = Notifications()
 
 
 class MissedWakeUp(HandleBug):

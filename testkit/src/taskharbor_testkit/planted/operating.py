@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping, Sequence
 
 from taskharbor.drivers.contract import JobFilter, Page
 from taskharbor.errors import JobError, JobFinished
@@ -39,14 +40,12 @@ class CancelOfEndedSucceeds(Bug):
 class CountersDrift(Bug):
     """The counts of a queue are those of its jobs."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.drift: dict[str, int] = {}
+    drift: Mapping[str, int] = {}
 
     def cancel_one(self, job_id: str, now: Micros) -> JobState | JobError:
         job = self.jobs.get(job_id)
         if job is not None and job.state.is_waiting:
-            self.drift[job.queue] = self.drift.get(job.queue, 0) + 1
+            self.drift = {**self.drift, job.queue: self.drift.get(job.queue, 0) + 1}
         return super().cancel_one(job_id, now)
 
     def counts(self, queue: str) -> dict[JobState, int]:
@@ -68,6 +67,23 @@ class PurgeIgnoresFilter(Bug):
 
     def purgeable(self, selection: JobFilter) -> list[str]:
         return super().purgeable(JobFilter(queue=selection.queue))
+
+
+class LimitOfZeroIsNone(Bug):
+    """A limit of 0 is a limit."""
+
+    def purge(self, selection: JobFilter, *, limit: int = 1000) -> int:
+        return super().purge(selection, limit=limit or sys.maxsize)
+
+
+class PublishedAgain(Bug):
+    """A portion that was published adds nothing, also after its jobs are gone."""
+
+    def publish_blobs(
+        self, series: str, number: int, portion: int, names: Sequence[str], now: Micros
+    ) -> dict[str, int]:
+        self.published.clear()
+        return super().publish_blobs(series, number, portion, names, now)
 
 
 class PruneIgnoresRetention(Bug):

@@ -6,6 +6,8 @@ import argparse
 import sys
 import time
 
+import msgspec
+
 from taskharbor_testkit.simulation.planted import PLANTED
 from taskharbor_testkit.simulation.world import simulate
 
@@ -18,6 +20,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--trace", action="store_true", help="with --seed: show every event, line by line")
     parser.add_argument("--bug", choices=sorted(PLANTED), help="plant a bug and see whether it is found")
     options = parser.parse_args(arguments)
+    if options.seeds < 1:
+        parser.error("--seeds: at least 1")
     seeds = range(options.first, options.first + options.seeds)
     if options.seed is not None:
         seeds = range(options.seed, options.seed + 1)
@@ -25,7 +29,7 @@ def main(arguments: list[str] | None = None) -> int:
     began = time.perf_counter()
     failed = 0
     for seed in seeds:
-        report = run(seed)
+        report = msgspec.structs.replace(run(seed), bug=options.bug)
         failed += not report.is_ok
         if options.trace:
             print("\n".join(report.trace))

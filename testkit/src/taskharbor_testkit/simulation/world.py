@@ -203,6 +203,8 @@ class Report(msgspec.Struct, kw_only=True):
     """Guarantee -> a message per violation."""
     trace: list[str] = []
     counts: dict[str, int] = {}
+    bug: str | None = None
+    """The bug that was planted, by its name on the command line."""
 
     @property
     def is_ok(self) -> bool:
@@ -216,7 +218,8 @@ class Report(msgspec.Struct, kw_only=True):
         if self.is_ok:
             return f"seed {self.seed}: every guarantee held"
         lines = [f"  {name}: {message}" for name, messages in self.violations.items() for message in messages]
-        command = f"python -m taskharbor_testkit.simulation --seed {self.seed} --trace"
+        bug = "" if self.bug is None else f" --bug '{self.bug}'"
+        command = f"python -m taskharbor_testkit.simulation --seed {self.seed}{bug} --trace"
         return "\n".join([f"seed {self.seed}: {len(lines)} violations; replay with: {command}", *lines])
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
 
 from taskharbor.drivers import operations as op
 from taskharbor.drivers.contract import Driver, QueueSettings, QueueStats, Settlement
@@ -16,8 +15,6 @@ from taskharbor.jobs import SECOND, JobRecord, JobState, Micros
 from taskharbor_testkit.conformance.invariants import InvariantBroken, check_no_overlap, most_at_once, spans
 from taskharbor_testkit.conformance.snapshot import Snapshot, take
 from taskharbor_testkit.conformance.twin import Twin, ack, fail, release, retry
-
-A = TypeVar("A")
 
 JOBS = 200
 WORKERS = 8
@@ -123,19 +120,17 @@ async def a_large_batch_is_seen_whole_or_not_at_all(t: Twin) -> None:
     """Enqueued or settled: another client never sees a part of it."""
     watcher, jobs = await t.store.connect(), [t.job() for _ in range(300)]
 
-    async def watched(call: Awaitable[A]) -> A:
+    async def watched(call: Awaitable[object], *seen: tuple[int, int]) -> None:
         task = asyncio.ensure_future(call)
         while not task.done():
             (stats,) = await watcher.stats(now=t.now, queue="q")
             assert (stats.counts[JobState.READY], stats.counts[JobState.DONE]) in seen, stats
             await asyncio.sleep(0)
-        return await task
+        await task
 
-    seen = {(0, 0), (300, 0)}
-    await watched(t.driver.enqueue(jobs, now=t.now))
+    await watched(t.driver.enqueue(jobs, now=t.now), (0, 0), (300, 0))
     held = await t.driver.reserve("q", limit=300, lease_for=LEASE, now=t.now, worker="w")
-    seen = {(0, 0), (0, 300)}
-    await watched(t.driver.settle([ack(job) for job in held], now=t.now))
+    await watched(t.driver.settle([ack(job) for job in held], now=t.now), (0, 0), (0, 300))
 
 
 async def the_same_batch_from_many_clients_is_stored_once(t: Twin) -> None:

@@ -10,7 +10,7 @@ import asyncio
 import pickle
 import sys
 from functools import partial
-from typing import TypeVar, cast
+from typing import Any
 
 from taskharbor.bulk.stage import pack
 from taskharbor.drivers import operations as op
@@ -18,9 +18,8 @@ from taskharbor.drivers.contract import JobFilter, QueueSettings
 from taskharbor.drivers.registry import connect
 from taskharbor.jobs import SECOND
 from taskharbor_testkit.conformance.case import Skip
+from taskharbor_testkit.conformance.snapshot import take
 from taskharbor_testkit.conformance.twin import QUEUE, START, Twin, ack, beat, fail
-
-A = TypeVar("A")
 
 
 def _needs_durable(t: Twin) -> None:
@@ -54,13 +53,11 @@ async def everything_is_there_when_all_handles_were_closed(t: Twin) -> None:
     await other.close()
     await t.driver.close()
     late = await t.store.connect()
-    assert (await late.list_jobs(JobFilter(), now=t.now)).jobs == before.jobs
-    assert await late.stats(now=t.now) == before.stats
-    assert (await late.read_attempts()).attempts == before.rows
+    assert await take(late, t.now) == before
     await t.driver.open()
 
 
-async def _victim(url: str, call: op.Operation[A] | None) -> A:
+async def _victim(url: str, call: op.Operation[Any] | None) -> Any:
     """Another process makes the call and is killed by SIGKILL right after the answer, or in the middle of a stream of batches."""
     command = (sys.executable, "-m", "taskharbor_testkit.conformance.victim", url)
     pipe = asyncio.subprocess.PIPE
@@ -68,7 +65,7 @@ async def _victim(url: str, call: op.Operation[A] | None) -> A:
     out, err = await asyncio.wait_for(process.communicate(pickle.dumps(call)), 60)
     assert process.returncode is not None
     assert process.returncode < 0, f"the process should have killed itself: {err.decode()}"
-    return cast("A", pickle.loads(out) if call is not None else None)  # noqa: S301
+    return pickle.loads(out) if call is not None else None  # noqa: S301
 
 
 def _url(t: Twin) -> str:

@@ -51,7 +51,7 @@ _stored("a_payload_of_a_megabyte_is_kept", payload=b"\x00\xff" * 524_289)
 async def names_are_compared_exactly(t: Twin) -> None:
     """Case, blanks and accents count, and no separator makes one name of a queue and a key."""
     names = [("q", name) for name in ("name", "NAME", "name ", " name", "n\u00e4me", "na\u0308me")]
-    names += [("a:b", "c"), ("a", "b:c"), ("a/b", "c"), ("a", "b/c")]
+    names += [("other", "name"), ("a:b", "c"), ("a", "b:c"), ("a/b", "c"), ("a", "b/c")]
     await t.stores(*[t.job(id=f"{queue}|{name}", queue=queue, key=name) for queue, name in names])
     await t.stores(*[t.job(queue=queue, idempotency_key=name) for queue, name in names])
 
@@ -109,11 +109,6 @@ async def an_empty_batch_changes_nothing(t: Twin) -> None:
             assert await call() == []
 
 
-async def a_batch_is_stored_in_its_order(t: Twin) -> None:
-    jobs = await t.add_many(50)
-    assert [job.id for job in await t.reserve(50)] == [job.id for job in jobs]
-
-
 async def a_batch_may_span_queues(t: Twin) -> None:
     jobs = [t.job(queue=f"q{n % 3}") for n in range(9)]
     await t.enqueue(*jobs)
@@ -132,10 +127,6 @@ async def a_known_idempotency_key_changes_nothing(t: Twin) -> None:
 async def an_idempotency_key_is_known_within_a_batch(t: Twin) -> None:
     one, two = t.job(idempotency_key="i"), t.job(idempotency_key="i")
     assert await t.enqueue(one, two) == [Enqueued(one.id), Enqueued(one.id, existed=True)]
-
-
-async def an_idempotency_key_is_known_per_queue(t: Twin) -> None:
-    await t.stores(t.job(idempotency_key="i"), t.job(idempotency_key="i", queue="other"))
 
 
 async def an_idempotency_key_is_known_after_the_end(t: Twin) -> None:

@@ -61,11 +61,6 @@ async def a_key_waits_once_within_a_batch(t: Twin) -> None:
     assert await t.enqueue(first, second) == [Enqueued(first.id), Enqueued(first.id, existed=True)]
 
 
-async def keys_are_per_queue(t: Twin) -> None:
-    await t.stores(t.job(key="k"), t.job(key="k", queue="other"), t.job(key="l"), t.job(), t.job())
-    assert len(await t.reserve(10)) == 4
-
-
 async def an_ended_job_of_the_key_is_no_obstacle(t: Twin) -> None:
     for end in (ack, fail, discard):
         await t.settle(end(await t.lease(t.job(key="k"))))

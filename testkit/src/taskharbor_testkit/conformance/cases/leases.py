@@ -107,13 +107,6 @@ async def a_mixed_batch_answers_per_item(t: Twin) -> None:
     assert requested == [False, True]
 
 
-async def another_handle_may_settle_a_lease(t: Twin) -> None:
-    """The token proves the lease, not the connection."""
-    held = await t.lease(t.job())
-    assert await t.settle(ack(held), by=await t.store.connect()) == [None]
-    await t.shows(held, state="done")
-
-
 async def a_token_of_another_job_does_not_fit(t: Twin) -> None:
     """Two reserve calls, two jobs, two tokens."""
     await t.add_many(2)

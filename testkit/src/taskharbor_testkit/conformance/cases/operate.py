@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from taskharbor import errors
-from taskharbor.jobs import SECOND, JobRecord, JobState
+from taskharbor.jobs import SECOND, JobRecord
 from taskharbor_testkit.conformance.case import parametrised
 from taskharbor_testkit.conformance.twin import BOOM, SETTLEMENTS, START, End, Twin, ack, fail, release, retry
 
@@ -180,10 +180,3 @@ async def the_same_key_in_another_queue_is_no_conflict(t: Twin) -> None:
     dead = await _dead(t, key="k")
     await t.add(key="k", queue="other")
     assert await t.requeue(dead.id) == ["ready"]
-
-
-async def totals_stay_after_a_requeue(t: Twin) -> None:
-    """Jobs that ever died stay counted; the count per state is of now."""
-    await t.requeue((await _dead(t)).id)
-    stats = await t.stats()
-    assert (stats.dead_total, stats.counts[JobState.DEAD], stats.counts[JobState.READY]) == (1, 0, 1)

@@ -22,12 +22,6 @@ async def at_most_limit_jobs(t: Twin) -> None:
     assert [len(await t.reserve(limit)) for limit in (0, 3, 3, 3)] == [0, 3, 2, 0]
 
 
-async def a_valid_lease_is_not_granted_again(t: Twin) -> None:
-    await t.lease(t.job(), lease=30)
-    t.now += 30 * SECOND - 1
-    assert await t.reserve() == []
-
-
 async def queue_names_are_exact(t: Twin) -> None:
     await t.enqueue(*[t.job(queue=name) for name in ("Q", "q ", "q%", "q:x", "other")])
     async with t.unchanged():
@@ -71,14 +65,6 @@ async def types_promote_scheduled_jobs_too(t: Twin) -> None:
     assert await _order(t, types=["sms"]) == [job.id]
 
 
-async def ended_jobs_are_not_runnable(t: Twin) -> None:
-    done, dead, cancelled = await t.hold(3)
-    await t.settle(ack(done), fail(dead))
-    await t.cancel(cancelled.id)
-    await t.settle(release(cancelled))
-    assert await t.reserve(10) == []
-
-
 async def the_fence_counts_every_lease(t: Twin) -> None:
     """Strictly increasing over releases, retries and expiries alike."""
     await t.settle(release(await t.lease(t.job(max_attempts=9))))
@@ -87,16 +73,6 @@ async def the_fence_counts_every_lease(t: Twin) -> None:
     again = await t.lease(lease=5)
     t.advance(5)
     assert [held.fence, again.fence, (await t.lease()).fence] == [2, 3, 4]
-
-
-async def every_lease_has_its_own_token(t: Twin) -> None:
-    tokens = set()
-    await t.add()
-    for _ in range(6):
-        held = await t.lease()
-        tokens.add(held.token)
-        await t.settle(release(held))
-    assert len(tokens) == 6
 
 
 async def an_expired_lease_is_reclaimed_on_the_way(t: Twin) -> None:

@@ -56,16 +56,8 @@ _effect("release_records_no_failure", release, last_error=None, failed_at_us=Non
 _effect("release_until_later_is_scheduled", lambda job: release(job, LATER), **SCHEDULED)
 _effect("release_until_now_is_ready", lambda job: release(job, NOW), state="ready", run_at_us=NOW)
 _effect("discard_ends_the_job_cancelled", discard, state="cancelled", finished_at_us=NOW, last_error=None)
-_effect(
-    "discard_with_a_reason_says_why", lambda job: discard(job, BOOM), last_error=BOOM.text, failed_at_us=None
-)
-
-
-_effect(
-    "an_error_without_detail_is_one_line", lambda job: fail(job, error=Failure("Gone", "")), last_error="Gone"
-)
-
-
+_effect("discard_says_why", lambda job: discard(job, BOOM), last_error=BOOM.text, failed_at_us=None)
+_effect("an_error_may_be_a_word", lambda job: fail(job, error=Failure("Gone", "")), last_error="Gone")
 LONG = Failure("E" * 300, "m" * 60_000, "t" * 60_000)
 _effect("a_long_error_is_kept", lambda job: retry(job, LATER, error=LONG), last_error=LONG.text)
 
@@ -80,17 +72,12 @@ async def ack_keeps_the_failures_before_it(t: Twin) -> None:
 
 
 async def every_end_of_a_lease_clears_progress_and_cancel_request(t: Twin) -> None:
-    for settlement in SETTLEMENTS.values():
-        held = await t.keep(await t.lease(t.job(queue="p"), queue="p"), b"50%")
-        await t.cancel(held.id)
+    for settlement in [release, *SETTLEMENTS.values()]:
+        held = await t.keep(await t.lease(t.job(priority=1)), b"50%")
+        if settlement is not release:
+            await t.cancel(held.id)
         await t.settle(settlement(held))
         await t.shows(held, progress=None, cancel_requested=False, lease=None)
-
-
-async def release_clears_progress(t: Twin) -> None:
-    held = await t.keep(await t.lease(t.job()), b"50%")
-    await t.settle(release(held))
-    await t.shows(held, progress=None)
 
 
 _SUCCEED_AGAIN = {("ack", "ack"), ("ack", "fail"), ("fail", "fail"), ("discard", "discard")}

@@ -64,22 +64,19 @@ async def _waiting(waits: Waits, t: Twin) -> list[asyncio.Task[bool]]:
 
 
 async def _settle(
-    t: Twin,
-    end: End,
-    *,
-    key: str | None = None,
-    then: int = 0,
-    queue: str = "q",
-    is_cancelled: bool = False,
-    **settings: Any,
+    t: Twin, end: End, *, key: str | None = None, then: int = 0, queue: str = "q", **settings: Any
 ) -> Act:
     """A job is leased, so many more wait, and the lease ends."""
     await t.configure(queue, **settings)
     held = await t.lease(t.job(queue=queue, key=key), queue=queue)
-    if is_cancelled:
-        await t.cancel(held.id)
     await t.add_many(then, key=key)
     return lambda: t.settle(end(held))
+
+
+async def _honoured_cancel(t: Twin) -> Act:
+    act = await _settle(t, release, then=1, max_inflight=1)
+    await t.cancel(next(iter(t.model.jobs)))
+    return act
 
 
 async def _configure(t: Twin, before: dict[str, Any], after: dict[str, Any]) -> Act:
@@ -130,7 +127,7 @@ CAUSES: dict[str, Cause] = {
     "unblocking_by_discard": partial(_settle, end=discard, key="k", then=1),
     "room_under_w": partial(_settle, end=ack, then=1, max_inflight=1),
     "room_by_discard": partial(_settle, end=discard, then=1, max_inflight=1),
-    "room_by_a_cancelled_release": partial(_settle, end=release, is_cancelled=True, then=1, max_inflight=1),
+    "room_by_an_honoured_cancel": _honoured_cancel,
     "a_failure_job": partial(_settle, end=fail, queue="source", failure_queue="q"),
     "a_higher_w": partial(_configure, before={"max_inflight": 1}, after={"max_inflight": 2}),
     "the_end_of_a_pause": partial(_configure, before={"paused": True}, after={}),
