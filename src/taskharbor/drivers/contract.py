@@ -210,7 +210,8 @@ class Driver(abc.ABC):
         - a job that goes back to waiting absorbs a blocked job of the same key by that one's flags, after its own
           change: the blocked one becomes cancelled with merged_into, and gets a log row `merged`;
         - dead: where the queue names a failure queue, `failure_record` of it is enqueued there in the same step.
-        finished_at is set by every end; failed_at and last_error by Retry and Fail (and Discard with a reason sets last_error).
+        finished_at is set by every end, to max(now, reserved_at); failed_at (= now) and last_error by Retry and Fail (and
+        Discard with a reason sets last_error).
         """
         return await self.run(check(op.Settle(list(settlements), now)))
 
@@ -251,7 +252,8 @@ class Driver(abc.ABC):
     async def list_jobs(
         self, selection: JobFilter, *, now: Micros, limit: int = 100, cursor: str | None = None
     ) -> Page:
-        """Jobs that match, newest accepted first. A page never repeats or skips what stood still between calls."""
+        """Jobs that match, newest accepted first. A page never repeats or skips what stood still between calls, also where the
+        job at the cursor was removed or matches no longer. A cursor that is none raises InvalidRequest."""
         return await self.run(check(op.ListJobs(selection, now, limit, cursor)))
 
     async def stats(self, *, now: Micros, queue: str | None = None) -> list[QueueStats]:
@@ -269,7 +271,8 @@ class Driver(abc.ABC):
     # -- history ------------------------------------------------------------------------------------------
 
     async def read_attempts(self, *, after: str | None = None, limit: int = 1000) -> AttemptPage:
-        """The attempt log in commit order, from the beginning or after a cursor. Never skips a row that commits late."""
+        """The attempt log in commit order, from the beginning or after a cursor. Never skips a row that commits late. A cursor
+        that is none raises InvalidRequest."""
         return await self.run(check(op.ReadAttempts(after, limit)))
 
     async def job_attempts(self, job_id: str) -> list[Attempt]:
@@ -302,7 +305,8 @@ class Driver(abc.ABC):
         return await self.run(check(op.SplitJobs(queue, parts)))
 
     async def remove(self, job_ids: Sequence[str]) -> list[JobState | JobError]:
-        """Remove jobs that have ended: the state each was in, or why it stays."""
+        """Remove jobs that have ended. Per id: the state the job was in (the same for an id named twice), JobNotFound, or a
+        JobError where the job has not ended and stays."""
         return await self.run(check(op.Remove(list(job_ids))))
 
     async def put_blob(self, name: str, data: bytes) -> None:
@@ -334,8 +338,10 @@ class Driver(abc.ABC):
         self, names: Sequence[str], *, series: str, number: int, portion: int, now: Micros
     ) -> dict[str, int]:
         """Enqueue the jobs that `bulk.stage.pack` packed into these blobs, and note with them that this portion of the series'
-        write is published. A portion that is noted already adds nothing, and neither does one of an earlier write of the
-        series. A blob that is not there is left out.
+        write is published. The portions of a write come in ascending order, from 1 on, and the writes of a series by ascending
+        number. So one note per series is enough: the last number and portion. A portion up to that one adds nothing, also after
+        its jobs are gone. A write of an earlier number answers 0 for a place whose note is of a later one. A blob that is not
+        there is left out; no blob is removed.
 
         The store may keep its notes in several places, each with a part of the jobs. The answer: by place, how many jobs the
         write has added there so far, at least for every place that these jobs go to.
