@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from cli_harness import Run
 
 from taskharbor.client import Client
 from taskharbor.drivers.contract import QueueSettings
+from taskharbor.drivers.sqlite import SQLiteDriver
+from taskharbor.errors import BackendUnavailable
+from taskharbor.portal import portal
 
 
 def verdicts(text: str) -> dict[str, str]:
@@ -25,6 +29,7 @@ def test_doctor_on_a_store_in_memory_warns(run: Run, client: Client) -> None:
         "promises": "warn",
         "schema": "ok",
         "round trip": "ok",
+        "write": "ok",
         "clock": "ok",
         "queues": "ok",
         "paused": "warn",
@@ -56,3 +61,25 @@ def test_migrate(run: Run, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
     assert json.loads(run("migrate", "--json").stdout)["steps"] == planned
     assert run("migrate").stdout == "up to date\n"
+
+
+def test_a_store_that_takes_no_writes_is_found_out(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"sqlite:///{tmp_path}/jobs.db"
+    run("enqueue", "greet", "--url", url)
+
+    async def refused(driver: SQLiteDriver, name: str, data: bytes) -> None:
+        raise BackendUnavailable("the disk is full")
+
+    monkeypatch.setattr(SQLiteDriver, "put_blob", refused)
+    checks = json.loads(run("doctor", "--url", url, "--json", code=1).stdout)["checks"]
+    assert [check["found"] for check in checks if check["verdict"] == "fail"] == ["the disk is full"]
+
+
+def test_doctor_leaves_nothing_behind(run: Run, tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/jobs.db"
+    run("enqueue", "greet", "--url", url)
+    run("doctor", "--url", url)
+    with Client(url) as client:
+        assert portal().call(client.driver.list_blobs("staging")) == []

@@ -26,7 +26,8 @@ from taskharbor.cli.store import shown_url, store_file
 from taskharbor.cli.values import duration_text
 from taskharbor.drivers.contract import Driver
 from taskharbor.drivers.registry import connect, installed_drivers
-from taskharbor.errors import TaskHarborError
+from taskharbor.errors import InvalidRequest, TaskHarborError
+from taskharbor.ids import new_id
 from taskharbor.jobs import SECOND, JobState, Micros
 
 Verdict: TypeAlias = Literal["ok", "warn", "fail"]
@@ -167,6 +168,7 @@ async def _backend(driver: Driver) -> AsyncIterator[Check]:
     slow = best > SLOW_ROUND_TRIP
     advice = "every batch waits that long: run workers near the backend" if slow else ""
     yield Check("round trip", "warn" if slow else "ok", f"a read takes {duration_text(best)}", advice)
+    yield await _write(driver)
     wall = time.time_ns() // 1000
     backend_time = await driver.time()
     offset = backend_time - (wall + time.time_ns() // 1000) // 2
@@ -182,6 +184,21 @@ async def _backend(driver: Driver) -> AsyncIterator[Check]:
     paused = [one.queue for one in stats if one.settings.paused]
     if paused:
         yield Check("paused", "warn", ", ".join(paused), f"taskharbor queues resume {' '.join(paused)}")
+
+
+async def _write(driver: Driver) -> Check:
+    """A store may answer readers and refuse writers: a full disk, a replica, a limit on memory."""
+    name = f"staging/doctor/{new_id()}/0"
+    try:
+        took = await _timed(driver.put_blob(name, bytes(4096)))
+        await driver.drop_blobs([name])
+    except (InvalidRequest, NotImplementedError) as error:
+        return Check("write", "warn", f"not tried: {error}")
+    except TaskHarborError as error:
+        return Check(
+            "write", "fail", str(error), "nothing can be enqueued or ended until it takes writes again"
+        )
+    return Check("write", "ok", f"a write takes {duration_text(took)}")
 
 
 async def _timed(call: Awaitable[object]) -> Micros:

@@ -377,6 +377,14 @@ def test_what_a_dead_publisher_began_is_finished_by_the_next_write(
     assert staged(folder) == []
 
 
+def test_what_a_dead_publisher_began_is_finished_by_upkeep(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    half_published(url, monkeypatch)
+    for seconds, is_finished in ((60 * SECOND, False), (0, True)):
+        monkeypatch.setattr(publish, "LEFT_BEHIND", seconds)
+        within(url, lambda driver: driver.prune(now=3))
+        assert (waiting(url, *QUEUES) == ALL) == is_finished
+
+
 def test_a_write_that_was_begun_cannot_be_abandoned_any_more(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

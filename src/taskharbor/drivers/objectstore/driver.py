@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine
 from typing import Any, ClassVar, Self, TypeVar
 
+from taskharbor.bulk.publish import finish_left_behind
 from taskharbor.clock import Clock, SystemClock
 from taskharbor.drivers import operations as op
 from taskharbor.drivers.contract import Capabilities, Driver, JobShare, Woken
@@ -31,7 +32,6 @@ _FUNCTIONS: dict[type[op.Operation[Any]], Callable[[OpenStore, Any], Any]] = {
     op.Cancel: op.by_fields(operate.cancel),
     op.Requeue: op.by_fields(operate.requeue),
     op.Purge: op.by_fields(operate.purge),
-    op.Prune: op.by_fields(operate.prune),
     op.Configure: lambda store, call: operate.configure(store, call.queue, call.settings),
     op.Settings: op.by_fields(inspect.settings),
     op.Get: op.by_fields(inspect.get),
@@ -163,13 +163,11 @@ class ObjectStoreDriver(Driver):
         await self.open_store.blobs.delete(call.names)
         return [None] * len(call.names)
 
-    # -- operating ----------------------------------------------------------------------------------------
-
-    # -- history ------------------------------------------------------------------------------------------
-
-    # -- in bulk ------------------------------------------------------------------------------------------
-
-    # -- waiting ------------------------------------------------------------------------------------------
+    async def _prune(self, call: op.Prune) -> int:
+        removed = await operate.prune(self.open_store, call.now, call.limit)
+        # Nobody else may ever come by: a bulk write whose publisher died must not stay half done.
+        await finish_left_behind(self, call.now)
+        return removed
 
     async def _wait(self, call: op.Wait) -> Woken:
         return await wait(self.open_store, call)
