@@ -154,7 +154,7 @@ class DriverCalls:
 
 
 def _without_tokens(answer: Any) -> Any:
-    """Whoever has the token of a lease can end the job, so those who do not work are not shown any."""
+    """The token of a lease is enough to end its job, so only workers see it."""
     if isinstance(answer, Page):
         return replace(answer, jobs=_without_tokens(answer.jobs))
     if not isinstance(answer, list):

@@ -6,7 +6,6 @@ under way. The body is counted while it is read, so one that is too large is ref
 
 from __future__ import annotations
 
-import ipaddress
 import logging
 import math
 import time
@@ -259,15 +258,6 @@ def split_host(text: str) -> tuple[str, str]:
     return name.lower().removesuffix("."), port
 
 
-def is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
 class KnownHosts:
     def __init__(self, names: Iterable[str] = ()) -> None:
         self._names = LOOPBACK_NAMES | {name.lower().strip("[]").removesuffix(".") for name in names if name}
@@ -288,7 +278,7 @@ class KnownHosts:
         return local_address is not None and name == local_address
 
     def same_origin(self, origin: bytes, host: bytes) -> bool:
-        """Whether a page of this very broker sent it. `null` and what cannot be read are strangers."""
+        """True where a page of this very broker sent the request. `null` and unreadable origins are strangers."""
         scheme, _, rest = origin.decode("latin-1").partition("://")
         port = _DEFAULT_PORTS.get(scheme)
         if port is None:

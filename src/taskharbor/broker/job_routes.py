@@ -305,7 +305,7 @@ async def settle(call: Call) -> responses.SettledItems:
 
 
 async def _settle(call: Call, ends: Sequence[tuple[str, requests.End]]) -> list[Settlement | JobError]:
-    """What was written for each, or why nothing was."""
+    """The settlement that was written for each job, or the error that kept it from being written."""
     service = call.service
     now = service.now()
     depth = service.config.max_depth

@@ -283,7 +283,7 @@ def checked_size(data: bytes, most: int, what: str) -> bytes:
 
 
 def _reason(error: Exception) -> str:
-    """What the decoder says of the place; never a piece of the value."""
+    """The reason and the place of a bad value; never a piece of it."""
     if isinstance(error, UnicodeDecodeError):
         return "it is not UTF-8"
     return "it is nested too deep" if isinstance(error, RecursionError) else str(error)

@@ -22,7 +22,7 @@ LEAD_AGAIN_SECONDS = 1.0
 
 
 class Leads(Protocol):
-    """Whether this broker may answer. Over a store that several brokers can share there is none, and all answer."""
+    """The leadership of this broker, which it needs to answer. A store that several brokers share has none, and all answer."""
 
     @property
     def is_leader(self) -> bool: ...

@@ -19,8 +19,8 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from taskharbor.broker.app import BrokerApp
-from taskharbor.broker.gate import is_loopback
 from taskharbor.errors import InvalidRequest
+from taskharbor.worker.health import is_loopback
 
 DEFAULT_BIND = "127.0.0.1:7433"
 KEEP_ALIVE_SECONDS = 75

@@ -84,7 +84,7 @@ def broker(context: click.Context, /, **options: Any) -> None:
 
     try:
         import taskharbor.broker.serving as serving
-        from taskharbor.broker.gate import is_loopback
+        from taskharbor.worker.health import is_loopback
     except ImportError as missing:
         raise MissingExtra(
             f"the broker needs packages that are not installed ({missing}): pip install 'taskharbor[broker]'"

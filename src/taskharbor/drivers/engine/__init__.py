@@ -2,9 +2,8 @@
 threads and files: the driver that calls it begins and commits.
 
 calls       which function carries out which call of the contract
-transaction what a function works on
 schema      tables, in numbered steps (`migrations/`)
-statements  SQL from `sql/*.sql`
+statements  transactions, and SQL from `sql/*.sql`
 queues      queues by name and by number
 counts      counters per queue and state
 rows        records to rows and back

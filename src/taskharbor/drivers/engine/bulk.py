@@ -15,8 +15,7 @@ from taskharbor.drivers.engine.enqueue import enqueue
 from taskharbor.drivers.engine.inspect import attempts_between
 from taskharbor.drivers.engine.remove import remove_jobs
 from taskharbor.drivers.engine.rows import STATES, to_json
-from taskharbor.drivers.engine.statements import load
-from taskharbor.drivers.engine.transaction import Transaction
+from taskharbor.drivers.engine.statements import Transaction, load
 from taskharbor.errors import JobError, JobNotFound
 from taskharbor.jobs import JobState
 

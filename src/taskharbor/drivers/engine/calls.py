@@ -1,4 +1,4 @@
-"""Which function carries out which call of the driver contract."""
+"""The functions that carry out the calls of the driver contract, by call."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from taskharbor.drivers.engine import (
     reserve,
     settle,
 )
-from taskharbor.drivers.engine.transaction import Transaction
+from taskharbor.drivers.engine.statements import Transaction
 
 FUNCTIONS: dict[type[op.Operation[Any]], Callable[[Transaction, Any], Any]] = {
     op.Enqueue: lambda tx, call: enqueue.enqueue(tx, call.records, call.now),

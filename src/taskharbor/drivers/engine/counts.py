@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from taskharbor.drivers.engine.rows import DONE
-from taskharbor.drivers.engine.statements import load
-from taskharbor.drivers.engine.transaction import Transaction
+from taskharbor.drivers.engine.statements import Transaction, load
 from taskharbor.jobs import Micros
 
 _SQL = load("queues")

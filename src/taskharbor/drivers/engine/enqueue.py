@@ -22,8 +22,7 @@ from taskharbor.drivers.engine.rows import (
     spec_text,
     to_json,
 )
-from taskharbor.drivers.engine.statements import insert_rows, load
-from taskharbor.drivers.engine.transaction import Transaction
+from taskharbor.drivers.engine.statements import Transaction, insert_rows, load
 from taskharbor.drivers.engine.unit import Unit
 from taskharbor.jobs import DEFAULT_FLAGS, JobRecord, Micros
 

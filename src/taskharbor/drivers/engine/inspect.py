@@ -19,8 +19,7 @@ from taskharbor.drivers.engine.rows import (
     record_from_row,
     to_json,
 )
-from taskharbor.drivers.engine.statements import load
-from taskharbor.drivers.engine.transaction import Transaction
+from taskharbor.drivers.engine.statements import Transaction, load
 from taskharbor.errors import InvalidRequest
 from taskharbor.jobs import Attempt, JobRecord, JobState, Micros
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from taskharbor.drivers.engine.rows import (
     BLOCKED,
@@ -14,7 +14,7 @@ from taskharbor.drivers.engine.rows import (
     READY,
     STATES,
 )
-from taskharbor.drivers.engine.transaction import Transaction
+from taskharbor.drivers.engine.statements import Transaction
 from taskharbor.drivers.engine.unit import Unit
 from taskharbor.errors import JobError, JobFinished, JobNotDead, JobNotFound, KeyConflict
 from taskharbor.jobs import JobState, Micros, Outcome
@@ -23,9 +23,22 @@ _CANCELLED, _REQUEUED = OUTCOME_NUMBERS[Outcome.CANCELLED], OUTCOME_NUMBERS[Outc
 
 
 def cancel(transaction: Transaction, job_ids: Sequence[str], now: Micros) -> list[JobState | JobError]:
+    return _change_each(transaction, job_ids, now, _cancel)
+
+
+def requeue(transaction: Transaction, job_ids: Sequence[str], now: Micros) -> list[JobState | JobError]:
+    return _change_each(transaction, job_ids, now, _requeue)
+
+
+def _change_each(
+    transaction: Transaction,
+    job_ids: Sequence[str],
+    now: Micros,
+    change: Callable[[Unit, str], JobState | JobError],
+) -> list[JobState | JobError]:
     unit = Unit(transaction, now)
     unit.load(job_ids)
-    answers = [_cancel(unit, job_id) for job_id in job_ids]
+    answers = [change(unit, job_id) for job_id in job_ids]
     unit.flush()
     return answers
 
@@ -42,14 +55,6 @@ def _cancel(unit: Unit, job_id: str) -> JobState | JobError:
     elif job.state != CANCELLED:
         unit.end(job, CANCELLED, _CANCELLED)
     return STATES[job.state]
-
-
-def requeue(transaction: Transaction, job_ids: Sequence[str], now: Micros) -> list[JobState | JobError]:
-    unit = Unit(transaction, now)
-    unit.load(job_ids)
-    answers = [_requeue(unit, job_id) for job_id in job_ids]
-    unit.flush()
-    return answers
 
 
 def _requeue(unit: Unit, job_id: str) -> JobState | JobError:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from taskharbor.drivers.contract import QueueSettings
-from taskharbor.drivers.engine.statements import load
-from taskharbor.drivers.engine.transaction import Transaction
+from taskharbor.drivers.engine.statements import Transaction, load
 
 _SQL = load("queues")
 _DEFAULTS = QueueSettings()

@@ -8,8 +8,7 @@ from taskharbor.drivers.contract import EXPIRED_ERROR
 from taskharbor.drivers.engine.job import Job
 from taskharbor.drivers.engine.queues import known_queue_id
 from taskharbor.drivers.engine.rows import CANCELLED, DEAD
-from taskharbor.drivers.engine.statements import load
-from taskharbor.drivers.engine.transaction import Transaction
+from taskharbor.drivers.engine.statements import Transaction, load
 from taskharbor.drivers.engine.unit import EXPIRED, Unit
 from taskharbor.jobs import Micros
 

@@ -11,8 +11,7 @@ from taskharbor.drivers.contract import JobFilter
 from taskharbor.drivers.engine.counts import Counts
 from taskharbor.drivers.engine.queues import known_queue_id
 from taskharbor.drivers.engine.rows import CANCELLED, DEAD, DONE, STATE_NUMBERS, to_json
-from taskharbor.drivers.engine.statements import load
-from taskharbor.drivers.engine.transaction import Transaction
+from taskharbor.drivers.engine.statements import Transaction, load
 from taskharbor.jobs import TERMINAL_STATES, Micros
 
 _SQL = load("remove")

@@ -14,8 +14,7 @@ import msgspec
 from taskharbor.drivers.engine.counts import Counts
 from taskharbor.drivers.engine.reclaim import reclaim_queue
 from taskharbor.drivers.engine.rows import INFLIGHT, READY, SCHEDULED, apply_spec, to_json
-from taskharbor.drivers.engine.statements import load
-from taskharbor.drivers.engine.transaction import Transaction
+from taskharbor.drivers.engine.statements import Transaction, load
 from taskharbor.ids import new_token
 from taskharbor.jobs import JobRecord, JobState, Micros
 

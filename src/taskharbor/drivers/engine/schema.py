@@ -21,7 +21,7 @@ def known() -> tuple[Migration, ...]:
 
 
 def pending(connection: Connection, path: object, known: Sequence[Migration]) -> list[Migration]:
-    """What is still to be applied, in order. Raises SchemaMismatch where this version must keep its hands off."""
+    """The steps that are still to be applied, in order. Raises SchemaMismatch where this version must keep its hands off."""
     tables = {name for (name,) in connection.execute(_TABLES)}
     if TABLE not in tables:
         if tables & {"jobs", "queues", "attempts"}:

@@ -23,8 +23,7 @@ from taskharbor.drivers.engine.rows import (
     lease_token,
     to_json,
 )
-from taskharbor.drivers.engine.statements import insert_rows, load
-from taskharbor.drivers.engine.transaction import Transaction
+from taskharbor.drivers.engine.statements import Transaction, insert_rows, load
 from taskharbor.drivers.engine.unit import Unit
 from taskharbor.errors import JobError, JobNotFound, JobNotInflight, LeaseExpired, LeaseMismatch
 from taskharbor.jobs import Failure, Lease, Micros, Outcome

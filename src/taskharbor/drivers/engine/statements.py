@@ -1,4 +1,4 @@
-"""SQL from `sql/*.sql`: one file per family of operations, each statement under a `-- name:` line.
+"""Transactions, and the SQL that runs in them: a file of `sql/` per family of operations, each statement under a `-- name:` line.
 
 `/*rows: n*/` in a statement stands for row values of n columns. Such a statement takes many rows in one step, because
 Python gives up the GIL at every step and a busy handler thread may keep it for milliseconds.
@@ -17,6 +17,16 @@ _NAME = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
 _ROWS = re.compile(r"/\*rows: (\d+)\*/")
 _CHUNKS = (50, 10, 1)
 """Rows per step: a few sizes, so that every one of them is a statement prepared once."""
+
+
+class Transaction:
+    """A connection in a transaction. `notifies` says that waiters are to be woken once it is committed."""
+
+    __slots__ = ("connection", "notifies")
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self.notifies = False
 
 
 @cache

@@ -27,8 +27,7 @@ from taskharbor.drivers.engine.rows import (
     read_spec,
     to_json,
 )
-from taskharbor.drivers.engine.statements import insert_rows, load
-from taskharbor.drivers.engine.transaction import Transaction
+from taskharbor.drivers.engine.statements import Transaction, insert_rows, load
 from taskharbor.ids import new_id
 from taskharbor.jobs import DEFAULT_FLAGS, Failure, JobRecord, Micros, Outcome, UpdateFlags
 

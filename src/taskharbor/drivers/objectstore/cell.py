@@ -24,7 +24,7 @@ from taskharbor.errors import BackendUnavailable, TaskHarborError
 
 
 class Outcome:
-    """What a step returned or raised, in one run of it."""
+    """The result or the error of one run of a step."""
 
     __slots__ = ("error", "value")
 
@@ -96,7 +96,7 @@ class Attempt:
         self.outcomes = outcomes
 
     def is_settled(self, header: Header, where: str) -> bool:
-        """Whether this content says what became of it. Who is concerned has an answer then, or will be asked again."""
+        """True where this content tells the fate of the write. Its callers have an answer then, or their calls run again."""
         match header.fate(self.serial, self.commit):
             case Fate.OPEN:
                 return False

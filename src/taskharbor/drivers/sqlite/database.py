@@ -18,7 +18,7 @@ from concurrent.futures import Future
 from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeVar
 
-from taskharbor.drivers.engine.transaction import Transaction
+from taskharbor.drivers.engine.statements import Transaction
 from taskharbor.drivers.sqlite.connection import Connection, begin, open_connection, translated
 from taskharbor.drivers.sqlite.migrations import apply_pending
 from taskharbor.drivers.sqlite.notifications import notify

@@ -18,7 +18,7 @@ from taskharbor.drivers.contract import (
 )
 from taskharbor.drivers.engine import bulk, inspect, reserve, settle
 from taskharbor.drivers.engine.calls import FUNCTIONS
-from taskharbor.drivers.engine.transaction import Transaction
+from taskharbor.drivers.engine.statements import Transaction
 from taskharbor.drivers.sqlite.database import Database
 from taskharbor.drivers.sqlite.migrations import migrate
 from taskharbor.drivers.sqlite.notifications import PipeSource
