@@ -104,7 +104,13 @@ def view(taken: list[QueueStats], now: Micros, screen: Console) -> RenderableTyp
         return cell("no queues yet: the first enqueue makes one")
     narrow, several = is_narrow(screen), len(taken) > 1
     columns = [Column("queue", shrinks=1, footer="all" if several else "")]
-    for state in JobState:
+    # A narrow screen has no room for columns of zeros.
+    states = [
+        one
+        for one in JobState
+        if not narrow or one is JobState.READY or any(q.counts.get(one) for q in taken)
+    ]
+    for state in states:
         total = count_text(sum(one.counts.get(state, 0) for one in taken))
         title = SHORT_STATES[state] if narrow else str(state)
         columns.append(Column(title, right=True, footer=total if several else ""))
@@ -116,7 +122,7 @@ def view(taken: list[QueueStats], now: Micros, screen: Console) -> RenderableTyp
     for one in taken:
         row = [
             cell(one.queue),
-            *(_count(state, one.counts.get(state, 0)) for state in JobState),
+            *(_count(state, one.counts.get(state, 0)) for state in states),
             _lag(one, now),
         ]
         rows.append(row if narrow else [*row, cell(count_text(_ended_ever(one)))])
