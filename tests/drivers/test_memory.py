@@ -19,7 +19,6 @@ from taskharbor.drivers.contract import (
     Retry,
 )
 from taskharbor.drivers.memory import MemoryDriver
-from taskharbor.drivers.memory.lines import Ledger, PlaceLine
 from taskharbor.drivers.registry import connect
 from taskharbor.errors import InvalidRequest
 from taskharbor.ids import new_ids
@@ -486,38 +485,3 @@ def test_the_log_outlives_its_job_and_is_pruned_on_its_own() -> None:
         assert stats.done_total == 1
 
     asyncio.run(main())
-
-
-# -- containers -------------------------------------------------------------------------------------------
-
-
-class _Thing:
-    place: tuple[object, ...] | None = None
-
-
-def test_a_line_gives_back_in_order_what_came_in_any() -> None:
-    line = PlaceLine()
-    things = {}
-    for number in [5, 6, 2, 9, 1, 7, 3, 8, 4]:
-        things[number] = _Thing()
-        item = (number, things[number])
-        things[number].place = item
-        line.push(item)
-    things[1].place = things[7].place = None
-    line.stale = 2
-    assert sorted(item[0] for item in line) == [2, 3, 4, 5, 6, 8, 9]
-    assert line.head() == things[2].place
-    assert [item[0] for item in iter(line.take, None)] == [2, 3, 4, 5, 6, 8, 9]
-    assert (len(line), line.stale) == (0, 0)
-
-
-def test_a_ledger_finds_by_number_what_is_left() -> None:
-    ledger: Ledger[str] = Ledger()
-    assert [ledger.append(f"{n}") for n in range(1, 2001)] == list(range(1, 2001))
-    for number in [*range(1500, 0, -1), 1900]:
-        ledger.remove(number)
-    assert next(ledger.after(0)) == "1501"
-    assert next(ledger.after(1899)) == "1901"
-    assert list(ledger.before(1503)) == ["1502", "1501"]
-    assert next(ledger.before()) == "2000"
-    assert ledger.append("next") == 2001

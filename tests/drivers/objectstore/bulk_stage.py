@@ -52,8 +52,8 @@ async def finish(
 async def fold(driver: Driver) -> None:
     """Until everything is in segments that can be, and those are merged."""
     assert isinstance(driver, ObjectStoreDriver)
-    for cell in await driver.open_store.all_cells():
-        await cell.folder.settled()
+    for shard in await driver.open_store.all_shards():
+        await shard.compaction.settled()
 
 
 def add(url: str, count: int, *, queue: str = "q", later: Micros = 0, payload: bytes = b"") -> list[str]:

@@ -216,7 +216,7 @@ def test_jobs_that_never_arrived_are_missed_and_nothing_is_published(
 def test_a_write_for_which_a_queue_has_no_room_is_refused_as_a_whole(
     store: BulkStore, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("taskharbor.drivers.objectstore.queue_cell.MAX_BYTES", 20_000)
+    monkeypatch.setattr("taskharbor.drivers.objectstore.shard.MAX_BYTES", 20_000)
     write = new_write()
     store.stage(write, "0.1", [[*records(5, 1, queue="other"), *records(100, 1, payload=b"x" * 1000)]])
     with pytest.raises(InvalidRequest, match="queue 'q' is full"):
@@ -237,13 +237,13 @@ def test_a_portion_for_which_a_queue_has_no_room_is_refused_until_there_is_some(
     async def main(driver: Driver) -> None:
         await driver.put_blob(name, stage.pack(records(100, 1, payload=b"x" * 1000)))
         with monkeypatch.context() as small:
-            small.setattr("taskharbor.drivers.objectstore.queue_cell.MAX_BYTES", 20_000)
+            small.setattr("taskharbor.drivers.objectstore.shard.MAX_BYTES", 20_000)
             with pytest.raises(InvalidRequest, match="queue 'q' is full"):
                 await publish_it(driver)
             (stats,) = await driver.stats(now=2, queue="q")
             assert stats.counts[JobState.READY] == 0
         assert await publish_it(driver) == 100
-        monkeypatch.setattr("taskharbor.drivers.objectstore.queue_cell.MAX_BYTES", 20_000)
+        monkeypatch.setattr("taskharbor.drivers.objectstore.shard.MAX_BYTES", 20_000)
         assert await publish_it(driver) == 100
 
     within(url, main)

@@ -9,8 +9,9 @@ from held_blobs import HeldBlobs
 from jobs_here import NOW, a_job
 
 from taskharbor.drivers.contract import FAILURE_TYPE, Fail, JobFilter, QueueSettings
-from taskharbor.drivers.objectstore import ObjectStoreDriver
-from taskharbor.drivers.objectstore import queue_cell as queue_cells
+from taskharbor.drivers.engine.statements import Transaction
+from taskharbor.drivers.objectstore import ObjectStoreDriver, enqueue
+from taskharbor.drivers.objectstore import shard as shards
 from taskharbor.drivers.objectstore.options import Options
 from taskharbor.drivers.objectstore.store import OpenStore
 from taskharbor.errors import BackendUnavailable
@@ -37,7 +38,7 @@ async def _notices(driver: ObjectStoreDriver) -> list[JobRecord]:
 
 
 async def _outbox(driver: ObjectStoreDriver) -> int:
-    return await driver.open_store.cell("q").look(lambda state, brought: len(state.outbox))
+    return await driver.open_store.shards_of("q")[0].cell.look(lambda image: len(image.outbox()))
 
 
 def test_who_is_told_of_a_death_finds_its_notice_in_the_failure_queue() -> None:
@@ -52,11 +53,16 @@ def test_who_is_told_of_a_death_finds_its_notice_in_the_failure_queue() -> None:
     asyncio.run(test())
 
 
+def _put_in_outbox(transaction: Transaction, notice: JobRecord) -> None:
+    assert transaction.outbox is not None
+    transaction.outbox.append(notice)
+
+
 def _never_delivers(monkeypatch: pytest.MonkeyPatch) -> None:
     async def deliver(self: OpenStore, notices: list[JobRecord]) -> None:
         raise BackendUnavailable("the process dies here")
 
-    monkeypatch.setattr(OpenStore, "deliver", deliver)
+    monkeypatch.setattr(enqueue, "deliver", deliver)
 
 
 def test_a_crash_before_the_notice_is_delivered_loses_none_and_makes_no_second_one(
@@ -92,8 +98,8 @@ def test_a_crash_after_delivery_and_before_it_is_struck_off_makes_no_second_one(
             await driver.settle([Fail(held.id, held.token or "", 1, BOOM)], now=NOW)
             (notice,) = await _notices(driver)
             # As if the last write had not happened.
-            await driver.open_store.cell("q").cell.change(
-                lambda state: (state.outbox.append(notice), setattr(state, "touched", True))
+            await driver.open_store.shards_of("q")[0].cell.change(
+                lambda image: image.change(lambda transaction: _put_in_outbox(transaction, notice))
             )
             await driver.open_store.settled()
             assert await _outbox(driver) == 0
@@ -103,8 +109,8 @@ def test_a_crash_after_delivery_and_before_it_is_struck_off_makes_no_second_one(
 
 
 def test_a_handle_whose_delivery_failed_tries_again_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(queue_cells, "_DELIVER_AGAIN", 0.0)
-    deliver = OpenStore.deliver
+    monkeypatch.setattr(shards, "_DELIVER_AGAIN", 0.0)
+    deliver = enqueue.deliver
 
     async def test() -> None:
         tries = 0
@@ -118,7 +124,7 @@ def test_a_handle_whose_delivery_failed_tries_again_by_itself(monkeypatch: pytes
             await deliver(self, notices)
             was_delivered.set()
 
-        monkeypatch.setattr(OpenStore, "deliver", only_the_second_time)
+        monkeypatch.setattr(enqueue, "deliver", only_the_second_time)
         async with driver_on(HeldBlobs()) as driver:
             held = await _a_held_job(driver)
             with pytest.raises(BackendUnavailable):

@@ -35,7 +35,7 @@ def _nobody_dawdles(monkeypatch: pytest.MonkeyPatch) -> None:
         await asyncio.sleep(0)
 
     monkeypatch.setattr("taskharbor.drivers.objectstore.cell.pause", at_once)
-    monkeypatch.setattr("taskharbor.drivers.objectstore.folding.AFTER_A_FAILURE", 0.0)
+    monkeypatch.setattr("taskharbor.drivers.objectstore.compaction.AFTER_A_FAILURE", 0.0)
 
 
 def test_the_contract_holds_to_the_letter_while_answers_of_writes_are_lost() -> None:

@@ -9,7 +9,7 @@ from held_blobs import HeldBlobs
 from jobs_here import NOW, a_job
 
 from taskharbor.drivers.contract import Ack
-from taskharbor.drivers.objectstore import ObjectStoreDriver, contents, queue_cell
+from taskharbor.drivers.objectstore import ObjectStoreDriver, contents, shard
 from taskharbor.drivers.objectstore.options import Options
 from taskharbor.errors import InvalidRequest
 from taskharbor.jobs import SECOND, JobState
@@ -33,19 +33,19 @@ def test_a_large_state_is_warned_of_once_and_says_what_to_do(
 def test_beyond_the_limit_nothing_is_accepted_and_everything_else_works(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(queue_cell, "MAX_BYTES", 5000)
+    monkeypatch.setattr(shard, "MAX_BYTES", 100_000)
 
     async def test() -> None:
         async with ObjectStoreDriver(HeldBlobs, Options(poll=None, segment_rows=2)) as driver:
-            await driver.enqueue([a_job(payload=b"x" * 1000) for _ in range(4)], now=NOW)
+            await driver.enqueue([a_job(payload=b"x" * 20_000) for _ in range(3)], now=NOW)
             with pytest.raises(InvalidRequest, match="is full"):
-                await driver.enqueue([a_job(queue="other"), a_job(payload=b"x" * 1000)], now=NOW)
+                await driver.enqueue([a_job(queue="other"), a_job(payload=b"x" * 20_000)], now=NOW)
             assert len(await driver.stats(now=NOW)) == 1, "a part of a refused batch was stored"
-            held = await driver.reserve("q", limit=3, lease_for=SECOND, now=NOW, worker="w")
-            assert await driver.settle([Ack(job.id, job.token or "") for job in held], now=NOW) == [None] * 3
+            held = await driver.reserve("q", limit=2, lease_for=SECOND, now=NOW, worker="w")
+            assert await driver.settle([Ack(job.id, job.token or "") for job in held], now=NOW) == [None] * 2
             await driver.open_store.settled()
-            await driver.enqueue([a_job(payload=b"x" * 1000)], now=NOW)
+            await driver.enqueue([a_job(payload=b"x" * 20_000)], now=NOW)
             (stats,) = await driver.stats(now=NOW)
-            assert (stats.counts[JobState.DONE], stats.counts[JobState.READY]) == (3, 2)
+            assert (stats.counts[JobState.DONE], stats.counts[JobState.READY]) == (2, 2)
 
     asyncio.run(test())

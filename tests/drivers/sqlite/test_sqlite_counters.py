@@ -184,6 +184,6 @@ def test_a_random_history_agrees_with_the_model(path: Path, query: Query, number
     for orphans in (
         "SELECT count(*) FROM payloads WHERE seq NOT IN (SELECT seq FROM jobs)",
         "SELECT count(*) FROM results WHERE seq NOT IN (SELECT seq FROM jobs)",
-        "SELECT count(*) FROM idempotency WHERE job_seq NOT IN (SELECT seq FROM jobs)",
+        "SELECT count(*) FROM idempotency WHERE job_id NOT IN (SELECT id FROM jobs)",
     ):
         assert query(orphans) == [(0,)], orphans

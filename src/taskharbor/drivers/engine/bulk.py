@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import msgspec
@@ -83,14 +83,24 @@ def drop_blobs(transaction: Transaction, names: Sequence[str]) -> list[None]:
 
 
 def publish_blobs(transaction: Transaction, call: op.PublishBlobs) -> dict[str, int]:
-    execute = transaction.connection.execute
-    known = execute(_SQL["portion"], (call.series,)).fetchone() or (call.number, 0, 0)
-    added: int = known[2] if known[0] == call.number else 0
-    if known[:2] < (call.number, call.portion):
+    def add() -> int:
+        added = 0
         for name in call.names:
             (data,) = read_blobs(transaction, [name])
             jobs = [] if data is None else unpack(data)
             added += sum(not answer.existed for answer in enqueue(transaction, jobs, call.now))
+        return added
+
+    return {"": publish_once(transaction, call, add)}
+
+
+def publish_once(transaction: Transaction, call: op.PublishBlobs, add: Callable[[], int]) -> int:
+    """Add the jobs of a portion unless the store has them; how many of the write's jobs became jobs so far."""
+    execute = transaction.connection.execute
+    known = execute(_SQL["portion"], (call.series,)).fetchone() or (call.number, 0, 0)
+    added: int = known[2] if known[0] == call.number else 0
+    if known[:2] < (call.number, call.portion):
+        added += add()
         execute(_SQL["note"], (call.series, call.number, call.portion, added, call.now))
         execute(_SQL["forget_notes"], (call.now - KEEP_SINGLE, call.now - KEEP_SERIES))
-    return {"": added}
+    return added

@@ -32,14 +32,17 @@ _decode_seqs = msgspec.json.Decoder(list[tuple[str, int]]).decode
 _decode_known = msgspec.json.Decoder(list[tuple[int, str, str]]).decode
 
 
-def enqueue(transaction: Transaction, records: Sequence[JobRecord], now: Micros) -> list[Enqueued]:
+def enqueue(
+    transaction: Transaction, records: Sequence[JobRecord], now: Micros, numbers: Sequence[int] = ()
+) -> list[Enqueued]:
+    """`numbers`: where given, the least number that each job may get, in rising order."""
     names = {record.queue for record in records}
     unknown = [name for name in names if known_queue_id(transaction, name) is None]
     queues = {name: queue_id(transaction, name) for name in names}
     if any(record.key is not None or record.idempotency_key is not None for record in records):
-        answers = _enqueue_by_rules(transaction, records, queues, now)
+        answers = _enqueue_by_rules(transaction, records, queues, now, numbers)
     else:
-        answers = _enqueue_plain(transaction, records, queues, now)
+        answers = _enqueue_plain(transaction, records, queues, now, numbers)
     if unknown:
         used = {record.queue for record, answer in zip(records, answers, strict=True) if not answer.existed}
         for name in unknown:
@@ -49,12 +52,19 @@ def enqueue(transaction: Transaction, records: Sequence[JobRecord], now: Micros)
 
 
 def _enqueue_plain(
-    transaction: Transaction, records: Sequence[JobRecord], queues: dict[str, int], now: Micros
+    transaction: Transaction,
+    records: Sequence[JobRecord],
+    queues: dict[str, int],
+    now: Micros,
+    numbers: Sequence[int],
 ) -> list[Enqueued]:
     connection = transaction.connection
     rows: list[tuple[Any, ...]] = []
     long: dict[str, bytes] = {}
-    for record in records:
+    (last,) = connection.execute(_SQL["last_seq"]).fetchone()
+    seq = last
+    for at, record in enumerate(records):
+        seq = max(seq + 1, numbers[at]) if numbers else seq + 1
         payload: bytes | None = record.payload
         size = len(record.payload)
         if size > INLINE_PAYLOAD:
@@ -75,9 +85,9 @@ def _enqueue_plain(
                 spec_text(record),
                 size,
                 payload,
+                seq,
             )
         )
-    (last,) = connection.execute(_SQL["last_seq"]).fetchone()
     inserted = insert_rows(connection, _SQL["insert"], rows)
     if inserted == len(records):
         answers = [Enqueued(record.id) for record in records]
@@ -116,7 +126,11 @@ def _count(transaction: Transaction, rows: Sequence[tuple[Any, ...]], answers: S
 
 
 def _enqueue_by_rules(
-    transaction: Transaction, records: Sequence[JobRecord], queues: dict[str, int], now: Micros
+    transaction: Transaction,
+    records: Sequence[JobRecord],
+    queues: dict[str, int],
+    now: Micros,
+    numbers: Sequence[int],
 ) -> list[Enqueued]:
     unit = Unit(transaction, now)
     unit.load(record.id for record in records)
@@ -124,7 +138,7 @@ def _enqueue_by_rules(
     known = _known_idempotency(transaction, records, queues)
     fresh: dict[tuple[int, str], str] = {}
     answers = []
-    for record in records:
+    for at, record in enumerate(records):
         queue = queues[record.queue]
         name = None if record.idempotency_key is None else (queue, record.idempotency_key)
         if unit.job(record.id) is not None:
@@ -133,16 +147,12 @@ def _enqueue_by_rules(
         if name is not None and name in known:
             answers.append(Enqueued(known[name], existed=True))
             continue
-        answer = _store(unit, record, queue)
+        answer = _store(unit, record, queue, numbers[at] if numbers else 0)
         answers.append(answer)
         if name is not None:
             known[name] = fresh[name] = answer.id
     unit.flush()
-    rows = []
-    for (queue, key), job_id in fresh.items():
-        job = unit.job(job_id)
-        assert job is not None
-        rows.append((queue, key, job.seq))
+    rows = [(queue, key, job_id) for (queue, key), job_id in fresh.items()]
     insert_rows(transaction.connection, _SQL["insert_idempotency"], rows)
     return answers
 
@@ -161,7 +171,7 @@ def _known_idempotency(
     return {(queue, key): job_id for queue, key, job_id in _decode_known(text)}
 
 
-def _store(unit: Unit, record: JobRecord, queue: int) -> Enqueued:
+def _store(unit: Unit, record: JobRecord, queue: int, number: int) -> Enqueued:
     """Rules 3 to 5."""
     flags = record.update or DEFAULT_FLAGS
     waiting = unit.waiting(queue, record.key)
@@ -175,7 +185,7 @@ def _store(unit: Unit, record: JobRecord, queue: int) -> Enqueued:
             unit.wait_by_run_at(waiting)
         return Enqueued(waiting.id, existed=True)
     is_blocked = unit.inflight(queue, record.key) is not None
-    job = unit.insert(record, queue, BLOCKED if is_blocked else None)
+    job = unit.insert(record, queue, BLOCKED if is_blocked else None, number)
     if is_blocked and record.update is None:
         spec = read_spec(job.spec)
         spec.update = flags

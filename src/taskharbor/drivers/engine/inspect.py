@@ -29,7 +29,7 @@ _BY_SEQ = _SQL["by_seq"].replace("/*columns*/", _SQL["columns"])
 
 _FEW = 10_000
 """Up to so many jobs in the wanted states are gathered by index and sorted; more are dense enough to scan."""
-_FOREVER = 2**63 - 1
+FOREVER = 2**63 - 1
 
 _decode_versions = msgspec.json.Decoder(list[tuple[str, int]]).decode
 _decode_places = msgspec.json.Decoder(list[tuple[int, int]]).decode
@@ -45,15 +45,26 @@ def get(transaction: Transaction, job_ids: Sequence[str], now: Micros) -> list[J
 def list_jobs(
     transaction: Transaction, selection: JobFilter, now: Micros, limit: int, cursor: str | None
 ) -> Page:
-    before = _FOREVER if cursor is None else _number(cursor)
+    before = FOREVER if cursor is None else _number(cursor)
+    until = 0 if selection.until is None else _number(selection.until)
     # One more than asked for tells whether anything follows.
-    found = _seqs(transaction, selection, now, limit + 1, before)
+    found = find_jobs(transaction, selection, now, limit + 1, before, until)
     page = found[:limit]
-    rows = transaction.connection.execute(_BY_SEQ, (to_json(page),)).fetchall()
-    return Page([record_from_row(row, now) for row in rows], str(page[-1]) if len(found) > limit else None)
+    return Page([job for _, job in page], str(page[-1][0]) if len(found) > limit else None)
 
 
-def _seqs(transaction: Transaction, selection: JobFilter, now: Micros, limit: int, before: int) -> list[int]:
+def find_jobs(
+    transaction: Transaction, selection: JobFilter, now: Micros, limit: int, before: int, until: int = 0
+) -> list[tuple[int, JobRecord]]:
+    """Jobs with their numbers, the newest first, from below `before` down to `until`."""
+    seqs = _seqs(transaction, selection, now, limit, before, until)
+    rows = transaction.connection.execute(_BY_SEQ, (to_json(seqs),)).fetchall()
+    return [(row[0], record_from_row(row, now)) for row in rows]
+
+
+def _seqs(
+    transaction: Transaction, selection: JobFilter, now: Micros, limit: int, before: int, until: int
+) -> list[int]:
     execute = transaction.connection.execute
     numbers = None if selection.states is None else sorted(STATE_NUMBERS[state] for state in selection.states)
     queue: int | None = None
@@ -65,7 +76,7 @@ def _seqs(transaction: Transaction, selection: JobFilter, now: Micros, limit: in
         queue, *counters = row
     values = {
         "before": before,
-        "until": 0 if selection.until is None else _number(selection.until),
+        "until": until,
         "queue": queue,
         "states": None if numbers is None else to_json(numbers),
         "types": None if selection.types is None else to_json(sorted(selection.types)),
@@ -120,7 +131,7 @@ def _stats_from(transaction: Transaction, row: tuple[Any, ...], now: Micros) -> 
 
 def read_attempts(transaction: Transaction, after: str | None, limit: int) -> AttemptPage:
     start = 0 if after is None else _number(after)
-    found = attempts_between(transaction, start, _FOREVER, limit)
+    found = attempts_between(transaction, start, FOREVER, limit)
     return AttemptPage(found, str(found[-1].seq if found else start))
 
 

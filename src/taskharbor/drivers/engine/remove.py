@@ -36,19 +36,25 @@ def purge(transaction: Transaction, selection: JobFilter, limit: int) -> int:
 
 
 def prune(transaction: Transaction, now: Micros, limit: int) -> int:
+    jobs, rows = prune_up_to(transaction, now, limit, limit)
+    return jobs + rows
+
+
+def prune_up_to(transaction: Transaction, now: Micros, most_jobs: int, most_rows: int) -> tuple[int, int]:
+    """Remove what retention gives up, at most so many jobs and rows of the log; how many of each."""
     execute = transaction.connection.execute
     (text,) = execute(_SQL["retention"]).fetchone()
     jobs = rows = 0
     for queue, keep_done, keep_dead, keep_attempts in _decode_retention(text):
         for state, keep in ((DONE, keep_done), (CANCELLED, keep_done), (DEAD, keep_dead)):
             if keep is not None:
-                jobs += _remove(transaction, queue, state, now - keep + 1, limit - jobs)
-        if keep_attempts is not None and rows < limit:
-            gone = execute(_SQL["attempts"], (queue, now - keep_attempts, limit - rows)).fetchall()
+                jobs += _remove(transaction, queue, state, now - keep + 1, most_jobs - jobs)
+        if keep_attempts is not None and rows < most_rows:
+            gone = execute(_SQL["attempts"], (queue, now - keep_attempts, most_rows - rows)).fetchall()
             rows += len(gone)
             if gone:
                 execute(_SQL["trimmed"], max(gone))
-    return jobs + rows
+    return jobs, rows
 
 
 def _queues(transaction: Transaction, name: str | None) -> list[int]:

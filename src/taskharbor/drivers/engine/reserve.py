@@ -40,7 +40,9 @@ def reserve(
     now: Micros,
     worker: str,
     types: Sequence[str] | None,
+    shard: tuple[int, int] = (0, 1),
 ) -> list[JobRecord]:
+    """`shard`: which of how many this database is. Each grants its share of the queue's bound on leases."""
     execute = transaction.connection.execute
     probe = execute(_SQL["probe"], (now, queue)).fetchone()
     if probe is None:
@@ -56,7 +58,9 @@ def reserve(
     if max_inflight is not None:
         if has_expired:
             (inflight,) = execute(_SQL["valid_leases"], (number, now)).fetchone()
-        limit = min(limit, max_inflight - inflight)
+        place, shards = shard
+        share = max_inflight // shards + (place < max_inflight % shards)
+        limit = min(limit, share - inflight)
         if limit < 1:
             return []
     counts = Counts(transaction)

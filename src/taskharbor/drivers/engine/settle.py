@@ -109,8 +109,8 @@ def _settle_one(unit: Unit, settlement: Settlement, results: list[tuple[int, byt
     job = unit.job(settlement.job_id)
     if job is None:
         return JobNotFound(settlement.job_id)
-    if job.state in _AGREED.get(type(settlement), ()):
-        return None
+    if job.state > INFLIGHT:
+        return settle_ended(settlement, job.state)
     refused = _refusal(
         settlement.job_id, job.state, job.full_token, job.expires_at, settlement.token, unit.now
     )
@@ -140,6 +140,11 @@ def _settle_one(unit: Unit, settlement: Settlement, results: list[tuple[int, byt
                 job.last_error = reason.text
             unit.end(job, CANCELLED, _CANCELLED, reason)
     return None
+
+
+def settle_ended(settlement: Settlement, state: int) -> JobError | None:
+    """The answer to a settlement of a job that has ended already."""
+    return None if state in _AGREED.get(type(settlement), ()) else JobNotInflight(settlement.job_id)
 
 
 def _record_failure(job: Job, attempts: int, error: Failure, now: Micros) -> None:

@@ -13,6 +13,8 @@ from importlib.resources import files
 from sqlite3 import Connection
 from typing import Any
 
+from taskharbor.jobs import JobRecord
+
 _NAME = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
 _ROWS = re.compile(r"/\*rows: (\d+)\*/")
 _CHUNKS = (50, 10, 1)
@@ -22,17 +24,19 @@ _CHUNKS = (50, 10, 1)
 class Transaction:
     """A connection in a transaction. `notifies` says that waiters are to be woken once it is committed."""
 
-    __slots__ = ("connection", "notifies")
+    __slots__ = ("connection", "notifies", "outbox")
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, outbox: list[JobRecord] | None = None) -> None:
+        """`outbox`: takes the jobs for failure queues, where those are kept in other databases."""
         self.connection = connection
         self.notifies = False
+        self.outbox = outbox
 
 
 @cache
-def load(family: str) -> dict[str, str]:
-    """The statements of one file by name."""
-    text = (files(__package__) / "sql" / f"{family}.sql").read_text("utf-8")
+def load(family: str, package: str = __package__) -> dict[str, str]:
+    """The statements of one file of a package's folder `sql`, by name."""
+    text = (files(package) / "sql" / f"{family}.sql").read_text("utf-8")
     parts = _NAME.split(text)[1:]
     return {name: body.strip() for name, body in zip(parts[::2], parts[1::2], strict=True)}
 

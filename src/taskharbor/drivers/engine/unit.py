@@ -51,7 +51,7 @@ class Unit:
         self._moved: dict[int, Job] = {}
         self._log: list[tuple[Any, ...]] = []
         self._queues: dict[int, QueueRow] = {}
-        self._next_seq = 0
+        self._last_seq = 0
 
     # -- reading ------------------------------------------------------------------------------------------
 
@@ -136,7 +136,10 @@ class Unit:
             record = failure_record(
                 self._dead_record(job), job_id=new_id(), queue=failure_queue, now=self.now
             )
-            self.insert(record, queue_id(self.transaction, failure_queue))
+            if self.transaction.outbox is None:
+                self.insert(record, queue_id(self.transaction, failure_queue))
+            else:
+                self.transaction.outbox.append(record)
 
     def back_to_waiting(
         self, job: Job, outcome: int, run_at: Micros | None = None, error: Failure | None = None
@@ -184,12 +187,12 @@ class Unit:
         job.spec = None if spec == Spec() else to_json(spec)
         job.has_new_spec = True
 
-    def insert(self, record: JobRecord, queue: int, state: int | None = None) -> Job:
-        """A new job, ready or scheduled by its run_at unless a state is given."""
-        if not self._next_seq:
-            (self._next_seq,) = self.connection.execute(_ENQUEUE["last_seq"]).fetchone()
-        self._next_seq += 1
-        job = new_job(record, queue, self._next_seq)
+    def insert(self, record: JobRecord, queue: int, state: int | None = None, number: int = 0) -> Job:
+        """A new job, ready or scheduled by its run_at unless a state is given. Its number is at least the one given."""
+        if not self._last_seq:
+            (self._last_seq,) = self.connection.execute(_ENQUEUE["last_seq"]).fetchone()
+        self._last_seq = max(self._last_seq + 1, number)
+        job = new_job(record, queue, self._last_seq)
         self._jobs[job.id] = job
         if state is None:
             self.wait_by_run_at(job)

@@ -148,7 +148,7 @@ class Cell(Generic[S]):
         codec: Codec[S],
         *,
         term: Term | None = None,
-        every_pass: Callable[[S], None] | None = None,
+        every_pass: Callable[[S], object] | None = None,
         on_news: Callable[[S], None] | None = None,
         patience: float = 30.0,
         clock: Clock | None = None,

@@ -9,7 +9,7 @@ from taskharbor.bulk.publish import finish_left_behind
 from taskharbor.clock import Clock, SystemClock
 from taskharbor.drivers import operations as op
 from taskharbor.drivers.contract import Capabilities, Driver, JobShare, Woken
-from taskharbor.drivers.objectstore import bulk, enqueue, inspect, leased, log, operate
+from taskharbor.drivers.objectstore import bulk, enqueue, inspect, leases, log, retention
 from taskharbor.drivers.objectstore.blobs import Blobs
 from taskharbor.drivers.objectstore.catalog import Catalog
 from taskharbor.drivers.objectstore.cell import Term
@@ -25,23 +25,23 @@ A = TypeVar("A")
 
 _FUNCTIONS: dict[type[op.Operation[Any]], Callable[[OpenStore, Any], Any]] = {
     op.Enqueue: op.by_fields(enqueue.enqueue),
-    op.Reserve: op.by_fields(leased.reserve),
-    op.ExtendLease: op.by_fields(leased.extend),
-    op.Settle: op.by_fields(leased.settle),
-    op.Reclaim: op.by_fields(leased.reclaim),
-    op.Cancel: op.by_fields(operate.cancel),
-    op.Requeue: op.by_fields(operate.requeue),
-    op.Purge: op.by_fields(operate.purge),
-    op.Configure: lambda store, call: operate.configure(store, call.queue, call.settings),
+    op.Reserve: op.by_fields(leases.reserve),
+    op.ExtendLease: op.by_fields(leases.extend),
+    op.Settle: op.by_fields(leases.settle),
+    op.Reclaim: op.by_fields(leases.reclaim),
+    op.Cancel: op.by_fields(leases.cancel),
+    op.Requeue: op.by_fields(leases.requeue),
+    op.Purge: op.by_fields(retention.purge),
+    op.Configure: lambda store, call: leases.configure(store, call.queue, call.settings),
     op.Settings: op.by_fields(inspect.settings),
     op.Get: op.by_fields(inspect.get),
     op.ListJobs: op.by_fields(inspect.list_jobs),
     op.Stats: op.by_fields(inspect.stats),
     op.ReadAttempts: op.by_fields(log.read_attempts),
     op.JobAttempts: op.by_fields(log.job_attempts),
-    op.LogStreams: op.by_fields(bulk.log_streams),
-    op.ReadLog: bulk.read_log,
-    op.Remove: op.by_fields(bulk.remove),
+    op.LogStreams: op.by_fields(log.log_streams),
+    op.ReadLog: log.read_log,
+    op.Remove: op.by_fields(retention.remove_jobs),
     op.PutBlob: bulk.put_blob,
     op.ReadBlobs: op.by_fields(bulk.read_blobs),
     op.PublishBlobs: bulk.publish_blobs,
@@ -92,7 +92,9 @@ class ObjectStoreDriver(Driver):
     async def _open_store(self, *, reads_only: bool) -> None:
         if self._open is not None:
             return
-        store = OpenStore(self._open_blobs(), self._options, self._clock, reads_only=reads_only)
+        store = OpenStore(
+            self._open_blobs(), self._options, self._clock, enqueue.deliver, reads_only=reads_only
+        )
         try:
             if not reads_only:
                 await probe(store.blobs)
@@ -148,7 +150,7 @@ class ObjectStoreDriver(Driver):
         return function(self.open_store, call)
 
     async def _split_log(self, call: op.SplitLog) -> list[int]:
-        return await bulk.split_log(self.open_store, call)
+        return await log.split_log(self.open_store, call)
 
     async def _split_jobs(self, call: op.SplitJobs) -> list[JobShare]:
         return await bulk.split_jobs(self.open_store, call)
@@ -164,7 +166,7 @@ class ObjectStoreDriver(Driver):
         return [None] * len(call.names)
 
     async def _prune(self, call: op.Prune) -> int:
-        removed = await operate.prune(self.open_store, call.now, call.limit)
+        removed = await retention.prune(self.open_store, call.now, call.limit)
         # Nobody else may ever come by: a bulk write whose publisher died must not stay half done.
         await finish_left_behind(self, call.now)
         return removed

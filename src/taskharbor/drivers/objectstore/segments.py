@@ -1,167 +1,196 @@
-"""Segments: immutable objects with rows of the attempt log and with the jobs that ended.
+"""Segments: immutable objects that hold rows of the attempt log and jobs that have ended.
 
-A segment is `THS1`, the length of its header (4 bytes, big endian), the header, then blocks. A block is a msgpack array of rows
-(`rows.StoredRow`) or jobs (`stored_jobs`), compressed by zlib; the header says of each where it is and what it covers, so a
-reader takes only what it needs: all row blocks come before all job blocks. Rows are in the order of their numbers throughout.
-Jobs are so within a block; blocks of jobs may overlap, since jobs do not end in the order in which they came.
+An object is `THS2`, the length of its header (4 bytes, big endian), the header, the database of its rows and the database of its
+jobs, each compressed by zlib. Rows come first, so a reader of the log needs only the beginning. What retention or a purge takes
+from a segment is noted in its entry, in the image of the queue, and leaves the object when that is merged into another.
 """
 
 from __future__ import annotations
 
+import asyncio
+import sqlite3
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TypeAlias
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from typing import Any
 
 import msgspec
+from msgspec.structs import asdict, astuple
 
-from taskharbor.drivers.objectstore.entries import SegmentEntry
-from taskharbor.drivers.objectstore.packing import packed_array
-from taskharbor.drivers.objectstore.rows import StoredRow
-from taskharbor.drivers.objectstore.stored_jobs import job_decoder
+from taskharbor.drivers.contract import JobFilter
+from taskharbor.drivers.engine.inspect import FOREVER
+from taskharbor.drivers.engine.rows import STATE_NUMBERS, attempt_from_row, record_from_row, to_json
+from taskharbor.drivers.engine.statements import Transaction, insert_rows, load
+from taskharbor.drivers.objectstore.blobs import Blobs
+from taskharbor.drivers.objectstore.image import connect, deserialized
+from taskharbor.drivers.waiting import ALWAYS
 from taskharbor.errors import SchemaMismatch
-from taskharbor.jobs import JobRecord, Micros
+from taskharbor.jobs import Attempt, JobRecord, Micros
 
-MAGIC = b"THS1"
-FORMAT = 1
-_LENGTH = 4
+MAGIC = b"THS2"
+FORMAT = 2
+MAX_CACHED_BYTES = 128 * 1024 * 1024
+_START = len(MAGIC) + 4
+_MANY = 100
 
-ArchivedJob: TypeAlias = tuple[int, JobRecord]
+_PARTS = load("segments", __package__)
+_SQL = {
+    name: statement.replace("/*left*/", _PARTS["jobs_left"]).replace(
+        "/*columns*/", _PARTS["row_columns" if name.startswith("rows") else "job_columns"]
+    )
+    for name, statement in _PARTS.items()
+}
 
 
-class Block(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    offset: int
-    """From the end of the header."""
+class Entry(msgspec.Struct, frozen=True):
+    """A row of the table `segments`, which describes each column."""
+
+    name: str
+    level: int
     size: int
-    """Compressed."""
-    raw: int
-    """And not."""
-    count: int
-    first: int
-    last: int
-    """The least and the greatest number."""
-    first_id: str
-    last_id: str
-    """The least and the greatest job id."""
-    oldest: Micros
-    newest: Micros
-    """The first and the last end."""
+    rows: int
+    first_row: int
+    last_row: int
+    first_row_id: str
+    last_row_id: str
+    oldest_row: Micros
+    jobs: int
+    first_job: int
+    last_job: int
+    first_job_id: str
+    last_job_id: str
+    oldest_job: Micros
+    rows_gone_at: Micros = ALWAYS
+    rows_gone_seq: int = 0
+    jobs_gone_at: Micros = ALWAYS
+    jobs_gone_seq: int = 0
+    purged: str = "[]"
+
+    @property
+    def is_wasteful(self) -> bool:
+        """It holds payloads of jobs that are all gone, which its rows may outlive by weeks, or much to leave out."""
+        return (self.jobs == 0 and self.last_job > 0) or self.purged.count(",") >= _MANY
 
 
-class SegmentHeader(msgspec.Struct, array_like=True, frozen=True, gc=False):
+def entries(transaction: Transaction) -> list[Entry]:
+    """In the order of their rows."""
+    return [Entry(*row) for row in transaction.connection.execute(_SQL["all"])]
+
+
+def holding_jobs(transaction: Transaction, job_ids: Sequence[str]) -> list[Entry]:
+    """Those that may hold one of the jobs."""
+    if not job_ids:
+        return []
+    # Most ids that are asked for are newer than all that has ended.
+    rows = transaction.connection.execute(_SQL["holding_jobs"], {"first": min(job_ids), "last": max(job_ids)})
+    found = [Entry(*row) for row in rows]
+    return [one for one in found if any(one.first_job_id <= id_ <= one.last_job_id for id_ in job_ids)]
+
+
+def put_entries(transaction: Transaction, changed: Iterable[Entry]) -> None:
+    insert_rows(transaction.connection, _SQL["put"], [astuple(entry) for entry in changed])
+
+
+def drop_entries(transaction: Transaction, names: Iterable[str]) -> None:
+    transaction.connection.execute(_SQL["drop"], (to_json(list(names)),))
+
+
+class _Header(msgspec.Struct, array_like=True, frozen=True):
     format: int
     queue: str
-    fields: tuple[str, ...]
-    """Of the jobs' records, in order."""
-    row_blocks: list[Block]
-    job_blocks: list[Block]
+    rows_size: int
+    """Bytes of the database of rows, as it stands in the object."""
 
 
-_decode_header = msgspec.msgpack.Decoder(SegmentHeader).decode
-_decode_rows = msgspec.msgpack.Decoder(list[StoredRow]).decode
-_decode_pieces = msgspec.msgpack.Decoder(list[msgspec.Raw]).decode
+_decode_header = msgspec.msgpack.Decoder(_Header).decode
 
 
 class Segment:
-    """A segment that was read. Blocks are unpacked when somebody needs them, and then kept."""
+    """A segment that was read, or its beginning up to the last row. Its databases are opened when somebody needs them."""
 
     def __init__(self, data: bytes, where: str) -> None:
         self.data = data
-        self.header, self.start = read_header(data, where)
-        self._rows: dict[int, list[StoredRow]] = {}
-        self._jobs: dict[int, list[ArchivedJob]] = {}
-        self._ids: dict[int, dict[str, list[ArchivedJob]]] = {}
-        self._decode_job: Callable[[bytes], ArchivedJob] = job_decoder(self.header.fields)
+        self._header, self._start = _read_header(data, where)
+        self.queue = self._header.queue
+
+    @cached_property
+    def weight(self) -> int:
+        """About how much memory it takes."""
+        return 6 * len(self.data)
+
+    @cached_property
+    def _rows(self) -> sqlite3.Connection:
+        return deserialized(self.rows_image)
+
+    @cached_property
+    def _jobs(self) -> sqlite3.Connection:
+        return deserialized(self.jobs_image)
 
     @property
-    def weight(self) -> int:
-        """About how much memory it takes once everything is unpacked."""
-        blocks = self.header.row_blocks + self.header.job_blocks
-        return len(self.data) + 4 * sum(block.raw for block in blocks)
+    def rows_image(self) -> bytes:
+        return zlib.decompress(self.data[self._start : self._start + self._header.rows_size])
 
-    def raw(self, block: Block) -> bytes:
-        """A block as it stands in the object."""
-        start = self.start + block.offset
-        return self.data[start : start + block.size]
-
-    def rows_in(self, block: Block) -> list[StoredRow]:
-        rows = self._rows.get(block.offset)
-        if rows is None:
-            rows = self._rows[block.offset] = _decode_rows(zlib.decompress(self.raw(block)))
-        return rows
-
-    def jobs_in(self, block: Block) -> list[ArchivedJob]:
-        jobs = self._jobs.get(block.offset)
-        if jobs is None:
-            pieces = _decode_pieces(zlib.decompress(self.raw(block)))
-            jobs = self._jobs[block.offset] = [self._decode_job(piece) for piece in pieces]
-        return jobs
-
-    def _by_id(self, block: Block) -> dict[str, list[ArchivedJob]]:
-        """Who asks for one job of a block often asks for hundreds."""
-        by_id = self._ids.get(block.offset)
-        if by_id is None:
-            by_id = self._ids[block.offset] = {}
-            for job in self.jobs_in(block):
-                by_id.setdefault(job[1].id, []).append(job)
-        return by_id
+    @property
+    def jobs_image(self) -> bytes:
+        return zlib.decompress(self.data[self._start + self._header.rows_size :])
 
     # -- what is left -------------------------------------------------------------------------------------
 
-    def rows_after(self, entry: SegmentEntry, number: int, limit: int) -> list[StoredRow]:
-        found: list[StoredRow] = []
-        for block in self.header.row_blocks:
-            if block.last > number:
-                found += [
-                    row
-                    for row in self.rows_in(block)
-                    if row.number > number and entry.has_row(row.ended_at, row.number)
-                ]
-                if len(found) >= limit:
-                    break
-        return found[:limit]
+    def jobs(self, entry: Entry, job_ids: Sequence[str]) -> dict[str, tuple[int, JobRecord]]:
+        """Those of the jobs that are here, with their numbers. Of an id that was accepted anew, the later job counts."""
+        found = self._jobs.execute(_SQL["by_id"], self._values(entry, ids=to_json(list(job_ids))))
+        return {row[1]: (row[0], record_from_row(row, 0)) for row in found}
 
-    def rows_of(self, entry: SegmentEntry, job_id: str) -> list[StoredRow]:
-        return [
-            row
-            for block in self.header.row_blocks
-            if block.first_id <= job_id <= block.last_id
-            for row in self.rows_in(block)
-            if row.job_id == job_id and entry.has_row(row.ended_at, row.number)
-        ]
+    def matching(
+        self, entry: Entry, selection: JobFilter, limit: int, before: int = FOREVER, until: int = 0
+    ) -> list[tuple[int, JobRecord]]:
+        """The newest accepted first."""
+        values = self._values(
+            entry,
+            before=before,
+            until=until,
+            states=None
+            if selection.states is None
+            else to_json([STATE_NUMBERS[one] for one in selection.states]),
+            types=None if selection.types is None else to_json(list(selection.types)),
+            key=selection.key,
+            finished_before=selection.finished_before_us,
+            limit=0 if selection.worker is not None else limit,
+        )
+        found = self._jobs.execute(_SQL["matching"], values)
+        return [(row[0], record_from_row(row, 0)) for row in found]
 
-    def job(self, entry: SegmentEntry, job_id: str) -> ArchivedJob | None:
-        found: ArchivedJob | None = None
-        for block in self.header.job_blocks:
-            if block.first_id <= job_id <= block.last_id:
-                for number, record in self._by_id(block).get(job_id, ()):
-                    # An id that was removed and accepted anew may be here twice: the later one counts.
-                    if _is_left(entry, number, record):
-                        found = max(found, (number, record), key=_number) if found else (number, record)
-        return found
+    def oldest_jobs(self, entry: Entry, limit: int) -> list[tuple[Micros, int, str, int]]:
+        """End, number, id and state."""
+        return self._jobs.execute(_SQL["oldest_jobs"], self._values(entry, limit=limit)).fetchall()
 
-    def jobs_left(self, entry: SegmentEntry, blocks: Iterable[Block] | None = None) -> Iterator[ArchivedJob]:
-        for block in self.header.job_blocks if blocks is None else blocks:
-            for number, record in self.jobs_in(block):
-                if _is_left(entry, number, record):
-                    yield number, record
+    def oldest_rows(self, entry: Entry, limit: int) -> list[tuple[Micros, int]]:
+        """End and number."""
+        return self._rows.execute(_SQL["oldest_rows"], self._values(entry, limit=limit)).fetchall()
 
+    def rows_between(self, entry: Entry, after: int, until: int, limit: int) -> list[Attempt]:
+        values = self._values(entry, after=after, until=until, limit=limit)
+        return [attempt_from_row(row) for row in self._rows.execute(_SQL["rows_between"], values)]
 
-def _is_left(entry: SegmentEntry, number: int, record: JobRecord) -> bool:
-    assert record.finished_at_us is not None
-    return entry.has_job(record.finished_at_us, number)
+    def rows_of(self, entry: Entry, job_id: str) -> list[Attempt]:
+        found = self._rows.execute(_SQL["rows_of"], self._values(entry, id=job_id))
+        return [attempt_from_row(row) for row in found]
 
-
-def _number(job: ArchivedJob) -> int:
-    return job[0]
+    def _values(self, entry: Entry, **more: Any) -> dict[str, Any]:
+        return {**asdict(entry), "queue": self.queue, **more}
 
 
-def read_header(data: bytes, where: str) -> tuple[SegmentHeader, int]:
-    """The header, and where the blocks begin. `data` may be just the beginning of the object."""
-    start = len(MAGIC) + _LENGTH
+def _header_end(data: bytes, where: str) -> int:
     if data[: len(MAGIC)] != MAGIC:
         raise SchemaMismatch(f"{where} is not a segment of TaskHarbor's log")
-    end = start + int.from_bytes(data[len(MAGIC) : start], "big")
-    header = _decode_header(data[start:end])
+    return _START + int.from_bytes(data[len(MAGIC) : _START], "big")
+
+
+def _read_header(data: bytes, where: str) -> tuple[_Header, int]:
+    """The header, and where the databases begin."""
+    end = _header_end(data, where)
+    header = _decode_header(data[_START:end])
     if header.format != FORMAT:
         raise SchemaMismatch(
             f"{where} has format {header.format}, this version of TaskHarbor reads {FORMAT}: use a newer one"
@@ -171,34 +200,113 @@ def read_header(data: bytes, where: str) -> tuple[SegmentHeader, int]:
 
 def size_with_rows(data: bytes, where: str) -> int:
     """How much of the object has all its rows, as far as this beginning tells. More than that: read so much, and ask again."""
-    end = len(MAGIC) + _LENGTH + int.from_bytes(data[len(MAGIC) : len(MAGIC) + _LENGTH], "big")
+    end = _header_end(data, where)
     if len(data) < end:
         return end
-    header, _ = read_header(data, where)
-    return end + max((block.offset + block.size for block in header.row_blocks), default=0)
+    return end + _read_header(data, where)[0].rows_size
 
 
-def packed_block(pieces: Sequence[bytes]) -> tuple[bytes, int]:
-    """The block's bytes, and how many they were before compression."""
-    raw = packed_array(pieces)
-    return zlib.compress(raw, 1), len(raw)
+# -- making segments ------------------------------------------------------------------------------------------
 
 
-def assembled(
-    queue: str,
-    fields: Sequence[str],
-    row_blocks: Sequence[tuple[Block, bytes]],
-    job_blocks: Sequence[tuple[Block, bytes]],
-) -> bytes:
-    """The object, from blocks whose offsets are still open."""
-    offset = 0
-    placed: list[list[Block]] = []
-    for blocks in (row_blocks, job_blocks):
-        row: list[Block] = []
-        for block, data in blocks:
-            row.append(msgspec.structs.replace(block, offset=offset, size=len(data)))
-            offset += len(data)
-        placed.append(row)
-    header = msgspec.msgpack.encode(SegmentHeader(FORMAT, queue, tuple(fields), placed[0], placed[1]))
-    parts = [data for blocks in (row_blocks, job_blocks) for _, data in blocks]
-    return b"".join((MAGIC, len(header).to_bytes(_LENGTH, "big"), header, *parts))
+class Built(msgspec.Struct, frozen=True):
+    """A segment that was made, and its entry."""
+
+    data: bytes
+    entry: Entry
+
+
+class Extract(msgspec.Struct, frozen=True):
+    """The databases of a segment that is to be made, and what they hold."""
+
+    rows_image: bytes
+    jobs_image: bytes
+    rows: tuple[Any, ...]
+    """Count, first and last number, first and last id, oldest end."""
+    jobs: tuple[Any, ...]
+    job_numbers: str = "[]"
+    """Of all its jobs, as JSON."""
+
+    def packed(self, name: str, queue: str, level: int) -> Built:
+        rows = zlib.compress(self.rows_image, 1)
+        header = msgspec.msgpack.encode(_Header(FORMAT, queue, len(rows)))
+        parts = (MAGIC, len(header).to_bytes(4, "big"), header, rows, zlib.compress(self.jobs_image, 1))
+        data = b"".join(parts)
+        return Built(data, Entry(name, level, len(data), *self.rows, *self.jobs))
+
+
+def extract(connection: sqlite3.Connection) -> Extract:
+    """Everything of an image that may leave it: all rows of the log, and the jobs that are done or cancelled."""
+    rows_image, rows = _make(connection, "rows", lambda: connection.execute(_SQL["copy_rows"]))
+    jobs_image, jobs = _make(connection, "jobs", lambda: connection.execute(_SQL["copy_jobs"]))
+    (numbers,) = connection.execute(_SQL["ended_numbers"]).fetchone()
+    return Extract(rows_image, jobs_image, rows, jobs, numbers)
+
+
+def merge(name: str, parts: Sequence[tuple[Entry, Segment]]) -> Built:
+    """One segment of several, or of one without what is gone. Nothing here waits, so it can run in a thread."""
+    connection = connect()
+
+    def copy(what: str) -> None:
+        for entry, segment in parts:
+            connection.execute("ATTACH ':memory:' AS old")
+            connection.deserialize(segment.rows_image if what == "rows" else segment.jobs_image, name="old")
+            connection.execute(_SQL[f"merge_{what}"], asdict(entry))
+            connection.execute("DETACH old")
+
+    rows_image, rows = _make(connection, "rows", lambda: copy("rows"))
+    jobs_image, jobs = _make(connection, "jobs", lambda: copy("jobs"))
+    connection.close()
+    level = max(entry.level for entry, _ in parts) + (len(parts) > 1)
+    return Extract(rows_image, jobs_image, rows, jobs).packed(name, parts[0][1].queue, level)
+
+
+def _make(connection: sqlite3.Connection, what: str, fill: Any) -> tuple[bytes, tuple[Any, ...]]:
+    """A database of rows or jobs, attached while it is filled."""
+    execute = connection.execute
+    execute("ATTACH ':memory:' AS part")
+    try:
+        execute(_SQL[f"create_{what}"])
+        fill()
+        if what == "jobs":
+            execute(_SQL["index_jobs"])
+        measured: tuple[Any, ...] = execute(_SQL[f"measure_{what}"]).fetchone()
+        return connection.serialize(name="part"), measured
+    finally:
+        execute("DETACH part")
+
+
+# -- reading segments -----------------------------------------------------------------------------------------
+
+
+class SegmentCache:
+    """Segments that one handle has read or written lately, by folder and name."""
+
+    def __init__(self, blobs: Blobs, max_bytes: int = MAX_CACHED_BYTES) -> None:
+        self._blobs = blobs
+        self._max_bytes = max_bytes
+        self._weight = 0
+        self._kept: OrderedDict[str, Segment] = OrderedDict()
+
+    async def read(self, folder: str, names: Sequence[str]) -> dict[str, Segment]:
+        """Those of the segments that are there."""
+        found = await asyncio.gather(*(self._read(f"{folder}/{name}") for name in names))
+        return {name: segment for name, segment in zip(names, found, strict=True) if segment is not None}
+
+    async def _read(self, name: str) -> Segment | None:
+        if name in self._kept:
+            self._kept.move_to_end(name)
+            return self._kept[name]
+        blob = await self._blobs.read(name)
+        if blob is None:
+            return None
+        segment = Segment(blob.data, self._blobs.where(name))
+        self.keep(name, segment)
+        return segment
+
+    def keep(self, name: str, segment: Segment) -> None:
+        if name not in self._kept:
+            self._kept[name] = segment
+            self._weight += segment.weight
+            while self._weight > self._max_bytes and len(self._kept) > 1:
+                self._weight -= self._kept.popitem(last=False)[1].weight

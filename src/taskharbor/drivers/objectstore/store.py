@@ -1,4 +1,4 @@
-"""What a handle has of a store while it is open: the catalog, the queues' objects, and where jobs were seen."""
+"""What a handle has of a store while it is open: the catalog, the shards of its queues, and where jobs were seen."""
 
 from __future__ import annotations
 
@@ -6,18 +6,17 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import TypeVar
+from zlib import crc32
 
 from taskharbor.clock import Clock, SystemClock
-from taskharbor.drivers.objectstore.archive import Archive
-from taskharbor.drivers.objectstore.archived import Brought, QueueState
+from taskharbor.drivers.engine import inspect, reclaim
+from taskharbor.drivers.engine.statements import Transaction
 from taskharbor.drivers.objectstore.blobs import Blobs
 from taskharbor.drivers.objectstore.catalog import Catalog
 from taskharbor.drivers.objectstore.cell import Term
-from taskharbor.drivers.objectstore.locating import Place, Whereabouts, shard_of
-from taskharbor.drivers.objectstore.numbers import take_stamps
 from taskharbor.drivers.objectstore.options import Options
-from taskharbor.drivers.objectstore.queue_cell import QueueCell
-from taskharbor.drivers.objectstore.segments import Segment
+from taskharbor.drivers.objectstore.segments import Segment, SegmentCache
+from taskharbor.drivers.objectstore.shard import Shard
 from taskharbor.drivers.waiting import Look, shared_notifications
 from taskharbor.errors import BackendUnavailable
 from taskharbor.jobs import SECOND, JobRecord, Micros
@@ -62,16 +61,52 @@ class StoreTime:
         return passed < KEPT_FOR and abs(self._clock.now() - ours - passed) <= MOST_JUMP
 
 
-R = TypeVar("R")
 A = TypeVar("A")
+
+_GENERATION = 50_000
+_ALL = 2**31 - 1
+
+
+class Whereabouts:
+    """Where jobs were seen. Forgets the oldest half when it has too many."""
+
+    def __init__(self) -> None:
+        self._young: dict[str, Shard] = {}
+        self._old: dict[str, Shard] = {}
+
+    def note(self, job_ids: Iterable[str], shard: Shard) -> None:
+        if len(self._young) >= _GENERATION:
+            self._old, self._young = self._young, {}
+        young = self._young
+        for job_id in job_ids:
+            young[job_id] = shard
+
+    def split(self, job_ids: Sequence[str]) -> tuple[dict[str, Shard], list[str]]:
+        """Where they are, and of which that is not known."""
+        known: dict[str, Shard] = {}
+        unknown: list[str] = []
+        for job_id in dict.fromkeys(job_ids):
+            shard = self._young.get(job_id) or self._old.get(job_id)
+            if shard is None:
+                unknown.append(job_id)
+            else:
+                known[job_id] = shard
+        return known, unknown
 
 
 class OpenStore:
     trusts_notifications = False
 
     def __init__(
-        self, blobs: Blobs, options: Options, clock: Clock | None, *, reads_only: bool = False
+        self,
+        blobs: Blobs,
+        options: Options,
+        clock: Clock | None,
+        deliver: Callable[[OpenStore, list[JobRecord]], Awaitable[object]],
+        *,
+        reads_only: bool = False,
     ) -> None:
+        """`deliver` brings jobs to their failure queues."""
         self.blobs = blobs
         self.reads_only = reads_only
         self.row_segments: dict[str, Segment] = {}
@@ -84,9 +119,10 @@ class OpenStore:
         self.term: Term | None = None
         self.every_pass_at: Callable[[], Micros] | None = None
         """Where given, leases that are over by this clock end with every write."""
-        self._archive = Archive(blobs)
+        self._cache = SegmentCache(blobs)
         self._clock = clock
-        self._cells: dict[Place, QueueCell] = {}
+        self._deliver = deliver
+        self._shards: dict[tuple[str, int], Shard] = {}
         self.turn = 0
         """Which shard a reservation begins with."""
 
@@ -98,82 +134,64 @@ class OpenStore:
         await self.catalog.open()
 
     async def close(self) -> None:
-        # Notices that are under way end up in cells of other queues, so those are closed after.
-        cells = list(self._cells.values())
-        await asyncio.gather(*(cell.finish() for cell in cells))
-        await asyncio.gather(*(cell.close() for cell in self._cells.values()))
+        # Notices that are under way end up in shards of other queues, so those are closed after.
+        await asyncio.gather(*(shard.finish() for shard in list(self._shards.values())))
+        await asyncio.gather(*(shard.close() for shard in self._shards.values()))
         await self.catalog.close()
         await self.blobs.close()
 
     async def settled(self) -> None:
         """Until nothing is going on in the background."""
-        for cell in list(self._cells.values()):
-            await cell.settled()
+        for shard in list(self._shards.values()):
+            await shard.settled()
 
-    # -- cells --------------------------------------------------------------------------------------------
+    # -- shards -------------------------------------------------------------------------------------------
 
-    def cell(self, queue: str, shard: int = 0) -> QueueCell:
-        place = (queue, shard)
-        cell = self._cells.get(place)
-        if cell is None:
-            cell = self._cells[place] = QueueCell(
+    def _shard(self, queue: str, number: int) -> Shard:
+        shard = self._shards.get((queue, number))
+        if shard is None:
+            shard = self._shards[queue, number] = Shard(
                 self.blobs,
                 queue,
-                shard,
-                self.catalog.shards,
+                number,
                 options=self.options,
-                archive=self._archive,
+                cache=self._cache,
                 notifications=self.notifications,
-                deliver=self.deliver,
+                deliver=self._bring,
                 term=self.term,
                 every_pass=self._expire,
                 clock=self._clock,
                 reads_only=self.reads_only,
             )
-        return cell
+        return shard
 
-    def shards_of(self, queue: str) -> list[QueueCell]:
-        return [self.cell(queue, shard) for shard in range(self.catalog.shards)]
+    def shard_of(self, record: JobRecord) -> Shard:
+        """Jobs that must know of each other are in one shard: by key, else by idempotency key, else anywhere."""
+        name = record.key or record.idempotency_key or record.id
+        return self._shard(record.queue, crc32(name.encode()) % self.catalog.shards)
 
-    def cells_of(self, queues: Iterable[str]) -> list[QueueCell]:
-        return [cell for queue in queues for cell in self.shards_of(queue)]
+    def shards_of(self, queue: str) -> list[Shard]:
+        return [self._shard(queue, number) for number in range(self.catalog.shards)]
 
-    async def all_cells(self) -> list[QueueCell]:
-        return self.cells_of(await self.catalog.queues())
+    async def all_shards(self) -> list[Shard]:
+        return [shard for queue in await self.catalog.queues() for shard in self.shards_of(queue)]
 
     def lead(self, term: Term | None) -> None:
         self.term = term
         self.catalog.lead(term)
-        for cell in self._cells.values():
-            cell.lead(term)
+        for shard in self._shards.values():
+            shard.cell.lead(term)
 
     def compare_soon(self) -> None:
-        for cell in self._cells.values():
-            cell.cell.must_compare()
+        for shard in self._shards.values():
+            shard.cell.must_compare()
 
-    def _expire(self, state: QueueState) -> None:
+    def _expire(self, transaction: Transaction) -> None:
         if self.every_pass_at is not None:
-            state.expire(self.every_pass_at())
+            reclaim.reclaim(transaction, self.every_pass_at(), None, _ALL)
 
-    # -- jobs for other queues ----------------------------------------------------------------------------
-
-    async def deliver(self, notices: list[JobRecord]) -> None:
-        """Bring each to its queue. One that is there already, or was there and has ended, changes nothing."""
-        by_cell: dict[Place, list[JobRecord]] = {}
-        for notice in notices:
-            place = (notice.queue, shard_of(notice, self.catalog.shards))
-            by_cell.setdefault(place, []).append(notice)
-        await self.catalog.add_queues(queue for queue, _ in by_cell)
-        await asyncio.gather(
-            *(
-                self.cell(*place).change(
-                    lambda state, brought, batch=batch: state.enqueue_known(  # type: ignore[misc]
-                        batch, range(take_stamps(len(batch)), 2**62), batch[0].created_at_us, brought
-                    )
-                )
-                for place, batch in by_cell.items()
-            )
-        )
+    async def _bring(self, notices: list[JobRecord]) -> None:
+        await self._deliver(self, notices)
 
     # -- waiting (see `waiting.Source`) --------------------------------------------------------------------
 
@@ -182,36 +200,35 @@ class OpenStore:
         return self.options.poll
 
     async def look(self, queues: Sequence[str], version: str | None, since: Micros) -> Look:
-        def step(state: QueueState, brought: Brought) -> tuple[str, Micros | None]:
-            return f"{state.stirs}.{state.promotions}", state.next_due((state.name,), since)
-
-        looks = await asyncio.gather(*(cell.look(step) for cell in self.cells_of(queues)))
+        shards = [shard for queue in queues for shard in self.shards_of(queue)]
+        looks = await asyncio.gather(
+            *(
+                shard.look(lambda transaction, shard=shard: inspect.watch(transaction, [shard.queue], since))  # type: ignore[misc]
+                for shard in shards
+            )
+        )
         due = min((due for _, due in looks if due is not None), default=None)
-        return Look.at((text for text, _ in looks), version, due)
+        return Look.at((sum(versions.values()) for versions, _ in looks), version, due)
 
     # -- by id --------------------------------------------------------------------------------------------
 
-    async def ask_who_has(self, job_ids: Sequence[str], cells: Iterable[QueueCell]) -> dict[str, Place]:
-        found: dict[str, Place] = {}
-        asked = list(cells)
-        answers = await asyncio.gather(
-            *(cell.look(lambda state, brought: state.knows(job_ids, brought)) for cell in asked)
-        )
-        for cell, known in zip(asked, answers, strict=True):
-            place = (cell.queue, cell.shard)
-            self.whereabouts.note(known, place)
-            found.update(dict.fromkeys(known, place))
+    async def ask_who_has(self, job_ids: Sequence[str], shards: Sequence[Shard]) -> dict[str, Shard]:
+        found: dict[str, Shard] = {}
+        answers = await asyncio.gather(*(shard.known(job_ids) for shard in shards))
+        for shard, known in zip(shards, answers, strict=True):
+            self.whereabouts.note(known, shard)
+            found.update(dict.fromkeys(known, shard))
         return found
 
     async def by_home(
         self,
         job_ids: Sequence[str],
-        ask: Callable[[QueueCell, list[int]], Awaitable[Sequence[A]]],
+        ask: Callable[[Shard, list[int]], Awaitable[Sequence[A]]],
         is_unknown: Callable[[A], bool],
     ) -> list[A | None]:
-        """Ask for each job where it is; `ask` gets the positions of those that one cell has. None: nobody has it.
+        """Ask for each job where it is; `ask` gets the positions of those that one shard has. None: nobody has it.
 
-        All that one cell has is asked for at once: a batch is one step there. Only where a job was seen that has been removed
+        All that one shard has is asked for at once: a batch is one step there. Only where a job was seen that has been removed
         since, and whose id another queue may have accepted anew, its part comes after.
         """
         answers: list[A | None] = [None] * len(job_ids)
@@ -225,30 +242,30 @@ class OpenStore:
         ]
         if lost:
             found = await self._located(list(dict.fromkeys(lost)))
-            moved = {job_id: place for job_id, place in found.items() if place != known[job_id]}
+            moved = {job_id: shard for job_id, shard in found.items() if shard is not known[job_id]}
             await self._ask_homes(job_ids, moved, ask, answers)
         return answers
 
-    async def _located(self, job_ids: Sequence[str]) -> dict[str, Place]:
-        cells = await self.all_cells()
-        if len(cells) == 1:
+    async def _located(self, job_ids: Sequence[str]) -> dict[str, Shard]:
+        shards = await self.all_shards()
+        if len(shards) == 1:
             # If anybody has them, this one does.
-            return dict.fromkeys(job_ids, (cells[0].queue, cells[0].shard))
-        return await self.ask_who_has(job_ids, cells)
+            return dict.fromkeys(job_ids, shards[0])
+        return await self.ask_who_has(job_ids, shards)
 
     async def _ask_homes(
         self,
         job_ids: Sequence[str],
-        homes: dict[str, Place],
-        ask: Callable[[QueueCell, list[int]], Awaitable[Sequence[A]]],
+        homes: dict[str, Shard],
+        ask: Callable[[Shard, list[int]], Awaitable[Sequence[A]]],
         answers: list[A | None],
     ) -> None:
-        positions: dict[Place, list[int]] = {}
+        positions: dict[Shard, list[int]] = {}
         for at, job_id in enumerate(job_ids):
             home = homes.get(job_id)
             if home is not None:
                 positions.setdefault(home, []).append(at)
-        parts = await asyncio.gather(*(ask(self.cell(*home), at) for home, at in positions.items()))
+        parts = await asyncio.gather(*(ask(home, at) for home, at in positions.items()))
         for at_all, part in zip(positions.values(), parts, strict=True):
             for at, answer in zip(at_all, part, strict=True):
                 answers[at] = answer

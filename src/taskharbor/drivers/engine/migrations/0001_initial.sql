@@ -84,11 +84,11 @@ CREATE TABLE results (
 CREATE TABLE idempotency (
     queue_id        INTEGER NOT NULL,
     idempotency_key TEXT    NOT NULL,
-    job_seq         INTEGER NOT NULL,
+    job_id          TEXT    NOT NULL,
     PRIMARY KEY (queue_id, idempotency_key)
 ) STRICT, WITHOUT ROWID;
 
-CREATE INDEX idempotency_job ON idempotency (job_seq);
+CREATE INDEX idempotency_job ON idempotency (job_id);
 
 -- One writer at a time means that the order of seq is the order of commits. AUTOINCREMENT: a number that retention freed
 -- must never come back, or a reader's cursor would step over it.

@@ -1,9 +1,9 @@
 -- name: insert
 INSERT INTO jobs (
     queue_id, state, priority, run_at, created_at, max_attempts, max_stalls, id, type, job_key, spec,
-    payload_size, payload
+    payload_size, payload, seq
 )
-VALUES /*rows: 13*/
+VALUES /*rows: 14*/
 ON CONFLICT (id) DO NOTHING
 
 -- name: last_seq
@@ -20,14 +20,13 @@ FROM json_each(?) AS wanted CROSS JOIN jobs ON jobs.id = wanted.value
 INSERT INTO payloads (seq, body) VALUES /*rows: 2*/
 
 -- name: known_idempotency
-SELECT json_group_array(json_array(known.queue_id, known.idempotency_key, jobs.id))
+SELECT json_group_array(json_array(known.queue_id, known.idempotency_key, known.job_id))
 FROM json_each(?) AS wanted
 CROSS JOIN idempotency AS known
     ON known.queue_id = wanted.value ->> 0 AND known.idempotency_key = wanted.value ->> 1
-CROSS JOIN jobs ON jobs.seq = known.job_seq
 
 -- name: insert_idempotency
-INSERT INTO idempotency (queue_id, idempotency_key, job_seq) VALUES /*rows: 3*/
+INSERT INTO idempotency (queue_id, idempotency_key, job_id) VALUES /*rows: 3*/
 
 -- name: earliest_scheduled
 -- One seek per distinct priority, however many jobs are scheduled.

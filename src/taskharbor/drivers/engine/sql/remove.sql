@@ -21,7 +21,7 @@ DELETE FROM payloads WHERE seq IN (SELECT value FROM json_each(?))
 DELETE FROM results WHERE seq IN (SELECT value FROM json_each(?))
 
 -- name: idempotency
-DELETE FROM idempotency WHERE job_seq IN (SELECT value FROM json_each(?))
+DELETE FROM idempotency WHERE job_id IN (SELECT id FROM jobs WHERE seq IN (SELECT value FROM json_each(?)))
 
 -- name: attempts
 DELETE FROM attempts WHERE seq IN (

@@ -1,4 +1,4 @@
-"""What ended leaves the state for segments, beside the calls and without a trace for those who ask."""
+"""Compaction: what ended leaves the image for segments, beside the calls and without a trace for those who ask."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from held_blobs import HeldBlobs
 from jobs_here import NOW, a_job, run_through
 
 from taskharbor.drivers.contract import Ack, Extension, JobFilter, QueueSettings
-from taskharbor.drivers.objectstore import ObjectStoreDriver, folding
-from taskharbor.drivers.objectstore.archived import QueueState
+from taskharbor.drivers.engine.statements import Transaction
+from taskharbor.drivers.objectstore import ObjectStoreDriver, compaction
 from taskharbor.drivers.objectstore.naming import log_folder, state_name
 from taskharbor.drivers.objectstore.options import Options
+from taskharbor.drivers.objectstore.segments import entries
 from taskharbor.errors import BackendUnavailable, JobFinished, JobNotInflight
 from taskharbor.jobs import SECOND, JobState
 
@@ -27,8 +28,16 @@ def driver_on(blobs: HeldBlobs, options: Options = FEW) -> ObjectStoreDriver:
     return ObjectStoreDriver(lambda: blobs, options)
 
 
-async def state_of(driver: ObjectStoreDriver, read: Callable[[QueueState], R]) -> R:
-    return await driver.open_store.cell("q").look(lambda state, brought: read(state))
+async def state_of(driver: ObjectStoreDriver, read: Callable[[Transaction], R]) -> R:
+    return await driver.open_store.shards_of("q")[0].look(read)
+
+
+def rows_in(*tables: str) -> Callable[[Transaction], tuple[int, ...]]:
+    """How many rows the tables of an image have."""
+    return lambda transaction: tuple(
+        transaction.connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0]  # noqa: S608
+        for table in tables
+    )
 
 
 def segments_there(blobs: HeldBlobs) -> list[str]:
@@ -48,7 +57,7 @@ def test_ended_jobs_and_rows_leave_the_state_for_a_segment() -> None:
             ids = await run_through(driver, 12)
             await driver.enqueue([a_job()], now=NOW)
             await driver.open_store.settled()
-            assert await state_of(driver, lambda state: (len(state.jobs), len(state.tail.rows))) == (1, 0)
+            assert await state_of(driver, rows_in("jobs", "attempts", "payloads", "results")) == (1, 0, 0, 0)
             assert len(segments_there(blobs)) == 1
             (stats,) = await driver.stats(now=NOW)
             assert (stats.counts[JobState.DONE], stats.counts[JobState.READY], stats.done_total) == (
@@ -84,27 +93,27 @@ def test_small_segments_become_larger_ones_and_those_that_were_replaced_go_an_ho
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     time = [2_000_000_000 * SECOND]
-    monkeypatch.setattr(folding, "wall_clock", lambda: time[0])
+    monkeypatch.setattr(compaction, "wall_clock", lambda: time[0])
 
     async def test(blobs: HeldBlobs) -> None:
         async with driver_on(blobs) as driver:
             for _ in range(3):
                 await run_through(driver, 10)
                 await driver.open_store.settled()
-            assert await state_of(driver, lambda state: [entry.level for entry in state.segments]) == [1]
+            assert await state_of(driver, lambda image: [entry.level for entry in entries(image)]) == [1]
             assert len(segments_there(blobs)) == 4, "somebody may still be reading the three that were merged"
             time[0] += 3600 * SECOND
             await driver.enqueue([a_job()], now=NOW)
             await driver.open_store.settled()
             assert len(segments_there(blobs)) == 1
-            assert await state_of(driver, lambda state: state.retired) == []
+            assert await state_of(driver, rows_in("loose_segments")) == (0,)
             assert len((await driver.list_jobs(JobFilter(), now=NOW, limit=100)).jobs) == 31
             assert len((await driver.read_attempts()).attempts) == 30
 
     run(test)
 
 
-class DiesBeforeFoldingIn(HeldBlobs):
+class DiesBeforeItIsInPlace(HeldBlobs):
     """Ends the process, so to speak, once a segment is written: nothing after that arrives."""
 
     is_dead = False
@@ -123,18 +132,18 @@ class DiesBeforeFoldingIn(HeldBlobs):
             await super().delete(names)
 
 
-def test_a_crash_between_writing_a_segment_and_folding_it_in_loses_nothing_and_the_orphan_is_removed(
+def test_a_crash_between_writing_a_segment_and_putting_it_in_place_loses_nothing_and_the_orphan_is_removed(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     time = [2_000_000_000 * SECOND]
-    monkeypatch.setattr(folding, "wall_clock", lambda: time[0])
+    monkeypatch.setattr(compaction, "wall_clock", lambda: time[0])
 
     async def test() -> None:
-        blobs = DiesBeforeFoldingIn()
+        blobs = DiesBeforeItIsInPlace()
         async with driver_on(blobs) as driver:
             ids = await run_through(driver, 10)
             await driver.open_store.settled()
-            assert "could not be folded" in caplog.text
+            assert "could not be compacted" in caplog.text
             (orphan,) = segments_there(blobs)
         blobs.is_dead = False
         survivor = HeldBlobs()
@@ -152,7 +161,7 @@ def test_a_crash_between_writing_a_segment_and_folding_it_in_loses_nothing_and_t
     asyncio.run(test())
 
 
-def test_two_handles_that_fold_at_once_keep_one_segment() -> None:
+def test_two_handles_that_compact_at_once_keep_one_segment() -> None:
     async def test(blobs: HeldBlobs) -> None:
         # The first one is told to leave it be until both are due.
         async with driver_on(blobs, Options(poll=None, segment_rows=1000)) as producer:
@@ -179,11 +188,11 @@ def test_retention_reaches_into_segments_and_drops_empty_ones() -> None:
             assert await driver.prune(now=NOW + 2 * SECOND, limit=4) == 4
             assert await driver.prune(now=NOW + 2 * SECOND) == 6
             await driver.open_store.settled()
-            assert await state_of(driver, lambda state: [entry.last_job for entry in state.segments]) == [
+            assert await state_of(driver, lambda image: [entry.last_job for entry in entries(image)]) == [
                 0
             ], "payloads of jobs that are gone are still stored beside the rows"
             assert await driver.prune(now=NOW + 6 * SECOND) == 10
-            assert await state_of(driver, lambda state: state.segments) == []
+            assert await state_of(driver, entries) == []
             (stats,) = await driver.stats(now=NOW)
             assert (stats.counts[JobState.DONE], stats.done_total) == (0, 10)
 

@@ -1,0 +1,298 @@
+"""Compaction: ended jobs and rows of the log leave an image for a segment, and small segments become larger ones.
+
+All of it happens in the background, beside the calls. First the image notes the name of the segment that is to be made, then
+the segment is written, and then one change of the image puts it in the place of what it holds. A process that dies in between
+leaves a name in the image. After a while another process removes that name and the object, and from then on the segment cannot
+become part of the queue, even if its writer was only asleep. So a wrong clock wastes work, and nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+
+from taskharbor.drivers.engine.rows import to_json
+from taskharbor.drivers.engine.statements import Transaction, load
+from taskharbor.drivers.objectstore.blobs import Blobs
+from taskharbor.drivers.objectstore.cell import Cell
+from taskharbor.drivers.objectstore.image import Image
+from taskharbor.drivers.objectstore.options import Options
+from taskharbor.drivers.objectstore.segments import (
+    Built,
+    Entry,
+    Extract,
+    Segment,
+    SegmentCache,
+    drop_entries,
+    entries,
+    extract,
+    merge,
+    put_entries,
+)
+from taskharbor.errors import TaskHarborError
+from taskharbor.jobs import SECOND, Micros
+
+MAX_MERGED_BYTES = 32 * 1024 * 1024
+"""No segment is made larger than this: whoever looks for a job in it reads all of it."""
+BUSY_FOR: Micros = 60 * SECOND
+"""So long nobody else begins what another process has begun,"""
+ABANDONED_AFTER: Micros = 3600 * SECOND
+"""and after this it is given up for them."""
+AT_THE_END = 5.0
+"""Seconds for which a handle that is closed waits for what it has begun."""
+AFTER_A_FAILURE = 5.0
+"""Seconds after which compaction is tried again, at the earliest."""
+
+_SQL = load("compaction", __package__)
+_log = logging.getLogger(__name__)
+_decode_numbers = msgspec.json.Decoder(list[int]).decode
+
+
+def wall_clock() -> Micros:
+    """Only tells how old objects are; no job is judged by it."""
+    return time.time_ns() // 1000
+
+
+class Compaction:
+    """Of one image. One task at a time."""
+
+    def __init__(
+        self, blobs: Blobs, cell: Cell[Image], cache: SegmentCache, folder: str, queue: str, options: Options
+    ) -> None:
+        self._blobs = blobs
+        self._cell = cell
+        self._cache = cache
+        self._folder = folder
+        self._queue = queue
+        self._options = options
+        self._task: asyncio.Task[None] | None = None
+        self._has_failed = False
+        self._not_before = 0.0
+        self._is_closed = False
+        self._hurry = asyncio.Event()
+
+    def consider(self, image: Image) -> None:
+        """Begin where this image, which has landed, is due for it."""
+        loop = asyncio.get_running_loop()
+        is_idle = self._task is None and not self._is_closed and loop.time() >= self._not_before
+        if is_idle and image.look(self._is_due):
+            self._task = loop.create_task(self._compact())
+            self._task.add_done_callback(self._done)
+
+    async def close(self) -> None:
+        """What has begun is completed, unless the store takes too long: else processes that live for a moment each would let
+        the image grow without end."""
+        self._is_closed = True
+        self._hurry.set()
+        task = self._task
+        if task is not None:
+            _, unfinished = await asyncio.wait((task,), timeout=AT_THE_END)
+            if unfinished:
+                task.cancel()
+                await asyncio.wait((task,))
+
+    async def settled(self) -> None:
+        """Until nothing is due any more."""
+        while self._task is not None:
+            await asyncio.wait((self._task,))
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._task = None
+        if task.cancelled():
+            return
+        error = task.exception()
+        if error is None:
+            self._has_failed = False
+            return
+        # Nothing is lost: the image is as large as it was, and its next change after a while begins anew.
+        self._not_before = asyncio.get_running_loop().time() + AFTER_A_FAILURE
+        if not isinstance(error, TaskHarborError) or not self._has_failed:
+            _log.warning("%s could not be compacted, and will be tried again: %s", self._cell.where, error)
+        self._has_failed = True
+
+    async def _compact(self) -> None:
+        # Other handles have seen the same image: the first one spares the rest the work.
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._hurry.wait(), random.random() * (self._options.poll or 0.0))
+        while await self._look(self._is_full):
+            if not await self._move_ended():
+                break
+        while (parts := await self._look(self._to_merge)) is not None:
+            if not await self._merge(parts):
+                break
+        if await self._look(self._overdue):
+            await self._remove_overdue()
+
+    async def _look(self, step: Callable[[Transaction], Any]) -> Any:
+        return await self._cell.look(lambda image: image.look(step))
+
+    async def _change(self, step: Callable[[Transaction], Any]) -> Any:
+        answer, _ = await self._cell.change(lambda image: image.change(step), is_housekeeping=True)
+        return answer
+
+    # -- what is due --------------------------------------------------------------------------------------
+
+    def _is_due(self, transaction: Transaction) -> bool:
+        return (
+            self._is_full(transaction)
+            or self._to_merge(transaction) is not None
+            or bool(self._overdue(transaction))
+        )
+
+    def _is_full(self, transaction: Transaction) -> bool:
+        options = self._options
+        if _is_busy(transaction):
+            return False
+        rows, jobs = transaction.connection.execute(_SQL["counts"]).fetchone()
+        if max(rows, jobs) >= options.segment_rows:
+            return True
+        if self._cell.size < options.segment_bytes or not rows + jobs:
+            return False
+        (size,) = transaction.connection.execute(_SQL["bytes"]).fetchone()
+        return bool(size >= options.segment_bytes)
+
+    def _to_merge(self, transaction: Transaction) -> list[Entry] | None:
+        """The first run of segments of one level that is long enough (they stay in the order of their rows), or one that is
+        worth being written again for itself."""
+        if _is_busy(transaction):
+            return None
+        found = entries(transaction)
+        for level in range(self._options.levels):
+            run: list[Entry] = []
+            for entry in found:
+                run = [*run, entry] if entry.level == level else []
+                if len(run) == self._options.merge:
+                    return run
+        return next(([entry] for entry in found if entry.is_wasteful), None)
+
+    def _overdue(self, transaction: Transaction) -> list[str]:
+        """Loose segments that are to be removed."""
+        now = wall_clock()
+        values = (now - ABANDONED_AFTER, now - round(self._options.grace * SECOND))
+        return [name for (name,) in transaction.connection.execute(_SQL["overdue"], values)]
+
+    # -- what is done -------------------------------------------------------------------------------------
+
+    async def _move_ended(self) -> bool:
+        name = _new_name()
+        if not await self._change(lambda transaction: _begin(transaction, name)):
+            return False
+        taken: Extract = await self._cell.look(lambda image: extract(image.connection))
+        built = await asyncio.to_thread(taken.packed, name, self._queue, 0)
+
+        def put_in_place(transaction: Transaction) -> bool:
+            """False where what the segment holds is not all here any more, or the segment was given up."""
+            execute = transaction.connection.execute
+            last_row, numbers = built.entry.last_row, taken.job_numbers
+            found = execute(_SQL["taken"], (last_row, numbers)).fetchone()
+            if found != (built.entry.rows, built.entry.jobs) or not _end(transaction, name):
+                return False
+            execute(_SQL["remove_rows"], (last_row,))
+            for table in ("payloads", "results", "jobs"):
+                execute(_SQL[f"remove_{table}"], (numbers,))
+            put_entries(transaction, [built.entry])
+            return True
+
+        return await self._publish(built, put_in_place)
+
+    async def _merge(self, parts: list[Entry]) -> bool:
+        while len(parts) > 2 and sum(entry.size for entry in parts) > MAX_MERGED_BYTES:
+            parts = parts[:-1]
+        if len(parts) > 1 and sum(entry.size for entry in parts) > MAX_MERGED_BYTES:
+            # It is as large as a segment may be.
+            larger = msgspec.structs.replace(parts[0], level=parts[0].level + 1)
+            await self._change(lambda transaction: put_entries(transaction, [larger]))
+            return True
+        read = await self._cache.read(self._folder, [entry.name for entry in parts])
+        if len(read) < len(parts):
+            return False
+        name = _new_name()
+        if not await self._change(lambda transaction: _begin(transaction, name)):
+            return False
+        built = await asyncio.to_thread(merge, name, [(entry, read[entry.name]) for entry in parts])
+
+        def put_in_place(transaction: Transaction) -> bool:
+            """False where the parts are not all here as they were, or the segment was given up."""
+            if not all(entry in entries(transaction) for entry in parts) or not _end(transaction, name):
+                return False
+            retire(transaction, [entry.name for entry in parts])
+            if built.entry.rows or built.entry.jobs:
+                put_entries(transaction, [built.entry])
+            return True
+
+        return await self._publish(built, put_in_place)
+
+    async def _publish(self, built: Built, step: Callable[[Transaction], bool]) -> bool:
+        name = built.entry.name
+
+        def step_or_abandon(transaction: Transaction) -> bool:
+            is_in_place = step(transaction)
+            if not is_in_place:
+                _abandon(transaction, [name])
+            return is_in_place
+
+        await self._blobs.put(f"{self._folder}/{name}", built.data)
+        is_in_place: bool = await self._change(step_or_abandon)
+        if is_in_place:
+            self._cache.keep(f"{self._folder}/{name}", Segment(built.data, name))
+        return is_in_place
+
+    async def _remove_overdue(self) -> None:
+        """First nobody can make them part of the queue any more, then they are removed."""
+
+        def overdue(transaction: Transaction) -> list[str]:
+            names = self._overdue(transaction)
+            _abandon(transaction, names)
+            return names
+
+        names: list[str] = await self._change(overdue)
+        await self._blobs.delete([f"{self._folder}/{name}" for name in names])
+        await self._change(lambda transaction: _forget(transaction, names))
+
+
+def _is_busy(transaction: Transaction) -> bool:
+    """Whether some process has begun lately, by whatever clock."""
+    now = wall_clock()
+    found = transaction.connection.execute(_SQL["busy"], (now - BUSY_FOR, now + BUSY_FOR)).fetchone()
+    return found is not None
+
+
+def _new_name() -> str:
+    return f"{wall_clock():015x}-{secrets.token_hex(6)}"
+
+
+def _begin(transaction: Transaction, name: str) -> bool:
+    """A segment of that name is about to be written: whoever finds it abandoned knows what to remove."""
+    is_free = not _is_busy(transaction)
+    if is_free:
+        transaction.connection.execute(_SQL["begin"], (name, wall_clock()))
+    return is_free
+
+
+def _end(transaction: Transaction, name: str) -> bool:
+    """Whether the segment had begun and was not given up."""
+    return transaction.connection.execute(_SQL["end"], (name,)).rowcount == 1
+
+
+def _abandon(transaction: Transaction, names: Sequence[str]) -> None:
+    """They will not become part of the queue, even if their writers believe so. Nobody reads them, so they may go at once."""
+    transaction.connection.execute(_SQL["abandon"], (to_json(list(names)),))
+
+
+def _forget(transaction: Transaction, names: Sequence[str]) -> None:
+    transaction.connection.execute(_SQL["forget"], (to_json(list(names)),))
+
+
+def retire(transaction: Transaction, names: Sequence[str]) -> None:
+    """Segments that were replaced or are empty. Somebody may still be reading them."""
+    drop_entries(transaction, names)
+    now = wall_clock()
+    transaction.connection.executemany(_SQL["retire"], [(name, now) for name in names])

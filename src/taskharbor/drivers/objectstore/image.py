@@ -1,0 +1,156 @@
+"""The state of a queue, or of one shard of it: a database in memory that is written to its object as a whole.
+
+The rules are the engine's. A step is a transaction of its own, so one that raises has changed nothing. The database becomes
+bytes after COMMIT only: inside a transaction SQLite may give the old pages, or a mixture of old and new ones.
+A state whose write did not land is thrown away together with its connection.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+import time
+from collections.abc import Callable
+from functools import cache
+from typing import TypeVar
+
+import msgspec
+
+from taskharbor.drivers.engine import schema
+from taskharbor.drivers.engine.statements import Transaction, load
+from taskharbor.drivers.migrations import Migration, known_migrations
+from taskharbor.jobs import JobRecord
+
+R = TypeVar("R")
+
+SPREAD = 2048
+"""Numbers per microsecond."""
+PAGE_BYTES = 1024
+"""Small pages: every queue has some thirty tables and indexes, and most queues have few jobs."""
+
+_SQL = load("image", __package__)
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(JobRecord).decode
+_lock = threading.Lock()
+_last = 0
+
+
+def take_numbers(count: int) -> int:
+    """The first of `count` numbers for jobs or rows of the log, each `SPREAD` after the one before.
+
+    Every queue is an object of its own, so nothing counts all jobs of a store. Numbers follow this machine's time, only to put
+    queues and shards in an order. Whatever the clock does, a queue goes on from its own last number.
+    """
+    global _last
+    with _lock:
+        first = max(_last + 1, time.time_ns() // 1000)
+        _last = first + count - 1
+    return first * SPREAD
+
+
+class Image:
+    """A database, as a cell's state. `touched` tells the cell that something changed."""
+
+    def __init__(self, data: bytes, where: str) -> None:
+        """`data`: as `serialize` gave it; empty for a queue that nobody has used."""
+        self.touched = False
+        self.connection = deserialized(data or _empty())
+        missing = schema.pending(self.connection, where, _known())
+        if missing:
+            self.connection.execute("BEGIN")
+            schema.apply(self.connection, missing)
+            self.connection.execute("COMMIT")
+
+    def __del__(self) -> None:
+        self.connection.close()
+
+    def change(self, function: Callable[[Transaction], R]) -> tuple[R, list[JobRecord]]:
+        """The answer, and the jobs for other queues that follow from it."""
+        execute = self.connection.execute
+        outbox: list[JobRecord] = []
+        execute("SAVEPOINT step")
+        before = self.connection.total_changes
+        try:
+            execute(_SQL["number_rows"], (take_numbers(1),))
+            answer = function(Transaction(self.connection, outbox))
+            for record in outbox:
+                execute(_SQL["add_notice"], (record.id, _encode(record)))
+            # Where nothing changed but the numbering, nothing is to be written.
+            if self.connection.total_changes == before + 1:
+                execute("ROLLBACK TO step")
+            else:
+                self.touched = True
+        except BaseException:
+            execute("ROLLBACK TO step")
+            raise
+        finally:
+            execute("RELEASE step")
+        return answer, outbox
+
+    def look(self, function: Callable[[Transaction], R]) -> R:
+        return function(Transaction(self.connection))
+
+    def version(self) -> int:
+        """Grows whenever something may have become runnable: the same number in every process."""
+        (version,) = self.connection.execute(_SQL["version"]).fetchone()
+        return int(version)
+
+    def outbox(self) -> list[JobRecord]:
+        """Jobs for other queues that have not arrived there yet."""
+        return [_decode(record) for (record,) in self.connection.execute(_SQL["notices"])]
+
+    def serialize(self) -> bytes:
+        assert not self.connection.in_transaction, "an image is taken after COMMIT only"
+        free, pages = self.connection.execute(_SQL["pages"]).fetchone()
+        if free * 4 > pages:
+            # Deleted rows leave their pages behind.
+            self.connection.execute("VACUUM")
+        return self.connection.serialize()
+
+
+class ImageCodec:
+    """A cell's codec for images."""
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+
+    def empty(self) -> Image:
+        return Image(b"", self._where)
+
+    def decode(self, body: bytes) -> Image:
+        return Image(body, self._where)
+
+    def encode(self, image: Image) -> bytes:
+        return image.serialize()
+
+
+def connect() -> sqlite3.Connection:
+    connection = sqlite3.connect(
+        ":memory:", isolation_level=None, check_same_thread=False, cached_statements=512
+    )
+    connection.execute(f"PRAGMA page_size = {PAGE_BYTES}")
+    connection.execute("PRAGMA temp_store = MEMORY")
+    return connection
+
+
+def deserialized(data: bytes) -> sqlite3.Connection:
+    """In a new connection: one with an open cursor would crash the process."""
+    connection = connect()
+    connection.deserialize(data)
+    return connection
+
+
+@cache
+def _known() -> tuple[Migration, ...]:
+    return (*schema.known(), *known_migrations(__package__))
+
+
+@cache
+def _empty() -> bytes:
+    connection = connect()
+    connection.execute("BEGIN")
+    schema.apply(connection, _known())
+    connection.execute("COMMIT")
+    data = connection.serialize()
+    connection.close()
+    return data

@@ -1,0 +1,47 @@
+-- name: counts
+SELECT (SELECT count(*) FROM attempts),
+    (SELECT count(*) FROM jobs INDEXED BY jobs_ended WHERE finished_at IS NOT NULL AND state IN (4, 6))
+
+-- name: bytes
+-- Of what could go to a segment.
+SELECT (SELECT count(*) * 150 FROM attempts) + coalesce(sum(250 + payload_size + coalesce(length(results.body), 0)), 0)
+FROM jobs INDEXED BY jobs_ended LEFT JOIN results ON results.seq = jobs.seq
+WHERE finished_at IS NOT NULL AND state IN (4, 6)
+
+-- name: busy
+SELECT 1 FROM loose_segments WHERE is_begun AND since > ? AND since < ?
+
+-- name: overdue
+SELECT name FROM loose_segments WHERE CASE WHEN is_begun THEN since <= ?1 ELSE since <= ?2 END
+
+-- name: begin
+INSERT INTO loose_segments (name, is_begun, since) VALUES (?, 1, ?)
+
+-- name: end
+DELETE FROM loose_segments WHERE name = ? AND is_begun
+
+-- name: abandon
+UPDATE loose_segments SET is_begun = 0, since = 0 WHERE is_begun AND name IN (SELECT value FROM json_each(?))
+
+-- name: forget
+DELETE FROM loose_segments WHERE name IN (SELECT value FROM json_each(?))
+
+-- name: retire
+INSERT INTO loose_segments (name, is_begun, since) VALUES (?, 0, ?)
+
+-- name: taken
+-- How many of the rows and jobs of a segment are still here. What has ended never changes.
+SELECT (SELECT count(*) FROM attempts WHERE seq <= ?),
+    (SELECT count(*) FROM jobs WHERE state IN (4, 6) AND seq IN (SELECT value FROM json_each(?)))
+
+-- name: remove_rows
+DELETE FROM attempts WHERE seq <= ?
+
+-- name: remove_payloads
+DELETE FROM payloads WHERE seq IN (SELECT value FROM json_each(?))
+
+-- name: remove_results
+DELETE FROM results WHERE seq IN (SELECT value FROM json_each(?))
+
+-- name: remove_jobs
+DELETE FROM jobs WHERE seq IN (SELECT value FROM json_each(?))

@@ -1,0 +1,39 @@
+-- name: number_rows
+-- Rows of the log that follow get greater numbers than this.
+UPDATE sqlite_sequence SET seq = max(seq, ?) WHERE name = 'attempts'
+
+-- name: add_notice
+INSERT INTO outbox (id, record) VALUES (?, ?)
+
+-- name: notices
+SELECT record FROM outbox ORDER BY rowid
+
+-- name: remove_notices
+DELETE FROM outbox WHERE id IN (SELECT value FROM json_each(?))
+
+-- name: version
+SELECT coalesce(sum(stirred), 0) FROM queues
+
+-- name: pages
+SELECT freelist_count, page_count FROM pragma_freelist_count, pragma_page_count
+
+-- name: known_ids
+SELECT id FROM jobs WHERE id IN (SELECT value FROM json_each(?))
+
+-- name: log_marks
+-- The numbers of the last row and of the last one that retention took.
+SELECT max(
+    coalesce((SELECT max(seq) FROM attempts), 0), coalesce((SELECT max(last_row) FROM segments), 0), trimmed
+), trimmed FROM log_marks
+
+-- name: next_expiry
+SELECT min(expires_at) FROM jobs INDEXED BY jobs_leases WHERE state = 3 AND queue_id IN (SELECT id FROM queues)
+
+-- name: has_work
+SELECT 1 FROM queues
+WHERE ready > 0
+    OR EXISTS (SELECT 1 FROM jobs INDEXED BY jobs_scheduled WHERE queue_id = queues.id AND state = 0 AND run_at <= :now)
+    OR EXISTS (SELECT 1 FROM jobs INDEXED BY jobs_leases WHERE queue_id = queues.id AND state = 3 AND expires_at <= :now)
+
+-- name: job_numbers
+SELECT seq FROM jobs

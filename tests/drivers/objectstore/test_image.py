@@ -1,0 +1,187 @@
+"""The image of a queue: what was written reads the same, what failed changes nothing, and what is deleted takes no room."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import pytest
+from jobs_here import NOW, a_job
+
+from taskharbor.drivers.contract import Ack, Fail, JobFilter, QueueSettings
+from taskharbor.drivers.engine import enqueue, inspect, operate, queues, reserve, settle
+from taskharbor.drivers.engine.statements import Transaction
+from taskharbor.drivers.migrations import Migration
+from taskharbor.drivers.objectstore import compaction, image
+from taskharbor.drivers.objectstore.image import SPREAD, Image, take_numbers
+from taskharbor.drivers.objectstore.segments import entries, extract
+from taskharbor.drivers.waiting import ALWAYS
+from taskharbor.errors import SchemaMismatch
+from taskharbor.jobs import SECOND, Failure, JobRecord, UpdateFlags
+
+R = TypeVar("R")
+
+
+def change(state: Image, step: Callable[[Transaction], R]) -> R:
+    return state.change(step)[0]
+
+
+def add(state: Image, *jobs: JobRecord) -> None:
+    first = take_numbers(len(jobs))
+    numbers = [first + at * SPREAD for at in range(len(jobs))]
+    change(state, lambda transaction: enqueue.enqueue(transaction, jobs, NOW, numbers))
+
+
+def claim(state: Image, limit: int, *, now: int = NOW, types: list[str] | None = None) -> list[JobRecord]:
+    return change(
+        state, lambda transaction: reserve.reserve(transaction, "q", limit, 10 * SECOND, now, "w", types)
+    )
+
+
+def read_again(state: Image) -> Image:
+    return Image(state.serialize(), "here")
+
+
+def shown(state: Image) -> tuple[Any, ...]:
+    return state.look(
+        lambda transaction: (
+            inspect.find_jobs(transaction, JobFilter(), NOW, 1000, inspect.FOREVER),
+            inspect.stats(transaction, NOW, None),
+            inspect.attempts_between(transaction, 0, inspect.FOREVER, 1000),
+            inspect.watch(transaction, ["q"], ALWAYS),
+            queues.settings_of(transaction, "q"),
+        )
+    )
+
+
+def a_full_image() -> Image:
+    """Every state a job can be in, with every kind of field filled."""
+    state = Image(b"", "here")
+    settings = QueueSettings(max_inflight=5, failure_queue="failed", keep_dead_us=None)
+    change(state, lambda transaction: queues.configure(transaction, "q", settings))
+    keyed = a_job(key="k", headers={"trace": "1"}, payload=b"\x00\xff", idempotency_key="i", priority=3)
+    add(state, keyed, a_job(), a_job(payload=b"x" * 5000), a_job())
+    held = claim(state, 4)
+    boom = Failure("ValueError", "boom", "Traceback")
+    ends = [Ack(held[1].id, held[1].token or "", b"r"), Fail(held[2].id, held[2].token or "", 1, boom)]
+    change(state, lambda transaction: settle.settle(transaction, ends, NOW))
+    add(
+        state,
+        a_job(key="k", update=UpdateFlags(run_at="later")),
+        a_job(run_at_us=NOW + SECOND),
+        a_job(type="sms", max_stalls=2, timeout_us=SECOND),
+    )
+    change(state, lambda transaction: operate.cancel(transaction, [held[3].id], NOW))
+    return state
+
+
+def test_an_image_that_was_written_and_read_shows_the_same() -> None:
+    state = a_full_image()
+    again = read_again(state)
+    assert shown(again) == shown(state)
+    assert [notice.queue for notice in again.outbox()] == ["failed"]
+    assert again.outbox() == state.outbox()
+    assert not again.touched
+
+
+def test_an_image_that_was_read_goes_on_as_the_one_that_was_written() -> None:
+    """The same jobs are reserved in the same order, the same leases end at the same time."""
+    state = a_full_image()
+    again = read_again(state)
+    for now in (NOW, NOW + SECOND, NOW + 11 * SECOND):
+        assert [job.id for job in claim(again, 2, now=now)] == [job.id for job in claim(state, 2, now=now)]
+
+
+def test_looking_touches_nothing() -> None:
+    state = read_again(a_full_image())
+    shown(state)
+    claim(state, 5, types=[])
+    assert not state.touched
+
+
+def test_a_step_that_raises_changes_nothing_and_leaves_the_steps_before_it() -> None:
+    state = a_full_image()
+    add(state, a_job())
+    before, image_before = shown(state), state.serialize()
+
+    def half_a_step(transaction: Transaction) -> None:
+        enqueue.enqueue(transaction, [a_job()], NOW)
+        raise ValueError("half way")
+
+    with pytest.raises(ValueError, match="half way"):
+        state.change(half_a_step)
+    assert shown(state) == before == shown(Image(image_before, "here"))
+
+
+def test_an_image_is_taken_after_commit_only() -> None:
+    """Inside a transaction SQLite gives the old pages, or a mixture of old and new ones that looks whole."""
+    state = a_full_image()
+    with pytest.raises(AssertionError, match="COMMIT"):
+        state.change(lambda transaction: state.serialize())
+
+
+def test_an_image_can_be_opened_anywhere() -> None:
+    """One in WAL mode could not: there is no file beside it."""
+    state = a_full_image()
+    data = state.serialize()
+    assert data[18:20] == b"\x01\x01", "the image asks for a write-ahead log"
+    other = sqlite3.connect(":memory:")
+    other.deserialize(data)
+    assert other.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+    other.close()
+
+
+def test_an_image_shrinks_when_its_jobs_are_gone() -> None:
+    state = Image(b"", "here")
+    empty = len(state.serialize())
+    jobs = [a_job(payload=b"x" * 500) for _ in range(500)]
+    add(state, *jobs)
+    full = len(state.serialize())
+    change(state, lambda transaction: transaction.connection.execute("DELETE FROM jobs").rowcount)
+    assert len(state.serialize()) < empty + (full - empty) / 3
+    assert state.connection.execute("PRAGMA freelist_count").fetchone() == (0,)
+
+
+def test_numbers_of_a_queue_grow_even_where_the_clock_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    state = Image(b"", "here")
+    add(state, a_job())
+    numbers = [7, 7, 3]
+    change(state, lambda transaction: enqueue.enqueue(transaction, [a_job(), a_job(), a_job()], NOW, numbers))
+    change(state, lambda transaction: enqueue.enqueue(transaction, [a_job(key="k")], NOW, [1]))
+    found = state.look(
+        lambda transaction: inspect.find_jobs(transaction, JobFilter(), NOW, 9, inspect.FOREVER)
+    )
+    assert len({number for number, _ in found}) == 5
+    monkeypatch.setattr("time.time_ns", lambda: 0)
+    first = take_numbers(10)
+    assert take_numbers(1) == first + 10 * SPREAD
+
+
+def test_an_image_of_a_newer_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    newer = Migration("0999_newer", "-- breaks: older versions\nCREATE TABLE newer (id INTEGER) STRICT;")
+    assert newer.breaks
+    with monkeypatch.context() as later:
+        known = image._known()
+        later.setattr(image, "_known", lambda: (*known, newer))
+        data = Image(b"", "here").serialize()
+    with pytest.raises(SchemaMismatch, match="0999_newer"):
+        Image(data, "here")
+
+
+def test_a_segment_that_was_given_up_never_becomes_part_of_the_queue() -> None:
+    """Its writer may only have been asleep, and its object may be gone."""
+    state = a_full_image()
+    entry = extract(state.connection).packed("slow", "q", 0).entry
+    assert (entry.jobs, entry.rows) == (1, 2), "dead jobs stay: they may be requeued"
+
+    def end(transaction: Transaction) -> bool:
+        return compaction._end(transaction, "slow")
+
+    assert not change(state, end), "it was never begun"
+    change(state, lambda transaction: compaction._begin(transaction, "slow"))
+    state = read_again(state)
+    change(state, lambda transaction: compaction._abandon(transaction, ["slow"]))
+    state = read_again(state)
+    assert not change(state, end)
+    assert state.look(entries) == []
