@@ -71,6 +71,8 @@ class Blobs(abc.ABC):
     """Where that is, for messages. Never a secret."""
     identity: str
     """The same for all handles of this process on one store, and for no others."""
+    takes_parts: bool = False
+    """Whether `create` and `replace` take a tuple of parts too, which spares joining megabytes."""
     is_remote: bool = True
     """Behind a network, where bytes cost time and money. False for files and memory."""
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from taskharbor.clock import Clock
 from taskharbor.drivers.objectstore.blobs import Blob, Blobs, Version
@@ -37,7 +36,7 @@ class Codec(Protocol[S]):
     def decode(self, body: bytes) -> S:
         """Never called with nothing: no bytes are the empty state."""
 
-    def encode(self, state: S) -> bytes | Sequence[bytes]: ...
+    def encode(self, state: S) -> bytes: ...
 
 
 class Held(Generic[S]):
@@ -56,7 +55,7 @@ class Sealed:
 
     __slots__ = ("commit", "data", "header")
 
-    def __init__(self, header: Header, commit: bytes, data: bytes) -> None:
+    def __init__(self, header: Header, commit: bytes, data: tuple[bytes, bytes]) -> None:
         self.header = header
         self.commit = commit
         self.data = data
@@ -127,18 +126,18 @@ class Contents(Generic[S]):
             commit, epoch=held.header.epoch if epoch is None else epoch, now=self._clock.now()
         )
         body = self._codec.encode(held.state)
-        size = len(body) if isinstance(body, bytes) else sum(map(len, body))
-        self._note_size(size)
-        if self._compress_from is None or size < self._compress_from:
+        self._note_size(len(body))
+        if self._compress_from is None or len(body) < self._compress_from:
             return Sealed(header, commit, seal(header, body))
         return Sealed(header, commit, await asyncio.to_thread(seal, header, body, compress=True))
 
     async def write(self, held: Held[S], sealed: Sealed) -> Held[S]:
         """One try, in the place of what was held; what is held from now on. Raises Conflict or Unclear."""
+        data: Any = sealed.data if self.blobs.takes_parts else b"".join(sealed.data)
         if held.version is None:
-            version = await self.blobs.create(self.name, sealed.data)
+            version = await self.blobs.create(self.name, data)
         else:
-            version = await self.blobs.replace(self.name, sealed.data, held.version)
+            version = await self.blobs.replace(self.name, data, held.version)
         return self._noted(Held(held.state, sealed.header, version))
 
     def _note_size(self, size: int) -> None:

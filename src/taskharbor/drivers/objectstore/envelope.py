@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import secrets
 import zlib
-from collections.abc import Sequence
 from enum import Enum, auto
 from typing import Final
+from zlib import crc32
 
 import msgspec
 
-from taskharbor.errors import SchemaMismatch
+from taskharbor.errors import BackendUnavailable, SchemaMismatch
 from taskharbor.jobs import Micros
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 RING: Final = 64
 """Commits whose ids are kept."""
 ID_BYTES: Final = 8
@@ -51,6 +51,8 @@ class Header(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Ids of the last commits, the newest last."""
     written_at_us: Micros
     packing: int = _PLAIN
+    checksum: int = 0
+    """Of the body, CRC-32: a database with a torn page can look whole."""
 
     def fate(self, serial: int, commit: bytes) -> Fate:
         """Of a write that would have been, or was, the commit of that number."""
@@ -85,14 +87,13 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(tuple[Header, bytes]).decode
 
 
-def seal(header: Header, body: bytes | Sequence[bytes], *, compress: bool = False) -> bytes:
-    """The object's bytes."""
-    parts = [body] if isinstance(body, bytes) else body
+def seal(header: Header, body: bytes, *, compress: bool = False) -> tuple[bytes, bytes]:
+    """The object's bytes, in two parts."""
+    checksum = crc32(body)
     if compress:
-        parts = [zlib.compress(b"".join(parts), 1)]
-        header = msgspec.structs.replace(header, packing=_ZLIB)
-    size = sum(map(len, parts))
-    return b"".join((_PAIR, _encode(header), _BIN32, size.to_bytes(4, "big"), *parts))
+        body = zlib.compress(body, 1)
+    header = msgspec.structs.replace(header, packing=_ZLIB if compress else _PLAIN, checksum=checksum)
+    return b"".join((_PAIR, _encode(header), _BIN32, len(body).to_bytes(4, "big"))), body
 
 
 def unseal(data: bytes, where: str) -> tuple[Header, bytes]:
@@ -105,6 +106,11 @@ def unseal(data: bytes, where: str) -> tuple[Header, bytes]:
         ) from None
     if header.format != FORMAT:
         raise SchemaMismatch(
-            f"{where} has format {header.format}, this version of TaskHarbor writes {FORMAT}: use a newer one"
+            f"{where} has format {header.format}, this version of TaskHarbor reads {FORMAT}: use a newer one"
         )
-    return header, zlib.decompress(body) if header.packing == _ZLIB else body
+    body = zlib.decompress(body) if header.packing == _ZLIB else body
+    if crc32(body) != header.checksum:
+        raise BackendUnavailable(
+            f"{where} is damaged: its checksum does not fit; restore an earlier version of it"
+        )
+    return header, body

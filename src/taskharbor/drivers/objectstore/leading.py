@@ -38,7 +38,7 @@ async def raise_epoch(blobs: Blobs, name: str, epoch: int, *, now: Micros) -> No
         header, body = (new_header(), b"") if blob is None else unseal(blob.data, blobs.where(name))
         if header.epoch >= epoch:
             return
-        data = seal(header.after(new_commit(), epoch=epoch, now=now), body)
+        data = b"".join(seal(header.after(new_commit(), epoch=epoch, now=now), body))
         try:
             if blob is None:
                 await blobs.create(name, data)

@@ -45,6 +45,7 @@ class LocalFiles(Blobs):
     """Safe among threads and processes of one machine, and on file systems whose flock holds between machines."""
 
     is_remote = False
+    takes_parts = True
 
     def __init__(self, folder: str | Path, *, sync: bool = True) -> None:
         """Without `sync` nothing waits for the disk: a crash of the machine may take what was answered."""
@@ -77,10 +78,10 @@ class LocalFiles(Blobs):
         blob = await self._in_thread(lambda: self._read(self._path(name), size))
         return None if blob is None else blob.data
 
-    async def create(self, name: str, data: bytes) -> Version:
+    async def create(self, name: str, data: bytes | tuple[bytes, ...]) -> Version:
         return await self._in_thread(lambda: self._write(name, data, None))
 
-    async def replace(self, name: str, data: bytes, known: Version) -> Version:
+    async def replace(self, name: str, data: bytes | tuple[bytes, ...], known: Version) -> Version:
         return await self._in_thread(lambda: self._write(name, data, known.tag))
 
     async def put(self, name: str, data: bytes) -> None:
@@ -157,7 +158,7 @@ class LocalFiles(Blobs):
 
     # -- writing ------------------------------------------------------------------------------------------
 
-    def _write(self, name: str, data: bytes, expected: str | None) -> Version:
+    def _write(self, name: str, data: bytes | tuple[bytes, ...], expected: str | None) -> Version:
         path = self._path(name)
         # Most conflicts are seen here, before anything is written.
         self._compare(name, path, expected)
@@ -186,7 +187,7 @@ class LocalFiles(Blobs):
         if self._tag(path) != expected:
             raise Conflict(f"{self.where(name)} has another version")
 
-    def _prepare(self, path: Path, tag: bytes, data: bytes) -> Path:
+    def _prepare(self, path: Path, tag: bytes, data: bytes | tuple[bytes, ...]) -> Path:
         """The whole file, on the disk, beside the place it is meant for."""
         self._make_ready()
         self._make_folder(path.parent)
@@ -194,7 +195,7 @@ class LocalFiles(Blobs):
         descriptor = os.open(prepared, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             with os.fdopen(descriptor, "wb", buffering=0) as file:
-                for part in (_MAGIC + tag, data):
+                for part in (_MAGIC + tag, *(data if isinstance(data, tuple) else (data,))):
                     rest = memoryview(part)
                     while rest:
                         rest = rest[file.write(rest) :]

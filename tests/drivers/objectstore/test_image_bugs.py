@@ -1,0 +1,154 @@
+"""What goes wrong with database images, planted: each scenario passes, and each fails once its bug is planted."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from held_blobs import HeldBlobs
+from jobs_here import NOW, a_job, run_through
+
+from taskharbor.drivers.contract import JobFilter
+from taskharbor.drivers.objectstore import ObjectStoreDriver, envelope, image
+from taskharbor.drivers.objectstore.blobs import Blob, Conflict, Unclear
+from taskharbor.drivers.objectstore.cell import Attempt, Cell
+from taskharbor.drivers.objectstore.image import Image
+from taskharbor.drivers.objectstore.naming import state_name
+from taskharbor.drivers.objectstore.options import Options
+from taskharbor.errors import BackendUnavailable
+
+STATE = state_name("q", 0)
+
+
+def driver_on(blobs: HeldBlobs) -> ObjectStoreDriver:
+    return ObjectStoreDriver(lambda: blobs, Options(poll=None, segment_rows=50))
+
+
+async def ids_there(blobs: HeldBlobs) -> set[str]:
+    """As a process sees them that comes new to the store."""
+    async with driver_on(blobs) as driver:
+        return {job.id for job in (await driver.list_jobs(JobFilter(), now=NOW, limit=1000)).jobs}
+
+
+# -- scenarios ------------------------------------------------------------------------------------------------
+
+
+async def what_was_answered_is_in_the_object(blobs: HeldBlobs) -> None:
+    job, other = a_job(), a_job()
+    async with driver_on(blobs) as driver:
+        await driver.enqueue([job], now=NOW)
+        await driver.enqueue([other], now=NOW)
+        assert await ids_there(blobs) == {job.id, other.id}
+
+
+async def a_refused_write_runs_again_on_what_is_there(blobs: HeldBlobs) -> None:
+    ours, theirs = a_job(), a_job()
+    async with driver_on(blobs) as one, driver_on(blobs) as two:
+        await one.enqueue([a_job()], now=NOW)
+        await two.enqueue([theirs], now=NOW)
+        (answer,) = await one.enqueue([ours], now=NOW, new_ids=True)
+        assert not answer.existed
+    assert {ours.id, theirs.id} < await ids_there(blobs)
+
+
+async def a_damaged_object_is_refused(blobs: HeldBlobs) -> None:
+    async with driver_on(blobs) as driver:
+        await driver.enqueue([a_job(payload=b"payload")], now=NOW)
+    there = blobs.objects[STATE]
+    blobs.objects[STATE] = Blob(there.data.replace(b"payload", b"pAyload"), there.version)
+    with pytest.raises(BackendUnavailable, match="damaged"):
+        await ids_there(blobs)
+
+
+async def an_object_stays_small_when_its_jobs_have_left(blobs: HeldBlobs) -> None:
+    async with driver_on(blobs) as driver:
+        await driver.enqueue([a_job()], now=NOW)
+        empty = len(blobs.objects[STATE].data)
+        await run_through(driver, 500)
+        await driver.open_store.settled()
+        await driver.enqueue([a_job()], now=NOW)
+        assert len(blobs.objects[STATE].data) < 1.5 * empty
+
+
+# -- bugs -----------------------------------------------------------------------------------------------------
+
+
+def takes_images_inside_a_transaction(patch: pytest.MonkeyPatch) -> None:
+    change = Image.change
+
+    def without_commit(self: Image, function: Any) -> Any:
+        if not self.connection.in_transaction:
+            self.connection.execute("BEGIN")
+        return change(self, function)
+
+    patch.setattr(Image, "change", without_commit)
+    patch.setattr(Image, "serialize", lambda self: self.connection.serialize())
+
+
+def asks_for_a_write_ahead_log(patch: pytest.MonkeyPatch) -> None:
+    serialize = Image.serialize
+
+    def as_wal(self: Image) -> bytes:
+        data = serialize(self)
+        return data[:18] + b"\x02\x02" + data[20:]
+
+    patch.setattr(Image, "serialize", as_wal)
+
+
+def keeps_the_connection_of_a_refused_write(patch: pytest.MonkeyPatch) -> None:
+    async def write(self: Any, held: Any, outcomes: Any) -> bool:
+        sealed = await self._contents.seal(held, None)
+        try:
+            self._held = await self._contents.write(held, sealed)
+        except (Conflict, Unclear):
+            newer = await self._contents.read()
+            newer.state = held.state
+            self._held = newer
+            self._attempts.append(Attempt(sealed.header.serial, sealed.commit, outcomes))
+            return False
+        for call, outcome in outcomes:
+            call.answer(outcome)
+        return True
+
+    patch.setattr(Cell, "_write", write)
+
+
+def carries_no_checksum(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(envelope, "crc32", lambda data: 0)
+
+
+def is_never_vacuumed(patch: pytest.MonkeyPatch) -> None:
+    patch.setitem(image._SQL, "pages", "SELECT 0, 1")
+
+
+Scenario = Callable[[HeldBlobs], Awaitable[None]]
+BUGS: list[tuple[Callable[[pytest.MonkeyPatch], None], Scenario]] = [
+    (takes_images_inside_a_transaction, what_was_answered_is_in_the_object),
+    (asks_for_a_write_ahead_log, what_was_answered_is_in_the_object),
+    (keeps_the_connection_of_a_refused_write, a_refused_write_runs_again_on_what_is_there),
+    (carries_no_checksum, a_damaged_object_is_refused),
+    (is_never_vacuumed, an_object_stays_small_when_its_jobs_have_left),
+]
+
+
+async def _run(scenario: Scenario) -> None:
+    await scenario(HeldBlobs())
+
+
+@pytest.mark.parametrize(
+    "scenario", dict.fromkeys(scenario for _, scenario in BUGS), ids=lambda one: one.__name__
+)
+def test_without_a_bug(scenario: Scenario) -> None:
+    asyncio.run(_run(scenario))
+
+
+@pytest.mark.parametrize(("plant", "scenario"), BUGS, ids=[plant.__name__ for plant, _ in BUGS])
+def test_the_scenario_catches(
+    plant: Callable[[pytest.MonkeyPatch], None], scenario: Scenario, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(monkeypatch)
+    # An assertion of the scenario, or an error where the image cannot be opened at all.
+    with pytest.raises((Exception, pytest.fail.Exception)):
+        asyncio.run(_run(scenario))
