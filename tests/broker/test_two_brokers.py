@@ -19,8 +19,8 @@ from chaos.story import insist, until
 from taskharbor.drivers.contract import Ack, JobFilter
 from taskharbor.drivers.http import HttpDriver
 from taskharbor.drivers.objectstore import ObjectStoreDriver
+from taskharbor.drivers.objectstore.catalog import state_name
 from taskharbor.drivers.objectstore.local_files import LocalFiles
-from taskharbor.drivers.objectstore.naming import state_name
 from taskharbor.ids import new_ids
 from taskharbor.jobs import SECOND, Attempt, JobRecord, JobState, Outcome
 from taskharbor_testkit.conformance.invariants import check_no_overlap, spans

@@ -16,7 +16,7 @@ from taskharbor.broker.config import BrokerConfig
 from taskharbor.broker.service import candidacy_for
 from taskharbor.broker.serving import BrokerServer, listen, serve, url_of
 from taskharbor.drivers.contract import Driver
-from taskharbor.drivers.objectstore.leading import Leadership
+from taskharbor.drivers.objectstore.leadership import Leadership
 from taskharbor.drivers.registry import installed_drivers
 
 # The kit lives in a time of its own.

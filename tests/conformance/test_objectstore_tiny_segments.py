@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from taskharbor.drivers.objectstore import ObjectStoreDriver
-from taskharbor.drivers.objectstore.options import Options
-from taskharbor.drivers.objectstore.places import parse_place
+from taskharbor.drivers.objectstore.places import Options, parse_place
 from taskharbor_testkit.conformance import conformance_tests
 
 TINY = Options(poll=None, segment_rows=3, merge=2, levels=3, grace=0.0)

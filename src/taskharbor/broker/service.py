@@ -49,7 +49,7 @@ def candidacy_for(driver: Driver, *, url: str, term: float) -> Candidacy | None:
     """`url`: where clients reach this broker, should it lead. `term`: seconds that a leader may be silent."""
     if not callable(getattr(driver, "lead", None)):
         return None
-    from taskharbor.drivers.objectstore.leading import Leadership
+    from taskharbor.drivers.objectstore.leadership import Leadership
 
     def stand(led: Driver) -> Leads:
         return Leadership(led, url=url, term=term)  # type: ignore[arg-type]

@@ -22,9 +22,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from marks import NAME, FixedTerm, Marks, MarksCodec, add_by_run, all_marks
 from virtual_time import VirtualLoop
 
-from taskharbor.drivers.objectstore import patience
-from taskharbor.drivers.objectstore.cell import Cell, Deposed, Term
-from taskharbor.drivers.objectstore.leading import raise_epoch
+from taskharbor.drivers.objectstore import blobs as pausing
+from taskharbor.drivers.objectstore.cas import Cell, Deposed, Term
+from taskharbor.drivers.objectstore.leadership import raise_epoch
 from taskharbor.errors import BackendUnavailable
 
 CREW = 3
@@ -63,7 +63,7 @@ class CellMachine(RuleBasedStateMachine):
         stale=st.booleans(),
     )
     def begin(self, seed: int, strength: float, stale: bool) -> None:
-        patience._random.seed(seed)
+        pausing._random.seed(seed)
         likely = {
             name: value * strength if name not in ("slow_seconds", "stale") else value
             for name, value in msgspec.structs.asdict(STORM).items()

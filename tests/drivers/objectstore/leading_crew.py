@@ -15,8 +15,8 @@ import sys
 from led_store import LedStore
 from marks import add
 
-from taskharbor.drivers.objectstore.cell import Deposed
-from taskharbor.drivers.objectstore.leading import Leadership
+from taskharbor.drivers.objectstore.cas import Deposed
+from taskharbor.drivers.objectstore.leadership import Leadership
 from taskharbor.drivers.objectstore.places import parse_place
 from taskharbor.errors import BackendUnavailable
 

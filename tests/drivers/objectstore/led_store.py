@@ -5,9 +5,8 @@ from __future__ import annotations
 from marks import Marks, MarksCodec
 
 from taskharbor.drivers.objectstore.blobs import Blobs
-from taskharbor.drivers.objectstore.catalog import Catalog
-from taskharbor.drivers.objectstore.cell import Cell, Term
-from taskharbor.drivers.objectstore.naming import state_name
+from taskharbor.drivers.objectstore.cas import Cell, Term
+from taskharbor.drivers.objectstore.catalog import Catalog, state_name
 
 
 class LedStore:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import msgspec
 
 from taskharbor.drivers.objectstore.blobs import Blobs
-from taskharbor.drivers.objectstore.cell import Cell, Term
+from taskharbor.drivers.objectstore.cas import Cell, Term
 
 NAME = "queues/marks/0/state"
 

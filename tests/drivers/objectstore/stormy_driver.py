@@ -12,8 +12,7 @@ from typing import Any
 from faulty_blobs import Faults, FaultyBlobs, Weather
 
 from taskharbor.drivers.objectstore import ObjectStoreDriver
-from taskharbor.drivers.objectstore.options import Options
-from taskharbor.drivers.objectstore.places import parse_place
+from taskharbor.drivers.objectstore.places import Options, parse_place
 from taskharbor_testkit.conformance.backend import Backend, Store
 
 CALLS = (

@@ -14,9 +14,8 @@ from held_blobs import HeldBlobs
 from marks import NAME, add, all_marks, marks_cell
 
 from taskharbor.drivers.objectstore.blobs import UNCHANGED, Blob, Blobs, Conflict, Unclear, Version
-from taskharbor.drivers.objectstore.cell import Cell
-from taskharbor.drivers.objectstore.places import forget_memory, parse_place, place_options
-from taskharbor.drivers.objectstore.probe import probe
+from taskharbor.drivers.objectstore.cas import Cell
+from taskharbor.drivers.objectstore.places import forget_memory, parse_place, place_options, probe
 from taskharbor.errors import BackendUnavailable, InvalidRequest
 from taskharbor_testkit.servers.s3 import S3Server, fresh_s3_url
 

@@ -14,10 +14,17 @@ from hypothesis import strategies as st
 from marks import FixedTerm
 from virtual_time import VirtualLoop
 
-from taskharbor.drivers.objectstore.catalog import Catalog, Entries
-from taskharbor.drivers.objectstore.cell import Deposed
-from taskharbor.drivers.objectstore.leading import raise_epoch
-from taskharbor.drivers.objectstore.naming import CATALOG, escaped, log_folder, state_name, unescaped
+from taskharbor.drivers.objectstore.cas import Deposed
+from taskharbor.drivers.objectstore.catalog import (
+    CATALOG,
+    Catalog,
+    Entries,
+    escaped,
+    log_folder,
+    state_name,
+    unescaped,
+)
+from taskharbor.drivers.objectstore.leadership import raise_epoch
 from taskharbor.errors import InvalidRequest, SchemaMismatch
 
 

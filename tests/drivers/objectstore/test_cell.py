@@ -15,9 +15,9 @@ from virtual_time import VirtualLoop
 
 from taskharbor.drivers.objectstore import contents
 from taskharbor.drivers.objectstore.blobs import Blob
-from taskharbor.drivers.objectstore.cell import Cell, Deposed
-from taskharbor.drivers.objectstore.envelope import unseal
-from taskharbor.drivers.objectstore.leading import raise_epoch, raise_epochs
+from taskharbor.drivers.objectstore.cas import Cell, Deposed
+from taskharbor.drivers.objectstore.contents import unseal
+from taskharbor.drivers.objectstore.leadership import raise_epoch, raise_epochs
 from taskharbor.errors import BackendUnavailable, InvalidRequest, SchemaMismatch
 
 

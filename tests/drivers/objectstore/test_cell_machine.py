@@ -11,8 +11,8 @@ from hypothesis.stateful import run_state_machine_as_test
 from marks import Marks
 
 from taskharbor.drivers.objectstore.blobs import Conflict, Unclear
-from taskharbor.drivers.objectstore.cell import Cell, answer_all
-from taskharbor.drivers.objectstore.envelope import Header
+from taskharbor.drivers.objectstore.cas import Cell, answer_all
+from taskharbor.drivers.objectstore.contents import Header
 
 TestCell = CellMachine.TestCase
 TestCell.settings = settings(

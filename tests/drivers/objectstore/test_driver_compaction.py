@@ -13,8 +13,8 @@ from jobs_here import NOW, a_job, run_through
 from taskharbor.drivers.contract import Ack, Extension, JobFilter, QueueSettings
 from taskharbor.drivers.engine.statements import Transaction
 from taskharbor.drivers.objectstore import ObjectStoreDriver, compaction
-from taskharbor.drivers.objectstore.naming import log_folder, state_name
-from taskharbor.drivers.objectstore.options import Options
+from taskharbor.drivers.objectstore.catalog import log_folder, state_name
+from taskharbor.drivers.objectstore.places import Options
 from taskharbor.drivers.objectstore.segments import entries
 from taskharbor.errors import BackendUnavailable, JobFinished, JobNotInflight
 from taskharbor.jobs import SECOND, JobState

@@ -12,7 +12,7 @@ from taskharbor.drivers.contract import FAILURE_TYPE, Fail, JobFilter, QueueSett
 from taskharbor.drivers.engine.statements import Transaction
 from taskharbor.drivers.objectstore import ObjectStoreDriver, enqueue
 from taskharbor.drivers.objectstore import shard as shards
-from taskharbor.drivers.objectstore.options import Options
+from taskharbor.drivers.objectstore.places import Options
 from taskharbor.drivers.objectstore.store import OpenStore
 from taskharbor.errors import BackendUnavailable
 from taskharbor.jobs import SECOND, Failure, JobRecord, JobState

@@ -34,7 +34,7 @@ def _nobody_dawdles(monkeypatch: pytest.MonkeyPatch) -> None:
     async def at_once(seconds: float) -> None:
         await asyncio.sleep(0)
 
-    monkeypatch.setattr("taskharbor.drivers.objectstore.cell.pause", at_once)
+    monkeypatch.setattr("taskharbor.drivers.objectstore.cas.pause", at_once)
     monkeypatch.setattr("taskharbor.drivers.objectstore.compaction.AFTER_A_FAILURE", 0.0)
 
 

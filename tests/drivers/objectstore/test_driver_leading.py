@@ -11,7 +11,7 @@ from jobs_here import NOW, a_job
 
 from taskharbor.drivers.contract import FAILURE_TYPE, Ack, JobFilter, QueueSettings
 from taskharbor.drivers.objectstore import ObjectStoreDriver
-from taskharbor.drivers.objectstore.options import Options
+from taskharbor.drivers.objectstore.places import Options
 from taskharbor.jobs import SECOND, JobState
 
 

@@ -11,8 +11,8 @@ from jobs_here import NOW, a_job, opened
 
 from taskharbor.drivers.contract import Ack, Fail, JobFilter, QueueSettings
 from taskharbor.drivers.objectstore import ObjectStoreDriver
-from taskharbor.drivers.objectstore.naming import state_name
-from taskharbor.drivers.objectstore.options import Options
+from taskharbor.drivers.objectstore.catalog import state_name
+from taskharbor.drivers.objectstore.places import Options
 from taskharbor.errors import InvalidRequest
 from taskharbor.jobs import SECOND, Failure, JobState
 from taskharbor_testkit.waits import waits_of

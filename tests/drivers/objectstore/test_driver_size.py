@@ -10,7 +10,7 @@ from jobs_here import NOW, a_job
 
 from taskharbor.drivers.contract import Ack
 from taskharbor.drivers.objectstore import ObjectStoreDriver, contents, shard
-from taskharbor.drivers.objectstore.options import Options
+from taskharbor.drivers.objectstore.places import Options
 from taskharbor.errors import InvalidRequest
 from taskharbor.jobs import SECOND, JobState
 

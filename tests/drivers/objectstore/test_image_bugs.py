@@ -11,12 +11,12 @@ from held_blobs import HeldBlobs
 from jobs_here import NOW, a_job, run_through
 
 from taskharbor.drivers.contract import JobFilter
-from taskharbor.drivers.objectstore import ObjectStoreDriver, envelope, image
+from taskharbor.drivers.objectstore import ObjectStoreDriver, contents, image
 from taskharbor.drivers.objectstore.blobs import Blob, Conflict, Unclear
-from taskharbor.drivers.objectstore.cell import Attempt, Cell
+from taskharbor.drivers.objectstore.cas import Attempt, Cell
+from taskharbor.drivers.objectstore.catalog import state_name
 from taskharbor.drivers.objectstore.image import Image
-from taskharbor.drivers.objectstore.naming import state_name
-from taskharbor.drivers.objectstore.options import Options
+from taskharbor.drivers.objectstore.places import Options
 from taskharbor.errors import BackendUnavailable
 
 STATE = state_name("q", 0)
@@ -116,7 +116,7 @@ def keeps_the_connection_of_a_refused_write(patch: pytest.MonkeyPatch) -> None:
 
 
 def carries_no_checksum(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(envelope, "crc32", lambda data: 0)
+    patch.setattr(contents, "crc32", lambda data: 0)
 
 
 def is_never_vacuumed(patch: pytest.MonkeyPatch) -> None:

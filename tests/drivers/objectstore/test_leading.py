@@ -14,13 +14,12 @@ from led_store import LedStore
 from marks import MarksCodec, add, all_marks
 from virtual_time import VirtualLoop
 
-from taskharbor.drivers.objectstore import patience
+from taskharbor.drivers.objectstore import blobs as pausing
 from taskharbor.drivers.objectstore.blobs import Blobs
-from taskharbor.drivers.objectstore.catalog import Catalog
-from taskharbor.drivers.objectstore.cell import Cell, Deposed
-from taskharbor.drivers.objectstore.envelope import unseal
-from taskharbor.drivers.objectstore.leading import Leadership, steady_us
-from taskharbor.drivers.objectstore.naming import state_name
+from taskharbor.drivers.objectstore.cas import Cell, Deposed
+from taskharbor.drivers.objectstore.catalog import Catalog, state_name
+from taskharbor.drivers.objectstore.contents import unseal
+from taskharbor.drivers.objectstore.leadership import Leadership, steady_us
 from taskharbor.errors import BackendUnavailable
 from taskharbor.jobs import SECOND, Micros
 
@@ -348,7 +347,7 @@ def test_three_brokers_that_freeze_and_wake_never_lead_together_and_lose_nothing
 
 async def freeze_and_wake(seed: int, is_stormy: bool) -> bool:
     """Whether it shows anything."""
-    patience._random.seed(seed)
+    pausing._random.seed(seed)
     chance = random.Random(seed)
     held = HeldBlobs()
     weather = Weather(chance, STORM) if is_stormy else Weather(chance)

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from marks import MarksCodec, all_marks
 
-from taskharbor.drivers.objectstore.cell import Cell
-from taskharbor.drivers.objectstore.naming import state_name
+from taskharbor.drivers.objectstore.cas import Cell
+from taskharbor.drivers.objectstore.catalog import state_name
 from taskharbor.drivers.objectstore.places import parse_place
 from taskharbor_testkit.servers.s3 import fresh_s3_url
 

@@ -7,8 +7,10 @@ ends, and the third is why the rest of this package exists: it landed, it was re
 from __future__ import annotations
 
 import abc
+import asyncio
 import enum
-from collections.abc import Sequence
+import random
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import msgspec
@@ -120,3 +122,18 @@ class Blobs(abc.ABC):
     @abc.abstractmethod
     async def close(self) -> None:
         """Let go of what is open. Closing twice is harmless."""
+
+
+_random = random.Random()
+
+
+def pauses(*, first: float = 0.02, most: float = 1.0, tries: int = 5) -> Iterator[float]:
+    """Seconds to wait before each further try: twice as long each time, and never the same for two."""
+    longest = first
+    for _ in range(tries - 1):
+        yield longest * (0.5 + _random.random() / 2)
+        longest = min(most, longest * 2)
+
+
+async def pause(seconds: float) -> None:
+    await asyncio.sleep(seconds)

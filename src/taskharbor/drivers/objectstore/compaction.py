@@ -22,9 +22,9 @@ import msgspec
 from taskharbor.drivers.engine.rows import to_json
 from taskharbor.drivers.engine.statements import Transaction, load
 from taskharbor.drivers.objectstore.blobs import Blobs
-from taskharbor.drivers.objectstore.cell import Cell
+from taskharbor.drivers.objectstore.cas import Cell
 from taskharbor.drivers.objectstore.image import Image
-from taskharbor.drivers.objectstore.options import Options
+from taskharbor.drivers.objectstore.places import Options
 from taskharbor.drivers.objectstore.segments import (
     Built,
     Entry,

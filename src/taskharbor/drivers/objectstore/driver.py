@@ -9,13 +9,11 @@ from taskharbor.bulk.publish import finish_left_behind
 from taskharbor.clock import Clock, SystemClock
 from taskharbor.drivers import operations as op
 from taskharbor.drivers.contract import Capabilities, Driver, JobShare, Woken
-from taskharbor.drivers.objectstore import bulk, enqueue, inspect, leases, log, retention
+from taskharbor.drivers.objectstore import enqueue, inspect, leases, retention
 from taskharbor.drivers.objectstore.blobs import Blobs
+from taskharbor.drivers.objectstore.cas import Term
 from taskharbor.drivers.objectstore.catalog import Catalog
-from taskharbor.drivers.objectstore.cell import Term
-from taskharbor.drivers.objectstore.options import Options, options_of
-from taskharbor.drivers.objectstore.places import parse_place
-from taskharbor.drivers.objectstore.probe import probe
+from taskharbor.drivers.objectstore.places import Options, options_of, parse_place, probe
 from taskharbor.drivers.objectstore.store import OpenStore
 from taskharbor.drivers.waiting import wait
 from taskharbor.errors import BackendUnavailable
@@ -37,14 +35,14 @@ _FUNCTIONS: dict[type[op.Operation[Any]], Callable[[OpenStore, Any], Any]] = {
     op.Get: op.by_fields(inspect.get),
     op.ListJobs: op.by_fields(inspect.list_jobs),
     op.Stats: op.by_fields(inspect.stats),
-    op.ReadAttempts: op.by_fields(log.read_attempts),
-    op.JobAttempts: op.by_fields(log.job_attempts),
-    op.LogStreams: op.by_fields(log.log_streams),
-    op.ReadLog: log.read_log,
+    op.ReadAttempts: op.by_fields(inspect.read_attempts),
+    op.JobAttempts: op.by_fields(inspect.job_attempts),
+    op.LogStreams: op.by_fields(inspect.log_streams),
+    op.ReadLog: inspect.read_log,
     op.Remove: op.by_fields(retention.remove_jobs),
-    op.PutBlob: bulk.put_blob,
-    op.ReadBlobs: op.by_fields(bulk.read_blobs),
-    op.PublishBlobs: bulk.publish_blobs,
+    op.PutBlob: enqueue.put_blob,
+    op.ReadBlobs: op.by_fields(enqueue.read_blobs),
+    op.PublishBlobs: enqueue.publish_blobs,
 }
 
 
@@ -150,13 +148,13 @@ class ObjectStoreDriver(Driver):
         return function(self.open_store, call)
 
     async def _split_log(self, call: op.SplitLog) -> list[int]:
-        return await log.split_log(self.open_store, call)
+        return await inspect.split_log(self.open_store, call)
 
     async def _split_jobs(self, call: op.SplitJobs) -> list[JobShare]:
-        return await bulk.split_jobs(self.open_store, call)
+        return await enqueue.split_jobs(self.open_store, call)
 
     async def _check_room(self, call: op.CheckRoom) -> None:
-        await bulk.check_room(self.open_store, call)
+        await enqueue.check_room(self.open_store, call)
 
     async def _list_blobs(self, call: op.ListBlobs) -> list[str]:
         return await self.open_store.blobs.names(call.folder)

@@ -1,23 +1,23 @@
-"""What an object-store URL says: which store, where in it, and how to reach it. Parsing does no I/O.
-
-Credentials are best left to the environment (the variables, roles and service accounts that each cloud's own tools read). Where
-they are in the URL, they never come out of here again: `place` has none, and no message quotes a URL or a value of them.
-"""
+"""Where a store is: URLs and their options; and whether a store keeps its word before the first job is entrusted to it."""
 
 from __future__ import annotations
 
 import itertools
+import secrets
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import timedelta
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from taskharbor.drivers.objectstore.blobs import Blobs
+import msgspec
+
+from taskharbor.drivers.objectstore.blobs import UNCHANGED, Blobs, Conflict, Unclear, Version, pause, pauses
+from taskharbor.drivers.objectstore.catalog import MAX_SHARDS
 from taskharbor.drivers.objectstore.local_files import LocalFiles
-from taskharbor.drivers.urls import Reader, seconds, some_text, switch
-from taskharbor.errors import InvalidRequest
+from taskharbor.drivers.urls import Reader, seconds, some_text, switch, whole
+from taskharbor.errors import BackendUnavailable, InvalidRequest
 
 if TYPE_CHECKING:
     from obstore.store import ClientConfig, MemoryStore
@@ -113,7 +113,7 @@ class Place:
         if self.scheme == "file":
             return LocalFiles(self._path, sync=self._options.get("sync", True))
         # Only here: whoever keeps jobs in files needs no extra.
-        from taskharbor.drivers.objectstore.obstore_blobs import ObstoreBlobs
+        from taskharbor.drivers.objectstore.cloud import ObstoreBlobs
 
         if self.scheme == "mem":
             return ObstoreBlobs(self._memory, str(self), identity=self._identity, is_remote=False)
@@ -207,3 +207,123 @@ def _options_of(scheme: str, query: str) -> tuple[dict[str, object], dict[str, s
 def place_options(scheme: str) -> list[str]:
     """Names of the options that are about the place, for the message of whoever refuses another."""
     return list(_OPTIONS[scheme])
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    shards: int | None = None
+    """Objects per queue; None: as many as the store was made with."""
+    poll: float | None = 1.0
+    """Seconds between looks at a queue that one waits for, to see what other processes did. None: there are none."""
+    segment_rows: int = 1000
+    """So many ended jobs or rows of the log stay in a queue's state before they go to a segment,"""
+    segment_bytes: int = 256 * 1024
+    """or so many bytes of them."""
+    merge: int = 16
+    """So many segments of one size become one of the next."""
+    levels: int = 2
+    """How often a segment is merged at most."""
+    grace: float = 3600.0
+    """Seconds for which a segment that was replaced stays, for those who are reading it."""
+
+
+POLL = {"file": 0.05, "mem": None}
+_OWN: dict[str, Reader] = {
+    "shards": whole(1, MAX_SHARDS),
+    "poll": seconds,
+    "segment_rows": whole(1, 100_000),
+    "segment_bytes": whole(1, 16 * 1024 * 1024),
+    "merge": whole(2, 1000),
+}
+
+
+def options_of(place: Place) -> Options:
+    values = dict(place.rest)
+    found = {name: read(name, values.pop(name)) for name, read in _OWN.items() if name in values}
+    if values:
+        known = ", ".join(sorted([*_OWN, *place_options(place.scheme)]))
+        raise InvalidRequest(
+            f"{', '.join(sorted(values))}: no such option for {place.scheme}:// URLs; there are {known}"
+        )
+    return msgspec.convert({"poll": POLL.get(place.scheme, 1.0), **found}, Options)
+
+
+_TRIES = 4
+
+_trusted: set[str] = set()
+
+
+async def probe(blobs: Blobs) -> None:
+    """Raises InvalidRequest where the store lies. What was found good is not asked again.
+
+    Bad luck can look like a lie (a request sent twice on its way, an answer lost); but a liar lies every time.
+    """
+    if blobs.identity in _trusted:
+        return
+    waits = pauses(tries=_TRIES)
+    while True:
+        # A name of its own each time: what became of one try must not spoil the next.
+        name = f"probe/{secrets.token_hex(12)}"
+        try:
+            await _examine(blobs, name)
+        except InvalidRequest:
+            wait = next(waits, None)
+            if wait is None:
+                raise
+        except Unclear as error:
+            wait = next(waits, None)
+            if wait is None:
+                raise BackendUnavailable(
+                    f"{blobs.place} gave no certain answer to a first write: {error}"
+                ) from error
+        else:
+            _trusted.add(blobs.identity)
+            return
+        finally:
+            await blobs.delete([name])
+        await pause(wait)
+
+
+async def _examine(blobs: Blobs, name: str) -> None:
+    try:
+        first = await blobs.create(name, b"first")
+    except Conflict:
+        raise _refusal(blobs, "refused to create an object that did not exist") from None
+    await _must_refuse(
+        blobs,
+        lambda: blobs.create(name, b"again"),
+        "created an object that was there already (If-None-Match: *)",
+    )
+    if await blobs.read_if_changed(name, first) is not UNCHANGED:
+        raise _refusal(blobs, "showed another version of an object than the one it had just confirmed")
+    try:
+        second = await blobs.replace(name, b"second", first)
+    except Conflict:
+        raise _refusal(
+            blobs, "refused to replace the very version it had just confirmed (If-Match)"
+        ) from None
+    if second == first:
+        raise _refusal(blobs, "gave two contents the same version")
+    await _must_refuse(
+        blobs,
+        lambda: blobs.replace(name, b"stale", first),
+        "replaced a version that was not there any more (If-Match)",
+    )
+    blob = await blobs.read(name)
+    if blob is None or blob.data != b"second" or blob.version != second:
+        raise _refusal(blobs, "did not show what it had last confirmed")
+
+
+async def _must_refuse(blobs: Blobs, write: Callable[[], Awaitable[Version]], what: str) -> None:
+    try:
+        await write()
+    except Conflict:
+        return
+    raise _refusal(blobs, what)
+
+
+def _refusal(blobs: Blobs, what: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"{blobs.place} {what}: on such a store two writers can overwrite each other, and jobs would be lost. Use a store "
+        "with conditional writes (Amazon S3, Google Cloud Storage, Azure, a current MinIO, Ceph or R2), or a newer version "
+        "of this one"
+    )

@@ -14,11 +14,11 @@ from taskharbor.clock import Clock
 from taskharbor.drivers.engine.rows import to_json
 from taskharbor.drivers.engine.statements import Transaction, load
 from taskharbor.drivers.objectstore.blobs import Blobs
-from taskharbor.drivers.objectstore.cell import MAX_BYTES, Cell, Term
+from taskharbor.drivers.objectstore.cas import MAX_BYTES, Cell, Term
+from taskharbor.drivers.objectstore.catalog import log_folder, state_name
 from taskharbor.drivers.objectstore.compaction import Compaction
 from taskharbor.drivers.objectstore.image import Image, ImageCodec
-from taskharbor.drivers.objectstore.naming import log_folder, state_name
-from taskharbor.drivers.objectstore.options import Options
+from taskharbor.drivers.objectstore.places import Options
 from taskharbor.drivers.objectstore.segments import Entry, Segment, SegmentCache, holding_jobs
 from taskharbor.drivers.waiting import Notifications
 from taskharbor.errors import BackendUnavailable, InvalidRequest

@@ -12,9 +12,9 @@ from taskharbor.clock import Clock, SystemClock
 from taskharbor.drivers.engine import inspect, reclaim
 from taskharbor.drivers.engine.statements import Transaction
 from taskharbor.drivers.objectstore.blobs import Blobs
+from taskharbor.drivers.objectstore.cas import Term
 from taskharbor.drivers.objectstore.catalog import Catalog
-from taskharbor.drivers.objectstore.cell import Term
-from taskharbor.drivers.objectstore.options import Options
+from taskharbor.drivers.objectstore.places import Options
 from taskharbor.drivers.objectstore.segments import Segment, SegmentCache
 from taskharbor.drivers.objectstore.shard import Shard
 from taskharbor.drivers.waiting import Look, shared_notifications

@@ -10,8 +10,17 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
-from taskharbor.drivers.objectstore.blobs import UNCHANGED, Blob, Blobs, Conflict, Unchanged, Unclear, Version
-from taskharbor.drivers.objectstore.patience import pause, pauses
+from taskharbor.drivers.objectstore.blobs import (
+    UNCHANGED,
+    Blob,
+    Blobs,
+    Conflict,
+    Unchanged,
+    Unclear,
+    Version,
+    pause,
+    pauses,
+)
 from taskharbor.errors import BackendUnavailable, InvalidRequest, MissingExtra, TaskHarborError
 from taskharbor.jobs import Micros, to_micros
 

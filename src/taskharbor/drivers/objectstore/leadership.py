@@ -16,11 +16,10 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Protocol
 
 from taskharbor.clock import Clock, SystemClock
-from taskharbor.drivers.objectstore.blobs import Blobs, Conflict, Unclear
+from taskharbor.drivers.objectstore.blobs import Blobs, Conflict, Unclear, pause, pauses
+from taskharbor.drivers.objectstore.cas import Deposed, Term
 from taskharbor.drivers.objectstore.catalog import Catalog, CatalogState, Leader
-from taskharbor.drivers.objectstore.cell import Deposed, Term
-from taskharbor.drivers.objectstore.envelope import new_commit, new_header, seal, unseal
-from taskharbor.drivers.objectstore.patience import pause, pauses
+from taskharbor.drivers.objectstore.contents import new_commit, new_header, seal, unseal
 from taskharbor.errors import BackendUnavailable
 from taskharbor.jobs import SECOND, Micros
 

@@ -16,10 +16,8 @@ from collections.abc import Callable
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar, cast
 
 from taskharbor.clock import Clock, SystemClock
-from taskharbor.drivers.objectstore.blobs import Blobs, Conflict, Unclear
-from taskharbor.drivers.objectstore.contents import MAX_BYTES, Codec, Contents, Held, S
-from taskharbor.drivers.objectstore.envelope import Fate, Header
-from taskharbor.drivers.objectstore.patience import pause, pauses
+from taskharbor.drivers.objectstore.blobs import Blobs, Conflict, Unclear, pause, pauses
+from taskharbor.drivers.objectstore.contents import MAX_BYTES, Codec, Contents, Fate, Header, Held, S
 from taskharbor.errors import BackendUnavailable, TaskHarborError
 
 
