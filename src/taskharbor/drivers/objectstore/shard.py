@@ -47,7 +47,7 @@ class Shard:
         notifications: Notifications,
         deliver: Callable[[list[JobRecord]], Awaitable[None]],
         term: Term | None = None,
-        every_pass: Callable[[Transaction], object] | None = None,
+        every_pass: Callable[[Image], object] | None = None,
         clock: Clock | None = None,
         reads_only: bool = False,
     ) -> None:
@@ -64,7 +64,7 @@ class Shard:
             name,
             ImageCodec(blobs.where(name)),
             term=term,
-            every_pass=None if every_pass is None else lambda image: image.change(every_pass),
+            every_pass=every_pass,
             on_news=self._on_news,
             clock=clock,
         )

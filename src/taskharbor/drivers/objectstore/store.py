@@ -10,10 +10,10 @@ from zlib import crc32
 
 from taskharbor.clock import Clock, SystemClock
 from taskharbor.drivers.engine import inspect, reclaim
-from taskharbor.drivers.engine.statements import Transaction
 from taskharbor.drivers.objectstore.blobs import Blobs
 from taskharbor.drivers.objectstore.cas import Term
 from taskharbor.drivers.objectstore.catalog import Catalog
+from taskharbor.drivers.objectstore.image import Image
 from taskharbor.drivers.objectstore.places import Options
 from taskharbor.drivers.objectstore.segments import Segment, SegmentCache
 from taskharbor.drivers.objectstore.shard import Shard
@@ -186,9 +186,10 @@ class OpenStore:
         for shard in self._shards.values():
             shard.cell.must_compare()
 
-    def _expire(self, transaction: Transaction) -> None:
+    def _expire(self, image: Image) -> None:
         if self.every_pass_at is not None:
-            reclaim.reclaim(transaction, self.every_pass_at(), None, _ALL)
+            now = self.every_pass_at()
+            image.change(lambda transaction: reclaim.reclaim(transaction, now, None, _ALL))
 
     async def _bring(self, notices: list[JobRecord]) -> None:
         await self._deliver(self, notices)
