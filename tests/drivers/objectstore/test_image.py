@@ -30,7 +30,7 @@ def change(state: Image, step: Callable[[Transaction], R]) -> R:
 def add(state: Image, *jobs: JobRecord) -> None:
     first = take_numbers(len(jobs))
     numbers = [first + at * SPREAD for at in range(len(jobs))]
-    change(state, lambda transaction: enqueue.enqueue(transaction, jobs, NOW, numbers))
+    change(state, lambda transaction: enqueue.enqueue(transaction, jobs, NOW, numbers=numbers))
 
 
 def claim(state: Image, limit: int, *, now: int = NOW, types: list[str] | None = None) -> list[JobRecord]:
@@ -147,8 +147,11 @@ def test_numbers_of_a_queue_grow_even_where_the_clock_does_not(monkeypatch: pyte
     state = Image(b"", "here")
     add(state, a_job())
     numbers = [7, 7, 3]
-    change(state, lambda transaction: enqueue.enqueue(transaction, [a_job(), a_job(), a_job()], NOW, numbers))
-    change(state, lambda transaction: enqueue.enqueue(transaction, [a_job(key="k")], NOW, [1]))
+    change(
+        state,
+        lambda transaction: enqueue.enqueue(transaction, [a_job(), a_job(), a_job()], NOW, numbers=numbers),
+    )
+    change(state, lambda transaction: enqueue.enqueue(transaction, [a_job(key="k")], NOW, numbers=[1]))
     found = state.look(
         lambda transaction: inspect.find_jobs(transaction, JobFilter(), NOW, 9, inspect.FOREVER)
     )

@@ -35,7 +35,7 @@ def an_image(jobs: Sequence[JobRecord], ends: Sequence[int]) -> Image:
     image = Image(b"", "here")
 
     def work(transaction: Transaction) -> None:
-        enqueue.enqueue(transaction, jobs, NOW, [int(job.id[1:]) + 1 for job in jobs])
+        enqueue.enqueue(transaction, jobs, NOW, numbers=[int(job.id[1:]) + 1 for job in jobs])
         held = reserve.reserve(transaction, "q", len(jobs), 10**16, 0, "w", None)
         for job, end in zip(held, ends, strict=True):
             assert settle.settle(transaction, [Ack(job.id, job.token or "", b"r")], end) == [None]

@@ -4,11 +4,9 @@ threads and files: the driver that calls it begins and commits.
 calls       which function carries out which call of the contract
 schema      tables, in numbered steps (`migrations/`)
 statements  transactions, and SQL from `sql/*.sql`
-queues      queues by name and by number
-counts      counters per queue and state
+queues      queues by name and by number, and their counters
 rows        records to rows and back
-enqueue, reserve, settle, reclaim, operate, remove, inspect, bulk
+enqueue, reserve, settle, operate, inspect, bulk
             one operation (or family) each
 unit        jobs loaded, moved in memory and written back at once: what the odd cases share
-job         one job as a unit holds it
 """

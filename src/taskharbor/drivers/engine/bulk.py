@@ -13,7 +13,7 @@ from taskharbor.drivers import operations as op
 from taskharbor.drivers.contract import JobShare, LogPage, LogState, LogStream
 from taskharbor.drivers.engine.enqueue import enqueue
 from taskharbor.drivers.engine.inspect import attempts_between
-from taskharbor.drivers.engine.remove import remove_jobs
+from taskharbor.drivers.engine.operate import remove_jobs
 from taskharbor.drivers.engine.rows import STATES, to_json
 from taskharbor.drivers.engine.statements import Transaction, load
 from taskharbor.errors import JobError, JobNotFound

@@ -12,23 +12,21 @@ from taskharbor.drivers.engine import (
     inspect,
     operate,
     queues,
-    reclaim,
-    remove,
     reserve,
     settle,
 )
 from taskharbor.drivers.engine.statements import Transaction
 
 FUNCTIONS: dict[type[op.Operation[Any]], Callable[[Transaction, Any], Any]] = {
-    op.Enqueue: lambda tx, call: enqueue.enqueue(tx, call.records, call.now),
+    op.Enqueue: op.by_fields(enqueue.enqueue),
     op.Reserve: op.by_fields(reserve.reserve),
     op.ExtendLease: op.by_fields(settle.extend_lease),
     op.Settle: op.by_fields(settle.settle),
-    op.Reclaim: op.by_fields(reclaim.reclaim),
+    op.Reclaim: op.by_fields(settle.reclaim),
     op.Cancel: op.by_fields(operate.cancel),
     op.Requeue: op.by_fields(operate.requeue),
-    op.Purge: op.by_fields(remove.purge),
-    op.Prune: op.by_fields(remove.prune),
+    op.Purge: op.by_fields(operate.purge),
+    op.Prune: op.by_fields(operate.prune),
     op.Configure: lambda tx, call: queues.configure(tx, call.queue, call.settings),
     op.Settings: op.by_fields(queues.settings_of),
     op.Get: op.by_fields(inspect.get),

@@ -9,9 +9,7 @@ from typing import Any
 import msgspec
 
 from taskharbor.drivers.contract import Enqueued, gather_flags
-from taskharbor.drivers.engine.counts import Counts
-from taskharbor.drivers.engine.job import new_job
-from taskharbor.drivers.engine.queues import forget_queue, known_queue_id, queue_id
+from taskharbor.drivers.engine.queues import Counts, forget_queue, known_queue_id, queue_id
 from taskharbor.drivers.engine.rows import (
     BLOCKED,
     INLINE_PAYLOAD,
@@ -23,7 +21,7 @@ from taskharbor.drivers.engine.rows import (
     to_json,
 )
 from taskharbor.drivers.engine.statements import Transaction, insert_rows, load
-from taskharbor.drivers.engine.unit import Unit
+from taskharbor.drivers.engine.unit import Unit, new_job
 from taskharbor.jobs import DEFAULT_FLAGS, JobRecord, Micros
 
 _SQL = load("enqueue")
@@ -33,9 +31,14 @@ _decode_known = msgspec.json.Decoder(list[tuple[int, str, str]]).decode
 
 
 def enqueue(
-    transaction: Transaction, records: Sequence[JobRecord], now: Micros, numbers: Sequence[int] = ()
+    transaction: Transaction,
+    records: Sequence[JobRecord],
+    now: Micros,
+    new_ids: bool = False,
+    numbers: Sequence[int] = (),
 ) -> list[Enqueued]:
-    """`numbers`: where given, the least number that each job may get, in rising order."""
+    """`new_ids` makes no difference here: a look at the index of ids is part of every insert. `numbers`: where given, the least
+    number that each job may get, in rising order."""
     names = {record.queue for record in records}
     unknown = [name for name in names if known_queue_id(transaction, name) is None]
     queues = {name: queue_id(transaction, name) for name in names}

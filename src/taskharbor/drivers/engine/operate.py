@@ -1,9 +1,14 @@
-"""The operator's changes to single jobs: cancel and requeue."""
+"""The operator's changes: cancel and requeue single jobs, and remove what has ended, by a filter or by retention."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 
+import msgspec
+
+from taskharbor.drivers.contract import JobFilter
+from taskharbor.drivers.engine.queues import Counts, known_queue_id
 from taskharbor.drivers.engine.rows import (
     BLOCKED,
     CANCELLED,
@@ -12,12 +17,20 @@ from taskharbor.drivers.engine.rows import (
     INFLIGHT,
     OUTCOME_NUMBERS,
     READY,
+    STATE_NUMBERS,
     STATES,
+    to_json,
 )
-from taskharbor.drivers.engine.statements import Transaction
+from taskharbor.drivers.engine.statements import Transaction, load
 from taskharbor.drivers.engine.unit import Unit
 from taskharbor.errors import JobError, JobFinished, JobNotDead, JobNotFound, KeyConflict
-from taskharbor.jobs import JobState, Micros, Outcome
+from taskharbor.jobs import TERMINAL_STATES, JobState, Micros, Outcome
+
+_SQL = load("operate")
+_FOREVER = 2**63 - 1
+
+_decode_ints = msgspec.json.Decoder(list[int]).decode
+_decode_retention = msgspec.json.Decoder(list[tuple[int, int | None, int | None, int | None]]).decode
 
 _CANCELLED, _REQUEUED = OUTCOME_NUMBERS[Outcome.CANCELLED], OUTCOME_NUMBERS[Outcome.REQUEUED]
 
@@ -71,3 +84,78 @@ def _requeue(unit: Unit, job_id: str) -> JobState | JobError:
     unit.place(job, READY if unit.inflight(job.queue_id, job.key) is None else BLOCKED)
     unit.log(job, _REQUEUED, job.state)
     return STATES[job.state]
+
+
+def purge(transaction: Transaction, selection: JobFilter, limit: int) -> int:
+    if selection.worker is not None:
+        # A job that ended is nobody's.
+        return 0
+    states = TERMINAL_STATES if selection.states is None else TERMINAL_STATES & selection.states
+    types = None if selection.types is None else to_json(sorted(selection.types))
+    before = _FOREVER if selection.finished_before_us is None else selection.finished_before_us
+    removed = 0
+    for queue in _queues(transaction, selection.queue):
+        for state in sorted(STATE_NUMBERS[one] for one in states):
+            removed += _remove(transaction, queue, state, before, limit - removed, types, selection.key)
+    return removed
+
+
+def prune(transaction: Transaction, now: Micros, limit: int) -> int:
+    jobs, rows = prune_up_to(transaction, now, limit, limit)
+    return jobs + rows
+
+
+def prune_up_to(transaction: Transaction, now: Micros, most_jobs: int, most_rows: int) -> tuple[int, int]:
+    """Remove what retention gives up, at most so many jobs and rows of the log; how many of each."""
+    execute = transaction.connection.execute
+    (text,) = execute(_SQL["retention"]).fetchone()
+    jobs = rows = 0
+    for queue, keep_done, keep_dead, keep_attempts in _decode_retention(text):
+        for state, keep in ((DONE, keep_done), (CANCELLED, keep_done), (DEAD, keep_dead)):
+            if keep is not None:
+                jobs += _remove(transaction, queue, state, now - keep + 1, most_jobs - jobs)
+        if keep_attempts is not None and rows < most_rows:
+            gone = execute(_SQL["attempts"], (queue, now - keep_attempts, most_rows - rows)).fetchall()
+            rows += len(gone)
+            if gone:
+                execute(_SQL["trimmed"], max(gone))
+    return jobs, rows
+
+
+def _queues(transaction: Transaction, name: str | None) -> list[int]:
+    if name is not None:
+        number = known_queue_id(transaction, name)
+        return [] if number is None else [number]
+    (text,) = transaction.connection.execute(_SQL["retention"]).fetchone()
+    return [queue for queue, *_ in _decode_retention(text)]
+
+
+def _remove(
+    transaction: Transaction,
+    queue: int,
+    state: int,
+    before: Micros,
+    limit: int,
+    types: str | None = None,
+    key: str | None = None,
+) -> int:
+    """Up to `limit` jobs that ended before an instant, with everything that belongs to them."""
+    if limit < 1:
+        return 0
+    execute = transaction.connection.execute
+    values = {"queue": queue, "state": state, "before": before, "types": types, "key": key, "limit": limit}
+    (seqs,) = execute(_SQL["ended"], values).fetchone()
+    return remove_jobs(transaction, [(seq, queue, state) for seq in _decode_ints(seqs)])
+
+
+def remove_jobs(transaction: Transaction, jobs: Sequence[tuple[int, int, int]]) -> int:
+    """Jobs that have ended, by number, queue and state, with everything that belongs to them. How many."""
+    if jobs:
+        seqs = to_json([seq for seq, _, _ in jobs])
+        for table in ("payloads", "results", "idempotency", "jobs"):
+            transaction.connection.execute(_SQL[table], (seqs,))
+        counts = Counts(transaction)
+        for (queue, state), removed in Counter([job[1:] for job in jobs]).items():
+            counts.move(queue, state, None, removed)
+        counts.flush()
+    return len(jobs)

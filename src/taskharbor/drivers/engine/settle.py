@@ -1,4 +1,4 @@
-"""Ending and extending leases.
+"""Ending and extending leases, and ending those that are over.
 
 A batch of plain acks is checked in one row and applied in three statements. Anything else (another settlement, a key, an
 error, a job twice) goes through a `Unit`, which knows every rule.
@@ -11,8 +11,17 @@ from collections.abc import Sequence
 
 import msgspec
 
-from taskharbor.drivers.contract import Ack, Discard, Extension, Fail, Release, Retry, Settlement
-from taskharbor.drivers.engine.job import Job
+from taskharbor.drivers.contract import (
+    EXPIRED_ERROR,
+    Ack,
+    Discard,
+    Extension,
+    Fail,
+    Release,
+    Retry,
+    Settlement,
+)
+from taskharbor.drivers.engine.queues import known_queue_id
 from taskharbor.drivers.engine.rows import (
     CANCELLED,
     DEAD,
@@ -24,7 +33,7 @@ from taskharbor.drivers.engine.rows import (
     to_json,
 )
 from taskharbor.drivers.engine.statements import Transaction, insert_rows, load
-from taskharbor.drivers.engine.unit import Unit
+from taskharbor.drivers.engine.unit import EXPIRED, Job, Unit
 from taskharbor.errors import JobError, JobNotFound, JobNotInflight, LeaseExpired, LeaseMismatch
 from taskharbor.jobs import Failure, Lease, Micros, Outcome
 
@@ -36,6 +45,7 @@ _RELEASED, _CANCELLED = OUTCOME_NUMBERS[Outcome.RELEASED], OUTCOME_NUMBERS[Outco
 _AGREED: dict[type, tuple[int, ...]] = {Ack: (DONE,), Fail: (DONE, DEAD), Discard: (CANCELLED,)}
 """Ends that a settlement may find already reached: it succeeds and changes nothing."""
 
+_decode_ids = msgspec.json.Decoder(list[str]).decode
 _decode_ints = msgspec.json.Decoder(list[int]).decode
 _decode_leases = msgspec.json.Decoder(list[tuple[int, str, int, str | None, int | None, int]]).decode
 
@@ -199,3 +209,42 @@ def extend_lease(
 def release_all(transaction: Transaction, leases: Sequence[Lease], now: Micros) -> None:
     """Give back jobs that were reserved for a caller who went away."""
     _settle_by_rules(transaction, [Release(lease.job_id, lease.token) for lease in leases], now)
+
+
+def reclaim(transaction: Transaction, now: Micros, queue: str | None, limit: int) -> int:
+    if queue is not None:
+        number = known_queue_id(transaction, queue)
+        return 0 if number is None else reclaim_queue(transaction, number, now, limit)
+    (text,) = transaction.connection.execute(_SQL["queues_with_leases"]).fetchone()
+    ended = 0
+    for number in _decode_ints(text):
+        ended += reclaim_queue(transaction, number, now, limit - ended)
+    return ended
+
+
+def reclaim_queue(transaction: Transaction, queue: int, now: Micros, limit: int) -> int:
+    if limit < 1:
+        return 0
+    (text,) = transaction.connection.execute(_SQL["load_expired"], (queue, now, limit)).fetchone()
+    job_ids = _decode_ids(text)
+    if not job_ids:
+        return 0
+    unit = Unit(transaction, now)
+    unit.load(job_ids)
+    for job_id in job_ids:
+        job = unit.job(job_id)
+        assert job is not None
+        _expire(unit, job)
+    unit.flush()
+    return len(job_ids)
+
+
+def _expire(unit: Unit, job: Job) -> None:
+    job.stalls += 1
+    if job.cancel_requested:
+        unit.end(job, CANCELLED, EXPIRED, EXPIRED_ERROR)
+    elif job.attempts + job.stalls >= job.max_attempts or 0 < job.max_stalls <= job.stalls:
+        job.last_error = EXPIRED_ERROR.text
+        unit.end(job, DEAD, EXPIRED, EXPIRED_ERROR)
+    else:
+        unit.back_to_waiting(job, EXPIRED, error=EXPIRED_ERROR)

@@ -117,7 +117,7 @@ def accept(
     # No number is given out again, whatever the clock does: segments of a queue become one.
     (last,) = transaction.connection.execute(_SQL["last_archived"]).fetchone()
     made = engine.enqueue(
-        transaction, [records[at] for at in new], now, [max(numbers[at], last + 1) for at in new]
+        transaction, [records[at] for at in new], now, numbers=[max(numbers[at], last + 1) for at in new]
     )
     answers = dict(zip(new, made, strict=True))
     return [answers.get(at) or Enqueued(record.id, True) for at, record in enumerate(records)]

@@ -9,7 +9,6 @@ from typing import TypeVar
 
 from taskharbor.drivers.contract import Extension, QueueSettings, Settlement
 from taskharbor.drivers.engine import operate, queues
-from taskharbor.drivers.engine import reclaim as engine_reclaim
 from taskharbor.drivers.engine import reserve as engine_reserve
 from taskharbor.drivers.engine import settle as engine_settle
 from taskharbor.drivers.engine.rows import STATE_NUMBERS
@@ -145,7 +144,7 @@ async def reclaim(store: OpenStore, now: Micros, queue: str | None, limit: int) 
         if due is not None and due <= now and ended < limit:
             left = limit - ended
             ended += await shard.change(
-                lambda transaction, left=left: engine_reclaim.reclaim(transaction, now, None, left)  # type: ignore[misc]
+                lambda transaction, left=left: engine_settle.reclaim(transaction, now, None, left)  # type: ignore[misc]
             )
     return ended
 

@@ -9,8 +9,8 @@ import msgspec
 from msgspec.structs import replace
 
 from taskharbor.drivers.contract import JobFilter
-from taskharbor.drivers.engine import bulk, remove
-from taskharbor.drivers.engine.counts import Counts
+from taskharbor.drivers.engine import bulk, operate
+from taskharbor.drivers.engine.queues import Counts
 from taskharbor.drivers.engine.rows import STATE_NUMBERS, to_json
 from taskharbor.drivers.engine.statements import Transaction, load
 from taskharbor.drivers.objectstore.compaction import retire
@@ -82,7 +82,7 @@ def _prune(
                 )
             rows += len(gone_rows)
         _put(transaction, entry)
-    here = remove.prune_up_to(transaction, now, most_jobs - jobs, most_rows - rows)
+    here = operate.prune_up_to(transaction, now, most_jobs - jobs, most_rows - rows)
     return jobs + here[0], rows + here[1]
 
 
@@ -96,7 +96,7 @@ async def purge(store: OpenStore, selection: JobFilter, limit: int) -> int:
 
 
 async def _purge(shard: Shard, selection: JobFilter, limit: int) -> int:
-    removed = await shard.change(lambda transaction: remove.purge(transaction, selection, limit))
+    removed = await shard.change(lambda transaction: operate.purge(transaction, selection, limit))
     if selection.states is not None and selection.states <= {JobState.DEAD}:
         return removed
     names = [entry.name for entry in await shard.look(entries) if entry.jobs]

@@ -9,7 +9,7 @@ from typing import TypeVar
 from zlib import crc32
 
 from taskharbor.clock import Clock, SystemClock
-from taskharbor.drivers.engine import inspect, reclaim
+from taskharbor.drivers.engine import inspect, settle
 from taskharbor.drivers.objectstore.blobs import Blobs
 from taskharbor.drivers.objectstore.cas import Term
 from taskharbor.drivers.objectstore.catalog import Catalog
@@ -189,7 +189,7 @@ class OpenStore:
     def _expire(self, image: Image) -> None:
         if self.every_pass_at is not None:
             now = self.every_pass_at()
-            image.change(lambda transaction: reclaim.reclaim(transaction, now, None, _ALL))
+            image.change(lambda transaction: settle.reclaim(transaction, now, None, _ALL))
 
     async def _bring(self, notices: list[JobRecord]) -> None:
         await self._deliver(self, notices)

@@ -24,16 +24,6 @@ SELECT json_group_array(json_array(
 FROM json_each(?) AS wanted CROSS JOIN jobs INDEXED BY jobs_inflight_key
 WHERE queue_id = wanted.value ->> 0 AND job_key = wanted.value ->> 1 AND job_key IS NOT NULL AND state = 3
 
--- name: load_expired
-SELECT json_group_array(id) FROM (
-    SELECT id FROM jobs INDEXED BY jobs_leases
-    WHERE queue_id = ? AND state = 3 AND expires_at <= ?
-    ORDER BY expires_at LIMIT ?
-)
-
--- name: queues_with_leases
-SELECT json_group_array(id) FROM queues WHERE inflight > 0
-
 -- name: payload
 SELECT coalesce(payload, (SELECT body FROM payloads WHERE payloads.seq = jobs.seq)) FROM jobs WHERE seq = ?
 
