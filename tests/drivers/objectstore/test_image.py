@@ -14,7 +14,7 @@ from taskharbor.drivers.engine import enqueue, inspect, operate, queues, reserve
 from taskharbor.drivers.engine.statements import Transaction
 from taskharbor.drivers.migrations import Migration
 from taskharbor.drivers.objectstore import compaction, image
-from taskharbor.drivers.objectstore.image import SPREAD, Image, take_numbers
+from taskharbor.drivers.objectstore.image import Image, take_numbers
 from taskharbor.drivers.objectstore.segments import entries, extract
 from taskharbor.drivers.waiting import ALWAYS
 from taskharbor.errors import SchemaMismatch
@@ -29,7 +29,7 @@ def change(state: Image, step: Callable[[Transaction], R]) -> R:
 
 def add(state: Image, *jobs: JobRecord) -> None:
     first = take_numbers(len(jobs))
-    numbers = [first + at * SPREAD for at in range(len(jobs))]
+    numbers = [first + at for at in range(len(jobs))]
     change(state, lambda transaction: enqueue.enqueue(transaction, jobs, NOW, numbers=numbers))
 
 
@@ -158,7 +158,7 @@ def test_numbers_of_a_queue_grow_even_where_the_clock_does_not(monkeypatch: pyte
     assert len({number for number, _ in found}) == 5
     monkeypatch.setattr("time.time_ns", lambda: 0)
     first = take_numbers(10)
-    assert take_numbers(1) == first + 10 * SPREAD
+    assert take_numbers(1) == first + 10
 
 
 def test_an_image_of_a_newer_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from taskharbor.drivers.engine import bulk
 from taskharbor.drivers.engine import enqueue as engine
 from taskharbor.drivers.engine.statements import Transaction, load
 from taskharbor.drivers.objectstore.blobs import Conflict, Unclear
-from taskharbor.drivers.objectstore.image import SPREAD, take_numbers
+from taskharbor.drivers.objectstore.image import take_numbers
 from taskharbor.drivers.objectstore.inspect import edges, spread
 from taskharbor.drivers.objectstore.segments import entries, holding_jobs
 from taskharbor.drivers.objectstore.shard import Loaded, Shard, find_archived
@@ -71,10 +71,10 @@ async def _enqueue_run(
             by_shard.setdefault(shards[at], []).append(at)
         else:
             answers[at] = Enqueued(records[at].id, True)
-    first = take_numbers(len(run)) - run.start * SPREAD
+    first = take_numbers(len(run)) - run.start
     parts = await asyncio.gather(
         *(
-            enqueue_part(shard, [records[at] for at in part], [first + at * SPREAD for at in part], now)
+            enqueue_part(shard, [records[at] for at in part], [first + at for at in part], now)
             for shard, part in by_shard.items()
         )
     )
@@ -214,7 +214,7 @@ async def publish_blobs(store: OpenStore, call: op.PublishBlobs) -> dict[str, in
     for at, job in enumerate(jobs):
         records, numbers = parts.setdefault(store.shard_of(job), ([], []))
         records.append(job)
-        numbers.append(first + at * SPREAD)
+        numbers.append(first + at)
     await store.catalog.add_queues(shard.queue for shard in parts)
 
     async def publish(shard: Shard, records: list[JobRecord], numbers: list[int]) -> int:
