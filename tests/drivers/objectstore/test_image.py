@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import pytest
-from jobs_here import NOW, a_job
+from held_blobs import HeldBlobs
+from jobs_here import NOW, a_job, run_through
 
 from taskharbor.drivers.contract import Ack, Fail, JobFilter, QueueSettings
 from taskharbor.drivers.engine import enqueue, inspect, operate, queues, reserve, settle
 from taskharbor.drivers.engine.statements import Transaction
 from taskharbor.drivers.migrations import Migration
-from taskharbor.drivers.objectstore import compaction, image
+from taskharbor.drivers.objectstore import ObjectStoreDriver, compaction, image
 from taskharbor.drivers.objectstore.image import Image, take_numbers
 from taskharbor.drivers.objectstore.segments import entries, extract
 from taskharbor.drivers.waiting import ALWAYS
@@ -188,3 +190,22 @@ def test_a_segment_that_was_given_up_never_becomes_part_of_the_queue() -> None:
     state = read_again(state)
     assert not change(state, end)
     assert state.look(entries) == []
+
+
+def test_rows_of_two_queues_that_count_alike_have_numbers_of_their_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two processes may take the same numbers at the same moment."""
+    monkeypatch.setattr(image, "take_numbers", lambda count: 7)
+
+    async def test() -> None:
+        async with ObjectStoreDriver(HeldBlobs) as driver:
+            await run_through(driver, 5, queue="one")
+            await run_through(driver, 5, queue="two")
+            rows = (await driver.read_attempts()).attempts
+            assert len({row.seq for row in rows}) == len(rows) == 10
+            (some,) = [one for one in (await driver.log_streams()).streams if one.queue == "one"]
+            page = await driver.read_log(some.name, after=0, until=some.last)
+            assert {row.seq for row in page.attempts} == {row.seq for row in rows if row.queue == "one"}
+
+    asyncio.run(test())

@@ -173,7 +173,7 @@ async def read_attempts(store: OpenStore, after: str | None, limit: int) -> Atte
     places = {} if after is None else parsed_cursor(after, store.catalog.store_id)
 
     async def part(shard: Shard) -> list[tuple[int, str, int, Attempt]]:
-        number = places.get((shard.queue, shard.number), 0)
+        number = shard.own_number(places.get((shard.queue, shard.number), 0))
 
         def needs(transaction: Transaction) -> list[Entry]:
             found: list[Entry] = []
@@ -189,7 +189,7 @@ async def read_attempts(store: OpenStore, after: str | None, limit: int) -> Atte
                 rows += loaded[entry.name].rows_between(entry, number, engine.FOREVER, limit - len(rows))
             return rows + engine.attempts_between(transaction, number, engine.FOREVER, limit - len(rows))
 
-        rows = await shard.look_with(needs, step)
+        rows = shard.public_rows(await shard.look_with(needs, step))
         return [(row.seq, shard.queue, shard.number, row) for row in rows]
 
     parts = await asyncio.gather(*map(part, await store.all_shards()))
@@ -218,8 +218,10 @@ async def job_attempts(store: OpenStore, job_id: str) -> list[Attempt]:
         archived = [row for entry in needs(transaction) for row in loaded[entry.name].rows_of(entry, job_id)]
         return archived + engine.job_attempts(transaction, job_id)
 
-    found = await asyncio.gather(*(shard.look_with(needs, step) for shard in await store.all_shards()))
-    return sorted((attempt for rows in found for attempt in rows), key=lambda attempt: attempt.seq)
+    shards = await store.all_shards()
+    found = await asyncio.gather(*(shard.look_with(needs, step) for shard in shards))
+    public = [row for shard, rows in zip(shards, found, strict=True) for row in shard.public_rows(rows)]
+    return sorted(public, key=lambda attempt: attempt.seq)
 
 
 def parsed_cursor(cursor: str, store_id: str) -> dict[tuple[str, int], int]:
@@ -265,15 +267,21 @@ async def log_streams(store: OpenStore) -> LogState:
         )
     )
     streams = [
-        LogStream(name=shard.name, queue=shard.queue, last=last, trimmed=trimmed, is_dense=False)
+        LogStream(
+            name=shard.name,
+            queue=shard.queue,
+            last=shard.public_number(last),
+            trimmed=shard.public_number(trimmed),
+            is_dense=False,
+        )
         for shard, (last, trimmed) in zip(shards, marks, strict=True)
     ]
     return LogState(store.catalog.store_id, streams)
 
 
 async def read_log(store: OpenStore, call: op.ReadLog) -> LogPage:
-    after, until, limit = call.after, call.until, call.limit
     shard = _shard(store, call.stream)
+    after, until, limit = shard.own_number(call.after), shard.own_number(call.until), call.limit
     archived, rows = await shard.look(
         lambda transaction: (
             _with_rows(transaction, after, until),
@@ -285,8 +293,8 @@ async def read_log(store: OpenStore, call: op.ReadLog) -> LogPage:
         if len(found) < limit:
             segment = await _rows_of(store, shard, entry)
             found += segment.rows_between(entry, after, until, limit - len(found))
-    found = [*found, *rows][:limit]
-    return LogPage(found, found[-1].seq if len(found) == limit else until)
+    found = shard.public_rows([*found, *rows][:limit])
+    return LogPage(found, found[-1].seq if len(found) == limit else call.until)
 
 
 async def _rows_of(store: OpenStore, shard: Shard, entry: Entry) -> Segment:
@@ -310,8 +318,9 @@ async def _rows_of(store: OpenStore, shard: Shard, entry: Entry) -> Segment:
 
 
 async def split_log(store: OpenStore, call: op.SplitLog) -> list[int]:
-    after, until = call.after, call.until
-    archived, rows = await _shard(store, call.stream).look(
+    shard = _shard(store, call.stream)
+    after, until = shard.own_number(call.after), shard.own_number(call.until)
+    archived, rows = await shard.look(
         lambda transaction: (
             _with_rows(transaction, after, until),
             engine.attempts_between(transaction, after, until, engine.FOREVER),
@@ -321,7 +330,7 @@ async def split_log(store: OpenStore, call: op.SplitLog) -> list[int]:
     for entry in archived:
         points += spread(max(after, entry.first_row), min(until, entry.last_row), entry.rows)
     places = edges(sorted(points), sum(count for _, count in points) // call.rows)
-    return [place for place in places if after < place < until]
+    return [shard.public_number(place) for place in places if after < place < until]
 
 
 def spread(first: int, last: int, count: int) -> list[tuple[int, int]]:

@@ -9,6 +9,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
+from zlib import crc32
+
+import msgspec
 
 from taskharbor.clock import Clock
 from taskharbor.drivers.engine.rows import to_json
@@ -22,12 +25,13 @@ from taskharbor.drivers.objectstore.places import Options
 from taskharbor.drivers.objectstore.segments import Entry, Segment, SegmentCache, holding_jobs
 from taskharbor.drivers.waiting import Notifications
 from taskharbor.errors import BackendUnavailable, InvalidRequest
-from taskharbor.jobs import JobRecord
+from taskharbor.jobs import Attempt, JobRecord
 
 R = TypeVar("R")
 Loaded = Mapping[str, Segment]
 """Segments by name."""
 
+MARKS = 2**15
 _TRIES = 8
 """How often a call may find that segments it needs are gone: other writers merge them, but not all the time."""
 _DELIVER_AGAIN = 1.0
@@ -57,6 +61,7 @@ class Shard:
         self.number = number
         self.name = f"{number}:{queue}"
         self.log_folder = log_folder(queue, number)
+        self._mark = crc32(self.name.encode()) % MARKS
         self._reads_only = reads_only
         name = state_name(queue, number)
         self.cell: Cell[Image] = Cell(
@@ -77,6 +82,18 @@ class Shard:
         self._second_try: asyncio.TimerHandle | None = None
         self._is_closing = False
         self.compaction = Compaction(blobs, self.cell, cache, self.log_folder, queue, options)
+
+    # -- numbers of rows of the log: two shards count alike, and to readers each row of a store has one of its own --
+
+    def public_number(self, number: int) -> int:
+        return number * MARKS + self._mark if number else 0
+
+    def own_number(self, public: int) -> int:
+        """The last one that is not after it."""
+        return (public - self._mark) // MARKS
+
+    def public_rows(self, rows: Iterable[Attempt]) -> list[Attempt]:
+        return [msgspec.structs.replace(row, seq=self.public_number(row.seq)) for row in rows]
 
     # -- asking -------------------------------------------------------------------------------------------
 
