@@ -13,6 +13,7 @@ from jobs_here import NOW, a_job, run_through
 from taskharbor.drivers.contract import Ack, Extension, JobFilter, QueueSettings
 from taskharbor.drivers.engine.statements import Transaction
 from taskharbor.drivers.objectstore import ObjectStoreDriver, compaction
+from taskharbor.drivers.objectstore.blobs import Blob, Unchanged, Version
 from taskharbor.drivers.objectstore.catalog import log_folder, state_name
 from taskharbor.drivers.objectstore.places import Options
 from taskharbor.drivers.objectstore.segments import entries
@@ -228,5 +229,53 @@ def test_a_segment_that_somebody_removed_is_named_in_the_error() -> None:
                 await driver.list_jobs(JobFilter(), now=NOW)
             assert len(await driver.stats(now=NOW)) == 1, "what is in the state does not depend on it"
             assert state_name("q", 0) in blobs.objects
+
+    run(test)
+
+
+def test_a_purge_takes_every_job_that_matches_while_segments_are_merged() -> None:
+    """What is merged while the purge is under way has another name by then."""
+
+    class Merging(HeldBlobs):
+        """Gives compaction time between the steps of a call."""
+
+        async def read_if_changed(self, name: str, known: Version) -> Blob | Unchanged | None:
+            for _ in range(20):
+                await asyncio.sleep(0)
+            return await super().read_if_changed(name, known)
+
+    async def test() -> None:
+        async with driver_on(Merging(), Options(poll=None, segment_rows=3, merge=2, grace=0.0)) as driver:
+            for _ in range(20):
+                for _ in range(3):
+                    await run_through(driver, 4)
+                (stats,) = await driver.stats(now=NOW)
+                assert await driver.purge(JobFilter(), limit=1000) == stats.counts[JobState.DONE]
+
+    asyncio.run(test())
+
+
+def test_a_damaged_queue_keeps_nobody_from_the_others() -> None:
+    async def test(blobs: HeldBlobs) -> None:
+        kept = QueueSettings(keep_done_us=0, keep_attempts_us=0)
+        async with driver_on(blobs) as driver:
+            for queue in ("a", "b"):
+                await driver.configure(queue, kept, now=NOW)
+                await run_through(driver, 3, queue)
+                await driver.enqueue([a_job(id=f"{queue}1", queue=queue)], now=NOW)
+                await driver.reserve(queue, limit=1, lease_for=SECOND, now=NOW, worker="w")
+        there = blobs.objects[state_name("a", 0)]
+        blobs.objects[state_name("a", 0)] = Blob(there.data[:1000], there.version)
+        later = NOW + 5 * SECOND
+        async with driver_on(blobs) as driver:
+            for sweep in (driver.prune(now=later), driver.reclaim(now=later)):
+                with pytest.raises(BackendUnavailable, match="queues/a/0/state"):
+                    await sweep
+            (stats,) = await driver.stats(now=later, queue="b")
+            assert (stats.counts[JobState.DONE], stats.counts[JobState.READY]) == (0, 1)
+            assert (await driver.get(["b1"], now=NOW))[0] is not None
+            assert await driver.cancel(["b1"], now=later) == [JobState.CANCELLED]
+            with pytest.raises(BackendUnavailable, match="queues/a/0/state"):
+                await driver.get(["a1"], now=NOW)
 
     run(test)

@@ -15,7 +15,7 @@ from taskharbor.drivers.objectstore.contents import (
     seal,
     unseal,
 )
-from taskharbor.errors import SchemaMismatch
+from taskharbor.errors import BackendUnavailable, SchemaMismatch
 
 
 @given(commits=st.integers(0, 3 * RING), asked=st.integers(1, 4 * RING))
@@ -50,7 +50,7 @@ def test_what_was_sealed_is_unsealed(body: bytes, compress: bool) -> None:
 
 @given(st.binary(max_size=200))
 def test_anything_else_is_refused_with_its_name(data: bytes) -> None:
-    with pytest.raises(SchemaMismatch, match="the-object"):
+    with pytest.raises(BackendUnavailable, match="the-object is damaged"):
         unseal(data, "the-object")
 
 

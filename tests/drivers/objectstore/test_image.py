@@ -19,7 +19,7 @@ from taskharbor.drivers.objectstore import ObjectStoreDriver, compaction, image
 from taskharbor.drivers.objectstore.image import Image, take_numbers
 from taskharbor.drivers.objectstore.segments import entries, extract
 from taskharbor.drivers.waiting import ALWAYS
-from taskharbor.errors import SchemaMismatch
+from taskharbor.errors import BackendUnavailable, SchemaMismatch
 from taskharbor.jobs import SECOND, Failure, JobRecord, UpdateFlags
 
 R = TypeVar("R")
@@ -42,7 +42,7 @@ def claim(state: Image, limit: int, *, now: int = NOW, types: list[str] | None =
 
 
 def read_again(state: Image) -> Image:
-    return Image(state.serialize(), "here")
+    return Image(state.serialize(), "here", "q")
 
 
 def shown(state: Image) -> tuple[Any, ...]:
@@ -59,7 +59,7 @@ def shown(state: Image) -> tuple[Any, ...]:
 
 def a_full_image() -> Image:
     """Every state a job can be in, with every kind of field filled."""
-    state = Image(b"", "here")
+    state = Image(b"", "here", "q")
     settings = QueueSettings(max_inflight=5, failure_queue="failed", keep_dead_us=None)
     change(state, lambda transaction: queues.configure(transaction, "q", settings))
     keyed = a_job(key="k", headers={"trace": "1"}, payload=b"\x00\xff", idempotency_key="i", priority=3)
@@ -113,7 +113,7 @@ def test_a_step_that_raises_changes_nothing_and_leaves_the_steps_before_it() -> 
 
     with pytest.raises(ValueError, match="half way"):
         state.change(half_a_step)
-    assert shown(state) == before == shown(Image(image_before, "here"))
+    assert shown(state) == before == shown(Image(image_before, "here", "q"))
 
 
 def test_an_image_is_taken_after_commit_only() -> None:
@@ -135,7 +135,7 @@ def test_an_image_can_be_opened_anywhere() -> None:
 
 
 def test_an_image_shrinks_when_its_jobs_are_gone() -> None:
-    state = Image(b"", "here")
+    state = Image(b"", "here", "q")
     empty = len(state.serialize())
     jobs = [a_job(payload=b"x" * 500) for _ in range(500)]
     add(state, *jobs)
@@ -146,7 +146,7 @@ def test_an_image_shrinks_when_its_jobs_are_gone() -> None:
 
 
 def test_numbers_of_a_queue_grow_even_where_the_clock_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    state = Image(b"", "here")
+    state = Image(b"", "here", "q")
     add(state, a_job())
     numbers = [7, 7, 3]
     change(
@@ -169,9 +169,16 @@ def test_an_image_of_a_newer_version_is_refused(monkeypatch: pytest.MonkeyPatch)
     with monkeypatch.context() as later:
         known = image._known()
         later.setattr(image, "_known", lambda: (*known, newer))
-        data = Image(b"", "here").serialize()
+        data = Image(b"", "here", "q").serialize()
     with pytest.raises(SchemaMismatch, match="0999_newer"):
-        Image(data, "here")
+        Image(data, "here", "q")
+
+
+def test_an_image_of_another_queue_is_refused() -> None:
+    """A restore that went wrong must not run one queue's jobs as another's."""
+    data = a_full_image().serialize()
+    with pytest.raises(BackendUnavailable, match="here holds queue 'q' and belongs to 'r'"):
+        Image(data, "here", "r")
 
 
 def test_a_segment_that_was_given_up_never_becomes_part_of_the_queue() -> None:

@@ -24,7 +24,7 @@ from taskharbor.drivers.objectstore.segments import (
     put_entries,
     size_with_rows,
 )
-from taskharbor.errors import SchemaMismatch
+from taskharbor.errors import BackendUnavailable
 from taskharbor.jobs import SECOND, JobRecord
 
 FOREVER = inspect.FOREVER
@@ -32,7 +32,7 @@ FOREVER = inspect.FOREVER
 
 def an_image(jobs: Sequence[JobRecord], ends: Sequence[int]) -> Image:
     """Jobs that were done at these times, each with its row of the log."""
-    image = Image(b"", "here")
+    image = Image(b"", "here", "q")
 
     def work(transaction: Transaction) -> None:
         enqueue.enqueue(transaction, jobs, NOW, numbers=[int(job.id[1:]) + 1 for job in jobs])
@@ -54,7 +54,7 @@ def built(name: str, ends: Sequence[int], first: int = 0) -> tuple[Built, Image]
 
 
 def opened(made: Built) -> tuple[Entry, Segment]:
-    return made.entry, Segment(made.data, "here")
+    return made.entry, Segment(made.data, "here", "q")
 
 
 def numbers(entry: Entry, segment: Segment) -> list[int]:
@@ -86,7 +86,7 @@ def test_the_beginning_of_a_segment_has_all_its_rows() -> None:
     assert size < 200, "the header is not complete, so it is asked for first"
     size = size_with_rows(made.data[:size], "here")
     assert size < len(made.data)
-    entry, beginning = made.entry, Segment(made.data[:size], "here")
+    entry, beginning = made.entry, Segment(made.data[:size], "here", "q")
     assert numbers(entry, beginning) == numbers(*opened(made))
 
 
@@ -119,8 +119,15 @@ def test_a_segment_whose_jobs_are_all_gone_is_worth_writing_again_and_then_is_no
 
 
 def test_an_object_that_is_no_segment_is_refused() -> None:
-    with pytest.raises(SchemaMismatch, match="not a segment"):
-        Segment(b"something else", "here")
+    with pytest.raises(BackendUnavailable, match="here is damaged, or not a segment"):
+        Segment(b"something else", "here", "q")
+    data = built("a", [NOW])[0].data
+    with pytest.raises(BackendUnavailable, match="here holds ended jobs of queue 'q' and belongs to 'r'"):
+        Segment(data, "here", "r")
+    with pytest.raises(BackendUnavailable, match="here is damaged"):
+        _ = Segment(data[:-20], "here", "q").jobs_image
+    with pytest.raises(BackendUnavailable, match="here is damaged"):
+        Segment(data[:8], "here", "q")
 
 
 @settings(max_examples=60, deadline=None)

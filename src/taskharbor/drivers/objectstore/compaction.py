@@ -211,7 +211,7 @@ class Compaction:
             larger = msgspec.structs.replace(parts[0], level=parts[0].level + 1)
             await self._change(lambda transaction: put_entries(transaction, [larger]))
             return True
-        read = await self._cache.read(self._folder, [entry.name for entry in parts])
+        read = await self._cache.read(self._folder, self._queue, [entry.name for entry in parts])
         if len(read) < len(parts):
             return False
         name = _new_name()
@@ -242,7 +242,7 @@ class Compaction:
         await self._blobs.put(f"{self._folder}/{name}", built.data)
         is_in_place: bool = await self._change(step_or_abandon)
         if is_in_place:
-            self._cache.keep(f"{self._folder}/{name}", Segment(built.data, name))
+            self._cache.keep(f"{self._folder}/{name}", Segment(built.data, name, self._queue))
         return is_in_place
 
     async def _remove_overdue(self) -> None:

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import secrets
 import zlib
+from contextlib import suppress
 from enum import Enum, auto
 from typing import Any, Final, Generic, Protocol, TypeVar
 from zlib import crc32
@@ -244,14 +245,18 @@ def unseal(data: bytes, where: str) -> tuple[Header, bytes]:
     try:
         header, body = _decode(data)
     except msgspec.MsgspecError:
-        raise SchemaMismatch(
-            f"{where} is not what TaskHarbor has written there: name a place that is its own"
+        # Not a SchemaMismatch, which ends a worker: the objects of other queues are well.
+        raise BackendUnavailable(
+            f"{where} is damaged, or not what TaskHarbor has written there: restore an earlier version of it, or name a place "
+            "that is TaskHarbor's own"
         ) from None
     if header.format != FORMAT:
         raise SchemaMismatch(
             f"{where} has format {header.format}, this version of TaskHarbor reads {FORMAT}: use a newer one"
         )
-    body = zlib.decompress(body) if header.packing == _ZLIB else body
+    if header.packing == _ZLIB:
+        with suppress(zlib.error):
+            body = zlib.decompress(body)
     if crc32(body) != header.checksum:
         raise BackendUnavailable(
             f"{where} is damaged: its checksum does not fit; restore an earlier version of it"

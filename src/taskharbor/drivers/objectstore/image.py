@@ -19,6 +19,7 @@ import msgspec
 from taskharbor.drivers.engine import schema
 from taskharbor.drivers.engine.statements import Transaction, load
 from taskharbor.drivers.migrations import Migration, known_migrations
+from taskharbor.errors import BackendUnavailable
 from taskharbor.jobs import JobRecord
 
 R = TypeVar("R")
@@ -51,7 +52,7 @@ def take_numbers(count: int) -> int:
 class Image:
     """A database, as a cell's state. `touched` tells the cell that something changed."""
 
-    def __init__(self, data: bytes, where: str) -> None:
+    def __init__(self, data: bytes, where: str, queue: str) -> None:
         """`data`: as `serialize` gave it; empty for a queue that nobody has used."""
         self.touched = False
         self.connection = deserialized(data or _empty())
@@ -60,6 +61,11 @@ class Image:
             self.connection.execute("BEGIN")
             schema.apply(self.connection, missing)
             self.connection.execute("COMMIT")
+        for (name,) in self.connection.execute(_SQL["queues"]):
+            if name != queue:
+                raise BackendUnavailable(
+                    f"{where} holds queue {name!r} and belongs to {queue!r}: restore its own object"
+                )
 
     def __del__(self) -> None:
         self.connection.close()
@@ -111,14 +117,15 @@ class Image:
 class ImageCodec:
     """A cell's codec for images."""
 
-    def __init__(self, where: str) -> None:
+    def __init__(self, where: str, queue: str) -> None:
         self._where = where
+        self._queue = queue
 
     def empty(self) -> Image:
-        return Image(b"", self._where)
+        return Image(b"", self._where, self._queue)
 
     def decode(self, body: bytes) -> Image:
-        return Image(body, self._where)
+        return Image(body, self._where, self._queue)
 
     def encode(self, image: Image) -> bytes:
         return image.serialize()

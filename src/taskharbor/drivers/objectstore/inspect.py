@@ -311,7 +311,7 @@ async def _rows_of(store: OpenStore, shard: Shard, entry: Entry) -> Segment:
             size = size_with_rows(data, where)
             if size <= len(data) or entry.size <= len(data):
                 break
-        kept[name] = Segment(data, where)
+        kept[name] = Segment(data, where, shard.queue)
         for old in list(kept)[:-_SEGMENTS]:
             del kept[old]
     return kept[name]

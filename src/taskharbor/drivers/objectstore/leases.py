@@ -137,15 +137,17 @@ async def _change_each(
 
 
 async def reclaim(store: OpenStore, now: Micros, queue: str | None, limit: int) -> int:
-    shards = await store.all_shards() if queue is None else store.shards_of(queue)
-    dues = await asyncio.gather(*(shard.look(_next_expiry) for shard in shards))
     ended = 0
-    for shard, due in zip(shards, dues, strict=True):
-        if due is not None and due <= now and ended < limit:
-            left = limit - ended
+
+    async def reclaim_shard(shard: Shard) -> None:
+        nonlocal ended
+        due, left = await shard.look(_next_expiry), limit - ended
+        if due is not None and due <= now and left > 0:
             ended += await shard.change(
-                lambda transaction, left=left: engine_settle.reclaim(transaction, now, None, left)  # type: ignore[misc]
+                lambda transaction: engine_settle.reclaim(transaction, now, None, left)
             )
+
+    await store.for_each(await store.all_shards() if queue is None else store.shards_of(queue), reclaim_shard)
     return ended
 
 

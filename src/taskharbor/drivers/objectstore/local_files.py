@@ -142,7 +142,9 @@ class LocalFiles(Blobs):
 
     def _checked(self, path: Path, head: bytes) -> str:
         if len(head) != _HEAD or not head.startswith(_MAGIC):
-            raise InvalidRequest(f"{path} was not written by TaskHarbor: name a folder that is its own")
+            raise BackendUnavailable(
+                f"{path} is damaged, or was not written by TaskHarbor: restore it, or name a folder that is TaskHarbor's own"
+            )
         return head[len(_MAGIC) :].hex()
 
     def _walk(self, prefix: str) -> Iterator[str]:

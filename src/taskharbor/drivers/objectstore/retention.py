@@ -28,14 +28,18 @@ _decode_numbers = msgspec.json.Decoder(list[int]).decode
 
 async def prune(store: OpenStore, now: Micros, limit: int) -> int:
     jobs = rows = 0
-    for shard in await store.all_shards():
+
+    async def prune_shard(shard: Shard) -> None:
+        nonlocal jobs, rows
         left = limit - jobs, limit - rows
         some_jobs, some_rows = await shard.change_with(
             lambda transaction: [entry for entry, *_ in _due(transaction, now)],
-            lambda transaction, loaded, left=left: _prune(transaction, loaded, now, *left),  # type: ignore[misc]
+            lambda transaction, loaded: _prune(transaction, loaded, now, *left),
         )
         jobs += some_jobs
         rows += some_rows
+
+    await store.for_each(await store.all_shards(), prune_shard)
     return jobs + rows
 
 
@@ -99,11 +103,14 @@ async def _purge(shard: Shard, selection: JobFilter, limit: int) -> int:
     removed = await shard.change(lambda transaction: operate.purge(transaction, selection, limit))
     if selection.states is not None and selection.states <= {JobState.DEAD}:
         return removed
-    names = [entry.name for entry in await shard.look(entries) if entry.jobs]
-    for start in range(0, len(names), _AT_ONCE):
-        some, left = frozenset(names[start : start + _AT_ONCE]), limit - removed
-        if left < 1:
+    seen: set[str] = set()
+    while (left := limit - removed) > 0:
+        # Segments may be merged meanwhile: the one that they have become has another name.
+        some = {entry.name for entry in await shard.look(entries) if entry.jobs and entry.name not in seen}
+        some = frozenset(sorted(some)[:_AT_ONCE])
+        if not some:
             break
+        seen |= some
 
         def needs(transaction: Transaction, some: frozenset[str] = some) -> list[Entry]:
             return [entry for entry in entries(transaction) if entry.name in some and entry.jobs]

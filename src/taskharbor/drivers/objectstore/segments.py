@@ -25,7 +25,7 @@ from taskharbor.drivers.engine.statements import Transaction, insert_rows, load
 from taskharbor.drivers.objectstore.blobs import Blobs
 from taskharbor.drivers.objectstore.image import connect, deserialized
 from taskharbor.drivers.waiting import ALWAYS
-from taskharbor.errors import SchemaMismatch
+from taskharbor.errors import BackendUnavailable, SchemaMismatch
 from taskharbor.jobs import Attempt, JobRecord, Micros
 
 MAGIC = b"THS2"
@@ -109,15 +109,20 @@ _decode_header = msgspec.msgpack.Decoder(_Header).decode
 class Segment:
     """A segment that was read, or its beginning up to the last row. Its databases are opened when somebody needs them."""
 
-    def __init__(self, data: bytes, where: str) -> None:
+    def __init__(self, data: bytes, where: str, queue: str) -> None:
         self.data = data
+        self.queue = queue
+        self._where = where
         self._header, self._start = _read_header(data, where)
-        self.queue = self._header.queue
+        if self._header.queue != queue:
+            raise BackendUnavailable(
+                f"{where} holds ended jobs of queue {self._header.queue!r} and belongs to {queue!r}: restore its own object"
+            )
 
     @cached_property
     def weight(self) -> int:
-        """About how much memory it takes."""
-        return 6 * len(self.data)
+        """About how much memory it takes: the databases, and two connections with their caches."""
+        return 6 * len(self.data) + 200_000
 
     @cached_property
     def _rows(self) -> sqlite3.Connection:
@@ -129,11 +134,17 @@ class Segment:
 
     @property
     def rows_image(self) -> bytes:
-        return zlib.decompress(self.data[self._start : self._start + self._header.rows_size])
+        return self._unpacked(self.data[self._start : self._start + self._header.rows_size])
 
     @property
     def jobs_image(self) -> bytes:
-        return zlib.decompress(self.data[self._start + self._header.rows_size :])
+        return self._unpacked(self.data[self._start + self._header.rows_size :])
+
+    def _unpacked(self, part: bytes) -> bytes:
+        try:
+            return zlib.decompress(part)
+        except zlib.error:
+            raise _damaged(self._where) from None
 
     # -- what is left -------------------------------------------------------------------------------------
 
@@ -181,16 +192,23 @@ class Segment:
         return {**asdict(entry), "queue": self.queue, **more}
 
 
+def _damaged(where: str) -> BackendUnavailable:
+    return BackendUnavailable(f"{where} is damaged, or not a segment of TaskHarbor's log: restore it")
+
+
 def _header_end(data: bytes, where: str) -> int:
     if data[: len(MAGIC)] != MAGIC:
-        raise SchemaMismatch(f"{where} is not a segment of TaskHarbor's log")
+        raise _damaged(where)
     return _START + int.from_bytes(data[len(MAGIC) : _START], "big")
 
 
 def _read_header(data: bytes, where: str) -> tuple[_Header, int]:
     """The header, and where the databases begin."""
     end = _header_end(data, where)
-    header = _decode_header(data[_START:end])
+    try:
+        header = _decode_header(data[_START:end])
+    except msgspec.MsgspecError:
+        raise _damaged(where) from None
     if header.format != FORMAT:
         raise SchemaMismatch(
             f"{where} has format {header.format}, this version of TaskHarbor reads {FORMAT}: use a newer one"
@@ -288,19 +306,19 @@ class SegmentCache:
         self._weight = 0
         self._kept: OrderedDict[str, Segment] = OrderedDict()
 
-    async def read(self, folder: str, names: Sequence[str]) -> dict[str, Segment]:
+    async def read(self, folder: str, queue: str, names: Sequence[str]) -> dict[str, Segment]:
         """Those of the segments that are there."""
-        found = await asyncio.gather(*(self._read(f"{folder}/{name}") for name in names))
+        found = await asyncio.gather(*(self._read(f"{folder}/{name}", queue) for name in names))
         return {name: segment for name, segment in zip(names, found, strict=True) if segment is not None}
 
-    async def _read(self, name: str) -> Segment | None:
+    async def _read(self, name: str, queue: str) -> Segment | None:
         if name in self._kept:
             self._kept.move_to_end(name)
             return self._kept[name]
         blob = await self._blobs.read(name)
         if blob is None:
             return None
-        segment = Segment(blob.data, self._blobs.where(name))
+        segment = Segment(blob.data, self._blobs.where(name), queue)
         self.keep(name, segment)
         return segment
 

@@ -67,7 +67,7 @@ class Shard:
         self.cell: Cell[Image] = Cell(
             blobs,
             name,
-            ImageCodec(blobs.where(name)),
+            ImageCodec(blobs.where(name), queue),
             term=term,
             every_pass=every_pass,
             on_news=self._on_news,
@@ -139,7 +139,7 @@ class Shard:
             missing, answers = await run(run_if_loaded)
             if not missing:
                 return answers[0]
-            found = await self._cache.read(self.log_folder, [entry.name for entry in missing])
+            found = await self._cache.read(self.log_folder, self.queue, [entry.name for entry in missing])
             loaded.update(found)
             if len(found) < len(missing):
                 # Merged since, most likely: what the image says by now is what counts.

@@ -18,7 +18,7 @@ from taskharbor.drivers.objectstore.places import Options
 from taskharbor.drivers.objectstore.segments import Segment, SegmentCache
 from taskharbor.drivers.objectstore.shard import Shard
 from taskharbor.drivers.waiting import Look, shared_notifications
-from taskharbor.errors import BackendUnavailable
+from taskharbor.errors import BackendUnavailable, TaskHarborError
 from taskharbor.jobs import SECOND, JobRecord, Micros
 
 RESOLUTION: Micros = 2 * SECOND
@@ -176,6 +176,18 @@ class OpenStore:
     async def all_shards(self) -> list[Shard]:
         return [shard for queue in await self.catalog.queues() for shard in self.shards_of(queue)]
 
+    async def for_each(self, shards: Iterable[Shard], step: Callable[[Shard], Awaitable[None]]) -> None:
+        """One after the other. A shard whose object is damaged or does not answer keeps nobody from the others: its error is
+        raised at the end."""
+        errors: list[TaskHarborError] = []
+        for shard in shards:
+            try:
+                await step(shard)
+            except TaskHarborError as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
+
     def lead(self, term: Term | None) -> None:
         self.term = term
         self.catalog.lead(term)
@@ -214,11 +226,18 @@ class OpenStore:
     # -- by id --------------------------------------------------------------------------------------------
 
     async def ask_who_has(self, job_ids: Sequence[str], shards: Sequence[Shard]) -> dict[str, Shard]:
+        """A shard that cannot be asked is an error only if a job is found nowhere else."""
         found: dict[str, Shard] = {}
-        answers = await asyncio.gather(*(shard.known(job_ids) for shard in shards))
+        answers = await asyncio.gather(*(shard.known(job_ids) for shard in shards), return_exceptions=True)
+        errors: list[BaseException] = []
         for shard, known in zip(shards, answers, strict=True):
+            if isinstance(known, BaseException):
+                errors.append(known)
+                continue
             self.whereabouts.note(known, shard)
             found.update(dict.fromkeys(known, shard))
+        if errors and len(found) < len(set(job_ids)):
+            raise errors[0]
         return found
 
     async def by_home(

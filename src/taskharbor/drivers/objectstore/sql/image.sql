@@ -14,6 +14,9 @@ DELETE FROM outbox WHERE id IN (SELECT value FROM json_each(?))
 -- name: version
 SELECT coalesce(sum(stirred), 0) FROM queues
 
+-- name: queues
+SELECT name FROM queues
+
 -- name: pages
 SELECT freelist_count, page_count FROM pragma_freelist_count, pragma_page_count
 
