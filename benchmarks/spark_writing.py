@@ -15,8 +15,8 @@ from pyspark.sql import SparkSession
 from benchmarks import raw_postgres
 from benchmarks.measure import Figure, alternate
 from benchmarks.postgres_server import fresh_database, settle_down
+from taskharbor.client import portal
 from taskharbor.drivers.registry import connect
-from taskharbor.portal import portal
 from taskharbor.spark.session import local_session
 
 

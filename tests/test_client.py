@@ -138,7 +138,7 @@ def test_many_tasks_share_one_async_client() -> None:
 
 
 def test_a_synchronous_call_from_the_portals_own_loop_does_not_hang(client: Client) -> None:
-    from taskharbor.portal import portal
+    from taskharbor.client import portal
 
     async def misuse() -> None:
         client.get("x")

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import os
+import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
@@ -27,7 +29,6 @@ from taskharbor.drivers.operations import Enqueue
 from taskharbor.drivers.registry import connect
 from taskharbor.errors import InvalidRequest, JobError, JobNotFound, WaitTimeout
 from taskharbor.jobs import Attempt, JobRecord, JobRequest, JobState, Micros
-from taskharbor.portal import portal
 from taskharbor.requests import Defaults, RecordBuilder
 from taskharbor.transactions import AsyncClientWithin, AsyncTransaction, ClientWithin, Transaction
 
@@ -216,6 +217,49 @@ class AsyncClient:
         await self.driver.configure(queue, settings, now=await self.now())
 
 
+class Portal:
+    """One background event loop per process, which all synchronous clients share: a call costs a hand-over to a running loop and
+    never a new loop or connection."""
+
+    def __init__(self) -> None:
+        self._ready = threading.Event()
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="taskharbor-portal", daemon=True)
+        self._thread.start()
+        self._ready.wait()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        self.loop.call_soon(self._ready.set)
+        self.loop.run_forever()
+
+    def call(self, work: Coroutine[Any, Any, T]) -> T:
+        if threading.current_thread() is self._thread:
+            work.close()
+            raise RuntimeError("a synchronous call from inside the portal's own loop would wait for itself")
+        future = asyncio.run_coroutine_threadsafe(work, self.loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()  # Ctrl-C in the caller must not leave the work running behind its back.
+            raise
+
+
+_portal: Portal | None = None
+_owner = 0
+_lock = threading.Lock()
+
+
+def portal() -> Portal:
+    """This process's portal; a forked child makes its own, because threads do not survive a fork."""
+    global _portal, _owner
+    with _lock:
+        if _portal is None or _owner != os.getpid():
+            _portal = Portal()
+            _owner = os.getpid()
+        return _portal
+
+
 def _blocking(
     method: Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate[Client, P], T]:
@@ -223,7 +267,7 @@ def _blocking(
 
     @functools.wraps(method)
     def call(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return self._call(method(self._inner, *args, **kwargs))
+        return portal().call(method(self._inner, *args, **kwargs))
 
     return call
 
@@ -246,11 +290,11 @@ class Client:
         return self._inner.driver
 
     def open(self) -> Self:
-        self._call(self._inner.open())
+        portal().call(self._inner.open())
         return self
 
     def close(self) -> None:
-        self._call(self._inner.close())
+        portal().call(self._inner.close())
 
     def __enter__(self) -> Self:
         return self.open()
@@ -259,9 +303,6 @@ class Client:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-    def _call(self, work: Coroutine[Any, Any, T]) -> T:
-        return portal().call(work)
 
     now = _blocking(AsyncClient.now)
     enqueue = _blocking(AsyncClient.enqueue)
@@ -285,13 +326,13 @@ class Client:
 
     def enqueue_many(self, requests: Iterable[JobRequest], *, chunk: int = CHUNK) -> list[Enqueued]:
         # The caller's iterable runs in the caller's thread: it may do anything, the portal's loop may not.
-        return self._call(self._inner.enqueue_many(list(requests), chunk=chunk))
+        return portal().call(self._inner.enqueue_many(list(requests), chunk=chunk))
 
     def enqueue_stream(
         self, requests: Iterable[JobRequest], *, chunk: int = CHUNK
     ) -> Iterator[list[Enqueued]]:
         for batch in chunks(requests, chunk):
-            yield self._call(self._inner.enqueue_batch(batch))
+            yield portal().call(self._inner.enqueue_batch(batch))
 
     def within(self, transaction: Transaction) -> ClientWithin:
         """Enqueue as part of a transaction of yours: `client.within(connection).enqueue(request)`."""

@@ -52,5 +52,5 @@ def test_a_walk_sees_all_threads(tmp_path: Path) -> None:
     assert ran.returncode == 0, ran.stderr
     for enqueue, work in json.loads(ran.stdout).values():
         # A synchronous call passes to a thread with an event loop; a handler runs beside the thread that settles.
-        assert {"harbor.py", "client.py", "portal.py"} <= set(enqueue)
+        assert {"harbor.py", "client.py", "requests.py"} <= set(enqueue)
         assert {"worker/fetch.py", "worker/run.py", "worker/settle.py"} <= set(work)

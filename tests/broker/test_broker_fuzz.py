@@ -16,11 +16,11 @@ import pytest
 from broker_client import Client
 
 from taskharbor.broker.tokens import parse_token
+from taskharbor.client import portal
 from taskharbor.drivers.contract import JobFilter
 from taskharbor.drivers.memory import MemoryDriver
 from taskharbor.drivers.operations import OPERATIONS as DRIVER_OPERATIONS
 from taskharbor.drivers.registry import connect
-from taskharbor.portal import portal
 from taskharbor.testing.broker import running_broker
 
 SEED = int(os.environ.get("TASKHARBOR_FUZZ_SEED", "20260"))

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from taskharbor.client import portal
 from taskharbor.drivers.contract import Driver, JobFilter, QueueStats
 from taskharbor.drivers.registry import connect
 from taskharbor.jobs import JobRecord
-from taskharbor.portal import portal
 
 NOW = 1_800_000_000_000_000
 

@@ -8,9 +8,8 @@ from typing import Any
 
 from click.testing import Result
 
-from taskharbor.client import Client
+from taskharbor.client import Client, portal
 from taskharbor.jobs import Failure, JobState
-from taskharbor.portal import portal
 
 Run = Callable[..., Result]
 

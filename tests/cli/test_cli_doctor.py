@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 from cli_harness import Run
 
-from taskharbor.client import Client
+from taskharbor.client import Client, portal
 from taskharbor.drivers.contract import QueueSettings
 from taskharbor.drivers.sqlite import SQLiteDriver
 from taskharbor.errors import BackendUnavailable
-from taskharbor.portal import portal
 
 
 def verdicts(text: str) -> dict[str, str]:

@@ -13,13 +13,12 @@ from cli_harness import Run, lines
 
 from taskharbor.bulk import stage
 from taskharbor.cli.bulk import Lines
-from taskharbor.client import Client
+from taskharbor.client import Client, portal
 from taskharbor.drivers import operations as op
 from taskharbor.drivers.contract import JobFilter
 from taskharbor.drivers.sqlite import SQLiteDriver
 from taskharbor.errors import BackendUnavailable
 from taskharbor.jobs import JobRequest, JobState, UpdateFlags
-from taskharbor.portal import portal
 
 
 def test_one_job_with_everything(run: Run, client: Client) -> None:

@@ -7,10 +7,9 @@ import json
 import pytest
 from cli_harness import Run, kill, lines
 
-from taskharbor.client import Client
+from taskharbor.client import Client, portal
 from taskharbor.drivers.contract import QueueSettings
 from taskharbor.jobs import JobRequest, JobState
-from taskharbor.portal import portal
 
 WIDTHS = (60, 100)
 

@@ -21,9 +21,9 @@ from taskharbor.bulk.tables import (
     queues_batch,
     selected,
 )
+from taskharbor.client import portal
 from taskharbor.drivers.contract import Driver, JobFilter, JobShare
 from taskharbor.jobs import Attempt, JobRecord
-from taskharbor.portal import portal
 
 ROWS_PER_PART = 20_000
 """A part of fewer rows costs more to start than to read."""

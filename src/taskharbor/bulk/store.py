@@ -18,10 +18,10 @@ import pyarrow as pa
 from taskharbor.bulk import cursors, publish, read, stage
 from taskharbor.bulk.stage import TaskStaging, chunked
 from taskharbor.bulk.tables import Part, Selection, Table
+from taskharbor.client import portal
 from taskharbor.drivers.contract import Driver
 from taskharbor.drivers.registry import connect
 from taskharbor.jobs import JobRecord, Micros
-from taskharbor.portal import portal
 
 T = TypeVar("T")
 

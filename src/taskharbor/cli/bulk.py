@@ -19,12 +19,11 @@ from taskharbor.cli.output import console, emit
 from taskharbor.cli.problems import INTERRUPTED, UNAVAILABLE, BadInput, Problem
 from taskharbor.cli.settings import Settings
 from taskharbor.cli.store import open_client
-from taskharbor.client import Client, chunks
+from taskharbor.client import Client, chunks, portal
 from taskharbor.drivers.contract import Enqueued
 from taskharbor.errors import BackendUnavailable, CodecError, InvalidRequest
 from taskharbor.ids import new_id
 from taskharbor.jobs import JobRequest, UpdateFlags, UpdateRunAt
-from taskharbor.portal import portal
 from taskharbor.requests import RecordBuilder
 
 if TYPE_CHECKING:

@@ -11,11 +11,10 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
-from taskharbor.client import Client
+from taskharbor.client import Client, portal
 from taskharbor.drivers.contract import Driver, JobFilter
 from taskharbor.errors import BackendUnavailable
 from taskharbor.jobs import LATEST, JobRecord, JobState
-from taskharbor.portal import portal
 
 QUEUE = "taskharbor.control"
 TYPE = "taskharbor.stop"
