@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from taskharbor import JSON, MSGPACK, InvalidRequest, PayloadInvalid
-from taskharbor.arguments import Arguments
+from taskharbor.codec import Arguments
 
 if TYPE_CHECKING:
     from decimal import Decimal

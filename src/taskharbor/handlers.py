@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
-from taskharbor.arguments import Arguments
+from taskharbor.codec import Arguments
 from taskharbor.errors import InvalidRequest
 from taskharbor.retry import DEFAULT_RETRY, RetryPolicy
 

@@ -23,10 +23,9 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypedDict, TypeVar, Unpack, overload
 
-from taskharbor.arguments import Arguments
 from taskharbor.client import AsyncClient, Client
 from taskharbor.clock import Clock
-from taskharbor.codec import Codec, CodecRegistry
+from taskharbor.codec import Arguments, Codec, CodecRegistry
 from taskharbor.drivers.contract import Driver, Enqueued
 from taskharbor.drivers.registry import connect
 from taskharbor.errors import InvalidRequest

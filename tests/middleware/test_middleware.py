@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from taskharbor import CodecRegistry, Job, JobRecord, JobTimeout
-from taskharbor.arguments import Arguments
+from taskharbor.codec import Arguments
 from taskharbor.handlers import make_handler
 from taskharbor.jobs import SECOND
 from taskharbor.middleware import Call, Middleware, compose

@@ -23,8 +23,7 @@ from contextvars import Context, copy_context
 from typing import Any, NamedTuple
 
 import taskharbor.signals as signals
-from taskharbor.arguments import Arguments
-from taskharbor.codec import Codec, CodecRegistry
+from taskharbor.codec import Arguments, Codec, CodecRegistry
 from taskharbor.context import Job, set_current_job
 from taskharbor.errors import InvalidRequest
 from taskharbor.handlers import Handler

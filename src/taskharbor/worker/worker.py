@@ -22,10 +22,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from taskharbor.arguments import Arguments
 from taskharbor.batch_jobs.handler import BatchHandler
 from taskharbor.clock import BackendClock, Clock
-from taskharbor.codec import CodecRegistry
+from taskharbor.codec import Arguments, CodecRegistry
 from taskharbor.context import Job
 from taskharbor.drivers.contract import Ack, Discard, Driver, Fail, Release, Retry, Settlement
 from taskharbor.drivers.operations import Reserve

@@ -9,9 +9,9 @@ from itertools import count
 
 import msgspec
 
-from taskharbor.arguments import Arguments
 from taskharbor.client import AsyncClient
 from taskharbor.clock import BackendClock
+from taskharbor.codec import Arguments
 from taskharbor.context import Job, current_job
 from taskharbor.drivers.contract import FAILURE_TYPE
 from taskharbor.errors import BackendUnavailable
