@@ -11,8 +11,7 @@ from taskharbor import CodecError, CodecRegistry, FixedDelays, JobRecord, Payloa
 from taskharbor.drivers.contract import Ack, Discard, Fail, Release, Retry, Settlement
 from taskharbor.handlers import make_handler
 from taskharbor.jobs import MAX_ERROR_CHARS, MAX_RESULT_BYTES, SECOND, Failure, to_micros
-from taskharbor.middleware.recover import Raised
-from taskharbor.middleware.validate import PayloadRejected
+from taskharbor.middleware import PayloadRejected, Raised
 from taskharbor.worker.decide import decide, describe, no_handler
 from taskharbor.worker.remote import RemoteError, RemoteRetry
 

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from taskharbor.codec import MSGPACK as MSGPACK
     from taskharbor.codec import Codec as Codec
     from taskharbor.codec import CodecRegistry as CodecRegistry
-    from taskharbor.context import Job as Job
-    from taskharbor.context import current_job as current_job
     from taskharbor.drivers.contract import Driver as Driver
     from taskharbor.drivers.contract import JobFilter as JobFilter
     from taskharbor.drivers.contract import QueueSettings as QueueSettings
@@ -63,7 +61,9 @@ if TYPE_CHECKING:
     from taskharbor.jobs import Lease as Lease
     from taskharbor.jobs import Outcome as Outcome
     from taskharbor.jobs import UpdateFlags as UpdateFlags
+    from taskharbor.middleware import Job as Job
     from taskharbor.middleware import Middleware as Middleware
+    from taskharbor.middleware import current_job as current_job
     from taskharbor.requests import Defaults as Defaults
     from taskharbor.retry import ExponentialBackoff as ExponentialBackoff
     from taskharbor.retry import FixedDelays as FixedDelays
@@ -80,7 +80,6 @@ _HOMES = {
     "taskharbor.client": ("AsyncClient", "Client"),
     "taskharbor.clock": ("BackendClock", "Clock", "FakeClock", "SystemClock"),
     "taskharbor.codec": ("JSON", "MSGPACK", "Codec", "CodecRegistry"),
-    "taskharbor.context": ("Job", "current_job"),
     "taskharbor.drivers.contract": ("Driver", "JobFilter", "QueueSettings", "QueueStats"),
     "taskharbor.drivers.registry": ("connect",),
     "taskharbor.errors": (
@@ -111,7 +110,7 @@ _HOMES = {
         "Outcome",
         "UpdateFlags",
     ),
-    "taskharbor.middleware": ("Middleware",),
+    "taskharbor.middleware": ("Job", "Middleware", "current_job"),
     "taskharbor.requests": ("Defaults",),
     "taskharbor.retry": ("ExponentialBackoff", "FixedDelays", "RetryPolicy"),
     "taskharbor.signals": ("Discard", "Retry", "Snooze", "Unrecoverable"),

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from taskharbor import Harbor, InvalidRequest, JobFailed, JobState, Snooze, Unrecoverable
-from taskharbor.context import Job, current_job
-from taskharbor.middleware import Call
+from taskharbor.middleware import Call, Job, current_job
 from taskharbor.testing import assert_enqueued, drain, inline, memory_store, run_inline, run_inline_async
 
 

@@ -8,8 +8,7 @@ from taskharbor import CodecRegistry, Job, JobRecord
 from taskharbor.drivers.contract import Ack, Discard, Fail, Release, Retry
 from taskharbor.handlers import make_handler
 from taskharbor.jobs import SECOND
-from taskharbor.middleware import compose
-from taskharbor.middleware.recover import recover
+from taskharbor.middleware import compose, recover
 from taskharbor.worker.hold import Hold
 from taskharbor.worker.run import CANCELLED, LEASE_LOST, SHUTDOWN, Runner
 from worker.stage import eventually

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextvars import ContextVar
 
-from taskharbor.context import StopFlag
 from taskharbor.jobs import JobRecord
+from taskharbor.middleware import StopFlag
 
 _current: ContextVar[Batch] = ContextVar("taskharbor_current_batch")
 

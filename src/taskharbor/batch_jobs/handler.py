@@ -10,11 +10,9 @@ from taskharbor.batch_jobs.batch import Batch, set_current_batch
 from taskharbor.batch_jobs.outcomes import per_row
 from taskharbor.batch_jobs.rows import Rows
 from taskharbor.codec import CodecRegistry
-from taskharbor.context import Job
 from taskharbor.errors import InvalidRequest
 from taskharbor.handlers import Handler, OnInvalid, make_handler
-from taskharbor.middleware.recover import Raised
-from taskharbor.middleware.validate import PayloadRejected
+from taskharbor.middleware import Job, PayloadRejected, Raised
 from taskharbor.retry import RetryPolicy
 
 DEFAULT_SIZE = 5000

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from taskharbor.middleware.recover import Raised
+from taskharbor.middleware import Raised
 
 
 class OutcomesMismatch(TypeError):

@@ -19,13 +19,13 @@ from taskharbor.broker import response_models as responses
 from taskharbor.broker.exchange import ClientGone, Departure
 from taskharbor.broker.operations import Call, Reply, check_batch, decoded, route
 from taskharbor.broker.problems import Problem
-from taskharbor.context import MAX_PROGRESS_BYTES
 from taskharbor.drivers.contract import Ack, Discard, Extension, Fail, Release, Retry, Settlement
 from taskharbor.drivers.operations import Enqueue, Wait
 from taskharbor.errors import JobError, JobNotFound, LeaseMismatch
 from taskharbor.jobs import (
     LATEST,
     MAX_PAYLOAD_BYTES,
+    MAX_PROGRESS_BYTES,
     MAX_RESULT_BYTES,
     SECOND,
     Failure,

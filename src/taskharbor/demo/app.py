@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from taskharbor.context import current_job
 from taskharbor.harbor import Harbor
+from taskharbor.middleware import current_job
 from taskharbor.signals import Unrecoverable
 
 API_QUEUE = "api"

@@ -6,22 +6,17 @@ Handlers run in the calling thread whatever their isolation says, and their exce
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
 from typing import Any
 
 import msgspec
 
 from taskharbor.client import AsyncClient
-from taskharbor.context import Job, set_current_job
 from taskharbor.drivers.contract import Fail, Retry, Settlement
 from taskharbor.errors import HandlerMissing
 from taskharbor.handlers import Handler
 from taskharbor.harbor import Harbor
 from taskharbor.jobs import JobRecord, Micros, Outcome
-from taskharbor.middleware import Call, compose
-from taskharbor.middleware.recover import Raised, recover
-from taskharbor.middleware.timeout import timeout
-from taskharbor.middleware.validate import PayloadRejected, validate_for
+from taskharbor.middleware import Call, Job, PayloadRejected, Raised, chain, function_call, set_current_job
 from taskharbor.testing.loops import outside_the_loop
 from taskharbor.worker.decide import decide, no_handler
 
@@ -73,7 +68,7 @@ async def call(harbor: Harbor, handler: Handler, record: JobRecord, now: Micros)
 
     async def in_context() -> Any:
         set_current_job(job)
-        return await _chain(harbor, handler)(job)
+        return await chain(handler, harbor.codecs, harbor.middleware, _innermost(handler))(job)
 
     task = asyncio.ensure_future(in_context())
     try:
@@ -92,24 +87,10 @@ def error_of(outcome: Any) -> BaseException | None:
     return error.cause if isinstance(error, PayloadRejected) else error
 
 
-def _chain(harbor: Harbor, handler: Handler) -> Call:
-    layers = [recover, timeout, validate_for(handler, harbor.codecs), *harbor.middleware]
-    return compose(layers, _innermost(handler))
-
-
 def _innermost(handler: Handler) -> Call:
-    def call_function(job: Job) -> Any:
-        if handler.arguments is None:
-            return handler.function(job)
-        return handler.arguments.call(handler.function, job.arguments)
-
+    call_function = function_call(handler)
     if handler.is_async:
-
-        def on_loop(job: Job) -> Awaitable[Any]:
-            result: Awaitable[Any] = call_function(job)
-            return result
-
-        return on_loop
+        return call_function
 
     async def in_this_thread(job: Job) -> Any:
         with outside_the_loop():

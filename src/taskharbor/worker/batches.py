@@ -21,9 +21,7 @@ from taskharbor.codec import CodecRegistry
 from taskharbor.drivers.contract import Discard, Release
 from taskharbor.errors import JobTimeout
 from taskharbor.jobs import SECOND, Failure, Micros
-from taskharbor.middleware.recover import Raised
-from taskharbor.middleware.timeout import TIMEOUT
-from taskharbor.middleware.validate import PayloadRejected
+from taskharbor.middleware import TIMEOUT, PayloadRejected, Raised
 from taskharbor.signals import HandlerSignal
 from taskharbor.worker.decide import decide, describe
 from taskharbor.worker.hold import Hold

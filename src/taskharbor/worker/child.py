@@ -24,11 +24,10 @@ from typing import Any, NamedTuple
 
 import taskharbor.signals as signals
 from taskharbor.codec import Arguments, Codec, CodecRegistry
-from taskharbor.context import Job, set_current_job
 from taskharbor.errors import InvalidRequest
 from taskharbor.handlers import Handler
 from taskharbor.jobs import MAX_RESULT_BYTES, Failure, JobRecord
-from taskharbor.middleware.recover import Raised
+from taskharbor.middleware import Job, Raised, set_current_job
 from taskharbor.worker.decide import describe
 from taskharbor.worker.wire import (
     Began,

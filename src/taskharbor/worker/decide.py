@@ -15,8 +15,7 @@ from taskharbor.drivers.contract import Ack, Discard, Fail, Release, Retry, Sett
 from taskharbor.errors import HandlerMissing, PayloadInvalid
 from taskharbor.handlers import Handler
 from taskharbor.jobs import LATEST, MAX_RESULT_BYTES, Failure, JobRecord, Micros
-from taskharbor.middleware.recover import Raised
-from taskharbor.middleware.validate import PayloadRejected
+from taskharbor.middleware import PayloadRejected, Raised
 from taskharbor.retry import DEFAULT_RETRY
 from taskharbor.worker.remote import Remote
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from taskharbor.context import Job
 from taskharbor.drivers.contract import Settlement
 from taskharbor.jobs import JobRecord
+from taskharbor.middleware import Job
 
 
 class Hold:

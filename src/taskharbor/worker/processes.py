@@ -22,11 +22,10 @@ from typing import Any
 
 import taskharbor.worker.child as child
 from taskharbor.codec import JSON, MSGPACK, Codec, CodecRegistry
-from taskharbor.context import Job, StopFlag
 from taskharbor.errors import InvalidRequest, WorkerProcessDied
 from taskharbor.handlers import Handler
 from taskharbor.jobs import SECOND
-from taskharbor.middleware.timeout import hold_timeout, restart_timeout
+from taskharbor.middleware import Job, StopFlag, hold_timeout, restart_timeout
 from taskharbor.worker.remote import (
     RemoteDiscard,
     RemoteError,

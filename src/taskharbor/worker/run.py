@@ -18,12 +18,10 @@ from types import coroutine
 from typing import Any
 
 from taskharbor.codec import CodecRegistry
-from taskharbor.context import Job, set_current_job
 from taskharbor.drivers.contract import Ack, Discard, Release
 from taskharbor.handlers import Handler
 from taskharbor.jobs import Failure, Micros
-from taskharbor.middleware import Call
-from taskharbor.middleware.recover import Raised
+from taskharbor.middleware import Call, Job, Raised, set_current_job
 from taskharbor.worker.decide import decide, no_handler
 from taskharbor.worker.hold import Hold
 

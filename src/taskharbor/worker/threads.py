@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextvars import Context, copy_context
 from typing import Any, Protocol, TypeAlias
 
-from taskharbor.middleware.timeout import TIMEOUT
+from taskharbor.middleware import TIMEOUT
 
 _Call: TypeAlias = "tuple[asyncio.Future[Any], Context, Callable[[], Any]]"
 

@@ -13,7 +13,7 @@ import secrets
 import socket
 import threading
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import timedelta
 from functools import partial
@@ -24,8 +24,7 @@ import msgspec
 
 from taskharbor.batch_jobs.handler import BatchHandler
 from taskharbor.clock import BackendClock, Clock
-from taskharbor.codec import Arguments, CodecRegistry
-from taskharbor.context import Job
+from taskharbor.codec import CodecRegistry
 from taskharbor.drivers.contract import Ack, Discard, Driver, Fail, Release, Retry, Settlement
 from taskharbor.drivers.operations import Reserve
 from taskharbor.drivers.registry import connect
@@ -33,10 +32,7 @@ from taskharbor.drivers.validation import check
 from taskharbor.errors import InvalidRequest
 from taskharbor.handlers import Handler, Isolation, OnInvalid, make_handler
 from taskharbor.jobs import SECOND, Outcome
-from taskharbor.middleware import Call, Middleware, compose
-from taskharbor.middleware.recover import recover
-from taskharbor.middleware.timeout import timeout
-from taskharbor.middleware.validate import validate_for
+from taskharbor.middleware import Call, Job, Middleware, chain, function_call
 from taskharbor.retry import RetryPolicy
 from taskharbor.worker.batches import BatchRunner
 from taskharbor.worker.engine import Engine, Runs, WorkerConfig
@@ -419,8 +415,8 @@ class Worker:
     # -- how a handler is called ----------------------------------------------------------------------------
 
     def _chain(self, handler: Handler, threads: ThreadPool, processes: ProcessPool | None) -> Call:
-        layers: list[Middleware] = [recover, timeout, validate_for(handler, self._codecs), *self._middleware]
-        return compose(layers, _innermost(handler, threads, processes))
+        innermost = _innermost(handler, threads, processes)
+        return chain(handler, self._codecs, self._middleware, innermost)
 
     # -- signals --------------------------------------------------------------------------------------------
 
@@ -443,25 +439,13 @@ class Worker:
 
 
 def _innermost(handler: Handler, threads: ThreadPool, processes: ProcessPool | None) -> Call:
-    function, arguments = handler.function, handler.arguments
     if handler.isolation == "process":
         assert processes is not None
         return processes.run
+    call = function_call(handler)
     if handler.isolation == "thread":
-
-        def on_thread(job: Job) -> Awaitable[Any]:
-            return threads.run(job, lambda: _call(function, arguments, job))
-
-        return on_thread
-
-    if arguments is None:
-        return function
-    call = arguments.call
-    return lambda job: call(function, job.arguments)
-
-
-def _call(function: Callable[..., Any], arguments: Arguments | None, job: Job) -> Any:
-    return function(job) if arguments is None else arguments.call(function, job.arguments)
+        return lambda job: threads.run(job, partial(call, job))
+    return call
 
 
 def _log_failure(hold: Hold, settlement: Retry | Fail) -> None:

@@ -12,11 +12,11 @@ import msgspec
 from taskharbor.client import AsyncClient
 from taskharbor.clock import BackendClock
 from taskharbor.codec import Arguments
-from taskharbor.context import Job, current_job
 from taskharbor.drivers.contract import FAILURE_TYPE
 from taskharbor.errors import BackendUnavailable
 from taskharbor.handlers import make_handler
 from taskharbor.jobs import JobRecord, JobRequest, Micros
+from taskharbor.middleware import Job, current_job
 from taskharbor.requests import RecordBuilder
 from taskharbor.retry import RetryPolicy
 from taskharbor.signals import Discard, Retry, Snooze, Unrecoverable

@@ -10,10 +10,19 @@ from taskharbor import CodecRegistry, Job, JobRecord, JobTimeout
 from taskharbor.codec import Arguments
 from taskharbor.handlers import make_handler
 from taskharbor.jobs import SECOND
-from taskharbor.middleware import Call, Middleware, compose
-from taskharbor.middleware.recover import Raised, recover
-from taskharbor.middleware.timeout import TIMEOUT, hold_timeout, restart_timeout, timeout
-from taskharbor.middleware.validate import PayloadRejected, validate_for
+from taskharbor.middleware import (
+    TIMEOUT,
+    Call,
+    Middleware,
+    PayloadRejected,
+    Raised,
+    compose,
+    hold_timeout,
+    recover,
+    restart_timeout,
+    timeout,
+    validate_for,
+)
 
 
 def job(**fields: Any) -> Job:

@@ -1,0 +1,289 @@
+"""A handler's surroundings: the job as it sees it, and the calls around its own.
+
+Around a handler are recover, timeout, validate, and then the user's own middleware. A middleware is
+`async def mine(job, call_next)`: do something, `return await call_next(job)`, do something. `chain` makes one callable of them,
+once per handler.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextvars import ContextVar
+from datetime import datetime, timedelta
+from typing import Any, TypeAlias
+
+import msgspec
+
+from taskharbor.codec import CodecRegistry
+from taskharbor.errors import CodecError, InvalidRequest, JobTimeout
+from taskharbor.handlers import Handler
+from taskharbor.jobs import MAX_PROGRESS_BYTES, SECOND, JobRecord, Micros, to_datetime
+
+TIMEOUT = "timeout"
+"""The stop reason of a job whose time is up."""
+
+_current: ContextVar[Job] = ContextVar("taskharbor_current_job")
+_scope: ContextVar[asyncio.Timeout] = ContextVar("taskharbor_timeout")
+
+
+# -- the job ------------------------------------------------------------------------------------------------
+
+
+class StopFlag:
+    """Set once, from any thread, when a handler should wind up; made only for jobs that look at it."""
+
+    __slots__ = ("_event", "_reason")
+
+    def __init__(self) -> None:
+        self._event: threading.Event | None = None
+        self._reason: str | None = None
+
+    def set(self, reason: str) -> None:
+        self._reason = self._reason or reason
+        if self._event is not None:
+            self._event.set()
+
+    @property
+    def reason(self) -> str | None:
+        return self._reason
+
+    def wait(self, timeout: float | None) -> bool:
+        if self._event is None:
+            self._event = threading.Event()
+        # Looked at again after the event exists: set() may have come in between.
+        if self._reason is not None:
+            self._event.set()
+        return self._event.wait(timeout)
+
+
+class Job:
+    """The job that a handler is working on. Reading it costs nothing; `progress` travels with the next heartbeat."""
+
+    __slots__ = ("_report", "_stop", "arguments", "record", "started_at_us")
+
+    def __init__(
+        self,
+        record: JobRecord,
+        started_at_us: Micros,
+        report: Callable[[JobRecord, bytes], None] | None = None,
+    ) -> None:
+        self.record = record
+        self.started_at_us = started_at_us
+        self.arguments: Any = None
+        """The decoded and validated payload, once the validate middleware has run."""
+        self._stop = StopFlag()
+        self._report = report
+
+    @property
+    def id(self) -> str:
+        return self.record.id
+
+    @property
+    def type(self) -> str:
+        return self.record.type
+
+    @property
+    def queue(self) -> str:
+        return self.record.queue
+
+    @property
+    def payload(self) -> bytes:
+        return self.record.payload
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        return self.record.headers
+
+    @property
+    def key(self) -> str | None:
+        return self.record.key
+
+    @property
+    def attempt(self) -> int:
+        """Which execution this is, from 1: failures and expired leases before it count."""
+        return self.record.attempts + self.record.stalls + 1
+
+    @property
+    def max_attempts(self) -> int:
+        return self.record.max_attempts
+
+    @property
+    def fence(self) -> int:
+        """Grows with every lease of this job: hand it to a resource that can refuse an older holder."""
+        return self.record.fence
+
+    @property
+    def run_at(self) -> datetime:
+        return self.record.run_at
+
+    @property
+    def created_at(self) -> datetime:
+        return self.record.created_at
+
+    @property
+    def timeout(self) -> timedelta | None:
+        return self.record.timeout
+
+    @property
+    def deadline(self) -> datetime | None:
+        """When the timeout strikes; None where there is none."""
+        if not self.record.timeout_us:
+            return None
+        return to_datetime(self.started_at_us + self.record.timeout_us)
+
+    @property
+    def should_stop(self) -> bool:
+        """True once the job was cancelled, timed out, lost its lease or the worker is shutting down."""
+        return self._stop.reason is not None
+
+    @property
+    def stop_reason(self) -> str | None:
+        return self._stop.reason
+
+    def wait_for_stop(self, timeout: float | None = None) -> bool:
+        """For threads: sleep that ends early when the job should stop. True if it should."""
+        return self._stop.wait(timeout)
+
+    def stop(self, reason: str) -> None:
+        self._stop.set(reason)
+
+    def progress(self, value: Any) -> None:
+        """Report how far the job is (anything small that JSON can hold); visible to others from the next heartbeat on."""
+        encoded = msgspec.json.encode(value)
+        if len(encoded) > MAX_PROGRESS_BYTES:
+            raise InvalidRequest(f"progress of {len(encoded)} bytes; at most {MAX_PROGRESS_BYTES} are kept")
+        if self._report is not None:
+            self._report(self.record, encoded)
+
+    def __repr__(self) -> str:
+        return f"<Job {self.id} {self.type} attempt {self.attempt}/{self.max_attempts}>"
+
+
+def current_job() -> Job:
+    """The job this code runs for. Works in async handlers, in threads and in worker processes."""
+    try:
+        return _current.get()
+    except LookupError:
+        raise RuntimeError("no job is running here: current_job() works inside a handler only") from None
+
+
+def set_current_job(job: Job) -> None:
+    _current.set(job)
+
+
+# -- the chain of calls -------------------------------------------------------------------------------------
+
+Call: TypeAlias = Callable[[Job], Awaitable[Any]]
+Middleware: TypeAlias = Callable[[Job, Call], Awaitable[Any]]
+
+
+def chain(handler: Handler, codecs: CodecRegistry, own: Sequence[Middleware], innermost: Call) -> Call:
+    """Everything around a call of the handler. The user's own middleware is innermost."""
+    return compose([recover, timeout, validate_for(handler, codecs), *own], innermost)
+
+
+def function_call(handler: Handler) -> Callable[[Job], Any]:
+    """A call of the handler's function: with the arguments in the payload, or with the `Job` itself."""
+    function, arguments = handler.function, handler.arguments
+    if arguments is None:
+        return function
+    call = arguments.call
+    return lambda job: call(function, job.arguments)
+
+
+def compose(middleware: Sequence[Middleware], innermost: Call) -> Call:
+    """The first middleware is the outermost."""
+    call = innermost
+    for layer in reversed(middleware):
+        call = _wrap(layer, call)
+    return call
+
+
+def _wrap(layer: Middleware, call_next: Call) -> Call:
+    return lambda job: layer(job, call_next)
+
+
+class Raised(msgspec.Struct, frozen=True):
+    """An execution that ended with an exception."""
+
+    error: BaseException
+
+
+async def recover(job: Job, call_next: Call) -> Any:
+    """Turn whatever a handler raises into a value: one bad handler must never take its worker down."""
+    try:
+        return await call_next(job)
+    except (asyncio.CancelledError, GeneratorExit):
+        raise  # Said to the handler by somebody else, as a rule; the runner knows who.
+    except BaseException as error:  # sys.exit() in a handler ends the job, not the worker.
+        return Raised(error)
+
+
+def timeout(job: Job, call_next: Call) -> Awaitable[Any]:
+    """End an execution that takes longer than its job's timeout.
+
+    On the event loop and in worker processes that is a real end. A thread cannot be killed: it is asked to stop
+    (`job.should_stop`), and its lease is kept until it has, so that the job never runs twice at once.
+    """
+    # Not a coroutine itself: a job without a timeout pays for none.
+    return _limited(job, call_next) if job.record.timeout_us else call_next(job)
+
+
+async def _limited(job: Job, call_next: Call) -> Any:
+    seconds = job.record.timeout_us / SECOND
+    try:
+        async with asyncio.timeout(seconds) as scope:
+            _scope.set(scope)
+            return await call_next(job)
+    except TimeoutError as error:
+        if not scope.expired():
+            raise  # The handler's own.
+        job.stop(TIMEOUT)
+        raise JobTimeout(f"took longer than its timeout of {seconds:g} s") from error
+    except asyncio.CancelledError as error:
+        # A thread past its time is waited for; whoever cancels it meanwhile does not undo that.
+        if scope.expired() and job.stop_reason == TIMEOUT:
+            raise JobTimeout(f"took longer than its timeout of {seconds:g} s") from error
+        raise
+
+
+def hold_timeout(job: Job) -> None:
+    """The time from here to `restart_timeout` is the worker's own (a process starts) and not charged to the handler."""
+    _reschedule(job, None)
+
+
+def restart_timeout(job: Job) -> None:
+    _reschedule(job, asyncio.get_running_loop().time() + job.record.timeout_us / SECOND)
+
+
+def _reschedule(job: Job, when: float | None) -> None:
+    if job.record.timeout_us:
+        with contextlib.suppress(RuntimeError):  # It has just struck: too late for either.
+            _scope.get().reschedule(when)
+
+
+class PayloadRejected(Exception):
+    """Apart from CodecError, which a handler's own code may raise for reasons of its own."""
+
+    def __init__(self, cause: CodecError) -> None:
+        super().__init__(str(cause))
+        self.cause = cause
+
+
+def validate_for(handler: Handler, codecs: CodecRegistry) -> Middleware:
+    """Check payloads against the handler's types. An invalid payload would be invalid again: it is never retried."""
+    arguments = handler.arguments
+    if arguments is None:
+        return lambda job, call_next: call_next(job)
+
+    def validate(job: Job, call_next: Call) -> Awaitable[Any]:
+        try:
+            job.arguments = arguments.decode(codecs.get(job.record.codec), job.record.payload)
+        except CodecError as misfit:
+            raise PayloadRejected(misfit) from misfit
+        return call_next(job)
+
+    return validate
