@@ -97,7 +97,7 @@ def test_the_engine_knows_no_driver() -> None:
 
 
 def test_drivers_know_nothing_of_clients_and_workers() -> None:
-    upper = ("client", "harbor", "worker", "handle", "handlers", "middleware", *OUTER)
+    upper = ("client", "harbor", "worker", "handlers", "middleware", *OUTER)
     guilty = [
         f"{name} imports {target}"
         for name, top, imported in modules()

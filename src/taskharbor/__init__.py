@@ -48,9 +48,9 @@ if TYPE_CHECKING:
     from taskharbor.errors import PayloadInvalid as PayloadInvalid
     from taskharbor.errors import TaskHarborError as TaskHarborError
     from taskharbor.errors import WaitTimeout as WaitTimeout
-    from taskharbor.handle import JobHandle as JobHandle
     from taskharbor.harbor import AsyncJobType as AsyncJobType
     from taskharbor.harbor import Harbor as Harbor
+    from taskharbor.harbor import JobHandle as JobHandle
     from taskharbor.harbor import JobType as JobType
     from taskharbor.harbor import SyncJobType as SyncJobType
     from taskharbor.jobs import Attempt as Attempt
@@ -98,8 +98,7 @@ _HOMES = {
         "TaskHarborError",
         "WaitTimeout",
     ),
-    "taskharbor.handle": ("JobHandle",),
-    "taskharbor.harbor": ("AsyncJobType", "Harbor", "JobType", "SyncJobType"),
+    "taskharbor.harbor": ("AsyncJobType", "Harbor", "JobHandle", "JobType", "SyncJobType"),
     "taskharbor.jobs": (
         "Attempt",
         "Failure",

@@ -1,19 +1,55 @@
-"""Handlers: the code behind a job type, and how it wants to be run."""
+"""Handlers: the code behind a job type, how it wants to be run, and the options of its declaration and of its calls."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
-from typing import Any, Literal, TypeAlias
+from collections.abc import Callable, Mapping
+from datetime import datetime, timedelta
+from typing import Any, Literal, TypeAlias, TypedDict
 
 import msgspec
 
 from taskharbor.codec import Arguments
 from taskharbor.errors import InvalidRequest
+from taskharbor.jobs import UpdateFlags
 from taskharbor.retry import DEFAULT_RETRY, RetryPolicy
 
 Isolation: TypeAlias = Literal["loop", "thread", "process"]
 OnInvalid: TypeAlias = Literal["dead", "complete"]
+
+
+class Options(TypedDict, total=False):
+    """What a single call can say of its job: `add.options(delay=5, priority=1).enqueue(...)`."""
+
+    queue: str
+    run_at: datetime
+    delay: timedelta | float
+    timeout: timedelta | float
+    priority: int
+    key: str
+    update: UpdateFlags
+    idempotency_key: str
+    max_attempts: int
+    max_stalls: int
+    backoff: tuple[float, float]
+    headers: Mapping[str, str]
+    codec: str
+
+
+class JobOptions(TypedDict, total=False):
+    """What `@harbor.job(...)` accepts."""
+
+    name: str
+    queue: str
+    priority: int
+    timeout: timedelta | float
+    max_attempts: int
+    max_stalls: int
+    backoff: tuple[float, float]
+    retry: RetryPolicy
+    isolation: Isolation
+    on_invalid: OnInvalid
+    codec: str
 
 
 class Handler(msgspec.Struct, frozen=True, kw_only=True):

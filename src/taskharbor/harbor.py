@@ -20,20 +20,20 @@ import threading
 import typing
 import weakref
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypedDict, TypeVar, Unpack, overload
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, Unpack, overload
+
+import msgspec
 
 from taskharbor.client import AsyncClient, Client
 from taskharbor.clock import Clock
 from taskharbor.codec import Arguments, Codec, CodecRegistry
 from taskharbor.drivers.contract import Driver, Enqueued
 from taskharbor.drivers.registry import connect
-from taskharbor.errors import InvalidRequest
-from taskharbor.handle import JobHandle
-from taskharbor.handlers import Handler, Isolation, OnInvalid, make_handler
-from taskharbor.jobs import JobRequest, UpdateFlags
+from taskharbor.errors import InvalidRequest, JobFailed
+from taskharbor.handlers import Handler, JobOptions, Options, make_handler
+from taskharbor.jobs import JobRecord, JobRequest, JobState
 from taskharbor.requests import Defaults, EncodedPayload, RecordBuilder
-from taskharbor.retry import RetryPolicy
 from taskharbor.transactions import AsyncJobWithin, AsyncTransaction, JobWithin, Transaction, is_async
 
 if TYPE_CHECKING:
@@ -48,22 +48,72 @@ DEFAULT_URL = "sqlite:///taskharbor.db"
 URL_VARIABLE = "TASKHARBOR_URL"
 
 
-class Options(TypedDict, total=False):
-    """What a single call can say of its job: `add.options(delay=5, priority=1).enqueue(...)`."""
+class JobHandle(Generic[R]):
+    """What enqueue returns. Every question has a synchronous form and one ending in `_async`."""
 
-    queue: str
-    run_at: datetime
-    delay: timedelta | float
-    timeout: timedelta | float
-    priority: int
-    key: str
-    update: UpdateFlags
-    idempotency_key: str
-    max_attempts: int
-    max_stalls: int
-    backoff: tuple[float, float]
-    headers: Mapping[str, str]
-    codec: str
+    __slots__ = ("_harbor", "_result_type", "existed", "id")
+
+    def __init__(self, harbor: Harbor, job_id: str, existed: bool = False, result_type: Any = Any) -> None:
+        self._harbor = harbor
+        self.id = job_id
+        self.existed = existed
+        """True where the enqueue met a job that was already there (same key or idempotency key)."""
+        self._result_type = result_type
+
+    def record(self) -> JobRecord:
+        return self._harbor.client.resolve(self.id)
+
+    async def record_async(self) -> JobRecord:
+        return await self._harbor.async_client().resolve(self.id)
+
+    def state(self) -> JobState:
+        return self.record().state
+
+    async def state_async(self) -> JobState:
+        return (await self.record_async()).state
+
+    def progress(self) -> Any:
+        return _decoded_progress(self.record())
+
+    async def progress_async(self) -> Any:
+        return _decoded_progress(await self.record_async())
+
+    def wait(self, timeout: float | None = None) -> JobRecord:
+        """The job once it has ended; WaitTimeout if that takes longer than `timeout` seconds."""
+        return self._harbor.client.wait_for(self.id, timeout=timeout)
+
+    async def wait_async(self, timeout: float | None = None) -> JobRecord:
+        return await self._harbor.async_client().wait_for(self.id, timeout=timeout)
+
+    def result(self, timeout: float | None = None) -> R:
+        """What the handler returned, once it has; JobFailed if the job ended otherwise."""
+        return self._decode(self.wait(timeout))
+
+    async def result_async(self, timeout: float | None = None) -> R:
+        return self._decode(await self.wait_async(timeout))
+
+    def cancel(self) -> JobState:
+        return self._harbor.client.cancel(self.id)
+
+    async def cancel_async(self) -> JobState:
+        return await self._harbor.async_client().cancel(self.id)
+
+    def _decode(self, record: JobRecord) -> R:
+        if record.state is not JobState.DONE:
+            reason = (record.last_error or "no reason recorded").splitlines()[0]
+            raise JobFailed(f"job {record.id} ended {record.state}: {reason}")
+        if record.result is None:
+            return None  # type: ignore[return-value]
+        codec = self._harbor.codecs.get(record.codec)
+        result: R = codec.decode(record.result, self._result_type)
+        return result
+
+    def __repr__(self) -> str:
+        return f"<JobHandle {self.id}>"
+
+
+def _decoded_progress(record: JobRecord) -> Any:
+    return None if record.progress is None else msgspec.json.decode(record.progress)
 
 
 class JobType(Generic[P, R]):
@@ -185,22 +235,6 @@ class AsyncJobType(JobType[P, R]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
         coroutine: Coroutine[Any, Any, R] = self.handler.function(*args, **kwargs)
         return coroutine
-
-
-class JobOptions(TypedDict, total=False):
-    """What `@harbor.job(...)` accepts."""
-
-    name: str
-    queue: str
-    priority: int
-    timeout: timedelta | float
-    max_attempts: int
-    max_stalls: int
-    backoff: tuple[float, float]
-    retry: RetryPolicy
-    isolation: Isolation
-    on_invalid: OnInvalid
-    codec: str
 
 
 class _Declare:

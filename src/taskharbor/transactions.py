@@ -21,8 +21,7 @@ from taskharbor.jobs import JobRecord, JobRequest, Micros
 from taskharbor.requests import RecordBuilder
 
 if TYPE_CHECKING:
-    from taskharbor.handle import JobHandle
-    from taskharbor.harbor import JobType
+    from taskharbor.harbor import JobHandle, JobType
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypedDict
 
 from taskharbor.batch_jobs.handler import DEFAULT_SIZE, BatchHandler, make_batch_handler
 from taskharbor.batch_jobs.rows import JobColumn
-from taskharbor.handlers import Handler, OnInvalid
-from taskharbor.harbor import JobType, Options
+from taskharbor.handlers import Handler, OnInvalid, Options
+from taskharbor.harbor import JobType
 from taskharbor.retry import RetryPolicy
 
 if TYPE_CHECKING:
