@@ -27,8 +27,8 @@ from taskharbor.drivers.objectstore.blobs import Blob, Blobs, Unchanged, Version
 from taskharbor.drivers.objectstore.driver import ObjectStoreDriver
 from taskharbor.drivers.objectstore.places import parse_place
 from taskharbor.errors import BackendUnavailable
-from taskharbor.ids import new_ids
 from taskharbor.jobs import SECOND, JobRecord
+from taskharbor.requests import new_ids
 from taskharbor.worker.interpreter import tuned_interpreter
 
 WRITE_SECONDS = 0.05

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from taskharbor.alike import AlikeJobs
 from taskharbor.errors import InvalidRequest
 from taskharbor.jobs import MAX_PAYLOAD_BYTES, JobRequest
-from taskharbor.requests import RecordBuilder
+from taskharbor.requests import AlikeJobs, RecordBuilder
 
 NOW = 1_800_000_000_000_000
 

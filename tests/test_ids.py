@@ -1,6 +1,6 @@
 import uuid
 
-from taskharbor.ids import new_id, new_id_head, new_ids, new_token
+from taskharbor.requests import new_id, new_id_head, new_ids, new_token
 
 
 def test_ids_are_uuid7_and_strictly_increasing() -> None:

@@ -2,20 +2,27 @@
 
 The client stores effective limits in the record, so a driver never needs a policy to apply them. Records are checked as every
 driver checks them (`drivers.validation`), all of a batch before any of it is sent: bad input changes nothing.
+
+Ids are UUIDv7 strings, made in batches. Time-ordered ids keep a backend's id index append-mostly, which keeps inserts flat
+at ten million jobs. They are generated before the first try of an enqueue, so a repeated try (after an ambiguous commit) carries
+the same id and is recognised.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import os
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
+from typing import overload
 
 import msgspec
 
-from taskharbor.alike import AlikeJobs
 from taskharbor.codec import CodecRegistry
 from taskharbor.drivers.validation import check_records
 from taskharbor.errors import InvalidRequest
-from taskharbor.ids import new_ids
 from taskharbor.jobs import (
     DEFAULT_BACKOFF_MAX,
     DEFAULT_BACKOFF_MIN,
@@ -30,6 +37,12 @@ from taskharbor.jobs import (
 )
 
 _MOST_TEMPLATES = 1_000
+
+_lock = threading.Lock()
+_last = 0
+# Ids of one millisecond differ in these digits only: formatting them for each id would cost most of its time.
+_LAST_COUNT = 0xFFF
+_COUNTS = [f"{number:03x}" for number in range(_LAST_COUNT + 1)]
 
 _copy: Callable[[JobRecord], JobRecord] = JobRecord.__copy__  # type: ignore[attr-defined]
 """Straight from msgspec: less than half the cost of making a record of its fields."""
@@ -51,6 +64,50 @@ class Defaults(msgspec.Struct, frozen=True, kw_only=True):
     timeout: timedelta | float | None = None
     backoff: tuple[float, float] = (DEFAULT_BACKOFF_MIN / SECOND, DEFAULT_BACKOFF_MAX / SECOND)
     max_payload_bytes: int = MAX_PAYLOAD_BYTES
+
+
+class AlikeJobs(Sequence[JobRecord]):
+    """Jobs that differ in nothing but their payloads: by the million, a record for each would cost more than storing it.
+
+    A sequence of records like any other. But code that knows it takes the template and the payloads, and no record is ever made.
+    Records get their ids when they are made: on the first look at one of them, and for all at once.
+    """
+
+    __slots__ = ("_records", "payloads", "template")
+
+    def __init__(self, template: JobRecord, payloads: Sequence[bytes]) -> None:
+        self.template = template
+        """Has neither an id nor a payload of its own."""
+        self.payloads = payloads
+        self._records: list[JobRecord] | None = None
+
+    def __len__(self) -> int:
+        return len(self.payloads)
+
+    def __iter__(self) -> Iterator[JobRecord]:
+        return iter(self.records())
+
+    @overload
+    def __getitem__(self, place: int) -> JobRecord: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[JobRecord]: ...
+
+    def __getitem__(self, place: int | slice) -> JobRecord | Sequence[JobRecord]:
+        if isinstance(place, slice) and self._records is None:
+            return AlikeJobs(self.template, self.payloads[place])
+        return self.records()[place]
+
+    def records(self) -> list[JobRecord]:
+        """The same ones whenever asked: what is changed in them stays changed."""
+        if self._records is None:
+            template = self.template
+            made = [_copy(template) for _ in self.payloads]
+            for record, job_id, payload in zip(made, new_ids(len(made)), self.payloads, strict=True):
+                record.id = job_id
+                record.payload = payload
+            self._records = made
+        return self._records
 
 
 class RecordBuilder:
@@ -186,3 +243,53 @@ def _backoff(bounds: tuple[float, float]) -> tuple[Micros, Micros]:
     if not is_right:
         raise InvalidRequest(f"backoff {bounds!r}: seconds as (shortest, longest), shortest first")
     return round(shortest * SECOND), round(longest * SECOND)
+
+
+# -- ids -----------------------------------------------------------------------------------------------------
+
+
+def _noise() -> str:
+    """The end of an id, another for every call: who knows an id must not be able to guess the next one of the same process."""
+    noise = os.urandom(8).hex()
+    return f"-{'89ab'[int(noise[0], 16) & 3]}{noise[1:4]}-{noise[4:]}"
+
+
+def new_ids(count: int) -> list[str]:
+    """`count` fresh ids, strictly increasing within this process."""
+    start = _next_number(count)
+    tail = _noise()
+    made: list[str] = []
+    for block in range(start & ~_LAST_COUNT, start + count, _LAST_COUNT + 1):
+        time_part = f"{block >> 12:012x}"
+        head = f"{time_part[:8]}-{time_part[8:]}-7"
+        made += [f"{head}{digits}{tail}" for digits in _COUNTS[max(start - block, 0) : start + count - block]]
+    return made
+
+
+def new_id() -> str:
+    number = _next_number(1)
+    return f"{number >> 28:08x}-{number >> 12 & 0xFFFF:04x}-7{number & _LAST_COUNT:03x}{_noise()}"
+
+
+def _next_number(count: int) -> int:
+    """48 bits of milliseconds, then a 12-bit counter: one 60-bit number that only ever grows. The first of so many."""
+    global _last
+    with _lock:
+        start = max(_last + 1, (time.time_ns() // 1_000_000) << 12)
+        _last = start + count - 1
+    return start
+
+
+def new_id_head() -> str:
+    """What ids have in common that are made elsewhere, by appending a number of eight hexadecimal digits to this.
+
+    The time in milliseconds and 42 random bits, so nobody else has the same. The numbers may go up from anywhere.
+    """
+    time_part = f"{time.time_ns() // 1_000_000:012x}"
+    noise = os.urandom(6).hex()
+    return f"{time_part[:8]}-{time_part[8:]}-7{noise[:3]}-{'89ab'[int(noise[3], 16) & 3]}{noise[4:7]}-{noise[7:11]}"
+
+
+def new_token() -> str:
+    """A lease token nobody can guess. One reserve call may use one token for all its jobs."""
+    return secrets.token_hex(12)

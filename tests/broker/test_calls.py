@@ -33,8 +33,8 @@ from taskharbor.drivers.http import protocol as wire
 from taskharbor.drivers.memory import MemoryDriver
 from taskharbor.drivers.registry import connect
 from taskharbor.errors import BackendUnavailable, InvalidRequest, JobFinished, JobNotFound, LeaseMismatch
-from taskharbor.ids import new_ids
 from taskharbor.jobs import LATEST, SECOND, Failure, JobRecord, JobState, Micros
+from taskharbor.requests import new_ids
 
 NOW: Micros = 1_800_000_000 * SECOND
 BOOM = Failure("Boom", "")

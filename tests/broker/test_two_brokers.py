@@ -21,8 +21,8 @@ from taskharbor.drivers.http import HttpDriver
 from taskharbor.drivers.objectstore import ObjectStoreDriver
 from taskharbor.drivers.objectstore.catalog import state_name
 from taskharbor.drivers.objectstore.local_files import LocalFiles
-from taskharbor.ids import new_ids
 from taskharbor.jobs import SECOND, Attempt, JobRecord, JobState, Outcome
+from taskharbor.requests import new_ids
 from taskharbor_testkit.conformance.invariants import check_no_overlap, spans
 from taskharbor_testkit.servers.s3 import fresh_s3_url
 from taskharbor_testkit.waits import waits_of

@@ -11,8 +11,8 @@ from behind_the_store import Behind, behind_the_store
 from bulk_harness import NOW, MakeRecord
 
 from taskharbor.bulk.store import BulkStore, open_store
-from taskharbor.ids import new_id
 from taskharbor.jobs import JobRecord
+from taskharbor.requests import new_id
 
 
 @pytest.fixture

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from bulk_harness import NOW, MakeRecord, ask, jobs_in, stats_of
 
-from taskharbor.alike import AlikeJobs
 from taskharbor.bulk.stage import BLOB_BYTES, BLOB_JOBS, StagingLost, chunked, new_write
 from taskharbor.bulk.store import BulkStore, open_store
 from taskharbor.errors import InvalidRequest
 from taskharbor.jobs import JobRecord, JobState
+from taskharbor.requests import AlikeJobs
 
 _UUID7 = re.compile("[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
 

@@ -7,8 +7,8 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import TypeAlias
 
-from taskharbor.ids import new_ids
 from taskharbor.jobs import JobRecord
+from taskharbor.requests import new_ids
 
 Contents: TypeAlias = Mapping[tuple[str, str], int]
 """How many jobs of which type go to which queue."""

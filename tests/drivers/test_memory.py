@@ -21,8 +21,8 @@ from taskharbor.drivers.contract import (
 from taskharbor.drivers.memory import MemoryDriver
 from taskharbor.drivers.registry import connect
 from taskharbor.errors import InvalidRequest
-from taskharbor.ids import new_ids
 from taskharbor.jobs import SECOND, Failure, JobRecord, JobState, Micros, Outcome
+from taskharbor.requests import new_ids
 from taskharbor_testkit.waits import waits_of
 
 T = TypeVar("T")

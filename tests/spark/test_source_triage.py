@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from taskharbor.drivers.contract import Driver, Fail
-from taskharbor.ids import new_id
 from taskharbor.jobs import Failure, JobRecord, JobState
+from taskharbor.requests import new_id
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from taskharbor.drivers.contract import Ack, Driver, Fail, QueueSettings, Settlement
-from taskharbor.ids import new_ids
 from taskharbor.jobs import SECOND, Failure, JobRecord
+from taskharbor.requests import new_ids
 from taskharbor_testkit.servers.s3 import fresh_s3_url
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from taskharbor.cli.root import root
 from taskharbor.cli.settings import Settings
 from taskharbor.cli.spark_worker import show_summary
 from taskharbor.drivers.contract import JobFilter
-from taskharbor.ids import new_id
+from taskharbor.requests import new_id
 from taskharbor.spark.workers import (
     DrainSummary,
     ExecutorWorker,

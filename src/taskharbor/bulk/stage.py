@@ -16,13 +16,12 @@ from typing import Any, Final
 import msgspec
 from msgspec.structs import asdict, replace
 
-from taskharbor.alike import AlikeJobs
 from taskharbor.drivers.contract import DAY, Driver
 from taskharbor.drivers.operations import Enqueue
 from taskharbor.drivers.validation import check_records, check_texts, given_fields
 from taskharbor.errors import InvalidRequest, TaskHarborError
-from taskharbor.ids import new_id, new_ids
 from taskharbor.jobs import JobRecord, Micros
+from taskharbor.requests import AlikeJobs, new_id, new_ids
 
 FOLDER: Final = "staging"
 KEEP_STAGED: Final[Micros] = 3 * DAY

@@ -22,9 +22,8 @@ from taskharbor.cli.store import open_client
 from taskharbor.client import Client, chunks, portal
 from taskharbor.drivers.contract import Enqueued
 from taskharbor.errors import BackendUnavailable, CodecError, InvalidRequest
-from taskharbor.ids import new_id
 from taskharbor.jobs import JobRequest, UpdateFlags, UpdateRunAt
-from taskharbor.requests import RecordBuilder
+from taskharbor.requests import RecordBuilder, new_id
 
 if TYPE_CHECKING:
     from rich.progress import Progress

@@ -27,8 +27,8 @@ from taskharbor.cli.values import duration_text
 from taskharbor.drivers.contract import Driver
 from taskharbor.drivers.registry import connect, installed_drivers
 from taskharbor.errors import InvalidRequest, TaskHarborError
-from taskharbor.ids import new_id
 from taskharbor.jobs import SECOND, JobState, Micros
+from taskharbor.requests import new_id
 
 Verdict: TypeAlias = Literal["ok", "warn", "fail"]
 

@@ -10,8 +10,8 @@ from urllib.parse import urlsplit
 
 from taskharbor.drivers.http import HttpDriver
 from taskharbor.drivers.memory import MemoryDriver
-from taskharbor.ids import new_ids
 from taskharbor.jobs import SECOND, Attempt, JobRecord, JobState, Micros
+from taskharbor.requests import new_ids
 from taskharbor.testing.broker import RunningBroker, broker_thread
 from taskharbor_testkit.servers import FaultProxy
 from taskharbor_testkit.servers.protocols import Received, Sent

@@ -11,8 +11,8 @@ from taskharbor.bulk.store import BulkStore
 from taskharbor.drivers.contract import Ack, Driver, QueueSettings
 from taskharbor.drivers.objectstore.driver import ObjectStoreDriver
 from taskharbor.drivers.registry import connect
-from taskharbor.ids import new_ids
 from taskharbor.jobs import SECOND, JobRecord, JobState, Micros
+from taskharbor.requests import new_ids
 
 T = TypeVar("T")
 DAY = 86_400 * SECOND

@@ -6,8 +6,8 @@ from typing import Any
 
 from taskharbor.drivers.contract import Ack, Driver
 from taskharbor.drivers.objectstore import ObjectStoreDriver
-from taskharbor.ids import new_id
 from taskharbor.jobs import SECOND, JobRecord
+from taskharbor.requests import new_id
 
 NOW = 1_700_000_000 * SECOND
 

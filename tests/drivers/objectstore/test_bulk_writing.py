@@ -12,7 +12,6 @@ import pytest
 from bulk_stage import DAY, objects, records, waiting, within
 from faulty_blobs import Faults, FaultyBlobs, Weather
 
-from taskharbor.alike import AlikeJobs
 from taskharbor.bulk import publish, stage
 from taskharbor.bulk.stage import StagingLost, new_write, numbered_write
 from taskharbor.bulk.store import BulkStore, open_store
@@ -21,8 +20,8 @@ from taskharbor.drivers.objectstore.driver import ObjectStoreDriver
 from taskharbor.drivers.objectstore.places import Place
 from taskharbor.drivers.registry import connect
 from taskharbor.errors import BackendUnavailable, InvalidRequest, TaskHarborError
-from taskharbor.ids import new_id
 from taskharbor.jobs import SECOND, JobRecord, JobState
+from taskharbor.requests import AlikeJobs, new_id
 from taskharbor_testkit.servers.s3 import fresh_s3_url
 from taskharbor_testkit.waits import waits_of
 

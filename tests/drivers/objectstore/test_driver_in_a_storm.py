@@ -13,8 +13,8 @@ from stormy_driver import SMALL, StormyBackend, StormyDriver, seed_from_environm
 
 from taskharbor.drivers.contract import Ack, JobFilter
 from taskharbor.errors import BackendUnavailable, JobError
-from taskharbor.ids import new_ids
 from taskharbor.jobs import SECOND, JobRecord, JobState
+from taskharbor.requests import new_ids
 from taskharbor_testkit.conformance.machine import Effort, run_machine
 
 R = TypeVar("R")

@@ -11,8 +11,8 @@ from jobs_here import NOW, a_job, opened
 
 from taskharbor.drivers.contract import Ack, JobFilter
 from taskharbor.drivers.objectstore import ObjectStoreDriver
-from taskharbor.ids import new_ids
 from taskharbor.jobs import SECOND, JobState
+from taskharbor.requests import new_ids
 from taskharbor_testkit.waits import waits_of
 
 PROGRAM = Path(__file__).with_name("another_process.py")

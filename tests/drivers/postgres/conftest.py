@@ -10,8 +10,8 @@ import pytest
 from pg_harness import NOW, Raw
 
 from taskharbor.drivers.postgres import PostgresDriver
-from taskharbor.ids import new_id
 from taskharbor.jobs import JobRecord
+from taskharbor.requests import new_id
 
 MakeRecord = Callable[..., JobRecord]
 

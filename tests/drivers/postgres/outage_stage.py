@@ -11,8 +11,8 @@ import psycopg
 from psycopg import sql
 
 from taskharbor.drivers.postgres import PostgresDriver
-from taskharbor.ids import new_ids
 from taskharbor.jobs import SECOND, Attempt, JobRecord, JobState, Micros
+from taskharbor.requests import new_ids
 from taskharbor_testkit.servers import FaultProxy, PostgresAt, PostgresServer, with_fresh_schema
 
 NOW: Micros = 1_800_000_000 * SECOND

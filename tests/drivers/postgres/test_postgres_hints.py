@@ -24,8 +24,8 @@ from taskharbor.drivers.contract import (
     Settlement,
 )
 from taskharbor.drivers.postgres import PostgresDriver
-from taskharbor.ids import new_id
 from taskharbor.jobs import MAX_PRIORITY, SECOND, Failure, JobRecord, JobState, UpdateFlags
+from taskharbor.requests import new_id
 from taskharbor_testkit.servers import PostgresAt, drop_schema, with_fresh_schema
 
 _ERROR = Failure("E", "no")

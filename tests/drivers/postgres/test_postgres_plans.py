@@ -17,8 +17,8 @@ from pg_reads import Reads, one_connection, reads_of
 from needing import need
 from taskharbor.drivers.contract import Ack, Extension, Fail, JobFilter, Release, Retry
 from taskharbor.drivers.postgres import PostgresDriver
-from taskharbor.ids import new_id
 from taskharbor.jobs import SECOND, Failure, JobRecord, JobState
+from taskharbor.requests import new_id
 from taskharbor_testkit.servers import PostgresAt, PostgresServer, drop_schema, with_fresh_schema
 
 _SMALL = {"queues", "totals", "epochs", "migrations"}

@@ -10,8 +10,8 @@ from typing import Any
 import taskharbor.drivers.redis as package
 from taskharbor.drivers.redis import RedisDriver
 from taskharbor.drivers.redis.scripts import script
-from taskharbor.ids import new_ids
 from taskharbor.jobs import SECOND, Attempt, JobRecord, JobState, Micros
+from taskharbor.requests import new_ids
 from taskharbor_testkit.servers import FaultProxy, RedisServer, with_fresh_prefix
 
 NOW: Micros = 1_800_000_000 * SECOND

@@ -9,8 +9,8 @@ from typing import Any
 from taskharbor.drivers.contract import Ack, Fail, Release, Retry
 from taskharbor.drivers.redis import RedisDriver
 from taskharbor.drivers.redis.keys import keys_of
-from taskharbor.ids import new_id
 from taskharbor.jobs import SECOND, Failure, JobRecord
+from taskharbor.requests import new_id
 from taskharbor_testkit.servers import RedisAt, given_or_shared_redis, with_fresh_prefix
 
 NOW = 1_700_000_000 * SECOND

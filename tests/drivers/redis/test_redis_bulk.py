@@ -23,8 +23,8 @@ from taskharbor.drivers.contract import Ack, Driver, Fail, QueueSettings, Retry,
 from taskharbor.drivers.redis.connections import Connections
 from taskharbor.drivers.registry import connect
 from taskharbor.errors import BackendUnavailable, InvalidRequest, TaskHarborError
-from taskharbor.ids import new_id, new_ids
 from taskharbor.jobs import SECOND, Failure, JobRecord, JobState, Micros
+from taskharbor.requests import new_id, new_ids
 from taskharbor_testkit.servers import RedisServer, shared_redis_cluster, with_fresh_prefix
 
 T = TypeVar("T")

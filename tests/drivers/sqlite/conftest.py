@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from taskharbor.drivers.sqlite import SQLiteDriver
-from taskharbor.ids import new_id
 from taskharbor.jobs import SECOND, JobRecord
+from taskharbor.requests import new_id
 
 NOW = 1_700_000_000 * SECOND
 

@@ -16,8 +16,8 @@ import time
 
 from taskharbor.drivers.contract import Ack, Retry
 from taskharbor.drivers.sqlite import SQLiteDriver
-from taskharbor.ids import new_ids
 from taskharbor.jobs import SECOND, Failure, JobRecord
+from taskharbor.requests import new_ids
 
 START = 1_700_000_000 * SECOND
 

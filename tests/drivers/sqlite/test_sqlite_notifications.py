@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named p
 _PRODUCER = """
 import asyncio, sys
 from taskharbor.drivers.registry import connect
-from taskharbor.ids import new_id
+from taskharbor.requests import new_id
 from taskharbor.jobs import JobRecord
 
 async def main():

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from taskharbor.drivers.contract import Ack
 from taskharbor.drivers.engine.rows import INLINE_PAYLOAD
 from taskharbor.drivers.sqlite import SQLiteDriver
-from taskharbor.ids import new_ids
 from taskharbor.jobs import JobRecord
+from taskharbor.requests import new_ids
 
 NOW = 1_700_000_000_000_000
 

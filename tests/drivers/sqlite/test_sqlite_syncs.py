@@ -15,7 +15,7 @@ _STRACE = shutil.which("strace")
 _PROGRAM = """
 import asyncio, sys
 from taskharbor.drivers.registry import connect
-from taskharbor.ids import new_id
+from taskharbor.requests import new_id
 from taskharbor.jobs import JobRecord
 
 async def main():

@@ -15,8 +15,8 @@ from taskharbor.drivers.engine.queues import Counts
 from taskharbor.drivers.engine.rows import INFLIGHT, READY, SCHEDULED, apply_spec, to_json
 from taskharbor.drivers.engine.settle import reclaim_queue
 from taskharbor.drivers.engine.statements import Transaction, load
-from taskharbor.ids import new_token
 from taskharbor.jobs import JobRecord, JobState, Micros
+from taskharbor.requests import new_token
 
 _SQL = load("reserve")
 

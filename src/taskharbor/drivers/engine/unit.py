@@ -30,8 +30,8 @@ from taskharbor.drivers.engine.rows import (
     to_json,
 )
 from taskharbor.drivers.engine.statements import Transaction, insert_rows, load
-from taskharbor.ids import new_id
 from taskharbor.jobs import DEFAULT_FLAGS, Failure, JobRecord, Micros, Outcome, UpdateFlags
+from taskharbor.requests import new_id
 
 _SQL = load("unit")
 _ENQUEUE = load("enqueue")

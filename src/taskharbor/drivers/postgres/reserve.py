@@ -15,8 +15,8 @@ from taskharbor.drivers.postgres.connections import Session
 from taskharbor.drivers.postgres.prepared import Row
 from taskharbor.drivers.postgres.rows import leased_job
 from taskharbor.drivers.postgres.statements import load
-from taskharbor.ids import new_token
 from taskharbor.jobs import JobRecord
+from taskharbor.requests import new_token
 
 _claim_order = itemgetter(2, 3, 1)
 """rank, run_at, seq: rows come as they lie in the table."""

@@ -22,8 +22,8 @@ from taskharbor.drivers.redis.reserve import Claim, Claimed, call_of, claimed
 from taskharbor.drivers.redis.store import Store
 from taskharbor.drivers.redis.wire import ConnectionLost, Wire
 from taskharbor.errors import BackendUnavailable
-from taskharbor.ids import new_id
 from taskharbor.jobs import SECOND, Micros
+from taskharbor.requests import new_id
 
 log = logging.getLogger("taskharbor.redis")
 

@@ -26,8 +26,8 @@ from taskharbor.drivers.redis.reserve import Claim, Claimed, Claimer, reserve
 from taskharbor.drivers.redis.store import Store
 from taskharbor.drivers.waiting import wait
 from taskharbor.errors import BackendUnavailable, JobError, TaskHarborError
-from taskharbor.ids import new_token
 from taskharbor.jobs import SECOND, JobRecord, JobState, Micros
+from taskharbor.requests import new_token
 
 A = TypeVar("A")
 

@@ -10,8 +10,8 @@ from taskharbor.drivers.contract import Enqueued
 from taskharbor.drivers.redis.packing import Call, Word
 from taskharbor.drivers.redis.store import Store
 from taskharbor.drivers.redis.stored import encode, head_and_rest, place_in_line, stored_tail
-from taskharbor.ids import new_token
 from taskharbor.jobs import JobRecord, Micros
+from taskharbor.requests import new_token
 
 _KNOWN = -1
 _kind = attrgetter("type", "priority", "run_at_us")

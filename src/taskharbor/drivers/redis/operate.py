@@ -9,8 +9,8 @@ from taskharbor.drivers.redis.packing import Call, Word
 from taskharbor.drivers.redis.store import Store
 from taskharbor.drivers.redis.stored import STATES, encode
 from taskharbor.errors import JobError, JobFinished, JobNotDead, JobNotFound, KeyConflict
-from taskharbor.ids import new_id
 from taskharbor.jobs import TERMINAL_STATES, JobState, Micros
+from taskharbor.requests import new_id
 
 _CANCEL_ERRORS: dict[int, type[JobError]] = {-1: JobNotFound, -2: JobFinished}
 _REQUEUE_ERRORS: dict[int, type[JobError]] = {-1: JobNotFound, -2: JobNotDead, -3: KeyConflict}

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 from taskharbor.drivers.redis.packing import Call
 from taskharbor.drivers.redis.store import Store
 from taskharbor.drivers.redis.stored import FRONT, apply_body, decode_head, encode, lease_front, record_from
-from taskharbor.ids import new_id, new_token
 from taskharbor.jobs import JobRecord, JobState, Micros
+from taskharbor.requests import new_id, new_token
 
 # Unbound and straight from msgspec: a third of the cost of making one field by field.
 _copy: Callable[[JobRecord], JobRecord] = JobRecord.__copy__  # type: ignore[attr-defined]

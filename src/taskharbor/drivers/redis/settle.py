@@ -18,8 +18,8 @@ from taskharbor.errors import (
     LeaseExpired,
     LeaseMismatch,
 )
-from taskharbor.ids import new_id
 from taskharbor.jobs import Failure, Lease, Micros
+from taskharbor.requests import new_id
 
 T = TypeVar("T", Settlement, Extension)
 

@@ -20,8 +20,8 @@ from taskharbor.drivers.contract import Driver
 from taskharbor.drivers.registry import connect
 from taskharbor.errors import BackendUnavailable, InvalidRequest, TaskHarborError
 from taskharbor.harbor import Harbor
-from taskharbor.ids import new_id
 from taskharbor.jobs import JobState
+from taskharbor.requests import new_id
 from taskharbor.spark.workers.stopping import clear_mark, is_marked, set_mark
 from taskharbor.spark.workers.summary import DrainSummary, ExecutorWorker, Progress, TaskReport
 from taskharbor.spark.workers.task import Order, WorkerOptions, work

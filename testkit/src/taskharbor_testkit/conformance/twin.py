@@ -18,8 +18,8 @@ from taskharbor.drivers import contract
 from taskharbor.drivers import operations as op
 from taskharbor.drivers.contract import Driver, JobFilter, QueueSettings
 from taskharbor.errors import JobError
-from taskharbor.ids import new_id
 from taskharbor.jobs import SECOND, Attempt, Failure, JobRecord, JobState, Lease, Micros
+from taskharbor.requests import new_id
 from taskharbor_testkit.conformance import snapshot
 from taskharbor_testkit.conformance.backend import Store
 from taskharbor_testkit.conformance.calls import perform, replay, touched

@@ -17,8 +17,8 @@ from typing import Any
 from taskharbor.drivers.contract import Driver
 from taskharbor.drivers.operations import Operation
 from taskharbor.drivers.registry import connect
-from taskharbor.ids import new_ids
 from taskharbor.jobs import JobRecord
+from taskharbor.requests import new_ids
 from taskharbor_testkit.conformance.twin import QUEUE, START
 
 STREAM_FOR = 0.3

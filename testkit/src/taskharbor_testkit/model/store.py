@@ -17,8 +17,8 @@ from taskharbor.drivers import contract
 from taskharbor.drivers.contract import Enqueued, Extension, QueueSettings, Settlement
 from taskharbor.drivers.waiting import Notifications
 from taskharbor.errors import JobError
-from taskharbor.ids import new_id, new_token
 from taskharbor.jobs import Attempt, Failure, JobRecord, JobState, Lease, Micros, Outcome, UpdateFlags
+from taskharbor.requests import new_id, new_token
 from taskharbor_testkit.model.records import SUCCEEDS_AGAIN, change, clear_lease, flags_of, own_copy
 
 

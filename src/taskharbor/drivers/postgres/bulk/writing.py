@@ -26,7 +26,6 @@ from psycopg.abc import AdaptContext
 from psycopg.adapt import Dumper
 from psycopg.pq import Format
 
-from taskharbor.alike import AlikeJobs
 from taskharbor.bulk.stage import StagingLost, chunked, series_of, wall_clock
 from taskharbor.bulk.store import BulkStore
 from taskharbor.drivers.postgres import arrays, connections, migrations
@@ -42,8 +41,8 @@ from taskharbor.drivers.postgres.rows import (
     to_json,
 )
 from taskharbor.drivers.postgres.statements import load
-from taskharbor.ids import new_id_head
 from taskharbor.jobs import DEFAULT_BACKOFF_MAX, DEFAULT_BACKOFF_MIN, JobRecord, Micros
+from taskharbor.requests import AlikeJobs, new_id_head
 
 _INTEGER = 23
 _INTEGERS = 1007
