@@ -9,8 +9,7 @@ from taskharbor.drivers.contract import Ack, Discard, Fail, Release, Retry
 from taskharbor.handlers import make_handler
 from taskharbor.jobs import SECOND
 from taskharbor.middleware import compose, recover
-from taskharbor.worker.hold import Hold
-from taskharbor.worker.run import CANCELLED, LEASE_LOST, SHUTDOWN, Runner
+from taskharbor.worker.run import CANCELLED, LEASE_LOST, SHUTDOWN, Hold, Runner
 from worker.stage import eventually
 
 
@@ -23,8 +22,8 @@ class Bench:
             concurrency=concurrency,
             codecs=CodecRegistry(),
             now=lambda: 5 * SECOND,
-            finished=self.left.append,
         )
+        self.runner.finished = self.left.append
 
     def feed(self, count: int, *, name: str = "j", type: str = "t") -> list[Hold]:
         holds = [

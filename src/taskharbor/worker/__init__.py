@@ -1,4 +1,4 @@
-"""The worker. Four loops with one duty each: `fetch`, `run`, `heartbeat`, `settle`; `engine` ties the backend's."""
+"""The worker. Four loops with one duty each: `fetch`, `run`, `heartbeat`, `settle`; `engine` starts and stops the backend's."""
 
 from taskharbor.worker.worker import Worker
 

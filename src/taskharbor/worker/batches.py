@@ -24,9 +24,8 @@ from taskharbor.jobs import SECOND, Failure, Micros
 from taskharbor.middleware import TIMEOUT, PayloadRejected, Raised
 from taskharbor.signals import HandlerSignal
 from taskharbor.worker.decide import decide, describe
-from taskharbor.worker.hold import Hold
 from taskharbor.worker.remote import RemoteError
-from taskharbor.worker.run import CANCELLED, LEASE_LOST, SHUTDOWN
+from taskharbor.worker.run import CANCELLED, LEASE_LOST, SHUTDOWN, Hold
 from taskharbor.worker.threads import ThreadPool
 
 log = logging.getLogger("taskharbor.worker")
@@ -37,6 +36,9 @@ _TOO_LONG = "the batch took longer than its timeout of {:g} s"
 class BatchRunner:
     """Every method runs on the handlers' loop; the counter may be read from anywhere."""
 
+    finished: Callable[[Hold], None]
+    """Takes every job that leaves. The settle loop sets it."""
+
     def __init__(
         self,
         handler: BatchHandler,
@@ -44,13 +46,11 @@ class BatchRunner:
         threads: ThreadPool,
         codecs: CodecRegistry,
         now: Callable[[], Micros],
-        finished: Callable[[Hold], None],
     ) -> None:
         self._handler = handler
         self._threads = threads
         self._codecs = codecs
         self._now = now
-        self._finished = finished
         self._loop = asyncio.get_running_loop()
         self._buffer: deque[Hold] = deque()
         self._running: dict[Hold, None] = {}  # A set that keeps its order.
@@ -219,4 +219,4 @@ class BatchRunner:
         # Counted before any is let go: the fetch loop would otherwise lease a handful for the first few that left.
         self.completed += len(holds)
         for hold in holds:
-            self._finished(hold)
+            self.finished(hold)

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Sequence
 from random import Random
-from typing import Any, Protocol
-
-import msgspec
+from typing import Any
 
 from taskharbor.clock import BackendClock, Clock
 from taskharbor.drivers.contract import Driver, JobFilter, Release
 from taskharbor.errors import BackendUnavailable
-from taskharbor.jobs import JobState, Micros
-from taskharbor.worker.fetch import Allowance, FetchLoop
+from taskharbor.jobs import JobState, Outcome
+from taskharbor.worker.fetch import Allowance, FetchLoop, Outage, Runs, WorkerConfig
 from taskharbor.worker.heartbeat import HeartbeatLoop
-from taskharbor.worker.hold import Hold
-from taskharbor.worker.outage import Outage
-from taskharbor.worker.run import SHUTDOWN
+from taskharbor.worker.run import SHUTDOWN, Hold
 from taskharbor.worker.settle import SettleLoop
 from taskharbor.worker.sweep import SweepLoop
 
@@ -26,40 +23,6 @@ log = logging.getLogger("taskharbor.worker")
 
 _ABORT_SECONDS = 2.0
 """How long cancelled handlers get to wind up before their jobs are given back over their heads."""
-
-
-class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """A worker's settings, checked and in the units the loops use."""
-
-    name: str
-    queues: tuple[str, ...]
-    types: tuple[str, ...] | None
-    claims: tuple[str, ...] | None = None
-    """Which of the types one engine takes; None: all of them."""
-    concurrency: int
-    lease_us: Micros
-    heartbeat: float
-    poll_interval: float
-    prefetch: int
-    batch: int
-    grace: float
-    until_empty: bool
-    max_jobs: int | None
-    max_seconds: float | None
-
-
-class Runs(Protocol):
-    """Who runs what an engine has leased. Every method is called on the handlers' loop."""
-
-    completed: int
-
-    def feed(self, holds: Sequence[Hold]) -> None: ...
-
-    def abort(self, hold: Hold, reason: str) -> None: ...
-
-    def release_buffered(self) -> None: ...
-
-    def abort_running(self, reason: str) -> None: ...
 
 
 class Engine:
@@ -70,19 +33,19 @@ class Engine:
         config: WorkerConfig,
         driver: Driver,
         clock: Clock,
+        runner: Runs,
         *,
         on_handlers_loop: Callable[..., Any],
-        settled: Callable[[Sequence[Hold]], None],
+        outcomes: Counter[Outcome],
         allowance: Allowance | None = None,
         rng: Random | None = None,
-        step_aside: Callable[[], None] = lambda: None,
+        has_own_thread: bool = False,
     ) -> None:
         self._config = config
         self._driver = driver
         self._clock = clock
+        self._runner = runner
         self._on_handlers_loop = on_handlers_loop
-        self._settled = settled
-        self._runner: Runs | None = None
         self.siblings: Sequence[Engine] = ()
         """All engines of this worker, where it has several: none stops for want of work while another has some."""
         self.holds: dict[Hold, None] = {}
@@ -97,21 +60,15 @@ class Engine:
         self._changed = asyncio.Event()
         self._closing_at: float | None = None
         self._fetch = FetchLoop(
+            config,
             driver,
-            queues=config.queues,
-            types=config.types if config.claims is None else config.claims,
-            worker=config.name,
-            lease_for=config.lease_us,
-            concurrency=config.concurrency,
-            prefetch=config.prefetch,
-            batch=config.batch,
-            poll_interval=config.poll_interval,
-            allowance=allowance,
-            clock=clock,
+            clock,
+            runner,
+            holds=self.holds,
             outage=self.outage,
-            completed=self._completed,
-            hand_over=self._hand_over,
-            step_aside=step_aside,
+            allowance=allowance,
+            on_handlers_loop=on_handlers_loop,
+            has_own_thread=has_own_thread,
         )
         self._heartbeat = HeartbeatLoop(
             driver,
@@ -126,22 +83,18 @@ class Engine:
             holds=self.holds,
             clock=clock,
             outage=self.outage,
-            flushed=self._flushed,
+            outcomes=outcomes,
+            made_room=self._fetch.made_room,
+            all_settled=self._changed.set,
             give_up=self._past_closing,
             # After an outage the write must come before the leases are over.
             longest_pause=config.heartbeat / 2,
             heartbeat_over=self._heartbeat.is_over.wait,
         )
         self._sweep = SweepLoop(driver, clock=clock, rng=rng)
-
-    def attach(self, runner: Runs) -> None:
-        self._runner = runner
+        runner.finished = self._settle.finished
 
     # -- from other threads --------------------------------------------------------------------------------
-
-    def finished(self, hold: Hold) -> None:
-        self._settle.finished(hold)
-        self._fetch.made_room()
 
     def request_stop(self, *, now: bool = False) -> None:
         self._loop.call_soon_threadsafe(self.ask_to_stop, now)
@@ -207,7 +160,6 @@ class Engine:
 
     async def _shut_down(self, fetching: asyncio.Future[None]) -> None:
         """Stop fetching, finish what runs within the grace period, give back the rest, write everything."""
-        assert self._runner is not None
         grace = 0.0 if self._in_a_hurry else self._config.grace
         self._closing_at = self._loop.time() + grace + 2 * _ABORT_SECONDS
         self._fetch.stop()
@@ -289,22 +241,8 @@ class Engine:
 
     # -- between the loops ---------------------------------------------------------------------------------
 
-    def _completed(self) -> int:
-        return 0 if self._runner is None else self._runner.completed
-
-    def _hand_over(self, holds: list[Hold]) -> None:
-        assert self._runner is not None
-        self.holds.update(dict.fromkeys(holds))
-        self._on_handlers_loop(self._runner.feed, holds)
-
     def _abort(self, hold: Hold, reason: str) -> None:
-        assert self._runner is not None
         self._on_handlers_loop(self._runner.abort, hold, reason)
-
-    def _flushed(self, batch: Sequence[Hold]) -> None:
-        if not self.holds:
-            self._changed.set()
-        self._settled(batch)
 
     def _past_closing(self) -> bool:
         return self._closing_at is not None and self._loop.time() > self._closing_at

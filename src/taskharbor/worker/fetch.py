@@ -2,27 +2,116 @@
 
 What is leased ahead is bounded by how fast jobs have been finishing: quick jobs fill a large buffer and hide the
 round trip, slow ones are leased only when a place is free, so that they do not wait here while another worker is
-idle.
+idle. The settings of a worker and the handling of outages, which the other loops share, are here too.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from typing import Any
+import logging
+import random
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Protocol, TypeVar
+
+import msgspec
 
 from taskharbor.clock import Clock
 from taskharbor.drivers.contract import Driver
 from taskharbor.errors import BackendUnavailable
 from taskharbor.jobs import JobRecord, Micros
-from taskharbor.worker.hold import Hold
-from taskharbor.worker.outage import Outage
+from taskharbor.worker.run import Hold
+
+log = logging.getLogger("taskharbor.worker")
+
+T = TypeVar("T")
 
 _LET_BEGIN = 0.001
 """Seconds between a claim that took all there was and the next. The handlers' thread needs the interpreter to begin, and the
 next claim would hold it for as long as a handler of a quick job runs."""
+_ASIDE = 0.0001
+"""Seconds for which this thread sleeps after a claim. It leaves the interpreter to the handlers' thread, which has just been rung
+and otherwise waits until this one has nothing left to do: a tenth of the time from hearing of a job to running it."""
+_FIRST_PAUSE = 0.05
+_LONGEST_PAUSE = 5.0
 AHEAD_SECONDS = 0.1
 """Lease ahead what should start within this time, at the pace of late."""
+
+
+class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """A worker's settings, checked and in the units the loops use."""
+
+    name: str
+    queues: tuple[str, ...]
+    types: tuple[str, ...] | None
+    claims: tuple[str, ...] | None = None
+    """Which of the types one engine takes; None: all of them."""
+    concurrency: int
+    lease_us: Micros
+    heartbeat: float
+    poll_interval: float
+    prefetch: int
+    batch: int
+    grace: float
+    until_empty: bool
+    max_jobs: int | None
+    max_seconds: float | None
+
+
+class Runs(Protocol):
+    """A runner of leased jobs. Every method is called on the handlers' loop."""
+
+    completed: int
+    finished: Callable[[Hold], None]
+
+    def feed(self, holds: Sequence[Hold]) -> None: ...
+
+    def abort(self, hold: Hold, reason: str) -> None: ...
+
+    def release_buffered(self) -> None: ...
+
+    def abort_running(self, reason: str) -> None: ...
+
+
+class Outage:
+    """Keeps asking a backend that does not answer: with growing pauses, and one line in the log at each end.
+
+    Shared by a worker's loops, so that an outage is announced once and not once per loop."""
+
+    def __init__(self, rng: random.Random | None = None) -> None:
+        self._since: float | None = None
+        self._random = rng or random.Random()
+
+    @property
+    def is_on(self) -> bool:
+        return self._since is not None
+
+    async def ride_out(
+        self,
+        call: Callable[[], Awaitable[T]],
+        *,
+        give_up: Callable[[], bool] = lambda: False,
+        longest_pause: float = _LONGEST_PAUSE,
+    ) -> T:
+        """`call` until the backend answers. Operations are safe to repeat, so an unclear answer is simply asked again."""
+        pause = min(_FIRST_PAUSE, longest_pause)
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                answer = await call()
+            except (BackendUnavailable, OSError) as error:
+                if give_up():
+                    raise
+                if self._since is None:
+                    self._since = loop.time()
+                    log.warning("the backend does not answer (%s); trying until it does", error)
+                await asyncio.sleep(pause * self._random.uniform(0.5, 1.0))
+                pause = min(pause * 2, longest_pause)
+                continue
+            if self._since is not None:
+                log.warning("the backend answers again after %.1f s", loop.time() - self._since)
+                self._since = None
+            return answer
 
 
 class Pace:
@@ -60,43 +149,33 @@ class Allowance:
 class FetchLoop:
     def __init__(
         self,
+        config: WorkerConfig,
         driver: Driver,
-        *,
-        queues: Sequence[str],
-        types: Sequence[str] | None,
-        worker: str,
-        lease_for: Micros,
-        concurrency: int,
-        prefetch: int,
-        batch: int,
-        poll_interval: float,
-        allowance: Allowance | None,
         clock: Clock,
+        runner: Runs,
+        *,
+        holds: dict[Hold, None],
         outage: Outage,
-        completed: Callable[[], int],
-        hand_over: Callable[[list[Hold]], None],
-        step_aside: Callable[[], None],
+        allowance: Allowance | None,
+        on_handlers_loop: Callable[..., Any],
+        has_own_thread: bool,
     ) -> None:
+        self._config = config
         self._driver = driver
-        self._queues = list(queues)
-        self._types = types
-        self._worker = worker
-        self._lease_for = lease_for
-        self._concurrency = concurrency
-        self._prefetch = prefetch
-        self._batch = batch
-        self._poll_interval = poll_interval
-        self._allowance = allowance
         self._clock = clock
+        self._runner = runner
+        self._holds = holds
+        self._outage = outage
+        self._allowance = allowance
+        self._on_handlers_loop = on_handlers_loop
+        self._has_own_thread = has_own_thread
+        self._queues = list(config.queues)
+        self._types = config.types if config.claims is None else config.claims
         # A claim that blocks on the server takes our clock along, so it has to be one that runs by itself; and it would keep
         # other queues, and other loops with the same allowance, waiting.
         self._makes_blocking_claims = (
             len(self._queues) == 1 and clock.runs_by_itself and (allowance is None or not allowance.is_shared)
         )
-        self._outage = outage
-        self._completed = completed
-        self._hand_over = hand_over
-        self._step_aside = step_aside
         self._loop = asyncio.get_running_loop()
         self._pace = Pace(self._loop.time)
         self._room = asyncio.Event()
@@ -121,7 +200,7 @@ class FetchLoop:
 
     def made_room(self) -> None:
         """An execution finished. Called from the handlers' thread, so it only looks and rings."""
-        if self._wants_room and self.handed - self._completed() <= self._room_at:
+        if self._wants_room and self.handed - self._runner.completed <= self._room_at:
             self._wants_room = False
             self._loop.call_soon_threadsafe(self._room.set)
 
@@ -146,26 +225,32 @@ class FetchLoop:
         self._step_aside()
         await asyncio.sleep(_LET_BEGIN)
 
+    def _step_aside(self) -> None:
+        if self._has_own_thread:
+            time.sleep(_ASIDE)
+
     def _target(self) -> int:
-        return self._concurrency + min(self._prefetch, int(self._pace.per_second * AHEAD_SECONDS))
+        return self._config.concurrency + min(
+            self._config.prefetch, int(self._pace.per_second * AHEAD_SECONDS)
+        )
 
     def _wanted(self) -> int:
         """How many to lease now; 0 while a larger batch is worth waiting for."""
-        load = self.handed - self._completed()
+        load = self.handed - self._runner.completed
         target = self._target()
-        if load < self._concurrency or load <= target // 2:
+        if load < self._config.concurrency or load <= target // 2:
             return target - load
         return 0
 
     async def _wait_for_room(self) -> int:
         """How many to lease; 0 only when stopping."""
-        self._pace.update(self._completed())
+        self._pace.update(self._runner.completed)
         while True:
             wanted = 0 if self._stopping else self._wanted()
             if wanted > 0 or self._stopping:
                 return wanted
             self._room.clear()
-            self._room_at = max(self._concurrency - 1, self._target() // 2)
+            self._room_at = max(self._config.concurrency - 1, self._target() // 2)
             # Raised before the second look: an execution that ends in between sees it and rings.
             self._wants_room = True
             if self._wanted() > 0:
@@ -173,7 +258,7 @@ class FetchLoop:
             await self._room.wait()
 
     async def _fetch(self, wanted: int) -> int:
-        wanted = min(wanted, self._batch)
+        wanted = min(wanted, self._config.batch)
         if self._allowance is None:
             return await self._look(wanted)
         async with self._allowance.turn:
@@ -198,9 +283,9 @@ class FetchLoop:
             lambda: self._driver.reserve(
                 queue,
                 limit=limit,
-                lease_for=self._lease_for,
+                lease_for=self._config.lease_us,
                 now=self._clock.now(),
-                worker=self._worker,
+                worker=self._config.name,
                 types=self._types,
             ),
             give_up=lambda: self._stopping,
@@ -211,13 +296,15 @@ class FetchLoop:
 
     def _take(self, records: list[JobRecord]) -> None:
         self.handed += len(records)
-        self._hand_over([Hold(record) for record in records])
+        holds = [Hold(record) for record in records]
+        self._holds.update(dict.fromkeys(holds))
+        self._on_handlers_loop(self._runner.feed, holds)
 
     async def _claim_next(self, wanted: int) -> bool:
         """Wait for jobs and claim them in one go. Whether that could be."""
         if not self._makes_blocking_claims:
             return False
-        limit = min(wanted, self._batch)
+        limit = min(wanted, self._config.batch)
         if self._allowance is not None:
             limit = min(limit, self._allowance.left)
         records: list[JobRecord] | None = []
@@ -225,11 +312,11 @@ class FetchLoop:
             records = await self._driver.reserve_next(
                 self._queues[0],
                 limit=limit,
-                lease_for=self._lease_for,
+                lease_for=self._config.lease_us,
                 now=self._clock.now(),
-                worker=self._worker,
+                worker=self._config.name,
                 types=self._types,
-                timeout=self._poll_interval,
+                timeout=self._config.poll_interval,
             )
         if records:
             self.is_idle.clear()
@@ -245,7 +332,7 @@ class FetchLoop:
         is_broken = False
         try:
             if not await self._claim_next(wanted):
-                now, timeout = self._clock.now(), self._poll_interval
+                now, timeout = self._clock.now(), self._config.poll_interval
                 woken = await self._driver.wait(self._queues, now=now, timeout=timeout, seen=self._seen)
                 self._seen = woken.seen
         except asyncio.CancelledError:
@@ -257,4 +344,4 @@ class FetchLoop:
             self._waiting = None
         if is_broken:
             # The next reserve says so and waits; this only keeps a broken wait from becoming a busy loop.
-            await asyncio.sleep(min(self._poll_interval, 1.0))
+            await asyncio.sleep(min(self._config.poll_interval, 1.0))

@@ -14,8 +14,7 @@ from taskharbor.clock import Clock
 from taskharbor.drivers.contract import Driver, Extension
 from taskharbor.errors import BackendUnavailable, JobError
 from taskharbor.jobs import Lease, Micros
-from taskharbor.worker.hold import Hold
-from taskharbor.worker.run import CANCELLED, LEASE_LOST
+from taskharbor.worker.run import CANCELLED, LEASE_LOST, Hold
 
 log = logging.getLogger("taskharbor.worker")
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import gc
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -20,15 +19,6 @@ at every step of a write, cost a sixth of the throughput."""
 YOUNG_OBJECTS = 10_000
 """How many new objects it takes to look for cycles among them. With Python's own few hundred, the collector walked the app
 over and over, for up to a quarter of a busy worker's time."""
-
-
-ASIDE_SECONDS = 0.0001
-
-
-def step_aside() -> None:
-    """Leave the interpreter to the handlers' thread, which has just been rung. Otherwise it waits until this one has nothing
-    left to do: a tenth of the time from hearing of a job to running it."""
-    time.sleep(ASIDE_SECONDS)
 
 
 @contextmanager

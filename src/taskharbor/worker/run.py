@@ -1,4 +1,4 @@
-"""Runs handlers, on the handlers' own event loop and nowhere near the backend's.
+"""Runs handlers, on the handlers' own event loop and nowhere near the backend's. A leased job is a `Hold` meanwhile.
 
 Leased jobs come in by the batch and wait in a buffer. At most `concurrency` lanes take them from there, one after the
 other: each runs a job through its middleware chain and leaves its settlement. A lane is one asyncio task, and goes on
@@ -18,12 +18,11 @@ from types import coroutine
 from typing import Any
 
 from taskharbor.codec import CodecRegistry
-from taskharbor.drivers.contract import Ack, Discard, Release
+from taskharbor.drivers.contract import Ack, Discard, Release, Settlement
 from taskharbor.handlers import Handler
-from taskharbor.jobs import Failure, Micros
+from taskharbor.jobs import Failure, JobRecord, Micros
 from taskharbor.middleware import Call, Job, Raised, set_current_job
 from taskharbor.worker.decide import decide, no_handler
-from taskharbor.worker.hold import Hold
 
 log = logging.getLogger("taskharbor.worker")
 
@@ -35,8 +34,58 @@ _BURST_SECONDS = 0.005
 """How long a lane may go on with jobs that never wait before it lets the rest of the loop have a turn."""
 
 
+class Hold:
+    """One leased job in a worker's hands, from reserve to settled.
+
+    Shared by the backend's thread and the handlers' thread; each field has one writer.
+
+    The backend's thread owns token, expiry, `reported`, `lost` and `settling`; the handlers' thread owns `progress`,
+    `job`, `task`, `waited` and `settlement`.
+    """
+
+    __slots__ = (
+        "expires_at_us",
+        "job",
+        "lost",
+        "progress",
+        "record",
+        "reported",
+        "settlement",
+        "settling",
+        "task",
+        "token",
+        "waited",
+    )
+
+    def __init__(self, record: JobRecord) -> None:
+        assert record.token is not None
+        assert record.expires_at_us is not None
+        self.record = record
+        self.token = record.token
+        self.expires_at_us = record.expires_at_us
+        self.progress: bytes | None = None
+        self.reported: bytes | None = None
+        """The progress the backend has already."""
+        self.lost = False
+        """The lease is gone: whatever the handler does, nothing is written for it."""
+        self.settling = False
+        self.waited = False
+        """Whether the handler gave up its turn at least once."""
+        self.job: Job | None = None
+        self.task: asyncio.Task[Any] | None = None
+        self.settlement: Settlement | None = None
+        """How the execution ended, once it has."""
+
+    def report(self, _: JobRecord, progress: bytes) -> None:
+        """What the handler says of how far it is; the next heartbeat takes it along."""
+        self.progress = progress
+
+
 class Runner:
     """Every method runs on the handlers' loop; the counters may be read from anywhere."""
+
+    finished: Callable[[Hold], None]
+    """Takes every job that leaves. The settle loop sets it."""
 
     def __init__(
         self,
@@ -45,13 +94,11 @@ class Runner:
         concurrency: int,
         codecs: CodecRegistry,
         now: Callable[[], Micros],
-        finished: Callable[[Hold], None],
     ) -> None:
         self._chains = chains
         self._concurrency = concurrency
         self._codecs = codecs
         self._now = now
-        self._finished = finished
         self._loop = asyncio.get_running_loop()
         self._buffer: deque[Hold] = deque()
         self._holds: dict[Hold, None] = {}  # A set that keeps its order.
@@ -185,7 +232,7 @@ class Runner:
         self._holds.pop(hold, None)
         hold.task = None
         self.completed += 1
-        self._finished(hold)
+        self.finished(hold)
 
 
 @coroutine

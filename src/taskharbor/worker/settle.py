@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Sequence
 
 import msgspec
@@ -16,8 +16,9 @@ import msgspec
 from taskharbor.clock import Clock
 from taskharbor.drivers.contract import Ack, Discard, Driver, Fail, Release, Retry, Settlement
 from taskharbor.errors import JobError, LeaseMismatch
-from taskharbor.worker.hold import Hold
-from taskharbor.worker.outage import Outage
+from taskharbor.jobs import Outcome
+from taskharbor.worker.fetch import Outage
+from taskharbor.worker.run import Hold
 
 log = logging.getLogger("taskharbor.worker")
 
@@ -30,7 +31,9 @@ class SettleLoop:
         holds: dict[Hold, None],
         clock: Clock,
         outage: Outage,
-        flushed: Callable[[Sequence[Hold]], None],
+        outcomes: Counter[Outcome],
+        made_room: Callable[[], None],
+        all_settled: Callable[[], None],
         give_up: Callable[[], bool],
         longest_pause: float,
         heartbeat_over: Callable[[], Awaitable[object]],
@@ -40,7 +43,9 @@ class SettleLoop:
         self._holds = holds
         self._clock = clock
         self._outage = outage
-        self._flushed = flushed
+        self._outcomes = outcomes
+        self._made_room = made_room
+        self._all_settled = all_settled
         self._give_up = give_up
         self._longest_pause = longest_pause
         self._heartbeat_over = heartbeat_over
@@ -52,9 +57,13 @@ class SettleLoop:
     def finished(self, hold: Hold) -> None:
         """From the handlers' thread: an execution ended."""
         self._finished.append(hold)
-        if self._asleep:
-            self._asleep = False
-            self._loop.call_soon_threadsafe(self._wake.set)
+        try:
+            if self._asleep:
+                self._asleep = False
+                self._loop.call_soon_threadsafe(self._wake.set)
+            self._made_room()
+        except RuntimeError:  # The loop is closed.
+            log.debug("%s ended after its worker had", hold.record.id)
 
     async def run(self) -> None:
         while True:
@@ -91,6 +100,17 @@ class SettleLoop:
         others = [(hold, answer) for hold, answer in zip(batch, answers, strict=True) if hold not in outrun]
         written = self._drop([hold for hold, _ in others], [answer for _, answer in others])
         self._flushed([*written, *await self._write_outrun(outrun)])
+
+    def _flushed(self, written: Sequence[Hold]) -> None:
+        if not self._holds:
+            self._all_settled()
+        kinds = Counter([type(hold.settlement) for hold in written])
+        for kind, count in kinds.items():
+            self._outcomes[_OUTCOMES[kind]] += count
+        if Retry in kinds or Fail in kinds:
+            for hold in written:
+                if isinstance(hold.settlement, (Retry, Fail)):
+                    _log_failure(hold, hold.settlement)
 
     def _drop(self, batch: list[Hold], answers: Sequence[JobError | None]) -> list[Hold]:
         """Let go of what was answered; those of them that were written."""
@@ -130,15 +150,30 @@ def _log_refused(hold: Hold, answer: JobError) -> None:
         "%s %s could not be settled as %s: %s",
         hold.record.type,
         hold.record.id,
-        _VERBS[type(hold.settlement)],
+        _OUTCOMES[type(hold.settlement)],
         answer.reason,
     )
 
 
-_VERBS: dict[type[Settlement], str] = {
-    Ack: "done",
-    Retry: "retried",
-    Fail: "dead",
-    Release: "released",
-    Discard: "cancelled",
+def _log_failure(hold: Hold, settlement: Retry | Fail) -> None:
+    record = hold.record
+    outcome = _OUTCOMES[type(settlement)]
+    log.warning(
+        "%s %s %s after attempt %d of %d: %s",
+        record.type,
+        record.id,
+        "will be retried" if outcome is Outcome.RETRIED else "is dead",
+        settlement.attempts + record.stalls,
+        record.max_attempts,
+        settlement.error.type,
+        extra={"job_id": record.id, "job_type": record.type, "queue": record.queue, "outcome": str(outcome)},
+    )
+
+
+_OUTCOMES: dict[type[Settlement | None], Outcome] = {
+    Ack: Outcome.DONE,
+    Retry: Outcome.RETRIED,
+    Fail: Outcome.DEAD,
+    Release: Outcome.RELEASED,
+    Discard: Outcome.CANCELLED,
 }

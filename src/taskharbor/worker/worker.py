@@ -25,7 +25,7 @@ import msgspec
 from taskharbor.batch_jobs.handler import BatchHandler
 from taskharbor.clock import BackendClock, Clock
 from taskharbor.codec import CodecRegistry
-from taskharbor.drivers.contract import Ack, Discard, Driver, Fail, Release, Retry, Settlement
+from taskharbor.drivers.contract import Driver
 from taskharbor.drivers.operations import Reserve
 from taskharbor.drivers.registry import connect
 from taskharbor.drivers.validation import check
@@ -35,10 +35,9 @@ from taskharbor.jobs import SECOND, Outcome
 from taskharbor.middleware import Call, Job, Middleware, chain, function_call
 from taskharbor.retry import RetryPolicy
 from taskharbor.worker.batches import BatchRunner
-from taskharbor.worker.engine import Engine, Runs, WorkerConfig
-from taskharbor.worker.fetch import Allowance
-from taskharbor.worker.hold import Hold
-from taskharbor.worker.interpreter import step_aside, tuned_interpreter
+from taskharbor.worker.engine import Engine
+from taskharbor.worker.fetch import Allowance, Runs, WorkerConfig
+from taskharbor.worker.interpreter import tuned_interpreter
 from taskharbor.worker.interrupts import interrupts
 from taskharbor.worker.processes import ProcessPool
 from taskharbor.worker.run import Runner
@@ -97,13 +96,6 @@ async def run_together(engines: Sequence[Engine]) -> None:
 log = logging.getLogger("taskharbor.worker")
 
 SHORTEST_LEASE = 1.0
-_OUTCOMES: dict[type[Settlement | None], Outcome] = {
-    Ack: Outcome.DONE,
-    Retry: Outcome.RETRIED,
-    Fail: Outcome.DEAD,
-    Release: Outcome.RELEASED,
-    Discard: Outcome.CANCELLED,
-}
 
 
 class Worker:
@@ -252,7 +244,7 @@ class Worker:
             def backend() -> None:
                 error: BaseException | None = None
                 try:
-                    asyncio.run(self._serve(crews, handlers_loop.call_soon_threadsafe, step_aside))
+                    asyncio.run(self._serve(crews, handlers_loop.call_soon_threadsafe, has_own_thread=True))
                 except BaseException as raised:
                     error = raised
                 with suppress(RuntimeError):  # The handlers' loop was closed without waiting for us.
@@ -325,7 +317,6 @@ class Worker:
             # A handle each: large claims and writes do not wait for small ones, nor those for them.
             driver = self.driver.clone() if crews else self.driver
             clock = self._clock or BackendClock(driver.time)
-            finished = partial(self._finished, len(crews))
             runner: Runs
             if batch is None:
                 chains = {
@@ -337,27 +328,31 @@ class Worker:
                     concurrency=config.concurrency,
                     codecs=self._codecs,
                     now=clock.now,
-                    finished=finished,
                 )
             else:
-                runner = BatchRunner(
-                    batch, threads=threads, codecs=self._codecs, now=clock.now, finished=finished
-                )
+                runner = BatchRunner(batch, threads=threads, codecs=self._codecs, now=clock.now)
             crews.append(Crew(config, driver, clock, runner))
         return crews
 
     async def _serve(
-        self,
-        crews: Sequence[Crew],
-        on_handlers_loop: Callable[..., Any],
-        step_aside: Callable[[], None] = lambda: None,
+        self, crews: Sequence[Crew], on_handlers_loop: Callable[..., Any], *, has_own_thread: bool = False
     ) -> None:
         allowance = (
             None
             if self.config.max_jobs is None
             else Allowance(self.config.max_jobs, is_shared=len(crews) > 1)
         )
-        engines = [self._engine_for(crew, on_handlers_loop, allowance, step_aside) for crew in crews]
+        engines = [
+            Engine(
+                *crew,
+                on_handlers_loop=on_handlers_loop,
+                outcomes=self.outcomes,
+                allowance=allowance,
+                rng=self._rng,
+                has_own_thread=has_own_thread,
+            )
+            for crew in crews
+        ]
         for engine in engines:
             engine.siblings = engines
         with self._lock:
@@ -374,43 +369,6 @@ class Worker:
                 self._engines = []
                 self._stop_asked = 0
             log.info("worker %s stopped after %d executions", self.name, self.outcomes.total())
-
-    def _engine_for(
-        self,
-        crew: Crew,
-        on_handlers_loop: Callable[..., Any],
-        allowance: Allowance | None,
-        step_aside: Callable[[], None],
-    ) -> Engine:
-        engine = Engine(
-            crew.config,
-            crew.driver,
-            crew.clock,
-            on_handlers_loop=on_handlers_loop,
-            settled=self._settled,
-            allowance=allowance,
-            rng=self._rng,
-            step_aside=step_aside,
-        )
-        engine.attach(crew.runner)
-        return engine
-
-    def _finished(self, number: int, hold: Hold) -> None:
-        engines = self._engines
-        if engines:
-            try:
-                engines[number].finished(hold)
-            except RuntimeError:
-                log.debug("%s ended after its worker had", hold.record.id)
-
-    def _settled(self, written: Sequence[Hold]) -> None:
-        kinds = Counter([type(hold.settlement) for hold in written])
-        for kind, count in kinds.items():
-            self.outcomes[_OUTCOMES[kind]] += count
-        if Retry in kinds or Fail in kinds:
-            for hold in written:
-                if isinstance(hold.settlement, (Retry, Fail)):
-                    _log_failure(hold, hold.settlement)
 
     # -- how a handler is called ----------------------------------------------------------------------------
 
@@ -446,21 +404,6 @@ def _innermost(handler: Handler, threads: ThreadPool, processes: ProcessPool | N
     if handler.isolation == "thread":
         return lambda job: threads.run(job, partial(call, job))
     return call
-
-
-def _log_failure(hold: Hold, settlement: Retry | Fail) -> None:
-    record = hold.record
-    outcome = _OUTCOMES[type(settlement)]
-    log.warning(
-        "%s %s %s after attempt %d of %d: %s",
-        record.type,
-        record.id,
-        "will be retried" if outcome is Outcome.RETRIED else "is dead",
-        settlement.attempts + record.stalls,
-        record.max_attempts,
-        settlement.error.type,
-        extra={"job_id": record.id, "job_type": record.type, "queue": record.queue, "outcome": str(outcome)},
-    )
 
 
 def _require(condition: bool, complaint: str) -> None:

@@ -16,8 +16,7 @@ import msgspec
 from taskharbor.clock import BackendClock
 from taskharbor.errors import BackendUnavailable
 from taskharbor.worker.heartbeat import HeartbeatLoop
-from taskharbor.worker.hold import Hold
-from taskharbor.worker.run import Runner
+from taskharbor.worker.run import Hold, Runner
 from taskharbor.worker.settle import SettleLoop
 from taskharbor_testkit.model import Model
 from taskharbor_testkit.planted import leasing, producing, settling
