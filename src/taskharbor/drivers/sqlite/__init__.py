@@ -1,12 +1,8 @@
 """The driver for one machine: every job in one SQLite file, shared by any number of processes. The rules are the engine's.
 
-driver      the handle: contract calls, clones, waiting
+driver      the handle: contract calls, clones, waiting, and named pipes that wake other processes
 options     what the URL says
-database    one writer thread and one reader thread per file and process, with group commit
-connection  opening the file, and what its errors mean
-migrations  bringing a file's schema up to date
-notifications
-            a handle's waits, and named pipes that wake other processes
+database    the file: opening it, its schema, one writer thread and one reader thread per process, with group commit
 """
 
 from taskharbor.drivers.sqlite.driver import SQLiteDriver
