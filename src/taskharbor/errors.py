@@ -7,6 +7,14 @@ to do.
 
 from __future__ import annotations
 
+import re
+from types import NoneType
+from typing import Any
+
+_LONGEST_SHOWN = 60
+_CONTENTS = ("payload", "result", "progress")
+_STEP = re.compile(r"\.(\w+)|\[(\d+)\]")
+
 
 class TaskHarborError(Exception):
     """The root: `except TaskHarborError` catches whatever this package raises on purpose."""
@@ -100,3 +108,27 @@ class JobNotDead(JobError):
 
 class KeyConflict(JobError):
     reason = "another job with the same key is already waiting"
+
+
+def field_error(made: Any, message: str) -> InvalidRequest:
+    """The error for a struct that msgspec refused with this message: names the field, its value and what is allowed there."""
+    allowed, _, path = message.partition(" - at `$")
+    steps = _STEP.findall(path.partition("[...]")[0])
+    value, field = made, ""
+    for attribute, place in steps:
+        value = getattr(value, attribute) if attribute else list(value)[int(place)]
+        field = attribute or field
+    inside = path.partition("[...]")[0].rstrip("`").removeprefix(".").rpartition(".")[0]
+    where = f" (in {inside})" if inside else ""
+    return InvalidRequest(f"{field} {shown(field, value)}: {allowed[:1].lower()}{allowed[1:]}{where}")
+
+
+def shown(field: str, value: Any) -> str:
+    """Short, and never the content of a job."""
+    if isinstance(value, bytes):
+        return f"of {len(value)} bytes"
+    if isinstance(value, str) and len(value) > _LONGEST_SHOWN:
+        return f"of {len(value)} characters"
+    if field in _CONTENTS or not isinstance(value, (str, int, float, NoneType)):
+        return f"of type {type(value).__name__}"
+    return repr(value)

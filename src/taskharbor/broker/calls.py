@@ -25,7 +25,8 @@ from taskharbor.broker.tokens import Caller
 from taskharbor.drivers import operations as op
 from taskharbor.drivers.contract import Page, Release
 from taskharbor.drivers.http import protocol as wire
-from taskharbor.drivers.validation import check_texts
+from taskharbor.drivers.operations import check_texts
+from taskharbor.drivers.records import Greeting
 from taskharbor.errors import InvalidRequest
 from taskharbor.jobs import SECOND, JobRecord
 
@@ -84,7 +85,7 @@ class DriverCalls:
         self._check(call)
         service, config = self._service, self._config
         if isinstance(call, op.Hello):
-            return op.Greeting(
+            return Greeting(
                 version=wire.VERSION,
                 capabilities=self._driver.capabilities,
                 max_batch=config.max_batch,

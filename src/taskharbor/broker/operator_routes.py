@@ -13,8 +13,7 @@ from taskharbor.broker import response_models as responses
 from taskharbor.broker.operations import Call, Reply, check_batch, route
 from taskharbor.broker.problems import Problem
 from taskharbor.drivers.contract import JobFilter, QueueSettings
-from taskharbor.drivers.operations import Cancel, Requeue
-from taskharbor.drivers.validation import check
+from taskharbor.drivers.operations import Cancel, Requeue, check
 from taskharbor.errors import JobError, JobNotFound, TaskHarborError
 from taskharbor.jobs import SECOND, JobState, Micros, to_micros
 

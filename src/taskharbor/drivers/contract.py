@@ -4,7 +4,7 @@ A driver stores jobs and moves them between states, atomically and in batches: o
 transaction, with a result or an error *per item*. It decides nothing else: retries, back-off, time-outs and
 time limits belong to the core. Time always comes in as `now`; a driver never reads a clock inside an operation.
 
-The public methods check their arguments once (`validation`) and make an operation of them (`operations`). A driver carries the
+The public methods make an operation of their arguments and check it once (`operations`). A driver carries the
 operations out: it has a method for each (`_enqueue`, `_reserve`, ...), or one `run` for all.
 
 `docs/driver-contract.md` is the long form; `taskharbor_testkit.conformance` is the judge.
@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 from taskharbor.drivers import operations as op
+from taskharbor.drivers.operations import check
 from taskharbor.drivers.records import (
     DAY,
     EXPIRED_ERROR,
@@ -45,7 +46,6 @@ from taskharbor.drivers.records import (
     failure_record,
     gather_flags,
 )
-from taskharbor.drivers.validation import check
 from taskharbor.errors import InvalidRequest, JobError
 from taskharbor.jobs import TERMINAL_STATES, Attempt, Failure, JobRecord, JobState, Lease, Micros
 

@@ -4,11 +4,13 @@ queue receives. Their bounds hold on every store; see `jobs` for the types.
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import Annotated, TypeAlias
 
 import msgspec
+from msgspec import Meta
 
 from taskharbor.jobs import (
+    LATEST,
     SECOND,
     Attempt,
     Blob,
@@ -25,6 +27,14 @@ from taskharbor.jobs import (
 )
 
 DAY: Micros = 86_400 * SECOND
+
+LeaseTime: TypeAlias = Annotated[Micros, Meta(ge=1, le=LATEST)]
+PageSize: TypeAlias = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+LogPlace: TypeAlias = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+BlobName: TypeAlias = Annotated[str, Meta(pattern=r"\A(writes|staging(/[a-z0-9-]{1,64}){0,3})\Z")]
+"""The record of bulk writes, or below the folder of staged jobs: no other object of a store can be named."""
+BlobNames: TypeAlias = Annotated[list[BlobName], Meta(max_length=10_000)]
+Seconds: TypeAlias = Annotated[float, Meta(ge=0, le=86_400)]
 
 FAILURE_TYPE = "taskharbor.failure"
 """Type of the job that a failure queue receives for every job that died."""
@@ -211,6 +221,19 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     batch: int = 1000
     """How many jobs a worker leases or settles in one call, where they are quick enough: more make a call cheaper per job, and
     keep others waiting for longer."""
+
+
+class Greeting(msgspec.Struct, kw_only=True):
+    """What a client must know of the broker and of the store behind it."""
+
+    version: int
+    capabilities: Capabilities
+    max_batch: int
+    """Jobs in one call, or on one page."""
+    max_body: int
+    """Bytes in one call."""
+    max_wait: float
+    """Seconds after which the broker ends a wait in any case."""
 
 
 def gather_flags(kept: UpdateFlags, newer: UpdateFlags) -> UpdateFlags:

@@ -26,9 +26,8 @@ from taskharbor.batch_jobs.handler import BatchHandler
 from taskharbor.clock import BackendClock, Clock
 from taskharbor.codec import CodecRegistry
 from taskharbor.drivers.contract import Driver
-from taskharbor.drivers.operations import Reserve
+from taskharbor.drivers.operations import Reserve, check
 from taskharbor.drivers.registry import connect
-from taskharbor.drivers.validation import check
 from taskharbor.errors import InvalidRequest
 from taskharbor.handlers import Handler, Isolation, OnInvalid, make_handler
 from taskharbor.jobs import SECOND, Outcome

@@ -17,7 +17,7 @@ from taskharbor.drivers.http import HttpDriver
 from taskharbor.drivers.http import protocol as wire
 from taskharbor.drivers.http.brokers import Elsewhere, Later, refusal
 from taskharbor.drivers.memory import MemoryDriver
-from taskharbor.drivers.operations import Greeting
+from taskharbor.drivers.records import Greeting
 from taskharbor.errors import BackendUnavailable, InvalidRequest, JobFinished, LeaseMismatch, SchemaMismatch
 from taskharbor.jobs import SECOND
 from taskharbor.testing.broker import running_broker

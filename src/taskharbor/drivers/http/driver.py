@@ -14,6 +14,7 @@ from taskharbor.drivers.contract import AttemptPage, Capabilities, Driver, Enque
 from taskharbor.drivers.http.brokers import Brokers
 from taskharbor.drivers.http.options import Options, parse_url
 from taskharbor.drivers.http.protocol import VERSION, encode
+from taskharbor.drivers.records import Greeting
 from taskharbor.errors import BackendUnavailable, InvalidRequest, SchemaMismatch, TaskHarborError
 from taskharbor.jobs import SECOND, Attempt, JobRecord, Micros
 
@@ -40,7 +41,7 @@ class HttpDriver(Driver):
         self.options = options
         self._brokers = Brokers(options)
         self._claims = Claims()
-        self._greeting: op.Greeting | None = None
+        self._greeting: Greeting | None = None
         self._giving_back: set[asyncio.Task[None]] = set()
 
     # -- life ---------------------------------------------------------------------------------------------
@@ -155,7 +156,7 @@ class HttpDriver(Driver):
     # -- what a broker takes at once ------------------------------------------------------------------------
 
     @property
-    def _limits(self) -> op.Greeting:
+    def _limits(self) -> Greeting:
         if self._greeting is None:
             raise BackendUnavailable(
                 f"the driver for {self.options.place} is not open: await open() first, or use `async with`"

@@ -7,11 +7,11 @@ from contextlib import contextmanager
 from typing import Any, LiteralString
 
 from taskharbor.drivers.contract import Enqueued
+from taskharbor.drivers.operations import check_records
 from taskharbor.drivers.postgres.enqueue import is_plain, plain_values, rule_values
 from taskharbor.drivers.postgres.notify_throttle import NOTIFYING, SILENT
 from taskharbor.drivers.postgres.options import Options
 from taskharbor.drivers.postgres.statements import load
-from taskharbor.drivers.validation import check_records
 from taskharbor.errors import InvalidRequest, SchemaMismatch
 from taskharbor.jobs import JobRecord, Micros
 
