@@ -5,9 +5,8 @@
 serving          the server: bounded headers and connections, TLS, a graceful stop
 app              the application: gate, routes, start and end
 config, tokens   limits, and who may call
-gate             checks before a handler runs: host, origin, token, scope, rate, leadership
+gate             checks before a handler runs (host, origin, token, scope, rate, leadership), and the handler of a path
 exchange         the body as it is read, and clients that leave
-routing          the handler of a path
 calls            the driver protocol
 operations       the JSON API's table of operations, and how one is carried out
 request_models   bodies and queries of the JSON API

@@ -11,11 +11,10 @@ from starlette.types import Receive, Scope, Send
 from taskharbor.broker import job_routes, operator_routes  # noqa: F401
 from taskharbor.broker.calls import driver_places
 from taskharbor.broker.config import BrokerConfig
-from taskharbor.broker.gate import Gate
+from taskharbor.broker.gate import Gate, Needs, Place
 from taskharbor.broker.openapi import encoded_document
 from taskharbor.broker.operations import JSON, OPERATIONS, place
 from taskharbor.broker.replays import Replays
-from taskharbor.broker.routing import Needs, Place, Routes
 from taskharbor.broker.service import Candidacy, Service
 from taskharbor.clock import Clock
 from taskharbor.drivers.contract import Driver
@@ -37,8 +36,7 @@ class BrokerApp:
 
     def __init__(self, service: Service) -> None:
         self.service = service
-        routes = Routes([*_places(service), *driver_places(service)])
-        self._gate = Gate(routes, routes, service)
+        self._gate = Gate([*_places(service), *driver_places(service)], service)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":

@@ -15,11 +15,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from taskharbor.broker.exchange import Departure, read_body
-from taskharbor.broker.gate import CALLER
+from taskharbor.broker.gate import CALLER, Needs, Place
 from taskharbor.broker.operations import JSON
 from taskharbor.broker.problems import Problem
 from taskharbor.broker.replays import Name, Replays, heard_names, request_name
-from taskharbor.broker.routing import Needs, Place
 from taskharbor.broker.service import Service
 from taskharbor.broker.tokens import Caller
 from taskharbor.drivers import operations as op

@@ -1,4 +1,4 @@
-"""Everything that is checked before a request reaches its handler, and everything that leaves on its way out.
+"""The way of a request to its handler: everything that is checked before, the handler of its path, and the answer on its way out.
 
 One pass over the headers, no body read yet: host, origin, who calls and what they may, how often, whether we lead, how much is
 under way. The body is counted while it is read, so one that is too large is refused before it is in memory.
@@ -8,19 +8,24 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 import time
 import traceback
-from collections.abc import Callable, Iterable
-from urllib.parse import parse_qsl, urlsplit
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import TypeAlias
+from urllib.parse import parse_qsl, unquote, urlsplit
 
-from starlette.types import ASGIApp, Receive, Scope, Send
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from taskharbor.broker.config import BrokerConfig
 from taskharbor.broker.exchange import ClientGone, Exchange, too_large
 from taskharbor.broker.problems import Problem, not_leader, problem_of
-from taskharbor.broker.routing import Routes
 from taskharbor.broker.service import Service
 from taskharbor.broker.tokens import Caller, Guard
+from taskharbor.drivers.operations import Scope as TokenScope
 from taskharbor.errors import BackendUnavailable, TaskHarborError
 
 log = logging.getLogger("taskharbor.broker")
@@ -35,13 +40,35 @@ WRONG_TOKENS_PER_SECOND = 5.0
 WRONG_TOKENS_AT_ONCE = 20.0
 
 
+Endpoint: TypeAlias = Callable[[Request, dict[str, str]], Awaitable[Response]]
+"""A request and the names in its path -> the answer."""
+
+
+class Needs(msgspec.Struct, frozen=True):
+    """What must be true before a handler runs."""
+
+    scope: TokenScope = "read"
+    is_public: bool = False
+    """Answered to anybody, without a token, and while stopping."""
+    on_standby: bool = False
+    """Answered by a broker that does not lead."""
+
+
+class Place(msgspec.Struct, frozen=True):
+    """One method of one path. `{name}` in the path stands for one part of it."""
+
+    method: str
+    path: str
+    needs: Needs
+    endpoint: Endpoint
+
+
 class Gate:
     """The outermost layer: ASGI in, ASGI out, and never an exception."""
 
-    def __init__(self, app: ASGIApp, routes: Routes, service: Service) -> None:
+    def __init__(self, places: Sequence[Place], service: Service) -> None:
         config = service.config
-        self._app = app
-        self._routes = routes
+        self._routes = Routes(places)
         self._service = service
         self._config = config
         self._guard = Guard(config.tokens)
@@ -55,8 +82,9 @@ class Gate:
         began = time.perf_counter()
         self._under_way += 1
         try:
-            self._admit(scope)
-            await self._app(scope, exchange.receive, exchange.send)
+            place, names = self._admit(scope)
+            response = await place.endpoint(Request(scope, exchange.receive), names)
+            await response(scope, exchange.receive, exchange.send)
         except Problem as problem:
             await exchange.give(problem)
         except TaskHarborError as error:
@@ -65,9 +93,9 @@ class Gate:
             pass
         except Exception as error:
             # By its kind and place only: a message may repeat what the request carried.
-            place = "".join(traceback.format_tb(error.__traceback__))
+            trace = "".join(traceback.format_tb(error.__traceback__))
             log.error(
-                "%s in %s %s\n%s", type(error).__name__, scope["method"], _printable(scope["path"]), place
+                "%s in %s %s\n%s", type(error).__name__, scope["method"], _printable(scope["path"]), trace
             )
             await exchange.give(self._problem(error))
         finally:
@@ -83,7 +111,7 @@ class Gate:
             leads.look_now()
         return problem_of(error if isinstance(error, TaskHarborError) else TaskHarborError())
 
-    def _admit(self, scope: Scope) -> None:
+    def _admit(self, scope: Scope) -> tuple[Place, dict[str, str]]:
         # Of a header that comes twice, no one can say which of the two another program believed.
         host = origin = authorization = length = None
         for name, value in scope["headers"]:
@@ -110,7 +138,8 @@ class Gate:
             and not self._hosts.same_origin(origin, host or b"")
         ):
             raise Problem(403, "bad_origin", "a page of another origin sent this request")
-        needs = self._routes.find(scope)
+        place, names = self._routes.find(scope)
+        needs = place.needs
         if not needs.is_public:
             caller = self._authenticate(scope, authorization)
             scope[CALLER] = caller
@@ -126,6 +155,7 @@ class Gate:
                 raise not_leader(self._service.leader_url)
         if length is not None and (not length.isdigit() or int(length[:20]) > self._config.max_body_bytes):
             raise too_large(self._config.max_body_bytes)
+        return place, names
 
     def _authenticate(self, scope: Scope, authorization: bytes | None) -> Caller:
         caller = self._guard.caller(authorization)
@@ -256,6 +286,62 @@ def split_host(text: str) -> tuple[str, str]:
         return name.lower(), rest.removeprefix(":")
     name, _, port = text.partition(":")
     return name.lower().removesuffix("."), port
+
+
+class Routes:
+    """Plain paths by one look-up; those with names in them one after the other."""
+
+    def __init__(self, places: Sequence[Place]) -> None:
+        self._plain: dict[str, dict[str, Place]] = {}
+        self._patterns: list[tuple[re.Pattern[str], dict[str, Place]]] = []
+        by_path: dict[str, dict[str, Place]] = {}
+        for place in places:
+            by_path.setdefault(place.path, {})[place.method] = place
+        for path, methods in by_path.items():
+            if "{" in path:
+                pattern = re.compile(re.sub(r"\{(\w+)\}", r"(?P<\1>[^/]+)", path))
+                self._patterns.append((pattern, methods))
+            else:
+                self._plain[path] = methods
+
+    def find(self, scope: Scope) -> tuple[Place, dict[str, str]]:
+        """The place of a request and the names in its path. Raises where there is none."""
+        names: dict[str, str] = {}
+        methods = self._plain.get(scope["path"])
+        if methods is None:
+            # As it was sent: a slash within a name is %2F there, and a plain one in the path that was decoded.
+            raw = scope.get("raw_path")
+            path = scope["path"] if raw is None else raw.decode("latin-1")
+            for pattern, candidates in self._patterns:
+                match = pattern.fullmatch(path)
+                if match is not None:
+                    methods = candidates
+                    names = match.groupdict() if raw is None else _unquoted(match.groupdict())
+                    break
+            else:
+                raise _not_found()
+        place = methods.get("GET" if scope["method"] == "HEAD" else scope["method"])
+        if place is None:
+            raise _not_allowed(methods)
+        return place, names
+
+
+def _unquoted(names: dict[str, str]) -> dict[str, str]:
+    try:
+        return {name: unquote(value, errors="strict") for name, value in names.items()}
+    except UnicodeDecodeError:
+        raise Problem(422, "invalid_request", "the path is not percent-encoded UTF-8") from None
+
+
+def _not_found() -> Problem:
+    return Problem(
+        404, "no_such_path", "there is nothing at this path", hint="GET /openapi.json lists what there is"
+    )
+
+
+def _not_allowed(methods: Mapping[str, Place]) -> Problem:
+    allowed = ", ".join(sorted({*methods, *(["HEAD"] if "GET" in methods else [])}))
+    return Problem(405, "method_not_allowed", f"this path takes {allowed}", headers={"Allow": allowed})
 
 
 class KnownHosts:

@@ -15,9 +15,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from taskharbor.broker.exchange import read_body
+from taskharbor.broker.gate import Needs, Place
 from taskharbor.broker.problems import Problem
 from taskharbor.broker.replays import Replays, request_name
-from taskharbor.broker.routing import Needs, Place
 from taskharbor.broker.service import Service
 from taskharbor.broker.tokens import EVERYBODY, Caller
 from taskharbor.drivers.operations import Scope
