@@ -3,9 +3,9 @@
 `make_app` is an ASGI application over any driver; `taskharbor broker` serves it. The modules, as a request meets them:
 
 serving          the server: bounded headers and connections, TLS, a graceful stop
-app              the application: gate, routes, start and end
+app              makes the application: every path with its handler
 config, tokens   limits, and who may call
-gate             checks before a handler runs (host, origin, token, scope, rate, leadership), and the handler of a path
+gate             the application: checks of a request (host, origin, token, scope, rate, leadership), and the handler of its path
 exchange         the body as it is read, and clients that leave
 calls            the driver protocol
 operations       the JSON API's table of operations, and how one is carried out

@@ -1,17 +1,14 @@
-"""The broker as an ASGI application: the gate, the routes, and a life that begins and ends with the server's."""
+"""Makes the broker's application of a driver: every path with its handler, behind the gate."""
 
 from __future__ import annotations
 
-import asyncio
-
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
 
 from taskharbor.broker import job_routes, operator_routes  # noqa: F401
 from taskharbor.broker.calls import driver_places
 from taskharbor.broker.config import BrokerConfig
-from taskharbor.broker.gate import Gate, Needs, Place
+from taskharbor.broker.gate import BrokerApp, Needs, Place
 from taskharbor.broker.openapi import encoded_document
 from taskharbor.broker.operations import JSON, OPERATIONS, place
 from taskharbor.broker.replays import Replays
@@ -31,32 +28,6 @@ def _places(service: Service) -> list[Place]:
     return [*(place(operation, service, replays) for operation in OPERATIONS), document]
 
 
-class BrokerApp:
-    """`service` is what runs inside; the server starts and ends it by the lifespan protocol."""
-
-    def __init__(self, service: Service) -> None:
-        self.service = service
-        self._gate = Gate([*_places(service), *driver_places(service)], service)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            await self._gate(scope, receive, send)
-        elif scope["type"] == "lifespan":
-            await self._live(receive, send)
-        else:
-            raise RuntimeError("a broker speaks HTTP and nothing else")
-
-    async def _live(self, receive: Receive, send: Send) -> None:
-        await receive()
-        await self.service.start()
-        await send({"type": "lifespan.startup.complete"})
-        try:
-            await receive()
-        finally:
-            await asyncio.shield(self.service.close())
-        await send({"type": "lifespan.shutdown.complete"})
-
-
 def make_app(
     driver: Driver,
     config: BrokerConfig | None = None,
@@ -64,4 +35,5 @@ def make_app(
     clock: Clock | None = None,
 ) -> BrokerApp:
     """An application over any driver. `clock`: instead of the store's own time."""
-    return BrokerApp(Service(driver, config, candidacy, clock))
+    service = Service(driver, config, candidacy, clock)
+    return BrokerApp([*_places(service), *driver_places(service)], service)

@@ -6,6 +6,7 @@ under way. The body is counted while it is read, so one that is too large is ref
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 import re
@@ -63,13 +64,16 @@ class Place(msgspec.Struct, frozen=True):
     endpoint: Endpoint
 
 
-class Gate:
-    """The outermost layer: ASGI in, ASGI out, and never an exception."""
+class BrokerApp:
+    """The broker as an ASGI application, which never answers with an exception.
+
+    `service` is what runs inside; the server starts and ends it by the lifespan protocol.
+    """
 
     def __init__(self, places: Sequence[Place], service: Service) -> None:
         config = service.config
         self._routes = Routes(places)
-        self._service = service
+        self.service = service
         self._config = config
         self._guard = Guard(config.tokens)
         self._hosts = KnownHosts(_host_names(config))
@@ -78,6 +82,24 @@ class Gate:
         self._under_way = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            await self._answer(scope, receive, send)
+        elif scope["type"] == "lifespan":
+            await self._live(receive, send)
+        else:
+            raise RuntimeError("a broker speaks HTTP and nothing else")
+
+    async def _live(self, receive: Receive, send: Send) -> None:
+        await receive()
+        await self.service.start()
+        await send({"type": "lifespan.startup.complete"})
+        try:
+            await receive()
+        finally:
+            await asyncio.shield(self.service.close())
+        await send({"type": "lifespan.shutdown.complete"})
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange = Exchange(receive, send, self._config)
         began = time.perf_counter()
         self._under_way += 1
@@ -104,10 +126,10 @@ class Gate:
             self._log_access(scope, exchange.status, time.perf_counter() - began)
 
     def _problem(self, error: Exception) -> Problem:
-        leads = self._service.leads
+        leads = self.service.leads
         if leads is not None and isinstance(error, BackendUnavailable):
             if not leads.is_leader:
-                return not_leader(self._service.leader_url)
+                return not_leader(self.service.leader_url)
             leads.look_now()
         return problem_of(error if isinstance(error, TaskHarborError) else TaskHarborError())
 
@@ -151,8 +173,8 @@ class Gate:
                     f"the token {caller.name} has no scope {needs.scope}",
                     hint=f"use a token with the scope {' or '.join(dict.fromkeys((needs.scope, 'admin')))}",
                 )
-            if not needs.on_standby and not self._service.is_leading:
-                raise not_leader(self._service.leader_url)
+            if not needs.on_standby and not self.service.is_leading:
+                raise not_leader(self.service.leader_url)
         if length is not None and (not length.isdigit() or int(length[:20]) > self._config.max_body_bytes):
             raise too_large(self._config.max_body_bytes)
         return place, names
@@ -188,7 +210,7 @@ class Gate:
                 hint="send more jobs per request, and fewer requests",
                 headers={"Retry-After": str(math.ceil(pause))},
             )
-        if self._service.stopping.is_set():
+        if self.service.stopping.is_set():
             raise Problem(
                 503,
                 "stopping",

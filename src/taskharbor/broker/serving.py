@@ -18,7 +18,7 @@ import msgspec
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from taskharbor.broker.app import BrokerApp
+from taskharbor.broker.gate import BrokerApp
 from taskharbor.errors import InvalidRequest
 from taskharbor.worker.health import is_loopback
 

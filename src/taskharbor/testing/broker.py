@@ -21,8 +21,9 @@ from typing import Any
 
 import msgspec
 
-from taskharbor.broker.app import BrokerApp, make_app
+from taskharbor.broker.app import make_app
 from taskharbor.broker.config import BrokerConfig
+from taskharbor.broker.gate import BrokerApp
 from taskharbor.broker.service import Leads
 from taskharbor.broker.serving import TLS, BrokerServer, listen, serve, url_of
 from taskharbor.clock import Clock
