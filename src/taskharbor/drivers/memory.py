@@ -17,7 +17,7 @@ from taskharbor.drivers import operations as op
 from taskharbor.drivers.contract import Capabilities, Driver, JobShare, Woken
 from taskharbor.drivers.engine import bulk, inspect, schema
 from taskharbor.drivers.engine.calls import FUNCTIONS
-from taskharbor.drivers.engine.statements import Transaction
+from taskharbor.drivers.engine.tables import Transaction
 from taskharbor.drivers.waiting import Look, Notifications, wait
 from taskharbor.errors import InvalidRequest
 from taskharbor.jobs import Micros

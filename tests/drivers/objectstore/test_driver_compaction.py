@@ -11,7 +11,7 @@ from held_blobs import HeldBlobs
 from jobs_here import NOW, a_job, run_through
 
 from taskharbor.drivers.contract import Ack, Extension, JobFilter, QueueSettings
-from taskharbor.drivers.engine.statements import Transaction
+from taskharbor.drivers.engine.tables import Transaction
 from taskharbor.drivers.objectstore import ObjectStoreDriver, compaction
 from taskharbor.drivers.objectstore.blobs import Blob, Unchanged, Version
 from taskharbor.drivers.objectstore.catalog import log_folder, state_name

@@ -9,7 +9,7 @@ from held_blobs import HeldBlobs
 from jobs_here import NOW, a_job
 
 from taskharbor.drivers.contract import FAILURE_TYPE, Fail, JobFilter, QueueSettings
-from taskharbor.drivers.engine.statements import Transaction
+from taskharbor.drivers.engine.tables import Transaction
 from taskharbor.drivers.objectstore import ObjectStoreDriver, enqueue
 from taskharbor.drivers.objectstore import shard as shards
 from taskharbor.drivers.objectstore.places import Options

@@ -12,8 +12,8 @@ from held_blobs import HeldBlobs
 from jobs_here import NOW, a_job, run_through
 
 from taskharbor.drivers.contract import Ack, Fail, JobFilter, QueueSettings
-from taskharbor.drivers.engine import enqueue, inspect, operate, queues, reserve, settle
-from taskharbor.drivers.engine.statements import Transaction
+from taskharbor.drivers.engine import enqueue, inspect, operate, reserve, settle, tables
+from taskharbor.drivers.engine.tables import Transaction
 from taskharbor.drivers.migrations import Migration
 from taskharbor.drivers.objectstore import ObjectStoreDriver, compaction, image
 from taskharbor.drivers.objectstore.image import Image, take_numbers
@@ -52,7 +52,7 @@ def shown(state: Image) -> tuple[Any, ...]:
             inspect.stats(transaction, NOW, None),
             inspect.attempts_between(transaction, 0, inspect.FOREVER, 1000),
             inspect.watch(transaction, ["q"], ALWAYS),
-            queues.settings_of(transaction, "q"),
+            tables.settings_of(transaction, "q"),
         )
     )
 
@@ -61,7 +61,7 @@ def a_full_image() -> Image:
     """Every state a job can be in, with every kind of field filled."""
     state = Image(b"", "here", "q")
     settings = QueueSettings(max_inflight=5, failure_queue="failed", keep_dead_us=None)
-    change(state, lambda transaction: queues.configure(transaction, "q", settings))
+    change(state, lambda transaction: tables.configure(transaction, "q", settings))
     keyed = a_job(key="k", headers={"trace": "1"}, payload=b"\x00\xff", idempotency_key="i", priority=3)
     add(state, keyed, a_job(), a_job(payload=b"x" * 5000), a_job())
     held = claim(state, 4)

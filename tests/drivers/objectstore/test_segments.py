@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from taskharbor.drivers.contract import Ack, JobFilter
 from taskharbor.drivers.engine import enqueue, inspect, reserve, settle
-from taskharbor.drivers.engine.statements import Transaction
+from taskharbor.drivers.engine.tables import Transaction
 from taskharbor.drivers.objectstore import retention
 from taskharbor.drivers.objectstore.image import Image
 from taskharbor.drivers.objectstore.segments import (

@@ -21,7 +21,7 @@ from taskharbor.drivers.contract import (
     Release,
     Retry,
 )
-from taskharbor.drivers.engine.rows import STATES
+from taskharbor.drivers.engine.tables import STATES
 from taskharbor.drivers.operations import Configure
 from taskharbor.drivers.registry import connect
 from taskharbor.jobs import SECOND, JobRecord, JobState, UpdateFlags

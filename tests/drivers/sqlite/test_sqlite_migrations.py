@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from taskharbor.drivers.engine.rows import OUTCOMES, STATES
+from taskharbor.drivers.engine.tables import OUTCOMES, STATES
 from taskharbor.drivers.migrations import BREAKS, Migration, known_migrations
 from taskharbor.drivers.sqlite import SQLiteDriver
 from taskharbor.drivers.sqlite.database import apply_pending, open_connection

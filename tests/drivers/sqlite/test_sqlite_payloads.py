@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from taskharbor.drivers.contract import Ack
-from taskharbor.drivers.engine.rows import INLINE_PAYLOAD
+from taskharbor.drivers.engine.tables import INLINE_PAYLOAD
 from taskharbor.drivers.sqlite import SQLiteDriver
 from taskharbor.jobs import JobRecord
 from taskharbor.requests import new_ids

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from taskharbor.drivers.engine.statements import load
+from taskharbor.drivers.engine.tables import load
 from taskharbor.drivers.sqlite import SQLiteDriver
 
 Query = Callable[..., list[tuple[Any, ...]]]

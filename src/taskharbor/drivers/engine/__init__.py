@@ -3,9 +3,7 @@ threads and files: the driver that calls it begins and commits.
 
 calls       which function carries out which call of the contract
 schema      tables, in numbered steps (`migrations/`)
-statements  transactions, and SQL from `sql/*.sql`
-queues      queues by name and by number, and their counters
-rows        records to rows and back
+tables      transactions and SQL from `sql/*.sql`, records as rows, queues and their counters
 enqueue, reserve, settle, operate, inspect, bulk
             one operation (or family) each
 unit        jobs loaded, moved in memory and written back at once: what the odd cases share

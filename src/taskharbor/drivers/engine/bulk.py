@@ -14,8 +14,7 @@ from taskharbor.drivers.contract import JobShare, LogPage, LogState, LogStream
 from taskharbor.drivers.engine.enqueue import enqueue
 from taskharbor.drivers.engine.inspect import attempts_between
 from taskharbor.drivers.engine.operate import remove_jobs
-from taskharbor.drivers.engine.rows import STATES, to_json
-from taskharbor.drivers.engine.statements import Transaction, load
+from taskharbor.drivers.engine.tables import STATES, Transaction, load, to_json
 from taskharbor.errors import JobError, JobNotFound
 from taskharbor.jobs import JobState
 

@@ -6,16 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from taskharbor.drivers import operations as op
-from taskharbor.drivers.engine import (
-    bulk,
-    enqueue,
-    inspect,
-    operate,
-    queues,
-    reserve,
-    settle,
-)
-from taskharbor.drivers.engine.statements import Transaction
+from taskharbor.drivers.engine import bulk, enqueue, inspect, operate, reserve, settle, tables
+from taskharbor.drivers.engine.tables import Transaction
 
 FUNCTIONS: dict[type[op.Operation[Any]], Callable[[Transaction, Any], Any]] = {
     op.Enqueue: op.by_fields(enqueue.enqueue),
@@ -27,8 +19,8 @@ FUNCTIONS: dict[type[op.Operation[Any]], Callable[[Transaction, Any], Any]] = {
     op.Requeue: op.by_fields(operate.requeue),
     op.Purge: op.by_fields(operate.purge),
     op.Prune: op.by_fields(operate.prune),
-    op.Configure: lambda tx, call: queues.configure(tx, call.queue, call.settings),
-    op.Settings: op.by_fields(queues.settings_of),
+    op.Configure: lambda tx, call: tables.configure(tx, call.queue, call.settings),
+    op.Settings: op.by_fields(tables.settings_of),
     op.Get: op.by_fields(inspect.get),
     op.ListJobs: op.by_fields(inspect.list_jobs),
     op.Stats: op.by_fields(inspect.stats),

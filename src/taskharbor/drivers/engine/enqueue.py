@@ -9,18 +9,23 @@ from typing import Any
 import msgspec
 
 from taskharbor.drivers.contract import Enqueued, gather_flags
-from taskharbor.drivers.engine.queues import Counts, forget_queue, known_queue_id, queue_id
-from taskharbor.drivers.engine.rows import (
+from taskharbor.drivers.engine.tables import (
     BLOCKED,
     INLINE_PAYLOAD,
     READY,
     SCHEDULED,
+    Counts,
+    Transaction,
+    forget_queue,
+    insert_rows,
+    known_queue_id,
+    load,
+    queue_id,
     read_spec,
     spec_of,
     spec_text,
     to_json,
 )
-from taskharbor.drivers.engine.statements import Transaction, insert_rows, load
 from taskharbor.drivers.engine.unit import Unit, new_job
 from taskharbor.jobs import DEFAULT_FLAGS, JobRecord, Micros
 

@@ -8,18 +8,19 @@ from typing import Any
 import msgspec
 
 from taskharbor.drivers.contract import AttemptPage, JobFilter, Page, QueueStats
-from taskharbor.drivers.engine.queues import settings_from
-from taskharbor.drivers.engine.rows import (
+from taskharbor.drivers.engine.tables import (
     INFLIGHT,
     READY,
     SCHEDULED,
     STATE_NUMBERS,
     STATES,
+    Transaction,
     attempt_from_row,
+    load,
     record_from_row,
+    settings_from,
     to_json,
 )
-from taskharbor.drivers.engine.statements import Transaction, load
 from taskharbor.errors import InvalidRequest
 from taskharbor.jobs import Attempt, JobRecord, JobState, Micros
 

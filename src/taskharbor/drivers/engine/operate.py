@@ -8,8 +8,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from taskharbor.drivers.contract import JobFilter
-from taskharbor.drivers.engine.queues import Counts, known_queue_id
-from taskharbor.drivers.engine.rows import (
+from taskharbor.drivers.engine.tables import (
     BLOCKED,
     CANCELLED,
     DEAD,
@@ -19,9 +18,12 @@ from taskharbor.drivers.engine.rows import (
     READY,
     STATE_NUMBERS,
     STATES,
+    Counts,
+    Transaction,
+    known_queue_id,
+    load,
     to_json,
 )
-from taskharbor.drivers.engine.statements import Transaction, load
 from taskharbor.drivers.engine.unit import Unit
 from taskharbor.errors import JobError, JobFinished, JobNotDead, JobNotFound, KeyConflict
 from taskharbor.jobs import TERMINAL_STATES, JobState, Micros, Outcome

@@ -11,10 +11,17 @@ from typing import Any
 
 import msgspec
 
-from taskharbor.drivers.engine.queues import Counts
-from taskharbor.drivers.engine.rows import INFLIGHT, READY, SCHEDULED, apply_spec, to_json
 from taskharbor.drivers.engine.settle import reclaim_queue
-from taskharbor.drivers.engine.statements import Transaction, load
+from taskharbor.drivers.engine.tables import (
+    INFLIGHT,
+    READY,
+    SCHEDULED,
+    Counts,
+    Transaction,
+    apply_spec,
+    load,
+    to_json,
+)
 from taskharbor.jobs import JobRecord, JobState, Micros
 from taskharbor.requests import new_token
 

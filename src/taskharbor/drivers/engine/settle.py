@@ -21,18 +21,20 @@ from taskharbor.drivers.contract import (
     Retry,
     Settlement,
 )
-from taskharbor.drivers.engine.queues import known_queue_id
-from taskharbor.drivers.engine.rows import (
+from taskharbor.drivers.engine.tables import (
     CANCELLED,
     DEAD,
     DONE,
     INFLIGHT,
     OUTCOME_NUMBERS,
     TOKEN_LENGTH,
+    Transaction,
+    insert_rows,
+    known_queue_id,
     lease_token,
+    load,
     to_json,
 )
-from taskharbor.drivers.engine.statements import Transaction, insert_rows, load
 from taskharbor.drivers.engine.unit import EXPIRED, Job, Unit
 from taskharbor.errors import JobError, JobNotFound, JobNotInflight, LeaseExpired, LeaseMismatch
 from taskharbor.jobs import Failure, Lease, Micros, Outcome

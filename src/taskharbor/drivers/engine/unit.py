@@ -13,8 +13,7 @@ from typing import Any
 import msgspec
 
 from taskharbor.drivers.contract import failure_record
-from taskharbor.drivers.engine.queues import Counts, QueueRow, queue_id, queue_row
-from taskharbor.drivers.engine.rows import (
+from taskharbor.drivers.engine.tables import (
     BLOCKED,
     CANCELLED,
     DEAD,
@@ -23,13 +22,19 @@ from taskharbor.drivers.engine.rows import (
     OUTCOME_NUMBERS,
     READY,
     SCHEDULED,
+    Counts,
+    QueueRow,
     Spec,
+    Transaction,
+    insert_rows,
     lease_token,
+    load,
+    queue_id,
+    queue_row,
     read_spec,
     spec_text,
     to_json,
 )
-from taskharbor.drivers.engine.statements import Transaction, insert_rows, load
 from taskharbor.jobs import DEFAULT_FLAGS, Failure, JobRecord, Micros, Outcome, UpdateFlags
 from taskharbor.requests import new_id
 

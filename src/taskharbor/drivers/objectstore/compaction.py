@@ -19,8 +19,7 @@ from typing import Any
 
 import msgspec
 
-from taskharbor.drivers.engine.rows import to_json
-from taskharbor.drivers.engine.statements import Transaction, load
+from taskharbor.drivers.engine.tables import Transaction, load, to_json
 from taskharbor.drivers.objectstore.blobs import Blobs
 from taskharbor.drivers.objectstore.cas import Cell
 from taskharbor.drivers.objectstore.image import Image

@@ -12,7 +12,7 @@ from taskharbor.drivers import operations as op
 from taskharbor.drivers.contract import Enqueued, JobShare
 from taskharbor.drivers.engine import bulk
 from taskharbor.drivers.engine import enqueue as engine
-from taskharbor.drivers.engine.statements import Transaction, load
+from taskharbor.drivers.engine.tables import Transaction, load
 from taskharbor.drivers.objectstore.blobs import Conflict, Unclear
 from taskharbor.drivers.objectstore.image import take_numbers
 from taskharbor.drivers.objectstore.inspect import edges, spread

@@ -17,7 +17,7 @@ from typing import TypeVar
 import msgspec
 
 from taskharbor.drivers.engine import schema
-from taskharbor.drivers.engine.statements import Transaction, load
+from taskharbor.drivers.engine.tables import Transaction, load
 from taskharbor.drivers.migrations import Migration, known_migrations
 from taskharbor.errors import BackendUnavailable
 from taskharbor.jobs import JobRecord

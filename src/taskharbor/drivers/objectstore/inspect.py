@@ -28,8 +28,8 @@ from taskharbor.drivers.contract import (
     QueueStats,
 )
 from taskharbor.drivers.engine import inspect as engine
-from taskharbor.drivers.engine import queues
-from taskharbor.drivers.engine.statements import Transaction, load
+from taskharbor.drivers.engine import tables
+from taskharbor.drivers.engine.tables import Transaction, load
 from taskharbor.drivers.objectstore.segments import Entry, Segment, entries, size_with_rows
 from taskharbor.drivers.objectstore.shard import Loaded, Shard
 from taskharbor.drivers.objectstore.store import OpenStore
@@ -147,7 +147,7 @@ async def _stats_of(store: OpenStore, queue: str, now: Micros) -> QueueStats | N
 
 
 async def settings(store: OpenStore, queue: str) -> QueueSettings:
-    return await store.shards_of(queue)[0].look(lambda transaction: queues.settings_of(transaction, queue))
+    return await store.shards_of(queue)[0].look(lambda transaction: tables.settings_of(transaction, queue))
 
 
 _LARGE = 256 * 1024

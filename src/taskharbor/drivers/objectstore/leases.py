@@ -8,11 +8,10 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from taskharbor.drivers.contract import Extension, QueueSettings, Settlement
-from taskharbor.drivers.engine import operate, queues
+from taskharbor.drivers.engine import operate, tables
 from taskharbor.drivers.engine import reserve as engine_reserve
 from taskharbor.drivers.engine import settle as engine_settle
-from taskharbor.drivers.engine.rows import STATE_NUMBERS
-from taskharbor.drivers.engine.statements import Transaction, load
+from taskharbor.drivers.engine.tables import STATE_NUMBERS, Transaction, load
 from taskharbor.drivers.objectstore.shard import Shard
 from taskharbor.drivers.objectstore.store import OpenStore
 from taskharbor.errors import InvalidRequest, JobError, JobFinished, JobNotDead, JobNotFound, JobNotInflight
@@ -166,7 +165,7 @@ async def configure(store: OpenStore, queue: str, settings: QueueSettings) -> No
     await store.catalog.add_queues([queue])
     await asyncio.gather(
         *(
-            shard.change(lambda transaction: queues.configure(transaction, queue, settings))
+            shard.change(lambda transaction: tables.configure(transaction, queue, settings))
             for shard in store.shards_of(queue)
         )
     )

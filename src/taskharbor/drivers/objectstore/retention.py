@@ -10,9 +10,7 @@ from msgspec.structs import replace
 
 from taskharbor.drivers.contract import JobFilter
 from taskharbor.drivers.engine import bulk, operate
-from taskharbor.drivers.engine.queues import Counts
-from taskharbor.drivers.engine.rows import STATE_NUMBERS, to_json
-from taskharbor.drivers.engine.statements import Transaction, load
+from taskharbor.drivers.engine.tables import STATE_NUMBERS, Counts, Transaction, load, to_json
 from taskharbor.drivers.objectstore.compaction import retire
 from taskharbor.drivers.objectstore.segments import Entry, entries, holding_jobs, put_entries
 from taskharbor.drivers.objectstore.shard import Loaded, Shard, find_archived, known_ids

@@ -20,8 +20,15 @@ from msgspec.structs import asdict, astuple
 
 from taskharbor.drivers.contract import JobFilter
 from taskharbor.drivers.engine.inspect import FOREVER
-from taskharbor.drivers.engine.rows import STATE_NUMBERS, attempt_from_row, record_from_row, to_json
-from taskharbor.drivers.engine.statements import Transaction, insert_rows, load
+from taskharbor.drivers.engine.tables import (
+    STATE_NUMBERS,
+    Transaction,
+    attempt_from_row,
+    insert_rows,
+    load,
+    record_from_row,
+    to_json,
+)
 from taskharbor.drivers.objectstore.blobs import Blobs
 from taskharbor.drivers.objectstore.image import connect, deserialized
 from taskharbor.drivers.waiting import ALWAYS

@@ -14,8 +14,7 @@ from zlib import crc32
 import msgspec
 
 from taskharbor.clock import Clock
-from taskharbor.drivers.engine.rows import to_json
-from taskharbor.drivers.engine.statements import Transaction, load
+from taskharbor.drivers.engine.tables import Transaction, load, to_json
 from taskharbor.drivers.objectstore.blobs import Blobs
 from taskharbor.drivers.objectstore.cas import MAX_BYTES, Cell, Term
 from taskharbor.drivers.objectstore.catalog import log_folder, state_name

@@ -24,7 +24,7 @@ from typing import Any, Generic, TypeVar
 from urllib.parse import quote
 
 from taskharbor.drivers.engine import schema
-from taskharbor.drivers.engine.statements import Transaction
+from taskharbor.drivers.engine.tables import Transaction
 from taskharbor.drivers.migrations import Migration
 from taskharbor.drivers.sqlite.options import Options
 from taskharbor.errors import BackendUnavailable, InvalidRequest, TaskHarborError

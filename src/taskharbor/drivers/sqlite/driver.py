@@ -28,7 +28,7 @@ from taskharbor.drivers.contract import (
 )
 from taskharbor.drivers.engine import bulk, inspect, reserve, settle
 from taskharbor.drivers.engine.calls import FUNCTIONS
-from taskharbor.drivers.engine.statements import Transaction
+from taskharbor.drivers.engine.tables import Transaction
 from taskharbor.drivers.sqlite.database import Database, migrate
 from taskharbor.drivers.sqlite.options import Options, parse_url
 from taskharbor.drivers.waiting import Look, shared_notifications, wait
