@@ -6,6 +6,7 @@ what waits, is scheduled or has ended: every look is a seek into an index that h
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ from taskharbor.drivers.engine.tables import (
     INFLIGHT,
     READY,
     SCHEDULED,
+    TOKEN_LENGTH,
     Counts,
     Transaction,
     apply_spec,
@@ -23,7 +25,6 @@ from taskharbor.drivers.engine.tables import (
     to_json,
 )
 from taskharbor.jobs import JobRecord, JobState, Micros
-from taskharbor.requests import new_token
 
 _SQL = load("reserve")
 
@@ -77,7 +78,7 @@ def reserve(
         return []
     rows, payloads, seqs = _choose_due(transaction, counts, number, limit, now, wanted)
     if rows:
-        secret = new_token()
+        secret = secrets.token_hex(TOKEN_LENGTH // 2)
         # `now` may have been read before another call ended a lease: the log must not show one beside the other.
         reserved_at = max(now, latest_end)
         expires_at = reserved_at + lease_for
