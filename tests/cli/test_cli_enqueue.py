@@ -12,7 +12,7 @@ import pytest
 from cli_harness import Run, lines
 
 from taskharbor.bulk import stage
-from taskharbor.cli.bulk import Lines
+from taskharbor.cli.enqueue import Lines
 from taskharbor.client import Client, portal
 from taskharbor.drivers import operations as op
 from taskharbor.drivers.contract import JobFilter

@@ -1,7 +1,8 @@
-"""The command line. `root` is the command, one file per subcommand beside it.
+"""The command line. `root` is the command; the modules beside it have the subcommands, those on one subject together.
 
-What they share: `settings` (--url, --json, --debug, accepted before and after the subcommand), `store` (a client on the
-chosen URL), `problems` (errors and exit codes), `output` (tables and JSON), `values` (durations and times as text).
+They share `options` (--url, --json and --debug, accepted before and after the subcommand; options of several commands; values),
+`store` (a client on the chosen URL), `apps` (the app that `module:name` means), `problems` (errors and exit codes) and `output`
+(tables, JSON documents, durations and times as text).
 rich is imported where something is drawn, never at import time, so `taskharbor --help` answers at once.
 """
 

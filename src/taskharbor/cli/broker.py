@@ -8,19 +8,16 @@ import logging
 import os
 import signal
 import socket
-import sys
 from contextlib import suppress
-from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-import taskharbor
+from taskharbor.cli.options import COUNT, DURATION, FILE, Settings, log_options, shared_options, value_option
+from taskharbor.cli.output import banner
 from taskharbor.cli.problems import BadInput, Problem
-from taskharbor.cli.settings import Settings, shared_options
 from taskharbor.cli.store import shown_url
-from taskharbor.cli.values import COUNT, DURATION, FILE, value_option
 from taskharbor.drivers.registry import connect
 from taskharbor.errors import InvalidRequest, MissingExtra
 from taskharbor.jobs import to_micros
@@ -44,9 +41,7 @@ _MAKE_TOKENS = (
     "$TASKHARBOR_BROKER_TOKENS (separated by spaces). SIGTERM or Ctrl-C: running calls are finished; a second one: at once."
 )
 @click.option("--store", metavar="URL", help="The store to serve; the same as --url.")
-@click.option(
-    "--bind", default="127.0.0.1:7433", show_default=True, metavar="[HOST:]PORT", help="Where to listen."
-)
+@click.option("--bind", default="127.0.0.1:7433", metavar="[HOST:]PORT", help="Where to listen.")
 @value_option("--token-file", FILE, "Who may call: lines like name:scope[,scope]:secret.")
 @click.option(
     "--host-name",
@@ -72,13 +67,9 @@ _MAKE_TOKENS = (
 )
 @value_option("--grace", DURATION, "How long a stop waits for calls.", "10s")
 @click.option("--access-log", is_flag=True, help="Log every request (no payloads, no values of queries).")
-@click.option(
-    "--log-level", default="info", show_default=True, type=click.Choice(["debug", "info", "warning", "error"])
-)
-@click.option("--log-format", default="text", show_default=True, type=click.Choice(["text", "json"]))
+@log_options
 @shared_options
-@click.pass_context
-def broker(context: click.Context, /, **options: Any) -> None:
+def broker(settings: Settings, /, **options: Any) -> None:
     """Serve a store over HTTP: a JSON API, and http:// for workers."""
     from taskharbor.worker.logs import set_up_logs
 
@@ -89,7 +80,6 @@ def broker(context: click.Context, /, **options: Any) -> None:
         raise MissingExtra(
             f"the broker needs packages that are not installed ({missing}): pip install 'taskharbor[broker]'"
         ) from missing
-    settings = context.ensure_object(Settings)
     set_up_logs(options["log_level"], options["log_format"])
     url = options["store"] or settings.url
     host, port = serving.parse_bind(options["bind"])
@@ -103,7 +93,9 @@ def broker(context: click.Context, /, **options: Any) -> None:
     try:
         address = options["advertise"] or serving.url_of(listener, tls=tls is not None)
         config = _config(options, tokens, host, address)
-        _run(driver, config, listener, tls, shown=_shown_store(url), address=address, options=options)
+        # Without options, which may hold keys.
+        shown = shown_url(url).partition("?")[0]
+        _run(driver, config, listener, tls, shown=shown, address=address, options=options)
     finally:
         listener.close()
 
@@ -124,7 +116,8 @@ def _run(
     from taskharbor.worker.interpreter import tuned_interpreter
 
     candidacy = candidacy_for(driver, url=address, term=options["term"].total_seconds())
-    if candidacy is not None and not options["advertise"] and _is_wildcard(listener):
+    is_wildcard = listener.getsockname()[0] in ("0.0.0.0", "::")
+    if candidacy is not None and not options["advertise"] and is_wildcard:
         raise BadInput(
             "standbys and clients must be told where this broker is, and its bind address does not say",
             hint="give --advertise, like --advertise http://queue-1.internal:7433",
@@ -137,7 +130,8 @@ def _run(
             with suppress(NotImplementedError, RuntimeError, ValueError):
                 loop.add_signal_handler(number, _on_signal, server, number)
         log.info("serving %s at %s", shown, url_of(listener, tls=tls is not None))
-        _banner(options, address, candidacy is not None)
+        parts = [f"broker at {address}", *(["one of several leads"] if candidacy is not None else [])]
+        banner(options["log_format"], parts, f"{address}/openapi.json says what it takes; ")
 
     async def live() -> None:
         app = make_app(driver, config, candidacy)
@@ -157,19 +151,14 @@ def _on_signal(server: BrokerServer, number: int) -> None:
 def _config(options: dict[str, Any], tokens: tuple[Token, ...], host: str, address: str) -> BrokerConfig:
     from taskharbor.broker.config import MIB, BrokerConfig
 
-    skew: timedelta = options["max_skew"]
+    same = ("rate", "burst", "max_batch", "max_waiting", "trust_client_time", "access_log")
     return BrokerConfig(
         tokens=tokens,
         host_names=(*options["host_names"], host),
         advertise=address,
-        rate=options["rate"],
-        burst=options["burst"],
         max_body_bytes=round(options["max_body"] * MIB),
-        max_batch=options["max_batch"],
-        max_waiting=options["max_waiting"],
-        max_skew_us=to_micros(skew),
-        trust_client_time=options["trust_client_time"],
-        access_log=options["access_log"],
+        max_skew_us=to_micros(options["max_skew"]),
+        **{name: options[name] for name in same},
     )
 
 
@@ -224,26 +213,3 @@ def _listen(host: str, port: int) -> socket.socket:
         }
         hint = hints.get(error.errno or 0, "choose another address with --bind, like 127.0.0.1:7433")
         raise Problem(f"cannot listen at {host}:{port}: {error.strerror or error}", hint=hint) from error
-
-
-def _is_wildcard(listener: socket.socket) -> bool:
-    return listener.getsockname()[0] in ("0.0.0.0", "::")
-
-
-def _shown_store(url: str) -> str:
-    """Without its password and options, which may hold keys."""
-    return shown_url(url).partition("?")[0]
-
-
-def _banner(options: dict[str, Any], address: str, is_elected: bool) -> None:
-    if not sys.stderr.isatty() or options["log_format"] == "json":
-        return
-    parts = [f"TaskHarbor {taskharbor.__version__}", f"broker at {address}"]
-    if is_elected:
-        parts.append("one of several leads")
-    click.secho(" · ".join(parts), fg="cyan", err=True)
-    click.secho(
-        f"pid {os.getpid()}; {address}/openapi.json says what it takes; Ctrl-C stops gracefully",
-        dim=True,
-        err=True,
-    )

@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from taskharbor.cli.output import SHORT_STATES, STATE_STYLES, console, emit
+from taskharbor.cli.options import Settings, shared_options
+from taskharbor.cli.output import SHORT_STATES, STATE_STYLES, console, duration_text, emit
 from taskharbor.cli.problems import FAILED
-from taskharbor.cli.settings import Settings, shared_options
-from taskharbor.cli.values import duration_text
 from taskharbor.jobs import SECOND, JobState
 
 if TYPE_CHECKING:
@@ -28,20 +27,18 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.option("--jobs", default=3000, show_default=True, type=click.IntRange(min=100), help="How many jobs.")
-@click.option("--seed", default=1, show_default=True, type=int, help="The mix of jobs depends on it.")
+@click.option("--jobs", default=3000, type=click.IntRange(min=100), help="How many jobs.")
+@click.option("--seed", default=1, type=int, help="The mix of jobs depends on it.")
 @click.option("--keep", is_flag=True, help="Keep the database, the lake and the logs to look at.")
 @click.option(
     "--report",
     default="taskharbor-demo.html",
-    show_default=True,
     type=click.Path(dir_okay=False, path_type=Path),
     help="Where the report goes.",
 )
 @click.option("--queue-only", is_flag=True, help="No pipeline, audit and report afterwards.")
 @shared_options
-@click.pass_context
-def demo(context: click.Context, jobs: int, seed: int, keep: bool, report: Path, queue_only: bool) -> None:
+def demo(settings: Settings, jobs: int, seed: int, keep: bool, report: Path, queue_only: bool) -> int:
     """Kill a worker in the middle of thousands of jobs; lose nothing.
 
     Then, where PySpark and Java are there, audit every lease and draw a report.
@@ -50,7 +47,6 @@ def demo(context: click.Context, jobs: int, seed: int, keep: bool, report: Path,
     from taskharbor.demo.run import Demo
     from taskharbor.demo.workload import make_workload
 
-    settings = context.ensure_object(Settings)
     folder = Path(tempfile.mkdtemp(prefix="taskharbor-demo-"))
     well = False
     try:
@@ -85,8 +81,7 @@ def demo(context: click.Context, jobs: int, seed: int, keep: bool, report: Path,
             click.echo(f"kept: {folder} (database and the workers' logs)", err=True)
         else:
             shutil.rmtree(folder, ignore_errors=True)
-    if not well:
-        context.exit(FAILED)
+    return 0 if well else FAILED
 
 
 def _document(

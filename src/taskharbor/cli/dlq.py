@@ -1,52 +1,92 @@
-"""`taskharbor dlq`: the dead letters. Look at them, send them round again, or let them go."""
+"""`taskharbor cancel` and `taskharbor dlq`: end jobs, look at dead ones, send them round again, or let them go."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from datetime import timedelta
 
 import click
 
-from taskharbor.cli.cancel import tell
-from taskharbor.cli.documents import job_document
-from taskharbor.cli.groups import Group
-from taskharbor.cli.list import LARGEST_PAGE, Listing
-from taskharbor.cli.output import Column, cell, console, emit, is_narrow, table
-from taskharbor.cli.problems import FAILED, BadInput
-from taskharbor.cli.settings import Settings, shared_options
+from taskharbor.cli.jobs import LARGEST_PAGE, Listing
+from taskharbor.cli.options import (
+    DURATION,
+    Group,
+    Settings,
+    cursor_option,
+    limit_option,
+    queue_option,
+    shared_options,
+    types_option,
+)
+from taskharbor.cli.output import (
+    Column,
+    answer,
+    cell,
+    console,
+    duration_text,
+    emit,
+    is_narrow,
+    job_document,
+    relative_text,
+    table,
+)
+from taskharbor.cli.problems import FAILED, BadInput, say_error
 from taskharbor.cli.store import open_client
-from taskharbor.cli.values import DURATION, duration_text, relative_text
-from taskharbor.client import Client
+from taskharbor.client import Client, chunks
 from taskharbor.drivers.contract import JobFilter
 from taskharbor.errors import JobError
 from taskharbor.jobs import JobRecord, JobState, Micros, to_micros
 
 DEAD = frozenset({JobState.DEAD})
 
-_queue = click.option("--queue", "-q", metavar="QUEUE", help="Only this queue.")
-_types = click.option(
-    "--type", "-t", "types", multiple=True, metavar="TYPE", help="Only this type; repeat for more."
-)
+
+@click.command()
+@click.argument("ids", nargs=-1, required=True, metavar="ID...")
+@shared_options
+def cancel(settings: Settings, ids: tuple[str, ...]) -> int:
+    """Cancel jobs by id.
+
+    A waiting job is cancelled at once. A running one is asked to stop: its worker learns of it with the next
+    heartbeat.
+    """
+    with open_client(settings) as client:
+        answers = client.cancel_many(ids)
+    words = {JobState.INFLIGHT: "is running: asked to stop", JobState.CANCELLED: "cancelled"}
+    return tell(zip(ids, answers, strict=True), settings, words)
+
+
+def tell(
+    results: Iterable[tuple[str, JobState | JobError]], settings: Settings, words: dict[JobState, str]
+) -> int:
+    """One line per job, errors on stderr; the exit code."""
+    code = 0
+    for job_id, result in results:
+        if not isinstance(result, JobError):
+            answer(settings, {"id": job_id, "state": result}, f"{job_id} {words.get(result, result)}")
+            continue
+        code = FAILED
+        if settings.json:
+            emit({"id": job_id, "error": str(result), "kind": type(result).__name__})
+        else:
+            say_error(str(result))
+    return code
 
 
 @click.group(cls=Group, invoke_without_command=True)
 @shared_options
-@click.pass_context
-def dlq(context: click.Context) -> None:
+def dlq(settings: Settings) -> None:
     """Dead letters: list, requeue, purge."""
+    context = click.get_current_context()
     if context.invoked_subcommand is None:
         context.invoke(list_dead)
 
 
 @dlq.command("list")
-@_queue
-@_types
-@click.option(
-    "--limit", "-n", default=50, show_default=True, type=click.IntRange(min=1), help="At most so many."
-)
-@click.option("--cursor", metavar="CURSOR", help="Go on where a listing stopped.")
+@queue_option
+@types_option
+@limit_option
+@cursor_option
 @shared_options
-@click.pass_obj
 def list_dead(
     settings: Settings, queue: str | None, types: tuple[str, ...], limit: int, cursor: str | None
 ) -> None:
@@ -65,17 +105,14 @@ def list_dead(
 @dlq.command()
 @click.argument("ids", nargs=-1, metavar="[ID...]")
 @click.option("--all", "everything", is_flag=True, help="Every dead job.")
-@_queue
-@_types
+@queue_option
+@types_option
 @shared_options
-@click.pass_context
 def requeue(
-    context: click.Context, ids: tuple[str, ...], everything: bool, queue: str | None, types: tuple[str, ...]
-) -> None:
+    settings: Settings, ids: tuple[str, ...], everything: bool, queue: str | None, types: tuple[str, ...]
+) -> int:
     """Send dead jobs round again, with all their attempts: by id, or by --all, --queue, --type."""
-    settings = context.ensure_object(Settings)
-    by_filter = bool(everything or queue or types)
-    if bool(ids) == by_filter:
+    if bool(ids) == bool(everything or queue or types):
         raise BadInput(
             "say which: either ids, or a selection by --all, --queue or --type",
             hint="`taskharbor dlq list` shows what is there",
@@ -86,31 +123,28 @@ def requeue(
                 JobState.READY: "is ready again",
                 JobState.BLOCKED: "waits for the running job of its key",
             }
-            if not tell(zip(ids, client.requeue_many(ids), strict=True), settings, words):
-                context.exit(FAILED)
-            return
-        requeued, kept = 0, []
-        for page in _pages(client, _selection(queue, types)):
-            answers = client.requeue_many([job.id for job in page])
-            kept += [answer for answer in answers if isinstance(answer, JobError)]
-            requeued += sum(not isinstance(answer, JobError) for answer in answers)
-    if settings.json:
-        emit({"requeued": requeued, "kept": [{"id": one.job_id, "error": str(one)} for one in kept]})
-    else:
-        for one in kept[:10]:
-            click.echo(f"kept: {one}", err=True)
-        click.echo(f"{requeued} requeued" + (f", {len(kept)} kept" if kept else ""))
+            return tell(zip(ids, client.requeue_many(ids), strict=True), settings, words)
+        listing = Listing(client, _selection(queue, types), None, None)
+        results: list[JobState | JobError] = []
+        for page in chunks(listing, LARGEST_PAGE):
+            results += client.requeue_many([job.id for job in page])
+    kept = [one for one in results if isinstance(one, JobError)]
+    requeued = len(results) - len(kept)
+    for one in () if settings.json else kept[:10]:
+        click.echo(f"kept: {one}", err=True)
+    document = {"requeued": requeued, "kept": [{"id": one.job_id, "error": str(one)} for one in kept]}
+    answer(settings, document, f"{requeued} requeued" + (f", {len(kept)} kept" if kept else ""))
+    return 0
 
 
 @dlq.command()
-@_queue
-@_types
+@queue_option
+@types_option
 @click.option(
     "--older-than", type=DURATION, metavar="AGE", help="Only what died longer ago than this: 7d, 12h."
 )
 @click.option("--yes", "-y", is_flag=True, help="Do not ask.")
 @shared_options
-@click.pass_obj
 def purge(
     settings: Settings, queue: str | None, types: tuple[str, ...], older_than: timedelta | None, yes: bool
 ) -> None:
@@ -123,10 +157,7 @@ def purge(
         removed = 0
         while gone := client.purge(selection, limit=LARGEST_PAGE):
             removed += gone
-    if settings.json:
-        emit({"purged": removed})
-    else:
-        click.echo(f"{removed} removed")
+    answer(settings, {"purged": removed}, f"{removed} removed")
 
 
 def _confirm(client: Client, selection: JobFilter, settings: Settings, older_than: timedelta | None) -> None:
@@ -143,33 +174,23 @@ def _selection(queue: str | None, types: tuple[str, ...], before: Micros | None 
     return JobFilter(queue=queue, states=DEAD, types=frozenset(types) or None, finished_before_us=before)
 
 
-def _pages(client: Client, selection: JobFilter) -> Iterator[list[JobRecord]]:
-    cursor: str | None = None
-    while True:
-        page = client.list_jobs(selection, limit=LARGEST_PAGE, cursor=cursor)
-        if page.jobs:
-            yield page.jobs
-        cursor = page.cursor
-        if cursor is None:
-            return
-
-
 def _show(jobs: list[JobRecord], now: Micros) -> None:
     if not jobs:
         click.echo("no dead jobs", err=True)
         return
     screen = console()
     narrow = is_narrow(screen)
-    if narrow:
-        columns = [Column("id"), Column("what died", shrinks=1)]
-    else:
-        columns = [Column("id"), Column("type", shrinks=1), Column("died"), Column("because", shrinks=2)]
-    rows = []
-    for job in jobs:
-        reason = (job.last_error or "no reason recorded").partition("\n")[0]
-        if narrow:
-            rows.append([cell(job.id), cell(f"{job.type}: {reason}", "red")])
-        else:
-            died = relative_text(job.finished_at_us or now, now)
-            rows.append([cell(job.id), cell(job.type), cell(died), cell(reason, "red")])
-    screen.print(table(screen, columns, rows))
+    columns = (
+        Column("id", lambda job: job.id),
+        Column(
+            "what died", lambda job: cell(f"{job.type}: {_reason(job)}", "red"), shrinks=1, is_shown=narrow
+        ),
+        Column("type", lambda job: job.type, shrinks=1, is_shown=not narrow),
+        Column("died", lambda job: relative_text(job.finished_at_us or now, now), is_shown=not narrow),
+        Column("because", lambda job: cell(_reason(job), "red"), shrinks=2, is_shown=not narrow),
+    )
+    screen.print(table(screen, columns, jobs))
+
+
+def _reason(job: JobRecord) -> str:
+    return (job.last_error or "no reason recorded").partition("\n")[0]

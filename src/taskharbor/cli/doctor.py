@@ -19,11 +19,10 @@ import click
 import msgspec
 
 import taskharbor
-from taskharbor.cli.output import emit, plain
+from taskharbor.cli.options import Settings, shared_options
+from taskharbor.cli.output import answer, duration_text, emit, plain
 from taskharbor.cli.problems import FAILED
-from taskharbor.cli.settings import Settings, shared_options
 from taskharbor.cli.store import shown_url, store_file
-from taskharbor.cli.values import duration_text
 from taskharbor.drivers.contract import Driver
 from taskharbor.drivers.registry import connect, installed_drivers
 from taskharbor.errors import InvalidRequest, TaskHarborError
@@ -47,10 +46,8 @@ class Check(msgspec.Struct, frozen=True):
 
 @click.command()
 @shared_options
-@click.pass_context
-def doctor(context: click.Context) -> None:
+def doctor(settings: Settings) -> int:
     """Check the installation, the store and the clock."""
-    settings = context.ensure_object(Settings)
     checks = asyncio.run(_examine(settings))
     failed = any(check.verdict == "fail" for check in checks)
     if settings.json:
@@ -61,8 +58,7 @@ def doctor(context: click.Context) -> None:
             click.echo(f"{check.name:<11} {plain(check.found)}")
             if check.advice:
                 click.echo(f"{'':<16} -> {check.advice}")
-    if failed:
-        context.exit(FAILED)
+    return FAILED if failed else 0
 
 
 async def _examine(settings: Settings) -> list[Check]:
@@ -205,3 +201,21 @@ async def _timed(call: Awaitable[object]) -> Micros:
     before = time.perf_counter_ns()
     await call
     return (time.perf_counter_ns() - before) // 1000
+
+
+@click.command()
+@click.option("--dry-run", is_flag=True, help="Only say what would be done.")
+@shared_options
+def migrate(settings: Settings, dry_run: bool) -> None:
+    """Bring the store's schema up to date."""
+    steps = asyncio.run(_migrate(settings.url, dry_run))
+    lines = [f"{'would apply' if dry_run else 'applied'} {step}" for step in steps]
+    answer(settings, {"steps": steps, "dry_run": dry_run}, "\n".join(lines) or "up to date")
+
+
+async def _migrate(url: str, dry_run: bool) -> list[str]:
+    driver = connect(url)
+    try:
+        return await driver.migrate(dry_run=dry_run)
+    finally:
+        await driver.close()

@@ -1,22 +1,42 @@
-"""`taskharbor enqueue`: one job from the command line, or many from JSON lines."""
+"""`taskharbor enqueue`: one job from the command line, or many from JSON lines.
+
+Lines go in chunks: memory stays flat, and a bad line stops them at a place one can go on from.
+"""
 
 from __future__ import annotations
 
+import io
+import os
 import sys
-from datetime import datetime, timedelta
-from typing import Any
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, BinaryIO
 
 import click
 import msgspec
 
-from taskharbor.cli.bulk import enqueue_lines, enqueue_once
-from taskharbor.cli.output import emit
-from taskharbor.cli.problems import BadInput
-from taskharbor.cli.settings import Settings, shared_options
+from taskharbor.bulk import publish, stage
+from taskharbor.cli.options import (
+    COUNT,
+    DURATION,
+    Instant,
+    Settings,
+    parse_pairs,
+    shared_options,
+    value_option,
+)
+from taskharbor.cli.output import answer, console, emit
+from taskharbor.cli.problems import INTERRUPTED, UNAVAILABLE, BadInput, Problem
 from taskharbor.cli.store import open_client
-from taskharbor.cli.values import DURATION, INSTANT, parse_pairs
-from taskharbor.client import CHUNK
+from taskharbor.client import CHUNK, Client, chunks
+from taskharbor.drivers.contract import Enqueued
+from taskharbor.errors import BackendUnavailable, CodecError, InvalidRequest
+from taskharbor.requests import new_id
 from taskharbor.jobs import JobRequest, UpdateFlags
+from taskharbor.client import portal
+from taskharbor.requests import RecordBuilder
 
 _LONGEST_NAME = 200
 
@@ -43,9 +63,9 @@ _LONGEST_NAME = 200
 )
 @click.option("--queue", "-q", metavar="QUEUE", help="Queue.  [default: default]")
 @click.option("--priority", "-p", type=int, help="Higher runs first.  [default: 0]")
-@click.option("--delay", type=DURATION, metavar="DURATION", help="Run after this: 90, 10m, 2h.")
+@value_option("--delay", DURATION, "Run after this: 90, 10m, 2h.")
 @click.option(
-    "--run-at", type=INSTANT, metavar="TIME", help="Run at this time (ISO 8601; local without a zone)."
+    "--run-at", type=Instant(), metavar="TIME", help="Run at this time (ISO 8601; local without a zone)."
 )
 @click.option("--key", metavar="KEY", help="One waiting job per key: a second one changes the first.")
 @click.option("--update-payload/--no-update-payload", default=None, help="With --key: replace what to do.")
@@ -59,8 +79,8 @@ _LONGEST_NAME = 200
     "--update-reset-counts/--no-update-reset-counts", default=None, help="With --key: forget what was tried."
 )
 @click.option("--idempotency-key", metavar="KEY", help="The same key twice is one job.")
-@click.option("--max-attempts", type=click.IntRange(min=1), help="Executions before it is dead.")
-@click.option("--timeout", type=DURATION, metavar="DURATION", help="Longest execution.")
+@click.option("--max-attempts", type=COUNT, help="Executions before it is dead.")
+@value_option("--timeout", DURATION, "Longest execution.")
 @click.option("--header", "-H", "headers", multiple=True, metavar="K=V", help="A header; repeat for more.")
 @click.option(
     "--from",
@@ -70,18 +90,13 @@ _LONGEST_NAME = 200
     help="Many jobs: JSON lines from a file or stdin.",
 )
 @click.option(
-    "--chunk",
-    default=CHUNK,
-    show_default=True,
-    type=click.IntRange(1, 10_000),
-    help="With --from: jobs per transaction.",
+    "--chunk", default=CHUNK, type=click.IntRange(1, 10_000), help="With --from: jobs per transaction."
 )
 @click.option(
     "--once", metavar="NAME", help="With --from: all jobs or none, and at most once under this name."
 )
 @click.option("--ids/--no-ids", default=None, help="With --from: print every id.  [default: when piped]")
 @shared_options
-@click.pass_obj
 def enqueue(
     settings: Settings,
     /,
@@ -117,27 +132,15 @@ def enqueue(
         raise BadInput(
             "say which type of job, or give --from FILE", hint="`taskharbor enqueue --help` has examples"
         )
-    request = JobRequest(
-        type=type,
-        payload=_payload(payload, options["arguments"]),
-        queue=options["queue"],
-        run_at=_when(options["run_at"], options["delay"]),
-        delay=options["delay"],
-        timeout=options["timeout"],
-        priority=options["priority"],
-        key=options["key"],
-        update=_flags(options),
-        idempotency_key=options["idempotency_key"],
-        max_attempts=options["max_attempts"],
-        headers=parse_pairs(options["headers"], "--header") or None,
-    )
+    decoded = _payload(payload, options["arguments"])
+    if options["run_at"] is not None and options["delay"] is not None:
+        raise BadInput("give either --run-at or --delay, not both")
+    fields = {name: value for name, value in options.items() if name in JobRequest.__struct_fields__}
+    fields |= {"update": _flags(options), "headers": parse_pairs(options["headers"], "--header") or None}
     with open_client(settings, creating=True) as client:
-        accepted = client.enqueue(request)
-    if settings.json:
-        emit({"id": accepted.id, "existed": accepted.existed})
-        return
-    click.echo(accepted.id)
-    if accepted.existed:
+        accepted = client.enqueue(JobRequest(type=type, payload=decoded, **fields))
+    _print_ids([accepted], settings)
+    if accepted.existed and not settings.json:
         click.echo("it was there already (same key or idempotency key)", err=True)
 
 
@@ -167,22 +170,222 @@ def _guess(value: str) -> Any:
         return value
 
 
-def _when(run_at: datetime | None, delay: timedelta | None) -> datetime | None:
-    if run_at is not None and delay is not None:
-        raise BadInput("give either --run-at or --delay, not both")
-    return run_at
-
-
 def _flags(options: dict[str, Any]) -> UpdateFlags | None:
-    names = {
-        "payload": "update_payload",
-        "run_at": "update_run_at",
-        "retry": "update_retry",
-        "reset_counts": "update_reset_counts",
-    }
-    given = {flag: options[option] for flag, option in names.items() if options[option] is not None}
+    flags = {flag: options[f"update_{flag}"] for flag in UpdateFlags.__struct_fields__}
+    given = {flag: value for flag, value in flags.items() if value is not None}
     if not given:
         return None
     if options["key"] is None:
         raise BadInput("the --update options say how to change a job with the same key: give --key too")
     return UpdateFlags(**given)
+
+
+# -- many jobs ---------------------------------------------------------------------------------------------
+
+LONGEST_LINE = 4 * 1024 * 1024
+
+
+def _by_name(struct: type[msgspec.Struct], **others: tuple[Any, Any]) -> Any:
+    """The struct's fields, some with another type and default. An unknown one is refused: a typo would be lost otherwise."""
+    fields = {one.name: (one.type, one.default) for one in msgspec.structs.fields(struct)} | others
+    named = [
+        (name, kind) if default is msgspec.NODEFAULT else (name, kind, default)
+        for name, (kind, default) in fields.items()
+    ]
+    return msgspec.defstruct(struct.__name__, named, kw_only=True, forbid_unknown_fields=True)
+
+
+_Update = _by_name(UpdateFlags)
+_Line = _by_name(JobRequest, payload=(Any, {}), update=(_Update | None, None))
+_decode = msgspec.json.Decoder(_Line).decode
+
+
+def _request(line: bytes) -> JobRequest:
+    """A line of the file: the fields of `JobRequest`, with the update flags by name as a person writes them."""
+    fields = msgspec.structs.asdict(_decode(line))
+    if fields["update"] is not None:
+        fields["update"] = UpdateFlags(*msgspec.structs.astuple(fields["update"]))
+    return JobRequest(**fields)
+
+
+class BadLine(Exception):
+    def __init__(self, number: int, reason: str) -> None:
+        super().__init__(f"line {number}: {reason}")
+        self.number = number
+
+
+class Lines:
+    """Requests from a file, remembering which line each came from until its chunk is answered.
+
+    A line that cannot be read ends the iteration instead of breaking it, so that what stood before it is still sent.
+    """
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.bytes_read = 0
+        self.pending: deque[tuple[int, JobRequest]] = deque()
+        self.bad: BadLine | None = None
+
+    def __iter__(self) -> Iterator[JobRequest]:
+        number = 0
+        while raw := self._file.readline(LONGEST_LINE + 1):
+            number += 1
+            self.bytes_read += len(raw)
+            raw = raw.removeprefix(b"\xef\xbb\xbf") if number == 1 else raw
+            if len(raw) > LONGEST_LINE:
+                self.bad = BadLine(number, f"longer than {LONGEST_LINE} bytes")
+                return
+            if not raw.strip():
+                continue
+            try:
+                request = _request(raw)
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                self.bad = BadLine(number, str(error))
+                return
+            self.pending.append((number, request))
+            yield request
+
+
+def enqueue_lines(settings: Settings, source: BinaryIO, *, chunk: int, ids: bool) -> None:
+    """Chunk by chunk: each is accepted before the next is read."""
+    lines = Lines(source)
+    started = time.monotonic()
+    accepted = existed = 0
+    bad: BadLine | None = None
+    with open_client(settings, creating=True) as client, _progress(source, settings) as show:
+        try:
+            for batch in client.enqueue_stream(lines, chunk=chunk):
+                lines.pending.clear()
+                accepted += len(batch)
+                existed += sum(one.existed for one in batch)
+                _print_ids(batch, settings, ids)
+                show(accepted, lines.bytes_read)
+            bad = lines.bad
+        except (BackendUnavailable, KeyboardInterrupt) as error:
+            # The chunk under way may have been accepted or not.
+            line = lines.pending[0][0] if lines.pending else 1
+            said = f"{accepted} jobs before line {line} were accepted, of the next {chunk} some may be"
+            hint = "look at `taskharbor stats` before you go on; with --once NAME a file can be sent again"
+            raise _stopped(error, said, hint, accepted=accepted, line=line) from error
+        except (InvalidRequest, CodecError):
+            # The chunk was refused as a whole: accept what stands before the line that is to blame.
+            good, bad = _blame(lines, client)
+            batch = client.enqueue_batch(good) if good else []
+            accepted += len(batch)
+            existed += sum(one.existed for one in batch)
+            _print_ids(batch, settings, ids)
+    if bad is not None:
+        raise BadInput(
+            f"{bad}; {accepted} jobs before it were accepted",
+            hint=f"mend it, then go on from there: tail -n +{bad.number} FILE | taskharbor enqueue --from -",
+            line=bad.number,
+            accepted=accepted,
+        )
+    _summary(settings, accepted, existed, time.monotonic() - started)
+
+
+def enqueue_once(settings: Settings, source: BinaryIO, name: str) -> None:
+    """All lines as one bulk write: staged first, then published. The store remembers the write's name."""
+    lines = Lines(source)
+    started = time.monotonic()
+    # The end keeps a name like `load/7` from being number 7 of a series: that would leave out `load/6` afterwards.
+    write = f"once:{name}:"
+    with open_client(settings, creating=True) as client, _progress(source, settings) as show:
+        now, driver, call = client.now(), client.driver, portal().call
+        if call(publish.is_over(driver, write)):
+            before = call(publish.publish(driver, write, [], now))
+            if settings.json:
+                emit({"accepted": 0, "new": 0, "existed": 0, "before": before})
+            else:
+                click.echo(f"{name!r} was used before, for {before} jobs: this file was not read", err=True)
+            return
+        task, builder, staged = new_id(), RecordBuilder(), 0
+        staging = stage.TaskStaging(driver, write, task)
+        try:
+            for batch in chunks(lines, stage.BLOB_JOBS):
+                try:
+                    records = builder.build(batch, now)
+                except (InvalidRequest, CodecError):
+                    lines.bad = _blame(lines, client)[1]
+                    break
+                for jobs in stage.chunked([records], stage.BLOB_JOBS):
+                    call(staging.put(jobs))
+                lines.pending.clear()
+                staged += len(batch)
+                show(staged, lines.bytes_read)
+            if lines.bad is not None:
+                call(staging.drop())
+                raise BadInput(f"{lines.bad}; nothing was enqueued", line=lines.bad.number, accepted=0)
+            if not staged:
+                raise BadInput("there is no job in it; nothing was enqueued, and the name is still free")
+            call(staging.complete())
+            added = call(publish.publish(driver, write, [task], now))
+        except (BackendUnavailable, KeyboardInterrupt) as error:
+            hint = "run the same command again: under one name the jobs are enqueued once"
+            raise _stopped(error, f"{staged} jobs were read", hint) from error
+    _summary(settings, staged, staged - added, time.monotonic() - started)
+
+
+def _stopped(error: BaseException, said: str, hint: str, **details: int) -> Problem:
+    is_interrupt = isinstance(error, KeyboardInterrupt)
+    return Problem(
+        f"{'interrupted' if is_interrupt else error}; {said}",
+        hint=hint,
+        code=INTERRUPTED if is_interrupt else UNAVAILABLE,
+        kind="Aborted" if is_interrupt else "BackendUnavailable",
+        **details,
+    )
+
+
+def _summary(settings: Settings, accepted: int, existed: int, seconds: float) -> None:
+    if settings.json:
+        new = accepted - existed
+        emit({"accepted": accepted, "new": new, "existed": existed, "seconds": round(seconds, 3)})
+        return
+    rate = f", {accepted / seconds:,.0f}/s" if accepted >= 1000 and seconds > 0 else ""
+    there = f", {existed} of them there already" if existed else ""
+    click.echo(f"{accepted} jobs accepted{there} in {seconds:.1f} s{rate}", err=True)
+
+
+def _blame(lines: Lines, client: Client) -> tuple[list[JobRequest], BadLine]:
+    builder, now = RecordBuilder(), client.now()
+    good: list[JobRequest] = []
+    for number, request in lines.pending:
+        try:
+            builder.build([request], now)
+        except (InvalidRequest, CodecError) as error:
+            return good, BadLine(number, str(error))
+        good.append(request)
+    raise AssertionError("a chunk was refused, and none of its lines is to blame")
+
+
+def _print_ids(batch: list[Enqueued], settings: Settings, ids: bool = True) -> None:
+    for one in batch if ids else ():
+        answer(settings, {"id": one.id, "existed": one.existed}, one.id)
+
+
+@contextmanager
+def _progress(source: BinaryIO, settings: Settings) -> Iterator[Callable[[int, int], None]]:
+    """A progress bar on stderr, where somebody looks: by bytes of a file, by count of a pipe."""
+    screen = console(stderr=True)
+    if settings.json or not screen.is_terminal:
+        yield lambda accepted, bytes_read: None
+        return
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    total = _size(source)
+    columns = [SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()]
+    with Progress(*columns, console=screen, transient=True) as bar:
+        task = bar.add_task("0 jobs", total=total)
+
+        def show(accepted: int, bytes_read: int) -> None:
+            bar.update(task, description=f"{accepted:,} jobs", completed=bytes_read if total else None)
+
+        yield show
+
+
+def _size(source: BinaryIO) -> int | None:
+    try:
+        return os.fstat(source.fileno()).st_size or None
+    except (OSError, io.UnsupportedOperation, AttributeError):
+        return None

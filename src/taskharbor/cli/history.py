@@ -7,32 +7,24 @@ from pathlib import Path
 
 import click
 
-from taskharbor.cli.output import emit
-from taskharbor.cli.settings import Settings, shared_options
+from taskharbor.cli.options import COUNT, FOLDER, Settings, shared_options
+from taskharbor.cli.output import answer, rounded
 from taskharbor.errors import MissingExtra
 
 
 @click.command()
-@click.option(
-    "--rows", default=100_000, show_default=True, type=click.IntRange(min=1), help="How many attempts."
-)
-@click.option("--days", default=7, show_default=True, type=click.IntRange(min=1), help="Over how many days.")
-@click.option("--seed", default=0, show_default=True, type=int, help="The same seed makes the same rows.")
+@click.option("--rows", default=100_000, type=COUNT, help="How many attempts.")
+@click.option("--days", default=7, type=COUNT, help="Over how many days.")
+@click.option("--seed", default=0, type=int, help="The same seed makes the same rows.")
 @click.option(
     "--violations",
     default=0,
-    show_default=True,
     type=click.IntRange(min=0),
     help="Break the guarantees this often.",
 )
-@click.option("--lake", type=click.Path(path_type=Path, file_okay=False), help="Run it through this lake.")
-@click.option(
-    "--parquet",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="Write it below this folder: attempts, queues, planted.",
-)
+@click.option("--lake", type=FOLDER, help="Run it through this lake.")
+@click.option("--parquet", type=FOLDER, help="Write it below this folder: attempts, queues, planted.")
 @shared_options
-@click.pass_obj
 def history(
     settings: Settings,
     rows: int,
@@ -43,7 +35,8 @@ def history(
     parquet: Path | None,
 ) -> None:
     """Make up a realistic history, clean or with planted violations."""
-    if (lake is None) == (parquet is None):
+    folder = lake or parquet
+    if folder is None or (lake is not None and parquet is not None):
         raise click.UsageError("say where it goes: either --lake DIR or --parquet DIR")
     from taskharbor.spark.session import check, local_session
 
@@ -57,13 +50,9 @@ def history(
 
     spark = local_session("taskharbor history")
     began = time.monotonic()
-    if lake is not None:
-        count = fill_lake(spark, lake, rows=rows, days=days, seed=seed, violations=violations)
-    elif parquet is not None:
-        count = write_parquet(spark, parquet, rows=rows, days=days, seed=seed, violations=violations)
+    write = write_parquet if lake is None else fill_lake
+    count = write(spark, folder, rows=rows, days=days, seed=seed, violations=violations)
     seconds = time.monotonic() - began
-    where = str(lake or parquet)
-    if settings.json:
-        emit({"rows": rows, "planted": count, "seed": seed, "seconds": round(seconds, 3), "path": where})
-    else:
-        click.echo(f"{rows:,} attempts, {count:,} violations planted, in {where} ({seconds:.1f} s)")
+    document = {"rows": rows, "planted": count, "seed": seed, "seconds": seconds, "path": str(folder)}
+    text = f"{rows:,} attempts, {count:,} violations planted, in {folder} ({seconds:.1f} s)"
+    answer(settings, rounded(document), text)

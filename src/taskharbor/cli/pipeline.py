@@ -7,17 +7,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
 
-from taskharbor.cli.groups import Group
-from taskharbor.cli.output import Column, cell, console, emit, table
+from taskharbor.cli.options import COUNT, DURATION, FOLDER, Group, Settings, shared_options
+from taskharbor.cli.output import Column, answer, cell, console, count_text, emit, rounded, table
 from taskharbor.cli.problems import FAILED, BadInput
-from taskharbor.cli.settings import Settings, shared_options
 from taskharbor.cli.store import require_store
-from taskharbor.cli.values import DURATION, count_text
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -25,36 +23,20 @@ if TYPE_CHECKING:
     from taskharbor.spark.audit import AuditResult
     from taskharbor.spark.lake import RunSummary
 
-F = TypeVar("F", bound=Callable[..., Any])
 Show = Callable[[str, int, int], None]
 
-DEFAULT_LAKE = "lake"
-
-
-def lake_options(function: F) -> F:
-    """--lake, and what every command has."""
-    function = click.option(
-        "--lake",
-        "folder",
-        type=click.Path(path_type=Path, file_okay=False),
-        default=DEFAULT_LAKE,
-        show_default=True,
-        help="The folder of the lake.",
-    )(function)
-    return shared_options(function)
-
-
-def spark_options(function: F) -> F:
-    return click.option(
-        "--master",
-        metavar="URL",
-        help="Where Spark runs.  [default: all cores of this machine, or what spark-submit says]",
-    )(function)
+_lake = click.option("--lake", "folder", type=FOLDER, default="lake", help="The folder of the lake.")
+_master = click.option(
+    "--master",
+    metavar="URL",
+    help="Where Spark runs.  [default: all cores of this machine, or what spark-submit says]",
+)
+_page = click.Path(path_type=Path, dir_okay=False)
 
 
 @click.group(cls=Group)
 @shared_options
-def pipeline() -> None:
+def pipeline(settings: Settings) -> None:
     """Analyse the attempt log with Spark: tables, audit, report."""
 
 
@@ -62,13 +44,13 @@ def pipeline() -> None:
 @click.option(
     "--objectives",
     "objectives_file",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=_page,
     metavar="FILE",
     help="Objectives in TOML or JSON; they hold for later runs too.",
 )
-@spark_options
-@lake_options
-@click.pass_obj
+@_master
+@shared_options
+@_lake
 def run(settings: Settings, folder: Path, objectives_file: Path | None, master: str | None) -> None:
     """Take in what is new since the last run."""
     require_store(settings)
@@ -80,18 +62,17 @@ def run(settings: Settings, folder: Path, objectives_file: Path | None, master: 
         summary = run_pipeline(spark, Lake(folder), settings.url, objectives=objectives, progress=show)
     summary.startup_seconds = startup
     if settings.json:
-        emit(_rounded(msgspec.to_builtins(summary)))
+        emit(rounded(msgspec.to_builtins(summary)))
     else:
         _print_run(summary)
 
 
 @pipeline.command()
-@spark_options
-@lake_options
-@click.pass_context
-def audit(context: click.Context, folder: Path, master: str | None) -> None:
+@_master
+@shared_options
+@_lake
+def audit(settings: Settings, folder: Path, master: str | None) -> int:
     """Check the guarantees over everything the lake holds; exit with 1 where one was broken."""
-    settings = context.ensure_object(Settings)
     _require_lake(folder)
     with _progress(settings) as show:
         spark, _ = _start(master, show)
@@ -104,21 +85,20 @@ def audit(context: click.Context, folder: Path, master: str | None) -> None:
         emit({"clean": result.is_clean, **msgspec.to_builtins(result)})
     else:
         console().print(_audit_view(result))
-    if not result.is_clean:
-        context.exit(FAILED)
+    return 0 if result.is_clean else FAILED
 
 
 @pipeline.command()
 @click.option(
     "--output",
     "-o",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=_page,
     metavar="FILE",
     help="The page to write.  [default: report.html in the lake]",
 )
-@spark_options
-@lake_options
-@click.pass_obj
+@_master
+@shared_options
+@_lake
 def report(settings: Settings, folder: Path, output: Path | None, master: str | None) -> None:
     """Write one HTML page with everything worth seeing."""
     _require_lake(folder)
@@ -142,9 +122,9 @@ def report(settings: Settings, folder: Path, output: Path | None, master: str | 
 
 
 @pipeline.command()
-@spark_options
-@lake_options
-@click.pass_obj
+@_master
+@shared_options
+@_lake
 def compact(settings: Settings, folder: Path, master: str | None) -> None:
     """Make few files of the many small ones that runs leave."""
     _require_lake(folder)
@@ -155,7 +135,7 @@ def compact(settings: Settings, folder: Path, master: str | None) -> None:
 
         summary = compact_lake(spark, Lake(folder), progress=show)
     if settings.json:
-        emit(_rounded(msgspec.to_builtins(summary)))
+        emit(rounded(msgspec.to_builtins(summary)))
     elif not summary.tables:
         click.echo("nothing to do: every date is in few files already")
     else:
@@ -170,31 +150,29 @@ def compact(settings: Settings, folder: Path, master: str | None) -> None:
 @click.option(
     "--keep",
     default=2,
-    show_default=True,
-    type=click.IntRange(min=1),
+    type=COUNT,
     help="Keep what the newest so many states of the lake need, for those who still read them.",
 )
 @click.option(
     "--unlisted-for",
     type=DURATION,
     default="6h",
-    show_default=True,
     help="Leave younger files alone: a run that is not finished may be writing them.",
 )
 @click.option(
-    "--before",
-    type=click.DateTime(["%Y-%m-%d"]),
-    metavar="DATE",
-    help="Drop the rows of earlier dates.",
+    "--before", type=click.DateTime(["%Y-%m-%d"]), metavar="DATE", help="Drop the rows of earlier dates."
 )
-@lake_options
-@click.pass_obj
+@shared_options
+@_lake
 def vacuum(
     settings: Settings, folder: Path, keep: int, unlisted_for: timedelta, before: datetime | None
 ) -> None:
     """Remove files that nothing needs any more."""
     _require_lake(folder)
-    _require_pyspark()
+    # The lake's modules need PySpark even where no session does, and the error should say so.
+    from taskharbor.spark.session import check
+
+    check()
     from taskharbor.spark.lake import Lake
     from taskharbor.spark.lake import vacuum as vacuum_lake
 
@@ -204,13 +182,12 @@ def vacuum(
         unlisted_for=unlisted_for,
         before=None if before is None else before.date(),
     )
-    if settings.json:
-        emit(msgspec.to_builtins(summary))
-        return
     dropped = f"{summary.dates:,} dates dropped; " if before is not None else ""
-    click.echo(
+    answer(
+        settings,
+        summary,
         f"{dropped}{summary.directories:,} directories removed ({summary.bytes / 1e6:,.1f} MB), "
-        f"{summary.manifests:,} old states forgotten"
+        f"{summary.manifests:,} old states forgotten",
     )
 
 
@@ -225,13 +202,6 @@ def _start(master: str | None, show: Show) -> tuple[Any, float]:
     began = time.monotonic()
     spark = local_session("taskharbor pipeline", master=master, settings=FOR_MILLIONS)
     return spark, time.monotonic() - began
-
-
-def _require_pyspark() -> None:
-    """The lake's modules need PySpark even where no session does, and the error should say so."""
-    from taskharbor.spark.session import check
-
-    check()
 
 
 def _require_lake(folder: Path) -> None:
@@ -251,7 +221,7 @@ def _progress(settings: Settings) -> Iterator[Show]:
     """A bar on a terminal, one line per step elsewhere, nothing with --json into a pipe."""
     screen = console(stderr=True)
     if not screen.is_terminal:
-        yield _silent if settings.json else _say
+        yield lambda name, done, total: None if settings.json else click.echo(name, err=True)
         return
     from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
     from rich.progress import Progress as Bar
@@ -262,27 +232,7 @@ def _progress(settings: Settings) -> Iterator[Show]:
         yield lambda name, done, total: bar.update(shown, description=name, completed=done, total=total)
 
 
-def _silent(name: str, done: int, total: int) -> None:
-    pass
-
-
-def _say(name: str, done: int, total: int) -> None:
-    click.echo(name, err=True)
-
-
 # -- afterwards -----------------------------------------------------------------------------------------------
-
-
-def _rounded(document: dict[str, Any]) -> dict[str, Any]:
-    """Milliseconds are enough for whoever reads seconds."""
-    return {
-        key: round(value, 3)
-        if isinstance(value, float)
-        else {name: round(one, 3) for name, one in value.items()}
-        if isinstance(value, dict)
-        else value
-        for key, value in document.items()
-    }
 
 
 def _print_run(summary: RunSummary) -> None:
@@ -294,12 +244,12 @@ def _print_run(summary: RunSummary) -> None:
     shown = {name: rows for name, rows in summary.tables.items() if not name.startswith("state.")}
     if not shown:
         return
-    columns = [Column("table"), Column("rows written", right=True), Column("seconds", right=True)]
-    rows = [
-        [cell(name), cell(count_text(rows)), cell(f"{summary.steps.get(name, 0.0):.1f}")]
-        for name, rows in shown.items()
-    ]
-    screen.print(table(screen, columns, rows))
+    columns = (
+        Column("table", lambda name: name),
+        Column("rows written", lambda name: count_text(shown[name]), right=True),
+        Column("seconds", lambda name: f"{summary.steps.get(name, 0.0):.1f}", right=True),
+    )
+    screen.print(table(screen, columns, shown))
 
 
 def _audit_view(result: AuditResult) -> RenderableType:

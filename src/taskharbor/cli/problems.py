@@ -15,7 +15,7 @@ from typing import Any
 import click
 import msgspec
 
-from taskharbor.cli.settings import Settings
+from taskharbor.cli.options import Settings
 from taskharbor.errors import (
     BackendUnavailable,
     CodecError,
@@ -109,8 +109,12 @@ def _say(message: str, settings: Settings, *, kind: str, hint: str, **details: A
         document = {"error": message, "kind": kind, **({"hint": hint} if hint else {}), **details}
         click.echo(msgspec.json.encode(document).decode(), err=True)
         return
-    click.secho("error: ", fg="red", bold=True, nl=False, err=True)
-    click.echo(message, err=True)
+    say_error(message)
     if hint:
         click.secho("hint: ", fg="cyan", nl=False, err=True)
         click.echo(hint, err=True)
+
+
+def say_error(message: str) -> None:
+    click.secho("error: ", fg="red", bold=True, nl=False, err=True)
+    click.echo(message, err=True)

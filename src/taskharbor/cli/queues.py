@@ -1,80 +1,87 @@
-"""`taskharbor queues`: what an operator can say of a queue, and what was said."""
+"""`taskharbor queues` and `taskharbor stats`: the settings of queues, and every queue at a glance, once or live."""
 
 from __future__ import annotations
 
+import functools
+import itertools
+import threading
+import time
+from collections.abc import Iterator
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
 
-from taskharbor.cli.documents import settings_document, stats_document
-from taskharbor.cli.groups import Group
-from taskharbor.cli.output import Column, cell, console, emit, is_narrow, table
+from taskharbor.cli.options import COUNT, CountOrNone, Duration, Group, Settings, queue_option, shared_options
+from taskharbor.cli.output import (
+    SHORT_STATES,
+    STATE_STYLES,
+    Column,
+    answer,
+    cell,
+    coarse_text,
+    console,
+    count_text,
+    emit,
+    is_narrow,
+    kept_text,
+    settings_document,
+    stats_document,
+    table,
+)
 from taskharbor.cli.problems import BadInput
-from taskharbor.cli.settings import Settings, shared_options
-from taskharbor.cli.store import open_client
-from taskharbor.cli.values import DURATION_OR_FOREVER, DurationOrForever, ParamType, count_text, kept_text
+from taskharbor.cli.store import open_client, shown_url
 from taskharbor.client import Client
 from taskharbor.drivers.contract import QueueSettings, QueueStats
 from taskharbor.jobs import WAITING_STATES, JobState, Micros, to_micros
 
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+    from rich.text import Text
 
-class CountOrNone(ParamType):
-    """A number from 1, or `none`; 0 stands for none, which the contract writes as None."""
 
-    name = "number|none"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        if isinstance(value, int):
-            return value
-        if value.lower() == "none":
-            return 0
-        if not value.isdecimal() or int(value) < 1:
-            self.fail(f"{value!r}: a whole number from 1, or none; to stop a queue, pause it", param, ctx)
-        return int(value)
+NO_QUEUES = "no queues yet: the first enqueue makes one"
 
 
 @click.group(cls=Group, invoke_without_command=True)
 @shared_options
-@click.pass_context
-def queues(context: click.Context) -> None:
+def queues(settings: Settings) -> None:
     """Queues: list, pause, resume, limit, retention."""
+    context = click.get_current_context()
     if context.invoked_subcommand is None:
         context.invoke(list_queues)
 
 
 @queues.command("list")
 @shared_options
-@click.pass_obj
 def list_queues(settings: Settings) -> None:
     """List queues with their settings."""
     with open_client(settings) as client:
-        stats = client.stats()
-        now = client.now()
+        found, now = client.stats(), client.now()
     if settings.json:
-        for one in stats:
+        for one in found:
             emit(stats_document(one, now))
-        return
-    if not stats:
-        click.echo("no queues yet: the first enqueue makes one", err=True)
-        return
-    _show(stats)
+    elif found:
+        _show(found)
+    else:
+        click.echo(NO_QUEUES, err=True)
+
+
+_names = click.argument("names", nargs=-1, required=True, metavar="QUEUE...")
 
 
 @queues.command()
-@click.argument("names", nargs=-1, required=True, metavar="QUEUE...")
+@_names
 @shared_options
-@click.pass_obj
 def pause(settings: Settings, names: tuple[str, ...]) -> None:
     """Start nothing more from a queue. What runs, finishes; enqueueing goes on."""
     _change_all(settings, names, paused=True)
 
 
 @queues.command()
-@click.argument("names", nargs=-1, required=True, metavar="QUEUE...")
+@_names
 @shared_options
-@click.pass_obj
 def resume(settings: Settings, names: tuple[str, ...]) -> None:
     """Undo a pause."""
     _change_all(settings, names, paused=False)
@@ -89,7 +96,6 @@ def resume(settings: Settings, names: tuple[str, ...]) -> None:
     "--failure-queue", metavar="QUEUE|none", help="Enqueue a job there for every one that dies here."
 )
 @shared_options
-@click.pass_obj
 def limit(settings: Settings, queue: str, max_inflight: int | None, failure_queue: str | None) -> None:
     """Limit how many run at once, and name a failure queue."""
     changes: dict[str, Any] = {}
@@ -102,46 +108,37 @@ def limit(settings: Settings, queue: str, max_inflight: int | None, failure_queu
     _change_all(settings, (queue,), **changes)
 
 
+_age = functools.partial(click.option, type=Duration(or_forever=True), metavar="AGE|forever")
+
+
 @queues.command()
 @click.argument("queue", metavar="QUEUE")
-@click.option(
-    "--done", type=DURATION_OR_FOREVER, metavar="AGE|forever", help="Keep done and cancelled jobs so long."
-)
-@click.option("--dead", type=DURATION_OR_FOREVER, metavar="AGE|forever", help="Keep dead jobs so long.")
-@click.option(
-    "--attempts", type=DURATION_OR_FOREVER, metavar="AGE|forever", help="Keep the attempt log so long."
-)
+@_age("--done", help="Keep done and cancelled jobs so long.")
+@_age("--dead", help="Keep dead jobs so long.")
+@_age("--attempts", help="Keep the attempt log so long.")
 @shared_options
-@click.pass_obj
 def retention(
     settings: Settings, queue: str, done: timedelta | None, dead: timedelta | None, attempts: timedelta | None
 ) -> None:
     """How long ended jobs and the attempt log stay: 7d, 12h, forever."""
     given = {"keep_done_us": done, "keep_dead_us": dead, "keep_attempts_us": attempts}
-    changes = {name: _kept(value) for name, value in given.items() if value is not None}
+    changes = {
+        name: None if age is Duration.FOREVER else to_micros(age)
+        for name, age in given.items()
+        if age is not None
+    }
     if not changes:
         raise BadInput("nothing to change: give --done, --dead or --attempts, like --done 7d")
     _change_all(settings, (queue,), **changes)
 
 
-def _kept(value: timedelta) -> Micros | None:
-    return None if value is DurationOrForever.FOREVER else to_micros(value)
-
-
 def _change_all(settings: Settings, names: tuple[str, ...], **changes: Any) -> None:
     with open_client(settings, creating=True) as client:
         for name in names:
-            changed = _change(client, name, changes)
-            if settings.json:
-                emit({"queue": name, **settings_document(changed)})
-            else:
-                click.echo(f"{name}: {_sentence(changed)}")
-
-
-def _change(client: Client, queue: str, changes: dict[str, Any]) -> QueueSettings:
-    changed = msgspec.structs.replace(client.settings(queue), **changes)
-    client.configure(queue, changed)
-    return changed
+            changed = msgspec.structs.replace(client.settings(name), **changes)
+            client.configure(name, changed)
+            document = {"queue": name, **settings_document(changed)}
+            answer(settings, document, f"{name}: {_sentence(changed)}")
 
 
 def _sentence(settings: QueueSettings) -> str:
@@ -158,28 +155,134 @@ def _sentence(settings: QueueSettings) -> str:
 def _show(stats: list[QueueStats]) -> None:
     screen = console()
     wide = not is_narrow(screen)
-    columns = [
-        Column("queue", shrinks=1),
-        Column(""),
-        Column("waiting", right=True),
-        Column("running", right=True),
-        Column("limit", right=True),
-        *([Column("failures to", shrinks=2)] if wide else []),
-        Column("keeps done / dead / attempts" if wide else "keeps"),
+    columns = (
+        Column("queue", lambda one: one.queue, shrinks=1),
+        Column("", lambda one: cell("paused", "yellow") if one.settings.paused else cell("on", "green")),
+        Column("waiting", lambda one: _sum(one, *WAITING_STATES), right=True),
+        Column("running", lambda one: _sum(one, JobState.INFLIGHT), right=True),
+        Column("limit", lambda one: str(one.settings.max_inflight or "-"), right=True),
+        Column("failures to", lambda one: one.settings.failure_queue or "-", shrinks=2, is_shown=wide),
+        Column("keeps done / dead / attempts" if wide else "keeps", lambda one: _kept(one.settings)),
+    )
+    screen.print(table(screen, columns, stats))
+
+
+def _sum(one: QueueStats, *states: JobState) -> str:
+    return count_text(sum(one.counts.get(state, 0) for state in states))
+
+
+def _kept(settings: QueueSettings) -> str:
+    kept = (settings.keep_done_us, settings.keep_dead_us, settings.keep_attempts_us)
+    return " / ".join(map(kept_text, kept))
+
+
+# -- stats -------------------------------------------------------------------------------------------------
+
+
+@click.command()
+@queue_option
+@click.option("--watch", "-w", is_flag=True, help="Stay, and show changes until Ctrl-C.")
+@click.option("--interval", default=1.0, type=click.FloatRange(min=0.1), help="Seconds between looks.")
+@click.option("--times", type=COUNT, help="With --watch: end after so many looks.")
+@shared_options
+def stats(settings: Settings, queue: str | None, watch: bool, interval: float, times: int | None) -> None:
+    """Show queues: jobs per state, lag, totals."""
+    with open_client(settings) as client:
+        looks = _looks(client, queue, interval, times if watch else 1)
+        try:
+            if settings.json:
+                for taken, now in looks:
+                    emit({"queues": [stats_document(one, now) for one in taken]})
+            elif watch:
+                _watch(settings, looks)
+            else:
+                screen = console()
+                screen.print(view(*next(looks), screen))
+        except KeyboardInterrupt:
+            # The way to end a watch, not an error.
+            if not watch:
+                raise
+
+
+def _looks(
+    client: Client, queue: str | None, interval: float, times: int | None
+) -> Iterator[tuple[list[QueueStats], Micros]]:
+    pause = threading.Event()
+    for number in itertools.count(1):
+        yield client.stats(queue), client.now()
+        if number == times:
+            return
+        pause.wait(interval)
+
+
+def _watch(settings: Settings, looks: Iterator[tuple[list[QueueStats], Micros]]) -> None:
+    from rich.console import Group
+    from rich.live import Live
+
+    screen = console()
+    rate = Rate()
+    with Live(console=screen, auto_refresh=False, transient=False) as live:
+        for taken, now in looks:
+            pace = rate.update(taken)
+            line = f"{shown_url(settings.url)}  {time.strftime('%H:%M:%S')}  {pace}Ctrl-C ends this"
+            live.update(Group(cell(line, "bright_black"), view(taken, now, screen)), refresh=True)
+
+
+class Rate:
+    """How many jobs end per second, between two looks."""
+
+    def __init__(self) -> None:
+        self._before: tuple[float, int] | None = None
+
+    def update(self, taken: list[QueueStats]) -> str:
+        ended = sum(map(_ended_ever, taken))
+        now = time.monotonic()
+        before, self._before = self._before, (now, ended)
+        if before is None or now <= before[0]:
+            return ""
+        return f"{(ended - before[1]) / (now - before[0]):.0f} jobs/s  "
+
+
+def view(taken: list[QueueStats], now: Micros, screen: Console) -> RenderableType:
+    """The table, with a sum under it where there are several queues."""
+    if not taken:
+        return cell(NO_QUEUES)
+    narrow = is_narrow(screen)
+
+    def footer(text: str) -> str:
+        return text if len(taken) > 1 else ""
+
+    columns = [Column("queue", lambda one: one.queue, shrinks=1, footer=footer("all"))]
+    for state in JobState:
+        total = sum(one.counts.get(state, 0) for one in taken)
+        title = SHORT_STATES[state] if narrow else str(state)
+        # A narrow screen has no room for columns of zeros.
+        is_shown = not narrow or state is JobState.READY or total > 0
+        draw = functools.partial(_count, state)
+        columns.append(Column(title, draw, True, footer=footer(count_text(total)), is_shown=is_shown))
+    ever = footer(count_text(sum(map(_ended_ever, taken))))
+    columns += [
+        Column("lag", lambda one: _lag(one, now), right=True),
+        Column(
+            "ended ever", lambda one: count_text(_ended_ever(one)), True, footer=ever, is_shown=not narrow
+        ),
     ]
-    rows = []
-    for one in stats:
-        settings = one.settings
-        kept = (settings.keep_done_us, settings.keep_dead_us, settings.keep_attempts_us)
-        rows.append(
-            [
-                cell(one.queue),
-                cell("paused", "yellow") if settings.paused else cell("on", "green"),
-                cell(count_text(sum(one.counts.get(state, 0) for state in WAITING_STATES))),
-                cell(count_text(one.counts.get(JobState.INFLIGHT, 0))),
-                cell(str(settings.max_inflight or "-")),
-                *([cell(settings.failure_queue or "-")] if wide else []),
-                cell(" / ".join(kept_text(one) for one in kept)),
-            ]
-        )
-    screen.print(table(screen, columns, rows))
+    return table(screen, columns, taken)
+
+
+def _ended_ever(one: QueueStats) -> int:
+    return one.done_total + one.dead_total + one.cancelled_total
+
+
+def _count(state: JobState, one: QueueStats) -> Text:
+    count = one.counts.get(state, 0)
+    return cell(count_text(count), STATE_STYLES[state] if count else "bright_black")
+
+
+def _lag(one: QueueStats, now: Micros) -> Text:
+    """How long the next job has been waiting past its time. A paused queue lags on purpose."""
+    if one.settings.paused:
+        return cell("paused", "yellow")
+    if one.head_run_at_us is None or one.head_run_at_us >= now:
+        return cell("-", "bright_black")
+    return cell(coarse_text(now - one.head_run_at_us))

@@ -8,27 +8,39 @@ from collections.abc import Sequence
 from typing import Any
 
 import click
+from click.shell_completion import get_completion_class
 
 import taskharbor
 from taskharbor.cli.broker import broker
-from taskharbor.cli.cancel import cancel
-from taskharbor.cli.completion import completion
 from taskharbor.cli.demo import demo
-from taskharbor.cli.dlq import dlq
-from taskharbor.cli.doctor import doctor
+from taskharbor.cli.dlq import cancel, dlq
+from taskharbor.cli.doctor import doctor, migrate
 from taskharbor.cli.enqueue import enqueue
-from taskharbor.cli.groups import Group
 from taskharbor.cli.history import history
-from taskharbor.cli.inspect import inspect
-from taskharbor.cli.list import list_jobs
-from taskharbor.cli.migrate import migrate
+from taskharbor.cli.jobs import inspect, list_jobs
+from taskharbor.cli.options import Group, Settings, shared_options
 from taskharbor.cli.pipeline import pipeline
 from taskharbor.cli.problems import report
-from taskharbor.cli.queues import queues
-from taskharbor.cli.settings import Settings, shared_options
+from taskharbor.cli.queues import queues, stats
 from taskharbor.cli.spark_worker import spark_worker
-from taskharbor.cli.stats import stats
 from taskharbor.cli.worker import worker
+
+_INSTALL = {
+    "bash": "echo 'eval \"$(taskharbor completion bash)\"' >> ~/.bashrc",
+    "zsh": "echo 'eval \"$(taskharbor completion zsh)\"' >> ~/.zshrc",
+    "fish": "taskharbor completion fish > ~/.config/fish/completions/taskharbor.fish",
+}
+
+
+@click.command(epilog="\b\nTo install:\n" + "\n".join(f"  {line}" for line in _INSTALL.values()))
+@click.argument("shell", type=click.Choice(list(_INSTALL)))
+@shared_options
+def completion(settings: Settings, shell: str) -> None:
+    """Print the completion script of a shell."""
+    completer = get_completion_class(shell)
+    assert completer is not None
+    click.echo(completer(root, {}, "taskharbor", "_TASKHARBOR_COMPLETE").source())
+
 
 SECTIONS: tuple[tuple[str, tuple[click.Command, ...]], ...] = (
     ("Start here", (demo, worker, enqueue)),
@@ -42,32 +54,18 @@ SECTIONS: tuple[tuple[str, tuple[click.Command, ...]], ...] = (
 class Root(Group):
     """Says errors in its own words, and orders its help."""
 
-    def main(
-        self,
-        args: Sequence[str] | None = None,
-        prog_name: str | None = None,
-        complete_var: str | None = None,
-        standalone_mode: bool = True,
-        windows_expand_args: bool = True,
-        **extra: Any,
-    ) -> Any:
+    def main(self, args: Sequence[str] | None = None, *_: Any, **extra: Any) -> Any:
         argv = list(sys.argv[1:] if args is None else args)
         # Looked at before parsing, so that an error in parsing is in JSON as well.
         settings = Settings(argv=argv, json="--json" in argv, debug="--debug" in argv)
+        is_process = extra.pop("standalone_mode", True)
+        extra |= {"prog_name": "taskharbor", "standalone_mode": False, "obj": settings}
         try:
-            answer = super().main(
-                args=None if args is None else argv,
-                prog_name="taskharbor",
-                complete_var=complete_var,
-                standalone_mode=False,
-                windows_expand_args=windows_expand_args,
-                obj=settings,
-                **extra,
-            )
+            answer = super().main(args=None if args is None else argv, **extra)
             code = answer if isinstance(answer, int) else 0
         except (Exception, KeyboardInterrupt) as error:
             code = report(error, settings)
-        if standalone_mode:
+        if is_process:
             sys.exit(code)
         return code
 
@@ -86,15 +84,16 @@ class Root(Group):
         "auto_envvar_prefix": "TASKHARBOR",
         "help_option_names": ["-h", "--help"],
         "max_content_width": 100,
+        "show_default": True,
     },
     epilog="Every option is also an environment variable: TASKHARBOR_URL, TASKHARBOR_JSON, "
     "TASKHARBOR_WORKER_CONCURRENCY, TASKHARBOR_LIST_LIMIT, and so on.",
 )
 @shared_options
 @click.version_option(taskharbor.__version__, "-V", "--version", message="taskharbor %(version)s")
-@click.pass_context
-def root(context: click.Context) -> None:
+def root(settings: Settings) -> None:
     """TaskHarbor: a leased job queue. `taskharbor demo` shows what it can take."""
+    context = click.get_current_context()
     if context.invoked_subcommand is None:
         click.echo(context.get_help())
 

@@ -5,18 +5,29 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from taskharbor.cli.apps import put_current_folder_first
-from taskharbor.cli.output import Column, cell, console, emit, table
+from taskharbor.cli.options import COUNT, Settings, chosen_options, shared_options, worker_options
+from taskharbor.cli.output import (
+    Column,
+    answer,
+    cell,
+    console,
+    count_text,
+    emit,
+    fields_of,
+    rounded,
+    table,
+)
 from taskharbor.cli.problems import BadInput
-from taskharbor.cli.settings import Settings, shared_options
-from taskharbor.cli.values import count_text
-from taskharbor.cli.worker_options import chosen_options, worker_options
+from taskharbor.cli.store import require_store
 
 if TYPE_CHECKING:
+    from rich.text import Text
+
     from taskharbor.spark.workers import DrainSummary, Progress
 
 LINE_EVERY = 5.0
@@ -30,18 +41,14 @@ LINE_EVERY = 5.0
     "the tasks are cancelled, and jobs run again when their leases expire.",
 )
 @click.argument("app", metavar="MODULE[:APP]", required=False)
-@click.option("--workers", "-n", type=click.IntRange(min=1), help="How many.  [default: one per task slot]")
+@click.option("--workers", "-n", type=COUNT, help="How many.  [default: one per task slot]")
 @worker_options
 @click.option(
     "--master", metavar="URL", help="local[4], spark://host:7077, ...  [default: local[*], or spark-submit's]"
 )
 @click.option("--conf", "confs", multiple=True, metavar="KEY=VALUE", help="A Spark setting; repeat.")
 @click.option(
-    "--py-files",
-    "py_files",
-    multiple=True,
-    metavar="FILE",
-    help="Ship this .py, .zip or .egg to the executors; repeat.",
+    "--py-files", multiple=True, metavar="FILE", help="Ship this .py, .zip or .egg to the executors; repeat."
 )
 @click.option(
     "--stop",
@@ -50,7 +57,6 @@ LINE_EVERY = 5.0
     help="Stop a run, from anywhere: its name is shown when it starts.",
 )
 @shared_options
-@click.pass_obj
 def spark_worker(settings: Settings, /, app: str | None, **options: Any) -> None:
     """Run jobs of the app that MODULE:APP names, inside Spark tasks."""
     if options["stopped_run"]:
@@ -74,8 +80,8 @@ def spark_worker(settings: Settings, /, app: str | None, **options: Any) -> None
                 app,
                 None if settings.url_is_default else settings.url,
                 workers=options["workers"],
-                started=shown.started,
-                progress=shown.progress,
+                started=None if shown is None else shown.started,
+                progress=None if shown is None else shown.progress,
                 **chosen_options(options),
             )
     finally:
@@ -84,15 +90,11 @@ def spark_worker(settings: Settings, /, app: str | None, **options: Any) -> None
 
 
 def _stop(settings: Settings, run: str) -> None:
-    from taskharbor.cli.store import require_store
     from taskharbor.spark.workers.stopping import ask_to_stop
 
     require_store(settings)
     ask_to_stop(settings.url, run)
-    if settings.json:
-        emit({"run": run, "asked_to_stop": True})
-    else:
-        click.echo(f"run {run} was asked to stop")
+    answer(settings, {"run": run, "asked_to_stop": True}, f"run {run} was asked to stop")
 
 
 def _pair(text: str) -> tuple[str, str]:
@@ -103,12 +105,6 @@ def _pair(text: str) -> tuple[str, str]:
 
 
 # -- what is shown ----------------------------------------------------------------------------------------------------
-
-
-class _Shown(Protocol):
-    def started(self, run: str, workers: int) -> None: ...
-
-    def progress(self, now: Progress) -> None: ...
 
 
 class _Lines:
@@ -126,12 +122,6 @@ class _Lines:
             click.echo(_line(now), err=True)
 
 
-class _Silence:
-    def started(self, run: str, workers: int) -> None: ...
-
-    def progress(self, now: Progress) -> None: ...
-
-
 class _Status:
     """For a terminal: one line that changes."""
 
@@ -146,9 +136,9 @@ class _Status:
 
 
 @contextmanager
-def _shown(settings: Settings) -> Iterator[_Shown]:
+def _shown(settings: Settings) -> Iterator[_Lines | _Status | None]:
     if settings.json:
-        yield _Silence()
+        yield None
     elif sys.stderr.isatty():
         with console(stderr=True).status("starting the workers") as status:
             yield _Status(status)
@@ -174,26 +164,15 @@ def show_summary(settings: Settings, summary: DrainSummary) -> None:
         emit(_document(summary))
         return
     screen = console()
-    columns = [
-        Column("worker", right=True, footer="all"),
-        Column("host", shrinks=1),
-        Column("done", right=True, footer=count_text(summary.done)),
-        Column("failed", right=True, footer=count_text(summary.failed)),
-        Column("lost", right=True, footer=count_text(summary.lost)),
-        Column("seconds", right=True, footer=f"{summary.seconds:.1f}"),
-    ]
-    rows = [
-        [
-            cell(str(worker.number)),
-            cell(worker.host or "lost", "" if worker.host else "red"),
-            cell(count_text(worker.done)),
-            cell(count_text(worker.failed), "red" if worker.failed else "bright_black"),
-            cell(count_text(worker.lost), "red" if worker.lost else "bright_black"),
-            cell(f"{worker.seconds:.1f}"),
-        ]
-        for worker in summary.workers
-    ]
-    screen.print(table(screen, columns, rows))
+    columns = (
+        Column("worker", lambda one: str(one.number), right=True, footer="all"),
+        Column("host", lambda one: cell(one.host or "lost", "" if one.host else "red"), shrinks=1),
+        Column("done", lambda one: count_text(one.done), right=True, footer=count_text(summary.done)),
+        Column("failed", lambda one: _fault(one.failed), right=True, footer=count_text(summary.failed)),
+        Column("lost", lambda one: _fault(one.lost), right=True, footer=count_text(summary.lost)),
+        Column("seconds", lambda one: f"{one.seconds:.1f}", right=True, footer=f"{summary.seconds:.1f}"),
+    )
+    screen.print(table(screen, columns, summary.workers))
     screen.print(cell(f"{count_text(summary.ended)} jobs ended meanwhile, by the store's count"))
     if summary.cancelled:
         screen.print(
@@ -201,28 +180,12 @@ def show_summary(settings: Settings, summary: DrainSummary) -> None:
         )
 
 
+def _fault(count: int) -> Text:
+    return cell(count_text(count), "red" if count else "bright_black")
+
+
 def _document(summary: DrainSummary) -> dict[str, Any]:
-    return {
-        "run": summary.run,
-        "done": summary.done,
-        "failed": summary.failed,
-        "ended": summary.ended,
-        "lost": summary.lost,
-        "seconds": round(summary.seconds, 3),
-        "stopped": summary.stopped,
-        "cancelled": summary.cancelled,
-        "workers": [
-            {
-                "number": worker.number,
-                "name": worker.name,
-                "host": worker.host,
-                "done": worker.done,
-                "failed": worker.failed,
-                "outcomes": worker.outcomes,
-                "seconds": round(worker.seconds, 3),
-                "submitted": worker.submitted,
-                "lost": worker.lost,
-            }
-            for worker in summary.workers
-        ],
-    }
+    names = "number name host done failed outcomes seconds submitted lost"
+    workers = [rounded(fields_of(worker, names)) for worker in summary.workers]
+    whole = rounded(fields_of(summary, "run done failed ended lost seconds stopped cancelled"))
+    return {**whole, "workers": workers}

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import unquote
 
+from taskharbor.cli.options import Settings
 from taskharbor.cli.problems import BadInput, Problem
-from taskharbor.cli.settings import Settings
 from taskharbor.client import Client
 
 _SECRET = re.compile("pass|secret|token|key|credential|sig", re.IGNORECASE)

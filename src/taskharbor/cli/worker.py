@@ -7,21 +7,26 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
-from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
 
-import taskharbor
 from taskharbor.cli.apps import load_app, put_current_folder_first
+from taskharbor.cli.options import (
+    DURATION,
+    Settings,
+    chosen_options,
+    log_options,
+    shared_options,
+    value_option,
+    worker_options,
+)
+from taskharbor.cli.output import banner
 from taskharbor.cli.problems import BadInput, Problem
-from taskharbor.cli.settings import Settings, shared_options
-from taskharbor.cli.values import DURATION, value_option
-from taskharbor.cli.worker_options import chosen_options, worker_options
 from taskharbor.harbor import Harbor
 
 if TYPE_CHECKING:
@@ -139,40 +144,38 @@ OFF = "off"
 @worker_options
 @value_option("--heartbeat", DURATION, "Between renewals.  [default: a third of the lease]")
 @click.option("--name", metavar="NAME", help="The worker's name.  [default: host, pid, noise]")
+@click.option("--processes", default=1, type=click.IntRange(1, 256), help="Worker processes.")
 @click.option(
-    "--processes", default=1, show_default=True, type=click.IntRange(1, 256), help="Worker processes."
+    "--reload/--no-reload",
+    show_default=False,
+    help="Restart when a .py file of the app changes (development).",
 )
-@click.option("--reload/--no-reload", help="Restart when a .py file of the app changes (development).")
 @click.option("--health", metavar="[HOST:]PORT", help="Serve /health and /ready.  [host: 127.0.0.1]")
 @click.option("--health-public", is_flag=True, help="Let --health listen beyond this host.")
-@click.option(
-    "--log-level", default="info", show_default=True, type=click.Choice(["debug", "info", "warning", "error"])
-)
-@click.option("--log-format", default="text", show_default=True, type=click.Choice(["text", "json"]))
+@log_options
 @click.option("--supervised", type=int, hidden=True, help="Status pipe of the parent; stdin closes with it.")
 @shared_options
-@click.pass_context
-def worker(context: click.Context, /, app: str, **options: Any) -> None:
+def worker(settings: Settings, /, app: str, **options: Any) -> int | None:
     """Run jobs of the app that MODULE:APP names (`jobs:harbor`)."""
     from taskharbor.worker.logs import set_up_logs
 
-    settings = context.ensure_object(Settings)
     set_up_logs(options["log_level"], options["log_format"])
     put_current_folder_first()
     if options["processes"] > 1 or options["reload"]:
-        context.exit(_supervise(settings, app, options))
+        return _supervise(settings, app, options)
     harbor = _app(settings, app)
-    one = harbor.worker(**_worker_options(options))
+    one = harbor.worker(**chosen_options(options))
     supervised = options["supervised"]
     with ExitStack() as stack:
         if supervised is not None:
-            stop_with_parent(one.stop, _seconds(options["grace"]) or 0.0)
+            stop_with_parent(one.stop, options["grace"].total_seconds())
             if supervised >= 0:
                 report_to_parent(one.snapshot, supervised)
         else:
-            _banner(settings, harbor, f"worker {one.name}", options, one.config.queues)
+            _banner(harbor, f"worker {one.name}", options, one.config.queues)
             _serve_health(stack, options, lambda: _look(one))
         one.run()
+    return None
 
 
 def _app(settings: Settings, reference: str) -> Harbor:
@@ -180,18 +183,6 @@ def _app(settings: Settings, reference: str) -> Harbor:
     if settings.url_is_explicit:
         harbor.use(settings.url)
     return harbor
-
-
-def _worker_options(options: dict[str, Any]) -> dict[str, Any]:
-    return {
-        **chosen_options(options),
-        "name": options["name"],
-        "heartbeat": _seconds(options["heartbeat"]),
-    }
-
-
-def _seconds(duration: timedelta | None) -> float | None:
-    return None if duration is None else duration.total_seconds()
 
 
 def _look(one: Worker) -> tuple[bool, dict[str, Any]]:
@@ -223,7 +214,7 @@ def _supervise(settings: Settings, app: str, options: dict[str, Any]) -> int:
     label = f"{count} worker processes" if count > 1 else "worker, reloading"
     if reload:
         # Not imported here: the parent must outlive an app that does not import at the moment.
-        _banner(settings, None, label, options, options["queues"])
+        _banner(None, label, options, options["queues"])
     else:
         harbor = _app(settings, app)
         if not harbor.driver().capabilities.multi_process:
@@ -231,12 +222,12 @@ def _supervise(settings: Settings, app: str, options: dict[str, Any]) -> int:
                 "this store lives in one process; several would not see each other's jobs",
                 hint="leave out --processes, or use a store like sqlite:///jobs.db",
             )
-        harbor.worker(**_worker_options(options))  # So that a bad option is said once, not once per child.
-        _banner(settings, harbor, label, options, options["queues"] or harbor.queues)
+        harbor.worker(**chosen_options(options))  # So that a bad option is said once, not once per child.
+        _banner(harbor, label, options, options["queues"] or harbor.queues)
     supervisor = Supervisor(
         lambda number, fd: child_command(settings.argv, number, fd, options),
         processes=count,
-        grace=_seconds(options["grace"]) or 0.0,
+        grace=options["grace"].total_seconds(),
         finite=bool(options["until_empty"] or options["max_jobs"] or options["max_seconds"]),
         reload=reload,
     )
@@ -258,16 +249,10 @@ def child_command(argv: list[str], number: int, status_fd: int, options: dict[st
     return [sys.executable, "-m", "taskharbor", *argv[:end], *own, *argv[end:]]
 
 
-def _banner(
-    settings: Settings, harbor: Harbor | None, label: str, options: dict[str, Any], queues: Any
-) -> None:
-    if not sys.stderr.isatty() or options["log_format"] == "json":
-        return
-    parts = [f"TaskHarbor {taskharbor.__version__}", label]
+def _banner(harbor: Harbor | None, label: str, options: dict[str, Any], queues: Iterable[str]) -> None:
+    parts = [label]
     if queues:
         parts.append(f"queues {', '.join(queues)}")
     if harbor is not None:
         parts.append(f"{len(harbor.handlers)} job types")
-    parts.append(f"concurrency {options['concurrency']}")
-    click.secho(" · ".join(parts), fg="cyan", err=True)
-    click.secho(f"pid {os.getpid()}; Ctrl-C stops gracefully", dim=True, err=True)
+    banner(options["log_format"], [*parts, f"concurrency {options['concurrency']}"])

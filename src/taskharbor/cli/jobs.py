@@ -1,0 +1,364 @@
+"""`taskharbor list` and `taskharbor inspect`: jobs, newest accepted first, and everything about one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import click
+import msgspec
+
+from taskharbor.cli.options import (
+    Settings,
+    cursor_option,
+    limit_option,
+    queue_option,
+    shared_options,
+    types_option,
+)
+from taskharbor.cli.output import (
+    Column,
+    as_cell,
+    attempt_document,
+    cell,
+    console,
+    decoded,
+    duration_text,
+    emit,
+    is_narrow,
+    job_document,
+    local_text,
+    plain,
+    relative_text,
+    state_cell,
+    table,
+)
+from taskharbor.cli.store import open_client
+from taskharbor.client import Client
+from taskharbor.drivers.contract import JobFilter
+from taskharbor.jobs import Attempt, JobRecord, JobState, Micros, Outcome
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+    from rich.table import Table
+    from rich.text import Text
+
+LARGEST_PAGE = 1000
+SHOWN_CHARACTERS = 2000
+SHOWN_TRACE_LINES = 25
+OUTCOME_STYLES = {
+    Outcome.DONE: "green",
+    Outcome.RETRIED: "yellow",
+    Outcome.DEAD: "red",
+    Outcome.EXPIRED: "magenta",
+    Outcome.RELEASED: "blue",
+    Outcome.CANCELLED: "bright_black",
+    Outcome.MERGED: "bright_black",
+    Outcome.REQUEUED: "cyan",
+}
+SHOWN = 50
+
+
+@click.command("list")
+@queue_option
+@click.option(
+    "--state",
+    "-s",
+    multiple=True,
+    type=click.Choice([str(state) for state in JobState]),
+    help="Only this state; repeat for more.",
+)
+@types_option
+@click.option("--key", metavar="KEY", help="Only jobs with this key.")
+@click.option("--worker", metavar="NAME", help="Only jobs that this worker holds.")
+@limit_option
+@click.option("--all", "everything", is_flag=True, help="All of them, page after page.")
+@cursor_option
+@click.option("--payload", is_flag=True, help="With --json: payloads and results too.")
+@shared_options
+def list_jobs(
+    settings: Settings,
+    queue: str | None,
+    state: tuple[str, ...],
+    types: tuple[str, ...],
+    key: str | None,
+    worker: str | None,
+    limit: int,
+    everything: bool,
+    cursor: str | None,
+    payload: bool,
+) -> None:
+    """List jobs, newest accepted first."""
+    selection = JobFilter(
+        queue=queue,
+        states=frozenset(JobState(one) for one in state) or None,
+        types=frozenset(types) or None,
+        key=key,
+        worker=worker,
+    )
+    with open_client(settings) as client:
+        listing = Listing(client, selection, None if everything else limit, cursor)
+        if settings.json:
+            for job in listing:
+                emit(job_document(job, payload=payload))
+        else:
+            show(list(listing), client.now(), queue_shown=queue is None)
+        listing.tell_more(settings)
+
+
+class Listing:
+    """Jobs page by page; `cursor` says where it stopped, None at the end."""
+
+    def __init__(self, client: Client, selection: JobFilter, limit: int | None, cursor: str | None) -> None:
+        self._client = client
+        self._selection = selection
+        self._left = limit
+        self.cursor = cursor
+
+    def __iter__(self) -> Iterator[JobRecord]:
+        while self._left != 0:
+            size = LARGEST_PAGE if self._left is None else min(self._left, LARGEST_PAGE)
+            page = self._client.list_jobs(self._selection, limit=size, cursor=self.cursor)
+            self.cursor = page.cursor
+            if self._left is not None:
+                self._left -= len(page.jobs)
+            yield from page.jobs
+            if page.cursor is None:
+                return
+
+    def tell_more(self, settings: Settings) -> None:
+        """On stderr, so that stdout has jobs and nothing else."""
+        if self.cursor is not None:
+            more = msgspec.json.encode({"cursor": self.cursor}).decode()
+            click.echo(more if settings.json else f"more: --cursor {self.cursor}", err=True)
+
+
+def show(jobs: list[JobRecord], now: Micros, *, queue_shown: bool = True) -> None:
+    """The id always whole (it is what one copies); what does not fit a narrow terminal is left out or cut."""
+    if not jobs:
+        click.echo("no jobs match", err=True)
+        return
+    screen = console()
+    narrow, wide = is_narrow(screen), screen.width >= 120
+    columns = (
+        Column("id", lambda job: job.id),
+        Column("type", lambda job: job.type, shrinks=1),
+        Column("queue", lambda job: job.queue, shrinks=2, is_shown=queue_shown and not narrow),
+        Column("state", lambda job: state_cell(job.state)),
+        Column("failed", _tries_spent, right=True, is_shown=not narrow),
+        Column("when", lambda job: moment(job, now), is_shown=not narrow),
+        Column("key / reason", lambda job: cell(remark(job), "bright_black"), shrinks=3, is_shown=wide),
+    )
+    screen.print(table(screen, columns, jobs))
+
+
+def _tries_spent(job: JobRecord) -> str:
+    return f"{job.attempts + job.stalls}/{job.max_attempts}"
+
+
+def moment(job: JobRecord, now: Micros) -> str:
+    """The instant that matters in its state: due, leased or ended."""
+    if job.state is JobState.INFLIGHT:
+        return relative_text(job.reserved_at_us or now, now)
+    return relative_text(job.run_at_us if job.finished_at_us is None else job.finished_at_us, now)
+
+
+def remark(job: JobRecord) -> str:
+    if job.merged_into:
+        return f"merged into {job.merged_into}"
+    if job.last_error and job.state is not JobState.DONE:
+        return job.last_error.partition("\n")[0]
+    return job.key or ""
+
+
+# -- one job -----------------------------------------------------------------------------------------------
+
+
+@click.command()
+@click.argument("job_id", metavar="ID")
+@click.option("--no-payload", is_flag=True, help="Leave the payload and the result out.")
+@click.option("--full", is_flag=True, help="Cut nothing: whole payload, whole traceback.")
+@shared_options
+def inspect(settings: Settings, job_id: str, no_payload: bool, full: bool) -> None:
+    """Show everything about a job, with its attempt timeline."""
+    with open_client(settings) as client:
+        job = client.get(job_id)
+        attempts = client.job_attempts(job_id)
+        now = client.now()
+    if settings.json:
+        document = job_document(job, payload=not no_payload)
+        emit({**document, "timeline": [attempt_document(one) for one in attempts]})
+        return
+    screen = console()
+    screen.print(_facts(job, now))
+    if not no_payload:
+        _show_value(screen, "payload", job.codec, job.payload, full)
+        if job.result is not None:
+            _show_value(screen, "result", job.codec, job.result, full)
+    if job.last_error:
+        _show_error(screen, job, now, full)
+    screen.print()
+    screen.print(timeline(job, attempts, now, screen))
+
+
+def _facts(job: JobRecord, now: Micros) -> Table:
+    from rich.table import Table
+
+    facts = Table.grid(padding=(0, 2))
+    facts.add_column(style="bright_black", no_wrap=True)
+    facts.add_column(overflow="fold")
+    state = state_cell(job.state)
+    if job.cancel_requested:
+        state.append("  (asked to stop)", "yellow")
+    merged = f"{job.merged_into}  (same key: that job does the work)" if job.merged_into else None
+    ended = job.finished_at_us
+    told = (
+        ("job", cell(job.id, "bold")),
+        ("type", job.type),
+        ("queue", job.queue),
+        ("state", state),
+        ("merged into", merged),
+        ("accepted", _instant(job.created_at_us, now)),
+        ("due", _instant(job.run_at_us, now) if ended is None else None),
+        ("ended", None if ended is None else _instant(ended, now)),
+        ("tries", _tries(job)),
+        ("lease", None if job.lease is None else _lease(job, now)),
+        ("progress", None if job.progress is None else str(msgspec.json.decode(job.progress))),
+        ("priority", str(job.priority) if job.priority else None),
+        ("timeout", duration_text(job.timeout_us) if job.timeout_us else None),
+        ("key", job.key or None),
+        ("idempotency", job.idempotency_key or None),
+        ("headers", ", ".join(f"{name}={value}" for name, value in job.headers.items()) or None),
+    )
+    for label, text in told:
+        if text is not None:
+            facts.add_row(label, as_cell(text))
+    return facts
+
+
+def _instant(when: Micros, now: Micros) -> Any:
+    text = cell(local_text(when))
+    text.append(f"  {relative_text(when, now)}", "bright_black")
+    return text
+
+
+def _tries(job: JobRecord) -> str:
+    spent = f"{job.attempts + job.stalls} of {job.max_attempts} spent"
+    if not job.attempts and not job.stalls:
+        return f"none spent, {job.max_attempts} allowed"
+    parts = [f"{job.attempts} failed"] if job.attempts else []
+    if job.stalls:
+        parts.append(f"{job.stalls} lost with a worker")
+    return f"{spent}: {', '.join(parts)}"
+
+
+def _lease(job: JobRecord, now: Micros) -> str:
+    expires = job.expires_at_us or now
+    left = expires - now
+    until = f"{duration_text(left)} left" if left > 0 else f"expired {duration_text(-left)} ago"
+    return f"held by {job.worker}, {until}, fence {job.fence}"
+
+
+def _show_value(screen: Console, label: str, codec: str, data: bytes, full: bool) -> None:
+    value = decoded(codec, data)
+    text = msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
+    if len(text) <= 60:
+        text = msgspec.json.encode(value).decode()
+    screen.print()
+    screen.print(cell(f"{label} ({codec}, {len(data)} bytes)", "bold"))
+    if not full and len(text) > SHOWN_CHARACTERS:
+        cut = len(text) - SHOWN_CHARACTERS
+        text = f"{text[:SHOWN_CHARACTERS]}\n... {cut} more characters: --full shows them"
+    screen.print(plain(text), style="cyan", soft_wrap=True)
+
+
+def _show_error(screen: Console, job: JobRecord, now: Micros, full: bool) -> None:
+    assert job.last_error is not None
+    first, *trace = plain(job.last_error).splitlines()
+    when = f"  {relative_text(job.failed_at_us, now)}" if job.failed_at_us is not None else ""
+    over = "" if job.state is not JobState.DONE else "  (an earlier try; the job is done)"
+    screen.print()
+    screen.print(cell(f"last error{when}{over}", "bold"))
+    screen.print(first, style="red", soft_wrap=True)
+    if trace and not full and len(trace) > SHOWN_TRACE_LINES:
+        cut = len(trace) - SHOWN_TRACE_LINES
+        trace = [f"  ... {cut} lines left out: --full shows them", *trace[-SHOWN_TRACE_LINES:]]
+    for line in trace:
+        screen.print(line, style="bright_black", soft_wrap=True)
+
+
+class _Row(NamedTuple):
+    """One execution in the timeline."""
+
+    start: Micros
+    end: Micros
+    was_leased: bool
+    outcome: str
+    style: str
+    worker: str | None
+    error: str = ""
+
+
+def timeline(job: JobRecord, attempts: list[Attempt], now: Micros, screen: Console) -> RenderableType:
+    """Instants are counted from when the job was accepted; the bar spans from there to its end, or to now."""
+    running = job.state is JobState.INFLIGHT and job.reserved_at_us is not None
+    if not attempts and not running:
+        return cell("timeline: not tried yet", "bright_black")
+    end = job.finished_at_us if job.finished_at_us is not None else now
+    span = Span(job.created_at_us, max([end, *(one.ended_at_us for one in attempts)]), screen)
+    rows = [
+        _Row(
+            one.ended_at_us if one.reserved_at_us is None else one.reserved_at_us,
+            one.ended_at_us,
+            one.reserved_at_us is not None,
+            str(one.outcome),
+            OUTCOME_STYLES[one.outcome],
+            one.worker,
+            ": ".join(part for part in (one.error_type, one.error_message) if part),
+        )
+        for one in attempts[-SHOWN:]
+    ]
+    if running and job.reserved_at_us is not None:
+        rows.append(
+            _Row(job.reserved_at_us, max(now, job.reserved_at_us), True, "running", "yellow", job.worker)
+        )
+    columns = (
+        Column("at", lambda row: f"+{duration_text(max(0, row.start - job.created_at_us))}", right=True),
+        Column("took", lambda row: duration_text(row.end - row.start) if row.was_leased else "-", right=True),
+        Column(span.heading(), lambda row: span.bar(row.start, row.end, row.style)),
+        Column("outcome", lambda row: cell(row.outcome, row.style)),
+        Column(
+            "worker",
+            lambda row: cell(row.worker or "-", "bright_black"),
+            shrinks=1,
+            is_shown=not is_narrow(screen),
+        ),
+        Column("error", lambda row: cell(row.error, "bright_black"), shrinks=2),
+    )
+    some = "" if len(attempts) <= SHOWN else f" (the last {SHOWN} of {len(attempts)})"
+    return table(screen, columns, rows, title=f"timeline{some}")
+
+
+class Span:
+    """A stretch of time drawn over a few columns."""
+
+    def __init__(self, start: Micros, end: Micros, screen: Console) -> None:
+        self._start = start
+        self._length = max(1, end - start)
+        self._columns = 12 if is_narrow(screen) else 24
+        unicode = (screen.encoding or "").lower().startswith("utf")
+        self._on, self._off = ("█", "·") if unicode else ("#", ".")
+
+    def heading(self) -> str:
+        return duration_text(self._length).rjust(self._columns)
+
+    def bar(self, start: Micros, end: Micros, style: str) -> Text:
+        first = min(self._columns - 1, max(0, self._column(start)))
+        last = min(self._columns, max(first + 1, self._column(end) + 1))
+        text = cell(self._off * first, "bright_black")
+        text.append(self._on * (last - first), style)
+        text.append(self._off * (self._columns - last), "bright_black")
+        return text
+
+    def _column(self, when: Micros) -> int:
+        return (when - self._start) * self._columns // self._length

@@ -1,0 +1,235 @@
+"""Options of the commands: those that all have, those that several share, and the kinds of values they take."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+from click.core import ParameterSource
+
+from taskharbor.harbor import DEFAULT_URL
+
+if TYPE_CHECKING:
+    ParamType = click.ParamType[Any]
+else:
+    ParamType = click.ParamType  # Generic only since click 8.2 or so; 8.1 will do.
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
+_PART = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d|w)")
+_WHOLE = re.compile(rf"(?:{_PART.pattern}\s*)+")
+_LONGEST = 100 * 366 * 86_400.0
+
+
+class Group(click.Group):
+    """A group of commands that forgives typing: it names the command that was probably meant."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        known = self.list_commands(ctx)
+        if args[0] not in known and not args[0].startswith("-") and not ctx.resilient_parsing:
+            near = difflib.get_close_matches(args[0], known, n=1, cutoff=0.5)
+            suggestion = f"; did you mean {near[0]!r}?" if near else f"; there are: {', '.join(known)}"
+            raise click.UsageError(f"no command {args[0]!r}{suggestion}", ctx)
+        return super().resolve_command(ctx, args)
+
+
+# -- values ---------------------------------------------------------------------------------------------------
+
+
+class Duration(ParamType):
+    """`90`, `1.5s`, `10m`, `2h30m`, `7d`: a timedelta. Where it says so, also `forever`."""
+
+    name = "duration"
+    FOREVER = timedelta.max
+
+    def __init__(self, *, or_forever: bool = False) -> None:
+        self._or_forever = or_forever
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> timedelta:
+        if isinstance(value, timedelta):
+            return value
+        if self._or_forever and str(value).lower() in ("forever", "none", "never"):
+            return self.FOREVER
+        seconds = parse_seconds(str(value))
+        if seconds is None:
+            self.fail(
+                f"{value!r} is not a duration: write seconds, or like 500ms, 30s, 10m, 2h30m, 7d", param, ctx
+            )
+        return timedelta(seconds=seconds)
+
+
+class Instant(ParamType):
+    """ISO 8601; without a zone it is this computer's local time."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> datetime:
+        if isinstance(value, datetime):
+            return value
+        try:
+            return datetime.fromisoformat(str(value)).astimezone()
+        except (ValueError, OverflowError):
+            wanted = "write like 2026-08-01T09:30 (local) or 2026-08-01T09:30Z"
+            self.fail(f"{value!r} is not a time: {wanted}", param, ctx)
+
+
+class CountOrNone(ParamType):
+    """A number from 1, or `none`; 0 stands for none, which the contract writes as None."""
+
+    name = "number|none"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        if value.lower() == "none":
+            return 0
+        if not value.isdecimal() or int(value) < 1:
+            self.fail(f"{value!r}: a whole number from 1, or none; to stop a queue, pause it", param, ctx)
+        return int(value)
+
+
+DURATION = Duration()
+COUNT = click.IntRange(min=1)
+FILE = click.Path(path_type=Path)
+FOLDER = click.Path(path_type=Path, file_okay=False)
+
+
+def parse_seconds(text: str) -> float | None:
+    text = text.strip().lower()
+    try:
+        seconds = float(text)
+    except ValueError:
+        if not _WHOLE.fullmatch(text):
+            return None
+        seconds = sum(float(number) * _UNITS[unit] for number, unit in _PART.findall(text))
+    return seconds if 0 <= seconds <= _LONGEST else None
+
+
+def parse_pairs(pairs: tuple[str, ...], option: str) -> dict[str, str]:
+    """`k=v` options as a mapping."""
+    parsed: dict[str, str] = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals or not name:
+            raise click.BadParameter(f"{pair!r}: write it like {option} name=value")
+        parsed[name] = value
+    return parsed
+
+
+# -- options of every command ---------------------------------------------------------------------------------
+
+
+@dataclass
+class Settings:
+    """One invocation's settings, filled in by the options as they are parsed; every command gets it as its first argument."""
+
+    argv: list[str] = field(default_factory=list)
+    """The command line as it came, for children that run the same one."""
+    url: str = DEFAULT_URL
+    url_is_default: bool = True
+    url_is_explicit: bool = False
+    """Given on the command line: stronger than what an app says of itself."""
+    json: bool = False
+    debug: bool = False
+
+
+def together(*options: Callable[..., Any]) -> Callable[[F], F]:
+    """Several options as one decorator, in this order."""
+
+    def add(command: F) -> F:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add
+
+
+def _remember_flag(context: click.Context, parameter: click.Parameter, value: bool) -> None:
+    if value and parameter.name is not None:
+        setattr(context.ensure_object(Settings), parameter.name, True)
+
+
+def _remember_url(context: click.Context, parameter: click.Parameter, value: str | None) -> None:
+    settings = context.ensure_object(Settings)
+    explicit = context.get_parameter_source("url") is ParameterSource.COMMANDLINE
+    if value and (explicit or not settings.url_is_explicit):
+        settings.url = value
+        settings.url_is_default = False
+        settings.url_is_explicit = explicit
+
+
+_flag = partial(click.option, is_flag=True, expose_value=False, callback=_remember_flag)
+
+shared_options = together(
+    click.option(
+        "--url",
+        metavar="URL",
+        expose_value=False,
+        callback=_remember_url,
+        help=f"The store.  [default: $TASKHARBOR_URL, else {DEFAULT_URL}]",
+    ),
+    _flag("--json", help="Answer in JSON, errors too."),
+    _flag("--debug", help="Show tracebacks of errors."),
+    click.pass_obj,
+)
+"""--url, --json and --debug, on either side of a subcommand's name. They go to `Settings`, which the command is given."""
+
+
+# -- options of several commands ------------------------------------------------------------------------------
+
+
+def value_option(name: str, kind: Any, help: str, default: Any = None) -> Callable[[F], F]:
+    """An option with one value."""
+    metavar = {DURATION: "DURATION", FILE: "FILE"}.get(kind, "N")
+    return click.option(name, type=kind, default=default, metavar=metavar, help=help)
+
+
+queue_option = click.option("--queue", "-q", metavar="QUEUE", help="Only this queue.")
+types_option = click.option(
+    "--type", "-t", "types", multiple=True, metavar="TYPE", help="Only this type; repeat for more."
+)
+limit_option = click.option("--limit", "-n", default=50, type=COUNT, help="At most so many.")
+cursor_option = click.option("--cursor", metavar="CURSOR", help="Go on where a listing stopped.")
+
+log_options = together(
+    click.option("--log-level", default="info", type=click.Choice(["debug", "info", "warning", "error"])),
+    click.option("--log-format", default="text", type=click.Choice(["text", "json"])),
+)
+
+_REPEATED = ("queues", "types")
+_WORKER_VALUES = ("concurrency", "prefetch", "until_empty", "max_jobs", "name")
+_WORKER_DURATIONS = ("lease", "heartbeat", "poll_interval", "grace", "max_seconds")
+_repeated = partial(click.option, multiple=True)
+
+worker_options = together(
+    _repeated(
+        "--queue", "-q", "queues", metavar="QUEUE", help="Serve this queue; repeat.  [default: the app's]"
+    ),
+    _repeated("--type", "-t", "types", metavar="TYPE", help="Run only this type; repeat.  [default: all]"),
+    click.option("--concurrency", "-c", default=20, type=COUNT, help="Jobs at once, per worker process."),
+    value_option("--lease", DURATION, "How long the jobs of a worker that died wait.", "15s"),
+    value_option("--poll-interval", DURATION, "Between looks at an idle queue.", "1s"),
+    value_option("--prefetch", click.IntRange(min=0), "Most jobs to lease ahead.", 4000),
+    value_option("--grace", DURATION, "How long a stop waits for jobs.", "30s"),
+    click.option("--until-empty", is_flag=True, help="Stop when nothing is left to do."),
+    value_option("--max-jobs", COUNT, "Stop each worker after so many jobs."),
+    value_option("--max-seconds", DURATION, "Stop after so long."),
+)
+
+
+def chosen_options(options: dict[str, Any]) -> dict[str, Any]:
+    """A worker's options as keyword arguments of `Harbor.worker`; an option that was not given is left out."""
+    given = {name: value for name, value in options.items() if value is not None}
+    chosen = {name: given[name] for name in _WORKER_VALUES if name in given}
+    chosen |= {name: given[name].total_seconds() for name in _WORKER_DURATIONS if name in given}
+    return chosen | {name: list(given[name]) for name in _REPEATED if given[name]}
