@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from taskharbor.demo.checks import Verdict, judge, most_at_once, overlapping_leases, recovery
+from taskharbor.demo.run import Verdict, judge, most_at_once, overlapping_leases, recovery
 from taskharbor.demo.workload import make_workload
 from taskharbor.jobs import Attempt, JobRecord, JobState, Outcome
 

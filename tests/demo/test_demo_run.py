@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from taskharbor.client import Client
-from taskharbor.demo.crew import Crew, WorkerGone
+from taskharbor.demo.run import Crew, WorkerGone
 
 
 def demo(*args: str) -> subprocess.CompletedProcess[str]:

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response
 
-from taskharbor.broker.exchange import Departure, read_body
+from taskharbor.broker.exchange import Departure
 from taskharbor.broker.gate import CALLER, Needs, Place
 from taskharbor.broker.operations import JSON
 from taskharbor.broker.problems import Problem
@@ -49,7 +49,7 @@ class DriverCalls:
         self, operation: type[op.Operation[Any]], request: Request, names: dict[str, str] | None = None
     ) -> Response:
         is_json = _is_json(request)
-        body = await read_body(request.receive)
+        body = await request.body()
         try:
             call = (wire.READ_CALL_JSON if is_json else wire.READ_CALL)[operation.name](body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

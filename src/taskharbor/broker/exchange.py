@@ -93,19 +93,6 @@ class Exchange:
                         return
 
 
-async def read_body(receive: Receive) -> bytes:
-    """The whole body. Most come in one piece, which is not copied."""
-    message = await receive()
-    first: bytes = message.get("body", b"")
-    if not message.get("more_body", False):
-        return first
-    pieces = [first]
-    while message.get("more_body", False):
-        message = await receive()
-        pieces.append(message.get("body", b""))
-    return b"".join(pieces)
-
-
 def too_large(limit: int) -> Problem:
     return Problem(
         413,

@@ -165,14 +165,6 @@ def _path_parameter(name: str) -> dict[str, Any]:
 def _query_parameters(schema: dict[str, Any]) -> list[dict[str, Any]]:
     required = set(schema.get("required", ()))
     return [
-        {"name": name, "in": "query", "required": name in required, "schema": _without_null(one)}
+        {"name": name, "in": "query", "required": name in required, "schema": one}
         for name, one in schema["properties"].items()
     ]
-
-
-def _without_null(schema: dict[str, Any]) -> dict[str, Any]:
-    """A query cannot say null: leaving the parameter out does."""
-    choices = [one for one in schema.get("anyOf", ()) if one != {"type": "null"}]
-    if len(choices) == 1:
-        return dict(choices[0])
-    return {key: value for key, value in schema.items() if key != "default" or value is not None}

@@ -14,7 +14,6 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from taskharbor.broker.exchange import read_body
 from taskharbor.broker.gate import Needs, Place
 from taskharbor.broker.problems import Problem
 from taskharbor.broker.replays import Replays, request_name
@@ -112,7 +111,7 @@ def place(operation: Operation, service: Service, replays: Replays) -> Place:
             raise Problem(422, "invalid_request", "this path takes no query")
         data = b""
         if takes_body:
-            data = await read_body(request.receive)
+            data = await request.body()
             if not data and operation.is_body_optional:
                 data = b"{}"
             else:

@@ -69,7 +69,7 @@ class TooLong(Exception):
 class BoundedProtocol(HttpToolsProtocol):
     """HTTP with an upper bound on what is around a body: uvicorn has none, neither in bytes nor in time.
 
-    Subclassed with other limits by `bounded`.
+    `BrokerServer` makes a subclass with other limits.
     """
 
     max_header_bytes = 32_768
@@ -136,17 +136,13 @@ class BoundedProtocol(HttpToolsProtocol):
             self._timer = None
 
 
-def bounded(*, max_header_bytes: int, max_connections: int) -> type[BoundedProtocol]:
-    limits = {"max_header_bytes": max_header_bytes, "max_connections": max_connections}
-    return type("BrokerProtocol", (BoundedProtocol,), limits)
-
-
 class BrokerServer(uvicorn.Server):
     """Stops when told, not at the next tick; and leaves signals to whoever started it."""
 
     def __init__(self, app: BrokerApp, tls: TLS | None, grace: float) -> None:
-        limits = app.service.config
-        protocol = bounded(max_header_bytes=limits.max_header_bytes, max_connections=limits.max_connections)
+        config = app.service.config
+        limits = {"max_header_bytes": config.max_header_bytes, "max_connections": config.max_connections}
+        protocol = type("BrokerProtocol", (BoundedProtocol,), limits)
         super().__init__(
             uvicorn.Config(
                 app,

@@ -51,10 +51,6 @@ class Guard:
     def __init__(self, tokens: Sequence[Token]) -> None:
         self._tokens = tuple(tokens)
 
-    @property
-    def is_open(self) -> bool:
-        return not self._tokens
-
     def caller(self, authorization: bytes | None) -> Caller | None:
         """The caller of an `Authorization` header; None where it is missing or wrong."""
         if not self._tokens:

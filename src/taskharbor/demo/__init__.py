@@ -2,8 +2,6 @@
 
 app       the jobs
 workload  what is enqueued, and how each job is meant to end
-crew      the worker processes, and the kill
-run       the story from the first enqueue to the last job
-checks    what the store and the attempt log say about it afterwards
+run       the story from the first enqueue to the last job: the worker processes, the kill, and the judgement
 analysis  pipeline, audit and report over the same store, where Spark can run
 """

@@ -1,21 +1,27 @@
-"""The demo's story: enqueue, two workers, a kill in the middle, until every job has ended; then the judgement."""
+"""The demo's story: enqueue, two worker processes, a kill in the middle, until every job has ended."""
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
 
 from taskharbor.client import Client
 from taskharbor.demo.app import API_LIMIT, API_QUEUE
-from taskharbor.demo.checks import Verdict, judge, recovery
-from taskharbor.demo.crew import Crew
-from taskharbor.demo.workload import Workload
+from taskharbor.demo.workload import MEANT_TO_END, Workload
 from taskharbor.drivers.contract import JobFilter, QueueSettings
+from taskharbor.errors import TaskHarborError
 from taskharbor.jobs import Attempt, JobRecord, JobState, Micros
+from taskharbor.jobs import Outcome as AttemptOutcome
 
 LEASE = 2.0
 KILL_AT = 0.4
@@ -48,6 +54,38 @@ class Kill(msgspec.Struct, frozen=True):
     at_us: Micros
 
 
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """The numbers; `well` says whether they are as they must be."""
+
+    accepted: int
+    done: int
+    dead: int
+    cancelled: int
+    lost: int
+    """Accepted, and in no terminal state at the end (or gone)."""
+    doubled: int
+    """Ended more than once, by the attempt log."""
+    unlogged: int
+    """In a terminal state that the attempt log knows nothing of."""
+    unexpected: int
+    """Ended otherwise than their kind is meant to."""
+    overlapping_leases: int
+    """Pairs of leases of one job that were valid at the same time."""
+    executions: int
+    retried: int
+    expired: int
+    """Leases that ran out."""
+    w_limit: int
+    w_max_overlap: int
+    """Most leases of the limited queue that were valid at the same instant, by the attempt log."""
+
+    @property
+    def well(self) -> bool:
+        sums_up = self.accepted == self.done + self.dead + self.cancelled
+        faults = self.lost + self.doubled + self.unlogged + self.unexpected + self.overlapping_leases
+        return sums_up and not faults and self.w_max_overlap <= self.w_limit
+
+
 class Outcome(msgspec.Struct, frozen=True):
     verdict: Verdict
     kill: Kill | None
@@ -60,6 +98,91 @@ class Outcome(msgspec.Struct, frozen=True):
     @property
     def well(self) -> bool:
         return self.verdict.well and self.kill is not None and self.recovered == len(self.kill.held)
+
+
+class WorkerGone(TaskHarborError):
+    """A worker of the demo ended by itself."""
+
+
+class Crew:
+    """Workers by name. Their logs stand beside the database."""
+
+    def __init__(self, folder: Path, url: str, *, lease: float, names: tuple[str, ...]) -> None:
+        self._folder = folder
+        self._url = url
+        self._lease = lease
+        self.names = names
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+
+    @contextmanager
+    def at_work(self) -> Iterator[None]:
+        try:
+            for name in self.names:
+                self._processes[name] = self._start(name)
+            yield
+        finally:
+            self._dismiss()
+
+    def _start(self, name: str) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "taskharbor", "worker", "taskharbor.demo.app:harbor"]
+        command += [f"--url={self._url}", f"--name={name}", f"--lease={self._lease:g}", "--poll-interval=0.5"]
+        # The hidden option ties the worker's life to ours: with the demo gone, its workers go too.
+        command += ["--grace", "5", "--log-format", "json", "--supervised=-1"]
+        environment = {key: value for key, value in os.environ.items() if not key.startswith("TASKHARBOR")}
+        with open(self._log_file(name), "wb") as log:
+            return subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                env=environment,
+                start_new_session=True,
+            )
+
+    def _log_file(self, name: str) -> Path:
+        return self._folder / f"{name}.log"
+
+    def pid(self, name: str) -> int:
+        return self._processes[name].pid
+
+    def kill_if(self, name: str, holds: Callable[[], list[str]]) -> list[str]:
+        """SIGKILL the worker while it holds jobs; which ones. It is frozen first, so that what it holds cannot change
+        between the look and the kill. Nothing is killed where it holds nothing."""
+        process = self._processes[name]
+        process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+        held = holds()
+        if held:
+            process.kill()
+            process.wait()
+            self._leave(name)
+        else:
+            process.send_signal(signal.SIGCONT)
+        return held
+
+    def check(self) -> None:
+        """Raise where a worker ended that was not killed by us."""
+        for name, process in self._processes.items():
+            if process.poll() is not None:
+                tail = self._log_file(name).read_text("utf-8", errors="replace").strip().splitlines()[-3:]
+                said = " | ".join(tail) or "nothing"
+                raise WorkerGone(f"{name} ended with exit code {process.returncode}; its last words: {said}")
+
+    def _leave(self, name: str) -> None:
+        process = self._processes.pop(name)
+        if process.stdin is not None:
+            process.stdin.close()
+
+    def _dismiss(self) -> None:
+        for process in self._processes.values():
+            process.send_signal(signal.SIGTERM)
+        for name, process in list(self._processes.items()):
+            try:
+                process.wait(timeout=8)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+            self._leave(name)
 
 
 class Demo:
@@ -175,3 +298,102 @@ class Demo:
                 return
             yield from page.attempts
             cursor = page.cursor
+
+
+# -- the judgement: functions over jobs and rows, nothing remembered --------------------------------------
+
+
+def judge(
+    accepted: Sequence[str],
+    jobs: Mapping[str, JobRecord],
+    attempts: Sequence[Attempt],
+    *,
+    cancelled_by_us: frozenset[str],
+    limited_queue: str,
+    limit: int,
+) -> Verdict:
+    states = Counter(jobs[job_id].state for job_id in accepted if job_id in jobs)
+    ends = Counter(one.job_id for one in attempts if one.state.is_terminal)
+    ended = [job_id for job_id in accepted if job_id in jobs and jobs[job_id].state.is_terminal]
+    outcomes = Counter(one.outcome for one in attempts)
+    return Verdict(
+        accepted=len(accepted),
+        done=states[JobState.DONE],
+        dead=states[JobState.DEAD],
+        cancelled=states[JobState.CANCELLED],
+        lost=len(accepted) - len(ended),
+        doubled=sum(count > 1 for count in ends.values()),
+        unlogged=sum(ends[job_id] == 0 for job_id in ended),
+        unexpected=sum(not _as_meant(jobs[job_id], cancelled_by_us) for job_id in ended),
+        overlapping_leases=overlapping_leases(attempts),
+        executions=sum(one.reserved_at_us is not None for one in attempts),
+        retried=outcomes[AttemptOutcome.RETRIED],
+        expired=outcomes[AttemptOutcome.EXPIRED],
+        w_limit=limit,
+        w_max_overlap=most_at_once(
+            validity
+            for one in attempts
+            if one.queue == limited_queue and (validity := _validity(one)) is not None
+        ),
+    )
+
+
+def _as_meant(job: JobRecord, cancelled_by_us: frozenset[str]) -> bool:
+    if job.id in cancelled_by_us:
+        return job.state is JobState.CANCELLED
+    return job.state in MEANT_TO_END.get(job.type, {JobState.DONE})
+
+
+def _validity(attempt: Attempt) -> tuple[Micros, Micros] | None:
+    """When the lease of this row was valid: from its grant until it was ended or ran out, whichever was first."""
+    if attempt.reserved_at_us is None:
+        return None
+    over = attempt.ended_at_us
+    if attempt.lease_expires_at_us is not None:
+        over = min(over, attempt.lease_expires_at_us)
+    return attempt.reserved_at_us, over
+
+
+def overlapping_leases(attempts: Iterable[Attempt]) -> int:
+    leases: defaultdict[str, list[tuple[Micros, Micros]]] = defaultdict(list)
+    for attempt in attempts:
+        validity = _validity(attempt)
+        if validity is not None:
+            leases[attempt.job_id].append(validity)
+    pairs = 0
+    for of_one_job in leases.values():
+        of_one_job.sort()
+        for index, (_, end) in enumerate(of_one_job):
+            pairs += sum(start < end for start, _ in of_one_job[index + 1 :])
+    return pairs
+
+
+def most_at_once(intervals: Iterable[tuple[Micros, Micros]]) -> int:
+    """The largest number of half-open intervals that share an instant."""
+    edges: list[tuple[Micros, int]] = []
+    for start, end in intervals:
+        if start < end:
+            edges += [(start, 1), (end, -1)]
+    most = now = 0
+    for _, step in sorted(edges):  # At one instant the ends come before the beginnings.
+        now += step
+        most = max(most, now)
+    return most
+
+
+def recovery(held: Sequence[str], attempts: Iterable[Attempt], killed_at: Micros) -> tuple[int, Micros]:
+    """How many of the jobs that a killed worker held went on, and how long after the kill the last one did: another worker took
+    them up, or they died with their lease because it was their last execution."""
+    wanted = set(held)
+    taken_up: dict[str, Micros] = {}
+    for attempt in attempts:
+        start = attempt.reserved_at_us
+        if attempt.job_id in wanted and start is not None and start > killed_at:
+            taken_up.setdefault(attempt.job_id, start)
+        elif (
+            attempt.job_id in wanted
+            and attempt.outcome is AttemptOutcome.EXPIRED
+            and attempt.state.is_terminal
+        ):
+            taken_up.setdefault(attempt.job_id, attempt.ended_at_us)
+    return len(taken_up), max((at - killed_at for at in taken_up.values()), default=0)

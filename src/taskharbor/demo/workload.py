@@ -9,8 +9,6 @@ import msgspec
 from taskharbor.demo import app
 from taskharbor.jobs import JobRequest, JobState
 
-FEWEST = 100
-
 MEANT_TO_END: dict[str, frozenset[JobState]] = {
     app.charge_card.type: frozenset({JobState.DEAD}),
     # Cancelled is how a job ends that was merged into another of its key.

@@ -20,10 +20,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from taskharbor.clock import FakeClock
     from taskharbor.testing.assertions import assert_enqueued, enqueued, refute_enqueued
-    from taskharbor.testing.draining import drain, drain_async
+    from taskharbor.testing.draining import DrainReport, drain, drain_async
     from taskharbor.testing.execution import Executed
     from taskharbor.testing.inlining import inline, run_inline, run_inline_async
-    from taskharbor.testing.report import DrainReport
     from taskharbor.testing.session import HarborTesting
     from taskharbor.testing.store import memory_store
 
@@ -44,24 +43,18 @@ __all__ = [
 ]
 
 _HOMES = {
-    "DrainReport": "taskharbor.testing.report",
-    "Executed": "taskharbor.testing.execution",
-    "FakeClock": "taskharbor.clock",
-    "HarborTesting": "taskharbor.testing.session",
-    "assert_enqueued": "taskharbor.testing.assertions",
-    "drain": "taskharbor.testing.draining",
-    "drain_async": "taskharbor.testing.draining",
-    "enqueued": "taskharbor.testing.assertions",
-    "inline": "taskharbor.testing.inlining",
-    "memory_store": "taskharbor.testing.store",
-    "refute_enqueued": "taskharbor.testing.assertions",
-    "run_inline": "taskharbor.testing.inlining",
-    "run_inline_async": "taskharbor.testing.inlining",
+    "taskharbor.clock": ("FakeClock",),
+    "taskharbor.testing.assertions": ("assert_enqueued", "enqueued", "refute_enqueued"),
+    "taskharbor.testing.draining": ("DrainReport", "drain", "drain_async"),
+    "taskharbor.testing.execution": ("Executed",),
+    "taskharbor.testing.inlining": ("inline", "run_inline", "run_inline_async"),
+    "taskharbor.testing.session": ("HarborTesting",),
+    "taskharbor.testing.store": ("memory_store",),
 }
 
 
 def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(home), name)
+    for home, names in _HOMES.items():
+        if name in names:
+            return getattr(importlib.import_module(home), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -43,16 +43,9 @@ class RunningBroker(msgspec.Struct):
 
 
 @contextmanager
-def running_broker(
-    store: str | Driver,
-    *,
-    leads: Leads | None = None,
-    clock: Clock | None = None,
-    tls: tuple[Path, Path] | None = None,
-    **options: Any,
-) -> Iterator[str]:
-    """Its URL, on a free port of loopback. `options` are fields of `BrokerConfig`. A driver that is given must not be open."""
-    with broker_thread(store, leads=leads, clock=clock, tls=tls, **options) as broker:
+def running_broker(store: str | Driver, **options: Any) -> Iterator[str]:
+    """The URL of a broker on a free port of loopback; options as for `broker_thread`."""
+    with broker_thread(store, **options) as broker:
         yield broker.url
 
 
@@ -65,7 +58,8 @@ def broker_thread(
     tls: tuple[Path, Path] | None = None,
     **options: Any,
 ) -> Iterator[RunningBroker]:
-    """The same, for tests that look inside."""
+    """A broker on a free port of loopback, for tests that look inside. `options` are fields of `BrokerConfig`. A driver that is
+    given must not be open."""
     driver = connect(store) if isinstance(store, str) else store
     listener = listen("127.0.0.1", 0)
     url = url_of(listener, tls=tls is not None)

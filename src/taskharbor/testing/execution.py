@@ -1,12 +1,17 @@
 """One execution, by the worker's own rules and without a worker: same middleware, same decision, no loops, no threads.
 
-Handlers run in the calling thread whatever their isolation says, and their exceptions are kept as they were raised.
+Handlers run in the calling thread whatever their isolation says, and their exceptions are kept as they were raised. A worker
+puts plain functions on threads. A test wants them here, so that what is bound to the test's thread (a database connection, a
+context variable, a debugger) is what the handler sees.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from asyncio import _get_running_loop, _set_running_loop
+from collections.abc import Awaitable, Coroutine, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -17,8 +22,9 @@ from taskharbor.handlers import Handler
 from taskharbor.harbor import Harbor
 from taskharbor.jobs import JobRecord, Micros, Outcome
 from taskharbor.middleware import Call, Job, PayloadRejected, Raised, chain, function_call, set_current_job
-from taskharbor.testing.loops import outside_the_loop
 from taskharbor.worker.decide import decide, no_handler
+
+T = TypeVar("T")
 
 
 class Executed(msgspec.Struct, frozen=True):
@@ -97,3 +103,28 @@ def _innermost(handler: Handler) -> Call:
             return call_function(job)
 
     return in_this_thread
+
+
+# -- between synchronous and asynchronous code in one thread ----------------------------------------------
+
+
+@contextmanager
+def outside_the_loop() -> Iterator[None]:
+    """Plain code called from a coroutine: for its duration no event loop runs in this thread."""
+    outer = _get_running_loop()
+    _set_running_loop(None)
+    try:
+        yield
+    finally:
+        _set_running_loop(outer)
+
+
+def run_here(work: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine to its end in this thread, on a loop of its own that nobody else ever sees."""
+    with outside_the_loop():
+        loop = asyncio.new_event_loop()
+        try:
+            return loop.run_until_complete(work)
+        finally:
+            loop.run_until_complete(loop.shutdown_asyncgens())
+            loop.close()

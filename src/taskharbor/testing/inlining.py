@@ -19,8 +19,7 @@ from taskharbor.harbor import Harbor, JobType
 from taskharbor.jobs import JobRecord, JobRequest, JobState, Micros
 from taskharbor.requests import RecordBuilder
 from taskharbor.testing.draining import run_next
-from taskharbor.testing.execution import call, error_of
-from taskharbor.testing.loops import run_here
+from taskharbor.testing.execution import call, error_of, run_here
 from taskharbor.testing.store import is_private, memory_store
 
 LIMIT = 1000

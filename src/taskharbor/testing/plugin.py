@@ -13,8 +13,10 @@ Nothing of TaskHarbor is imported before a test asks for one of these.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator
 from contextlib import ExitStack
+from operator import attrgetter
 from typing import TYPE_CHECKING, Protocol
 
 import pytest
@@ -61,8 +63,6 @@ def taskharbor_memory(taskharbor_clock: FakeClock) -> Iterator[UseMemory]:
 @pytest.fixture
 def taskharbor_app(request: pytest.FixtureRequest) -> Harbor:
     """The app under test: named in pytest's configuration, or override this fixture in a conftest.py."""
-    from taskharbor.testing.apps import load_app
-
     name = str(request.config.getini(INI))
     if not name:
         pytest.fail(
@@ -70,7 +70,23 @@ def taskharbor_app(request: pytest.FixtureRequest) -> Harbor:
             "or define a fixture taskharbor_app that returns it",
             pytrace=False,
         )
-    return load_app(name)
+    return _load_app(name)
+
+
+def _load_app(name: str) -> Harbor:
+    """`package.module:attribute` -> the app."""
+    from taskharbor.errors import InvalidRequest
+    from taskharbor.harbor import Harbor
+
+    module, separator, attribute = name.partition(":")
+    if not separator or not module or not attribute:
+        raise InvalidRequest(
+            f"{name!r} does not name an app: write it as module:name, e.g. myapp.jobs:harbor"
+        )
+    app = attrgetter(attribute)(importlib.import_module(module))
+    if not isinstance(app, Harbor):
+        raise InvalidRequest(f"{name!r} is a {type(app).__name__}, not a Harbor")
+    return app
 
 
 @pytest.fixture

@@ -11,9 +11,8 @@ from taskharbor.clock import FakeClock
 from taskharbor.harbor import Harbor, JobType
 from taskharbor.jobs import JobRecord
 from taskharbor.testing.assertions import Expected, assert_enqueued, enqueued, refute_enqueued
-from taskharbor.testing.draining import clock_of, drain, drain_async
+from taskharbor.testing.draining import DrainReport, clock_of, drain, drain_async
 from taskharbor.testing.inlining import inline
-from taskharbor.testing.report import DrainReport
 
 
 class HarborTesting:
