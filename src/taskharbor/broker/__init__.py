@@ -7,8 +7,8 @@ app              makes the application: every path with its handler
 config, tokens   limits, and who may call
 gate             the application: checks of a request (host, origin, token, scope, rate, leadership), and the handler of its path
 exchange         the body as it is read, and clients that leave
-calls            the driver protocol
 operations       the JSON API's table of operations, and how one is carried out
+calls            the driver protocol
 request_models   bodies and queries of the JSON API
 job_routes       submit, claim, heartbeat, settle
 operator_routes  health, inspection, cancel, requeue, purge, settings

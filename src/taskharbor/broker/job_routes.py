@@ -18,7 +18,7 @@ from taskharbor.broker import request_models as requests
 from taskharbor.broker import response_models as responses
 from taskharbor.broker.exchange import ClientGone, Departure
 from taskharbor.broker.operations import Call, Reply, check_batch, decoded, route
-from taskharbor.broker.problems import Problem
+from taskharbor.broker.problems import invalid
 from taskharbor.drivers.contract import Ack, Discard, Extension, Fail, Release, Retry, Settlement
 from taskharbor.drivers.operations import Enqueue, Wait
 from taskharbor.errors import JobError, JobNotFound, LeaseMismatch
@@ -116,12 +116,10 @@ def _request(job: requests.NewJob, max_depth: int) -> JobRequest:
 def _payload(job: requests.NewJob, max_depth: int) -> bytes:
     if job.payload_base64 is not None:
         if not isinstance(job.payload, UnsetType):
-            raise Problem(422, "invalid_request", "give either payload or payload_base64, not both")
+            raise invalid("give either payload or payload_base64, not both")
         return job.payload_base64
     if job.codec not in (None, "json"):
-        raise Problem(
-            422,
-            "invalid_request",
+        raise invalid(
             "a payload in another codec than json cannot be written as a JSON value",
             hint="encode it yourself and send the bytes as payload_base64",
         )
@@ -261,9 +259,7 @@ def _token_of(job_id: str, proof: requests.ByHolder, record: JobRecord | None) -
         return proof.token
     worker = proof.worker or proof.worker_camel
     if worker is None:
-        raise Problem(
-            422,
-            "invalid_request",
+        raise invalid(
             "the request does not say who holds the job",
             hint="send the token that the claim gave, or the worker's name as worker",
         )
@@ -358,7 +354,7 @@ def _settlement(
 def _when(end: requests.Retry | requests.Release, now: Micros) -> Micros | None:
     if end.run_at is not None:
         if end.delay_seconds is not None:
-            raise Problem(422, "invalid_request", "give either run_at or delay_seconds, not both")
+            raise invalid("give either run_at or delay_seconds, not both")
         return to_micros(end.run_at)
     return None if end.delay_seconds is None else min(now + round(end.delay_seconds * SECOND), LATEST)
 
@@ -368,7 +364,7 @@ def _result(end: requests.Complete, max_depth: int) -> bytes | None:
     if isinstance(end.result, UnsetType):
         return None if data is None else requests.checked_size(data, MAX_RESULT_BYTES, "result")
     if data is not None:
-        raise Problem(422, "invalid_request", "give either result or result_base64, not both")
+        raise invalid("give either result or result_base64, not both")
     return requests.checked_json(end.result, max_depth, MAX_RESULT_BYTES, "result")
 
 

@@ -1,6 +1,6 @@
-"""The operations of the JSON API: place, request, answer, and the function that does the work.
+"""Routes, and the operations of the JSON API: place, request, answer, and the function that does the work.
 
-The table of them makes the routes, the checks of bodies and queries, and the OpenAPI document, so they cannot differ.
+The table of operations makes the routes, the checks of bodies and queries, and the OpenAPI document, so they cannot differ.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from taskharbor.broker.gate import Needs, Place
-from taskharbor.broker.problems import Problem
+from taskharbor.broker.problems import Problem, invalid
 from taskharbor.broker.replays import Replays, request_name
 from taskharbor.broker.service import Service
 from taskharbor.broker.tokens import EVERYBODY, Caller
@@ -108,7 +108,7 @@ def place(operation: Operation, service: Service, replays: Replays) -> Place:
         if query_type is not None:
             call.query = decoded_query(query, query_type, lists)
         elif query:
-            raise Problem(422, "invalid_request", "this path takes no query")
+            raise invalid("this path takes no query")
         data = b""
         if takes_body:
             data = await request.body()
@@ -118,7 +118,7 @@ def place(operation: Operation, service: Service, replays: Replays) -> Place:
                 check_media_type(request)
             call.body = data if decode is None else decoded(decode, data)
         elif request.headers.get("content-length", "0") != "0":
-            raise Problem(422, "invalid_request", "this path takes no body")
+            raise invalid("this path takes no body")
         given = request.headers.get(REQUEST_NAME) if operation.still_holds is not None else None
         if given is None:
             answer = await handle(call)
@@ -172,7 +172,7 @@ def decoded(decode: Callable[[bytes], Any], data: bytes) -> Any:
     try:
         return decode(data)
     except msgspec.ValidationError as error:
-        raise Problem(422, "invalid_request", str(error)) from None
+        raise invalid(str(error)) from None
     except RecursionError:
         raise Problem(422, "too_deep", "the body is nested too deep") from None
     except UnicodeDecodeError:
@@ -188,20 +188,18 @@ def decoded_query(query: bytes, wanted: Any, lists: frozenset[str]) -> Any:
             query.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=MOST_PARAMETERS
         )
     except ValueError:
-        raise Problem(
-            422, "invalid_request", "the query cannot be read: it must be percent-encoded UTF-8"
-        ) from None
+        raise invalid("the query cannot be read: it must be percent-encoded UTF-8") from None
     for name, value in pairs:
         if name in lists:
             given.setdefault(name, []).append(value)
         elif name in given:
-            raise Problem(422, "invalid_request", "a parameter that takes one value was given several times")
+            raise invalid("a parameter that takes one value was given several times")
         else:
             given[name] = value
     try:
         return msgspec.convert(given, wanted, strict=False)
     except msgspec.ValidationError as error:
-        raise Problem(422, "invalid_request", str(error)) from None
+        raise invalid(str(error)) from None
 
 
 def _list_fields(wanted: Any) -> frozenset[str]:

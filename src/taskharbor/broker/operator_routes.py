@@ -11,7 +11,7 @@ import taskharbor
 from taskharbor.broker import request_models as requests
 from taskharbor.broker import response_models as responses
 from taskharbor.broker.operations import Call, Reply, check_batch, route
-from taskharbor.broker.problems import Problem
+from taskharbor.broker.problems import invalid
 from taskharbor.drivers.contract import JobFilter, QueueSettings
 from taskharbor.drivers.operations import Cancel, Requeue, check
 from taskharbor.errors import JobError, JobNotFound, TaskHarborError
@@ -92,9 +92,7 @@ def _instant(text: str | UnsetType) -> Micros | None:
     try:
         return to_micros(msgspec.convert(text, requests.Instant))
     except msgspec.ValidationError:
-        raise Problem(
-            422, "invalid_request", "finished_before must be a time with a zone, like 2026-08-01T09:30:00Z"
-        ) from None
+        raise invalid("finished_before must be a time with a zone, like 2026-08-01T09:30:00Z") from None
 
 
 @_get("/v1/jobs/{id}", "One job, with its payload and result.", problems=(404,))

@@ -87,6 +87,10 @@ def job_error_code(error: JobError) -> str:
     return JOB_ERRORS.get(type(error), (409, "job_error"))[1]
 
 
+def invalid(detail: str, hint: str = "") -> Problem:
+    return Problem(422, "invalid_request", detail, hint=hint)
+
+
 def not_leader(leader_url: str | None) -> Problem:
     if leader_url is None:
         return Problem(
@@ -111,7 +115,7 @@ def problem_of(error: TaskHarborError) -> Problem:
         status, code = JOB_ERRORS.get(type(error), (409, "job_error"))
         return Problem(status, code, str(error))
     if isinstance(error, (InvalidRequest, CodecError)):
-        return Problem(422, "invalid_request", str(error))
+        return invalid(str(error))
     if isinstance(error, BackendUnavailable):
         return Problem(
             503,

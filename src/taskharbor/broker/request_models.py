@@ -13,7 +13,7 @@ from typing import Annotated, TypeAlias
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from taskharbor.broker.problems import Problem
+from taskharbor.broker.problems import Problem, invalid
 from taskharbor.jobs import LATEST, SECOND, Count, JobState, Name, Priority, Tries, UpdateRunAt
 
 Instant: TypeAlias = Annotated[datetime, Meta(tz=True)]
@@ -278,7 +278,7 @@ def checked_size(data: bytes, most: int, what: str) -> bytes:
     if len(data) > most:
         detail = f"{what} of {len(data)} bytes: at most {most} are kept"
         hint = "store it elsewhere and send a reference to it"
-        raise Problem(422, "invalid_request", detail, hint=hint)
+        raise invalid(detail, hint=hint)
     return data
 
 

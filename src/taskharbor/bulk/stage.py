@@ -64,8 +64,6 @@ _Row: Any = msgspec.defstruct("_Row", _FIELDS, array_like=True, gc=False)
 _values: Callable[[JobRecord], tuple[Any, ...]] = attrgetter(*(name for name, _ in _FIELDS))
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(list[_Row]).decode
-NOTHING: Final = _encode([])
-"""A blob without jobs."""
 
 
 def pack(jobs: Sequence[JobRecord]) -> bytes:

@@ -95,19 +95,18 @@ def broker(settings: Settings, /, **options: Any) -> None:
         config = _config(options, tokens, host, address)
         # Without options, which may hold keys.
         shown = shown_url(url).partition("?")[0]
-        _run(driver, config, listener, tls, shown=shown, address=address, options=options)
+        _run(shown, driver, config, address, listener, tls, options)
     finally:
         listener.close()
 
 
 def _run(
+    shown: str,
     driver: Driver,
     config: BrokerConfig,
+    address: str,
     listener: socket.socket,
     tls: TLS | None,
-    *,
-    shown: str,
-    address: str,
     options: dict[str, Any],
 ) -> None:
     from taskharbor.broker.app import make_app

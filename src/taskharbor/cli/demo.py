@@ -15,7 +15,7 @@ import click
 import msgspec
 
 from taskharbor.cli.options import Settings, shared_options
-from taskharbor.cli.output import SHORT_STATES, STATE_STYLES, console, duration_text, emit
+from taskharbor.cli.output import SHORT_STATES, STATE_STYLES, console, duration_text, emit, rounded
 from taskharbor.cli.problems import FAILED
 from taskharbor.jobs import SECOND, JobState
 
@@ -66,7 +66,7 @@ def demo(settings: Settings, jobs: int, seed: int, keep: bool, report: Path, que
         well = outcome.well and (analysis is None or analysis.is_clean)
         kept = keep or not well
         if settings.json:
-            emit(_document(outcome, analysis, run.url, kept=kept, seed=seed, lacking=lacking))
+            emit(_document(outcome, analysis, lacking=lacking, seed=seed, database=run.url, kept=kept))
         else:
             if analysis is not None:
                 console().print(_proof(analysis))
@@ -85,38 +85,22 @@ def demo(settings: Settings, jobs: int, seed: int, keep: bool, report: Path, que
 
 
 def _document(
-    outcome: Outcome,
-    analysis: Analysis | None,
-    database: str,
-    *,
-    kept: bool,
-    seed: int,
-    lacking: str | None,
+    outcome: Outcome, analysis: Analysis | None, *, lacking: str | None, **more: Any
 ) -> dict[str, Any]:
     kill = outcome.kill
     killed = None
     if kill is not None:
         killed = {
             "worker": kill.worker,
-            "after_seconds": round(kill.after, 3),
+            "after_seconds": kill.after,
             "held": len(kill.held),
             "recovered": outcome.recovered,
-            "recovered_after_seconds": round(outcome.recovered_after_us / SECOND, 3),
+            "recovered_after_seconds": outcome.recovered_after_us / SECOND,
         }
-    return {
-        **msgspec.structs.asdict(outcome.verdict),
-        "well": outcome.well,
-        "killed": killed,
-        "requests": outcome.requests,
-        "seconds": round(outcome.seconds, 3),
-        "seed": seed,
-        "database": database,
-        "kept": kept,
-        "audit": None
-        if analysis is None
-        else {"clean": analysis.is_clean, **msgspec.structs.asdict(analysis)},
-        "lacking": lacking,
-    }
+    audit = analysis and {"clean": analysis.is_clean, **msgspec.structs.asdict(analysis)}
+    numbers = {"killed": killed, "requests": outcome.requests, "seconds": outcome.seconds}
+    verdict = {**msgspec.structs.asdict(outcome.verdict), "well": outcome.well}
+    return {**verdict, **rounded(numbers), **more, "audit": audit, "lacking": lacking}
 
 
 # -- while it runs ------------------------------------------------------------------------------------------
@@ -127,16 +111,12 @@ def _display(settings: Settings) -> Iterator[Callable[[Progress], None]]:
     """A bar and the states on a terminal, one line per step elsewhere, nothing with --json into a pipe."""
     screen = console(stderr=True)
     if not screen.is_terminal:
-        yield _quiet if settings.json else _Lines()
+        yield (lambda progress: None) if settings.json else _Lines()
         return
     from rich.live import Live
 
     with Live(console=screen, auto_refresh=False, transient=True) as live:
         yield lambda progress: live.update(_picture(progress, screen.width), refresh=True)
-
-
-def _quiet(progress: Progress | str) -> None:
-    pass
 
 
 @contextmanager
@@ -152,7 +132,7 @@ def _steps(settings: Settings) -> Iterator[Callable[[str], None]]:
                 said.add(part)
                 click.echo(part, err=True)
 
-        yield _quiet if settings.json else tell
+        yield (lambda step: None) if settings.json else tell
         return
     with screen.status("") as status:
         yield lambda step: status.update(step)

@@ -7,17 +7,8 @@ from datetime import timedelta
 
 import click
 
-from taskharbor.cli.jobs import LARGEST_PAGE, Listing
-from taskharbor.cli.options import (
-    DURATION,
-    Group,
-    Settings,
-    cursor_option,
-    limit_option,
-    queue_option,
-    shared_options,
-    types_option,
-)
+from taskharbor.cli.jobs import LARGEST_PAGE, Listing, cursor_option, limit_option, types_option
+from taskharbor.cli.options import DURATION, Group, Settings, queue_option, shared_options
 from taskharbor.cli.output import (
     Column,
     answer,

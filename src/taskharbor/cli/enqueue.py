@@ -30,13 +30,11 @@ from taskharbor.cli.options import (
 from taskharbor.cli.output import answer, console, emit
 from taskharbor.cli.problems import INTERRUPTED, UNAVAILABLE, BadInput, Problem
 from taskharbor.cli.store import open_client
-from taskharbor.client import CHUNK, Client, chunks
+from taskharbor.client import CHUNK, Client, chunks, portal
 from taskharbor.drivers.contract import Enqueued
 from taskharbor.errors import BackendUnavailable, CodecError, InvalidRequest
-from taskharbor.requests import new_id
 from taskharbor.jobs import JobRequest, UpdateFlags
-from taskharbor.client import portal
-from taskharbor.requests import RecordBuilder
+from taskharbor.requests import RecordBuilder, new_id
 
 _LONGEST_NAME = 200
 

@@ -16,12 +16,7 @@ from taskharbor.errors import MissingExtra
 @click.option("--rows", default=100_000, type=COUNT, help="How many attempts.")
 @click.option("--days", default=7, type=COUNT, help="Over how many days.")
 @click.option("--seed", default=0, type=int, help="The same seed makes the same rows.")
-@click.option(
-    "--violations",
-    default=0,
-    type=click.IntRange(min=0),
-    help="Break the guarantees this often.",
-)
+@click.option("--violations", default=0, type=click.IntRange(min=0), help="Break the guarantees this often.")
 @click.option("--lake", type=FOLDER, help="Run it through this lake.")
 @click.option("--parquet", type=FOLDER, help="Write it below this folder: attempts, queues, planted.")
 @shared_options

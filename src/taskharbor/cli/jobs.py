@@ -8,14 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 import msgspec
 
-from taskharbor.cli.options import (
-    Settings,
-    cursor_option,
-    limit_option,
-    queue_option,
-    shared_options,
-    types_option,
-)
+from taskharbor.cli.options import COUNT, Settings, queue_option, shared_options
 from taskharbor.cli.output import (
     Column,
     as_cell,
@@ -57,6 +50,13 @@ OUTCOME_STYLES = {
     Outcome.REQUEUED: "cyan",
 }
 SHOWN = 50
+
+
+types_option = click.option(
+    "--type", "-t", "types", multiple=True, metavar="TYPE", help="Only this type; repeat for more."
+)
+limit_option = click.option("--limit", "-n", default=50, type=COUNT, help="At most so many.")
+cursor_option = click.option("--cursor", metavar="CURSOR", help="Go on where a listing stopped.")
 
 
 @click.command("list")

@@ -195,11 +195,6 @@ def value_option(name: str, kind: Any, help: str, default: Any = None) -> Callab
 
 
 queue_option = click.option("--queue", "-q", metavar="QUEUE", help="Only this queue.")
-types_option = click.option(
-    "--type", "-t", "types", multiple=True, metavar="TYPE", help="Only this type; repeat for more."
-)
-limit_option = click.option("--limit", "-n", default=50, type=COUNT, help="At most so many.")
-cursor_option = click.option("--cursor", metavar="CURSOR", help="Go on where a listing stopped.")
 
 log_options = together(
     click.option("--log-level", default="info", type=click.Choice(["debug", "info", "warning", "error"])),

@@ -54,8 +54,7 @@ def pipeline(settings: Settings) -> None:
 def run(settings: Settings, folder: Path, objectives_file: Path | None, master: str | None) -> None:
     """Take in what is new since the last run."""
     require_store(settings)
-    with _progress(settings) as show:
-        spark, startup = _start(master, show)
+    with _session(settings, master) as (spark, show, startup):
         from taskharbor.spark.lake import Lake, load_objectives, run_pipeline
 
         objectives = None if objectives_file is None else load_objectives(objectives_file)
@@ -74,8 +73,7 @@ def run(settings: Settings, folder: Path, objectives_file: Path | None, master: 
 def audit(settings: Settings, folder: Path, master: str | None) -> int:
     """Check the guarantees over everything the lake holds; exit with 1 where one was broken."""
     _require_lake(folder)
-    with _progress(settings) as show:
-        spark, _ = _start(master, show)
+    with _session(settings, master) as (spark, show, _):
         from taskharbor.spark.audit import audit_lake
         from taskharbor.spark.lake import Lake
 
@@ -102,8 +100,7 @@ def audit(settings: Settings, folder: Path, master: str | None) -> int:
 def report(settings: Settings, folder: Path, output: Path | None, master: str | None) -> None:
     """Write one HTML page with everything worth seeing."""
     _require_lake(folder)
-    with _progress(settings) as show:
-        spark, _ = _start(master, show)
+    with _session(settings, master) as (spark, show, _):
         from taskharbor.spark.audit import audit_lake
         from taskharbor.spark.lake import Lake
         from taskharbor.spark.report import collect, summary, write_page
@@ -128,8 +125,7 @@ def report(settings: Settings, folder: Path, output: Path | None, master: str | 
 def compact(settings: Settings, folder: Path, master: str | None) -> None:
     """Make few files of the many small ones that runs leave."""
     _require_lake(folder)
-    with _progress(settings) as show:
-        spark, _ = _start(master, show)
+    with _session(settings, master) as (spark, show, _):
         from taskharbor.spark.lake import Lake
         from taskharbor.spark.lake import compact as compact_lake
 
@@ -194,14 +190,16 @@ def vacuum(
 # -- before ---------------------------------------------------------------------------------------------------
 
 
-def _start(master: str | None, show: Show) -> tuple[Any, float]:
-    """A SparkSession, and how long it took to start. Its type is not named: no command imports PySpark."""
-    from taskharbor.spark.session import FOR_MILLIONS, local_session
+@contextmanager
+def _session(settings: Settings, master: str | None) -> Iterator[tuple[Any, Show, float]]:
+    """A SparkSession, how to show progress, and how long the start took. No type is named: no command imports PySpark."""
+    with _progress(settings) as show:
+        from taskharbor.spark.session import FOR_MILLIONS, local_session
 
-    show("starting Spark", 0, 1)
-    began = time.monotonic()
-    spark = local_session("taskharbor pipeline", master=master, settings=FOR_MILLIONS)
-    return spark, time.monotonic() - began
+        show("starting Spark", 0, 1)
+        began = time.monotonic()
+        spark = local_session("taskharbor pipeline", master=master, settings=FOR_MILLIONS)
+        yield spark, show, time.monotonic() - began
 
 
 def _require_lake(folder: Path) -> None:

@@ -62,57 +62,45 @@ class BadInput(Problem):
 
 def report(error: BaseException, settings: Settings) -> int:
     """Say what happened on stderr; the exit code."""
-    if isinstance(error, (KeyboardInterrupt, click.Abort)):
-        interrupted = isinstance(error, KeyboardInterrupt) or isinstance(error.__cause__, KeyboardInterrupt)
-        _say(
-            "interrupted" if interrupted else "aborted, nothing was changed",
-            settings,
-            kind="Aborted",
-            hint="",
-        )
-        return INTERRUPTED if interrupted else FAILED
-    if settings.debug:
+    if settings.debug and not isinstance(error, (KeyboardInterrupt, click.Abort)):
         traceback.print_exception(error)
-    if isinstance(error, Problem):
-        _say(str(error), settings, kind=error.kind, hint=error.hint, **error.details)
-        return error.code
-    if isinstance(error, click.UsageError):
-        where = error.ctx.command_path if error.ctx is not None else "taskharbor"
-        _say(
-            error.format_message(), settings, kind="UsageError", hint=f"`{where} --help` lists what it takes"
-        )
-        return BAD_INPUT
-    if isinstance(error, click.ClickException):
-        _say(error.format_message(), settings, kind=type(error).__name__, hint="")
-        return error.exit_code
-    if isinstance(error, TaskHarborError):
-        _say(str(error), settings, kind=type(error).__name__, hint=hint_for(error))
-        return code_for(error)
-    kind = type(error).__name__
-    hint = "" if settings.debug else "run it again with --debug for the traceback"
-    _say(f"{kind}: {error}" if str(error) else kind, settings, kind=kind, hint=hint)
-    return FAILED
-
-
-def code_for(error: TaskHarborError) -> int:
-    if isinstance(error, BackendUnavailable):
-        return UNAVAILABLE
-    return BAD_INPUT if isinstance(error, (InvalidRequest, CodecError)) else FAILED
-
-
-def hint_for(error: TaskHarborError) -> str:
-    return next((hint for kind, hint in _HINTS if isinstance(error, kind)), "")
-
-
-def _say(message: str, settings: Settings, *, kind: str, hint: str, **details: Any) -> None:
+    problem = error if isinstance(error, Problem) else _problem_of(error, settings)
+    message, hint = str(problem), problem.hint
     if settings.json:
-        document = {"error": message, "kind": kind, **({"hint": hint} if hint else {}), **details}
+        document = {
+            "error": message,
+            "kind": problem.kind,
+            **({"hint": hint} if hint else {}),
+            **problem.details,
+        }
         click.echo(msgspec.json.encode(document).decode(), err=True)
-        return
+        return problem.code
     say_error(message)
     if hint:
         click.secho("hint: ", fg="cyan", nl=False, err=True)
         click.echo(hint, err=True)
+    return problem.code
+
+
+def _problem_of(error: BaseException, settings: Settings) -> Problem:
+    if isinstance(error, (KeyboardInterrupt, click.Abort)):
+        if isinstance(error, KeyboardInterrupt) or isinstance(error.__cause__, KeyboardInterrupt):
+            return Problem("interrupted", code=INTERRUPTED, kind="Aborted")
+        return Problem("aborted, nothing was changed", kind="Aborted")
+    kind = type(error).__name__
+    if isinstance(error, click.UsageError):
+        where = error.ctx.command_path if error.ctx is not None else "taskharbor"
+        hint = f"`{where} --help` lists what it takes"
+        return Problem(error.format_message(), hint=hint, code=BAD_INPUT, kind="UsageError")
+    if isinstance(error, click.ClickException):
+        return Problem(error.format_message(), code=error.exit_code, kind=kind)
+    if isinstance(error, TaskHarborError):
+        hint = next((hint for kind_of, hint in _HINTS if isinstance(error, kind_of)), "")
+        is_bad_input = isinstance(error, (InvalidRequest, CodecError))
+        code = UNAVAILABLE if isinstance(error, BackendUnavailable) else BAD_INPUT if is_bad_input else FAILED
+        return Problem(str(error), hint=hint, code=code, kind=kind)
+    hint = "" if settings.debug else "run it again with --debug for the traceback"
+    return Problem(f"{kind}: {error}" if str(error) else kind, hint=hint, kind=kind)
 
 
 def say_error(message: str) -> None:

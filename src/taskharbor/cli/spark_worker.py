@@ -11,17 +11,7 @@ import click
 
 from taskharbor.cli.apps import put_current_folder_first
 from taskharbor.cli.options import COUNT, Settings, chosen_options, shared_options, worker_options
-from taskharbor.cli.output import (
-    Column,
-    answer,
-    cell,
-    console,
-    count_text,
-    emit,
-    fields_of,
-    rounded,
-    table,
-)
+from taskharbor.cli.output import Column, answer, cell, console, count_text, emit, fields_of, rounded, table
 from taskharbor.cli.problems import BadInput
 from taskharbor.cli.store import require_store
 

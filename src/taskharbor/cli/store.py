@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -25,11 +25,8 @@ def open_client(settings: Settings, *, creating: bool = False) -> Iterator[Clien
         )
     if not creating:
         require_store(settings)
-    client = Client(settings.url)
-    try:
+    with closing(Client(settings.url)) as client:
         yield client
-    finally:
-        client.close()
 
 
 def require_store(settings: Settings) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from asyncio import _get_running_loop, _set_running_loop
-from collections.abc import Awaitable, Coroutine, Iterator
+from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 

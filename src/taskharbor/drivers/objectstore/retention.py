@@ -104,8 +104,8 @@ async def _purge(shard: Shard, selection: JobFilter, limit: int) -> int:
     seen: set[str] = set()
     while (left := limit - removed) > 0:
         # Segments may be merged meanwhile: the one that they have become has another name.
-        some = {entry.name for entry in await shard.look(entries) if entry.jobs and entry.name not in seen}
-        some = frozenset(sorted(some)[:_AT_ONCE])
+        names = [one.name for one in await shard.look(entries) if one.jobs and one.name not in seen]
+        some = frozenset(names[:_AT_ONCE])
         if not some:
             break
         seen |= some
