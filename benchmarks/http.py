@@ -6,10 +6,12 @@ import asyncio
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 from benchmarks import ours
 from benchmarks.children import in_child
 from benchmarks.measure import Figure, alternate
+from benchmarks.workload import TYPES
 from taskharbor.testing.broker import broker_process
 
 
@@ -54,12 +56,12 @@ def _compare(
     )
 
 
-def drain(count: int, rounds: int) -> Figure:
+def drain(count: int, rounds: int, types: int) -> Figure:
     def measure(url: str) -> float:
-        ours.fill(url, count)
-        return in_child(ours.drain, url, count)
+        ours.fill(url, count, types)
+        return in_child(ours.drain, url, count, types)
 
-    return _compare("drain", measure, rounds, "jobs/s", goal=0.5)
+    return _compare(f"drain, {types} types", measure, rounds, "jobs/s", goal=0.5)
 
 
 def bulk_enqueue(count: int, rounds: int) -> Figure:
@@ -94,7 +96,7 @@ def figures(quick: bool) -> list[Callable[[], Figure]]:
     rounds = 1 if quick else 3
     count = 20_000 if quick else 100_000
     return [
-        lambda: drain(count, rounds),
+        *(partial(drain, count, rounds, types) for types in TYPES),
         lambda: bulk_enqueue(count, rounds),
         lambda: enqueue_one(200 if quick else 1000, rounds),
         lambda: pick_up(50 if quick else 200, rounds),

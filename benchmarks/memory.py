@@ -5,9 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
 
-from benchmarks import workload
+from benchmarks import claims, ours
 from benchmarks.measure import Figure, alternate
+from benchmarks.workload import TYPES
+from taskharbor import connect
 
 
 async def _noop(n: int) -> None:
@@ -23,22 +27,25 @@ async def _bare(count: int) -> float:
     return count / (time.perf_counter() - began)
 
 
-def drain(count: int, rounds: int) -> Figure:
-    def ours() -> float:
-        workload.harbor.use("memory://")
-        workload.noop.enqueue_many([(n,) for n in range(count)])
-        workload.first_start = 0.0
-        workload.harbor.worker(until_empty=True).run()
-        return count / (time.perf_counter() - workload.first_start)
+def drain(count: int, rounds: int, types: int) -> Figure:
+    def worker() -> float:
+        store = connect("memory://")
+        ours.fill(store, count, types)
+        return ours.drain_here(store, count, types)
 
     mine, limit = alternate(
         rounds,
-        ("worker on memory://", ours),
+        ("worker on memory://", worker),
         ("bare create_task", lambda: asyncio.run(_bare(count))),
         "jobs/s",
     )
-    return Figure(name="drain, memory", ours=mine, limit=limit, goal=0.2)
+    return Figure(name=f"drain, memory, {types} types", ours=mine, limit=limit, goal=0.2)
 
 
 def figures(quick: bool) -> list[Callable[[], Figure]]:
-    return [lambda: drain(20_000 if quick else 100_000, 1 if quick else 3)]
+    rounds, count, many = (1, 20_000, 20_000) if quick else (3, 100_000, 1_000_000)
+    kinds = {"waiting": claims.fill_waiting, "of other types ahead": claims.fill_ahead}
+    return [
+        *(partial(drain, count, rounds, types) for types in TYPES),
+        *claims.figures(lambda: nullcontext(["memory://", "memory://"]), kinds, many, rounds),
+    ]

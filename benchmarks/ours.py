@@ -10,19 +10,30 @@ from benchmarks import workload
 from benchmarks.children import latency
 from taskharbor import Harbor, JobRequest
 from taskharbor.client import AsyncClient
+from taskharbor.drivers.contract import Driver
 
 
-def fill(url: str, count: int) -> None:
+def fill(url: str | Driver, count: int, types: int) -> None:
+    """Jobs spread over so many types."""
     workload.harbor.use(url)
-    workload.noop.enqueue_many([(n,) for n in range(count)])
+    names = workload.names(types)
+    workload.harbor.client.enqueue_many(
+        JobRequest(type=names[n % types], payload={"n": n}) for n in range(count)
+    )
     workload.harbor.close()
 
 
-def drain(answer: Connection, url: str, count: int) -> None:
-    """In a child: jobs per second, from the first handler's start to the worker's end."""
+def drain(answer: Connection, url: str, count: int, types: int) -> None:
+    """In a child."""
+    answer.send(drain_here(url, count, types))
+
+
+def drain_here(url: str | Driver, count: int, types: int) -> float:
+    """Jobs per second, from the first handler's start to the worker's end."""
     workload.harbor.use(url)
-    workload.harbor.worker(until_empty=True).run()
-    answer.send(count / (time.perf_counter() - workload.first_start))
+    workload.first_start = 0.0
+    workload.harbor.worker(until_empty=True, types=workload.names(types)).run()
+    return count / (time.perf_counter() - workload.first_start)
 
 
 def bulk_enqueue(url: str, count: int) -> float:

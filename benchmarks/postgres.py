@@ -8,22 +8,20 @@ from __future__ import annotations
 import asyncio
 import statistics
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from multiprocessing.connection import Connection
 
 import psycopg
 
-from benchmarks import ours, raw_postgres
+from benchmarks import claims, ours, raw_postgres
 from benchmarks.children import in_child, latency
 from benchmarks.measure import Figure, alternate
-from benchmarks.postgres_backlog import fill_history, fill_scheduled, fill_waiting
+from benchmarks.postgres_backlog import fill_ahead, fill_history, fill_scheduled, fill_waiting
 from benchmarks.postgres_costs import Costs, costs_of
 from benchmarks.postgres_server import fresh_database, settle_down
-from taskharbor import JobRequest, connect
-from taskharbor.client import AsyncClient
-from taskharbor.drivers.contract import Ack
-from taskharbor.jobs import SECOND
+from benchmarks.workload import TYPES
 
 # -- drain --------------------------------------------------------------------------------------------------
 
@@ -33,19 +31,19 @@ def _drain_raw(answer: Connection, url: str) -> None:
         answer.send(raw_postgres.drain(connection))
 
 
-def _enqueue(url: str, count: int) -> None:
-    ours.fill(url, count)
+def _enqueue(url: str, count: int, types: int) -> None:
+    ours.fill(url, count, types)
     settle_down()
 
 
-def drain(count: int, rounds: int) -> Figure:
+def drain(count: int, rounds: int, types: int) -> Figure:
     seen: dict[str, Costs] = {}
 
     def worker() -> float:
         with fresh_database() as url:
-            _enqueue(url, count)
+            _enqueue(url, count, types)
             with costs_of(url, count) as seen["ours"]:
-                return in_child(ours.drain, url, count)
+                return in_child(ours.drain, url, count, types)
 
     def raw() -> float:
         with fresh_database() as url:
@@ -58,7 +56,7 @@ def drain(count: int, rounds: int) -> Figure:
 
     mine, limit = alternate(rounds, ("worker", worker), ("raw lease + delete", raw), "jobs/s")
     facts = {side: str(costs) for side, costs in seen.items()}
-    return Figure(name="drain, PostgreSQL", ours=mine, limit=limit, goal=0.5, facts=facts)
+    return Figure(name=f"drain, PostgreSQL, {types} types", ours=mine, limit=limit, goal=0.5, facts=facts)
 
 
 @contextmanager
@@ -70,19 +68,19 @@ def _held_snapshot(url: str) -> Iterator[None]:
         yield
 
 
-def drain_under_snapshot(count: int, rounds: int) -> Figure:
+def drain_under_snapshot(count: int, rounds: int, types: int) -> Figure:
     def held() -> float:
         with fresh_database() as url, _held_snapshot(url):
-            _enqueue(url, count)
-            return in_child(ours.drain, url, count)
+            _enqueue(url, count, types)
+            return in_child(ours.drain, url, count, types)
 
     def clean() -> float:
         with fresh_database() as url:
-            _enqueue(url, count)
-            return in_child(ours.drain, url, count)
+            _enqueue(url, count, types)
+            return in_child(ours.drain, url, count, types)
 
     mine, limit = alternate(rounds, ("somebody holds a snapshot", held), ("nobody does", clean), "jobs/s")
-    return Figure(name="drain, held snapshot", ours=mine, limit=limit, goal=0.8)
+    return Figure(name=f"drain, held snapshot, {types} types", ours=mine, limit=limit, goal=0.8)
 
 
 # -- enqueue ------------------------------------------------------------------------------------------------
@@ -171,72 +169,27 @@ def pick_up(count: int, rounds: int) -> Figure:
     )
 
 
-# -- claim cost ---------------------------------------------------------------------------------------------
-
-Fill = Callable[[str, int], None]
-
-
-@asynccontextmanager
-async def _store(url: str) -> AsyncIterator[AsyncClient]:
-    async with connect(url) as driver:
-        yield AsyncClient(driver)
-
-
-async def _prepare(url: str) -> None:
-    async with _store(url) as client:
-        await client.now()
-
-
-async def _claim_cost(url: str, looks: int) -> float:
-    """Median milliseconds of leasing 100 jobs. They are finished and as many enqueued, so the backlog stays as it is."""
-    spent = []
-    requests = [JobRequest(type="t", payload=n) for n in range(100)]
-    async with _store(url) as client:
-        for _ in range(looks):
-            now = await client.now()
-            began = time.perf_counter()
-            held = await client.driver.reserve(
-                "default", limit=100, lease_for=60 * SECOND, now=now, worker="w"
-            )
-            spent.append(time.perf_counter() - began)
-            await client.driver.settle([Ack(one.id, one.token or "") for one in held], now=now)
-            await client.enqueue_batch(requests)
-    return statistics.median(spent) * 1000
-
-
-def claim_cost(name: str, waiting: int, beside: Fill | None, more: int, rounds: int) -> Figure:
-    """With much more of one kind than `waiting` jobs, against those alone. Filled once, then measured in turns."""
-    with ExitStack() as stack:
-        plain, crowded = stack.enter_context(fresh_database()), stack.enter_context(fresh_database())
-        for url in (plain, crowded):
-            asyncio.run(_prepare(url))
-        fill_waiting(plain, waiting)
-        if beside is None:
-            fill_waiting(crowded, more)
-        else:
-            beside(crowded, more)
-            fill_waiting(crowded, waiting)
-        settle_down()
-        mine, limit = alternate(
-            rounds,
-            (f"{more:,} {name}", lambda: asyncio.run(_claim_cost(crowded, looks=200))),
-            (f"{waiting:,} waiting", lambda: asyncio.run(_claim_cost(plain, looks=200))),
-            "ms",
-        )
-    return Figure(name=f"claim of 100, many {name}", ours=mine, limit=limit, goal=1.3, higher_is_better=False)
+@contextmanager
+def _stores() -> Iterator[tuple[str, str]]:
+    with fresh_database() as one, fresh_database() as other:
+        yield one, other
 
 
 def figures(quick: bool) -> list[Callable[[], Figure]]:
     rounds = 1 if quick else 3
     count = 20_000 if quick else 100_000
     many = 20_000 if quick else 10_000_000
+    kinds = {
+        "waiting": fill_waiting,
+        "of other types ahead": fill_ahead,
+        "scheduled": fill_scheduled,
+        "in the history": fill_history,
+    }
     return [
-        lambda: drain(count, rounds),
-        lambda: drain_under_snapshot(count, rounds),
+        *(partial(drain, count, rounds, types) for types in TYPES),
+        *(partial(drain_under_snapshot, count, rounds, types) for types in TYPES),
         lambda: bulk_enqueue(count, rounds),
         lambda: single_enqueue(500, rounds),
         lambda: pick_up(50 if quick else 200, rounds),
-        lambda: claim_cost("waiting", 1_000, None, many, rounds),
-        lambda: claim_cost("scheduled", 1_000, fill_scheduled, many, rounds),
-        lambda: claim_cost("in the history", 1_000, fill_history, many, rounds),
+        *claims.figures(_stores, kinds, many, rounds, settle_down),
     ]

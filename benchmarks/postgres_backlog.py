@@ -6,40 +6,50 @@ against the tables of `drivers/postgres/migrations/`: who changes those changes 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import psycopg
+
+from taskharbor.client import AsyncClient
+from taskharbor.drivers.postgres import PostgresDriver
 
 SCHEMA = "taskharbor"
 SQL = Path(__file__).parent / "sql"
 
 
-def fill_waiting(url: str, count: int) -> None:
-    """`count` jobs that could be claimed at once."""
-    _fill(url, count, "fill_waiting")
+async def fill_waiting(client: AsyncClient, count: int, types: Sequence[str]) -> None:
+    """`count` jobs that can be claimed at once."""
+    await _fill(client, count, types, "fill_waiting")
 
 
-def fill_scheduled(url: str, count: int) -> None:
+async def fill_ahead(client: AsyncClient, count: int, types: Sequence[str]) -> None:
+    """`count` jobs of a type that no claim names. They are due before all jobs that are enqueued later."""
+    await _fill(client, count, ["another"], "fill_waiting")
+
+
+async def fill_scheduled(client: AsyncClient, count: int, types: Sequence[str]) -> None:
     """`count` jobs that will be due, none of them today."""
-    _fill(url, count, "fill_scheduled")
+    await _fill(client, count, types, "fill_scheduled")
 
 
-def fill_history(url: str, count: int) -> None:
+async def fill_history(client: AsyncClient, count: int, types: Sequence[str]) -> None:
     """`count` jobs that are done and `count` rows of the attempt log."""
-    _fill(url, count, "fill_history")
+    await _fill(client, count, types, "fill_history")
 
 
-def _fill(url: str, count: int, name: str) -> None:
-    """The tables must be there already: whoever opens the store makes them."""
+async def _fill(client: AsyncClient, count: int, types: Sequence[str], name: str) -> None:
+    assert isinstance(client.driver, PostgresDriver)
+    await client.now()  # Makes the tables.
     statements = (SQL / f"{name}.sql").read_bytes()
     with psycopg.connect(
-        url,
+        client.driver.options.conninfo,
         autocommit=True,
         options=f"-c search_path={SCHEMA}",
         # Several statements in one go, with parameters: only this kind of cursor sends them so.
         cursor_factory=psycopg.ClientCursor,
     ) as connection:
         with connection.transaction():
-            connection.execute(statements, {"count": count})
+            connection.execute(statements, {"count": count, "types": list(types)})
             connection.execute("select fold(0)")
         connection.execute("vacuum analyze")

@@ -9,18 +9,22 @@ from __future__ import annotations
 import asyncio
 import statistics
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from multiprocessing.connection import Connection
 
-from benchmarks import ours, raw_redis, workload
+from benchmarks import claims, ours, raw_redis, workload
 from benchmarks.children import in_child, latency
 from benchmarks.measure import Figure, alternate
-from benchmarks.redis_backlog import Fill, claim_cost, fill_history, fill_scheduled, fill_waiting
 from benchmarks.redis_idle import commands_per_minute
 from benchmarks.redis_server import fresh_redis, settle_down, used_memory
+from benchmarks.workload import TYPES
 from taskharbor import JobRequest
+from taskharbor_testkit.servers import with_fresh_prefix
 from taskharbor_testkit.servers.redis import Fsync
 
+FSYNCS: tuple[Fsync, ...] = ("everysec", "always")
 PAYLOAD = "x" * 89
 """With its name, quotes and braces, 100 bytes of JSON."""
 
@@ -30,12 +34,12 @@ def _drain_raw(answer: Connection, url: str) -> None:
         answer.send(raw_redis.drain(client))
 
 
-def drain(count: int, rounds: int, fsync: Fsync) -> Figure:
+def drain(count: int, rounds: int, fsync: Fsync, types: int) -> Figure:
     def worker() -> float:
         with fresh_redis(fsync) as url:
-            ours.fill(url, count)
+            ours.fill(url, count, types)
             settle_down(fsync)
-            return in_child(ours.drain, url, count)
+            return in_child(ours.drain, url, count, types)
 
     def raw() -> float:
         with fresh_redis(fsync) as url:
@@ -45,7 +49,7 @@ def drain(count: int, rounds: int, fsync: Fsync) -> Figure:
             return in_child(_drain_raw, url)
 
     mine, limit = alternate(rounds, ("worker", worker), ("raw claim + delete", raw), "jobs/s")
-    return Figure(name=f"drain, Redis, {fsync}", ours=mine, limit=limit, goal=0.3)
+    return Figure(name=f"drain, Redis, {fsync}, {types} types", ours=mine, limit=limit, goal=0.3)
 
 
 def _bytes_per_job(url: str, count: int) -> float:
@@ -144,21 +148,27 @@ def pick_up(count: int, rounds: int, idle_seconds: float) -> Figure:
     )
 
 
-def crowded(name: str, beside: Fill, more: int, rounds: int) -> Callable[[], Figure]:
-    return lambda: claim_cost(name, 1_000, beside, more, rounds)
+@contextmanager
+def _stores() -> Iterator[tuple[str, str]]:
+    """Under two prefixes of one server."""
+    with fresh_redis() as url:
+        yield with_fresh_prefix(url), with_fresh_prefix(url)
 
 
 def figures(quick: bool) -> list[Callable[[], Figure]]:
     rounds = 1 if quick else 3
     count = 20_000 if quick else 100_000
     many = 20_000 if quick else 1_000_000
+    kinds = {
+        "waiting": claims.fill_waiting,
+        "of other types ahead": claims.fill_ahead,
+        "scheduled": claims.fill_scheduled,
+        "in the history": claims.fill_history,
+    }
     return [
-        lambda: drain(count, rounds, "everysec"),
-        lambda: drain(count, rounds, "always"),
+        *(partial(drain, count, rounds, fsync, types) for fsync in FSYNCS for types in TYPES),
         lambda: bulk_enqueue(count, rounds),
         lambda: single_enqueue(500, rounds),
         lambda: pick_up(50 if quick else 200, rounds, 10 if quick else 60),
-        crowded("waiting", fill_waiting, many, rounds),
-        crowded("scheduled", fill_scheduled, many, rounds),
-        crowded("in the history", fill_history, many, rounds),
+        *claims.figures(_stores, kinds, many, rounds, settle_down),
     ]

@@ -2,7 +2,8 @@
 INSERT INTO finished (seq, run_at, created_at, finished_at, fence, queue_id, max_attempts, attempts, stalls, rank, state, id,
                       type, payload)
 SELECT nextval('job_seq'), ended, ended, ended, 1, queue_id_of('default'), 3, 0, 0, 0, 4,
-       '00000002-0000-7000-8000-' || lpad(n::text, 12, '0'), 'bench', '0'
+       '00000002-0000-7000-8000-' || lpad(n::text, 12, '0'),
+       (%(types)s::text[])[1 + mod(n, cardinality(%(types)s::text[]))], '0'
 FROM generate_series(1, %(count)s) AS n,
      LATERAL (SELECT (extract(epoch FROM now()) * 1000000)::bigint - 60000000 - (%(count)s - n) * 10 AS ended) AS at;
 
