@@ -8,9 +8,10 @@ from __future__ import annotations
 import asyncio
 import statistics
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, AsyncExitStack, contextmanager
 from functools import partial
+from typing import Any
 
 from benchmarks.measure import Figure, Series, alternate
 from benchmarks.workload import TYPES, names
@@ -19,7 +20,7 @@ from taskharbor.client import AsyncClient
 from taskharbor.drivers.contract import Ack
 from taskharbor.jobs import SECOND, JobRecord
 
-Fill = Callable[[AsyncClient, int, Sequence[str]], Awaitable[None]]
+Fill = Callable[[AsyncClient, int, Sequence[str]], Coroutine[Any, Any, None]]
 """Puts so many jobs of these types into a store."""
 
 Stores = Callable[[], AbstractContextManager[Sequence[str]]]
@@ -56,7 +57,7 @@ async def fill_history(client: AsyncClient, count: int, types: Sequence[str]) ->
 
 def figures(
     stores: Stores,
-    kinds: dict[str, Fill],
+    kinds: Mapping[str, Fill],
     more: int,
     rounds: int,
     settle_down: Callable[[], None] = lambda: None,
@@ -128,7 +129,7 @@ async def _cost(client: AsyncClient, types: int, named: Sequence[str] | None) ->
         spent.append(time.perf_counter() - began)
         assert len(held) == _CLAIMED
         await _finish(client, held)
-        await _enqueue(client, _CLAIMED, names(types))
+        await _enqueue(client, _CLAIMED, [one.type for one in held])
     return statistics.median(spent) * 1000
 
 

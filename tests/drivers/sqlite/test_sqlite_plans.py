@@ -15,9 +15,12 @@ from taskharbor.drivers.sqlite import SQLiteDriver
 Query = Callable[..., list[tuple[Any, ...]]]
 
 _PLANS = [
-    ("reserve", "claimable", "jobs_ready"),
-    ("reserve", "head_by_type", "jobs_ready"),
-    ("reserve", "ready_by_type", "jobs_ready_type"),
+    ("reserve", "first_of_any_type", "jobs_ready"),
+    ("reserve", "first_of_one_type", "jobs_ready_type"),
+    ("reserve", "chosen", "INTEGER PRIMARY KEY"),
+    ("reserve", "ready_types", "jobs_ready"),
+    ("reserve", "first_by_type", "jobs_ready_type"),
+    ("reserve", "scheduled_types", "jobs_scheduled_type"),
     ("reserve", "due_priorities", "jobs_scheduled"),
     ("reserve", "promote", "jobs_scheduled"),
     ("reserve", "put_back", "jobs_ready"),
@@ -41,13 +44,19 @@ _PLANS = [
     ("inspect", "watch", "jobs_scheduled"),
 ]
 
+_SOURCES = {"first_of_any_type", "first_of_one_type", "chosen"}
+"""Where the rows of a claim come from: parts of one statement."""
+
 
 @pytest.mark.parametrize(("family", "name", "index"), _PLANS, ids=lambda value: str(value))
 def test_the_plan_searches_its_index(
     driver: SQLiteDriver, query: Query, family: str, name: str, index: str
 ) -> None:
     asyncio.run(driver.migrate())
-    sql = load(family)[name]
+    statements = load(family)
+    sql = statements[name]
+    if name in _SOURCES:
+        sql = statements["leased_rows"].replace("/*jobs*/", sql)
     named = dict.fromkeys(re.findall(r":(\w+)", sql), "[]")
     values = [] if named else ["[]"] * sql.count("?")
     plan = [row[3] for row in query(f"EXPLAIN QUERY PLAN {sql}", *values, **named)]

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
-from typing import Any
+from itertools import chain
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -31,12 +32,18 @@ _SQL = load("reserve")
 PROMOTE_AT_LEAST = 1000
 """Due jobs promoted per call, if there are that many: each is promoted once, and stats counts the rest."""
 RECLAIM_AT_MOST = 10_000
-HEAD = 256
-"""Ready jobs looked at for a claim by type before the index by type is used, beyond four times the limit."""
 
+_FIRST_OF_ANY_TYPE, _FIRST_OF_ONE_TYPE, _CHOSEN = (
+    _SQL["leased_rows"].replace("/*jobs*/", _SQL[jobs])
+    for jobs in ("first_of_any_type", "first_of_one_type", "chosen")
+)
+_Place: TypeAlias = tuple[int, int, int]
+"""Minus the priority, run_at, seq: smaller is earlier in line."""
 _decode_rows = msgspec.json.Decoder().decode
 _decode_ints = msgspec.json.Decoder(list[int]).decode
-_decode_places = msgspec.json.Decoder(list[tuple[int, int, int]]).decode
+_decode_jobs = msgspec.json.Decoder(list[tuple[int, str]]).decode
+_decode_types = msgspec.json.Decoder(list[str]).decode
+_decode_lines = msgspec.json.Decoder(list[list[_Place]]).decode
 _INFLIGHT = JobState.INFLIGHT
 
 
@@ -76,7 +83,7 @@ def reserve(
     ready += promoted
     if not ready:
         return []
-    rows, payloads, seqs = _choose_due(transaction, counts, number, limit, now, wanted)
+    rows, payloads, seqs = _choose_due(transaction, counts, number, ready, limit, now, wanted)
     if rows:
         secret = secrets.token_hex(TOKEN_LENGTH // 2)
         # `now` may have been read before another call ended a lease: the log must not show one beside the other.
@@ -95,12 +102,18 @@ def reserve(
 
 
 def _choose_due(
-    transaction: Transaction, counts: Counts, number: int, limit: int, now: Micros, types: list[str] | None
+    transaction: Transaction,
+    counts: Counts,
+    number: int,
+    ready: int,
+    limit: int,
+    now: Micros,
+    types: list[str] | None,
 ) -> tuple[list[list[Any]], bytes | None, str]:
     """The first of the line. What is not due yet by the caller's clock is scheduled again: somebody whose clock was
     ahead made it ready. All of a priority at once, so that one such claim is enough."""
     while True:
-        text, payloads, seqs = _choose(transaction, number, limit, types)
+        text, payloads, seqs = _choose(transaction, number, ready, limit, types)
         rows: list[list[Any]] = _decode_rows(text)
         early = {row[5] for row in rows if row[3] > now}
         if not early:
@@ -112,25 +125,49 @@ def _choose_due(
 
 
 def _choose(
-    transaction: Transaction, number: int, limit: int, types: list[str] | None
+    transaction: Transaction, number: int, ready: int, limit: int, types: list[str] | None
 ) -> tuple[str, bytes | None, str]:
     execute = transaction.connection.execute
     if types is None:
-        row: tuple[str, bytes | None, str] = execute(_SQL["claimable"], (number, limit)).fetchone()
-        return row
-    # Most workers know every type of their queue: then the head of the line is all they need.
-    head = 4 * limit + HEAD
-    seen, text = execute(_SQL["head_by_type"], (to_json(types), number, head)).fetchone()
-    seqs = _decode_ints(text)[:limit]
-    if len(seqs) < limit and seen == head:
-        places: list[tuple[int, int, int]] = []
-        for one in types:
-            (text,) = execute(_SQL["ready_by_type"], (number, one, limit)).fetchone()
-            places += _decode_places(text)
-        places.sort()
-        seqs = [seq for _, _, seq in places[:limit]]
-    row = execute(_SQL["chosen"], (to_json(seqs),)).fetchone()
+        row: tuple[str, bytes | None, str] = execute(_FIRST_OF_ANY_TYPE, (number, limit)).fetchone()
+    elif len(types) == 1:
+        row = execute(_FIRST_OF_ONE_TYPE, (number, types[0], limit)).fetchone()
+    else:
+        if ready <= len(types):
+            # So few that to look at all of them costs less than one seek per type.
+            known = set(types)
+            jobs = _decode_jobs(execute(_SQL["ready_types"], (number,)).fetchone()[0])
+            seqs = [seq for seq, type_ in jobs if type_ in known][:limit]
+        else:
+            seqs = _first_of(transaction, number, limit, types)
+        row = execute(_CHOSEN, (to_json(seqs),)).fetchone()
     return row
+
+
+def _first_of(transaction: Transaction, number: int, limit: int, types: list[str]) -> list[int]:
+    """The first ready jobs of several types. Each type has a line of its own: a portion of each is read, and more of those
+    whose next job may come before the last one chosen."""
+    execute = transaction.connection.execute
+    if len(types) > limit:
+        values = {"types": to_json(types), "queue": number, "limit": limit}
+        types = _decode_types(execute(_SQL["first_types"], values).fetchone()[0])
+    lines: dict[str, list[_Place]] = {}
+    first: list[_Place] = []
+    portion = limit // max(1, len(types)) + 1
+    while types:
+        values = {"types": to_json(types), "queue": number, "limit": portion}
+        lines.update(
+            zip(types, _decode_lines(execute(_SQL["first_by_type"], values).fetchone()[0]), strict=True)
+        )
+        first = sorted(chain.from_iterable(lines.values()))[:limit]
+        is_full = len(first) == limit
+        types = [
+            one
+            for one in types
+            if len(line := lines[one]) == portion and not (is_full and line[-1] >= first[-1])
+        ]
+        portion *= 4
+    return [seq for _, _, seq in first]
 
 
 def _promote(
@@ -148,7 +185,9 @@ def _promote(
         if promoted >= most:
             break
     if promoted >= most and types is not None:
-        for one in types:
+        values = {"types": to_json(types), "queue": number}
+        (text,) = execute(_SQL["scheduled_types"], values).fetchone()
+        for one in _decode_types(text):
             promoted += _promote_type(transaction, number, limit, now, one)
     if promoted:
         counts.move(number, SCHEDULED, READY, promoted)

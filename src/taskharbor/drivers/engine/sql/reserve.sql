@@ -34,7 +34,7 @@ WHERE seq IN (
     ORDER BY run_at, seq LIMIT ?
 )
 
--- name: claimable
+-- name: leased_rows
 -- One row for the whole batch: SQLite hands over the GIL once per row, and a busy handler may keep it for 5 ms.
 SELECT
     json_group_array(json_array(
@@ -49,28 +49,23 @@ SELECT
     CAST(group_concat(payload, '') AS BLOB),
     json_group_array(seq)
 FROM (
-    SELECT seq, id, type, run_at, created_at, priority, max_attempts, fence, payload_size, payload,
-        spec, job_key, last_error, attempts, stalls, max_stalls, failed_at
-    FROM jobs INDEXED BY jobs_ready
-    WHERE queue_id = ? AND state = 1
-    ORDER BY priority DESC, run_at, seq LIMIT ?
-)
-
--- name: chosen
--- As `claimable`, for jobs chosen before, in the order given.
-SELECT
-    json_group_array(json_array(
-        seq, id, type, run_at, created_at, priority, max_attempts, fence,
-        CASE WHEN payload IS NULL THEN -payload_size ELSE payload_size END,
-        json_array(job_key, attempts, stalls, max_stalls, failed_at, last_error, spec)
-    )),
-    CAST(group_concat(payload, '') AS BLOB),
-    json_group_array(seq)
-FROM (
     SELECT jobs.seq, jobs.id, jobs.type, run_at, created_at, priority, max_attempts, fence, payload_size, payload,
         spec, job_key, last_error, attempts, stalls, max_stalls, failed_at
-    FROM json_each(?) AS wanted CROSS JOIN jobs ON jobs.seq = wanted.value
+    FROM /*jobs*/
 )
+
+-- name: first_of_any_type
+jobs INDEXED BY jobs_ready
+WHERE queue_id = ? AND state = 1
+ORDER BY priority DESC, run_at, seq LIMIT ?
+
+-- name: first_of_one_type
+jobs INDEXED BY jobs_ready_type
+WHERE queue_id = ? AND state = 1 AND type = ?
+ORDER BY priority DESC, run_at, seq LIMIT ?
+
+-- name: chosen
+json_each(?) AS wanted CROSS JOIN jobs ON jobs.seq = wanted.value
 
 -- name: payload
 SELECT body FROM payloads WHERE seq = ?
@@ -85,21 +80,42 @@ WHERE seq IN (
     SELECT seq FROM jobs INDEXED BY jobs_ready WHERE queue_id = ? AND state = 1 AND priority = ? AND run_at > ?
 )
 
--- name: head_by_type
--- The first ready jobs and which of them have one of the types: how many were looked at, and the fitting ones.
-SELECT count(*), json_group_array(seq) FILTER (WHERE type IN (SELECT value FROM json_each(?)))
+-- name: ready_types
+SELECT json_group_array(json_array(seq, type))
 FROM (
     SELECT seq, type FROM jobs INDEXED BY jobs_ready
-    WHERE queue_id = ? AND state = 1
-    ORDER BY priority DESC, run_at, seq LIMIT ?
+    WHERE queue_id = ? AND state = 1 ORDER BY priority DESC, run_at, seq
 )
 
--- name: ready_by_type
-SELECT json_group_array(json_array(-priority, run_at, seq))
+-- name: first_types
+-- The types whose first jobs come first, at most `limit` of them: one seek per type.
+SELECT json_group_array(type)
 FROM (
-    SELECT priority, run_at, seq FROM jobs INDEXED BY jobs_ready_type
-    WHERE queue_id = ? AND state = 1 AND type = ?
-    ORDER BY priority DESC, run_at, seq LIMIT ?
+    SELECT jobs.type FROM json_each(:types) AS wanted CROSS JOIN jobs ON jobs.seq = (
+        SELECT seq FROM jobs INDEXED BY jobs_ready_type
+        WHERE queue_id = :queue AND state = 1 AND type = wanted.value
+        ORDER BY priority DESC, run_at, seq LIMIT 1
+    )
+    ORDER BY priority DESC, run_at, jobs.seq LIMIT :limit
+)
+
+-- name: first_by_type
+-- Of each type the places of its first ready jobs: one seek per type, one statement for all of them.
+SELECT json_group_array(json((
+    SELECT json_group_array(json_array(-priority, run_at, seq))
+    FROM (
+        SELECT priority, run_at, seq FROM jobs INDEXED BY jobs_ready_type
+        WHERE queue_id = :queue AND state = 1 AND type = wanted.value
+        ORDER BY priority DESC, run_at, seq LIMIT :limit
+    )
+)))
+FROM json_each(:types) AS wanted
+
+-- name: scheduled_types
+SELECT json_group_array(value) FROM json_each(:types) AS wanted
+WHERE EXISTS (
+    SELECT 1 FROM jobs INDEXED BY jobs_scheduled_type
+    WHERE queue_id = :queue AND state = 0 AND type = wanted.value
 )
 
 -- name: due_priorities_by_type

@@ -150,6 +150,17 @@ async def types_keep_the_order(t: Twin) -> None:
     assert await _order(t, types=["c", "a"]) == _ids(*wanted)
 
 
+async def many_types_merge_however_unevenly(t: Twin) -> None:
+    """Small and large claims, fewer and more types than jobs asked for, some types with most of the jobs and some with none."""
+    jobs = [t.job(type=f"t{n * n % 7}", priority=n % 3, run_at_us=t.now - n * 37 % 11) for n in range(80)]
+    await t.enqueue(*jobs)
+    types = ["t4", "t2", "t1", *(f"none{n}" for n in range(20))]
+    wanted = [job for job in jobs if job.type != "t0"]
+    wanted.sort(key=lambda job: (-job.priority, job.run_at_us))
+    taken = [job_id for limit in (1, 3, 15, 30, 80) for job_id in await _order(t, limit, types)]
+    assert taken == _ids(*wanted)
+
+
 async def a_retry_or_snooze_takes_the_place_of_its_new_run_at(t: Twin) -> None:
     first, second, third = await t.add_many(3)
     await t.settle(retry(await t.lease(), t.now + 1))
