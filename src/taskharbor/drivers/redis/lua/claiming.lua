@@ -86,19 +86,35 @@ local function take_in_a_row(prefix, members)
   return ids
 end
 
+-- Let the line at `at` sink to its place in the heap: no line comes before the one above it.
+local function sink(lines, at)
+  local line, count = lines[at], #lines
+  while 2 * at <= count do
+    local below = 2 * at
+    if below < count and comes_before(lines[below + 1], lines[below]) then below = below + 1 end
+    if not comes_before(lines[below], line) then break end
+    lines[at] = lines[below]
+    at = below
+  end
+  lines[at] = line
+end
+
 -- The same from any number of lines.
 local function take_merged(prefixes, limit)
   local members, ids = {}, {}
   local lines = opened_lines(prefixes, limit)
+  for n = math.floor(#lines / 2), 1, -1 do sink(lines, n) end
   while #ids < limit and #lines > 0 do
-    local best = 1
-    for n = 2, #lines do
-      if comes_before(lines[n], lines[best]) then best = n end
-    end
-    local line = lines[best]
+    local line = lines[1]
     members[#members + 1] = line.member
     ids[#ids + 1] = string.sub(line.member, line.skip + 18)
-    if #ids < limit and not step(line) then table.remove(lines, best) end
+    if #ids < limit then
+      if not step(line) then
+        local last = table.remove(lines)
+        if last ~= line then lines[1] = last end
+      end
+      if #lines > 0 then sink(lines, 1) end
+    end
   end
   call_with('ZREM', ready, members)
   return ids
