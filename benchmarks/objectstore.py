@@ -8,15 +8,18 @@ from __future__ import annotations
 import asyncio
 import itertools
 import statistics
+import tempfile
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 
 import msgspec
 
+from benchmarks import claims
 from benchmarks.children import spawn
 from benchmarks.measure import Figure, Series
+from benchmarks.workload import TYPES, names
 from taskharbor.broker.app import make_app
 from taskharbor.broker.config import BrokerConfig
 from taskharbor.broker.service import candidacy_for
@@ -126,9 +129,11 @@ class Seen(msgspec.Struct):
 class _Crew:
     """Clients that submit, claim and complete by the batch, until enough jobs were completed."""
 
-    def __init__(self, url: str, wanted: int) -> None:
+    def __init__(self, url: str, wanted: int, types: int) -> None:
         self._url = url
         self._wanted = wanted
+        self._types = names(types)
+        self._type = itertools.cycle(self._types)
         self.submits: list[float] = []
         self.completed = 0
 
@@ -150,7 +155,9 @@ class _Crew:
         while self.completed < self._wanted:
             now = time.time_ns() // 1000
             records = [
-                JobRecord(id=job_id, type="t", payload=b'{"n":1}', run_at_us=now, created_at_us=now)
+                JobRecord(
+                    id=job_id, type=next(self._type), payload=b'{"n":1}', run_at_us=now, created_at_us=now
+                )
                 for job_id in new_ids(BATCH)
             ]
             began = time.perf_counter()
@@ -159,7 +166,9 @@ class _Crew:
                 self.submits.append(time.perf_counter() - began)
             is_first = False
             now = time.time_ns() // 1000
-            jobs = await driver.reserve("default", limit=BATCH, lease_for=60 * SECOND, now=now, worker=name)
+            jobs = await driver.reserve(
+                "default", limit=BATCH, lease_for=60 * SECOND, now=now, worker=name, types=self._types
+            )
             acks = [Ack(job.id, job.token or "") for job in jobs]
             answers = await driver.settle(acks, now=time.time_ns() // 1000)
             assert not any(answers), answers
@@ -176,12 +185,12 @@ async def _until_served(driver: HttpDriver) -> None:
         await asyncio.sleep(0.1)
 
 
-def run(wanted: int) -> Seen:
+def run(wanted: int, types: int) -> Seen:
     here, there = spawn.Pipe()
     broker = spawn.Process(target=_broker, args=(there,))
     broker.start()
     try:
-        crew = _Crew(here.recv(), wanted)
+        crew = _Crew(here.recv(), wanted, types)
         before = _ask(here)
         elapsed = asyncio.run(crew.work())
         writes = _ask(here) - before
@@ -198,19 +207,18 @@ def _ask(pipe: Connection) -> int:
     return writes
 
 
-def figures(quick: bool) -> list[Callable[[], Figure]]:
-    rounds, wanted = (1, 4_000) if quick else (3, 50_000)
+def _through_a_broker(rounds: int, wanted: int, types: int) -> list[Callable[[], Figure]]:
     seen: list[Seen] = []
 
     def runs() -> list[Seen]:
         """One set of runs for all figures."""
         while len(seen) < rounds:
-            seen.append(run(wanted))
+            seen.append(run(wanted, types))
         return seen
 
     def throughput() -> Figure:
         return Figure(
-            name=f"{CLIENTS} clients through a broker, {WRITE_SECONDS * 1000:g} ms per write",
+            name=f"{CLIENTS} clients through a broker, {WRITE_SECONDS * 1000:g} ms per write, {types} types",
             ours=Series("submit, claim, complete", "jobs/s", [one.jobs_per_second for one in runs()]),
             limit=Series("promised", "jobs/s", [PROMISED]),
             goal=1.0,
@@ -219,7 +227,7 @@ def figures(quick: bool) -> list[Callable[[], Figure]]:
 
     def submit() -> Figure:
         return Figure(
-            name="wait of a submit, 99th percentile",
+            name=f"wait of a submit, 99th percentile, {types} types",
             ours=Series("submit", "ms", [one.submit_p99 for one in runs()]),
             limit=Series("one write", "ms", [WRITE_SECONDS * 1000]),
             goal=3.0,
@@ -229,7 +237,7 @@ def figures(quick: bool) -> list[Callable[[], Figure]]:
 
     def writes() -> Figure:
         return Figure(
-            name="writes per job",
+            name=f"writes per job, {types} types",
             ours=Series("writes", "per job", [one.writes_per_job for one in runs()]),
             limit=Series("one job", "per job", [1.0]),
             goal=0.05,
@@ -237,3 +245,19 @@ def figures(quick: bool) -> list[Callable[[], Figure]]:
         )
 
     return [throughput, submit, writes]
+
+
+@contextmanager
+def _stores() -> Iterator[tuple[str, str]]:
+    with tempfile.TemporaryDirectory() as folder:
+        yield f"file://{folder}/one", f"file://{folder}/other"
+
+
+def figures(quick: bool) -> list[Callable[[], Figure]]:
+    rounds, wanted = (1, 4_000) if quick else (3, 50_000)
+    # A queue's state has at most 64 MiB. Every change writes all of it, so many jobs make a claim slow whatever their types.
+    many = 5_000 if quick else 200_000
+    return [
+        *(figure for types in TYPES for figure in _through_a_broker(rounds, wanted, types)),
+        *claims.figures(_stores, {"of other types ahead": claims.fill_ahead}, many, rounds),
+    ]

@@ -61,6 +61,12 @@ INSERT INTO moves (queue_id, scheduled, ready, inflight, ranks, low_run_at)
     FROM jobs GROUP BY queue_id;
 """
 
+_RARE = """
+INSERT INTO jobs (id, queue_id, type, run_at, created_at, rank, max_attempts, state, payload)
+    SELECT 'rare-' || n, 1, 'rare' || n % 9, {now}, {now}, 20, 5, 1, '\\x7b7d' FROM generate_series(1, 270) AS n;
+"""
+"""A few jobs of other types behind all those, after the statistics are made: the planner knows of one type only."""
+
 
 @dataclass
 class Store:
@@ -69,14 +75,15 @@ class Store:
     driver: PostgresDriver
     leased: list[JobRecord] = field(default_factory=list)
 
-    async def claim(self, limit: int = 20) -> list[JobRecord]:
-        return await self.driver.reserve("q", limit=limit, lease_for=DAY, now=NOW, worker="w")
+    async def claim(self, limit: int = 20, types: list[str] | None = None) -> list[JobRecord]:
+        return await self.driver.reserve("q", limit=limit, lease_for=DAY, now=NOW, worker="w", types=types)
 
 
 Call = Callable[[Store], Awaitable[Any]]
 
 
-def _fill(url: str) -> None:
+def _fill(url: str, server: PostgresAt | None = None) -> None:
+    """With statistics of everything but the rare types where a server is given that makes them."""
     options = PostgresDriver.from_url(url).options
     asyncio.run(PostgresDriver.from_url(url).migrate())
     with Raw(psycopg.connect(options.conninfo, autocommit=True), options.schema) as raw:
@@ -88,6 +95,9 @@ def _fill(url: str) -> None:
         for (table,) in tables:
             raw(f"ALTER TABLE {table} SET (autovacuum_enabled = off)")
         raw.connection.execute(_FILL.format(now=NOW, day=DAY))
+        if server is not None:
+            server.execute("VACUUM (ANALYZE)")
+        raw.connection.execute(_RARE.format(now=NOW))
 
 
 @pytest.fixture(scope="module")
@@ -103,8 +113,7 @@ def filled(postgres_server: PostgresAt) -> Iterator[str]:
 def analyzed(postgres_server: PostgresAt) -> Iterator[str]:
     """The URL of a store where autovacuum has done its work."""
     url = with_fresh_schema(postgres_server.url)
-    _fill(url)
-    postgres_server.execute("VACUUM (ANALYZE)")
+    _fill(url, postgres_server)
     yield url
     drop_schema(url)
 
@@ -130,6 +139,10 @@ async def _settle_others(store: Store) -> list[Any]:
     return answers
 
 
+async def _claim_rare(store: Store, *types: str) -> None:
+    assert len(await store.claim(20, list(types))) == 20
+
+
 async def _ack(store: Store) -> None:
     jobs = await store.claim()
     assert await store.driver.settle([Ack(job.id, job.token or "") for job in jobs], now=NOW) == [None] * 20
@@ -148,6 +161,12 @@ async def _prune(store: Store, *, now: int = NOW + 91 * DAY, removed: int = 20) 
 
 _CASES: dict[str, tuple[Call, set[str]]] = {
     "claim": (lambda s: s.claim(), {"jobs_waiting"}),
+    "claim by type": (lambda s: s.claim(20, ["t"]), {"jobs_waiting_type"}),
+    "claim behind other types": (lambda s: _claim_rare(s, "rare1"), {"jobs_waiting_type"}),
+    "claim by types behind others": (
+        lambda s: _claim_rare(s, "rare2", "rare3", "none"),
+        {"jobs_waiting_type"},
+    ),
     "ack": (_ack, {"jobs_pkey"}),
     "settle": (_settle_others, {"jobs_pkey"}),
     "extend": (_extend, {"jobs_pkey"}),
@@ -307,6 +326,7 @@ def explaining(oldest_postgres_server: PostgresServer, postgres_server: Postgres
     ("case", "scans"),
     [
         ("claim", {("jobs", "jobs_waiting")}),
+        ("claim by types behind others", {("jobs", "jobs_waiting_type")}),
         ("ack", {("jobs", "jobs_pkey")}),
         ("reclaim", {("jobs", "jobs_due")}),
         ("enqueue onto a waiting key", {("jobs", "jobs_key")}),

@@ -63,7 +63,7 @@ CREATE TABLE jobs (
 CREATE UNIQUE INDEX jobs_id ON jobs (id);
 CREATE INDEX jobs_ready ON jobs (queue_id, priority DESC, run_at, seq) WHERE state = 1;
 CREATE INDEX jobs_scheduled ON jobs (queue_id, priority DESC, run_at, seq) WHERE state = 0;
--- For claims by type, which most workers make. They cost a twentieth of an enqueue, and a drain hardly more.
+-- For claims by type, which most workers make. The first takes 7% of the CPU time of an enqueue, and a drain hardly more.
 CREATE INDEX jobs_ready_type ON jobs (queue_id, type, priority DESC, run_at, seq) WHERE state = 1;
 CREATE INDEX jobs_scheduled_type ON jobs (queue_id, type, priority DESC, run_at, seq) WHERE state = 0;
 CREATE INDEX jobs_leases ON jobs (queue_id, expires_at) WHERE state = 3;

@@ -61,6 +61,8 @@ CREATE TABLE jobs (
 -- listings, and rows lie in their order: a summary per range of pages is enough.
 CREATE INDEX jobs_places ON jobs USING brin (seq) WITH (pages_per_range = 32, autosummarize = on);
 CREATE INDEX jobs_waiting ON jobs (queue_id, rank, run_at, seq) WHERE state <= 1;
+-- For claims by type, which most workers make.
+CREATE INDEX jobs_waiting_type ON jobs (queue_id, type, rank, run_at, seq) WHERE state <= 1;
 -- When something is to be done about those that are scheduled, which have no expires_at, and those that are leased.
 CREATE INDEX jobs_due ON jobs (queue_id, state, coalesce(expires_at, run_at)) WHERE state = 0 OR state = 3;
 -- Of each key one job waits and one is inflight.
