@@ -65,3 +65,12 @@ def test_an_object_made_anew_is_not_older_than_the_one_before() -> None:
     assert old.is_before(newer)
     assert not newer.is_before(old)
     assert not new_header().is_before(newer)
+
+
+@given(at=st.integers(0, 10_000), bit=st.integers(0, 7), compress=st.booleans())
+def test_one_flipped_bit_is_noticed_wherever_it_is(at: int, bit: int, compress: bool) -> None:
+    header = new_header().after(new_commit(), epoch=3, now=5)
+    data = bytearray(b"".join(seal(header, b"the body of an object" * 10, compress=compress)))
+    data[at % len(data)] ^= 1 << bit
+    with pytest.raises((BackendUnavailable, SchemaMismatch), match="the-object"):
+        unseal(bytes(data), "the-object")

@@ -116,7 +116,7 @@ def keeps_the_connection_of_a_refused_write(patch: pytest.MonkeyPatch) -> None:
 
 
 def carries_no_checksum(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(contents, "crc32", lambda data: 0)
+    patch.setattr(contents, "crc32", lambda data, start=0: 0)
 
 
 def is_never_vacuumed(patch: pytest.MonkeyPatch) -> None:

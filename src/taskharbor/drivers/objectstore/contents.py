@@ -196,7 +196,7 @@ class Header(msgspec.Struct, frozen=True, array_like=True, gc=False):
     written_at_us: Micros
     packing: int = _PLAIN
     checksum: int = 0
-    """Of the body, CRC-32: a database with a torn page can look whole."""
+    """Of the header without this field, and of the body; CRC-32: a database with a torn page can look whole."""
 
     def fate(self, serial: int, commit: bytes) -> Fate:
         """Of a write that would have been, or was, the commit of that number."""
@@ -233,11 +233,15 @@ _decode = msgspec.msgpack.Decoder(tuple[Header, bytes]).decode
 
 def seal(header: Header, body: bytes, *, compress: bool = False) -> tuple[bytes, bytes]:
     """The object's bytes, in two parts."""
-    checksum = crc32(body)
+    header = msgspec.structs.replace(header, packing=_ZLIB if compress else _PLAIN)
+    header = msgspec.structs.replace(header, checksum=_checksum(header, body))
     if compress:
         body = zlib.compress(body, 1)
-    header = msgspec.structs.replace(header, packing=_ZLIB if compress else _PLAIN, checksum=checksum)
     return b"".join((_PAIR, _encode(header), _BIN32, len(body).to_bytes(4, "big"))), body
+
+
+def _checksum(header: Header, body: bytes) -> int:
+    return crc32(body, crc32(_encode(msgspec.structs.replace(header, checksum=0))))
 
 
 def unseal(data: bytes, where: str) -> tuple[Header, bytes]:
@@ -257,7 +261,7 @@ def unseal(data: bytes, where: str) -> tuple[Header, bytes]:
     if header.packing == _ZLIB:
         with suppress(zlib.error):
             body = zlib.decompress(body)
-    if crc32(body) != header.checksum:
+    if _checksum(header, body) != header.checksum:
         raise BackendUnavailable(
             f"{where} is damaged: its checksum does not fit; restore an earlier version of it"
         )
