@@ -40,6 +40,7 @@ class Hint:
 _PARTS = 7
 _USES = 16
 """Short claims that one look serves: to find out where the living begin costs as much as the rest of such a claim."""
+_HINTS = 100
 _NO_HINT = [*[None] * _PARTS, True]
 
 
@@ -48,7 +49,8 @@ class Claimer:
 
     def __init__(self, schema: str) -> None:
         self._statement = load("work", schema)["reserve"]
-        self._hints: dict[str, Hint] = {}
+        self._hints: dict[tuple[str, tuple[str, ...] | None], Hint] = {}
+        """By queue and types: where the living begin depends on both."""
         self._unclear: dict[tuple[str, str], list[tuple[str, int]]] = {}
         """Secrets of calls whose answer never came and how often they were tried, by queue and worker: the next one asks for
         their jobs first."""
@@ -60,7 +62,10 @@ class Claimer:
     ) -> list[JobRecord]:
         queue, limit, types, worker = call.queue, call.limit, call.types, call.worker
         wanted = None if types is None else arrays.text_array(list(dict.fromkeys(types)))
-        hint = self._hints.pop(queue, None)
+        place = (queue, None if types is None else tuple(types))
+        if len(self._hints) >= _HINTS:
+            self._hints.clear()
+        hint = self._hints.pop(place, None)
         known = _NO_HINT if hint is None else [*hint.values, hint.uses >= _USES]
         values: list[Any] = [
             queue, wanted, limit, call.lease_for, call.now, worker, secret, number, stir, *known
@@ -70,7 +75,7 @@ class Claimer:
             said = rows.pop()[0]
             # A trailing stroke says that the server has looked.
             uses = 0 if hint is None or said.endswith("/") else hint.uses + 1
-            hint = self._hints[queue] = Hint(said, uses)
+            hint = self._hints[place] = Hint(said, uses)
             if types is None and len(rows) < limit:
                 self.emptied[queue] = hint.seen
         rows.sort(key=_claim_order)

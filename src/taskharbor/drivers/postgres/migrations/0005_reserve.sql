@@ -26,7 +26,7 @@ RETURN (
 -- Runs with the settings of `reserve`.
 CREATE FUNCTION first_of_types(
     p_queue_id integer, p_rank smallint, p_run_at bigint, p_seq bigint, p_types text[], p_limit integer, p_now bigint,
-    OUT places tid[], OUT types text[]
+    OUT places tid[], OUT types text[], OUT run_at bigint, OUT seq bigint
 ) LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
@@ -49,10 +49,10 @@ BEGIN
             ORDER BY first.run_at, first.seq LIMIT p_limit
         )
         SELECT (SELECT array_agg(chosen.place) FROM chosen), (SELECT array_agg(chosen.type) FROM chosen),
-               array_agg(lines.type),
+               (SELECT chosen.run_at FROM chosen LIMIT 1), (SELECT chosen.seq FROM chosen LIMIT 1), array_agg(lines.type),
                array_agg(CASE WHEN lines.taken = lines.portion THEN lines.portion * 4 ELSE lines.taken + 1 END),
                bool_or(lines.taken = lines.portion)
-        INTO places, types, v_types, v_portions, v_is_cut
+        INTO places, types, run_at, seq, v_types, v_portions, v_is_cut
         FROM (SELECT type, portion, count(*)::integer AS taken FROM chosen GROUP BY type, portion) AS lines;
     END LOOP;
 END $$;
@@ -85,8 +85,7 @@ DECLARE
     v_got integer;
     v_scheduled integer;
     v_wanted integer;
-    v_found tid[];
-    v_types text[];
+    v_first record;
     v_picked tid[];
     v_places tid[];
     v_scheduled_taken integer := 0;
@@ -231,18 +230,21 @@ BEGIN
         ELSE
             v_wanted := v_room;
             LOOP
-                SELECT places, types INTO v_found, v_types
+                SELECT * INTO v_first
                 FROM first_of_types(v_queue.id, v_ranks[i], v_run_ats[i], v_seqs[i], p_types, v_wanted, p_now);
+                -- Of these types, none lives before the first that is found: the claimer's next claim begins there.
+                v_run_ats[i] := coalesce(v_first.run_at, v_run_ats[i]);
+                v_seqs[i] := coalesce(v_first.seq, v_seqs[i]);
                 SELECT array_agg(picked.place), count(*), count(*) FILTER (WHERE picked.state = 0)
                 INTO v_picked, v_got, v_scheduled
                 FROM (
                     SELECT c.ctid AS place, c.state
-                    FROM unnest(v_found, v_types) WITH ORDINALITY AS found(place, type, n)
+                    FROM unnest(v_first.places, v_first.types) WITH ORDINALITY AS found(place, type, n)
                     JOIN jobs AS c ON c.ctid = found.place
                     WHERE c.state <= 1 AND c.run_at <= p_now AND c.type = found.type
                     ORDER BY found.n LIMIT v_room FOR UPDATE OF c SKIP LOCKED
                 ) AS picked;
-                EXIT WHEN v_got = v_room OR coalesce(cardinality(v_found), 0) < v_wanted;
+                EXIT WHEN v_got = v_room OR coalesce(cardinality(v_first.places), 0) < v_wanted;
                 -- Others hold some of them: further on there may be more.
                 v_wanted := v_wanted * 4;
             END LOOP;
