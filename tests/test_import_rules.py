@@ -34,7 +34,7 @@ EXTRAS = {
     "adbc_driver_postgresql": ("drivers",),
     "psycopg": ("drivers",),
     "hiredis": ("drivers",),
-    "redis": (),
+    "redis": ("drivers",),
     "sqlalchemy": ("drivers",),
     "django": ("drivers",),
     "aiohttp": ("drivers",),

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator
-from importlib.resources import files
 from typing import Any
 
-import taskharbor.drivers.redis as package
 from taskharbor.drivers.redis import RedisDriver
-from taskharbor.drivers.redis.scripts import script
+from taskharbor.drivers.redis.library import LIBRARY
 from taskharbor.jobs import SECOND, Attempt, JobRecord, JobState, Micros
 from taskharbor.requests import new_ids
 from taskharbor_testkit.servers import FaultProxy, RedisServer, with_fresh_prefix
@@ -25,16 +23,15 @@ def records(count: int, *, queue: str = "q", now: Micros = NOW, **fields: Any) -
     ]
 
 
-def load_scripts(server: RedisServer) -> None:
-    """So that the first request for a script is the one that runs it."""
-    for path in (files(package) / "lua").iterdir():
-        if path.name.endswith(".lua"):
-            server.execute("SCRIPT", "LOAD", script(path.name.removesuffix(".lua")).source)
+def load_library(server: RedisServer) -> None:
+    """So that the first request for a function is the one that runs it."""
+    if not server.execute("FUNCTION", "LIST", "LIBRARYNAME", LIBRARY.name):
+        server.execute(*LIBRARY.load("reserve", by_eval=False))
 
 
 def runs(name: str) -> bytes:
-    """What a request contains that runs this script."""
-    return script(name).sha.encode()
+    """What a request contains that runs this function."""
+    return f"{LIBRARY.name}_{name}\r\n".encode()
 
 
 class Line:
@@ -67,7 +64,7 @@ class Line:
 @contextlib.asynccontextmanager
 async def line(server: RedisServer, options: str = "") -> AsyncIterator[Line]:
     url = with_fresh_prefix(server.url)
-    load_scripts(server)
+    load_library(server)
     with FaultProxy.to(server.url) as proxy:
         near = RedisDriver.from_url(proxy.url_for(url) + options)
         async with near, RedisDriver.from_url(url) as far:

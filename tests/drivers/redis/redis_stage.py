@@ -1,4 +1,4 @@
-"""What the tests of connections share: scripts of their own, and a way to wait for something without sleeping."""
+"""What the tests of connections share: functions of their own, and a way to wait for something without sleeping."""
 
 from __future__ import annotations
 
@@ -10,38 +10,59 @@ from functools import partial
 from typing import Any, TypeVar
 
 from taskharbor.drivers.operations import Wait
-from taskharbor.drivers.redis.connections import Call, Connections
+from taskharbor.drivers.redis.client import Client
 from taskharbor.drivers.redis.keys import keys_of
+from taskharbor.drivers.redis.library import TEXT, Call, Library
 from taskharbor.drivers.redis.listener import Listener
 from taskharbor.drivers.redis.options import parse_url
-from taskharbor.drivers.redis.scripts import Script, made
 from taskharbor.drivers.waiting import wait
+from taskharbor_testkit.servers import RedisServer
 
 T = TypeVar("T")
 
 PATIENCE = 30.0
 
-COUNT = made("count", "return redis.call('INCRBY', KEYS[1], ARGV[1])")
-"""Not safe to repeat, so that a repetition is seen."""
-READ = made("read", "return redis.call('GET', KEYS[1])", writes=False)
-ONCE = made(
-    "once",
-    """
-    if ARGV[1] == '1' and redis.call('EXISTS', KEYS[1]) == 1 then return 'recognised' end
-    redis.call('INCR', KEYS[1])
-    return 'done'
-    """,
+STAGE = Library(
+    TEXT
+    + """
+define('count', {}, function(keys, args) return redis.call('INCRBY', keys[1], args[1]) end)
+define('read', {'no-writes'}, function(keys, args) return redis.call('GET', keys[1]) end)
+define('once', {}, function(keys, args)
+  if args[1] == '1' and redis.call('EXISTS', keys[1]) == 1 then return 'recognised' end
+  redis.call('INCR', keys[1])
+  return 'done'
+end)
+define('stir', {}, function(keys, args)
+  return redis.call('PUBLISH', args[1], redis.call('HINCRBY', keys[1], 'moves', 1))
+end)
+define('read_two', {'no-writes'}, function(keys, args) return redis.call('MGET', keys[1], keys[2]) end)
+define('echo', {}, function(keys, args) return {args[1], #keys, false, {keys[1]}} end)
+define('fail', {}, function(keys, args) return redis.error_reply(args[1]) end)
+define('nothing', {}, function() return 'was there' end)
+define('endless', {}, function(keys, args) while true do end end)
+"""
 )
+"""The driver's own functions, and some for tests."""
+COUNT = "count"
+"""Not safe to repeat, so that a repetition is seen."""
+READ = "read"
+ONCE = "once"
 """Recognises on its repetition what the first try did."""
 
 
-def call(script: Script, key: str, *args: Any) -> Callable[[int], list[Call]]:
-    return lambda _: [Call(script, [key], args)]
+def load_stage(server: RedisServer) -> None:
+    """So that the first request for a function is the one that runs it."""
+    if not server.execute("FUNCTION", "LIST", "LIBRARYNAME", STAGE.name):
+        server.execute(*STAGE.load(COUNT, by_eval=False))
+
+
+def call(function: str, key: str, *args: Any) -> Callable[[int], list[Call]]:
+    return lambda _: [Call(function, [key], args)]
 
 
 @contextlib.asynccontextmanager
-async def connected(url: str) -> AsyncIterator[Connections]:
-    connections = Connections(parse_url(url))
+async def connected(url: str) -> AsyncIterator[Client]:
+    connections = Client(parse_url(url), STAGE)
     await connections.open()
     try:
         yield connections
@@ -81,7 +102,7 @@ def nothing_unhandled() -> Iterator[None]:
 class Waits:
     """Waits through a listener of its own, and passes on what it was told."""
 
-    def __init__(self, connections: Connections) -> None:
+    def __init__(self, connections: Client) -> None:
         self.listener = Listener(connections, partial(keys_of, connections.options.prefix))
         self._seen: dict[tuple[str, ...], str] = {}
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from typing import Any
 
 import pytest
@@ -26,7 +26,7 @@ from taskharbor.drivers.contract import (
     Retry,
     Settlement,
 )
-from taskharbor.drivers.redis.wire import Wire
+from taskharbor.drivers.redis.connection import SharedConnection
 from taskharbor.errors import BackendUnavailable
 from taskharbor.jobs import SECOND, Failure, JobRecord, JobState, Lease, Outcome
 from taskharbor_testkit.servers import RedisServer
@@ -438,13 +438,13 @@ class Recorder:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.sent: list[bytes] = []
-        ask = Wire.ask
+        ask = SharedConnection.ask
 
-        def asking(wire: Wire, packed: bytes, count: int) -> asyncio.Future[list[Any]]:
+        def asking(connection: SharedConnection, packed: bytes, count: int) -> Coroutine[Any, Any, list[Any]]:
             self.sent.append(packed)
-            return ask(wire, packed, count)
+            return ask(connection, packed, count)
 
-        monkeypatch.setattr(Wire, "ask", asking)
+        monkeypatch.setattr(SharedConnection, "ask", asking)
 
     def first(self, script: str) -> bytes:
         return next(packed for packed in self.sent if runs(script) in packed)

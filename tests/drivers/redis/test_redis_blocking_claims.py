@@ -212,7 +212,7 @@ def test_jobs_of_an_answer_that_was_lost_are_found_again(server: RedisServer) ->
         enqueued.start()
         enqueued.join()
         # The answer waits in the socket: it is lost with it.
-        for line in one._connections._node._wires:  # type: ignore[union-attr]
+        for line in one._client._server._connections:  # type: ignore[union-attr]
             line.abort("cut")
         assert await soon(claim) is None
         assert [record.id for record in await reserve(one)] == ["a"], (
@@ -222,12 +222,13 @@ def test_jobs_of_an_answer_that_was_lost_are_found_again(server: RedisServer) ->
     on(server.url, story)
 
 
-def test_a_server_that_forgot_the_script_is_asked_by_other_means(server: RedisServer) -> None:
+def test_a_server_that_forgot_the_functions_is_asked_by_other_means(server: RedisServer) -> None:
     async def story(one: RedisDriver, other: RedisDriver) -> None:
         claim = await blocked(one, server)
-        server.execute("SCRIPT", "FLUSH")
-        await other.enqueue([job("a")], now=NOW)
+        server.execute("FUNCTION", "FLUSH")
+        server.execute("XADD", keys_of("", "q")["notify"], "99-0", "m", "")
         assert await soon(claim) is None
+        await other.enqueue([job("a")], now=NOW)
         assert [record.id for record in await reserve(one)] == ["a"]
 
     on(server.url, story)
@@ -289,9 +290,9 @@ def test_a_call_that_was_repeated_is_forgotten_in_time(redis_url: str) -> None:
         with pytest.raises(asyncio.CancelledError):
             await claim
         await asyncio.gather(*one._giving_back)
-        assert await one._store.connections.command("HGET", meta, "has_repeated") == b"1"
+        assert await one._store.client.command("HGET", meta, "has_repeated") == b"1"
         await one.prune(now=NOW + 3601 * SECOND)
-        assert await one._store.connections.command("HGET", meta, "has_repeated") is None
+        assert await one._store.client.command("HGET", meta, "has_repeated") is None
 
     on(redis_url, story)
 

@@ -10,15 +10,15 @@ import pytest
 from redis_stage import COUNT, ONCE, READ, Waits, call, connected, nothing_unhandled, soon, until
 
 from needing import REDIS_VERSIONS
-from taskharbor.drivers.redis.connections import Call, Connections
-from taskharbor.drivers.redis.errands import slot_of
+from taskharbor.drivers.redis.client import Client
+from taskharbor.drivers.redis.cluster import slot_of
 from taskharbor.drivers.redis.keys import keys_of
+from taskharbor.drivers.redis.library import Call
 from taskharbor.drivers.redis.options import parse_url
-from taskharbor.drivers.redis.scripts import made
 from taskharbor.errors import BackendUnavailable, InvalidRequest
 from taskharbor_testkit.servers import RedisCluster, RedisServer
 
-STIR = made("stir", "return redis.call('PUBLISH', ARGV[1], redis.call('HINCRBY', KEYS[1], 'moves', 1))")
+STIR = "stir"
 
 FAR_APART = ["{a}:n", "{b}:n", "{c}:n"]
 """Keys on three nodes."""
@@ -45,7 +45,7 @@ def test_calls_for_several_nodes_are_answered_in_order(cluster: RedisCluster) ->
     async def use() -> None:
         async with connected(cluster.url) as connections:
             assert connections.is_cluster
-            assert len({connections.node_for(key) for key in FAR_APART}) == 3
+            assert len({connections.server_for(key) for key in FAR_APART}) == 3
             keys = [*FAR_APART, *FAR_APART]
             answers = await connections.run(lambda _: [Call(COUNT, [key], (1,)) for key in keys])
             assert answers == [1, 1, 1, 2, 2, 2]
@@ -71,7 +71,7 @@ def test_a_cluster_url_to_a_plain_server_is_refused() -> None:
             RedisServer.start() as plain,
             pytest.raises((BackendUnavailable, InvalidRequest), match="cluster"),
         ):
-            await Connections(parse_url(plain.url.replace("redis://", "redis+cluster://"))).open()
+            await Client(parse_url(plain.url.replace("redis://", "redis+cluster://"))).open()
 
     asyncio.run(use())
 
@@ -89,7 +89,7 @@ def test_scripts_that_nodes_forgot_are_brought_again(cluster: RedisCluster) -> N
         async with connected(cluster.url) as connections:
             for expected in (1, 2):
                 for node in cluster.nodes:
-                    node.execute("SCRIPT", "FLUSH")
+                    node.execute("FUNCTION", "FLUSH")
                 answers = await connections.run(lambda _: [Call(COUNT, [key], (1,)) for key in FAR_APART])
                 assert answers == [expected] * 3
 
@@ -105,7 +105,7 @@ def test_a_queue_that_moved_is_followed_and_found_at_once_from_then_on(cluster: 
                 target = next(node for node in cluster.nodes if node is not source)
                 cluster.move("{a}:n", target)
                 assert await connections.run(call(COUNT, "{a}:n", 1)) == [2]
-                assert str(connections.node_for("{a}:n").address) == f"127.0.0.1:{target.port}"
+                assert str(connections.server_for("{a}:n").address) == f"127.0.0.1:{target.port}"
                 assert await connections.command("GET", "{a}:n") == b"2"
                 cluster.move("{a}:n", source)
                 assert await connections.command("GET", "{a}:n") == b"2"
@@ -122,10 +122,9 @@ def test_a_queue_on_its_way_is_asked_for_where_it_goes(cluster: RedisCluster) ->
             # Nothing of it is left at the source: the server there says ASK.
             assert await connections.run(call(COUNT, "{a}:n", 1)) == [1]
             assert await connections.command("GET", "{a}:n") == b"1"
-            two = made("two", "return redis.call('MGET', KEYS[1], KEYS[2])", writes=False)
             # Some of its keys are there and some are not: the server says TRYAGAIN.
             with pytest.raises(BackendUnavailable, match="being moved"):
-                await connections.run(lambda _: [Call(two, ["{a}:n", "{a}:other"], ())])
+                await connections.run(lambda _: [Call("read_two", ["{a}:n", "{a}:other"], ())])
             cluster.move("{a}:n", target)
             assert await connections.run(call(COUNT, "{a}:n", 1)) == [2]
             cluster.move("{a}:n", source)
@@ -141,21 +140,21 @@ def test_a_lost_answer_of_one_node_repeats_only_its_calls(
     async def use() -> None:
         with nothing_unhandled():
             async with connected(cluster.url) as connections:
-                node = connections.node_for("{a}:n")
-                assert node.wire is not None
-                wire, ask = node.wire, node.wire.ask
+                shared = await connections.server_for("{a}:n").connect()
+                ask = shared.ask
 
-                def ask_and_break(packed: bytes, count: int) -> asyncio.Future[list[Any]]:
-                    answer = ask(packed, count)
-                    wire.abort("the test's hand")
-                    return answer
+                async def ask_and_break(packed: bytes, count: int) -> list[Any]:
+                    answer = asyncio.ensure_future(ask(packed, count))
+                    await asyncio.sleep(0)
+                    shared.abort("the test's hand")
+                    return await answer
 
                 def make(again: int) -> list[Call]:
                     seen.append(again)
                     return [Call(ONCE, [key], (again,)) for key in FAR_APART]
 
                 # The request is on its way to this node, and its answer never comes.
-                monkeypatch.setattr(wire, "ask", ask_and_break)
+                monkeypatch.setattr(shared, "ask", ask_and_break)
                 answers = await soon(connections.run(make))
                 assert answers[1:] == [b"done", b"done"]
                 assert answers[0] in (b"done", b"recognised")
@@ -166,13 +165,14 @@ def test_a_lost_answer_of_one_node_repeats_only_its_calls(
 
 
 def test_a_failing_call_does_not_keep_the_others_from_being_done(cluster: RedisCluster) -> None:
-    bad = made("bad", "return redis.error_reply('TASKHARBOR INVALID no')")
-
     async def use() -> None:
         async with connected(cluster.url) as connections:
             with pytest.raises(InvalidRequest, match="no"):
                 await connections.run(
-                    lambda _: [Call(bad, [FAR_APART[0]], ()), Call(COUNT, [FAR_APART[1]], (1,))]
+                    lambda _: [
+                        Call("fail", [FAR_APART[0]], ("TASKHARBOR INVALID no",)),
+                        Call(COUNT, [FAR_APART[1]], (1,)),
+                    ]
                 )
             assert await connections.run(call(READ, FAR_APART[1])) == [b"1"]
 
@@ -237,7 +237,7 @@ async def quiet(waits: Waits, *queues: str) -> None:
     raise AssertionError("it does not fall silent")
 
 
-async def stir(connections: Connections, queue: str) -> None:
+async def stir(connections: Client, queue: str) -> None:
     keys = keys_of("", queue)
     await connections.run(lambda _: [Call(STIR, [keys["meta"]], [keys.channel])])
 
@@ -251,7 +251,7 @@ def pairs() -> Iterator[RedisCluster]:
         yield started
 
 
-async def insist(connections: Connections, key: str) -> int:
+async def insist(connections: Client, key: str) -> int:
     """As a worker does: until somebody answers."""
     while True:
         try:

@@ -8,7 +8,7 @@ import pytest
 from redis_shelf import BOOM, LEASE, NOW, Shelf, ack, fail, shelf, token
 
 from taskharbor.drivers.contract import Discard, Extension, JobFilter, QueueSettings, Release, Retry
-from taskharbor.drivers.redis.errands import slot_of
+from taskharbor.drivers.redis.cluster import slot_of
 from taskharbor.drivers.redis.keys import FAMILIES, keys_of, queues_key
 from taskharbor.jobs import SECOND, UpdateFlags
 

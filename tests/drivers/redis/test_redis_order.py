@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
-import re
 
 import pytest
 from redis_shelf import NOW, ack, fail, shelf
 
 from taskharbor.drivers.contract import JobFilter, Release
-from taskharbor.drivers.redis import scripts, store
+from taskharbor.drivers.redis.client import Client
+from taskharbor.drivers.redis.library import TEXT, Library
 from taskharbor.errors import InvalidRequest
 from taskharbor.jobs import LATEST, MAX_PRIORITY, SECOND, JobState
 
@@ -203,12 +203,11 @@ def test_a_listing_by_state_tells_the_same_however_it_finds_them(
     few: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where there are few of a kind they are put in order, else all jobs are looked through, a portion at a time."""
-    original = scripts.script("page")
-    source = re.sub(r"\b10000\b", str(few), re.sub(r"\b5000\b", "5", original.source))
-    changed = scripts.made("page", source, writes=False)
-    assert changed.source != original.source
-    load = store.script
-    monkeypatch.setattr(store, "script", lambda name: changed if name == "page" else load(name))
+    text = TEXT.replace("local FEW = 10000", f"local FEW = {few}").replace(
+        "local LOOK_AT = 5000", "local LOOK_AT = 5"
+    )
+    assert text != TEXT
+    monkeypatch.setattr(Client.__init__, "__defaults__", (Library(text),))
 
     async def story() -> None:
         async with shelf() as on:

@@ -9,11 +9,10 @@ import pytest
 import redis
 from redis_stage import COUNT, READ, Waits, call, connected, nothing_unhandled, soon, until
 
-from taskharbor.drivers.redis.connections import Connections
+from taskharbor.drivers.redis.client import Client
+from taskharbor.drivers.redis.connection import connect
 from taskharbor.drivers.redis.keys import keys_of
-from taskharbor.drivers.redis.node import introduced
 from taskharbor.drivers.redis.options import Address, parse_url
-from taskharbor.drivers.redis.scripts import made
 from taskharbor.errors import BackendUnavailable, InvalidRequest
 from taskharbor_testkit.servers import RedisSentinels, RedisServer
 
@@ -45,7 +44,7 @@ def test_sentinels_that_do_not_answer_are_passed_over(group: RedisSentinels) -> 
 def test_a_service_that_nobody_watches_is_said(group: RedisSentinels) -> None:
     async def use() -> None:
         with pytest.raises(BackendUnavailable, match="no service 'unknown'"):
-            await Connections(parse_url(group.url.replace("/harbor", "/unknown"))).open()
+            await Client(parse_url(group.url.replace("/harbor", "/unknown"))).open()
 
     asyncio.run(use())
 
@@ -53,7 +52,7 @@ def test_a_service_that_nobody_watches_is_said(group: RedisSentinels) -> None:
 def test_a_plain_server_is_no_sentinel(group: RedisSentinels) -> None:
     async def use() -> None:
         with pytest.raises((BackendUnavailable, InvalidRequest), match=r"SENTINEL|forbidden"):
-            await Connections(parse_url(f"redis+sentinel://127.0.0.1:{group.master.port}/harbor")).open()
+            await Client(parse_url(f"redis+sentinel://127.0.0.1:{group.master.port}/harbor")).open()
 
     asyncio.run(use())
 
@@ -111,7 +110,7 @@ def test_a_master_that_is_killed_is_replaced() -> None:
     asyncio.run(use())
 
 
-async def insist(connections: Connections, key: str) -> int:
+async def insist(connections: Client, key: str) -> int:
     """As a worker does: until somebody answers. Right after a failover the sentinels may not agree yet."""
     while True:
         try:
@@ -142,12 +141,12 @@ def test_a_refusal_by_a_former_master_leads_to_the_new_one_within_the_call(group
 
     async def use() -> None:
         async with connected(group.url) as connections:
-            node = connections.node_for("n")
+            node = connections.server_for("n")
             await node.connect()
             replica = group.replica
             await until(lambda: _is_replica(replica), "it is told")
             node.drop("the test has another one")
-            node._wire = await introduced(Address("127.0.0.1", replica.port), connections.options)
+            node._shared = await connect(Address("127.0.0.1", replica.port), connections.options)
             (count,) = await connections.run(call(COUNT, "led", 1))
             assert int(group.master.execute("GET", "led")) == count
 
@@ -185,7 +184,6 @@ def test_without_replicas_a_change_fails_loudly_and_reading_does_not() -> None:
 
 def test_a_repeated_call_waits_for_what_the_first_one_changed() -> None:
     """Even where it changes nothing itself and comes on another connection: else its success would promise too much."""
-    nothing = made("nothing", "return 'was there'")
 
     async def use() -> None:
         with RedisServer.start() as master, master.replica() as replica:
@@ -195,7 +193,7 @@ def test_a_repeated_call_waits_for_what_the_first_one_changed() -> None:
                     await plain.run(call(COUNT, "n", 1))
                     async with connected(master.url + "?wait_replicas=1&wait_timeout=0.1") as careful:
                         with pytest.raises(BackendUnavailable, match="could lose it"):
-                            await careful.run(call(nothing, "n"))
+                            await careful.run(call("nothing", "n"))
                         replica.resume()
                         await until(
                             lambda: int(master.info("replication")["connected_slaves"]) == 1, "it is back"

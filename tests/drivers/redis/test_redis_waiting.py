@@ -11,17 +11,16 @@ import pytest
 from redis_stage import PATIENCE, Waits, nothing_unhandled, soon, until
 
 from taskharbor.drivers.redis import listener as listening
-from taskharbor.drivers.redis.connections import Connections
+from taskharbor.drivers.redis.client import Client
 from taskharbor.drivers.redis.keys import Keys, keys_of
 from taskharbor.drivers.redis.options import parse_url
-from taskharbor.drivers.redis.scripts import made
 from taskharbor.errors import BackendUnavailable
 from taskharbor.jobs import SECOND
 from taskharbor_testkit.servers import FaultProxy, RedisAt, RedisServer
 
 NOW = 1_700_000_000 * SECOND
 
-STIR = made("stir", "return redis.call('PUBLISH', ARGV[1], redis.call('HINCRBY', KEYS[1], 'moves', 1))")
+STIR = "return redis.call('PUBLISH', ARGV[1], redis.call('HINCRBY', KEYS[1], 'moves', 1))"
 """What every script of the driver does that may have made something runnable."""
 
 
@@ -39,7 +38,7 @@ def _clean(server: RedisServer) -> None:
 class Bench:
     """A handle that waits, and somebody who stirs queues behind its back."""
 
-    def __init__(self, connections: Connections, server: RedisAt) -> None:
+    def __init__(self, connections: Client, server: RedisAt) -> None:
         self.connections = connections
         self.server = server
         self.waits = Waits(connections)
@@ -48,7 +47,7 @@ class Bench:
     def stir(self, queue: str = "q") -> int:
         """How many heard it."""
         keys = self.keys(queue)
-        return int(self.server.execute("EVAL", STIR.source, 1, keys["meta"], keys.channel))
+        return int(self.server.execute("EVAL", STIR, 1, keys["meta"], keys.channel))
 
     def keys(self, queue: str) -> Keys:
         return keys_of("", queue)
@@ -66,19 +65,25 @@ class Bench:
         raise AssertionError("it does not fall silent")
 
     async def asleep(self, queue: str = "q", count: int = 1) -> None:
-        """Until so many wait for the queue."""
-        await until(lambda: len(self.listener.notifications._waiters.get(queue, ())) == count, "all wait")
+        """Until so many wait for the queue, and have looked at it."""
+
+        def wait() -> bool:
+            shared = self.connections.server_for(queue)._shared
+            waiters = self.listener.notifications._waiters.get(queue, ())
+            return len(waiters) == count and (shared is None or not shared._pending)
+
+        await until(wait, "all wait")
 
     def subscriptions(self) -> set[object]:
         """The connections that are subscribed now."""
-        return {one._wire for one in self.listener._subscribers.values() if one.confirmed}
+        return {one._connection for one in self.listener._subscribers.values() if one.confirmed}
 
 
 @contextlib.asynccontextmanager
 async def bench(url: str, server: RedisAt) -> AsyncIterator[Bench]:
     with nothing_unhandled():
         options = parse_url(url)
-        connections = Connections(options)
+        connections = Client(options)
         await connections.open()
         it = Bench(connections, server)
         try:

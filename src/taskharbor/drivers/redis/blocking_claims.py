@@ -12,15 +12,14 @@ import math
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
-import hiredis
+from redis.exceptions import ResponseError
 
 from taskharbor.clock import BackendClock
+from taskharbor.drivers.redis.connection import ConnectionLost, Server, SharedConnection, pack
 from taskharbor.drivers.redis.failures import code_of
 from taskharbor.drivers.redis.options import Options
-from taskharbor.drivers.redis.packing import pack, pack_call
 from taskharbor.drivers.redis.reserve import Claim, Claimed, call_of, claimed
 from taskharbor.drivers.redis.store import Store
-from taskharbor.drivers.redis.wire import ConnectionLost, Wire
 from taskharbor.errors import BackendUnavailable
 from taskharbor.jobs import SECOND, Micros
 from taskharbor.requests import new_id
@@ -52,10 +51,10 @@ class BlockingClaims:
         self._store = store
         self._server_clock = BackendClock(server_time)
         self._views: dict[tuple[str, str, tuple[str, ...] | None], _View] = {}
-        self._idle_wires: dict[str, list[Wire]] = {}
+        self._idle: dict[str, list[SharedConnection]] = {}
         self._rests_until: dict[str, float] = {}
         # A change that replicas are to have is waited for behind the call, which would block with it.
-        self._is_offered = options.notify and not (options.wait_replicas or options.wait_aof is not None)
+        self._is_offered = options.notify and not options.waits
 
     def saw(self, claim: Claim, answer: Claimed) -> None:
         """Remember what a claim saw, for the blocking claim that follows it."""
@@ -77,7 +76,8 @@ class BlockingClaims:
         try:
             if self._server_clock.is_due:
                 await self._server_clock.sync()
-            wire = await self._wire(claim.queue)
+            server = self._store.client.server_for(self._store.keys(claim.queue).channel)
+            connection = await self._connection(claim.queue, server)
         except (BackendUnavailable, ConnectionLost):
             return None  # Nothing was claimed.
         elapsed = loop.time() - began
@@ -89,40 +89,40 @@ class BlockingClaims:
         milliseconds = max(1, math.ceil(seconds * 1000))  # 0 would be for ever.
         stream = self._store.keys(claim.queue)["notify"]
         block = pack(("XREAD", "BLOCK", milliseconds, "STREAMS", stream, f"{view.moves}-0"))
-        call = pack_call(call_of(self._store, claim, new_id(), sent_at=sent_at))
+        call = server.packed(call_of(self._store, claim, new_id(), sent_at=sent_at))
         try:
-            blocked, answer = await wire.ask(block + call, 2)
+            blocked, answer = await connection.ask(block + call, 2)
         except ConnectionLost as error:
             raise AnswerLost from error
         except asyncio.CancelledError:
             # Best before the server has run it; the caller takes back what it leased otherwise.
-            wire.abort("nobody waits for its answer any more")
+            connection.abort("nobody waits for its answer any more")
             raise
-        if isinstance(blocked, hiredis.ReplyError) or isinstance(answer, hiredis.ReplyError):
+        if isinstance(blocked, ResponseError) or isinstance(answer, ResponseError):
             # A call by other means learns the reason, or goes where the queue is now.
-            is_forbidden = isinstance(blocked, hiredis.ReplyError) and code_of(blocked) == "NOPERM"
+            is_forbidden = isinstance(blocked, ResponseError) and code_of(blocked) == "NOPERM"
             if is_forbidden:
                 log.warning(
                     "%s: this user may not use XREAD on the keys of its queues; idle workers wait by other means",
                     self._options.place,
                 )
             self._rests_until[claim.queue] = loop.time() + (_LONG_REST if is_forbidden else _REST)
-            wire.abort("the server refused a blocking claim")
+            connection.abort("the server refused a blocking claim")
         else:
-            self._idle_wires.setdefault(claim.queue, []).append(wire)
-        if isinstance(answer, hiredis.ReplyError):
+            self._idle.setdefault(claim.queue, []).append(connection)
+        if isinstance(answer, ResponseError):
             return None
         found = claimed(answer, claim)
         self.saw(claim, found)
         return found
 
-    async def _wire(self, queue: str) -> Wire:
-        idle = self._idle_wires.get(queue, [])
+    async def _connection(self, queue: str, server: Server) -> SharedConnection:
+        idle = self._idle.get(queue, [])
         while idle:
-            wire = idle.pop()
-            if wire.is_open:
-                return wire
-        return await self._store.connections.node_for(self._store.keys(queue).channel).another_wire()
+            connection = idle.pop()
+            if connection.is_open:
+                return connection
+        return await server.another_connection()
 
 
 def _key(claim: Claim) -> tuple[str, str, tuple[str, ...] | None]:

@@ -11,9 +11,8 @@ from taskharbor.bulk.stage import KEEP_STAGED, unpack
 from taskharbor.drivers import operations as op
 from taskharbor.drivers.contract import JobShare, LogPage, LogState, LogStream
 from taskharbor.drivers.redis.keys import tag
+from taskharbor.drivers.redis.library import Call, Word
 from taskharbor.drivers.redis.log import attempts_in, entries_from, page_call
-from taskharbor.drivers.redis.packing import Call, Word
-from taskharbor.drivers.redis.scripts import script
 from taskharbor.drivers.redis.store import Store
 from taskharbor.drivers.redis.stored import STATES, place_in_line, stored_tail
 from taskharbor.errors import JobError, JobNotFound
@@ -36,9 +35,9 @@ _BLOB_SECONDS = 2 * KEEP_STAGED // SECOND
 async def log_streams(store: Store) -> LogState:
     """The server writes one row after the other: a queue's counter is the end of its log."""
     key = f"{_control_prefix(store)}epoch"
-    _, epoch = await store.connections.commands([("SET", key, secrets.token_hex(4), "NX"), ("GET", key)])
+    _, epoch = await store.client.commands([("SET", key, secrets.token_hex(4), "NX"), ("GET", key)])
     queues = list(await store.queues())
-    marks = await store.connections.commands(
+    marks = await store.client.commands(
         [("HMGET", store.keys(queue)["meta"], "row", "trimmed") for queue in queues]
     )
     streams = [
@@ -71,7 +70,7 @@ async def split_log(store: Store, call: op.SplitLog) -> list[int]:
     entries = list(entries_from(page))
     found = sum(min(one.last, until) - max(one.first - 1, after) for one in entries)
     if found >= _LOOK:
-        found = found * await store.connections.command("XLEN", store.keys(queue)["attempts"]) // len(entries)
+        found = found * await store.client.command("XLEN", store.keys(queue)["attempts"]) // len(entries)
     wanted = min(_MOST_PIECES, found // call.rows)
     if wanted < 2:
         return []
@@ -105,12 +104,12 @@ async def _used(store: Store, queue: str, pieces: Sequence[tuple[int, int]]) -> 
 
 async def split_jobs(store: Store, call: op.SplitJobs) -> list[JobShare]:
     queues = {name: n for name, n in (await store.queues()).items() if call.queue in (None, name)}
-    sizes = await store.connections.commands([("ZCARD", store.keys(name)["jobs"]) for name in queues])
+    sizes = await store.client.commands([("ZCARD", store.keys(name)["jobs"]) for name in queues])
     total = sum(sizes)
     shares: list[JobShare] = []
     for (name, number), size in zip(queues.items(), sizes, strict=True):
         cuts = max(1, round(call.parts * size / total)) if size else 0
-        found = await store.connections.commands(
+        found = await store.client.commands(
             [
                 ("ZRANGE", store.keys(name)["jobs"], -rank, -rank, "WITHSCORES")
                 for rank in sorted({size * n // cuts for n in range(1, cuts)} - {0})
@@ -162,28 +161,28 @@ async def put_blob(store: Store, call: op.PutBlob) -> bool:
     index, key = _index(store), _blob(store, call.blob)
     if call.swaps:
         args = (call.data,) if call.expected is None else (call.data, call.expected)
-        (is_swapped,) = await store.ask_all((Call(script("swap"), (key,), args),))
+        (is_swapped,) = await store.ask_all((Call("swap", (key,), args),))
         return bool(is_swapped)
     # The name first: a blob that is not in the index is found by nobody.
-    await store.connections.commands([("SADD", index, call.blob), ("EXPIRE", index, _BLOB_SECONDS)])
-    await store.connections.command("SET", key, call.data, "EX", _BLOB_SECONDS)
+    await store.client.commands([("SADD", index, call.blob), ("EXPIRE", index, _BLOB_SECONDS)])
+    await store.client.command("SET", key, call.data, "EX", _BLOB_SECONDS)
     return True
 
 
 async def read_blobs(store: Store, names: Sequence[str]) -> list[bytes | None]:
-    return await store.connections.commands([("GET", _blob(store, name)) for name in names])
+    return await store.client.commands([("GET", _blob(store, name)) for name in names])
 
 
 async def list_blobs(store: Store, folder: str) -> list[str]:
-    indexed = [name.decode() for name in await store.connections.command("SMEMBERS", _index(store))]
+    indexed = [name.decode() for name in await store.client.command("SMEMBERS", _index(store))]
     names = sorted(name for name in indexed if name.startswith(f"{folder}/"))
-    are_there = await store.connections.commands([("EXISTS", _blob(store, name)) for name in names])
+    are_there = await store.client.commands([("EXISTS", _blob(store, name)) for name in names])
     return [name for name, is_there in zip(names, are_there, strict=True) if is_there]
 
 
 async def drop_blobs(store: Store, names: Sequence[str]) -> list[None]:
-    await store.connections.commands([("UNLINK", _blob(store, name)) for name in names])
-    await store.connections.command("SREM", _index(store), *names)
+    await store.client.commands([("UNLINK", _blob(store, name)) for name in names])
+    await store.client.command("SREM", _index(store), *names)
     return [None] * len(names)
 
 

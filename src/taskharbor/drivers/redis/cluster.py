@@ -1,59 +1,92 @@
-"""The nodes of a Redis Cluster, and which of them holds what.
+"""The servers of a Redis Cluster, and the slots that each holds.
 
-All keys of a queue are in one slot, so each call goes to one node and is atomic there. Calls for several queues go out at the
-same time, and each stands alone: one may fail while the others took effect, and all of them may be repeated.
+All keys of a queue are in one slot, so each call goes to one server and is atomic there. Calls for several queues go out at the
+same time. One may fail while the others took effect, and all of them may be repeated.
+
+redis-py's cluster client is not used: it sends ASKING on another connection than the command, and has no way to mark a repeated
+call as one.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+import binascii
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-import hiredis
+from redis.exceptions import AskError, MovedError, ResponseError
 
-from taskharbor.drivers.redis.errands import SLOTS, CallErrand, CommandErrand, Errand, slot_of
-from taskharbor.drivers.redis.failures import code_of, lost, translated
-from taskharbor.drivers.redis.node import Node
+from taskharbor.drivers.redis.connection import REDISCOVER, ConnectionLost, Server, failed
+from taskharbor.drivers.redis.failures import code_of, translated
+from taskharbor.drivers.redis.library import Call, Library, Word
 from taskharbor.drivers.redis.options import Address, Options
-from taskharbor.drivers.redis.packing import Call, Word, pack
-from taskharbor.drivers.redis.wire import ConnectionLost
-from taskharbor.errors import BackendUnavailable
+from taskharbor.errors import BackendUnavailable, TaskHarborError
+
+SLOTS = 16384
+_REDIRECTS = 5
+"""How often a command may be redirected before it is given up: a slot that has moved costs one."""
+
+_Send = Callable[[Server, int, bool], Awaitable[list[Any]]]
+"""Sends to a server. The number is 1 where an earlier try may have taken effect, the flag is for a slot on its way there."""
+
+
+def slot_of(key: str | bytes) -> int:
+    """By what is between the first braces, if there is anything, else by the whole key."""
+    raw = key.encode() if isinstance(key, str) else key
+    start = raw.find(b"{")
+    if start >= 0:
+        end = raw.find(b"}", start + 1)
+        if end > start + 1:
+            raw = raw[start + 1 : end]
+    return binascii.crc_hqx(raw, 0) % SLOTS
 
 
 class Cluster:
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: Options, library: Library) -> None:
         self._options = options
-        self._nodes: dict[Address, Node] = {}
-        self._by_slot: list[Node | None] = [None] * SLOTS
+        self._library = library
+        self._servers: dict[Address, Server] = {}
+        self._by_slot: list[Server | None] = [None] * SLOTS
         self._refreshing: asyncio.Task[None] | None = None
+        self._closing: set[asyncio.Task[None]] = set()
         self.on_change: Callable[[], None] = lambda: None
         """Called when slots may have moved."""
 
-    def close(self) -> None:
+    async def close(self) -> None:
         if self._refreshing is not None:
             self._refreshing.cancel()
-        for node in self._nodes.values():
-            node.close()
+        for server in self._servers.values():
+            self._close(server)
+        await asyncio.gather(*self._closing, return_exceptions=True)
 
-    def masters(self) -> list[Node]:
-        return list(dict.fromkeys(node for node in self._by_slot if node is not None))
+    def _close(self, server: Server) -> None:
+        closing = asyncio.ensure_future(server.close())
+        self._closing.add(closing)
+        closing.add_done_callback(self._closing.discard)
 
-    def node_for(self, key: str | bytes) -> Node:
-        return self._at_slot(slot_of(key))
+    def masters(self) -> list[Server]:
+        return list(dict.fromkeys(server for server in self._by_slot if server is not None))
 
-    def _at_slot(self, slot: int) -> Node:
-        node = self._by_slot[slot]
-        if node is None:
+    def server_for(self, key: str | bytes) -> Server:
+        return self._holder(slot_of(key))
+
+    def _holder(self, slot: int | None) -> Server:
+        if slot is None:
+            masters = self.masters()
+            return (
+                next((one for one in masters if one.is_connected), masters[0]) if masters else self._holder(0)
+            )
+        server = self._by_slot[slot]
+        if server is None:
             raise BackendUnavailable(
                 f"{self._options.place}: no node of the cluster serves slot {slot}: look at CLUSTER INFO"
             )
-        return node
+        return server
 
-    # -- who holds what -----------------------------------------------------------------------------------
+    # -- slots --------------------------------------------------------------------------------------------
 
     async def refresh(self) -> None:
-        """Ask any node that answers. Who comes while another asks shares its answer."""
+        """Ask any node that answers which servers hold which slots. Callers that come meanwhile share the answer."""
         if self._refreshing is None:
             self._refreshing = asyncio.get_running_loop().create_task(self._refresh())
             self._refreshing.add_done_callback(self._refreshed)
@@ -66,141 +99,122 @@ class Cluster:
 
     async def _refresh(self) -> None:
         troubles: list[str] = []
-        for address in dict.fromkeys((*self._nodes, *self._options.addresses)):
-            node = self._nodes.get(address) or Node.at(address, self._options)
+        for address in dict.fromkeys((*self._servers, *self._options.addresses)):
+            server = self._servers.get(address) or Server(address, self._options, self._library)
             try:
-                (answer,) = await (node.wire or await node.connect()).ask(pack(("CLUSTER", "SLOTS")), 1)
+                (ranges,) = await server.send([("CLUSTER", "SLOTS")])
             except (BackendUnavailable, ConnectionLost) as error:
                 troubles.append(str(error))
                 continue
+            except ResponseError as error:
+                raise translated(error, str(address)) from None
             finally:
-                if address not in self._nodes:
-                    node.close()
-            if isinstance(answer, hiredis.ReplyError):
-                raise translated(answer, str(address))
-            if not answer:
-                troubles.append(f"{address} serves no slots")
-                continue
-            self._take_over(answer, address)
-            return
+                if address not in self._servers:
+                    self._close(server)
+            if ranges:
+                self._assign(ranges, address)
+                return
+            troubles.append(f"{address} serves no slots")
         raise BackendUnavailable(
             f"{self._options.place}: no node of the cluster answers: {'; '.join(troubles)}"
         )
 
-    def _take_over(self, ranges: list[Any], asked: Address) -> None:
-        by_slot: list[Node | None] = [None] * SLOTS
-        for first, last, master, *_replicas in ranges:
-            node = self._node(_address(master, asked))
-            by_slot[first : last + 1] = [node] * (last + 1 - first)
+    def _assign(self, ranges: list[Any], asked: Address) -> None:
+        by_slot: list[Server | None] = [None] * SLOTS
+        for first, last, (host, port, *_), *_replicas in ranges:
+            # A node that does not know its own name is at the address it was asked at.
+            name = host.decode() if host and host != b"?" else asked.host
+            by_slot[first : last + 1] = [self._server(Address(name, port))] * (last + 1 - first)
         is_changed = by_slot != self._by_slot
         self._by_slot = by_slot
         current = set(self.masters())
-        for address, node in list(self._nodes.items()):
-            if node not in current:
-                del self._nodes[address]
-                node.close()
+        for address, server in list(self._servers.items()):
+            if server not in current:
+                self._close(self._servers.pop(address))
         if is_changed:
             self.on_change()
 
-    def _node(self, address: Address) -> Node:
-        node = self._nodes.get(address)
-        if node is None:
-            node = self._nodes[address] = Node.at(address, self._options)
-        return node
+    def _server(self, address: Address) -> Server:
+        if address not in self._servers:
+            self._servers[address] = Server(address, self._options, self._library)
+        return self._servers[address]
 
-    # -- errands ------------------------------------------------------------------------------------------
+    # -- calls --------------------------------------------------------------------------------------------
 
     async def run(self, make: Callable[[int], Sequence[Call]]) -> list[Any]:
-        first = make(0)
-        repeated: list[Sequence[Call]] = []
+        made: list[Sequence[Call]] = [make(0)]
 
-        def repetition() -> Sequence[Call]:
-            if not repeated:
-                repeated.append(make(1))
-            return repeated[0]
+        def call(place: int) -> _Send:
+            def send(server: Server, again: int, asking: bool) -> Awaitable[list[Any]]:
+                if again and len(made) == 1:
+                    made.append(make(1))
+                return server.call([made[again][place]], asking=asking)
 
-        errands = [CallErrand(call, place, repetition, self._options) for place, call in enumerate(first)]
-        await self._carry_out(errands)
-        return [errand.answer for errand in errands]
+            return send
 
-    async def commands(self, many: Sequence[tuple[Word, ...]], key: str | None) -> list[Any]:
-        errands = [CommandErrand(parts, key) for parts in many]
-        await self._carry_out(errands)
-        return [errand.answer for errand in errands]
+        return await self._all([(slot_of(one.keys[0]), call(place)) for place, one in enumerate(made[0])])
 
-    async def _carry_out(self, errands: Sequence[Errand]) -> None:
-        """Send each to its node, and on from there, until all are answered; raises the first failure once the others are
-        done."""
-        left = list(errands)
-        while left:
-            groups: dict[Node, list[Errand]] = {}
-            for errand in left:
-                groups.setdefault(errand.sent_on_to or self._holder(errand.slot), []).append(errand)
-            visits = [self._visit(node, group) for node, group in groups.items()]
-            await (visits[0] if len(visits) == 1 else asyncio.gather(*visits))
-            left = [errand for errand in left if not errand.is_done]
-            if any(errand.is_lost_way for errand in left):
+    async def commands(self, many: Sequence[tuple[Word, ...]]) -> list[Any]:
+        def command(words: tuple[Word, ...]) -> _Send:
+            return lambda server, _, asking: server.send([words], asking=asking)
+
+        def slot(words: tuple[Word, ...]) -> int | None:
+            return (
+                None
+                if len(words) < 2
+                else slot_of(words[1] if isinstance(words[1], bytes) else str(words[1]))
+            )
+
+        return await self._all([(slot(words), command(words)) for words in many])
+
+    async def _all(self, sends: Sequence[tuple[int | None, _Send]]) -> list[Any]:
+        """The answers of all; raises the first failure once the others are done."""
+        if len(sends) == 1:
+            return await self._deliver(*sends[0])
+        answers = await asyncio.gather(*(self._deliver(*one) for one in sends), return_exceptions=True)
+        for answer in answers:
+            if isinstance(answer, BaseException):
+                raise answer
+        return [answer[0] for answer in answers if not isinstance(answer, BaseException)]
+
+    async def _deliver(self, slot: int | None, send: _Send) -> list[Any]:
+        """Send to the server that holds the slot, and follow redirections until it is answered."""
+        again = losses = redirects = 0
+        target: Server | None = None
+        asking = False
+        while True:
+            server = target or self._holder(slot)
+            target = None
+            try:
+                await server.connect()
+            except BackendUnavailable as error:
+                # Perhaps another node has taken over.
+                losses, asking = losses + 1, False
+                await self._try_elsewhere(losses, error)
+                continue
+            try:
+                return await send(server, again, asking)
+            except ConnectionLost as error:
+                losses, again, asking = losses + 1, 1, False
+                await self._try_elsewhere(losses, failed(error, str(server.address)))
+            except (MovedError, AskError) as error:
+                redirects += 1
+                if redirects > _REDIRECTS:
+                    raise translated(error, str(server.address)) from None
+                assert server.address is not None
+                target = self._server(Address(error.host or server.address.host, error.port))
+                # MovedError is an AskError.
+                asking = not isinstance(error, MovedError)
+                if not asking:
+                    await self.refresh()
+            except ResponseError as error:
+                redirects += 1
+                asking = False
+                if code_of(error) not in REDISCOVER or redirects > _REDIRECTS:
+                    raise translated(error, str(server.address)) from None
                 await self.refresh()
-        for errand in errands:
-            if errand.failure is not None:
-                raise errand.failure
 
-    def _holder(self, slot: int | None) -> Node:
-        if slot is not None:
-            return self._at_slot(slot)
-        masters = self.masters()
-        if not masters:
-            return self._at_slot(0)
-        return next((node for node in masters if node.wire is not None), masters[0])
-
-    async def _visit(self, node: Node, errands: Sequence[Errand]) -> None:
-        place = str(node.address)
-        for errand in errands:
-            errand.sent_on_to = None
-        try:
-            wire = node.wire or await node.connect()
-        except BackendUnavailable as error:
-            for errand in errands:
-                errand.was_not_received(error)
-            return
-        packed = [errand.packed() for errand in errands]
-        try:
-            replies = await wire.ask(b"".join(packed), sum(errand.replies for errand in errands))
-        except ConnectionLost as error:
-            node.drop(str(error), after=wire)
-            for errand in errands:
-                errand.lost_answer(lost(error, place))
-            return
-        at = 0
-        for errand in errands:
-            count = errand.replies
-            trouble = errand.take(replies[at : at + count])
-            at += count
-            if trouble is None:
-                continue
-            code = code_of(trouble)
-            if code in ("MOVED", "ASK") and errand.may_go_on():
-                _, _, target = str(trouble).split(" ")[:3]
-                errand.sent_on_to = self._node(_target(target, node))
-                errand.asking = code == "ASK"
-                errand.is_lost_way = code == "MOVED"
-            elif code == "NOSCRIPT" and errand.with_text():
-                continue
-            elif code in ("READONLY", "MASTERDOWN") and errand.may_go_on():
-                node.drop(str(trouble), after=wire)
-                errand.is_lost_way = True
-            else:
-                errand.failure = translated(trouble, place)
-
-
-def _address(described: list[Any], asked: Address) -> Address:
-    """A node as CLUSTER SLOTS describes it. One that does not know its own name is at the address it was asked at."""
-    host, port = described[0], described[1]
-    name = host.decode() if host else ""
-    return Address(asked.host if name in ("", "?") else name, port)
-
-
-def _target(text: str, from_node: Node) -> Address:
-    host, _, port = text.rpartition(":")
-    assert from_node.address is not None
-    return Address(host or from_node.address.host, int(port))
+    async def _try_elsewhere(self, losses: int, error: TaskHarborError) -> None:
+        if losses > 1:
+            raise error
+        await self.refresh()

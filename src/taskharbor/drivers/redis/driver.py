@@ -18,7 +18,7 @@ from taskharbor.drivers.contract import (
 )
 from taskharbor.drivers.redis import bulk, inspect, log, operate, settle
 from taskharbor.drivers.redis.blocking_claims import AnswerLost, BlockingClaims
-from taskharbor.drivers.redis.connections import Connections
+from taskharbor.drivers.redis.client import Client
 from taskharbor.drivers.redis.enqueue import enqueue
 from taskharbor.drivers.redis.failure_queue import deliver
 from taskharbor.drivers.redis.options import Options, parse_url
@@ -63,7 +63,7 @@ class RedisDriver(Driver):
 
     def __init__(self, options: Options) -> None:
         self.options = options
-        self._connections: Connections | None = None
+        self._client: Client | None = None
         self._open_store: Store | None = None
         self._blocking: BlockingClaims | None = None
         self._claimer = Claimer()
@@ -79,12 +79,12 @@ class RedisDriver(Driver):
         return type(self)(self.options)
 
     async def open(self) -> None:
-        if self._connections is not None:
+        if self._client is not None:
             return
-        connections = Connections(self.options)
-        await connections.open()
-        self._connections = connections
-        self._open_store = store = Store(connections)
+        client = Client(self.options)
+        await client.open()
+        self._client = client
+        self._open_store = store = Store(client)
         self._blocking = BlockingClaims(self.options, store, self.time)
 
     async def close(self) -> None:
@@ -93,9 +93,9 @@ class RedisDriver(Driver):
             await self._open_store.listener.close()
             # What is still under way needs it: jobs to be given back.
             await asyncio.gather(*self._giving_back, return_exceptions=True)
-        connections, self._connections, self._open_store = self._connections, None, None
-        if connections is not None:
-            await connections.close()
+        client, self._client, self._open_store = self._client, None, None
+        if client is not None:
+            await client.close()
 
     @property
     def _store(self) -> Store:
@@ -106,7 +106,7 @@ class RedisDriver(Driver):
         return self._open_store
 
     async def time(self) -> Micros:
-        seconds, micros = await self._store.connections.command("TIME")
+        seconds, micros = await self._store.client.command("TIME")
         return int(seconds) * SECOND + int(micros)
 
     # -- producing and working ----------------------------------------------------------------------------

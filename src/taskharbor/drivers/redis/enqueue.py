@@ -7,7 +7,7 @@ from itertools import groupby
 from operator import attrgetter
 
 from taskharbor.drivers.contract import Enqueued
-from taskharbor.drivers.redis.packing import Call, Word
+from taskharbor.drivers.redis.library import Call, Word
 from taskharbor.drivers.redis.store import Store
 from taskharbor.drivers.redis.stored import encode, head_and_rest, place_in_line, stored_tail
 from taskharbor.jobs import JobRecord, Micros
@@ -65,9 +65,9 @@ async def _enqueue(
         return [_ruled(store, queue, records, ns, now, name, again, base) for queue, ns in groups.items()]
 
     first = [_new(store, queue, records, now, name) for queue in groups] if is_plain else ruled(0)
-    said = await store.connections.run(lambda again: ruled(1) if again else first)
+    said = await store.client.run(lambda again: ruled(1) if again else first)
     if said == [_KNOWN]:
-        said = await store.connections.run(ruled)
+        said = await store.client.run(ruled)
     firsts: list[str] = []
     for (queue, ns), answer in zip(groups.items(), said, strict=True):
         if isinstance(answer, int):
@@ -89,7 +89,7 @@ def _is_plain(records: Sequence[JobRecord]) -> bool:
 
 
 async def _server_time(store: Store) -> Micros:
-    seconds, micros = await store.connections.command("TIME")
+    seconds, micros = await store.client.command("TIME")
     return int(seconds) * 1_000_000 + int(micros)
 
 

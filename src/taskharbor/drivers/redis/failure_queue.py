@@ -33,11 +33,11 @@ _decode_notice = msgspec.msgpack.Decoder(Notice).decode
 async def deliver(store: Store, queue: str) -> None:
     """Tell what waits in the queue's outbox."""
     outbox = store.keys(queue)["outbox"]
-    while entries := await store.connections.command("LRANGE", outbox, 0, _PORTION - 1):
+    while entries := await store.client.command("LRANGE", outbox, 0, _PORTION - 1):
         notices = [_notice(entry, queue) for entry in entries]
         for now, records in _by_time(notices).items():
             await enqueue(store, records, now, new_ids=False)
-        await store.connections.commands([("LREM", outbox, 1, entry) for entry in entries])
+        await store.client.commands([("LREM", outbox, 1, entry) for entry in entries])
 
 
 def _notice(entry: bytes, queue: str) -> tuple[Micros, JobRecord]:

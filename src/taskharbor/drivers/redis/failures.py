@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import hiredis
+from redis.exceptions import RedisError
 
 from taskharbor.errors import BackendUnavailable, InvalidRequest, SchemaMismatch, TaskHarborError
 
@@ -12,7 +12,7 @@ OWN = "TASKHARBOR"
 _ADVICE = {
     "READONLY": "the server is a replica: name the master, or let redis+sentinel:// or redis+cluster:// find it",
     "LOADING": "the server is still reading its data from disk",
-    "BUSY": "a script of somebody's holds the server; it can be ended with SCRIPT KILL",
+    "BUSY": "a script of somebody's holds the server; it can be ended with FUNCTION KILL or SCRIPT KILL",
     "MASTERDOWN": "the server is a replica that has lost its master",
     "CLUSTERDOWN": "the cluster is not complete: a master is down and nobody has taken its place yet",
     "TRYAGAIN": "the slot of this queue is being moved to another node",
@@ -43,21 +43,13 @@ _WRONG_URL = (
     _SPOKEN["cluster support disabled"],
 )
 
-UNDONE = frozenset(
-    {
-        "READONLY", "LOADING", "BUSY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "OOM", "MISCONF", "NOREPLICAS",
-        "UNKILLABLE", "EXECABORT", "NOAUTH", "NOPERM", "DENIED", "NOSCRIPT", "MOVED", "ASK",
-    }
-)  # fmt: skip
-"""The server said so before it changed anything."""
+
+def code_of(error: RedisError) -> str:
+    """The word that says what kind of error it is. redis-py takes those it knows out of the text."""
+    return error.status_code or str(error).partition(" ")[0]
 
 
-def code_of(error: hiredis.ReplyError) -> str:
-    """The word that says what kind of error it is."""
-    return str(error).partition(" ")[0]
-
-
-def translated(error: hiredis.ReplyError, place: str) -> TaskHarborError:
+def translated(error: RedisError, place: str) -> TaskHarborError:
     """The TaskHarbor error for what the server answered."""
     text = " ".join(str(error).split())
     code = code_of(error)
@@ -80,7 +72,3 @@ def _own(text: str) -> TaskHarborError:
     if kind == "SCHEMA":
         return SchemaMismatch(words.strip())
     return TaskHarborError(f"{kind} {words}".strip())
-
-
-def lost(why: object, place: str) -> BackendUnavailable:
-    return BackendUnavailable(f"{place}: the connection was lost before the answer came ({why})")

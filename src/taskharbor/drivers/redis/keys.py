@@ -1,38 +1,18 @@
-"""The keys of a queue. All share the hash tag `{queue}`: a cluster keeps a queue in one place, and a transition is one script.
+"""The keys of a queue. All share the hash tag `{queue}`: a cluster keeps a queue in one place, and a transition is one call.
 
-What each of them holds is said in `lua/keys.lua`, in the same order.
+`lua/queue.lua` names them and says what each holds.
 """
 
 from __future__ import annotations
 
+import re
 from functools import lru_cache
 from typing import Final
 
-FAMILIES: Final = (
-    "waiting",
-    "active",
-    "waiting_job",
-    "active_job",
-    "finished_job",
-    "ready",
-    "scheduled",
-    "jobs",
-    "done",
-    "dead",
-    "cancelled",
-    "waiting_key",
-    "active_key",
-    "accepted",
-    "led_here",
-    "settings",
-    "meta",
-    "attempts",
-    "late",
-    "outbox",
-    "repeated",
-    "notify",
-)
-"""Every script gets all of them, in this order."""
+from taskharbor.drivers.redis.library import lua
+
+FAMILIES: Final = tuple(re.findall(r"^local (\w+) +-- (?:zset|hash|list|stream)", lua("queue"), re.MULTILINE))
+"""Every function that works on a queue gets all of them, in this order."""
 
 
 class Keys:

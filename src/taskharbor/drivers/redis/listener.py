@@ -1,7 +1,7 @@
 """Subscriptions to the channels of queues, and what Redis brings to `waiting.wait`.
 
 Every script that may have made something runnable raises the queue's `moves`, which is its version, and publishes on its channel;
-the message only says when to look. A handle has one subscribed connection, in a cluster one for each node that holds a queue
+the message only says when to look. A handle has one subscribed connection, in a cluster one for each server that holds a queue
 waited for. It comes back by itself after an outage and then wakes all waiters: messages of that time were not heard. It is probed
 from time to time, because a connection that a firewall forgot is silent.
 """
@@ -13,15 +13,13 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-import hiredis
+from redis.exceptions import ResponseError
 
-from taskharbor.drivers.redis.connections import Call, Connections
+from taskharbor.drivers.redis.client import Client
+from taskharbor.drivers.redis.connection import Server, SharedConnection, pack
 from taskharbor.drivers.redis.failures import code_of
 from taskharbor.drivers.redis.keys import Keys
-from taskharbor.drivers.redis.node import Node
-from taskharbor.drivers.redis.packing import pack
-from taskharbor.drivers.redis.scripts import script
-from taskharbor.drivers.redis.wire import Wire
+from taskharbor.drivers.redis.library import Call
 from taskharbor.drivers.waiting import Look, Notifications, keep_connected, set_within
 from taskharbor.errors import TaskHarborError
 from taskharbor.jobs import Micros
@@ -38,15 +36,15 @@ class Listener:
 
     trusts_notifications = True
 
-    def __init__(self, connections: Connections, keys: Callable[[str], Keys]) -> None:
+    def __init__(self, client: Client, keys: Callable[[str], Keys]) -> None:
         self.notifications = Notifications()
         self.emptied: dict[str, str] = {}
         """By queue, its moves as a claim saw them that took all there was: nothing older is left to be woken for."""
-        self._connections = connections
+        self._client = client
         self._keys = keys
-        self._subscribers: dict[Node, _Subscriber] = {}
+        self._subscribers: dict[Server, _Subscriber] = {}
         self._subscriber_of: dict[str, _Subscriber] = {}
-        connections.when_slots_move(self._move)
+        client.when_slots_move(self._move)
 
     async def close(self) -> None:
         tasks = [subscriber.task for subscriber in self._subscribers.values()]
@@ -55,18 +53,15 @@ class Listener:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def listen(self, queues: Sequence[str]) -> float | None:
-        options = self._connections.options
+        options = self._client.options
         if not options.notify:
             return options.poll
         confirmed = [queue in self._subscriber(queue).confirmed for queue in queues]
         return None if all(confirmed) else options.poll
 
     async def look(self, queues: Sequence[str], version: str | None, since: Micros) -> Look:
-        calls = [
-            Call(script("look"), (keys["waiting"], keys["active"], keys["meta"]), (since,))
-            for keys in map(self._keys, queues)
-        ]
-        answers = await self._connections.run(lambda _: calls)
+        calls = [Call("look", keys.all, ("", since)) for keys in map(self._keys, queues)]
+        answers = await self._client.run(lambda _: calls)
         moves = [str(moves) for moves, _ in answers]
         seen = (version or "").split(",")
         if len(seen) == len(moves):
@@ -79,10 +74,10 @@ class Listener:
         subscriber = self._subscriber_of.get(queue)
         if subscriber is None:
             channel = self._keys(queue).channel
-            node = self._connections.node_for(channel)
-            subscriber = self._subscribers.get(node)
+            server = self._client.server_for(channel)
+            subscriber = self._subscribers.get(server)
             if subscriber is None:
-                subscriber = self._subscribers[node] = _Subscriber(node, self.notifications)
+                subscriber = self._subscribers[server] = _Subscriber(server, self.notifications)
             self._subscriber_of[queue] = subscriber
             subscriber.add(queue, channel)
         return subscriber
@@ -92,7 +87,7 @@ class Listener:
         for queue, subscriber in list(self._subscriber_of.items()):
             channel = self._keys(queue).channel
             try:
-                is_moved = self._connections.node_for(channel) is not subscriber.node
+                is_moved = self._client.server_for(channel) is not subscriber.server
             except TaskHarborError:
                 continue
             if is_moved:
@@ -100,23 +95,23 @@ class Listener:
                 del self._subscriber_of[queue]
                 self._subscriber(queue)
                 self.notifications.notify((queue,))
-        for node, subscriber in list(self._subscribers.items()):
+        for server, subscriber in list(self._subscribers.items()):
             if not subscriber.queues:
                 subscriber.task.cancel()
-                del self._subscribers[node]
+                del self._subscribers[server]
 
 
 class _Subscriber:
     """One subscribed connection to one server."""
 
-    def __init__(self, node: Node, notifications: Notifications) -> None:
-        self.node = node
+    def __init__(self, server: Server, notifications: Notifications) -> None:
+        self.server = server
         self.queues: dict[bytes, str] = {}
         """By channel."""
         self.confirmed: set[str] = set()
         """The queues of which every message is heard now."""
         self._notifications = notifications
-        self._wire: Wire | None = None
+        self._connection: SharedConnection | None = None
         self._is_lost = asyncio.Event()
         self._is_alive = False
         self.task = asyncio.create_task(keep_connected(self._listen_once, self._on_lost))
@@ -131,8 +126,8 @@ class _Subscriber:
         self._send("UNSUBSCRIBE", [channel])
 
     def _send(self, command: str, channels: Iterable[str | bytes]) -> None:
-        if self._wire is not None and self._wire.is_open:
-            self._wire.tell(pack((command, *channels)))
+        if self._connection is not None and self._connection.is_open:
+            self._connection.tell(pack((command, *channels)))
 
     def _on_lost(self) -> None:
         self.confirmed.clear()
@@ -141,31 +136,31 @@ class _Subscriber:
     async def _listen_once(self) -> None:
         """Listen until the connection breaks."""
         self._is_lost.clear()
-        wire = await self.node.another_wire()
+        connection = await self.server.another_connection()
         try:
-            self._wire = wire
-            wire.on_message = self._receive
-            wire.on_lost = self._is_lost.set
+            self._connection = connection
+            connection.on_message = self._receive
+            connection.on_lost = self._is_lost.set
             if self.queues:
                 self._send("SUBSCRIBE", self.queues)
-            while wire.is_open and not await set_within(self._is_lost, _PROBE):
+            while connection.is_open and not await set_within(self._is_lost, _PROBE):
                 self._is_alive = False
                 self._send("PING", ())
                 if await set_within(self._is_lost, _PATIENCE) or not self._is_alive:
                     return
         finally:
-            self._wire = None
-            wire.on_lost = lambda: None
-            wire.abort("the listener lets go")
+            self._connection = None
+            connection.on_lost = lambda: None
+            connection.abort("the listener lets go")
 
     def _receive(self, reply: Any) -> None:
         self._is_alive = True
-        if isinstance(reply, hiredis.ReplyError):
+        if isinstance(reply, ResponseError):
             if code_of(reply) == "NOPERM":
                 log.warning(
                     "%s: this user may not subscribe to the channels of its queues (ACL: &<prefix>*); idle workers look by "
                     "themselves instead",
-                    self.node.address,
+                    self.server.address,
                 )
             self._is_lost.set()
         elif isinstance(reply, list) and (queue := self.queues.get(reply[1])) is not None:

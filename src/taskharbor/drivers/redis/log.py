@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from heapq import merge
 from operator import itemgetter
-from struct import Struct as Layout
 from typing import Any, NamedTuple
 
 import msgspec
 
 from taskharbor.drivers.contract import AttemptPage
-from taskharbor.drivers.redis.packing import Call
+from taskharbor.drivers.redis.library import Call, layout
 from taskharbor.drivers.redis.store import Store
 from taskharbor.drivers.redis.stored import NO_LEASE, Head, LeaseFront, decode_head, read_lease
 from taskharbor.errors import InvalidRequest
@@ -29,8 +28,8 @@ _PORTION = 1000
 _END = 2**53
 """No row has such a number."""
 
-_ENTRY = Layout(">QBBHIH")
-_ROW = Layout(">HIIQ")
+_ENTRY = layout("ENTRY")
+_ROW = layout("ROW")
 _decode_error = msgspec.msgpack.Decoder(tuple[str, str]).decode
 
 

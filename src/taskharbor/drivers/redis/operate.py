@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from taskharbor.drivers.contract import JobFilter, QueueSettings
-from taskharbor.drivers.redis.packing import Call, Word
+from taskharbor.drivers.redis.library import Call, Word
 from taskharbor.drivers.redis.store import Store
 from taskharbor.drivers.redis.stored import STATES, encode
 from taskharbor.errors import JobError, JobFinished, JobNotDead, JobNotFound, KeyConflict
@@ -50,7 +50,7 @@ async def _each(
         return [call(queue, again, [job_ids[n] for n in ns]) for queue, ns in groups.items()]
 
     if groups:
-        for ns, answers in zip(groups.values(), await store.connections.run(make), strict=True):
+        for ns, answers in zip(groups.values(), await store.client.run(make), strict=True):
             for n, code in zip(ns, answers, strict=True):
                 codes[n] = code
     return [
@@ -62,9 +62,7 @@ async def _each(
 async def reclaim(store: Store, now: Micros, queue: str | None, limit: int) -> tuple[int, list[str]]:
     """How many leases were ended, and the queues in which deaths have yet to be told of."""
     names = list(await store.queues()) if queue is None else [queue]
-    due = await store.connections.commands(
-        [("ZCOUNT", store.keys(name)["active"], "-inf", now) for name in names]
-    )
+    due = await store.client.commands([("ZCOUNT", store.keys(name)["active"], "-inf", now) for name in names])
     calls: list[Call] = []
     asked: list[str] = []
     for name, count in zip(names, due, strict=True):
@@ -144,7 +142,7 @@ def _kept_for(keep: Micros | None) -> Word:
 
 
 async def settings_of(store: Store, queue: str) -> QueueSettings:
-    return settings_from(await store.connections.command("HGETALL", store.keys(queue)["settings"]))
+    return settings_from(await store.client.command("HGETALL", store.keys(queue)["settings"]))
 
 
 def settings_from(pairs: Sequence[bytes]) -> QueueSettings:

@@ -73,6 +73,11 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     eviction: Literal["refuse", "accept"] = "refuse"
     """accept: work even on a server that may throw keys away when its memory is full."""
 
+    @property
+    def waits(self) -> bool:
+        """Whether calls wait for replicas or for the append-only file."""
+        return bool(self.wait_replicas or self.wait_aof is not None)
+
     def __repr__(self) -> str:
         return f"Options({self.place!r}, prefix={self.prefix!r})"
 
@@ -166,8 +171,7 @@ def _check_together(options: Options) -> None:
         raise InvalidRequest(
             "give wait_replicas or wait_aof, not both: wait_aof already waits for the replicas it names"
         )
-    waits = options.wait_replicas or options.wait_aof is not None
-    if waits and options.wait_timeout >= options.timeout:
+    if options.waits and options.wait_timeout >= options.timeout:
         raise InvalidRequest(
             f"wait_timeout={options.wait_timeout:g} must be less than timeout={options.timeout:g}: "
             "the connection would count as dead while it waits for replicas"

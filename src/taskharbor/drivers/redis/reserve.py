@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from taskharbor.drivers.redis.packing import Call
+from taskharbor.drivers.redis.library import Call
 from taskharbor.drivers.redis.store import Store
 from taskharbor.drivers.redis.stored import FRONT, apply_body, decode_head, encode, lease_front, record_from
 from taskharbor.jobs import JobRecord, JobState, Micros
@@ -138,7 +138,7 @@ async def reserve(store: Store, claim: Claim, *, is_unclear: bool) -> Claimed:
     def make(again: int) -> tuple[Call]:
         return (call_of(store, claim, failure_id, is_again=bool(again) or is_unclear),)
 
-    (answer,) = await store.connections.run(make)
+    (answer,) = await store.client.run(make)
     return claimed(answer, claim)
 
 

@@ -1,6 +1,7 @@
-"""Where the master is, asked of the sentinels each time a connection is made; and news of another one, as soon as they know.
+"""The master's address, asked of the sentinels each time a connection is made, and notification of a new master.
 
-A former master is told last, and takes changes until then, which are lost. So connections to it are dropped at the news.
+Sentinel tells a former master last, and what that one accepts until then is lost. So connections to it are dropped at the news.
+redis-py's Sentinel class is not used: it takes a sentinel's word for who is master, and hears of no change.
 """
 
 from __future__ import annotations
@@ -10,13 +11,12 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-import hiredis
+from redis.exceptions import ResponseError
 
+from taskharbor.drivers.redis.connection import ConnectionLost, SharedConnection, connect, pack
 from taskharbor.drivers.redis.failures import translated
-from taskharbor.drivers.redis.node import introduced
+from taskharbor.drivers.redis.library import Word
 from taskharbor.drivers.redis.options import Address, Options
-from taskharbor.drivers.redis.packing import Word, pack
-from taskharbor.drivers.redis.wire import ConnectionLost, Wire
 from taskharbor.errors import BackendUnavailable, InvalidRequest, TaskHarborError
 
 _FIRST_PAUSE = 0.05
@@ -52,41 +52,41 @@ class Sentinels:
             f"{self._options.place}: no sentinel knows a master that answers: {'; '.join(troubles)}"
         )
 
-    async def tell_of_changes(self, on_change: Callable[[], None]) -> None:
+    async def watch(self, on_change: Callable[[], None]) -> None:
         """Call back whenever there is another master, until cancelled. Where no sentinel can be heard, one is tried after the
         other; what was missed meanwhile counts as a change."""
         pause = _FIRST_PAUSE
         while True:
             for address in list(self._addresses):
                 try:
-                    await self._hear(address, on_change)
+                    await self._watch(address, on_change)
                     pause = _FIRST_PAUSE
                 except (TaskHarborError, ConnectionLost):
                     pass
                 await asyncio.sleep(pause * (0.5 + random.random()))
                 pause = min(pause * 2, _LONGEST_PAUSE)
 
-    async def _hear(self, address: Address, on_change: Callable[[], None]) -> None:
+    async def _watch(self, address: Address, on_change: Callable[[], None]) -> None:
         """Until the connection breaks."""
         before = await self._ask_sentinel(address)
-        wire = await self._introduced_to_sentinel(address)
+        connection = await self._connect_to_sentinel(address)
         is_lost = asyncio.Event()
 
-        def hear(message: Any) -> None:
+        def receive(message: Any) -> None:
             if not isinstance(message, list) or message[0] not in (b"message", b"subscribe"):
                 is_lost.set()
             elif message[0] == b"message" and message[2].split(b" ", 1)[0] == self._options.service.encode():
                 on_change()
 
         try:
-            wire.on_message, wire.on_lost = hear, is_lost.set
-            wire.tell(pack(("SUBSCRIBE", "+switch-master")))
+            connection.on_message, connection.on_lost = receive, is_lost.set
+            connection.tell(pack(("SUBSCRIBE", "+switch-master")))
             if self._master not in (None, before) or before != await self._ask_sentinel(address):
                 on_change()
             await is_lost.wait()
         finally:
-            wire.on_lost = lambda: None
-            wire.abort("nobody listens any more")
+            connection.on_lost = lambda: None
+            connection.abort("nobody listens any more")
 
     async def _ask_sentinel(self, address: Address) -> Address:
         service = self._options.service
@@ -99,20 +99,20 @@ class Sentinels:
 
     async def _ask(self, address: Address, command: tuple[Word, ...], *, is_sentinel: bool) -> list[bytes]:
         if is_sentinel:
-            wire = await self._introduced_to_sentinel(address)
+            connection = await self._connect_to_sentinel(address)
         else:
-            wire = await introduced(address, self._options)
+            connection = await connect(address, self._options)
         try:
-            (answer,) = await wire.ask(pack(command), 1)
+            (answer,) = await connection.ask(pack(command), 1)
         finally:
-            wire.abort("asked")
-        if isinstance(answer, hiredis.ReplyError):
+            connection.abort("asked")
+        if isinstance(answer, ResponseError):
             raise translated(answer, str(address))
         found: list[bytes] = answer
         return found
 
-    async def _introduced_to_sentinel(self, address: Address) -> Wire:
+    async def _connect_to_sentinel(self, address: Address) -> SharedConnection:
         options = self._options
-        return await introduced(
+        return await connect(
             address, options, user=options.sentinel_user, password=options.sentinel_password, db=0
         )

@@ -8,7 +8,7 @@ from operator import attrgetter
 from typing import Any, TypeVar, assert_never
 
 from taskharbor.drivers.contract import Ack, Discard, Extension, Fail, Release, Retry, Settlement
-from taskharbor.drivers.redis.packing import Call, Word
+from taskharbor.drivers.redis.library import Call, Word
 from taskharbor.drivers.redis.store import Store
 from taskharbor.drivers.redis.stored import NONCE_LENGTH, encode
 from taskharbor.errors import (
@@ -44,7 +44,7 @@ async def settle(
 
     async def ask(groups: dict[str, list[int]]) -> dict[int, int]:
         codes: dict[int, int] = {}
-        answers = await store.connections.run(_calls(store, settlements, groups, now))
+        answers = await store.client.run(_calls(store, settlements, groups, now))
         for (queue, ns), (waiting, digits) in zip(groups.items(), answers, strict=True):
             if waiting:
                 untold.append(queue)

@@ -5,21 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from taskharbor.drivers.redis.connections import Connections
+from taskharbor.drivers.redis.client import Client
 from taskharbor.drivers.redis.keys import Keys, keys_of, queues_key
+from taskharbor.drivers.redis.library import Call, Word
 from taskharbor.drivers.redis.listener import Listener
-from taskharbor.drivers.redis.packing import Call, Word
-from taskharbor.drivers.redis.scripts import script
 from taskharbor.jobs import Micros
 
 
 class Store:
     """A store as one open handle sees it."""
 
-    def __init__(self, connections: Connections) -> None:
-        options = connections.options
-        self.connections = connections
-        self.listener = Listener(connections, self.keys)
+    def __init__(self, client: Client) -> None:
+        options = client.options
+        self.client = client
+        self.listener = Listener(client, self.keys)
         self.prefix = options.prefix
         self._notify = options.notify
         self._queues_key = queues_key(options.prefix)
@@ -33,11 +32,11 @@ class Store:
     def call(self, name: str, queue: str, now: Micros, *args: Word) -> Call:
         """A script on the keys of a queue."""
         keys = keys_of(self.prefix, queue)
-        return Call(script(name), keys.all, (keys.channel if self._notify else "", now, *args))
+        return Call(name, keys.all, (keys.channel if self._notify else "", now, *args))
 
     async def ask_all(self, calls: Sequence[Call]) -> list[Any]:
         """The answers of calls that may be repeated as they are."""
-        return await self.connections.run(lambda _: calls)
+        return await self.client.run(lambda _: calls)
 
     async def ask(self, name: str, queue: str, now: Micros, *args: Word) -> Any:
         """The answer of a script that may be repeated as it is."""
@@ -48,12 +47,12 @@ class Store:
 
     async def register(self, queues: Iterable[str]) -> None:
         """Before a queue gets its first job or setting: what is not written down here is found by nobody."""
-        (answer,) = await self.ask_all((Call(script("register"), (self._queues_key,), tuple(queues)),))
+        (answer,) = await self.ask_all((Call("register", (self._queues_key,), tuple(queues)),))
         self._learn(answer)
 
     async def queues(self) -> dict[str, int]:
         """All there are now, with their numbers."""
-        self._learn(await self.connections.command("HGETALL", self._queues_key))
+        self._learn(await self.client.command("HGETALL", self._queues_key))
         return self.numbers
 
     def _learn(self, pairs: Sequence[bytes]) -> None:
@@ -69,7 +68,7 @@ class Store:
             return found
         wanted = list(dict.fromkeys(job_ids))
         names = list(await self.queues())
-        answers = await self.connections.commands(
+        answers = await self.client.commands(
             [("ZMSCORE", self.keys(name)["jobs"], *wanted) for name in names]
         )
         for name, scores in zip(names, answers, strict=True):

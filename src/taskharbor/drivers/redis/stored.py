@@ -1,4 +1,4 @@
-"""The stored job, from a record and back. The layout is said in `lua/records.lua`."""
+"""The stored job, from a record and back, by the layout in `lua/layout.lua`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from taskharbor.drivers.redis.library import LAYOUT, layout
 from taskharbor.jobs import (
     DEFAULT_BACKOFF_MAX,
     DEFAULT_BACKOFF_MIN,
@@ -19,8 +20,8 @@ from taskharbor.jobs import (
 )
 
 STATES: Final = tuple(JobState)
-SCHEDULED, READY, BLOCKED, INFLIGHT, DONE, DEAD, CANCELLED = range(7)
-NONCE_LENGTH: Final = 24
+SCHEDULED, READY, INFLIGHT = LAYOUT["SCHEDULED"], LAYOUT["READY"], LAYOUT["INFLIGHT"]
+NONCE_LENGTH: Final[int] = LAYOUT["TOKEN_SIZE"]
 
 _RUN_AT: tuple[UpdateRunAt, ...] = ("no", "yes", "later", "earlier")
 _FLAGS = [
@@ -28,33 +29,16 @@ _FLAGS = [
     for number in range(32)
 ]
 _FLAG_NUMBERS = {flags: number for number, flags in enumerate(_FLAGS)}
-FRONT = Layout(">BIQQQIB")
-"""With the base behind it."""
-_BEHIND_SEQ = Layout(">IB")
-_SEQ_AT = 21
-LEASE = Layout(">BQQH")
+FRONT = layout("FRONT_AND_BASE")
+_SEQ_AT = layout("FRONT").size
+_BEHIND_SEQ = Layout(f">{FRONT.format[-2:]}")
+LEASE = layout("LEASE")
 _PLACE = Layout(">HQ")
 _GRAINS = [bytes([number]) for number in range(256)]
 
 
-class More(
-    msgspec.Struct,
-    omit_defaults=True,
-    gc=False,
-    rename={
-        "last_error": "e",
-        "failed_at": "f",
-        "flags": "u",
-        "cancel_requested": "c",
-        "merged_into": "m",
-        "has_progress": "p",
-        "has_result": "r",
-        "idempotency_key": "i",
-        "backoff_min": "b",
-        "backoff_max": "B",
-    },
-):
-    """What few jobs have."""
+class More(msgspec.Struct, omit_defaults=True, gc=False, rename=lambda name: LAYOUT[name.upper()]):
+    """Fields that few jobs have."""
 
     last_error: str | None = None
     failed_at: Micros | None = None

@@ -1,18 +1,8 @@
--- needs: records
--- The attempt log. Rows are numbered in the order they are written; those that ended alike share an entry of the stream, whose
--- place there is the number of its last row. Each row leads to the one before it of the same job.
---
---   front   when they ended, outcome, what the jobs became, how many rows, length of the error, length of the lease
---   error   {type, message}, packed; empty where there is none
---   lease   as in the stored job; empty where the jobs were not inflight
---   rows    length of the id, length of the head, fence, number of the first row in the entry of the row before (0: none); id;
---           head of the stored job as it was before it changed
-local ENTRY = '>I8I1I1I2I4I2'
-local ROW = '>I2I4I4I8'
+-- The attempt log; see layout.lua. Rows are numbered in the order they are written, and each names the previous row of its job.
+
 -- Who wants one row has to look through its entry, and readers get whole ones. Rows that ended before one in front of them
 -- have an entry each: retention takes them out of the middle.
 local MOST_ROWS = 100
-local OUTCOME_DONE, RETRIED, OUTCOME_DEAD, EXPIRED, RELEASED, OUTCOME_CANCELLED, MERGED, REQUEUED = 0, 1, 2, 3, 4, 5, 6, 7
 
 -- The number of the next row, once a script has written its first.
 local next_row = nil
@@ -82,4 +72,32 @@ local function close_log()
   if not next_row then return end
   close_entry()
   call('HSET', meta, 'row', string.format('%.0f', next_row - 1), 'highest_end', highest_end)
+end
+
+-- Entries of the log as a reader finds them.
+
+local function number_in(place)
+  return tonumber(string.match(place, '^%d+'))
+end
+
+-- Rows up to this number are gone, whether their entry still lies there or not.
+local function gone_up_to()
+  return tonumber(call('HGET', meta, 'gone') or 0)
+end
+
+local function rows_in(value)
+  local _, _, _, count = struct.unpack(ENTRY, value)
+  return count
+end
+
+-- Where the row of this job leads to: the number of the first row in an entry, or 0. Nothing where it has none here.
+local function row_before(value, id)
+  local _, _, _, count, error_size, lease_size, at = struct.unpack(ENTRY, value)
+  at = at + error_size + lease_size
+  for _ = 1, count do
+    local id_size, head_size, _, before, id_at = struct.unpack(ROW, value, at)
+    if id_size == #id and string.sub(value, id_at, id_at + id_size - 1) == id then return before end
+    at = id_at + id_size + head_size
+  end
+  return nil
 end

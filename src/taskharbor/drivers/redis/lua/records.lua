@@ -1,35 +1,4 @@
--- needs: keys
--- The stored job: one string, so that a move from one family to the other is the move of one field.
---
---   lease    only while inflight: that it is, when the lease expires, when it began, length of the worker's name, the worker's
---            name
---   token    only while inflight, 24 bytes
---   front    state; fence; number of the first row in the entry of the log that has its last row, 0 where there is none; when
---            it finished, or 0. While inflight these are as they were when it was claimed
---   base     seq, its number in the order of acceptance; length of the head; whether it is plain
---   head     what else transitions look at: an array by the places below, packed
---   body     codec, headers and timeout, opaque here; empty where all are the default
---   payload  as it came
---   tail     progress of a job that is inflight, result of one that is done
---   grain    one byte that differs from job to job. Lua 5.1, which servers run, looks at every eighth byte or so of a long string
---            and always at the last, to tell it from others; jobs that are much alike would be compared byte by byte
---
--- A claim puts a lease in front; an ack takes it away and changes the front behind it. The rest is carried along unread.
-local FRONT, FRONT_SIZE = '>I1I4I8I8', 21
-local FRONT_AND_BASE, HEAD_AT = '>I1I4I8I8I8I4I1', 35
-local PLAIN_AT = 34
-local LEASE = '>I1I8I8I2'
-local TOKEN_SIZE = 24
-local RUN_AT, PRIORITY, ATTEMPTS, STALLS, MAX_ATTEMPTS, MAX_STALLS = 1, 2, 3, 4, 5, 6
-local CREATED_AT, TYPE, KEY, BODY_SIZE, PAYLOAD_SIZE, MORE = 7, 8, 9, 10, 11, 12
--- KEY and MORE are false where there is none; a job with neither is plain. MORE is what few jobs have, a map by these names.
-local LAST_ERROR, FAILED_AT, FLAGS, IS_CANCEL_WANTED = 'e', 'f', 'u', 'c'
-local MERGED_INTO, HAS_PROGRESS, HAS_RESULT, IDEMPOTENCY_KEY, SETTLED = 'm', 'p', 'r', 'i', 't'
-local BACKOFF_MIN, BACKOFF_MAX = 'b', 'B'
-
--- States of a stored job. Whether one that waits is due is for the reader's clock to say.
-local WAITING, BLOCKED, INFLIGHT, DONE, DEAD, CANCELLED = 1, 2, 3, 4, 5, 6
-local SCHEDULED = 0  -- only in answers and in the log
+-- Stored jobs as tables and back; see layout.lua.
 
 local function unpacked(id, value)
   local job = {id = id}
@@ -66,7 +35,7 @@ local function packed(job)
   local lease, state, fence = '', job.state, job.fence
   if state == INFLIGHT then
     lease = packed_lease(job) .. job.token
-    state, fence = WAITING, fence - 1
+    state, fence = READY, fence - 1
   end
   local front = struct.pack(
     FRONT_AND_BASE, state, fence, job.last_row, job.finished_at, job.seq, #packed_head, is_plain and 1 or 0
@@ -74,8 +43,10 @@ local function packed(job)
   return lease .. front .. packed_head .. job.rest .. (job.grain or string.char(job.seq % 256))
 end
 
--- What stands before the number of a job that nothing has happened to.
-local NEW_FRONT = struct.pack(FRONT, WAITING, 0, 0, 0)
+-- The front of a job that nothing has happened to.
+local function new_front()
+  return struct.pack(FRONT, READY, 0, 0, 0)
+end
 
 local function load(family, id)
   local value = call('HGET', family, id)

@@ -1,5 +1,17 @@
--- needs: claiming, repeating, dying
--- in case: ending: sweep, promote, end_lease, go_back, waiting_state, close_up
+-- The version of a queue and the next instant at which something comes due, for a caller that is about to wait.
+--
+-- KEYS    the queue's
+-- ARGV    1 unused, 2 since: the caller knows of instants up to this one
+-- result  {moves, first instant after `since` at which a job or the end of a lease comes due, or -1}
+define('look', {'no-writes'}, function(_, args)
+  local first = -1
+  for _, key in ipairs({waiting, active}) do
+    local instant = tonumber(call('ZRANGEBYSCORE', key, '(' .. args[2], '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2])
+    if instant and (first < 0 or instant < first) then first = instant end
+  end
+  return {tonumber(call('HGET', meta, 'moves') or 0), first}
+end)
+
 -- End what is over, line up what came due, then lease the next jobs.
 --
 -- KEYS    the queue's
@@ -9,128 +21,175 @@
 -- result  {how many wait in the outbox; how often the queue has moved and what comes due next (-1: nothing), where the claim
 --         took all there was, else -1 twice (also where it was sent ahead and brought jobs); the caller's time as it was taken
 --         to be; when the leases began and when they expire; id, stored job as it waited, id, ...}
-local lease_for, limit, worker, token = tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5], ARGV[6]
-local is_again = ARGV[7] == '1'
-failure_id = ARGV[8]
-local is_sent_ahead = ARGV[10] ~= ''
-if is_sent_ahead then
-  -- Still the caller's clock: only how long the call slept is the server's to say.
-  now = now + math.max(0, server_time() - tonumber(ARGV[10]))
-  ARGV[2] = string.format('%.0f', now)
-end
-local answer = {0, -1, -1, now, 0, 0}
-local FIRST = 6
+define('reserve', {'allow-oom'}, function(keys, args)
+  local lease_for, limit, worker, token = tonumber(args[3]), tonumber(args[4]), args[5], args[6]
+  local is_again = args[7] == '1'
+  failure_id = args[8]
+  local is_sent_ahead = args[10] ~= ''
+  if is_sent_ahead then
+    -- Still the caller's clock: only how long the call slept is the server's to say.
+    now = now + math.max(0, server_time() - tonumber(args[10]))
+    args[2] = string.format('%.0f', now)
+  end
+  local answer = {0, -1, -1, now, 0, 0}
+  local FIRST = 6
 
-local known = call('HMGET', meta, 'moves', 'latest_end', 'has_repeated')
-if is_again then
-  note_repeated(token)
-elseif known[3] and is_overtaken(token) then
-  return answer
-end
+  local known = call('HMGET', meta, 'moves', 'latest_end', 'has_repeated')
+  if is_again then
+    note_repeated(token)
+  elseif known[3] and is_overtaken(token) then
+    return answer
+  end
 
--- Where something is over or due, the first write is as in draining.lua; a claim's own first write needs no memory.
-local first_end = tonumber(call('ZRANGE', active, 0, 0, 'WITHSCORES')[2])
-if first_end and first_end <= now then
-  call('HDEL', meta, '')
-  make_ready()
-  sweep(1000)
-  first_end = nil
-elseif not first_end then
-  first_end = -1
-end
-local first_due = tonumber(call('ZRANGE', scheduled, 0, 0, 'WITHSCORES')[2])
-local was_promoted = false
-if first_due and first_due <= now then
-  call('HDEL', meta, '')
-  make_ready()
-  was_promoted = promote(10000)
-end
+  local first_end = tonumber(call('ZRANGE', active, 0, 0, 'WITHSCORES')[2])
+  if first_end and first_end <= now then
+    sweep(1000)
+    first_end = nil
+  elseif not first_end then
+    first_end = -1
+  end
+  local first_due = tonumber(call('ZRANGE', scheduled, 0, 0, 'WITHSCORES')[2])
+  local was_promoted = false
+  if first_due and first_due <= now then
+    was_promoted = promote(10000)
+  end
 
--- What an earlier try of this call has leased: the caller gets it now, or it goes back unspent where it wants less.
-local function found_again()
-  make_ready()
-  local all = call('HGETALL', active_job)
-  for n = 1, #all, 2 do
-    local job = unpacked(all[n], all[n + 1])
-    if job.token == token then
-      if #answer < FIRST + 2 * limit then
-        answer[5], answer[6] = job.reserved_at, job.expires_at
-        answer[#answer + 1] = all[n]
-        answer[#answer + 1] = string.sub(all[n + 1], #packed_lease(job) + TOKEN_SIZE + 1)
-      else
-        end_lease(job, RELEASED, waiting_state(job.head[RUN_AT]))
-        go_back(job)
+  -- What an earlier try of this call has leased: the caller gets it now, or it goes back unspent where it wants less.
+  local function found_again()
+    local all = call('HGETALL', active_job)
+    for n = 1, #all, 2 do
+      local job = unpacked(all[n], all[n + 1])
+      if job.token == token then
+        if #answer < FIRST + 2 * limit then
+          answer[5], answer[6] = job.reserved_at, job.expires_at
+          answer[#answer + 1] = all[n]
+          answer[#answer + 1] = string.sub(all[n + 1], #packed_lease(job) + TOKEN_SIZE + 1)
+        else
+          end_lease(job, RELEASED, waiting_state(job.head[RUN_AT]))
+          go_back(job)
+        end
       end
     end
+    return #answer > FIRST
   end
-  return #answer > FIRST
-end
 
-local function room()
-  local said = call('HMGET', settings, 'paused', 'max_inflight')
-  if said[1] == '1' then return 0 end
-  if not said[2] then return limit end
-  -- A lease that is over frees its place, swept or not.
-  return math.min(limit, tonumber(said[2]) - call('ZCOUNT', active, '(' .. ARGV[2], '+inf'))
-end
-
-local function next_due()
-  local waits = call('ZRANGEBYSCORE', waiting, '(' .. ARGV[2], '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]
-  local ends = first_end or tonumber(call('ZRANGE', active, 0, 0, 'WITHSCORES')[2] or -1)
-  if waits and ends >= 0 then return math.min(tonumber(waits), ends) end
-  return tonumber(waits or ends)
-end
-
--- A key is taken along by the one that runs; only those who are not plain can have one.
-local function take_key(id, value)
-  local key = unpacked(id, value).head[KEY]
-  if key then
-    call('HDEL', waiting_key, key)
-    call('HSET', active_key, key, id)
+  local function room()
+    local said = call('HMGET', settings, 'paused', 'max_inflight')
+    if said[1] == '1' then return 0 end
+    if not said[2] then return limit end
+    -- A lease that is over frees its place, swept or not.
+    return math.min(limit, tonumber(said[2]) - call('ZCOUNT', active, '(' .. args[2], '+inf'))
   end
-end
 
-local function lease(ids)
-  local byte = string.byte
-  local values = ask_with('HMGET', waiting_job, ids)
-  local reserved_at = math.max(now, tonumber(known[2] or 0))
-  local expires_at = reserved_at + lease_for
-  local granted = struct.pack(LEASE, INFLIGHT, expires_at, reserved_at, #worker) .. worker .. token
-  local deadline = string.format('%.0f', expires_at)
-  local stored, leases = {}, {}
-  local behind_id = not is_one_special(ids) and ':' .. worker
-  for n = 1, #ids do
-    local id, value = ids[n], values[n]
-    if byte(value, PLAIN_AT) == 0 then take_key(id, value) end
-    stored[2 * n - 1], stored[2 * n] = id, granted .. value
-    leases[2 * n - 1], leases[2 * n] = deadline, behind_id and id .. behind_id or active_member(id, worker)
-    answer[FIRST + 2 * n - 1], answer[FIRST + 2 * n] = id, value
+  local function next_due()
+    local waits = call('ZRANGEBYSCORE', waiting, '(' .. args[2], '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]
+    local ends = first_end or tonumber(call('ZRANGE', active, 0, 0, 'WITHSCORES')[2] or -1)
+    if waits and ends >= 0 then return math.min(tonumber(waits), ends) end
+    return tonumber(waits or ends)
   end
-  answer[5], answer[6] = reserved_at, expires_at
-  call_with('ZREM', waiting, ids)
-  call_with('HDEL', waiting_job, ids)
-  call_with('HSET', active_job, stored)
-  call_with('ZADD', active, leases)
-  if first_end == -1 or (first_end and expires_at < first_end) then first_end = expires_at end
-end
 
-if is_again and (found_again() or limit == 0) then
-  first_end = nil
-else
-  local count = room()
-  if count > 0 then
-    local ids = ARGV[9] == '' and take_any(count) or take(prefixes_of(cmsgpack.unpack(ARGV[9])), count)
-    if #ids > 0 then lease(ids) end
+  -- A key is taken along by the one that runs; only those who are not plain can have one.
+  local function take_key(id, value)
+    local key = unpacked(id, value).head[KEY]
+    if key then
+      call('HDEL', waiting_key, key)
+      call('HSET', active_key, key, id)
+    end
   end
-end
--- Nobody who begins to wait now finds these among the scheduled.
-if was_promoted and call('EXISTS', ready) == 1 then is_stirred = true end
-local moves = close_up and close_up() or wake() or tonumber(known[1] or 0)
-if is_sent_ahead and #answer > FIRST and deaths == 0 then return answer end  -- Its caller has jobs to begin with, and asks again.
-answer[1] = call('LLEN', outbox)
-if #answer < FIRST + 2 * limit then
-  -- Who gets less than it asked for will wait next, and need not be woken for older changes.
-  answer[2] = moves
-  answer[3] = next_due()
-end
-return answer
+
+  local function lease(ids)
+    local byte = string.byte
+    local values = ask_with('HMGET', waiting_job, ids)
+    local reserved_at = math.max(now, tonumber(known[2] or 0))
+    local expires_at = reserved_at + lease_for
+    local granted = struct.pack(LEASE, INFLIGHT, expires_at, reserved_at, #worker) .. worker .. token
+    local deadline = string.format('%.0f', expires_at)
+    local stored, leases = {}, {}
+    local behind_id = not is_one_special(ids) and ':' .. worker
+    for n = 1, #ids do
+      local id, value = ids[n], values[n]
+      if byte(value, PLAIN_AT) == 0 then take_key(id, value) end
+      stored[2 * n - 1], stored[2 * n] = id, granted .. value
+      leases[2 * n - 1], leases[2 * n] = deadline, behind_id and id .. behind_id or active_member(id, worker)
+      answer[FIRST + 2 * n - 1], answer[FIRST + 2 * n] = id, value
+    end
+    answer[5], answer[6] = reserved_at, expires_at
+    call_with('ZREM', waiting, ids)
+    call_with('HDEL', waiting_job, ids)
+    call_with('HSET', active_job, stored)
+    call_with('ZADD', active, leases)
+    if first_end == -1 or (first_end and expires_at < first_end) then first_end = expires_at end
+  end
+
+  if is_again and (found_again() or limit == 0) then
+    first_end = nil
+  else
+    local count = room()
+    if count > 0 then
+      local ids = args[9] == '' and take_any(count) or take(prefixes_of(cmsgpack.unpack(args[9])), count)
+      if #ids > 0 then lease(ids) end
+    end
+  end
+  -- Nobody who begins to wait now finds these among the scheduled.
+  if was_promoted and call('EXISTS', ready) == 1 then is_stirred = true end
+  local moves = close_up() or tonumber(known[1] or 0)
+  -- The caller of a blocking claim has jobs to begin with, and asks again.
+  if is_sent_ahead and #answer > FIRST and deaths == 0 then return answer end
+  answer[1] = call('LLEN', outbox)
+  if #answer < FIRST + 2 * limit then
+    -- Who gets less than it asked for will wait next, and need not be woken for older changes.
+    answer[2] = moves
+    answer[3] = next_due()
+  end
+  return answer
+end)
+
+-- Heartbeats: every valid lease holds until now + lease_for, or longer where it already did.
+--
+-- KEYS    the queue's
+-- ARGV    1 channel, 2 now, 3 lease_for, 4 the heartbeats, packed: {id, token, place of its progress in ARGV or false}, then
+--         progress
+-- result  per heartbeat: when the lease expires, or minus that where a cancel was requested; or as text: 1 not found, 2 not
+--         inflight, 3 not the token, 4 expired
+define('extend', {'allow-oom'}, function(keys, args)
+  local until_then = now + tonumber(args[3])
+  local beats = cmsgpack.unpack(args[4])
+
+  local function extend(id, token, progress)
+    local job = load(active_job, id)
+    if not job then
+      return (call('HEXISTS', waiting_job, id) == 1 or call('HEXISTS', finished_job, id) == 1) and '2' or '1'
+    end
+    local head = job.head
+    if job.token ~= token then return '3' end
+    if job.expires_at <= now then return '4' end
+    if progress then
+      job.rest = content(job) .. progress
+      set_more(job, HAS_PROGRESS, true)
+    end
+    if until_then > job.expires_at then
+      job.expires_at = until_then
+      call('ZADD', active, 'XX', until_then, active_member(id, job.worker))
+    end
+    call('HSET', active_job, id, packed(job))
+    return more(job, CANCEL_REQUESTED) and -job.expires_at or job.expires_at
+  end
+
+  local answers = {}
+  for n, beat in ipairs(beats) do
+    answers[n] = extend(beat[1], beat[2], beat[3] and args[beat[3]])
+  end
+  return answers
+end)
+
+-- End leases that are over.
+--
+-- KEYS    the queue's
+-- ARGV    1 channel, 2 now, 3 limit, 4 id for the failure queue
+-- result  {how many wait in the outbox, how many leases were ended}
+define('reclaim', {'allow-oom'}, function(keys, args)
+  failure_id = args[4]
+  local ended = sweep(tonumber(args[3]))
+  close_up()
+  return {call('LLEN', outbox), ended}
+end)

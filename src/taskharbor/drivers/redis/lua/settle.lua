@@ -1,5 +1,3 @@
--- needs: draining, closing
--- in case: ending: end_lease, finish, go_back, waiting_state
 -- End leases, each by its own settlement, in order.
 --
 -- KEYS    the queue's
@@ -8,203 +6,204 @@
 --         runs of the same token: token, how many, ids; then the results of acks
 -- result  {how many wait in the outbox, one digit per settlement}: 0 done, 1 not found, 2 not inflight, 3 not the token, 4
 --         expired; no digits where all were done
-local ACK, RETRY, FAIL, RELEASE, DISCARD = 0, 1, 2, 3, 4
-local OK, NOT_FOUND, NOT_INFLIGHT, MISMATCH, TOO_LATE = 0, 1, 2, 3, 4
-local is_again = ARGV[3] == '1'
-failure_id = ARGV[4]
-local count = tonumber(ARGV[6])
-local others = {}
-if ARGV[5] ~= '' then
-  for _, other in ipairs(cmsgpack.unpack(ARGV[5])) do others[other[1]] = other end
-end
-know_settings()
-
-local sub, pack_bytes, unpack_bytes = string.sub, struct.pack, struct.unpack
-
--- Plain acks are most of what comes: their changes are made together.
-local acked, members, stored, ends = {}, {}, {}, {}
-local is_twice, is_acked = false, {}
-
-local function flush()
-  if #acked == 0 then return end
-  call_with('ZREM', active, members)
-  call_with('HDEL', active_job, acked)
-  call_with('HSET', finished_job, stored)
-  call_with('ZADD', done, ends)
-  call('HINCRBY', meta, 'done_total', #acked)
-  acked, members, stored, ends, is_acked = {}, {}, {}, {}, {}
-end
-
--- The digits of the last end: those of a batch are mostly the same.
-local written_end, digits = nil, nil
-
--- The last lease that was looked at, as it is stored: jobs that were claimed together have the same.
-local lease, lease_size, expires_at, reserved_at, logged_lease, lease_token, behind_id = nil, 0, nil, nil, nil, nil, nil
-local is_id_special = true
-
-local function look_at_lease(value)
-  local _, worker_size, at
-  _, expires_at, reserved_at, worker_size, at = unpack_bytes(LEASE, value)
-  local token_at = at + worker_size
-  lease_size = token_at + TOKEN_SIZE - 1
-  lease = sub(value, 1, lease_size)
-  logged_lease = sub(value, 1, token_at - 1)
-  lease_token = sub(value, token_at, lease_size)
-  behind_id = ':' .. sub(value, at, token_at - 1)
-end
-
--- The last front that was made: those of a batch are mostly the same, too.
-local front, front_fence, front_row, front_end = nil, nil, nil, nil
-
-local function front_of_done(fence, row, ended_at)
-  if fence ~= front_fence or row ~= front_row or ended_at ~= front_end then
-    front_fence, front_row, front_end = fence, row, ended_at
-    front = pack_bytes(FRONT, DONE, fence, row, ended_at)
+define('settle', {'allow-oom'}, function(keys, args)
+  local ACK, RETRY, FAIL, RELEASE, DISCARD = 0, 1, 2, 3, 4
+  local OK, NOT_FOUND, NOT_INFLIGHT, MISMATCH, TOO_LATE = 0, 1, 2, 3, 4
+  local is_again = args[3] == '1'
+  failure_id = args[4]
+  local count = tonumber(args[6])
+  local others = {}
+  if args[5] ~= '' then
+    for _, other in ipairs(cmsgpack.unpack(args[5])) do others[other[1]] = other end
   end
-  return front
-end
+  read_settings()
 
--- A plain ack of a plain job under a valid lease: nothing but its front changes. Says false where it is anything else.
-local function is_acked_plainly(id, token, value)
-  if sub(value, 1, lease_size) ~= lease then look_at_lease(value) end
-  if expires_at <= now or lease_token ~= token then return false end
-  local _, fence, before, _, _, head_size, is_plain, head_at = unpack_bytes(FRONT_AND_BASE, value, lease_size + 1)
-  if is_plain == 0 then return false end
-  local ended_at = reserved_at > now and reserved_at or now
-  if ended_at ~= written_end then
-    written_end, digits = ended_at, string.format('%.0f', ended_at)
-    note_end(math.min(ended_at, expires_at))
-  elseif expires_at < ended_at then
-    note_end(expires_at)
+  local sub, pack_bytes, unpack_bytes = string.sub, struct.pack, struct.unpack
+
+  -- Plain acks are most of what comes: their changes are made together.
+  local acked, members, stored, ends = {}, {}, {}, {}
+  local is_twice, is_acked = false, {}
+
+  local function flush()
+    if #acked == 0 then return end
+    call_with('ZREM', active, members)
+    call_with('HDEL', active_job, acked)
+    call_with('HSET', finished_job, stored)
+    call_with('ZADD', done, ends)
+    call('HINCRBY', meta, 'done_total', #acked)
+    acked, members, stored, ends, is_acked = {}, {}, {}, {}, {}
   end
-  local head = sub(value, head_at, head_at + head_size - 1)
-  local row = write_row(id, fence + 1, before, head, logged_lease, OUTCOME_DONE, DONE, ended_at, '')
-  local n = #acked + 1
-  acked[n] = id
-  members[n] = is_id_special and active_member(id, sub(behind_id, 2)) or id .. behind_id
-  stored[2 * n - 1] = id
-  stored[2 * n] = front_of_done(fence + 1, row, ended_at) .. sub(value, lease_size + FRONT_SIZE + 1)
-  ends[2 * n - 1], ends[2 * n] = digits, id
-  if is_twice then is_acked[id] = true end
-  if w then is_stirred = true end
-  return true
-end
 
-local function record_failure(job, failures, text)
-  job.head[ATTEMPTS] = failures
-  set_more(job, LAST_ERROR, text)
-  set_more(job, FAILED_AT, now)
-end
+  -- The digits of the last end: those of a batch are mostly the same.
+  local written_end, digits = nil, nil
 
-local function retry(job, run_at, failures, kind, message, text)
-  local token = job.token
-  if more(job, IS_CANCEL_WANTED) then
-    local ended_at = end_lease(job, OUTCOME_CANCELLED, CANCELLED, kind, message)
-    record_failure(job, failures, text)
-    set_more(job, SETTLED, token)
-    finish(job, CANCELLED, ended_at)
-  else
-    end_lease(job, RETRIED, waiting_state(run_at), kind, message)
-    record_failure(job, failures, text)
-    set_more(job, SETTLED, token)
-    job.head[RUN_AT] = run_at
-    go_back(job)
+  -- The last lease that was looked at, as it is stored: jobs that were claimed together have the same.
+  local lease, lease_size, expires_at, reserved_at, logged_lease, lease_token, behind_id = nil, 0, nil, nil, nil, nil, nil
+  local is_id_special = true
+
+  local function look_at_lease(value)
+    local _, worker_size, at
+    _, expires_at, reserved_at, worker_size, at = unpack_bytes(LEASE, value)
+    local token_at = at + worker_size
+    lease_size = token_at + TOKEN_SIZE - 1
+    lease = sub(value, 1, lease_size)
+    logged_lease = sub(value, 1, token_at - 1)
+    lease_token = sub(value, token_at, lease_size)
+    behind_id = ':' .. sub(value, at, token_at - 1)
   end
-end
 
-local function release(job, run_at)
-  set_more(job, SETTLED, job.token)
-  if more(job, IS_CANCEL_WANTED) then
-    finish(job, CANCELLED, end_lease(job, OUTCOME_CANCELLED, CANCELLED))
-  else
-    end_lease(job, RELEASED, waiting_state(run_at))
-    job.head[RUN_AT] = run_at
-    go_back(job)
-  end
-end
+  -- The last front that was made: those of a batch are mostly the same, too.
+  local front, front_fence, front_row, front_end = nil, nil, nil, nil
 
-local function apply(kind, job, other)
-  make_ready()
-  if kind == ACK then
-    local ended_at = end_lease(job, OUTCOME_DONE, DONE)
-    if other and other[3] then
-      job.rest = job.rest .. ARGV[#ARGV - other[3]]
-      set_more(job, HAS_RESULT, true)
+  local function front_of_done(fence, row, ended_at)
+    if fence ~= front_fence or row ~= front_row or ended_at ~= front_end then
+      front_fence, front_row, front_end = fence, row, ended_at
+      front = pack_bytes(FRONT, DONE, fence, row, ended_at)
     end
-    finish(job, DONE, ended_at)
-  elseif kind == RETRY then
-    retry(job, unpack(other, 3, 7))
-  elseif kind == FAIL then
-    local ended_at = end_lease(job, OUTCOME_DEAD, DEAD, other[4], other[5])
-    record_failure(job, other[3], other[6])
-    finish(job, DEAD, ended_at)
-  elseif kind == RELEASE then
-    release(job, other[3] or job.head[RUN_AT])
-  else
-    local ended_at = end_lease(job, OUTCOME_CANCELLED, CANCELLED, other[3], other[4])
-    if other[3] then set_more(job, LAST_ERROR, other[5]) end
-    finish(job, CANCELLED, ended_at)
+    return front
   end
-end
 
--- The job is already where the settlement would bring it: whatever the token, that is a success.
-local function is_repeated(kind, state)
-  return (kind == ACK and state == DONE)
-    or (kind == FAIL and (state == DONE or state == DEAD))
-    or (kind == DISCARD and state == CANCELLED)
-end
-
--- Of a job that is not inflight.
-local function answer_about(kind, id, token)
-  local job = load(finished_job, id)
-  if job and is_repeated(kind, job.state) then return OK end
-  job = job or load(waiting_job, id)
-  if not job then return NOT_FOUND end
-  if is_again and more(job, SETTLED) == token then return OK end
-  return NOT_INFLIGHT
-end
-
--- `other`: what it is, where it is not a plain ack.
-local function settle(id, token, other, value)
-  if value and not other and is_acked_plainly(id, token, value) then return OK end
-  local kind = other and other[2] or ACK
-  if not value then return answer_about(kind, id, token) end
-  local job = unpacked(id, value)
-  if job.token ~= token then
-    return is_again and more(job, SETTLED) == token and OK or MISMATCH
+  -- A plain ack of a plain job under a valid lease: nothing but its front changes. Says false where it is anything else.
+  local function is_acked_plainly(id, token, value)
+    if sub(value, 1, lease_size) ~= lease then look_at_lease(value) end
+    if expires_at <= now or lease_token ~= token then return false end
+    local _, fence, before, _, _, head_size, is_plain, head_at = unpack_bytes(FRONT_AND_BASE, value, lease_size + 1)
+    if is_plain == 0 then return false end
+    local ended_at = reserved_at > now and reserved_at or now
+    if ended_at ~= written_end then
+      written_end, digits = ended_at, string.format('%.0f', ended_at)
+      note_end(math.min(ended_at, expires_at))
+    elseif expires_at < ended_at then
+      note_end(expires_at)
+    end
+    local head = sub(value, head_at, head_at + head_size - 1)
+    local row = write_row(id, fence + 1, before, head, logged_lease, OUTCOME_DONE, DONE, ended_at, '')
+    local n = #acked + 1
+    acked[n] = id
+    members[n] = is_id_special and active_member(id, sub(behind_id, 2)) or id .. behind_id
+    stored[2 * n - 1] = id
+    stored[2 * n] = front_of_done(fence + 1, row, ended_at) .. sub(value, lease_size + FRONT_SIZE + 1)
+    ends[2 * n - 1], ends[2 * n] = digits, id
+    if is_twice then is_acked[id] = true end
+    if max_inflight then is_stirred = true end
+    return true
   end
-  if job.expires_at <= now then return TOO_LATE end
-  apply(kind, job, other)
-  return OK
-end
 
-local ids, tokens, times = {}, {}, {}
-local at = 7
-while #ids < count do
-  local token, several = ARGV[at], tonumber(ARGV[at + 1])
-  for n = at + 2, at + 1 + several do
-    local id = ARGV[n]
-    ids[#ids + 1] = id
-    tokens[#tokens + 1] = token
-    if times[id] then is_twice = true end
-    times[id] = (times[id] or 0) + 1
+  local function record_failure(job, failures, text)
+    job.head[ATTEMPTS] = failures
+    set_more(job, LAST_ERROR, text)
+    set_more(job, FAILED_AT, now)
   end
-  at = at + 2 + several
-end
-local values = ask_with('HMGET', active_job, ids)
-is_id_special = is_one_special(ids)
-local codes, is_all_ok = {}, true
-for n = 1, count do
-  local id, value = ids[n], values[n]
-  if is_twice and times[id] > 1 then
-    -- What was read in advance may be out of date.
-    if is_acked[id] then flush() end
-    value = call('HGET', active_job, id)
+
+  local function retry(job, run_at, failures, kind, message, text)
+    local token = job.token
+    if more(job, CANCEL_REQUESTED) then
+      local ended_at = end_lease(job, OUTCOME_CANCELLED, CANCELLED, kind, message)
+      record_failure(job, failures, text)
+      set_more(job, SETTLED, token)
+      finish(job, CANCELLED, ended_at)
+    else
+      end_lease(job, RETRIED, waiting_state(run_at), kind, message)
+      record_failure(job, failures, text)
+      set_more(job, SETTLED, token)
+      job.head[RUN_AT] = run_at
+      go_back(job)
+    end
   end
-  local code = settle(id, tokens[n], others[n], value)
-  codes[n] = code
-  if code ~= OK then is_all_ok = false end
-end
-flush()
-close_up()
-return {call('LLEN', outbox), is_all_ok and '' or table.concat(codes)}
+
+  local function release(job, run_at)
+    set_more(job, SETTLED, job.token)
+    if more(job, CANCEL_REQUESTED) then
+      finish(job, CANCELLED, end_lease(job, OUTCOME_CANCELLED, CANCELLED))
+    else
+      end_lease(job, RELEASED, waiting_state(run_at))
+      job.head[RUN_AT] = run_at
+      go_back(job)
+    end
+  end
+
+  local function apply(kind, job, other)
+    if kind == ACK then
+      local ended_at = end_lease(job, OUTCOME_DONE, DONE)
+      if other and other[3] then
+        job.rest = job.rest .. args[#args - other[3]]
+        set_more(job, HAS_RESULT, true)
+      end
+      finish(job, DONE, ended_at)
+    elseif kind == RETRY then
+      retry(job, unpack(other, 3, 7))
+    elseif kind == FAIL then
+      local ended_at = end_lease(job, OUTCOME_DEAD, DEAD, other[4], other[5])
+      record_failure(job, other[3], other[6])
+      finish(job, DEAD, ended_at)
+    elseif kind == RELEASE then
+      release(job, other[3] or job.head[RUN_AT])
+    else
+      local ended_at = end_lease(job, OUTCOME_CANCELLED, CANCELLED, other[3], other[4])
+      if other[3] then set_more(job, LAST_ERROR, other[5]) end
+      finish(job, CANCELLED, ended_at)
+    end
+  end
+
+  -- The job is already where the settlement would bring it: whatever the token, that is a success.
+  local function is_repeated(kind, state)
+    return (kind == ACK and state == DONE)
+      or (kind == FAIL and (state == DONE or state == DEAD))
+      or (kind == DISCARD and state == CANCELLED)
+  end
+
+  -- Of a job that is not inflight.
+  local function answer_about(kind, id, token)
+    local job = load(finished_job, id)
+    if job and is_repeated(kind, job.state) then return OK end
+    job = job or load(waiting_job, id)
+    if not job then return NOT_FOUND end
+    if is_again and more(job, SETTLED) == token then return OK end
+    return NOT_INFLIGHT
+  end
+
+  -- `other`: what it is, where it is not a plain ack.
+  local function settle(id, token, other, value)
+    if value and not other and is_acked_plainly(id, token, value) then return OK end
+    local kind = other and other[2] or ACK
+    if not value then return answer_about(kind, id, token) end
+    local job = unpacked(id, value)
+    if job.token ~= token then
+      return is_again and more(job, SETTLED) == token and OK or MISMATCH
+    end
+    if job.expires_at <= now then return TOO_LATE end
+    apply(kind, job, other)
+    return OK
+  end
+
+  local ids, tokens, times = {}, {}, {}
+  local at = 7
+  while #ids < count do
+    local token, several = args[at], tonumber(args[at + 1])
+    for n = at + 2, at + 1 + several do
+      local id = args[n]
+      ids[#ids + 1] = id
+      tokens[#tokens + 1] = token
+      if times[id] then is_twice = true end
+      times[id] = (times[id] or 0) + 1
+    end
+    at = at + 2 + several
+  end
+  local values = ask_with('HMGET', active_job, ids)
+  is_id_special = is_one_special(ids)
+  local codes, is_all_ok = {}, true
+  for n = 1, count do
+    local id, value = ids[n], values[n]
+    if is_twice and times[id] > 1 then
+      -- What was read in advance may be out of date.
+      if is_acked[id] then flush() end
+      value = call('HGET', active_job, id)
+    end
+    local code = settle(id, tokens[n], others[n], value)
+    codes[n] = code
+    if code ~= OK then is_all_ok = false end
+  end
+  flush()
+  close_up()
+  return {call('LLEN', outbox), is_all_ok and '' or table.concat(codes)}
+end)

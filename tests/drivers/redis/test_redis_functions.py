@@ -1,4 +1,4 @@
-"""The scripts: said in full in their headers, known again after the server forgot them, and whole at any size of batch."""
+"""The functions: said in full in their headers, known again after the server forgot them, and whole at any size of batch."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from importlib.resources import files
 import pytest
 from redis_shelf import BOOM, LEASE, Shelf, ack, shelf, token
 
+from needing import REDIS_VERSIONS
 from taskharbor.drivers.contract import (
     Ack,
     Discard,
@@ -19,37 +20,42 @@ from taskharbor.drivers.contract import (
     Release,
     Retry,
 )
-from taskharbor.drivers.redis.scripts import script
-from taskharbor.jobs import MAX_PAYLOAD_BYTES, SECOND, Failure, JobState
+from taskharbor.drivers.redis.keys import FAMILIES
+from taskharbor.drivers.redis.library import LAYOUT, LIBRARY, TEXT, Call, layout
+from taskharbor.drivers.redis.stored import Head, More
+from taskharbor.jobs import MAX_PAYLOAD_BYTES, SECOND, Failure, JobState, Outcome
+from taskharbor_testkit.servers import RedisServer
 
 SOURCES = {
     file.name.removesuffix(".lua"): file.read_text("utf-8")
     for file in (files("taskharbor.drivers.redis") / "lua").iterdir()
     if file.name.endswith(".lua")
 }
-SHARED = {needed.strip() for text in SOURCES.values() for line in re.findall(r"^-- needs: (.+)$", text, re.M)
-          for needed in line.split(",")}  # fmt: skip
-SCRIPTS = sorted(SOURCES.keys() - SHARED)
 
 
 # -- how they are written ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_a_script_says_what_it_takes_and_gives(name: str) -> None:
-    header = SOURCES[name].split("\nlocal ")[0]
+def test_every_file_is_part_of_the_library_or_of_its_frame() -> None:
+    frame = {"export_function", "export_eval", "dispatch"}
+    assert {name for name, text in SOURCES.items() if text not in TEXT} == frame
+
+
+@pytest.mark.parametrize("name", sorted(LIBRARY.flags))
+def test_a_function_says_what_it_takes_and_gives(name: str) -> None:
+    comment = TEXT.split(f"define('{name}'")[0].rpartition("\n\n")[2]
     for word in ("KEYS", "ARGV", "result"):
-        assert re.search(rf"^-- {word}\b", header, re.M | re.I), f"{name}.lua does not say its {word}"
+        assert re.search(rf"^-- {word}\b", comment, re.M), f"{name} does not say its {word}"
 
 
 @pytest.mark.parametrize("name", sorted(SOURCES))
 def test_every_key_comes_from_KEYS(name: str) -> None:
-    """A cluster decides by KEYS where a script runs; a name made up inside it would be looked for in vain."""
+    """A cluster decides by KEYS where a function runs; a name made up inside it would be looked for in vain."""
     code = re.sub(r"--.*", "", SOURCES[name])
     for command, first in re.findall(r"call\('([A-Z]+)'(?:, ([^,)]+))?", code):
         if command not in ("TIME", "PUBLISH"):
             assert re.fullmatch(r"\w+(\[\w+\])?", first), f"{name}.lua: {command} {first}"
-    assert not re.search(r"KEYS\[\w+\]\s*\.\.|\.\.\s*KEYS\[", code), f"{name}.lua makes a key of a key"
+    assert not re.search(r"keys\[\w+\]\s*\.\.|\.\.\s*keys\[", code), f"{name}.lua makes a key of a key"
 
 
 @pytest.mark.parametrize("name", sorted(SOURCES))
@@ -57,12 +63,37 @@ def test_no_line_is_longer_than_it_should_be(name: str) -> None:
     assert max(map(len, SOURCES[name].splitlines())) <= 130
 
 
+def test_stored_records_have_the_layout_that_lua_defines() -> None:
+    assert [LAYOUT[name.upper()] for name in Head.__struct_fields__] == list(range(1, 13))
+    assert {LAYOUT[name.upper()] for name in More.__struct_fields__} == set(More.__struct_encode_fields__)
+    assert [LAYOUT[state.name] for state in JobState] == list(range(len(JobState)))
+    named = [f"OUTCOME_{one.name}" if one.name in JobState.__members__ else one.name for one in Outcome]
+    assert [LAYOUT[name] for name in named] == list(range(len(Outcome)))
+    sizes = layout("FRONT").size, layout("FRONT_AND_BASE").size, layout("FRONT_AND_BASE").size + 1
+    assert (LAYOUT["FRONT_SIZE"], LAYOUT["PLAIN_AT"], LAYOUT["HEAD_AT"]) == sizes
+
+
+def test_a_call_sets_all_keys_in_the_order_they_are_declared_in() -> None:
+    names = re.search(r"function begin\(keys, args\)\n(.+?) = unpack\(keys\)", SOURCES["define"], re.S)
+    assert names is not None
+    assert tuple(re.findall(r"\w+", names[1])) == FAMILIES
+
+
+@pytest.mark.parametrize("version", REDIS_VERSIONS)
+def test_every_server_takes_the_library_and_its_scripts(version: str) -> None:
+    with RedisServer.start(version=version) as server:
+        assert server.execute(*LIBRARY.load("reserve", by_eval=False)).decode() == LIBRARY.name
+        for name in LIBRARY.flags:
+            sha = server.execute(*LIBRARY.load(name, by_eval=True)).decode()
+            assert LIBRARY.words(Call(name, (), ()), by_eval=True)[1] == sha
+
+
 # -- forgotten by the server ------------------------------------------------------------------------------
 
 
 async def _all_calls(on: Shelf) -> None:
     def forget() -> None:
-        on.server.execute("SCRIPT", "FLUSH")
+        on.server.execute("FUNCTION", "FLUSH")
 
     driver, now = on.driver, on.now
     forget()
@@ -113,13 +144,12 @@ def test_every_call_works_after_the_server_forgot_the_scripts() -> None:
     asyncio.run(story())
 
 
-def test_a_script_is_sent_in_full_once_and_by_name_from_then_on() -> None:
+def test_the_library_is_sent_once_and_functions_run_by_name_from_then_on() -> None:
     async def story() -> None:
         async with shelf() as on:
-            on.server.execute("SCRIPT", "FLUSH")
+            on.server.execute("FUNCTION", "FLUSH")
             await on.enqueue(on.job(), new_ids=True)
-            known = on.server.execute("SCRIPT", "EXISTS", script("enqueue_new").sha)
-            assert known == [1]
+            assert on.server.execute("FUNCTION", "LIST", "LIBRARYNAME", LIBRARY.name)
 
     asyncio.run(story())
 

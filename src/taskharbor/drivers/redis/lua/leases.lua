@@ -1,5 +1,29 @@
--- needs: keyed, closing
 -- How leases end, and what follows from that.
+
+-- Variables of one call; see define.lua.
+local latest_end      -- latest end of a lease in this queue, once one has ended
+local failure_id      -- id of the first job for the failure queue; the call's own, so nobody else has it
+local deaths          -- number of jobs that died
+local max_inflight    -- settings; `read_settings` fetches them
+local failure_queue
+
+local function read_settings()
+  local found = call('HMGET', settings, 'max_inflight', 'failure_queue')
+  max_inflight, failure_queue = found[1], found[2]
+end
+
+-- No later lease may begin before the latest end of one, whatever its caller's clock says.
+local function note_end(over_at)
+  if latest_end == nil then latest_end = tonumber(call('HGET', meta, 'latest_end') or 0) end
+  if over_at > latest_end then latest_end = over_at end
+end
+
+-- Ends every call that may have ended leases. Returns the number of moves, if there was one.
+local function close_up()
+  close_log()
+  if latest_end then call('HSET', meta, 'latest_end', latest_end) end
+  return wake()
+end
 
 -- Log the lease and take it away; when it ended. The job is nowhere until `finish` or `go_back`.
 local function end_lease(job, outcome, state, error_type, error_message)
@@ -14,20 +38,20 @@ local function end_lease(job, outcome, state, error_type, error_message)
     job.rest = content(job)
     set_more(job, HAS_PROGRESS, nil)
   end
-  set_more(job, IS_CANCEL_WANTED, nil)
+  set_more(job, CANCEL_REQUESTED, nil)
   job.token, job.worker, job.expires_at, job.reserved_at = nil, nil, nil, nil
-  if w then is_stirred = true end
+  if max_inflight then is_stirred = true end
   return ended_at
 end
 
-local ENDED = {[DONE] = done, [DEAD] = dead, [CANCELLED] = cancelled}
 local TOTALS = {[DONE] = 'done_total', [DEAD] = 'dead_total', [CANCELLED] = 'cancelled_total'}
 
 local function put_away(job, state, finished_at)
   job.state = state
   job.finished_at = finished_at
   call('HSET', finished_job, job.id, packed(job))
-  call('ZADD', ENDED[state], finished_at, job.id)
+  local ended = state == DONE and done or state == DEAD and dead or cancelled
+  call('ZADD', ended, finished_at, job.id)
   call('HINCRBY', meta, TOTALS[state], 1)
 end
 
@@ -67,7 +91,7 @@ local function go_back(job)
 end
 
 local function waiting_state(run_at)
-  return run_at > now and SCHEDULED or WAITING
+  return run_at > now and SCHEDULED or READY
 end
 
 local function is_spent(head)
@@ -82,7 +106,7 @@ local function expire(job)
   local head = job.head
   head[STALLS] = head[STALLS] + 1
   local state = waiting_state(head[RUN_AT])
-  if more(job, IS_CANCEL_WANTED) then
+  if more(job, CANCEL_REQUESTED) then
     state = CANCELLED
   elseif is_spent(head) then
     state = DEAD
@@ -102,7 +126,7 @@ local function sweep(limit)
   while ended < limit do
     local members = call('ZRANGEBYSCORE', active, '-inf', now, 'LIMIT', 0, math.min(100, limit - ended))
     if #members == 0 then break end
-    if ended == 0 then know_settings() end
+    if ended == 0 then read_settings() end
     for n = 1, #members do expire(load(active_job, id_in(members[n]))) end
     ended = ended + #members
   end

@@ -1,0 +1,460 @@
+"""One server and the connections to it. redis-py connects, authenticates, encrypts and parses; all calls of a handle share one
+connection, and replies come in the order of the commands.
+
+redis-py's client takes a connection per call from a pool, which costs up to four times the CPU (docs/decisions/redis-client.md).
+A caller that is cancelled costs nothing here: its reply is read and dropped. Nothing is repeated here; a caller whose reply was
+lost learns so and decides.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import ssl
+import weakref
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple, cast
+
+import hiredis
+from redis import exceptions
+from redis.asyncio import Connection, SSLConnection, UnixDomainSocketConnection
+from redis.exceptions import InvalidResponse, RedisError, ResponseError
+
+from taskharbor.drivers.redis.failures import code_of, translated
+from taskharbor.drivers.redis.library import Call, Library, Word
+from taskharbor.drivers.redis.options import Address, Options
+from taskharbor.errors import BackendUnavailable, InvalidRequest, TaskHarborError
+
+# The library's own annotation says a tuple of one.
+pack = cast("Callable[[tuple[Word, ...]], bytes]", hiredis.pack_command)
+
+_KEEPALIVE = {
+    getattr(socket, name): value
+    for name, value in (
+        ("TCP_KEEPIDLE", 30),
+        ("TCP_KEEPINTVL", 10),
+        ("TCP_KEEPCNT", 3),
+        ("TCP_USER_TIMEOUT", 30_000),
+    )
+    if hasattr(socket, name)
+}
+"""A dead peer is silent; without these the kernel waits for hours before it reports that."""
+_ASKING = pack(("ASKING",))
+_MULTI = pack(("MULTI",))
+_EXEC = pack(("EXEC",))
+_WAIT_REPLIES = 2
+_LOADS = 4
+"""Tries of a call on a server that lacks the library and refuses FUNCTION."""
+REDISCOVER = frozenset({"READONLY", "MASTERDOWN"})
+"""Errors of a server that is no master any more."""
+
+
+class ConnectionLost(Exception):
+    """No reply will come. Whether the server ran what was sent is not known."""
+
+
+class _Pending(NamedTuple):
+    answer: asyncio.Future[list[Any]]
+    expected: int
+    sent_at: float
+    replies: list[Any]
+
+
+class SharedConnection:
+    """A redis-py connection that many callers use at once. Replies that are errors are `ResponseError` values in their place."""
+
+    def __init__(self, connection: Connection, timeout: float) -> None:
+        self._connection = connection
+        self._timeout = timeout
+        self._loop = asyncio.get_running_loop()
+        self._pending: deque[_Pending] = deque()
+        self._watchdog: asyncio.TimerHandle | None = None
+        self._end = ConnectionLost("the connection is closed")
+        self._sending: set[asyncio.Task[None]] = set()
+        self.is_open = True
+        self.on_message: Callable[[Any], None] | None = None
+        """Takes every reply of a connection that has subscribed to something."""
+        self.on_lost: Callable[[], None] = lambda: None
+        self._reader = self._loop.create_task(self._read())
+
+    async def ask(self, packed: bytes, count: int) -> list[Any]:
+        """Send commands and return their replies, `count` of them. Raises ConnectionLost."""
+        if not (self.is_open and self._connection.is_connected):
+            raise self._end
+        answer: asyncio.Future[list[Any]] = self._loop.create_future()
+        self._pending.append(_Pending(answer, count, self._loop.time(), []))
+        if self._watchdog is None:
+            self._watchdog = self._loop.call_later(self._timeout, self._check_silence)
+        try:
+            # Written before the first await, so replies come in the order of `_pending`.
+            await self._connection.send_packed_command(packed, check_health=False)
+        except RedisError as error:
+            self.abort(str(error), error)
+        return await answer
+
+    def tell(self, packed: bytes) -> None:
+        """Send commands whose replies, if any, go to `on_message`."""
+        if self.is_open and self._connection.is_connected:
+            sending = self._loop.create_task(self._connection.send_packed_command(packed, check_health=False))
+            self._sending.add(sending)
+            # A failure is not looked at: the reader learns of it too.
+            sending.add_done_callback(self._sent)
+
+    def _sent(self, sending: asyncio.Task[None]) -> None:
+        self._sending.discard(sending)
+        if not sending.cancelled():
+            sending.exception()
+
+    def abort(self, why: str, cause: Exception | None = None) -> None:
+        """Close it at once. Callers that wait for replies get ConnectionLost."""
+        if not self.is_open:
+            return
+        self.is_open = False
+        self._end = ConnectionLost(why)
+        self._end.__cause__ = cause
+        if self._watchdog is not None:
+            self._watchdog.cancel()
+            self._watchdog = None
+        self._reader.cancel()
+        while self._pending:
+            pending = self._pending.popleft()
+            if not pending.answer.done():
+                pending.answer.set_exception(self._end)
+        self.on_lost()
+
+    async def closed(self) -> None:
+        """Wait until an aborted connection has let go of its socket."""
+        await asyncio.gather(self._reader, *self._sending, return_exceptions=True)
+
+    async def _read(self) -> None:
+        connection = self._connection
+        try:
+            while True:
+                try:
+                    reply = await connection.read_response(disconnect_on_error=False)
+                except ResponseError as error:
+                    reply = error
+                if self.on_message is not None:
+                    self.on_message(reply)
+                elif self._pending:
+                    self._take(reply)
+                else:
+                    # Only a farewell comes unasked, for example to an idle client.
+                    self.abort(str(reply))
+        except InvalidResponse as error:
+            self.abort(f"that is not a Redis server: {error}")
+        except RedisError as error:
+            self.abort(str(error), error)
+        finally:
+            # redis-py closes in order only, which waits for a peer that may be dead.
+            if connection._writer is not None:
+                connection._writer.transport.abort()
+            await connection.disconnect(nowait=True)
+
+    def _take(self, reply: Any) -> None:
+        pending = self._pending[0]
+        pending.replies.append(reply)
+        if len(pending.replies) == pending.expected:
+            self._pending.popleft()
+            if not pending.answer.done():
+                pending.answer.set_result(pending.replies)
+
+    def _check_silence(self) -> None:
+        self._watchdog = None
+        if not self._pending:
+            return
+        left = self._pending[0].sent_at + self._timeout - self._loop.time()
+        if left <= 0:
+            self.abort(f"no answer for {self._timeout:g} s")
+        else:
+            self._watchdog = self._loop.call_later(left, self._check_silence)
+
+
+async def connect(
+    address: Address,
+    options: Options,
+    *,
+    user: str | None = None,
+    password: str | None = None,
+    db: int | None = None,
+) -> SharedConnection:
+    """A connection that is ready for commands. Account and database are those of the options unless `db` is given."""
+    user, password = (user, password) if db is not None else (options.user, options.password)
+    db = options.db if db is None else db
+    place = f"{address}/{db}"
+    connection = _connection(
+        address,
+        options,
+        username=user,
+        password=password,
+        db=db,
+        protocol=2,
+        socket_connect_timeout=options.connect_timeout,
+        # Silence is noticed for the whole connection, not read by read.
+        socket_timeout=None,
+        driver_info=None,
+    )
+    try:
+        # redis-py's own limit is for the connection alone, without the handshake; it comes first, to be named.
+        async with asyncio.timeout(options.connect_timeout + 0.1):
+            await connection.connect()  # type: ignore[no-untyped-call]
+            # A server that refuses names for clients works all the same.
+            with contextlib.suppress(ResponseError):
+                await connection.send_command("CLIENT", "SETNAME", "taskharbor")
+                await connection.read_response()
+    except TimeoutError:
+        raise BackendUnavailable(
+            f"{place}: connected, but no answer within {options.connect_timeout:g} s"
+        ) from None
+    except InvalidResponse as error:
+        raise BackendUnavailable(f"{place}: that is not a Redis server: {error}") from None
+    except RedisError as error:
+        raise _refused(error, place, options.connect_timeout) from error
+    return SharedConnection(connection, options.timeout)
+
+
+def _connection(address: Address, options: Options, **settings: Any) -> Connection:
+    if not address.port:
+        return cast("Connection", UnixDomainSocketConnection(path=address.host, **settings))
+    settings |= {"host": address.host, "port": address.port, "socket_keepalive_options": _KEEPALIVE}
+    if not options.tls:
+        return Connection(**settings)
+    encrypted = SSLConnection(**settings)
+    # redis-py's own context would trust the system's authorities beside the one that the URL names.
+    encrypted.ssl_context.context = tls_context(options)
+    return encrypted
+
+
+@lru_cache(maxsize=8)
+def tls_context(options: Options) -> ssl.SSLContext:
+    try:
+        context = ssl.create_default_context(cafile=options.tls_ca)
+        if options.tls_cert is not None:
+            context.load_cert_chain(options.tls_cert, options.tls_key)
+    except OSError as error:
+        files = ", ".join(filter(None, (options.tls_ca, options.tls_cert, options.tls_key)))
+        raise InvalidRequest(
+            f"the files that tls_ca, tls_cert and tls_key name ({files}) cannot be used: {error.strerror or error}"
+        ) from None
+    if not options.tls_verify:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+def _refused(error: RedisError, place: str, limit: float) -> TaskHarborError:
+    """The error of a connection that could not be made."""
+    found = error.__context__
+    if isinstance(found, TimeoutError):
+        return BackendUnavailable(f"{place}: no connection within {limit:g} s")
+    if not isinstance(found, OSError):
+        if error.status_code is None and isinstance(error, exceptions.ConnectionError):
+            return BackendUnavailable(f"{place}: {error}")
+        return translated(error, place)
+    if isinstance(found, ssl.SSLCertVerificationError):
+        return BackendUnavailable(
+            f"{place}: the server's certificate is not trusted ({found.verify_message}): name its authority with tls_ca"
+        )
+    if isinstance(found, ssl.SSLError):
+        return BackendUnavailable(
+            f"{place}: no TLS with this server ({found.reason}): is it redis:// instead of rediss://, or the wrong port?"
+        )
+    # The event loop's own words do not say why.
+    why = os.strerror(found.errno) if isinstance(found, ConnectionError) and found.errno else found.strerror
+    return BackendUnavailable(f"{place}: {why or found}")
+
+
+def failed(error: ConnectionLost, place: str) -> TaskHarborError:
+    """The error of a call whose reply never came."""
+    cause = error.__cause__
+    if isinstance(cause, RedisError) and cause.status_code is not None:
+        return translated(cause, place)
+    return BackendUnavailable(f"{place}: the connection was lost before the answer came ({error})")
+
+
+class Server:
+    """A server that `locate` finds: always at one address, or wherever the sentinels say. Connections are made on demand."""
+
+    def __init__(
+        self, locate: Callable[[], Awaitable[Address]] | Address, options: Options, library: Library
+    ) -> None:
+        self._locate = locate
+        self._options = options
+        self._library = library
+        self._by_eval = False
+        """Whether the server refused the library. Tried again with every new connection."""
+        self._shared: SharedConnection | None = None
+        self._connections: weakref.WeakSet[SharedConnection] = weakref.WeakSet()
+        """All that were made here and are still in use, the listener's included."""
+        self._connecting = asyncio.Lock()
+        self._is_closed = False
+        self.address = locate if isinstance(locate, Address) else None
+        """Where it was found last."""
+
+    @property
+    def is_connected(self) -> bool:
+        return self._shared is not None and self._shared.is_open
+
+    async def connect(self) -> SharedConnection:
+        """The shared connection. Nothing of the caller's was sent if this raises."""
+        if self._shared is None or not self._shared.is_open:
+            async with self._connecting:
+                if self._shared is None or not self._shared.is_open:
+                    self._shared = await self.another_connection()
+                    self._by_eval = False
+        return self._shared
+
+    async def another_connection(self) -> SharedConnection:
+        """One for the caller alone."""
+        self._refuse_if_closed()
+        self.address = self._locate if isinstance(self._locate, Address) else await self._locate()
+        connection = await connect(self.address, self._options)
+        self._connections.add(connection)
+        self._refuse_if_closed()
+        return connection
+
+    def _refuse_if_closed(self) -> None:
+        if self._is_closed:
+            self.drop("this handle was closed")
+            raise BackendUnavailable(f"{self._options.place}: this handle was closed")
+
+    def drop(self, why: str, *, after: SharedConnection | None = None) -> None:
+        """Close all connections: what ended one has probably ended the others. `after` a connection failed: unless there is a
+        newer one already."""
+        if after is not None and self._shared is not None and self._shared is not after:
+            return
+        self._shared = None
+        for connection in list(self._connections):
+            connection.abort(why)
+
+    async def close(self) -> None:
+        self._is_closed = True
+        connections = list(self._connections)
+        self.drop("this handle was closed")
+        await asyncio.gather(*(connection.closed() for connection in connections))
+
+    # -- commands and calls -------------------------------------------------------------------------------
+
+    async def send(self, commands: Sequence[tuple[Word, ...]], *, asking: bool = False) -> list[Any]:
+        """The replies to plain commands. Raises ConnectionLost, or the first ResponseError."""
+        packed = [_ASKING + pack(words) if asking else pack(words) for words in commands]
+        replies = await self._ask(b"".join(packed), len(commands) * (1 + asking))
+        return _checked(replies[1::2] if asking else replies)
+
+    async def call(self, calls: Sequence[Call], *, asking: bool = False) -> list[Any]:
+        """The answers of functions; several are one transaction. Brings the library to a server that lacks it."""
+        if not calls:
+            return []
+        is_full = False
+        for _ in range(_LOADS):
+            # Of this try: a concurrent call may change it.
+            by_eval = self._by_eval or is_full
+            try:
+                return await self._call(calls, asking, by_eval)
+            except ResponseError as error:
+                if code_of(error) == "OOM" and not by_eval:
+                    # A full server refuses a function at once, but a script only when it needs memory: jobs that are there
+                    # may be found or changed.
+                    is_full = True
+                elif not await self._is_prepared(error, calls[0].function, by_eval):
+                    raise
+        raise BackendUnavailable(
+            f"{self.address}: the server forgets functions as soon as it has loaded them"
+        )
+
+    async def _call(self, calls: Sequence[Call], asking: bool, by_eval: bool) -> list[Any]:
+        assert not by_eval or len({self._library.flags[one.function] for one in calls}) == 1, (
+            "by EVAL, calls of different scripts in one transaction could fail alone"
+        )
+        wait = self._packed_wait(calls)
+        packed = [pack(self._library.words(call, by_eval=by_eval)) for call in calls]
+        parts = [_ASKING, *packed] if asking else packed
+        if len(calls) > 1:
+            parts = [_MULTI, *parts, _EXEC]
+        replies = await self._ask(b"".join((*parts, wait)), len(parts) + (_WAIT_REPLIES if wait else 0))
+        answers = replies[len(parts) - 1 : len(parts)]
+        if len(calls) > 1:
+            # What was wrong is said where the command was refused; EXEC only says that something was.
+            answers = replies[: len(parts)] if isinstance(answers[0], ResponseError) else answers[0]
+        _checked(answers)
+        if wait and not self._has_waited(replies[-1]):
+            raise self._not_replicated()
+        return answers
+
+    def packed(self, call: Call) -> bytes:
+        return pack(self._library.words(call, by_eval=self._by_eval))
+
+    async def _ask(self, packed: bytes, count: int) -> list[Any]:
+        connection = self._shared
+        if connection is None or not connection.is_open:
+            connection = await self.connect()
+        try:
+            replies = await connection.ask(packed, count)
+        except ConnectionLost as error:
+            self.drop(str(error), after=connection)
+            raise
+        for reply in replies:
+            if isinstance(reply, ResponseError) and code_of(reply) in REDISCOVER:
+                self.drop(str(reply), after=connection)
+        return replies
+
+    async def _is_prepared(self, error: ResponseError, function: str, by_eval: bool) -> bool:
+        """Whether a call that failed may succeed now: its function was missing and was loaded, or EVAL is to be used."""
+        if _is_fcall_refused(error) and not by_eval:
+            self._by_eval = True
+            return True
+        if code_of(error) != "NOSCRIPT" and "Function not found" not in str(error):
+            return False
+        (reply,) = await self._ask(pack(self._library.load(function, by_eval=by_eval)), 1)
+        if isinstance(reply, ResponseError) and "already exists" not in str(reply):
+            if by_eval or code_of(reply) in REDISCOVER:
+                raise reply
+            # FUNCTION is forbidden here, or the server takes no changes at the moment: EVAL needs no change.
+            self._by_eval = True
+        return True
+
+    # -- waiting for replicas -----------------------------------------------------------------------------
+
+    def _packed_wait(self, calls: Sequence[Call]) -> bytes:
+        """WAIT and WAITAOF wait for the last write of their own connection. A repeated call may find that an earlier try has
+        written everything, on another connection; so a key that vanishes at once is written in any case."""
+        options = self._options
+        if not options.waits or self._library.flags[calls[0].function] == "no-writes":
+            return b""
+        limit = max(1, round(options.wait_timeout * 1000))
+        mark = pack(("SET", f"{calls[0].keys[0]}:waited", "", "PX", 1))
+        if options.wait_aof is not None:
+            return mark + pack(("WAITAOF", 1, options.wait_aof, limit))
+        return mark + pack(("WAIT", options.wait_replicas, limit))
+
+    def _has_waited(self, reply: Any) -> bool:
+        options = self._options
+        if options.wait_aof is not None:
+            return isinstance(reply, list) and reply[0] >= 1 and reply[1] >= options.wait_aof
+        return isinstance(reply, int) and reply >= options.wait_replicas
+
+    def _not_replicated(self) -> BackendUnavailable:
+        options = self._options
+        what = "in their append-only files" if options.wait_aof is not None else "in memory"
+        wanted = options.wait_aof if options.wait_aof is not None else options.wait_replicas
+        return BackendUnavailable(
+            f"{options.place}: the change was made, but {wanted} replicas did not have it {what} within "
+            f"{options.wait_timeout:g} s: a failover now could lose it; repeating the call is safe"
+        )
+
+
+def _checked(replies: list[Any]) -> list[Any]:
+    for reply in replies:
+        if isinstance(reply, ResponseError):
+            raise reply
+    return replies
+
+
+def _is_fcall_refused(error: ResponseError) -> bool:
+    """Whether this user, or nobody, may run functions on the server."""
+    text = str(error).lower()
+    return "'fcall'" in text and ("unknown command" in text or code_of(error) == "NOPERM")

@@ -1,0 +1,90 @@
+"""The server's side of the driver: one library of Lua functions, made of the files in `lua/` in the order given here.
+
+A server gets it once, by FUNCTION LOAD. Its name carries a hash of its text, so several releases can work on one server. Where a
+server refuses FUNCTION, the same text runs by EVAL behind another header, and defines all functions with every call.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Sequence
+from functools import cache
+from importlib.resources import files
+from struct import Struct
+from typing import Any, NamedTuple, TypeAlias
+
+Word: TypeAlias = bytes | str | int
+
+_FILES = (
+    "layout", "queue", "records", "lines", "log", "keyed", "leases", "define",
+    "enqueue", "reserve", "settle", "operate", "retention", "inspect",
+)  # fmt: skip
+_DEFINED = re.compile(r"^define\('(\w+)', \{(?:'([\w-]+)')?\}", re.MULTILINE)
+
+
+class Call(NamedTuple):
+    """One function, run once."""
+
+    function: str
+    keys: Sequence[str]
+    args: Sequence[Word]
+
+
+class Library:
+    """Lua functions from a text that declares each with `define`."""
+
+    def __init__(self, text: str) -> None:
+        self.name = f"taskharbor_{_sha1(text)[:16]}"
+        self.flags: dict[str, str] = dict(_DEFINED.findall(text))
+        """Of each function: `no-writes`, `allow-oom` or nothing."""
+        self._source = (
+            f"#!lua name={self.name}\nlocal LIBRARY = '{self.name}'\n{lua('export_function')}{text}"
+        )
+        by_eval = f"{lua('export_eval')}{text}{lua('dispatch')}"
+        # Without a header a script is refused at its first write that needs memory, not before it begins.
+        self._scripts = {
+            flag: f"#!lua flags={flag}\n{by_eval}" if flag else by_eval for flag in self.flags.values()
+        }
+        self._hashes = {flag: _sha1(script) for flag, script in self._scripts.items()}
+
+    def words(self, call: Call, *, by_eval: bool) -> tuple[Word, ...]:
+        """The command that runs a function."""
+        function, keys, args = call
+        if by_eval:
+            return ("EVALSHA", self._hashes[self.flags[function]], len(keys), *keys, *args, function)
+        return ("FCALL", f"{self.name}_{function}", len(keys), *keys, *args)
+
+    def load(self, function: str, *, by_eval: bool) -> tuple[Word, ...]:
+        """The command after which a server knows a function."""
+        if by_eval:
+            return ("SCRIPT", "LOAD", self._scripts[self.flags[function]])
+        return ("FUNCTION", "LOAD", self._source)
+
+
+def _sha1(text: str) -> str:
+    return hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
+
+
+@cache
+def lua(name: str) -> str:
+    return (files(__package__) / "lua" / f"{name}.lua").read_text("utf-8")
+
+
+_CONSTANTS = re.findall(r"^local ([A-Z_, ]+) = (.+)$", lua("layout"), re.MULTILINE)
+LAYOUT: dict[str, Any] = {
+    name: int(value) if value.isdecimal() else value.strip("'")
+    for names, values in _CONSTANTS
+    for name, value in zip(names.split(", "), values.split(", "), strict=True)
+}
+"""The constants of `lua/layout.lua`, which defines the stored bytes for both sides."""
+_FORMATS = {"I1": "B", "I2": "H", "I4": "I", "I8": "Q"}
+
+
+def layout(name: str) -> Struct:
+    """A format of `lua/layout.lua`."""
+    return Struct(re.sub(r"I\d", lambda found: _FORMATS[found[0]], LAYOUT[name]))
+
+
+TEXT = "".join(map(lua, _FILES))
+LIBRARY = Library(TEXT)

@@ -1,0 +1,19 @@
+-- Registration of the functions. `export` is defined by export_function.lua or export_eval.lua, by how the server runs this text.
+
+-- A library stays loaded, so variables of a call are set anew when the next one begins.
+local function begin(keys, args)
+  waiting, active, waiting_job, active_job, finished_job, ready, scheduled, jobs, done, dead, cancelled, waiting_key, active_key,
+    accepted, led_here, settings, meta, attempts, late, outbox, repeated, notify = unpack(keys)
+  call, channel, now, is_stirred = redis.call, args[1], tonumber(args[2]), false
+  next_row, of_lease = nil, nil
+  latest_end, failure_id, deaths, max_inflight, failure_queue = nil, '', 0, false, false
+end
+
+-- Flags: `no-writes` for functions that only read; `allow-oom` for functions that a server with full memory still runs, so that
+-- its jobs can be finished. Others are refused there before they begin.
+local function define(name, flags, body)
+  export(name, flags, function(keys, args)
+    begin(keys, args)
+    return body(keys, args)
+  end)
+end

@@ -1,0 +1,47 @@
+-- Byte layout of stored jobs and of the attempt log. This is the only definition: Python reads the formats from this file.
+--
+-- A stored job is one string, so that a move between two hashes moves one field:
+--
+--   lease    only while inflight: LEASE (state, expiry, start, length of the worker's name), then the worker's name
+--   token    only while inflight: TOKEN_SIZE bytes
+--   front    FRONT: state; fence; number of the first row in the log entry that has the job's last row, or 0; end of the job,
+--            or 0. Behind a lease these are the values from before the claim
+--   base     behind FRONT in FRONT_AND_BASE: seq, the number in the order of acceptance; length of the head; 1 for
+--            a plain job
+--   head     array packed with MessagePack, by the places below
+--   body     codec, headers and timeout, packed by the client; empty where all have their defaults
+--   payload  as it came
+--   tail     progress of a job that is inflight, result of a job that is done
+--   grain    one byte that differs from job to job. Lua 5.1 hashes every eighth byte or so of a long string and always the last;
+--            without the grain, similar jobs would share a hash and be compared byte by byte
+--
+-- A claim adds a lease in front. An ack removes it and rewrites the front. The rest is copied unread.
+local LEASE = '>I1I8I8I2'
+local TOKEN_SIZE = 24
+local FRONT = '>I1I4I8I8'
+local FRONT_AND_BASE = '>I1I4I8I8I8I4I1'
+-- Bytes of the front, places of the plain flag and of the head. A library that is being loaded has no `struct` to compute them.
+local FRONT_SIZE, PLAIN_AT, HEAD_AT = 21, 34, 35
+
+-- Places in the head. KEY and MORE are false where there is none; a job with neither is plain.
+local RUN_AT, PRIORITY, ATTEMPTS, STALLS, MAX_ATTEMPTS, MAX_STALLS = 1, 2, 3, 4, 5, 6
+local CREATED_AT, TYPE, KEY, BODY_SIZE, PAYLOAD_SIZE, MORE = 7, 8, 9, 10, 11, 12
+-- Names in MORE, a map of fields that few jobs have. SETTLED is the token of the lease that was settled last.
+local LAST_ERROR, FAILED_AT, FLAGS, CANCEL_REQUESTED, MERGED_INTO = 'e', 'f', 'u', 'c', 'm'
+local HAS_PROGRESS, HAS_RESULT, IDEMPOTENCY_KEY, BACKOFF_MIN, BACKOFF_MAX = 'p', 'r', 'i', 'b', 'B'
+local SETTLED = 't'
+
+-- States. A stored job that waits is READY, due or not: each reader compares run_at with its own clock. SCHEDULED occurs in
+-- answers and in the log only.
+local SCHEDULED, READY, BLOCKED, INFLIGHT, DONE, DEAD, CANCELLED = 0, 1, 2, 3, 4, 5, 6
+
+-- The attempt log is a stream. Rows that ended alike share an entry, whose id is the number of its last row:
+--
+--   front   ENTRY: end, outcome, state of the jobs afterwards, number of rows, length of the error, length of the lease
+--   error   {type, message} packed with MessagePack; empty where there is none
+--   lease   as in the stored job, without the token; empty where the jobs were not inflight
+--   rows    ROW: length of the id, length of the head, fence, number of the first row in the entry of the job's previous row
+--           (0: none); then id; then head of the stored job from before the change
+local ENTRY = '>I8I1I1I2I4I2'
+local ROW = '>I2I4I4I8'
+local OUTCOME_DONE, RETRIED, OUTCOME_DEAD, EXPIRED, RELEASED, OUTCOME_CANCELLED, MERGED, REQUEUED = 0, 1, 2, 3, 4, 5, 6, 7

@@ -1,0 +1,97 @@
+-- Replace the queue's settings.
+--
+-- KEYS    the queue's
+-- ARGV    1 channel, 2 now (unused), then names and values
+-- result  nothing
+define('configure', {'allow-oom'}, function(keys, args)
+  call('DEL', settings)
+  call('HSET', settings, unpack(args, 3))
+  is_stirred = true
+  wake()
+  return false
+end)
+
+-- Cancel what waits; ask the holder of what is inflight to stop.
+--
+-- KEYS    the queue's
+-- ARGV    1 channel, 2 now, then the ids
+-- result  per id: its state, or -1 not found, -2 has ended otherwise
+define('cancel', {'allow-oom'}, function(keys, args)
+  local function cancel_waiting(job)
+    append_row(job, OUTCOME_CANCELLED, CANCELLED, now)
+    if job.head[KEY] then call('HDEL', waiting_key, job.head[KEY]) end
+    leave_line(job)
+    call('HDEL', waiting_job, job.id)
+    finish(job, CANCELLED, now)
+    return CANCELLED
+  end
+
+  local function cancel(id)
+    local job = load(waiting_job, id)
+    if job then return cancel_waiting(job) end
+    job = load(active_job, id)
+    if job then
+      set_more(job, CANCEL_REQUESTED, true)
+      call('HSET', active_job, id, packed(job))
+      return INFLIGHT
+    end
+    job = load(finished_job, id)
+    if not job then return -1 end
+    return job.state == CANCELLED and CANCELLED or -2
+  end
+
+  local answers = {}
+  for n = 3, #args do answers[n - 2] = cancel(args[n]) end
+  close_up()
+  return answers
+end)
+
+-- Dead jobs get another chance.
+--
+-- KEYS    the queue's
+-- ARGV    1 channel, 2 now, 3 whether it is sent again (1), then the ids
+-- result  per id: its state, or -1 not found, -2 not dead, -3 another job of its key waits already
+define('requeue', {'allow-oom'}, function(keys, args)
+  local is_again = args[3] == '1'
+
+  -- An earlier try of this call may have brought it there.
+  local function was_requeued(job)
+    local head = job.head
+    return is_again and head[RUN_AT] == now and head[ATTEMPTS] == 0 and head[STALLS] == 0
+  end
+
+  local function start_over(job)
+    local head = job.head
+    head[ATTEMPTS], head[STALLS], head[RUN_AT] = 0, 0, now
+    job.finished_at = 0
+  end
+
+  local function requeue(id)
+    local job = load(finished_job, id)
+    if not job then
+      job = load(waiting_job, id)
+      if job and was_requeued(job) then return job.state end
+      return (job or call('HEXISTS', active_job, id) == 1) and -2 or -1
+    end
+    if job.state ~= DEAD then return -2 end
+    local key = job.head[KEY]
+    if key and call('HEXISTS', waiting_key, key) == 1 then return -3 end
+    call('HDEL', finished_job, id)
+    call('ZREM', dead, id)
+    start_over(job)
+    local is_blocked = key and call('HEXISTS', active_key, key) == 1
+    append_row(job, REQUEUED, is_blocked and BLOCKED or READY, now)
+    if key then call('HSET', waiting_key, key, id) end
+    if is_blocked then
+      block(job)
+      return BLOCKED
+    end
+    line_up(job)
+    return READY
+  end
+
+  local answers = {}
+  for n = 4, #args do answers[n - 3] = requeue(args[n]) end
+  close_up()
+  return answers
+end)

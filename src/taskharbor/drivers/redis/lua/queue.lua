@@ -1,0 +1,121 @@
+-- Keys of a queue. Every function that works on a queue takes them in this order; `keys.py` reads the names from these lines.
+local waiting        -- zset    job id -> run_at of every waiting job; negative where it is blocked
+local active         -- zset    id:worker -> when the lease expires
+local waiting_job    -- hash    job id -> stored job, while it waits
+local active_job     -- hash    job id -> stored job, while it is inflight
+local finished_job   -- hash    job id -> stored job, once it has ended
+local ready          -- zset    type, place in the line and id of every job that may be claimed; all scores are 0
+local scheduled      -- zset    job id -> run_at of jobs that were not due when they were stored
+local jobs           -- zset    job id -> number of every job, in the order of acceptance
+local done           -- zset    job id -> when it ended
+local dead           -- zset    job id -> when it ended
+local cancelled      -- zset    job id -> when it ended
+local waiting_key    -- hash    key -> id of the one job that waits for it
+local active_key     -- hash    key -> id of the one job that is inflight for it
+local accepted       -- hash    idempotency key -> id of the job it led to
+local led_here       -- hash    job id -> idempotency keys that led to it and are not its own
+local settings       -- hash    the operator's settings
+local meta           -- hash    counters and high-water marks
+local attempts       -- stream  the attempt log
+local late           -- zset    number of a log row -> its end, of rows that ended before a row in front of them
+local outbox         -- list    dead jobs that the failure queue has yet to be told of
+local repeated       -- zset    name of a call that was sent again -> when
+local notify         -- stream  one entry, the number of the queue's last move, for blocking claims
+
+-- Variables of one call; `begin` in define.lua sets them anew for each.
+local call           -- redis.call, which cannot be read while a library is loaded
+local channel        -- first argument: where moves are published; empty where nobody listens
+local now            -- second argument: the caller's clock, the only one that functions compare with
+local is_stirred     -- whether something may have become runnable. Waiters are notified once, at the end of the call
+
+-- Runs a command with many values, in portions that fit on the Lua stack. Returns the sum of the replies.
+local function call_with(command, key, values)
+  local count = #values
+  if count == 0 then return 0 end
+  if count <= 4000 then return call(command, key, unpack(values)) end
+  local sum = 0
+  for first = 1, count, 4000 do
+    sum = sum + call(command, key, unpack(values, first, math.min(first + 3999, count)))
+  end
+  return sum
+end
+
+-- The same for a command that replies with one value for each given.
+local function ask_with(command, key, values)
+  if #values <= 4000 then
+    return call(command, key, unpack(values))
+  end
+  local answers = {}
+  for first = 1, #values, 4000 do
+    local portion = call(command, key, unpack(values, first, math.min(first + 3999, #values)))
+    for n = 1, #portion do answers[#answers + 1] = portion[n] end
+  end
+  return answers
+end
+
+-- Notifies subscribers of the channel and blocking claims.
+local function announce(moves)
+  if channel == '' then return end
+  call('PUBLISH', channel, moves)
+  -- Fails where somebody deleted the counter and left the stream; blocking claims then end a little later by themselves.
+  redis.pcall('XADD', notify, 'MAXLEN', 1, moves .. '-0', 'm', '')
+end
+
+-- Counts and announces a move, if there was one. Waiters compare the number with the last they saw, so they miss nothing.
+local function wake()
+  if not is_stirred then return nil end
+  local moves = call('HINCRBY', meta, 'moves', 1)
+  announce(moves)
+  return moves
+end
+
+local function server_time()
+  local time = call('TIME')
+  return tonumber(time[1]) * 1000000 + tonumber(time[2])
+end
+
+-- A number that grows with everything that is accepted or logged, and is never given twice: the server's own time in
+-- microseconds, or one more than the last where that is later. A replica that lost writes and is promoted goes on from its
+-- own clock. It orders, and decides nothing else.
+local function stamp_after(last)
+  return math.max(server_time(), tonumber(last or 0) + 1)
+end
+
+local function next_stamp(name)
+  return stamp_after(call('HGET', meta, name))
+end
+
+-- A counter that gives each number and its digits. To write out sixteen digits costs more than most commands, so the first
+-- ten are written once.
+local function counting_from(number)
+  local low = number % 1000000
+  local high = string.format('%.0f', (number - low) / 1000000)
+  number = number - 1
+  low = low - 1
+  return function()
+    number = number + 1
+    low = low + 1
+    if low == 1000000 then
+      low = 0
+      high = string.format('%.0f', number / 1000000)
+    end
+    return number, string.format('%s%06d', high, low)
+  end
+end
+
+-- A call whose answer was lost is sent again under the same name. If the server reads the first try only after the second, the
+-- first must do nothing.
+
+local KEEP_FOR = 3600 * 1000000
+
+local function note_repeated(name)
+  call('ZREMRANGEBYSCORE', repeated, '-inf', now - KEEP_FOR)
+  call('ZADD', repeated, now, name)
+  -- Claims and enqueues read this field anyway, and look at the set only if it is there.
+  call('HSET', meta, 'has_repeated', 1)
+end
+
+-- Whether this first try arrives after its own repetition.
+local function is_overtaken(name)
+  return call('EXISTS', repeated) == 1 and call('ZSCORE', repeated, name) ~= false
+end

@@ -1,0 +1,189 @@
+-- Forget jobs that have ended, and the idempotency keys that led to them.
+
+local function forget_keys(ids, values)
+  local has_others = call('EXISTS', led_here) == 1
+  for n = 1, #ids do
+    local job = unpacked(ids[n], values[n])
+    local own = more(job, IDEMPOTENCY_KEY)
+    if own and call('HGET', accepted, own) == job.id then call('HDEL', accepted, own) end
+    local others = has_others and call('HGET', led_here, job.id)
+    if others then
+      call_with('HDEL', accepted, cmsgpack.unpack(others))
+      call('HDEL', led_here, job.id)
+    end
+  end
+end
+
+-- `family` is the set of those that ended the same way.
+local function forget(family, ids)
+  if #ids == 0 then return end
+  if call('EXISTS', accepted) == 1 then forget_keys(ids, ask_with('HMGET', finished_job, ids)) end
+  call_with('HDEL', finished_job, ids)
+  call_with('ZREM', jobs, ids)
+  call_with('ZREM', family, ids)
+end
+
+-- Remove jobs that have ended, by id.
+--
+-- KEYS    the queue's
+-- ARGV    1 unused, 2 now, then the ids
+-- result  per id the state it was in; 10 more where it has not ended and stays, -1 where it is not found
+define('remove', {'allow-oom'}, function(keys, args)
+  local families = {[DONE] = done, [DEAD] = dead, [CANCELLED] = cancelled}
+  local chosen = {[DONE] = {}, [DEAD] = {}, [CANCELLED] = {}}
+
+  local function look_at(id)
+    local job = load(finished_job, id)
+    if job then
+      local ids = chosen[job.state]
+      ids[#ids + 1] = id
+      return job.state
+    end
+    job = load(waiting_job, id) or load(active_job, id)
+    if not job then return -1 end
+    return 10 + (job.state == READY and job.head[RUN_AT] > now and SCHEDULED or job.state)
+  end
+
+  local answers = {}
+  for n = 3, #args do answers[n - 2] = look_at(args[n]) end
+  for state, ids in pairs(chosen) do forget(families[state], ids) end
+  return answers
+end)
+
+-- Remove ended jobs that match. Looks at a bounded number of them; the caller goes on from there.
+--
+-- KEYS    the queue's
+-- ARGV    1 channel, 2 now (unused), 3 which: done, dead or cancelled, 4 limit, 5 how many to pass over, 6 ended before (or
+--         +inf), 7 types, packed; empty for all, 8 1 where a key is asked for, 9 the key
+-- result  {how many were removed, how many were looked at and kept, 1 where there may be more}
+define('purge', {'allow-oom'}, function(keys, args)
+  local LOOK_AT = 5000
+  local family = ({done = done, dead = dead, cancelled = cancelled})[args[3]]
+  local limit, skip = tonumber(args[4]), tonumber(args[5])
+  local before = args[6] == '+inf' and '+inf' or '(' .. args[6]
+
+  local wanted = nil
+  if args[7] ~= '' then
+    wanted = {}
+    for _, name in ipairs(cmsgpack.unpack(args[7])) do wanted[name] = true end
+  end
+  local key = args[8] == '1' and args[9] or nil
+
+  local function matches(value)
+    local _, head = cmsgpack.unpack_one(value, HEAD_AT - 1)
+    return (not wanted or wanted[head[TYPE]]) and (not key or head[KEY] == key)
+  end
+
+  local most = (wanted or key) and LOOK_AT or math.min(LOOK_AT, limit)
+  local ids = call('ZRANGEBYSCORE', family, '-inf', before, 'LIMIT', skip, most)
+  local looked_at = #ids
+  local chosen = {}
+  if wanted or key then
+    local values = looked_at > 0 and ask_with('HMGET', finished_job, ids) or {}
+    for n = 1, #ids do
+      if #chosen == limit then
+        looked_at = n - 1
+        break
+      end
+      if matches(values[n]) then chosen[#chosen + 1] = ids[n] end
+    end
+  else
+    chosen = ids
+  end
+  local removed = #chosen
+  forget(family, chosen)
+  return {removed, looked_at - removed, looked_at > 0 and 1 or 0}
+end)
+
+-- Apply the queue's retention to ended jobs and to the attempt log.
+--
+-- KEYS    the queue's
+-- ARGV    1 channel, 2 now, 3 how many jobs at most, 4 how many rows at most,
+--         5 to 7 how long done, dead jobs and rows are kept where nobody said otherwise
+-- result  {how many jobs went, how many rows went}
+define('prune', {'allow-oom'}, function(keys, args)
+  local said = call('HMGET', settings, 'keep_done_us', 'keep_dead_us', 'keep_attempts_us')
+  local FOR_EVER = 'ever'
+
+  -- What ended at this instant or before is due; false where nothing ever is.
+  local function cutoff(n)
+    local keep = said[n] or args[4 + n]
+    return keep ~= FOR_EVER and now - tonumber(keep)
+  end
+
+  local function prune_jobs(family, ended_by, limit)
+    if not ended_by or limit <= 0 then return 0 end
+    local ids = call('ZRANGEBYSCORE', family, '-inf', ended_by, 'LIMIT', 0, limit)
+    forget(family, ids)
+    return #ids
+  end
+
+  -- The highest number of a row that went: who reads on from a lower one has missed something.
+  local function note_trimmed(number)
+    if number > tonumber(call('HGET', meta, 'trimmed') or 0) then
+      call('HSET', meta, 'trimmed', string.format('%.0f', number))
+    end
+  end
+
+  -- Entries stand in the order they were written, which is that of their ends but for the few that `late` knows of. Where only a
+  -- part of one may go now, it stays, and its rows up to `gone` count as gone.
+  local function prune_front(ended_by, limit)
+    local taken = 0
+    local front = gone_up_to()
+    while taken < limit do
+      local found = call('XRANGE', attempts, '-', '+', 'COUNT', math.min(50, limit - taken))
+      local due = {}
+      for n = 1, #found do
+        local last, value = number_in(found[n][1]), found[n][2][2]
+        if taken == limit or struct.unpack(ENTRY, value) > ended_by then break end
+        local rows = math.min(rows_in(value), last - front)
+        if taken + rows > limit then
+          front = last - rows + limit - taken
+          taken = limit
+          call('HSET', meta, 'gone', string.format('%.0f', front))
+          note_trimmed(front)
+          break
+        end
+        due[n] = found[n][1]
+        taken = taken + rows
+      end
+      if #due > 0 then
+        call('XDEL', attempts, unpack(due))
+        note_trimmed(number_in(due[#due]))
+        if call('EXISTS', late) == 1 then
+          for n = 1, #due do due[n] = string.match(due[n], '^%d+') end
+          call('ZREM', late, unpack(due))
+        end
+      end
+      if #due < #found or #found == 0 then break end
+    end
+    return taken
+  end
+
+  -- These have an entry each.
+  local function prune_late(ended_by, limit)
+    if limit <= 0 then return 0 end
+    local numbers = call('ZRANGEBYSCORE', late, '-inf', ended_by, 'LIMIT', 0, limit)
+    call_with('XDEL', attempts, numbers)
+    call_with('ZREM', late, numbers)
+    for n = 1, #numbers do note_trimmed(tonumber(numbers[n])) end
+    return #numbers
+  end
+
+  local most = tonumber(args[3])
+  local gone = prune_jobs(done, cutoff(1), most)
+  gone = gone + prune_jobs(cancelled, cutoff(1), most - gone)
+  gone = gone + prune_jobs(dead, cutoff(2), most - gone)
+
+  local rows_gone, ended_by = 0, cutoff(3)
+  if ended_by then
+    local most_rows = tonumber(args[4])
+    rows_gone = prune_front(ended_by, most_rows)
+    rows_gone = rows_gone + prune_late(ended_by, most_rows - rows_gone)
+    -- A stream stays when its last row goes.
+    if rows_gone > 0 and call('XLEN', attempts) == 0 then call('DEL', attempts) end
+  end
+  call('ZREMRANGEBYSCORE', repeated, '-inf', now - 3600 * 1000000)
+  if call('EXISTS', repeated) == 0 then call('HDEL', meta, 'has_repeated') end
+  return {gone, rows_gone}
+end)
