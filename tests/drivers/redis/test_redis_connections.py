@@ -8,10 +8,12 @@ from collections.abc import Awaitable, Callable, Iterator
 
 import pytest
 import redis
+from redis.asyncio import Connection
 from redis_stage import COUNT, ONCE, READ, call, connected, load_stage, nothing_unhandled, soon, until
 
 from needing import REDIS_VERSIONS
 from taskharbor.drivers.redis.client import Client, check, read_info
+from taskharbor.drivers.redis.connection import SharedConnection
 from taskharbor.drivers.redis.library import Call
 from taskharbor.drivers.redis.options import parse_url
 from taskharbor.errors import BackendUnavailable, InvalidRequest, SchemaMismatch, TaskHarborError
@@ -164,6 +166,16 @@ def test_the_database_of_the_url_is_used(server: RedisServer) -> None:
 
 
 # -- lost connections ---------------------------------------------------------------------------------------
+
+
+def test_a_connection_that_is_given_up_before_anything_was_read_is_closed(server: RedisServer) -> None:
+    async def use() -> None:
+        connection = Connection(port=server.port)
+        await connection.connect()
+        SharedConnection(connection, 1.0).abort("nobody needs it")
+        assert not connection.is_connected
+
+    asyncio.run(use())
 
 
 def test_a_connection_that_died_while_idle_costs_nothing(server: RedisServer) -> None:

@@ -9,7 +9,6 @@ lost learns so and decides.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import socket
 import ssl
@@ -92,8 +91,9 @@ class SharedConnection:
         try:
             # Written before the first await, so replies come in the order of `_pending`.
             await self._connection.send_packed_command(packed, check_health=False)
-        except RedisError as error:
-            self.abort(str(error), error)
+        except RedisError:
+            # The reader learns of it too, perhaps after the server's reason.
+            pass
         return await answer
 
     def tell(self, packed: bytes) -> None:
@@ -120,6 +120,10 @@ class SharedConnection:
             self._watchdog.cancel()
             self._watchdog = None
         self._reader.cancel()
+        # redis-py's `disconnect` closes in order only, which waits for a peer that may be dead.
+        if self._connection._writer is not None:
+            self._connection._writer.transport.abort()
+        self._connection._close()  # type: ignore[no-untyped-call]
         while self._pending:
             pending = self._pending.popleft()
             if not pending.answer.done():
@@ -146,14 +150,11 @@ class SharedConnection:
                     # Only a farewell comes unasked, for example to an idle client.
                     self.abort(str(reply))
         except InvalidResponse as error:
-            self.abort(f"that is not a Redis server: {error}")
+            self.abort(f"that is not a Redis server: {error}", error)
         except RedisError as error:
             self.abort(str(error), error)
         finally:
-            # redis-py closes in order only, which waits for a peer that may be dead.
-            if connection._writer is not None:
-                connection._writer.transport.abort()
-            await connection.disconnect(nowait=True)
+            self.abort("the connection is closed")
 
     def _take(self, reply: Any) -> None:
         pending = self._pending[0]
@@ -202,19 +203,26 @@ async def connect(
         # redis-py's own limit is for the connection alone, without the handshake; it comes first, to be named.
         async with asyncio.timeout(options.connect_timeout + 0.1):
             await connection.connect()  # type: ignore[no-untyped-call]
-            # A server that refuses names for clients works all the same.
-            with contextlib.suppress(ResponseError):
-                await connection.send_command("CLIENT", "SETNAME", "taskharbor")
-                await connection.read_response()
+            shared = SharedConnection(connection, options.timeout)
+            try:
+                # A server that refuses names for clients works all the same.
+                await shared.ask(pack(("CLIENT", "SETNAME", "taskharbor")), 1)
+            except BaseException:
+                shared.abort("no handshake")
+                raise
     except TimeoutError:
         raise BackendUnavailable(
             f"{place}: connected, but no answer within {options.connect_timeout:g} s"
         ) from None
-    except InvalidResponse as error:
-        raise BackendUnavailable(f"{place}: that is not a Redis server: {error}") from None
+    except ConnectionLost as error:
+        if error.__cause__ is None:
+            raise BackendUnavailable(
+                f"{place}: connected, but no answer within {options.timeout:g} s"
+            ) from None
+        raise failed(error, place) from None
     except RedisError as error:
         raise _refused(error, place, options.connect_timeout) from error
-    return SharedConnection(connection, options.timeout)
+    return shared
 
 
 def _connection(address: Address, options: Options, **settings: Any) -> Connection:
