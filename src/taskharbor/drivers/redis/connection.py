@@ -256,6 +256,8 @@ def tls_context(options: Options) -> ssl.SSLContext:
 
 def _refused(error: RedisError, place: str, limit: float) -> TaskHarborError:
     """The error of a connection that could not be made."""
+    if isinstance(error, InvalidResponse):
+        return BackendUnavailable(f"{place}: that is not a Redis server: {error}")
     found = error.__context__
     if isinstance(found, TimeoutError):
         return BackendUnavailable(f"{place}: no connection within {limit:g} s")
