@@ -22,7 +22,7 @@ from taskharbor.drivers.contract import (
 )
 from taskharbor.drivers.redis.keys import FAMILIES
 from taskharbor.drivers.redis.library import LAYOUT, LIBRARY, TEXT, Call, layout
-from taskharbor.drivers.redis.stored import Head, More
+from taskharbor.drivers.redis.records import Head, More
 from taskharbor.jobs import MAX_PAYLOAD_BYTES, SECOND, Failure, JobState, Outcome
 from taskharbor_testkit.servers import RedisServer
 

@@ -13,8 +13,8 @@ from taskharbor.drivers.contract import JobShare, LogPage, LogState, LogStream
 from taskharbor.drivers.redis.keys import tag
 from taskharbor.drivers.redis.library import Call, Word
 from taskharbor.drivers.redis.log import attempts_in, entries_from, page_call
+from taskharbor.drivers.redis.records import STATES, place_in_line, stored_tail
 from taskharbor.drivers.redis.store import Store
-from taskharbor.drivers.redis.stored import STATES, place_in_line, stored_tail
 from taskharbor.errors import JobError, JobNotFound
 from taskharbor.jobs import SECOND, JobRecord, JobState, Micros
 

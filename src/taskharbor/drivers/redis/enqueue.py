@@ -8,8 +8,8 @@ from operator import attrgetter
 
 from taskharbor.drivers.contract import Enqueued
 from taskharbor.drivers.redis.library import Call, Word
+from taskharbor.drivers.redis.records import encode, head_and_rest, place_in_line, stored_tail
 from taskharbor.drivers.redis.store import Store
-from taskharbor.drivers.redis.stored import encode, head_and_rest, place_in_line, stored_tail
 from taskharbor.jobs import JobRecord, Micros
 from taskharbor.requests import new_token
 

@@ -11,8 +11,8 @@ import msgspec
 
 from taskharbor.drivers.contract import failure_record
 from taskharbor.drivers.redis.enqueue import enqueue
+from taskharbor.drivers.redis.records import record_from
 from taskharbor.drivers.redis.store import Store
-from taskharbor.drivers.redis.stored import record_from
 from taskharbor.jobs import JobRecord, Micros
 
 _PORTION = 100

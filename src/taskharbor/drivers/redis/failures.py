@@ -15,6 +15,7 @@ _ADVICE = {
     "BUSY": "a script of somebody's holds the server; it can be ended with FUNCTION KILL or SCRIPT KILL",
     "MASTERDOWN": "the server is a replica that has lost its master",
     "CLUSTERDOWN": "the cluster is not complete: a master is down and nobody has taken its place yet",
+    "MOVED": "the nodes of the cluster do not agree which of them serves this queue",
     "TRYAGAIN": "the slot of this queue is being moved to another node",
     "OOM": "the server's memory is full (maxmemory), and nothing of this call was stored: give it more memory, or keep "
     "finished jobs for less time",

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 
 from taskharbor.drivers.contract import JobFilter, Page, QueueStats
 from taskharbor.drivers.redis.operate import settings_from
+from taskharbor.drivers.redis.records import READY, STATES, record_from, seq_of
 from taskharbor.drivers.redis.store import Store
-from taskharbor.drivers.redis.stored import READY, STATES, record_from, seq_of
 from taskharbor.errors import InvalidRequest
 from taskharbor.jobs import TERMINAL_STATES, JobRecord, JobState, Micros
 

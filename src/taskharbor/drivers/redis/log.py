@@ -15,8 +15,8 @@ import msgspec
 
 from taskharbor.drivers.contract import AttemptPage
 from taskharbor.drivers.redis.library import Call, layout
+from taskharbor.drivers.redis.records import NO_LEASE, Head, LeaseFront, decode_head, read_lease
 from taskharbor.drivers.redis.store import Store
-from taskharbor.drivers.redis.stored import NO_LEASE, Head, LeaseFront, decode_head, read_lease
 from taskharbor.errors import InvalidRequest
 from taskharbor.jobs import Attempt, JobState, Outcome
 

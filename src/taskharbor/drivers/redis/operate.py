@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 
 from taskharbor.drivers.contract import JobFilter, QueueSettings
 from taskharbor.drivers.redis.library import Call, Word
+from taskharbor.drivers.redis.records import STATES, encode
 from taskharbor.drivers.redis.store import Store
-from taskharbor.drivers.redis.stored import STATES, encode
 from taskharbor.errors import JobError, JobFinished, JobNotDead, JobNotFound, KeyConflict
 from taskharbor.jobs import TERMINAL_STATES, JobState, Micros
 from taskharbor.requests import new_id

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from taskharbor.drivers.redis.library import Call
+from taskharbor.drivers.redis.records import FRONT, apply_body, decode_head, encode, lease_front, record_from
 from taskharbor.drivers.redis.store import Store
-from taskharbor.drivers.redis.stored import FRONT, apply_body, decode_head, encode, lease_front, record_from
 from taskharbor.jobs import JobRecord, JobState, Micros
 from taskharbor.requests import new_id, new_token
 

@@ -9,8 +9,8 @@ from typing import Any, TypeVar, assert_never
 
 from taskharbor.drivers.contract import Ack, Discard, Extension, Fail, Release, Retry, Settlement
 from taskharbor.drivers.redis.library import Call, Word
+from taskharbor.drivers.redis.records import NONCE_LENGTH, encode
 from taskharbor.drivers.redis.store import Store
-from taskharbor.drivers.redis.stored import NONCE_LENGTH, encode
 from taskharbor.errors import (
     JobError,
     JobNotFound,
