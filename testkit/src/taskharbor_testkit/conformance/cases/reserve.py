@@ -155,8 +155,7 @@ async def many_types_merge_however_unevenly(t: Twin) -> None:
     jobs = [t.job(type=f"t{n * n % 7}", priority=n % 3, run_at_us=t.now - n * 37 % 11) for n in range(80)]
     await t.enqueue(*jobs)
     types = ["t4", "t2", "t1", *(f"none{n}" for n in range(20))]
-    wanted = [job for job in jobs if job.type != "t0"]
-    wanted.sort(key=lambda job: (-job.priority, job.run_at_us))
+    wanted = sorted((job for job in jobs if job.type != "t0"), key=lambda job: (-job.priority, job.run_at_us))
     taken = [job_id for limit in (1, 3, 15, 30, 80) for job_id in await _order(t, limit, types)]
     assert taken == _ids(*wanted)
 
