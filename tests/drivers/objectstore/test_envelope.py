@@ -67,10 +67,21 @@ def test_an_object_made_anew_is_not_older_than_the_one_before() -> None:
     assert not new_header().is_before(newer)
 
 
-@given(at=st.integers(0, 10_000), bit=st.integers(0, 7), compress=st.booleans())
-def test_one_flipped_bit_is_noticed_wherever_it_is(at: int, bit: int, compress: bool) -> None:
+@pytest.mark.parametrize("compress", [False, True])
+def test_one_flipped_bit_is_noticed_wherever_it_is(compress: bool) -> None:
+    """Or makes no difference: the last byte of a compressed body has bits that nobody reads."""
     header = new_header().after(new_commit(), epoch=3, now=5)
-    data = bytearray(b"".join(seal(header, b"the body of an object" * 10, compress=compress)))
-    data[at % len(data)] ^= 1 << bit
-    with pytest.raises((BackendUnavailable, SchemaMismatch), match="the-object"):
-        unseal(bytes(data), "the-object")
+    whole = b"".join(seal(header, b"the body of an object" * 10, compress=compress))
+    messages: list[str] = []
+    for at in range(len(whole)):
+        for bit in range(8):
+            data = bytearray(whole)
+            data[at] ^= 1 << bit
+            try:
+                found = unseal(bytes(data), "the-object")
+            except (BackendUnavailable, SchemaMismatch) as error:
+                messages.append(str(error))
+            else:
+                assert found == unseal(whole, "the-object")
+    assert len(messages) >= 8 * len(whole) - 8
+    assert all("the-object" in message for message in messages)

@@ -226,7 +226,7 @@ def attempt_from_row(row: tuple[Any, ...]) -> Attempt:
 
 
 def lease_token(secret: str, seq: int) -> str:
-    """What a holder proves its lease with: the secret of the reserve call and where the job stands.
+    """The proof of a lease: the secret of the reserve call and the number of the job's row.
 
     The row number saves settling the search by id. It grants nothing: id and secret are still compared.
     """

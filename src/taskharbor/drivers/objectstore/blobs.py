@@ -74,7 +74,7 @@ class Blobs(abc.ABC):
     identity: str
     """The same for all handles of this process on one store, and for no others."""
     takes_parts: bool = False
-    """Whether `create` and `replace` take a tuple of parts too, which spares joining megabytes."""
+    """True: `create` and `replace` take a tuple of parts too, which spares joining megabytes."""
     is_remote: bool = True
     """Behind a network, where bytes cost time and money. False for files and memory."""
 

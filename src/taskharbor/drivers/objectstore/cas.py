@@ -1,4 +1,4 @@
-"""One object as a cell of state: many callers, few writes, and no write that is guessed about.
+"""A compare-and-swap object (a cell): many callers, few writes, and no write that is guessed about.
 
 Everything that arrives while a write is under way goes into the next one (group commit), and nobody is answered before the
 write that holds their change has landed. A write that was refused, or of which nothing was heard, is settled by reading the

@@ -51,8 +51,8 @@ AFTER_A_FAILURE = 5.0
 """Seconds after which compaction is tried again, at the earliest."""
 
 _SQL = load("compaction", __package__)
+_ENGINE_SQL = load("operate")
 _log = logging.getLogger(__name__)
-_decode_numbers = msgspec.json.Decoder(list[int]).decode
 
 
 def wall_clock() -> Micros:
@@ -87,8 +87,8 @@ class Compaction:
             self._task.add_done_callback(self._done)
 
     async def close(self) -> None:
-        """What has begun is completed, unless the store takes too long: else processes that live for a moment each would let
-        the image grow without end."""
+        """Complete what has begun, unless the store takes too long: else processes that live for a moment each would let the
+        image grow without end."""
         self._is_closed = True
         self._hurry.set()
         task = self._task
@@ -196,7 +196,7 @@ class Compaction:
                 return False
             execute(_SQL["remove_rows"], (last_row,))
             for table in ("payloads", "results", "jobs"):
-                execute(_SQL[f"remove_{table}"], (numbers,))
+                execute(_ENGINE_SQL[table], (numbers,))
             put_entries(transaction, [built.entry])
             return True
 
@@ -258,7 +258,7 @@ class Compaction:
 
 
 def _is_busy(transaction: Transaction) -> bool:
-    """Whether some process has begun lately, by whatever clock."""
+    """True where some process has begun lately, by whatever clock."""
     now = wall_clock()
     found = transaction.connection.execute(_SQL["busy"], (now - BUSY_FOR, now + BUSY_FOR)).fetchone()
     return found is not None
@@ -277,7 +277,7 @@ def _begin(transaction: Transaction, name: str) -> bool:
 
 
 def _end(transaction: Transaction, name: str) -> bool:
-    """Whether the segment had begun and was not given up."""
+    """Strike off a segment that is complete. False where it never began or was given up."""
     return transaction.connection.execute(_SQL["end"], (name,)).rowcount == 1
 
 

@@ -172,7 +172,7 @@ _BIN32 = b"\xc6"
 
 
 class Fate(Enum):
-    """What a later content says of a write."""
+    """The fate of a write, as a later content tells it."""
 
     LANDED = auto()
     REFUSED = auto()
@@ -209,7 +209,7 @@ class Header(msgspec.Struct, frozen=True, array_like=True, gc=False):
         return Fate.LANDED if self.ring[end - ID_BYTES : end] == commit else Fate.REFUSED
 
     def is_before(self, other: Header) -> bool:
-        """Whether this is an older content of the same object."""
+        """True for an older content of the same object."""
         return self.lineage == other.lineage and self.serial < other.serial
 
     def after(self, commit: bytes, *, epoch: int, now: Micros) -> Header:

@@ -151,7 +151,7 @@ class ObjectStoreDriver(Driver):
         return await inspect.split_log(self.open_store, call)
 
     async def _split_jobs(self, call: op.SplitJobs) -> list[JobShare]:
-        return await enqueue.split_jobs(self.open_store, call)
+        return await inspect.split_jobs(self.open_store, call)
 
     async def _check_room(self, call: op.CheckRoom) -> None:
         await enqueue.check_room(self.open_store, call)

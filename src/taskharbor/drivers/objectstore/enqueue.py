@@ -5,24 +5,25 @@ from __future__ import annotations
 import asyncio
 import zlib
 from collections.abc import Sequence
-from itertools import pairwise
 
 from taskharbor.bulk.stage import unpack
 from taskharbor.drivers import operations as op
-from taskharbor.drivers.contract import Enqueued, JobShare
+from taskharbor.drivers.contract import Enqueued
 from taskharbor.drivers.engine import bulk
 from taskharbor.drivers.engine import enqueue as engine
 from taskharbor.drivers.engine.tables import Transaction, load
 from taskharbor.drivers.objectstore.blobs import Conflict, Unclear
 from taskharbor.drivers.objectstore.image import take_numbers
-from taskharbor.drivers.objectstore.inspect import edges, spread
-from taskharbor.drivers.objectstore.segments import entries, holding_jobs
+from taskharbor.drivers.objectstore.segments import holding_jobs
 from taskharbor.drivers.objectstore.shard import Loaded, Shard, find_archived
 from taskharbor.drivers.objectstore.store import OpenStore
 from taskharbor.errors import BackendUnavailable
 from taskharbor.jobs import JobRecord, Micros
 
 _SQL = load("segments", __package__)
+_TRIES = 6
+_PAUSE = 0.05
+_PLAIN, _ZLIB = b"\0", b"\1"
 
 
 async def enqueue(
@@ -135,36 +136,6 @@ async def deliver(store: OpenStore, notices: list[JobRecord]) -> None:
             for shard, part in parts.items()
         )
     )
-
-
-_TRIES = 6
-_PAUSE = 0.05
-_PLAIN, _ZLIB = b"\0", b"\1"
-_IMAGE_SQL = load("image", __package__)
-
-
-async def split_jobs(store: OpenStore, call: op.SplitJobs) -> list[JobShare]:
-    """Queue by queue: a listing of several reads a page of each."""
-
-    def step(transaction: Transaction) -> list[tuple[int, int]]:
-        points = [(seq, 1) for (seq,) in transaction.connection.execute(_IMAGE_SQL["job_numbers"])]
-        for entry in entries(transaction):
-            points += spread(entry.first_job, entry.last_job, entry.jobs)
-        return points
-
-    queues = await store.catalog.queues() if call.queue is None else [call.queue]
-    found: list[tuple[str, list[tuple[int, int]]]] = []
-    for name in queues:
-        parts_of = await asyncio.gather(*(shard.look(step) for shard in store.shards_of(name)))
-        found.append((name, sorted(point for points in parts_of for point in points)))
-    total = sum(count for _, points in found for _, count in points)
-    shares: list[JobShare] = []
-    for name, points in found:
-        size = sum(count for _, count in points)
-        inner = edges(points, max(1, round(call.parts * size / total))) if size else []
-        cuts = [None, *(f"{number}:" for number in reversed(inner)), None]
-        shares += [JobShare(queue=name, after=low, until=high) for low, high in pairwise(cuts)]
-    return shares
 
 
 async def put_blob(store: OpenStore, call: op.PutBlob) -> bool:

@@ -12,7 +12,7 @@ import base64
 import binascii
 from collections.abc import Sequence
 from heapq import merge
-from itertools import accumulate, islice, takewhile
+from itertools import accumulate, islice, pairwise, takewhile
 
 import msgspec
 
@@ -20,6 +20,7 @@ from taskharbor.drivers import operations as op
 from taskharbor.drivers.contract import (
     AttemptPage,
     JobFilter,
+    JobShare,
     LogPage,
     LogState,
     LogStream,
@@ -352,3 +353,27 @@ def edges(points: Sequence[tuple[int, int]], parts: int) -> list[int]:
         if len(found) < parts - 1 and seen * parts >= total * (len(found) + 1):
             found.append(number)
     return sorted(set(found))
+
+
+async def split_jobs(store: OpenStore, call: op.SplitJobs) -> list[JobShare]:
+    """Queue by queue: a listing of several reads a page of each."""
+
+    def step(transaction: Transaction) -> list[tuple[int, int]]:
+        points = [(seq, 1) for (seq,) in transaction.connection.execute(_SQL["job_numbers"])]
+        for entry in entries(transaction):
+            points += spread(entry.first_job, entry.last_job, entry.jobs)
+        return points
+
+    queues = await store.catalog.queues() if call.queue is None else [call.queue]
+    found: list[tuple[str, list[tuple[int, int]]]] = []
+    for name in queues:
+        parts_of = await asyncio.gather(*(shard.look(step) for shard in store.shards_of(name)))
+        found.append((name, sorted(point for points in parts_of for point in points)))
+    total = sum(count for _, points in found for _, count in points)
+    shares: list[JobShare] = []
+    for name, points in found:
+        size = sum(count for _, count in points)
+        inner = edges(points, max(1, round(call.parts * size / total))) if size else []
+        cuts = [None, *(f"{number}:" for number in reversed(inner)), None]
+        shares += [JobShare(queue=name, after=low, until=high) for low, high in pairwise(cuts)]
+    return shares

@@ -21,6 +21,7 @@ from taskharbor.jobs import JobState, Micros
 _AT_ONCE = 8
 """Segments that a purge looks into in one step."""
 _SQL = load("segments", __package__)
+_ENGINE_SQL = load("operate")
 _decode_numbers = msgspec.json.Decoder(list[int]).decode
 
 
@@ -74,7 +75,7 @@ def _prune(
             oldest_rows = segment.oldest_rows(entry, left + 1)
             gone_rows = [row for row in oldest_rows[:left] if row[0] <= rows_by]
             if gone_rows:
-                transaction.connection.execute(_SQL["note_trimmed"], (max(seq for _, seq in gone_rows),))
+                transaction.connection.execute(_ENGINE_SQL["trimmed"], (max(seq for _, seq in gone_rows),))
                 entry = replace(
                     entry,
                     rows=entry.rows - len(gone_rows),
@@ -140,7 +141,7 @@ def _purge_from(transaction: Transaction, entry: Entry, jobs: Sequence[tuple[int
 
 
 def _forget_jobs(transaction: Transaction, queue: int, job_ids: list[str], states: list[int]) -> None:
-    """What an image knows of jobs in segments: counters and idempotency keys."""
+    """Remove the traces that jobs in segments have in the image: counters and idempotency keys."""
     transaction.connection.execute(_SQL["forget_keys"], (to_json(job_ids),))
     counts = Counts(transaction)
     for state, jobs in Counter(states).items():

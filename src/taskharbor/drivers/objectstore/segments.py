@@ -86,7 +86,7 @@ def entries(transaction: Transaction) -> list[Entry]:
 
 
 def holding_jobs(transaction: Transaction, job_ids: Sequence[str]) -> list[Entry]:
-    """Those that may hold one of the jobs."""
+    """Entries of segments that may hold one of the jobs."""
     if not job_ids:
         return []
     # Most ids that are asked for are newer than all that has ended.
@@ -156,7 +156,7 @@ class Segment:
     # -- what is left -------------------------------------------------------------------------------------
 
     def jobs(self, entry: Entry, job_ids: Sequence[str]) -> dict[str, tuple[int, JobRecord]]:
-        """Those of the jobs that are here, with their numbers. Of an id that was accepted anew, the later job counts."""
+        """The jobs that are here, by id, with their numbers. Of an id that was accepted anew, the later job counts."""
         found = self._jobs.execute(_SQL["by_id"], self._values(entry, ids=to_json(list(job_ids))))
         return {row[1]: (row[0], record_from_row(row, 0)) for row in found}
 
@@ -314,7 +314,7 @@ class SegmentCache:
         self._kept: OrderedDict[str, Segment] = OrderedDict()
 
     async def read(self, folder: str, queue: str, names: Sequence[str]) -> dict[str, Segment]:
-        """Those of the segments that are there."""
+        """The segments that are there, by name."""
         found = await asyncio.gather(*(self._read(f"{folder}/{name}", queue) for name in names))
         return {name: segment for name, segment in zip(names, found, strict=True) if segment is not None}
 

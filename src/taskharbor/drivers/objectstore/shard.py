@@ -1,7 +1,7 @@
 """One shard of a queue: its image in an object of the store, and its segments. A queue without shards is one.
 
-What follows from an image that has landed is seen to here, whoever wrote it: waiting workers are woken, jobs for the failure
-queue are brought there, ended jobs leave for a segment.
+A shard acts on every image that has landed, by whatever process it was written: it wakes waiting workers, brings jobs to the
+failure queue, and begins compaction.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ class Shard:
                 )
 
     async def archived(self, job_ids: Sequence[str]) -> dict[str, JobRecord]:
-        """Those of the jobs that segments have."""
+        """The jobs that segments have, by id."""
         return await self.look_with(
             lambda transaction: holding_jobs(transaction, job_ids),
             lambda transaction, loaded: {
@@ -161,7 +161,7 @@ class Shard:
         )
 
     async def known(self, job_ids: Sequence[str]) -> set[str]:
-        """Those of the ids that this shard has, in its image or in a segment."""
+        """The ids that this shard has, in its image or in a segment."""
         here = await self.look(lambda transaction: known_ids(transaction, job_ids))
         missing = [job_id for job_id in job_ids if job_id not in here]
         return here | (await self.archived(missing)).keys() if missing else here
@@ -235,7 +235,7 @@ class Shard:
 
 
 def known_ids(transaction: Transaction, job_ids: Sequence[str]) -> set[str]:
-    """Those of the ids that the image has."""
+    """The ids that the image has."""
     rows = transaction.connection.execute(_SQL["known_ids"], (to_json(list(job_ids)),))
     return {job_id for (job_id,) in rows}
 
@@ -243,7 +243,7 @@ def known_ids(transaction: Transaction, job_ids: Sequence[str]) -> set[str]:
 def find_archived(
     transaction: Transaction, loaded: Loaded, job_ids: Sequence[str]
 ) -> dict[str, tuple[Entry, int, JobRecord]]:
-    """Those of the jobs that segments have, each with the segment's entry and its number."""
+    """The jobs that segments have, by id, each with the segment's entry and its number."""
     found: dict[str, tuple[Entry, int, JobRecord]] = {}
     for entry in holding_jobs(transaction, job_ids):
         for job_id, (number, record) in loaded[entry.name].jobs(entry, job_ids).items():

@@ -1,4 +1,4 @@
-"""What a handle has of a store while it is open: the catalog, the shards of its queues, and where jobs were seen."""
+"""A store while a handle has it open: the catalog, the shards of its queues, and where jobs were seen."""
 
 from __future__ import annotations
 

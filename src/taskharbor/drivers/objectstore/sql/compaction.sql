@@ -36,12 +36,3 @@ SELECT (SELECT count(*) FROM attempts WHERE seq <= ?),
 
 -- name: remove_rows
 DELETE FROM attempts WHERE seq <= ?
-
--- name: remove_payloads
-DELETE FROM payloads WHERE seq IN (SELECT value FROM json_each(?))
-
--- name: remove_results
-DELETE FROM results WHERE seq IN (SELECT value FROM json_each(?))
-
--- name: remove_jobs
-DELETE FROM jobs WHERE seq IN (SELECT value FROM json_each(?))

@@ -101,9 +101,6 @@ SELECT segments.*, queues.id, :now - keep_done_us, :now - keep_attempts_us FROM 
 WHERE (jobs > 0 AND oldest_job <= :now - keep_done_us) OR (rows > 0 AND oldest_row <= :now - keep_attempts_us)
 ORDER BY last_row, segments.name
 
--- name: note_trimmed
-UPDATE log_marks SET trimmed = max(trimmed, ?)
-
 -- name: forget_keys
 DELETE FROM idempotency WHERE job_id IN (SELECT value FROM json_each(?))
 
