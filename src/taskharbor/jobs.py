@@ -42,7 +42,7 @@ MAX_TRIES = 1_000_000
 LATEST: Micros = 2**53 - 1
 """The last instant, in the year 2255, and the longest duration: still exact as a floating-point number, which Redis counts in."""
 
-# Types with bounds that every store can keep. msgspec checks them when it decodes; `drivers.operations` checks them in structs
+# Types with bounds that every store can keep. msgspec checks them when it decodes; `drivers.dispatch` checks them in structs
 # that Python code made, and refuses what no bound can say: blank names, and texts with NUL or lone surrogates.
 Name: TypeAlias = Annotated[str, Meta(min_length=1, max_length=MAX_NAME_LENGTH)]
 Instant: TypeAlias = Annotated[Micros, Meta(ge=-LATEST, le=LATEST)]

@@ -1,7 +1,7 @@
 """Request -> record: fill in what was left open, convert, encode, give an id.
 
 The client stores effective limits in the record, so a driver never needs a policy to apply them. Records are checked as every
-driver checks them (`drivers.operations`), all of a batch before any of it is sent: bad input changes nothing.
+driver checks them (`drivers.dispatch`), all of a batch before any of it is sent: bad input changes nothing.
 
 Ids are UUIDv7 strings, made in batches. Time-ordered ids keep a backend's id index append-mostly, which keeps inserts flat
 at ten million jobs. They are generated before the first try of an enqueue, so a repeated try (after an ambiguous commit) carries
@@ -21,7 +21,7 @@ from typing import overload
 import msgspec
 
 from taskharbor.codec import CodecRegistry
-from taskharbor.drivers.operations import check_records
+from taskharbor.drivers.dispatch import check_records
 from taskharbor.errors import InvalidRequest
 from taskharbor.jobs import (
     DEFAULT_BACKOFF_MAX,

@@ -23,8 +23,8 @@ from taskharbor.broker.service import Service
 from taskharbor.broker.tokens import Caller
 from taskharbor.drivers import operations as op
 from taskharbor.drivers.contract import Page, Release
+from taskharbor.drivers.dispatch import check_texts
 from taskharbor.drivers.http import protocol as wire
-from taskharbor.drivers.operations import check_texts
 from taskharbor.drivers.records import Greeting
 from taskharbor.errors import InvalidRequest
 from taskharbor.jobs import SECOND, JobRecord

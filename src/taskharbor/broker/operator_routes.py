@@ -13,7 +13,8 @@ from taskharbor.broker import response_models as responses
 from taskharbor.broker.operations import Call, Reply, check_batch, route
 from taskharbor.broker.problems import invalid
 from taskharbor.drivers.contract import JobFilter, QueueSettings
-from taskharbor.drivers.operations import Cancel, Requeue, check
+from taskharbor.drivers.dispatch import check
+from taskharbor.drivers.operations import Cancel, Requeue
 from taskharbor.errors import JobError, JobNotFound, TaskHarborError
 from taskharbor.jobs import SECOND, JobState, Micros, to_micros
 

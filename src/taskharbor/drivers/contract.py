@@ -4,8 +4,8 @@ A driver stores jobs and moves them between states, atomically and in batches: o
 transaction, with a result or an error *per item*. It decides nothing else: retries, back-off, time-outs and
 time limits belong to the core. Time always comes in as `now`; a driver never reads a clock inside an operation.
 
-The public methods make an operation of their arguments and check it once (`operations`). A driver carries the
-operations out: it has a method for each (`_enqueue`, `_reserve`, ...), or one `run` for all.
+The public methods make an operation of their arguments (`operations`) and check it once (`dispatch`). A driver carries the
+operations out: it has a function or a method for each, or one `run` for all.
 
 `docs/driver-contract.md` is the long form; `taskharbor_testkit.conformance` is the judge.
 """
@@ -13,12 +13,12 @@ operations out: it has a method for each (`_enqueue`, `_reserve`, ...), or one `
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Self
 
 from taskharbor.drivers import operations as op
-from taskharbor.drivers.operations import check
+from taskharbor.drivers.dispatch import Dispatcher, check
 from taskharbor.drivers.records import (
     DAY,
     EXPIRED_ERROR,
@@ -52,8 +52,6 @@ from taskharbor.jobs import TERMINAL_STATES, Attempt, Failure, JobRecord, JobSta
 if TYPE_CHECKING:
     from taskharbor.bulk.store import BulkStore
 
-A = TypeVar("A")
-
 _MOST_PARTS = 100_000
 
 
@@ -75,7 +73,7 @@ class JoinedAsyncTransaction(abc.ABC):
     async def enqueue(self, records: Sequence[JobRecord], *, now: Micros) -> list[Enqueued]: ...
 
 
-class Driver(abc.ABC):
+class Driver(Dispatcher, abc.ABC):
     """One handle on a store, used from one event loop. `clone()` makes another for another loop.
 
     Every call that moves jobs is atomic as a whole on the backend: after a crash either all of the batch
@@ -382,28 +380,6 @@ class Driver(abc.ABC):
 
     # -- implementing ---------------------------------------------------------------------------------------
 
-    functions: ClassVar[Mapping[type[op.Operation[Any]], Callable[..., Any]]] = {}
-    """The functions that carry out calls, by the type of call. `_apply` calls them. A method `_name` of the driver, with the
-    name of the call, goes first: `async def _reserve(self, call: Reserve) -> list[JobRecord]`."""
-
-    def run(self, call: op.Operation[A]) -> Coroutine[Any, Any, A]:
-        """Carry out a call that was checked: the one way into a driver, which a wrapper can override for all calls."""
-        carry_out: Coroutine[Any, Any, A]
-        method = getattr(self, call.method, None)
-        if call.batch is not None and not getattr(call, call.batch):
-            carry_out = _nothing()
-        elif method is not None:
-            carry_out = method(call)
-        elif type(call) in self.functions:
-            carry_out = self._apply(self.functions[type(call)], call)
-        else:
-            raise NotImplementedError(f"{type(self).__name__} does not carry out {call.name}")
-        return carry_out
-
-    def _apply(self, function: Callable[..., Any], call: op.Operation[A]) -> Coroutine[Any, Any, A]:
-        """Call one of `functions` with the store of this handle and the call."""
-        raise NotImplementedError
-
     async def _split_log(self, call: op.SplitLog) -> list[int]:
         """For places that follow one another without a gap."""
         if (call.until - call.after) // call.rows > _MOST_PARTS:
@@ -442,11 +418,6 @@ class Driver(abc.ABC):
         (error,) = await self.settle([settlement], now=now)
         if error is not None:
             raise error
-
-
-async def _nothing() -> Any:
-    """The answer to a batch without items."""
-    return []
 
 
 __all__ = [

@@ -14,8 +14,8 @@ from typing import ClassVar, Self, TypeVar
 
 from taskharbor.clock import Clock, SystemClock
 from taskharbor.drivers import operations as op
-from taskharbor.drivers.contract import Capabilities, Driver, JobShare, Woken
-from taskharbor.drivers.engine import bulk, inspect, schema
+from taskharbor.drivers.contract import Capabilities, Driver, Woken
+from taskharbor.drivers.engine import inspect, schema
 from taskharbor.drivers.engine.calls import FUNCTIONS
 from taskharbor.drivers.engine.tables import Transaction
 from taskharbor.drivers.waiting import Look, Notifications, wait
@@ -115,9 +115,6 @@ class MemoryDriver(Driver):
 
     async def _apply(self, function: Callable[..., A], call: op.Operation[A]) -> A:
         return self._store.run(lambda transaction: function(transaction, call))
-
-    async def _split_jobs(self, call: op.SplitJobs) -> list[JobShare]:
-        return await self._apply(bulk.split_jobs, call)
 
     async def _wait(self, call: op.Wait) -> Woken:
         return await wait(self._source, call)

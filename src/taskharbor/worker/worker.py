@@ -26,7 +26,8 @@ from taskharbor.batch_jobs.handler import BatchHandler
 from taskharbor.clock import BackendClock, Clock
 from taskharbor.codec import CodecRegistry
 from taskharbor.drivers.contract import Driver
-from taskharbor.drivers.operations import Reserve, check
+from taskharbor.drivers.dispatch import check
+from taskharbor.drivers.operations import Reserve
 from taskharbor.drivers.registry import connect
 from taskharbor.errors import InvalidRequest
 from taskharbor.handlers import Handler, Isolation, OnInvalid, make_handler

@@ -28,6 +28,7 @@ FUNCTIONS: dict[type[op.Operation[Any]], Callable[[Transaction, Any], Any]] = {
     op.JobAttempts: op.by_fields(inspect.job_attempts),
     op.LogStreams: op.by_fields(bulk.log_streams),
     op.ReadLog: bulk.read_log,
+    op.SplitJobs: bulk.split_jobs,
     op.Remove: op.by_fields(bulk.remove),
     op.PutBlob: bulk.put_blob,
     op.ReadBlobs: op.by_fields(bulk.read_blobs),

@@ -16,17 +16,17 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import ClassVar, Self, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 from taskharbor.drivers import operations as op
 from taskharbor.drivers.contract import (
     Capabilities,
     Driver,
-    JobShare,
     Woken,
 )
-from taskharbor.drivers.engine import bulk, inspect, reserve, settle
+from taskharbor.drivers.engine import inspect, settle
 from taskharbor.drivers.engine.calls import FUNCTIONS
 from taskharbor.drivers.engine.tables import Transaction
 from taskharbor.drivers.sqlite.database import Database, migrate
@@ -149,24 +149,12 @@ class SQLiteDriver(Driver):
 
     async def _apply(self, function: Callable[..., A], call: op.Operation[A]) -> A:
         database = self._opened
-        run = database.write if call.changes else database.read
-        return await run(lambda tx: function(tx, call))
-
-    async def _split_jobs(self, call: op.SplitJobs) -> list[JobShare]:
-        return await self._apply(bulk.split_jobs, call)
-
-    async def _reserve(self, call: op.Reserve) -> list[JobRecord]:
-        def take_back(jobs: list[JobRecord]) -> Callable[[Transaction], None] | None:
-            # The caller was cancelled: without this the jobs would stall until their leases expire.
-            leases = [lease for job in jobs if (lease := job.lease) is not None]
-            return (lambda tx: settle.release_all(tx, leases, call.now)) if leases else None
-
-        return await self._opened.write(
-            lambda tx: reserve.reserve(
-                tx, call.queue, call.limit, call.lease_for, call.now, call.worker, call.types
-            ),
-            undo=take_back,
+        if not call.changes:
+            return await database.read(lambda tx: function(tx, call))
+        undo: Callable[[Any], Any] | None = (
+            partial(_release, now=call.now) if isinstance(call, op.Reserve) else None
         )
+        return await database.write(lambda tx: function(tx, call), undo)
 
     # -- in bulk ------------------------------------------------------------------------------------------
 
@@ -186,6 +174,12 @@ class SQLiteDriver(Driver):
         if self._source is None:
             self._source = PipeSource(database)
         return await wait(self._source, call)
+
+
+def _release(jobs: Sequence[JobRecord], now: Micros) -> Callable[[Transaction], None] | None:
+    """Gives back what a caller reserved who was cancelled: else the jobs would stall until their leases expire."""
+    leases = [lease for job in jobs if (lease := job.lease) is not None]
+    return (lambda tx: settle.release_all(tx, leases, now)) if leases else None
 
 
 class PipeSource:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any, LiteralString
 
 from taskharbor.drivers.contract import Enqueued
-from taskharbor.drivers.operations import check_records
+from taskharbor.drivers.dispatch import check_records
 from taskharbor.drivers.postgres.enqueue import is_plain, plain_values, rule_values
 from taskharbor.drivers.postgres.notify_throttle import NOTIFYING, SILENT
 from taskharbor.drivers.postgres.options import Options

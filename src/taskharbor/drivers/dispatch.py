@@ -1,0 +1,232 @@
+"""A call on its way into a driver: checked once, then handed to the function or method that carries it out.
+
+Bounds are in the types of the fields, and decoding checks them. msgspec checks nothing when it converts a struct into its own
+type, so a struct that Python code made is converted into a twin of its type. Texts are checked by columns, all values of a field
+in a batch at once: blank names, NUL and lone surrogates are refused, which some store could not keep.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from itertools import chain
+from types import UnionType
+from typing import Any, ClassVar, TypeAlias, TypeVar, get_args, get_origin
+
+import msgspec
+from msgspec import inspect
+
+from taskharbor.drivers import operations as op
+from taskharbor.errors import InvalidRequest, field_error, shown
+from taskharbor.jobs import LATEST, MAX_HEADERS_BYTES, JobRecord
+
+A = TypeVar("A")
+C = TypeVar("C", bound=op.Operation[Any])
+Column: TypeAlias = Callable[[Sequence[Any]], None]
+"""Checks the texts in many values of one type."""
+
+_PORTION = 500
+
+
+class Dispatcher:
+    """The base of `Driver`: finds what carries out a call."""
+
+    functions: ClassVar[Mapping[type[op.Operation[Any]], Callable[..., Any]]] = {}
+    """The functions that carry out calls, by the type of call. `_apply` calls them. For a call that is not among them the driver
+    has a method `_name`, with the name of the call: `async def _reserve(self, call: Reserve) -> list[JobRecord]`."""
+
+    def run(self, call: op.Operation[A]) -> Coroutine[Any, Any, A]:
+        """Carry out a call that was checked: the one way into a driver, which a wrapper can override for all calls."""
+        if call.batch is not None and not getattr(call, call.batch):
+            return _nothing()
+        function = self.functions.get(type(call))
+        if function is not None:
+            return self._apply(function, call)
+        method: Callable[[op.Operation[A]], Coroutine[Any, Any, A]] | None = getattr(self, call.method, None)
+        if method is None:
+            raise NotImplementedError(f"{type(self).__name__} does not carry out {call.name}")
+        return method(call)
+
+    def _apply(self, function: Callable[..., Any], call: op.Operation[A]) -> Coroutine[Any, Any, A]:
+        """Call one of `functions` with the store of this handle and the call."""
+        raise NotImplementedError
+
+
+async def _nothing() -> Any:
+    """The answer to a batch without items."""
+    return []
+
+
+def check(call: C) -> C:
+    """The same call, where all its values are allowed. Raises InvalidRequest."""
+    _check_bounds(call, _twin(type(call)))
+    if isinstance(call, op.Settle):
+        for kind in set(map(type, call.settlements)):
+            same = op.Settle([one for one in call.settlements if type(one) is kind], 0)
+            _check_bounds(same, _batch_twin(kind))
+    check_texts(call)
+    return call
+
+
+def check_records(records: Sequence[JobRecord]) -> None:
+    """Refuse records that no driver stores. Raises InvalidRequest."""
+    # In portions: what a check makes of each record stays in the processor's cache.
+    for start in range(0, len(records), _PORTION):
+        check(op.Enqueue(list(records[start : start + _PORTION]), 0))
+
+
+def check_texts(call: op.Operation[Any]) -> None:
+    """Refuse what decoding lets pass: texts that some store cannot keep, large headers, fields that contradict each other."""
+    _texts_of(type(call))([call])
+    match call:
+        case op.Reserve() | op.ExtendLease() if call.lease_for > LATEST - call.now:
+            raise InvalidRequest(
+                f"lease_for {call.lease_for}: the lease would end after the last instant; at most {LATEST - call.now}"
+            )
+        case op.ReadBlobs() | op.PublishBlobs() if len(set(call.names)) < len(call.names):
+            raise InvalidRequest("names: a blob is named twice; a call reads each once")
+        case op.Configure(queue=queue, settings=settings):
+            if settings.max_inflight == 0:
+                raise InvalidRequest("max_inflight 0: at least 1, or none; to stop a queue, pause it")
+            if settings.failure_queue == queue:
+                raise InvalidRequest(
+                    f"queue {queue!r} cannot be its own failure queue: a failing job would never end"
+                )
+
+
+def _check_bounds(made: msgspec.Struct, twin: type[msgspec.Struct]) -> None:
+    try:
+        # Listed as built in, bytes are not read from base64 texts.
+        msgspec.convert(made, twin, from_attributes=True, builtin_types=(bytes,))
+    except msgspec.ValidationError as error:
+        raise field_error(made, str(error)) from None
+
+
+@functools.cache
+def _twin(kind: type[msgspec.Struct]) -> type[msgspec.Struct]:
+    """A type with the same fields and bounds."""
+    fields = [(field.name, _twin_type(field.type)) for field in given_fields(kind)]
+    return msgspec.defstruct(kind.__name__, fields, gc=False)
+
+
+def given_fields(kind: type[msgspec.Struct]) -> Sequence[msgspec.structs.FieldInfo]:
+    """Fields that a caller decides on."""
+    fields = msgspec.structs.fields(kind)
+    if kind is not JobRecord:
+        return fields
+    # The store alone decides on state and what follows, whatever the given record says.
+    return fields[: [field.name for field in fields].index("state")]
+
+
+@functools.cache
+def _batch_twin(kind: type) -> type[msgspec.Struct]:
+    if kind not in _SETTLEMENTS:
+        raise InvalidRequest(f"{kind.__name__} is not a settlement")
+    return msgspec.defstruct("Settle", [("settlements", list[_twin(kind)])])  # type: ignore[misc]
+
+
+_SETTLEMENTS = get_args(get_args(msgspec.structs.fields(op.Settle)[0].type)[0])
+
+
+def _twin_type(kind: Any) -> Any:
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        return _twin(kind)
+    arguments = get_args(kind)
+    if get_origin(kind) is list:
+        # A union of structs has tags, which only encoded structs have: `check` converts one kind after the other.
+        return list if set(get_args(arguments[0])) >= set(_SETTLEMENTS) else list[_twin_type(arguments[0])]  # type: ignore[misc]
+    if isinstance(kind, UnionType):
+        return functools.reduce(operator.or_, map(_twin_type, arguments))
+    return kind
+
+
+@functools.cache
+def _texts_of(kind: type[msgspec.Struct]) -> Column:
+    """Checks of a struct's fields, for many structs of the kind."""
+    info = inspect.type_info(kind)
+    assert isinstance(info, inspect.StructType)
+    types = {field.name: field.type for field in info.fields}
+    columns = [
+        (operator.attrgetter(field.name), column)
+        for field in given_fields(kind)
+        if (column := _column(field.name, types[field.name])) is not None
+    ]
+
+    def check_structs(values: Sequence[Any]) -> None:
+        for other in set(map(type, values)) - {kind}:
+            raise InvalidRequest(f"{other.__name__} where {kind.__name__} belongs")
+        for get, check_column in columns:
+            check_column(list(map(get, values)))
+
+    return check_structs
+
+
+def _column(field: str, kind: inspect.Type) -> Column | None:
+    if isinstance(kind, inspect.StrType):
+        return functools.partial(_check_column, field, not kind.min_length)
+    if isinstance(kind, inspect.BytesType):
+        return functools.partial(_check_bytes, field)
+    if isinstance(kind, inspect.DictType):
+        return functools.partial(_check_headers, field)
+    if isinstance(kind, inspect.StructType):
+        return _texts_of(kind.cls)
+    if isinstance(kind, (inspect.ListType, inspect.FrozenSetType)):
+        inner = _column(field, kind.item_type)
+        return None if inner is None else lambda values: inner(list(chain.from_iterable(values)))
+    if isinstance(kind, inspect.UnionType):
+        columns = {
+            getattr(one, "cls", None): column
+            for one in kind.types
+            if (column := _column(field, one)) is not None
+        }
+        return _union_column(columns) if columns else None
+    return None
+
+
+def _union_column(columns: dict[type | None, Column]) -> Column:
+    if len(columns) == 1:
+        (only,) = columns.values()
+        return lambda values: only([value for value in values if value is not None])
+
+    def check_kinds(values: Sequence[Any]) -> None:
+        for kind in set(map(type, values)):
+            columns[kind]([value for value in values if type(value) is kind])
+
+    return check_kinds
+
+
+def _check_column(field: str, may_be_blank: bool, texts: Sequence[str]) -> None:
+    distinct = set(texts)
+    joined = "".join(distinct)
+    is_storable = "\0" not in joined and (joined.isascii() or _is_utf8(joined))
+    if is_storable and (may_be_blank or not any(map(str.isspace, distinct))):
+        return
+    for text in texts:
+        if "\0" in text or not _is_utf8(text) or (text.isspace() and not may_be_blank):
+            raise InvalidRequest(
+                f"{field} {shown(field, text)}: expected text without NUL and lone surrogates"
+                + ("" if may_be_blank else ", and not only blanks")
+            )
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _check_bytes(field: str, values: Sequence[Any]) -> None:
+    for other in set(map(type, values)) - {bytes}:
+        raise InvalidRequest(f"{field}: expected `bytes`, got `{other.__name__}`")
+
+
+def _check_headers(field: str, values: Sequence[dict[str, str]]) -> None:
+    for headers in filter(None, values):
+        texts = [*headers, *headers.values()]
+        _check_column(field, True, texts)
+        size = sum(len(text.encode()) for text in texts)
+        if size > MAX_HEADERS_BYTES:
+            raise InvalidRequest(f"{field} of {size} bytes: at most {MAX_HEADERS_BYTES} are accepted")
