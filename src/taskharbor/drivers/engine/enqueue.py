@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
+from functools import lru_cache
+from itertools import accumulate, chain
+from operator import attrgetter
+from sqlite3 import Connection
 from typing import Any
 
 import msgspec
@@ -12,13 +15,12 @@ from taskharbor.drivers.contract import Enqueued, gather_flags
 from taskharbor.drivers.engine.tables import (
     BLOCKED,
     INLINE_PAYLOAD,
-    READY,
-    SCHEDULED,
-    Counts,
+    Spec,
     Transaction,
     forget_queue,
+    in_steps,
     insert_rows,
-    known_queue_id,
+    is_next_due,
     load,
     queue_id,
     read_spec,
@@ -30,9 +32,26 @@ from taskharbor.drivers.engine.unit import Unit, new_job
 from taskharbor.jobs import DEFAULT_FLAGS, JobRecord, Micros
 
 _SQL = load("enqueue")
+_QUEUES = load("queues")
 _decode_ids = msgspec.json.Decoder(list[str]).decode
 _decode_seqs = msgspec.json.Decoder(list[tuple[str, int]]).decode
 _decode_known = msgspec.json.Decoder(list[tuple[int, str, str]]).decode
+
+_queue_of = attrgetter("queue")
+_keys_of = attrgetter("key", "idempotency_key")
+_spec_of = attrgetter(*Spec.__struct_fields__)
+_DEFAULT_SPEC = _spec_of(Spec())
+_VALUES = {
+    "id": attrgetter("id"),
+    "type": attrgetter("type"),
+    "priority": attrgetter("priority"),
+    "run_at": attrgetter("run_at_us"),
+    "created_at": attrgetter("created_at_us"),
+    "max_attempts": attrgetter("max_attempts"),
+    "max_stalls": attrgetter("max_stalls"),
+    "payload": attrgetter("payload"),
+}
+"""Columns that hold a field of the record as it is."""
 
 
 def enqueue(
@@ -44,17 +63,19 @@ def enqueue(
 ) -> list[Enqueued]:
     """`new_ids` makes no difference here: a look at the index of ids is part of every insert. `numbers`: where given, the least
     number that each job may get, in rising order."""
-    names = {record.queue for record in records}
-    unknown = [name for name in names if known_queue_id(transaction, name) is None]
-    queues = {name: queue_id(transaction, name) for name in names}
-    if any(record.key is not None or record.idempotency_key is not None for record in records):
-        answers = _enqueue_by_rules(transaction, records, queues, now, numbers)
-    else:
+    if not records:
+        return []
+    execute = transaction.connection.execute
+    known = {name: execute(_QUEUES["id_of"], (name,)).fetchone() for name in set(map(_queue_of, records))}
+    queues = {name: queue_id(transaction, name) if row is None else row[0] for name, row in known.items()}
+    if set(map(_keys_of, records)) == {(None, None)}:
         answers = _enqueue_plain(transaction, records, queues, now, numbers)
-    if unknown:
+    else:
+        answers = _enqueue_by_rules(transaction, records, queues, now, numbers)
+    if None in known.values():
         used = {record.queue for record, answer in zip(records, answers, strict=True) if not answer.existed}
-        for name in unknown:
-            if name not in used:
+        for name, row in known.items():
+            if row is None and name not in used:
                 forget_queue(transaction, queues[name])
     return answers
 
@@ -67,52 +88,67 @@ def _enqueue_plain(
     numbers: Sequence[int],
 ) -> list[Enqueued]:
     connection = transaction.connection
-    rows: list[tuple[Any, ...]] = []
-    long: dict[str, bytes] = {}
     (last,) = connection.execute(_SQL["last_seq"]).fetchone()
-    seq = last
-    for at, record in enumerate(records):
-        seq = max(seq + 1, numbers[at]) if numbers else seq + 1
-        payload: bytes | None = record.payload
-        size = len(record.payload)
-        if size > INLINE_PAYLOAD:
-            long.setdefault(record.id, record.payload)
-            payload = None
-        rows.append(
-            (
-                queues[record.queue],
-                SCHEDULED if record.run_at_us > now else READY,
-                record.priority,
-                record.run_at_us,
-                record.created_at_us,
-                record.max_attempts,
-                record.max_stalls,
-                record.id,
-                record.type,
-                None,
-                spec_text(record),
-                size,
-                payload,
-                seq,
-            )
-        )
-    inserted = insert_rows(connection, _SQL["insert"], rows)
-    if inserted == len(records):
-        answers = [Enqueued(record.id) for record in records]
+    columns = {
+        "seq": list(accumulate(numbers, lambda seq, least: max(seq + 1, least), initial=last))[1:] or [None],
+        "queue_id": [queues[name] for name in map(_queue_of, records)],
+        "spec": _specs(records),
+        **{column: list(map(value_of, records)) for column, value_of in _VALUES.items()},
+    }
+    if _insert(connection, columns, now) == len(records):
+        new: Sequence[JobRecord] = records
+        answers = list(map(Enqueued, columns["id"]))
     else:
         (text,) = connection.execute(_SQL["ids_after"], (last,)).fetchone()
-        new = set(_decode_ids(text))
-        answers = []
+        stored = set(_decode_ids(text))
+        new, answers = [], []
         for record in records:
-            answers.append(Enqueued(record.id, record.id not in new))
-            new.discard(record.id)
+            answers.append(Enqueued(record.id, record.id not in stored))
+            if record.id in stored:
+                # The first of that id: others in the batch find it there.
+                stored.remove(record.id)
+                new.append(record)
+    long = {record.id: record.payload for record in new if len(record.payload) > INLINE_PAYLOAD}
     if long:
-        _insert_long(
-            transaction,
-            {answer.id: long[answer.id] for answer in answers if not answer.existed and answer.id in long},
-        )
-    _count(transaction, rows, answers)
+        _insert_long(transaction, long)
+    _count(transaction, new, queues, now)
     return answers
+
+
+def _specs(records: Sequence[JobRecord]) -> list[str | None]:
+    specs = list(map(_spec_of, records))
+    return [None] if specs.count(_DEFAULT_SPEC) == len(specs) else list(map(spec_text, records))
+
+
+def _insert(connection: Connection, columns: dict[str, list[Any]], now: Micros) -> int:
+    """How many jobs were stored. A column in which all jobs agree is bound once: values of each job are most of the cost."""
+    own = {"id": columns["id"], "payload": columns["payload"]}
+    shared = [now, INLINE_PAYLOAD]
+    for column, values in columns.items():
+        if column not in own:
+            if values.count(values[0]) == len(values):
+                shared.append(values[0])
+            else:
+                own[column] = values
+    rows = list(zip(*own.values(), strict=True))
+    stored = start = 0
+    for statement, end in _insert_statements(tuple(columns), tuple(own), len(rows)):
+        stored += connection.execute(statement, [*shared, *chain.from_iterable(rows[start:end])]).rowcount
+        start = end
+    return stored
+
+
+@lru_cache(maxsize=1000)
+def _insert_statements(columns: tuple[str, ...], own: tuple[str, ...], count: int) -> list[tuple[str, int]]:
+    """Statements that store so many jobs together, each with the number of jobs up to its end."""
+    places = {column: f"column{place}" for place, column in enumerate(own, 1)}
+    shared = [column for column in columns if column not in own]
+    # Behind `now` and the longest inline payload.
+    places |= {column: f"?{place}" for place, column in enumerate(shared, 3)}
+    statement = _SQL["insert"]
+    for column, place in places.items():
+        statement = statement.replace(f"/*{column}*/", place)
+    return list(in_steps(statement.replace("/*rows*/", f"/*rows: {len(own)}*/"), count))
 
 
 def _insert_long(transaction: Transaction, payloads: dict[str, bytes]) -> None:
@@ -121,16 +157,16 @@ def _insert_long(transaction: Transaction, payloads: dict[str, bytes]) -> None:
     insert_rows(transaction.connection, _SQL["insert_payload"], rows)
 
 
-def _count(transaction: Transaction, rows: Sequence[tuple[Any, ...]], answers: Sequence[Enqueued]) -> None:
-    counts = Counts(transaction)
-    new = [row for row, answer in zip(rows, answers, strict=True) if not answer.existed]
-    for (queue, state), jobs in Counter([row[:2] for row in new]).items():
-        counts.move(queue, None, state, jobs)
-        if state == READY:
-            counts.stir(queue)
-        else:
-            counts.schedule(queue, min(row[3] for row in new if row[0] == queue and row[1] == SCHEDULED))
-    counts.flush()
+def _count(transaction: Transaction, new: Sequence[JobRecord], queues: dict[str, int], now: Micros) -> None:
+    due: dict[int, list[Micros]] = {}
+    for record in new:
+        due.setdefault(queues[record.queue], []).append(record.run_at_us)
+    for queue, instants in due.items():
+        later = [run_at for run_at in instants if run_at > now]
+        ready = len(instants) - len(later)
+        stirs = ready > 0 or is_next_due(transaction, queue, min(later))
+        transaction.connection.execute(_SQL["count"], (ready, len(later), stirs, queue))
+        transaction.notifies = transaction.notifies or stirs
 
 
 def _enqueue_by_rules(

@@ -16,6 +16,7 @@ import re
 from collections.abc import Iterator, Sequence
 from functools import cache
 from importlib.resources import files
+from itertools import chain
 from sqlite3 import Connection
 from typing import Any
 
@@ -35,7 +36,7 @@ from taskharbor.jobs import (
 
 _NAME = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
 _ROWS = re.compile(r"/\*rows: (\d+)\*/")
-_CHUNKS = (50, 10, 1)
+_STEPS = (100, 10, 1)
 """Rows per step: a few sizes, so that every one of them is a statement prepared once."""
 
 STATES = tuple(JobState)
@@ -51,16 +52,14 @@ INLINE_PAYLOAD = 1024
 TOKEN_LENGTH = 24
 
 
-class Transaction:
-    """A connection in a transaction. `notifies` says that waiters are to be woken once it is committed."""
+class Transaction(msgspec.Struct):
+    """A connection in a transaction."""
 
-    __slots__ = ("connection", "notifies", "outbox")
-
-    def __init__(self, connection: Connection, outbox: list[JobRecord] | None = None) -> None:
-        """`outbox`: takes the jobs for failure queues, where those are kept in other databases."""
-        self.connection = connection
-        self.notifies = False
-        self.outbox = outbox
+    connection: Connection
+    outbox: list[JobRecord] | None = None
+    """Takes the jobs for failure queues, where those are kept in other databases."""
+    notifies: bool = False
+    """Whether waiters are to be woken once it is committed."""
 
 
 @cache
@@ -79,25 +78,24 @@ def _for_rows(statement: str, count: int) -> str:
     return _ROWS.sub(placeholders, statement)
 
 
-def insert_rows(connection: Connection, statement: str, rows: Sequence[tuple[Any, ...]]) -> int:
-    """Run a `/*rows*/` statement over all rows; how many rows it changed."""
-    changed = 0
-    for chunk in _chunks(rows):
-        values = [value for row in chunk for value in row]
-        changed += connection.execute(_for_rows(statement, len(chunk)), values).rowcount
-    return changed
+def in_steps(statement: str, count: int) -> Iterator[tuple[str, int]]:
+    """A `/*rows*/` statement for so many rows: what to run step by step, each with the number of rows up to its end."""
+    end = 0
+    for size in _STEPS:
+        while count - end >= size:
+            end += size
+            yield _for_rows(statement, size), end
 
 
-def _chunks(rows: Sequence[tuple[Any, ...]]) -> Iterator[Sequence[tuple[Any, ...]]]:
+def insert_rows(connection: Connection, statement: str, rows: Sequence[tuple[Any, ...]]) -> None:
+    """Run a `/*rows*/` statement over all rows."""
     start = 0
-    for size in _CHUNKS:
-        while len(rows) - start >= size:
-            yield rows[start : start + size]
-            start += size
+    for step, end in in_steps(statement, len(rows)):
+        connection.execute(step, list(chain.from_iterable(rows[start:end])))
+        start = end
 
 
 _QUEUES = load("queues")
-_ENQUEUE = load("enqueue")
 _DEFAULTS = QueueSettings()
 
 
@@ -301,6 +299,12 @@ def settings_from(
     )
 
 
+def is_next_due(transaction: Transaction, queue: int, run_at: Micros) -> bool:
+    """Whether a job that was scheduled is due before all others, which is news for those who wait."""
+    (earliest,) = transaction.connection.execute(_QUEUES["earliest_scheduled"], {"queue": queue}).fetchone()
+    return earliest is not None and run_at <= earliest
+
+
 class Counts:
     """Deltas of one call. `flush` also says which queues have something new for those who wait."""
 
@@ -336,10 +340,8 @@ class Counts:
     def flush(self) -> None:
         execute = self._transaction.connection.execute
         for queue, run_at in self._scheduled.items():
-            if queue not in self._stirred:
-                (earliest,) = execute(_ENQUEUE["earliest_scheduled"], {"queue": queue}).fetchone()
-                if earliest is not None and run_at <= earliest:
-                    self._stirred.add(queue)
+            if queue not in self._stirred and is_next_due(self._transaction, queue, run_at):
+                self._stirred.add(queue)
         for queue in self._stirred - self._deltas.keys():
             self._deltas[queue] = [0] * 10
         for queue, deltas in self._deltas.items():

@@ -1,10 +1,15 @@
 -- name: insert
+-- `/*column*/` is a value of its own for each job, or one for all of them.
 INSERT INTO jobs (
-    queue_id, state, priority, run_at, created_at, max_attempts, max_stalls, id, type, job_key, spec,
-    payload_size, payload, seq
+    seq, queue_id, state, priority, run_at, created_at, max_attempts, max_stalls, id, type, spec, payload_size, payload
 )
-VALUES /*rows: 14*/
+SELECT /*seq*/, /*queue_id*/, /*run_at*/ <= ?1, /*priority*/, /*run_at*/, /*created_at*/, /*max_attempts*/, /*max_stalls*/,
+    /*id*/, /*type*/, /*spec*/, length(/*payload*/), CASE WHEN length(/*payload*/) <= ?2 THEN /*payload*/ END
+FROM (VALUES /*rows*/) WHERE true
 ON CONFLICT (id) DO NOTHING
+
+-- name: count
+UPDATE queues SET ready = ready + ?, scheduled = scheduled + ?, stirred = stirred + ? WHERE id = ?
 
 -- name: last_seq
 SELECT coalesce(max(seq), 0) FROM jobs
@@ -27,20 +32,3 @@ CROSS JOIN idempotency AS known
 
 -- name: insert_idempotency
 INSERT INTO idempotency (queue_id, idempotency_key, job_id) VALUES /*rows: 3*/
-
--- name: earliest_scheduled
--- One seek per distinct priority, however many jobs are scheduled.
-WITH RECURSIVE levels (priority) AS (
-    SELECT (SELECT priority FROM jobs INDEXED BY jobs_scheduled WHERE queue_id = :queue AND state = 0 ORDER BY priority DESC LIMIT 1)
-    UNION ALL
-    SELECT (
-        SELECT priority FROM jobs INDEXED BY jobs_scheduled
-        WHERE queue_id = :queue AND state = 0 AND priority < levels.priority ORDER BY priority DESC LIMIT 1
-    )
-    FROM levels WHERE levels.priority IS NOT NULL
-)
-SELECT min((
-    SELECT run_at FROM jobs INDEXED BY jobs_scheduled
-    WHERE queue_id = :queue AND state = 0 AND priority = levels.priority ORDER BY run_at LIMIT 1
-))
-FROM levels WHERE priority IS NOT NULL

@@ -27,3 +27,20 @@ WHERE id = ?
 
 -- name: settings
 SELECT paused, max_inflight, failure_queue, keep_done_us, keep_dead_us, keep_attempts_us FROM queues WHERE name = ?
+
+-- name: earliest_scheduled
+-- One seek per distinct priority, however many jobs are scheduled.
+WITH RECURSIVE levels (priority) AS (
+    SELECT (SELECT priority FROM jobs INDEXED BY jobs_scheduled WHERE queue_id = :queue AND state = 0 ORDER BY priority DESC LIMIT 1)
+    UNION ALL
+    SELECT (
+        SELECT priority FROM jobs INDEXED BY jobs_scheduled
+        WHERE queue_id = :queue AND state = 0 AND priority < levels.priority ORDER BY priority DESC LIMIT 1
+    )
+    FROM levels WHERE levels.priority IS NOT NULL
+)
+SELECT min((
+    SELECT run_at FROM jobs INDEXED BY jobs_scheduled
+    WHERE queue_id = :queue AND state = 0 AND priority = levels.priority ORDER BY run_at LIMIT 1
+))
+FROM levels WHERE priority IS NOT NULL
