@@ -12,6 +12,8 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import ClassVar, Self, TypeVar
 
+from msgspec.structs import astuple
+
 from taskharbor.clock import Clock, SystemClock
 from taskharbor.drivers import operations as op
 from taskharbor.drivers.contract import Capabilities, Driver, Woken
@@ -58,7 +60,7 @@ class MemoryStore:
                 if connection.in_transaction:
                     connection.execute("ROLLBACK")
                 raise
-        if transaction.notifies:
+        if transaction.notifies and self.notifications.waiters:
             self.notifications.notify()
         return answer
 
@@ -114,7 +116,7 @@ class MemoryDriver(Driver):
         return self._clock.now()
 
     async def _apply(self, function: Callable[..., A], call: op.Operation[A]) -> A:
-        return self._store.run(lambda transaction: function(transaction, call))
+        return self._store.run(lambda transaction: function(transaction, *astuple(call)))
 
     async def _wait(self, call: op.Wait) -> Woken:
         return await wait(self._source, call)

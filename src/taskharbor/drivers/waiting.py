@@ -111,7 +111,8 @@ class Notifications:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._waiters: dict[str, dict[asyncio.Event, asyncio.AbstractEventLoop]] = {}
+        self.waiters: dict[str, dict[asyncio.Event, asyncio.AbstractEventLoop]] = {}
+        """By queue; empty where nobody waits, so that there is nobody to notify."""
 
     @contextlib.contextmanager
     def subscribe(self, queues: Sequence[str]) -> Iterator[asyncio.Event]:
@@ -119,25 +120,25 @@ class Notifications:
         event, loop = asyncio.Event(), asyncio.get_running_loop()
         with self._lock:
             for queue in queues:
-                self._waiters.setdefault(queue, {})[event] = loop
+                self.waiters.setdefault(queue, {})[event] = loop
         try:
             yield event
         finally:
             with self._lock:
                 for queue in queues:
-                    del self._waiters[queue][event]
-                    if not self._waiters[queue]:
-                        del self._waiters[queue]
+                    del self.waiters[queue][event]
+                    if not self.waiters[queue]:
+                        del self.waiters[queue]
 
     def is_awaited(self, queue: str) -> bool:
-        return queue in self._waiters
+        return queue in self.waiters
 
     def notify(self, queues: Iterable[str] | None = None) -> None:
         """Something may have become runnable in these queues; None: in any queue."""
         here = asyncio._get_running_loop()
         with self._lock:
-            names = self._waiters if queues is None else queues
-            waiters = [waiter for name in names for waiter in self._waiters.get(name, {}).items()]
+            names = self.waiters if queues is None else queues
+            waiters = [waiter for name in names for waiter in self.waiters.get(name, {}).items()]
         for event, loop in waiters:
             if loop is here:
                 event.set()

@@ -15,7 +15,7 @@ import pytest
 
 from taskharbor.drivers.contract import JobFilter
 from taskharbor.drivers.sqlite import SQLiteDriver
-from taskharbor.drivers.sqlite.database import Database, Transaction
+from taskharbor.drivers.sqlite.driver import Database, Transaction
 from taskharbor.errors import BackendUnavailable, InvalidRequest
 from taskharbor.jobs import SECOND, JobState
 

@@ -14,8 +14,7 @@ import pytest
 from taskharbor.drivers.engine.tables import OUTCOMES, STATES
 from taskharbor.drivers.migrations import BREAKS, Migration, known_migrations
 from taskharbor.drivers.sqlite import SQLiteDriver
-from taskharbor.drivers.sqlite.database import apply_pending, open_connection
-from taskharbor.drivers.sqlite.options import Options
+from taskharbor.drivers.sqlite.file import Options, apply_pending, open_connection
 from taskharbor.errors import SchemaMismatch
 
 Query = Callable[..., list[tuple[Any, ...]]]

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from taskharbor.drivers.contract import QueueSettings
-from taskharbor.drivers.sqlite import SQLiteDriver
-from taskharbor.drivers.sqlite import driver as sqlite_driver
+from taskharbor.drivers.sqlite import SQLiteDriver, notifications
 from taskharbor.jobs import SECOND
 from taskharbor_testkit.waits import waits_of
 
@@ -60,7 +59,7 @@ def test_another_process_wakes_a_waiter(
     driver: SQLiteDriver, path: Path, now: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The safety net would wake it too, only later.
-    monkeypatch.setattr(sqlite_driver, "POLL_WITH_PIPE", 60.0)
+    monkeypatch.setattr(notifications, "POLL_WITH_PIPE", 60.0)
 
     async def use() -> None:
         async with driver:
@@ -194,7 +193,7 @@ def test_leftovers_of_dead_processes_are_removed(
     folder.mkdir()
     # No reader: its owner must be dead.
     os.mkfifo(folder / "1-abandoned")
-    sqlite_driver.notify(os.path.realpath(path))
+    notifications.notify_processes(f"{os.path.realpath(path)}-notifications")
     assert _pipes(path) == []
     # A pid that cannot exist: removed when the next pipe is opened.
     os.mkfifo(folder / ".99999999-unfinished")

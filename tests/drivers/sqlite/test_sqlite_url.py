@@ -10,7 +10,7 @@ import pytest
 
 from taskharbor.drivers.registry import connect
 from taskharbor.drivers.sqlite import SQLiteDriver
-from taskharbor.drivers.sqlite.options import parse_url
+from taskharbor.drivers.sqlite.file import parse_url
 from taskharbor.errors import BackendUnavailable, InvalidRequest, TaskHarborError
 
 

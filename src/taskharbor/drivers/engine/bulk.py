@@ -28,17 +28,17 @@ def log_streams(transaction: Transaction) -> LogState:
     return LogState(store_id, [LogStream(name="", queue=None, last=last, trimmed=trimmed, is_dense=True)])
 
 
-def read_log(transaction: Transaction, call: op.ReadLog) -> LogPage:
-    found = attempts_between(transaction, call.after, call.until, call.limit)
-    return LogPage(found, found[-1].seq if len(found) == call.limit else call.until)
+def read_log(transaction: Transaction, stream: str, after: int, until: int, limit: int) -> LogPage:
+    found = attempts_between(transaction, after, until, limit)
+    return LogPage(found, found[-1].seq if len(found) == limit else until)
 
 
-def split_jobs(transaction: Transaction, call: op.SplitJobs) -> list[JobShare]:
+def split_jobs(transaction: Transaction, queue: str | None, parts: int) -> list[JobShare]:
     first, last = transaction.connection.execute(_SQL["range_of_jobs"]).fetchone()
     # Newest first: a listing goes on below its cursor.
-    inner = sorted({first + (last + 1 - first) * n // call.parts for n in range(1, call.parts)}, reverse=True)
+    inner = sorted({first + (last + 1 - first) * n // parts for n in range(1, parts)}, reverse=True)
     edges = [None, *map(str, inner), None]
-    return [JobShare(queue=call.queue, after=after, until=until) for after, until in pairwise(edges)]
+    return [JobShare(queue=queue, after=after, until=until) for after, until in pairwise(edges)]
 
 
 def remove(transaction: Transaction, job_ids: Sequence[str]) -> list[JobState | JobError]:
@@ -61,9 +61,9 @@ def remove(transaction: Transaction, job_ids: Sequence[str]) -> list[JobState | 
 # -- blobs ----------------------------------------------------------------------------------------------------
 
 
-def put_blob(transaction: Transaction, call: op.PutBlob) -> bool:
-    how = "put" if not call.swaps else "create" if call.expected is None else "replace"
-    values = {"name": call.blob, "data": call.data, "expected": call.expected}
+def put_blob(transaction: Transaction, name: str, data: bytes, swaps: bool, expected: bytes | None) -> bool:
+    how = "put" if not swaps else "create" if expected is None else "replace"
+    values = {"name": name, "data": data, "expected": expected}
     return transaction.connection.execute(_SQL[how], values).rowcount == 1
 
 

@@ -1,50 +1,57 @@
-"""A handle on an SQLite store: the contract's calls, and waiting. The rules are the engine's.
+"""A handle on an SQLite store, and the threads that its handles share: one that writes, with group commit, and one that reads.
 
-Notifications go within the process by the shared registry, and between processes by named pipes. A handle that waits owns one
-pipe in the folder `<file>-notifications`; a commit that may have made something runnable writes one byte into every pipe. The
-byte says no more than "look again": the queues' versions are in the database, so a lost, doubled or late byte never loses a
-wake-up for longer than the waiter's next look.
+Everything queued while a commit was on its way to the disk shares the next one, so a thousand single enqueues cost a
+handful of syncs. An operation is a function of a transaction; its caller is answered only after the COMMIT. If one
+of a group raises, the group is rolled back and each runs again in a transaction of its own, so a failing operation
+takes nobody with it and the happy path pays for no savepoints. The rules are the engine's.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import os
-import secrets
+import random
+import sqlite3
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from functools import partial
-from pathlib import Path
-from typing import Any, ClassVar, Self, TypeVar
+from queue import Empty, SimpleQueue
+from sqlite3 import Connection
+from typing import Any, ClassVar, Generic, Self, TypeAlias, TypeVar
+
+from msgspec.structs import astuple
 
 from taskharbor.drivers import operations as op
-from taskharbor.drivers.contract import (
-    Capabilities,
-    Driver,
-    Woken,
-)
-from taskharbor.drivers.engine import inspect, settle
+from taskharbor.drivers.contract import Capabilities, Driver, Woken
+from taskharbor.drivers.engine import settle
 from taskharbor.drivers.engine.calls import FUNCTIONS
 from taskharbor.drivers.engine.tables import Transaction
-from taskharbor.drivers.sqlite.database import Database, migrate
-from taskharbor.drivers.sqlite.options import Options, parse_url
-from taskharbor.drivers.waiting import Look, shared_notifications, wait
+from taskharbor.drivers.sqlite.file import (
+    Options,
+    apply_pending,
+    is_busy,
+    migrate,
+    open_connection,
+    parse_url,
+    translated,
+)
+from taskharbor.drivers.sqlite.notifications import PipeSource, notify_processes
+from taskharbor.drivers.waiting import shared_notifications, wait
 from taskharbor.errors import BackendUnavailable, SchemaMismatch
 from taskharbor.jobs import JobRecord, Micros
 
 A = TypeVar("A")
+T = TypeVar("T")
+Undo: TypeAlias = Callable[[Any], Callable[[Transaction], Any] | None]
 
-SUFFIX = "-notifications"
-POLL = 0.05
-"""Seconds between two looks of a waiter that has no pipe,"""
-POLL_WITH_PIPE = 1.0
-"""and of one that has: a writer may be unable to reach it."""
+_FIRST_PAUSE = 0.000_3
+_LONGEST_PAUSE = 0.001
 
-_HIDDEN = "."
-"""A pipe is made under a hidden name and renamed once it is open: one without a reader is taken for a dead process's."""
+GROUP_LIMIT = 256
+"""Operations per transaction: bounds how long the first of them waits for the last."""
 
 _forked: list[object] = []
 """What a forked child inherited. Closing it there would let go of the parent's locks, so it is kept and not touched."""
@@ -64,8 +71,7 @@ class _Shared:
             if database is None or database.pid != os.getpid():
                 if database is not None:
                     _forked.append(database)
-                database = self.database = Database(self.options, notify)
-                database.start()
+                database = self.database = Database(self.options)
             database.handles += 1
             return database
 
@@ -150,11 +156,9 @@ class SQLiteDriver(Driver):
     async def _apply(self, function: Callable[..., A], call: op.Operation[A]) -> A:
         database = self._opened
         if not call.changes:
-            return await database.read(lambda tx: function(tx, call))
-        undo: Callable[[Any], Any] | None = (
-            partial(_release, now=call.now) if isinstance(call, op.Reserve) else None
-        )
-        return await database.write(lambda tx: function(tx, call), undo)
+            return await database.read(lambda tx: function(tx, *astuple(call)))
+        undo: Undo | None = partial(_release, now=call.now) if isinstance(call, op.Reserve) else None
+        return await database.write(lambda tx: function(tx, *astuple(call)), undo)
 
     # -- in bulk ------------------------------------------------------------------------------------------
 
@@ -172,7 +176,7 @@ class SQLiteDriver(Driver):
     async def _wait(self, call: op.Wait) -> Woken:
         database = self._opened
         if self._source is None:
-            self._source = PipeSource(database)
+            self._source = PipeSource(database.pipes, database.notifications, database.read)
         return await wait(self._source, call)
 
 
@@ -182,98 +186,250 @@ def _release(jobs: Sequence[JobRecord], now: Micros) -> Callable[[Transaction], 
     return (lambda tx: settle.release_all(tx, leases, now)) if leases else None
 
 
-class PipeSource:
-    """One handle's queues and its pipe, for `waiting.wait`."""
+class Operation(Generic[T]):
+    """A function, and who waits for what it returns."""
 
-    trusts_notifications = False
+    __slots__ = ("error", "future", "result", "run", "undo")
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
-        self.notifications = shared_notifications(database.real_path)
-        self._folder = Path(f"{database.real_path}{SUFFIX}")
-        self._name = f"{os.getpid()}-{secrets.token_hex(6)}"
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._pipe: int | None = None
+    def __init__(
+        self,
+        run: Callable[[Transaction], T],
+        future: asyncio.Future[T] | None = None,
+        undo: Undo | None = None,
+    ) -> None:
+        self.run = run
+        self.future = future
+        self.undo = undo
+        self.result: T | None = None
+        self.error: Exception | None = None
 
-    async def look(self, queues: Sequence[str], version: str | None, since: Micros) -> Look:
-        versions, due = await self._database.read(lambda tx: inspect.watch(tx, queues, since))
-        return Look.at((versions.get(queue, 0) for queue in queues), version, due)
+    @property
+    def is_wanted(self) -> bool:
+        return self.future is None or not self.future.cancelled()
 
-    def listen(self, queues: Sequence[str]) -> float:
-        loop = asyncio.get_running_loop()
-        if self._loop is not loop:
-            self.close()
-            self._loop = loop
-            self._open(loop)
-        return POLL if self._pipe is None else POLL_WITH_PIPE
 
-    def _open(self, loop: asyncio.AbstractEventLoop) -> None:
-        if not hasattr(os, "mkfifo"):
+Inbox = SimpleQueue[Operation[Any] | None]
+
+
+class Database:
+    """The threads of one file. Handles share it and count themselves in `handles`."""
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+        self.pid = os.getpid()
+        real_path = os.path.realpath(options.path)
+        self.notifications = shared_notifications(real_path)
+        self.pipes = f"{real_path}-notifications"
+        """The folder with the pipes of those who wait."""
+        self.commits = 0
+        """Transactions that wrote something: each of them is one sync with durability=full."""
+        self.handles = 0
+        self.opened: Future[None] = Future()
+        self._writes: Inbox = SimpleQueue()
+        self._reads: Inbox = SimpleQueue()
+        self._is_closed = False
+        self._closing: Future[None] = Future()
+        name = f"taskharbor-sqlite-{options.path.name}"
+        self._writer = threading.Thread(target=self._write_all, name=f"{name}-writer", daemon=True)
+        self._reader = threading.Thread(target=self._read_all, name=f"{name}-reader", daemon=True)
+        self._writer.start()
+
+    async def close(self) -> None:
+        """Finish what is queued, then let go of the file."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._reads.put(None)
+            self._writes.put(None)
+        # Shielded: a cancelled close must not leave the threads' answer without a taker.
+        await asyncio.shield(asyncio.wrap_future(self._closing))
+
+    # -- asked from any event loop ------------------------------------------------------------------------
+
+    async def write(self, run: Callable[[Transaction], T], undo: Undo | None = None) -> T:
+        """Run in a write transaction. `undo` makes the operation that takes back a result nobody received."""
+        return await self._ask(self._writes, run, undo)
+
+    async def read(self, run: Callable[[Transaction], T]) -> T:
+        """Run on the reader's connection, which never waits for a writer."""
+        return await self._ask(self._reads, run)
+
+    async def _ask(self, inbox: Inbox, run: Callable[[Transaction], T], undo: Undo | None = None) -> T:
+        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._put(inbox, Operation(run, future, undo))
+        try:
+            return await future
+        except asyncio.CancelledError:
+            # Answered, but cancelled before the answer was taken.
+            if future.done() and not future.cancelled() and future.exception() is None:
+                self._take_back(undo, future.result())
+            raise
+
+    def _put(self, inbox: Inbox, operation: Operation[Any]) -> None:
+        if os.getpid() != self.pid:
+            raise BackendUnavailable(
+                f"{self.options.path} was opened by process {self.pid}, and process {os.getpid()} was forked from it: "
+                "open() the driver again (or a clone) after the fork"
+            )
+        if self._is_closed:
+            raise BackendUnavailable(f"{self.options.path} is closed: open() the driver first")
+        inbox.put(operation)
+
+    def _take_back(self, undo: Undo | None, result: Any) -> None:
+        operation = None if undo is None else undo(result)
+        if operation is not None:
+            with contextlib.suppress(BackendUnavailable):
+                self._put(self._writes, Operation(operation))
+
+    # -- the writer's thread ------------------------------------------------------------------------------
+
+    def _write_all(self) -> None:
+        connection: Connection | None = None
+        try:
+            connection = open_connection(self.options, writing=True)
+            apply_pending(connection, self.options)
+            # `begin` waits by itself: SQLite's own handler sleeps up to 100 ms between two looks.
+            connection.execute("PRAGMA busy_timeout = 0")
+        except Exception as error:
+            if connection is not None:
+                connection.close()
+            self._is_closed = True
+            self._closing.set_result(None)
+            self.opened.set_exception(translated(error, self.options.path))
             return
-        hidden = self._folder / f"{_HIDDEN}{self._name}"
+        self._reader.start()
+        self.opened.set_result(None)
+        is_running = True
+        while is_running:
+            group, is_running = self._take_group()
+            if group:
+                self._commit_group(connection, group)
+        self._reader.join()
+        with contextlib.suppress(sqlite3.Error):
+            connection.close()
+        self._closing.set_result(None)
+
+    def _take_group(self) -> tuple[list[Operation[Any]], bool]:
+        """Everything that is queued; False with it when the sentinel came."""
+        group: list[Operation[Any]] = []
+        operation = self._writes.get()
         try:
-            self._folder.mkdir(exist_ok=True)
-            _remove_abandoned(self._folder)
-            os.mkfifo(hidden)
-            # Read and write: so that the pipe never reports its end when the last writer closes it.
-            self._pipe = os.open(hidden, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
-            os.rename(hidden, self._folder / self._name)
-            loop.add_reader(self._pipe, self._read)
-        except (OSError, NotImplementedError):
-            # A folder that cannot be written, a file system without pipes, a loop without readers.
-            self.close()
+            while operation is not None:
+                if operation.is_wanted:
+                    group.append(operation)
+                if len(group) >= GROUP_LIMIT:
+                    return group, True
+                operation = self._writes.get_nowait()
+        except Empty:
+            return group, True
+        return group, False
 
-    def _read(self) -> None:
-        if self._pipe is not None:
-            with contextlib.suppress(BlockingIOError):
-                os.read(self._pipe, 4096)
-        self.notifications.notify()
+    def _commit_group(self, connection: Connection, group: list[Operation[Any]]) -> None:
+        notifies = False
+        if len(group) > 1:
+            try:
+                notifies = self._commit(connection, group)
+            except Exception:
+                for operation in group:
+                    notifies = self._commit_alone(connection, operation) or notifies
+        else:
+            notifies = self._commit_alone(connection, group[0])
+        self._answer(group)
+        if notifies:
+            if self.notifications.waiters:
+                self.notifications.notify()
+            if os.path.isdir(self.pipes):
+                notify_processes(self.pipes)
 
-    def close(self) -> None:
-        pipe, self._pipe = self._pipe, None
-        if pipe is not None and self._loop is not None:
-            # A loop that is closed already listens to nothing.
-            with contextlib.suppress(RuntimeError, OSError, ValueError, NotImplementedError):
-                self._loop.remove_reader(pipe)
-            os.close(pipe)
-        with contextlib.suppress(OSError):
-            for name in (self._name, f"{_HIDDEN}{self._name}"):
-                (self._folder / name).unlink(missing_ok=True)
-            self._folder.rmdir()
-
-
-def notify(real_path: str) -> None:
-    """Wake all waiters of a database file, after a commit."""
-    shared_notifications(real_path).notify()
-    folder, own = f"{real_path}{SUFFIX}", f"{os.getpid()}-"
-    with contextlib.suppress(OSError):
-        for name in os.listdir(folder):
-            if not name.startswith((own, _HIDDEN)):
-                _write_byte(Path(folder, name))
-
-
-def _write_byte(pipe: Path) -> None:
-    try:
-        descriptor = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError as error:
-        if error.errno == errno.ENXIO:
-            # Nobody reads: its process is gone.
-            pipe.unlink(missing_ok=True)
-        return
-    # Full of bytes that nobody took yet (one of them is enough), or closed just now.
-    with contextlib.suppress(OSError):
-        os.write(descriptor, b"!")
-    os.close(descriptor)
-
-
-def _remove_abandoned(folder: Path) -> None:
-    """Remove the pipes of processes that died without closing."""
-    for name in os.listdir(folder):
-        pid, _, _ = name.removeprefix(_HIDDEN).partition("-")
+    def _commit_alone(self, connection: Connection, operation: Operation[Any]) -> bool:
         try:
-            os.kill(int(pid), 0)
-        except ProcessLookupError:
-            (folder / name).unlink(missing_ok=True)
-        except (OSError, ValueError):
-            # Alive, and somebody else's; or no pipe of ours.
-            continue
+            return self._commit(connection, [operation])
+        except Exception as error:
+            operation.error = translated(error, self.options.path)
+            return False
+
+    def _commit(self, connection: Connection, group: list[Operation[Any]]) -> bool:
+        begin(connection, self.options.busy_timeout)
+        transaction = Transaction(connection)
+        before = connection.total_changes
+        try:
+            for operation in group:
+                operation.result = operation.run(transaction)
+            connection.execute("COMMIT")
+        except BaseException:
+            # SQLite may have rolled back by itself (disk full, I/O error).
+            if connection.in_transaction:
+                with contextlib.suppress(sqlite3.Error):
+                    connection.execute("ROLLBACK")
+            raise
+        self.commits += connection.total_changes != before
+        return transaction.notifies
+
+    # -- the reader's thread ------------------------------------------------------------------------------
+
+    def _read_all(self) -> None:
+        connection: Connection | None = None
+        while (operation := self._reads.get()) is not None:
+            if not operation.is_wanted:
+                continue
+            try:
+                if connection is None:
+                    connection = open_connection(self.options, writing=False)
+                connection.execute("BEGIN")
+                try:
+                    operation.result = operation.run(Transaction(connection))
+                finally:
+                    if connection.in_transaction:
+                        connection.execute("COMMIT")
+            except Exception as error:
+                operation.error = translated(error, self.options.path)
+            self._answer([operation])
+        if connection is not None:
+            connection.close()
+
+    # -- answers ------------------------------------------------------------------------------------------
+
+    def _answer(self, group: list[Operation[Any]]) -> None:
+        """One wake-up per event loop, whatever the number of callers."""
+        by_loop: dict[asyncio.AbstractEventLoop, list[Operation[Any]]] = {}
+        for operation in group:
+            if operation.future is not None:
+                by_loop.setdefault(operation.future.get_loop(), []).append(operation)
+        for loop, operations in by_loop.items():
+            try:
+                loop.call_soon_threadsafe(self._deliver, operations)
+            except RuntimeError:
+                # The loop was closed under its callers: nobody will ever take these.
+                for operation in operations:
+                    if operation.error is None:
+                        self._take_back(operation.undo, operation.result)
+
+    def _deliver(self, operations: list[Operation[Any]]) -> None:
+        for operation in operations:
+            future = operation.future
+            assert future is not None
+            if future.done():
+                if operation.error is None:
+                    self._take_back(operation.undo, operation.result)
+            elif operation.error is not None:
+                future.set_exception(operation.error)
+            else:
+                future.set_result(operation.result)
+
+
+def begin(connection: Connection, busy_timeout: float) -> None:
+    """Start a write transaction, waiting for other processes' with short, random pauses."""
+    pause = _FIRST_PAUSE
+    deadline: float | None = None
+    while True:
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+            return
+        except sqlite3.OperationalError as error:
+            if not is_busy(error):
+                raise
+            instant = time.monotonic()
+            deadline = instant + busy_timeout if deadline is None else deadline
+            if instant >= deadline:
+                raise
+        time.sleep(pause * (0.5 + random.random()))
+        pause = min(pause * 1.5, _LONGEST_PAUSE)

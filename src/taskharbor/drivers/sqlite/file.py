@@ -1,0 +1,182 @@
+"""The file of a store: what a `sqlite:///file.db?option=value` URL says of it, connections, schema, and errors.
+
+Parsing a URL does no I/O, so a wrong option is found before any work.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from sqlite3 import Connection
+from typing import Literal, TypeAlias
+from urllib.parse import quote, unquote
+
+import msgspec
+
+from taskharbor.drivers.engine import schema
+from taskharbor.drivers.migrations import Migration
+from taskharbor.drivers.urls import Reader, choice, read_options, seconds
+from taskharbor.errors import BackendUnavailable, InvalidRequest, TaskHarborError
+
+MINIMUM_VERSION = (3, 38, 0)
+
+_ADVICE = {
+    sqlite3.SQLITE_BUSY: "another process held the database for longer than busy_timeout; look for a long transaction",
+    sqlite3.SQLITE_LOCKED: "another process held the database for longer than busy_timeout; look for a long transaction",
+    sqlite3.SQLITE_FULL: "the disk is full; free some space, nothing of this call was stored",
+    sqlite3.SQLITE_IOERR: "the disk did not answer; check the file system",
+    sqlite3.SQLITE_READONLY: "the file or its folder is not writable for this user",
+    sqlite3.SQLITE_PERM: "this user may not open the file",
+    sqlite3.SQLITE_CANTOPEN: "the file cannot be opened; check that its folder exists and is writable",
+}
+_DAMAGED = {
+    sqlite3.SQLITE_CORRUPT: "the file is damaged; restore a backup or run sqlite3's .recover on a copy",
+    sqlite3.SQLITE_NOTADB: "the file is not an SQLite database; check the path",
+}
+
+Durability: TypeAlias = Literal["full", "normal"]
+
+DEFAULT_BUSY_TIMEOUT = 10.0
+
+_HOW = "write it like sqlite:///relative.db or sqlite:////absolute/path.db"
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    path: Path
+    durability: Durability = "full"
+    """full: a commit is on the disk before it is answered. normal: the last commits before a power loss may be gone;
+    the death of processes loses nothing either way."""
+    busy_timeout: float = DEFAULT_BUSY_TIMEOUT
+    """Seconds to wait for another process's transaction before giving up."""
+
+
+def parse_url(url: str) -> Options:
+    scheme, separator, rest = url.partition("://")
+    if scheme != "sqlite" or not separator:
+        raise InvalidRequest(f"{url!r} is not an SQLite URL: {_HOW}")
+    location, _, query = rest.partition("?")
+    if not location.startswith("/"):
+        raise InvalidRequest(f"{url!r} names a host; an SQLite store is a local file: {_HOW}")
+    name = unquote(location[1:])
+    if name in ("", ":memory:"):
+        raise InvalidRequest(f"{url!r} names no file: {_HOW}; for a store in memory use memory://")
+    if "\0" in name or name.endswith("/"):
+        raise InvalidRequest(f"{url!r} does not name a file: {_HOW}")
+    return msgspec.convert({"path": Path(name), **read_options(query, _OWN, "SQLite")}, Options)
+
+
+_OWN: dict[str, Reader] = {
+    "durability": choice("full", "normal"),
+    "busy_timeout": partial(seconds, least=0),
+}
+
+
+def open_connection(options: Options, *, writing: bool) -> Connection:
+    """A connection in WAL mode. Raises TaskHarborError, never sqlite3's own."""
+    if sqlite3.sqlite_version_info < MINIMUM_VERSION:
+        raise TaskHarborError(
+            f"SQLite {sqlite3.sqlite_version} is too old: this driver needs 3.38 or newer (Python's own library)"
+        )
+    path = options.path
+    if not path.parent.is_dir():
+        raise BackendUnavailable(f"{path}: the folder {path.parent} does not exist; create it first")
+    try:
+        connection = sqlite3.connect(
+            f"file:{quote(str(path))}?mode=rwc",
+            uri=True,
+            isolation_level=None,
+            check_same_thread=False,
+            cached_statements=512,
+            timeout=max(options.busy_timeout, 1.0),
+        )
+    except sqlite3.Error as error:
+        raise translated(error, path) from error
+    try:
+        _prepare(connection, options, writing)
+    except sqlite3.Error as error:
+        connection.close()
+        raise translated(error, path) from error
+    return connection
+
+
+def _prepare(connection: Connection, options: Options, writing: bool) -> None:
+    (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
+    if mode != "wal":
+        connection.close()
+        raise BackendUnavailable(
+            f"{options.path}: this file system cannot hold a WAL database; use a local disk"
+        )
+    connection.execute(f"PRAGMA synchronous = {options.durability.upper()}")
+    connection.execute("PRAGMA temp_store = MEMORY")
+    connection.execute("PRAGMA cache_size = -65536")
+    if writing:
+        # Debian builds SQLite to overwrite what is deleted; a queue deletes index entries all day long.
+        connection.execute("PRAGMA secure_delete = OFF")
+        connection.execute("PRAGMA wal_autocheckpoint = 4000")
+    else:
+        connection.execute("PRAGMA query_only = ON")
+
+
+def translated(error: Exception, path: Path) -> Exception:
+    """The TaskHarbor error for what went wrong in an operation; whatever is not ours stays what it is."""
+    if isinstance(error, TaskHarborError):
+        return error
+    if isinstance(
+        error, (OverflowError, UnicodeEncodeError, sqlite3.InterfaceError, sqlite3.ProgrammingError)
+    ):
+        return InvalidRequest(f"a value cannot be stored in SQLite: {error}")
+    if not isinstance(error, sqlite3.Error):
+        return error
+    code = _code(error)
+    if code in _DAMAGED:
+        return TaskHarborError(f"{path}: {error} ({_DAMAGED[code]})")
+    advice = _ADVICE.get(code)
+    return BackendUnavailable(f"{path}: {error} ({advice})" if advice else f"{path}: {error}")
+
+
+def _code(error: sqlite3.Error) -> int:
+    """The primary result code: extended ones carry it in the low byte."""
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF
+
+
+def is_busy(error: sqlite3.Error) -> bool:
+    """Whether another process is writing."""
+    return _code(error) in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+
+
+def apply_pending(
+    connection: Connection, options: Options, known: Sequence[Migration] | None = None
+) -> list[str]:
+    """Apply what is missing; the names of the steps taken. Safe when several processes start at once."""
+    steps = schema.known() if known is None else known
+    if not schema.pending(connection, options.path, steps):
+        return []
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        # Again under the lock: another process may have done it meanwhile.
+        missing = schema.pending(connection, options.path, steps)
+        schema.apply(connection, missing)
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+    return [migration.name for migration in missing]
+
+
+def migrate(options: Options, *, dry_run: bool) -> list[str]:
+    """For `taskharbor migrate`: on a connection of its own, so that a dry run touches nothing."""
+    steps = schema.known()
+    if dry_run and not options.path.exists():
+        return [migration.name for migration in steps]
+    connection = open_connection(options, writing=not dry_run)
+    try:
+        if dry_run:
+            return [migration.name for migration in schema.pending(connection, options.path, steps)]
+        return apply_pending(connection, options)
+    except Exception as error:
+        raise translated(error, options.path) from error
+    finally:
+        connection.close()
