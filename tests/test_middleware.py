@@ -21,7 +21,7 @@ from taskharbor.middleware import (
     recover,
     restart_timeout,
     timeout,
-    validate_for,
+    validate,
 )
 
 
@@ -31,10 +31,10 @@ def job(**fields: Any) -> Job:
     )
 
 
-def run(middleware: list[Middleware], innermost: Call, **fields: Any) -> Any:
+def run(call: Call, **fields: Any) -> Any:
     async def main() -> Any:
         async with asyncio.timeout(30):
-            return await compose(middleware, innermost)(job(**fields))
+            return await call(job(**fields))
 
     return asyncio.run(main())
 
@@ -65,7 +65,7 @@ def test_the_first_is_the_outermost() -> None:
         seen.append("call")
         return "r"
 
-    assert run([named("a"), named("b")], innermost) == "rba"
+    assert run(compose([named("a"), named("b")], innermost)) == "rba"
     assert seen == ["a in", "b in", "call", "b out", "a out"]
 
 
@@ -73,14 +73,14 @@ def test_a_layer_may_answer_by_itself() -> None:
     async def cached(job: Job, call_next: Call) -> Any:
         return "from the cache"
 
-    assert run([cached], raising(AssertionError("never called"))) == "from the cache"
+    assert run(compose([cached], raising(AssertionError("never called")))) == "from the cache"
 
 
 def test_without_layers_it_is_the_call() -> None:
     async def innermost(job: Job) -> str:
         return job.id
 
-    assert run([], innermost) == "j"
+    assert run(compose([], innermost)) == "j"
 
 
 # -- recover --------------------------------------------------------------------------------------------------------
@@ -92,12 +92,12 @@ class Abort(BaseException):
 
 @pytest.mark.parametrize("error", [ValueError("x"), SystemExit(1), KeyboardInterrupt(), Abort()])
 def test_recover_makes_a_value_of_whatever_a_handler_raises(error: BaseException) -> None:
-    assert run([recover], raising(error)) == Raised(error)
+    assert run(recover(raising(error))) == Raised(error)
 
 
 def test_recover_lets_a_cancellation_through() -> None:
     with pytest.raises(asyncio.CancelledError):
-        run([recover], raising(asyncio.CancelledError()))
+        run(recover(raising(asyncio.CancelledError())))
 
 
 # -- timeout --------------------------------------------------------------------------------------------------------
@@ -111,12 +111,12 @@ async def for_ever(job: Job) -> None:
 
 def test_timeout_ends_what_takes_too_long() -> None:
     with pytest.raises(JobTimeout, match=r"0\.02 s"):
-        run([timeout], for_ever, timeout_us=SHORT)
+        run(timeout(for_ever), timeout_us=SHORT)
 
 
 def test_timeout_leaves_a_handlers_own_timeout_error_alone() -> None:
     with pytest.raises(TimeoutError, match="socket") as raised:
-        run([timeout], raising(TimeoutError("socket")), timeout_us=30 * SECOND)
+        run(timeout(raising(TimeoutError("socket"))), timeout_us=30 * SECOND)
     assert not isinstance(raised.value, JobTimeout)
 
 
@@ -127,14 +127,14 @@ def test_a_handler_that_ends_in_spite_of_its_timeout_has_its_result() -> None:
         except asyncio.CancelledError:
             return "done anyway"
 
-    assert run([timeout], stubborn, timeout_us=SHORT) == "done anyway"
+    assert run(timeout(stubborn), timeout_us=SHORT) == "done anyway"
 
 
 def test_without_a_timeout_nothing_is_limited() -> None:
     async def quick(job: Job) -> str:
         return "r"
 
-    assert run([timeout], quick) == "r"
+    assert run(timeout(quick)) == "r"
 
 
 def test_a_cancellation_after_the_time_was_up_does_not_undo_it() -> None:
@@ -151,7 +151,7 @@ def test_a_cancellation_after_the_time_was_up_does_not_undo_it() -> None:
             await asyncio.sleep(0)
 
     with pytest.raises(JobTimeout):
-        run([timeout], slow_to_stop, timeout_us=SHORT)
+        run(timeout(slow_to_stop), timeout_us=SHORT)
 
 
 def test_a_timeout_can_be_held_while_the_worker_is_busy_with_itself() -> None:
@@ -161,7 +161,7 @@ def test_a_timeout_can_be_held_while_the_worker_is_busy_with_itself() -> None:
         restart_timeout(job)
         return "ran"
 
-    assert run([timeout], needs_a_process, timeout_us=SHORT) == "ran"
+    assert run(timeout(needs_a_process), timeout_us=SHORT) == "ran"
 
     async def restarted(job: Job) -> None:
         hold_timeout(job)
@@ -169,7 +169,7 @@ def test_a_timeout_can_be_held_while_the_worker_is_busy_with_itself() -> None:
         await asyncio.Event().wait()
 
     with pytest.raises(JobTimeout):
-        run([timeout], restarted, timeout_us=SHORT)
+        run(timeout(restarted), timeout_us=SHORT)
 
 
 def test_holding_where_there_is_no_timeout_does_nothing() -> None:
@@ -178,7 +178,7 @@ def test_holding_where_there_is_no_timeout_does_nothing() -> None:
         restart_timeout(job)
         return "r"
 
-    assert run([timeout], call) == "r"
+    assert run(timeout(call)) == "r"
 
 
 # -- validate -------------------------------------------------------------------------------------------------------
@@ -188,8 +188,8 @@ def add(a: int, b: int = 2) -> int:
     return a + b
 
 
-def validating(**handler: Any) -> Middleware:
-    return validate_for(make_handler("t", add, **handler), CodecRegistry())
+def validating(innermost: Call, **handler: Any) -> Call:
+    return validate(make_handler("t", add, **handler), CodecRegistry(), innermost)
 
 
 def test_validate_decodes_for_whoever_comes_after() -> None:
@@ -199,17 +199,17 @@ def test_validate_decodes_for_whoever_comes_after() -> None:
 
         return call()
 
-    assert run([validating(arguments=Arguments(add))], innermost, payload=b'{"a":1}') == (1, 2)
+    assert run(validating(innermost, arguments=Arguments(add)), payload=b'{"a":1}') == (1, 2)
 
 
 @pytest.mark.parametrize("fields", [{"payload": b'{"a":"x"}'}, {"payload": b"{"}, {"codec": "unheard of"}])
 def test_validate_refuses_before_the_handler_runs(fields: dict[str, Any]) -> None:
     with pytest.raises(PayloadRejected):
-        run([validating(arguments=Arguments(add))], raising(AssertionError("never called")), **fields)
+        run(validating(raising(AssertionError("never called")), arguments=Arguments(add)), **fields)
 
 
 def test_a_handler_that_takes_the_job_gets_any_payload() -> None:
     async def innermost(job: Job) -> bytes:
         return job.payload
 
-    assert run([validating()], innermost, payload=b"\xff", codec="unheard of") == b"\xff"
+    assert run(validating(innermost), payload=b"\xff", codec="unheard of") == b"\xff"

@@ -143,13 +143,22 @@ class Arguments:
     def decode(self, codec: Codec, payload: bytes) -> Any:
         return codec.decode(payload, self.type)
 
-    def call(self, function: Callable[..., Any], value: Any) -> Any:
-        values = msgspec.structs.astuple(value)
+    def caller(self, function: Callable[..., Any]) -> Callable[[Any], Any]:
+        """Calls `function` with the values of one of our `type`."""
+        astuple, count, names = msgspec.structs.astuple, self._positional_count, self._keyword_names
+        if self._has_variadic:
+            return lambda value: self._call_variadic(function, astuple(value))
+        if not names:
+            return lambda value: function(*astuple(value))
+
+        def call(value: Any) -> Any:
+            values = astuple(value)
+            return function(*values[:count], **dict(zip(names, values[count:], strict=True)))
+
+        return call
+
+    def _call_variadic(self, function: Callable[..., Any], values: tuple[Any, ...]) -> Any:
         count = self._positional_count
-        if not self._has_variadic:
-            if len(values) == count:
-                return function(*values)
-            return function(*values[:count], **dict(zip(self._keyword_names, values[count:], strict=True)))
         rest: tuple[Any, ...] = ()
         named: dict[str, Any] = {}
         for parameter, item in zip(self._by_name_parameters(), values[count:], strict=True):

@@ -2,7 +2,7 @@
 
 Around a handler are recover, timeout, validate, and then the user's own middleware. A middleware is
 `async def mine(job, call_next)`: do something, `return await call_next(job)`, do something. `chain` makes one callable of them,
-once per handler.
+once per handler; our own links take the call they go around and give another one, so that a job pays one call for each.
 """
 
 from __future__ import annotations
@@ -32,37 +32,48 @@ _scope: ContextVar[asyncio.Timeout] = ContextVar("taskharbor_timeout")
 # -- the job ------------------------------------------------------------------------------------------------
 
 
-class StopFlag:
-    """Set once, from any thread, when a handler should wind up; made only for jobs that look at it."""
+class Stoppable:
+    """Work that can be asked to stop, from any thread: a job or a batch of jobs."""
 
-    __slots__ = ("_event", "_reason")
-
-    def __init__(self) -> None:
-        self._event: threading.Event | None = None
-        self._reason: str | None = None
-
-    def set(self, reason: str) -> None:
-        self._reason = self._reason or reason
-        if self._event is not None:
-            self._event.set()
+    _stop_reason: str | None = None
+    _stop_event: threading.Event | None = None
+    """Made for those that wait for it."""
+    on_stop: Callable[[str], None] | None = None
+    """Called with the reason, in whatever thread asks first."""
 
     @property
-    def reason(self) -> str | None:
-        return self._reason
+    def should_stop(self) -> bool:
+        """True once the work was cancelled, timed out, lost its lease or the worker is shutting down."""
+        return self._stop_reason is not None
 
-    def wait(self, timeout: float | None) -> bool:
-        if self._event is None:
-            self._event = threading.Event()
-        # Looked at again after the event exists: set() may have come in between.
-        if self._reason is not None:
-            self._event.set()
-        return self._event.wait(timeout)
+    @property
+    def stop_reason(self) -> str | None:
+        return self._stop_reason
+
+    def wait_for_stop(self, timeout: float | None = None) -> bool:
+        """For threads: sleep that ends early when the work should stop. True if it should."""
+        if self._stop_event is None:
+            self._stop_event = threading.Event()
+        # Looked at again after the event exists: stop() may have come in between.
+        if self._stop_reason is not None:
+            self._stop_event.set()
+        return self._stop_event.wait(timeout)
+
+    def stop(self, reason: str) -> None:
+        """Ask it to stop. The first reason stays."""
+        if self._stop_reason is None:
+            self._stop_reason = reason
+            if self.on_stop is not None:
+                self.on_stop(reason)
+        if self._stop_event is not None:
+            self._stop_event.set()
 
 
-class Job:
+class Job(Stoppable):
     """The job that a handler is working on. Reading it costs nothing; `progress` travels with the next heartbeat."""
 
-    __slots__ = ("_report", "_stop", "arguments", "record", "started_at_us")
+    arguments: Any = None
+    """The decoded and validated payload, once the validate middleware has run."""
 
     def __init__(
         self,
@@ -72,9 +83,6 @@ class Job:
     ) -> None:
         self.record = record
         self.started_at_us = started_at_us
-        self.arguments: Any = None
-        """The decoded and validated payload, once the validate middleware has run."""
-        self._stop = StopFlag()
         self._report = report
 
     @property
@@ -134,22 +142,6 @@ class Job:
             return None
         return to_datetime(self.started_at_us + self.record.timeout_us)
 
-    @property
-    def should_stop(self) -> bool:
-        """True once the job was cancelled, timed out, lost its lease or the worker is shutting down."""
-        return self._stop.reason is not None
-
-    @property
-    def stop_reason(self) -> str | None:
-        return self._stop.reason
-
-    def wait_for_stop(self, timeout: float | None = None) -> bool:
-        """For threads: sleep that ends early when the job should stop. True if it should."""
-        return self._stop.wait(timeout)
-
-    def stop(self, reason: str) -> None:
-        self._stop.set(reason)
-
     def progress(self, value: Any) -> None:
         """Report how far the job is (anything small that JSON can hold); visible to others from the next heartbeat on."""
         encoded = msgspec.json.encode(value)
@@ -170,8 +162,8 @@ def current_job() -> Job:
         raise RuntimeError("no job is running here: current_job() works inside a handler only") from None
 
 
-def set_current_job(job: Job) -> None:
-    _current.set(job)
+set_current_job: Callable[[Job], object] = _current.set
+"""Say which job the code of this context runs for."""
 
 
 # -- the chain of calls -------------------------------------------------------------------------------------
@@ -182,16 +174,15 @@ Middleware: TypeAlias = Callable[[Job, Call], Awaitable[Any]]
 
 def chain(handler: Handler, codecs: CodecRegistry, own: Sequence[Middleware], innermost: Call) -> Call:
     """Everything around a call of the handler. The user's own middleware is innermost."""
-    return compose([recover, timeout, validate_for(handler, codecs), *own], innermost)
+    return recover(timeout(validate(handler, codecs, compose(own, innermost))))
 
 
 def function_call(handler: Handler) -> Callable[[Job], Any]:
     """A call of the handler's function: with the arguments in the payload, or with the `Job` itself."""
-    function, arguments = handler.function, handler.arguments
-    if arguments is None:
-        return function
-    call = arguments.call
-    return lambda job: call(function, job.arguments)
+    if handler.arguments is None:
+        return handler.function
+    call = handler.arguments.caller(handler.function)
+    return lambda job: call(job.arguments)
 
 
 def compose(middleware: Sequence[Middleware], innermost: Call) -> Call:
@@ -212,32 +203,36 @@ class Raised(msgspec.Struct, frozen=True):
     error: BaseException
 
 
-async def recover(job: Job, call_next: Call) -> Any:
+def recover(call: Call) -> Call:
     """Turn whatever a handler raises into a value: one bad handler must never take its worker down."""
-    try:
-        return await call_next(job)
-    except (asyncio.CancelledError, GeneratorExit):
-        raise  # Said to the handler by somebody else, as a rule; the runner knows who.
-    except BaseException as error:  # sys.exit() in a handler ends the job, not the worker.
-        return Raised(error)
+
+    async def recovered(job: Job) -> Any:
+        try:
+            return await call(job)
+        except (asyncio.CancelledError, GeneratorExit):
+            raise  # Said to the handler by somebody else, as a rule; the runner knows who.
+        except BaseException as error:  # sys.exit() in a handler ends the job, not the worker.
+            return Raised(error)
+
+    return recovered
 
 
-def timeout(job: Job, call_next: Call) -> Awaitable[Any]:
+def timeout(call: Call) -> Call:
     """End an execution that takes longer than its job's timeout.
 
     On the event loop and in worker processes that is a real end. A thread cannot be killed: it is asked to stop
     (`job.should_stop`), and its lease is kept until it has, so that the job never runs twice at once.
     """
     # Not a coroutine itself: a job without a timeout pays for none.
-    return _limited(job, call_next) if job.record.timeout_us else call_next(job)
+    return lambda job: _limited(job, call) if job.record.timeout_us else call(job)
 
 
-async def _limited(job: Job, call_next: Call) -> Any:
+async def _limited(job: Job, call: Call) -> Any:
     seconds = job.record.timeout_us / SECOND
     try:
         async with asyncio.timeout(seconds) as scope:
             _scope.set(scope)
-            return await call_next(job)
+            return await call(job)
     except TimeoutError as error:
         if not scope.expired():
             raise  # The handler's own.
@@ -273,17 +268,18 @@ class PayloadRejected(Exception):
         self.cause = cause
 
 
-def validate_for(handler: Handler, codecs: CodecRegistry) -> Middleware:
+def validate(handler: Handler, codecs: CodecRegistry, call: Call) -> Call:
     """Check payloads against the handler's types. An invalid payload would be invalid again: it is never retried."""
-    arguments = handler.arguments
-    if arguments is None:
-        return lambda job, call_next: call_next(job)
+    if handler.arguments is None:
+        return call
+    payload_type = handler.arguments.type
 
-    def validate(job: Job, call_next: Call) -> Awaitable[Any]:
+    def validated(job: Job) -> Awaitable[Any]:
+        record = job.record
         try:
-            job.arguments = arguments.decode(codecs.get(job.record.codec), job.record.payload)
+            job.arguments = codecs.get(record.codec).decode(record.payload, payload_type)
         except CodecError as misfit:
             raise PayloadRejected(misfit) from misfit
-        return call_next(job)
+        return call(job)
 
-    return validate
+    return validated

@@ -8,7 +8,7 @@ from taskharbor import CodecRegistry, Job, JobRecord
 from taskharbor.drivers.contract import Ack, Discard, Fail, Release, Retry
 from taskharbor.handlers import make_handler
 from taskharbor.jobs import SECOND
-from taskharbor.middleware import compose, recover
+from taskharbor.middleware import recover
 from taskharbor.worker.run import CANCELLED, LEASE_LOST, SHUTDOWN, Hold, Runner
 from worker.stage import eventually
 
@@ -16,7 +16,7 @@ from worker.stage import eventually
 class Bench:
     def __init__(self, handler: Callable[[Job], Any], concurrency: int = 2) -> None:
         self.left: list[Hold] = []
-        chain = compose([recover], handler)
+        chain = recover(handler)
         self.runner = Runner(
             {"t": (make_handler("t", handler), chain)},
             concurrency=concurrency,

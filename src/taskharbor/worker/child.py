@@ -113,8 +113,6 @@ def _detach(worker_pid: int) -> None:
 class _ChildJob(Job):
     """A job whose stop requests travel to the worker as well."""
 
-    __slots__ = ("_tell",)
-
     def __init__(self, run: Run, tell: Callable[[Up], None]) -> None:
         super().__init__(run.record, run.started_at_us, self._report_up)
         self._tell = tell
@@ -250,7 +248,7 @@ class Child:
 def _call(code: Code, job: Job) -> Any:
     if code.arguments is None:
         return code.function(job)
-    return code.arguments.call(code.function, job.arguments)
+    return code.arguments.caller(code.function)(job.arguments)
 
 
 def _threw(error: BaseException) -> Threw:

@@ -25,7 +25,7 @@ from taskharbor.codec import JSON, MSGPACK, Codec, CodecRegistry
 from taskharbor.errors import InvalidRequest, WorkerProcessDied
 from taskharbor.handlers import Handler
 from taskharbor.jobs import SECOND
-from taskharbor.middleware import Job, StopFlag, hold_timeout, restart_timeout
+from taskharbor.middleware import Job, hold_timeout, restart_timeout
 from taskharbor.worker.remote import (
     RemoteDiscard,
     RemoteError,
@@ -286,7 +286,7 @@ class WorkerProcess:
             await self._loop.sock_sendall(self._ours, frame(Run(job.record, job.started_at_us)))
         except OSError as error:
             raise NotBegun(f"the worker process does not listen any more: {error}") from error
-        job._stop = _Relay(job._stop, self)
+        job.on_stop = lambda reason: self.tell_from_any_thread(Stop(reason))
 
     async def outcome(self) -> Returned | Threw:
         assert self._ended is not None
@@ -343,23 +343,6 @@ class WorkerProcess:
                     job.stop(reason)
             case Logged():
                 _log_here(said)
-
-
-class _Relay(StopFlag):
-    """Stands in for a job's stop flag here and passes what is said to it on to the process."""
-
-    __slots__ = ("_process",)
-
-    def __init__(self, flag: StopFlag, process: WorkerProcess) -> None:
-        super().__init__()
-        self._reason = flag.reason
-        self._process = process
-
-    def set(self, reason: str) -> None:
-        is_new = self.reason is None
-        super().set(reason)
-        if is_new:
-            self._process.tell_from_any_thread(Stop(reason))
 
 
 def _report(job: Job, data: bytes) -> None:

@@ -12,10 +12,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import suppress
 from contextvars import Context, copy_context
 from types import coroutine
 from typing import Any
+
+import msgspec
 
 from taskharbor.codec import CodecRegistry
 from taskharbor.drivers.contract import Ack, Discard, Release, Settlement
@@ -32,49 +35,40 @@ SHUTDOWN = "shutdown"
 
 _BURST_SECONDS = 0.005
 """How long a lane may go on with jobs that never wait before it lets the rest of the loop have a turn."""
+_ENDED = object()
+"""Stands for what a job waits for, where it has ended without a wait."""
 
 
-class Hold:
+class Hold(msgspec.Struct, eq=False):
     """One leased job in a worker's hands, from reserve to settled.
 
     Shared by the backend's thread and the handlers' thread; each field has one writer.
 
     The backend's thread owns token, expiry, `reported`, `lost` and `settling`; the handlers' thread owns `progress`,
-    `job`, `task`, `waited` and `settlement`.
+    `job`, `task` and `settlement`.
     """
 
-    __slots__ = (
-        "expires_at_us",
-        "job",
-        "lost",
-        "progress",
-        "record",
-        "reported",
-        "settlement",
-        "settling",
-        "task",
-        "token",
-        "waited",
-    )
+    record: JobRecord
+    token: str = ""
+    expires_at_us: Micros = 0
+    progress: bytes | None = None
+    reported: bytes | None = None
+    """The progress the backend has already."""
+    lost: bool = False
+    """The lease is gone: whatever the handler does, nothing is written for it."""
+    settling: bool = False
+    job: Job | None = None
+    task: asyncio.Task[Any] | None = None
+    """The task of a handler that waits."""
+    settlement: Settlement | None = None
+    """How the execution ended, once it has."""
 
-    def __init__(self, record: JobRecord) -> None:
+    def __post_init__(self) -> None:
+        record = self.record
         assert record.token is not None
         assert record.expires_at_us is not None
-        self.record = record
         self.token = record.token
         self.expires_at_us = record.expires_at_us
-        self.progress: bytes | None = None
-        self.reported: bytes | None = None
-        """The progress the backend has already."""
-        self.lost = False
-        """The lease is gone: whatever the handler does, nothing is written for it."""
-        self.settling = False
-        self.waited = False
-        """Whether the handler gave up its turn at least once."""
-        self.job: Job | None = None
-        self.task: asyncio.Task[Any] | None = None
-        self.settlement: Settlement | None = None
-        """How the execution ended, once it has."""
 
     def report(self, _: JobRecord, progress: bytes) -> None:
         """What the handler says of how far it is; the next heartbeat takes it along."""
@@ -101,7 +95,8 @@ class Runner:
         self._now = now
         self._loop = asyncio.get_running_loop()
         self._buffer: deque[Hold] = deque()
-        self._holds: dict[Hold, None] = {}  # A set that keeps its order.
+        self._waiting: dict[Hold, None] = {}
+        """Executions that wait for something, oldest first. All others end within one turn of the loop."""
         self._lanes = 0
         """Those that are under way."""
         self._clean_context: Context = copy_context()
@@ -144,7 +139,7 @@ class Runner:
             self._leave(hold)
 
     def abort_running(self, reason: str) -> None:
-        for hold in list(self._holds):
+        for hold in list(self._waiting):
             self.abort(hold, reason)
 
     def _pump(self) -> None:
@@ -153,37 +148,40 @@ class Runner:
             self._loop.create_task(self._lane(), context=self._clean_context.copy())
 
     async def _lane(self) -> None:
+        """Run the jobs in the buffer one after the other, as long as none of them has to wait."""
         task = asyncio.current_task()
         assert task is not None
+        buffer, time = self._buffer, self._loop.time
+        yield_at = time() + _BURST_SECONDS
         try:
-            await self._clear(task)
+            # A cancellation that a handler left behind strikes at the next wait: not in the next job.
+            while buffer and not task.cancelling():
+                if time() >= yield_at:
+                    await asyncio.sleep(0)
+                    yield_at = time() + _BURST_SECONDS
+                    continue
+                hold = buffer.popleft()
+                # A context of its own: what one handler binds to a context variable, the next must not see.
+                context = self._clean_context.copy()
+                steps = self._execute(hold).__await__()
+                awaited = context.run(next, steps, _ENDED)
+                if awaited is not _ENDED:
+                    hold.task = task
+                    self._waiting[hold] = None
+                    await _continue(steps, context, awaited)
+                    # Things are bound to the task of a job that waited (scoped sessions, a cancellation that strikes
+                    # late), and none of that is the next job's business: a new lane goes on.
+                    return
         finally:
             self._lanes -= 1
             self._pump()
 
-    async def _clear(self, task: asyncio.Task[Any]) -> None:
-        """Run the jobs in the buffer one after the other, as long as this task may run more."""
-        buffer, time = self._buffer, self._loop.time
-        yield_at = time() + _BURST_SECONDS
-        while buffer:
-            if time() >= yield_at:
-                await asyncio.sleep(0)
-                yield_at = time() + _BURST_SECONDS
-                continue
-            hold = buffer.popleft()
-            await self._run(hold, task)
-            if hold.waited or task.cancelling():
-                # Things are bound to the task of a job that waited (scoped sessions, a cancellation that strikes
-                # late), and none of that is the next job's business: a new lane goes on.
-                return
-
-    async def _run(self, hold: Hold, task: asyncio.Task[Any]) -> None:
+    async def _execute(self, hold: Hold) -> None:
+        """Run one job and leave its settlement. The whole of it happens in the job's context."""
         record = hold.record
-        entry = self._chains.get(record.type)
-        self._holds[hold] = None
-        hold.task = task
         try:
             now = self._now()
+            entry = self._chains.get(record.type)
             if hold.lost or hold.expires_at_us <= now:
                 pass  # A worker that was frozen comes to it late: by now it may run elsewhere.
             elif entry is None:
@@ -191,10 +189,8 @@ class Runner:
             else:
                 handler, chain = entry
                 job = hold.job = Job(record, now, hold.report)
-                # A context of its own: what one handler binds to a context variable, the next must not see.
-                context = self._clean_context.copy()
-                context.run(set_current_job, job)
-                outcome = await _in_context(chain(job), context, hold)
+                set_current_job(job)
+                outcome = await chain(job)
                 hold.settlement = (
                     Ack(record.id, hold.token)
                     if outcome is None
@@ -229,20 +225,18 @@ class Runner:
         # And for a lost lease nothing is written.
 
     def _leave(self, hold: Hold) -> None:
-        self._holds.pop(hold, None)
-        hold.task = None
+        if hold.task is not None:
+            del self._waiting[hold]
+            hold.task = None
         self.completed += 1
         self.finished(hold)
 
 
 @coroutine
-def _in_context(work: Awaitable[Any], context: Context, hold: Hold) -> Generator[Any, Any, Any]:
-    """Await a job in a context that is not the awaiting task's, step by step."""
-    steps = work.__await__()
+def _continue(steps: Generator[Any, Any, None], context: Context, awaited: Any) -> Generator[Any, Any, None]:
+    """Await the rest of an execution in a context that is not the awaiting task's, step by step."""
     run, send, throw = context.run, steps.send, steps.throw
-    try:
-        awaited = run(send, None)
-        hold.waited = True
+    with suppress(StopIteration):
         while True:
             try:
                 value = yield awaited
@@ -250,5 +244,3 @@ def _in_context(work: Awaitable[Any], context: Context, hold: Hold) -> Generator
                 awaited = run(throw, thrown)
             else:
                 awaited = run(send, value)
-    except StopIteration as end:
-        return end.value

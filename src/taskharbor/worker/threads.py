@@ -12,17 +12,11 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from contextvars import Context, copy_context
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
-from taskharbor.middleware import TIMEOUT
+from taskharbor.middleware import TIMEOUT, Stoppable
 
 _Call: TypeAlias = "tuple[asyncio.Future[Any], Context, Callable[[], Any]]"
-
-
-class Stoppable(Protocol):
-    """A job, or a batch of them."""
-
-    def stop(self, reason: str) -> None: ...
 
 
 class ThreadPool:
@@ -38,7 +32,7 @@ class ThreadPool:
         self._notified = False
         self._closed = False
 
-    async def run(self, job: Stoppable, function: Callable[[], Any]) -> Any:
+    async def run(self, work: Stoppable, function: Callable[[], Any]) -> Any:
         future: asyncio.Future[Any] = self._loop.create_future()
         self._busy += 1
         if self._busy > len(self._threads) and len(self._threads) < self._size:
@@ -53,7 +47,7 @@ class ThreadPool:
                     if future.done():
                         break  # The thread ended before it could be asked to stop, or raised this itself.
                     # Whoever cancels by hand sets the reason first; without one it was the timeout.
-                    job.stop(TIMEOUT)
+                    work.stop(TIMEOUT)
                     cancelled = error
                     if self._closed:
                         raise  # The worker is gone and the process goes: nobody waits for the thread any more.
