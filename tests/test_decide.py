@@ -12,8 +12,7 @@ from taskharbor.drivers.contract import Ack, Discard, Fail, Release, Retry, Sett
 from taskharbor.handlers import make_handler
 from taskharbor.jobs import MAX_ERROR_CHARS, MAX_RESULT_BYTES, SECOND, Failure, to_micros
 from taskharbor.middleware import PayloadRejected, Raised
-from taskharbor.worker.decide import decide, describe, no_handler
-from taskharbor.worker.remote import RemoteError, RemoteRetry
+from taskharbor.worker.decide import RemoteError, decide, describe, no_handler
 
 NOW = 1_700_000_000 * SECOND
 
@@ -233,7 +232,9 @@ def test_describe_survives_an_error_without_words() -> None:
 def test_describe_gives_a_remote_error_as_it_was() -> None:
     failure = Failure("ValueError", "no", "Traceback ...")
     assert describe(RemoteError(failure)) is failure
-    settled = decided(Raised(RemoteRetry(failure, 3 * SECOND, None)))
+    remote = signals.Retry("no", delay=3)
+    remote.failure = failure
+    settled = decided(Raised(remote))
     assert settled == Retry("j", "k", NOW + 3 * SECOND, 1, failure)
 
 

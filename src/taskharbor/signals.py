@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
-from taskharbor.jobs import SECOND, Micros, to_micros
+from taskharbor.jobs import SECOND, Failure, Micros, to_micros
 
 
 class HandlerSignal(Exception):
     """Base of the signals: not failures in themselves, so never worth a traceback."""
+
+    failure: Failure | None = None
+    """What is recorded, for a signal that stands for one raised in another process."""
 
 
 def _seconds(value: timedelta | float) -> Micros:

@@ -156,6 +156,16 @@ def die(path: str) -> str:
     return "survived"
 
 
+@harbor.job(isolation="process", max_attempts=1)
+def die_after_a_fork(forked: str) -> None:
+    pid = os.fork()
+    if pid == 0:
+        os.setsid()
+        time.sleep(3600)
+    Path(forked).write_text(str(pid))
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 @harbor.job(isolation="process", max_attempts=1, timeout=0.3)
 def spin(started: str) -> None:
     touch(started)

@@ -220,6 +220,35 @@ def test_stop_requests_travel_both_ways(harbor: Harbor, tmp_path: Path) -> None:
     asyncio.run(main())
 
 
+def test_a_late_stop_request_does_not_reach_the_next_job_of_the_process(
+    harbor: Harbor, tmp_path: Path
+) -> None:
+    async def main() -> None:
+        next_began = asyncio.Event()
+
+        async def layer(job: Job, call_next: Any) -> Any:
+            result = await call_next(job)
+            if job.type == "who":
+                await next_began.wait()
+                job.stop("too late")
+            return result
+
+        harbor.middleware.append(layer)
+        worker = harbor.worker(concurrency=2)
+        async with running(worker):
+            first = await isolated.who.enqueue_async()
+            await eventually(lambda: worker._processes is not None and bool(worker._processes._idle))
+            second = await isolated.introspect.enqueue_async(str(tmp_path / "started"), str(tmp_path / "go"))
+            pid = await is_written(tmp_path / "started")
+            next_began.set()
+            assert (await first.result_async(PATIENCE))[0] == pid
+            (tmp_path / "go").touch()
+            assert (await second.result_async(PATIENCE))["should_stop"] is False
+        await harbor.close_async()
+
+    asyncio.run(main())
+
+
 def test_output_and_logs_come_through(capfd: pytest.CaptureFixture[str]) -> None:
     records: list[logging.LogRecord] = []
 
@@ -361,6 +390,15 @@ def test_a_process_that_dies_fails_its_job_which_is_retried(tmp_path: Path) -> N
     assert [attempt.outcome for attempt in attempts] == [Outcome.RETRIED, Outcome.DONE]
     assert attempts[0].error_type == "WorkerProcessDied"
     assert "SIGSEGV" in str(attempts[0].error_message)
+
+
+def test_a_process_is_known_to_be_dead_though_a_fork_of_it_keeps_its_connection_open(tmp_path: Path) -> None:
+    handle = isolated.die_after_a_fork.enqueue(str(tmp_path / "forked"))
+    try:
+        drain()
+        assert handle.record().last_error.startswith("WorkerProcessDied")
+    finally:
+        os.kill(int((tmp_path / "forked").read_text()), signal.SIGKILL)
 
 
 def test_an_idle_process_that_dies_costs_no_job_anything() -> None:

@@ -23,8 +23,7 @@ from taskharbor.errors import JobTimeout
 from taskharbor.jobs import SECOND, Failure, Micros
 from taskharbor.middleware import TIMEOUT, PayloadRejected, Raised
 from taskharbor.signals import HandlerSignal
-from taskharbor.worker.decide import decide, describe
-from taskharbor.worker.remote import RemoteError
+from taskharbor.worker.decide import RemoteError, decide, describe
 from taskharbor.worker.run import CANCELLED, LEASE_LOST, SHUTDOWN, Hold
 from taskharbor.worker.threads import ThreadPool
 

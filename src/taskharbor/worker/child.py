@@ -1,7 +1,7 @@
-"""What runs inside a worker process: one job at a time, on its main thread.
+"""What runs inside a worker process: one job at a time, on its main thread. The messages to and from it are here too.
 
 A second thread listens to the worker. It is also what ends this process when the worker is gone, whatever the
-handler is doing at that moment.
+handler is doing at that moment. Messages are msgpack over a multiprocessing connection: nothing in them is code.
 """
 
 from __future__ import annotations
@@ -10,43 +10,91 @@ import asyncio
 import contextlib
 import ctypes
 import importlib
-import inspect
 import logging
 import os
 import queue
 import signal
-import socket
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextvars import Context, copy_context
-from typing import Any, NamedTuple
+from contextvars import copy_context
+from multiprocessing.connection import Connection
+from typing import Any, NamedTuple, TypeAlias
+
+import msgspec
 
 import taskharbor.signals as signals
 from taskharbor.codec import Arguments, Codec, CodecRegistry
 from taskharbor.errors import InvalidRequest
-from taskharbor.handlers import Handler
-from taskharbor.jobs import MAX_RESULT_BYTES, Failure, JobRecord
-from taskharbor.middleware import Job, Raised, set_current_job
-from taskharbor.worker.decide import describe
-from taskharbor.worker.wire import (
-    Began,
-    Frames,
-    Logged,
-    Progress,
-    Ready,
-    Returned,
-    Run,
-    Stopping,
-    Threw,
-    Up,
-    decode_down,
-    frame,
-)
+from taskharbor.handlers import Handler, make_handler
+from taskharbor.jobs import Failure, JobRecord, Micros
+from taskharbor.middleware import Call, Job, Raised, function_call, set_current_job, validate
+from taskharbor.worker.decide import describe, encode_result
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _PR_SET_PDEATHSIG = 1
-_RECORD_FIELDS = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime"}
+
+END = b""
+"""Stands where a message would: the process is to end in order."""
+
+
+class Run(msgspec.Struct, frozen=True, tag="run"):
+    record: JobRecord
+    started_at_us: Micros
+
+
+class Stop(msgspec.Struct, frozen=True, tag="stop"):
+    """For the handler's `should_stop`; `cancel` also cancels an async handler."""
+
+    reason: str
+    cancel: bool = False
+
+
+class Ready(msgspec.Struct, frozen=True, tag="ready"):
+    """The process has imported its handlers and can take a job."""
+
+
+class Began(msgspec.Struct, frozen=True, tag="began"):
+    """The handler is about to be called. A process that dies before this has not touched the job."""
+
+
+class Progress(msgspec.Struct, frozen=True, tag="progress"):
+    data: bytes
+
+
+class Stopping(msgspec.Struct, frozen=True, tag="stopping"):
+    """The job was asked to stop, by the handler itself or from above."""
+
+    reason: str
+
+
+class Logged(msgspec.Struct, frozen=True, tag="logged"):
+    """The plain fields of a log record, its message already put together."""
+
+    fields: dict[str, str | int | float | bool | None]
+
+
+class Returned(msgspec.Struct, frozen=True, tag="returned"):
+    """The result in the record's codec, where there is one that can be kept."""
+
+    result: bytes | None = None
+
+
+class Threw(msgspec.Struct, frozen=True, tag="threw"):
+    """What the handler raised, in words; `kind` names the signal, if it was one."""
+
+    failure: Failure
+    kind: str = ""
+    delay_us: Micros | None = None
+    at_us: Micros | None = None
+
+
+Down: TypeAlias = Run | Stop
+Up: TypeAlias = Ready | Began | Progress | Stopping | Logged | Returned | Threw
+
+encode = msgspec.msgpack.Encoder().encode
+decode_down = msgspec.msgpack.Decoder(Down).decode
+decode_up = msgspec.msgpack.Decoder(Up).decode
 
 
 class Wanted(NamedTuple):
@@ -67,12 +115,7 @@ class Orders(NamedTuple):
     worker_pid: int
 
 
-class Code(NamedTuple):
-    function: Callable[..., Any]
-    arguments: Arguments | None
-
-
-def find(wanted: Wanted) -> Code:
+def find(wanted: Wanted) -> Handler:
     """The code behind a job type: the function of that name, or the one declared under it with `@harbor.job`."""
     found: Any = importlib.import_module(wanted.module)
     for part in wanted.name.split("."):
@@ -84,10 +127,10 @@ def find(wanted: Wanted) -> Code:
             )
     declared = getattr(found, "handler", None)  # A JobType stands where its function stood.
     function = declared.function if isinstance(declared, Handler) else found
-    return Code(function, None if wanted.takes_job else Arguments(function))
+    return make_handler(wanted.type, function, arguments=None if wanted.takes_job else Arguments(function))
 
 
-def main(connection: socket.socket, orders: Orders) -> None:
+def main(connection: Connection, orders: Orders) -> None:
     """The life of a worker process, from its start to the worker's end of it."""
     _detach(orders.worker_pid)
     Child(connection, orders).serve()
@@ -110,145 +153,102 @@ def _detach(worker_pid: int) -> None:
             os._exit(1)
 
 
-class _ChildJob(Job):
-    """A job whose stop requests travel to the worker as well."""
-
-    def __init__(self, run: Run, tell: Callable[[Up], None]) -> None:
-        super().__init__(run.record, run.started_at_us, self._report_up)
-        self._tell = tell
-
-    def _report_up(self, _: JobRecord, data: bytes) -> None:
-        self._tell(Progress(data))
-
-    def stop(self, reason: str) -> None:
-        super().stop(reason)
-        self._tell(Stopping(reason))
-
-    def stop_from_above(self, reason: str) -> None:
-        super().stop(reason)
-
-
 class Child:
-    def __init__(self, connection: socket.socket, orders: Orders) -> None:
+    def __init__(self, connection: Connection, orders: Orders) -> None:
         self._connection = connection
         self._sending = threading.Lock()
         self._orders = orders
         self._codecs = CodecRegistry(*orders.codecs)
-        self._code: dict[str, Code | Threw] = {}
-        self._runs: queue.SimpleQueue[Run | None] = queue.SimpleQueue()
-        self._job: _ChildJob | None = None
+        self._handlers: dict[str, tuple[Handler, Call] | Threw] = {}
+        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._job: Job | None = None
         self._task: asyncio.Task[Any] | None = None
-        self._clean_context: Context = copy_context()
+        self._clean_context = copy_context()
         self._runner = asyncio.Runner()
 
     def serve(self) -> None:
         threading.Thread(target=self._listen, name="taskharbor-worker-link", daemon=True).start()
-        _forward_logs(self._orders.log_levels, self._send)
+        logging.getLogger().addHandler(_Forward(self._send))
+        for name, level in self._orders.log_levels.items():
+            logging.getLogger(name).setLevel(level)
         for wanted in self._orders.handlers:
             try:
-                self._code[wanted.type] = find(wanted)
+                handler = find(wanted)
+                call = validate(handler, self._codecs, function_call(handler))
+                self._handlers[wanted.type] = (handler, call)
             except BaseException as error:  # Only the jobs of this one type suffer.
-                self._code[wanted.type] = _threw(error)
+                self._handlers[wanted.type] = _threw(error)
         self._send(Ready())
-        while (run := self._runs.get()) is not None:
-            self._send(self._execute(run))
-            del run
+        while (job := self._jobs.get()) is not None:
+            self._send(self._execute(job))
+            del job
         self._runner.close()
 
     # -- the worker's messages --------------------------------------------------------------------------------
 
     def _listen(self) -> None:
-        frames = Frames()
-        with contextlib.suppress(OSError):
-            while data := self._connection.recv(65536):
-                for message in frames.feed(data):
-                    self._take(message)
+        with contextlib.suppress(EOFError, OSError):
+            while (message := self._connection.recv_bytes()) != END:
+                self._take(decode_down(message))
         # The worker let go of us. Between jobs that is an orderly end; with a handler at work nothing orderly is left.
         if self._job is not None or os.getppid() != self._orders.worker_pid:
             _end_group()
-        self._runs.put(None)
+        self._jobs.put(None)
 
-    def _take(self, message: bytes) -> None:
-        order = decode_down(message)
+    def _take(self, order: Down) -> None:
         if isinstance(order, Run):
-            self._job = _ChildJob(order, self._send)
-            self._runs.put(order)
+            job = Job(order.record, order.started_at_us, lambda _, data: self._send(Progress(data)))
+            job.on_stop = lambda reason: self._send(Stopping(reason))
+            self._job = job
+            self._jobs.put(job)
             return
-        job, task = self._job, self._task
-        if job is not None:
-            job.stop_from_above(order.reason)
+        running, task = self._job, self._task
+        if running is not None:
+            running.stop(order.reason)
         if order.cancel and task is not None:
             task.get_loop().call_soon_threadsafe(task.cancel)
 
     def _send(self, message: Up) -> None:
         # A worker that is gone hears nothing; the listening thread ends us for it.
         with self._sending, contextlib.suppress(OSError):
-            self._connection.sendall(frame(message))
+            self._connection.send_bytes(encode(message))
 
     # -- a job --------------------------------------------------------------------------------------------------
 
-    def _execute(self, run: Run) -> Up:
-        job, code = self._job, self._code[run.record.type]
-        assert job is not None
-        if isinstance(code, Threw):
-            self._job = None
-            return code
-        self._send(Began())
+    def _execute(self, job: Job) -> Up:
+        found = self._handlers[job.type]
         try:
-            if code.arguments is not None:
-                codec = self._codecs.get(run.record.codec)
-                job.arguments = code.arguments.decode(codec, run.record.payload)
-            ended: Up = self._returned(run.record, self._call(code, job))
+            if isinstance(found, Threw):
+                return found
+            self._send(Began())
+            return Returned(encode_result(job.record, self._call(*found, job), self._codecs))
         except BaseException as error:
-            ended = _threw(error)
+            return _threw(error)
         finally:
             self._job = self._task = None
             for stream in (sys.stdout, sys.stderr):
                 # What a handler printed is not lost when the next one is killed.
                 with contextlib.suppress(Exception):
                     stream.flush()
-        return ended
 
-    def _call(self, code: Code, job: Job) -> Any:
+    def _call(self, handler: Handler, call: Call, job: Job) -> Any:
         # A context of its own: what one job binds to a context variable, the next must not see.
         context = self._clean_context.copy()
         context.run(set_current_job, job)
-        if not inspect.iscoroutinefunction(code.function):
-            return context.run(_call, code, job)
+        if not handler.is_async:
+            return context.run(call, job)
         # One event loop for all jobs of this process, so that what a handler keeps on it (a session, a pool) lives on.
-        outcome = self._runner.run(self._as_task(code, job), context=context)
+        outcome = self._runner.run(self._as_task(call, job), context=context)
         if isinstance(outcome, Raised):
             raise outcome.error
         return outcome
 
-    async def _as_task(self, code: Code, job: Job) -> Any:
+    async def _as_task(self, call: Call, job: Job) -> Any:
         self._task = asyncio.current_task()
         try:
-            return await _call(code, job)
+            return await call(job)
         except BaseException as error:  # As a value: SystemExit would break out of the loop.
             return Raised(error)
-
-    def _returned(self, record: JobRecord, result: Any) -> Returned:
-        if result is None:
-            return Returned()
-        try:
-            encoded = self._codecs.get(record.codec).encode(result)
-        except Exception as misfit:
-            if inspect.iscoroutine(result):
-                result.close()
-                raise TypeError(
-                    "the handler returned a coroutine nobody awaited: make it 'async def'"
-                ) from None
-            return Returned(complaint=str(misfit))
-        if len(encoded) > MAX_RESULT_BYTES:
-            return Returned(complaint=f"{len(encoded)} bytes, at most {MAX_RESULT_BYTES}")
-        return Returned(encoded)
-
-
-def _call(code: Code, job: Job) -> Any:
-    if code.arguments is None:
-        return code.function(job)
-    return code.arguments.caller(code.function)(job.arguments)
 
 
 def _threw(error: BaseException) -> Threw:
@@ -275,9 +275,6 @@ def _end_group() -> None:
     os._exit(1)
 
 
-# -- logging --------------------------------------------------------------------------------------------------------
-
-
 class _Forward(logging.Handler):
     """Hands log records to the worker, where the program's own logging set-up is."""
 
@@ -287,33 +284,13 @@ class _Forward(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            trace = record.exc_text
-            if trace is None and record.exc_info:
-                trace = logging.Formatter().formatException(record.exc_info)
-            extra = {
+            if record.exc_info and not record.exc_text:
+                record.exc_text = logging.Formatter().formatException(record.exc_info)
+            fields = {
                 name: value
                 for name, value in record.__dict__.items()
-                if name not in _RECORD_FIELDS and isinstance(value, (str, int, float, bool, type(None)))
+                if isinstance(value, (str, int, float, bool, type(None)))
             }
-            self._send(
-                Logged(
-                    record.name,
-                    record.levelno,
-                    record.getMessage(),
-                    record.created,
-                    record.pathname,
-                    record.lineno,
-                    record.funcName or "",
-                    record.threadName or "",
-                    trace,
-                    extra,
-                )
-            )
+            self._send(Logged(fields | {"msg": record.getMessage(), "processName": "taskharbor-process"}))
         except Exception:
             self.handleError(record)
-
-
-def _forward_logs(levels: Mapping[str, int], send: Callable[[Up], None]) -> None:
-    logging.getLogger().addHandler(_Forward(send))
-    for name, level in levels.items():
-        logging.getLogger(name).setLevel(level)

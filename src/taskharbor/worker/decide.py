@@ -17,11 +17,18 @@ from taskharbor.handlers import Handler
 from taskharbor.jobs import LATEST, MAX_RESULT_BYTES, Failure, JobRecord, Micros
 from taskharbor.middleware import PayloadRejected, Raised
 from taskharbor.retry import DEFAULT_RETRY
-from taskharbor.worker.remote import Remote
 
 log = logging.getLogger("taskharbor.worker")
 
 _OWN_CODE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+
+
+class RemoteError(Exception):
+    """Stands for an exception that was raised elsewhere or has been put in words already."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(f"{failure.type}: {failure.message}" if failure.message else failure.type)
+        self.failure = failure
 
 
 class NotAwaited(TypeError):
@@ -35,10 +42,8 @@ def decide(
     token = record.token
     assert token is not None
     if not isinstance(outcome, Raised):
-        if outcome is None:
-            return Ack(record.id, token)
         try:
-            return Ack(record.id, token, _encoded_result(record, outcome, codecs))
+            return Ack(record.id, token, encode_result(record, outcome, codecs))
         except NotAwaited as unfinished:
             error: BaseException = unfinished
     else:
@@ -72,7 +77,7 @@ def no_handler(record: JobRecord) -> Settlement:
 
 def describe(error: BaseException) -> Failure:
     """What is kept of an exception. Our own frames say nothing to a user and are left out of the traceback."""
-    if isinstance(error, Remote):
+    if isinstance(error, (RemoteError, signals.HandlerSignal)) and error.failure is not None:
         return error.failure
     kind = type(error).__name__
     try:
@@ -103,7 +108,10 @@ def _delay(record: JobRecord, handler: Handler, attempts: int) -> Micros:
         return DEFAULT_RETRY.next_delay(record, attempts)
 
 
-def _encoded_result(record: JobRecord, result: Any, codecs: CodecRegistry) -> bytes | None:
+def encode_result(record: JobRecord, result: Any, codecs: CodecRegistry) -> bytes | None:
+    """The result in the record's codec; None where there is none, or none that can be kept."""
+    if result is None:
+        return None
     try:
         encoded = codecs.get(record.codec).encode(result)
     except Exception as misfit:

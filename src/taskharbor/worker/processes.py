@@ -1,7 +1,7 @@
 """Handlers in processes of their own: for work that computes, leaks or crashes, and for timeouts that really end it.
 
 Every job that runs has a process to itself; between jobs the process waits for the next. Processes are spawned, so
-nothing is inherited but a socket pair: no lock, no thread, no connection to the database. A job that times out,
+nothing is inherited but a connection: no lock, no thread, no connection to the database. A job that times out,
 is cancelled or loses its lease takes its process with it, at once.
 """
 
@@ -13,44 +13,25 @@ import importlib
 import logging
 import multiprocessing
 import os
+import queue
 import signal
-import socket
 import threading
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from multiprocessing import resource_tracker
+from multiprocessing.connection import Connection, wait
 from typing import Any
 
+import taskharbor.signals as signals
 import taskharbor.worker.child as child
 from taskharbor.codec import JSON, MSGPACK, Codec, CodecRegistry
 from taskharbor.errors import InvalidRequest, WorkerProcessDied
 from taskharbor.handlers import Handler
-from taskharbor.jobs import SECOND
+from taskharbor.jobs import SECOND, to_datetime
 from taskharbor.middleware import Job, hold_timeout, restart_timeout
-from taskharbor.worker.remote import (
-    RemoteDiscard,
-    RemoteError,
-    RemoteRetry,
-    RemoteSnooze,
-    RemoteUnrecoverable,
-)
+from taskharbor.worker.child import Began, Logged, Progress, Ready, Returned, Run, Stop, Stopping, Threw
+from taskharbor.worker.decide import RemoteError
 from taskharbor.worker.run import SHUTDOWN
-from taskharbor.worker.wire import (
-    Began,
-    Down,
-    Frames,
-    Logged,
-    Progress,
-    Ready,
-    Returned,
-    Run,
-    Stop,
-    Stopping,
-    Threw,
-    decode_up,
-    frame,
-)
-
-log = logging.getLogger("taskharbor.worker")
 
 _START_SECONDS = 120.0
 """How long a process may take to import its handlers."""
@@ -60,6 +41,9 @@ _TRIES = 3
 """How many processes may die under a job before it has begun."""
 _EXIT_SECONDS = 2.0
 """How long an idle process may take to end in order."""
+_LOOK_SECONDS = 1.0
+"""How often to look whether a process lives. It is needed only where one that died has forked another, which keeps open what
+would otherwise tell us."""
 
 _spawn = multiprocessing.get_context("spawn")
 
@@ -88,8 +72,8 @@ class ProcessPool:
         return await self._run(job, await self._take(job))
 
     async def _run(self, job: Job, process: WorkerProcess) -> Any:
+        process.begin(job)
         try:
-            await process.begin(job)
             ended = await process.outcome()
         except asyncio.CancelledError:
             if not process.has_ended and job.stop_reason == SHUTDOWN:
@@ -156,8 +140,6 @@ class ProcessPool:
     def _result(self, job: Job, ended: Returned | Threw) -> Any:
         if isinstance(ended, Threw):
             raise _as_exception(ended)
-        if ended.complaint:
-            log.warning("the result of %s %s is not kept: %s", job.type, job.id, ended.complaint)
         # Decoded, so that middleware sees what a handler in this process would have given it.
         return None if ended.result is None else self._codecs.get(job.record.codec).decode(ended.result)
 
@@ -167,25 +149,22 @@ class NotBegun(WorkerProcessDied):
 
 
 class WorkerProcess:
-    """One process, seen from the worker's event loop. A thread starts it, waits for its end and says so."""
+    """One process, seen from the worker's event loop. One thread starts it, listens to it and sees its end; one writes to it."""
 
     def __init__(self, orders: child.Orders, on_gone: Callable[[WorkerProcess], None]) -> None:
         self._orders = orders
         self._on_gone = on_gone
         self._loop = asyncio.get_running_loop()
-        self._ours, self._theirs = socket.socketpair()
-        self._ours.setblocking(False)
-        self._frames = Frames()
+        self._ours, self._theirs = _spawn.Pipe()
+        self._outbox: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         self._process: multiprocessing.process.BaseProcess | None = None
         self._lock = threading.Lock()
         self._is_doomed = False
-        self._is_over = False
+        self._is_over = threading.Event()
         self._ready: asyncio.Future[None] = self._loop.create_future()
         self._ended: asyncio.Future[Returned | Threw] | None = None
         self._has_begun = False
         self._job: Job | None = None
-        self._listening: asyncio.Task[None] | None = None
-        self._patience: threading.Timer | None = None
         self.gone = asyncio.Event()
         """Set once the process is dead and reaped."""
 
@@ -202,7 +181,6 @@ class WorkerProcess:
     async def start(self) -> None:
         """Until the process is ready for a job; WorkerProcessDied if it never is."""
         threading.Thread(target=self._keep, name="taskharbor-process-keeper", daemon=True).start()
-        self._listening = self._loop.create_task(self._listen())
         try:
             async with asyncio.timeout(_START_SECONDS):
                 await asyncio.shield(self._ready)
@@ -215,8 +193,8 @@ class WorkerProcess:
         with self._lock:
             self._is_doomed = True
             process = self._process
-            if process is None or self._is_over:
-                return  # Not started yet: the keeper looks before and after; or over already.
+            if process is None or self._is_over.is_set():
+                return  # Not started yet: the keeper looks before it starts it; or over already.
             assert process.pid is not None
             with contextlib.suppress(OSError, AttributeError):
                 if os.getpgid(process.pid) == process.pid:
@@ -228,17 +206,14 @@ class WorkerProcess:
         is_idle = self._ready.done() and (self._ended is None or self._ended.done())
         if self._is_doomed or not is_idle:
             self.kill()
-            return
-        self._is_doomed = True
-        with contextlib.suppress(OSError):
-            self._ours.shutdown(socket.SHUT_WR)
-        # A thread, not the loop, counts the time: the loop may be gone by then.
-        self._patience = threading.Timer(_EXIT_SECONDS, self.kill)
-        self._patience.daemon = True
-        self._patience.start()
+        else:
+            self._is_doomed = True
+            self._outbox.put(child.END)
 
     def _keep(self) -> None:
+        """The life of the process, on the keeper's thread."""
         complaint = ""
+        writer = threading.Thread(target=self._write, name="taskharbor-process-writer", daemon=True)
         try:
             with self._lock:
                 if not self._is_doomed:
@@ -247,24 +222,43 @@ class WorkerProcess:
             complaint = f"a worker process could not be started: {error!r}"
         finally:
             self._theirs.close()
+        writer.start()
         if self._process is not None:
+            self._listen(self._process)
             self._process.join()
             complaint = _how_it_ended(self._process.exitcode)
         with self._lock:
-            self._is_over = True
+            self._is_over.set()
+        self._on_loop(self._bury, complaint)
+        self._outbox.put(child.END)
+        writer.join()
+        self._ours.close()
+
+    def _listen(self, process: multiprocessing.process.BaseProcess) -> None:
+        """Until it has said all it will say."""
+        with contextlib.suppress(EOFError, OSError):
+            while True:
+                ready = wait([self._ours, process.sentinel], _LOOK_SECONDS)
+                if self._ours in ready:
+                    self._on_loop(self._take, child.decode_up(self._ours.recv_bytes()))
+                elif ready or not process.is_alive():
+                    return
+
+    def _write(self) -> None:
+        """Until the process is told to end, or does not listen any more; then it has to go."""
+        message = None
+        with contextlib.suppress(OSError):
+            while message != child.END:
+                message = self._outbox.get()
+                self._ours.send_bytes(message)
+        if not self._is_over.wait(_EXIT_SECONDS):
+            self.kill()
+
+    def _on_loop(self, call: Callable[..., None], *arguments: Any) -> None:
         with contextlib.suppress(RuntimeError):  # The loop is closed: nobody wants to know.
-            self._loop.call_soon_threadsafe(self._bury, complaint)
+            self._loop.call_soon_threadsafe(call, *arguments)
 
     def _bury(self, complaint: str) -> None:
-        # What it said last may still be unread; the end of the stream may never come (a grandchild has it open too).
-        with contextlib.suppress(OSError):
-            while data := self._ours.recv(65536):
-                self._feed(data)
-        if self._listening is not None:
-            self._listening.cancel()
-        self._ours.close()
-        if self._patience is not None:
-            self._patience.cancel()
         died = WorkerProcessDied(complaint)
         if not self._ready.done():
             self._ready.set_exception(died)
@@ -277,16 +271,15 @@ class WorkerProcess:
 
     # -- a job -----------------------------------------------------------------------------------------------
 
-    async def begin(self, job: Job) -> None:
-        """Send the job; NotBegun if the process turns out to be dead."""
+    def begin(self, job: Job) -> None:
+        """Send the job. Its outcome is NotBegun if the process turns out to be dead."""
         self._job = job
         self._has_begun = False
         self._ended = self._loop.create_future()
-        try:
-            await self._loop.sock_sendall(self._ours, frame(Run(job.record, job.started_at_us)))
-        except OSError as error:
-            raise NotBegun(f"the worker process does not listen any more: {error}") from error
-        job.on_stop = lambda reason: self.tell_from_any_thread(Stop(reason))
+        if self.gone.is_set():
+            self._bury("the worker process does not listen any more")
+        self._tell(Run(job.record, job.started_at_us))
+        job.on_stop = lambda reason: self._tell(Stop(reason))
 
     async def outcome(self) -> Returned | Threw:
         assert self._ended is not None
@@ -295,36 +288,21 @@ class WorkerProcess:
     async def wind_up(self, seconds: float) -> None:
         """Ask the handler to stop, and give it a moment."""
         assert self._ended is not None
-        self.tell(Stop(SHUTDOWN, cancel=True))
+        self._tell(Stop(SHUTDOWN, cancel=True))
         await asyncio.wait([self._ended], timeout=seconds)
         self._is_doomed = True
 
     def forget_job(self) -> None:
+        assert self._job is not None
+        self._job.on_stop = None  # Whoever asks it to stop from now on does not mean the next job here.
         self._job = None
         self._ended = None
 
-    def tell(self, message: Down) -> None:
-        """A few bytes, to a thread that always reads: they fit."""
-        with contextlib.suppress(OSError):
-            self._ours.send(frame(message))
+    def _tell(self, message: child.Down) -> None:
+        """From any thread."""
+        self._outbox.put(child.encode(message))
 
-    def tell_from_any_thread(self, message: Down) -> None:
-        with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self.tell, message)
-
-    # -- what it says ----------------------------------------------------------------------------------------
-
-    async def _listen(self) -> None:
-        with contextlib.suppress(OSError):
-            while data := await self._loop.sock_recv(self._ours, 65536):
-                self._feed(data)
-
-    def _feed(self, data: bytes) -> None:
-        for message in self._frames.feed(data):
-            self._take(message)
-
-    def _take(self, message: bytes) -> None:
-        said = decode_up(message)
+    def _take(self, said: child.Up) -> None:
         job = self._job
         match said:
             case Ready():
@@ -336,21 +314,19 @@ class WorkerProcess:
                 if self._ended is not None and not self._ended.done():
                     self._ended.set_result(said)
             case Progress(data):
-                if job is not None:
-                    _report(job, data)
+                if job is not None and job._report is not None:
+                    job._report(job.record, data)
             case Stopping(reason):
                 if job is not None:
                     job.stop(reason)
-            case Logged():
-                _log_here(said)
+            case Logged(fields):
+                record = logging.makeLogRecord(fields)
+                logger = logging.getLogger(record.name)
+                if logger.isEnabledFor(record.levelno):
+                    logger.handle(record)
 
 
-def _report(job: Job, data: bytes) -> None:
-    if job._report is not None:
-        job._report(job.record, data)
-
-
-def _started(theirs: socket.socket, orders: child.Orders) -> multiprocessing.process.BaseProcess:
+def _started(theirs: Connection, orders: child.Orders) -> multiprocessing.process.BaseProcess:
     # Not a daemon: those may have no children, and handlers may want some.
     process = _spawn.Process(
         target=child.main, args=(theirs, orders), name="taskharbor-process", daemon=False
@@ -378,16 +354,25 @@ def _how_it_ended(code: int | None) -> str:
 
 
 def _as_exception(threw: Threw) -> Exception:
+    """What stands here for an exception that was raised there. The exception itself does not cross over (that would take
+    pickle); its type, message and traceback do, and a signal stays a signal, with its times."""
+    failure = threw.failure
+    delay = None if threw.delay_us is None else timedelta(microseconds=threw.delay_us)
+    signal: signals.HandlerSignal
     match threw.kind:
         case "retry":
-            return RemoteRetry(threw.failure, threw.delay_us, threw.at_us)
+            at = None if threw.at_us is None else to_datetime(threw.at_us)
+            signal = signals.Retry(failure.message, delay=delay, at=at)
         case "snooze":
-            return RemoteSnooze(threw.failure, threw.delay_us or 0)
+            signal = signals.Snooze(delay or 0)
         case "discard":
-            return RemoteDiscard(threw.failure)
+            signal = signals.Discard(failure.message)
         case "unrecoverable":
-            return RemoteUnrecoverable(threw.failure)
-    return RemoteError(threw.failure)
+            signal = signals.Unrecoverable(failure.message)
+        case _:
+            return RemoteError(failure)
+    signal.failure = failure
+    return signal
 
 
 def _wanted(handler: Handler) -> child.Wanted:
@@ -419,21 +404,3 @@ def _log_levels() -> dict[str, int]:
         if isinstance(logger, logging.Logger) and logger.level
     }
     return {"": logging.getLogger().level, **levels}
-
-
-def _log_here(said: Logged) -> None:
-    logger = logging.getLogger(said.name)
-    if not logger.isEnabledFor(said.level):
-        return
-    record = logger.makeRecord(
-        said.name, said.level, said.path, said.line, said.message, (), None, said.function, said.extra
-    )
-    record.created = said.created
-    record.msecs = (said.created % 1) * 1000
-    record.threadName = said.thread
-    record.processName = "taskharbor-process"
-    record.exc_text = said.trace
-    logger.handle(record)
-
-
-__all__ = ["ProcessPool"]
