@@ -27,6 +27,9 @@ class Clock(Protocol):
 
     def now(self) -> Micros: ...
 
+    async def refresh(self) -> None:
+        """Set it anew, where it follows another clock and that is due."""
+
 
 class SystemClock:
     """The host's wall clock, for what never leaves the host."""
@@ -35,6 +38,9 @@ class SystemClock:
 
     def now(self) -> Micros:
         return time.time_ns() // 1000
+
+    async def refresh(self) -> None:
+        """It is the clock itself."""
 
 
 class FakeClock:
@@ -47,6 +53,9 @@ class FakeClock:
 
     def now(self) -> Micros:
         return self._now
+
+    async def refresh(self) -> None:
+        """It follows nothing but `advance`."""
 
     @property
     def now_datetime(self) -> datetime:
@@ -101,6 +110,10 @@ class BackendClock:
     @property
     def is_due(self) -> bool:
         return self._offset is None or self._monotonic() - self._sampled_at >= RESAMPLE_AFTER
+
+    async def refresh(self) -> None:
+        if self.is_due:
+            await self.sync()
 
     async def sync(self, samples: int = 3) -> None:
         best: tuple[Micros, Micros] | None = None

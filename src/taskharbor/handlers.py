@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
-from typing import Any, Literal, TypeAlias, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict
 
 import msgspec
 
@@ -13,6 +13,9 @@ from taskharbor.codec import Arguments
 from taskharbor.errors import InvalidRequest
 from taskharbor.jobs import UpdateFlags
 from taskharbor.retry import DEFAULT_RETRY, RetryPolicy
+
+if TYPE_CHECKING:
+    from taskharbor.batch_jobs.rows import BatchCall
 
 Isolation: TypeAlias = Literal["loop", "thread", "process"]
 OnInvalid: TypeAlias = Literal["dead", "complete"]
@@ -65,6 +68,8 @@ class Handler(msgspec.Struct, frozen=True, kw_only=True):
     arguments: Arguments | None = None
     location: tuple[str, str] | None = None
     """Module and name under which a worker process finds the function again."""
+    batch: BatchCall | None = None
+    """How a worker calls it for many jobs at once. `function` then runs a batch of one, for tools that go job by job."""
 
 
 def make_handler(
@@ -75,6 +80,7 @@ def make_handler(
     retry: RetryPolicy | None = None,
     on_invalid: OnInvalid = "dead",
     arguments: Arguments | None = None,
+    batch: BatchCall | None = None,
 ) -> Handler:
     """`async def` runs on the loop, `def` on threads, either in a process of its own where asked."""
     is_async = inspect.iscoroutinefunction(function)
@@ -106,4 +112,5 @@ def make_handler(
         on_invalid=on_invalid,
         arguments=arguments,
         location=location,
+        batch=batch,
     )

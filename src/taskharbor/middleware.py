@@ -1,4 +1,4 @@
-"""A handler's surroundings: the job as it sees it, and the calls around its own.
+"""A handler's surroundings: the job or batch as it sees it, and the calls around its own.
 
 Around a handler are recover, timeout, validate, and then the user's own middleware. A middleware is
 `async def mine(job, call_next)`: do something, `return await call_next(job)`, do something. `chain` makes one callable of them,
@@ -13,6 +13,7 @@ import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import ContextVar
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any, TypeAlias
 
 import msgspec
@@ -26,6 +27,7 @@ TIMEOUT = "timeout"
 """The stop reason of a job whose time is up."""
 
 _current: ContextVar[Job] = ContextVar("taskharbor_current_job")
+_current_batch: ContextVar[Batch] = ContextVar("taskharbor_current_batch")
 _scope: ContextVar[asyncio.Timeout] = ContextVar("taskharbor_timeout")
 
 
@@ -154,6 +156,17 @@ class Job(Stoppable):
         return f"<Job {self.id} {self.type} attempt {self.attempt}/{self.max_attempts}>"
 
 
+class Batch(Stoppable):
+    """The jobs of one call of a batch handler, and whether it should wind up."""
+
+    def __init__(self, records: Sequence[JobRecord]) -> None:
+        self.records = records
+        """In the order they were leased. A row that was rejected is in here and not in the frame."""
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+
 def current_job() -> Job:
     """The job this code runs for. Works in async handlers, in threads and in worker processes."""
     try:
@@ -164,6 +177,19 @@ def current_job() -> Job:
 
 set_current_job: Callable[[Job], object] = _current.set
 """Say which job the code of this context runs for."""
+
+
+def current_batch() -> Batch:
+    """The batch this code runs for."""
+    try:
+        return _current_batch.get()
+    except LookupError:
+        raise RuntimeError(
+            "no batch is running here: current_batch() works inside a batch handler only"
+        ) from None
+
+
+set_current_batch: Callable[[Batch], object] = _current_batch.set
 
 
 # -- the chain of calls -------------------------------------------------------------------------------------
@@ -224,24 +250,30 @@ def timeout(call: Call) -> Call:
     (`job.should_stop`), and its lease is kept until it has, so that the job never runs twice at once.
     """
     # Not a coroutine itself: a job without a timeout pays for none.
-    return lambda job: _limited(job, call) if job.record.timeout_us else call(job)
+    return lambda job: (
+        limited(job, job.record.timeout_us, partial(call, job)) if job.record.timeout_us else call(job)
+    )
 
 
-async def _limited(job: Job, call: Call) -> Any:
-    seconds = job.record.timeout_us / SECOND
+async def limited(
+    work: Stoppable, timeout_us: Micros, call: Callable[[], Awaitable[Any]], complaint: str = "took"
+) -> Any:
+    """Await what `call` gives, within the time."""
+    seconds = timeout_us / SECOND
+    too_long = f"{complaint} longer than its timeout of {seconds:g} s"
     try:
         async with asyncio.timeout(seconds) as scope:
             _scope.set(scope)
-            return await call(job)
+            return await call()
     except TimeoutError as error:
         if not scope.expired():
             raise  # The handler's own.
-        job.stop(TIMEOUT)
-        raise JobTimeout(f"took longer than its timeout of {seconds:g} s") from error
+        work.stop(TIMEOUT)
+        raise JobTimeout(too_long) from error
     except asyncio.CancelledError as error:
         # A thread past its time is waited for; whoever cancels it meanwhile does not undo that.
-        if scope.expired() and job.stop_reason == TIMEOUT:
-            raise JobTimeout(f"took longer than its timeout of {seconds:g} s") from error
+        if scope.expired() and work.stop_reason == TIMEOUT:
+            raise JobTimeout(too_long) from error
         raise
 
 

@@ -1,8 +1,9 @@
 """Vectorised handlers: a batch of jobs as one Arrow table or pandas frame, one call, an outcome for every row.
 
-Declared with `@harbor.batch_job` (`declare`), run by `taskharbor.worker.batches`.
+`declare` is `@harbor.batch_job`; `rows` makes a table of payloads and outcomes of what a handler returned, with `columns` for
+Arrow. The worker runs batches (`taskharbor.worker.batches`).
 """
 
-from taskharbor.batch_jobs.batch import Batch, current_batch
+from taskharbor.middleware import Batch, current_batch
 
 __all__ = ["Batch", "current_batch"]

@@ -1,4 +1,4 @@
-"""Payloads of one job type as rows of a table, each checked on its own."""
+"""Payloads of one job type as rows of a table, each checked on its own; what a batch handler returned, as one outcome per row."""
 
 from __future__ import annotations
 
@@ -12,11 +12,24 @@ import msgspec
 from taskharbor.codec import Codec, CodecRegistry
 from taskharbor.errors import CodecError, InvalidRequest, MissingExtra, PayloadInvalid
 from taskharbor.jobs import JobRecord
+from taskharbor.middleware import Raised
 
 JobColumn: TypeAlias = Literal[
     "job_id", "queue", "key", "attempt", "max_attempts", "fence", "created_at", "run_at"
 ]
 JOB_COLUMNS: tuple[str, ...] = get_args(JobColumn)
+
+
+class BatchCall(msgspec.Struct, frozen=True, kw_only=True):
+    """The code behind a batch job, and how many rows it takes at once."""
+
+    function: Callable[[Any], Any]
+    rows: Rows
+    takes_pandas: bool
+    size: int
+
+    def __call__(self, table: Any) -> Any:
+        return self.function(table.to_pandas() if self.takes_pandas else table)
 
 
 class Prepared(msgspec.Struct):
@@ -139,3 +152,40 @@ def _hints(type: str, row: Callable[..., Any]) -> dict[str, Any]:
             f"{type!r}: row={row.__qualname__} declares no fields: give a dataclass, a msgspec.Struct or a TypedDict"
         )
     return hints
+
+
+# -- outcomes -----------------------------------------------------------------------------------------------
+
+
+class OutcomesMismatch(TypeError):
+    """The handler did not say what became of its rows: all of them count as failed."""
+
+
+def per_row(returned: Any, count: int) -> list[Any]:
+    """For every row its result, or `Raised` where it was an exception. None stands for: all done."""
+    if returned is None:
+        return [None] * count
+    outcomes = _as_list(returned)
+    if len(outcomes) != count:
+        raise OutcomesMismatch(
+            f"the handler returned {len(outcomes)} outcomes for {count} rows: return one for each, or None if all are done"
+        )
+    return [Raised(outcome) if isinstance(outcome, BaseException) else outcome for outcome in outcomes]
+
+
+def _as_list(returned: Any) -> list[Any]:
+    # Arrow's arrays and tables, then numpy's and pandas' own: values become Python's, so that they can be encoded.
+    if hasattr(returned, "to_pylist"):
+        return list(returned.to_pylist())
+    if hasattr(returned, "to_dict") and hasattr(returned, "columns"):
+        return list(returned.to_dict("records"))
+    if hasattr(returned, "tolist"):
+        values = returned.tolist()
+        if isinstance(values, list):
+            return values
+    if isinstance(returned, (list, tuple)):
+        return list(returned)
+    kind = "a mapping" if isinstance(returned, Mapping) else f"a {type(returned).__name__}"
+    raise OutcomesMismatch(
+        f"the handler returned {kind}: return None if all rows are done, or a list, an array or a Series with one outcome each"
+    )

@@ -8,115 +8,66 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Callable, Sequence
-from contextvars import Context, copy_context
 from typing import Any
 
-from taskharbor.batch_jobs.batch import Batch, set_current_batch
-from taskharbor.batch_jobs.handler import BatchHandler
-from taskharbor.batch_jobs.outcomes import per_row
-from taskharbor.batch_jobs.rows import Prepared
+from taskharbor.batch_jobs.rows import Prepared, per_row
 from taskharbor.codec import CodecRegistry
-from taskharbor.drivers.contract import Discard, Release
-from taskharbor.errors import JobTimeout
-from taskharbor.jobs import SECOND, Failure, Micros
-from taskharbor.middleware import TIMEOUT, PayloadRejected, Raised
+from taskharbor.handlers import Handler
+from taskharbor.jobs import Micros
+from taskharbor.middleware import Batch, PayloadRejected, Raised, limited, set_current_batch
 from taskharbor.signals import HandlerSignal
-from taskharbor.worker.decide import RemoteError, decide, describe
-from taskharbor.worker.run import CANCELLED, LEASE_LOST, SHUTDOWN, Hold
-from taskharbor.worker.threads import ThreadPool
+from taskharbor.worker.decide import RemoteError, describe
+from taskharbor.worker.run import LEASE_LOST, SHUTDOWN, BufferedRunner, Hold, ThreadPool
 
 log = logging.getLogger("taskharbor.worker")
 
-_TOO_LONG = "the batch took longer than its timeout of {:g} s"
 
-
-class BatchRunner:
-    """Every method runs on the handlers' loop; the counter may be read from anywhere."""
-
-    finished: Callable[[Hold], None]
-    """Takes every job that leaves. The settle loop sets it."""
-
+class BatchRunner(BufferedRunner):
     def __init__(
         self,
-        handler: BatchHandler,
+        handler: Handler,
         *,
         threads: ThreadPool,
         codecs: CodecRegistry,
         now: Callable[[], Micros],
     ) -> None:
+        super().__init__(codecs=codecs, now=now)
+        assert handler.batch is not None
         self._handler = handler
+        self._call = handler.batch
         self._threads = threads
-        self._codecs = codecs
-        self._now = now
-        self._loop = asyncio.get_running_loop()
-        self._buffer: deque[Hold] = deque()
         self._running: dict[Hold, None] = {}  # A set that keeps its order.
         self._batch = Batch(())
         self._task: asyncio.Task[None] | None = None
         self._has_begun = False
-        self._clean_context: Context = copy_context()
-        self._is_closing = False
-        self.completed = 0
-        """Executions that have left this runner, however they ended."""
-
-    def feed(self, holds: Sequence[Hold]) -> None:
-        self._buffer.extend(holds)
-        if self._is_closing:
-            self.release_buffered()
-        else:
-            self._pump()
 
     def abort(self, hold: Hold, reason: str) -> None:
         """One row cannot be stopped inside a call: only what waits is taken out, and a call whose leases are all lost ends."""
-        if hold in self._running:
+        if hold not in self._running:
+            self._abort_unbegun(hold, reason)
+        elif reason == LEASE_LOST and all(one.lost for one in self._running):
             # A cancel request for a row that runs is honoured by the store, unless the row is done by then.
-            if reason == LEASE_LOST and all(one.lost for one in self._running):
-                self._stop_call(reason)
-            return
-        try:
-            self._buffer.remove(hold)
-        except ValueError:
-            return  # It has left already.
-        if reason == CANCELLED:
-            failure = Failure("Cancelled", "cancelled before it ran")
-            hold.settlement = Discard(hold.record.id, hold.token, failure)
-        elif reason == SHUTDOWN:
-            hold.settlement = Release(hold.record.id, hold.token)
-        self._leave([hold])
-
-    def release_buffered(self) -> None:
-        """Give back what has not begun, and whatever still comes."""
-        self._is_closing = True
-        waiting = list(self._buffer)
-        self._buffer.clear()
-        for hold in waiting:
-            hold.settlement = Release(hold.record.id, hold.token)
-        self._leave(waiting)
+            self.abort_running(reason)
 
     def abort_running(self, reason: str) -> None:
-        self._stop_call(reason)
-
-    def _stop_call(self, reason: str) -> None:
         # Every lost lease says so; repeating the cancellation would break into the cleaning up.
         if self._task is None or (self._batch.should_stop and reason == LEASE_LOST):
             return
         self._batch.stop(reason)
-        if (
-            self._has_begun
-        ):  # A task that is cancelled before its first step never runs at all, nor cleans up.
+        if self._has_begun:
+            # A task that is cancelled before its first step never runs at all, nor cleans up.
             self._task.cancel()
-
-    # -- a call -------------------------------------------------------------------------------------------------
 
     def _pump(self) -> None:
         if self._task is None and self._buffer:
-            count = min(len(self._buffer), self._handler.size)
+            count = min(len(self._buffer), self._call.size)
             self._running = {self._buffer.popleft(): None for _ in range(count)}
             self._batch, self._has_begun = Batch([hold.record for hold in self._running]), False
             # A context of its own: what one call binds to a context variable, the next must not see.
             self._task = self._loop.create_task(self._run(), context=self._clean_context.copy())
+
+    # -- a call -------------------------------------------------------------------------------------------------
 
     async def _run(self) -> None:
         holds, batch = list(self._running), self._batch
@@ -128,7 +79,7 @@ class BatchRunner:
             batch.records = [hold.record for hold in valid]
             set_current_batch(batch)
             if batch.should_stop:
-                self._settle_stopped(valid, batch.stop_reason)
+                self._settle_all_stopped(valid, batch.stop_reason)
             elif valid:
                 await self._settle_all(valid, batch)
         except BaseException:
@@ -142,31 +93,33 @@ class BatchRunner:
 
     async def _settle_all(self, holds: Sequence[Hold], batch: Batch) -> None:
         try:
-            prepared = await self._prepare(batch)
+            # Decoding thousands of payloads takes a while, which belongs where the handler itself runs.
+            prepared: Prepared = await self._where_it_runs(
+                batch, lambda: self._call.rows.prepare(batch.records, self._codecs)
+            )
             for index, misfit in prepared.rejected:
-                self._settle(holds[index], Raised(PayloadRejected(misfit)))
+                self._settle(holds[index], self._handler, Raised(PayloadRejected(misfit)))
             kept = [holds[index] for index in prepared.kept]
             outcomes = await self._outcomes(prepared, batch) if kept else []
         except asyncio.CancelledError as cancelled:
-            self._settle_stopped(holds, batch.stop_reason, cancelled)
+            self._settle_all_stopped(holds, batch.stop_reason, cancelled)
             return
         except Exception as error:  # Not even a table could be made of it.
             kept, outcomes = list(holds), [Raised(RemoteError(describe(error)))] * len(holds)
         for hold, outcome in zip(kept, outcomes, strict=True):
-            self._settle(hold, outcome)
-
-    async def _prepare(self, batch: Batch) -> Prepared:
-        def prepare() -> Prepared:
-            return self._handler.rows.prepare(batch.records, self._codecs)
-
-        # Decoding thousands of payloads takes a while, which belongs where the handler itself runs.
-        prepared: Prepared = prepare() if self._handler.is_async else await self._threads.run(batch, prepare)
-        return prepared
+            self._settle(hold, self._handler, outcome)
 
     async def _outcomes(self, prepared: Prepared, batch: Batch) -> list[Any]:
         count = len(prepared.kept)
+        timeouts = [record.timeout_us for record in batch.records if record.timeout_us]
+
+        async def call() -> Any:
+            returned = await self._where_it_runs(batch, lambda: self._call(prepared.table))
+            return await returned if self._handler.is_async else returned
+
         try:
-            return per_row(await self._call(prepared, batch), count)
+            work = limited(batch, min(timeouts), call, "the batch took") if timeouts else call()
+            return per_row(await work, count)
         except asyncio.CancelledError:
             raise
         except HandlerSignal as signal:
@@ -175,31 +128,10 @@ class BatchRunner:
             # Put in words once, not once per row.
             return [Raised(RemoteError(describe(error)))] * count
 
-    async def _call(self, prepared: Prepared, batch: Batch) -> Any:
-        handler = self._handler
-        limits = [record.timeout_us for record in batch.records if record.timeout_us]
-        seconds = min(limits) / SECOND if limits else None
-        try:
-            async with asyncio.timeout(seconds) as scope:
-                frame = handler.view(prepared.table)
-                if handler.is_async:
-                    return await handler.batch_function(frame)
-                return await self._threads.run(batch, lambda: handler.batch_function(frame))
-        except TimeoutError as error:
-            if not scope.expired():
-                raise  # The handler's own.
-            batch.stop(TIMEOUT)
-            raise JobTimeout(_TOO_LONG.format(seconds)) from error
-        except asyncio.CancelledError as error:
-            # A thread past its time is waited for; whoever cancels it meanwhile does not undo that.
-            if scope.expired() and batch.stop_reason == TIMEOUT:
-                raise JobTimeout(_TOO_LONG.format(seconds)) from error
-            raise
+    async def _where_it_runs(self, batch: Batch, function: Callable[[], Any]) -> Any:
+        return function() if self._handler.is_async else await self._threads.run(batch, function)
 
-    def _settle(self, hold: Hold, outcome: Any) -> None:
-        hold.settlement = decide(hold.record, self._handler, outcome, self._codecs, self._now())
-
-    def _settle_stopped(
+    def _settle_all_stopped(
         self,
         holds: Sequence[Hold],
         reason: str | None,
@@ -209,13 +141,7 @@ class BatchRunner:
             if hold.settlement is not None:
                 continue  # Rejected before the call began.
             if reason == SHUTDOWN:
-                hold.settlement = Release(hold.record.id, hold.token)
+                self._settle_stopped(hold, reason)
             elif reason != LEASE_LOST and cancelled is not None:
                 # Nobody here cancelled it: the handler did so itself, which is a failure like any other.
-                self._settle(hold, Raised(cancelled))
-
-    def _leave(self, holds: Sequence[Hold]) -> None:
-        # Counted before any is let go: the fetch loop would otherwise lease a handful for the first few that left.
-        self.completed += len(holds)
-        for hold in holds:
-            self.finished(hold)
+                self._settle(hold, self._handler, Raised(cancelled))

@@ -9,13 +9,13 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any
 
-from taskharbor.clock import BackendClock, Clock
+from taskharbor.clock import Clock
 from taskharbor.drivers.contract import Driver, JobFilter, Release
 from taskharbor.errors import BackendUnavailable
 from taskharbor.jobs import JobState, Outcome
-from taskharbor.worker.fetch import Allowance, FetchLoop, Outage, Runs, WorkerConfig
+from taskharbor.worker.fetch import Allowance, FetchLoop, Outage, WorkerConfig
 from taskharbor.worker.heartbeat import HeartbeatLoop
-from taskharbor.worker.run import SHUTDOWN, Hold
+from taskharbor.worker.run import SHUTDOWN, BufferedRunner, Hold
 from taskharbor.worker.settle import SettleLoop
 from taskharbor.worker.sweep import SweepLoop
 
@@ -33,7 +33,7 @@ class Engine:
         config: WorkerConfig,
         driver: Driver,
         clock: Clock,
-        runner: Runs,
+        runner: BufferedRunner,
         *,
         on_handlers_loop: Callable[..., Any],
         outcomes: Counter[Outcome],
@@ -120,8 +120,7 @@ class Engine:
         """Until the backend answers for the first time; False if we are asked to stop before it does."""
         try:
             await self.outage.ride_out(self._driver.open, give_up=self._stop.is_set)
-            if isinstance(self._clock, BackendClock):
-                await self.outage.ride_out(self._clock.sync, give_up=self._stop.is_set)
+            await self.outage.ride_out(self._clock.refresh, give_up=self._stop.is_set)
         except (BackendUnavailable, OSError) as error:
             log.warning("stopped before the backend answered: %s", error)
             return False

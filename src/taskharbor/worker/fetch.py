@@ -11,8 +11,8 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Protocol, TypeVar
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -20,7 +20,7 @@ from taskharbor.clock import Clock
 from taskharbor.drivers.contract import Driver
 from taskharbor.errors import BackendUnavailable
 from taskharbor.jobs import JobRecord, Micros
-from taskharbor.worker.run import Hold
+from taskharbor.worker.run import BufferedRunner, Hold
 
 log = logging.getLogger("taskharbor.worker")
 
@@ -56,21 +56,6 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     until_empty: bool
     max_jobs: int | None
     max_seconds: float | None
-
-
-class Runs(Protocol):
-    """A runner of leased jobs. Every method is called on the handlers' loop."""
-
-    completed: int
-    finished: Callable[[Hold], None]
-
-    def feed(self, holds: Sequence[Hold]) -> None: ...
-
-    def abort(self, hold: Hold, reason: str) -> None: ...
-
-    def release_buffered(self) -> None: ...
-
-    def abort_running(self, reason: str) -> None: ...
 
 
 class Outage:
@@ -152,7 +137,7 @@ class FetchLoop:
         config: WorkerConfig,
         driver: Driver,
         clock: Clock,
-        runner: Runs,
+        runner: BufferedRunner,
         *,
         holds: dict[Hold, None],
         outage: Outage,

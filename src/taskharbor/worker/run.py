@@ -4,19 +4,22 @@ Leased jobs come in by the batch and wait in a buffer. At most `concurrency` lan
 other: each runs a job through its middleware chain and leaves its settlement. A lane is one asyncio task, and goes on
 to the next job as long as none of them had to wait: a task for each would cost more than everything else a quick
 job needs, while a job that waits has its task to itself. A handler that blocks this loop delays its neighbours;
-it delays no heartbeat.
+it delays no heartbeat. Plain functions run on threads (`ThreadPool`).
 """
 
 from __future__ import annotations
 
+import abc
 import asyncio
 import logging
+import queue
+import threading
 from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import suppress
 from contextvars import Context, copy_context
 from types import coroutine
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -24,7 +27,7 @@ from taskharbor.codec import CodecRegistry
 from taskharbor.drivers.contract import Ack, Discard, Release, Settlement
 from taskharbor.handlers import Handler
 from taskharbor.jobs import Failure, JobRecord, Micros
-from taskharbor.middleware import Call, Job, Raised, set_current_job
+from taskharbor.middleware import TIMEOUT, Call, Job, Raised, Stoppable, set_current_job
 from taskharbor.worker.decide import decide, no_handler
 
 log = logging.getLogger("taskharbor.worker")
@@ -75,30 +78,20 @@ class Hold(msgspec.Struct, eq=False):
         self.progress = progress
 
 
-class Runner:
-    """Every method runs on the handlers' loop; the counters may be read from anywhere."""
+class BufferedRunner(abc.ABC):
+    """Takes leased jobs in by the batch, runs them by and by, and lets each go exactly once.
+
+    Every method runs on the handlers' loop; the counter may be read from anywhere.
+    """
 
     finished: Callable[[Hold], None]
     """Takes every job that leaves. The settle loop sets it."""
 
-    def __init__(
-        self,
-        chains: Mapping[str, tuple[Handler, Call]],
-        *,
-        concurrency: int,
-        codecs: CodecRegistry,
-        now: Callable[[], Micros],
-    ) -> None:
-        self._chains = chains
-        self._concurrency = concurrency
+    def __init__(self, *, codecs: CodecRegistry, now: Callable[[], Micros]) -> None:
         self._codecs = codecs
         self._now = now
         self._loop = asyncio.get_running_loop()
         self._buffer: deque[Hold] = deque()
-        self._waiting: dict[Hold, None] = {}
-        """Executions that wait for something, oldest first. All others end within one turn of the loop."""
-        self._lanes = 0
-        """Those that are under way."""
         self._clean_context: Context = copy_context()
         self._is_closing = False
         self.completed = 0
@@ -111,6 +104,72 @@ class Runner:
         else:
             self._pump()
 
+    def release_buffered(self) -> None:
+        """Give back what has not begun, and whatever still comes."""
+        self._is_closing = True
+        waiting = list(self._buffer)
+        self._buffer.clear()
+        for hold in waiting:
+            hold.settlement = Release(hold.record.id, hold.token)
+        self._leave(waiting)
+
+    @abc.abstractmethod
+    def abort(self, hold: Hold, reason: str) -> None:
+        """Ask the execution of one job to stop."""
+
+    @abc.abstractmethod
+    def abort_running(self, reason: str) -> None:
+        """Ask all executions that have begun to stop."""
+
+    @abc.abstractmethod
+    def _pump(self) -> None:
+        """Begin what is in the buffer, as far as there is room."""
+
+    def _abort_unbegun(self, hold: Hold, reason: str) -> None:
+        try:
+            self._buffer.remove(hold)
+        except ValueError:
+            return  # It has left already.
+        self._settle_stopped(hold, reason)
+        self._leave([hold])
+
+    def _settle(self, hold: Hold, handler: Handler, outcome: Any) -> None:
+        hold.settlement = decide(hold.record, handler, outcome, self._codecs, self._now())
+
+    def _settle_stopped(self, hold: Hold, reason: str | None) -> None:
+        if reason == CANCELLED:
+            when = "before it ran" if hold.job is None else "while running"
+            hold.settlement = Discard(hold.record.id, hold.token, Failure("Cancelled", f"cancelled {when}"))
+        elif reason == SHUTDOWN:
+            hold.settlement = Release(hold.record.id, hold.token)
+        # And for a lost lease nothing is written.
+
+    def _leave(self, holds: Sequence[Hold]) -> None:
+        # Counted before any is let go: the fetch loop would otherwise lease a handful for the first few that left.
+        self.completed += len(holds)
+        for hold in holds:
+            self.finished(hold)
+
+
+class Runner(BufferedRunner):
+    """Runs jobs one by one, up to `concurrency` of them at once."""
+
+    def __init__(
+        self,
+        chains: Mapping[str, tuple[Handler, Call]],
+        *,
+        concurrency: int,
+        codecs: CodecRegistry,
+        now: Callable[[], Micros],
+    ) -> None:
+        super().__init__(codecs=codecs, now=now)
+        self._chains = chains
+        self._concurrency = concurrency
+        self._waiting: dict[Hold, None] = {}
+        """Executions that wait for something, oldest first. All others end within one turn of the loop."""
+        self._lanes = 0
+        """Those that are under way."""
+
     def abort(self, hold: Hold, reason: str) -> None:
         """Ask a handler to stop, and cancel it where that is possible."""
         job = hold.job
@@ -121,22 +180,6 @@ class Runner:
             job.stop(reason)
             if hold.task is not None:
                 hold.task.cancel()
-
-    def _abort_unbegun(self, hold: Hold, reason: str) -> None:
-        try:
-            self._buffer.remove(hold)
-        except ValueError:
-            return  # It has left already.
-        self._settle_stopped(hold, reason)
-        self._leave(hold)
-
-    def release_buffered(self) -> None:
-        """Give back what has not begun, and whatever still comes."""
-        self._is_closing = True
-        while self._buffer:
-            hold = self._buffer.popleft()
-            hold.settlement = Release(hold.record.id, hold.token)
-            self._leave(hold)
 
     def abort_running(self, reason: str) -> None:
         for hold in list(self._waiting):
@@ -191,45 +234,27 @@ class Runner:
                 job = hold.job = Job(record, now, hold.report)
                 set_current_job(job)
                 outcome = await chain(job)
-                hold.settlement = (
-                    Ack(record.id, hold.token)
-                    if outcome is None
-                    else decide(record, handler, outcome, self._codecs, self._now())
-                )
+                if outcome is None:
+                    hold.settlement = Ack(record.id, hold.token)
+                else:
+                    self._settle(hold, handler, outcome)
         except asyncio.CancelledError as cancelled:
-            self._settle_cancelled(hold, cancelled)
+            assert hold.job is not None
+            reason = hold.job.stop_reason
+            if reason in (LEASE_LOST, CANCELLED, SHUTDOWN):
+                self._settle_stopped(hold, reason)
+            else:  # Nobody here cancelled it: the handler did so itself, which is a failure like any other.
+                self._settle(hold, self._chains[record.type][0], Raised(cancelled))
         except BaseException as bug:
             # Ours, not the handler's (recover catches those): the job must not be lost for it.
             log.exception("running %s %s failed inside the worker", record.type, record.id)
-            hold.settlement = decide(
-                record, self._chains[record.type][0], Raised(bug), self._codecs, self._now()
-            )
+            self._settle(hold, self._chains[record.type][0], Raised(bug))
         finally:
-            self._leave(hold)
-
-    def _settle_cancelled(self, hold: Hold, cancelled: asyncio.CancelledError) -> None:
-        assert hold.job is not None
-        reason = hold.job.stop_reason
-        if reason in (LEASE_LOST, CANCELLED, SHUTDOWN):
-            self._settle_stopped(hold, reason)
-        else:  # Nobody here cancelled it: the handler did so itself, which is a failure like any other.
-            handler, _ = self._chains[hold.record.type]
-            hold.settlement = decide(hold.record, handler, Raised(cancelled), self._codecs, self._now())
-
-    def _settle_stopped(self, hold: Hold, reason: str | None) -> None:
-        if reason == CANCELLED:
-            failure = Failure("Cancelled", "cancelled while running")
-            hold.settlement = Discard(hold.record.id, hold.token, failure)
-        elif reason == SHUTDOWN:
-            hold.settlement = Release(hold.record.id, hold.token)
-        # And for a lost lease nothing is written.
-
-    def _leave(self, hold: Hold) -> None:
-        if hold.task is not None:
-            del self._waiting[hold]
-            hold.task = None
-        self.completed += 1
-        self.finished(hold)
+            if hold.task is not None:
+                del self._waiting[hold]
+                hold.task = None
+            self.completed += 1
+            self.finished(hold)
 
 
 @coroutine
@@ -244,3 +269,103 @@ def _continue(steps: Generator[Any, Any, None], context: Context, awaited: Any) 
                 awaited = run(throw, thrown)
             else:
                 awaited = run(send, value)
+
+
+# -- plain functions ----------------------------------------------------------------------------------------
+
+_ThreadCall: TypeAlias = "tuple[asyncio.Future[Any], Context, Callable[[], Any]]"
+
+
+class ThreadPool:
+    """Runs plain functions on threads of the worker's own, which start as they are needed, up to `size`.
+
+    Leaner than an executor: a job costs one queue put and its share of one wake-up of the loop. A thread cannot be killed, so a
+    cancelled call asks its handler to stop and is over only when the thread is. They are daemons: a stuck handler cannot keep
+    a process alive.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._calls: queue.SimpleQueue[_ThreadCall | None] = queue.SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self._busy = 0
+        self._ended: deque[tuple[asyncio.Future[Any], Any, BaseException | None]] = deque()
+        self._loop = asyncio.get_running_loop()
+        self._notified = False
+        self._closed = False
+
+    async def run(self, work: Stoppable, function: Callable[[], Any]) -> Any:
+        future: asyncio.Future[Any] = self._loop.create_future()
+        self._busy += 1
+        if self._busy > len(self._threads) and len(self._threads) < self._size:
+            self._start_thread()
+        self._calls.put((future, copy_context(), function))
+        cancelled: asyncio.CancelledError | None = None
+        try:
+            while not future.done():
+                try:
+                    await asyncio.shield(future)
+                except asyncio.CancelledError as error:
+                    if future.done():
+                        break  # The thread ended before it could be asked to stop, or raised this itself.
+                    # Whoever cancels by hand sets the reason first; without one it was the timeout.
+                    work.stop(TIMEOUT)
+                    cancelled = error
+                    if self._closed:
+                        raise  # The worker is gone and the process goes: nobody waits for the thread any more.
+        finally:
+            self._busy -= 1
+        if cancelled is not None:
+            # What came of it does not count: a handler that was asked to stop may have returned half-way.
+            raise cancelled
+        result, raised = future.result()
+        if raised is not None:
+            try:
+                raise raised
+            finally:
+                del raised  # Its traceback holds this frame.
+        return result
+
+    def close(self) -> None:
+        self._closed = True
+        for _ in self._threads:
+            self._calls.put(None)
+
+    def _start_thread(self) -> None:
+        name = f"taskharbor-handler-{len(self._threads)}"
+        thread = threading.Thread(target=self._work, name=name, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _work(self) -> None:
+        while (call := self._calls.get()) is not None:
+            future, context, function = call
+            result: Any = None
+            error: BaseException | None = None
+            try:
+                result = context.run(function)
+            except StopIteration as stop:
+                # A coroutine cannot raise StopIteration.
+                error = RuntimeError(f"the handler raised StopIteration({stop.value!r})")
+                error.__traceback__ = stop.__traceback__
+            except BaseException as raised:
+                error = raised
+            self._ended.append((future, result, error))
+            del future, context, function, call, result, error
+            if not self._notified:
+                self._notified = True
+                try:
+                    self._loop.call_soon_threadsafe(self._deliver)
+                except RuntimeError:
+                    return  # The loop is closed: the worker is gone, and so is the lease.
+
+    def _deliver(self) -> None:
+        # Cleared before draining: an append after the drain then notifies again.
+        self._notified = False
+        while self._ended:
+            future, result, error = self._ended.popleft()
+            if future.cancelled():
+                continue
+            # Never as the future's exception: asyncio would throw it into the waiting task, and StopIteration,
+            # GeneratorExit and KeyboardInterrupt mean something else there.
+            future.set_result((result, error))

@@ -9,7 +9,7 @@ import asyncio
 import logging
 import random
 
-from taskharbor.clock import BackendClock, Clock
+from taskharbor.clock import Clock
 from taskharbor.drivers.contract import Driver
 from taskharbor.errors import BackendUnavailable
 
@@ -38,8 +38,7 @@ class SweepLoop:
                 log.debug("sweep failed: %s", error)
 
     async def sweep(self) -> None:
-        if isinstance(self._clock, BackendClock) and self._clock.is_due:
-            await self._clock.sync()
+        await self._clock.refresh()
         while await self._driver.reclaim(now=self._clock.now(), limit=BATCH) == BATCH:
             pass
         if self._loop.time() >= self._prune_at:

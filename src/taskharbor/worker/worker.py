@@ -13,7 +13,7 @@ import secrets
 import socket
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import timedelta
 from functools import partial
@@ -22,7 +22,6 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from taskharbor.batch_jobs.handler import BatchHandler
 from taskharbor.clock import BackendClock, Clock
 from taskharbor.codec import CodecRegistry
 from taskharbor.drivers.contract import Driver
@@ -36,48 +35,44 @@ from taskharbor.middleware import Call, Job, Middleware, chain, function_call
 from taskharbor.retry import RetryPolicy
 from taskharbor.worker.batches import BatchRunner
 from taskharbor.worker.engine import Engine
-from taskharbor.worker.fetch import Allowance, Runs, WorkerConfig
+from taskharbor.worker.fetch import Allowance, WorkerConfig
 from taskharbor.worker.interpreter import tuned_interpreter
 from taskharbor.worker.interrupts import interrupts
 from taskharbor.worker.processes import ProcessPool
-from taskharbor.worker.run import Runner
-from taskharbor.worker.threads import ThreadPool
-
-
-class Share(NamedTuple):
-    """What one engine serves; `batch` is None where jobs run one by one."""
-
-    config: WorkerConfig
-    batch: BatchHandler | None
+from taskharbor.worker.run import BufferedRunner, Runner, ThreadPool
 
 
 class Crew(NamedTuple):
-    """A share with what serves it."""
+    """One engine's share of the work, and what serves it."""
 
     config: WorkerConfig
     driver: Driver
     clock: Clock
-    runner: Runs
+    runner: BufferedRunner
 
 
-def share_out(config: WorkerConfig, handlers: Iterable[Handler]) -> list[Share]:
-    known = list(handlers)
+def share_out(
+    config: WorkerConfig, handlers: Sequence[Handler]
+) -> Iterator[tuple[WorkerConfig, Handler | None]]:
+    """The work of each engine: one takes jobs that run one by one, and each batch handler has its own."""
     # A claim cannot leave types out: where one is for batches, all others are named.
-    types = tuple(handler.type for handler in known) if config.types is None else config.types
-    batched = [handler for handler in known if isinstance(handler, BatchHandler) and handler.type in types]
+    types = tuple(handler.type for handler in handlers) if config.types is None else config.types
+    batched = {handler.type: handler for handler in handlers if handler.batch and handler.type in types}
     if not batched:
-        return [Share(config, None)]
-    taken = {handler.type for handler in batched}
-    singles = tuple(type for type in types if type not in taken)
+        yield config, None
+        return
+    singles = tuple(type for type in types if type not in batched)
     config = msgspec.structs.replace(config, types=types, claims=singles)
-    shares = [Share(config, None)] if singles else []
-    for handler in batched:
+    if singles:
+        yield config, None
+    for name, handler in batched.items():
+        assert handler.batch is not None
         # As many as go into one call, and no more ahead: what arrives meanwhile goes into the next.
-        own = msgspec.structs.replace(
-            config, claims=(handler.type,), concurrency=handler.size, prefetch=0, batch=handler.size
+        size = handler.batch.size
+        yield (
+            msgspec.structs.replace(config, claims=(name,), concurrency=size, prefetch=0, batch=size),
+            handler,
         )
-        shares.append(Share(own, handler))
-    return shares
 
 
 async def run_together(engines: Sequence[Engine]) -> None:
@@ -239,7 +234,7 @@ class Worker:
             else:
                 ended.set_exception(error)
 
-        with self._place() as crews:
+        with self._crews() as crews:
 
             def backend() -> None:
                 error: BaseException | None = None
@@ -256,7 +251,7 @@ class Worker:
 
     async def run_on_one_loop(self) -> None:
         """Backend and handlers on the calling loop: for simulations under a virtual clock. A handler that blocks, blocks all."""
-        with self._place() as crews:
+        with self._crews() as crews:
             await self._until_ended(
                 asyncio.ensure_future(self._serve(crews, asyncio.get_running_loop().call_soon))
             )
@@ -282,7 +277,7 @@ class Worker:
                 engine.request_stop(now=now)
 
     @contextmanager
-    def _place(self) -> Iterator[list[Crew]]:
+    def _crews(self) -> Iterator[list[Crew]]:
         """What one run needs on the handlers' loop."""
         with self._lock:
             if self._is_running:
@@ -290,49 +285,45 @@ class Worker:
                     f"worker {self.name} is running already: make another one for another loop"
                 )
             self._is_running = True
+        handlers = list(self._handlers.values())
+        threads = ThreadPool(self.config.concurrency + sum(handler.batch is not None for handler in handlers))
         try:
-            with self._pools() as (threads, processes):
-                yield self._crews(threads, processes)
-        finally:
-            self._is_running = False
-
-    @contextmanager
-    def _pools(self) -> Iterator[tuple[ThreadPool, ProcessPool | None]]:
-        isolated = [handler for handler in self._handlers.values() if handler.isolation == "process"]
-        processes = ProcessPool(isolated, codecs=self._codecs) if isolated else None
-        batch_types = sum(isinstance(handler, BatchHandler) for handler in self._handlers.values())
-        threads = ThreadPool(self.config.concurrency + batch_types)
-        self._processes = processes
-        try:
-            yield threads, processes
+            isolated = [handler for handler in handlers if handler.isolation == "process"]
+            self._processes = ProcessPool(isolated, codecs=self._codecs) if isolated else None
+            crews: list[Crew] = []
+            for config, batched in share_out(self.config, handlers):
+                # A handle each: large claims and writes do not wait for small ones, nor those for them.
+                driver = self.driver.clone() if crews else self.driver
+                clock = self._clock or BackendClock(driver.time)
+                crews.append(Crew(config, driver, clock, self._runner(config, batched, clock, threads)))
+            yield crews
         finally:
             threads.close()
-            if processes is not None:
-                processes.abandon()
+            if self._processes is not None:
+                self._processes.abandon()
             self._processes = None
+            self._is_running = False
 
-    def _crews(self, threads: ThreadPool, processes: ProcessPool | None) -> list[Crew]:
-        crews: list[Crew] = []
-        for config, batch in share_out(self.config, self._handlers.values()):
-            # A handle each: large claims and writes do not wait for small ones, nor those for them.
-            driver = self.driver.clone() if crews else self.driver
-            clock = self._clock or BackendClock(driver.time)
-            runner: Runs
-            if batch is None:
-                chains = {
-                    name: (handler, self._chain(handler, threads, processes))
-                    for name, handler in self._handlers.items()
-                }
-                runner = Runner(
-                    chains,
-                    concurrency=config.concurrency,
-                    codecs=self._codecs,
-                    now=clock.now,
-                )
-            else:
-                runner = BatchRunner(batch, threads=threads, codecs=self._codecs, now=clock.now)
-            crews.append(Crew(config, driver, clock, runner))
-        return crews
+    def _runner(
+        self, config: WorkerConfig, batched: Handler | None, clock: Clock, threads: ThreadPool
+    ) -> BufferedRunner:
+        if batched is not None:
+            return BatchRunner(batched, threads=threads, codecs=self._codecs, now=clock.now)
+        chains = {
+            name: (handler, chain(handler, self._codecs, self._middleware, self._innermost(handler, threads)))
+            for name, handler in self._handlers.items()
+        }
+        return Runner(chains, concurrency=config.concurrency, codecs=self._codecs, now=clock.now)
+
+    def _innermost(self, handler: Handler, threads: ThreadPool) -> Call:
+        """The call of the handler itself, where it is to run."""
+        if handler.isolation == "process":
+            assert self._processes is not None
+            return self._processes.run
+        call = function_call(handler)
+        if handler.isolation == "thread":
+            return lambda job: threads.run(job, partial(call, job))
+        return call
 
     async def _serve(
         self, crews: Sequence[Crew], on_handlers_loop: Callable[..., Any], *, has_own_thread: bool = False
@@ -370,12 +361,6 @@ class Worker:
                 self._stop_asked = 0
             log.info("worker %s stopped after %d executions", self.name, self.outcomes.total())
 
-    # -- how a handler is called ----------------------------------------------------------------------------
-
-    def _chain(self, handler: Handler, threads: ThreadPool, processes: ProcessPool | None) -> Call:
-        innermost = _innermost(handler, threads, processes)
-        return chain(handler, self._codecs, self._middleware, innermost)
-
     # -- signals --------------------------------------------------------------------------------------------
 
     def _interrupts(self) -> AbstractContextManager[None]:
@@ -394,16 +379,6 @@ class Worker:
                 os._exit(128 + number)
 
         return interrupts(on_signal)
-
-
-def _innermost(handler: Handler, threads: ThreadPool, processes: ProcessPool | None) -> Call:
-    if handler.isolation == "process":
-        assert processes is not None
-        return processes.run
-    call = function_call(handler)
-    if handler.isolation == "thread":
-        return lambda job: threads.run(job, partial(call, job))
-    return call
 
 
 def _require(condition: bool, complaint: str) -> None:

@@ -82,6 +82,9 @@ class Backend:
         """The backend's own clock, which is right by definition."""
         return self._scheduler.now_us
 
+    async def refresh(self) -> None:
+        """It is the clock that others follow."""
+
     def driver(self, process: Process) -> SimulatedDriver:
         return SimulatedDriver(self, process, self._driver.clone())
 
