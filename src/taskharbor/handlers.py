@@ -39,8 +39,8 @@ class Options(TypedDict, total=False):
     codec: str
 
 
-class JobOptions(TypedDict, total=False):
-    """What `@harbor.job(...)` accepts."""
+class DeclaredOptions(TypedDict, total=False):
+    """What every declaration of a job accepts."""
 
     name: str
     queue: str
@@ -50,9 +50,14 @@ class JobOptions(TypedDict, total=False):
     max_stalls: int
     backoff: tuple[float, float]
     retry: RetryPolicy
-    isolation: Isolation
     on_invalid: OnInvalid
     codec: str
+
+
+class JobOptions(DeclaredOptions, total=False):
+    """What `@harbor.job(...)` accepts."""
+
+    isolation: Isolation
 
 
 class Handler(msgspec.Struct, frozen=True, kw_only=True):

@@ -100,7 +100,7 @@ def test_a_stale_worker_changes_nothing(how: str) -> None:
                 await here.pause()
                 await here.take_away(job_id)
                 await here.resume()
-                old._engine._fetch.stop()  # type: ignore[union-attr]
+                old._engines[0]._fetch.stop()
                 await here.drain(fresh)
                 before = (await here.get(job_id), await here.log(job_id))
                 go_on.set()

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import pytest
 
-from taskharbor.worker.interrupts import interrupts
+from taskharbor.worker.interpreter import interrupts
 
 pytestmark = pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="needs POSIX signals")
 

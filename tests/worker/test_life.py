@@ -87,43 +87,6 @@ def test_stop_before_start_takes_no_job() -> None:
     asyncio.run(main())
 
 
-def test_backend_and_handlers_on_one_loop() -> None:
-    async def main() -> None:
-        async with stage() as here:
-            threads: set[int] = set()
-
-            async def handler(job: Job) -> int:
-                threads.add(threading.get_ident())
-                return job.fence
-
-            ids = await here.enqueue_many(50)
-            await finish(here.worker(handler, until_empty=True).run_on_one_loop())
-            assert threads == {threading.get_ident()}
-            assert [(await here.get(job_id)).result for job_id in ids] == [b"1"] * 50
-
-    asyncio.run(main())
-
-
-def test_cancelling_a_worker_on_one_loop_gives_leases_back() -> None:
-    async def main() -> None:
-        async with stage() as here:
-            began = asyncio.Event()
-
-            async def handler(job: Job) -> None:
-                began.set()
-                await asyncio.Event().wait()
-
-            job_id = await here.enqueue()
-            task = asyncio.ensure_future(here.worker(handler).run_on_one_loop())
-            await began.wait()
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await finish(task)
-            assert await here.outcomes(job_id) == [Outcome.RELEASED]
-
-    asyncio.run(main())
-
-
 def test_max_jobs_takes_so_many_and_finishes_them() -> None:
     async def main() -> None:
         async with stage() as here:
@@ -395,7 +358,7 @@ def test_a_loop_that_breaks_while_the_last_job_is_waited_for_ends_the_worker() -
             worker.register("work", handler)
             task = asyncio.ensure_future(worker.run_async())
             await eventually(lambda: worker.snapshot()["held"] == 1)
-            engine = worker._engine
+            engine = worker._engines[0]
             assert engine is not None
             # By then the fetch is over and the engine waits for the job, without a limit: a break must end that wait.
             for _ in range(20):

@@ -122,7 +122,7 @@ def test_what_ended_during_an_outage_is_written_before_its_lease_is_over() -> No
 
             async def handler(job: Job) -> None:
                 nonlocal settle
-                settle = worker._engine._settle  # type: ignore[union-attr]
+                settle = worker._engines[0]._settle
 
             worker.register("work", handler)
             job_id = await here.enqueue()

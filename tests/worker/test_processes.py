@@ -426,7 +426,7 @@ def test_a_job_sent_to_a_process_that_is_dying_has_not_been_tried() -> None:
             os.kill(pid, signal.SIGSTOP)
             handle = await isolated.who.enqueue_async()
             (process,) = worker._processes._processes  # type: ignore[union-attr]
-            await eventually(lambda: process._ended is not None)
+            await eventually(lambda: not process.has_answered)
             os.kill(pid, signal.SIGKILL)
             assert (await handle.result_async(PATIENCE))[0] != pid
             record = await handle.record_async()

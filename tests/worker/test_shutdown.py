@@ -44,8 +44,8 @@ def test_a_graceful_stop_finishes_what_runs_and_gives_back_what_waits() -> None:
             task = asyncio.ensure_future(worker.run_async())
             await began.wait()
             # Leased ahead, as after a spell of quick jobs.
-            worker._engine._fetch._pace.per_second = 1e6  # type: ignore[union-attr]
-            worker._engine._fetch._loop.call_soon_threadsafe(worker._engine._fetch._room.set)  # type: ignore[union-attr]
+            worker._engines[0]._fetch._pace.per_second = 1e6
+            worker._engines[0]._fetch._loop.call_soon_threadsafe(worker._engines[0]._fetch._room.set)
             await eventually(lambda: worker.snapshot()["held"] == 4)
             worker.stop()
 
@@ -200,7 +200,7 @@ def test_a_signal_stops_gracefully_even_while_a_handler_blocks_the_loop(number: 
     stopping = threading.Event()
 
     async def blocks(job: Job) -> str:
-        fetch = worker._engine._fetch  # type: ignore[union-attr]
+        fetch = worker._engines[0]._fetch
         os.kill(os.getpid(), number)
         # The loop is blocked until the worker's other side has heard of it.
         while not fetch._stopping:
@@ -316,7 +316,7 @@ def test_a_stop_during_a_fetch_does_not_wait_for_the_next_poll() -> None:
                 async def reserve(self, queue: str, **options: Any) -> Any:
                     worker.stop()
                     # Until the engine has heard it, as when the backend takes its time.
-                    await eventually(lambda: worker._engine._fetch._stopping)  # type: ignore[union-attr]
+                    await eventually(lambda: worker._engines[0]._fetch._stopping)
                     return await super().reserve(queue, **options)
 
             worker.driver = Stops()

@@ -93,7 +93,7 @@ def test_a_timed_out_thread_that_is_stopped_as_well_has_timed_out() -> None:
             worker = here.worker(handler)
             async with running(worker):
                 await eventually(told.is_set)
-                (hold,) = worker._engine.holds  # type: ignore[union-attr]
+                (hold,) = worker._engines[0].holds
                 worker.stop(now=True)
                 await eventually(lambda: hold.task is None or hold.task.cancelling() >= 2)
                 go_on.set()

@@ -1,11 +1,11 @@
-"""Values of one payload field, from many jobs, as one Arrow column. A value that does not fit costs its own row only."""
+"""Payloads of many jobs as Arrow columns. A value that does not fit costs its own row only."""
 
 from __future__ import annotations
 
 import types
 import typing
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import date, datetime
 from typing import Annotated, Any
 
@@ -52,16 +52,23 @@ def arrow_type(hint: Any) -> pa.DataType | None:
     return _PLAIN.get(hint)
 
 
-def column(values: Sequence[Any], kind: pa.DataType | None) -> tuple[pa.Array | None, dict[int, str]]:
-    """The column; or None, and why which of the values cannot be in it."""
-    try:
-        plain = values if kind is not None else [msgspec.to_builtins(value) for value in values]
-        return pa.array(plain, kind), {}
-    except _MISFITS as misfit:
-        reason = str(misfit)
-    misfits = _declared_misfits(values, kind) if kind is not None else _odd_ones_out(values)
-    # Each fits alone and they still do not fit together: nobody can say which is to blame.
-    return None, misfits or dict.fromkeys(range(len(values)), reason)
+def columns_of_rows(
+    rows: Sequence[Any], fields: Mapping[str, Any]
+) -> tuple[dict[str, pa.Array], dict[int, str]]:
+    """The columns, by the type hints of their fields; or none, and why which of the rows cannot be in them."""
+    columns: dict[str, pa.Array] = {}
+    for name, hint in fields.items():
+        values = [row.get(name) if isinstance(row, dict) else getattr(row, name) for row in rows]
+        kind = None if hint is None else arrow_type(hint)
+        try:
+            plain = values if kind is not None else [msgspec.to_builtins(value) for value in values]
+            columns[name] = pa.array(plain, kind)
+        except _MISFITS as misfit:
+            misfits = _declared_misfits(values, kind) if kind is not None else _odd_ones_out(values)
+            # Each fits alone and they still do not fit together: nobody can say which is to blame.
+            found = misfits or dict.fromkeys(range(len(rows)), str(misfit))
+            return {}, {index: f"the payload does not fit: {name}: {why}" for index, why in found.items()}
+    return columns, {}
 
 
 def columns_of_jobs(names: Sequence[str], records: Sequence[JobRecord]) -> dict[str, pa.Array]:

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypedDict
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec
 
 from taskharbor.batch_jobs.rows import BatchCall, JobColumn, Rows, per_row
 from taskharbor.codec import CodecRegistry
 from taskharbor.errors import InvalidRequest
-from taskharbor.handlers import Handler, OnInvalid, Options, make_handler
+from taskharbor.handlers import DeclaredOptions, Handler, Options, make_handler
 from taskharbor.harbor import JobType
 from taskharbor.middleware import Batch, Job, PayloadRejected, Raised, set_current_batch
-from taskharbor.retry import RetryPolicy
 
 if TYPE_CHECKING:
     from taskharbor.harbor import Harbor
@@ -26,21 +24,11 @@ LARGEST_SIZE = 100_000
 _FRAMES = {"Table": "pyarrow", "DataFrame": "pandas"}
 
 
-class BatchJobOptions(TypedDict, total=False):
+class BatchJobOptions(DeclaredOptions, total=False):
     """What `@harbor.batch_job(...)` accepts beside `row`."""
 
     size: int
     job_columns: Sequence[JobColumn]
-    name: str
-    queue: str
-    priority: int
-    timeout: timedelta | float
-    max_attempts: int
-    max_stalls: int
-    backoff: tuple[float, float]
-    retry: RetryPolicy
-    on_invalid: OnInvalid
-    codec: str
 
 
 class BatchJobType(JobType[P, Any], Generic[P]):

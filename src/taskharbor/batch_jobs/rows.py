@@ -91,30 +91,16 @@ class Rows:
                 rejected.append((index, misfit))
             else:
                 kept.append(index)
+        arrow = _arrow()
         while True:
-            columns, misfits = self._columns(values)
+            columns, misfits = arrow.columns_of_rows(values, self._fields(values))
             if not misfits:
                 break
             rejected += [(kept[index], PayloadInvalid(reason)) for index, reason in misfits.items()]
             kept = [one for index, one in enumerate(kept) if index not in misfits]
             values = [one for index, one in enumerate(values) if index not in misfits]
-        arrow = _arrow()
         columns |= arrow.columns_of_jobs(self._job_columns, [records[index] for index in kept])
         return Prepared(arrow.as_table(columns, len(kept)), kept, rejected)
-
-    def _columns(self, values: list[Any]) -> tuple[dict[str, Any], dict[int, str]]:
-        arrow = _arrow()
-        columns: dict[str, Any] = {}
-        for name, hint in self._fields(values).items():
-            cells = [_value(value, name) for value in values]
-            kind = None if hint is None else arrow.arrow_type(hint)
-            made, misfits = arrow.column(cells, kind)
-            if misfits:
-                return {}, {
-                    index: f"the payload does not fit: {name}: {why}" for index, why in misfits.items()
-                }
-            columns[name] = made
-        return columns, {}
 
     def _fields(self, values: list[Any]) -> Mapping[str, Any]:
         if self._hints is not None:
@@ -129,10 +115,6 @@ def _arrow() -> Any:
     except ImportError as missing:
         raise MissingExtra("batch jobs need pyarrow: pip install 'taskharbor[spark]'") from missing
     return columns
-
-
-def _value(row: Any, name: str) -> Any:
-    return row.get(name) if isinstance(row, dict) else getattr(row, name)
 
 
 def _hints(type: str, row: Callable[..., Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from taskharbor.clock import BackendClock, Clock, SystemClock
 from taskharbor.drivers.contract import Driver
 from taskharbor.errors import TaskHarborError
 from taskharbor.jobs import Micros
-from taskharbor.worker.sweep import SweepLoop
+from taskharbor.worker.engine import SweepLoop
 
 log = logging.getLogger("taskharbor.broker")
 

@@ -23,16 +23,21 @@ from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
-import taskharbor.signals as signals
 from taskharbor.codec import Arguments, Codec, CodecRegistry
 from taskharbor.errors import InvalidRequest
 from taskharbor.handlers import Handler, make_handler
 from taskharbor.jobs import Failure, JobRecord, Micros
 from taskharbor.middleware import Call, Job, Raised, function_call, set_current_job, validate
+from taskharbor.signals import Discard, HandlerSignal, Retry, Snooze, Unrecoverable
 from taskharbor.worker.decide import describe, encode_result
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_TERMINAL = (signal.SIGINT, signal.SIGTERM)
 _PR_SET_PDEATHSIG = 1
+
+SIGNALS: dict[str, type[HandlerSignal]] = {
+    kind.__name__: kind for kind in (Retry, Snooze, Discard, Unrecoverable)
+}
+"""What a handler may raise to say how its job goes on."""
 
 END = b""
 """Stands where a message would: the process is to end in order."""
@@ -140,11 +145,11 @@ def _detach(worker_pid: int) -> None:
     """Leave the terminal's signals to the worker, and do not outlive it."""
     with contextlib.suppress(OSError, AttributeError):
         os.setpgid(0, 0)
-    for number in _SIGNALS:
+    for number in _TERMINAL:
         # A handler that does nothing, not SIG_IGN: what is ignored stays ignored in programs a handler starts.
         signal.signal(number, lambda *_: None)
     if hasattr(signal, "pthread_sigmask"):
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)  # Blocked by the worker until here.
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _TERMINAL)  # Blocked by the worker until here.
     if sys.platform == "linux":
         # The listening thread notices too, but not while C code keeps the interpreter to itself.
         with contextlib.suppress(OSError, AttributeError):
@@ -253,18 +258,10 @@ class Child:
 
 def _threw(error: BaseException) -> Threw:
     failure = describe(error)
-    match error:
-        case signals.Retry():
-            return Threw(failure, "retry", error.delay_us, error.at_us)
-        case signals.Snooze():
-            return Threw(failure, "snooze", error.delay_us)
-        case signals.Discard():
-            return Threw(failure, "discard")
-        case signals.Unrecoverable():
-            return Threw(failure, "unrecoverable")
-        case StopIteration():
-            return Threw(Failure("RuntimeError", "the handler raised StopIteration", failure.detail))
-    return Threw(failure)
+    if isinstance(error, StopIteration):
+        return Threw(Failure("RuntimeError", "the handler raised StopIteration", failure.detail))
+    kind = next((name for name, one in SIGNALS.items() if isinstance(error, one)), "")
+    return Threw(failure, kind, getattr(error, "delay_us", None), getattr(error, "at_us", None))
 
 
 def _end_group() -> None:

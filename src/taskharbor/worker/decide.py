@@ -114,22 +114,16 @@ def encode_result(record: JobRecord, result: Any, codecs: CodecRegistry) -> byte
         return None
     try:
         encoded = codecs.get(record.codec).encode(result)
-    except Exception as misfit:
+        if len(encoded) <= MAX_RESULT_BYTES:
+            return encoded
+        misfit = f"{len(encoded)} bytes, at most {MAX_RESULT_BYTES}"
+    except Exception as error:
         if inspect.iscoroutine(result):
             result.close()
             raise NotAwaited(
                 f"the handler of {record.type} returned a coroutine nobody awaited: make it 'async def'"
             ) from None
-        # The work is done: a result that cannot be kept is no reason to do it again.
-        log.warning("the result of %s %s is not kept: %s", record.type, record.id, misfit)
-        return None
-    if len(encoded) > MAX_RESULT_BYTES:
-        log.warning(
-            "the result of %s %s is not kept: %d bytes, at most %d",
-            record.type,
-            record.id,
-            len(encoded),
-            MAX_RESULT_BYTES,
-        )
-        return None
-    return encoded
+        misfit = str(error)
+    # The work is done: a result that cannot be kept is no reason to do it again.
+    log.warning("the result of %s %s is not kept: %s", record.type, record.id, misfit)
+    return None

@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 from collections import Counter
 from collections.abc import Callable, Sequence
-from random import Random
-from typing import Any
 
 from taskharbor.clock import Clock
 from taskharbor.drivers.contract import Driver, JobFilter, Release
 from taskharbor.errors import BackendUnavailable
 from taskharbor.jobs import JobState, Outcome
-from taskharbor.worker.fetch import Allowance, FetchLoop, Outage, WorkerConfig
+from taskharbor.worker.fetch import Allowance, Assignment, FetchLoop
 from taskharbor.worker.heartbeat import HeartbeatLoop
-from taskharbor.worker.run import SHUTDOWN, BufferedRunner, Hold
+from taskharbor.worker.run import SHUTDOWN, Hold
 from taskharbor.worker.settle import SettleLoop
-from taskharbor.worker.sweep import SweepLoop
 
 log = logging.getLogger("taskharbor.worker")
 
 _ABORT_SECONDS = 2.0
 """How long cancelled handlers get to wind up before their jobs are given back over their heads."""
+RECLAIM_EVERY = 5.0
+PRUNE_EVERY = 60.0
+SWEEP_BATCH = 1000
 
 
 class Engine:
@@ -30,28 +31,21 @@ class Engine:
 
     def __init__(
         self,
-        config: WorkerConfig,
-        driver: Driver,
-        clock: Clock,
-        runner: BufferedRunner,
+        assignment: Assignment,
         *,
-        on_handlers_loop: Callable[..., Any],
         outcomes: Counter[Outcome],
-        allowance: Allowance | None = None,
-        rng: Random | None = None,
+        allowance: Allowance,
+        rng: random.Random | None = None,
         has_own_thread: bool = False,
     ) -> None:
-        self._config = config
-        self._driver = driver
-        self._clock = clock
-        self._runner = runner
-        self._on_handlers_loop = on_handlers_loop
+        self._config = assignment.config
+        self._driver = assignment.driver
+        self._clock = assignment.clock
+        self._runner = assignment.runner
+        self.holds = assignment.holds
+        self.outage = assignment.outage
         self.siblings: Sequence[Engine] = ()
         """All engines of this worker, where it has several: none stops for want of work while another has some."""
-        self.holds: dict[Hold, None] = {}
-        """What this worker has leased and not yet settled, oldest first. Not by job id: a job whose lease was lost may
-        come back to this very worker while the old execution still winds up."""
-        self.outage = Outage(rng)
         self._loop = asyncio.get_running_loop()
         self._stop = asyncio.Event()
         self.is_serving = False
@@ -59,40 +53,18 @@ class Engine:
         self._in_a_hurry = False
         self._changed = asyncio.Event()
         self._closing_at: float | None = None
-        self._fetch = FetchLoop(
-            config,
-            driver,
-            clock,
-            runner,
-            holds=self.holds,
-            outage=self.outage,
-            allowance=allowance,
-            on_handlers_loop=on_handlers_loop,
-            has_own_thread=has_own_thread,
-        )
-        self._heartbeat = HeartbeatLoop(
-            driver,
-            holds=self.holds,
-            lease_for=config.lease_us,
-            interval=config.heartbeat,
-            clock=clock,
-            abort=self._abort,
-        )
+        self._fetch = FetchLoop(assignment, allowance=allowance, has_own_thread=has_own_thread)
+        self._heartbeat = HeartbeatLoop(assignment, self._abort)
         self._settle = SettleLoop(
-            driver,
-            holds=self.holds,
-            clock=clock,
-            outage=self.outage,
+            assignment,
             outcomes=outcomes,
             made_room=self._fetch.made_room,
             all_settled=self._changed.set,
             give_up=self._past_closing,
-            # After an outage the write must come before the leases are over.
-            longest_pause=config.heartbeat / 2,
             heartbeat_over=self._heartbeat.is_over.wait,
         )
-        self._sweep = SweepLoop(driver, clock=clock, rng=rng)
-        runner.finished = self._settle.finished
+        self._sweep = SweepLoop(self._driver, clock=self._clock, rng=rng)
+        self._runner.finished = self._settle.finished
 
     # -- from other threads --------------------------------------------------------------------------------
 
@@ -163,10 +135,10 @@ class Engine:
         self._closing_at = self._loop.time() + grace + 2 * _ABORT_SECONDS
         self._fetch.stop()
         # A reserve that is under way may take long where the backend hangs: what it still brings is given back too.
-        self._on_handlers_loop(self._runner.release_buffered)
+        self._runner.call(self._runner.release_buffered)
         await self._until_settled(fetching, grace, unless=lambda: self._in_a_hurry)
         if self.holds or not fetching.done():
-            self._on_handlers_loop(self._runner.abort_running, SHUTDOWN)
+            self._runner.call(self._runner.abort_running, SHUTDOWN)
             await self._until_settled(fetching, _ABORT_SECONDS)
         if not fetching.done():
             fetching.cancel()
@@ -241,7 +213,39 @@ class Engine:
     # -- between the loops ---------------------------------------------------------------------------------
 
     def _abort(self, hold: Hold, reason: str) -> None:
-        self._on_handlers_loop(self._runner.abort, hold, reason)
+        self._runner.call(self._runner.abort, hold, reason)
 
     def _past_closing(self) -> bool:
         return self._closing_at is not None and self._loop.time() > self._closing_at
+
+
+class SweepLoop:
+    """Ends leases whose holders are gone, applies retention, keeps the clock set.
+
+    Reserving reclaims too, but only in the queues somebody still serves; this covers the rest.
+    """
+
+    def __init__(self, driver: Driver, *, clock: Clock, rng: random.Random | None = None) -> None:
+        self._driver = driver
+        self._clock = clock
+        self._loop = asyncio.get_running_loop()
+        self._random = rng or random.Random()
+        self._prune_at = self._loop.time() + self._random.uniform(0, PRUNE_EVERY)
+
+    async def run(self) -> None:
+        while True:
+            # Spread out, so that a fleet started together does not sweep together.
+            await asyncio.sleep(RECLAIM_EVERY * self._random.uniform(0.8, 1.2))
+            try:
+                await self.sweep()
+            except (BackendUnavailable, OSError) as error:
+                log.debug("sweep failed: %s", error)
+
+    async def sweep(self) -> None:
+        await self._clock.refresh()
+        while await self._driver.reclaim(now=self._clock.now(), limit=SWEEP_BATCH) == SWEEP_BATCH:
+            pass
+        if self._loop.time() >= self._prune_at:
+            self._prune_at = self._loop.time() + PRUNE_EVERY
+            while await self._driver.prune(now=self._clock.now(), limit=SWEEP_BATCH) >= SWEEP_BATCH:
+                pass

@@ -10,8 +10,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import sys
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
@@ -123,7 +125,7 @@ class Pace:
 class Allowance:
     """How many jobs a worker may still take, whichever of its fetch loops does."""
 
-    def __init__(self, jobs: int, *, is_shared: bool = True) -> None:
+    def __init__(self, jobs: int = sys.maxsize, *, is_shared: bool = False) -> None:
         self.left = jobs
         self.turn = asyncio.Lock()
         """Held over a look at the queues: two at once could take more than is left."""
@@ -131,35 +133,35 @@ class Allowance:
         """Whether several fetch loops take from it."""
 
 
+class Assignment(msgspec.Struct, eq=False):
+    """One engine's part of a worker's jobs, and what its loops share."""
+
+    config: WorkerConfig
+    driver: Driver
+    clock: Clock
+    runner: BufferedRunner
+    outage: Outage
+    holds: dict[Hold, None] = {}
+    """What is leased and not yet settled, oldest first. Not by job id: a job whose lease was lost may come back to this very
+    worker while the old execution still winds up."""
+
+
 class FetchLoop:
-    def __init__(
-        self,
-        config: WorkerConfig,
-        driver: Driver,
-        clock: Clock,
-        runner: BufferedRunner,
-        *,
-        holds: dict[Hold, None],
-        outage: Outage,
-        allowance: Allowance | None,
-        on_handlers_loop: Callable[..., Any],
-        has_own_thread: bool,
-    ) -> None:
-        self._config = config
-        self._driver = driver
-        self._clock = clock
-        self._runner = runner
-        self._holds = holds
-        self._outage = outage
+    def __init__(self, assignment: Assignment, *, allowance: Allowance, has_own_thread: bool) -> None:
+        self._config = config = assignment.config
+        self._driver = assignment.driver
+        self._clock = assignment.clock
+        self._runner = assignment.runner
+        self._holds = assignment.holds
+        self._outage = assignment.outage
         self._allowance = allowance
-        self._on_handlers_loop = on_handlers_loop
         self._has_own_thread = has_own_thread
         self._queues = list(config.queues)
         self._types = config.types if config.claims is None else config.claims
         # A claim that blocks on the server takes our clock along, so it has to be one that runs by itself; and it would keep
         # other queues, and other loops with the same allowance, waiting.
         self._makes_blocking_claims = (
-            len(self._queues) == 1 and clock.runs_by_itself and (allowance is None or not allowance.is_shared)
+            len(self._queues) == 1 and assignment.clock.runs_by_itself and not allowance.is_shared
         )
         self._loop = asyncio.get_running_loop()
         self._pace = Pace(self._loop.time)
@@ -190,11 +192,11 @@ class FetchLoop:
             self._loop.call_soon_threadsafe(self._room.set)
 
     async def run(self) -> None:
-        while not self._stopping and (self._allowance is None or self._allowance.left > 0):
+        while not self._stopping and self._allowance.left > 0:
             wanted = await self._wait_for_room()
             if wanted == 0:
                 return
-            found = await self._fetch(wanted)
+            found = await self._look(wanted)
             if found:
                 self.is_idle.clear()
                 if found < wanted:
@@ -207,12 +209,9 @@ class FetchLoop:
                     await self._let_begin()
 
     async def _let_begin(self) -> None:
-        self._step_aside()
-        await asyncio.sleep(_LET_BEGIN)
-
-    def _step_aside(self) -> None:
         if self._has_own_thread:
-            time.sleep(_ASIDE)
+            time.sleep(_ASIDE)  # noqa: ASYNC251
+        await asyncio.sleep(_LET_BEGIN)
 
     def _target(self) -> int:
         return self._config.concurrency + min(
@@ -242,71 +241,56 @@ class FetchLoop:
                 continue
             await self._room.wait()
 
-    async def _fetch(self, wanted: int) -> int:
-        wanted = min(wanted, self._config.batch)
-        if self._allowance is None:
-            return await self._look(wanted)
-        async with self._allowance.turn:
-            found = await self._look(min(wanted, self._allowance.left))
-            self._allowance.left -= found
-        return found
-
     async def _look(self, wanted: int) -> int:
         """One look at every queue, each beginning with another one so that none starves."""
-        found = 0
-        for offset in range(len(self._queues)):
-            queue = self._queues[(self._turn + offset) % len(self._queues)]
-            limit = wanted - found
-            if limit <= 0 or self._stopping:
-                break
-            found += await self._reserve(queue, limit)
+        async with self._allowance.turn:
+            wanted, found = self._at_most(wanted), 0
+            for offset in range(len(self._queues)):
+                queue = self._queues[(self._turn + offset) % len(self._queues)]
+                limit = wanted - found
+                if limit <= 0 or self._stopping:
+                    break
+                claim = partial(self._claim, self._driver.reserve, queue, limit)
+                records = await self._outage.ride_out(claim, give_up=lambda: self._stopping)
+                self._take(records)
+                found += len(records)
         self._turn += 1
         return found
 
-    async def _reserve(self, queue: str, limit: int) -> int:
-        records = await self._outage.ride_out(
-            lambda: self._driver.reserve(
-                queue,
-                limit=limit,
-                lease_for=self._config.lease_us,
-                now=self._clock.now(),
-                worker=self._config.name,
-                types=self._types,
-            ),
-            give_up=lambda: self._stopping,
+    def _at_most(self, wanted: int) -> int:
+        return min(wanted, self._config.batch, self._allowance.left)
+
+    def _claim(
+        self, claim: Callable[..., Awaitable[T]], queue: str, limit: int, **options: Any
+    ) -> Awaitable[T]:
+        return claim(
+            queue,
+            limit=limit,
+            lease_for=self._config.lease_us,
+            now=self._clock.now(),
+            worker=self._config.name,
+            types=self._types,
+            **options,
         )
-        if records:
-            self._take(records)
-        return len(records)
 
     def _take(self, records: list[JobRecord]) -> None:
-        self.handed += len(records)
-        holds = [Hold(record) for record in records]
-        self._holds.update(dict.fromkeys(holds))
-        self._on_handlers_loop(self._runner.feed, holds)
+        if records:
+            self._allowance.left -= len(records)
+            self.handed += len(records)
+            holds = [Hold(record) for record in records]
+            self._holds.update(dict.fromkeys(holds))
+            self._runner.call(self._runner.feed, holds)
 
     async def _claim_next(self, wanted: int) -> bool:
         """Wait for jobs and claim them in one go. Whether that could be."""
         if not self._makes_blocking_claims:
             return False
-        limit = min(wanted, self._config.batch)
-        if self._allowance is not None:
-            limit = min(limit, self._allowance.left)
+        limit, timeout = self._at_most(wanted), self._config.poll_interval
         records: list[JobRecord] | None = []
         while records == [] and not self._stopping:
-            records = await self._driver.reserve_next(
-                self._queues[0],
-                limit=limit,
-                lease_for=self._config.lease_us,
-                now=self._clock.now(),
-                worker=self._config.name,
-                types=self._types,
-                timeout=self._config.poll_interval,
-            )
+            records = await self._claim(self._driver.reserve_next, self._queues[0], limit, timeout=timeout)
         if records:
             self.is_idle.clear()
-            if self._allowance is not None:
-                self._allowance.left -= len(records)
             self._take(records)
         return records is not None
 

@@ -7,6 +7,7 @@ yes or no: no URL, no payload, no token.
 from __future__ import annotations
 
 import ipaddress
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -29,20 +30,7 @@ class HealthServer:
     """Serves from `start` until `stop`. Port 0 takes any free port; `address` says which."""
 
     def __init__(self, host: str, port: int, look: Look) -> None:
-        started = time.monotonic()
-
-        class Handler(_Handler):
-            def answer(self) -> tuple[HTTPStatus, dict[str, Any]]:
-                uptime = round(time.monotonic() - started, 1)
-                if self.path.partition("?")[0] in ("/health", "/health/"):
-                    return HTTPStatus.OK, {"status": "alive", "uptime": uptime}
-                if self.path.partition("?")[0] in ("/ready", "/ready/"):
-                    ready, details = look()
-                    status = HTTPStatus.OK if ready else HTTPStatus.SERVICE_UNAVAILABLE
-                    return status, {"status": "ready" if ready else "not ready", "uptime": uptime, **details}
-                return HTTPStatus.NOT_FOUND, {"error": "not found: there are /health and /ready"}
-
-        self._server = _server_class(host)((host, port), Handler)
+        self._server = _Server(host, port, look)
         self._thread = threading.Thread(
             target=self._server.serve_forever,
             kwargs={"poll_interval": 0.1},
@@ -66,17 +54,38 @@ class HealthServer:
         self._server.server_close()
 
 
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def __init__(self, host: str, port: int, look: Look) -> None:
+        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._look = look
+        self._started = time.monotonic()
+        super().__init__((host, port), _Handler)
+
+    def answer(self, path: str) -> tuple[HTTPStatus, dict[str, Any]]:
+        uptime = round(time.monotonic() - self._started, 1)
+        match path.partition("?")[0].removesuffix("/"):
+            case "/health":
+                return HTTPStatus.OK, {"status": "alive", "uptime": uptime}
+            case "/ready":
+                ready, details = self._look()
+                status = HTTPStatus.OK if ready else HTTPStatus.SERVICE_UNAVAILABLE
+                return status, {"status": "ready" if ready else "not ready", "uptime": uptime, **details}
+        return HTTPStatus.NOT_FOUND, {"error": "not found: there are /health and /ready"}
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        pass  # A client that went away mid-answer is its own affair.
+
+
 class _Handler(BaseHTTPRequestHandler):
     timeout = _SLOWEST_CLIENT
-
-    def answer(self) -> tuple[HTTPStatus, dict[str, Any]]:
-        raise NotImplementedError
+    server: _Server
 
     def do_GET(self) -> None:
-        self._send(*self.answer())
+        self._send(*self.server.answer(self.path))
 
-    def do_HEAD(self) -> None:
-        self._send(*self.answer())
+    do_HEAD = do_GET
 
     def _refuse(self) -> None:
         self._send(HTTPStatus.METHOD_NOT_ALLOWED, {"error": "only GET and HEAD"})
@@ -101,19 +110,6 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:
         pass  # A probe every second is not news.
-
-
-def _server_class(host: str) -> type[ThreadingHTTPServer]:
-    import socket
-
-    class Server(ThreadingHTTPServer):
-        daemon_threads = True
-        address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
-
-        def handle_error(self, request: Any, client_address: Any) -> None:
-            pass  # A client that went away mid-answer is its own affair.
-
-    return Server
 
 
 def parse_address(text: str, *, public: bool = False) -> tuple[str, int]:

@@ -8,33 +8,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 
-from taskharbor.clock import Clock
-from taskharbor.drivers.contract import Driver, Extension
+from taskharbor.drivers.contract import Extension
 from taskharbor.errors import BackendUnavailable, JobError
-from taskharbor.jobs import Lease, Micros
+from taskharbor.jobs import Lease
+from taskharbor.worker.fetch import Assignment
 from taskharbor.worker.run import CANCELLED, LEASE_LOST, Hold
 
 log = logging.getLogger("taskharbor.worker")
 
 
 class HeartbeatLoop:
-    def __init__(
-        self,
-        driver: Driver,
-        *,
-        holds: Collection[Hold],
-        lease_for: Micros,
-        interval: float,
-        clock: Clock,
-        abort: Callable[[Hold, str], None],
-    ) -> None:
-        self._driver = driver
-        self._holds = holds
-        self._lease_for = lease_for
-        self._interval = interval
-        self._clock = clock
+    def __init__(self, assignment: Assignment, abort: Callable[[Hold, str], None]) -> None:
+        self._driver = assignment.driver
+        self._holds = assignment.holds
+        self._lease_for = assignment.config.lease_us
+        self._interval = assignment.config.heartbeat
+        self._clock = assignment.clock
         self._abort = abort
         self.is_over = asyncio.Event()
         """Set while no heartbeat is under way: every hold then has the token that is valid now."""
@@ -79,7 +70,9 @@ class HeartbeatLoop:
     ) -> None:
         for hold, report, answer in zip(held, reports, answers, strict=True):
             if isinstance(answer, JobError):
-                self._lose(hold, answer)
+                # While the heartbeat was on its way the job may have been settled: then there was nothing left to lose.
+                if not hold.lost and not hold.settling and hold in self._holds:
+                    self._lose(hold, f"lost: {answer.reason}")
                 continue
             hold.token = answer.token
             hold.expires_at_us = answer.expires_at_us
@@ -87,11 +80,8 @@ class HeartbeatLoop:
             if answer.cancel_requested and hold.settlement is None:
                 self._abort(hold, CANCELLED)
 
-    def _lose(self, hold: Hold, answer: JobError) -> None:
-        # While the heartbeat was on its way the job may have been settled: then there was nothing left to lose.
-        if hold.lost or hold.settling or hold not in self._holds:
-            return
-        log.warning("lease of %s %s lost: %s", hold.record.type, hold.record.id, answer.reason)
+    def _lose(self, hold: Hold, how: str) -> None:
+        log.warning("lease of %s %s %s", hold.record.type, hold.record.id, how)
         hold.lost = True
         self._abort(hold, LEASE_LOST)
 
@@ -100,8 +90,4 @@ class HeartbeatLoop:
         now = self._clock.now()
         for hold in list(self._holds):
             if not hold.lost and not hold.settling and hold.expires_at_us <= now:
-                log.warning(
-                    "lease of %s %s ran out before it could be extended", hold.record.type, hold.record.id
-                )
-                hold.lost = True
-                self._abort(hold, LEASE_LOST)
+                self._lose(hold, "ran out before it could be extended")

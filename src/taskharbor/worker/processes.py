@@ -17,20 +17,19 @@ import queue
 import signal
 import threading
 from collections.abc import Callable, Sequence
-from datetime import timedelta
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-import taskharbor.signals as signals
 import taskharbor.worker.child as child
 from taskharbor.codec import JSON, MSGPACK, Codec, CodecRegistry
 from taskharbor.errors import InvalidRequest, WorkerProcessDied
 from taskharbor.handlers import Handler
-from taskharbor.jobs import SECOND, to_datetime
+from taskharbor.jobs import SECOND
 from taskharbor.middleware import Job, hold_timeout, restart_timeout
 from taskharbor.worker.child import Began, Logged, Progress, Ready, Returned, Run, Stop, Stopping, Threw
 from taskharbor.worker.decide import RemoteError
+from taskharbor.worker.interpreter import exit_reason
 from taskharbor.worker.run import SHUTDOWN
 
 _START_SECONDS = 120.0
@@ -76,9 +75,9 @@ class ProcessPool:
         try:
             ended = await process.outcome()
         except asyncio.CancelledError:
-            if not process.has_ended and job.stop_reason == SHUTDOWN:
+            if not process.has_answered and job.stop_reason == SHUTDOWN:
                 await process.wind_up(_WIND_UP_SECONDS)
-            elif process.has_ended:
+            elif process.has_answered:
                 return self._result(job, await process.outcome())  # It was quicker than whoever cancelled it.
             raise
         finally:
@@ -161,20 +160,20 @@ class WorkerProcess:
         self._lock = threading.Lock()
         self._is_doomed = False
         self._is_over = threading.Event()
-        self._ready: asyncio.Future[None] = self._loop.create_future()
-        self._ended: asyncio.Future[Returned | Threw] | None = None
-        self._has_begun = False
+        self._answer: asyncio.Future[Ready | Returned | Threw] = self._loop.create_future()
+        """That it is ready, at first; then how each job ended."""
+        self._has_begun = True
         self._job: Job | None = None
         self.gone = asyncio.Event()
         """Set once the process is dead and reaped."""
 
     @property
-    def has_ended(self) -> bool:
-        return self._ended is not None and self._ended.done()
+    def has_answered(self) -> bool:
+        return self._answer.done()
 
     @property
     def is_reusable(self) -> bool:
-        return self.has_ended and not self._is_doomed and not self.gone.is_set()
+        return self.has_answered and not self._is_doomed and not self.gone.is_set()
 
     # -- life ------------------------------------------------------------------------------------------------
 
@@ -183,7 +182,7 @@ class WorkerProcess:
         threading.Thread(target=self._keep, name="taskharbor-process-keeper", daemon=True).start()
         try:
             async with asyncio.timeout(_START_SECONDS):
-                await asyncio.shield(self._ready)
+                await asyncio.shield(self._answer)
         except TimeoutError:
             self.kill()
             raise WorkerProcessDied(f"a worker process was not ready after {_START_SECONDS:g} s") from None
@@ -203,8 +202,7 @@ class WorkerProcess:
 
     def end(self) -> None:
         """In order where it is idle: its exit handlers run. Otherwise at once."""
-        is_idle = self._ready.done() and (self._ended is None or self._ended.done())
-        if self._is_doomed or not is_idle:
+        if self._is_doomed or not self.has_answered:
             self.kill()
         else:
             self._is_doomed = True
@@ -226,7 +224,7 @@ class WorkerProcess:
         if self._process is not None:
             self._listen(self._process)
             self._process.join()
-            complaint = _how_it_ended(self._process.exitcode)
+            complaint = f"the worker process ended with {exit_reason(self._process.exitcode)}"
         with self._lock:
             self._is_over.set()
         self._on_loop(self._bury, complaint)
@@ -259,13 +257,11 @@ class WorkerProcess:
             self._loop.call_soon_threadsafe(call, *arguments)
 
     def _bury(self, complaint: str) -> None:
-        died = WorkerProcessDied(complaint)
-        if not self._ready.done():
-            self._ready.set_exception(died)
-            self._ready.exception()  # Somebody may have stopped waiting for it.
-        if self._ended is not None and not self._ended.done():
-            self._ended.set_exception(died if self._has_begun else NotBegun(complaint))
-            self._ended.exception()
+        if not self._answer.done():
+            self._answer.set_exception(
+                WorkerProcessDied(complaint) if self._has_begun else NotBegun(complaint)
+            )
+            self._answer.exception()  # Somebody may have stopped waiting for it.
         self.gone.set()
         self._on_gone(self)
 
@@ -275,28 +271,27 @@ class WorkerProcess:
         """Send the job. Its outcome is NotBegun if the process turns out to be dead."""
         self._job = job
         self._has_begun = False
-        self._ended = self._loop.create_future()
+        self._answer = self._loop.create_future()
         if self.gone.is_set():
             self._bury("the worker process does not listen any more")
         self._tell(Run(job.record, job.started_at_us))
         job.on_stop = lambda reason: self._tell(Stop(reason))
 
     async def outcome(self) -> Returned | Threw:
-        assert self._ended is not None
-        return await asyncio.shield(self._ended)
+        answer = await asyncio.shield(self._answer)
+        assert not isinstance(answer, Ready)
+        return answer
 
     async def wind_up(self, seconds: float) -> None:
         """Ask the handler to stop, and give it a moment."""
-        assert self._ended is not None
         self._tell(Stop(SHUTDOWN, cancel=True))
-        await asyncio.wait([self._ended], timeout=seconds)
+        await asyncio.wait([self._answer], timeout=seconds)
         self._is_doomed = True
 
     def forget_job(self) -> None:
         assert self._job is not None
         self._job.on_stop = None  # Whoever asks it to stop from now on does not mean the next job here.
         self._job = None
-        self._ended = None
 
     def _tell(self, message: child.Down) -> None:
         """From any thread."""
@@ -305,14 +300,11 @@ class WorkerProcess:
     def _take(self, said: child.Up) -> None:
         job = self._job
         match said:
-            case Ready():
-                if not self._ready.done():
-                    self._ready.set_result(None)
             case Began():
                 self._has_begun = True
-            case Returned() | Threw():
-                if self._ended is not None and not self._ended.done():
-                    self._ended.set_result(said)
+            case Ready() | Returned() | Threw():
+                if not self._answer.done():
+                    self._answer.set_result(said)
             case Progress(data):
                 if job is not None and job._report is not None:
                     job._report(job.record, data)
@@ -344,34 +336,14 @@ def _started(theirs: Connection, orders: child.Orders) -> multiprocessing.proces
     return process
 
 
-def _how_it_ended(code: int | None) -> str:
-    if code is None:
-        return "the worker process ended, nobody knows how"
-    if code < 0:
-        with contextlib.suppress(ValueError):
-            return f"the worker process was ended by {signal.Signals(-code).name}"
-    return f"the worker process ended with exit code {code}"
-
-
 def _as_exception(threw: Threw) -> Exception:
     """What stands here for an exception that was raised there. The exception itself does not cross over (that would take
     pickle); its type, message and traceback do, and a signal stays a signal, with its times."""
-    failure = threw.failure
-    delay = None if threw.delay_us is None else timedelta(microseconds=threw.delay_us)
-    signal: signals.HandlerSignal
-    match threw.kind:
-        case "retry":
-            at = None if threw.at_us is None else to_datetime(threw.at_us)
-            signal = signals.Retry(failure.message, delay=delay, at=at)
-        case "snooze":
-            signal = signals.Snooze(delay or 0)
-        case "discard":
-            signal = signals.Discard(failure.message)
-        case "unrecoverable":
-            signal = signals.Unrecoverable(failure.message)
-        case _:
-            return RemoteError(failure)
-    signal.failure = failure
+    if not threw.kind:
+        return RemoteError(threw.failure)
+    kind = child.SIGNALS[threw.kind]
+    signal = kind.__new__(kind, threw.failure.message)  # Its constructor takes other values than it keeps.
+    signal.__dict__.update(delay_us=threw.delay_us, at_us=threw.at_us, failure=threw.failure)
     return signal
 
 

@@ -81,7 +81,7 @@ class Hold(msgspec.Struct, eq=False):
 class BufferedRunner(abc.ABC):
     """Takes leased jobs in by the batch, runs them by and by, and lets each go exactly once.
 
-    Every method runs on the handlers' loop; the counter may be read from anywhere.
+    Every other method than `call` runs on the handlers' loop; the counter may be read from anywhere.
     """
 
     finished: Callable[[Hold], None]
@@ -96,6 +96,10 @@ class BufferedRunner(abc.ABC):
         self._is_closing = False
         self.completed = 0
         """Executions that have left this runner, however they ended."""
+
+    def call(self, method: Callable[..., None], *arguments: Any) -> None:
+        """From any thread: call one of our methods on the handlers' loop."""
+        self._loop.call_soon_threadsafe(method, *arguments)
 
     def feed(self, holds: Sequence[Hold]) -> None:
         self._buffer.extend(holds)

@@ -13,11 +13,10 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import msgspec
 
-from taskharbor.clock import Clock
-from taskharbor.drivers.contract import Ack, Discard, Driver, Fail, Release, Retry, Settlement
+from taskharbor.drivers.contract import Ack, Discard, Fail, Release, Retry, Settlement
 from taskharbor.errors import JobError, LeaseMismatch
 from taskharbor.jobs import Outcome
-from taskharbor.worker.fetch import Outage
+from taskharbor.worker.fetch import Assignment
 from taskharbor.worker.run import Hold
 
 log = logging.getLogger("taskharbor.worker")
@@ -26,28 +25,25 @@ log = logging.getLogger("taskharbor.worker")
 class SettleLoop:
     def __init__(
         self,
-        driver: Driver,
+        assignment: Assignment,
         *,
-        holds: dict[Hold, None],
-        clock: Clock,
-        outage: Outage,
         outcomes: Counter[Outcome],
         made_room: Callable[[], None],
         all_settled: Callable[[], None],
         give_up: Callable[[], bool],
-        longest_pause: float,
         heartbeat_over: Callable[[], Awaitable[object]],
     ) -> None:
-        self._driver = driver
-        self._most_at_once = driver.capabilities.batch
-        self._holds = holds
-        self._clock = clock
-        self._outage = outage
+        self._driver = assignment.driver
+        self._most_at_once = assignment.driver.capabilities.batch
+        self._holds = assignment.holds
+        self._clock = assignment.clock
+        self._outage = assignment.outage
+        # After an outage the write must come before the leases are over.
+        self._longest_pause = assignment.config.heartbeat / 2
         self._outcomes = outcomes
         self._made_room = made_room
         self._all_settled = all_settled
         self._give_up = give_up
-        self._longest_pause = longest_pause
         self._heartbeat_over = heartbeat_over
         self._loop = asyncio.get_running_loop()
         self._finished: deque[Hold] = deque()
@@ -89,17 +85,18 @@ class SettleLoop:
         if not batch:
             self._flushed(())
             return
-        settlements = [_current(hold) for hold in batch]
-        answers = await self._write(settlements)
+        answers = await self._write(batch)
         outrun = [
             hold for hold, answer in zip(batch, answers, strict=True) if isinstance(answer, LeaseMismatch)
         ]
-        if not outrun:
-            self._flushed(self._drop(batch, answers))
-            return
-        others = [(hold, answer) for hold, answer in zip(batch, answers, strict=True) if hold not in outrun]
-        written = self._drop([hold for hold, _ in others], [answer for _, answer in others])
-        self._flushed([*written, *await self._write_outrun(outrun)])
+        if outrun:
+            # A heartbeat on its way may have changed the token under a settlement: the new one is tried too.
+            await self._heartbeat_over()
+            again = dict(zip(outrun, await self._write(outrun), strict=True))
+            answers = [again.get(hold, answer) for hold, answer in zip(batch, answers, strict=True)]
+        for hold in batch:
+            self._holds.pop(hold, None)
+        self._flushed(batch if not any(answers) else self._without_refused(batch, answers))
 
     def _flushed(self, written: Sequence[Hold]) -> None:
         if not self._holds:
@@ -112,28 +109,28 @@ class SettleLoop:
                 if isinstance(hold.settlement, (Retry, Fail)):
                     _log_failure(hold, hold.settlement)
 
-    def _drop(self, batch: list[Hold], answers: Sequence[JobError | None]) -> list[Hold]:
-        """Let go of what was answered; those of them that were written."""
-        for hold in batch:
-            self._holds.pop(hold, None)
-        if not any(answers):
-            return batch
+    def _without_refused(self, batch: list[Hold], answers: Sequence[JobError | None]) -> list[Hold]:
+        written: list[Hold] = []
         for hold, answer in zip(batch, answers, strict=True):
-            if answer is not None:
-                _log_refused(hold, answer)
-        return [hold for hold, answer in zip(batch, answers, strict=True) if answer is None]
+            if answer is None:
+                written.append(hold)
+                continue
+            log.warning(
+                "%s %s could not be settled as %s: %s",
+                hold.record.type,
+                hold.record.id,
+                _OUTCOMES[type(hold.settlement)],
+                answer.reason,
+            )
+        return written
 
-    async def _write(self, settlements: Sequence[Settlement]) -> list[JobError | None]:
+    async def _write(self, batch: Sequence[Hold]) -> list[JobError | None]:
+        settlements = [_current(hold) for hold in batch]
         return await self._outage.ride_out(
             lambda: self._driver.settle(settlements, now=self._clock.now()),
             give_up=self._give_up,
             longest_pause=self._longest_pause,
         )
-
-    async def _write_outrun(self, outrun: list[Hold]) -> list[Hold]:
-        """A heartbeat on its way may have changed the token under a settlement: the new one is tried too."""
-        await self._heartbeat_over()
-        return self._drop(outrun, await self._write([_current(hold) for hold in outrun]))
 
 
 def _current(hold: Hold) -> Settlement:
@@ -142,17 +139,6 @@ def _current(hold: Hold) -> Settlement:
     if settlement.token == hold.token:
         return settlement
     return msgspec.structs.replace(settlement, token=hold.token)
-
-
-def _log_refused(hold: Hold, answer: JobError) -> None:
-    assert hold.settlement is not None
-    log.warning(
-        "%s %s could not be settled as %s: %s",
-        hold.record.type,
-        hold.record.id,
-        _OUTCOMES[type(hold.settlement)],
-        answer.reason,
-    )
 
 
 def _log_failure(hold: Hold, settlement: Retry | Fail) -> None:

@@ -1,6 +1,6 @@
 """Several worker processes under one parent: started, restarted when they crash, stopped together.
 
-The parent runs no job. It waits on one queue of events (a child ended, a signal came, a file changed), so everything
+The parent runs no job. It waits on one queue of things to do (a child ended, a signal came, a file changed), so everything
 happens in one thread and in one order. A child holds the reading end of a pipe whose writing end only the parent
 has: when the parent is gone, however it went, the child reads the end of the file and stops.
 """
@@ -15,11 +15,12 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from functools import partial
+from typing import Any
 
 import msgspec
 
-from taskharbor.worker.interrupts import interrupts
+from taskharbor.worker.interpreter import exit_reason, interrupts
 
 log = logging.getLogger("taskharbor.supervisor")
 
@@ -30,39 +31,17 @@ FRESH_SECONDS = 5.0
 """How old a child's last report may be for the child to count as ready."""
 
 
-class Ended(msgspec.Struct, frozen=True):
-    slot: int
-    pid: int
-    code: int
-
-
-class Asked(msgspec.Struct, frozen=True):
-    """A signal, or `stop()`: the first is graceful, the second hurries, the third kills."""
-
-
-class Changed(msgspec.Struct, frozen=True):
-    what: str
-
-
-Event: TypeAlias = Ended | Asked | Changed
-
-
-class Slot:
+class Slot(msgspec.Struct, eq=False):
     """A place for one child, and what happened to the children in it."""
 
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self.process: subprocess.Popen[bytes] | None = None
-        self.started = 0.0
-        self.crashes = 0
-        self.due: float | None = None
-        """When to start again, where a restart is waiting."""
-        self.reloading = False
-        self.report: tuple[float, dict[str, Any]] | None = None
-
-    @property
-    def alive(self) -> bool:
-        return self.process is not None
+    number: int
+    process: subprocess.Popen[bytes] | None = None
+    started: float = 0.0
+    crashes: int = 0
+    due: float | None = None
+    """When to start again, where a restart is waiting."""
+    reloading: bool = False
+    report: tuple[float, dict[str, Any]] | None = None
 
 
 class Supervisor:
@@ -93,7 +72,7 @@ class Supervisor:
         self._longest_pause = longest_pause
         self._steady_after = steady_after
         self._slots = [Slot(number) for number in range(1, processes + 1)]
-        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._asked = 0
         self._kill_at: float | None = None
         self._code = 0
@@ -101,10 +80,10 @@ class Supervisor:
     # -- from other threads ---------------------------------------------------------
 
     def stop(self) -> None:
-        self._events.put(Asked())
+        self._events.put(self._stop)
 
     def changed(self, what: str) -> None:
-        self._events.put(Changed(what))
+        self._events.put(partial(self._restart_all, what))
 
     def pids(self) -> list[int]:
         return [slot.process.pid for slot in self._slots if slot.process is not None]
@@ -128,36 +107,31 @@ class Supervisor:
                 for slot in self._slots:
                     self._start(slot)
                 while self._goes_on():
-                    self._handle(self._next_event())
+                    self._next_event()()
+                    self._act_on_time()
             finally:
                 self._kill()
         return self._code
 
     def _goes_on(self) -> bool:
-        if any(slot.alive for slot in self._slots):
+        if self.pids():
             return True
         if self._asked:
             return False
         return self._reload or any(slot.due is not None for slot in self._slots)
 
-    def _next_event(self) -> Event | None:
-        now = time.monotonic()
+    def _next_event(self) -> Callable[[], None]:
+        """What to do next; nothing where only time has passed."""
         deadlines = [slot.due for slot in self._slots if slot.due is not None]
         if self._kill_at is not None:
             deadlines.append(self._kill_at)
+        pause = max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
         try:
-            return self._events.get(timeout=max(0.0, min(deadlines) - now) if deadlines else None)
+            return self._events.get(timeout=pause)
         except queue.Empty:
-            return None
+            return lambda: None
 
-    def _handle(self, event: Event | None) -> None:
-        match event:
-            case Ended():
-                self._ended(event)
-            case Asked():
-                self._stop()
-            case Changed(what):
-                self._restart_all(what)
+    def _act_on_time(self) -> None:
         now = time.monotonic()
         if self._kill_at is not None and now >= self._kill_at:
             self._kill()
@@ -188,34 +162,32 @@ class Supervisor:
         log.info("worker process %d started, pid %d", slot.number, process.pid)
 
     def _await_end(self, slot: Slot, process: subprocess.Popen[bytes]) -> None:
-        code = process.wait()
-        self._events.put(Ended(slot.number, process.pid, code))
+        self._events.put(partial(self._ended, slot, process.wait()))
 
-    def _ended(self, event: Ended) -> None:
-        slot = self._slots[event.slot - 1]
+    def _ended(self, slot: Slot, code: int) -> None:
         if slot.process is not None and slot.process.stdin is not None:
             slot.process.stdin.close()
         slot.process = slot.report = None
         if self._asked:
             # SIGTERM itself: a child that had not yet begun, so there was nothing to finish.
-            if event.code not in (0, -signal.SIGTERM):
+            if code not in (0, -signal.SIGTERM):
                 self._code = self._code or 1
         elif slot.reloading:
             self._start(slot)
-        elif self._finite and event.code == 0:
+        elif self._finite and code == 0:
             log.info("worker process %d has finished", slot.number)
-        elif self._reload and event.code != 0:
+        elif self._reload and code != 0:
             log.warning(
                 "worker process %d ended with %s; a change of a file starts it again",
                 slot.number,
-                _how(event.code),
+                exit_reason(code),
             )
-        elif event.code == BAD_INPUT:
+        elif code == BAD_INPUT:
             log.error("worker process %d refused to start; giving up", slot.number)
             self._code = BAD_INPUT
             self._stop()
         else:
-            self._restart_later(slot, event.code)
+            self._restart_later(slot, code)
 
     def _restart_later(self, slot: Slot, code: int) -> None:
         now = time.monotonic()
@@ -225,7 +197,10 @@ class Supervisor:
         slot.crashes += 1
         slot.due = now + pause
         log.warning(
-            "worker process %d ended with %s; it starts again in %.1f s", slot.number, _how(code), pause
+            "worker process %d ended with %s; it starts again in %.1f s",
+            slot.number,
+            exit_reason(code),
+            pause,
         )
 
     def _restart_all(self, what: str) -> None:
@@ -269,12 +244,3 @@ def _read_reports(slot: Slot, reading: int) -> None:
                 slot.report = (time.monotonic(), msgspec.json.decode(line, type=dict[str, Any]))
             except msgspec.DecodeError:
                 continue  # A child that was killed in the middle of a line.
-
-
-def _how(code: int) -> str:
-    if code >= 0:
-        return f"exit code {code}"
-    try:
-        return signal.Signals(-code).name
-    except ValueError:
-        return f"signal {-code}"

@@ -14,11 +14,12 @@ import socket
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
 from functools import partial
 from random import Random
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -35,20 +36,14 @@ from taskharbor.middleware import Call, Job, Middleware, chain, function_call
 from taskharbor.retry import RetryPolicy
 from taskharbor.worker.batches import BatchRunner
 from taskharbor.worker.engine import Engine
-from taskharbor.worker.fetch import Allowance, WorkerConfig
-from taskharbor.worker.interpreter import tuned_interpreter
-from taskharbor.worker.interrupts import interrupts
+from taskharbor.worker.fetch import Allowance, Assignment, Outage, WorkerConfig
+from taskharbor.worker.interpreter import interrupts, tuned_interpreter
 from taskharbor.worker.processes import ProcessPool
 from taskharbor.worker.run import BufferedRunner, Runner, ThreadPool
 
+log = logging.getLogger("taskharbor.worker")
 
-class Crew(NamedTuple):
-    """One engine's share of the work, and what serves it."""
-
-    config: WorkerConfig
-    driver: Driver
-    clock: Clock
-    runner: BufferedRunner
+SHORTEST_LEASE = 1.0
 
 
 def share_out(
@@ -86,11 +81,6 @@ async def run_together(engines: Sequence[Engine]) -> None:
         if not task.done():
             engine.ask_to_stop()
     await asyncio.gather(*running)
-
-
-log = logging.getLogger("taskharbor.worker")
-
-SHORTEST_LEASE = 1.0
 
 
 class Worker:
@@ -177,10 +167,6 @@ class Worker:
         return self.config.name
 
     @property
-    def _engine(self) -> Engine | None:
-        return self._engines[0] if self._engines else None
-
-    @property
     def handlers(self) -> dict[str, Handler]:
         return dict(self._handlers)
 
@@ -223,38 +209,20 @@ class Worker:
 
     async def run_async(self) -> None:
         """Work until stopped, with handlers on the calling event loop and the backend on a thread."""
-        handlers_loop = asyncio.get_running_loop()
-        ended: asyncio.Future[None] = handlers_loop.create_future()
+        ended: Future[None] = Future()
+        ended.set_running_or_notify_cancel()
 
-        def report(error: BaseException | None) -> None:
-            if ended.done():
-                return
-            if error is None:
-                ended.set_result(None)
-            else:
+        def backend() -> None:
+            try:
+                asyncio.run(self._serve(assignments, has_own_thread=True))
+            except BaseException as error:
                 ended.set_exception(error)
+            else:
+                ended.set_result(None)
 
-        with self._crews() as crews:
-
-            def backend() -> None:
-                error: BaseException | None = None
-                try:
-                    asyncio.run(self._serve(crews, handlers_loop.call_soon_threadsafe, has_own_thread=True))
-                except BaseException as raised:
-                    error = raised
-                with suppress(RuntimeError):  # The handlers' loop was closed without waiting for us.
-                    handlers_loop.call_soon_threadsafe(report, error)
-
-            thread = threading.Thread(target=backend, name="taskharbor-backend", daemon=True)
-            thread.start()
-            await self._until_ended(ended)
-
-    async def run_on_one_loop(self) -> None:
-        """Backend and handlers on the calling loop: for simulations under a virtual clock. A handler that blocks, blocks all."""
-        with self._crews() as crews:
-            await self._until_ended(
-                asyncio.ensure_future(self._serve(crews, asyncio.get_running_loop().call_soon))
-            )
+        with self._assignments() as assignments:
+            threading.Thread(target=backend, name="taskharbor-backend", daemon=True).start()
+            await self._until_ended(asyncio.wrap_future(ended))
 
     async def _until_ended(self, ended: asyncio.Future[None]) -> None:
         try:
@@ -277,7 +245,7 @@ class Worker:
                 engine.request_stop(now=now)
 
     @contextmanager
-    def _crews(self) -> Iterator[list[Crew]]:
+    def _assignments(self) -> Iterator[list[Assignment]]:
         """What one run needs on the handlers' loop."""
         with self._lock:
             if self._is_running:
@@ -290,13 +258,14 @@ class Worker:
         try:
             isolated = [handler for handler in handlers if handler.isolation == "process"]
             self._processes = ProcessPool(isolated, codecs=self._codecs) if isolated else None
-            crews: list[Crew] = []
+            assignments: list[Assignment] = []
             for config, batched in share_out(self.config, handlers):
                 # A handle each: large claims and writes do not wait for small ones, nor those for them.
-                driver = self.driver.clone() if crews else self.driver
+                driver = self.driver.clone() if assignments else self.driver
                 clock = self._clock or BackendClock(driver.time)
-                crews.append(Crew(config, driver, clock, self._runner(config, batched, clock, threads)))
-            yield crews
+                runner = self._runner(config, batched, clock, threads)
+                assignments.append(Assignment(config, driver, clock, runner, Outage(self._rng)))
+            yield assignments
         finally:
             threads.close()
             if self._processes is not None:
@@ -325,24 +294,18 @@ class Worker:
             return lambda job: threads.run(job, partial(call, job))
         return call
 
-    async def _serve(
-        self, crews: Sequence[Crew], on_handlers_loop: Callable[..., Any], *, has_own_thread: bool = False
-    ) -> None:
-        allowance = (
-            None
-            if self.config.max_jobs is None
-            else Allowance(self.config.max_jobs, is_shared=len(crews) > 1)
-        )
+    async def _serve(self, assignments: Sequence[Assignment], *, has_own_thread: bool = False) -> None:
+        most = self.config.max_jobs
+        shared = None if most is None else Allowance(most, is_shared=len(assignments) > 1)
         engines = [
             Engine(
-                *crew,
-                on_handlers_loop=on_handlers_loop,
+                assignment,
                 outcomes=self.outcomes,
-                allowance=allowance,
+                allowance=shared or Allowance(),
                 rng=self._rng,
                 has_own_thread=has_own_thread,
             )
-            for crew in crews
+            for assignment in assignments
         ]
         for engine in engines:
             engine.siblings = engines

@@ -25,7 +25,7 @@ from taskharbor.requests import new_id
 from taskharbor.spark.workers.stopping import clear_mark, is_marked, set_mark
 from taskharbor.spark.workers.summary import DrainSummary, ExecutorWorker, Progress, TaskReport
 from taskharbor.spark.workers.task import Order, WorkerOptions, work
-from taskharbor.worker.interrupts import interrupts
+from taskharbor.worker.interpreter import interrupts
 
 if TYPE_CHECKING:
     from pyspark import SparkContext

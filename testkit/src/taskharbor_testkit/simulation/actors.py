@@ -130,9 +130,9 @@ class SimulatedWorker(Worker):
 
     async def _run_on_two_loops(self) -> None:
         """As `run_async` does it, with a simulated loop in the place of a thread."""
-        handlers_loop, backend_loop = self.process.loops
-        with self._crews() as crews:
-            serving = self._serve(crews, handlers_loop.call_soon_threadsafe)
+        _, backend_loop = self.process.loops
+        with self._assignments() as assignments:
+            serving = self._serve(assignments)
             await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(serving, backend_loop))
 
     @property
