@@ -26,7 +26,7 @@ def records(count: int, *, queue: str = "q", now: Micros = NOW, **fields: Any) -
 def load_library(server: RedisServer) -> None:
     """So that the first request for a function is the one that runs it."""
     if not server.execute("FUNCTION", "LIST", "LIBRARYNAME", LIBRARY.name):
-        server.execute(*LIBRARY.load("reserve", by_eval=False))
+        server.execute("FUNCTION", "LOAD", LIBRARY.source)
 
 
 def runs(name: str) -> bytes:

@@ -8,7 +8,7 @@ from typing import Any
 
 from taskharbor.drivers.contract import Ack, Fail, Release, Retry
 from taskharbor.drivers.redis import RedisDriver
-from taskharbor.drivers.redis.keys import keys_of
+from taskharbor.drivers.redis.store import keys_of
 from taskharbor.jobs import SECOND, Failure, JobRecord
 from taskharbor.requests import new_id
 from taskharbor_testkit.servers import RedisAt, given_or_shared_redis, with_fresh_prefix

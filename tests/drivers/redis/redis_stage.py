@@ -6,15 +6,13 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from functools import partial
 from typing import Any, TypeVar
 
 from taskharbor.drivers.operations import Wait
-from taskharbor.drivers.redis.client import Client
-from taskharbor.drivers.redis.keys import keys_of
 from taskharbor.drivers.redis.library import TEXT, Call, Library
 from taskharbor.drivers.redis.listener import Listener
 from taskharbor.drivers.redis.options import parse_url
+from taskharbor.drivers.redis.store import Store
 from taskharbor.drivers.waiting import wait
 from taskharbor_testkit.servers import RedisServer
 
@@ -53,7 +51,7 @@ ONCE = "once"
 def load_stage(server: RedisServer) -> None:
     """So that the first request for a function is the one that runs it."""
     if not server.execute("FUNCTION", "LIST", "LIBRARYNAME", STAGE.name):
-        server.execute(*STAGE.load(COUNT, by_eval=False))
+        server.execute("FUNCTION", "LOAD", STAGE.source)
 
 
 def call(function: str, key: str, *args: Any) -> Callable[[int], list[Call]]:
@@ -61,8 +59,8 @@ def call(function: str, key: str, *args: Any) -> Callable[[int], list[Call]]:
 
 
 @contextlib.asynccontextmanager
-async def connected(url: str) -> AsyncIterator[Client]:
-    connections = Client(parse_url(url), STAGE)
+async def connected(url: str) -> AsyncIterator[Store]:
+    connections = Store(parse_url(url), STAGE)
     await connections.open()
     try:
         yield connections
@@ -102,8 +100,8 @@ def nothing_unhandled() -> Iterator[None]:
 class Waits:
     """Waits through a listener of its own, and passes on what it was told."""
 
-    def __init__(self, connections: Client) -> None:
-        self.listener = Listener(connections, partial(keys_of, connections.options.prefix))
+    def __init__(self, connections: Store) -> None:
+        self.listener = Listener(connections)
         self._seen: dict[tuple[str, ...], str] = {}
 
     async def __call__(self, *queues: str, now: int = 0, timeout: float = PATIENCE) -> bool:

@@ -73,14 +73,14 @@ async def asked_in_vain(here: Line, script: str, fault: Fault, ask: Callable[[],
 
 
 @pytest.mark.parametrize("count", [1, 50])
-@pytest.mark.parametrize(("script", "new_ids"), [("enqueue_new", True), ("enqueue", False)])
+@pytest.mark.parametrize("new_ids", [True, False])
 def test_a_plain_enqueue_stores_each_job_once(
-    server: RedisServer, fault: Fault, count: int, script: str, new_ids: bool
+    server: RedisServer, fault: Fault, count: int, new_ids: bool
 ) -> None:
     async def story(here: Line) -> None:
         batch = records(count)
         answers = await asked_twice(
-            here, script, fault, lambda: here.near.enqueue(batch, now=NOW, new_ids=new_ids)
+            here, "enqueue", fault, lambda: here.near.enqueue(batch, now=NOW, new_ids=new_ids)
         )
         assert [one.id for one in answers] == [record.id for record in batch]
         assert await here.counts() == {JobState.READY: count}
@@ -264,7 +264,7 @@ def test_a_reserve_that_is_given_up_leaves_nothing_leased(server: RedisServer, f
             here.proxy.cut()
         here.proxy.flow()
         assert claim.cancelled()
-        await asyncio.gather(*here.near._giving_back, return_exceptions=True)
+        await asyncio.gather(*here.near._claims._giving_back, return_exceptions=True)
         assert await here.counts() == {JobState.READY: 5}
 
     on_a_line(server, story)
@@ -465,15 +465,13 @@ def test_an_enqueue_that_arrives_after_its_repetition_stores_nothing(
     new_ids: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    script = "enqueue_new" if new_ids and not fields else "enqueue"
-
     async def story(here: Line) -> None:
         recorder = Recorder(monkeypatch)
         batch = records(1, **fields)
-        await asked_twice(here, script, fault, lambda: here.near.enqueue(batch, now=NOW, new_ids=new_ids))
+        await asked_twice(here, "enqueue", fault, lambda: here.near.enqueue(batch, now=NOW, new_ids=new_ids))
         (job,) = await here.claim()
         await here.near.settle([Ack(job.id, job.token or "")], now=NOW)
-        arrives_late(server, recorder.first(script))
+        arrives_late(server, recorder.first("enqueue"))
         assert await here.counts() == {JobState.DONE: 1}
 
     on_a_line(server, story)

@@ -14,7 +14,7 @@ from redis_stage import PATIENCE, soon, until
 from taskharbor import Harbor
 from taskharbor.drivers.contract import Driver, QueueSettings
 from taskharbor.drivers.redis.driver import RedisDriver
-from taskharbor.drivers.redis.keys import keys_of
+from taskharbor.drivers.redis.store import keys_of
 from taskharbor.jobs import SECOND, JobRecord, JobState
 from taskharbor_testkit.servers import RedisAt, RedisServer
 
@@ -100,15 +100,15 @@ def test_room_wakes_it(server: RedisServer) -> None:
     on(server.url, story)
 
 
-def test_time_alone_wakes_it(server: RedisServer) -> None:
+def test_time_alone_wakes_it(redis_url: str) -> None:
     async def story(one: RedisDriver, other: RedisDriver) -> None:
         await other.enqueue([job("a", run_at_us=NOW + SECOND // 10)], now=NOW)
-        claim = await blocked(one, server)
-        found = await soon(claim)
+        assert await reserve(one) == []
+        found = await soon(blocking_claim(one))
         assert [record.id for record in found or []] == ["a"]
         assert found[0].reserved_at_us >= NOW + SECOND // 10
 
-    on(server.url, story)
+    on(redis_url, story)
 
 
 def test_it_ends_with_nothing_when_time_is_up(redis_url: str) -> None:
@@ -170,7 +170,7 @@ def test_what_a_cancelled_one_has_leased_goes_back(server: RedisServer) -> None:
         claim.cancel()
         with pytest.raises(asyncio.CancelledError):
             await claim
-        await asyncio.gather(*one._giving_back)
+        await asyncio.gather(*one._claims._giving_back)
         assert [record.id for record in await reserve(other)] == ["a"]
 
     on(server.url, story)
@@ -187,7 +187,7 @@ def test_one_that_is_cancelled_claims_nothing(server: RedisServer) -> None:
         claim.cancel()
         with pytest.raises(asyncio.CancelledError):
             await claim
-        await asyncio.gather(*one._giving_back)
+        await asyncio.gather(*one._claims._giving_back)
         await other.enqueue([job("a")], now=NOW)
         assert [record.id for record in await reserve(other)] == ["a"]
 
@@ -212,7 +212,7 @@ def test_jobs_of_an_answer_that_was_lost_are_found_again(server: RedisServer) ->
         enqueued.start()
         enqueued.join()
         # The answer waits in the socket: it is lost with it.
-        for line in one._client._server._connections:  # type: ignore[union-attr]
+        for line in one._store._server._connections:  # type: ignore[union-attr]
             line.abort("cut")
         assert await soon(claim) is None
         assert [record.id for record in await reserve(one)] == ["a"], (
@@ -269,13 +269,12 @@ def test_a_counter_that_went_back_only_costs_a_time_out(server: RedisServer) -> 
 def test_what_many_workers_have_seen_is_not_kept_for_ever(
     redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("taskharbor.drivers.redis.blocking_claims._VIEWS", 3)
+    monkeypatch.setattr("taskharbor.drivers.redis.reserve._VIEWS", 3)
 
     async def story(one: RedisDriver, other: RedisDriver) -> None:
         for n in range(10):
             assert await reserve(one, worker=f"w{n}") == []
-        assert one._blocking is not None
-        assert len(one._blocking._views) <= 3
+        assert len(one._claims._views) <= 3
 
     on(redis_url, story)
 
@@ -289,10 +288,10 @@ def test_a_call_that_was_repeated_is_forgotten_in_time(redis_url: str) -> None:
         claim.cancel()
         with pytest.raises(asyncio.CancelledError):
             await claim
-        await asyncio.gather(*one._giving_back)
-        assert await one._store.client.command("HGET", meta, "has_repeated") == b"1"
+        await asyncio.gather(*one._claims._giving_back)
+        assert await one._store.command("HGET", meta, "has_repeated") == b"1"
         await one.prune(now=NOW + 3601 * SECOND)
-        assert await one._store.client.command("HGET", meta, "has_repeated") is None
+        assert await one._store.command("HGET", meta, "has_repeated") is None
 
     on(redis_url, story)
 

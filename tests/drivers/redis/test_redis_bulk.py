@@ -20,7 +20,7 @@ from taskharbor.bulk.stage import StagingLost, new_write, numbered_write
 from taskharbor.bulk.store import BulkStore, open_store
 from taskharbor.bulk.tables import Selection
 from taskharbor.drivers.contract import Ack, Driver, Fail, QueueSettings, Retry, Settlement
-from taskharbor.drivers.redis.client import Client
+from taskharbor.drivers.redis.store import Store
 from taskharbor.drivers.registry import connect
 from taskharbor.errors import BackendUnavailable, InvalidRequest, TaskHarborError
 from taskharbor.jobs import SECOND, Failure, JobRecord, JobState, Micros
@@ -457,13 +457,13 @@ def test_every_step_of_a_write_may_be_carried_out_twice(
     store: BulkStore, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As when an answer was lost and the call is sent again."""
-    run = Client.run
+    run = Store.run
 
-    async def twice(connections: Client, make: Any) -> list[Any]:
+    async def twice(connections: Store, make: Any) -> list[Any]:
         await run(connections, make)
         return await run(connections, lambda _: make(1))
 
-    monkeypatch.setattr(Client, "run", twice)
+    monkeypatch.setattr(Store, "run", twice)
     monkeypatch.setattr(publish, "BLOB_JOBS", 700)
     monkeypatch.setattr(stage, "BLOB_JOBS", 700)
     write = new_write()
@@ -481,21 +481,21 @@ class Dying:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
         self._left = steps
-        self._run = Client.run
+        self._run = Store.run
         self._patch = monkeypatch
         dying = self
 
-        async def run(connections: Client, make: Any) -> list[Any]:
+        async def run(connections: Store, make: Any) -> list[Any]:
             if any(call.function == "publish" for call in make(0)):
                 if not dying._left:
                     raise BackendUnavailable("the publisher died")
                 dying._left -= 1
             return await dying._run(connections, make)
 
-        monkeypatch.setattr(Client, "run", run)
+        monkeypatch.setattr(Store, "run", run)
 
     def live(self) -> None:
-        self._patch.setattr(Client, "run", self._run)
+        self._patch.setattr(Store, "run", self._run)
 
 
 @pytest.fixture(params=["one server", "cluster"])
@@ -591,13 +591,13 @@ def test_a_small_write_appears_in_all_its_queues_at_once(
 ) -> None:
     """On one server: nobody can look in between."""
     steps: list[int] = []
-    run = Client.run
+    run = Store.run
 
-    async def counted(connections: Client, make: Any) -> list[Any]:
+    async def counted(connections: Store, make: Any) -> list[Any]:
         steps.append(sum(call.function == "publish" for call in make(0)))
         return await run(connections, make)
 
-    monkeypatch.setattr(Client, "run", counted)
+    monkeypatch.setattr(Store, "run", counted)
     with open_store(redis_url) as store:
         write = new_write()
         store.stage(write, "0.1", [[*records(50, 1, queue="a"), *records(50, 1, queue="b")]])

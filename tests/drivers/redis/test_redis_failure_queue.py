@@ -10,8 +10,8 @@ import pytest
 from redis_shelf import LEASE, Shelf, ack, fail, shelf
 
 from taskharbor.drivers.contract import FailurePayload, JobFilter, QueueSettings
-from taskharbor.drivers.redis import driver as handle
-from taskharbor.drivers.redis import failure_queue
+from taskharbor.drivers.redis import settle
+from taskharbor.drivers.redis.enqueue import deliver
 from taskharbor.drivers.redis.store import Store
 from taskharbor.errors import BackendUnavailable
 
@@ -26,7 +26,7 @@ async def _dead_and_untold(on: Shelf, monkeypatch: pytest.MonkeyPatch, count: in
     await on.enqueue(*[on.job(payload=b"%d" % n) for n in range(count)])
     held = await on.reserve(count)
     with monkeypatch.context() as patch:
-        patch.setattr(handle, "deliver", dies)
+        patch.setattr(settle, "deliver", dies)
         with pytest.raises(BackendUnavailable):
             await on.driver.settle([fail(job) for job in held], now=on.now)
     assert on.ask("LLEN", "outbox") == count
@@ -74,7 +74,7 @@ def test_two_who_tell_at_once_tell_it_once(monkeypatch: pytest.MonkeyPatch) -> N
         async with shelf() as on:
             ids = await _dead_and_untold(on, monkeypatch, count=250)
             store = on.driver._store
-            await asyncio.gather(*[failure_queue.deliver(store, "q") for _ in range(4)])
+            await asyncio.gather(*[deliver(store, "q") for _ in range(4)])
             assert await _told(on) == sorted(ids)
             assert on.ask("EXISTS", "outbox") == 0
 
@@ -93,9 +93,9 @@ def test_a_settle_that_is_repeated_after_the_outage_tells_it_once(monkeypatch: p
                 if lost:
                     lost = False
                     raise BackendUnavailable("no answer")
-                await failure_queue.deliver(store, queue)
+                await deliver(store, queue)
 
-            monkeypatch.setattr(handle, "deliver", dies_once)
+            monkeypatch.setattr(settle, "deliver", dies_once)
             with pytest.raises(BackendUnavailable):
                 await on.driver.settle([fail(held)], now=on.now)
             await on.settle(fail(held))
@@ -113,7 +113,7 @@ def test_what_was_leased_is_not_lost_when_telling_fails(monkeypatch: pytest.Monk
             async def dies(store: Store, queue: str) -> None:
                 raise BackendUnavailable("no answer")
 
-            monkeypatch.setattr(handle, "deliver", dies)
+            monkeypatch.setattr(settle, "deliver", dies)
             assert [held.id for held in await on.reserve()] == [job.id]
 
     asyncio.run(story())

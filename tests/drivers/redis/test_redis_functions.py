@@ -20,8 +20,7 @@ from taskharbor.drivers.contract import (
     Release,
     Retry,
 )
-from taskharbor.drivers.redis.keys import FAMILIES
-from taskharbor.drivers.redis.library import LAYOUT, LIBRARY, TEXT, Call, layout
+from taskharbor.drivers.redis.library import FAMILIES, LAYOUT, LIBRARY, TEXT, layout
 from taskharbor.drivers.redis.records import Head, More
 from taskharbor.jobs import MAX_PAYLOAD_BYTES, SECOND, Failure, JobState, Outcome
 from taskharbor_testkit.servers import RedisServer
@@ -69,8 +68,8 @@ def test_stored_records_have_the_layout_that_lua_defines() -> None:
     assert [LAYOUT[state.name] for state in JobState] == list(range(len(JobState)))
     named = [f"OUTCOME_{one.name}" if one.name in JobState.__members__ else one.name for one in Outcome]
     assert [LAYOUT[name] for name in named] == list(range(len(Outcome)))
-    sizes = layout("FRONT").size, layout("FRONT_AND_BASE").size, layout("FRONT_AND_BASE").size + 1
-    assert (LAYOUT["FRONT_SIZE"], LAYOUT["PLAIN_AT"], LAYOUT["HEAD_AT"]) == sizes
+    sizes = layout("FRONT").size, layout("SEQ").size, layout("PLACE").size
+    assert (LAYOUT["PLAIN_AT"], LAYOUT["SEQ_SIZE"], LAYOUT["PLACE_SIZE"]) == sizes
 
 
 def test_a_call_sets_all_keys_in_the_order_they_are_declared_in() -> None:
@@ -82,10 +81,10 @@ def test_a_call_sets_all_keys_in_the_order_they_are_declared_in() -> None:
 @pytest.mark.parametrize("version", REDIS_VERSIONS)
 def test_every_server_takes_the_library_and_its_scripts(version: str) -> None:
     with RedisServer.start(version=version) as server:
-        assert server.execute(*LIBRARY.load("reserve", by_eval=False)).decode() == LIBRARY.name
+        assert server.execute("FUNCTION", "LOAD", LIBRARY.source).decode() == LIBRARY.name
         for name in LIBRARY.flags:
-            sha = server.execute(*LIBRARY.load(name, by_eval=True)).decode()
-            assert LIBRARY.words(Call(name, (), ()), by_eval=True)[1] == sha
+            sha = server.execute("SCRIPT", "LOAD", LIBRARY.scripts[name]).decode()
+            assert LIBRARY.hashes[name] == sha
 
 
 # -- forgotten by the server ------------------------------------------------------------------------------

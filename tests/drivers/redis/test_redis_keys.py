@@ -9,7 +9,9 @@ from redis_shelf import BOOM, LEASE, NOW, Shelf, ack, fail, shelf, token
 
 from taskharbor.drivers.contract import Discard, Extension, JobFilter, QueueSettings, Release, Retry
 from taskharbor.drivers.redis.cluster import slot_of
-from taskharbor.drivers.redis.keys import FAMILIES, keys_of, queues_key
+from taskharbor.drivers.redis.library import FAMILIES
+from taskharbor.drivers.redis.options import parse_url
+from taskharbor.drivers.redis.store import Store, keys_of
 from taskharbor.jobs import SECOND, UpdateFlags
 
 TYPES = {
@@ -148,7 +150,7 @@ def test_all_keys_of_a_queue_are_in_one_slot(queue: str) -> None:
 def test_no_two_queues_share_a_key() -> None:
     keys = [key for queue in NAMES for key in keys_of("p:", queue).all]
     assert len(set(keys)) == len(keys)
-    assert queues_key("p:") not in keys
+    assert Store(parse_url("redis://localhost?prefix=p:")).queues_key not in keys
 
 
 def test_the_names_of_the_keys_are_those_of_seed_002() -> None:

@@ -10,8 +10,8 @@ import pytest
 from redis_shelf import NOW, ack, fail, shelf
 
 from taskharbor.drivers.contract import JobFilter, Release
-from taskharbor.drivers.redis.client import Client
 from taskharbor.drivers.redis.library import TEXT, Library
+from taskharbor.drivers.redis.store import Store
 from taskharbor.errors import InvalidRequest
 from taskharbor.jobs import LATEST, MAX_PRIORITY, SECOND, JobState
 
@@ -207,7 +207,7 @@ def test_a_listing_by_state_tells_the_same_however_it_finds_them(
         "local LOOK_AT = 5000", "local LOOK_AT = 5"
     )
     assert text != TEXT
-    monkeypatch.setattr(Client.__init__, "__defaults__", (Library(text),))
+    monkeypatch.setattr(Store.__init__, "__defaults__", (Library(text),))
 
     async def story() -> None:
         async with shelf() as on:

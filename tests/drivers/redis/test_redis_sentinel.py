@@ -9,10 +9,9 @@ import pytest
 import redis
 from redis_stage import COUNT, READ, Waits, call, connected, nothing_unhandled, soon, until
 
-from taskharbor.drivers.redis.client import Client
 from taskharbor.drivers.redis.connection import connect
-from taskharbor.drivers.redis.keys import keys_of
 from taskharbor.drivers.redis.options import Address, parse_url
+from taskharbor.drivers.redis.store import Store, keys_of
 from taskharbor.errors import BackendUnavailable, InvalidRequest
 from taskharbor_testkit.servers import RedisSentinels, RedisServer
 
@@ -44,7 +43,7 @@ def test_sentinels_that_do_not_answer_are_passed_over(group: RedisSentinels) -> 
 def test_a_service_that_nobody_watches_is_said(group: RedisSentinels) -> None:
     async def use() -> None:
         with pytest.raises(BackendUnavailable, match="no service 'unknown'"):
-            await Client(parse_url(group.url.replace("/harbor", "/unknown"))).open()
+            await Store(parse_url(group.url.replace("/harbor", "/unknown"))).open()
 
     asyncio.run(use())
 
@@ -52,7 +51,7 @@ def test_a_service_that_nobody_watches_is_said(group: RedisSentinels) -> None:
 def test_a_plain_server_is_no_sentinel(group: RedisSentinels) -> None:
     async def use() -> None:
         with pytest.raises((BackendUnavailable, InvalidRequest), match=r"SENTINEL|forbidden"):
-            await Client(parse_url(f"redis+sentinel://127.0.0.1:{group.master.port}/harbor")).open()
+            await Store(parse_url(f"redis+sentinel://127.0.0.1:{group.master.port}/harbor")).open()
 
     asyncio.run(use())
 
@@ -110,7 +109,7 @@ def test_a_master_that_is_killed_is_replaced() -> None:
     asyncio.run(use())
 
 
-async def insist(connections: Client, key: str) -> int:
+async def insist(connections: Store, key: str) -> int:
     """As a worker does: until somebody answers. Right after a failover the sentinels may not agree yet."""
     while True:
         try:

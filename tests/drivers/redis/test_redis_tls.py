@@ -10,8 +10,8 @@ import pytest
 from redis_stage import COUNT, call, connected
 
 from needing import Certificate
-from taskharbor.drivers.redis.client import Client
 from taskharbor.drivers.redis.options import parse_url
+from taskharbor.drivers.redis.store import Store
 from taskharbor.errors import BackendUnavailable, InvalidRequest
 from taskharbor_testkit.servers import FaultProxy, RedisServer
 
@@ -56,7 +56,7 @@ def test_a_server_that_wants_to_know_its_clients_is_shown_a_certificate(
             async with connected(f"{url}&{own}") as connections:
                 assert await connections.run(call(COUNT, "own", 1)) == [1]
             with pytest.raises(BackendUnavailable):
-                await Client(parse_url(url)).open()
+                await Store(parse_url(url)).open()
 
     asyncio.run(use())
 
@@ -79,7 +79,7 @@ def test_an_answer_that_is_lost_over_tls_is_asked_for_again(
 def test_a_server_that_nobody_vouches_for_is_refused_unless_that_is_wanted(url: str) -> None:
     async def use() -> None:
         with pytest.raises(BackendUnavailable, match="tls_ca"):
-            await Client(parse_url(url)).open()
+            await Store(parse_url(url)).open()
         async with connected(f"{url}?tls_verify=off") as connections:
             assert await connections.run(call(COUNT, "off", 1)) == [1]
 
@@ -90,7 +90,7 @@ def test_a_certificate_for_another_name_is_refused(url: str, certificate: Certif
     async def use() -> None:
         elsewhere = url.replace("127.0.0.1", "localhost")
         with pytest.raises(BackendUnavailable, match="certificate"):
-            await Client(parse_url(f"{elsewhere}?tls_ca={certificate.authority}")).open()
+            await Store(parse_url(f"{elsewhere}?tls_ca={certificate.authority}")).open()
 
     asyncio.run(use())
 
@@ -100,7 +100,7 @@ def test_tls_with_a_server_that_has_none_is_said(server: RedisServer) -> None:
         url = server.url.replace("redis://", "rediss://") + "?connect_timeout=1"
         # Redis says nothing to what it does not understand, or closes the connection.
         with pytest.raises(BackendUnavailable, match=r"no connection within|instead of rediss|closed|reset"):
-            await Client(parse_url(url)).open()
+            await Store(parse_url(url)).open()
 
     asyncio.run(use())
 
@@ -108,6 +108,6 @@ def test_tls_with_a_server_that_has_none_is_said(server: RedisServer) -> None:
 def test_files_that_are_not_there_are_named(url: str) -> None:
     async def use() -> None:
         with pytest.raises(InvalidRequest, match=r"tls_ca.*missing\.pem"):
-            await Client(parse_url(f"{url}?tls_ca=/missing.pem")).open()
+            await Store(parse_url(f"{url}?tls_ca=/missing.pem")).open()
 
     asyncio.run(use())

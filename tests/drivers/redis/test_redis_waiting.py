@@ -11,9 +11,8 @@ import pytest
 from redis_stage import PATIENCE, Waits, nothing_unhandled, soon, until
 
 from taskharbor.drivers.redis import listener as listening
-from taskharbor.drivers.redis.client import Client
-from taskharbor.drivers.redis.keys import Keys, keys_of
 from taskharbor.drivers.redis.options import parse_url
+from taskharbor.drivers.redis.store import Keys, Store, keys_of
 from taskharbor.errors import BackendUnavailable
 from taskharbor.jobs import SECOND
 from taskharbor_testkit.servers import FaultProxy, RedisAt, RedisServer
@@ -38,7 +37,7 @@ def _clean(server: RedisServer) -> None:
 class Bench:
     """A handle that waits, and somebody who stirs queues behind its back."""
 
-    def __init__(self, connections: Client, server: RedisAt) -> None:
+    def __init__(self, connections: Store, server: RedisAt) -> None:
         self.connections = connections
         self.server = server
         self.waits = Waits(connections)
@@ -83,7 +82,7 @@ class Bench:
 async def bench(url: str, server: RedisAt) -> AsyncIterator[Bench]:
     with nothing_unhandled():
         options = parse_url(url)
-        connections = Client(options)
+        connections = Store(options)
         await connections.open()
         it = Bench(connections, server)
         try:

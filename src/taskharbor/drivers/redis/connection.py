@@ -23,7 +23,7 @@ from redis import exceptions
 from redis.asyncio import Connection, SSLConnection, UnixDomainSocketConnection
 from redis.exceptions import InvalidResponse, RedisError, ResponseError
 
-from taskharbor.drivers.redis.failures import code_of, translated
+from taskharbor.drivers.redis.errors import REDISCOVER, code_of, translated
 from taskharbor.drivers.redis.library import Call, Library, Word
 from taskharbor.drivers.redis.options import Address, Options
 from taskharbor.errors import BackendUnavailable, InvalidRequest, TaskHarborError
@@ -48,8 +48,6 @@ _EXEC = pack(("EXEC",))
 _WAIT_REPLIES = 2
 _LOADS = 4
 """Tries of a call on a server that lacks the library and refuses FUNCTION."""
-REDISCOVER = frozenset({"READONLY", "MASTERDOWN"})
-"""Errors of a server that is no master any more."""
 
 
 class ConnectionLost(Exception):
@@ -73,7 +71,6 @@ class SharedConnection:
         self._pending: deque[_Pending] = deque()
         self._watchdog: asyncio.TimerHandle | None = None
         self._end = ConnectionLost("the connection is closed")
-        self._sending: set[asyncio.Task[None]] = set()
         self.is_open = True
         self.on_message: Callable[[Any], None] | None = None
         """Takes every reply of a connection that has subscribed to something."""
@@ -82,32 +79,23 @@ class SharedConnection:
 
     async def ask(self, packed: bytes, count: int) -> list[Any]:
         """Send commands and return their replies, `count` of them. Raises ConnectionLost."""
-        if not (self.is_open and self._connection.is_connected):
+        if not self.tell(packed):
             raise self._end
         answer: asyncio.Future[list[Any]] = self._loop.create_future()
         self._pending.append(_Pending(answer, count, self._loop.time(), []))
         if self._watchdog is None:
             self._watchdog = self._loop.call_later(self._timeout, self._check_silence)
-        try:
-            # Written before the first await, so replies come in the order of `_pending`.
-            await self._connection.send_packed_command(packed, check_health=False)
-        except RedisError:
-            # The reader learns of it too, perhaps after the server's reason.
-            pass
         return await answer
 
-    def tell(self, packed: bytes) -> None:
-        """Send commands whose replies, if any, go to `on_message`."""
-        if self.is_open and self._connection.is_connected:
-            sending = self._loop.create_task(self._connection.send_packed_command(packed, check_health=False))
-            self._sending.add(sending)
-            # A failure is not looked at: the reader learns of it too.
-            sending.add_done_callback(self._sent)
-
-    def _sent(self, sending: asyncio.Task[None]) -> None:
-        self._sending.discard(sending)
-        if not sending.cancelled():
-            sending.exception()
+    def tell(self, packed: bytes) -> bool:
+        """Send commands; their replies, if nobody asked for them, go to `on_message`. Whether it is open."""
+        # redis-py's own way waits until the socket has taken it, and callers wait for replies anyway. A failure is not looked
+        # at: the reader learns of it too, perhaps after the server's reason.
+        writer = self._connection._writer
+        if not self.is_open or writer is None:
+            return False
+        writer.write(packed)
+        return True
 
     def abort(self, why: str, cause: Exception | None = None) -> None:
         """Close it at once. Callers that wait for replies get ConnectionLost."""
@@ -132,7 +120,7 @@ class SharedConnection:
 
     async def closed(self) -> None:
         """Wait until an aborted connection has let go of its socket."""
-        await asyncio.gather(self._reader, *self._sending, return_exceptions=True)
+        await asyncio.gather(self._reader, return_exceptions=True)
 
     async def _read(self) -> None:
         connection = self._connection
@@ -175,23 +163,15 @@ class SharedConnection:
             self._watchdog = self._loop.call_later(left, self._check_silence)
 
 
-async def connect(
-    address: Address,
-    options: Options,
-    *,
-    user: str | None = None,
-    password: str | None = None,
-    db: int | None = None,
-) -> SharedConnection:
-    """A connection that is ready for commands. Account and database are those of the options unless `db` is given."""
-    user, password = (user, password) if db is not None else (options.user, options.password)
-    db = options.db if db is None else db
+async def connect(address: Address, options: Options, *, is_sentinel: bool = False) -> SharedConnection:
+    """A connection that is ready for commands."""
+    db = 0 if is_sentinel else options.db
     place = f"{address}/{db}"
     connection = _connection(
         address,
         options,
-        username=user,
-        password=password,
+        username=options.sentinel_user if is_sentinel else options.user,
+        password=options.sentinel_password if is_sentinel else options.password,
         db=db,
         protocol=2,
         socket_connect_timeout=options.connect_timeout,
@@ -256,26 +236,25 @@ def tls_context(options: Options) -> ssl.SSLContext:
 
 def _refused(error: RedisError, place: str, limit: float) -> TaskHarborError:
     """The error of a connection that could not be made."""
-    if isinstance(error, InvalidResponse):
-        return BackendUnavailable(f"{place}: that is not a Redis server: {error}")
     found = error.__context__
-    if isinstance(found, TimeoutError):
-        return BackendUnavailable(f"{place}: no connection within {limit:g} s")
-    if not isinstance(found, OSError):
-        if error.status_code is None and isinstance(error, exceptions.ConnectionError):
-            return BackendUnavailable(f"{place}: {error}")
+    if isinstance(error, InvalidResponse):
+        why = f"that is not a Redis server: {error}"
+    elif isinstance(found, TimeoutError):
+        why = f"no connection within {limit:g} s"
+    elif isinstance(found, ssl.SSLCertVerificationError):
+        why = f"the server's certificate is not trusted ({found.verify_message}): name its authority with tls_ca"
+    elif isinstance(found, ssl.SSLError):
+        why = f"no TLS with this server ({found.reason}): is it redis:// instead of rediss://, or the wrong port?"
+    elif isinstance(found, ConnectionError) and found.errno:
+        # The event loop's own words do not say why.
+        why = os.strerror(found.errno)
+    elif isinstance(found, OSError):
+        why = found.strerror or str(found)
+    elif error.status_code is None and isinstance(error, exceptions.ConnectionError):
+        why = str(error)
+    else:
         return translated(error, place)
-    if isinstance(found, ssl.SSLCertVerificationError):
-        return BackendUnavailable(
-            f"{place}: the server's certificate is not trusted ({found.verify_message}): name its authority with tls_ca"
-        )
-    if isinstance(found, ssl.SSLError):
-        return BackendUnavailable(
-            f"{place}: no TLS with this server ({found.reason}): is it redis:// instead of rediss://, or the wrong port?"
-        )
-    # The event loop's own words do not say why.
-    why = os.strerror(found.errno) if isinstance(found, ConnectionError) and found.errno else found.strerror
-    return BackendUnavailable(f"{place}: {why or found}")
+    return BackendUnavailable(f"{place}: {why}")
 
 
 def failed(error: ConnectionLost, place: str) -> TaskHarborError:
@@ -357,8 +336,6 @@ class Server:
 
     async def call(self, calls: Sequence[Call], *, asking: bool = False) -> list[Any]:
         """The answers of functions; several are one transaction. Brings the library to a server that lacks it."""
-        if not calls:
-            return []
         is_full = False
         for _ in range(_LOADS):
             # Of this try: a concurrent call may change it.
@@ -381,7 +358,7 @@ class Server:
             "by EVAL, calls of different scripts in one transaction could fail alone"
         )
         wait = self._packed_wait(calls)
-        packed = [pack(self._library.words(call, by_eval=by_eval)) for call in calls]
+        packed = [self.packed(call, by_eval) for call in calls]
         parts = [_ASKING, *packed] if asking else packed
         if len(calls) > 1:
             parts = [_MULTI, *parts, _EXEC]
@@ -395,8 +372,13 @@ class Server:
             raise self._not_replicated()
         return answers
 
-    def packed(self, call: Call) -> bytes:
-        return pack(self._library.words(call, by_eval=self._by_eval))
+    def packed(self, call: Call, by_eval: bool | None = None) -> bytes:
+        """The command that runs a function."""
+        function, keys, args = call
+        if self._by_eval if by_eval is None else by_eval:
+            sha = self._library.hashes[function]
+            return pack(("EVALSHA", sha, len(keys), *keys, *args, function))
+        return pack(("FCALL", f"{self._library.name}_{function}", len(keys), *keys, *args))
 
     async def _ask(self, packed: bytes, count: int) -> list[Any]:
         connection = self._shared
@@ -414,12 +396,18 @@ class Server:
 
     async def _is_prepared(self, error: ResponseError, function: str, by_eval: bool) -> bool:
         """Whether a call that failed may succeed now: its function was missing and was loaded, or EVAL is to be used."""
-        if _is_fcall_refused(error) and not by_eval:
+        text = str(error).lower()
+        if not by_eval and "'fcall'" in text and ("unknown command" in text or code_of(error) == "NOPERM"):
+            # This user, or nobody, may run functions on the server.
             self._by_eval = True
             return True
-        if code_of(error) != "NOSCRIPT" and "Function not found" not in str(error):
+        if code_of(error) != "NOSCRIPT" and "function not found" not in text:
             return False
-        (reply,) = await self._ask(pack(self._library.load(function, by_eval=by_eval)), 1)
+        library = self._library
+        load = (
+            ("SCRIPT", "LOAD", library.scripts[function]) if by_eval else ("FUNCTION", "LOAD", library.source)
+        )
+        (reply,) = await self._ask(pack(load), 1)
         if isinstance(reply, ResponseError) and "already exists" not in str(reply):
             if by_eval or code_of(reply) in REDISCOVER:
                 raise reply
@@ -462,9 +450,3 @@ def _checked(replies: list[Any]) -> list[Any]:
         if isinstance(reply, ResponseError):
             raise reply
     return replies
-
-
-def _is_fcall_refused(error: ResponseError) -> bool:
-    """Whether this user, or nobody, may run functions on the server."""
-    text = str(error).lower()
-    return "'fcall'" in text and ("unknown command" in text or code_of(error) == "NOPERM")

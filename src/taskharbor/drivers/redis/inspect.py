@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from itertools import pairwise
 
-from taskharbor.drivers.contract import JobFilter, Page, QueueStats
-from taskharbor.drivers.redis.operate import settings_from
+import msgspec
+
+from taskharbor.drivers.contract import JobFilter, JobShare, Page, QueueSettings, QueueStats
 from taskharbor.drivers.redis.records import READY, STATES, record_from, seq_of
 from taskharbor.drivers.redis.store import Store
 from taskharbor.errors import InvalidRequest
@@ -22,22 +24,15 @@ async def get(store: Store, job_ids: Sequence[str], now: Micros) -> list[JobReco
     while True:
         names = [name for name in store.numbers if name not in asked]
         asked.update(names)
-        await _get_from(store, names, job_ids, now, found)
+        wanted = [job_id for job_id in dict.fromkeys(job_ids) if job_id not in found]
+        answers = await store.ask_all([store.call("find", name, 0, *wanted) for name in names])
+        for name, values in zip(names, answers, strict=True):
+            for job_id, value in zip(wanted, values, strict=True):
+                if value is not None:
+                    found[job_id] = record_from(job_id, name, value, now)
         # Somebody else may have made queues this handle has not heard of.
         if len(found) == len(set(job_ids)) or (await store.queues()).keys() <= asked:
             return [found.get(job_id) for job_id in job_ids]
-
-
-async def _get_from(
-    store: Store, names: Iterable[str], job_ids: Sequence[str], now: Micros, found: dict[str, JobRecord]
-) -> None:
-    wanted = [job_id for job_id in dict.fromkeys(job_ids) if job_id not in found]
-    names = list(names)
-    calls = [store.call("find", name, 0, *wanted) for name in names]
-    for name, values in zip(names, await store.ask_all(calls), strict=True):
-        for job_id, value in zip(wanted, values, strict=True):
-            if value is not None:
-                found[job_id] = record_from(job_id, name, value, now)
 
 
 # -- listings ---------------------------------------------------------------------------------------------
@@ -141,6 +136,24 @@ def _parsed(cursor: str) -> tuple[int, int]:
     return int(seq), int(number)
 
 
+async def split_jobs(store: Store, queue: str | None, parts: int) -> list[JobShare]:
+    queues = {name: n for name, n in (await store.queues()).items() if queue in (None, name)}
+    sizes = await store.commands([("ZCARD", store.keys(name)["jobs"]) for name in queues])
+    shares: list[JobShare] = []
+    for (name, number), size in zip(queues.items(), sizes, strict=True):
+        cuts = max(1, round(parts * size / sum(sizes))) if size else 0
+        found = await store.commands(
+            [
+                ("ZRANGE", store.keys(name)["jobs"], -rank, -rank, "WITHSCORES")
+                for rank in sorted({size * n // cuts for n in range(1, cuts)} - {0})
+            ]
+        )
+        edges = [None, *(f"{int(pair[1])}.{number}" for pair in found if pair), None]
+        if size:
+            shares += [JobShare(queue=name, after=low, until=high) for low, high in pairwise(edges)]
+    return shares
+
+
 # -- statistics -------------------------------------------------------------------------------------------
 
 
@@ -161,3 +174,10 @@ async def stats(store: Store, now: Micros, queue: str | None) -> list[QueueStats
         for name, (is_known, said, counts, totals, head) in zip(names, answers, strict=True)
         if is_known or queue is not None
     ]
+
+
+def settings_from(pairs: Sequence[bytes]) -> QueueSettings:
+    said = dict(zip(pairs[::2], pairs[1::2], strict=True))
+    values = {name.decode(): None if value == b"ever" else value.decode() for name, value in said.items()}
+    # Redis knows texts only: the types are those of the settings.
+    return msgspec.convert(values, QueueSettings, strict=False)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
 from struct import Struct
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 Word: TypeAlias = bytes | str | int
 
@@ -38,28 +38,14 @@ class Library:
         self.name = f"taskharbor_{_sha1(text)[:16]}"
         self.flags: dict[str, str] = dict(_DEFINED.findall(text))
         """Of each function: `no-writes`, `allow-oom` or nothing."""
-        self._source = (
-            f"#!lua name={self.name}\nlocal LIBRARY = '{self.name}'\n{lua('export_function')}{text}"
-        )
+        self.source = f"#!lua name={self.name}\nlocal LIBRARY = '{self.name}'\n{lua('export_function')}{text}"
         by_eval = f"{lua('export_eval')}{text}{lua('dispatch')}"
         # Without a header a script is refused at its first write that needs memory, not before it begins.
-        self._scripts = {
-            flag: f"#!lua flags={flag}\n{by_eval}" if flag else by_eval for flag in self.flags.values()
+        self.scripts = {
+            name: f"#!lua flags={flag}\n{by_eval}" if flag else by_eval for name, flag in self.flags.items()
         }
-        self._hashes = {flag: _sha1(script) for flag, script in self._scripts.items()}
-
-    def words(self, call: Call, *, by_eval: bool) -> tuple[Word, ...]:
-        """The command that runs a function."""
-        function, keys, args = call
-        if by_eval:
-            return ("EVALSHA", self._hashes[self.flags[function]], len(keys), *keys, *args, function)
-        return ("FCALL", f"{self.name}_{function}", len(keys), *keys, *args)
-
-    def load(self, function: str, *, by_eval: bool) -> tuple[Word, ...]:
-        """The command after which a server knows a function."""
-        if by_eval:
-            return ("SCRIPT", "LOAD", self._scripts[self.flags[function]])
-        return ("FUNCTION", "LOAD", self._source)
+        """What EVAL runs for each function."""
+        self.hashes = {name: _sha1(script) for name, script in self.scripts.items()}
 
 
 def _sha1(text: str) -> str:
@@ -86,5 +72,7 @@ def layout(name: str) -> Struct:
     return Struct(re.sub(r"I\d", lambda found: _FORMATS[found[0]], LAYOUT[name]))
 
 
+FAMILIES: Final = tuple(re.findall(r"^local (\w+) +-- (?:zset|hash|list|stream)", lua("queue"), re.MULTILINE))
+"""The keys of a queue. Every function that works on a queue gets all of them, in this order."""
 TEXT = "".join(map(lua, _FILES))
 LIBRARY = Library(TEXT)

@@ -10,16 +10,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from redis.exceptions import ResponseError
 
-from taskharbor.drivers.redis.client import Client
 from taskharbor.drivers.redis.connection import Server, SharedConnection, pack
-from taskharbor.drivers.redis.failures import code_of
-from taskharbor.drivers.redis.keys import Keys
-from taskharbor.drivers.redis.library import Call
+from taskharbor.drivers.redis.errors import code_of
+from taskharbor.drivers.redis.store import Store
 from taskharbor.drivers.waiting import Look, Notifications, keep_connected, set_within
 from taskharbor.errors import TaskHarborError
 from taskharbor.jobs import Micros
@@ -36,15 +34,15 @@ class Listener:
 
     trusts_notifications = True
 
-    def __init__(self, client: Client, keys: Callable[[str], Keys]) -> None:
+    def __init__(self, store: Store) -> None:
         self.notifications = Notifications()
         self.emptied: dict[str, str] = {}
         """By queue, its moves as a claim saw them that took all there was: nothing older is left to be woken for."""
-        self._client = client
-        self._keys = keys
+        self._store = store
         self._subscribers: dict[Server, _Subscriber] = {}
         self._subscriber_of: dict[str, _Subscriber] = {}
-        client.when_slots_move(self._move)
+        if store.cluster is not None:
+            store.cluster.on_change = self._move
 
     async def close(self) -> None:
         tasks = [subscriber.task for subscriber in self._subscribers.values()]
@@ -53,15 +51,14 @@ class Listener:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def listen(self, queues: Sequence[str]) -> float | None:
-        options = self._client.options
+        options = self._store.options
         if not options.notify:
             return options.poll
         confirmed = [queue in self._subscriber(queue).confirmed for queue in queues]
         return None if all(confirmed) else options.poll
 
     async def look(self, queues: Sequence[str], version: str | None, since: Micros) -> Look:
-        calls = [Call("look", keys.all, ("", since)) for keys in map(self._keys, queues)]
-        answers = await self._client.run(lambda _: calls)
+        answers = await self._store.ask_all([self._store.call("look", queue, since) for queue in queues])
         moves = [str(moves) for moves, _ in answers]
         seen = (version or "").split(",")
         if len(seen) == len(moves):
@@ -73,8 +70,8 @@ class Listener:
     def _subscriber(self, queue: str) -> _Subscriber:
         subscriber = self._subscriber_of.get(queue)
         if subscriber is None:
-            channel = self._keys(queue).channel
-            server = self._client.server_for(channel)
+            channel = self._store.keys(queue).channel
+            server = self._store.server_for(channel)
             subscriber = self._subscribers.get(server)
             if subscriber is None:
                 subscriber = self._subscribers[server] = _Subscriber(server, self.notifications)
@@ -85,9 +82,9 @@ class Listener:
     def _move(self) -> None:
         """Queues may have moved to other nodes: subscribe where they are now."""
         for queue, subscriber in list(self._subscriber_of.items()):
-            channel = self._keys(queue).channel
+            channel = self._store.keys(queue).channel
             try:
-                is_moved = self._client.server_for(channel) is not subscriber.server
+                is_moved = self._store.server_for(channel) is not subscriber.server
             except TaskHarborError:
                 continue
             if is_moved:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import msgspec
+
 from taskharbor.drivers.contract import JobFilter, QueueSettings
+from taskharbor.drivers.redis.enqueue import deliver
+from taskharbor.drivers.redis.inspect import list_jobs, settings_from
 from taskharbor.drivers.redis.library import Call, Word
-from taskharbor.drivers.redis.records import STATES, encode
+from taskharbor.drivers.redis.records import STATES
 from taskharbor.drivers.redis.store import Store
 from taskharbor.errors import JobError, JobFinished, JobNotDead, JobNotFound, KeyConflict
 from taskharbor.jobs import TERMINAL_STATES, JobState, Micros
@@ -14,105 +18,111 @@ from taskharbor.requests import new_id
 
 _CANCEL_ERRORS: dict[int, type[JobError]] = {-1: JobNotFound, -2: JobFinished}
 _REQUEUE_ERRORS: dict[int, type[JobError]] = {-1: JobNotFound, -2: JobNotDead, -3: KeyConflict}
-_FOR_EVER = "ever"
-_DEFAULTS = QueueSettings()
+_REMOVE_ERRORS: dict[int, type[JobError]] = {-1: JobNotFound}
+_STAYS = 10
+"""Added to the state of a job that has not ended."""
+_PORTION = 1000
+"""Jobs that a purge looks at in one go."""
 
 
 async def cancel(store: Store, job_ids: Sequence[str], now: Micros) -> list[JobState | JobError]:
-    def call(queue: str, again: int, ids: Sequence[str]) -> Call:
-        return store.call("cancel", queue, now, *ids)
-
-    return await _each(store, job_ids, call, _CANCEL_ERRORS)
+    codes = await _each(store, job_ids, lambda queue, _, ids: store.call("cancel", queue, now, *ids))
+    return _states(job_ids, codes, _CANCEL_ERRORS)
 
 
 async def requeue(store: Store, job_ids: Sequence[str], now: Micros) -> list[JobState | JobError]:
-    def call(queue: str, again: int, ids: Sequence[str]) -> Call:
-        return store.call("requeue", queue, now, again, *ids)
+    codes = await _each(
+        store, job_ids, lambda queue, again, ids: store.call("requeue", queue, now, again, *ids)
+    )
+    return _states(job_ids, codes, _REQUEUE_ERRORS)
 
-    return await _each(store, job_ids, call, _REQUEUE_ERRORS)
+
+async def remove(store: Store, job_ids: Sequence[str]) -> list[JobState | JobError]:
+    now = await store.time()
+
+    def call(queue: str, _: int, ids: Sequence[str]) -> Call:
+        return store.call("remove", queue, now, *[word for job_id in ids for word in (job_id, "")])
+
+    # The same answer for an id that is named twice.
+    unique = list(dict.fromkeys(job_ids))
+    found = dict(zip(unique, await _each(store, unique, call), strict=True))
+    return [
+        JobError(job_id, f"the job is {STATES[found[job_id] - _STAYS]} and has not ended: cancel it first")
+        if found[job_id] >= _STAYS
+        else _states([job_id], [found[job_id]], _REMOVE_ERRORS)[0]
+        for job_id in job_ids
+    ]
 
 
 async def _each(
-    store: Store,
-    job_ids: Sequence[str],
-    call: Callable[[str, int, Sequence[str]], Call],
-    errors: dict[int, type[JobError]],
-) -> list[JobState | JobError]:
-    """Ask the queue that has each job, all in one go."""
+    store: Store, job_ids: Sequence[str], call: Callable[[str, int, Sequence[str]], Call]
+) -> list[int]:
+    """What the queue that has each job answers, asked in one go; -1 where none has it."""
     homes = await store.located(job_ids)
     groups: dict[str, list[int]] = {}
     for n, job_id in enumerate(job_ids):
         if job_id in homes:
             groups.setdefault(homes[job_id], []).append(n)
+    answers = await store.run(
+        lambda again: [call(queue, again, [job_ids[n] for n in ns]) for queue, ns in groups.items()]
+    )
     codes = [-1] * len(job_ids)
+    for ns, several in zip(groups.values(), answers, strict=True):
+        for n, code in zip(ns, several, strict=True):
+            codes[n] = code
+    return codes
 
-    def make(again: int) -> list[Call]:
-        return [call(queue, again, [job_ids[n] for n in ns]) for queue, ns in groups.items()]
 
-    if groups:
-        for ns, answers in zip(groups.values(), await store.client.run(make), strict=True):
-            for n, code in zip(ns, answers, strict=True):
-                codes[n] = code
+def _states(
+    job_ids: Sequence[str], codes: Sequence[int], errors: dict[int, type[JobError]]
+) -> list[JobState | JobError]:
     return [
         STATES[code] if code >= 0 else errors[code](job_id)
         for job_id, code in zip(job_ids, codes, strict=True)
     ]
 
 
-async def reclaim(store: Store, now: Micros, queue: str | None, limit: int) -> tuple[int, list[str]]:
-    """How many leases were ended, and the queues in which deaths have yet to be told of."""
+async def reclaim(store: Store, now: Micros, queue: str | None, limit: int) -> int:
     names = list(await store.queues()) if queue is None else [queue]
-    due = await store.client.commands([("ZCOUNT", store.keys(name)["active"], "-inf", now) for name in names])
-    calls: list[Call] = []
-    asked: list[str] = []
+    due = await store.commands([("ZCOUNT", store.keys(name)["active"], "-inf", now) for name in names])
+    portions: dict[str, int] = {}
     for name, count in zip(names, due, strict=True):
-        portion = min(count, limit)
-        if portion > 0:
+        if portion := min(count, limit):
             limit -= portion
-            asked.append(name)
-            calls.append(store.call("reclaim", name, now, portion, new_id()))
-    answers = await store.ask_all(calls) if calls else []
-    untold = [name for name, (waiting, _) in zip(asked, answers, strict=True) if waiting]
-    return sum(ended for _, ended in answers), untold
+            portions[name] = portion
+    answers = await store.ask_all(
+        [store.call("reclaim", name, now, portion, new_id()) for name, portion in portions.items()]
+    )
+    for name, (untold, _) in zip(portions, answers, strict=True):
+        if untold:
+            await deliver(store, name)
+    return sum(ended for _, ended in answers)
 
 
 # -- cleaning up ------------------------------------------------------------------------------------------
 
 
 async def purge(store: Store, selection: JobFilter, limit: int) -> int:
-    if selection.worker is not None:
-        # A job that ended is nobody's.
-        return 0
     states = TERMINAL_STATES if selection.states is None else TERMINAL_STATES & selection.states
-    names = list(await store.queues()) if selection.queue is None else [selection.queue]
+    selection = msgspec.structs.replace(selection, states=states, until=None)
     removed = 0
-    for name in names:
-        for state in sorted(states):
-            removed += await _purge(store, name, state, selection, limit - removed)
-    return removed
-
-
-async def _purge(store: Store, queue: str, state: JobState, selection: JobFilter, limit: int) -> int:
-    before: Word = "+inf" if selection.finished_before_us is None else selection.finished_before_us
-    types = b"" if selection.types is None else encode(sorted(selection.types))
-    key = ("0", "") if selection.key is None else ("1", selection.key)
-    removed = kept = 0
+    cursor: str | None = None
     while removed < limit:
-        gone, passed_over, may_be_more = await store.ask(
-            "purge", queue, 0, state.value, limit - removed, kept, before, types, *key
-        )
-        removed += gone
-        kept += passed_over
-        if not may_be_more:
+        page = await list_jobs(store, selection, 0, min(limit - removed, _PORTION), cursor)
+        groups: dict[str, list[Word]] = {}
+        for job in page.jobs:
+            # One that was requeued meanwhile has another end, or none.
+            groups.setdefault(job.queue, []).extend((job.id, job.finished_at_us or ""))
+        answers = await store.ask_all([store.call("remove", name, 0, *ids) for name, ids in groups.items()])
+        removed += sum(0 <= code < _STAYS for codes in answers for code in codes)
+        cursor = page.cursor
+        if cursor is None:
             break
     return removed
 
 
 async def prune(store: Store, now: Micros, limit: int) -> int:
-    keeps = [
-        _kept_for(keep)
-        for keep in (_DEFAULTS.keep_done_us, _DEFAULTS.keep_dead_us, _DEFAULTS.keep_attempts_us)
-    ]
+    keeps = [kept_for(keep) for keep in msgspec.structs.astuple(QueueSettings())[-3:]]
     jobs = rows = 0
     for queue in list(await store.queues()):
         jobs_gone, rows_gone = await store.ask("prune", queue, now, limit - jobs, limit - rows, *keeps)
@@ -125,41 +135,19 @@ async def prune(store: Store, now: Micros, limit: int) -> int:
 
 
 async def configure(store: Store, queue: str, settings: QueueSettings, now: Micros) -> None:
-    values: list[Word] = ["paused", int(settings.paused)]
-    if settings.max_inflight is not None:
-        values += ("max_inflight", settings.max_inflight)
-    if settings.failure_queue is not None:
-        values += ("failure_queue", settings.failure_queue)
-    values += ("keep_done_us", _kept_for(settings.keep_done_us))
-    values += ("keep_dead_us", _kept_for(settings.keep_dead_us))
-    values += ("keep_attempts_us", _kept_for(settings.keep_attempts_us))
+    values: list[Word] = []
+    for name, value in msgspec.structs.asdict(settings).items():
+        if name.startswith("keep_"):
+            values += (name, kept_for(value))
+        elif value is not None:
+            values += (name, int(value) if isinstance(value, bool) else value)
     await store.register([queue])
     await store.ask("configure", queue, now, *values)
 
 
-def _kept_for(keep: Micros | None) -> Word:
-    return _FOR_EVER if keep is None else keep
+def kept_for(keep: Micros | None) -> Word:
+    return "ever" if keep is None else keep
 
 
 async def settings_of(store: Store, queue: str) -> QueueSettings:
-    return settings_from(await store.client.command("HGETALL", store.keys(queue)["settings"]))
-
-
-def settings_from(pairs: Sequence[bytes]) -> QueueSettings:
-    if not pairs:
-        return _DEFAULTS
-    said = dict(
-        zip([name.decode() for name in pairs[::2]], [value.decode() for value in pairs[1::2]], strict=True)
-    )
-
-    def keep(name: str) -> Micros | None:
-        return None if said[name] == _FOR_EVER else int(said[name])
-
-    return QueueSettings(
-        paused=said["paused"] == "1",
-        max_inflight=int(said["max_inflight"]) if "max_inflight" in said else None,
-        failure_queue=said.get("failure_queue"),
-        keep_done_us=keep("keep_done_us"),
-        keep_dead_us=keep("keep_dead_us"),
-        keep_attempts_us=keep("keep_attempts_us"),
-    )
+    return settings_from(await store.command("HGETALL", store.keys(queue)["settings"]))

@@ -1,168 +1,212 @@
-"""Claiming jobs. A claim whose answer was lost is asked for again by its own name, so nothing it leased is forgotten."""
+"""Claiming jobs. A claim whose answer was lost is asked for again by its own name, so nothing it leased is forgotten.
+
+A blocking claim is sent to the server ahead of time, behind an `XREAD BLOCK` on the queue's stream of notifications. The server
+runs it the moment something may have become runnable, so that the answer already brings the job. It claims by the caller's clock,
+which the function works out from the server's. Each has a connection of its own while it blocks.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import asyncio
+import contextlib
+import logging
+import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from redis.exceptions import ResponseError
+
+from taskharbor.clock import BackendClock
+from taskharbor.drivers.operations import Reserve
+from taskharbor.drivers.redis.connection import ConnectionLost, Server, SharedConnection, pack
+from taskharbor.drivers.redis.enqueue import deliver
+from taskharbor.drivers.redis.errors import code_of
 from taskharbor.drivers.redis.library import Call
-from taskharbor.drivers.redis.records import FRONT, apply_body, decode_head, encode, lease_front, record_from
+from taskharbor.drivers.redis.records import encode, leased_records
 from taskharbor.drivers.redis.store import Store
-from taskharbor.jobs import JobRecord, JobState, Micros
+from taskharbor.errors import BackendUnavailable, TaskHarborError
+from taskharbor.jobs import SECOND, JobRecord, Micros
 from taskharbor.requests import new_id, new_token
 
-# Unbound and straight from msgspec: a third of the cost of making one field by field.
-_copy: Callable[[JobRecord], JobRecord] = JobRecord.__copy__  # type: ignore[attr-defined]
+log = logging.getLogger("taskharbor.redis")
 
-
-class Granted(NamedTuple):
-    """What all leases of one claim have in common."""
-
-    queue: str
-    worker: str
-    token: str
-    reserved_at: Micros
-    expires_at: Micros
-
-
-def leased_records(
-    ids: Sequence[bytes], values: Sequence[bytes], granted: Granted, now: Micros
-) -> list[JobRecord]:
-    """What one claim brought, from the stored jobs as they waited. Neighbours often differ in id and payload only: what they
-    have in common is read once."""
-    alike: JobRecord | None = None
-    last_head, last_fence, body_size = b"", 0, 0
-    records: list[JobRecord] = []
-    add, layout, head_at = records.append, FRONT.unpack_from, FRONT.size
-    for job_id, value in zip(ids, values, strict=True):
-        _, fence, _, _, _, head_size, is_plain = layout(value)
-        if not is_plain:
-            add(record_from(job_id.decode(), granted.queue, _under_lease(value, granted), now))
-            continue
-        body_at = head_at + head_size
-        packed_head = value[head_at:body_at]
-        if alike is None or packed_head != last_head or fence != last_fence:
-            alike, body_size = _like(packed_head, fence + 1, granted)
-            last_head, last_fence = packed_head, fence
-        record = _copy(alike)
-        record.id = job_id.decode()
-        record.payload = value[body_at + body_size : -1]
-        if body_size:
-            apply_body(record, value[body_at : body_at + body_size])
-        else:
-            record.headers = {}
-        add(record)
-    return records
-
-
-def _under_lease(value: bytes, granted: Granted) -> bytes:
-    """The job as it is stored now."""
-    front = lease_front(granted.worker, granted.expires_at, granted.reserved_at)
-    return front + granted.token.encode() + value
-
-
-def _like(packed_head: bytes, fence: int, granted: Granted) -> tuple[JobRecord, int]:
-    """A plain job without id and payload, and the length of its body."""
-    head = decode_head(packed_head)
-    record = JobRecord(
-        id="",
-        type=head.type,
-        queue=granted.queue,
-        priority=head.priority,
-        run_at_us=head.run_at,
-        created_at_us=head.created_at,
-        max_attempts=head.max_attempts,
-        max_stalls=head.max_stalls,
-        state=JobState.INFLIGHT,
-        attempts=head.attempts,
-        stalls=head.stalls,
-        fence=fence,
-        token=granted.token + granted.queue,
-        worker=granted.worker,
-        expires_at_us=granted.expires_at,
-        reserved_at_us=granted.reserved_at,
-    )
-    return record, head.body_size
-
-
-_FIRST = 6
+_FIRST = 5
 """Where jobs begin in the answer."""
+_REST = 1.0
+_LONG_REST = 60.0
+"""Seconds without blocking claims after the server refused one, and after it refused XREAD to this user."""
+_VIEWS = 1000
 
 
-class Claimed(NamedTuple):
-    """What a claim brought, and what it saw."""
+class _View(NamedTuple):
+    """A queue as a claim saw it that took all there was."""
 
-    jobs: list[JobRecord]
-    untold: int
-    """Deaths that have yet to be told of in a failure queue."""
     moves: int
-    """How often the queue had moved, where the claim took all there was; else -1."""
+    """How often it had moved."""
     due: Micros | None
-    """What comes due next in that case."""
+    """What comes due next."""
 
 
-class Claimer:
+class Claims:
     """One handle's claims."""
 
-    def __init__(self) -> None:
+    def __init__(self, store: Store, emptied: dict[str, str]) -> None:
+        self._store = store
+        self._emptied = emptied
+        """By queue, its moves as a claim of all types saw them that took all there was."""
         self._unclear: dict[tuple[str, str], list[str]] = {}
-        """Tokens of calls whose answer never came, by queue and worker: the next one asks for their jobs first."""
+        """Tokens of claims whose answer never came, by queue and worker: the next one asks for their jobs first."""
+        self._giving_back: set[asyncio.Task[None]] = set()
+        self._server_clock = BackendClock(store.time)
+        self._views: dict[tuple[str, str, tuple[str, ...] | None], _View] = {}
+        self._idle: dict[str, list[SharedConnection]] = {}
+        """Connections for blocking claims, by queue."""
+        self._rests_until: dict[str, float] = {}
 
-    def token(self, queue: str, worker: str) -> tuple[str, bool]:
-        """The token to claim with, and whether a call with it may have leased jobs without anybody hearing of it."""
-        unclear = self._unclear.get((queue, worker))
-        return (unclear.pop(), True) if unclear else (new_token(), False)
+    async def close(self) -> None:
+        """What is still under way needs the store: jobs to be given back."""
+        await asyncio.gather(*self._giving_back, return_exceptions=True)
 
-    def is_unclear(self, queue: str, worker: str) -> bool:
-        return bool(self._unclear.get((queue, worker)))
+    async def reserve(self, call: Reserve) -> list[JobRecord]:
+        unclear = self._unclear.get((call.queue, call.worker))
+        token, is_unclear = (unclear.pop(), True) if unclear else (new_token(), False)
+        try:
+            answer = await self._reserve(call, token, is_unclear=is_unclear)
+        except asyncio.CancelledError:
+            self._take_back(call, token)
+            raise
+        except BackendUnavailable:
+            self._lose_answer(call, token)
+            raise
+        return await self._claimed(call, token, answer)
 
-    def lose_answer(self, queue: str, worker: str, token: str) -> None:
-        self._unclear.setdefault((queue, worker), []).append(token)
+    async def _reserve(self, call: Reserve, token: str, *, is_unclear: bool) -> Sequence[Any]:
+        failure_id = new_id()
+        (answer,) = await self._store.run(
+            lambda again: (self._call(call, token, failure_id, again=again or int(is_unclear)),)
+        )
+        found: Sequence[Any] = answer
+        return found
+
+    def _call(
+        self, call: Reserve, token: str, failure_id: str, *, again: int = 0, sent_at: Micros | None = None
+    ) -> Call:
+        """`sent_at`: the server's time when the caller's is `now`, for a call that is sent ahead and run later."""
+        return self._store.call(
+            "reserve",
+            call.queue,
+            call.now,
+            call.lease_for,
+            call.limit,
+            call.worker,
+            token,
+            again,
+            failure_id,
+            b"" if call.types is None else encode(call.types),
+            "" if sent_at is None else sent_at,
+        )
+
+    async def _claimed(self, call: Reserve, token: str, answer: Sequence[Any]) -> list[JobRecord]:
+        """Read an answer, and remember what the claim saw for the one that follows."""
+        untold, moves, due, reserved_at, expires_at = answer[:_FIRST]
+        self._views.pop(_key(call), None)
+        if moves >= 0:
+            if len(self._views) >= _VIEWS:
+                # A handle that claims for so many workers, as a broker's does, makes no blocking claims for them.
+                self._views.clear()
+            self._views[_key(call)] = _View(moves, None if due < 0 else due)
+            if call.types is None:
+                self._emptied[call.queue] = str(moves)
+        if untold:
+            # Whoever moves jobs of this queue next will tell it; what was leased must not be lost for that.
+            with contextlib.suppress(TaskHarborError):
+                await deliver(self._store, call.queue)
+        ids, values = answer[_FIRST::2], answer[_FIRST + 1 :: 2]
+        return leased_records(ids, values, call.queue, call.worker, token, reserved_at, expires_at)
+
+    def _lose_answer(self, call: Reserve, token: str) -> None:
+        self._unclear.setdefault((call.queue, call.worker), []).append(token)
+
+    def _take_back(self, call: Reserve, token: str) -> None:
+        """The caller went away: whatever was leased would stall until the leases expire."""
+        back = asyncio.ensure_future(self._give_back(call, token))
+        self._giving_back.add(back)
+        back.add_done_callback(self._giving_back.discard)
+
+    async def _give_back(self, call: Reserve, token: str) -> None:
+        """The same claim once more, for no job: what the earlier try leased goes back, and if the server has yet to read that
+        try, it comes to nothing."""
+        nothing = Reserve(call.queue, 0, call.lease_for, call.now, call.worker, None)
+        with contextlib.suppress(TaskHarborError):
+            await self._reserve(nothing, token, is_unclear=True)
+
+    # -- blocking claims ----------------------------------------------------------------------------------
+
+    async def reserve_next(self, call: Reserve, timeout: float) -> list[JobRecord] | None:
+        """Claim once the queue has moved, something came due, or time is up. None if that cannot be: the last claim left
+        something, or the server refuses to block."""
+        loop = asyncio.get_running_loop()
+        store, options, queue = self._store, self._store.options, call.queue
+        began = loop.time()
+        view = self._views.pop(_key(call), None)
+        # A change that replicas are to have is waited for behind the call, which would block with it.
+        if view is None or not options.notify or options.waits or self._unclear.get((queue, call.worker)):
+            return None
+        if began < self._rests_until.get(queue, 0.0):
+            return None
+        try:
+            if self._server_clock.is_due:
+                await self._server_clock.sync()
+            server = store.server_for(store.keys(queue).channel)
+            connection = await self._connection(queue, server)
+        except (BackendUnavailable, ConnectionLost):
+            return None  # Nothing was claimed.
+        elapsed = loop.time() - began
+        seconds = min(timeout, options.timeout / 2)
+        if view.due is not None:
+            seconds = min(seconds, (view.due - call.now) / SECOND - elapsed)
+        # Rather too early than too late: a job that is due by its producer's clock should be so by the claim's.
+        sent_at = max(0, self._server_clock.now() - int(elapsed * SECOND) - self._server_clock.error)
+        milliseconds = max(1, math.ceil(seconds * 1000))  # 0 would be for ever.
+        token = new_token()
+        block = pack(
+            ("XREAD", "BLOCK", milliseconds, "STREAMS", store.keys(queue)["notify"], f"{view.moves}-0")
+        )
+        claim = server.packed(self._call(call, token, new_id(), sent_at=sent_at))
+        try:
+            blocked, answer = await connection.ask(block + claim, 2)
+        except ConnectionLost:
+            self._lose_answer(call, token)
+            return None
+        except asyncio.CancelledError:
+            # Best before the server has run it; else what it leased is taken back.
+            connection.abort("nobody waits for its answer any more")
+            self._take_back(call, token)
+            raise
+        if isinstance(blocked, ResponseError) or isinstance(answer, ResponseError):
+            # A call by other means learns the reason, or goes where the queue is now.
+            is_forbidden = isinstance(blocked, ResponseError) and code_of(blocked) == "NOPERM"
+            if is_forbidden:
+                log.warning(
+                    "%s: this user may not use XREAD on the keys of its queues; idle workers wait by other means",
+                    options.place,
+                )
+            self._rests_until[queue] = loop.time() + (_LONG_REST if is_forbidden else _REST)
+            connection.abort("the server refused a blocking claim")
+        else:
+            self._idle.setdefault(queue, []).append(connection)
+        if isinstance(answer, ResponseError):
+            return None
+        return await self._claimed(call, token, answer)
+
+    async def _connection(self, queue: str, server: Server) -> SharedConnection:
+        idle = self._idle.get(queue, [])
+        while idle:
+            connection = idle.pop()
+            if connection.is_open:
+                return connection
+        return await server.another_connection()
 
 
-class Claim(NamedTuple):
-    """What is asked for."""
-
-    queue: str
-    limit: int
-    lease_for: Micros
-    now: Micros
-    worker: str
-    types: Sequence[str] | None
-    token: str
-
-
-async def reserve(store: Store, claim: Claim, *, is_unclear: bool) -> Claimed:
-    failure_id = new_id()
-
-    def make(again: int) -> tuple[Call]:
-        return (call_of(store, claim, failure_id, is_again=bool(again) or is_unclear),)
-
-    (answer,) = await store.client.run(make)
-    return claimed(answer, claim)
-
-
-def call_of(
-    store: Store, claim: Claim, failure_id: str, *, is_again: bool = False, sent_at: Micros | None = None
-) -> Call:
-    """`sent_at`: the server's time when the caller's is `now`, for a call that is sent ahead and run later."""
-    return store.call(
-        "reserve",
-        claim.queue,
-        claim.now,
-        claim.lease_for,
-        claim.limit,
-        claim.worker,
-        claim.token,
-        1 if is_again else 0,
-        failure_id,
-        b"" if claim.types is None else encode(list(dict.fromkeys(claim.types))),
-        "" if sent_at is None else sent_at,
-    )
-
-
-def claimed(answer: Sequence[Any], claim: Claim) -> Claimed:
-    untold, moves, due, now, reserved_at, expires_at = answer[:_FIRST]
-    granted = Granted(claim.queue, claim.worker, claim.token, reserved_at, expires_at)
-    jobs = leased_records(answer[_FIRST::2], answer[_FIRST + 1 :: 2], granted, now)
-    return Claimed(jobs, untold, moves, None if due < 0 else due)
+def _key(call: Reserve) -> tuple[str, str, tuple[str, ...] | None]:
+    return call.queue, call.worker, None if call.types is None else tuple(call.types)

@@ -7,20 +7,16 @@ redis-py's Sentinel class is not used: it takes a sentinel's word for who is mas
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Callable
 from typing import Any
 
 from redis.exceptions import ResponseError
 
-from taskharbor.drivers.redis.connection import ConnectionLost, SharedConnection, connect, pack
-from taskharbor.drivers.redis.failures import translated
-from taskharbor.drivers.redis.library import Word
+from taskharbor.drivers.redis.connection import ConnectionLost, connect, pack
+from taskharbor.drivers.redis.errors import translated
 from taskharbor.drivers.redis.options import Address, Options
-from taskharbor.errors import BackendUnavailable, InvalidRequest, TaskHarborError
-
-_FIRST_PAUSE = 0.05
-_LONGEST_PAUSE = 5.0
+from taskharbor.drivers.waiting import keep_connected
+from taskharbor.errors import BackendUnavailable, InvalidRequest
 
 
 class Sentinels:
@@ -35,8 +31,8 @@ class Sentinels:
         troubles: list[str] = []
         for address in list(self._addresses):
             try:
-                found = await self._ask_sentinel(address)
-                role = await self._ask(found, ("ROLE",), is_sentinel=False)
+                found = await self._named_by(address)
+                role = await self._ask(found, "ROLE")
             except InvalidRequest:
                 raise
             except (BackendUnavailable, ConnectionLost) as error:
@@ -55,21 +51,19 @@ class Sentinels:
     async def watch(self, on_change: Callable[[], None]) -> None:
         """Call back whenever there is another master, until cancelled. Where no sentinel can be heard, one is tried after the
         other; what was missed meanwhile counts as a change."""
-        pause = _FIRST_PAUSE
-        while True:
-            for address in list(self._addresses):
-                try:
-                    await self._watch(address, on_change)
-                    pause = _FIRST_PAUSE
-                except (TaskHarborError, ConnectionLost):
-                    pass
-                await asyncio.sleep(pause * (0.5 + random.random()))
-                pause = min(pause * 2, _LONGEST_PAUSE)
+
+        async def watch_first() -> None:
+            try:
+                await self._watch(self._addresses[0], on_change)
+            finally:
+                self._addresses.append(self._addresses.pop(0))
+
+        await keep_connected(watch_first, lambda: None)
 
     async def _watch(self, address: Address, on_change: Callable[[], None]) -> None:
         """Until the connection breaks."""
-        before = await self._ask_sentinel(address)
-        connection = await self._connect_to_sentinel(address)
+        before = await self._named_by(address)
+        connection = await connect(address, self._options, is_sentinel=True)
         is_lost = asyncio.Event()
 
         def receive(message: Any) -> None:
@@ -81,38 +75,28 @@ class Sentinels:
         try:
             connection.on_message, connection.on_lost = receive, is_lost.set
             connection.tell(pack(("SUBSCRIBE", "+switch-master")))
-            if self._master not in (None, before) or before != await self._ask_sentinel(address):
+            if self._master not in (None, before) or before != await self._named_by(address):
                 on_change()
             await is_lost.wait()
         finally:
             connection.on_lost = lambda: None
             connection.abort("nobody listens any more")
 
-    async def _ask_sentinel(self, address: Address) -> Address:
+    async def _named_by(self, sentinel: Address) -> Address:
         service = self._options.service
-        found = await self._ask(address, ("SENTINEL", "get-master-addr-by-name", service), is_sentinel=True)
+        found = await self._ask(sentinel, "SENTINEL", "get-master-addr-by-name", service)
         if found is None:
             raise BackendUnavailable(
-                f"{address} watches no service {service!r}: check the name in the URL and `sentinel monitor`"
+                f"{sentinel} watches no service {service!r}: check the name in the URL and `sentinel monitor`"
             )
         return Address(found[0].decode(), int(found[1]))
 
-    async def _ask(self, address: Address, command: tuple[Word, ...], *, is_sentinel: bool) -> list[bytes]:
-        if is_sentinel:
-            connection = await self._connect_to_sentinel(address)
-        else:
-            connection = await connect(address, self._options)
+    async def _ask(self, address: Address, *command: str) -> Any:
+        connection = await connect(address, self._options, is_sentinel=command[0] == "SENTINEL")
         try:
             (answer,) = await connection.ask(pack(command), 1)
         finally:
             connection.abort("asked")
         if isinstance(answer, ResponseError):
             raise translated(answer, str(address))
-        found: list[bytes] = answer
-        return found
-
-    async def _connect_to_sentinel(self, address: Address) -> SharedConnection:
-        options = self._options
-        return await connect(
-            address, options, user=options.sentinel_user, password=options.sentinel_password, db=0
-        )
+        return answer

@@ -8,19 +8,15 @@ from operator import attrgetter
 from typing import Any, TypeVar, assert_never
 
 from taskharbor.drivers.contract import Ack, Discard, Extension, Fail, Release, Retry, Settlement
-from taskharbor.drivers.redis.library import Call, Word
+from taskharbor.drivers.redis.enqueue import deliver
+from taskharbor.drivers.redis.library import Word
 from taskharbor.drivers.redis.records import NONCE_LENGTH, encode
 from taskharbor.drivers.redis.store import Store
-from taskharbor.errors import (
-    JobError,
-    JobNotFound,
-    JobNotInflight,
-    LeaseExpired,
-    LeaseMismatch,
-)
+from taskharbor.errors import JobError, JobNotFound, JobNotInflight, LeaseExpired, LeaseMismatch
 from taskharbor.jobs import Failure, Lease, Micros
 from taskharbor.requests import new_id
 
+A = TypeVar("A", int, int | bytes)
 T = TypeVar("T", Settlement, Extension)
 
 _OK = 0
@@ -36,72 +32,58 @@ _FIRST_PROGRESS = 5
 _token = attrgetter("token")
 
 
-async def settle(
-    store: Store, settlements: Sequence[Settlement], now: Micros
-) -> tuple[list[JobError | None], list[str]]:
-    """The answers, and the queues in which deaths have yet to be told of."""
+async def settle(store: Store, settlements: Sequence[Settlement], now: Micros) -> list[JobError | None]:
     untold: list[str] = []
 
     async def ask(groups: dict[str, list[int]]) -> dict[int, int]:
+        told = {queue: _told([settlements[n] for n in ns]) for queue, ns in groups.items()}
+        failure_id = new_id()
+        # Each queue's deaths are named apart.
+        answers = await store.run(
+            lambda again: [
+                store.call("settle", queue, now, again, f"{failure_id}.{n}" if n else failure_id, *args)
+                for n, (queue, args) in enumerate(told.items())
+            ]
+        )
         codes: dict[int, int] = {}
-        answers = await store.client.run(_calls(store, settlements, groups, now))
         for (queue, ns), (waiting, digits) in zip(groups.items(), answers, strict=True):
             if waiting:
                 untold.append(queue)
             # No digits: all went well.
-            codes.update(zip(ns, (digit - 48 for digit in digits), strict=True) if digits else {})
+            codes.update(zip(ns, (digit - 48 for digit in digits), strict=False))
         return codes
 
-    codes = await _where_they_are(store, settlements, ask, lambda code: code == _NOT_FOUND)
-    if not codes:
-        return [None] * len(settlements), untold
-    found = [codes.get(n, _OK) for n in range(len(settlements))]
-    return [
-        None if code == _OK else _ERRORS[code](one.job_id)
-        for one, code in zip(settlements, found, strict=True)
-    ], untold
+    codes = await _where_they_are(store, settlements, ask, _NOT_FOUND)
+    for queue in untold:
+        await deliver(store, queue)
+    errors = {n: _ERRORS[code] for n, code in codes.items() if code != _OK}
+    return [errors[n](one.job_id) if n in errors else None for n, one in enumerate(settlements)]
 
 
 async def _where_they_are(
     store: Store,
     items: Sequence[T],
-    ask: Callable[[dict[str, list[int]]], Awaitable[dict[int, Any]]],
-    is_missing: Callable[[Any], bool],
-) -> dict[int, Any]:
+    ask: Callable[[dict[str, list[int]]], Awaitable[dict[int, A]]],
+    missing: A,
+) -> dict[int, A]:
     """Ask each item's queue, as its token names it. What is not there is looked for everywhere: who gives a wrong token is
     still told what is wrong with it."""
     groups: dict[str, list[int]] = {}
     for n, item in enumerate(items):
         groups.setdefault(item.token[NONCE_LENGTH:], []).append(n)
     answers = await ask(groups)
-    missing = [n for n, answer in answers.items() if is_missing(answer)]
-    if missing:
-        homes = await store.located([items[n].job_id for n in missing])
+    lost = [n for n, answer in answers.items() if answer == missing]
+    if lost:
+        homes = await store.located([items[n].job_id for n in lost])
         groups = {}
-        for n in missing:
+        for n in lost:
             home = homes.get(items[n].job_id)
             if home is not None and home != items[n].token[NONCE_LENGTH:]:
+                del answers[n]
                 groups.setdefault(home, []).append(n)
         if groups:
-            found = dict.fromkeys([n for ns in groups.values() for n in ns], _OK)
-            answers.update(found | await ask(groups))
+            answers.update(await ask(groups))
     return answers
-
-
-def _calls(
-    store: Store, settlements: Sequence[Settlement], groups: dict[str, list[int]], now: Micros
-) -> Callable[[int], list[Call]]:
-    told = [(queue, _told([settlements[n] for n in ns])) for queue, ns in groups.items()]
-    failure_id = new_id()
-
-    def make(again: int) -> list[Call]:
-        return [
-            # Each queue's deaths are named apart.
-            store.call("settle", queue, now, again, failure_id if n == 0 else f"{failure_id}.{n}", *args)
-            for n, (queue, args) in enumerate(told)
-        ]
-
-    return make
 
 
 def _told(settlements: Sequence[Settlement]) -> list[Word]:
@@ -149,7 +131,8 @@ async def extend_lease(
 ) -> list[Lease | JobError]:
     async def ask(groups: dict[str, list[int]]) -> dict[int, int | bytes]:
         calls = [
-            _beats(store, queue, [extensions[n] for n in ns], lease_for, now) for queue, ns in groups.items()
+            store.call("extend", queue, now, lease_for, *_beats([extensions[n] for n in ns]))
+            for queue, ns in groups.items()
         ]
         answers = await store.ask_all(calls)
         return {
@@ -158,18 +141,18 @@ async def extend_lease(
             for n, answer in zip(ns, several, strict=True)
         }
 
-    answers = await _where_they_are(store, extensions, ask, lambda answer: answer == b"1")
+    answers = await _where_they_are(store, extensions, ask, b"%d" % _NOT_FOUND)
     return [_lease(one, answers[n]) for n, one in enumerate(extensions)]
 
 
-def _beats(store: Store, queue: str, extensions: Sequence[Extension], lease_for: Micros, now: Micros) -> Call:
+def _beats(extensions: Sequence[Extension]) -> list[Word]:
     progress = [one.progress for one in extensions if one.progress is not None]
     places = iter(range(_FIRST_PROGRESS, _FIRST_PROGRESS + len(progress)))
     beats = [
         (one.job_id, one.token[:NONCE_LENGTH], False if one.progress is None else next(places))
         for one in extensions
     ]
-    return store.call("extend", queue, now, lease_for, encode(beats), *progress)
+    return [encode(beats), *progress]
 
 
 def _lease(extension: Extension, answer: int | bytes) -> Lease | JobError:

@@ -1,15 +1,22 @@
+-- The stored jobs of these ids, false for one that is not there.
+local function stored_jobs(ids)
+  local values = call_with('HMGET', finished_job, ids)
+  for _, family in ipairs({waiting_job, active_job}) do
+    local others = call_with('HMGET', family, ids)
+    for n = 1, #ids do values[n] = values[n] or others[n] end
+  end
+  return values
+end
+
 -- Jobs by their ids.
 --
 -- KEYS    the queue's
 -- ARGV    1, 2 unused, then ids
 -- result  per id the stored job, or nothing
-define('find', {'no-writes'}, function(keys, args)
-  local answers = {}
-  for n = 3, #args do
-    local id = args[n]
-    answers[n - 2] = call('HGET', waiting_job, id) or call('HGET', active_job, id) or call('HGET', finished_job, id)
-  end
-  return answers
+define('find', {'no-writes'}, function(_, args)
+  local ids = {}
+  for n = 3, #args do ids[n - 2] = args[n] end
+  return stored_jobs(ids)
 end)
 
 -- Jobs from a number down, newest first.
@@ -18,7 +25,7 @@ end)
 -- ARGV    1, 2 unused, 3 the highest number (as of a range: (5 is below 5), 4 how many jobs at most, 5 the states that are asked
 --         for, a digit each; empty for all
 -- result  {where to go on, as in 3, or empty where nothing follows; id, stored job, id, stored job, ...}
-define('page', {'no-writes'}, function(keys, args)
+define('page', {'no-writes'}, function(_, args)
   local bound, most, wanted = args[3], tonumber(args[4]), args[5]
   local FEW = 10000
   local LOOK_AT = 5000
@@ -27,82 +34,54 @@ define('page', {'no-writes'}, function(keys, args)
     return wanted == '' or string.find(wanted, state, 1, true) ~= nil
   end
 
-  -- The sets that hold jobs of the states asked for, and between which scores.
-  local function homes()
-    local found = {}
-    if is_wanted(READY) then found[#found + 1] = {waiting, '(0', '+inf'} end
-    if is_wanted(BLOCKED) then found[#found + 1] = {waiting, '-inf', '(0'} end
-    if is_wanted(INFLIGHT) then found[#found + 1] = {active, '-inf', '+inf'} end
-    if is_wanted(DONE) then found[#found + 1] = {done, '-inf', '+inf'} end
-    if is_wanted(DEAD) then found[#found + 1] = {dead, '-inf', '+inf'} end
-    if is_wanted(CANCELLED) then found[#found + 1] = {cancelled, '-inf', '+inf'} end
-    return found
-  end
-
-  local function are_few(sets)
-    local count = 0
-    for _, set in ipairs(sets) do
-      local key = set[1]
-      count = count + call('ZCOUNT', key, set[2], set[3])
+  -- All jobs of the states asked for, in order, where they are few.
+  local function from_their_sets()
+    local sets, count, ids = {}, 0, {}
+    for _, set in ipairs({
+      {READY, waiting, '(0', '+inf'}, {BLOCKED, waiting, '-inf', '(0'}, {INFLIGHT, active, '-inf', '+inf'},
+      {DONE, done, '-inf', '+inf'}, {DEAD, dead, '-inf', '+inf'}, {CANCELLED, cancelled, '-inf', '+inf'},
+    }) do
+      if is_wanted(set[1]) then
+        local key = set[2]
+        sets[#sets + 1] = set
+        count = count + call('ZCOUNT', key, set[3], set[4])
+      end
     end
-    return count <= FEW
-  end
-
-  -- Where there are few, all of them are put in order.
-  local function from_homes(sets)
-    local ids = {}
+    if count > FEW then return nil end
     for _, set in ipairs(sets) do
-      local key = set[1]
-      for _, member in ipairs(call('ZRANGEBYSCORE', key, set[2], set[3])) do
+      local key = set[2]
+      for _, member in ipairs(call('ZRANGEBYSCORE', key, set[3], set[4])) do
         ids[#ids + 1] = key == active and id_in(member) or member
       end
     end
-    if #ids == 0 then return {}, '' end
     local below = bound == '+inf' and math.huge or tonumber((string.gsub(bound, '^%(', '')))
     local is_open = string.sub(bound, 1, 1) == '('
-    local seqs = ask_with('ZMSCORE', jobs, ids)
     local found = {}
-    for n = 1, #ids do
-      local seq = tonumber(seqs[n])
+    for n, seq in ipairs(call_with('ZMSCORE', jobs, ids)) do
+      seq = tonumber(seq)
       if seq < below or (seq == below and not is_open) then found[#found + 1] = {seq, ids[n]} end
     end
     table.sort(found, function(one, other) return one[1] > other[1] end)
     local page = {}
     for n = 1, math.min(most, #found) do page[n] = found[n][2] end
-    return page, #found > most and string.format('(%.0f', found[most][1]) or ''
+    return page, #found > most
   end
 
-  -- Else one looks through all jobs, some at a time.
-  local function from_all()
+  local ids, has_more = nil, nil
+  if wanted ~= '' then ids, has_more = from_their_sets() end
+  if not ids then
+    -- Else one looks through all jobs, some at a time.
     local count = wanted == '' and most or LOOK_AT
-    local ids = call('ZREVRANGEBYSCORE', jobs, bound, '-inf', 'LIMIT', 0, count)
-    if #ids < count then return ids, '' end
-    return ids, '(' .. call('ZSCORE', jobs, ids[count])
+    ids = call('ZREVRANGEBYSCORE', jobs, bound, '-inf', 'LIMIT', 0, count)
+    has_more = #ids == count
   end
-
-  local sets = wanted ~= '' and homes() or {}
-  local ids, following
-  if wanted ~= '' and are_few(sets) then
-    ids, following = from_homes(sets)
-  else
-    ids, following = from_all()
-  end
-
-  local answer = {following}
-  if #ids == 0 then return answer end
-  local families = {}
-  if is_wanted(READY) or is_wanted(BLOCKED) then families[#families + 1] = waiting_job end
-  if is_wanted(INFLIGHT) then families[#families + 1] = active_job end
-  if is_wanted(DONE) or is_wanted(DEAD) or is_wanted(CANCELLED) then families[#families + 1] = finished_job end
-  local values = {}
-  for _, family in ipairs(families) do values[#values + 1] = ask_with('HMGET', family, ids) end
+  local values = stored_jobs(ids)
+  local answer = {has_more and '(' .. call('ZSCORE', jobs, ids[#ids]) or ''}
   local found = 0
   for n = 1, #ids do
-    local value = false
-    for m = 1, #values do value = value or values[m][n] end
-    if value and (wanted == '' or is_wanted(string.byte(value))) then
+    if is_wanted(string.byte(values[n])) then
       found = found + 1
-      answer[2 * found], answer[2 * found + 1] = ids[n], value
+      answer[2 * found], answer[2 * found + 1] = ids[n], values[n]
       if found == most and n < #ids then
         answer[1] = '(' .. call('ZSCORE', jobs, ids[n])
         break
@@ -123,15 +102,9 @@ define('stats', {'allow-oom'}, function(keys, args)
   if promote(10000) then is_stirred = true end
   wake()
 
-  local function head_run_at()
-    local lines = opened_lines(all_prefixes(), 1)
-    local best = lines[1]
-    for n = 2, #lines do
-      if comes_before(lines[n], best) then best = lines[n] end
-    end
-    -- The line's own figure cannot tell what was before 1970.
-    return best and load(waiting_job, string.sub(best.member, best.skip + 18)).head[RUN_AT]
-  end
+  local first = first_in_line(all_prefixes(), 1)[1]
+  -- The line's own figure cannot tell what was before 1970.
+  local head_run_at = first and load(waiting_job, string.sub(first.member, first.id_at)).head[RUN_AT]
 
   local counts = {
     call('ZCOUNT', waiting, '(' .. args[2], '+inf'),
@@ -143,7 +116,7 @@ define('stats', {'allow-oom'}, function(keys, args)
     call('ZCARD', cancelled),
   }
   local totals = call('HMGET', meta, 'done_total', 'dead_total', 'cancelled_total')
-  return {is_known and 1 or 0, call('HGETALL', settings), counts, totals, head_run_at() or false}
+  return {is_known and 1 or 0, call('HGETALL', settings), counts, totals, head_run_at or false}
 end)
 
 -- The attempt log from a row on.
@@ -206,7 +179,7 @@ end)
 --         answers
 define('job_rows', {'no-writes'}, function(keys, args)
   local id = args[3]
-  local value = call('HGET', waiting_job, id) or call('HGET', active_job, id) or call('HGET', finished_job, id)
+  local value = stored_jobs({id})[1]
   if not value then return false end
   local answer = {gone_up_to()}
   local number = unpacked(id, value).last_row

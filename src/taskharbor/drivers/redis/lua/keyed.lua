@@ -76,17 +76,11 @@ local function lead_here(idempotency_key, job, is_own)
   call('HSET', led_here, job.id, cmsgpack.pack(others))
 end
 
--- Store one job by the contract's rules, as number `seq`: 0, or the id of the job that was there.
-local function accept(seq, id, head, rest)
-  if call('ZSCORE', jobs, id) then return id end
-  local job = {
-    id = id, seq = seq, state = READY, fence = 0, last_row = 0, finished_at = 0, head = head, rest = rest,
-  }
-  local idempotency_key, key = more(job, IDEMPOTENCY_KEY), head[KEY]
-  if idempotency_key then
-    local known = call('HGET', accepted, idempotency_key)
-    if known then return known end
-  end
+-- Store a job, whose id nobody knows, by the contract's other rules: 0, or the id of the job that will do its work.
+local function accept(job)
+  local idempotency_key, key = more(job, IDEMPOTENCY_KEY), job.head[KEY]
+  local known = idempotency_key and call('HGET', accepted, idempotency_key)
+  if known then return known end
   local flags = more(job, FLAGS) or DEFAULT_FLAGS
   if key then
     local other = call('HGET', waiting_key, key)
@@ -96,9 +90,9 @@ local function accept(seq, id, head, rest)
       if idempotency_key then lead_here(idempotency_key, waits, false) end
       return other
     end
-    call('HSET', waiting_key, key, id)
+    call('HSET', waiting_key, key, job.id)
   end
-  call('ZADD', jobs, job.seq, id)
+  call('ZADD', jobs, job.seq, job.id)
   if idempotency_key then lead_here(idempotency_key, job, true) end
   if key and call('HEXISTS', active_key, key) == 1 then
     set_more(job, FLAGS, flags)

@@ -5,23 +5,21 @@
 --   lease    only while inflight: LEASE (state, expiry, start, length of the worker's name), then the worker's name
 --   token    only while inflight: TOKEN_SIZE bytes
 --   front    FRONT: state; fence; number of the first row in the log entry that has the job's last row, or 0; end of the job,
---            or 0. Behind a lease these are the values from before the claim
---   base     behind FRONT in FRONT_AND_BASE: seq, the number in the order of acceptance; length of the head; 1 for
---            a plain job
+--            or 0; length of the head; 1 for a plain job. Behind a lease these are the values from before the claim
 --   head     array packed with MessagePack, by the places below
 --   body     codec, headers and timeout, packed by the client; empty where all have their defaults
 --   payload  as it came
 --   tail     progress of a job that is inflight, result of a job that is done
---   grain    one byte that differs from job to job. Lua 5.1 hashes every eighth byte or so of a long string and always the last;
---            without the grain, similar jobs would share a hash and be compared byte by byte
+--   seq      SEQ: the number in the order of acceptance. It stands last because Lua 5.1 hashes every eighth byte or so of a
+--            long string and always the last: similar jobs would share a hash and be compared byte by byte
 --
 -- A claim adds a lease in front. An ack removes it and rewrites the front. The rest is copied unread.
 local LEASE = '>I1I8I8I2'
 local TOKEN_SIZE = 24
-local FRONT = '>I1I4I8I8'
-local FRONT_AND_BASE = '>I1I4I8I8I8I4I1'
--- Bytes of the front, places of the plain flag and of the head. A library that is being loaded has no `struct` to compute them.
-local FRONT_SIZE, PLAIN_AT, HEAD_AT = 21, 34, 35
+local FRONT = '>I1I4I8I8I4I1'
+local SEQ = '>I8'
+-- The place of the plain flag, and a size. A library that is being loaded has no `struct` to compute them.
+local PLAIN_AT, SEQ_SIZE = 26, 8
 
 -- Places in the head. KEY and MORE are false where there is none; a job with neither is plain.
 local RUN_AT, PRIORITY, ATTEMPTS, STALLS, MAX_ATTEMPTS, MAX_STALLS = 1, 2, 3, 4, 5, 6
@@ -34,6 +32,11 @@ local SETTLED = 't'
 -- States. A stored job that waits is READY, due or not: each reader compares run_at with its own clock. SCHEDULED occurs in
 -- answers and in the log only.
 local SCHEDULED, READY, BLOCKED, INFLIGHT, DONE, DEAD, CANCELLED = 0, 1, 2, 3, 4, 5, 6
+
+-- A job's place in line: its type behind the length of that, which keeps a type apart from any other that begins like it; then
+-- PLACE: priority, highest first; run_at; seq. Sorted byte by byte this is the order of claims.
+local PLACE = '>I2I8I8'
+local PLACE_SIZE, LOWEST_PRIORITY = 18, 32767
 
 -- The attempt log is a stream. Rows that ended alike share an entry, whose id is the number of its last row:
 --

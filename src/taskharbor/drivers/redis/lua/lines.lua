@@ -1,12 +1,14 @@
 -- Where waiting jobs stand. Every one is in `waiting`; those that may be claimed are in `ready`, those yet to come due in
 -- `scheduled`.
 
--- Sorted byte by byte this is: by type, then priority descending, run_at, acceptance.
+local function type_prefix(name)
+  return struct.pack('>I2', #name) .. name
+end
+
 local function ready_member(job)
   local head = job.head
-  return type_prefix(head[TYPE])
-    .. struct.pack('>I2I8I8', 32767 - head[PRIORITY], math.max(head[RUN_AT], 0), job.seq)
-    .. job.id
+  local place = struct.pack(PLACE, LOWEST_PRIORITY - head[PRIORITY], math.max(head[RUN_AT], 0), job.seq)
+  return type_prefix(head[TYPE]) .. place .. job.id
 end
 
 -- Instants before 1970 are as good as the first one after; the sign belongs to blocked jobs.
@@ -45,7 +47,7 @@ end
 local function promote(limit)
   local ids = call('ZRANGEBYSCORE', scheduled, '-inf', now, 'LIMIT', 0, limit)
   if #ids == 0 then return false end
-  local values = ask_with('HMGET', waiting_job, ids)
+  local values = call_with('HMGET', waiting_job, ids)
   local members = {}
   for n = 1, #ids do
     members[2 * n - 1] = 0
@@ -58,19 +60,13 @@ end
 
 -- Which jobs are next. `ready` holds one line per type; a claim merges the lines it may take from.
 
-local PLACE = '>I2I8I8'
-
-local function prefix_of(member)
-  return string.sub(member, 1, 2 + struct.unpack('>I2', member))
-end
-
 -- The types that have jobs in line, as their members begin.
 local function all_prefixes()
   local prefixes, from = {}, '-'
   while true do
     local first = call('ZRANGEBYLEX', ready, from, '+', 'LIMIT', 0, 1)[1]
     if not first then return prefixes end
-    local prefix = prefix_of(first)
+    local prefix = string.sub(first, 1, 2 + struct.unpack('>I2', first))
     prefixes[#prefixes + 1] = prefix
     -- No rank is as high as that.
     from = '(' .. prefix .. '\255\255'
@@ -86,113 +82,78 @@ local function prefixes_of(types)
   return prefixes
 end
 
--- Read on in a line: its next member, with its place. False at its end. What is not due to this caller is passed over,
--- together with all of its rank that come behind it: somebody whose clock is ahead put them there.
-local function step(line)
-  while true do
-    line.at = line.at + 1
-    local member = line.members[line.at]
-    if member then
-      local rank, run_at, seq = struct.unpack(PLACE, member, line.skip)
-      if run_at <= now then
-        line.member, line.rank, line.run_at, line.seq = member, rank, run_at, seq
-        return true
-      end
-      line.from = '[' .. line.prefix .. struct.pack('>I2', rank + 1)
-    elseif line.is_over then
-      return false
-    end
-    line.members = call('ZRANGEBYLEX', ready, line.from, line.to, 'LIMIT', 0, line.portion)
-    line.at = 0
-    line.is_over = #line.members < line.portion
-    if #line.members > 0 then line.from = '(' .. line.members[#line.members] end
-  end
-end
-
 local function comes_before(one, other)
   if one.rank ~= other.rank then return one.rank < other.rank end
   if one.run_at ~= other.run_at then return one.run_at < other.run_at end
   return one.seq < other.seq
 end
 
-local function opened_lines(prefixes, limit)
-  local lines = {}
-  local portion = #prefixes == 1 and limit or math.ceil(limit / #prefixes) + 1
-  for _, prefix in ipairs(prefixes) do
-    local line = {
-      prefix = prefix, skip = #prefix + 1, from = '[' .. prefix, to = '(' .. prefix .. '\255\255',
-      portion = portion, members = {}, at = 0, is_over = false,
-    }
-    if step(line) then lines[#lines + 1] = line end
+-- Read on in a line. What is not due to this caller is passed over, together with all of its rank that come behind it:
+-- somebody whose clock is ahead put them there.
+local function read_on(line, found)
+  local members = call('ZRANGEBYLEX', ready, line.from, line.to, 'LIMIT', 0, line.portion)
+  line.is_over = #members < line.portion
+  line.portion = 2 * line.portion
+  for n = 1, #members do
+    local rank, run_at, seq = struct.unpack(PLACE, members[n], line.skip)
+    if run_at > now then
+      line.is_over = false
+      line.from = '[' .. line.prefix .. struct.pack('>I2', rank + 1)
+      line.last = {rank = rank, run_at = run_at, seq = seq}
+      return
+    end
+    line.from = '(' .. members[n]
+    line.last = {rank = rank, run_at = run_at, seq = seq, member = members[n], id_at = line.skip + PLACE_SIZE}
+    found[#found + 1] = line.last
   end
-  return lines
 end
 
--- The usual case: members of one type, the first of its line, all of one rank or none too early. Takes them, or says nil where
--- it is not that simple.
-local function take_in_a_row(prefix, members)
-  local count = #members
+-- The first jobs of some lines, up to `limit`, in order. Each line is read until it comes behind the last of these.
+local function first_in_line(prefixes, limit)
+  local found, lines = {}, {}
+  for n, prefix in ipairs(prefixes) do
+    lines[n] = {
+      prefix = prefix, skip = #prefix + 1, from = '[' .. prefix, to = '(' .. prefix .. '\255\255', is_over = false,
+      portion = math.ceil(limit / #prefixes) + 1,
+    }
+  end
+  repeat
+    local is_complete, last = true, found[limit]
+    for _, line in ipairs(lines) do
+      if not line.is_over and (not last or not line.last or comes_before(line.last, last)) then
+        read_on(line, found)
+        is_complete = false
+      end
+    end
+    table.sort(found, comes_before)
+  until is_complete
+  for n = #found, limit + 1, -1 do found[n] = nil end
+  return found
+end
+
+-- The usual case: one line, whose next jobs are all of one rank and due. Takes them, or says nil where it is not that simple.
+local function take_in_a_row(prefix, limit)
+  local members = call('ZRANGEBYLEX', ready, '[' .. prefix, '(' .. prefix .. '\255\255', 'LIMIT', 0, limit)
+  local count, skip = #members, #prefix + 1
   if count == 0 then return {} end
-  local skip = #prefix + 1
   local first_rank = struct.unpack(PLACE, members[1], skip)
   local last_rank, last_run_at = struct.unpack(PLACE, members[count], skip)
   if first_rank ~= last_rank or last_run_at > now then return nil end
   call('ZREMRANGEBYLEX', ready, '[' .. members[1], '[' .. members[count])
-  local ids = {}
-  for n = 1, count do ids[n] = string.sub(members[n], skip + 18) end
-  return ids
+  for n = 1, count do members[n] = string.sub(members[n], skip + PLACE_SIZE) end
+  return members
 end
 
--- Let the line at `at` sink to its place in the heap: no line comes before the one above it.
-local function sink(lines, at)
-  local line, count = lines[at], #lines
-  while 2 * at <= count do
-    local below = 2 * at
-    if below < count and comes_before(lines[below + 1], lines[below]) then below = below + 1 end
-    if not comes_before(lines[below], line) then break end
-    lines[at] = lines[below]
-    at = below
-  end
-  lines[at] = line
-end
-
--- The same from any number of lines.
-local function take_merged(prefixes, limit)
-  local members, ids = {}, {}
-  local lines = opened_lines(prefixes, limit)
-  for n = math.floor(#lines / 2), 1, -1 do sink(lines, n) end
-  while #ids < limit and #lines > 0 do
-    local line = lines[1]
-    members[#members + 1] = line.member
-    ids[#ids + 1] = string.sub(line.member, line.skip + 18)
-    if #ids < limit then
-      if not step(line) then
-        local last = table.remove(lines)
-        if last ~= line then lines[1] = last end
-      end
-      if #lines > 0 then sink(lines, 1) end
-    end
+-- Take the next jobs out of these lines, up to `limit`: their ids, in order.
+local function take(prefixes, limit)
+  local ids = #prefixes == 1 and take_in_a_row(prefixes[1], limit)
+  if ids then return ids end
+  ids = {}
+  local members = {}
+  for n, one in ipairs(first_in_line(prefixes, limit)) do
+    members[n] = one.member
+    ids[n] = string.sub(one.member, one.id_at)
   end
   call_with('ZREM', ready, members)
   return ids
-end
-
--- Take the next jobs of these types out of their lines, up to `limit`: their ids, in order.
-local function take(prefixes, limit)
-  if #prefixes == 0 then return {} end
-  if #prefixes > 1 then return take_merged(prefixes, limit) end
-  local prefix = prefixes[1]
-  local members = call('ZRANGEBYLEX', ready, '[' .. prefix, '(' .. prefix .. '\255\255', 'LIMIT', 0, limit)
-  return take_in_a_row(prefix, members) or take_merged(prefixes, limit)
-end
-
--- The same of any type. Most queues have one, which the first and the last in line tell.
-local function take_any(limit)
-  local members = call('ZRANGEBYLEX', ready, '-', '+', 'LIMIT', 0, limit)
-  local last = members[#members]
-  if not last then return {} end
-  if #members == limit then last = call('ZREVRANGEBYLEX', ready, '+', '-', 'LIMIT', 0, 1)[1] end
-  local prefix = prefix_of(members[1])
-  if string.sub(last, 1, #prefix) ~= prefix then return take(all_prefixes(), limit) end
-  return take_in_a_row(prefix, members) or take_merged({prefix}, limit)
 end

@@ -26,7 +26,7 @@ end
 
 local function open_entry(lease, outcome, state, ended_at, error)
   if next_row == nil then
-    next_row = next_stamp('row')
+    next_row = stamp_after(call('HGET', meta, 'row'))
     highest_end = tonumber(call('HGET', meta, 'highest_end') or 0)
   else
     close_entry()

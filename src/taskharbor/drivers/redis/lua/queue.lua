@@ -28,44 +28,27 @@ local channel        -- first argument: where moves are published; empty where n
 local now            -- second argument: the caller's clock, the only one that functions compare with
 local is_stirred     -- whether something may have become runnable. Waiters are notified once, at the end of the call
 
--- Runs a command with many values, in portions that fit on the Lua stack. Returns the sum of the replies.
+-- Runs a command with many values, in portions that fit on the Lua stack. Returns the replies, where there is one for each value.
 local function call_with(command, key, values)
-  local count = #values
-  if count == 0 then return 0 end
-  if count <= 4000 then return call(command, key, unpack(values)) end
-  local sum = 0
-  for first = 1, count, 4000 do
-    sum = sum + call(command, key, unpack(values, first, math.min(first + 3999, count)))
-  end
-  return sum
-end
-
--- The same for a command that replies with one value for each given.
-local function ask_with(command, key, values)
-  if #values <= 4000 then
-    return call(command, key, unpack(values))
-  end
-  local answers = {}
+  local replies = {}
   for first = 1, #values, 4000 do
     local portion = call(command, key, unpack(values, first, math.min(first + 3999, #values)))
-    for n = 1, #portion do answers[#answers + 1] = portion[n] end
+    if #values <= 4000 then return portion end
+    for n = 1, type(portion) == 'table' and #portion or 0 do replies[#replies + 1] = portion[n] end
   end
-  return answers
+  return replies
 end
 
--- Notifies subscribers of the channel and blocking claims.
-local function announce(moves)
-  if channel == '' then return end
-  call('PUBLISH', channel, moves)
-  -- Fails where somebody deleted the counter and left the stream; blocking claims then end a little later by themselves.
-  redis.pcall('XADD', notify, 'MAXLEN', 1, moves .. '-0', 'm', '')
-end
-
--- Counts and announces a move, if there was one. Waiters compare the number with the last they saw, so they miss nothing.
+-- Counts a move, if there was one, and notifies subscribers of the channel and blocking claims. Waiters compare the number
+-- with the last they saw, so they miss nothing.
 local function wake()
   if not is_stirred then return nil end
   local moves = call('HINCRBY', meta, 'moves', 1)
-  announce(moves)
+  if channel ~= '' then
+    call('PUBLISH', channel, moves)
+    -- Fails where somebody deleted the counter and left the stream; blocking claims then end a little later by themselves.
+    redis.pcall('XADD', notify, 'MAXLEN', 1, moves .. '-0', 'm', '')
+  end
   return moves
 end
 
@@ -79,28 +62,6 @@ end
 -- own clock. It orders, and decides nothing else.
 local function stamp_after(last)
   return math.max(server_time(), tonumber(last or 0) + 1)
-end
-
-local function next_stamp(name)
-  return stamp_after(call('HGET', meta, name))
-end
-
--- A counter that gives each number and its digits. To write out sixteen digits costs more than most commands, so the first
--- ten are written once.
-local function counting_from(number)
-  local low = number % 1000000
-  local high = string.format('%.0f', (number - low) / 1000000)
-  number = number - 1
-  low = low - 1
-  return function()
-    number = number + 1
-    low = low + 1
-    if low == 1000000 then
-      low = 0
-      high = string.format('%.0f', number / 1000000)
-    end
-    return number, string.format('%s%06d', high, low)
-  end
 end
 
 -- A call whose answer was lost is sent again under the same name. If the server reads the first try only after the second, the

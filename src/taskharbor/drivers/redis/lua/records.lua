@@ -11,14 +11,14 @@ local function unpacked(id, value)
     job.token = string.sub(value, at, at + TOKEN_SIZE - 1)
     at = at + TOKEN_SIZE
   end
-  job.state, job.fence, job.last_row, job.finished_at, job.seq, head_size, _, at = struct.unpack(FRONT_AND_BASE, value, at)
+  job.state, job.fence, job.last_row, job.finished_at, head_size, _, at = struct.unpack(FRONT, value, at)
   if is_leased then
     job.state = INFLIGHT
     job.fence = job.fence + 1
   end
   _, job.head = cmsgpack.unpack_one(value, at - 1)
-  job.rest = string.sub(value, at + head_size, -2)
-  job.grain = string.sub(value, -1)
+  job.rest = string.sub(value, at + head_size, -1 - SEQ_SIZE)
+  job.seq = struct.unpack(SEQ, value, #value - SEQ_SIZE + 1)
   return job
 end
 
@@ -37,15 +37,8 @@ local function packed(job)
     lease = packed_lease(job) .. job.token
     state, fence = READY, fence - 1
   end
-  local front = struct.pack(
-    FRONT_AND_BASE, state, fence, job.last_row, job.finished_at, job.seq, #packed_head, is_plain and 1 or 0
-  )
-  return lease .. front .. packed_head .. job.rest .. (job.grain or string.char(job.seq % 256))
-end
-
--- The front of a job that nothing has happened to.
-local function new_front()
-  return struct.pack(FRONT, READY, 0, 0, 0)
+  local front = struct.pack(FRONT, state, fence, job.last_row, job.finished_at, #packed_head, is_plain and 1 or 0)
+  return lease .. front .. packed_head .. job.rest .. struct.pack(SEQ, job.seq)
 end
 
 local function load(family, id)
@@ -76,11 +69,6 @@ end
 -- Body and payload, without what may come behind them.
 local function content(job)
   return string.sub(job.rest, 1, job.head[BODY_SIZE] + job.head[PAYLOAD_SIZE])
-end
-
--- How a place in line begins. The length keeps a type apart from any other that begins like it.
-local function type_prefix(name)
-  return struct.pack('>I2', #name) .. name
 end
 
 -- Whether any of these ids has to be written in another way to be part of a member.

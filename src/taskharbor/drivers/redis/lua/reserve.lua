@@ -19,8 +19,8 @@ end)
 --         again (1), 8 id for the failure queue, 9 types, packed; empty for all, 10 the server's time when the caller's was
 --         `now`, where the call was sent ahead to be run when the queue moves; else empty
 -- result  {how many wait in the outbox; how often the queue has moved and what comes due next (-1: nothing), where the claim
---         took all there was, else -1 twice (also where it was sent ahead and brought jobs); the caller's time as it was taken
---         to be; when the leases began and when they expire; id, stored job as it waited, id, ...}
+--         took all there was, else -1 twice (also where it was sent ahead and brought jobs); when the leases began and when they
+--         expire; id, stored job as it waited, id, ...}
 define('reserve', {'allow-oom'}, function(keys, args)
   local lease_for, limit, worker, token = tonumber(args[3]), tonumber(args[4]), args[5], args[6]
   local is_again = args[7] == '1'
@@ -31,8 +31,8 @@ define('reserve', {'allow-oom'}, function(keys, args)
     now = now + math.max(0, server_time() - tonumber(args[10]))
     args[2] = string.format('%.0f', now)
   end
-  local answer = {0, -1, -1, now, 0, 0}
-  local FIRST = 6
+  local answer = {0, -1, -1, 0, 0}
+  local FIRST = 5
 
   local known = call('HMGET', meta, 'moves', 'latest_end', 'has_repeated')
   if is_again then
@@ -61,7 +61,7 @@ define('reserve', {'allow-oom'}, function(keys, args)
       local job = unpacked(all[n], all[n + 1])
       if job.token == token then
         if #answer < FIRST + 2 * limit then
-          answer[5], answer[6] = job.reserved_at, job.expires_at
+          answer[4], answer[5] = job.reserved_at, job.expires_at
           answer[#answer + 1] = all[n]
           answer[#answer + 1] = string.sub(all[n + 1], #packed_lease(job) + TOKEN_SIZE + 1)
         else
@@ -99,7 +99,7 @@ define('reserve', {'allow-oom'}, function(keys, args)
 
   local function lease(ids)
     local byte = string.byte
-    local values = ask_with('HMGET', waiting_job, ids)
+    local values = call_with('HMGET', waiting_job, ids)
     local reserved_at = math.max(now, tonumber(known[2] or 0))
     local expires_at = reserved_at + lease_for
     local granted = struct.pack(LEASE, INFLIGHT, expires_at, reserved_at, #worker) .. worker .. token
@@ -113,7 +113,7 @@ define('reserve', {'allow-oom'}, function(keys, args)
       leases[2 * n - 1], leases[2 * n] = deadline, behind_id and id .. behind_id or active_member(id, worker)
       answer[FIRST + 2 * n - 1], answer[FIRST + 2 * n] = id, value
     end
-    answer[5], answer[6] = reserved_at, expires_at
+    answer[4], answer[5] = reserved_at, expires_at
     call_with('ZREM', waiting, ids)
     call_with('HDEL', waiting_job, ids)
     call_with('HSET', active_job, stored)
@@ -126,7 +126,7 @@ define('reserve', {'allow-oom'}, function(keys, args)
   else
     local count = room()
     if count > 0 then
-      local ids = args[9] == '' and take_any(count) or take(prefixes_of(cmsgpack.unpack(args[9])), count)
+      local ids = take(args[9] == '' and all_prefixes() or prefixes_of(cmsgpack.unpack(args[9])), count)
       if #ids > 0 then lease(ids) end
     end
   end

@@ -17,7 +17,7 @@ end
 -- `family` is the set of those that ended the same way.
 local function forget(family, ids)
   if #ids == 0 then return end
-  if call('EXISTS', accepted) == 1 then forget_keys(ids, ask_with('HMGET', finished_job, ids)) end
+  if call('EXISTS', accepted) == 1 then forget_keys(ids, call_with('HMGET', finished_job, ids)) end
   call_with('HDEL', finished_job, ids)
   call_with('ZREM', jobs, ids)
   call_with('ZREM', family, ids)
@@ -26,73 +26,27 @@ end
 -- Remove jobs that have ended, by id.
 --
 -- KEYS    the queue's
--- ARGV    1 unused, 2 now, then the ids
+-- ARGV    1 unused, 2 now, then in pairs: id, and when it must have ended or nothing
 -- result  per id the state it was in; 10 more where it has not ended and stays, -1 where it is not found
-define('remove', {'allow-oom'}, function(keys, args)
+define('remove', {'allow-oom'}, function(_, args)
   local families = {[DONE] = done, [DEAD] = dead, [CANCELLED] = cancelled}
   local chosen = {[DONE] = {}, [DEAD] = {}, [CANCELLED] = {}}
 
-  local function look_at(id)
+  local function look_at(id, finished_at)
     local job = load(finished_job, id)
-    if job then
-      local ids = chosen[job.state]
-      ids[#ids + 1] = id
+    if job and (finished_at == '' or job.finished_at == tonumber(finished_at)) then
+      table.insert(chosen[job.state], id)
       return job.state
     end
-    job = load(waiting_job, id) or load(active_job, id)
+    job = job or load(waiting_job, id) or load(active_job, id)
     if not job then return -1 end
     return 10 + (job.state == READY and job.head[RUN_AT] > now and SCHEDULED or job.state)
   end
 
   local answers = {}
-  for n = 3, #args do answers[n - 2] = look_at(args[n]) end
+  for n = 3, #args, 2 do answers[#answers + 1] = look_at(args[n], args[n + 1]) end
   for state, ids in pairs(chosen) do forget(families[state], ids) end
   return answers
-end)
-
--- Remove ended jobs that match. Looks at a bounded number of them; the caller goes on from there.
---
--- KEYS    the queue's
--- ARGV    1 channel, 2 now (unused), 3 which: done, dead or cancelled, 4 limit, 5 how many to pass over, 6 ended before (or
---         +inf), 7 types, packed; empty for all, 8 1 where a key is asked for, 9 the key
--- result  {how many were removed, how many were looked at and kept, 1 where there may be more}
-define('purge', {'allow-oom'}, function(keys, args)
-  local LOOK_AT = 5000
-  local family = ({done = done, dead = dead, cancelled = cancelled})[args[3]]
-  local limit, skip = tonumber(args[4]), tonumber(args[5])
-  local before = args[6] == '+inf' and '+inf' or '(' .. args[6]
-
-  local wanted = nil
-  if args[7] ~= '' then
-    wanted = {}
-    for _, name in ipairs(cmsgpack.unpack(args[7])) do wanted[name] = true end
-  end
-  local key = args[8] == '1' and args[9] or nil
-
-  local function matches(value)
-    local _, head = cmsgpack.unpack_one(value, HEAD_AT - 1)
-    return (not wanted or wanted[head[TYPE]]) and (not key or head[KEY] == key)
-  end
-
-  local most = (wanted or key) and LOOK_AT or math.min(LOOK_AT, limit)
-  local ids = call('ZRANGEBYSCORE', family, '-inf', before, 'LIMIT', skip, most)
-  local looked_at = #ids
-  local chosen = {}
-  if wanted or key then
-    local values = looked_at > 0 and ask_with('HMGET', finished_job, ids) or {}
-    for n = 1, #ids do
-      if #chosen == limit then
-        looked_at = n - 1
-        break
-      end
-      if matches(values[n]) then chosen[#chosen + 1] = ids[n] end
-    end
-  else
-    chosen = ids
-  end
-  local removed = #chosen
-  forget(family, chosen)
-  return {removed, looked_at - removed, looked_at > 0 and 1 or 0}
 end)
 
 -- Apply the queue's retention to ended jobs and to the attempt log.

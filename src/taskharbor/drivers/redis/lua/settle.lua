@@ -22,7 +22,6 @@ define('settle', {'allow-oom'}, function(keys, args)
 
   -- Plain acks are most of what comes: their changes are made together.
   local acked, members, stored, ends = {}, {}, {}, {}
-  local is_twice, is_acked = false, {}
 
   local function flush()
     if #acked == 0 then return end
@@ -31,15 +30,14 @@ define('settle', {'allow-oom'}, function(keys, args)
     call_with('HSET', finished_job, stored)
     call_with('ZADD', done, ends)
     call('HINCRBY', meta, 'done_total', #acked)
-    acked, members, stored, ends, is_acked = {}, {}, {}, {}, {}
+    acked, members, stored, ends = {}, {}, {}, {}
   end
 
-  -- The digits of the last end: those of a batch are mostly the same.
-  local written_end, digits = nil, nil
-
-  -- The last lease that was looked at, as it is stored: jobs that were claimed together have the same.
-  local lease, lease_size, expires_at, reserved_at, logged_lease, lease_token, behind_id = nil, 0, nil, nil, nil, nil, nil
-  local is_id_special = true
+  -- The last lease that was looked at, as it is stored, and the last front that was made: those of a batch are mostly the same.
+  local lease, lease_size, expires_at, reserved_at, logged_lease, lease_token, worker = nil, 0, nil, nil, nil, nil, nil
+  local ended_at, digits = nil, nil
+  local front, front_fence, front_row, front_head = nil, nil, nil, nil
+  local is_id_special
 
   local function look_at_lease(value)
     local _, worker_size, at
@@ -49,42 +47,30 @@ define('settle', {'allow-oom'}, function(keys, args)
     lease = sub(value, 1, lease_size)
     logged_lease = sub(value, 1, token_at - 1)
     lease_token = sub(value, token_at, lease_size)
-    behind_id = ':' .. sub(value, at, token_at - 1)
-  end
-
-  -- The last front that was made: those of a batch are mostly the same, too.
-  local front, front_fence, front_row, front_end = nil, nil, nil, nil
-
-  local function front_of_done(fence, row, ended_at)
-    if fence ~= front_fence or row ~= front_row or ended_at ~= front_end then
-      front_fence, front_row, front_end = fence, row, ended_at
-      front = pack_bytes(FRONT, DONE, fence, row, ended_at)
-    end
-    return front
+    worker = sub(value, at, token_at - 1)
+    ended_at = math.max(now, reserved_at)
+    digits = string.format('%.0f', ended_at)
+    front = nil
   end
 
   -- A plain ack of a plain job under a valid lease: nothing but its front changes. Says false where it is anything else.
   local function is_acked_plainly(id, token, value)
     if sub(value, 1, lease_size) ~= lease then look_at_lease(value) end
     if expires_at <= now or lease_token ~= token then return false end
-    local _, fence, before, _, _, head_size, is_plain, head_at = unpack_bytes(FRONT_AND_BASE, value, lease_size + 1)
+    local _, fence, before, _, head_size, is_plain, head_at = unpack_bytes(FRONT, value, lease_size + 1)
     if is_plain == 0 then return false end
-    local ended_at = reserved_at > now and reserved_at or now
-    if ended_at ~= written_end then
-      written_end, digits = ended_at, string.format('%.0f', ended_at)
-      note_end(math.min(ended_at, expires_at))
-    elseif expires_at < ended_at then
-      note_end(expires_at)
-    end
+    if not front then note_end(math.min(ended_at, expires_at)) end
     local head = sub(value, head_at, head_at + head_size - 1)
     local row = write_row(id, fence + 1, before, head, logged_lease, OUTCOME_DONE, DONE, ended_at, '')
+    if not front or fence ~= front_fence or row ~= front_row or head_size ~= front_head then
+      front_fence, front_row, front_head = fence, row, head_size
+      front = pack_bytes(FRONT, DONE, fence + 1, row, ended_at, head_size, 1)
+    end
     local n = #acked + 1
     acked[n] = id
-    members[n] = is_id_special and active_member(id, sub(behind_id, 2)) or id .. behind_id
-    stored[2 * n - 1] = id
-    stored[2 * n] = front_of_done(fence + 1, row, ended_at) .. sub(value, lease_size + FRONT_SIZE + 1)
+    members[n] = is_id_special and active_member(id, worker) or id .. ':' .. worker
+    stored[2 * n - 1], stored[2 * n] = id, front .. sub(value, head_at)
     ends[2 * n - 1], ends[2 * n] = digits, id
-    if is_twice then is_acked[id] = true end
     if max_inflight then is_stirred = true end
     return true
   end
@@ -176,29 +162,27 @@ define('settle', {'allow-oom'}, function(keys, args)
     return OK
   end
 
-  local ids, tokens, times = {}, {}, {}
+  local ids, tokens = {}, {}
   local at = 7
   while #ids < count do
     local token, several = args[at], tonumber(args[at + 1])
     for n = at + 2, at + 1 + several do
-      local id = args[n]
-      ids[#ids + 1] = id
+      ids[#ids + 1] = args[n]
       tokens[#tokens + 1] = token
-      if times[id] then is_twice = true end
-      times[id] = (times[id] or 0) + 1
     end
     at = at + 2 + several
   end
-  local values = ask_with('HMGET', active_job, ids)
+  local values = call_with('HMGET', active_job, ids)
   is_id_special = is_one_special(ids)
-  local codes, is_all_ok = {}, true
+  local codes, seen, is_all_ok = {}, {}, true
   for n = 1, count do
     local id, value = ids[n], values[n]
-    if is_twice and times[id] > 1 then
+    if seen[id] then
       -- What was read in advance may be out of date.
-      if is_acked[id] then flush() end
+      flush()
       value = call('HGET', active_job, id)
     end
+    seen[id] = true
     local code = settle(id, tokens[n], others[n], value)
     codes[n] = code
     if code ~= OK then is_all_ok = false end

@@ -1,13 +1,13 @@
-"""What Redis's errors mean to somebody who wants their queue back."""
+"""TaskHarbor's errors for what Redis answers, with advice."""
 
 from __future__ import annotations
 
 from redis.exceptions import RedisError
 
-from taskharbor.errors import BackendUnavailable, InvalidRequest, SchemaMismatch, TaskHarborError
+from taskharbor.errors import BackendUnavailable, InvalidRequest, TaskHarborError
 
-OWN = "TASKHARBOR"
-"""First word of the errors that our scripts return; the second says which: INVALID or SCHEMA."""
+REDISCOVER = frozenset({"READONLY", "MASTERDOWN"})
+"""Errors of a server that is no master any more."""
 
 _ADVICE = {
     "READONLY": "the server is a replica: name the master, or let redis+sentinel:// or redis+cluster:// find it",
@@ -24,25 +24,21 @@ _ADVICE = {
     "UNKILLABLE": "a script of somebody's holds the server",
     "DENIED": "the server is in protected mode: give it a password, or let it listen to this machine only",
     "EXECABORT": "the server did not begin with the call",
-}
-_NOT_LET_IN = {
-    "NOAUTH": "the server wants a password: write redis://:password@host or redis://user:password@host",
-    "WRONGPASS": "user or password is wrong (special characters are written as %xx)",
-    "NOPERM": "this user lacks a right: it needs the commands, the keys and the channels of the queue",
-}
-_SPOKEN = {
     "max number of clients reached": "the server has no connection left: raise maxclients, or run fewer workers",
-    "invalid password": _NOT_LET_IN["WRONGPASS"],
-    "without any password configured": "the server has no password, but the URL gives one",
     "DB index is out of range": "the server has fewer databases than that: lower the number in the URL",
-    "cluster support disabled": "the server is not part of a cluster: write redis:// instead of redis+cluster://",
     "unknown command": "the server is older than 7.0, or the command was renamed or forbidden there",
 }
-_WRONG_URL = (
-    _SPOKEN["invalid password"],
-    _SPOKEN["without any password configured"],
-    _SPOKEN["cluster support disabled"],
-)
+"""By the error's code, or by words in it."""
+_WRONG_PASSWORD = "user or password is wrong (special characters are written as %xx)"
+_WRONG_URL = {
+    "NOAUTH": "the server wants a password: write redis://:password@host or redis://user:password@host",
+    "WRONGPASS": _WRONG_PASSWORD,
+    "invalid password": _WRONG_PASSWORD,
+    "NOPERM": "this user lacks a right: it needs the commands, the keys and the channels of the queue",
+    "without any password configured": "the server has no password, but the URL gives one",
+    "cluster support disabled": "the server is not part of a cluster: write redis:// instead of redis+cluster://",
+}
+"""The same for errors that only another URL can avoid."""
 
 
 def code_of(error: RedisError) -> str:
@@ -54,22 +50,9 @@ def translated(error: RedisError, place: str) -> TaskHarborError:
     """The TaskHarbor error for what the server answered."""
     text = " ".join(str(error).split())
     code = code_of(error)
-    if code == OWN:
-        return _own(text)
-    advice = next((words for spoken, words in _SPOKEN.items() if spoken in text), None)
-    if code in _NOT_LET_IN or advice in _WRONG_URL:
-        # The server's own words may quote the user's name, or a command with its values.
-        return InvalidRequest(f"{place}: {advice or _NOT_LET_IN[code]}")
-    advice = advice or _ADVICE.get(code)
-    if advice is not None:
-        return BackendUnavailable(f"{place}: {advice} ({code})")
+    for advice, kind in ((_WRONG_URL, InvalidRequest), (_ADVICE, BackendUnavailable)):
+        found = advice.get(code) or next((words for said, words in advice.items() if said in text), None)
+        if found is not None:
+            # The server's own words may quote the user's name, or a command with its values.
+            return kind(f"{place}: {found}" if kind is InvalidRequest else f"{place}: {found} ({code})")
     return TaskHarborError(f"{place}: {text[:300]}")
-
-
-def _own(text: str) -> TaskHarborError:
-    _, kind, words = (text + "  ").split(" ", 2)
-    if kind == "INVALID":
-        return InvalidRequest(words.strip())
-    if kind == "SCHEMA":
-        return SchemaMismatch(words.strip())
-    return TaskHarborError(f"{kind} {words}".strip())
