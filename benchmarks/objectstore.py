@@ -26,9 +26,9 @@ from taskharbor.broker.service import candidacy_for
 from taskharbor.broker.serving import listen, serve, url_of
 from taskharbor.drivers.contract import Ack
 from taskharbor.drivers.http import HttpDriver
-from taskharbor.drivers.objectstore.blobs import Blob, Blobs, Unchanged, Version
+from taskharbor.drivers.objectstore.blobs import Blob, Blobs, Data, Unchanged, Version
 from taskharbor.drivers.objectstore.driver import ObjectStoreDriver
-from taskharbor.drivers.objectstore.places import parse_place
+from taskharbor.drivers.objectstore.options import parse_url
 from taskharbor.errors import BackendUnavailable
 from taskharbor.jobs import SECOND, JobRecord
 from taskharbor.requests import new_ids
@@ -55,13 +55,9 @@ class FarBlobs(Blobs):
         self.writes += 1
         await asyncio.sleep(WRITE_SECONDS)
 
-    async def create(self, name: str, data: bytes) -> Version:
+    async def write(self, name: str, data: Data, known: Version | None) -> Version:
         await self._travel()
-        return await self._near.create(name, data)
-
-    async def replace(self, name: str, data: bytes, known: Version) -> Version:
-        await self._travel()
-        return await self._near.replace(name, data, known)
+        return await self._near.write(name, data, known)
 
     async def put(self, name: str, data: bytes) -> None:
         await self._travel()
@@ -86,7 +82,7 @@ class FarBlobs(Blobs):
 def _broker(pipe: Connection) -> None:
     """In a child: serves until told to stop, and answers whatever else it is told with the number of writes so far."""
     stores: list[FarBlobs] = []
-    memory = parse_place("mem://")
+    memory = parse_url("mem://")
 
     def far() -> Blobs:
         stores.append(FarBlobs(memory.open()))

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from taskharbor.drivers.objectstore import ObjectStoreDriver
-from taskharbor.drivers.objectstore.places import Options, parse_place
+from taskharbor.drivers.objectstore.options import Options, parse_url
 from taskharbor_testkit.conformance import conformance_tests
 
 TINY = Options(poll=None, segment_rows=3, merge=2, levels=3, grace=0.0)
@@ -18,7 +18,7 @@ CHANGES = ("enqueue", "reserve", "extend_lease", "settle", "reclaim", "cancel", 
 def _then_folded(name: str) -> Callable[..., Any]:
     async def call(self: ObjectStoreDriver, *args: Any, **kwargs: Any) -> Any:
         answer = await getattr(ObjectStoreDriver, name)(self, *args, **kwargs)
-        await self.open_store.settled()
+        await self.store.settled()
         return answer
 
     return call
@@ -28,7 +28,7 @@ PatientDriver = type("PatientDriver", (ObjectStoreDriver,), {name: _then_folded(
 
 
 def _driver(tmp_path: Path) -> ObjectStoreDriver:
-    driver: ObjectStoreDriver = PatientDriver(parse_place("mem://").open, TINY, is_in_memory=True)
+    driver: ObjectStoreDriver = PatientDriver(parse_url("mem://").open, TINY, is_in_memory=True)
     return driver
 
 

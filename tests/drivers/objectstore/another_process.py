@@ -18,7 +18,7 @@ async def main(url: str, what: str) -> None:
             print(made.id)
         elif what == "finish":
             print(*await run_through(driver, 25))
-            await driver.open_store.settled()
+            await driver.store.settled()
         else:
             page = await driver.list_jobs(JobFilter(), now=NOW, limit=1000)
             rows = (await driver.read_attempts(limit=1000)).attempts

@@ -52,7 +52,7 @@ async def finish(
 async def fold(driver: Driver) -> None:
     """Until everything is in segments that can be, and those are merged."""
     assert isinstance(driver, ObjectStoreDriver)
-    for shard in await driver.open_store.all_shards():
+    for shard in await driver.store.shards():
         await shard.compaction.settled()
 
 

@@ -16,7 +16,16 @@ from random import Random
 
 import msgspec
 
-from taskharbor.drivers.objectstore.blobs import UNCHANGED, Blob, Blobs, Conflict, Unchanged, Unclear, Version
+from taskharbor.drivers.objectstore.blobs import (
+    UNCHANGED,
+    Blob,
+    Blobs,
+    Conflict,
+    Data,
+    Unchanged,
+    Unclear,
+    Version,
+)
 from taskharbor.errors import BackendUnavailable
 from taskharbor.jobs import Micros
 
@@ -185,11 +194,8 @@ class FaultyBlobs(Blobs):
 
     # -- writing ------------------------------------------------------------------------------------------
 
-    async def create(self, name: str, data: bytes) -> Version:
-        return await self._meet(lambda: self._inner.create(name, data))
-
-    async def replace(self, name: str, data: bytes, known: Version) -> Version:
-        return await self._meet(lambda: self._inner.replace(name, data, known))
+    async def write(self, name: str, data: Data, known: Version | None) -> Version:
+        return await self._meet(lambda: self._inner.write(name, data, known))
 
     async def _meet(self, write: Callable[[], Awaitable[Version]]) -> Version:
         weather = self.weather

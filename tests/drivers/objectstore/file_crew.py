@@ -42,9 +42,9 @@ async def increment(blobs: Blobs) -> int:
         number = 0 if blob is None else number_in(blob.data)
         try:
             if blob is None:
-                await blobs.create(NAME, content(1))
+                await blobs.write(NAME, content(1), None)
             else:
-                await blobs.replace(NAME, content(number + 1), blob.version)
+                await blobs.write(NAME, content(number + 1), blob.version)
         except Conflict:
             continue
         return number + 1

@@ -9,7 +9,7 @@ import asyncio
 import itertools
 from collections.abc import Sequence
 
-from taskharbor.drivers.objectstore.blobs import UNCHANGED, Blob, Blobs, Conflict, Unchanged, Version
+from taskharbor.drivers.objectstore.blobs import UNCHANGED, Blob, Blobs, Conflict, Data, Unchanged, Version
 
 
 class HeldBlobs(Blobs):
@@ -31,18 +31,12 @@ class HeldBlobs(Blobs):
         blob = await self.read(name)
         return UNCHANGED if blob is not None and blob.version == known else blob
 
-    async def create(self, name: str, data: bytes) -> Version:
-        return await self._write(name, data, None)
-
-    async def replace(self, name: str, data: bytes, known: Version) -> Version:
-        return await self._write(name, data, known)
-
-    async def _write(self, name: str, data: bytes, expected: Version | None) -> Version:
+    async def write(self, name: str, data: Data, known: Version | None) -> Version:
         await asyncio.sleep(0)
         there = self.objects.get(name)
-        if (None if there is None else there.version) != expected:
+        if (None if there is None else there.version) != known:
             raise Conflict(f"{name} has another version")
-        version = self._keep(name, data)
+        version = self._keep(name, b"".join(data) if isinstance(data, tuple) else data)
         await asyncio.sleep(0)
         return version
 

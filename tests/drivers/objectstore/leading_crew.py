@@ -17,7 +17,7 @@ from marks import add
 
 from taskharbor.drivers.objectstore.cas import Deposed
 from taskharbor.drivers.objectstore.leadership import Leadership
-from taskharbor.drivers.objectstore.places import parse_place
+from taskharbor.drivers.objectstore.options import parse_url
 from taskharbor.errors import BackendUnavailable
 
 
@@ -26,7 +26,7 @@ def say(*words: object) -> None:
 
 
 async def main(url: str, name: str, term: float, stop_after: int) -> None:
-    store = LedStore(parse_place(url).open())
+    store = LedStore(parse_url(url).open())
     await store.catalog.open()
     leadership = Leadership(store, url=f"http://{name}", term=term)
     running = asyncio.ensure_future(leadership.run())
@@ -38,8 +38,8 @@ async def main(url: str, name: str, term: float, stop_after: int) -> None:
         while True:
             mark = f"{name}.{written}"
             try:
-                cell = await store.cell("mail")
-                await cell.change(add(mark))
+                cas = await store.object("mail")
+                await cas.change(add(mark))
             except Deposed:
                 say("refused", mark)
                 leadership.look_now()

@@ -1,4 +1,4 @@
-"""A cell's state of the simplest kind: a list to which each step adds a mark that nobody else has."""
+"""A state of a compare-and-swap object, of the simplest kind: a list to which each step adds a mark that nobody else has."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Callable
 import msgspec
 
 from taskharbor.drivers.objectstore.blobs import Blobs
-from taskharbor.drivers.objectstore.cas import Cell, Term
+from taskharbor.drivers.objectstore.cas import CasObject, Term
 
 NAME = "queues/marks/0/state"
 
 
 class Marks:
-    def __init__(self, marks: list[str]) -> None:
-        self.marks = marks
+    def __init__(self, body: bytes) -> None:
+        self.marks: list[str] = msgspec.msgpack.decode(body, type=list[str]) if body else []
         self.touched = False
 
     def add(self, mark: str) -> int:
@@ -23,20 +23,12 @@ class Marks:
         self.touched = True
         return len(self.marks) - 1
 
-
-class MarksCodec:
-    def empty(self) -> Marks:
-        return Marks([])
-
-    def decode(self, body: bytes) -> Marks:
-        return Marks(msgspec.msgpack.decode(body, type=list[str]))
-
-    def encode(self, state: Marks) -> bytes:
-        return msgspec.msgpack.encode(state.marks)
+    def serialize(self) -> bytes:
+        return msgspec.msgpack.encode(self.marks)
 
 
-def marks_cell(blobs: Blobs, *, term: Term | None = None, patience: float = 30.0) -> Cell[Marks]:
-    return Cell(blobs, NAME, MarksCodec(), term=term, patience=patience)
+def marks_object(blobs: Blobs, *, term: Term | None = None, give_up_after: float = 30.0) -> CasObject[Marks]:
+    return CasObject(blobs, NAME, Marks, term=term, give_up_after=give_up_after)
 
 
 def add(mark: str) -> Callable[[Marks], int]:

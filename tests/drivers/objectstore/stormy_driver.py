@@ -12,7 +12,7 @@ from typing import Any
 from faulty_blobs import Faults, FaultyBlobs, Weather
 
 from taskharbor.drivers.objectstore import ObjectStoreDriver
-from taskharbor.drivers.objectstore.places import Options, parse_place
+from taskharbor.drivers.objectstore.options import Options, parse_url
 from taskharbor_testkit.conformance.backend import Backend, Store
 
 CALLS = (
@@ -48,7 +48,7 @@ class StormyDriver(ObjectStoreDriver):
 
     @classmethod
     def on(cls, weather: Weather, options: Options = SMALL) -> StormyDriver:
-        place = parse_place("mem://")
+        place = parse_url("mem://")
         driver = cls(lambda: FaultyBlobs(place.open(), weather), options, is_in_memory=True)
         driver.weather = weather
         return driver

@@ -11,11 +11,20 @@ from pathlib import Path
 import pytest
 from faulty_blobs import Fault, FaultyBlobs, Weather
 from held_blobs import HeldBlobs
-from marks import NAME, add, all_marks, marks_cell
+from marks import NAME, add, all_marks, marks_object
 
-from taskharbor.drivers.objectstore.blobs import UNCHANGED, Blob, Blobs, Conflict, Unclear, Version
-from taskharbor.drivers.objectstore.cas import Cell
-from taskharbor.drivers.objectstore.places import forget_memory, parse_place, place_options, probe
+from taskharbor.drivers.objectstore.blobs import (
+    UNCHANGED,
+    Blob,
+    Blobs,
+    Conflict,
+    Data,
+    Unclear,
+    Version,
+    probe,
+)
+from taskharbor.drivers.objectstore.cas import CasObject
+from taskharbor.drivers.objectstore.options import parse_url
 from taskharbor.errors import BackendUnavailable, InvalidRequest
 from taskharbor_testkit.servers.s3 import S3Server, fresh_s3_url
 
@@ -35,7 +44,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @asynccontextmanager
 async def opened(url: str) -> AsyncIterator[Blobs]:
-    blobs = parse_place(url).open()
+    blobs = parse_url(url).open()
     try:
         yield blobs
     finally:
@@ -53,9 +62,9 @@ def on(url: str, story: Callable[[Blobs], Awaitable[None]]) -> None:
 def test_what_was_written_is_read_with_its_version(url: str) -> None:
     async def story(blobs: Blobs) -> None:
         assert await blobs.read("a/b") is None
-        version = await blobs.create("a/b", b"one")
+        version = await blobs.write("a/b", b"one", None)
         assert await blobs.read("a/b") == Blob(b"one", version)
-        newer = await blobs.replace("a/b", b"two", version)
+        newer = await blobs.write("a/b", b"two", version)
         assert newer != version
         assert await blobs.read("a/b") == Blob(b"two", newer)
 
@@ -64,9 +73,9 @@ def test_what_was_written_is_read_with_its_version(url: str) -> None:
 
 def test_nothing_is_created_over_what_is_there(url: str) -> None:
     async def story(blobs: Blobs) -> None:
-        await blobs.create("a", b"one")
+        await blobs.write("a", b"one", None)
         with pytest.raises(Conflict):
-            await blobs.create("a", b"two")
+            await blobs.write("a", b"two", None)
         blob = await blobs.read("a")
         assert blob is not None
         assert blob.data == b"one"
@@ -76,14 +85,14 @@ def test_nothing_is_created_over_what_is_there(url: str) -> None:
 
 def test_only_the_known_version_is_replaced(url: str) -> None:
     async def story(blobs: Blobs) -> None:
-        first = await blobs.create("a", b"one")
-        second = await blobs.replace("a", b"two", first)
+        first = await blobs.write("a", b"one", None)
+        second = await blobs.write("a", b"two", first)
         with pytest.raises(Conflict):
-            await blobs.replace("a", b"three", first)
+            await blobs.write("a", b"three", first)
         assert await blobs.read("a") == Blob(b"two", second)
         await blobs.delete(["a"])
         with pytest.raises(Conflict):
-            await blobs.replace("a", b"four", second)
+            await blobs.write("a", b"four", second)
         assert await blobs.read("a") is None
 
     on(url, story)
@@ -91,22 +100,22 @@ def test_only_the_known_version_is_replaced(url: str) -> None:
 
 @pytest.mark.parametrize("url", ["file", "mem"], indirect=True)
 def test_an_object_that_was_removed_and_made_again_is_not_taken_for_the_old_one(url: str) -> None:
-    # S3 tells versions by content, and every content of a cell has an id of its own.
+    # S3 tells versions by content, and every content of a compare-and-swap object has an id of its own.
     async def story(blobs: Blobs) -> None:
-        old = await blobs.create("a", b"same")
+        old = await blobs.write("a", b"same", None)
         await blobs.delete(["a"])
-        await blobs.create("a", b"same")
+        await blobs.write("a", b"same", None)
         with pytest.raises(Conflict):
-            await blobs.replace("a", b"other", old)
+            await blobs.write("a", b"other", old)
 
     on(url, story)
 
 
 def test_a_conditional_read_brings_news_only(url: str) -> None:
     async def story(blobs: Blobs) -> None:
-        first = await blobs.create("a", b"one")
+        first = await blobs.write("a", b"one", None)
         assert await blobs.read_if_changed("a", first) is UNCHANGED
-        second = await blobs.replace("a", b"two", first)
+        second = await blobs.write("a", b"two", first)
         assert await blobs.read_if_changed("a", first) == Blob(b"two", second)
         await blobs.delete(["a"])
         assert await blobs.read_if_changed("a", second) is None
@@ -136,9 +145,9 @@ def test_names_are_listed_by_folder_and_in_order(url: str) -> None:
 def test_objects_may_be_empty_or_large(url: str) -> None:
     async def story(blobs: Blobs) -> None:
         large = secrets.token_bytes(6 * 1024 * 1024)
-        version = await blobs.create("a", b"")
+        version = await blobs.write("a", b"", None)
         assert await blobs.read("a") == Blob(b"", version)
-        version = await blobs.replace("a", large, version)
+        version = await blobs.write("a", large, version)
         assert await blobs.read("a") == Blob(large, version)
         await blobs.put("b", large)
         blob = await blobs.read("b")
@@ -155,11 +164,11 @@ def test_of_many_who_create_or_replace_at_once_one_succeeds(url: str) -> None:
         return [answer for answer in answers if isinstance(answer, Version)]
 
     async def main() -> None:
-        crew = [parse_place(url).open() for _ in range(8)]
-        (version,) = await wins([blobs.create("a", f"{n}".encode()) for n, blobs in enumerate(crew)])
+        crew = [parse_url(url).open() for _ in range(8)]
+        (version,) = await wins([blobs.write("a", f"{n}".encode(), None) for n, blobs in enumerate(crew)])
         for turn in range(5):
             (version,) = await wins(
-                [blobs.replace("a", f"{turn} {n}".encode(), version) for n, blobs in enumerate(crew)]
+                [blobs.write("a", f"{turn} {n}".encode(), version) for n, blobs in enumerate(crew)]
             )
         for blobs in crew:
             await blobs.close()
@@ -167,20 +176,20 @@ def test_of_many_who_create_or_replace_at_once_one_succeeds(url: str) -> None:
     asyncio.run(main())
 
 
-def test_cells_of_several_handles_lose_nothing(url: str) -> None:
+def test_objects_of_several_handles_lose_nothing(url: str) -> None:
     async def main() -> None:
-        crew = [parse_place(url).open() for _ in range(4)]
-        cells = [marks_cell(blobs) for blobs in crew]
+        crew = [parse_url(url).open() for _ in range(4)]
+        handles = [marks_object(blobs) for blobs in crew]
 
         async def work(number: int) -> None:
             for step in range(8):
-                await cells[number % 4].change(add(f"{number}.{step}"))
+                await handles[number % 4].change(add(f"{number}.{step}"))
 
         await asyncio.gather(*(work(number) for number in range(12)))
-        marks = await cells[0].look(all_marks)
+        marks = await handles[0].look(all_marks)
         assert len(marks) == len(set(marks)) == 96
-        for cell in cells:
-            await cell.close()
+        for cas in handles:
+            await cas.close()
         for blobs in crew:
             await blobs.close()
 
@@ -200,19 +209,22 @@ def test_the_probe_trusts_it_and_leaves_nothing_behind(url: str) -> None:
 
 
 class CreatesOver(HeldBlobs):
-    async def create(self, name: str, data: bytes) -> Version:
-        await self.delete([name])
-        return await super().create(name, data)
+    async def write(self, name: str, data: Data, known: Version | None) -> Version:
+        if known is None:
+            await self.delete([name])
+        return await super().write(name, data, known)
 
 
 class ReplacesAnything(HeldBlobs):
-    async def replace(self, name: str, data: bytes, known: Version) -> Version:
-        return await super().replace(name, data, self.objects[name].version)
+    async def write(self, name: str, data: Data, known: Version | None) -> Version:
+        return await super().write(name, data, known and self.objects[name].version)
 
 
 class RefusesAll(HeldBlobs):
-    async def replace(self, name: str, data: bytes, known: Version) -> Version:
-        raise Conflict
+    async def write(self, name: str, data: Data, known: Version | None) -> Version:
+        if known is not None:
+            raise Conflict
+        return await super().write(name, data, known)
 
 
 class ReadsOld(HeldBlobs):
@@ -287,10 +299,10 @@ UNCLEAR: list[str] = [
 @pytest.mark.parametrize("fault", UNCLEAR)
 def test_an_answer_that_does_not_come_leaves_a_write_unclear(s3: S3Server, fault: str) -> None:
     async def story(blobs: Blobs) -> None:
-        version = await blobs.create("a", b"old")
+        version = await blobs.write("a", b"old", None)
         s3.plan(fault)
         with pytest.raises(Unclear) as unclear:
-            await blobs.replace("a", b"new", version)
+            await blobs.write("a", b"new", version)
         assert "test" not in str(unclear.value), "no key, no secret"
         blob = await blobs.read("a")
         assert blob is not None
@@ -302,38 +314,38 @@ def test_an_answer_that_does_not_come_leaves_a_write_unclear(s3: S3Server, fault
 @pytest.mark.parametrize("fault", ["conflict_409", "refused_after"])
 def test_a_refusal_is_a_conflict_whatever_is_behind_it(s3: S3Server, fault: str) -> None:
     async def story(blobs: Blobs) -> None:
-        version = await blobs.create("a", b"old")
+        version = await blobs.write("a", b"old", None)
         s3.plan(fault)
         with pytest.raises(Conflict):
-            await blobs.replace("a", b"new", version)
+            await blobs.write("a", b"new", version)
 
     on(s3.fresh_url(), story)
 
 
 @pytest.mark.parametrize("fault", [*UNCLEAR, "conflict_409", "refused_after"])
-def test_a_cell_on_s3_makes_its_change_once_whatever_the_answer(s3: S3Server, fault: str) -> None:
+def test_an_object_on_s3_makes_its_change_once_whatever_the_answer(s3: S3Server, fault: str) -> None:
     async def story(blobs: Blobs) -> None:
-        cell = marks_cell(blobs)
+        cas = marks_object(blobs)
         s3.plan(fault)
-        assert await cell.change(add("first")) == 0
+        assert await cas.change(add("first")) == 0
         s3.plan(fault, fault)
-        assert await cell.change(add("second")) == 1
-        assert await marks_cell(blobs).look(all_marks) == ["first", "second"]
+        assert await cas.change(add("second")) == 1
+        assert await marks_object(blobs).look(all_marks) == ["first", "second"]
 
     on(s3.fresh_url(timeout="0.5"), story)
 
 
 def test_a_store_that_stands_still_is_reported_and_works_again_afterwards(s3: S3Server) -> None:
     async def story(blobs: Blobs) -> None:
-        cell: Cell = marks_cell(blobs)
-        await cell.change(add("before"))
+        cas: CasObject = marks_object(blobs)
+        await cas.change(add("before"))
         s3.pause()
         try:
             with pytest.raises(BackendUnavailable, match="can it be reached"):
-                await cell.look(all_marks)
+                await cas.look(all_marks)
         finally:
             s3.resume()
-        assert await cell.change(add("after")) == 1
+        assert await cas.change(add("after")) == 1
 
     on(s3.fresh_url(timeout="0.2"), story)
 
@@ -342,7 +354,7 @@ def test_who_is_not_let_in_is_told_so_without_the_keys(s3: S3Server) -> None:
     async def story(blobs: Blobs) -> None:
         s3.plan("forbidden_403")
         with pytest.raises(InvalidRequest, match="check the credentials") as refusal:
-            await blobs.create("a", b"")
+            await blobs.write("a", b"", None)
         assert "hidden" not in str(refusal.value)
 
     on(s3.fresh_url(secret_access_key="hidden"), story)
@@ -350,7 +362,7 @@ def test_who_is_not_let_in_is_told_so_without_the_keys(s3: S3Server) -> None:
 
 def test_a_bucket_that_is_not_there_is_named(s3: S3Server) -> None:
     async def story(blobs: Blobs) -> None:
-        for call in (blobs.read("a"), blobs.create("a", b""), blobs.put("a", b""), blobs.names("")):
+        for call in (blobs.read("a"), blobs.write("a", b"", None), blobs.put("a", b""), blobs.names("")):
             with pytest.raises(InvalidRequest, match=r"s3://nowhere/p at 127.*no such bucket"):
                 await call
 
@@ -362,7 +374,7 @@ def test_nobody_at_the_address_is_reported_in_a_few_tries() -> None:
         with pytest.raises(BackendUnavailable):
             await blobs.read("a")
         with pytest.raises(Unclear):
-            await blobs.create("a", b"")
+            await blobs.write("a", b"", None)
 
     on(
         "s3://b/p?endpoint=http://127.0.0.1:9&allow_http=on&access_key_id=a&secret_access_key=b&region=r",
@@ -400,15 +412,18 @@ def test_s3_tells_its_time_and_files_do_not(s3: S3Server, tmp_path: Path) -> Non
         ("mem://", "mem://"),
     ],
 )
-def test_a_place_is_named_without_its_secrets(url: str, place: str) -> None:
-    assert str(parse_place(url)) == place
-    assert parse_place(url).open().place == place
+def test_a_store_is_named_without_its_secrets(url: str, place: str) -> None:
+    assert str(parse_url(url)) == place
+    assert parse_url(url).open().place == place
 
 
-def test_options_that_are_not_about_the_place_are_left_to_the_driver() -> None:
-    place = parse_place("s3://b/p?region=r&shards=4&poll=2")
-    assert place.rest == {"shards": "4", "poll": "2"}
-    assert "region" in place_options("s3")
+def test_options_of_the_driver_are_told_from_those_of_the_store() -> None:
+    parsed = parse_url("s3://b/p?region=r&shards=4&poll=2")
+    assert (parsed.options.shards, parsed.options.poll) == (4, 2.0)
+    with pytest.raises(InvalidRequest, match=r"'colour'.*region"):
+        parse_url("s3://b/p?colour=red")
+    with pytest.raises(InvalidRequest, match="'region'"):
+        parse_url("file:///p?region=r")
 
 
 @pytest.mark.parametrize(
@@ -429,23 +444,21 @@ def test_options_that_are_not_about_the_place_are_left_to_the_driver() -> None:
 )
 def test_a_wrong_url_is_refused_with_the_right_one(url: str, says: str) -> None:
     with pytest.raises(InvalidRequest, match=says) as refusal:
-        parse_place(url)
+        parse_url(url)
     assert "hidden" not in str(refusal.value)
 
 
 def test_memory_is_shared_by_name_and_otherwise_private() -> None:
     async def main() -> None:
         name = secrets.token_hex(6)
-        one, other = parse_place(f"mem://{name}").open(), parse_place(f"mem://{name}").open()
-        await one.create(NAME, b"x")
+        one, other = parse_url(f"mem://{name}").open(), parse_url(f"mem://{name}").open()
+        await one.write(NAME, b"x", None)
         assert await other.read(NAME) is not None
         assert one.identity == other.identity
-        assert forget_memory(name)
-        assert await parse_place(f"mem://{name}").open().read(NAME) is None
-        private = parse_place("mem://")
-        await private.open().create(NAME, b"x")
+        private = parse_url("mem://")
+        await private.open().write(NAME, b"x", None)
         assert await private.open().read(NAME) is not None
-        assert await parse_place("mem://").open().read(NAME) is None
+        assert await parse_url("mem://").open().read(NAME) is None
 
     asyncio.run(main())
 

@@ -91,14 +91,14 @@ def test_a_lock_that_is_never_given_back_is_reported(tmp_path: Path, monkeypatch
 
     async def main() -> None:
         blobs = LocalFiles(tmp_path)
-        version = await blobs.create("a", b"x")
+        version = await blobs.write("a", b"x", None)
         (lock,) = (tmp_path / ".taskharbor" / "locks").iterdir()
         with lock.open() as held:
             fcntl.flock(held, fcntl.LOCK_EX)
             with pytest.raises(BackendUnavailable, match="is it stopped"):
-                await blobs.replace("a", b"y", version)
+                await blobs.write("a", b"y", version)
             assert await blobs.read("a") == Blob(b"x", version), "reading needs no lock"
-        await blobs.replace("a", b"y", version)
+        await blobs.write("a", b"y", version)
         await blobs.close()
 
     asyncio.run(main())
@@ -107,10 +107,10 @@ def test_a_lock_that_is_never_given_back_is_reported(tmp_path: Path, monkeypatch
 def test_a_store_removed_under_an_open_handle_is_made_again(tmp_path: Path) -> None:
     async def main() -> None:
         blobs = LocalFiles(tmp_path / "store")
-        await blobs.create("a/b", b"x")
+        await blobs.write("a/b", b"x", None)
         await asyncio.to_thread(subprocess.run, ["rm", "-r", tmp_path / "store"], check=True)
         assert await blobs.read("a/b") is None
-        await blobs.create("a/b", b"y")
+        await blobs.write("a/b", b"y", None)
         await blobs.close()
 
     asyncio.run(main())
@@ -136,7 +136,7 @@ def test_a_folder_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
     async def main() -> None:
         blobs = LocalFiles(tmp_path / "file" / "store")
         with pytest.raises(BackendUnavailable, match="rights to write"):
-            await blobs.create("a", b"")
+            await blobs.write("a", b"", None)
         await blobs.close()
 
     asyncio.run(main())

@@ -17,7 +17,7 @@ from taskharbor.bulk.cursors import HistoryGone
 from taskharbor.bulk.store import BulkStore, open_store
 from taskharbor.bulk.tables import Selection, Table
 from taskharbor.drivers.contract import Ack, Driver, Retry, Settlement
-from taskharbor.drivers.objectstore import inspect
+from taskharbor.drivers.objectstore import archive
 from taskharbor.drivers.objectstore.local_files import LocalFiles
 from taskharbor.drivers.registry import connect
 from taskharbor.errors import BackendUnavailable, InvalidRequest
@@ -164,8 +164,8 @@ def test_of_a_large_segment_only_the_rows_are_read_for_the_log(
     monkeypatch.setattr(LocalFiles, "read_start", noting)
     # Whatever of the header the first request brings, the rest is asked for.
     for beginning in (10, 100, 3000):
-        monkeypatch.setattr(inspect, "_LARGE", 0)
-        monkeypatch.setattr(inspect, "_BEGINNING", beginning)
+        monkeypatch.setattr(archive, "LARGE", 0)
+        monkeypatch.setattr(archive, "BEGINNING", beginning)
         with open_store(url) as store:
             assert Counter(read_all(store, "attempts")) == Counter(every_seq(url))
             assert 0 < sum(starts) < 20_000

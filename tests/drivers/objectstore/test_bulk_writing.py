@@ -17,7 +17,7 @@ from taskharbor.bulk.stage import StagingLost, new_write, numbered_write
 from taskharbor.bulk.store import BulkStore, open_store
 from taskharbor.drivers.contract import Ack, Driver
 from taskharbor.drivers.objectstore.driver import ObjectStoreDriver
-from taskharbor.drivers.objectstore.places import Place
+from taskharbor.drivers.objectstore.options import StoreURL
 from taskharbor.drivers.registry import connect
 from taskharbor.errors import BackendUnavailable, InvalidRequest, TaskHarborError
 from taskharbor.jobs import SECOND, JobRecord, JobState
@@ -215,7 +215,7 @@ def test_jobs_that_never_arrived_are_missed_and_nothing_is_published(
 def test_a_write_for_which_a_queue_has_no_room_is_refused_as_a_whole(
     store: BulkStore, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("taskharbor.drivers.objectstore.shard.MAX_BYTES", 20_000)
+    monkeypatch.setattr("taskharbor.drivers.objectstore.queue.MAX_BYTES", 20_000)
     write = new_write()
     store.stage(write, "0.1", [[*records(5, 1, queue="other"), *records(100, 1, payload=b"x" * 1000)]])
     with pytest.raises(InvalidRequest, match="queue 'q' is full"):
@@ -236,13 +236,13 @@ def test_a_portion_for_which_a_queue_has_no_room_is_refused_until_there_is_some(
     async def main(driver: Driver) -> None:
         await driver.put_blob(name, stage.pack(records(100, 1, payload=b"x" * 1000)))
         with monkeypatch.context() as small:
-            small.setattr("taskharbor.drivers.objectstore.shard.MAX_BYTES", 20_000)
+            small.setattr("taskharbor.drivers.objectstore.queue.MAX_BYTES", 20_000)
             with pytest.raises(InvalidRequest, match="queue 'q' is full"):
                 await publish_it(driver)
             (stats,) = await driver.stats(now=2, queue="q")
             assert stats.counts[JobState.READY] == 0
         assert await publish_it(driver) == 100
-        monkeypatch.setattr("taskharbor.drivers.objectstore.shard.MAX_BYTES", 20_000)
+        monkeypatch.setattr("taskharbor.drivers.objectstore.queue.MAX_BYTES", 20_000)
         assert await publish_it(driver) == 100
 
     within(url, main)
@@ -438,9 +438,9 @@ def test_several_who_publish_the_same_write_at_once_publish_it_once(
 
 def in_weather(monkeypatch: pytest.MonkeyPatch, weather: Weather) -> Callable[[], None]:
     """Every handle from now on lives in it; until the given function is called."""
-    open_blobs = Place.open
-    monkeypatch.setattr(Place, "open", lambda place: FaultyBlobs(open_blobs(place), weather))
-    return lambda: monkeypatch.setattr(Place, "open", open_blobs)
+    open_blobs = StoreURL.open
+    monkeypatch.setattr(StoreURL, "open", lambda parsed: FaultyBlobs(open_blobs(parsed), weather))
+    return lambda: monkeypatch.setattr(StoreURL, "open", open_blobs)
 
 
 def test_in_bad_weather_a_write_is_published_once_by_whoever_keeps_trying(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine
 from typing import Any
+from urllib.parse import unquote_to_bytes
 
 import pytest
 from faulty_blobs import Fault, FaultyBlobs, Weather
@@ -22,7 +23,6 @@ from taskharbor.drivers.objectstore.catalog import (
     escaped,
     log_folder,
     state_name,
-    unescaped,
 )
 from taskharbor.drivers.objectstore.leadership import raise_epoch
 from taskharbor.errors import InvalidRequest, SchemaMismatch
@@ -96,7 +96,7 @@ def test_a_deposed_leader_can_add_no_queue() -> None:
         blobs = HeldBlobs()
         old = await Catalog(blobs).open()
         await raise_epoch(blobs, CATALOG, 1, now=0)
-        old.lead(FixedTerm(1))
+        old.object.lead(FixedTerm(1))
         await old.add_queues(["mail"])
         await raise_epoch(blobs, CATALOG, 2, now=0)
         with pytest.raises(Deposed):
@@ -115,7 +115,7 @@ def test_a_store_of_another_format_is_refused() -> None:
             state.entries = Entries(2, "id", 1, 0, None, [])
             state.touched = True
 
-        await catalog.cell.change(age)
+        await catalog.object.change(age)
         with pytest.raises(SchemaMismatch, match="format 2"):
             await Catalog(blobs).open()
 
@@ -123,6 +123,11 @@ def test_a_store_of_another_format_is_refused() -> None:
 
 
 # -- names ------------------------------------------------------------------------------------------------
+
+
+def unescaped(folder: str) -> str:
+    return unquote_to_bytes(folder.replace("=", "%")).decode()
+
 
 ALLOWED = set("abcdefghijklmnopqrstuvwxyz0123456789_-=.")
 
@@ -136,7 +141,6 @@ def test_every_queue_has_a_folder_of_its_own_that_every_store_allows(queues: lis
         assert set(folder) <= ALLOWED
         assert len(folder) <= 120
         assert not folder.startswith(".")
-        assert unescaped(folder) in (queue, None)
         if len(queue.encode()) <= 40:
             assert unescaped(folder) == queue
 

@@ -12,7 +12,7 @@ from jobs_here import NOW, a_job
 
 from taskharbor.drivers.contract import Ack, JobFilter
 from taskharbor.drivers.objectstore import ObjectStoreDriver
-from taskharbor.drivers.objectstore.places import Options
+from taskharbor.drivers.objectstore.options import Options
 from taskharbor.errors import InvalidRequest, JobNotFound
 from taskharbor.jobs import SECOND, JobRecord, JobState
 

@@ -12,11 +12,11 @@ from jobs_here import NOW, a_job, run_through
 
 from taskharbor.drivers.contract import Ack, Extension, JobFilter, QueueSettings
 from taskharbor.drivers.engine.tables import Transaction
-from taskharbor.drivers.objectstore import ObjectStoreDriver, compaction
-from taskharbor.drivers.objectstore.blobs import Blob, Unchanged, Version
+from taskharbor.drivers.objectstore import ObjectStoreDriver, archive
+from taskharbor.drivers.objectstore.archive import entries
+from taskharbor.drivers.objectstore.blobs import Blob, Data, Unchanged, Version
 from taskharbor.drivers.objectstore.catalog import log_folder, state_name
-from taskharbor.drivers.objectstore.places import Options
-from taskharbor.drivers.objectstore.segments import entries
+from taskharbor.drivers.objectstore.options import Options
 from taskharbor.errors import BackendUnavailable, JobFinished, JobNotInflight
 from taskharbor.jobs import SECOND, JobState
 
@@ -30,7 +30,7 @@ def driver_on(blobs: HeldBlobs, options: Options = FEW) -> ObjectStoreDriver:
 
 
 async def state_of(driver: ObjectStoreDriver, read: Callable[[Transaction], R]) -> R:
-    return await driver.open_store.shards_of("q")[0].look(read)
+    return await driver.store.shards_of("q")[0].look(read)
 
 
 def rows_in(*tables: str) -> Callable[[Transaction], tuple[int, ...]]:
@@ -57,7 +57,7 @@ def test_ended_jobs_and_rows_leave_the_state_for_a_segment() -> None:
         async with driver_on(blobs) as driver:
             ids = await run_through(driver, 12)
             await driver.enqueue([a_job()], now=NOW)
-            await driver.open_store.settled()
+            await driver.store.settled()
             assert await state_of(driver, rows_in("jobs", "attempts", "payloads", "results")) == (1, 0, 0, 0)
             assert len(segments_there(blobs)) == 1
             (stats,) = await driver.stats(now=NOW)
@@ -76,7 +76,7 @@ def test_an_archived_job_answers_like_any_ended_one() -> None:
     async def test(blobs: HeldBlobs) -> None:
         async with driver_on(blobs) as driver:
             ids = await run_through(driver, 12)
-            await driver.open_store.settled()
+            await driver.store.settled()
             other = driver.clone()
             async with other:
                 assert await other.settle([Ack(ids[0], "any")], now=NOW) == [None]
@@ -94,18 +94,18 @@ def test_small_segments_become_larger_ones_and_those_that_were_replaced_go_an_ho
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     time = [2_000_000_000 * SECOND]
-    monkeypatch.setattr(compaction, "wall_clock", lambda: time[0])
+    monkeypatch.setattr(archive, "wall_clock", lambda: time[0])
 
     async def test(blobs: HeldBlobs) -> None:
         async with driver_on(blobs) as driver:
             for _ in range(3):
                 await run_through(driver, 10)
-                await driver.open_store.settled()
+                await driver.store.settled()
             assert await state_of(driver, lambda image: [entry.level for entry in entries(image)]) == [1]
             assert len(segments_there(blobs)) == 4, "somebody may still be reading the three that were merged"
             time[0] += 3600 * SECOND
             await driver.enqueue([a_job()], now=NOW)
-            await driver.open_store.settled()
+            await driver.store.settled()
             assert len(segments_there(blobs)) == 1
             assert await state_of(driver, rows_in("loose_segments")) == (0,)
             assert len((await driver.list_jobs(JobFilter(), now=NOW, limit=100)).jobs) == 31
@@ -123,10 +123,10 @@ class DiesBeforeItIsInPlace(HeldBlobs):
         await super().put(name, data)
         self.is_dead = True
 
-    async def _write(self, name: str, data: bytes, expected: object) -> object:  # type: ignore[override]
+    async def write(self, name: str, data: Data, known: Version | None) -> Version:
         if self.is_dead:
             raise BackendUnavailable("gone")
-        return await super()._write(name, data, expected)  # type: ignore[arg-type]
+        return await super().write(name, data, known)
 
     async def delete(self, names: Sequence[str]) -> None:
         if not self.is_dead:
@@ -137,13 +137,13 @@ def test_a_crash_between_writing_a_segment_and_putting_it_in_place_loses_nothing
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     time = [2_000_000_000 * SECOND]
-    monkeypatch.setattr(compaction, "wall_clock", lambda: time[0])
+    monkeypatch.setattr(archive, "wall_clock", lambda: time[0])
 
     async def test() -> None:
         blobs = DiesBeforeItIsInPlace()
         async with driver_on(blobs) as driver:
             ids = await run_through(driver, 10)
-            await driver.open_store.settled()
+            await driver.store.settled()
             assert "could not be compacted" in caplog.text
             (orphan,) = segments_there(blobs)
         blobs.is_dead = False
@@ -152,7 +152,7 @@ def test_a_crash_between_writing_a_segment_and_putting_it_in_place_loses_nothing
         time[0] += 3600 * SECOND
         async with driver_on(survivor) as driver:
             await driver.enqueue([a_job()], now=NOW)
-            await driver.open_store.settled()
+            await driver.store.settled()
             assert orphan not in segments_there(survivor)
             assert len(segments_there(survivor)) == 1
             found = await driver.get(ids, now=NOW)
@@ -169,7 +169,7 @@ def test_two_handles_that_compact_at_once_keep_one_segment() -> None:
             await run_through(producer, 20)
         async with driver_on(blobs) as one, driver_on(blobs) as two:
             await asyncio.gather(one.stats(now=NOW), two.stats(now=NOW))
-            await asyncio.gather(one.open_store.settled(), two.open_store.settled())
+            await asyncio.gather(one.store.settled(), two.store.settled())
             for driver in (one, two):
                 assert len((await driver.list_jobs(JobFilter(), now=NOW, limit=100)).jobs) == 20
                 assert len((await driver.read_attempts()).attempts) == 20
@@ -185,10 +185,10 @@ def test_retention_reaches_into_segments_and_drops_empty_ones() -> None:
                 "q", QueueSettings(keep_done_us=SECOND, keep_attempts_us=5 * SECOND), now=NOW
             )
             await run_through(driver, 10)
-            await driver.open_store.settled()
+            await driver.store.settled()
             assert await driver.prune(now=NOW + 2 * SECOND, limit=4) == 4
             assert await driver.prune(now=NOW + 2 * SECOND) == 6
-            await driver.open_store.settled()
+            await driver.store.settled()
             assert await state_of(driver, lambda image: [entry.last_job for entry in entries(image)]) == [
                 0
             ], "payloads of jobs that are gone are still stored beside the rows"
@@ -207,7 +207,7 @@ def test_a_purge_takes_archived_jobs_by_any_filter_and_frees_their_idempotency_k
             await driver.enqueue(jobs, now=NOW)
             held = await driver.reserve("q", limit=10, lease_for=SECOND, now=NOW, worker="w")
             await driver.settle([Ack(job.id, job.token or "") for job in held], now=NOW)
-            await driver.open_store.settled()
+            await driver.store.settled()
             assert await driver.purge(JobFilter(types=frozenset({"odd"}))) == 5
             left = (await driver.list_jobs(JobFilter(), now=NOW)).jobs
             assert {job.type for job in left} == {"even"}
@@ -221,7 +221,7 @@ def test_a_segment_that_somebody_removed_is_named_in_the_error() -> None:
     async def test(blobs: HeldBlobs) -> None:
         async with driver_on(blobs) as driver:
             await run_through(driver, 10)
-            await driver.open_store.settled()
+            await driver.store.settled()
         (name,) = segments_there(blobs)
         del blobs.objects[name]
         async with driver_on(blobs) as driver:

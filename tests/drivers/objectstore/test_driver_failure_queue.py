@@ -10,10 +10,10 @@ from jobs_here import NOW, a_job
 
 from taskharbor.drivers.contract import FAILURE_TYPE, Fail, JobFilter, QueueSettings
 from taskharbor.drivers.engine.tables import Transaction
-from taskharbor.drivers.objectstore import ObjectStoreDriver, enqueue
-from taskharbor.drivers.objectstore import shard as shards
-from taskharbor.drivers.objectstore.places import Options
-from taskharbor.drivers.objectstore.store import OpenStore
+from taskharbor.drivers.objectstore import ObjectStoreDriver
+from taskharbor.drivers.objectstore import queue as queues
+from taskharbor.drivers.objectstore.options import Options
+from taskharbor.drivers.objectstore.queue import Store
 from taskharbor.errors import BackendUnavailable
 from taskharbor.jobs import SECOND, Failure, JobRecord, JobState
 
@@ -38,7 +38,7 @@ async def _notices(driver: ObjectStoreDriver) -> list[JobRecord]:
 
 
 async def _outbox(driver: ObjectStoreDriver) -> int:
-    return await driver.open_store.shards_of("q")[0].cell.look(lambda image: len(image.outbox()))
+    return await driver.store.shards_of("q")[0].state.look(lambda image: len(image.outbox()))
 
 
 def test_who_is_told_of_a_death_finds_its_notice_in_the_failure_queue() -> None:
@@ -59,10 +59,10 @@ def _put_in_outbox(transaction: Transaction, notice: JobRecord) -> None:
 
 
 def _never_delivers(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def deliver(self: OpenStore, notices: list[JobRecord]) -> None:
+    async def deliver(self: Store, notices: list[JobRecord]) -> None:
         raise BackendUnavailable("the process dies here")
 
-    monkeypatch.setattr(enqueue, "deliver", deliver)
+    monkeypatch.setattr(Store, "deliver", deliver)
 
 
 def test_a_crash_before_the_notice_is_delivered_loses_none_and_makes_no_second_one(
@@ -81,7 +81,7 @@ def test_a_crash_before_the_notice_is_delivered_loses_none_and_makes_no_second_o
                 assert await _notices(driver) == []
         async with driver_on(blobs) as one, driver_on(blobs) as two:
             assert await asyncio.gather(one.reclaim(now=NOW), two.reclaim(now=NOW)) == [0, 0]
-            await asyncio.gather(one.open_store.settled(), two.open_store.settled())
+            await asyncio.gather(one.store.settled(), two.store.settled())
             assert await _outbox(one) == 0
             assert len(await _notices(two)) == 1
             (stats,) = await one.stats(now=NOW, queue="q")
@@ -98,10 +98,10 @@ def test_a_crash_after_delivery_and_before_it_is_struck_off_makes_no_second_one(
             await driver.settle([Fail(held.id, held.token or "", 1, BOOM)], now=NOW)
             (notice,) = await _notices(driver)
             # As if the last write had not happened.
-            await driver.open_store.shards_of("q")[0].cell.change(
+            await driver.store.shards_of("q")[0].state.change(
                 lambda image: image.change(lambda transaction: _put_in_outbox(transaction, notice))
             )
-            await driver.open_store.settled()
+            await driver.store.settled()
             assert await _outbox(driver) == 0
             assert [job.id for job in await _notices(driver)] == [notice.id]
 
@@ -109,14 +109,14 @@ def test_a_crash_after_delivery_and_before_it_is_struck_off_makes_no_second_one(
 
 
 def test_a_handle_whose_delivery_failed_tries_again_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shards, "_DELIVER_AGAIN", 0.0)
-    deliver = enqueue.deliver
+    monkeypatch.setattr(queues, "_DELIVER_AGAIN", 0.0)
+    deliver = Store.deliver
 
     async def test() -> None:
         tries = 0
         was_delivered = asyncio.Event()
 
-        async def only_the_second_time(self: OpenStore, notices: list[JobRecord]) -> None:
+        async def only_the_second_time(self: Store, notices: list[JobRecord]) -> None:
             nonlocal tries
             tries += 1
             if tries == 1:
@@ -124,7 +124,7 @@ def test_a_handle_whose_delivery_failed_tries_again_by_itself(monkeypatch: pytes
             await deliver(self, notices)
             was_delivered.set()
 
-        monkeypatch.setattr(enqueue, "deliver", only_the_second_time)
+        monkeypatch.setattr(Store, "deliver", only_the_second_time)
         async with driver_on(HeldBlobs()) as driver:
             held = await _a_held_job(driver)
             with pytest.raises(BackendUnavailable):
@@ -132,7 +132,7 @@ def test_a_handle_whose_delivery_failed_tries_again_by_itself(monkeypatch: pytes
             # What the caller does with an unclear answer: it asks again, and the job is dead already.
             assert await driver.settle([Fail(held.id, held.token or "", 1, BOOM)], now=NOW) == [None]
             await was_delivered.wait()
-            await driver.open_store.settled()
+            await driver.store.settled()
             assert len(await _notices(driver)) == 1
 
     asyncio.run(test())

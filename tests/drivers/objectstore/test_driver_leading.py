@@ -11,7 +11,7 @@ from jobs_here import NOW, a_job
 
 from taskharbor.drivers.contract import FAILURE_TYPE, Ack, JobFilter, QueueSettings
 from taskharbor.drivers.objectstore import ObjectStoreDriver
-from taskharbor.drivers.objectstore.places import Options
+from taskharbor.drivers.objectstore.options import Options
 from taskharbor.jobs import SECOND, JobState
 
 
@@ -77,7 +77,7 @@ def test_leases_that_are_over_end_with_any_write_and_their_deaths_are_told_of() 
         await driver.reserve("q", limit=2, lease_for=SECOND, now=NOW, worker="w")
         time[0] += SECOND
         await driver.enqueue([a_job()], now=time[0])
-        await driver.open_store.settled()
+        await driver.store.settled()
         (stats,) = await driver.stats(now=time[0], queue="q")
         assert {
             state: stats.counts[state] for state in (JobState.DEAD, JobState.READY, JobState.INFLIGHT)

@@ -12,7 +12,7 @@ from jobs_here import NOW, a_job, opened
 from taskharbor.drivers.contract import Ack, Fail, JobFilter, QueueSettings
 from taskharbor.drivers.objectstore import ObjectStoreDriver
 from taskharbor.drivers.objectstore.catalog import state_name
-from taskharbor.drivers.objectstore.places import Options
+from taskharbor.drivers.objectstore.options import Options
 from taskharbor.errors import InvalidRequest
 from taskharbor.jobs import SECOND, Failure, JobState
 from taskharbor_testkit.waits import waits_of
@@ -50,7 +50,7 @@ def test_pages_of_a_listing_and_of_the_log_neither_skip_nor_repeat() -> None:
         await driver.enqueue(jobs, now=NOW)
         held = await driver.reserve("q", limit=100, lease_for=SECOND, now=NOW, worker="w")
         await driver.settle([Ack(job.id, job.token or "") for job in held], now=NOW)
-        await driver.open_store.settled()
+        await driver.store.settled()
         ids: list[str] = []
         cursor: str | None = None
         while True:

@@ -9,8 +9,8 @@ from held_blobs import HeldBlobs
 from jobs_here import NOW, a_job
 
 from taskharbor.drivers.contract import Ack
-from taskharbor.drivers.objectstore import ObjectStoreDriver, contents, shard
-from taskharbor.drivers.objectstore.places import Options
+from taskharbor.drivers.objectstore import ObjectStoreDriver, cas, queue
+from taskharbor.drivers.objectstore.options import Options
 from taskharbor.errors import InvalidRequest
 from taskharbor.jobs import SECOND, JobState
 
@@ -18,7 +18,7 @@ from taskharbor.jobs import SECOND, JobState
 def test_a_large_state_is_warned_of_once_and_says_what_to_do(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(contents, "WARN_BYTES", 2000)
+    monkeypatch.setattr(cas, "WARN_BYTES", 2000)
 
     async def test() -> None:
         async with ObjectStoreDriver(HeldBlobs, Options(poll=None)) as driver:
@@ -33,7 +33,7 @@ def test_a_large_state_is_warned_of_once_and_says_what_to_do(
 def test_beyond_the_limit_nothing_is_accepted_and_everything_else_works(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(shard, "MAX_BYTES", 100_000)
+    monkeypatch.setattr(queue, "MAX_BYTES", 100_000)
 
     async def test() -> None:
         async with ObjectStoreDriver(HeldBlobs, Options(poll=None, segment_rows=2)) as driver:
@@ -43,7 +43,7 @@ def test_beyond_the_limit_nothing_is_accepted_and_everything_else_works(
             assert len(await driver.stats(now=NOW)) == 1, "a part of a refused batch was stored"
             held = await driver.reserve("q", limit=2, lease_for=SECOND, now=NOW, worker="w")
             assert await driver.settle([Ack(job.id, job.token or "") for job in held], now=NOW) == [None] * 2
-            await driver.open_store.settled()
+            await driver.store.settled()
             await driver.enqueue([a_job(payload=b"x" * 20_000)], now=NOW)
             (stats,) = await driver.stats(now=NOW)
             assert (stats.counts[JobState.DONE], stats.counts[JobState.READY]) == (2, 2)

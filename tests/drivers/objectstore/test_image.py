@@ -15,9 +15,9 @@ from taskharbor.drivers.contract import Ack, Fail, JobFilter, QueueSettings
 from taskharbor.drivers.engine import enqueue, inspect, operate, reserve, settle, tables
 from taskharbor.drivers.engine.tables import Transaction
 from taskharbor.drivers.migrations import Migration
-from taskharbor.drivers.objectstore import ObjectStoreDriver, compaction, image
+from taskharbor.drivers.objectstore import ObjectStoreDriver, archive, compaction, image
+from taskharbor.drivers.objectstore.archive import entries
 from taskharbor.drivers.objectstore.image import Image, take_numbers
-from taskharbor.drivers.objectstore.segments import entries, extract
 from taskharbor.drivers.waiting import ALWAYS
 from taskharbor.errors import BackendUnavailable, SchemaMismatch
 from taskharbor.jobs import SECOND, Failure, JobRecord, UpdateFlags
@@ -184,7 +184,8 @@ def test_an_image_of_another_queue_is_refused() -> None:
 def test_a_segment_that_was_given_up_never_becomes_part_of_the_queue() -> None:
     """Its writer may only have been asleep, and its object may be gone."""
     state = a_full_image()
-    entry = extract(state.connection).packed("slow", "q", 0).entry
+    rows, jobs = archive.copied_rows(state.connection), archive.copied_jobs(state.connection)
+    entry = archive.pack("slow", "q", 0, rows, jobs).entry
     assert (entry.jobs, entry.rows) == (1, 2), "dead jobs stay: they may be requeued"
 
     def end(transaction: Transaction) -> bool:

@@ -11,12 +11,12 @@ from held_blobs import HeldBlobs
 from jobs_here import NOW, a_job, run_through
 
 from taskharbor.drivers.contract import JobFilter
-from taskharbor.drivers.objectstore import ObjectStoreDriver, contents, image
+from taskharbor.drivers.objectstore import ObjectStoreDriver, cas, image
 from taskharbor.drivers.objectstore.blobs import Blob, Conflict, Unclear
-from taskharbor.drivers.objectstore.cas import Attempt, Cell
+from taskharbor.drivers.objectstore.cas import Attempt, CasObject, Content, answer, new_commit, seal
 from taskharbor.drivers.objectstore.catalog import state_name
 from taskharbor.drivers.objectstore.image import Image
-from taskharbor.drivers.objectstore.places import Options
+from taskharbor.drivers.objectstore.options import Options
 from taskharbor.errors import BackendUnavailable
 
 STATE = state_name("q", 0)
@@ -67,7 +67,7 @@ async def an_object_stays_small_when_its_jobs_have_left(blobs: HeldBlobs) -> Non
         await driver.enqueue([a_job()], now=NOW)
         empty = len(blobs.objects[STATE].data)
         await run_through(driver, 500)
-        await driver.open_store.settled()
+        await driver.store.settled()
         await driver.enqueue([a_job()], now=NOW)
         assert len(blobs.objects[STATE].data) < 1.5 * empty
 
@@ -99,24 +99,25 @@ def asks_for_a_write_ahead_log(patch: pytest.MonkeyPatch) -> None:
 
 def keeps_the_connection_of_a_refused_write(patch: pytest.MonkeyPatch) -> None:
     async def write(self: Any, held: Any, outcomes: Any) -> bool:
-        sealed = await self._contents.seal(held, None)
+        commit = new_commit()
+        header = held.header.after(commit, epoch=0, now=0)
         try:
-            self._held = await self._contents.write(held, sealed)
+            version = await self._blobs.write(self.name, seal(header, held.state.serialize()), held.version)
         except (Conflict, Unclear):
-            newer = await self._contents.read()
+            newer = await self._read()
             newer.state = held.state
             self._held = newer
-            self._attempts.append(Attempt(sealed.header.serial, sealed.commit, outcomes))
+            self._attempts.append(Attempt(header.serial, commit, outcomes))
             return False
-        for call, outcome in outcomes:
-            call.answer(outcome)
+        self._held = Content(held.state, header, version)
+        answer(outcomes)
         return True
 
-    patch.setattr(Cell, "_write", write)
+    patch.setattr(CasObject, "_write", write)
 
 
 def carries_no_checksum(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(contents, "crc32", lambda data, start=0: 0)
+    patch.setattr(cas, "crc32", lambda data, start=0: 0)
 
 
 def is_never_vacuumed(patch: pytest.MonkeyPatch) -> None:

@@ -11,14 +11,13 @@ import pytest
 from faulty_blobs import STORM, Fault, FaultyBlobs, Weather
 from held_blobs import HeldBlobs
 from led_store import LedStore
-from marks import MarksCodec, add, all_marks
+from marks import Marks, add, all_marks
 from virtual_time import VirtualLoop
 
-from taskharbor.drivers.objectstore import blobs as pausing
+from taskharbor.drivers.objectstore import blobs as backoff
 from taskharbor.drivers.objectstore.blobs import Blobs
-from taskharbor.drivers.objectstore.cas import Cell, Deposed
+from taskharbor.drivers.objectstore.cas import CasObject, Deposed, unseal
 from taskharbor.drivers.objectstore.catalog import Catalog, state_name
-from taskharbor.drivers.objectstore.contents import unseal
 from taskharbor.drivers.objectstore.leadership import Leadership, steady_us
 from taskharbor.errors import BackendUnavailable
 from taskharbor.jobs import SECOND, Micros
@@ -92,8 +91,8 @@ def test_a_leader_silent_for_a_term_is_followed_and_steps_down_when_it_wakes() -
     async def story() -> None:
         held = HeldBlobs()
         one, other = await pair(held)
-        cell = await one.store.cell("mail")
-        assert await cell.change(add("by one")) == 0
+        cas = await one.store.object("mail")
+        assert await cas.change(add("by one")) == 0
 
         await other.step(TERM)
         assert not other.leads, "a little more than a term, for clocks that run differently"
@@ -102,14 +101,14 @@ def test_a_leader_silent_for_a_term_is_followed_and_steps_down_when_it_wakes() -
         await other.step(TERM / 10)
         assert other.leads
         assert other.leadership.epoch == 2
-        assert await (await other.store.cell("mail")).change(add("by other")) == 1
+        assert await (await other.store.object("mail")).change(add("by other")) == 1
 
         with pytest.raises(Deposed):
-            await cell.change(add("too late"))
+            await cas.change(add("too late"))
         with pytest.raises(Deposed):
-            await cell.look(all_marks)
+            await cas.look(all_marks)
         with pytest.raises(Deposed):
-            await one.store.cell("a new queue")
+            await one.store.object("a new queue")
         await one.step()
         assert not one.leads
         assert one.leadership.lost.is_set()
@@ -117,8 +116,8 @@ def test_a_leader_silent_for_a_term_is_followed_and_steps_down_when_it_wakes() -
         await one.step()
         assert one.leadership.leader_url == "http://other"
         with pytest.raises(Deposed):
-            await cell.change(add("still too late"))
-        assert await (await other.store.cell("mail")).look(all_marks) == ["by one", "by other"]
+            await cas.change(add("still too late"))
+        assert await (await other.store.object("mail")).look(all_marks) == ["by one", "by other"]
 
     run(story())
 
@@ -126,12 +125,12 @@ def test_a_leader_silent_for_a_term_is_followed_and_steps_down_when_it_wakes() -
 def test_a_sleeper_cannot_write_even_if_it_still_believes_in_its_term() -> None:
     async def story() -> None:
         one, other = await pair(HeldBlobs())
-        cell = await one.store.cell("mail")
-        await cell.change(add("before"))
+        cas = await one.store.object("mail")
+        await cas.change(add("before"))
         await other.step(TERM * 1.1)
         assert one.leads, "its clock stood still, with the whole machine"
         with pytest.raises(Deposed):
-            await cell.change(add("lost"))
+            await cas.change(add("lost"))
 
     run(story())
 
@@ -140,13 +139,13 @@ def test_a_queue_without_an_object_yet_is_signed_too() -> None:
     async def story() -> None:
         held = HeldBlobs()
         one, other = await pair(held)
-        cell = await one.store.cell("empty")
+        cas = await one.store.object("empty")
         assert state_name("empty", 0) not in held.objects
         await other.step(TERM * 1.1)
         header, body = unseal(held.objects[state_name("empty", 0)].data, "")
         assert (header.epoch, body) == (2, b"")
         with pytest.raises(Deposed):
-            await cell.change(add("too late"))
+            await cas.change(add("too late"))
 
     run(story())
 
@@ -322,9 +321,9 @@ class Machine:
             if self.leadership.is_leader:
                 mark = marks()
                 try:
-                    cell = await self.store.cell(self.chance.choice(["a", "b"]))
+                    cas = await self.store.object(self.chance.choice(["a", "b"]))
                     await self.thaw()
-                    await cell.change(add(mark))
+                    await cas.change(add(mark))
                 except Deposed:
                     self.leadership.look_now()
                 except BackendUnavailable:
@@ -347,7 +346,7 @@ def test_three_brokers_that_freeze_and_wake_never_lead_together_and_lose_nothing
 
 async def freeze_and_wake(seed: int, is_stormy: bool) -> bool:
     """Whether it shows anything."""
-    pausing._random.seed(seed)
+    backoff._random.seed(seed)
     chance = random.Random(seed)
     held = HeldBlobs()
     weather = Weather(chance, STORM) if is_stormy else Weather(chance)
@@ -379,7 +378,7 @@ async def freeze_and_wake(seed: int, is_stormy: bool) -> bool:
         await machine.leadership.resign()
     landed: list[str] = []
     for queue in await direct.queues():
-        landed += await Cell(held, state_name(queue, 0), MarksCodec()).look(all_marks)
+        landed += await CasObject(held, state_name(queue, 0), Marks).look(all_marks)
     answered = [mark for machine in crew for mark in machine.answered]
     assert len(landed) == len(set(landed)), f"seed {seed}: doubled"
     assert set(answered) <= set(landed), f"seed {seed}: lost"

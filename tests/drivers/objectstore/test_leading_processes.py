@@ -11,11 +11,11 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from marks import MarksCodec, all_marks
+from marks import Marks, all_marks
 
-from taskharbor.drivers.objectstore.cas import Cell
+from taskharbor.drivers.objectstore.cas import CasObject
 from taskharbor.drivers.objectstore.catalog import state_name
-from taskharbor.drivers.objectstore.places import parse_place
+from taskharbor.drivers.objectstore.options import parse_url
 from taskharbor_testkit.servers.s3 import fresh_s3_url
 
 PROGRAM = Path(__file__).with_name("leading_crew.py")
@@ -71,8 +71,8 @@ def test_a_leader_stopped_past_its_term_is_refused_when_it_wakes_and_steps_down(
                 await old.until("lost")
                 await new.until("answered new.15")
                 assert "unclear" not in " ".join(old.said + new.said)
-        blobs = parse_place(url).open()
-        landed = await Cell(blobs, state_name("mail", 0), MarksCodec()).look(all_marks)
+        blobs = parse_url(url).open()
+        landed = await CasObject(blobs, state_name("mail", 0), Marks).look(all_marks)
         await blobs.close()
         assert len(landed) == len(set(landed))
         assert set(old.answered) | set(new.answered) <= set(landed)

@@ -13,19 +13,11 @@ from msgspec.structs import replace
 from taskharbor.drivers.contract import Ack, JobFilter
 from taskharbor.drivers.engine import enqueue, inspect, reserve, settle
 from taskharbor.drivers.engine.tables import Transaction
-from taskharbor.drivers.objectstore import retention
+from taskharbor.drivers.objectstore import archive
+from taskharbor.drivers.objectstore.archive import Built, Entry, Segment, merge, put_entries, size_with_rows
 from taskharbor.drivers.objectstore.image import Image
-from taskharbor.drivers.objectstore.segments import (
-    Built,
-    Entry,
-    Segment,
-    extract,
-    merge,
-    put_entries,
-    size_with_rows,
-)
 from taskharbor.errors import BackendUnavailable
-from taskharbor.jobs import SECOND, JobRecord
+from taskharbor.jobs import SECOND, Attempt, JobRecord
 
 FOREVER = inspect.FOREVER
 
@@ -50,15 +42,31 @@ def done_jobs(count: int, first: int = 0, payload: bytes = b"p" * 50) -> list[Jo
 
 def built(name: str, ends: Sequence[int], first: int = 0) -> tuple[Built, Image]:
     image = an_image(done_jobs(len(ends), first), ends)
-    return extract(image.connection).packed(name, "q", 0), image
+    return packed(name, image), image
+
+
+def packed(name: str, image: Image) -> Built:
+    rows, jobs = archive.copied_rows(image.connection), archive.copied_jobs(image.connection)
+    return archive.pack(name, "q", 0, rows, jobs)
 
 
 def opened(made: Built) -> tuple[Entry, Segment]:
     return made.entry, Segment(made.data, "here", "q")
 
 
+def rows_between(
+    entry: Entry, segment: Segment, after: int = 0, until: int = FOREVER, limit: int = 10_000
+) -> list[Attempt]:
+    return inspect.attempts_between(segment.rows(entry), after, until, limit)
+
+
+def jobs_of(entry: Entry, segment: Segment, *job_ids: str) -> dict[str, tuple[int, JobRecord]]:
+    found = archive.find_jobs(entry, segment, JobFilter(), 10_000)
+    return {job.id: (number, job) for number, job in found if job.id in job_ids}
+
+
 def numbers(entry: Entry, segment: Segment) -> list[int]:
-    return [row.seq for row in segment.rows_between(entry, 0, FOREVER, 10_000)]
+    return [row.seq for row in rows_between(entry, segment)]
 
 
 def test_what_goes_in_comes_out() -> None:
@@ -70,18 +78,18 @@ def test_what_goes_in_comes_out() -> None:
             inspect.attempts_between(transaction, 0, FOREVER, 1000),
         )
     )
-    assert segment.matching(entry, JobFilter(), 1000) == jobs
-    assert segment.rows_between(entry, 0, FOREVER, 1000) == rows
-    assert segment.rows_between(entry, rows[99].seq, rows[250].seq, 7) == rows[100:107]
-    assert segment.jobs(entry, ["j00012", "nobody"]) == {"j00012": jobs[-13]}
-    assert segment.rows_of(entry, "j00077") == [rows[77]]
+    assert archive.find_jobs(entry, segment, JobFilter(), 1000) == jobs
+    assert rows_between(entry, segment) == rows
+    assert rows_between(entry, segment, rows[99].seq, rows[250].seq, 7) == rows[100:107]
+    assert archive.get([(entry, segment)], ["j00012", "nobody"]) == {"j00012": jobs[-13][1]}
+    assert inspect.job_attempts(segment.rows(entry), "j00077") == [rows[77]]
     assert (entry.rows, entry.jobs, entry.first_row, entry.last_row) == (300, 300, rows[0].seq, rows[-1].seq)
     assert (entry.oldest_row, entry.oldest_job, entry.first_job_id) == (NOW, NOW, "j00000")
 
 
 def test_the_beginning_of_a_segment_has_all_its_rows() -> None:
     image = an_image(done_jobs(5, payload=bytes(range(256)) * 400), [NOW] * 5)
-    made = extract(image.connection).packed("a", "q", 0)
+    made = packed("a", image)
     size = size_with_rows(made.data[:10], "here")
     assert size < 200, "the header is not complete, so it is asked for first"
     size = size_with_rows(made.data[:size], "here")
@@ -93,8 +101,8 @@ def test_the_beginning_of_a_segment_has_all_its_rows() -> None:
 def test_merging_leaves_out_what_is_gone() -> None:
     first = opened(built("a", [NOW + n for n in range(10)])[0])
     second = opened(built("b", [NOW + n for n in range(10, 20)], first=10)[0])
-    oldest = first[1].oldest_rows(first[0], 4)
-    _, third = first[1].jobs(first[0], ["j00003"]).popitem()
+    oldest = sorted((row.ended_at_us, row.seq) for row in rows_between(*first))[:4]
+    _, third = jobs_of(*first, "j00003").popitem()
     worn = replace(
         first[0],
         rows=6,
@@ -105,16 +113,16 @@ def test_merging_leaves_out_what_is_gone() -> None:
     )
     # Segments of one queue have rows of their own; these two were made apart and have the same numbers.
     later = replace(second[0], rows_gone_at=NOW + 18, rows_gone_seq=FOREVER)
-    entry, segment = opened(merge("c", [(worn, first[1]), (later, second[1])]))
+    entry, segment = opened(merge("c", "q", [(worn, first[1].data), (later, second[1].data)]))
     assert (entry.level, entry.rows, entry.purged) == (1, 7, "[]")
-    assert "j00003" not in segment.jobs(entry, ["j00003", "j00004"])
+    assert jobs_of(entry, segment, "j00003", "j00004").keys() == {"j00004"}
 
 
 def test_a_segment_whose_jobs_are_all_gone_is_worth_writing_again_and_then_is_not() -> None:
     entry, segment = opened(built("a", [NOW])[0])
     worn = replace(entry, jobs=0, jobs_gone_at=NOW, jobs_gone_seq=FOREVER)
     assert worn.is_wasteful
-    again = merge("b", [(worn, segment)]).entry
+    again = merge("b", "q", [(worn, segment.data)]).entry
     assert (again.is_wasteful, again.rows, again.jobs, again.level) == (False, 1, 0, 0)
 
 
@@ -125,7 +133,7 @@ def test_an_object_that_is_no_segment_is_refused() -> None:
     with pytest.raises(BackendUnavailable, match="here holds ended jobs of queue 'q' and belongs to 'r'"):
         Segment(data, "here", "r")
     with pytest.raises(BackendUnavailable, match="here is damaged"):
-        _ = Segment(data[:-20], "here", "q").jobs_image
+        Segment(data[:-20], "here", "q").jobs(built("a", [NOW])[0].entry)
     with pytest.raises(BackendUnavailable, match="here is damaged"):
         Segment(data[:8], "here", "q")
 
@@ -140,18 +148,18 @@ def test_retention_takes_what_is_due_oldest_first(ends: list[int], takes: list[t
     made, image = built("a", [end * SECOND for end in ends])
     entry, segment = opened(made)
 
-    def archive(transaction: Transaction) -> None:
+    def move(transaction: Transaction) -> None:
         transaction.connection.execute("DELETE FROM jobs")
         transaction.connection.execute("DELETE FROM attempts")
         transaction.connection.execute("UPDATE queues SET keep_done_us = 0, keep_attempts_us = 0")
         put_entries(transaction, [entry])
 
-    image.change(archive)
-    left = sorted((row.ended_at_us, row.seq) for row in segment.rows_between(entry, 0, FOREVER, 100))
+    image.change(move)
+    left = sorted((row.ended_at_us, row.seq) for row in rows_between(entry, segment))
     for by, limit in takes:
         wanted = [one for one in left if one[0] <= by * SECOND][:limit]
         taken, _ = image.change(
-            lambda transaction, by=by, limit=limit: retention._prune(  # type: ignore[misc]
+            lambda transaction, by=by, limit=limit: archive.prune(  # type: ignore[misc]
                 transaction, {"a": segment}, by * SECOND, limit, limit
             )
         )
@@ -164,9 +172,9 @@ def test_retention_takes_what_is_due_oldest_first(ends: list[int], takes: list[t
             assert found == []
             break
         now = Entry(*found[0])
-        rows = segment.rows_between(now, 0, FOREVER, 100)
+        rows = rows_between(now, segment)
         assert sorted((row.ended_at_us, row.seq) for row in rows) == left
-        assert now.jobs == now.rows == len(left) == len(segment.matching(now, JobFilter(), 100))
+        assert now.jobs == now.rows == len(left) == len(archive.find_jobs(now, segment, JobFilter(), 100))
         # Never too late, and after all that was due has gone it leads nobody to look in vain.
         assert now.oldest_row == now.oldest_job == left[0][0]
         (stats,) = image.look(lambda transaction: inspect.stats(transaction, NOW, "q"))

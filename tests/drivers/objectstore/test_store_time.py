@@ -6,8 +6,8 @@ import asyncio
 from pathlib import Path
 
 from taskharbor.clock import FakeClock
+from taskharbor.drivers.objectstore.blobs import ASK_EVERY, StoreTime
 from taskharbor.drivers.objectstore.local_files import LocalFiles
-from taskharbor.drivers.objectstore.store import KEPT_FOR, StoreTime
 from taskharbor.jobs import SECOND, Micros
 
 
@@ -59,7 +59,7 @@ def test_a_wrong_clock_is_corrected_and_the_store_is_asked_once_in_a_while(tmp_p
         assert machine.now() == STEADY.now() - 3600 * SECOND
         machine.pass_time(SECOND)
     assert machine.blobs.asked == 1
-    machine.pass_time(KEPT_FOR)
+    machine.pass_time(ASK_EVERY)
     machine.now()
     assert machine.blobs.asked == 2
 

@@ -2,18 +2,17 @@
 
 The state of a queue is a database image in one object, written only where nobody else has written since it was read.
 
+    options       URLs: the address of a store, and the driver's options
     driver        the handle: contract calls
-    enqueue, leases, retention, inspect: the calls themselves
-    store         what an open handle has: the catalog, the shards, where jobs were seen
-    shard         one shard of a queue: its image and its segments, and what follows from each image
+    queue         the queues of an open store and their shards: running steps on images, and what follows from each image
+    inspect       looking at jobs, queues and the log
     image         the image: a database in memory on which the engine's rules run
-    segments      immutable objects for ended jobs and rows of the log
-    compaction    how segments are made and merged
     cas           one compare-and-swap object with many callers: group commit, conflicts, writes without an answer
-    contents      reading and writing that object, and the envelope around its body
-    catalog       which queues there are, what objects are called, and who leads
+    archive       segments: immutable objects for ended jobs and rows of the log, and how something is removed from them
+    compaction    how segments are made and merged
+    catalog       the root object: queues, names of objects, the leader
     leadership    how a broker becomes the leader
-    blobs         what is asked of a store; local_files, cloud: those there are; places: how one is found and tried
+    blobs         the calls to a store, and the probe; local_files, cloud: the stores there are
 """
 
 from taskharbor.drivers.objectstore.driver import ObjectStoreDriver

@@ -1,7 +1,8 @@
-"""What the driver asks of an object store: whole objects, their versions, and writes that depend on a version.
+"""The calls that the driver makes to an object store: whole objects, their versions, and writes that depend on a version.
 
 Everything above is built on one promise: of two writers that saw the same version, at most one succeeds. A write has three
 ends, and the third is why the rest of this package exists: it landed, it was refused (`Conflict`), or nobody knows (`Unclear`).
+`probe` tries whether a store keeps the promise before the first job is entrusted to it.
 """
 
 from __future__ import annotations
@@ -10,16 +11,23 @@ import abc
 import asyncio
 import enum
 import random
-from collections.abc import Iterator, Sequence
-from typing import Final
+import secrets
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, TypeAlias
 
 import msgspec
 
-from taskharbor.jobs import Micros
+from taskharbor.clock import Clock
+from taskharbor.errors import BackendUnavailable, InvalidRequest
+from taskharbor.jobs import SECOND, Micros
+
+Data: TypeAlias = bytes | tuple[bytes, ...]
+"""The content of an object, or its parts: a store that can write parts spares joining megabytes."""
 
 
 class Version(msgspec.Struct, frozen=True, eq=False, gc=False):
-    """Which content an object has. Means something to its store only; equal where the content is the same write's."""
+    """The version of an object's content. Means something to its store only; equal where the content is the same write's."""
 
     tag: str
     generation: str | None = None
@@ -56,10 +64,14 @@ UNCHANGED: Final = Unchanged.UNCHANGED
 
 
 class Conflict(Exception):
-    """Refused: the object exists already (create), or has another version or is gone (replace).
+    """Refused: the object has another version than the known one, or is there although none is known, or is gone.
 
     It may be there by our own hand: a proxy or a client library that sent a write twice gets this for the second.
     """
+
+
+class Refused(Conflict):
+    """A refusal by a store that gets every write once: nothing of the write has landed, or ever will."""
 
 
 class Unclear(Exception):
@@ -67,14 +79,12 @@ class Unclear(Exception):
 
 
 class Blobs(abc.ABC):
-    """A place for objects. Used from one event loop; names are paths of `a-z0-9_-=.` with `/` between."""
+    """A store of objects. Used from one event loop; names are paths of `a-z0-9_-=.` with `/` between."""
 
     place: str
-    """Where that is, for messages. Never a secret."""
+    """The store's address, for messages. Never a secret."""
     identity: str
     """The same for all handles of this process on one store, and for no others."""
-    takes_parts: bool = False
-    """True: `create` and `replace` take a tuple of parts too, which spares joining megabytes."""
     is_remote: bool = True
     """Behind a network, where bytes cost time and money. False for files and memory."""
 
@@ -96,12 +106,8 @@ class Blobs(abc.ABC):
         return None if blob is None else blob.data
 
     @abc.abstractmethod
-    async def create(self, name: str, data: bytes) -> Version:
-        """Write where there is nothing. One try: raises Conflict or Unclear."""
-
-    @abc.abstractmethod
-    async def replace(self, name: str, data: bytes, known: Version) -> Version:
-        """Write where the version is still the known one. One try: raises Conflict or Unclear."""
+    async def write(self, name: str, data: Data, known: Version | None) -> Version:
+        """Write where the version is still the known one; None: where there is nothing. One try: raises Conflict or Unclear."""
 
     @abc.abstractmethod
     async def put(self, name: str, data: bytes) -> None:
@@ -127,7 +133,7 @@ class Blobs(abc.ABC):
 _random = random.Random()
 
 
-def pauses(*, first: float = 0.02, most: float = 1.0, tries: int = 5) -> Iterator[float]:
+def retry_delays(*, first: float = 0.02, most: float = 1.0, tries: int = 5) -> Iterator[float]:
     """Seconds to wait before each further try: twice as long each time, and never the same for two."""
     longest = first
     for _ in range(tries - 1):
@@ -137,3 +143,112 @@ def pauses(*, first: float = 0.02, most: float = 1.0, tries: int = 5) -> Iterato
 
 async def pause(seconds: float) -> None:
     await asyncio.sleep(seconds)
+
+
+# -- the store's time -----------------------------------------------------------------------------------------
+
+RESOLUTION: Micros = 2 * SECOND
+"""Stores tell their time to a second, and after a round trip: a smaller difference says nothing."""
+ASK_EVERY: Micros = 600 * SECOND
+"""Two clocks that run at all stay together for that long."""
+MOST_JUMP: Micros = SECOND
+"""Where this machine's clock was set by more than this since, nothing is known any more."""
+
+
+def _steady_us() -> Micros:
+    return time.monotonic_ns() // 1000
+
+
+class StoreTime:
+    """This machine's time, corrected where it differs from the store's by more than can be told."""
+
+    def __init__(self, blobs: Blobs, clock: Clock, monotonic: Callable[[], Micros] = _steady_us) -> None:
+        self._blobs = blobs
+        self._clock = clock
+        self._monotonic = monotonic
+        self._correction: Micros = 0
+        self._asked_at: tuple[Micros, Micros] | None = None
+        """When the store was asked last, by the steady clock and by the one that may be set."""
+
+    async def now(self) -> Micros:
+        if not self._is_known():
+            theirs = await self._blobs.now()
+            ours = self._clock.now()
+            difference = 0 if theirs is None else theirs - ours
+            self._correction = difference if abs(difference) > RESOLUTION else 0
+            self._asked_at = self._monotonic(), ours
+        return self._clock.now() + self._correction
+
+    def _is_known(self) -> bool:
+        if self._asked_at is None:
+            return False
+        steady, ours = self._asked_at
+        passed = self._monotonic() - steady
+        return passed < ASK_EVERY and abs(self._clock.now() - ours - passed) <= MOST_JUMP
+
+
+# -- the probe ------------------------------------------------------------------------------------------------
+
+_PROBES = 4
+_trusted: set[str] = set()
+
+
+async def probe(blobs: Blobs) -> None:
+    """Raises InvalidRequest where the store lies. A store that was found good is not asked again.
+
+    Bad luck can look like a lie (a request sent twice on its way, an answer lost); but a liar lies every time.
+    """
+    if blobs.identity in _trusted:
+        return
+    for delay in (*retry_delays(tries=_PROBES), None):
+        # A name of its own each time: what became of one try must not spoil the next.
+        name = f"probe/{secrets.token_hex(12)}"
+        try:
+            await _examine(blobs, name)
+        except (InvalidRequest, Unclear) as error:
+            if delay is not None:
+                await pause(delay)
+            elif isinstance(error, InvalidRequest):
+                raise
+            else:
+                raise BackendUnavailable(
+                    f"{blobs.place} gave no certain answer to a first write: {error}"
+                ) from error
+        else:
+            _trusted.add(blobs.identity)
+            return
+        finally:
+            await blobs.delete([name])
+
+
+async def _examine(blobs: Blobs, name: str) -> None:
+    async def write(data: bytes, known: Version | None) -> Version | None:
+        try:
+            return await blobs.write(name, data, known)
+        except Conflict:
+            return None
+
+    first = await write(b"first", None)
+    if first is None:
+        raise _lie(blobs, "refused to create an object that did not exist")
+    if await write(b"again", None) is not None:
+        raise _lie(blobs, "created an object that was there already (If-None-Match: *)")
+    if await blobs.read_if_changed(name, first) is not UNCHANGED:
+        raise _lie(blobs, "showed another version of an object than the one it had just confirmed")
+    second = await write(b"second", first)
+    if second is None:
+        raise _lie(blobs, "refused to replace the very version it had just confirmed (If-Match)")
+    if second == first:
+        raise _lie(blobs, "gave two contents the same version")
+    if await write(b"stale", first) is not None:
+        raise _lie(blobs, "replaced a version that was not there any more (If-Match)")
+    if await blobs.read(name) != Blob(b"second", second):
+        raise _lie(blobs, "did not show what it had last confirmed")
+
+
+def _lie(blobs: Blobs, what: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"{blobs.place} {what}: on such a store two writers can overwrite each other, and jobs would be lost. Use a store "
+        "with conditional writes (Amazon S3, Google Cloud Storage, Azure, a current MinIO, Ceph or R2), or a newer version "
+        "of this one"
+    )

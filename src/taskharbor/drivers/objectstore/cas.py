@@ -1,80 +1,206 @@
-"""A compare-and-swap object (a cell): many callers, few writes, and no write that is guessed about.
+"""A compare-and-swap object: many callers, few writes, and no write that is guessed about.
 
 Everything that arrives while a write is under way goes into the next one (group commit), and nobody is answered before the
 write that holds their change has landed. A write that was refused, or of which nothing was heard, is settled by reading the
 object: its ring of commit ids tells whether the write is part of it. State that was changed for a write that did not
 land is thrown away, never undone.
 
-Without a term, a cell is one of several writers: it works on what it has, and what it answers without a write it first compares
-with the object. With a term, it is the only one that writes, and believes what it has as long as the term is valid.
+Without a term, a handle is one of several writers: it works on what it has, and what it answers without a write it first
+compares with the object. With a term, it is the only one that writes, and believes what it has as long as the term is valid.
+
+An object is msgpack `[header, body]`. The serial counts commits, and the ring holds the ids of the last ones, so a writer can
+tell from any later content whether its own write is part of it, as long as not too many others followed.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import Any, Generic, Protocol, TypeAlias, TypeVar, cast
+import logging
+import secrets
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from enum import Enum, auto
+from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar, cast
+from zlib import crc32
+
+import msgspec
 
 from taskharbor.clock import Clock, SystemClock
-from taskharbor.drivers.objectstore.blobs import Blobs, Conflict, Unclear, pause, pauses
-from taskharbor.drivers.objectstore.contents import MAX_BYTES, Codec, Contents, Fate, Header, Held, S
-from taskharbor.errors import BackendUnavailable, TaskHarborError
+from taskharbor.drivers.objectstore.blobs import (
+    Blob,
+    Blobs,
+    Conflict,
+    Refused,
+    Unclear,
+    Version,
+    pause,
+    retry_delays,
+)
+from taskharbor.errors import BackendUnavailable, SchemaMismatch, TaskHarborError
+from taskharbor.jobs import Micros
+
+WARN_BYTES = 8 * 1024 * 1024
+MAX_BYTES = 64 * 1024 * 1024
+"""Beyond this a state must not grow; what makes it smaller is always written."""
+COMPRESS_FROM = 64 * 1024
+"""Bytes of a state that is compressed on its way to a remote store."""
+
+FORMAT: Final = 2
+RING: Final = 64
+"""Commits whose ids are kept."""
+ID_BYTES: Final = 8
+
+_PLAIN, _ZLIB = 0, 1
+_PAIR = b"\x92"
+_BIN32 = b"\xc6"
+
+_GATHER_SHARE = 0.5
+"""Wait for callers to come back for up to this share of the last pass's duration,"""
+_GATHER_SECONDS = 0.05
+"""but no longer than this."""
+_WORTH_GATHERING = 0.001
+"""Seconds below which it is not worth it."""
+
+_log = logging.getLogger(__name__)
 
 
-class Outcome:
-    """The result or the error of one run of a step."""
-
-    __slots__ = ("error", "value")
-
-    def __init__(self, value: Any = None, error: Exception | None = None) -> None:
-        self.value = value
-        self.error = error
+# -- the envelope ---------------------------------------------------------------------------------------------
 
 
-class Call:
-    """A step, and whoever waits for its outcome."""
+class Fate(Enum):
+    """The fate of a write, as a later content tells it."""
 
-    __slots__ = ("deadline", "future", "is_look", "is_of_a_caller", "step")
+    LANDED = auto()
+    REFUSED = auto()
+    """Another commit has its place; it can never land any more."""
+    OPEN = auto()
+    """The content is not that far yet: it may still land."""
+    FORGOTTEN = auto()
+    """So many commits followed that the ring does not tell."""
 
-    def __init__(
-        self,
-        step: Callable[[Any], Any],
-        is_look: bool,
-        is_of_a_caller: bool,
-        future: asyncio.Future[Any],
-        deadline: float,
-    ) -> None:
-        self.step = step
-        self.is_look = is_look
-        self.is_of_a_caller = is_of_a_caller
-        """One who may come back with the next change as soon as this one is answered."""
-        self.future = future
-        self.deadline = deadline
+
+class Header(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    format: int
+    lineage: bytes
+    """Made with the object: an object that was removed and made again is told from an older content of itself."""
+    epoch: int
+    """Of the leader that may write without looking; 0: there never was one."""
+    serial: int
+    """Commits so far."""
+    ring: bytes
+    """Ids of the last commits, the newest last."""
+    written_at_us: Micros
+    packing: int = _PLAIN
+    checksum: int = 0
+    """Of the header without this field, and of the body; CRC-32: a database with a torn page can look whole."""
+
+    def fate(self, serial: int, commit: bytes) -> Fate:
+        """Of a write that would have been, or was, the commit of that number."""
+        back = self.serial - serial
+        if back < 0:
+            return Fate.OPEN
+        end = len(self.ring) - back * ID_BYTES
+        if end < ID_BYTES:
+            return Fate.FORGOTTEN
+        return Fate.LANDED if self.ring[end - ID_BYTES : end] == commit else Fate.REFUSED
+
+    def is_before(self, other: Header) -> bool:
+        """True for an older content of the same object."""
+        return self.lineage == other.lineage and self.serial < other.serial
+
+    def after(self, commit: bytes, *, epoch: int, now: Micros) -> Header:
+        """The header of the next content."""
+        ring = (self.ring + commit)[-RING * ID_BYTES :]
+        return Header(FORMAT, self.lineage, epoch, self.serial + 1, ring, now)
+
+
+def new_header() -> Header:
+    """Of an object that does not exist yet."""
+    return Header(FORMAT, secrets.token_bytes(8), 0, 0, b"", 0)
+
+
+def new_commit() -> bytes:
+    return secrets.token_bytes(ID_BYTES)
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(tuple[Header, bytes]).decode
+
+
+def seal(header: Header, body: bytes, *, compress: bool = False) -> tuple[bytes, bytes]:
+    """The object's bytes, in two parts."""
+    header = msgspec.structs.replace(header, packing=_ZLIB if compress else _PLAIN)
+    header = msgspec.structs.replace(header, checksum=_checksum(header, body))
+    if compress:
+        body = zlib.compress(body, 1)
+    return b"".join((_PAIR, _encode(header), _BIN32, len(body).to_bytes(4, "big"))), body
+
+
+def _checksum(header: Header, body: bytes) -> int:
+    return crc32(body, crc32(_encode(msgspec.structs.replace(header, checksum=0))))
+
+
+def unseal(data: bytes, where: str) -> tuple[Header, bytes]:
+    """Header and body. `where` it comes from is for the message, should it be something else."""
+    try:
+        header, body = _decode(data)
+    except msgspec.MsgspecError:
+        # Not a SchemaMismatch, which ends a worker: the objects of other queues are well.
+        raise BackendUnavailable(
+            f"{where} is damaged, or not what TaskHarbor has written there: restore an earlier version of it, or name a place "
+            "that is TaskHarbor's own"
+        ) from None
+    if header.format != FORMAT:
+        raise SchemaMismatch(
+            f"{where} has format {header.format}, this version of TaskHarbor reads {FORMAT}: use a newer one"
+        )
+    if header.packing == _ZLIB:
+        with suppress(zlib.error):
+            body = zlib.decompress(body)
+    if _checksum(header, body) != header.checksum:
+        raise BackendUnavailable(
+            f"{where} is damaged: its checksum does not fit; restore an earlier version of it"
+        )
+    return header, body
+
+
+# -- calls and writes -----------------------------------------------------------------------------------------
+
+
+class Call(msgspec.Struct, eq=False):
+    """A step, and the caller that waits for its outcome."""
+
+    step: Callable[[Any], Any]
+    is_look: bool
+    is_of_a_caller: bool
+    """One who may come back with the next change as soon as this one is answered."""
+    future: asyncio.Future[Any]
+    deadline: float
 
     def run(self, state: Any) -> Outcome:
         try:
-            return Outcome(self.step(state))
+            return self, self.step(state), None
         except Exception as error:
-            return Outcome(error=error)
+            return self, None, error
 
-    def answer(self, outcome: Outcome) -> None:
-        if self.future.done():  # Its caller was cancelled, or has an answer already.
-            return
-        if outcome.error is not None:
-            self.future.set_exception(outcome.error)
+
+Outcome: TypeAlias = tuple[Call, Any, Exception | None]
+"""A call, and the result or the error of one run of its step."""
+
+
+def answer(outcomes: Iterable[Outcome]) -> None:
+    for call, value, error in outcomes:
+        if call.future.done():  # Its caller was cancelled, or has an answer already.
+            continue
+        if error is not None:
+            call.future.set_exception(error)
         else:
-            self.future.set_result(outcome.value)
-
-    def fail(self, error: Exception) -> None:
-        self.answer(Outcome(error=error))
+            call.future.set_result(value)
 
 
-Outcomes: TypeAlias = list[tuple[Call, Outcome]]
-
-
-def answer_all(outcomes: Outcomes) -> None:
-    for call, outcome in outcomes:
-        call.answer(outcome)
+def fail(calls: Iterable[Call], error: Exception) -> None:
+    answer((call, None, error) for call in calls)
 
 
 def keep_unanswered(calls: list[Call]) -> bool:
@@ -83,15 +209,12 @@ def keep_unanswered(calls: list[Call]) -> bool:
     return bool(calls)
 
 
-class Attempt:
-    """A write that has no good answer yet, and what to tell whom if it turns out to have landed."""
+class Attempt(msgspec.Struct, eq=False):
+    """A write that has no certain answer yet, and the outcomes to tell if it turns out to have landed."""
 
-    __slots__ = ("commit", "outcomes", "serial")
-
-    def __init__(self, serial: int, commit: bytes, outcomes: Outcomes) -> None:
-        self.serial = serial
-        self.commit = commit
-        self.outcomes = outcomes
+    serial: int
+    commit: bytes
+    outcomes: list[Outcome]
 
     def is_settled(self, header: Header, where: str) -> bool:
         """True where this content tells the fate of the write. Its callers have an answer then, or their calls run again."""
@@ -99,27 +222,17 @@ class Attempt:
             case Fate.OPEN:
                 return False
             case Fate.LANDED:
-                answer_all(self.outcomes)
+                answer(self.outcomes)
             case Fate.FORGOTTEN:
-                for call, _ in self.outcomes:
-                    call.fail(
-                        BackendUnavailable(
-                            f"{where}: so many others wrote meanwhile that it cannot be told whether this change was made; "
-                            "repeating it is safe"
-                        )
-                    )
+                error = BackendUnavailable(
+                    f"{where}: so many others wrote meanwhile that it cannot be told whether this change was made; "
+                    "repeating it is safe"
+                )
+                fail([call for call, _, _ in self.outcomes], error)
         return True
 
 
-__all__ = ["MAX_BYTES", "Cell", "Codec", "Deposed", "Term"]
-
-R = TypeVar("R")
-
-_GATHER_SHARE = 0.5
-"""Of the time that a pass took,"""
-_GATHER_SECONDS = 0.05
-"""and so much at most, callers may take to come back before the next one. Below a millisecond it is not worth it."""
-_WORTH_GATHERING = 0.001
+# -- the object -----------------------------------------------------------------------------------------------
 
 
 class Term(Protocol):
@@ -136,59 +249,75 @@ class Deposed(BackendUnavailable):
     """There is a newer leader. This one never writes again; ask the other."""
 
 
-class Cell(Generic[S]):
-    """Used from one event loop."""
+class State(Protocol):
+    touched: bool
+    """Set by whatever changes the state, reset before each pass."""
+
+    def serialize(self) -> bytes: ...
+
+
+S = TypeVar("S", bound=State)
+R = TypeVar("R")
+
+
+class Content(msgspec.Struct, Generic[S], eq=False):
+    """A content of the object, decoded. Without a version there is no object yet."""
+
+    state: S
+    header: Header
+    version: Version | None
+
+
+class CasObject(Generic[S]):
+    """A handle on the object, used from one event loop."""
 
     def __init__(
         self,
         blobs: Blobs,
         name: str,
-        codec: Codec[S],
+        decode: Callable[[bytes], S],
         *,
         term: Term | None = None,
         every_pass: Callable[[S], object] | None = None,
         on_news: Callable[[S], None] | None = None,
-        patience: float = 30.0,
+        give_up_after: float = 30.0,
         clock: Clock | None = None,
     ) -> None:
-        """`every_pass` may change the state before the steps of a pass; `on_news` sees each state that has landed, ours or
-        another writer's. Neither may raise. A call is given up after `patience` seconds without a certain answer."""
+        """`decode` makes a state of a body; no bytes are the empty state. `every_pass` may change the state before the steps
+        of a pass; `on_news` sees each state that has landed, ours or another writer's. Neither may raise. A call is given up
+        after so many seconds without a certain answer."""
         self.name = name
-        self._contents = Contents(blobs, name, codec, SystemClock() if clock is None else clock)
+        self.size = 0
+        """Bytes of the state as last written or read, before compression."""
+        self._blobs = blobs
+        self._decode = decode
         self._term = term
         self._every_pass = every_pass
         self._on_news = on_news
-        self._patience = patience
+        self._give_up_after = give_up_after
+        self._clock: Clock = SystemClock() if clock is None else clock
         self._waiting: list[Call] = []
         self._passes: asyncio.Task[None] | None = None
-        self._held: Held[S] | None = None
+        self._held: Content[S] | None = None
+        self._newest: Header | None = None
+        """Of the newest content that is known to have landed."""
         self._attempts: list[Attempt] = []
-        self._trouble = ""
-        """What was last heard of a write that failed."""
+        self._last_failure = ""
+        """The store's words about the last write that failed."""
         self._must_reload = False
         self._must_compare = False
         self._deposed = False
         self._closed = False
-        self._assembled: asyncio.Future[None] | None = None
+        self._has_warned = False
+        self._gathered: asyncio.Future[None] | None = None
         """While a pass is put off until so many callers are there:"""
         self._expected = 0
 
     @property
     def where(self) -> str:
-        return self._contents.where
+        return self._blobs.where(self.name)
 
-    @property
-    def size(self) -> int:
-        """Bytes of the state as last written or read, before compression."""
-        return self._contents.size
-
-    @property
-    def epoch(self) -> int:
-        """As the object last said."""
-        newest = self._contents.newest
-        return 0 if newest is None else newest.epoch
-
-    # -- asking -------------------------------------------------------------------------------------------
+    # -- calls --------------------------------------------------------------------------------------------
 
     async def change(self, step: Callable[[S], R], *, is_housekeeping: bool = False) -> R:
         """Run a step that may change the state; its result, once that has landed. A step may be run several times, on
@@ -202,7 +331,7 @@ class Cell(Generic[S]):
     async def refresh(self) -> None:
         """Take notice of what other writers did, whatever the term says. `on_news` hears of it."""
         self.must_compare()
-        await self.look(_nothing)
+        await self.look(lambda state: None)
 
     def must_compare(self) -> None:
         """The next pass compares with the object before it answers."""
@@ -224,27 +353,28 @@ class Cell(Generic[S]):
         if self._closed:
             raise BackendUnavailable(f"{self.where} was closed")
         loop = asyncio.get_running_loop()
-        call = Call(step, is_look, is_of_a_caller, loop.create_future(), loop.time() + self._patience)
+        call = Call(step, is_look, is_of_a_caller, loop.create_future(), loop.time() + self._give_up_after)
         self._waiting.append(call)
         self._note_arrival()
         if self._passes is None:
-            self._passes = loop.create_task(self._pass_until_answered(), name=f"taskharbor cell {self.name}")
+            self._passes = loop.create_task(self._pass_until_answered(), name=f"taskharbor {self.name}")
         return call.future
 
     # -- passes -------------------------------------------------------------------------------------------
 
     async def _pass_until_answered(self) -> None:
         calls: list[Call] = []
+        loop = asyncio.get_running_loop()
         try:
             while self._waiting:
                 calls, self._waiting = self._waiting, []
-                callers, began = _callers(calls), asyncio.get_running_loop().time()
+                callers, began = _callers(calls), loop.time()
                 try:
                     await self._settle(calls)
                 except Exception as error:
                     self._fail_all(calls, error)
                 if callers > 1:
-                    await self._gather(callers, asyncio.get_running_loop().time() - began)
+                    await self._gather(callers, loop.time() - began)
         except BaseException:
             self._fail_all(calls, BackendUnavailable(f"{self.where} was closed"))
             raise
@@ -258,45 +388,44 @@ class Cell(Generic[S]):
         longest = min(spent * _GATHER_SHARE, _GATHER_SECONDS)
         if longest < _WORTH_GATHERING or self._closed:
             return
-        loop = asyncio.get_running_loop()
         # Those who came meanwhile are waiting, and count beside those who come back.
-        self._assembled, self._expected = loop.create_future(), callers + _callers(self._waiting)
-        timer = loop.call_later(longest, _assemble, self._assembled)
+        self._gathered = asyncio.get_running_loop().create_future()
+        self._expected = callers + _callers(self._waiting)
         try:
             self._note_arrival()
-            await self._assembled
+            with suppress(TimeoutError):
+                async with asyncio.timeout(longest):
+                    await self._gathered
         finally:
-            timer.cancel()
-            self._assembled = None
+            self._gathered = None
 
     def _note_arrival(self) -> None:
-        if self._assembled is not None and _callers(self._waiting) >= self._expected:
-            _assemble(self._assembled)
+        gathered = self._gathered
+        if gathered is not None and not gathered.done() and _callers(self._waiting) >= self._expected:
+            gathered.set_result(None)
 
     def _fail_all(self, calls: list[Call], error: Exception) -> None:
         # Nothing is known of what is in memory now.
         self._held = None
-        for call in calls + self._waiting:
-            call.fail(error)
+        fail(calls + self._waiting, error)
         self._waiting.clear()
 
     async def _settle(self, calls: list[Call]) -> None:
-        """Until each of the calls has its answer. What arrives meanwhile joins them when they have to be run again."""
-        waits = pauses(first=0.005, most=0.5, tries=1_000_000)
-        failures = 0
+        """Until each of the calls has its answer. Those that arrive meanwhile join when the calls have to be run again."""
+        delays: Iterator[float] | None = None
         self._attempts.clear()
         try:
             while True:
                 # At once after a write that failed: the ring forgets, so whether it landed is asked before anything else.
                 is_fresh = await self._make_ready()
-                if failures > 1 and keep_unanswered(calls):
-                    await pause(next(waits))
+                if delays is not None and keep_unanswered(calls) and (delay := next(delays)) > 0:
+                    await pause(delay)
                     self._give_up_late(calls)
                     await self._reread()
                     is_fresh = True
                 if not keep_unanswered(calls) or await self._run(calls, is_fresh=is_fresh):
                     return
-                failures += 1
+                delays = delays or _delays()
                 calls += self._waiting
                 self._waiting.clear()
         except TaskHarborError as error:
@@ -314,7 +443,7 @@ class Cell(Generic[S]):
         if self._held is not None:
             return False
         self._must_compare = False
-        self._accept(await self._contents.read())
+        self._accept(await self._read())
         return True
 
     async def _run(self, calls: list[Call], *, is_fresh: bool) -> bool:
@@ -324,10 +453,9 @@ class Cell(Generic[S]):
         if looks and not is_fresh and not self._is_believed():
             await self._reread()
             is_fresh = True
-        for call in looks:
-            call.answer(call.run(self._hold().state))
+        answer([call.run(self._content().state) for call in looks])
         while True:
-            held = self._hold()
+            held = self._content()
             outcomes = self._run_changes(held.state, changes)
             if outcomes is None:
                 self._held = None
@@ -336,31 +464,31 @@ class Cell(Generic[S]):
                 return await self._write(held, outcomes)
             # An answer that needs no write must not be older than its question.
             if not outcomes or is_fresh or self._is_believed() or not await self._reread():
-                answer_all(outcomes)
+                answer(outcomes)
                 return True
             is_fresh = True
 
-    def _run_changes(self, state: S, changes: list[Call]) -> Outcomes | None:
+    def _run_changes(self, state: S, changes: list[Call]) -> list[Outcome] | None:
         state.touched = False
         if self._every_pass is not None:
             self._every_pass(state)
-        outcomes: Outcomes = []
+        outcomes: list[Outcome] = []
         for call in changes:
             touched_before = state.touched
             outcome = call.run(state)
-            if outcome.error is not None and state.touched and not touched_before:
+            if outcome[2] is not None and state.touched and not touched_before:
                 # It broke its promise, and this state is of no use to the others: they start over without it.
-                call.answer(outcome)
+                answer([outcome])
                 return None
-            outcomes.append((call, outcome))
+            outcomes.append(outcome)
         return outcomes
 
-    def _hold(self) -> Held[S]:
+    def _content(self) -> Content[S]:
         assert self._held is not None
         return self._held
 
     def _is_believed(self) -> bool:
-        """Whether what we hold is what is there, without a look."""
+        """Whether the held content is what is there, without a look."""
         term, held = self._term, self._held
         if term is None or held is None or self._must_compare:
             return False
@@ -370,70 +498,112 @@ class Cell(Generic[S]):
 
     def _give_up_late(self, calls: list[Call]) -> None:
         now = asyncio.get_running_loop().time()
-        for call in calls:
-            if call.deadline <= now:
-                call.fail(
-                    BackendUnavailable(
-                        f"{self.where}: no write got a certain answer in {self._patience:g} s ({self._trouble}); whether "
-                        "this change was made is not known, and repeating it is safe"
-                    )
-                )
+        error = BackendUnavailable(
+            f"{self.where}: no write got a certain answer in {self._give_up_after:g} s ({self._last_failure}); whether "
+            "this change was made is not known, and repeating it is safe"
+        )
+        fail([call for call in calls if call.deadline <= now], error)
 
     # -- writing ------------------------------------------------------------------------------------------
 
-    async def _write(self, held: Held[S], outcomes: Outcomes) -> bool:
-        sealed = await self._contents.seal(held, None if self._term is None else self._term.epoch)
+    async def _write(self, held: Content[S], outcomes: list[Outcome]) -> bool:
+        """One try, in the place of what was held, under our epoch or as one of several writers."""
+        commit = new_commit()
+        epoch = held.header.epoch if self._term is None else self._term.epoch
+        header = held.header.after(commit, epoch=epoch, now=self._clock.now())
+        body = held.state.serialize()
+        self._note_size(len(body))
         # Until the write has landed, this state is a wish.
         self._held = None
+        if self._blobs.is_remote and len(body) >= COMPRESS_FROM:
+            data = await asyncio.to_thread(seal, header, body, compress=True)
+        else:
+            data = seal(header, body)
         try:
-            self._held = landed = await self._contents.write(held, sealed)
-        except (Conflict, Unclear) as trouble:
-            self._trouble = str(trouble)
-            self._attempts.append(Attempt(sealed.header.serial, sealed.commit, outcomes))
+            version = await self._blobs.write(self.name, data, held.version)
+        except (Conflict, Unclear) as failure:
+            self._last_failure = str(failure)
+            if not isinstance(failure, Refused):
+                self._attempts.append(Attempt(header.serial, commit, outcomes))
             return False
-        answer_all(outcomes)
-        self._tell(landed)
+        self._held, self._newest = Content(held.state, header, version), header
+        answer(outcomes)
+        self._tell(held.state)
         return True
 
     def _settle_attempts(self, header: Header) -> None:
-        """What the object says of the writes that nobody answered for."""
+        """Settle the writes that nobody answered for by what the object says."""
         self._attempts = [one for one in self._attempts if not one.is_settled(header, self.where)]
+
+    def _note_size(self, size: int) -> None:
+        self.size = size
+        if size >= WARN_BYTES and not self._has_warned:
+            self._has_warned = True
+            _log.warning(
+                "%s has %.1f MiB, and every change writes all of it: spread the queue over shards (?shards=N in the URL of "
+                "a new store), keep dead jobs for less time, or let fewer jobs wait; at %d MiB no more are accepted",
+                self.where, size / 2**20, MAX_BYTES // 2**20,
+            )  # fmt: skip
 
     # -- reading ------------------------------------------------------------------------------------------
 
+    async def _read(self) -> Content[S]:
+        """The content that is there, and never older than what is known to have landed."""
+        for delay in (*retry_delays(), None):
+            found = self._unpacked(await self._blobs.read(self.name))
+            newest = self._newest
+            if newest is None or not (found.version is None or found.header.is_before(newest)):
+                return found
+            if delay is not None:
+                await pause(delay)
+        if found.version is None:
+            return found  # It was removed; to make it again is as safe as to make it.
+        raise BackendUnavailable(f"{self.where} shows an older content than it had before; try again later")
+
     async def _reread(self) -> bool:
-        """Compare with the object; whether there was something else, which is what we hold now."""
+        """Compare with the object; whether there was something else, which is held from now on."""
         self._must_compare = False
-        newer = await self._contents.read_if_newer(self._hold())
-        if newer is None:
+        held = self._content()
+        if held.version is None:
+            blob = await self._blobs.read(self.name)
+        else:
+            found = await self._blobs.read_if_changed(self.name, held.version)
+            blob = found if isinstance(found, Blob) else None
+        if blob is None or (other := self._unpacked(blob)).header.is_before(held.header):
             return False
-        self._accept(newer)
+        self._accept(other)
         return True
 
-    def _accept(self, held: Held[S]) -> None:
-        """This is what is there now."""
-        self._held = held
-        self._settle_attempts(held.header)
-        if self._term is not None and held.header.epoch > self._term.epoch:
+    def _unpacked(self, blob: Blob | None) -> Content[S]:
+        if blob is None:
+            return Content(self._decode(b""), new_header(), None)
+        header, body = unseal(blob.data, self.where)
+        self._note_size(len(body))
+        return Content(self._decode(body), header, blob.version)
+
+    def _accept(self, found: Content[S]) -> None:
+        """Hold this content, which is there now."""
+        self._held = found
+        if found.version is not None:
+            self._newest = found.header
+        self._settle_attempts(found.header)
+        if self._term is not None and found.header.epoch > self._term.epoch:
             self._deposed = True
             raise self._is_deposed()
-        self._tell(held)
+        self._tell(found.state)
 
-    def _tell(self, held: Held[S]) -> None:
+    def _tell(self, state: S) -> None:
         if self._on_news is not None:
-            self._on_news(held.state)
+            self._on_news(state)
 
     def _is_deposed(self) -> Deposed:
         return Deposed(f"{self.where}: another broker leads now; this one has stopped writing")
 
 
-def _nothing(state: object) -> None:
-    pass
-
-
-def _assemble(assembled: asyncio.Future[None]) -> None:
-    if not assembled.done():
-        assembled.set_result(None)
+def _delays() -> Iterator[float]:
+    """Before each further run of the calls. The first one comes at once."""
+    yield 0.0
+    yield from retry_delays(first=0.005, most=0.5, tries=1_000_000)
 
 
 def _callers(calls: list[Call]) -> int:

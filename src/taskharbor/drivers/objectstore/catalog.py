@@ -16,10 +16,11 @@ import msgspec
 
 from taskharbor.clock import Clock
 from taskharbor.drivers.objectstore.blobs import Blobs
-from taskharbor.drivers.objectstore.cas import Cell, Term
+from taskharbor.drivers.objectstore.cas import CasObject
 from taskharbor.errors import BackendUnavailable, InvalidRequest, SchemaMismatch
 from taskharbor.jobs import Micros
 
+CATALOG: Final = "catalog"
 FORMAT: Final = 1
 MAX_SHARDS: Final = 64
 
@@ -48,14 +49,19 @@ class Entries(msgspec.Struct, array_like=True):
     """In the order in which they were added; none is ever removed."""
 
 
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(Entries).decode
+
+
 class CatalogState:
-    """Entries, or none yet, as a cell's state."""
+    """The entries, or none yet, as the state of a compare-and-swap object."""
 
-    __slots__ = ("entries", "touched")
-
-    def __init__(self, entries: Entries | None) -> None:
-        self.entries = entries
+    def __init__(self, body: bytes) -> None:
+        self.entries = _decode(body) if body else None
         self.touched = False
+
+    def serialize(self) -> bytes:
+        return _encode(self.entries)
 
     def made(self) -> Entries:
         if self.entries is None:
@@ -67,55 +73,28 @@ class CatalogState:
         self.touched = True
 
 
-class _CatalogCodec:
-    def empty(self) -> CatalogState:
-        return CatalogState(None)
-
-    def decode(self, body: bytes) -> CatalogState:
-        return CatalogState(_decode(body))
-
-    def encode(self, state: CatalogState) -> bytes:
-        return _encode(state.entries)
-
-
-_encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(Entries).decode
-
-
 class Catalog:
     """A handle on it. `open()` before anything else."""
 
     def __init__(self, blobs: Blobs, *, shards: int | None = None, clock: Clock | None = None) -> None:
         """`shards`: as many as the URL asks for; None takes what the store has, and 1 for a new one."""
         self.blobs = blobs
-        self.cell = Cell(blobs, CATALOG, _CatalogCodec(), clock=clock)
-        self._wanted_shards = shards
-        self._store_id = ""
-        self._shards = 0
-        self._known: dict[str, None] = {}
-
-    @property
-    def store_id(self) -> str:
+        self.object = CasObject(blobs, CATALOG, CatalogState, clock=clock)
+        self.store_id = ""
         """Differs for every store that was ever made, at the same place too."""
-        return self._store_id
-
-    @property
-    def shards(self) -> int:
-        return self._shards
-
-    @property
-    def known_queues(self) -> Iterable[str]:
-        """Those that this handle has heard of. They are never taken back."""
-        return self._known.keys()
+        self.shards = 0
+        self.known: dict[str, None] = {}
+        """Queues that this handle has heard of. They are never taken back."""
+        self._wanted_shards = shards
 
     async def open(self) -> Self:
         """Make the store, or check that it is one this version can work with. Opening twice is harmless."""
-        if not self._store_id:
-            entries = await self.cell.look(lambda state: state.entries)
+        if not self.store_id:
+            entries = await self.object.look(lambda state: state.entries)
             if entries is None:
-                entries = await self.cell.change(self._make)
+                entries = await self.object.change(self._make)
             self._check(entries)
-            self._store_id, self._shards = entries.store_id, entries.shards
+            self.store_id, self.shards = entries.store_id, entries.shards
             self._learn(entries.queues)
         return self
 
@@ -136,38 +115,28 @@ class Catalog:
                 f"write shards={entries.shards} or leave the option out"
             )
 
-    # -- queues -------------------------------------------------------------------------------------------
-
     async def add_queues(self, queues: Iterable[str]) -> None:
         """Before a queue gets its first job or setting. Costs nothing for queues that are known."""
-        unknown = [queue for queue in dict.fromkeys(queues) if queue not in self._known]
+        unknown = [queue for queue in dict.fromkeys(queues) if queue not in self.known]
         if unknown:
-            self._learn(await self.cell.change(lambda state: _with_queues(state, unknown)))
+            self._learn(await self.object.change(lambda state: _with_queues(state, unknown)))
 
     async def queues(self) -> list[str]:
         """All there are now."""
-        self._learn(await self.cell.look(lambda state: list(state.made().queues)))
-        return list(self._known)
+        self._learn(await self.object.look(lambda state: list(state.made().queues)))
+        return list(self.known)
 
     def _learn(self, queues: Iterable[str]) -> None:
-        self._known.update(dict.fromkeys(queues))
+        self.known.update(dict.fromkeys(queues))
 
     def state_names(self, queues: Iterable[str]) -> Iterator[str]:
         """The objects of these queues."""
-        return (state_name(queue, shard) for queue in queues for shard in range(self._shards))
-
-    # -- leading ------------------------------------------------------------------------------------------
-
-    def lead(self, term: Term | None) -> None:
-        self.cell.lead(term)
+        return (state_name(queue, shard) for queue in queues for shard in range(self.shards))
 
     async def leading(self) -> tuple[int, Leader | None]:
         """Epoch and leader as the store says now."""
-        self.cell.must_compare()
-        return await self.cell.look(lambda state: (state.made().epoch, state.made().leader))
-
-    async def close(self) -> None:
-        await self.cell.close()
+        self.object.must_compare()
+        return await self.object.look(lambda state: (state.made().epoch, state.made().leader))
 
 
 def _with_queues(state: CatalogState, wanted: list[str]) -> list[str]:
@@ -180,10 +149,7 @@ def _with_queues(state: CatalogState, wanted: list[str]) -> list[str]:
     return list(queues)
 
 
-CATALOG = "catalog"
-
 _PLAIN = re.compile(rb"[a-z0-9_-]")
-_ESCAPE = re.compile(r"=([0-9a-f]{2})")
 _LONGEST = 120
 """Characters of an escaped name; file systems allow 255, and other parts of a key need room too."""
 _DIGEST = 32
@@ -199,25 +165,11 @@ def escaped(queue: str) -> str:
     return f"{folder[: _LONGEST - _DIGEST - 2].rstrip('=')}=.{digest}"
 
 
-def unescaped(folder: str) -> str | None:
-    """The queue of a folder; None where its name was too long to be spelled out."""
-    if "=." in folder:
-        return None
-    return b"".join(
-        bytes((int(part, 16),)) if index % 2 else part.encode()
-        for index, part in enumerate(_ESCAPE.split(folder))
-    ).decode()
-
-
-def shard_folder(queue: str, shard: int) -> str:
-    return f"queues/{escaped(queue)}/{shard}"
-
-
 def state_name(queue: str, shard: int) -> str:
     """The object with a shard's state."""
-    return f"{shard_folder(queue, shard)}/state"
+    return f"queues/{escaped(queue)}/{shard}/state"
 
 
 def log_folder(queue: str, shard: int) -> str:
-    """Where a shard's log segments are."""
-    return f"{shard_folder(queue, shard)}/log"
+    """The folder of a shard's log segments."""
+    return f"queues/{escaped(queue)}/{shard}/log"

@@ -1,25 +1,26 @@
 """S3, Google Cloud Storage, Azure and memory, through obstore.
 
-obstore's own repeated tries are off: a repeated conditional write can be refused by what its first try did, and only the cell,
-which knows its commit ids, can tell. Reads are repeated here, with bounded patience.
+obstore's own repeated tries are off: a repeated conditional write can be refused by what its first try did, and only the
+compare-and-swap object, which knows its commit ids, can tell. Reads are repeated here, with bounded patience.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from taskharbor.drivers.objectstore.blobs import (
     UNCHANGED,
     Blob,
     Blobs,
     Conflict,
+    Data,
     Unchanged,
     Unclear,
     Version,
     pause,
-    pauses,
+    retry_delays,
 )
 from taskharbor.errors import BackendUnavailable, InvalidRequest, MissingExtra, TaskHarborError
 from taskharbor.jobs import Micros, to_micros
@@ -42,7 +43,7 @@ except ImportError as error:  # pragma: no cover - the tests have it
     ) from error
 
 if TYPE_CHECKING:
-    from obstore import PutMode, UpdateVersion
+    from obstore import PutMode
     from obstore.store import ObjectStore
 
 R = TypeVar("R")
@@ -72,40 +73,28 @@ class ObstoreBlobs(Blobs):
         return await self._patiently("read", lambda: self._get(name))
 
     async def read_if_changed(self, name: str, known: Version) -> Blob | Unchanged | None:
-        return await self._patiently("read", lambda: self._get_if_changed(name, known))
+        async def get() -> Blob | Unchanged | None:
+            try:
+                blob = await self._get(name, if_none_match=known.tag)
+            except NotModifiedError:
+                return UNCHANGED
+            # A store that does not know conditional reads sends it all again.
+            return UNCHANGED if blob is not None and blob.version == known else blob
+
+        return await self._patiently("read", get)
 
     async def read_start(self, name: str, size: int) -> bytes | None:
-        return await self._patiently("read", lambda: self._get_start(name, size))
+        blob = await self._patiently("read", lambda: self._get(name, range=(0, size)))
+        return None if blob is None else blob.data
 
-    async def _get_start(self, name: str, size: int) -> bytes | None:
+    async def _get(self, name: str, **options: Any) -> Blob | None:
         try:
-            found = await obstore.get_async(self._store, name, options={"range": (0, size)})
-            return bytes(await found.bytes_async())
-        except _MISSING as error:
-            self._check_bucket(error)
-            return None
-
-    async def _get(self, name: str) -> Blob | None:
-        try:
-            found = await obstore.get_async(self._store, name)
+            found = await obstore.get_async(self._store, name, options=options)  # type: ignore[arg-type]
             data = bytes(await found.bytes_async())
         except _MISSING as error:
             self._check_bucket(error)
             return None
         return Blob(data, self._version(found.meta["e_tag"], found.meta["version"]))
-
-    async def _get_if_changed(self, name: str, known: Version) -> Blob | Unchanged | None:
-        try:
-            found = await obstore.get_async(self._store, name, options={"if_none_match": known.tag})
-            data = bytes(await found.bytes_async())
-        except NotModifiedError:
-            return UNCHANGED
-        except _MISSING as error:
-            self._check_bucket(error)
-            return None
-        version = self._version(found.meta["e_tag"], found.meta["version"])
-        # A store that does not know conditional reads sends it all again.
-        return UNCHANGED if version == known else Blob(data, version)
 
     async def names(self, prefix: str) -> list[str]:
         return await self._patiently("list", lambda: self._list(prefix))
@@ -125,19 +114,16 @@ class ObstoreBlobs(Blobs):
 
     # -- writing ------------------------------------------------------------------------------------------
 
-    async def create(self, name: str, data: bytes) -> Version:
-        return await self._write(name, data, "create")
-
-    async def replace(self, name: str, data: bytes, known: Version) -> Version:
-        # What is None must not be in there.
-        expected: UpdateVersion = {"e_tag": known.tag}
-        if known.generation is not None:
-            expected["version"] = known.generation
-        return await self._write(name, data, expected)
-
-    async def _write(self, name: str, data: bytes, mode: PutMode) -> Version:
+    async def write(self, name: str, data: Data, known: Version | None) -> Version:
+        mode: PutMode = "create"
+        if known is not None:
+            mode = {"e_tag": known.tag}
+            # What is None must not be in there.
+            if known.generation is not None:
+                mode["version"] = known.generation
+        whole = b"".join(data) if isinstance(data, tuple) else data
         try:
-            put = await obstore.put_async(self._store, name, data, mode=mode, use_multipart=False)
+            put = await obstore.put_async(self._store, name, whole, mode=mode, use_multipart=False)
         except _REFUSED as error:
             raise Conflict(f"{self.where(name)} has another version") from error
         except _MISSING as error:
@@ -175,7 +161,7 @@ class ObstoreBlobs(Blobs):
     # -- what went wrong ----------------------------------------------------------------------------------
 
     async def _patiently(self, what: str, call: Callable[[], Awaitable[R]]) -> R:
-        waits = pauses()
+        waits = retry_delays()
         began = time.monotonic()
         while True:
             try:

@@ -12,32 +12,33 @@ import asyncio
 import logging
 import random
 import secrets
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import TypeVar
 
 import msgspec
 
 from taskharbor.drivers.engine.tables import Transaction, load, to_json
-from taskharbor.drivers.objectstore.blobs import Blobs
-from taskharbor.drivers.objectstore.cas import Cell
-from taskharbor.drivers.objectstore.image import Image
-from taskharbor.drivers.objectstore.places import Options
-from taskharbor.drivers.objectstore.segments import (
+from taskharbor.drivers.objectstore import archive
+from taskharbor.drivers.objectstore.archive import (
     Built,
     Entry,
-    Extract,
     Segment,
     SegmentCache,
-    drop_entries,
     entries,
-    extract,
     merge,
+    pack,
     put_entries,
+    retire,
 )
+from taskharbor.drivers.objectstore.blobs import Blobs
+from taskharbor.drivers.objectstore.cas import CasObject
+from taskharbor.drivers.objectstore.image import Image
+from taskharbor.drivers.objectstore.options import Options
 from taskharbor.errors import TaskHarborError
 from taskharbor.jobs import SECOND, Micros
+
+R = TypeVar("R")
 
 MAX_MERGED_BYTES = 32 * 1024 * 1024
 """No segment is made larger than this: whoever looks for a job in it reads all of it."""
@@ -51,23 +52,24 @@ AFTER_A_FAILURE = 5.0
 """Seconds after which compaction is tried again, at the earliest."""
 
 _SQL = load("compaction", __package__)
-_ENGINE_SQL = load("operate")
+_OPERATE = load("operate")
 _log = logging.getLogger(__name__)
-
-
-def wall_clock() -> Micros:
-    """Only tells how old objects are; no job is judged by it."""
-    return time.time_ns() // 1000
 
 
 class Compaction:
     """Of one image. One task at a time."""
 
     def __init__(
-        self, blobs: Blobs, cell: Cell[Image], cache: SegmentCache, folder: str, queue: str, options: Options
+        self,
+        blobs: Blobs,
+        state: CasObject[Image],
+        cache: SegmentCache,
+        folder: str,
+        queue: str,
+        options: Options,
     ) -> None:
         self._blobs = blobs
-        self._cell = cell
+        self._state = state
         self._cache = cache
         self._folder = folder
         self._queue = queue
@@ -114,7 +116,7 @@ class Compaction:
         # Nothing is lost: the image is as large as it was, and its next change after a while begins anew.
         self._not_before = asyncio.get_running_loop().time() + AFTER_A_FAILURE
         if not isinstance(error, TaskHarborError) or not self._has_failed:
-            _log.warning("%s could not be compacted, and will be tried again: %s", self._cell.where, error)
+            _log.warning("%s could not be compacted, and will be tried again: %s", self._state.where, error)
         self._has_failed = True
 
     async def _compact(self) -> None:
@@ -130,11 +132,11 @@ class Compaction:
         if await self._look(self._overdue):
             await self._remove_overdue()
 
-    async def _look(self, step: Callable[[Transaction], Any]) -> Any:
-        return await self._cell.look(lambda image: image.look(step))
+    async def _look(self, step: Callable[[Transaction], R]) -> R:
+        return await self._state.look(lambda image: image.look(step))
 
-    async def _change(self, step: Callable[[Transaction], Any]) -> Any:
-        answer, _ = await self._cell.change(lambda image: image.change(step), is_housekeeping=True)
+    async def _change(self, step: Callable[[Transaction], R]) -> R:
+        answer, _ = await self._state.change(lambda image: image.change(step), is_housekeeping=True)
         return answer
 
     # -- what is due --------------------------------------------------------------------------------------
@@ -153,7 +155,7 @@ class Compaction:
         rows, jobs = transaction.connection.execute(_SQL["counts"]).fetchone()
         if max(rows, jobs) >= options.segment_rows:
             return True
-        if self._cell.size < options.segment_bytes or not rows + jobs:
+        if self._state.size < options.segment_bytes or not rows + jobs:
             return False
         (size,) = transaction.connection.execute(_SQL["bytes"]).fetchone()
         return bool(size >= options.segment_bytes)
@@ -174,7 +176,7 @@ class Compaction:
 
     def _overdue(self, transaction: Transaction) -> list[str]:
         """Loose segments that are to be removed."""
-        now = wall_clock()
+        now = archive.wall_clock()
         values = (now - ABANDONED_AFTER, now - round(self._options.grace * SECOND))
         return [name for (name,) in transaction.connection.execute(_SQL["overdue"], values)]
 
@@ -184,19 +186,24 @@ class Compaction:
         name = _new_name()
         if not await self._change(lambda transaction: _begin(transaction, name)):
             return False
-        taken: Extract = await self._cell.look(lambda image: extract(image.connection))
-        built = await asyncio.to_thread(taken.packed, name, self._queue, 0)
+
+        def take(image: Image) -> tuple[bytes, bytes, str]:
+            (numbers,) = image.connection.execute(_SQL["ended_numbers"]).fetchone()
+            return archive.copied_rows(image.connection), archive.copied_jobs(image.connection), numbers
+
+        rows, jobs, numbers = await self._state.look(take)
+        built = await asyncio.to_thread(pack, name, self._queue, 0, rows, jobs)
 
         def put_in_place(transaction: Transaction) -> bool:
             """False where what the segment holds is not all here any more, or the segment was given up."""
             execute = transaction.connection.execute
-            last_row, numbers = built.entry.last_row, taken.job_numbers
+            last_row = built.entry.last_row
             found = execute(_SQL["taken"], (last_row, numbers)).fetchone()
             if found != (built.entry.rows, built.entry.jobs) or not _end(transaction, name):
                 return False
             execute(_SQL["remove_rows"], (last_row,))
             for table in ("payloads", "results", "jobs"):
-                execute(_ENGINE_SQL[table], (numbers,))
+                execute(_OPERATE[table], (numbers,))
             put_entries(transaction, [built.entry])
             return True
 
@@ -210,13 +217,14 @@ class Compaction:
             larger = msgspec.structs.replace(parts[0], level=parts[0].level + 1)
             await self._change(lambda transaction: put_entries(transaction, [larger]))
             return True
-        read = await self._cache.read(self._folder, self._queue, [entry.name for entry in parts])
+        read = await self._cache.read(self._folder, self._queue, parts)
         if len(read) < len(parts):
             return False
         name = _new_name()
         if not await self._change(lambda transaction: _begin(transaction, name)):
             return False
-        built = await asyncio.to_thread(merge, name, [(entry, read[entry.name]) for entry in parts])
+        sources = [(entry, read[entry.name].data) for entry in parts]
+        built = await asyncio.to_thread(merge, name, self._queue, sources)
 
         def put_in_place(transaction: Transaction) -> bool:
             """False where the parts are not all here as they were, or the segment was given up."""
@@ -230,18 +238,18 @@ class Compaction:
         return await self._publish(built, put_in_place)
 
     async def _publish(self, built: Built, step: Callable[[Transaction], bool]) -> bool:
-        name = built.entry.name
+        name = f"{self._folder}/{built.entry.name}"
 
         def step_or_abandon(transaction: Transaction) -> bool:
             is_in_place = step(transaction)
             if not is_in_place:
-                _abandon(transaction, [name])
+                _abandon(transaction, [built.entry.name])
             return is_in_place
 
-        await self._blobs.put(f"{self._folder}/{name}", built.data)
-        is_in_place: bool = await self._change(step_or_abandon)
+        await self._blobs.put(name, built.data)
+        is_in_place = await self._change(step_or_abandon)
         if is_in_place:
-            self._cache.keep(f"{self._folder}/{name}", Segment(built.data, name, self._queue))
+            self._cache.keep(name, Segment(built.data, name, self._queue))
         return is_in_place
 
     async def _remove_overdue(self) -> None:
@@ -252,46 +260,38 @@ class Compaction:
             _abandon(transaction, names)
             return names
 
-        names: list[str] = await self._change(overdue)
+        names = await self._change(overdue)
         await self._blobs.delete([f"{self._folder}/{name}" for name in names])
-        await self._change(lambda transaction: _forget(transaction, names))
+        forgotten = (to_json(names),)
+        await self._change(lambda transaction: _execute(transaction, "forget", forgotten))
+
+
+def _execute(transaction: Transaction, statement: str, values: tuple[object, ...]) -> int:
+    """How many rows it changed."""
+    return transaction.connection.execute(_SQL[statement], values).rowcount
 
 
 def _is_busy(transaction: Transaction) -> bool:
     """True where some process has begun lately, by whatever clock."""
-    now = wall_clock()
+    now = archive.wall_clock()
     found = transaction.connection.execute(_SQL["busy"], (now - BUSY_FOR, now + BUSY_FOR)).fetchone()
     return found is not None
 
 
 def _new_name() -> str:
-    return f"{wall_clock():015x}-{secrets.token_hex(6)}"
+    return f"{archive.wall_clock():015x}-{secrets.token_hex(6)}"
 
 
 def _begin(transaction: Transaction, name: str) -> bool:
     """A segment of that name is about to be written: whoever finds it abandoned knows what to remove."""
-    is_free = not _is_busy(transaction)
-    if is_free:
-        transaction.connection.execute(_SQL["begin"], (name, wall_clock()))
-    return is_free
+    return not _is_busy(transaction) and _execute(transaction, "begin", (name, archive.wall_clock())) == 1
 
 
 def _end(transaction: Transaction, name: str) -> bool:
     """Strike off a segment that is complete. False where it never began or was given up."""
-    return transaction.connection.execute(_SQL["end"], (name,)).rowcount == 1
+    return _execute(transaction, "end", (name,)) == 1
 
 
 def _abandon(transaction: Transaction, names: Sequence[str]) -> None:
     """They will not become part of the queue, even if their writers believe so. Nobody reads them, so they may go at once."""
-    transaction.connection.execute(_SQL["abandon"], (to_json(list(names)),))
-
-
-def _forget(transaction: Transaction, names: Sequence[str]) -> None:
-    transaction.connection.execute(_SQL["forget"], (to_json(list(names)),))
-
-
-def retire(transaction: Transaction, names: Sequence[str]) -> None:
-    """Segments that were replaced or are empty. Somebody may still be reading them."""
-    drop_entries(transaction, names)
-    now = wall_clock()
-    transaction.connection.executemany(_SQL["retire"], [(name, now) for name in names])
+    _execute(transaction, "abandon", (to_json(list(names)),))

@@ -1,49 +1,62 @@
-"""A handle on an object store: the contract's calls, each handed on to where it is done."""
+"""A handle on an object store: the contract's calls, carried out by the engine on the shards that they concern."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
-from typing import Any, ClassVar, Self, TypeVar
+import asyncio
+import itertools
+import zlib
+from collections.abc import Callable, Sequence
+from typing import ClassVar, Self, TypeVar
 
 from taskharbor.bulk.publish import finish_left_behind
+from taskharbor.bulk.stage import unpack
 from taskharbor.clock import Clock, SystemClock
 from taskharbor.drivers import operations as op
-from taskharbor.drivers.contract import Capabilities, Driver, JobShare, Woken
-from taskharbor.drivers.objectstore import enqueue, inspect, leases, retention
-from taskharbor.drivers.objectstore.blobs import Blobs
+from taskharbor.drivers.contract import (
+    AttemptPage,
+    Capabilities,
+    Driver,
+    Enqueued,
+    JobShare,
+    LogPage,
+    LogState,
+    Page,
+    QueueSettings,
+    QueueStats,
+    Woken,
+)
+from taskharbor.drivers.engine import bulk, operate, reserve, settle, tables
+from taskharbor.drivers.engine import inspect as engine_inspect
+from taskharbor.drivers.engine.tables import STATE_NUMBERS, Transaction, load
+from taskharbor.drivers.objectstore import archive, inspect
+from taskharbor.drivers.objectstore.archive import ARCHIVED, Entry, Loaded, entries
+from taskharbor.drivers.objectstore.blobs import Blobs, Conflict, StoreTime, Unclear, probe
 from taskharbor.drivers.objectstore.cas import Term
 from taskharbor.drivers.objectstore.catalog import Catalog
-from taskharbor.drivers.objectstore.places import Options, options_of, parse_place, probe
-from taskharbor.drivers.objectstore.store import OpenStore
+from taskharbor.drivers.objectstore.image import take_numbers
+from taskharbor.drivers.objectstore.options import Options, parse_url
+from taskharbor.drivers.objectstore.queue import Shard, Store, accept, holding_jobs, known_ids
 from taskharbor.drivers.waiting import wait
-from taskharbor.errors import BackendUnavailable
-from taskharbor.jobs import Micros
+from taskharbor.errors import (
+    BackendUnavailable,
+    InvalidRequest,
+    JobError,
+    JobFinished,
+    JobNotDead,
+    JobNotFound,
+    JobNotInflight,
+)
+from taskharbor.jobs import Attempt, JobRecord, JobState, Lease, Micros
 
 A = TypeVar("A")
+I = TypeVar("I")  # noqa: E741
 
-_FUNCTIONS: dict[type[op.Operation[Any]], Callable[[OpenStore, Any], Any]] = {
-    op.Enqueue: op.by_fields(enqueue.enqueue),
-    op.Reserve: op.by_fields(leases.reserve),
-    op.ExtendLease: op.by_fields(leases.extend),
-    op.Settle: op.by_fields(leases.settle),
-    op.Reclaim: op.by_fields(leases.reclaim),
-    op.Cancel: op.by_fields(leases.cancel),
-    op.Requeue: op.by_fields(leases.requeue),
-    op.Purge: op.by_fields(retention.purge),
-    op.Configure: lambda store, call: leases.configure(store, call.queue, call.settings),
-    op.Settings: op.by_fields(inspect.settings),
-    op.Get: op.by_fields(inspect.get),
-    op.ListJobs: op.by_fields(inspect.list_jobs),
-    op.Stats: op.by_fields(inspect.stats),
-    op.ReadAttempts: op.by_fields(inspect.read_attempts),
-    op.JobAttempts: op.by_fields(inspect.job_attempts),
-    op.LogStreams: op.by_fields(inspect.log_streams),
-    op.ReadLog: inspect.read_log,
-    op.Remove: op.by_fields(retention.remove_jobs),
-    op.PutBlob: enqueue.put_blob,
-    op.ReadBlobs: op.by_fields(enqueue.read_blobs),
-    op.PublishBlobs: enqueue.publish_blobs,
-}
+_AT_ONCE = 8
+"""Segments that a purge looks into in one step."""
+_TRIES = 6
+_PAUSE = 0.05
+_PLAIN, _ZLIB = b"\0", b"\1"
+_SQL = load("image", __package__)
 
 
 class ObjectStoreDriver(Driver):
@@ -67,7 +80,9 @@ class ObjectStoreDriver(Driver):
         self._options = Options() if options is None else options
         self._clock: Clock = SystemClock() if clock is None else clock
         self._is_in_memory = is_in_memory
-        self._open: OpenStore | None = None
+        self._store: Store | None = None
+        self._turn = 0
+        """Which shard a reservation begins with."""
         if is_in_memory:
             self.capabilities = Capabilities(durable=False, multi_process=False)  # type: ignore[misc]
 
@@ -75,24 +90,22 @@ class ObjectStoreDriver(Driver):
 
     @classmethod
     def from_url(cls, url: str) -> Self:
-        place = parse_place(url)
-        return cls(place.open, options_of(place), is_in_memory=place.scheme == "mem")
+        parsed = parse_url(url)
+        return cls(parsed.open, parsed.options, is_in_memory=parsed.is_in_memory)
 
     def clone(self) -> Self:
         return type(self)(self._open_blobs, self._options, clock=self._clock, is_in_memory=self._is_in_memory)
 
     async def open(self) -> None:
-        await self._open_store(reads_only=False)
+        await self._open(reads_only=False)
 
     async def open_to_read(self) -> None:
-        await self._open_store(reads_only=True)
+        await self._open(reads_only=True)
 
-    async def _open_store(self, *, reads_only: bool) -> None:
-        if self._open is not None:
+    async def _open(self, *, reads_only: bool) -> None:
+        if self._store is not None:
             return
-        store = OpenStore(
-            self._open_blobs(), self._options, self._clock, enqueue.deliver, reads_only=reads_only
-        )
+        store = Store(self._open_blobs(), self._options, self._clock, reads_only=reads_only)
         try:
             if not reads_only:
                 await probe(store.blobs)
@@ -100,74 +113,433 @@ class ObjectStoreDriver(Driver):
         except BaseException:
             await store.close()
             raise
-        self._open = store
+        self._store = store
+        self._time = StoreTime(store.blobs, self._clock)
 
     async def close(self) -> None:
-        store, self._open = self._open, None
+        store, self._store = self._store, None
         if store is not None:
             await store.close()
 
     @property
-    def open_store(self) -> OpenStore:
-        """What is behind an open handle, for those who read by the million."""
-        if self._open is None:
+    def store(self) -> Store:
+        if self._store is None:
             raise BackendUnavailable("this handle is not open: call open() first")
-        return self._open
+        return self._store
 
     async def time(self) -> Micros:
         """The store's, where it differs from this machine's by more than can be told."""
-        store = self.open_store
         # To ask the store is a write.
-        return self._clock.now() if store.reads_only else await store.time.now()
+        return self._clock.now() if self.store.reads_only else await self._time.now()
 
     # -- leading (for a broker) ---------------------------------------------------------------------------
 
     @property
     def catalog(self) -> Catalog:
-        return self.open_store.catalog
+        return self.store.catalog
 
     def lead(self, term: Term | None) -> None:
         """Write under this term from now on, and believe what is in memory as long as it is valid."""
-        self.open_store.lead(term)
+        self.store.lead(term)
 
     def compare_soon(self) -> None:
         """Look at the objects once before answering from memory again: others may write to them as well."""
-        self.open_store.compare_soon()
+        self.store.compare_soon()
 
     def expire_in_every_pass(self, clock: Callable[[], Micros] | None) -> None:
         """With every write, also end what is over by this clock. Only for who leads: others' clocks may differ."""
-        self.open_store.every_pass_at = clock
+        self.store.expires_by = clock
 
-    # -- operations ---------------------------------------------------------------------------------------
+    # -- producing ----------------------------------------------------------------------------------------
 
-    functions = _FUNCTIONS
+    async def _enqueue(self, call: op.Enqueue) -> list[Enqueued]:
+        store, records = self.store, call.records
+        shards = [store.shard_of(record) for record in records]
+        for shard in dict.fromkeys(shards):
+            shard.refuse_when_full(
+                record for record, one in zip(records, shards, strict=True) if one is shard
+            )
+        await store.add_queues(shards)
+        answers: dict[int, Enqueued] = {}
+        for run in _runs(records, shards):
+            elsewhere: dict[str, Shard] = {}
+            if not call.new_ids or run.start > 0:
+                elsewhere = await self._known_elsewhere(
+                    [records[at].id for at in run], {shards[at] for at in run}
+                )
+            parts: dict[Shard, list[int]] = {}
+            for at in run:
+                if elsewhere.get(records[at].id, shards[at]) is shards[at]:
+                    parts.setdefault(shards[at], []).append(at)
+                else:
+                    answers[at] = Enqueued(records[at].id, True)
+            first = take_numbers(len(run)) - run.start
+            made = await asyncio.gather(
+                *(
+                    shard.enqueue([records[at] for at in part], [first + at for at in part], call.now)
+                    for shard, part in parts.items()
+                )
+            )
+            for part, some in zip(parts.values(), made, strict=True):
+                answers.update(zip(part, some, strict=True))
+        return [answers[at] for at in range(len(records))]
 
-    def _apply(
-        self, function: Callable[..., Coroutine[Any, Any, A]], call: op.Operation[A]
-    ) -> Coroutine[Any, Any, A]:
-        return function(self.open_store, call)
+    async def _known_elsewhere(self, job_ids: list[str], targets: set[Shard]) -> dict[str, Shard]:
+        """An id is known wherever in the store it is."""
+        shards = await self.store.shards()
+        if len(targets) == 1:
+            # Its own queue looks for itself.
+            shards = [shard for shard in shards if shard not in targets]
+        return await self.store.find(list(dict.fromkeys(job_ids)), shards)
 
-    async def _split_log(self, call: op.SplitLog) -> list[int]:
-        return await inspect.split_log(self.open_store, call)
+    # -- working ------------------------------------------------------------------------------------------
 
-    async def _split_jobs(self, call: op.SplitJobs) -> list[JobShare]:
-        return await inspect.split_jobs(self.open_store, call)
+    async def _reserve(self, call: op.Reserve) -> list[JobRecord]:
+        shards = self.store.shards_of(call.queue)
 
-    async def _check_room(self, call: op.CheckRoom) -> None:
-        await enqueue.check_room(self.open_store, call)
+        async def reserve_from(shard: Shard, limit: int) -> list[JobRecord]:
+            place = shard.number, len(shards)
+            jobs = await shard.change(
+                lambda transaction: reserve.reserve(
+                    transaction, call.queue, limit, call.lease_for, call.now, call.worker, call.types, place
+                )
+            )
+            self.store.note((job.id for job in jobs), shard)
+            return jobs
 
-    async def _list_blobs(self, call: op.ListBlobs) -> list[str]:
-        return await self.open_store.blobs.names(call.folder)
+        if len(shards) == 1:
+            return await reserve_from(shards[0], call.limit)
+        # Beginning elsewhere each time, so that no shard is starved; what came together is handed out in the queue's order.
+        self._turn = (self._turn + 1) % len(shards)
+        first, *others = shards[self._turn :] + shards[: self._turn]
+        found = await reserve_from(first, call.limit)
+        if len(found) < call.limit:
+            # Which of the others are worth a change is seen of all of them at the same time.
+            looks = await asyncio.gather(
+                *(shard.look(lambda transaction: _has_work(transaction, call.now)) for shard in others)
+            )
+            for shard in itertools.compress(others, looks):
+                if len(found) < call.limit:
+                    found += await reserve_from(shard, call.limit - len(found))
+        # Ids of one producer follow the order in which it made them; between producers nothing is promised here.
+        return sorted(found, key=lambda job: (-job.priority, job.run_at_us, job.id))
 
-    async def _drop_blobs(self, call: op.DropBlobs) -> list[None]:
-        await self.open_store.blobs.delete(call.names)
-        return [None] * len(call.names)
+    async def _extend_lease(self, call: op.ExtendLease) -> list[Lease | JobError]:
+        return await self._change_jobs(
+            call.extensions,
+            [one.job_id for one in call.extensions],
+            lambda transaction, some: settle.extend_lease(transaction, some, call.lease_for, call.now),
+            lambda extension, state: JobNotInflight(extension.job_id),
+        )
+
+    async def _settle(self, call: op.Settle) -> list[JobError | None]:
+        return await self._change_jobs(
+            call.settlements,
+            [one.job_id for one in call.settlements],
+            lambda transaction, some: settle.settle(transaction, some, call.now),
+            lambda settlement, state: settle.settle_ended(settlement, STATE_NUMBERS[state]),
+        )
+
+    async def _cancel(self, call: op.Cancel) -> list[JobState | JobError]:
+        return await self._change_jobs(
+            call.job_ids,
+            call.job_ids,
+            lambda transaction, some: operate.cancel(transaction, some, call.now),
+            lambda job_id, state: state if state is JobState.CANCELLED else JobFinished(job_id),
+        )
+
+    async def _requeue(self, call: op.Requeue) -> list[JobState | JobError]:
+        return await self._change_jobs(
+            call.job_ids,
+            call.job_ids,
+            lambda transaction, some: operate.requeue(transaction, some, call.now),
+            lambda job_id, state: JobNotDead(job_id),
+        )
+
+    async def _change_jobs(
+        self,
+        items: Sequence[I],
+        job_ids: Sequence[str],
+        step: Callable[[Transaction, list[I]], list[A]],
+        answer_for: Callable[[I, JobState], A],
+    ) -> list[A | JobNotFound]:
+        """Change jobs where they are. `step` gets the items for those that one shard has; `answer_for` answers for a job that
+        has left for a segment, which never changes."""
+
+        async def ask(shard: Shard, at: list[int]) -> list[A]:
+            own = [items[one] for one in at]
+            answers = await shard.change(lambda transaction: step(transaction, own))
+            lost = [
+                job_ids[one]
+                for one, answer in zip(at, answers, strict=True)
+                if isinstance(answer, JobNotFound)
+            ]
+            archived = await shard.archived(lost) if lost else {}
+            return [
+                answer_for(items[one], archived[job_ids[one]].state) if job_ids[one] in archived else answer
+                for one, answer in zip(at, answers, strict=True)
+            ]
+
+        return await self.store.by_id(job_ids, ask)
+
+    async def _reclaim(self, call: op.Reclaim) -> int:
+        ended = 0
+
+        async def reclaim(shard: Shard) -> None:
+            nonlocal ended
+            due, left = await shard.look(_next_expiry), call.limit - ended
+            if due is not None and due <= call.now and left > 0:
+                ended += await shard.change(
+                    lambda transaction: settle.reclaim(transaction, call.now, None, left)
+                )
+
+        await self.store.change_each(await self.store.shards(call.queue), reclaim)
+        return ended
+
+    # -- operating ----------------------------------------------------------------------------------------
+
+    async def _configure(self, call: op.Configure) -> None:
+        number, most = self.catalog.shards, call.settings.max_inflight
+        if most is not None and 0 < most < number:
+            raise InvalidRequest(
+                f"max_inflight={most} cannot be shared by {number} shards, each of which needs one at least: "
+                f"allow {number} or more, or keep this queue in a store without shards"
+            )
+        shards = self.store.shards_of(call.queue)
+        await self.store.add_queues(shards)
+        await asyncio.gather(
+            *(
+                shard.change(lambda transaction: tables.configure(transaction, call.queue, call.settings))
+                for shard in shards
+            )
+        )
+
+    async def _settings(self, call: op.Settings) -> QueueSettings:
+        first, *_ = self.store.shards_of(call.queue)
+        return await first.look(lambda transaction: tables.settings_of(transaction, call.queue))
 
     async def _prune(self, call: op.Prune) -> int:
-        removed = await retention.prune(self.open_store, call.now, call.limit)
+        jobs = rows = 0
+
+        async def prune(shard: Shard) -> None:
+            nonlocal jobs, rows
+            left = call.limit - jobs, call.limit - rows
+            some_jobs, some_rows = await shard.change_with(
+                lambda transaction: [entry for entry, *_ in archive.due(transaction, call.now)],
+                lambda transaction, loaded: archive.prune(transaction, loaded, call.now, *left),
+            )
+            jobs += some_jobs
+            rows += some_rows
+
+        await self.store.change_each(await self.store.shards(), prune)
         # Nobody else may ever come by: a bulk write whose publisher died must not stay half done.
         await finish_left_behind(self, call.now)
+        return jobs + rows
+
+    async def _purge(self, call: op.Purge) -> int:
+        removed = 0
+        for shard in await self.store.shards(call.selection.queue):
+            if removed < call.limit:
+                removed += await self._purge_shard(shard, call, call.limit - removed)
         return removed
 
+    async def _purge_shard(self, shard: Shard, call: op.Purge, limit: int) -> int:
+        selection = call.selection
+        removed = await shard.change(lambda transaction: operate.purge(transaction, selection, limit))
+        if selection.states is not None and not selection.states & ARCHIVED:
+            return removed
+        seen: set[str] = set()
+        while (left := limit - removed) > 0:
+            # Segments may be merged meanwhile: the one that they have become has another name.
+            names = [one.name for one in await shard.look(entries) if one.jobs and one.name not in seen]
+            some = frozenset(names[:_AT_ONCE])
+            if not some:
+                break
+            seen |= some
+
+            def needs(transaction: Transaction, some: frozenset[str] = some) -> list[Entry]:
+                return [entry for entry in entries(transaction) if entry.name in some and entry.jobs]
+
+            def step(transaction: Transaction, loaded: Loaded, left: int = left) -> int:
+                wanted = left
+                for entry in needs(transaction):
+                    segment = loaded[entry.name]
+                    found = archive.find_jobs(entry, segment, selection, left)
+                    left -= len(archive.remove(transaction, entry, segment, [job.id for _, job in found]))
+                return wanted - left
+
+            removed += await shard.change_with(needs, step)
+        return removed
+
+    async def _remove(self, call: op.Remove) -> list[JobState | JobError]:
+        async def ask(shard: Shard, at: list[int]) -> list[JobState | JobError]:
+            own = [call.job_ids[one] for one in at]
+
+            def needs(transaction: Transaction) -> list[Entry]:
+                here = known_ids(transaction, own)
+                return holding_jobs(transaction, [job_id for job_id in own if job_id not in here])
+
+            def step(transaction: Transaction, loaded: Loaded) -> list[JobState | JobError]:
+                archived: dict[str, JobState] = {}
+                for entry in needs(transaction):
+                    archived |= archive.remove(transaction, entry, loaded[entry.name], own)
+                answers = bulk.remove(transaction, own)
+                return [archived.get(job_id, answer) for job_id, answer in zip(own, answers, strict=True)]
+
+            return await shard.change_with(needs, step)
+
+        return await self.store.by_id(call.job_ids, ask)
+
+    # -- inspection ---------------------------------------------------------------------------------------
+
+    async def _get(self, call: op.Get) -> list[JobRecord | None]:
+        async def ask(shard: Shard, at: list[int]) -> list[JobRecord | JobNotFound]:
+            own = [call.job_ids[one] for one in at]
+            found = await shard.look(lambda transaction: engine_inspect.get(transaction, own, call.now))
+            lost = [job_id for job_id, job in zip(own, found, strict=True) if job is None]
+            archived = await shard.archived(lost) if lost else {}
+            return [
+                job or archived.get(job_id) or JobNotFound(job_id)
+                for job_id, job in zip(own, found, strict=True)
+            ]
+
+        answers = await self.store.by_id(call.job_ids, ask)
+        return [answer if isinstance(answer, JobRecord) else None for answer in answers]
+
+    async def _list_jobs(self, call: op.ListJobs) -> Page:
+        shards = await self.store.shards(call.selection.queue)
+        return await inspect.list_jobs(shards, self.catalog.store_id, call)
+
+    async def _stats(self, call: op.Stats) -> list[QueueStats]:
+        queues = sorted(await self.catalog.queues()) if call.queue is None else [call.queue]
+        found = await asyncio.gather(*(inspect.stats(self.store.shards_of(one), call.now) for one in queues))
+        if call.queue is not None and found[0] is None:
+            return [QueueStats(queue=call.queue, counts=dict.fromkeys(JobState, 0))]
+        return [one for one in found if one is not None]
+
+    async def _read_attempts(self, call: op.ReadAttempts) -> AttemptPage:
+        return await inspect.read_attempts(await self.store.shards(), self.catalog.store_id, call)
+
+    async def _job_attempts(self, call: op.JobAttempts) -> list[Attempt]:
+        return await inspect.job_attempts(await self.store.shards(), call.job_id)
+
+    # -- in bulk ------------------------------------------------------------------------------------------
+
+    async def _log_streams(self, call: op.LogStreams) -> LogState:
+        return await inspect.log_streams(await self.store.shards(), self.catalog.store_id)
+
+    async def _read_log(self, call: op.ReadLog) -> LogPage:
+        return await inspect.read_log(self._shard_of_stream(call.stream), call)
+
+    async def _split_log(self, call: op.SplitLog) -> list[int]:
+        return await inspect.split_log(self._shard_of_stream(call.stream), call)
+
+    def _shard_of_stream(self, stream: str) -> Shard:
+        number, _, queue = stream.partition(":")
+        if not queue or number not in map(str, range(self.catalog.shards)):
+            raise InvalidRequest(
+                f"{stream!r} is not a stream of this store's log: pass on what `log_streams` gave"
+            )
+        return self.store.shards_of(queue)[int(number)]
+
+    async def _split_jobs(self, call: op.SplitJobs) -> list[JobShare]:
+        queues = await self.catalog.queues() if call.queue is None else [call.queue]
+        shards = {queue: self.store.shards_of(queue) for queue in queues}
+        return await inspect.split_jobs(shards, self.catalog.store_id, call.parts)
+
+    async def _put_blob(self, call: op.PutBlob) -> bool:
+        blobs, name, data = self.store.blobs, call.blob, call.data
+        stored = _ZLIB + await asyncio.to_thread(zlib.compress, data, 1) if blobs.is_remote else _PLAIN + data
+        if not call.swaps:
+            await blobs.put(name, stored)
+            return True
+        for tries in range(_TRIES):
+            found = await blobs.read(name)
+            held = None if found is None else _plain(found.data)
+            if held != call.expected:
+                # An earlier try of this loop may have landed.
+                return tries > 0 and held == data
+            try:
+                await blobs.write(name, stored, None if found is None else found.version)
+                return True
+            except (Conflict, Unclear):
+                await asyncio.sleep(_PAUSE * 2**tries)
+        raise BackendUnavailable(f"{blobs.where(name)} could not be written: nothing certain was heard of it")
+
+    async def _read_blobs(self, call: op.ReadBlobs) -> list[bytes | None]:
+        found = await asyncio.gather(*map(self.store.blobs.read, call.names))
+        return [None if blob is None else _plain(blob.data) for blob in found]
+
+    async def _list_blobs(self, call: op.ListBlobs) -> list[str]:
+        return await self.store.blobs.names(call.folder)
+
+    async def _drop_blobs(self, call: op.DropBlobs) -> list[None]:
+        await self.store.blobs.delete(call.names)
+        return [None] * len(call.names)
+
+    async def _check_room(self, call: op.CheckRoom) -> None:
+        for shard in self.store.shards_of(call.queue):
+            await shard.look(lambda transaction: None)
+            shard.refuse_when_full(size=call.size // self.catalog.shards)
+
+    async def _publish_blobs(self, call: op.PublishBlobs) -> dict[str, int]:
+        """One change of each queue's image, with the note that it was made: so a portion that is published again adds nothing,
+        not even jobs that were merged into another by their key. Ids are made by the tasks that stage, so other queues are not
+        asked."""
+        blobs = await self._read_blobs(op.ReadBlobs(call.names))
+        jobs = [job for data in blobs if data is not None for job in unpack(data)]
+        first = take_numbers(max(1, len(jobs)))
+        parts: dict[Shard, list[int]] = {}
+        for at, job in enumerate(jobs):
+            parts.setdefault(self.store.shard_of(job), []).append(at)
+        await self.store.add_queues(parts)
+
+        async def publish(shard: Shard, part: list[int]) -> int:
+            records, numbers = [jobs[at] for at in part], [first + at for at in part]
+
+            def add(transaction: Transaction, loaded: Loaded) -> int:
+                shard.refuse_when_full(records)
+                answers = accept(transaction, loaded, records, numbers, call.now)
+                return sum(not answer.existed for answer in answers)
+
+            ids = [record.id for record in records]
+            return await shard.change_with(
+                lambda transaction: holding_jobs(transaction, ids),
+                lambda transaction, loaded: bulk.publish_once(
+                    transaction, call, lambda: add(transaction, loaded)
+                ),
+            )
+
+        totals = await asyncio.gather(*(publish(*part) for part in parts.items()))
+        return {shard.name: total for shard, total in zip(parts, totals, strict=True)}
+
+    # -- waiting ------------------------------------------------------------------------------------------
+
     async def _wait(self, call: op.Wait) -> Woken:
-        return await wait(self.open_store, call)
+        return await wait(self.store, call)
+
+
+def _runs(records: Sequence[JobRecord], shards: list[Shard]) -> list[range]:
+    """Nearly always one. An id that is given to two queues in one batch is known to the second, which must see it."""
+    seen: dict[str, Shard] = {}
+    runs: list[range] = []
+    start = 0
+    for at, (record, shard) in enumerate(zip(records, shards, strict=True)):
+        if seen.setdefault(record.id, shard) is not shard:
+            runs.append(range(start, at))
+            start, seen = at, {record.id: shard}
+    runs.append(range(start, len(records)))
+    return runs
+
+
+def _has_work(transaction: Transaction, now: Micros) -> bool:
+    return transaction.connection.execute(_SQL["has_work"], {"now": now}).fetchone() is not None
+
+
+def _next_expiry(transaction: Transaction) -> Micros | None:
+    due: Micros | None = transaction.connection.execute(_SQL["next_expiry"]).fetchone()[0]
+    return due
+
+
+def _plain(stored: bytes) -> bytes:
+    return zlib.decompress(memoryview(stored)[1:]) if stored[:1] == _ZLIB else stored[1:]

@@ -50,17 +50,13 @@ def take_numbers(count: int) -> int:
 
 
 class Image:
-    """A database, as a cell's state. `touched` tells the cell that something changed."""
+    """A database, as the state of a compare-and-swap object. `touched` says that something changed."""
 
     def __init__(self, data: bytes, where: str, queue: str) -> None:
         """`data`: as `serialize` gave it; empty for a queue that nobody has used."""
         self.touched = False
-        self.connection = deserialized(data or _empty())
-        missing = schema.pending(self.connection, where, _known())
-        if missing:
-            self.connection.execute("BEGIN")
-            schema.apply(self.connection, missing)
-            self.connection.execute("COMMIT")
+        self.connection = connect(data or empty())
+        migrate(self.connection, where)
         for (name,) in self.connection.execute(_SQL["queues"]):
             if name != queue:
                 raise BackendUnavailable(
@@ -70,8 +66,8 @@ class Image:
     def __del__(self) -> None:
         self.connection.close()
 
-    def change(self, function: Callable[[Transaction], R]) -> tuple[R, list[JobRecord]]:
-        """The answer, and the jobs for other queues that follow from it."""
+    def change(self, function: Callable[[Transaction], R]) -> tuple[R, bool]:
+        """The answer, and whether jobs for other queues follow from it, which are in the outbox now."""
         execute = self.connection.execute
         outbox: list[JobRecord] = []
         execute("SAVEPOINT step")
@@ -91,15 +87,16 @@ class Image:
             raise
         finally:
             execute("RELEASE step")
-        return answer, outbox
+        return answer, bool(outbox)
 
     def look(self, function: Callable[[Transaction], R]) -> R:
         return function(Transaction(self.connection))
 
-    def version(self) -> int:
-        """Grows whenever something may have become runnable: the same number in every process."""
-        (version,) = self.connection.execute(_SQL["version"]).fetchone()
-        return int(version)
+    def news(self) -> tuple[int, bool, bool]:
+        """The version, which grows whenever something may have become runnable and is the same in every process; whether the
+        outbox holds something; and whether anything has ended, so that compaction may be due."""
+        version, has_notices, has_history = self.connection.execute(_SQL["news"]).fetchone()
+        return version, bool(has_notices), bool(has_history)
 
     def outbox(self) -> list[JobRecord]:
         """Jobs for other queues that have not arrived there yet."""
@@ -114,37 +111,25 @@ class Image:
         return self.connection.serialize()
 
 
-class ImageCodec:
-    """A cell's codec for images."""
-
-    def __init__(self, where: str, queue: str) -> None:
-        self._where = where
-        self._queue = queue
-
-    def empty(self) -> Image:
-        return Image(b"", self._where, self._queue)
-
-    def decode(self, body: bytes) -> Image:
-        return Image(body, self._where, self._queue)
-
-    def encode(self, image: Image) -> bytes:
-        return image.serialize()
-
-
-def connect() -> sqlite3.Connection:
+def connect(data: bytes = b"") -> sqlite3.Connection:
+    """A database that was serialised, or an empty one. In a new connection: one with an open cursor would crash the process."""
     connection = sqlite3.connect(
         ":memory:", isolation_level=None, check_same_thread=False, cached_statements=512
     )
     connection.execute(f"PRAGMA page_size = {PAGE_BYTES}")
     connection.execute("PRAGMA temp_store = MEMORY")
+    if data:
+        connection.deserialize(data)
     return connection
 
 
-def deserialized(data: bytes) -> sqlite3.Connection:
-    """In a new connection: one with an open cursor would crash the process."""
-    connection = connect()
-    connection.deserialize(data)
-    return connection
+def migrate(connection: sqlite3.Connection, where: str) -> None:
+    """Give a database the schema of this version."""
+    missing = schema.pending(connection, where, _known())
+    if missing:
+        connection.execute("BEGIN")
+        schema.apply(connection, missing)
+        connection.execute("COMMIT")
 
 
 @cache
@@ -153,11 +138,10 @@ def _known() -> tuple[Migration, ...]:
 
 
 @cache
-def _empty() -> bytes:
+def empty() -> bytes:
+    """The image of a queue that nobody has used."""
     connection = connect()
-    connection.execute("BEGIN")
-    schema.apply(connection, _known())
-    connection.execute("COMMIT")
+    migrate(connection, "")
     data = connection.serialize()
     connection.close()
     return data

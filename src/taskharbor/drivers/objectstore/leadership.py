@@ -16,10 +16,9 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Protocol
 
 from taskharbor.clock import Clock, SystemClock
-from taskharbor.drivers.objectstore.blobs import Blobs, Conflict, Unclear, pause, pauses
-from taskharbor.drivers.objectstore.cas import Deposed, Term
+from taskharbor.drivers.objectstore.blobs import Blobs, Conflict, Unclear, pause, retry_delays
+from taskharbor.drivers.objectstore.cas import Deposed, Term, new_commit, new_header, seal, unseal
 from taskharbor.drivers.objectstore.catalog import Catalog, CatalogState, Leader
-from taskharbor.drivers.objectstore.contents import new_commit, new_header, seal, unseal
 from taskharbor.errors import BackendUnavailable
 from taskharbor.jobs import SECOND, Micros
 
@@ -31,26 +30,21 @@ async def raise_epoch(blobs: Blobs, name: str, epoch: int, *, now: Micros) -> No
 
     Nobody's change is in this write, so there is nothing to settle where its answer was lost: look, and try again.
     """
-    waits = pauses(tries=20)
-    while True:
+    for delay in (*retry_delays(tries=20), None):
         blob = await blobs.read(name)
         header, body = (new_header(), b"") if blob is None else unseal(blob.data, blobs.where(name))
         if header.epoch >= epoch:
             return
-        data = b"".join(seal(header.after(new_commit(), epoch=epoch, now=now), body))
+        data = seal(header.after(new_commit(), epoch=epoch, now=now), body)
         try:
-            if blob is None:
-                await blobs.create(name, data)
-            else:
-                await blobs.replace(name, data, blob.version)
+            await blobs.write(name, data, None if blob is None else blob.version)
             return
         except (Conflict, Unclear) as error:
-            wait = next(waits, None)
-            if wait is None:
+            if delay is None:
                 raise BackendUnavailable(
                     f"{blobs.where(name)}: the new leader could not sign it: {error}"
                 ) from error
-        await pause(wait)
+            await pause(delay)
 
 
 async def raise_epochs(blobs: Blobs, names: Iterable[str], epoch: int, *, now: Micros) -> None:
@@ -86,10 +80,10 @@ class Led(Protocol):
     def catalog(self) -> Catalog: ...
 
     def lead(self, term: Term | None) -> None:
-        """Give the term to every cell, the catalog's too. A term that was lost stays: cells that have one never write again."""
+        """Give the term to every object, the catalog's too. A term that was lost stays: an object with one is never written."""
 
     def compare_soon(self) -> None:
-        """Others may have written too: every cell compares with its object once, before it answers from memory again."""
+        """Others may have written too: every object is compared once, before it answers from memory again."""
 
 
 class LeaderTerm:
@@ -229,13 +223,13 @@ class Leadership:
         self._leads.clear()
         term.end()
         try:
-            await self._catalog.cell.change(lambda state: self._step_down(state, term.epoch))
+            await self._catalog.object.change(lambda state: self._step_down(state, term.epoch))
         except BackendUnavailable as error:
             _log.warning(
                 "leadership could not be given back; another takes it when the term is over: %s", error
             )
         self._term = self._leader = None
-        self._catalog.lead(None)
+        self._catalog.object.lead(None)
         self.lost.set()
 
     # -- standing by --------------------------------------------------------------------------------------
@@ -260,14 +254,14 @@ class Leadership:
         mine = Leader(self.id, self._url, self._length)
         began = self._monotonic()
         # The catalog's object carries the new epoch from this write on.
-        catalog.lead(term)
+        catalog.object.lead(term)
         try:
-            queues = await catalog.cell.change(lambda state: _take_over(state, epoch, leader, mine))
+            queues = await catalog.object.change(lambda state: _take_over(state, epoch, leader, mine))
         except NotTaken:
-            catalog.lead(None)
+            catalog.object.lead(None)
             return
         except BaseException:
-            catalog.lead(None)
+            catalog.object.lead(None)
             raise
         term.renewed(began)
         self._term, self._leader = term, mine
@@ -304,11 +298,11 @@ class Leadership:
 
     async def _renew(self, term: LeaderTerm) -> None:
         began = self._monotonic()
-        self._leader = await self._catalog.cell.change(lambda state: self._renew_entry(state, term.epoch))
+        self._leader = await self._catalog.object.change(lambda state: self._renew_entry(state, term.epoch))
         term.renewed(began)
         if self._leads.is_set():
             # Others may have added queues without us.
-            await self._led.catalog.cell.refresh()
+            await self._led.catalog.object.refresh()
             # And jobs: a queue that nobody writes to through us would never show theirs.
             self._led.compare_soon()
 
@@ -336,7 +330,7 @@ class Leadership:
             term.end()
             _log.warning("another broker leads now (this one had epoch %d); standing by", term.epoch)
         await self._stop_fencing()
-        self._catalog.lead(None)
+        self._catalog.object.lead(None)
         self.lost.set()
 
 

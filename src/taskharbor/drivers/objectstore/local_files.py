@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
-from taskharbor.drivers.objectstore.blobs import UNCHANGED, Blob, Blobs, Conflict, Unchanged, Version
+from taskharbor.drivers.objectstore.blobs import UNCHANGED, Blob, Blobs, Data, Refused, Unchanged, Version
 from taskharbor.errors import BackendUnavailable, InvalidRequest
 
 if sys.platform != "win32":
@@ -45,7 +45,6 @@ class LocalFiles(Blobs):
     """Safe among threads and processes of one machine, and on file systems whose flock holds between machines."""
 
     is_remote = False
-    takes_parts = True
 
     def __init__(self, folder: str | Path, *, sync: bool = True) -> None:
         """Without `sync` nothing waits for the disk: a crash of the machine may take what was answered."""
@@ -78,11 +77,8 @@ class LocalFiles(Blobs):
         blob = await self._in_thread(lambda: self._read(self._path(name), size))
         return None if blob is None else blob.data
 
-    async def create(self, name: str, data: bytes | tuple[bytes, ...]) -> Version:
-        return await self._in_thread(lambda: self._write(name, data, None))
-
-    async def replace(self, name: str, data: bytes | tuple[bytes, ...], known: Version) -> Version:
-        return await self._in_thread(lambda: self._write(name, data, known.tag))
+    async def write(self, name: str, data: Data, known: Version | None) -> Version:
+        return await self._in_thread(lambda: self._write(name, data, None if known is None else known.tag))
 
     async def put(self, name: str, data: bytes) -> None:
         await self._in_thread(lambda: self._overwrite(name, data))
@@ -160,7 +156,7 @@ class LocalFiles(Blobs):
 
     # -- writing ------------------------------------------------------------------------------------------
 
-    def _write(self, name: str, data: bytes | tuple[bytes, ...], expected: str | None) -> Version:
+    def _write(self, name: str, data: Data, expected: str | None) -> Version:
         path = self._path(name)
         # Most conflicts are seen here, before anything is written.
         self._compare(name, path, expected)
@@ -187,9 +183,9 @@ class LocalFiles(Blobs):
 
     def _compare(self, name: str, path: Path, expected: str | None) -> None:
         if self._tag(path) != expected:
-            raise Conflict(f"{self.where(name)} has another version")
+            raise Refused(f"{self.where(name)} has another version")
 
-    def _prepare(self, path: Path, tag: bytes, data: bytes | tuple[bytes, ...]) -> Path:
+    def _prepare(self, path: Path, tag: bytes, data: Data) -> Path:
         """The whole file, on the disk, beside the place it is meant for."""
         self._make_ready()
         self._make_folder(path.parent)

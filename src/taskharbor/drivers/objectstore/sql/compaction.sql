@@ -26,8 +26,8 @@ UPDATE loose_segments SET is_begun = 0, since = 0 WHERE is_begun AND name IN (SE
 -- name: forget
 DELETE FROM loose_segments WHERE name IN (SELECT value FROM json_each(?))
 
--- name: retire
-INSERT INTO loose_segments (name, is_begun, since) VALUES (?, 0, ?)
+-- name: ended_numbers
+SELECT json_group_array(seq) FROM jobs WHERE state IN (4, 6)
 
 -- name: taken
 -- How many of the rows and jobs of a segment are still here. What has ended never changes.

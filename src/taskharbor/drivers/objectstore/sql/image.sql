@@ -11,8 +11,11 @@ SELECT record FROM outbox ORDER BY rowid
 -- name: remove_notices
 DELETE FROM outbox WHERE id IN (SELECT value FROM json_each(?))
 
--- name: version
-SELECT coalesce(sum(stirred), 0) FROM queues
+-- name: news
+SELECT coalesce(sum(stirred), 0), EXISTS (SELECT 1 FROM outbox),
+    EXISTS (SELECT 1 FROM attempts) OR EXISTS (SELECT 1 FROM segments) OR EXISTS (SELECT 1 FROM loose_segments)
+    OR EXISTS (SELECT 1 FROM jobs INDEXED BY jobs_ended WHERE finished_at IS NOT NULL)
+FROM queues
 
 -- name: queues
 SELECT name FROM queues
@@ -40,3 +43,7 @@ WHERE ready > 0
 
 -- name: job_numbers
 SELECT seq FROM jobs
+
+-- name: last_archived
+-- The greatest number and id of a job in a segment.
+SELECT coalesce(max(last_job), 0), coalesce(max(last_job_id), '') FROM segments

@@ -1,36 +1,35 @@
-"""Nothing lost, nothing doubled, nothing guessed: the cell under a storm, and bugs planted in it that the storm must find."""
+"""Nothing lost, doubled or guessed: a compare-and-swap object in a storm, and planted bugs that the storm must find."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
-from cell_machine import CellMachine
+from cas_machine import CasMachine
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 from marks import Marks
 
 from taskharbor.drivers.objectstore.blobs import Conflict, Unclear
-from taskharbor.drivers.objectstore.cas import Cell, answer_all
-from taskharbor.drivers.objectstore.contents import Header
+from taskharbor.drivers.objectstore.cas import CasObject, Header, answer
 
-TestCell = CellMachine.TestCase
-TestCell.settings = settings(
+TestCasObject = CasMachine.TestCase
+TestCasObject.settings = settings(
     max_examples=150, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
 )
 
 
-class _Planted(Cell[Marks]):
+class _Planted(CasObject[Marks]):
     """Has a bug in what it does after a write that failed."""
 
     async def _write(self, held: Any, outcomes: Any) -> bool:
         error: list[Exception] = []
-        blobs = self._contents.blobs
-        self._contents.blobs = _Noting(blobs, error)
+        blobs = self._blobs
+        self._blobs = _Noting(blobs, error)  # type: ignore[assignment]
         try:
             has_landed = await super()._write(held, outcomes)
         finally:
-            self._contents.blobs = blobs
+            self._blobs = blobs
         if not has_landed:
             self._after(error[0], held, outcomes)
         return has_landed
@@ -46,15 +45,9 @@ class _Noting:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
-    async def create(self, *args: Any) -> Any:
-        return await self._noted(self._inner.create(*args))
-
-    async def replace(self, *args: Any) -> Any:
-        return await self._noted(self._inner.replace(*args))
-
-    async def _noted(self, write: Any) -> Any:
+    async def write(self, *args: Any) -> Any:
         try:
-            return await write
+            return await self._inner.write(*args)
         except (Conflict, Unclear) as error:
             self._error.append(error)
             raise
@@ -75,7 +68,7 @@ class TakesRefusalForFailure(_Planted):
 class TakesUnclearForSuccess(_Planted):
     def _after(self, error: Exception, held: Any, outcomes: Any) -> None:
         if isinstance(error, Unclear):
-            answer_all(self._attempts.pop().outcomes)
+            answer(self._attempts.pop().outcomes)
 
 
 class KeepsStateOfFailedWrite(_Planted):
@@ -83,14 +76,14 @@ class KeepsStateOfFailedWrite(_Planted):
         self._held = held
 
 
-class AnswersFromMemory(Cell[Marks]):
+class AnswersFromMemory(CasObject[Marks]):
     """Without a term, and without a look."""
 
     def _is_believed(self) -> bool:
         return self._held is not None
 
 
-class OverlooksNewEpochs(Cell[Marks]):
+class OverlooksNewEpochs(CasObject[Marks]):
     def _accept(self, held: Any) -> None:
         term, self._term = self._term, None
         try:
@@ -99,13 +92,13 @@ class OverlooksNewEpochs(Cell[Marks]):
             self._term = term
 
 
-class AnswersWithTheLastRun(Cell[Marks]):
+class AnswersWithTheLastRun(CasObject[Marks]):
     """Where an earlier write turns out to have landed, the answer must be of that one's run, not of a later one."""
 
     def _settle_attempts(self, header: Header) -> None:
         landed = any(header.fate(one.serial, one.commit).name == "LANDED" for one in self._attempts)
         if landed:
-            answer_all(self._attempts[-1].outcomes)
+            answer(self._attempts[-1].outcomes)
         super()._settle_attempts(header)
 
 
@@ -121,8 +114,8 @@ class AnswersWithTheLastRun(Cell[Marks]):
         AnswersWithTheLastRun,
     ],
 )
-def test_the_storm_finds_a_cell_that(planted: type[Cell[Marks]]) -> None:
-    machine = type(f"{planted.__name__}Machine", (CellMachine,), {"cell_class": planted})
+def test_the_storm_finds_an_object_that(planted: type[CasObject[Marks]]) -> None:
+    machine = type(f"{planted.__name__}Machine", (CasMachine,), {"object_class": planted})
     with pytest.raises((AssertionError, ExceptionGroup)):
         run_state_machine_as_test(
             machine,

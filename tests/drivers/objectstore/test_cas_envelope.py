@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from taskharbor.drivers.objectstore.contents import (
+from taskharbor.drivers.objectstore.cas import (
     RING,
     Fate,
     Header,

@@ -1,4 +1,4 @@
-"""Several cells on one object in bad weather, in any order that Hypothesis can think of.
+"""Several handles on one object in bad weather, in any order that Hypothesis can think of.
 
 Each run of each change adds a mark that nobody else has. The object only ever grows, so in the end its list of marks tells
 everything. Who was told a place is there, at that place, with what that very run left, once. Who was told nothing certain
@@ -19,11 +19,11 @@ from held_blobs import HeldBlobs
 from hypothesis import note
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
-from marks import NAME, FixedTerm, Marks, MarksCodec, add_by_run, all_marks
+from marks import NAME, FixedTerm, Marks, add_by_run, all_marks
 from virtual_time import VirtualLoop
 
-from taskharbor.drivers.objectstore import blobs as pausing
-from taskharbor.drivers.objectstore.cas import Cell, Deposed, Term
+from taskharbor.drivers.objectstore import blobs as backoff
+from taskharbor.drivers.objectstore.cas import CasObject, Deposed, Term
 from taskharbor.drivers.objectstore.leadership import raise_epoch
 from taskharbor.errors import BackendUnavailable
 
@@ -43,8 +43,8 @@ class Asked:
         self.epoch_before = epoch
 
 
-class CellMachine(RuleBasedStateMachine):
-    cell_class: ClassVar[type[Cell[Marks]]] = Cell
+class CasMachine(RuleBasedStateMachine):
+    object_class: ClassVar[type[CasObject[Marks]]] = CasObject
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class CellMachine(RuleBasedStateMachine):
         self.numbers = itertools.count()
         self.changes: dict[str, Asked] = {}
         self.looks: list[Asked] = []
-        self.crew: list[Cell[Marks]] = []
+        self.crew: list[CasObject[Marks]] = []
         self.terms: list[FixedTerm | None] = [None] * CREW
         self.epoch = 0
 
@@ -63,7 +63,7 @@ class CellMachine(RuleBasedStateMachine):
         stale=st.booleans(),
     )
     def begin(self, seed: int, strength: float, stale: bool) -> None:
-        pausing._random.seed(seed)
+        backoff._random.seed(seed)
         likely = {
             name: value * strength if name not in ("slow_seconds", "stale") else value
             for name, value in msgspec.structs.asdict(STORM).items()
@@ -72,10 +72,10 @@ class CellMachine(RuleBasedStateMachine):
         self.is_stale = stale
         self.weather = Weather(Random(seed), self.storm)
         self.blobs = FaultyBlobs(self.held, self.weather)
-        self.crew = [self.new_cell() for _ in range(CREW)]
+        self.crew = [self.new_object() for _ in range(CREW)]
 
-    def new_cell(self, term: Term | None = None) -> Cell[Marks]:
-        return self.cell_class(self.blobs, NAME, MarksCodec(), term=term, patience=5.0)
+    def new_object(self, term: Term | None = None) -> CasObject[Marks]:
+        return self.object_class(self.blobs, NAME, Marks, term=term, give_up_after=5.0)
 
     def run(self, story: Coroutine[Any, Any, Any]) -> Any:
         return self.runner.run(story)
@@ -95,8 +95,8 @@ class CellMachine(RuleBasedStateMachine):
     @rule(who=st.integers(0, CREW - 1), as_change=st.booleans())
     def look(self, who: int, as_change: bool) -> None:
         async def start() -> None:
-            cell = self.crew[who]
-            task = asyncio.ensure_future(cell.change(all_marks) if as_change else cell.look(all_marks))
+            cas = self.crew[who]
+            task = asyncio.ensure_future(cas.change(all_marks) if as_change else cas.look(all_marks))
             self.looks.append(self.asked(task, who))
 
         self.run(start())
@@ -133,7 +133,7 @@ class CellMachine(RuleBasedStateMachine):
 
     @rule(who=st.integers(0, CREW - 1))
     def crash(self, who: int) -> None:
-        """Whatever the cell had under way ends there; a new one begins with nothing."""
+        """Whatever the handle had under way ends there; a new one begins with nothing."""
 
         async def end() -> None:
             passes = self.crew[who]._passes
@@ -142,7 +142,7 @@ class CellMachine(RuleBasedStateMachine):
                 await asyncio.wait((passes,))
 
         self.run(end())
-        self.crew[who] = self.new_cell(self.terms[who])
+        self.crew[who] = self.new_object(self.terms[who])
 
     @precondition(lambda self: self.epoch < 5)
     @rule(who=st.integers(0, CREW - 1))
@@ -176,9 +176,9 @@ class CellMachine(RuleBasedStateMachine):
             await asyncio.sleep(self.weather.random.choice([0.0, 0.01]))
         if everybody:
             await asyncio.gather(*everybody, return_exceptions=True)
-        for cell in self.crew:
-            await cell.close()
-        final: list[str] = await Cell(self.held, NAME, MarksCodec()).look(all_marks)
+        for cas in self.crew:
+            await cas.close()
+        final: list[str] = await CasObject(self.held, NAME, Marks).look(all_marks)
         note(f"final: {final}; weather: {self.weather.met}")
         self.check_changes(final)
         self.check_looks(final)

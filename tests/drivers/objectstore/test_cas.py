@@ -1,4 +1,4 @@
-"""A cell: many calls in one write, and every write settled by what the object says."""
+"""A compare-and-swap object: many calls in one write, and every write settled by what the object says."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ from typing import Any
 import pytest
 from faulty_blobs import Fault, Faults, FaultyBlobs, Weather
 from held_blobs import HeldBlobs
-from marks import NAME, FixedTerm, Marks, MarksCodec, add, all_marks, marks_cell
+from marks import NAME, FixedTerm, Marks, add, all_marks, marks_object
 from virtual_time import VirtualLoop
 
-from taskharbor.drivers.objectstore import contents
+from taskharbor.drivers.objectstore import cas as cas_module
 from taskharbor.drivers.objectstore.blobs import Blob
-from taskharbor.drivers.objectstore.cas import Cell, Deposed
-from taskharbor.drivers.objectstore.contents import unseal
+from taskharbor.drivers.objectstore.cas import CasObject, Deposed, unseal
 from taskharbor.drivers.objectstore.leadership import raise_epoch, raise_epochs
 from taskharbor.errors import BackendUnavailable, InvalidRequest
 
@@ -33,7 +32,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 class Stage:
-    """A store, its weather, and cells on it."""
+    """A store, its weather, and handles on it."""
 
     def __init__(self) -> None:
         self.held = HeldBlobs()
@@ -41,7 +40,7 @@ class Stage:
         self.blobs = FaultyBlobs(self.held, self.weather)
 
     async def landed(self) -> list[str]:
-        return await marks_cell(self.held).look(all_marks)
+        return await marks_object(self.held).look(all_marks)
 
     @property
     def epoch(self) -> int:
@@ -58,14 +57,14 @@ class Stage:
 def test_what_arrives_while_a_write_is_under_way_goes_into_the_next_one() -> None:
     async def story() -> None:
         stage = Stage()
-        cell = marks_cell(stage.blobs)
-        places = await asyncio.gather(*(cell.change(add(f"m{number}")) for number in range(100)))
+        cas = marks_object(stage.blobs)
+        places = await asyncio.gather(*(cas.change(add(f"m{number}")) for number in range(100)))
         assert stage.weather.writes == 1
         assert places == list(range(100))
 
-        first = asyncio.ensure_future(cell.change(add("first")))
+        first = asyncio.ensure_future(cas.change(add("first")))
         await until(lambda: stage.weather.writes > 1)
-        rest = [asyncio.ensure_future(cell.change(add(f"r{number}"))) for number in range(50)]
+        rest = [asyncio.ensure_future(cas.change(add(f"r{number}"))) for number in range(50)]
         assert not first.done()
         await asyncio.gather(first, *rest)
         assert stage.weather.writes == 3
@@ -78,7 +77,7 @@ class _Far:
 
     def __init__(self, clients: int, rounds: int) -> None:
         self.weather = Weather(faults=Faults(write_seconds=1.0))
-        self.cell = marks_cell(FaultyBlobs(HeldBlobs(), self.weather))
+        self.state = marks_object(FaultyBlobs(HeldBlobs(), self.weather))
         self.clients, self.rounds = clients, rounds
 
     async def seconds(self) -> float:
@@ -88,7 +87,7 @@ class _Far:
 
     async def _client(self, number: int) -> None:
         for turn in range(self.rounds):
-            await self.cell.change(add(f"{number}.{turn}"))
+            await self.state.change(add(f"{number}.{turn}"))
             await asyncio.sleep(0.001 * number)
 
 
@@ -106,7 +105,7 @@ def test_housekeeping_is_not_waited_for() -> None:
     async def story() -> None:
         far = _Far(clients=1, rounds=10)
         keeping = asyncio.gather(
-            *(far.cell.change(add(f"kept {number}"), is_housekeeping=True) for number in range(3))
+            *(far.state.change(add(f"kept {number}"), is_housekeeping=True) for number in range(3))
         )
         assert await far.seconds() <= 10 + 1.0
         await keeping
@@ -136,8 +135,8 @@ def test_those_who_do_not_come_back_are_waited_for_once() -> None:
 def test_nobody_is_answered_before_the_write_has_landed() -> None:
     async def story() -> None:
         stage = Stage()
-        cell = marks_cell(stage.blobs)
-        answer = asyncio.ensure_future(cell.change(add("mark")))
+        cas = marks_object(stage.blobs)
+        answer = asyncio.ensure_future(cas.change(add("mark")))
         while not answer.done():
             if NAME not in stage.held.objects:
                 assert not answer.done()
@@ -150,13 +149,13 @@ def test_nobody_is_answered_before_the_write_has_landed() -> None:
 def test_a_look_never_sees_what_has_not_landed() -> None:
     async def story() -> None:
         stage = Stage()
-        cell = marks_cell(stage.blobs)
-        await cell.change(add("one"))
+        cas = marks_object(stage.blobs)
+        await cas.change(add("one"))
         stage.weather.next_write(Fault.LOST_BEFORE, Fault.LOST_BEFORE)
-        change = asyncio.ensure_future(cell.change(add("two")))
+        change = asyncio.ensure_future(cas.change(add("two")))
         looks = []
         while not change.done():
-            looks.append((list(await stage.landed()), await cell.look(all_marks)))
+            looks.append((list(await stage.landed()), await cas.look(all_marks)))
         assert await change == 1
         for before, seen in looks:
             assert seen[: len(before)] == before
@@ -167,10 +166,10 @@ def test_a_look_never_sees_what_has_not_landed() -> None:
 def test_a_pass_that_touches_nothing_writes_nothing() -> None:
     async def story() -> None:
         stage = Stage()
-        cell = marks_cell(stage.blobs)
-        await cell.change(add("mark"))
-        assert await cell.change(all_marks) == ["mark"]
-        assert await cell.look(all_marks) == ["mark"]
+        cas = marks_object(stage.blobs)
+        await cas.change(add("mark"))
+        assert await cas.change(all_marks) == ["mark"]
+        assert await cas.look(all_marks) == ["mark"]
         assert stage.weather.writes == 1
 
     run(story())
@@ -182,9 +181,9 @@ def test_a_step_that_raises_gets_its_own_error_and_the_others_go_on() -> None:
 
     async def story() -> None:
         stage = Stage()
-        cell = marks_cell(stage.blobs)
+        cas = marks_object(stage.blobs)
         answers = await asyncio.gather(
-            cell.change(add("a")), cell.change(refuse), cell.change(add("b")), return_exceptions=True
+            cas.change(add("a")), cas.change(refuse), cas.change(add("b")), return_exceptions=True
         )
         assert answers[0] == 0
         assert isinstance(answers[1], InvalidRequest)
@@ -201,10 +200,10 @@ def test_what_a_broken_step_left_behind_is_thrown_away() -> None:
 
     async def story() -> None:
         stage = Stage()
-        cell = marks_cell(stage.blobs)
-        await cell.change(add("before"))
+        cas = marks_object(stage.blobs)
+        await cas.change(add("before"))
         answers = await asyncio.gather(
-            cell.change(break_promise), cell.change(add("after")), return_exceptions=True
+            cas.change(break_promise), cas.change(add("after")), return_exceptions=True
         )
         assert isinstance(answers[0], RuntimeError)
         assert answers[1] == 1
@@ -216,30 +215,30 @@ def test_what_a_broken_step_left_behind_is_thrown_away() -> None:
 def test_a_caller_that_left_before_its_pass_changes_nothing() -> None:
     async def story() -> None:
         stage = Stage()
-        cell = marks_cell(stage.blobs)
-        await cell.change(add("one"))
-        first = asyncio.ensure_future(cell.change(add("two")))
+        cas = marks_object(stage.blobs)
+        await cas.change(add("one"))
+        first = asyncio.ensure_future(cas.change(add("two")))
         await asyncio.sleep(0)
-        left = asyncio.ensure_future(cell.change(add("gone")))
+        left = asyncio.ensure_future(cas.change(add("gone")))
         await asyncio.sleep(0)
         left.cancel()
         await first
-        await cell.change(add("three"))
+        await cas.change(add("three"))
         assert await stage.landed() == ["one", "two", "three"]
 
     run(story())
 
 
-def test_a_closed_cell_answers_what_it_has_and_takes_nothing_more() -> None:
+def test_a_closed_object_answers_what_it_has_and_takes_nothing_more() -> None:
     async def story() -> None:
         stage = Stage()
-        cell = marks_cell(stage.blobs)
-        answer = asyncio.ensure_future(cell.change(add("mark")))
+        cas = marks_object(stage.blobs)
+        answer = asyncio.ensure_future(cas.change(add("mark")))
         await asyncio.sleep(0)
-        await cell.close()
+        await cas.close()
         assert await answer == 0
         with pytest.raises(BackendUnavailable, match="closed"):
-            await cell.change(add("late"))
+            await cas.change(add("late"))
 
     run(story())
 
@@ -248,9 +247,9 @@ def test_every_pass_runs_its_hook_before_the_steps() -> None:
     async def story() -> None:
         stage = Stage()
         runs = []
-        cell = Cell(stage.blobs, NAME, MarksCodec(), every_pass=lambda state: runs.append(len(state.marks)))
-        await cell.change(add("a"))
-        await cell.change(all_marks)
+        cas = CasObject(stage.blobs, NAME, Marks, every_pass=lambda state: runs.append(len(state.marks)))
+        await cas.change(add("a"))
+        await cas.change(all_marks)
         assert runs == [0, 1]
 
     run(story())
@@ -260,14 +259,14 @@ def test_news_are_told_for_own_writes_and_for_those_of_others() -> None:
     async def story() -> None:
         stage = Stage()
         news: list[list[str]] = []
-        cell = Cell(stage.blobs, NAME, MarksCodec(), on_news=lambda state: news.append(list(state.marks)))
-        await cell.change(add("mine"))
-        await marks_cell(stage.blobs).change(add("theirs"))
+        cas = CasObject(stage.blobs, NAME, Marks, on_news=lambda state: news.append(list(state.marks)))
+        await cas.change(add("mine"))
+        await marks_object(stage.blobs).change(add("theirs"))
         assert news[-1] == ["mine"]
-        await cell.refresh()
+        await cas.refresh()
         assert news[-1] == ["mine", "theirs"]
         told = len(news)
-        await cell.refresh()
+        await cas.refresh()
         assert len(news) == told, "nothing new"
 
     run(story())
@@ -279,7 +278,7 @@ def test_news_are_told_for_own_writes_and_for_those_of_others() -> None:
 def test_a_conflict_runs_the_steps_again_on_what_is_there() -> None:
     async def story() -> None:
         stage = Stage()
-        one, other = marks_cell(stage.blobs), marks_cell(stage.blobs)
+        one, other = marks_object(stage.blobs), marks_object(stage.blobs)
         assert await one.change(add("a")) == 0
         assert await other.change(add("b")) == 1
         assert await one.change(add("c")) == 2
@@ -291,7 +290,7 @@ def test_a_conflict_runs_the_steps_again_on_what_is_there() -> None:
 def test_an_answer_without_a_write_is_never_older_than_its_question() -> None:
     async def story() -> None:
         stage = Stage()
-        one, other = marks_cell(stage.blobs), marks_cell(stage.blobs)
+        one, other = marks_object(stage.blobs), marks_object(stage.blobs)
         await one.change(add("a"))
         await other.change(add("b"))
         assert await one.change(all_marks) == ["a", "b"]
@@ -301,10 +300,10 @@ def test_an_answer_without_a_write_is_never_older_than_its_question() -> None:
     run(story())
 
 
-def test_many_cells_on_one_object_lose_nothing() -> None:
+def test_many_objects_on_one_object_lose_nothing() -> None:
     async def story() -> None:
         stage = Stage()
-        crew = [marks_cell(stage.blobs) for _ in range(8)]
+        crew = [marks_object(stage.blobs) for _ in range(8)]
 
         async def work(number: int) -> None:
             for step in range(20):
@@ -325,15 +324,15 @@ def test_many_cells_on_one_object_lose_nothing() -> None:
 def test_whatever_becomes_of_a_write_its_change_is_made_once(fault: Fault, is_new: bool) -> None:
     async def story() -> None:
         stage = Stage()
-        cell = marks_cell(stage.blobs)
+        cas = marks_object(stage.blobs)
         before = [] if is_new else ["before"]
         if not is_new:
-            await cell.change(add("before"))
+            await cas.change(add("before"))
         stage.weather.next_write(fault)
-        assert await cell.change(add("mark")) == len(before)
+        assert await cas.change(add("mark")) == len(before)
         await stage.weather.land()
         assert await stage.landed() == [*before, "mark"]
-        assert await cell.change(add("after")) == len(before) + 1
+        assert await cas.change(add("after")) == len(before) + 1
         assert await stage.landed() == [*before, "mark", "after"]
 
     run(story())
@@ -342,11 +341,11 @@ def test_whatever_becomes_of_a_write_its_change_is_made_once(fault: Fault, is_ne
 def test_a_late_write_that_lands_before_the_second_try_is_recognised() -> None:
     async def story() -> None:
         stage = Stage()
-        cell = marks_cell(stage.blobs)
-        await cell.change(add("before"))
+        cas = marks_object(stage.blobs)
+        await cas.change(add("before"))
         stage.weather.next_write(Fault.LATE)
         reads = stage.weather.reads
-        answer = asyncio.ensure_future(cell.change(add("mark")))
+        answer = asyncio.ensure_future(cas.change(add("mark")))
         await until(lambda: stage.weather.reads > reads)
         # The look has been answered by now, or is about to be: before it or after it, the write lands once.
         await stage.weather.land()
@@ -359,11 +358,11 @@ def test_a_late_write_that_lands_before_the_second_try_is_recognised() -> None:
 def test_a_late_write_is_recognised_even_after_a_second_try_has_failed_too() -> None:
     async def story() -> None:
         stage = Stage()
-        cell = marks_cell(stage.blobs)
-        await cell.change(add("before"))
+        cas = marks_object(stage.blobs)
+        await cas.change(add("before"))
         stage.weather.next_write(Fault.LATE, Fault.LOST_BEFORE)
         writes = stage.weather.writes
-        answer = asyncio.ensure_future(cell.change(add("mark")))
+        answer = asyncio.ensure_future(cas.change(add("mark")))
         await until(lambda: stage.weather.writes == writes + 2)
         await stage.weather.land()
         assert await answer == 1
@@ -375,10 +374,10 @@ def test_a_late_write_is_recognised_even_after_a_second_try_has_failed_too() -> 
 def test_our_own_success_is_told_from_a_refusal_after_others_have_written_too() -> None:
     async def story() -> None:
         stage = Stage()
-        cell, other = marks_cell(stage.blobs), marks_cell(stage.held)
-        await cell.change(add("before"))
+        cas, other = marks_object(stage.blobs), marks_object(stage.held)
+        await cas.change(add("before"))
         stage.weather.next_write(Fault.REFUSED_AFTER)
-        answer = asyncio.ensure_future(cell.change(add("mark")))
+        answer = asyncio.ensure_future(cas.change(add("mark")))
         await until(lambda: stage.serial == 2)
         for number in range(10):
             await other.change(add(f"other {number}"))
@@ -391,12 +390,12 @@ def test_our_own_success_is_told_from_a_refusal_after_others_have_written_too() 
 def test_a_write_that_so_many_followed_that_nobody_can_tell_is_not_guessed_about() -> None:
     async def story() -> None:
         stage = Stage()
-        cell, other = marks_cell(stage.blobs), marks_cell(stage.held)
-        await cell.change(add("before"))
+        cas, other = marks_object(stage.blobs), marks_object(stage.held)
+        await cas.change(add("before"))
         stage.weather.next_write(Fault.REFUSED_AFTER)
-        answer = asyncio.ensure_future(cell.change(add("mark")))
+        answer = asyncio.ensure_future(cas.change(add("mark")))
         await until(lambda: stage.serial == 2)
-        # All in one turn of the loop, before the cell gets to read.
+        # All in one turn of the loop, before the handle gets to read.
         read = stage.held.read
 
         async def read_much_later(name: str) -> Blob | None:
@@ -416,14 +415,14 @@ def test_a_write_that_so_many_followed_that_nobody_can_tell_is_not_guessed_about
 def test_a_store_that_never_confirms_a_write_is_given_up_in_time() -> None:
     async def story() -> None:
         stage = Stage()
-        cell = marks_cell(stage.blobs, patience=10.0)
+        cas = marks_object(stage.blobs, give_up_after=10.0)
         stage.weather.next_write(*[Fault.LOST_BEFORE] * 1000)
         began = asyncio.get_running_loop().time()
         with pytest.raises(BackendUnavailable, match="repeating it is safe"):
-            await cell.change(add("mark"))
+            await cas.change(add("mark"))
         assert 10.0 <= asyncio.get_running_loop().time() - began < 12.0
         stage.weather.clear_up()
-        assert await cell.change(add("after")) == 0
+        assert await cas.change(add("after")) == 0
 
     run(story())
 
@@ -431,10 +430,10 @@ def test_a_store_that_never_confirms_a_write_is_given_up_in_time() -> None:
 def test_an_older_content_is_not_believed_once_a_newer_one_was_seen() -> None:
     async def story() -> None:
         stage = Stage()
-        cell, other = marks_cell(stage.blobs), marks_cell(stage.held)
-        await cell.change(add("a"))
+        cas, other = marks_object(stage.blobs), marks_object(stage.held)
+        await cas.change(add("a"))
         old = stage.held.objects[NAME]
-        await cell.change(add("b"))
+        await cas.change(add("b"))
         await other.change(add("c"))
         read = stage.held.read
         stale = [old, old]
@@ -443,8 +442,8 @@ def test_an_older_content_is_not_believed_once_a_newer_one_was_seen() -> None:
             return stale.pop() if stale else await read(name)
 
         stage.held.read = read_stale  # type: ignore[method-assign]
-        assert await cell.change(add("d")) == 3
-        assert await cell.look(all_marks) == ["a", "b", "c", "d"]
+        assert await cas.change(add("d")) == 3
+        assert await cas.look(all_marks) == ["a", "b", "c", "d"]
 
     run(story())
 
@@ -452,10 +451,10 @@ def test_an_older_content_is_not_believed_once_a_newer_one_was_seen() -> None:
 def test_an_object_that_was_removed_is_made_again() -> None:
     async def story() -> None:
         stage = Stage()
-        cell = marks_cell(stage.blobs)
-        await cell.change(add("a"))
+        cas = marks_object(stage.blobs)
+        await cas.change(add("a"))
         await stage.held.delete([NAME])
-        assert await cell.change(add("b")) == 0
+        assert await cas.change(add("b")) == 0
         assert await stage.landed() == ["b"]
 
     run(story())
@@ -469,15 +468,15 @@ def test_a_leader_reads_nothing_while_its_term_is_valid() -> None:
         stage = Stage()
         await raise_epoch(stage.held, NAME, 1, now=0)
         term = FixedTerm(1)
-        cell = marks_cell(stage.blobs, term=term)
-        await cell.change(add("a"))
+        cas = marks_object(stage.blobs, term=term)
+        await cas.change(add("a"))
         reads = stage.weather.reads
         for _ in range(5):
-            assert await cell.look(all_marks) == ["a"]
-            assert await cell.change(all_marks) == ["a"]
+            assert await cas.look(all_marks) == ["a"]
+            assert await cas.change(all_marks) == ["a"]
         assert stage.weather.reads == reads
         term.valid = False
-        assert await cell.look(all_marks) == ["a"]
+        assert await cas.look(all_marks) == ["a"]
         assert stage.weather.reads == reads + 1, "without a valid term it looks first"
 
     run(story())
@@ -487,10 +486,10 @@ def test_a_leader_that_finds_a_newer_epoch_never_writes_again() -> None:
     async def story() -> None:
         stage = Stage()
         await raise_epoch(stage.held, NAME, 1, now=0)
-        old = marks_cell(stage.blobs, term=FixedTerm(1))
+        old = marks_object(stage.blobs, term=FixedTerm(1))
         await old.change(add("a"))
         await raise_epoch(stage.held, NAME, 2, now=0)
-        new = marks_cell(stage.blobs, term=FixedTerm(2))
+        new = marks_object(stage.blobs, term=FixedTerm(2))
         assert await new.change(add("b")) == 1
         answers = await asyncio.gather(
             *(old.change(add(f"late {n}")) for n in range(3)), return_exceptions=True
@@ -513,7 +512,7 @@ def test_a_deposed_leader_still_answers_for_the_write_that_had_landed() -> None:
     async def story() -> None:
         stage = Stage()
         await raise_epoch(stage.held, NAME, 1, now=0)
-        old = marks_cell(stage.blobs, term=FixedTerm(1))
+        old = marks_object(stage.blobs, term=FixedTerm(1))
         await old.change(add("a"))
         stage.weather.next_write(Fault.LOST_AFTER)
         serial = stage.serial
@@ -533,7 +532,7 @@ def test_a_leader_without_a_valid_term_answers_nothing_that_is_old() -> None:
         stage = Stage()
         await raise_epoch(stage.held, NAME, 1, now=0)
         term = FixedTerm(1)
-        old = marks_cell(stage.blobs, term=term)
+        old = marks_object(stage.blobs, term=term)
         await old.change(add("a"))
         await raise_epoch(stage.held, NAME, 2, now=0)
         term.valid = False
@@ -547,7 +546,7 @@ def test_writers_beside_a_leader_are_safe_and_seen_after_a_refresh() -> None:
     async def story() -> None:
         stage = Stage()
         await raise_epoch(stage.held, NAME, 1, now=0)
-        leader, direct = marks_cell(stage.blobs, term=FixedTerm(1)), marks_cell(stage.blobs)
+        leader, direct = marks_object(stage.blobs, term=FixedTerm(1)), marks_object(stage.blobs)
         await leader.change(add("a"))
         await direct.change(add("b"))
         assert stage.epoch == 1, "a direct writer leaves the epoch as it is"
@@ -559,21 +558,21 @@ def test_writers_beside_a_leader_are_safe_and_seen_after_a_refresh() -> None:
     run(story())
 
 
-def test_a_cell_that_leads_again_starts_from_what_is_there() -> None:
+def test_an_object_that_leads_again_starts_from_what_is_there() -> None:
     async def story() -> None:
         stage = Stage()
         await raise_epoch(stage.held, NAME, 1, now=0)
-        cell = marks_cell(stage.blobs, term=FixedTerm(1))
-        await cell.change(add("a"))
+        cas = marks_object(stage.blobs, term=FixedTerm(1))
+        await cas.change(add("a"))
         await raise_epoch(stage.held, NAME, 2, now=0)
-        await marks_cell(stage.blobs, term=FixedTerm(2)).change(add("b"))
+        await marks_object(stage.blobs, term=FixedTerm(2)).change(add("b"))
         with pytest.raises(Deposed):
-            await cell.change(add("no"))
+            await cas.change(add("no"))
         await raise_epoch(stage.held, NAME, 3, now=0)
-        cell.lead(FixedTerm(3))
-        assert await cell.change(add("c")) == 2
-        cell.lead(None)
-        assert await cell.look(all_marks) == ["a", "b", "c"]
+        cas.lead(FixedTerm(3))
+        assert await cas.change(add("c")) == 2
+        cas.lead(None)
+        assert await cas.look(all_marks) == ["a", "b", "c"]
 
     run(story())
 
@@ -581,9 +580,9 @@ def test_a_cell_that_leads_again_starts_from_what_is_there() -> None:
 def test_an_object_without_our_epoch_is_compared_before_it_is_believed() -> None:
     async def story() -> None:
         stage = Stage()
-        direct = marks_cell(stage.blobs)
+        direct = marks_object(stage.blobs)
         await direct.change(add("a"))
-        leader = marks_cell(stage.blobs, term=FixedTerm(1))
+        leader = marks_object(stage.blobs, term=FixedTerm(1))
         assert await leader.look(all_marks) == ["a"]
         await direct.change(add("b"))
         assert await leader.look(all_marks) == ["a", "b"]
@@ -597,7 +596,7 @@ def test_an_object_without_our_epoch_is_compared_before_it_is_believed() -> None
 def test_raising_an_epoch_survives_every_fault_and_keeps_the_state(fault: Fault) -> None:
     async def story() -> None:
         stage = Stage()
-        await marks_cell(stage.blobs).change(add("a"))
+        await marks_object(stage.blobs).change(add("a"))
         stage.weather.next_write(fault)
         names = [NAME, *(f"queues/q{number}/0/state" for number in range(40))]
         await raise_epochs(stage.blobs, names, 7, now=5)
@@ -619,7 +618,7 @@ def test_a_foreign_object_is_refused_and_left_alone() -> None:
         stage = Stage()
         await stage.held.put(NAME, b"somebody's holiday pictures")
         with pytest.raises(BackendUnavailable, match="is damaged, or not what TaskHarbor has written"):
-            await marks_cell(stage.blobs).change(add("a"))
+            await marks_object(stage.blobs).change(add("a"))
         assert stage.held.objects[NAME].data == b"somebody's holiday pictures"
 
     run(story())
@@ -628,15 +627,15 @@ def test_a_foreign_object_is_refused_and_left_alone() -> None:
 def test_a_state_that_grows_large_is_warned_about_once(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(contents, "WARN_BYTES", 100)
+    monkeypatch.setattr(cas_module, "WARN_BYTES", 100)
 
     async def story() -> None:
         stage = Stage()
-        cell = marks_cell(stage.blobs)
+        cas = marks_object(stage.blobs)
         with caplog.at_level(logging.WARNING):
             for number in range(10):
-                await cell.change(add(f"{number}" * 20))
-        assert cell.size > 200
+                await cas.change(add(f"{number}" * 20))
+        assert cas.size > 200
 
     run(story())
     assert sum("shards" in record.message for record in caplog.records) == 1
@@ -646,9 +645,9 @@ def test_a_large_state_is_compressed_on_its_way_to_a_remote_store() -> None:
     async def story() -> None:
         held = HeldBlobs()
         held.is_remote = True
-        cell = marks_cell(held)
-        await cell.change(add("x" * 1_000_000))
+        cas = marks_object(held)
+        await cas.change(add("x" * 1_000_000))
         assert len(held.objects[NAME].data) < 20_000
-        assert await marks_cell(held).look(all_marks) == ["x" * 1_000_000]
+        assert await marks_object(held).look(all_marks) == ["x" * 1_000_000]
 
     asyncio.run(story())

@@ -1,0 +1,409 @@
+"""Segments: immutable objects that hold rows of the attempt log and jobs that have ended.
+
+An object is `THS3`, the length of its header (4 bytes, big endian), the header, the database of its rows and the database of its
+jobs, each compressed by zlib. Rows come first, so a reader of the log needs only the beginning. The databases have the engine's
+tables, so the engine's functions read them. What retention or a purge takes from a segment is noted in its entry, in the image
+of the queue, and leaves the object when that is merged into another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import time
+import zlib
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache, cached_property
+from typing import Any
+
+import msgspec
+from msgspec.structs import astuple, replace
+
+from taskharbor.drivers.contract import JobFilter
+from taskharbor.drivers.engine import inspect, operate
+from taskharbor.drivers.engine.tables import STATES, Counts, Transaction, insert_rows, load, to_json
+from taskharbor.drivers.objectstore.blobs import Blobs
+from taskharbor.drivers.objectstore.image import connect, empty, migrate
+from taskharbor.drivers.waiting import ALWAYS
+from taskharbor.errors import BackendUnavailable, SchemaMismatch
+from taskharbor.jobs import JobRecord, JobState, Micros
+
+MAGIC = b"THS3"
+FORMAT = 3
+MAX_CACHED_BYTES = 128 * 1024 * 1024
+LARGE = 256 * 1024
+"""Bytes of a segment from which on two requests for a part of it cost less than one for all."""
+BEGINNING = 64 * 1024
+"""Enough for the header, and for the rows of most segments."""
+ARCHIVED = frozenset({JobState.DONE, JobState.CANCELLED})
+"""States of jobs that leave for a segment."""
+_START = len(MAGIC) + 4
+_MANY = 100
+
+_SQL = load("archive", __package__)
+_OPERATE = load("operate")
+_FIND = load("bulk")["find"]
+_decode_numbers = msgspec.json.Decoder(list[int]).decode
+_decode_found = msgspec.json.Decoder(list[tuple[str, int, int, int]]).decode
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """A row of the table `segments`, which describes each column."""
+
+    name: str
+    level: int
+    size: int
+    rows: int
+    first_row: int
+    last_row: int
+    first_row_id: str
+    last_row_id: str
+    oldest_row: Micros
+    jobs: int
+    first_job: int
+    last_job: int
+    first_job_id: str
+    last_job_id: str
+    oldest_job: Micros
+    rows_gone_at: Micros = ALWAYS
+    rows_gone_seq: int = 0
+    jobs_gone_at: Micros = ALWAYS
+    jobs_gone_seq: int = 0
+    purged: str = "[]"
+
+    @property
+    def is_wasteful(self) -> bool:
+        """It holds payloads of jobs that are all gone, which its rows may outlive by weeks, or much to leave out."""
+        return (self.jobs == 0 and self.last_job > 0) or self.purged.count(",") >= _MANY
+
+
+def entries(transaction: Transaction) -> list[Entry]:
+    """In the order of their rows."""
+    return [Entry(*row) for row in transaction.connection.execute(_SQL["all"])]
+
+
+def holding_jobs(transaction: Transaction, job_ids: Sequence[str]) -> list[Entry]:
+    """Entries of segments that may hold one of the jobs."""
+    if not job_ids:
+        return []
+    rows = transaction.connection.execute(_SQL["holding_jobs"], {"first": min(job_ids), "last": max(job_ids)})
+    found = [Entry(*row) for row in rows]
+    return [one for one in found if any(one.first_job_id <= id_ <= one.last_job_id for id_ in job_ids)]
+
+
+def put_entries(transaction: Transaction, changed: Iterable[Entry]) -> None:
+    insert_rows(transaction.connection, _SQL["put"], [astuple(entry) for entry in changed])
+
+
+# -- segments -------------------------------------------------------------------------------------------------
+
+
+class _Header(msgspec.Struct, array_like=True, frozen=True):
+    format: int
+    queue: str
+    rows_size: int
+    """Bytes of the database of rows, as it stands in the object."""
+
+
+_decode_header = msgspec.msgpack.Decoder(_Header).decode
+
+
+class Segment:
+    """A segment that was read, or its beginning up to the last row. Its databases are opened when somebody needs them."""
+
+    def __init__(self, data: bytes, where: str, queue: str) -> None:
+        self.data = data
+        self._where = where
+        self._header, self._start = _read_header(data, where)
+        if self._header.queue != queue:
+            raise BackendUnavailable(
+                f"{where} holds ended jobs of queue {self._header.queue!r} and belongs to {queue!r}: restore its own object"
+            )
+
+    @cached_property
+    def weight(self) -> int:
+        """About how much memory it takes: the databases, and two connections with their caches."""
+        return 6 * len(self.data) + 200_000
+
+    def rows(self, entry: Entry) -> Transaction:
+        """The log as far as the entry says it is left, for the engine's functions."""
+        self._rows.execute(_SQL["set_marks"], (entry.rows_gone_at, entry.rows_gone_seq, "[]"))
+        return Transaction(self._rows)
+
+    def jobs(self, entry: Entry) -> Transaction:
+        self._jobs.execute(_SQL["set_marks"], (entry.jobs_gone_at, entry.jobs_gone_seq, entry.purged))
+        return Transaction(self._jobs)
+
+    @cached_property
+    def _rows(self) -> sqlite3.Connection:
+        return self._opened(slice(self._start, self._start + self._header.rows_size), "view_of_rows")
+
+    @cached_property
+    def _jobs(self) -> sqlite3.Connection:
+        return self._opened(slice(self._start + self._header.rows_size, None), "view_of_jobs")
+
+    def _opened(self, part: slice, view: str) -> sqlite3.Connection:
+        try:
+            database = zlib.decompress(self.data[part])
+        except zlib.error:
+            raise _damaged(self._where) from None
+        connection = connect(database)
+        migrate(connection, self._where)
+        for statement in ("create_marks", "first_marks", view):
+            connection.execute(_SQL[statement])
+        return connection
+
+
+def _damaged(where: str) -> BackendUnavailable:
+    return BackendUnavailable(f"{where} is damaged, or not a segment of TaskHarbor's log: restore it")
+
+
+def _header_end(data: bytes, where: str) -> int:
+    if data[: len(MAGIC)] != MAGIC:
+        raise _damaged(where)
+    return _START + int.from_bytes(data[len(MAGIC) : _START], "big")
+
+
+def _read_header(data: bytes, where: str) -> tuple[_Header, int]:
+    """The header, and where the databases begin."""
+    end = _header_end(data, where)
+    try:
+        header = _decode_header(data[_START:end])
+    except msgspec.MsgspecError:
+        raise _damaged(where) from None
+    if header.format != FORMAT:
+        raise SchemaMismatch(
+            f"{where} has format {header.format}, this version of TaskHarbor reads {FORMAT}: use a newer one"
+        )
+    return header, end
+
+
+def size_with_rows(data: bytes, where: str) -> int:
+    """How much of the object has all its rows, as far as this beginning tells. More than that: read so much, and ask again."""
+    end = _header_end(data, where)
+    if len(data) < end:
+        return end
+    return end + _read_header(data, where)[0].rows_size
+
+
+class SegmentCache:
+    """Segments that one handle has read or written lately, by the name of their object."""
+
+    def __init__(self, blobs: Blobs, max_bytes: int = MAX_CACHED_BYTES) -> None:
+        self._blobs = blobs
+        self._max_bytes = max_bytes
+        self._weight = 0
+        self._kept: OrderedDict[tuple[str, bool], Segment] = OrderedDict()
+        """By name, and whether only the rows are there."""
+
+    async def read(
+        self, folder: str, queue: str, wanted: Sequence[Entry], *, rows_only: bool = False
+    ) -> dict[str, Segment]:
+        """The segments that are there, by name. `rows_only`: of a large one its beginning, because jobs with their payloads may
+        be most of it."""
+        found = await asyncio.gather(
+            *(self._read(f"{folder}/{entry.name}", queue, entry, rows_only) for entry in wanted)
+        )
+        return {entry.name: one for entry, one in zip(wanted, found, strict=True) if one is not None}
+
+    async def _read(self, name: str, queue: str, entry: Entry, rows_only: bool) -> Segment | None:
+        rows_only = rows_only and entry.jobs > 0 and entry.size > LARGE
+        for kind in {False, rows_only}:
+            if (name, kind) in self._kept:
+                self._kept.move_to_end((name, kind))
+                return self._kept[name, kind]
+        data = await self._read_rows(name, entry) if rows_only else await self._read_all(name)
+        if data is None:
+            return None
+        segment = Segment(data, self._blobs.where(name), queue)
+        self.keep(name, segment, rows_only=rows_only)
+        return segment
+
+    async def _read_all(self, name: str) -> bytes | None:
+        blob = await self._blobs.read(name)
+        return None if blob is None else blob.data
+
+    async def _read_rows(self, name: str, entry: Entry) -> bytes | None:
+        size = BEGINNING
+        while True:
+            data = await self._blobs.read_start(name, size)
+            if data is None:
+                return None
+            size = size_with_rows(data, self._blobs.where(name))
+            if size <= len(data) or entry.size <= len(data):
+                return data
+
+    def keep(self, name: str, segment: Segment, *, rows_only: bool = False) -> None:
+        if (name, rows_only) not in self._kept:
+            self._kept[name, rows_only] = segment
+            self._weight += segment.weight
+            while self._weight > self._max_bytes and len(self._kept) > 1:
+                self._weight -= self._kept.popitem(last=False)[1].weight
+
+
+# -- making segments ------------------------------------------------------------------------------------------
+
+
+class Built(msgspec.Struct, frozen=True):
+    """A segment that was made, and its entry."""
+
+    data: bytes
+    entry: Entry
+
+
+def copied_rows(connection: sqlite3.Connection, into: bytes | None = None) -> bytes:
+    """A database with all rows of the log, added to those of another."""
+    return _copied(connection, into, ("copy_queues", "copy_attempts"))
+
+
+def copied_jobs(connection: sqlite3.Connection, into: bytes | None = None) -> bytes:
+    """A database with the jobs that are done or cancelled, added to those of another."""
+    return _copied(connection, into, ("copy_queues", "copy_jobs", "copy_payloads", "copy_results"))
+
+
+def _copied(connection: sqlite3.Connection, into: bytes | None, statements: Sequence[str]) -> bytes:
+    connection.execute("ATTACH ':memory:' AS part")
+    try:
+        connection.deserialize(into or _empty_part(), name="part")
+        for statement in statements:
+            connection.execute(_SQL[statement])
+        return connection.serialize(name="part")
+    finally:
+        connection.execute("DETACH part")
+
+
+@cache
+def _empty_part() -> bytes:
+    connection = connect(empty())
+    for (index,) in connection.execute(_SQL["indexes"]).fetchall():
+        connection.execute(f"DROP INDEX {index}")
+    connection.execute("VACUUM")
+    return connection.serialize()
+
+
+def pack(name: str, queue: str, level: int, rows: bytes, jobs: bytes) -> Built:
+    """A segment of two databases. Nothing here waits, so it can run in a thread."""
+    measured: list[Any] = []
+    for database, statement in ((rows, "measure_rows"), (jobs, "measure_jobs")):
+        measured += connect(database).execute(_SQL[statement]).fetchone()
+    packed = zlib.compress(rows, 1)
+    header = msgspec.msgpack.encode(_Header(FORMAT, queue, len(packed)))
+    data = b"".join((MAGIC, len(header).to_bytes(4, "big"), header, packed, zlib.compress(jobs, 1)))
+    return Built(data, Entry(name, level, len(data), *measured))
+
+
+def merge(name: str, queue: str, parts: Sequence[tuple[Entry, bytes]]) -> Built:
+    """One segment of several, or of one without what is gone. Nothing here waits, so it can run in a thread."""
+    rows = jobs = None
+    for entry, data in parts:
+        segment = Segment(data, name, queue)
+        rows = copied_rows(segment.rows(entry).connection, rows)
+        jobs = copied_jobs(segment.jobs(entry).connection, jobs)
+    assert rows is not None
+    assert jobs is not None
+    level = max(entry.level for entry, _ in parts) + (len(parts) > 1)
+    return pack(name, queue, level, rows, jobs)
+
+
+# -- jobs in segments -----------------------------------------------------------------------------------------
+
+Loaded = Mapping[str, Segment]
+"""Segments by name: those that a step needs, which were read before it runs."""
+
+
+def find_jobs(
+    entry: Entry, segment: Segment, selection: JobFilter, limit: int, before: int = inspect.FOREVER
+) -> list[tuple[int, JobRecord]]:
+    """Jobs with their numbers, the newest first."""
+    # All of them are of one queue, and the index by state is not there.
+    return inspect.find_jobs(segment.jobs(entry), replace(selection, queue=None), 0, limit, before)
+
+
+def get(pairs: Iterable[tuple[Entry, Segment]], job_ids: Sequence[str]) -> dict[str, JobRecord]:
+    """The jobs that segments have, by id."""
+    found = [job for entry, segment in pairs for job in inspect.get(segment.jobs(entry), job_ids, 0)]
+    return {job.id: job for job in found if job is not None}
+
+
+def due(transaction: Transaction, now: Micros) -> list[tuple[Entry, int, Micros | None, Micros | None]]:
+    """Entries that retention takes something from, with the queue's number, and by when jobs and rows must have ended."""
+    found = transaction.connection.execute(_SQL["due"], {"now": now})
+    return [(Entry(*row[:-3]), *row[-3:]) for row in found]
+
+
+def prune(
+    transaction: Transaction, loaded: Loaded, now: Micros, most_jobs: int, most_rows: int
+) -> tuple[int, int]:
+    """Apply retention to the segments and to the image, to at most so many jobs and rows; how many of each went."""
+    jobs = rows = 0
+    for entry, queue, jobs_by, rows_by in due(transaction, now):
+        segment = loaded[entry.name]
+        if entry.jobs and jobs_by is not None:
+            gone, oldest = _oldest(segment.jobs(entry), "oldest_jobs", jobs_by, most_jobs - jobs)
+            if gone:
+                _forget(transaction, queue, [(job_id, state) for _, _, job_id, state in gone])
+                left, (at, seq, *_) = entry.jobs - len(gone), gone[-1]
+                entry = replace(entry, jobs=left, jobs_gone_at=at, jobs_gone_seq=seq, oldest_job=oldest)
+            jobs += len(gone)
+        if entry.rows and rows_by is not None:
+            gone, oldest = _oldest(segment.rows(entry), "oldest_rows", rows_by, most_rows - rows)
+            if gone:
+                transaction.connection.execute(_OPERATE["trimmed"], (max(seq for _, seq in gone),))
+                left, (at, seq) = entry.rows - len(gone), gone[-1]
+                entry = replace(entry, rows=left, rows_gone_at=at, rows_gone_seq=seq, oldest_row=oldest)
+            rows += len(gone)
+        _put(transaction, entry)
+    here = operate.prune_up_to(transaction, now, most_jobs - jobs, most_rows - rows)
+    return jobs + here[0], rows + here[1]
+
+
+def _oldest(
+    transaction: Transaction, statement: str, by: Micros, limit: int
+) -> tuple[list[tuple[Any, ...]], Micros]:
+    """Up to `limit` that ended by an instant, oldest first, and the end of the one after them."""
+    found = transaction.connection.execute(_SQL[statement], (max(0, limit) + 1,)).fetchall()
+    gone = [one for one in found[:limit] if one[0] <= by] if limit > 0 else []
+    return gone, found[len(gone)][0] if len(found) > len(gone) else 0
+
+
+def remove(
+    transaction: Transaction, entry: Entry, segment: Segment, job_ids: Sequence[str]
+) -> dict[str, JobState]:
+    """Take jobs from a segment; the states of those that were there, by id."""
+    (text,) = segment.jobs(entry).connection.execute(_FIND, (to_json(list(job_ids)),)).fetchone()
+    found = _decode_found(text)
+    if found:
+        (queue,) = transaction.connection.execute(_SQL["queue_number"]).fetchone()
+        _forget(transaction, queue, [(job_id, state) for job_id, _, _, state in found])
+        purged = [*_decode_numbers(entry.purged), *(seq for _, seq, _, _ in found)]
+        _put(transaction, replace(entry, jobs=entry.jobs - len(found), purged=to_json(purged)))
+    return {job_id: STATES[state] for job_id, _, _, state in found}
+
+
+def _forget(transaction: Transaction, queue: int, jobs: Sequence[tuple[str, int]]) -> None:
+    """Remove the traces that jobs in segments, given by id and state, have in the image: counters and idempotency keys."""
+    transaction.connection.execute(_SQL["forget_keys"], (to_json([job_id for job_id, _ in jobs]),))
+    counts = Counts(transaction)
+    for state, number in Counter(state for _, state in jobs).items():
+        counts.move(queue, state, None, number)
+    counts.flush()
+
+
+def _put(transaction: Transaction, entry: Entry) -> None:
+    if entry.rows or entry.jobs:
+        put_entries(transaction, [entry])
+    else:
+        retire(transaction, [entry.name])
+
+
+def retire(transaction: Transaction, names: Sequence[str]) -> None:
+    """Segments that were replaced or are empty. Somebody may still be reading them."""
+    transaction.connection.execute(_SQL["drop"], (to_json(list(names)),))
+    now = wall_clock()
+    transaction.connection.executemany(_SQL["retire"], [(name, now) for name in names])
+
+
+def wall_clock() -> Micros:
+    """Only tells how old objects are; no job is judged by it."""
+    return time.time_ns() // 1000

@@ -1,0 +1,179 @@
+"""Object-store URLs: the address of a store, and the driver's options. Parsing does no I/O: wrong options are found at once."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit
+
+import msgspec
+
+from taskharbor.drivers.objectstore.blobs import Blobs
+from taskharbor.drivers.objectstore.catalog import MAX_SHARDS
+from taskharbor.drivers.objectstore.local_files import LocalFiles
+from taskharbor.drivers.urls import Reader, read_options, seconds, some_text, switch, whole
+from taskharbor.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from obstore.store import ClientConfig, MemoryStore
+
+_HOW = {
+    "s3": "s3://bucket/prefix?region=eu-central-1",
+    "gs": "gs://bucket/prefix",
+    "az": "az://container/prefix?account_name=...",
+    "file": "file:///var/lib/taskharbor",
+    "mem": "mem://name",
+}
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    shards: int | None = None
+    """Objects per queue; None: as many as the store was made with."""
+    poll: float | None = 1.0
+    """Seconds between looks at a queue that one waits for, to see what other processes did. None: there are none."""
+    segment_rows: int = 1000
+    """Ended jobs or rows of the log that stay in a queue's state before they go to a segment,"""
+    segment_bytes: int = 256 * 1024
+    """or bytes of them, whichever comes first."""
+    merge: int = 16
+    """Segments of one size that become one of the next."""
+    levels: int = 2
+    """How often a segment is merged at most."""
+    grace: float = 3600.0
+    """Seconds for which a segment that was replaced stays, for those who are reading it."""
+
+
+_POLL = {"file": 0.05, "mem": None}
+_OWN: Mapping[str, Reader] = {
+    "shards": whole(1, MAX_SHARDS),
+    "poll": seconds,
+    "segment_rows": whole(1, 100_000),
+    "segment_bytes": whole(1, 16 * 1024 * 1024),
+    "merge": whole(2, 1000),
+}
+
+_TIMEOUT = partial(seconds, most=600)
+_NETWORK: Mapping[str, Reader] = {"timeout": _TIMEOUT, "connect_timeout": _TIMEOUT, "allow_http": switch}
+_TEXTS = {
+    "s3": (
+        *("endpoint", "region", "access_key_id", "secret_access_key", "session_token"),
+        *("server_side_encryption", "sse_kms_key_id"),
+    ),
+    "gs": ("base_url", "service_account", "application_credentials"),
+    "az": ("endpoint", "account_name", "account_key", "sas_key", "client_id", "client_secret", "tenant_id"),
+}
+_SWITCHES = {
+    "s3": ("virtual_hosted_style_request", "skip_signature"),
+    "gs": ("skip_signature",),
+    "az": ("use_emulator", "use_azure_cli"),
+    "file": ("sync",),
+}
+
+_named: dict[str, MemoryStore] = {}
+_named_lock = threading.Lock()
+_private_stores = itertools.count()
+
+
+class StoreURL:
+    """A parsed URL. Handles that share it share the store, a private one in memory too."""
+
+    def __init__(self, scheme: str, host: str, path: str, values: Mapping[str, Any]) -> None:
+        own = {name: value for name, value in values.items() if name in _OWN}
+        self.options = msgspec.convert({"poll": _POLL.get(scheme, 1.0), **own}, Options)
+        self.is_in_memory = scheme == "mem"
+        self._scheme = scheme
+        self._host = host
+        self._path = path
+        self._store_options = {name: value for name, value in values.items() if name not in _OWN}
+        # Private stores in memory have no name to tell them apart.
+        is_private = self.is_in_memory and not host
+        self._identity = f"mem://#{next(_private_stores)}" if is_private else str(self)
+
+    def __str__(self) -> str:
+        """For messages: no secret, and of the options only which server it is."""
+        if self._scheme == "file":
+            return f"file://{self._path}"
+        address = f"{self._scheme}://{'/'.join(part for part in (self._host, self._path) if part)}"
+        server = self._store_options.get("endpoint") or self._store_options.get("base_url")
+        # What is before an @ could be a password.
+        return f"{address} at {urlsplit(server).netloc.rpartition('@')[2]}" if server else address
+
+    def __repr__(self) -> str:
+        return f"StoreURL({str(self)!r})"
+
+    def open(self) -> Blobs:
+        """A handle of one's own. Nothing is sent yet."""
+        if self._scheme == "file":
+            return LocalFiles(self._path, sync=self._store_options.get("sync", True))
+        # Only here: whoever keeps jobs in files needs no extra.
+        from taskharbor.drivers.objectstore.cloud import ObstoreBlobs
+
+        if self.is_in_memory:
+            return ObstoreBlobs(self._memory, str(self), identity=self._identity, is_remote=False)
+        return ObstoreBlobs(self._remote(), str(self))
+
+    @cached_property
+    def _memory(self) -> MemoryStore:
+        from obstore.store import MemoryStore
+
+        if not self._host:
+            return MemoryStore()
+        with _named_lock:
+            return _named.setdefault(self._host, MemoryStore())
+
+    def _remote(self) -> Any:
+        from obstore.store import AzureStore, GCSStore, S3Store
+
+        options = dict(self._store_options)
+        client: ClientConfig = {
+            "timeout": timedelta(seconds=options.pop("timeout", 15.0)),
+            "connect_timeout": timedelta(seconds=options.pop("connect_timeout", 5.0)),
+            "allow_http": options.pop("allow_http", False),
+        }
+        kinds: Mapping[str, Callable[..., Any]] = {"s3": S3Store, "gs": GCSStore, "az": AzureStore}
+        try:
+            return kinds[self._scheme](
+                self._host,
+                prefix=self._path or None,
+                client_options=client,
+                # A repeated write could be refused by what its first try did; we know better what to do then.
+                retry_config={"max_retries": 0, "retry_timeout": timedelta(seconds=0)},
+                **options,
+            )
+        except Exception as error:
+            # Its words may quote a key that it could not read.
+            raise InvalidRequest(
+                f"{self}: the options do not fit together ({type(error).__name__}): check region, endpoint and credentials"
+            ) from None
+
+
+def parse_url(url: str) -> StoreURL:
+    scheme, separator, rest = url.partition("://")
+    if not separator or scheme not in _HOW:
+        raise InvalidRequest(f"that is not an object-store URL: write it like {_HOW['s3']} or {_HOW['file']}")
+    if "#" in rest:
+        raise InvalidRequest("an object-store URL has no part after #: write a # as %23")
+    address, _, query = rest.partition("?")
+    host, _, path = address.partition("/")
+    if "@" in host:
+        raise InvalidRequest(
+            f"an object-store URL has no user and password: write it like {_HOW[scheme]}, with credentials in the "
+            "environment or in options"
+        )
+    host, path = unquote(host), unquote(path).strip("/")
+    is_wrong = {"file": bool(host) or not path, "mem": bool(path)}.get(scheme, not host)
+    if is_wrong or (path and any(part in ("", ".", "..") for part in path.split("/"))):
+        raise InvalidRequest(f"the object-store URL cannot be understood: write it like {_HOW[scheme]}")
+    values = read_options(query, _readers(scheme), f"{scheme}://")
+    return StoreURL(scheme, host, f"/{path}" if scheme == "file" else path, values)
+
+
+def _readers(scheme: str) -> dict[str, Reader]:
+    readers: dict[str, Reader] = {**_OWN, **dict.fromkeys(_SWITCHES.get(scheme, ()), switch)}
+    if scheme in _TEXTS:
+        readers |= {**_NETWORK, **dict.fromkeys(_TEXTS[scheme], some_text)}
+    return readers

@@ -1,0 +1,447 @@
+"""The queues of an open store. A queue has one shard or several: each is an image in an object of its own, with its segments.
+
+A shard acts on every image that has landed, by whatever process it was written: it wakes waiting workers, brings jobs to the
+failure queue, and begins compaction.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import TypeVar
+from zlib import crc32
+
+import msgspec
+
+from taskharbor.clock import Clock
+from taskharbor.drivers.contract import Enqueued
+from taskharbor.drivers.engine import enqueue as engine
+from taskharbor.drivers.engine import inspect, settle
+from taskharbor.drivers.engine.tables import Transaction, load, to_json
+from taskharbor.drivers.objectstore import archive
+from taskharbor.drivers.objectstore.archive import Entry, Loaded, Segment, SegmentCache
+from taskharbor.drivers.objectstore.blobs import Blobs
+from taskharbor.drivers.objectstore.cas import MAX_BYTES, CasObject, Term
+from taskharbor.drivers.objectstore.catalog import Catalog, log_folder, state_name
+from taskharbor.drivers.objectstore.compaction import Compaction
+from taskharbor.drivers.objectstore.image import Image, take_numbers
+from taskharbor.drivers.objectstore.options import Options
+from taskharbor.drivers.waiting import Look, shared_notifications
+from taskharbor.errors import BackendUnavailable, InvalidRequest, JobNotFound, TaskHarborError
+from taskharbor.jobs import Attempt, JobRecord, Micros
+
+A = TypeVar("A")
+R = TypeVar("R")
+
+MARKS = 2**15
+_TRIES = 8
+"""How often a call may find that segments it needs are gone: other writers merge them, but not all the time."""
+_DELIVER_AGAIN = 1.0
+"""Seconds after which jobs that could not be brought to their failure queue are tried again."""
+_KNOWN_JOBS = 100_000
+"""Jobs of which a handle remembers the shard."""
+_ALL = 2**31 - 1
+_SQL = load("image", __package__)
+
+
+class Shard:
+    """One shard of a queue."""
+
+    def __init__(self, store: Store, queue: str, number: int) -> None:
+        self.queue = queue
+        self.number = number
+        self.name = f"{number}:{queue}"
+        self._store = store
+        self._folder = log_folder(queue, number)
+        self._mark = crc32(self.name.encode()) % MARKS
+        name = state_name(queue, number)
+        where = store.blobs.where(name)
+        self.state: CasObject[Image] = CasObject(
+            store.blobs,
+            name,
+            lambda body: Image(body, where, queue),
+            term=store.term,
+            every_pass=store.end_expired,
+            on_news=self._on_news,
+            clock=store.clock,
+        )
+        self._notified_of = 0
+        self._delivery: asyncio.Task[None] | None = None
+        self._second_try: asyncio.TimerHandle | None = None
+        self._is_closing = False
+        self.compaction = Compaction(store.blobs, self.state, store.cache, self._folder, queue, store.options)
+
+    # -- numbers of rows of the log: two shards count alike, and to readers each row of a store has one of its own --
+
+    def public_number(self, number: int) -> int:
+        return number * MARKS + self._mark if number else 0
+
+    def own_number(self, public: int) -> int:
+        """The last one that is not after it."""
+        return (public - self._mark) // MARKS
+
+    def public_rows(self, rows: Iterable[Attempt]) -> list[Attempt]:
+        return [msgspec.structs.replace(row, seq=self.public_number(row.seq)) for row in rows]
+
+    # -- running steps ------------------------------------------------------------------------------------
+
+    async def change(self, step: Callable[[Transaction], R]) -> R:
+        """The answer of a step that may change the image, once it and all that follows from it for other queues has landed. A
+        step may run several times, on different images."""
+        answer, has_notices = await self.state.change(lambda image: image.change(step))
+        if has_notices:
+            await asyncio.shield(self._start_delivery())
+        return answer
+
+    async def look(self, step: Callable[[Transaction], R]) -> R:
+        """The answer of a step that changes nothing."""
+        return await self.state.look(lambda image: image.look(step))
+
+    async def change_with(
+        self, needs: Callable[[Transaction], list[Entry]], step: Callable[[Transaction, Loaded], R]
+    ) -> R:
+        """As `change`, for a step that needs segments. They are read first."""
+        loaded: dict[str, Segment] = {}
+
+        def run_if_loaded(transaction: Transaction) -> tuple[list[Entry], list[R]]:
+            missing = [entry for entry in needs(transaction) if entry.name not in loaded]
+            return missing, [] if missing else [step(transaction, loaded)]
+
+        misses = 0
+        while True:
+            missing, answers = await self.change(run_if_loaded)
+            if not missing:
+                return answers[0]
+            loaded |= await self._read(missing)
+            misses = self._count_miss(misses, missing, loaded)
+
+    async def look_with(
+        self, step: Callable[[Transaction], tuple[R, list[Entry]]], *, rows_only: bool = False
+    ) -> tuple[R, list[tuple[Entry, Segment]]]:
+        """The answer of a step that changes nothing, and the segments that it names, as they were in the image it saw."""
+        misses = 0
+        while True:
+            answer, wanted = await self.look(step)
+            found = await self._read(wanted, rows_only=rows_only) if wanted else {}
+            if len(found) == len(wanted):
+                return answer, [(entry, found[entry.name]) for entry in wanted]
+            misses = self._count_miss(misses, wanted, found)
+
+    async def _read(self, wanted: Sequence[Entry], *, rows_only: bool = False) -> dict[str, Segment]:
+        return await self._store.cache.read(self._folder, self.queue, wanted, rows_only=rows_only)
+
+    def _count_miss(self, misses: int, wanted: Sequence[Entry], found: Loaded) -> int:
+        gone = [entry.name for entry in wanted if entry.name not in found]
+        if not gone:
+            return misses
+        if misses == _TRIES:
+            raise BackendUnavailable(
+                f"{self.state.where}: segments of its log are missing, such as {gone[0]}; if somebody removed them, restore them"
+            )
+        # Merged since, most likely: what the image says by now is what counts.
+        self.state.must_compare()
+        return misses + 1
+
+    # -- jobs ---------------------------------------------------------------------------------------------
+
+    async def enqueue(
+        self, records: Sequence[JobRecord], numbers: Sequence[int], now: Micros
+    ) -> list[Enqueued]:
+        """`numbers`: the least number that each job may get, in rising order."""
+        ids = [record.id for record in records]
+        made = await self.change_with(
+            lambda transaction: holding_jobs(transaction, ids),
+            lambda transaction, loaded: accept(transaction, loaded, records, numbers, now),
+        )
+        self._store.note((one.id for one in made), self)
+        return made
+
+    async def archived(self, job_ids: Sequence[str]) -> dict[str, JobRecord]:
+        """The jobs that segments have, by id."""
+        _, segments = await self.look_with(lambda transaction: (None, holding_jobs(transaction, job_ids)))
+        return archive.get(segments, job_ids)
+
+    async def known(self, job_ids: Sequence[str]) -> set[str]:
+        """The ids that this shard has, in its image or in a segment."""
+        here = await self.look(lambda transaction: known_ids(transaction, job_ids))
+        missing = [job_id for job_id in job_ids if job_id not in here]
+        return here | (await self.archived(missing)).keys() if missing else here
+
+    def refuse_when_full(self, records: Iterable[JobRecord] = (), size: int = 0) -> None:
+        added = size + sum(len(record.payload) for record in records)
+        if self.state.size + added > MAX_BYTES:
+            raise InvalidRequest(
+                f"queue {self.queue!r} is full: its state has {self.state.size / 2**20:.0f} MiB, and {MAX_BYTES // 2**20} MiB "
+                "is the most; work it off, remove dead jobs, or make a store with more shards"
+            )
+
+    # -- in the background --------------------------------------------------------------------------------
+
+    def _on_news(self, image: Image) -> None:
+        version, has_notices, has_history = image.news()
+        if version != self._notified_of:
+            self._notified_of = version
+            self._store.notifications.notify((self.queue,))
+        if has_notices and not self._store.reads_only:
+            self._start_delivery()
+        if has_history and not self._store.reads_only:
+            self.compaction.consider(image)
+
+    def _start_delivery(self) -> asyncio.Task[None]:
+        """Bring jobs from the outbox to their queues, unless that is under way."""
+        if self._delivery is None or self._delivery.done():
+            self._delivery = asyncio.get_running_loop().create_task(self._deliver())
+            self._delivery.add_done_callback(self._end_delivery)
+        return self._delivery
+
+    async def _deliver(self) -> None:
+        while notices := await self.state.look(Image.outbox):
+            await self._store.deliver(notices)
+            ids = to_json([notice.id for notice in notices])
+            await self.change(
+                lambda transaction, ids=ids: transaction.connection.execute(_SQL["remove_notices"], (ids,))  # type: ignore[misc]
+            )
+
+    def _end_delivery(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and task.exception() is not None and not self._is_closing:
+            # Whoever waits for it has the error. The jobs are safe in the image, and due all the same.
+            loop = asyncio.get_running_loop()
+            self._second_try = loop.call_later(_DELIVER_AGAIN, self._start_delivery)
+
+    async def settled(self) -> None:
+        """Until nothing is going on in the background."""
+        await self.compaction.settled()
+        if self._delivery is not None:
+            await asyncio.wait((self._delivery,))
+
+    async def finish(self) -> None:
+        """Stop what goes on in the background."""
+        self._is_closing = True
+        if self._second_try is not None:
+            self._second_try.cancel()
+        await self.compaction.close()
+        await self.settled()
+
+
+def known_ids(transaction: Transaction, job_ids: Sequence[str]) -> set[str]:
+    """The ids that the image has."""
+    rows = transaction.connection.execute(_SQL["known_ids"], (to_json(list(job_ids)),))
+    return {job_id for (job_id,) in rows}
+
+
+def holding_jobs(transaction: Transaction, job_ids: Sequence[str]) -> list[Entry]:
+    """Entries of segments that may hold one of the jobs. Most ids that are asked for are newer than all that has ended."""
+    _, last_id = transaction.connection.execute(_SQL["last_archived"]).fetchone()
+    return archive.holding_jobs(transaction, job_ids) if job_ids and min(job_ids) <= last_id else []
+
+
+def accept(
+    transaction: Transaction,
+    loaded: Loaded,
+    records: Sequence[JobRecord],
+    numbers: Sequence[int],
+    now: Micros,
+) -> list[Enqueued]:
+    """Jobs whose ids are known, here or in a segment, change nothing: a repeated try may come after its job has ended."""
+    ids = [record.id for record in records]
+    segments = [(entry, loaded[entry.name]) for entry in holding_jobs(transaction, ids)]
+    archived = archive.get(segments, ids) if segments else {}
+    new = [at for at, job_id in enumerate(ids) if job_id not in archived]
+    # No number is given out again, whatever the clock does: segments of a queue become one.
+    last, _ = transaction.connection.execute(_SQL["last_archived"]).fetchone()
+    made = engine.enqueue(
+        transaction, [records[at] for at in new], now, numbers=[max(numbers[at], last + 1) for at in new]
+    )
+    answers = dict(zip(new, made, strict=True))
+    return [answers.get(at) or Enqueued(job_id, True) for at, job_id in enumerate(ids)]
+
+
+class Store:
+    """A store that a handle has open: its catalog, the shards of its queues, and the shards in which jobs were seen."""
+
+    trusts_notifications = False
+
+    def __init__(
+        self, blobs: Blobs, options: Options, clock: Clock | None, *, reads_only: bool = False
+    ) -> None:
+        """`reads_only`: what follows from an image is left to others."""
+        self.blobs = blobs
+        self.options = options
+        self.clock = clock
+        self.reads_only = reads_only
+        self.catalog = Catalog(blobs, shards=options.shards, clock=clock)
+        self.cache = SegmentCache(blobs)
+        self.notifications = shared_notifications(blobs.identity)
+        self.term: Term | None = None
+        self.expires_by: Callable[[], Micros] | None = None
+        """Where given, leases that are over by this clock end with every write."""
+        self._shards: dict[tuple[str, int], Shard] = {}
+        self._homes: OrderedDict[str, Shard] = OrderedDict()
+
+    async def open(self) -> None:
+        if self.reads_only and await self.catalog.object.look(lambda state: state.entries) is None:
+            raise BackendUnavailable(
+                f"{self.blobs.place}: there is no such store; it is made when the first job is enqueued"
+            )
+        await self.catalog.open()
+
+    async def close(self) -> None:
+        # Jobs that are under way to failure queues end up in other shards, so those are closed after.
+        await asyncio.gather(*(shard.finish() for shard in list(self._shards.values())))
+        await asyncio.gather(*(shard.finish() for shard in self._shards.values()))
+        await asyncio.gather(*(shard.state.close() for shard in self._shards.values()))
+        await self.catalog.object.close()
+        await self.blobs.close()
+
+    async def settled(self) -> None:
+        """Until nothing is going on in the background."""
+        for shard in list(self._shards.values()):
+            await shard.settled()
+
+    def lead(self, term: Term | None) -> None:
+        self.term = term
+        self.catalog.object.lead(term)
+        for shard in self._shards.values():
+            shard.state.lead(term)
+
+    def compare_soon(self) -> None:
+        for shard in self._shards.values():
+            shard.state.must_compare()
+
+    def end_expired(self, image: Image) -> None:
+        if self.expires_by is not None:
+            now = self.expires_by()
+            image.change(lambda transaction: settle.reclaim(transaction, now, None, _ALL))
+
+    # -- shards -------------------------------------------------------------------------------------------
+
+    def shard_of(self, record: JobRecord) -> Shard:
+        """Jobs that must know of each other are in one shard: by key, else by idempotency key, else anywhere."""
+        name = record.key or record.idempotency_key or record.id
+        return self._shard(record.queue, crc32(name.encode()) % self.catalog.shards)
+
+    def shards_of(self, queue: str) -> list[Shard]:
+        return [self._shard(queue, number) for number in range(self.catalog.shards)]
+
+    async def shards(self, queue: str | None = None) -> list[Shard]:
+        """Of one queue, or of all there are."""
+        queues = await self.catalog.queues() if queue is None else [queue]
+        return [shard for name in queues for shard in self.shards_of(name)]
+
+    def _shard(self, queue: str, number: int) -> Shard:
+        shard = self._shards.get((queue, number))
+        if shard is None:
+            shard = self._shards[queue, number] = Shard(self, queue, number)
+        return shard
+
+    async def change_each(self, shards: Iterable[Shard], step: Callable[[Shard], Awaitable[None]]) -> None:
+        """One after the other. A shard whose object is damaged or does not answer keeps nobody from the others: its error is
+        raised at the end."""
+        errors: list[TaskHarborError] = []
+        for shard in shards:
+            try:
+                await step(shard)
+            except TaskHarborError as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
+
+    async def add_queues(self, shards: Iterable[Shard]) -> None:
+        """Before a queue gets its first job or setting."""
+        if any(shard.queue not in self.catalog.known for shard in shards):
+            await self.catalog.add_queues(shard.queue for shard in shards)
+
+    async def deliver(self, notices: list[JobRecord]) -> None:
+        """Bring each to its queue. One that is there already, or was there and has ended, changes nothing."""
+        parts: dict[Shard, list[JobRecord]] = {}
+        for notice in notices:
+            parts.setdefault(self.shard_of(notice), []).append(notice)
+        await self.add_queues(parts)
+        await asyncio.gather(
+            *(
+                shard.enqueue(part, [take_numbers(1) for _ in part], part[0].created_at_us)
+                for shard, part in parts.items()
+            )
+        )
+
+    # -- waiting (see `waiting.Source`) --------------------------------------------------------------------
+
+    def listen(self, queues: Sequence[str]) -> float | None:
+        """Other processes notify nobody: their changes are seen in the queue's object, by a conditional read."""
+        return self.options.poll
+
+    async def look(self, queues: Sequence[str], version: str | None, since: Micros) -> Look:
+        looks = await asyncio.gather(
+            *(
+                shard.look(lambda transaction, name=name: inspect.watch(transaction, [name], since))  # type: ignore[misc]
+                for name in queues
+                for shard in self.shards_of(name)
+            )
+        )
+        due = min((due for _, due in looks if due is not None), default=None)
+        return Look.at((sum(versions.values()) for versions, _ in looks), version, due)
+
+    # -- by id --------------------------------------------------------------------------------------------
+
+    def note(self, job_ids: Iterable[str], shard: Shard) -> None:
+        """Remember where jobs were seen."""
+        homes = self._homes
+        for job_id in job_ids:
+            homes[job_id] = shard
+        while len(homes) > _KNOWN_JOBS:
+            homes.popitem(last=False)
+
+    async def find(self, job_ids: Sequence[str], shards: Sequence[Shard]) -> dict[str, Shard]:
+        """The shards that have the jobs. One that cannot be asked is an error only if a job is found nowhere else."""
+        found: dict[str, Shard] = {}
+        answers = await asyncio.gather(*(shard.known(job_ids) for shard in shards), return_exceptions=True)
+        errors: list[BaseException] = []
+        for shard, known in zip(shards, answers, strict=True):
+            if isinstance(known, BaseException):
+                errors.append(known)
+                continue
+            self.note(known, shard)
+            found.update(dict.fromkeys(known, shard))
+        if errors and len(found) < len(set(job_ids)):
+            raise errors[0]
+        return found
+
+    async def by_id(
+        self, job_ids: Sequence[str], ask: Callable[[Shard, list[int]], Awaitable[Sequence[A]]]
+    ) -> list[A | JobNotFound]:
+        """Ask for each job where it is; `ask` gets the positions of those that one shard has.
+
+        All that one shard has is asked for at once: a batch is one step there. Only where a job was seen that has been removed
+        since, and whose id another queue may have accepted anew, its part comes after.
+        """
+        answers: dict[int, A] = {}
+
+        async def ask_all(homes: dict[str, Shard]) -> None:
+            positions: dict[Shard, list[int]] = {}
+            for at, job_id in enumerate(job_ids):
+                if job_id in homes:
+                    positions.setdefault(homes[job_id], []).append(at)
+            parts = await asyncio.gather(*(ask(home, at) for home, at in positions.items()))
+            for place, part in zip(positions.values(), parts, strict=True):
+                answers.update(zip(place, part, strict=True))
+
+        seen = {job_id: self._homes[job_id] for job_id in job_ids if job_id in self._homes}
+        unknown = [job_id for job_id in job_ids if job_id not in seen]
+        await ask_all(seen | await self._find_all(unknown) if unknown else seen)
+        lost = [
+            job_id
+            for at, job_id in enumerate(job_ids)
+            if job_id in seen and isinstance(answers[at], JobNotFound)
+        ]
+        if lost:
+            found = await self._find_all(lost)
+            await ask_all({job_id: shard for job_id, shard in found.items() if shard is not seen[job_id]})
+        return [answers[at] if at in answers else JobNotFound(job_id) for at, job_id in enumerate(job_ids)]
+
+    async def _find_all(self, job_ids: Sequence[str]) -> dict[str, Shard]:
+        shards = await self.shards()
+        if len(shards) == 1:
+            # If anybody has them, this one does.
+            return dict.fromkeys(job_ids, shards[0])
+        return await self.find(list(dict.fromkeys(job_ids)), shards)

@@ -1,0 +1,84 @@
+-- The databases of a segment have the engine's tables: one has rows of the log, the other ended jobs.
+
+-- name: indexes
+-- A segment needs one: jobs are looked for by id.
+SELECT name FROM sqlite_master WHERE type = 'index' AND sql IS NOT NULL AND name <> 'jobs_id'
+
+-- name: copy_queues
+INSERT OR REPLACE INTO part.queues SELECT * FROM queues
+
+-- name: copy_attempts
+INSERT INTO part.attempts SELECT * FROM attempts ORDER BY seq
+
+-- name: copy_jobs
+-- Dead jobs stay: they may be requeued. Of an id that was accepted anew, the later job counts.
+INSERT OR REPLACE INTO part.jobs SELECT * FROM jobs WHERE state IN (4, 6) ORDER BY seq
+
+-- name: copy_payloads
+INSERT OR REPLACE INTO part.payloads SELECT * FROM payloads WHERE seq IN (SELECT seq FROM part.jobs)
+
+-- name: copy_results
+INSERT OR REPLACE INTO part.results SELECT * FROM results WHERE seq IN (SELECT seq FROM part.jobs)
+
+-- name: measure_rows
+SELECT count(*), coalesce(min(seq), 0), coalesce(max(seq), 0), coalesce(min(job_id), ''), coalesce(max(job_id), ''),
+    coalesce(min(ended_at), 0)
+FROM attempts
+
+-- name: measure_jobs
+SELECT count(*), coalesce(min(seq), 0), coalesce(max(seq), 0), coalesce(min(id), ''), coalesce(max(id), ''),
+    coalesce(min(finished_at), 0)
+FROM jobs
+
+-- name: create_marks
+CREATE TEMP TABLE marks (gone_at INTEGER, gone_seq INTEGER, purged TEXT)
+
+-- name: first_marks
+INSERT INTO marks VALUES (0, 0, '[]')
+
+-- name: set_marks
+UPDATE marks SET gone_at = ?, gone_seq = ?, purged = ?
+
+-- name: view_of_rows
+-- In front of the table: rows that retention took are not seen.
+CREATE TEMP VIEW attempts AS
+SELECT * FROM main.attempts WHERE (ended_at, seq) > (SELECT gone_at, gone_seq FROM marks)
+
+-- name: view_of_jobs
+CREATE TEMP VIEW jobs AS
+SELECT * FROM main.jobs
+WHERE (finished_at, seq) > (SELECT gone_at, gone_seq FROM marks)
+    AND seq NOT IN (SELECT value FROM json_each((SELECT purged FROM marks)))
+
+-- name: oldest_jobs
+SELECT finished_at, seq, id, state FROM jobs ORDER BY finished_at, seq LIMIT ?
+
+-- name: oldest_rows
+SELECT ended_at, seq FROM attempts ORDER BY ended_at, seq LIMIT ?
+
+-- name: all
+SELECT * FROM segments ORDER BY last_row, name
+
+-- name: holding_jobs
+SELECT * FROM segments WHERE jobs > 0 AND first_job_id <= :last AND last_job_id >= :first ORDER BY last_row, name
+
+-- name: due
+-- Those that retention takes something from, with the queue's number and what it takes: everything that ended by then.
+SELECT segments.*, queues.id, :now - keep_done_us, :now - keep_attempts_us FROM segments, queues
+WHERE (jobs > 0 AND oldest_job <= :now - keep_done_us) OR (rows > 0 AND oldest_row <= :now - keep_attempts_us)
+ORDER BY last_row, segments.name
+
+-- name: forget_keys
+DELETE FROM idempotency WHERE job_id IN (SELECT value FROM json_each(?))
+
+-- name: queue_number
+SELECT id FROM queues
+
+-- name: put
+INSERT OR REPLACE INTO segments VALUES /*rows: 20*/
+
+-- name: drop
+DELETE FROM segments WHERE name IN (SELECT value FROM json_each(?))
+
+-- name: retire
+INSERT INTO loose_segments (name, is_begun, since) VALUES (?, 0, ?)
