@@ -1,4 +1,4 @@
-"""What another process does with a store: `another_process.py URL enqueue|finish|read`. Prints what it found."""
+"""A program that uses a store: `another_process.py URL enqueue|finish|read`. Prints what it found."""
 
 from __future__ import annotations
 

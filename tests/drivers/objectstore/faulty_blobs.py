@@ -17,12 +17,10 @@ from random import Random
 import msgspec
 
 from taskharbor.drivers.objectstore.blobs import (
-    UNCHANGED,
     Blob,
     Blobs,
     Conflict,
     Data,
-    Unchanged,
     Unclear,
     Version,
 )
@@ -164,15 +162,15 @@ class FaultyBlobs(Blobs):
         self.weather.remember(name, blob)
         return self.weather.recall(name) if self.weather.strikes("stale") else blob
 
-    async def read_if_changed(self, name: str, known: Version) -> Blob | Unchanged | None:
+    async def read_if_changed(self, name: str, known: Version) -> Blob | None:
         await self._before_read()
         found = await self._inner.read_if_changed(name, known)
-        if found is UNCHANGED:
+        if found is None:
             return found
         self.weather.remember(name, found)
         if self.weather.strikes("stale"):
             found = self.weather.recall(name)
-            return UNCHANGED if found is not None and found.version == known else found
+            return None if found is not None and found.version == known else found
         return found
 
     async def _before_read(self) -> None:

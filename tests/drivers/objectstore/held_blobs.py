@@ -9,7 +9,7 @@ import asyncio
 import itertools
 from collections.abc import Sequence
 
-from taskharbor.drivers.objectstore.blobs import UNCHANGED, Blob, Blobs, Conflict, Data, Unchanged, Version
+from taskharbor.drivers.objectstore.blobs import Blob, Blobs, Conflict, Data, Version
 
 
 class HeldBlobs(Blobs):
@@ -27,9 +27,9 @@ class HeldBlobs(Blobs):
         await asyncio.sleep(0)
         return self.objects.get(name)
 
-    async def read_if_changed(self, name: str, known: Version) -> Blob | Unchanged | None:
+    async def read_if_changed(self, name: str, known: Version) -> Blob | None:
         blob = await self.read(name)
-        return UNCHANGED if blob is not None and blob.version == known else blob
+        return None if blob is not None and blob.version == known else blob
 
     async def write(self, name: str, data: Data, known: Version | None) -> Version:
         await asyncio.sleep(0)

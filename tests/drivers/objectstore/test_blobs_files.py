@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from marks import add, all_marks, marks_object
 
 from taskharbor.drivers.objectstore import local_files
-from taskharbor.drivers.objectstore.blobs import Blob
+from taskharbor.drivers.objectstore.blobs import Blob, Data, Version
 from taskharbor.drivers.objectstore.local_files import LocalFiles
 from taskharbor.errors import BackendUnavailable, InvalidRequest
 
@@ -140,3 +141,24 @@ def test_a_folder_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
         await blobs.close()
 
     asyncio.run(main())
+
+
+def test_a_write_that_a_folder_refused_is_made_again_however_many_others_followed(tmp_path: Path) -> None:
+    """A folder gets every write once, so its refusal is certain: nothing of the write has landed, whatever the object forgot."""
+
+    class Crowded(LocalFiles):
+        others = 70
+
+        async def write(self, name: str, data: Data, known: Version | None) -> Version:
+            others, self.others = self.others, 0
+            crowd = marks_object(LocalFiles(tmp_path, sync=False))
+            for number in range(others):
+                await crowd.change(add(f"other {number}"))
+            return await super().write(name, data, known)
+
+    async def story() -> None:
+        assert await marks_object(Crowded(tmp_path, sync=False)).change(add("mark")) == 70
+        marks = await marks_object(LocalFiles(tmp_path)).look(all_marks)
+        assert (len(marks), marks.count("mark")) == (71, 1)
+
+    asyncio.run(story())

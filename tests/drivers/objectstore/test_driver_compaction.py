@@ -14,7 +14,7 @@ from taskharbor.drivers.contract import Ack, Extension, JobFilter, QueueSettings
 from taskharbor.drivers.engine.tables import Transaction
 from taskharbor.drivers.objectstore import ObjectStoreDriver, archive
 from taskharbor.drivers.objectstore.archive import entries
-from taskharbor.drivers.objectstore.blobs import Blob, Data, Unchanged, Version
+from taskharbor.drivers.objectstore.blobs import Blob, Data, Version
 from taskharbor.drivers.objectstore.catalog import log_folder, state_name
 from taskharbor.drivers.objectstore.options import Options
 from taskharbor.errors import BackendUnavailable, JobFinished, JobNotInflight
@@ -239,7 +239,7 @@ def test_a_purge_takes_every_job_that_matches_while_segments_are_merged() -> Non
     class Merging(HeldBlobs):
         """Gives compaction time between the steps of a call."""
 
-        async def read_if_changed(self, name: str, known: Version) -> Blob | Unchanged | None:
+        async def read_if_changed(self, name: str, known: Version) -> Blob | None:
             for _ in range(20):
                 await asyncio.sleep(0)
             return await super().read_if_changed(name, known)

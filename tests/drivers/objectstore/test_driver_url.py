@@ -9,7 +9,7 @@ import pytest
 from held_blobs import HeldBlobs
 from jobs_here import NOW, a_job, opened, run_through
 
-from taskharbor.drivers.contract import QueueSettings
+from taskharbor.drivers.contract import JobFilter, QueueSettings
 from taskharbor.drivers.objectstore import ObjectStoreDriver
 from taskharbor.drivers.registry import connect
 from taskharbor.errors import BackendUnavailable, InvalidRequest
@@ -109,9 +109,18 @@ def test_a_cursor_of_another_store_is_refused() -> None:
         cursor = (await one.read_attempts(limit=2)).cursor
         with pytest.raises(InvalidRequest, match="another store"):
             await other.read_attempts(after=cursor)
+        page = await one.list_jobs(JobFilter(), now=NOW, limit=2)
+        assert page.cursor is not None
+        assert len((await one.list_jobs(JobFilter(), now=NOW, cursor=page.cursor)).jobs) == 1
+        with pytest.raises(InvalidRequest, match="another store"):
+            await other.list_jobs(JobFilter(), now=NOW, cursor=page.cursor)
+        with pytest.raises(InvalidRequest, match="another store"):
+            await other.list_jobs(JobFilter(until=page.cursor), now=NOW)
         for broken in ("", "x", "!!", "gA=="):
             with pytest.raises(InvalidRequest, match="not a cursor"):
                 await one.read_attempts(after=broken)
+            with pytest.raises(InvalidRequest, match="not a cursor"):
+                await one.list_jobs(JobFilter(), now=NOW, cursor=broken)
         await one.close()
         await other.close()
 

@@ -185,18 +185,19 @@ def test_a_segment_that_was_given_up_never_becomes_part_of_the_queue() -> None:
     """Its writer may only have been asleep, and its object may be gone."""
     state = a_full_image()
     rows, jobs = archive.copied_rows(state.connection), archive.copied_jobs(state.connection)
-    entry = archive.pack("slow", "q", 0, rows, jobs).entry
+    entry, _ = archive.pack("slow", 0, rows, jobs)
     assert (entry.jobs, entry.rows) == (1, 2), "dead jobs stay: they may be requeued"
 
-    def end(transaction: Transaction) -> bool:
-        return compaction._end(transaction, "slow")
+    def is_begun(state: Image) -> bool:
+        return state.look(lambda transaction: compaction._is_begun(transaction, "slow"))
 
-    assert not change(state, end), "it was never begun"
+    assert not is_begun(state), "it was never begun"
     change(state, lambda transaction: compaction._begin(transaction, "slow"))
     state = read_again(state)
+    assert is_begun(state)
     change(state, lambda transaction: compaction._abandon(transaction, ["slow"]))
     state = read_again(state)
-    assert not change(state, end)
+    assert not is_begun(state)
     assert state.look(entries) == []
 
 

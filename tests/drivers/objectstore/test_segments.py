@@ -14,12 +14,13 @@ from taskharbor.drivers.contract import Ack, JobFilter
 from taskharbor.drivers.engine import enqueue, inspect, reserve, settle
 from taskharbor.drivers.engine.tables import Transaction
 from taskharbor.drivers.objectstore import archive
-from taskharbor.drivers.objectstore.archive import Built, Entry, Segment, merge, put_entries, size_with_rows
+from taskharbor.drivers.objectstore.archive import Entry, Segment, merge, put_entries, rows_end
 from taskharbor.drivers.objectstore.image import Image
 from taskharbor.errors import BackendUnavailable
 from taskharbor.jobs import SECOND, Attempt, JobRecord
 
 FOREVER = inspect.FOREVER
+Made = tuple[Entry, bytes]
 
 
 def an_image(jobs: Sequence[JobRecord], ends: Sequence[int]) -> Image:
@@ -40,18 +41,19 @@ def done_jobs(count: int, first: int = 0, payload: bytes = b"p" * 50) -> list[Jo
     return [a_job(id=f"j{n:05}", payload=payload, run_at_us=0) for n in range(first, first + count)]
 
 
-def built(name: str, ends: Sequence[int], first: int = 0) -> tuple[Built, Image]:
+def built(name: str, ends: Sequence[int], first: int = 0) -> tuple[Made, Image]:
     image = an_image(done_jobs(len(ends), first), ends)
     return packed(name, image), image
 
 
-def packed(name: str, image: Image) -> Built:
+def packed(name: str, image: Image) -> Made:
     rows, jobs = archive.copied_rows(image.connection), archive.copied_jobs(image.connection)
-    return archive.pack(name, "q", 0, rows, jobs)
+    return archive.pack(name, 0, rows, jobs)
 
 
-def opened(made: Built) -> tuple[Entry, Segment]:
-    return made.entry, Segment(made.data, "here", "q")
+def opened(made: Made) -> tuple[Entry, Segment]:
+    entry, data = made
+    return entry, Segment(data, "here", "q")
 
 
 def rows_between(
@@ -90,11 +92,10 @@ def test_what_goes_in_comes_out() -> None:
 def test_the_beginning_of_a_segment_has_all_its_rows() -> None:
     image = an_image(done_jobs(5, payload=bytes(range(256)) * 400), [NOW] * 5)
     made = packed("a", image)
-    size = size_with_rows(made.data[:10], "here")
-    assert size < 200, "the header is not complete, so it is asked for first"
-    size = size_with_rows(made.data[:size], "here")
-    assert size < len(made.data)
-    entry, beginning = made.entry, Segment(made.data[:size], "here", "q")
+    entry, data = made
+    size = rows_end(data[:10], "here")
+    assert size < len(data) / 2
+    beginning = Segment(data[:size], "here", "q")
     assert numbers(entry, beginning) == numbers(*opened(made))
 
 
@@ -122,20 +123,21 @@ def test_a_segment_whose_jobs_are_all_gone_is_worth_writing_again_and_then_is_no
     entry, segment = opened(built("a", [NOW])[0])
     worn = replace(entry, jobs=0, jobs_gone_at=NOW, jobs_gone_seq=FOREVER)
     assert worn.is_wasteful
-    again = merge("b", "q", [(worn, segment.data)]).entry
+    again, _ = merge("b", "q", [(worn, segment.data)])
     assert (again.is_wasteful, again.rows, again.jobs, again.level) == (False, 1, 0, 0)
 
 
 def test_an_object_that_is_no_segment_is_refused() -> None:
     with pytest.raises(BackendUnavailable, match="here is damaged, or not a segment"):
         Segment(b"something else", "here", "q")
-    data = built("a", [NOW])[0].data
-    with pytest.raises(BackendUnavailable, match="here holds ended jobs of queue 'q' and belongs to 'r'"):
-        Segment(data, "here", "r")
+    entry, data = built("a", [NOW])[0]
+    for read in (Segment.rows, Segment.jobs):
+        with pytest.raises(BackendUnavailable, match="here holds queue 'q' and belongs to 'r'"):
+            read(Segment(data, "here", "r"), entry)
     with pytest.raises(BackendUnavailable, match="here is damaged"):
-        Segment(data[:-20], "here", "q").jobs(built("a", [NOW])[0].entry)
+        Segment(data[:-20], "here", "q").jobs(entry)
     with pytest.raises(BackendUnavailable, match="here is damaged"):
-        Segment(data[:8], "here", "q")
+        Segment(data[:7], "here", "q")
 
 
 @settings(max_examples=60, deadline=None)

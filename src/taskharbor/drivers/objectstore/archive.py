@@ -1,9 +1,9 @@
 """Segments: immutable objects that hold rows of the attempt log and jobs that have ended.
 
-An object is `THS3`, the length of its header (4 bytes, big endian), the header, the database of its rows and the database of its
-jobs, each compressed by zlib. Rows come first, so a reader of the log needs only the beginning. The databases have the engine's
-tables, so the engine's functions read them. What retention or a purge takes from a segment is noted in its entry, in the image
-of the queue, and leaves the object when that is merged into another.
+An object is `THS3`, the size of the first part (4 bytes, big endian), and two databases, each compressed by zlib: one of rows,
+one of jobs. Rows come first, so a reader of the log needs only the beginning. The databases have the engine's tables, so the
+engine's functions read them. What retention or a purge takes from a segment is noted in its entry, in the image of the queue, and
+leaves the object when that is merged into another.
 """
 
 from __future__ import annotations
@@ -24,13 +24,12 @@ from taskharbor.drivers.contract import JobFilter
 from taskharbor.drivers.engine import inspect, operate
 from taskharbor.drivers.engine.tables import STATES, Counts, Transaction, insert_rows, load, to_json
 from taskharbor.drivers.objectstore.blobs import Blobs
-from taskharbor.drivers.objectstore.image import connect, empty, migrate
+from taskharbor.drivers.objectstore.image import check, connect, empty
 from taskharbor.drivers.waiting import ALWAYS
-from taskharbor.errors import BackendUnavailable, SchemaMismatch
+from taskharbor.errors import BackendUnavailable
 from taskharbor.jobs import JobRecord, JobState, Micros
 
 MAGIC = b"THS3"
-FORMAT = 3
 MAX_CACHED_BYTES = 128 * 1024 * 1024
 LARGE = 256 * 1024
 """Bytes of a segment from which on two requests for a part of it cost less than one for all."""
@@ -99,29 +98,16 @@ def put_entries(transaction: Transaction, changed: Iterable[Entry]) -> None:
 # -- segments -------------------------------------------------------------------------------------------------
 
 
-class _Header(msgspec.Struct, array_like=True, frozen=True):
-    format: int
-    queue: str
-    rows_size: int
-    """Bytes of the database of rows, as it stands in the object."""
-
-
-_decode_header = msgspec.msgpack.Decoder(_Header).decode
-
-
 class Segment:
     """A segment that was read, or its beginning up to the last row. Its databases are opened when somebody needs them."""
 
     def __init__(self, data: bytes, where: str, queue: str) -> None:
         self.data = data
         self._where = where
-        self._header, self._start = _read_header(data, where)
-        if self._header.queue != queue:
-            raise BackendUnavailable(
-                f"{where} holds ended jobs of queue {self._header.queue!r} and belongs to {queue!r}: restore its own object"
-            )
+        self._queue = queue
+        self._jobs_start = rows_end(data, where)
 
-    @cached_property
+    @property
     def weight(self) -> int:
         """About how much memory it takes: the databases, and two connections with their caches."""
         return 6 * len(self.data) + 200_000
@@ -137,54 +123,34 @@ class Segment:
 
     @cached_property
     def _rows(self) -> sqlite3.Connection:
-        return self._opened(slice(self._start, self._start + self._header.rows_size), "view_of_rows")
+        return self._opened(self.data[_START : self._jobs_start], "view_of_rows")
 
     @cached_property
     def _jobs(self) -> sqlite3.Connection:
-        return self._opened(slice(self._start + self._header.rows_size, None), "view_of_jobs")
+        return self._opened(self.data[self._jobs_start :], "view_of_jobs")
 
-    def _opened(self, part: slice, view: str) -> sqlite3.Connection:
+    def _opened(self, packed: bytes, view: str) -> sqlite3.Connection:
         try:
-            database = zlib.decompress(self.data[part])
+            connection = connect(zlib.decompress(packed))
         except zlib.error:
             raise _damaged(self._where) from None
-        connection = connect(database)
-        migrate(connection, self._where)
+        check(connection, self._where, self._queue)
         for statement in ("create_marks", "first_marks", view):
             connection.execute(_SQL[statement])
         return connection
 
 
-def _damaged(where: str) -> BackendUnavailable:
-    return BackendUnavailable(f"{where} is damaged, or not a segment of TaskHarbor's log: restore it")
-
-
-def _header_end(data: bytes, where: str) -> int:
-    if data[: len(MAGIC)] != MAGIC:
+def rows_end(data: bytes, where: str) -> int:
+    """How much of the object has all its rows, as the beginning of the object tells."""
+    if data[: len(MAGIC)] != MAGIC or len(data) < _START:
         raise _damaged(where)
     return _START + int.from_bytes(data[len(MAGIC) : _START], "big")
 
 
-def _read_header(data: bytes, where: str) -> tuple[_Header, int]:
-    """The header, and where the databases begin."""
-    end = _header_end(data, where)
-    try:
-        header = _decode_header(data[_START:end])
-    except msgspec.MsgspecError:
-        raise _damaged(where) from None
-    if header.format != FORMAT:
-        raise SchemaMismatch(
-            f"{where} has format {header.format}, this version of TaskHarbor reads {FORMAT}: use a newer one"
-        )
-    return header, end
-
-
-def size_with_rows(data: bytes, where: str) -> int:
-    """How much of the object has all its rows, as far as this beginning tells. More than that: read so much, and ask again."""
-    end = _header_end(data, where)
-    if len(data) < end:
-        return end
-    return end + _read_header(data, where)[0].rows_size
+def _damaged(where: str) -> BackendUnavailable:
+    return BackendUnavailable(
+        f"{where} is damaged, or not a segment of TaskHarbor's log, or one of another version: restore it"
+    )
 
 
 class SegmentCache:
@@ -230,7 +196,7 @@ class SegmentCache:
             data = await self._blobs.read_start(name, size)
             if data is None:
                 return None
-            size = size_with_rows(data, self._blobs.where(name))
+            size = rows_end(data, self._blobs.where(name))
             if size <= len(data) or entry.size <= len(data):
                 return data
 
@@ -245,24 +211,17 @@ class SegmentCache:
 # -- making segments ------------------------------------------------------------------------------------------
 
 
-class Built(msgspec.Struct, frozen=True):
-    """A segment that was made, and its entry."""
-
-    data: bytes
-    entry: Entry
-
-
-def copied_rows(connection: sqlite3.Connection, into: bytes | None = None) -> bytes:
+def copied_rows(connection: sqlite3.Connection, into: bytes = b"") -> bytes:
     """A database with all rows of the log, added to those of another."""
     return _copied(connection, into, ("copy_queues", "copy_attempts"))
 
 
-def copied_jobs(connection: sqlite3.Connection, into: bytes | None = None) -> bytes:
+def copied_jobs(connection: sqlite3.Connection, into: bytes = b"") -> bytes:
     """A database with the jobs that are done or cancelled, added to those of another."""
     return _copied(connection, into, ("copy_queues", "copy_jobs", "copy_payloads", "copy_results"))
 
 
-def _copied(connection: sqlite3.Connection, into: bytes | None, statements: Sequence[str]) -> bytes:
+def _copied(connection: sqlite3.Connection, into: bytes, statements: Sequence[str]) -> bytes:
     connection.execute("ATTACH ':memory:' AS part")
     try:
         connection.deserialize(into or _empty_part(), name="part")
@@ -282,28 +241,25 @@ def _empty_part() -> bytes:
     return connection.serialize()
 
 
-def pack(name: str, queue: str, level: int, rows: bytes, jobs: bytes) -> Built:
-    """A segment of two databases. Nothing here waits, so it can run in a thread."""
+def pack(name: str, level: int, rows: bytes, jobs: bytes) -> tuple[Entry, bytes]:
+    """A segment of two databases, and its entry. Nothing here waits, so it can run in a thread."""
     measured: list[Any] = []
     for database, statement in ((rows, "measure_rows"), (jobs, "measure_jobs")):
         measured += connect(database).execute(_SQL[statement]).fetchone()
     packed = zlib.compress(rows, 1)
-    header = msgspec.msgpack.encode(_Header(FORMAT, queue, len(packed)))
-    data = b"".join((MAGIC, len(header).to_bytes(4, "big"), header, packed, zlib.compress(jobs, 1)))
-    return Built(data, Entry(name, level, len(data), *measured))
+    data = b"".join((MAGIC, len(packed).to_bytes(4, "big"), packed, zlib.compress(jobs, 1)))
+    return Entry(name, level, len(data), *measured), data
 
 
-def merge(name: str, queue: str, parts: Sequence[tuple[Entry, bytes]]) -> Built:
+def merge(name: str, queue: str, parts: Sequence[tuple[Entry, bytes]]) -> tuple[Entry, bytes]:
     """One segment of several, or of one without what is gone. Nothing here waits, so it can run in a thread."""
-    rows = jobs = None
+    rows = jobs = b""
     for entry, data in parts:
-        segment = Segment(data, name, queue)
+        segment = Segment(data, entry.name, queue)
         rows = copied_rows(segment.rows(entry).connection, rows)
         jobs = copied_jobs(segment.jobs(entry).connection, jobs)
-    assert rows is not None
-    assert jobs is not None
     level = max(entry.level for entry, _ in parts) + (len(parts) > 1)
-    return pack(name, queue, level, rows, jobs)
+    return pack(name, level, rows, jobs)
 
 
 # -- jobs in segments -----------------------------------------------------------------------------------------

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import abc
 import asyncio
-import enum
 import random
 import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final, TypeAlias
+from typing import TypeAlias
 
 import msgspec
 
@@ -54,15 +53,6 @@ class Blob(msgspec.Struct, frozen=True, gc=False):
     version: Version
 
 
-class Unchanged(enum.Enum):
-    """The answer of a conditional read: the version is still the one that is known."""
-
-    UNCHANGED = enum.auto()
-
-
-UNCHANGED: Final = Unchanged.UNCHANGED
-
-
 class Conflict(Exception):
     """Refused: the object has another version than the known one, or is there although none is known, or is gone.
 
@@ -97,8 +87,8 @@ class Blobs(abc.ABC):
         """The object, or None where there is none. Raises BackendUnavailable after a few tries, as every read does."""
 
     @abc.abstractmethod
-    async def read_if_changed(self, name: str, known: Version) -> Blob | Unchanged | None:
-        """The same, but nothing is transferred where the version is still the known one."""
+    async def read_if_changed(self, name: str, known: Version) -> Blob | None:
+        """The object where its version is another than the known one; None where it is that one, or the object is gone."""
 
     async def read_start(self, name: str, size: int) -> bytes | None:
         """The first so many bytes of an object that never changes, or all of it. Stores that can, transfer no more."""
@@ -233,7 +223,7 @@ async def _examine(blobs: Blobs, name: str) -> None:
         raise _lie(blobs, "refused to create an object that did not exist")
     if await write(b"again", None) is not None:
         raise _lie(blobs, "created an object that was there already (If-None-Match: *)")
-    if await blobs.read_if_changed(name, first) is not UNCHANGED:
+    if await blobs.read_if_changed(name, first) is not None:
         raise _lie(blobs, "showed another version of an object than the one it had just confirmed")
     second = await write(b"second", first)
     if second is None:

@@ -85,7 +85,7 @@ class Header(msgspec.Struct, frozen=True, array_like=True, gc=False):
     lineage: bytes
     """Made with the object: an object that was removed and made again is told from an older content of itself."""
     epoch: int
-    """Of the leader that may write without looking; 0: there never was one."""
+    """The epoch of the leader that may write without looking; 0: there never was one."""
     serial: int
     """Commits so far."""
     ring: bytes
@@ -93,10 +93,10 @@ class Header(msgspec.Struct, frozen=True, array_like=True, gc=False):
     written_at_us: Micros
     packing: int = _PLAIN
     checksum: int = 0
-    """Of the header without this field, and of the body; CRC-32: a database with a torn page can look whole."""
+    """CRC-32 of the header without this field and of the body: a database with a torn page can look whole."""
 
     def fate(self, serial: int, commit: bytes) -> Fate:
-        """Of a write that would have been, or was, the commit of that number."""
+        """The fate of a write that would have been, or was, the commit of that number."""
         back = self.serial - serial
         if back < 0:
             return Fate.OPEN
@@ -116,7 +116,7 @@ class Header(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 def new_header() -> Header:
-    """Of an object that does not exist yet."""
+    """The header of an object that does not exist yet."""
     return Header(FORMAT, secrets.token_bytes(8), 0, 0, b"", 0)
 
 
@@ -300,7 +300,7 @@ class CasObject(Generic[S]):
         self._passes: asyncio.Task[None] | None = None
         self._held: Content[S] | None = None
         self._newest: Header | None = None
-        """Of the newest content that is known to have landed."""
+        """The header of the newest content that is known to have landed."""
         self._attempts: list[Attempt] = []
         self._last_failure = ""
         """The store's words about the last write that failed."""
@@ -382,7 +382,7 @@ class CasObject(Generic[S]):
             self._passes = None
 
     async def _gather(self, callers: int, spent: float) -> None:
-        """Those who were answered just now mostly come back at once. A pass that began without them would make each of their
+        """Callers that were answered just now mostly come back at once. A pass that began without them would make each of their
         calls wait for two writes; so it begins when as many are there again, or a little later. One who comes alone never
         waits for others."""
         longest = min(spent * _GATHER_SHARE, _GATHER_SECONDS)
@@ -488,7 +488,7 @@ class CasObject(Generic[S]):
         return self._held
 
     def _is_believed(self) -> bool:
-        """Whether the held content is what is there, without a look."""
+        """True where the held content is what is there, without a look."""
         term, held = self._term, self._held
         if term is None or held is None or self._must_compare:
             return False
@@ -549,13 +549,17 @@ class CasObject(Generic[S]):
 
     async def _read(self) -> Content[S]:
         """The content that is there, and never older than what is known to have landed."""
-        for delay in (*retry_delays(), None):
+        delays: Iterator[float] | None = None
+        while True:
             found = self._unpacked(await self._blobs.read(self.name))
             newest = self._newest
             if newest is None or not (found.version is None or found.header.is_before(newest)):
                 return found
-            if delay is not None:
-                await pause(delay)
+            delays = delays or retry_delays()
+            delay = next(delays, None)
+            if delay is None:
+                break
+            await pause(delay)
         if found.version is None:
             return found  # It was removed; to make it again is as safe as to make it.
         raise BackendUnavailable(f"{self.where} shows an older content than it had before; try again later")
@@ -567,8 +571,7 @@ class CasObject(Generic[S]):
         if held.version is None:
             blob = await self._blobs.read(self.name)
         else:
-            found = await self._blobs.read_if_changed(self.name, held.version)
-            blob = found if isinstance(found, Blob) else None
+            blob = await self._blobs.read_if_changed(self.name, held.version)
         if blob is None or (other := self._unpacked(blob)).header.is_before(held.header):
             return False
         self._accept(other)

@@ -36,14 +36,14 @@ class Leader(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Entries(msgspec.Struct, array_like=True):
-    """What the catalog holds."""
+    """The content of the catalog."""
 
     format: int
     store_id: str
     shards: int
     """Objects per queue. Fixed when the store is made."""
     epoch: int
-    """Of the newest leader there was."""
+    """The epoch of the newest leader there was."""
     leader: Leader | None
     queues: list[str]
     """In the order in which they were added; none is ever removed."""

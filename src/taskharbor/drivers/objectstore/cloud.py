@@ -1,7 +1,7 @@
 """S3, Google Cloud Storage, Azure and memory, through obstore.
 
 obstore's own repeated tries are off: a repeated conditional write can be refused by what its first try did, and only the
-compare-and-swap object, which knows its commit ids, can tell. Reads are repeated here, with bounded patience.
+compare-and-swap object, which knows its commit ids, can tell. Reads are repeated here, for a while.
 """
 
 from __future__ import annotations
@@ -11,12 +11,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from taskharbor.drivers.objectstore.blobs import (
-    UNCHANGED,
     Blob,
     Blobs,
     Conflict,
     Data,
-    Unchanged,
     Unclear,
     Version,
     pause,
@@ -48,7 +46,7 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 
-_PATIENCE = 15.0
+_RETRY_FOR = 15.0
 """Seconds after which nothing is tried again."""
 _CLOCK = "clock"
 """An object that is written only to see by which time the store stamps it."""
@@ -70,34 +68,30 @@ class ObstoreBlobs(Blobs):
     # -- reading ------------------------------------------------------------------------------------------
 
     async def read(self, name: str) -> Blob | None:
-        return await self._patiently("read", lambda: self._get(name))
+        return await self._retried("read", lambda: self._get(name))
 
-    async def read_if_changed(self, name: str, known: Version) -> Blob | Unchanged | None:
-        async def get() -> Blob | Unchanged | None:
-            try:
-                blob = await self._get(name, if_none_match=known.tag)
-            except NotModifiedError:
-                return UNCHANGED
-            # A store that does not know conditional reads sends it all again.
-            return UNCHANGED if blob is not None and blob.version == known else blob
-
-        return await self._patiently("read", get)
+    async def read_if_changed(self, name: str, known: Version) -> Blob | None:
+        blob = await self._retried("read", lambda: self._get(name, if_none_match=known.tag))
+        # A store that does not know conditional reads sends it all again.
+        return None if blob is not None and blob.version == known else blob
 
     async def read_start(self, name: str, size: int) -> bytes | None:
-        blob = await self._patiently("read", lambda: self._get(name, range=(0, size)))
+        blob = await self._retried("read", lambda: self._get(name, range=(0, size)))
         return None if blob is None else blob.data
 
     async def _get(self, name: str, **options: Any) -> Blob | None:
         try:
             found = await obstore.get_async(self._store, name, options=options)  # type: ignore[arg-type]
             data = bytes(await found.bytes_async())
+        except NotModifiedError:
+            return None
         except _MISSING as error:
             self._check_bucket(error)
             return None
         return Blob(data, self._version(found.meta["e_tag"], found.meta["version"]))
 
     async def names(self, prefix: str) -> list[str]:
-        return await self._patiently("list", lambda: self._list(prefix))
+        return await self._retried("list", lambda: self._list(prefix))
 
     async def _list(self, prefix: str) -> list[str]:
         found: list[str] = []
@@ -109,7 +103,7 @@ class ObstoreBlobs(Blobs):
         if not self.is_remote:
             return None
         await self.put(_CLOCK, b"")
-        meta = await self._patiently("read", lambda: obstore.head_async(self._store, _CLOCK))
+        meta = await self._retried("read", lambda: obstore.head_async(self._store, _CLOCK))
         return to_micros(meta["last_modified"])
 
     # -- writing ------------------------------------------------------------------------------------------
@@ -135,13 +129,13 @@ class ObstoreBlobs(Blobs):
         return self._version(put["e_tag"], put["version"])
 
     async def put(self, name: str, data: bytes) -> None:
-        await self._patiently(
+        await self._retried(
             "write", lambda: obstore.put_async(self._store, name, data, mode="overwrite", use_multipart=False)
         )
 
     async def delete(self, names: Sequence[str]) -> None:
         if names:
-            await self._patiently("delete", lambda: self._delete(list(names)))
+            await self._retried("delete", lambda: self._delete(list(names)))
 
     async def _delete(self, names: list[str]) -> None:
         try:
@@ -160,7 +154,7 @@ class ObstoreBlobs(Blobs):
 
     # -- what went wrong ----------------------------------------------------------------------------------
 
-    async def _patiently(self, what: str, call: Callable[[], Awaitable[R]]) -> R:
+    async def _retried(self, what: str, call: Callable[[], Awaitable[R]]) -> R:
         waits = retry_delays()
         began = time.monotonic()
         while True:
@@ -169,7 +163,7 @@ class ObstoreBlobs(Blobs):
             except (BaseError, OSError) as error:
                 self._check_reason(error)
                 # Where each try takes its whole time-out, few are enough.
-                wait = next(waits, None) if time.monotonic() - began < _PATIENCE else None
+                wait = next(waits, None) if time.monotonic() - began < _RETRY_FOR else None
                 if wait is None:
                     raise BackendUnavailable(
                         f"{self.place} did not {what}: {_words(error)}; is it there, and can it be reached from here?"

@@ -12,8 +12,9 @@ import asyncio
 import logging
 import random
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import TypeVar
 
 import msgspec
@@ -21,7 +22,6 @@ import msgspec
 from taskharbor.drivers.engine.tables import Transaction, load, to_json
 from taskharbor.drivers.objectstore import archive
 from taskharbor.drivers.objectstore.archive import (
-    Built,
     Entry,
     Segment,
     SegmentCache,
@@ -57,7 +57,7 @@ _log = logging.getLogger(__name__)
 
 
 class Compaction:
-    """Of one image. One task at a time."""
+    """The compaction of one image. One task at a time."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class Compaction:
         """Begin where this image, which has landed, is due for it."""
         loop = asyncio.get_running_loop()
         is_idle = self._task is None and not self._is_closed and loop.time() >= self._not_before
-        if is_idle and image.look(self._is_due):
+        if is_idle and image.look(self._due) is not None:
             self._task = loop.create_task(self._compact())
             self._task.add_done_callback(self._done)
 
@@ -123,14 +123,9 @@ class Compaction:
         # Other handles have seen the same image: the first one spares the rest the work.
         with suppress(TimeoutError):
             await asyncio.wait_for(self._hurry.wait(), random.random() * (self._options.poll or 0.0))
-        while await self._look(self._is_full):
-            if not await self._move_ended():
+        while (work := await self._look(self._due)) is not None:
+            if not await work():
                 break
-        while (parts := await self._look(self._to_merge)) is not None:
-            if not await self._merge(parts):
-                break
-        if await self._look(self._overdue):
-            await self._remove_overdue()
 
     async def _look(self, step: Callable[[Transaction], R]) -> R:
         return await self._state.look(lambda image: image.look(step))
@@ -141,17 +136,17 @@ class Compaction:
 
     # -- what is due --------------------------------------------------------------------------------------
 
-    def _is_due(self, transaction: Transaction) -> bool:
-        return (
-            self._is_full(transaction)
-            or self._to_merge(transaction) is not None
-            or bool(self._overdue(transaction))
-        )
+    def _due(self, transaction: Transaction) -> Callable[[], Awaitable[bool]] | None:
+        """The next piece of work. None: nothing is due, or some process has begun it lately, by whatever clock."""
+        if not _is_busy(transaction):
+            if self._is_full(transaction):
+                return self._move_ended
+            if (parts := self._to_merge(transaction)) is not None:
+                return partial(self._merge, parts)
+        return self._remove_overdue if self._overdue(transaction) else None
 
     def _is_full(self, transaction: Transaction) -> bool:
         options = self._options
-        if _is_busy(transaction):
-            return False
         rows, jobs = transaction.connection.execute(_SQL["counts"]).fetchone()
         if max(rows, jobs) >= options.segment_rows:
             return True
@@ -163,8 +158,6 @@ class Compaction:
     def _to_merge(self, transaction: Transaction) -> list[Entry] | None:
         """The first run of segments of one level that is long enough (they stay in the order of their rows), or one that is
         worth being written again for itself."""
-        if _is_busy(transaction):
-            return None
         found = entries(transaction)
         for level in range(self._options.levels):
             run: list[Entry] = []
@@ -183,31 +176,28 @@ class Compaction:
     # -- what is done -------------------------------------------------------------------------------------
 
     async def _move_ended(self) -> bool:
-        name = _new_name()
-        if not await self._change(lambda transaction: _begin(transaction, name)):
-            return False
-
         def take(image: Image) -> tuple[bytes, bytes, str]:
             (numbers,) = image.connection.execute(_SQL["ended_numbers"]).fetchone()
             return archive.copied_rows(image.connection), archive.copied_jobs(image.connection), numbers
 
-        rows, jobs, numbers = await self._state.look(take)
-        built = await asyncio.to_thread(pack, name, self._queue, 0, rows, jobs)
+        numbers = ""
 
-        def put_in_place(transaction: Transaction) -> bool:
-            """False where what the segment holds is not all here any more, or the segment was given up."""
+        async def build(name: str) -> tuple[Entry, bytes]:
+            nonlocal numbers
+            rows, jobs, numbers = await self._state.look(take)
+            return await asyncio.to_thread(pack, name, 0, rows, jobs)
+
+        def replace(transaction: Transaction, entry: Entry) -> bool:
             execute = transaction.connection.execute
-            last_row = built.entry.last_row
-            found = execute(_SQL["taken"], (last_row, numbers)).fetchone()
-            if found != (built.entry.rows, built.entry.jobs) or not _end(transaction, name):
+            found = execute(_SQL["taken"], (entry.last_row, numbers)).fetchone()
+            if found != (entry.rows, entry.jobs):
                 return False
-            execute(_SQL["remove_rows"], (last_row,))
+            execute(_SQL["remove_rows"], (entry.last_row,))
             for table in ("payloads", "results", "jobs"):
                 execute(_OPERATE[table], (numbers,))
-            put_entries(transaction, [built.entry])
             return True
 
-        return await self._publish(built, put_in_place)
+        return await self._make(build, replace)
 
     async def _merge(self, parts: list[Entry]) -> bool:
         while len(parts) > 2 and sum(entry.size for entry in parts) > MAX_MERGED_BYTES:
@@ -220,39 +210,47 @@ class Compaction:
         read = await self._cache.read(self._folder, self._queue, parts)
         if len(read) < len(parts):
             return False
+        sources = [(entry, read[entry.name].data) for entry in parts]
+
+        async def build(name: str) -> tuple[Entry, bytes]:
+            return await asyncio.to_thread(merge, name, self._queue, sources)
+
+        def replace(transaction: Transaction, _: Entry) -> bool:
+            if not all(entry in entries(transaction) for entry in parts):
+                return False
+            retire(transaction, [entry.name for entry in parts])
+            return True
+
+        return await self._make(build, replace)
+
+    async def _make(
+        self,
+        build: Callable[[str], Awaitable[tuple[Entry, bytes]]],
+        replace: Callable[[Transaction, Entry], bool],
+    ) -> bool:
+        """Make a segment, and put it in the place of what it holds, which `replace` removes. False where that is not all there
+        any more, or the segment was given up."""
         name = _new_name()
         if not await self._change(lambda transaction: _begin(transaction, name)):
             return False
-        sources = [(entry, read[entry.name].data) for entry in parts]
-        built = await asyncio.to_thread(merge, name, self._queue, sources)
+        entry, data = await build(name)
 
         def put_in_place(transaction: Transaction) -> bool:
-            """False where the parts are not all here as they were, or the segment was given up."""
-            if not all(entry in entries(transaction) for entry in parts) or not _end(transaction, name):
+            if not _is_begun(transaction, name) or not replace(transaction, entry):
+                _abandon(transaction, [name])
                 return False
-            retire(transaction, [entry.name for entry in parts])
-            if built.entry.rows or built.entry.jobs:
-                put_entries(transaction, [built.entry])
+            _execute(transaction, "end", (name,))
+            if entry.rows or entry.jobs:
+                put_entries(transaction, [entry])
             return True
 
-        return await self._publish(built, put_in_place)
-
-    async def _publish(self, built: Built, step: Callable[[Transaction], bool]) -> bool:
-        name = f"{self._folder}/{built.entry.name}"
-
-        def step_or_abandon(transaction: Transaction) -> bool:
-            is_in_place = step(transaction)
-            if not is_in_place:
-                _abandon(transaction, [built.entry.name])
-            return is_in_place
-
-        await self._blobs.put(name, built.data)
-        is_in_place = await self._change(step_or_abandon)
+        await self._blobs.put(f"{self._folder}/{name}", data)
+        is_in_place = await self._change(put_in_place)
         if is_in_place:
-            self._cache.keep(name, Segment(built.data, name, self._queue))
+            self._cache.keep(f"{self._folder}/{name}", Segment(data, name, self._queue))
         return is_in_place
 
-    async def _remove_overdue(self) -> None:
+    async def _remove_overdue(self) -> bool:
         """First nobody can make them part of the queue any more, then they are removed."""
 
         def overdue(transaction: Transaction) -> list[str]:
@@ -264,6 +262,7 @@ class Compaction:
         await self._blobs.delete([f"{self._folder}/{name}" for name in names])
         forgotten = (to_json(names),)
         await self._change(lambda transaction: _execute(transaction, "forget", forgotten))
+        return True
 
 
 def _execute(transaction: Transaction, statement: str, values: tuple[object, ...]) -> int:
@@ -287,9 +286,9 @@ def _begin(transaction: Transaction, name: str) -> bool:
     return not _is_busy(transaction) and _execute(transaction, "begin", (name, archive.wall_clock())) == 1
 
 
-def _end(transaction: Transaction, name: str) -> bool:
-    """Strike off a segment that is complete. False where it never began or was given up."""
-    return _execute(transaction, "end", (name,)) == 1
+def _is_begun(transaction: Transaction, name: str) -> bool:
+    """False where nobody began a segment of that name, or it was given up."""
+    return transaction.connection.execute(_SQL["is_begun"], (name,)).fetchone() is not None
 
 
 def _abandon(transaction: Transaction, names: Sequence[str]) -> None:

@@ -12,21 +12,10 @@ from taskharbor.bulk.publish import finish_left_behind
 from taskharbor.bulk.stage import unpack
 from taskharbor.clock import Clock, SystemClock
 from taskharbor.drivers import operations as op
-from taskharbor.drivers.contract import (
-    AttemptPage,
-    Capabilities,
-    Driver,
-    Enqueued,
-    JobShare,
-    LogPage,
-    LogState,
-    Page,
-    QueueSettings,
-    QueueStats,
-    Woken,
-)
+from taskharbor.drivers import records as rec
+from taskharbor.drivers.contract import Driver
 from taskharbor.drivers.engine import bulk, operate, reserve, settle, tables
-from taskharbor.drivers.engine import inspect as engine_inspect
+from taskharbor.drivers.engine import inspect as engine
 from taskharbor.drivers.engine.tables import STATE_NUMBERS, Transaction, load
 from taskharbor.drivers.objectstore import archive, inspect
 from taskharbor.drivers.objectstore.archive import ARCHIVED, Entry, Loaded, entries
@@ -66,7 +55,7 @@ class ObjectStoreDriver(Driver):
     read, so nothing is lost, and they slow each other down. A broker in front of the store is the fast way for many.
     """
 
-    capabilities: ClassVar[Capabilities] = Capabilities()
+    capabilities: ClassVar[rec.Capabilities] = rec.Capabilities()
 
     def __init__(
         self,
@@ -84,7 +73,7 @@ class ObjectStoreDriver(Driver):
         self._turn = 0
         """Which shard a reservation begins with."""
         if is_in_memory:
-            self.capabilities = Capabilities(durable=False, multi_process=False)  # type: ignore[misc]
+            self.capabilities = rec.Capabilities(durable=False, multi_process=False)  # type: ignore[misc]
 
     # -- life ---------------------------------------------------------------------------------------------
 
@@ -152,7 +141,7 @@ class ObjectStoreDriver(Driver):
 
     # -- producing ----------------------------------------------------------------------------------------
 
-    async def _enqueue(self, call: op.Enqueue) -> list[Enqueued]:
+    async def _enqueue(self, call: op.Enqueue) -> list[rec.Enqueued]:
         store, records = self.store, call.records
         shards = [store.shard_of(record) for record in records]
         for shard in dict.fromkeys(shards):
@@ -160,7 +149,7 @@ class ObjectStoreDriver(Driver):
                 record for record, one in zip(records, shards, strict=True) if one is shard
             )
         await store.add_queues(shards)
-        answers: dict[int, Enqueued] = {}
+        answers: dict[int, rec.Enqueued] = {}
         for run in _runs(records, shards):
             elsewhere: dict[str, Shard] = {}
             if not call.new_ids or run.start > 0:
@@ -172,7 +161,7 @@ class ObjectStoreDriver(Driver):
                 if elsewhere.get(records[at].id, shards[at]) is shards[at]:
                     parts.setdefault(shards[at], []).append(at)
                 else:
-                    answers[at] = Enqueued(records[at].id, True)
+                    answers[at] = rec.Enqueued(records[at].id, True)
             first = take_numbers(len(run)) - run.start
             made = await asyncio.gather(
                 *(
@@ -225,59 +214,58 @@ class ObjectStoreDriver(Driver):
         return sorted(found, key=lambda job: (-job.priority, job.run_at_us, job.id))
 
     async def _extend_lease(self, call: op.ExtendLease) -> list[Lease | JobError]:
-        return await self._change_jobs(
+        return await self._ask(
             call.extensions,
             [one.job_id for one in call.extensions],
             lambda transaction, some: settle.extend_lease(transaction, some, call.lease_for, call.now),
-            lambda extension, state: JobNotInflight(extension.job_id),
+            lambda extension, job: JobNotInflight(job.id),
         )
 
     async def _settle(self, call: op.Settle) -> list[JobError | None]:
-        return await self._change_jobs(
+        return await self._ask(
             call.settlements,
             [one.job_id for one in call.settlements],
             lambda transaction, some: settle.settle(transaction, some, call.now),
-            lambda settlement, state: settle.settle_ended(settlement, STATE_NUMBERS[state]),
+            lambda settlement, job: settle.settle_ended(settlement, STATE_NUMBERS[job.state]),
         )
 
     async def _cancel(self, call: op.Cancel) -> list[JobState | JobError]:
-        return await self._change_jobs(
+        return await self._ask(
             call.job_ids,
             call.job_ids,
             lambda transaction, some: operate.cancel(transaction, some, call.now),
-            lambda job_id, state: state if state is JobState.CANCELLED else JobFinished(job_id),
+            lambda _, job: job.state if job.state is JobState.CANCELLED else JobFinished(job.id),
         )
 
     async def _requeue(self, call: op.Requeue) -> list[JobState | JobError]:
-        return await self._change_jobs(
+        return await self._ask(
             call.job_ids,
             call.job_ids,
             lambda transaction, some: operate.requeue(transaction, some, call.now),
-            lambda job_id, state: JobNotDead(job_id),
+            lambda _, job: JobNotDead(job.id),
         )
 
-    async def _change_jobs(
+    async def _ask(
         self,
         items: Sequence[I],
         job_ids: Sequence[str],
         step: Callable[[Transaction, list[I]], list[A]],
-        answer_for: Callable[[I, JobState], A],
+        answer_for: Callable[[I, JobRecord], A],
+        *,
+        looks: bool = False,
     ) -> list[A | JobNotFound]:
-        """Change jobs where they are. `step` gets the items for those that one shard has; `answer_for` answers for a job that
-        has left for a segment, which never changes."""
+        """Run a step on each shard that has some of the jobs, with the items for these. `answer_for` answers for a job that has
+        left for a segment, which never changes. `looks`: the step changes nothing."""
 
         async def ask(shard: Shard, at: list[int]) -> list[A]:
-            own = [items[one] for one in at]
-            answers = await shard.change(lambda transaction: step(transaction, own))
-            lost = [
-                job_ids[one]
-                for one, answer in zip(at, answers, strict=True)
-                if isinstance(answer, JobNotFound)
-            ]
+            own, ids = [items[one] for one in at], [job_ids[one] for one in at]
+            run = shard.look if looks else shard.change
+            answers = await run(lambda transaction: step(transaction, own))
+            lost = [id_ for id_, answer in zip(ids, answers, strict=True) if isinstance(answer, JobNotFound)]
             archived = await shard.archived(lost) if lost else {}
             return [
-                answer_for(items[one], archived[job_ids[one]].state) if job_ids[one] in archived else answer
-                for one, answer in zip(at, answers, strict=True)
+                answer_for(item, archived[id_]) if id_ in archived else answer
+                for item, id_, answer in zip(own, ids, answers, strict=True)
             ]
 
         return await self.store.by_id(job_ids, ask)
@@ -287,11 +275,8 @@ class ObjectStoreDriver(Driver):
 
         async def reclaim(shard: Shard) -> None:
             nonlocal ended
-            due, left = await shard.look(_next_expiry), call.limit - ended
-            if due is not None and due <= call.now and left > 0:
-                ended += await shard.change(
-                    lambda transaction: settle.reclaim(transaction, call.now, None, left)
-                )
+            left = call.limit - ended
+            ended += await shard.change(lambda transaction: settle.reclaim(transaction, call.now, None, left))
 
         await self.store.change_each(await self.store.shards(call.queue), reclaim)
         return ended
@@ -314,7 +299,7 @@ class ObjectStoreDriver(Driver):
             )
         )
 
-    async def _settings(self, call: op.Settings) -> QueueSettings:
+    async def _settings(self, call: op.Settings) -> rec.QueueSettings:
         first, *_ = self.store.shards_of(call.queue)
         return await first.look(lambda transaction: tables.settings_of(transaction, call.queue))
 
@@ -349,75 +334,66 @@ class ObjectStoreDriver(Driver):
         if selection.states is not None and not selection.states & ARCHIVED:
             return removed
         seen: set[str] = set()
-        while (left := limit - removed) > 0:
+
+        def some_segments(transaction: Transaction) -> tuple[None, list[Entry]]:
             # Segments may be merged meanwhile: the one that they have become has another name.
-            names = [one.name for one in await shard.look(entries) if one.jobs and one.name not in seen]
-            some = frozenset(names[:_AT_ONCE])
-            if not some:
+            return None, [one for one in entries(transaction) if one.jobs and one.name not in seen][:_AT_ONCE]
+
+        while (left := limit - removed) > 0:
+            _, segments = await shard.look_with(some_segments)
+            if not segments:
                 break
-            seen |= some
-
-            def needs(transaction: Transaction, some: frozenset[str] = some) -> list[Entry]:
-                return [entry for entry in entries(transaction) if entry.name in some and entry.jobs]
-
-            def step(transaction: Transaction, loaded: Loaded, left: int = left) -> int:
-                wanted = left
-                for entry in needs(transaction):
-                    segment = loaded[entry.name]
-                    found = archive.find_jobs(entry, segment, selection, left)
-                    left -= len(archive.remove(transaction, entry, segment, [job.id for _, job in found]))
-                return wanted - left
-
-            removed += await shard.change_with(needs, step)
+            seen.update(entry.name for entry, _ in segments)
+            found = [job.id for one in segments for _, job in archive.find_jobs(*one, selection, left)][:left]
+            # Jobs in segments never change.
+            gone = await shard.change_with(
+                lambda transaction, found=found: holding_jobs(transaction, found),  # type: ignore[misc]
+                lambda transaction, loaded, found=found: _remove_archived(transaction, loaded, found),  # type: ignore[misc]
+            )
+            removed += len(gone)
         return removed
 
     async def _remove(self, call: op.Remove) -> list[JobState | JobError]:
         async def ask(shard: Shard, at: list[int]) -> list[JobState | JobError]:
             own = [call.job_ids[one] for one in at]
 
-            def needs(transaction: Transaction) -> list[Entry]:
+            def elsewhere(transaction: Transaction) -> list[str]:
                 here = known_ids(transaction, own)
-                return holding_jobs(transaction, [job_id for job_id in own if job_id not in here])
+                return [job_id for job_id in own if job_id not in here]
 
             def step(transaction: Transaction, loaded: Loaded) -> list[JobState | JobError]:
-                archived: dict[str, JobState] = {}
-                for entry in needs(transaction):
-                    archived |= archive.remove(transaction, entry, loaded[entry.name], own)
+                archived = _remove_archived(transaction, loaded, elsewhere(transaction))
                 answers = bulk.remove(transaction, own)
                 return [archived.get(job_id, answer) for job_id, answer in zip(own, answers, strict=True)]
 
-            return await shard.change_with(needs, step)
+            return await shard.change_with(
+                lambda transaction: holding_jobs(transaction, elsewhere(transaction)), step
+            )
 
         return await self.store.by_id(call.job_ids, ask)
 
     # -- inspection ---------------------------------------------------------------------------------------
 
     async def _get(self, call: op.Get) -> list[JobRecord | None]:
-        async def ask(shard: Shard, at: list[int]) -> list[JobRecord | JobNotFound]:
-            own = [call.job_ids[one] for one in at]
-            found = await shard.look(lambda transaction: engine_inspect.get(transaction, own, call.now))
-            lost = [job_id for job_id, job in zip(own, found, strict=True) if job is None]
-            archived = await shard.archived(lost) if lost else {}
-            return [
-                job or archived.get(job_id) or JobNotFound(job_id)
-                for job_id, job in zip(own, found, strict=True)
-            ]
+        def step(transaction: Transaction, job_ids: list[str]) -> list[JobRecord | JobNotFound]:
+            found = engine.get(transaction, job_ids, call.now)
+            return [job or JobNotFound(job_id) for job_id, job in zip(job_ids, found, strict=True)]
 
-        answers = await self.store.by_id(call.job_ids, ask)
+        answers = await self._ask(call.job_ids, call.job_ids, step, lambda _, job: job, looks=True)
         return [answer if isinstance(answer, JobRecord) else None for answer in answers]
 
-    async def _list_jobs(self, call: op.ListJobs) -> Page:
+    async def _list_jobs(self, call: op.ListJobs) -> rec.Page:
         shards = await self.store.shards(call.selection.queue)
         return await inspect.list_jobs(shards, self.catalog.store_id, call)
 
-    async def _stats(self, call: op.Stats) -> list[QueueStats]:
+    async def _stats(self, call: op.Stats) -> list[rec.QueueStats]:
         queues = sorted(await self.catalog.queues()) if call.queue is None else [call.queue]
         found = await asyncio.gather(*(inspect.stats(self.store.shards_of(one), call.now) for one in queues))
         if call.queue is not None and found[0] is None:
-            return [QueueStats(queue=call.queue, counts=dict.fromkeys(JobState, 0))]
+            return [rec.QueueStats(queue=call.queue, counts=dict.fromkeys(JobState, 0))]
         return [one for one in found if one is not None]
 
-    async def _read_attempts(self, call: op.ReadAttempts) -> AttemptPage:
+    async def _read_attempts(self, call: op.ReadAttempts) -> rec.AttemptPage:
         return await inspect.read_attempts(await self.store.shards(), self.catalog.store_id, call)
 
     async def _job_attempts(self, call: op.JobAttempts) -> list[Attempt]:
@@ -425,10 +401,10 @@ class ObjectStoreDriver(Driver):
 
     # -- in bulk ------------------------------------------------------------------------------------------
 
-    async def _log_streams(self, call: op.LogStreams) -> LogState:
+    async def _log_streams(self, call: op.LogStreams) -> rec.LogState:
         return await inspect.log_streams(await self.store.shards(), self.catalog.store_id)
 
-    async def _read_log(self, call: op.ReadLog) -> LogPage:
+    async def _read_log(self, call: op.ReadLog) -> rec.LogPage:
         return await inspect.read_log(self._shard_of_stream(call.stream), call)
 
     async def _split_log(self, call: op.SplitLog) -> list[int]:
@@ -442,7 +418,7 @@ class ObjectStoreDriver(Driver):
             )
         return self.store.shards_of(queue)[int(number)]
 
-    async def _split_jobs(self, call: op.SplitJobs) -> list[JobShare]:
+    async def _split_jobs(self, call: op.SplitJobs) -> list[rec.JobShare]:
         queues = await self.catalog.queues() if call.queue is None else [call.queue]
         shards = {queue: self.store.shards_of(queue) for queue in queues}
         return await inspect.split_jobs(shards, self.catalog.store_id, call.parts)
@@ -515,7 +491,7 @@ class ObjectStoreDriver(Driver):
 
     # -- waiting ------------------------------------------------------------------------------------------
 
-    async def _wait(self, call: op.Wait) -> Woken:
+    async def _wait(self, call: op.Wait) -> rec.Woken:
         return await wait(self.store, call)
 
 
@@ -532,13 +508,16 @@ def _runs(records: Sequence[JobRecord], shards: list[Shard]) -> list[range]:
     return runs
 
 
+def _remove_archived(transaction: Transaction, loaded: Loaded, job_ids: Sequence[str]) -> dict[str, JobState]:
+    """Remove jobs from segments; the states of those that were there, by id."""
+    removed: dict[str, JobState] = {}
+    for entry in holding_jobs(transaction, job_ids):
+        removed |= archive.remove(transaction, entry, loaded[entry.name], job_ids)
+    return removed
+
+
 def _has_work(transaction: Transaction, now: Micros) -> bool:
     return transaction.connection.execute(_SQL["has_work"], {"now": now}).fetchone() is not None
-
-
-def _next_expiry(transaction: Transaction) -> Micros | None:
-    due: Micros | None = transaction.connection.execute(_SQL["next_expiry"]).fetchone()[0]
-    return due
 
 
 def _plain(stored: bytes) -> bytes:

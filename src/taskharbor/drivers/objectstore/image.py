@@ -56,12 +56,7 @@ class Image:
         """`data`: as `serialize` gave it; empty for a queue that nobody has used."""
         self.touched = False
         self.connection = connect(data or empty())
-        migrate(self.connection, where)
-        for (name,) in self.connection.execute(_SQL["queues"]):
-            if name != queue:
-                raise BackendUnavailable(
-                    f"{where} holds queue {name!r} and belongs to {queue!r}: restore its own object"
-                )
+        check(self.connection, where, queue)
 
     def __del__(self) -> None:
         self.connection.close()
@@ -92,11 +87,11 @@ class Image:
     def look(self, function: Callable[[Transaction], R]) -> R:
         return function(Transaction(self.connection))
 
-    def news(self) -> tuple[int, bool, bool]:
+    def news(self, ended: int) -> tuple[int, bool, bool]:
         """The version, which grows whenever something may have become runnable and is the same in every process; whether the
-        outbox holds something; and whether anything has ended, so that compaction may be due."""
-        version, has_notices, has_history = self.connection.execute(_SQL["news"]).fetchone()
-        return version, bool(has_notices), bool(has_history)
+        outbox holds something; and whether so many jobs or rows have ended, or some have before, that compaction may be due."""
+        found: tuple[int, bool, bool] = self.connection.execute(_SQL["news"], {"skip": ended - 1}).fetchone()
+        return found
 
     def outbox(self) -> list[JobRecord]:
         """Jobs for other queues that have not arrived there yet."""
@@ -123,13 +118,18 @@ def connect(data: bytes = b"") -> sqlite3.Connection:
     return connection
 
 
-def migrate(connection: sqlite3.Connection, where: str) -> None:
-    """Give a database the schema of this version."""
+def check(connection: sqlite3.Connection, where: str, queue: str) -> None:
+    """Give a database the schema of this version. Raises SchemaMismatch, or BackendUnavailable where it is another queue's."""
     missing = schema.pending(connection, where, _known())
     if missing:
         connection.execute("BEGIN")
         schema.apply(connection, missing)
         connection.execute("COMMIT")
+    for (name,) in connection.execute(_SQL["queues"]):
+        if name != queue:
+            raise BackendUnavailable(
+                f"{where} holds queue {name!r} and belongs to {queue!r}: restore its own object"
+            )
 
 
 @cache
@@ -141,7 +141,7 @@ def _known() -> tuple[Migration, ...]:
 def empty() -> bytes:
     """The image of a queue that nobody has used."""
     connection = connect()
-    migrate(connection, "")
+    check(connection, "", "")
     data = connection.serialize()
     connection.close()
     return data

@@ -17,16 +17,7 @@ from itertools import accumulate, islice, pairwise, takewhile
 import msgspec
 
 from taskharbor.drivers import operations as op
-from taskharbor.drivers.contract import (
-    AttemptPage,
-    JobFilter,
-    JobShare,
-    LogPage,
-    LogState,
-    LogStream,
-    Page,
-    QueueStats,
-)
+from taskharbor.drivers import records as rec
 from taskharbor.drivers.engine import inspect as engine
 from taskharbor.drivers.engine.tables import Transaction, load
 from taskharbor.drivers.objectstore import archive
@@ -43,7 +34,7 @@ _STEPS = 64
 # -- jobs -----------------------------------------------------------------------------------------------------
 
 
-async def list_jobs(shards: list[Shard], store_id: str, call: op.ListJobs) -> Page:
+async def list_jobs(shards: list[Shard], store_id: str, call: op.ListJobs) -> rec.Page:
     """Numbers follow time between queues, so they are the order of the whole store; a cursor is the last one and its shard."""
     before, behind = (engine.FOREVER, "") if call.cursor is None else _parsed(call.cursor, store_id)
     end = (0, "") if call.selection.until is None else _parsed(call.selection.until, store_id)
@@ -60,13 +51,13 @@ async def list_jobs(shards: list[Shard], store_id: str, call: op.ListJobs) -> Pa
     page = found[: call.limit]
     jobs = [job for _, job in page]
     if len(found) <= call.limit:
-        return Page(jobs, None)
+        return rec.Page(jobs, None)
     (number, name), _ = page[-1]
-    return Page(jobs, _cursor(store_id, number, name))
+    return rec.Page(jobs, _cursor(store_id, number, name))
 
 
 async def _list_shard(
-    shard: Shard, selection: JobFilter, now: Micros, limit: int, before: int
+    shard: Shard, selection: rec.JobFilter, now: Micros, limit: int, before: int
 ) -> list[tuple[int, JobRecord]]:
     """The newest accepted first. A segment is read when the page has come to its newest job, or may come to it soon."""
     is_archived = selection.states is None or bool(selection.states & ARCHIVED)
@@ -110,8 +101,8 @@ def _parsed(cursor: str, store_id: str) -> tuple[int, str]:
     return int(number), name
 
 
-async def stats(shards: Sequence[Shard], now: Micros) -> QueueStats | None:
-    """Of one queue; None: nobody ever used it. Counters go on counting the jobs that have left for segments."""
+async def stats(shards: Sequence[Shard], now: Micros) -> rec.QueueStats | None:
+    """The counters of one queue; None: nobody ever used it. Counters go on counting the jobs that have left for segments."""
     parts = await asyncio.gather(
         *(shard.look(lambda transaction: engine.stats(transaction, now, None)) for shard in shards)
     )
@@ -142,7 +133,7 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(LogCursor).decode
 
 
-async def read_attempts(shards: Sequence[Shard], store_id: str, call: op.ReadAttempts) -> AttemptPage:
+async def read_attempts(shards: Sequence[Shard], store_id: str, call: op.ReadAttempts) -> rec.AttemptPage:
     positions = {} if call.after is None else _parsed_log_cursor(call.after, store_id)
 
     async def part(shard: Shard) -> list[tuple[int, str, int, Attempt]]:
@@ -155,7 +146,7 @@ async def read_attempts(shards: Sequence[Shard], store_id: str, call: op.ReadAtt
     for number, queue, shard, _ in page:
         positions[queue, shard] = number
     cursor = LogCursor(store_id, [(*shard, number) for shard, number in sorted(positions.items())])
-    return AttemptPage(
+    return rec.AttemptPage(
         [row[-1] for row in page], base64.urlsafe_b64encode(_encode(cursor)).decode().rstrip("=")
     )
 
@@ -217,14 +208,14 @@ async def job_attempts(shards: Sequence[Shard], job_id: str) -> list[Attempt]:
     return sorted((row for rows in found for row in rows), key=lambda attempt: attempt.seq)
 
 
-async def log_streams(shards: Sequence[Shard], store_id: str) -> LogState:
+async def log_streams(shards: Sequence[Shard], store_id: str) -> rec.LogState:
     """Every image of a queue follows another: the last number of one that has landed is the end of its log."""
 
-    async def stream(shard: Shard) -> LogStream:
+    async def stream(shard: Shard) -> rec.LogStream:
         last, trimmed = await shard.look(
             lambda transaction: transaction.connection.execute(_SQL["log_marks"]).fetchone()
         )
-        return LogStream(
+        return rec.LogStream(
             name=shard.name,
             queue=shard.queue,
             last=shard.public_number(last),
@@ -232,12 +223,12 @@ async def log_streams(shards: Sequence[Shard], store_id: str) -> LogState:
             is_dense=False,
         )
 
-    return LogState(store_id, await asyncio.gather(*map(stream, shards)))
+    return rec.LogState(store_id, await asyncio.gather(*map(stream, shards)))
 
 
-async def read_log(shard: Shard, call: op.ReadLog) -> LogPage:
+async def read_log(shard: Shard, call: op.ReadLog) -> rec.LogPage:
     found = await _rows(shard, shard.own_number(call.after), shard.own_number(call.until), call.limit)
-    return LogPage(found, found[-1].seq if len(found) == call.limit else call.until)
+    return rec.LogPage(found, found[-1].seq if len(found) == call.limit else call.until)
 
 
 # -- shares ---------------------------------------------------------------------------------------------------
@@ -258,7 +249,7 @@ async def split_log(shard: Shard, call: op.SplitLog) -> list[int]:
     return [shard.public_number(number) for number in cuts if after < number < until]
 
 
-async def split_jobs(shards: Mapping[str, Sequence[Shard]], store_id: str, parts: int) -> list[JobShare]:
+async def split_jobs(shards: Mapping[str, Sequence[Shard]], store_id: str, parts: int) -> list[rec.JobShare]:
     """Queue by queue: a listing of several reads a page of each."""
 
     def step(transaction: Transaction) -> list[tuple[int, int]]:
@@ -272,12 +263,12 @@ async def split_jobs(shards: Mapping[str, Sequence[Shard]], store_id: str, parts
         points_of = await asyncio.gather(*(shard.look(step) for shard in own))
         found.append((queue, sorted(point for points in points_of for point in points)))
     total = sum(count for _, points in found for _, count in points)
-    shares: list[JobShare] = []
+    shares: list[rec.JobShare] = []
     for queue, points in found:
         size = sum(count for _, count in points)
         inner = _cuts(points, max(1, round(parts * size / total))) if size else []
         cursors = [None, *(_cursor(store_id, number) for number in reversed(inner)), None]
-        shares += [JobShare(queue=queue, after=low, until=high) for low, high in pairwise(cursors)]
+        shares += [rec.JobShare(queue=queue, after=low, until=high) for low, high in pairwise(cursors)]
     return shares
 
 

@@ -1,4 +1,4 @@
-"""Who leads: one broker at a time holds the store's state in memory and answers from it; others stand by.
+"""Leadership: one broker at a time holds the store's state in memory and answers from it; others stand by.
 
 No two clocks are ever compared. A leader renews by writing the catalog, and believes in its own term only until a term after
 its last renewal *began*. A standby takes over when the catalog has shown no renewal for a whole term of its own clock, which
@@ -74,7 +74,7 @@ def steady_us() -> Micros:
 
 
 class Led(Protocol):
-    """What is led: a driver that keeps the state of all queues in memory while it has a term."""
+    """A driver that can lead: it keeps the state of all queues in memory while it has a term."""
 
     @property
     def catalog(self) -> Catalog: ...
@@ -90,14 +90,10 @@ class LeaderTerm:
     """A term that lasts as long as it is renewed in time."""
 
     def __init__(self, epoch: int, length: Micros, monotonic: Callable[[], Micros]) -> None:
-        self._epoch = epoch
+        self.epoch = epoch
         self._length = length
         self._monotonic = monotonic
         self._began: Micros | None = None
-
-    @property
-    def epoch(self) -> int:
-        return self._epoch
 
     def is_valid(self) -> bool:
         return self._began is not None and self._monotonic() - self._began < self._length
@@ -108,10 +104,6 @@ class LeaderTerm:
 
     def end(self) -> None:
         self._began = None
-
-
-class NotTaken(Exception):
-    """Somebody else was quicker, or the leader lives."""
 
 
 class Leadership:
@@ -150,7 +142,7 @@ class Leadership:
 
     @property
     def is_leader(self) -> bool:
-        """Whether calls may be answered here now."""
+        """True while calls may be answered here."""
         return self._leads.is_set() and self._term is not None and self._term.is_valid()
 
     @property
@@ -194,11 +186,11 @@ class Leadership:
         """Until something is due: a renewal, a look, or the end of another's term."""
         rest = self._length // 3
         if self._term is None and self._leader is not None:
-            rest = min(rest, self._seen_since + _patience_with(self._leader) - self._monotonic())
+            rest = min(rest, self._seen_since + _longest_silence(self._leader) - self._monotonic())
         return max(rest, 1000)
 
     async def take_step(self) -> None:
-        """What is due now: renew, or look whether there is a leader, and take over if not."""
+        """Do what is due now: renew, or look whether there is a leader, and take over if not."""
         try:
             await self._catalog.open()
             if self._term is None:
@@ -244,7 +236,7 @@ class Leadership:
         if (
             leader is None
             or leader.id == self.id
-            or self._monotonic() - self._seen_since >= _patience_with(leader)
+            or self._monotonic() - self._seen_since >= _longest_silence(leader)
         ):
             await self._take(epoch, leader)
 
@@ -255,14 +247,14 @@ class Leadership:
         began = self._monotonic()
         # The catalog's object carries the new epoch from this write on.
         catalog.object.lead(term)
+        queues: list[str] | None = None
         try:
             queues = await catalog.object.change(lambda state: _take_over(state, epoch, leader, mine))
-        except NotTaken:
-            catalog.object.lead(None)
+        finally:
+            if queues is None:
+                catalog.object.lead(None)
+        if queues is None:
             return
-        except BaseException:
-            catalog.object.lead(None)
-            raise
         term.renewed(began)
         self._term, self._leader = term, mine
         _log.info("leading from now on, epoch %d, once all %d queues know it", term.epoch, len(queues))
@@ -334,16 +326,17 @@ class Leadership:
         self.lost.set()
 
 
-def _patience_with(leader: Leader) -> Micros:
+def _longest_silence(leader: Leader) -> Micros:
     """How long a leader may be silent. A little more than its term: no two clocks run at quite the same rate."""
     return leader.term_us + leader.term_us // 10
 
 
-def _take_over(state: CatalogState, epoch: int, seen: Leader | None, mine: Leader) -> list[str]:
-    """Where the catalog is still as it was seen; a renewal that came in between keeps its leader in office."""
+def _take_over(state: CatalogState, epoch: int, seen: Leader | None, mine: Leader) -> list[str] | None:
+    """The queues there are. None, and nothing is changed, where the catalog is not as it was seen any more: somebody else was
+    quicker, or a renewal that came in between keeps its leader in office."""
     entries = state.made()
     if entries.epoch != epoch or entries.leader != seen:
-        raise NotTaken
+        return None
     entries.epoch = epoch + 1
     state.set_leader(mine)
     return list(entries.queues)

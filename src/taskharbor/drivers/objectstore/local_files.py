@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
-from taskharbor.drivers.objectstore.blobs import UNCHANGED, Blob, Blobs, Data, Refused, Unchanged, Version
+from taskharbor.drivers.objectstore.blobs import Blob, Blobs, Data, Refused, Version
 from taskharbor.errors import BackendUnavailable, InvalidRequest
 
 if sys.platform != "win32":
@@ -33,6 +33,8 @@ _TAG = 16
 _HEAD = len(_MAGIC) + _TAG
 _PRIVATE = ".taskharbor"
 """Locks and unfinished files: one folder, so that a listing never meets them."""
+_ANYTHING = "*"
+"""Instead of an expected version: whatever is there."""
 _LOCKS = 64
 _ABANDONED_AFTER = 3600.0
 _LOCK_WITHIN = 10.0
@@ -65,13 +67,9 @@ class LocalFiles(Blobs):
     async def read(self, name: str) -> Blob | None:
         return await self._in_thread(lambda: self._read(self._path(name)))
 
-    async def read_if_changed(self, name: str, known: Version) -> Blob | Unchanged | None:
+    async def read_if_changed(self, name: str, known: Version) -> Blob | None:
         path = self._path(name)
-
-        def compare_first() -> Blob | Unchanged | None:
-            return UNCHANGED if self._tag(path) == known.tag else self._read(path)
-
-        return await self._in_thread(compare_first)
+        return await self._in_thread(lambda: None if self._tag(path) == known.tag else self._read(path))
 
     async def read_start(self, name: str, size: int) -> bytes | None:
         blob = await self._in_thread(lambda: self._read(self._path(name), size))
@@ -81,7 +79,7 @@ class LocalFiles(Blobs):
         return await self._in_thread(lambda: self._write(name, data, None if known is None else known.tag))
 
     async def put(self, name: str, data: bytes) -> None:
-        await self._in_thread(lambda: self._overwrite(name, data))
+        await self._in_thread(lambda: self._write(name, data, _ANYTHING))
 
     async def delete(self, names: Sequence[str]) -> None:
         paths = [self._path(name) for name in names]
@@ -119,29 +117,23 @@ class LocalFiles(Blobs):
             )
         return self._root.joinpath(*parts)
 
-    def _read(self, path: Path, size: int = -1) -> Blob | None:
-        try:
-            with path.open("rb") as file:
-                head = file.read(_HEAD)
-                data = file.read(size)
-        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
-            return None
-        return Blob(data, Version(self._checked(path, head)))
-
     def _tag(self, path: Path) -> str | None:
+        blob = self._read(path, 0)
+        return None if blob is None else blob.version.tag
+
+    def _read(self, path: Path, size: int = -1) -> Blob | None:
+        """The object, or so many bytes of it."""
         try:
             with path.open("rb", buffering=0) as file:
                 head = file.read(_HEAD)
+                data = file.read(size) if size else b""
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
             return None
-        return self._checked(path, head)
-
-    def _checked(self, path: Path, head: bytes) -> str:
         if len(head) != _HEAD or not head.startswith(_MAGIC):
             raise BackendUnavailable(
                 f"{path} is damaged, or was not written by TaskHarbor: restore it, or name a folder that is TaskHarbor's own"
             )
-        return head[len(_MAGIC) :].hex()
+        return Blob(data, Version(head[len(_MAGIC) :].hex()))
 
     def _walk(self, prefix: str) -> Iterator[str]:
         top = self._path(prefix) if prefix else self._root
@@ -162,27 +154,19 @@ class LocalFiles(Blobs):
         self._compare(name, path, expected)
         tag = secrets.token_bytes(_TAG)
         prepared = self._prepare(path, tag, data)
-        self._rename(name, prepared, lambda: self._compare(name, path, expected))
-        return Version(tag.hex())
-
-    def _overwrite(self, name: str, data: bytes) -> None:
-        prepared = self._prepare(self._path(name), secrets.token_bytes(_TAG), data)
-        self._rename(name, prepared, lambda: None)
-
-    def _rename(self, name: str, prepared: Path, check: Callable[[], None]) -> None:
-        path = self._path(name)
         try:
             with self._locked(name):
-                check()
+                self._compare(name, path, expected)
                 os.rename(prepared, path)
         except BaseException:
             prepared.unlink(missing_ok=True)
             raise
         # Not under the lock: whoever builds on this rename brings it to the disk with its own.
         self._sync_folder(path.parent)
+        return Version(tag.hex())
 
     def _compare(self, name: str, path: Path, expected: str | None) -> None:
-        if self._tag(path) != expected:
+        if expected != _ANYTHING and self._tag(path) != expected:
             raise Refused(f"{self.where(name)} has another version")
 
     def _prepare(self, path: Path, tag: bytes, data: Data) -> Path:

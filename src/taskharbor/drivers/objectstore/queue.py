@@ -179,13 +179,15 @@ class Shard:
     # -- in the background --------------------------------------------------------------------------------
 
     def _on_news(self, image: Image) -> None:
-        version, has_notices, has_history = image.news()
+        options = self._store.options
+        ended = options.segment_rows if self.state.size < options.segment_bytes else 1
+        version, has_notices, may_be_compacted = image.news(ended)
         if version != self._notified_of:
             self._notified_of = version
             self._store.notifications.notify((self.queue,))
         if has_notices and not self._store.reads_only:
             self._start_delivery()
-        if has_history and not self._store.reads_only:
+        if may_be_compacted and not self._store.reads_only:
             self.compaction.consider(image)
 
     def _start_delivery(self) -> asyncio.Task[None]:
@@ -325,7 +327,7 @@ class Store:
         return [self._shard(queue, number) for number in range(self.catalog.shards)]
 
     async def shards(self, queue: str | None = None) -> list[Shard]:
-        """Of one queue, or of all there are."""
+        """The shards of one queue, or of all there are."""
         queues = await self.catalog.queues() if queue is None else [queue]
         return [shard for name in queues for shard in self.shards_of(name)]
 

@@ -17,8 +17,11 @@ SELECT name FROM loose_segments WHERE CASE WHEN is_begun THEN since <= ?1 ELSE s
 -- name: begin
 INSERT INTO loose_segments (name, is_begun, since) VALUES (?, 1, ?)
 
+-- name: is_begun
+SELECT 1 FROM loose_segments WHERE name = ? AND is_begun
+
 -- name: end
-DELETE FROM loose_segments WHERE name = ? AND is_begun
+DELETE FROM loose_segments WHERE name = ?
 
 -- name: abandon
 UPDATE loose_segments SET is_begun = 0, since = 0 WHERE is_begun AND name IN (SELECT value FROM json_each(?))

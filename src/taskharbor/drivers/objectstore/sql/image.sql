@@ -13,8 +13,9 @@ DELETE FROM outbox WHERE id IN (SELECT value FROM json_each(?))
 
 -- name: news
 SELECT coalesce(sum(stirred), 0), EXISTS (SELECT 1 FROM outbox),
-    EXISTS (SELECT 1 FROM attempts) OR EXISTS (SELECT 1 FROM segments) OR EXISTS (SELECT 1 FROM loose_segments)
-    OR EXISTS (SELECT 1 FROM jobs INDEXED BY jobs_ended WHERE finished_at IS NOT NULL)
+    EXISTS (SELECT 1 FROM segments) OR EXISTS (SELECT 1 FROM loose_segments)
+    OR EXISTS (SELECT 1 FROM attempts LIMIT 1 OFFSET :skip)
+    OR EXISTS (SELECT 1 FROM jobs INDEXED BY jobs_ended WHERE finished_at IS NOT NULL LIMIT 1 OFFSET :skip)
 FROM queues
 
 -- name: queues
@@ -31,9 +32,6 @@ SELECT id FROM jobs WHERE id IN (SELECT value FROM json_each(?))
 SELECT max(
     coalesce((SELECT max(seq) FROM attempts), 0), coalesce((SELECT max(last_row) FROM segments), 0), trimmed
 ), trimmed FROM log_marks
-
--- name: next_expiry
-SELECT min(expires_at) FROM jobs INDEXED BY jobs_leases WHERE state = 3 AND queue_id IN (SELECT id FROM queues)
 
 -- name: has_work
 SELECT 1 FROM queues
