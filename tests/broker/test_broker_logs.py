@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from broker_client import Client
 
-from taskharbor.broker.app import OPERATIONS
+from taskharbor.broker.app import ROUTES
 from taskharbor.broker.tokens import parse_token
 from taskharbor.drivers.operations import OPERATIONS as DRIVER_OPERATIONS
 from taskharbor.testing.broker import running_broker
@@ -40,7 +40,7 @@ def test_no_payload_no_secret_and_no_value_of_a_query_reaches_a_log(
     (other,) = client.claim(types=["u"])
     client.ok("POST", f"/v1/jobs/{other['id']}/complete", {"token": other["token"], "result": CANARY})
     client.ok("GET", f"/v1/jobs?key={CANARY}&worker={CANARY}&payload=true")
-    for operation in OPERATIONS:
+    for operation in ROUTES:
         path = operation.path.replace("{id}", "x").replace("{name}", "q")
         for body in ({"jobs": CANARY}, {CANARY: CANARY}, [CANARY], {"type": CANARY, "payload": CANARY}):
             client.ask(operation.method, path, body)

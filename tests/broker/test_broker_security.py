@@ -20,9 +20,9 @@ from broker_loops import PATIENCE, wait_until
 
 import taskharbor.broker.tokens as tokens
 from needing import Certificate
-from taskharbor.broker.app import OPERATIONS
+from taskharbor.broker.app import ROUTES
 from taskharbor.broker.gate import KnownHosts, Rates
-from taskharbor.broker.operations import Operation
+from taskharbor.broker.routes import Route
 from taskharbor.broker.serving import BoundedProtocol, check_exposure
 from taskharbor.broker.tokens import Guard, parse_token, parse_tokens, read_token_file
 from taskharbor.drivers.memory import MemoryDriver
@@ -83,7 +83,7 @@ def test_health_and_readiness_need_no_token(guarded: str) -> None:
         assert [client.get("/health").status, client.get("/ready").status] == [200, 200]
 
 
-NEEDED = [(one.method, one.path, one.scope) for one in OPERATIONS if not one.is_public] + [
+NEEDED = [(one.method, one.path, one.scope) for one in ROUTES if not one.is_public] + [
     ("POST", f"/v1/driver/{name}", call.scope) for name, call in DRIVER_OPERATIONS.items()
 ]
 
@@ -119,9 +119,9 @@ def test_lease_tokens_are_shown_to_workers_alone(guarded: str, name: str) -> Non
 
 
 def test_every_change_needs_more_than_to_look() -> None:
-    looks = [one for one in OPERATIONS if one.scope == "read"]
+    looks = [one for one in ROUTES if one.scope == "read"]
     assert all(one.method == "GET" for one in looks)
-    assert all(one.scope != "read" for one in OPERATIONS if one.method != "GET")
+    assert all(one.scope != "read" for one in ROUTES if one.method != "GET")
 
 
 def test_every_token_is_compared_whichever_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -573,8 +573,8 @@ def test_a_path_begins_no_line_of_its_own_in_an_error(caplog: pytest.LogCaptureF
 
 
 def test_the_table_of_operations_has_no_name_and_no_place_twice() -> None:
-    def places(operations: tuple[Operation, ...]) -> list[tuple[str, str]]:
+    def places(operations: tuple[Route, ...]) -> list[tuple[str, str]]:
         return [(one.method, one.path) for one in operations]
 
-    assert len({one.name for one in OPERATIONS}) == len(OPERATIONS)
-    assert len(set(places(OPERATIONS))) == len(OPERATIONS)
+    assert len({one.name for one in ROUTES}) == len(ROUTES)
+    assert len(set(places(ROUTES))) == len(ROUTES)

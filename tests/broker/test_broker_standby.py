@@ -9,7 +9,7 @@ import pytest
 from broker_client import Client
 from broker_loops import wait_until
 
-from taskharbor.broker.app import OPERATIONS
+from taskharbor.broker.app import ROUTES
 from taskharbor.broker.problems import LEADER_HEADER
 from taskharbor.drivers.memory import MemoryDriver
 from taskharbor.drivers.operations import OPERATIONS as DRIVER_OPERATIONS
@@ -52,7 +52,7 @@ def broker(election: Election) -> Iterator[RunningBroker]:
         yield broker
 
 
-CALLS = [(one.method, one.path) for one in OPERATIONS if not one.on_standby] + [
+CALLS = [(one.method, one.path) for one in ROUTES if not one.on_standby] + [
     ("POST", f"/v1/driver/{name}") for name in DRIVER_OPERATIONS
 ]
 

@@ -99,7 +99,7 @@ def test_every_operation_of_the_contract_is_there_and_has_a_scope() -> None:
     alone |= {"run", "open_to_read", "swap_blob"}
     assert set(op.OPERATIONS) == (methods - alone) | {"hello"}
     places = driver_places(Service(MemoryDriver()))
-    assert {place.path: place.needs.scope for place in places} == {
+    assert {place.path: place.scope for place in places} == {
         f"/v1/driver/{name}": call.scope for name, call in op.OPERATIONS.items()
     }
 

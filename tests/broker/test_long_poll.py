@@ -10,8 +10,8 @@ import pytest
 from broker_loops import PATIENCE, on_a_loop, rounds_until
 
 from taskharbor.broker.config import BrokerConfig
-from taskharbor.broker.long_poll import LongPolls
 from taskharbor.broker.problems import Problem
+from taskharbor.broker.service import LongPolls
 from taskharbor.clock import SystemClock
 from taskharbor.drivers.contract import Woken
 from taskharbor.drivers.memory import MemoryDriver
@@ -67,8 +67,8 @@ async def test_a_stir_between_two_waits_is_not_missed_by_anybody() -> None:
 async def test_a_queue_that_is_forgotten_is_watched_anew_and_misses_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("taskharbor.broker.long_poll.FORGET_AFTER", 0.0)
-    monkeypatch.setattr("taskharbor.broker.long_poll.LOOK_AGAIN", 0.001)
+    monkeypatch.setattr("taskharbor.broker.service.FORGET_AFTER", 0.0)
+    monkeypatch.setattr("taskharbor.broker.service.LOOK_AGAIN", 0.001)
     async with MemoryDriver() as driver:
         polls = long_polls_over(driver)
         seen = (await polls.wait(Wait(["default"], 0, 0, None))).seen
@@ -80,7 +80,7 @@ async def test_a_queue_that_is_forgotten_is_watched_anew_and_misses_nothing(
 @on_a_loop
 async def test_a_queue_that_nobody_waits_for_is_soon_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     """Names cost a caller nothing, and each look at the store takes time from all callers."""
-    monkeypatch.setattr("taskharbor.broker.long_poll.LOOK_AGAIN", 0.001)
+    monkeypatch.setattr("taskharbor.broker.service.LOOK_AGAIN", 0.001)
     async with MemoryDriver() as driver:
         polls = long_polls_over(driver)
         await polls.wait(Wait([f"queue-{number}" for number in range(256)], 0, 0, None))
@@ -108,7 +108,7 @@ async def test_more_waits_than_allowed_are_refused() -> None:
 @on_a_loop
 async def test_more_queues_than_allowed_are_not_watched(monkeypatch: pytest.MonkeyPatch) -> None:
     """Names cost a caller nothing, a watch costs the broker a task."""
-    monkeypatch.setattr("taskharbor.broker.long_poll.MOST_WATCHED", 2)
+    monkeypatch.setattr("taskharbor.broker.service.MOST_WATCHED", 2)
     async with MemoryDriver() as driver:
         polls = long_polls_over(driver)
         await polls.wait(Wait(["a", "b"], 0, 0, None))
@@ -120,7 +120,7 @@ async def test_more_queues_than_allowed_are_not_watched(monkeypatch: pytest.Monk
 
 @on_a_loop
 async def test_a_store_that_fails_is_waited_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("taskharbor.broker.long_poll.LOOK_AGAIN", 0.001)
+    monkeypatch.setattr("taskharbor.broker.service.LOOK_AGAIN", 0.001)
     failures = 3
 
     class Failing(MemoryDriver):
@@ -182,7 +182,7 @@ async def test_no_consumer_starves_whatever_the_order(seed: int) -> None:
 
 @on_a_loop
 async def test_a_queue_is_not_forgotten_while_a_client_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("taskharbor.broker.long_poll.LOOK_AGAIN", 0.001)
+    monkeypatch.setattr("taskharbor.broker.service.LOOK_AGAIN", 0.001)
 
     class Counting(MemoryDriver):
         looks = 0
@@ -196,7 +196,7 @@ async def test_a_queue_is_not_forgotten_while_a_client_waits(monkeypatch: pytest
         seen = await quiet(polls, None)
         waiting = asyncio.create_task(polls.wait(Wait(["default"], 0, PATIENCE, seen)))
         await rounds_until(lambda: polls.waiting == 1)
-        monkeypatch.setattr("taskharbor.broker.long_poll.FORGET_AFTER", 0.0)
+        monkeypatch.setattr("taskharbor.broker.service.FORGET_AFTER", 0.0)
         looks = driver.looks
         await rounds_until(lambda: driver.looks > looks + 2)
         now = SystemClock().now()

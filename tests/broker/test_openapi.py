@@ -18,8 +18,7 @@ from schemathesis.specs.openapi.checks import (
     unsupported_method,
 )
 
-from taskharbor.broker.app import OPERATIONS
-from taskharbor.broker.openapi import document
+from taskharbor.broker.app import ROUTES, openapi_document
 from taskharbor.testing.broker import running_broker
 
 SECRET = "schemathesis-secret-0123456789"
@@ -32,7 +31,7 @@ CHECKS = [
     negative_data_rejection,
     unsupported_method,
 ]
-schema = schemathesis.openapi.from_dict(document(OPERATIONS))
+schema = schemathesis.openapi.from_dict(openapi_document(ROUTES))
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from taskharbor.broker.response_models import Leader
+from taskharbor.broker.models import Leader
 from taskharbor.testing.broker import BrokerProcess, broker_process
 from taskharbor_testkit.servers.process import HOST, free_port
 

@@ -1,31 +1,30 @@
-"""Makes the broker's application of a driver: every path with its handler, behind the gate."""
+"""Makes the broker's application of a driver: every path with its handler, behind the gate; and describes it.
+
+The OpenAPI 3.1 document is made from the same table and the same models that answer.
+"""
 
 from __future__ import annotations
 
+import functools
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+import taskharbor
 from taskharbor.broker import job_routes, operator_routes  # noqa: F401
 from taskharbor.broker.calls import driver_places
 from taskharbor.broker.config import BrokerConfig
-from taskharbor.broker.gate import BrokerApp, Needs, Place
-from taskharbor.broker.openapi import encoded_document
-from taskharbor.broker.operations import JSON, OPERATIONS, place
-from taskharbor.broker.replays import Replays
+from taskharbor.broker.gate import BrokerApp, Place
+from taskharbor.broker.problems import CONTENT_TYPE, LEADER_HEADER, ProblemDocument
+from taskharbor.broker.replays import LONGEST_NAME, Replays
+from taskharbor.broker.routes import JSON, REQUEST_NAME, ROUTES, Route, place
 from taskharbor.broker.service import Candidacy, Service
 from taskharbor.clock import Clock
 from taskharbor.drivers.contract import Driver
-
-
-def _places(service: Service) -> list[Place]:
-    """Every path of the JSON API, as the modules with routes register them, and its own description."""
-    replays = Replays()
-
-    async def openapi(request: Request, names: dict[str, str]) -> Response:
-        return Response(encoded_document(tuple(OPERATIONS)), media_type=JSON)
-
-    document = Place("GET", "/openapi.json", Needs(on_standby=True), openapi)
-    return [*(place(operation, service, replays) for operation in OPERATIONS), document]
 
 
 def make_app(
@@ -36,4 +35,167 @@ def make_app(
 ) -> BrokerApp:
     """An application over any driver. `clock`: instead of the store's own time."""
     service = Service(driver, config, candidacy, clock)
-    return BrokerApp([*_places(service), *driver_places(service)], service)
+    replays = Replays()
+    places = [place(route, service, replays) for route in ROUTES]
+    document = Place("GET", "/openapi.json", _serve_document, on_standby=True)
+    return BrokerApp([*places, document, *driver_places(service)], service)
+
+
+async def _serve_document(request: Request, names: dict[str, str]) -> Response:
+    return Response(_encoded_document(), media_type=JSON)
+
+
+@functools.cache
+def _encoded_document() -> bytes:
+    return msgspec.json.encode(openapi_document(ROUTES))
+
+
+# -- the description ----------------------------------------------------------------------------------------
+
+_PHRASES = {
+    200: "It worked.",
+    201: "Stored.",
+    400: "The body is not JSON.",
+    401: "No token, or a wrong one.",
+    403: "The token lacks a scope, or a foreign page sent the request.",
+    404: "No such job.",
+    408: "The body did not come in time.",
+    409: "The job is not in a state for this; nothing was changed.",
+    413: "Too many bytes or too many items.",
+    415: "The body is not declared as JSON.",
+    421: "Another broker leads, or the Host header names an unknown host.",
+    422: "The request cannot be honoured; nothing was changed.",
+    429: "Too many requests; Retry-After says when to come back.",
+    503: "The store does not answer, or the broker is stopping.",
+}
+_ALWAYS = (401, 403, 421, 422, 429, 503)
+_WITH_BODY = (400, 408, 413, 415)
+
+_REQUEST_NAME_PARAMETER = {
+    "name": REQUEST_NAME,
+    "in": "header",
+    "required": False,
+    "description": "A name of your own for this request. Asked again under it within a minute, the broker gives the same answer.",
+    "schema": {"type": "string", "minLength": 1, "maxLength": LONGEST_NAME},
+}
+
+DESCRIPTION = (
+    "A leased job queue behind HTTP. Times are RFC 3339 in UTC, durations are seconds. Every answer that is not a success is "
+    "application/problem+json with a stable code. The broker's own clock is the time: no request carries one."
+)
+
+
+def openapi_document(routes: Sequence[Route]) -> dict[str, Any]:
+    types = _types(routes)
+    schemas, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
+    by_type = dict(zip(types, schemas, strict=True))
+    paths: dict[str, Any] = {}
+    for route in routes:
+        paths.setdefault(route.path, {})[route.method.lower()] = _described(route, by_type, components)
+    queries = {route.query.__name__ for route in routes if route.query is not None}
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "TaskHarbor broker", "version": taskharbor.__version__, "description": DESCRIPTION},
+        "tags": [{"name": name} for name in dict.fromkeys(route.tag for route in routes)],
+        "paths": paths,
+        "components": {
+            "schemas": {name: schema for name, schema in components.items() if name not in queries},
+            "securitySchemes": {
+                "token": {"type": "http", "scheme": "bearer", "description": "The secret part of a token."}
+            },
+        },
+    }
+
+
+def _types(routes: Sequence[Route]) -> list[Any]:
+    types: dict[Any, None] = {ProblemDocument: None}
+    for one in routes:
+        for used in (one.body, *one.body_choices, one.query, one.answer, *(body for _, body in one.answers)):
+            if used is not None:
+                types[used] = None
+    return list(types)
+
+
+def _described(route: Route, schemas: dict[Any, Any], components: dict[str, Any]) -> dict[str, Any]:
+    described: dict[str, Any] = {
+        "operationId": route.name,
+        "summary": route.summary,
+        "tags": [route.tag],
+        "responses": _responses(route, schemas),
+    }
+    if not route.is_public:
+        described["security"] = [{"token": []}]
+        described["description"] = (
+            "Any token may call this."
+            if route.scope == "read"
+            else f"Needs a token with the scope {route.scope}."
+        )
+    parameters = [_path_parameter(name) for name in re.findall(r"\{(\w+)\}", route.path)]
+    if route.query is not None:
+        parameters += _query_parameters(components[route.query.__name__])
+    if route.still_holds is not None:
+        parameters.append(_REQUEST_NAME_PARAMETER)
+    if parameters:
+        described["parameters"] = parameters
+    bodies = route.body_choices or (() if route.body is None else (route.body,))
+    if bodies:
+        described["requestBody"] = {
+            "required": not route.is_body_optional,
+            "content": {JSON: {"schema": _any_of([schemas[body] for body in bodies])}},
+        }
+    return described
+
+
+def _responses(route: Route, schemas: dict[Any, Any]) -> dict[str, Any]:
+    bodies: dict[int, list[Any]] = {}
+    for status, answer in ((route.status, route.answer), *route.answers):
+        bodies.setdefault(status, []).append(schemas[answer])
+    responses: dict[str, Any] = {
+        str(status): {"description": _PHRASES[status], "content": {JSON: {"schema": _any_of(found)}}}
+        for status, found in bodies.items()
+    }
+    has_body = route.body is not None or route.body_choices
+    problems = {
+        *(_ALWAYS if not route.is_public else (421, 422)),
+        *route.problems,
+        *(_WITH_BODY if has_body else ()),
+    }
+    if route.path.startswith("/v1/"):
+        problems.add(404)
+    for status in sorted(problems - bodies.keys()):
+        response: dict[str, Any] = {
+            "description": _PHRASES[status],
+            "content": {CONTENT_TYPE: {"schema": schemas[ProblemDocument]}},
+        }
+        if status in (429, 503):
+            response["headers"] = {"Retry-After": {"schema": {"type": "string"}, "description": "Seconds."}}
+        elif status == 421:
+            response["headers"] = {
+                LEADER_HEADER: {
+                    "schema": {"type": "string"},
+                    "description": "The leader's URL, where one is known.",
+                }
+            }
+        responses[str(status)] = response
+    return responses
+
+
+def _any_of(schemas: Sequence[Any]) -> Any:
+    return schemas[0] if len(schemas) == 1 else {"anyOf": list(schemas)}
+
+
+def _path_parameter(name: str) -> dict[str, Any]:
+    return {
+        "name": name,
+        "in": "path",
+        "required": True,
+        "schema": {"type": "string", "minLength": 1, "maxLength": 200},
+    }
+
+
+def _query_parameters(schema: dict[str, Any]) -> list[dict[str, Any]]:
+    required = set(schema.get("required", ()))
+    return [
+        {"name": name, "in": "query", "required": name in required, "schema": one}
+        for name, one in schema["properties"].items()
+    ]

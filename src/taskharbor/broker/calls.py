@@ -15,10 +15,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from taskharbor.broker.exchange import Departure
-from taskharbor.broker.gate import CALLER, Needs, Place
-from taskharbor.broker.operations import JSON
+from taskharbor.broker.gate import CALLER, Place
 from taskharbor.broker.problems import Problem
 from taskharbor.broker.replays import Name, Replays, heard_names, request_name
+from taskharbor.broker.routes import JSON
 from taskharbor.broker.service import Service
 from taskharbor.broker.tokens import Caller
 from taskharbor.drivers import operations as op
@@ -33,7 +33,7 @@ from taskharbor.jobs import SECOND, JobRecord
 def driver_places(service: Service) -> list[Place]:
     calls = DriverCalls(service)
     return [
-        Place("POST", f"{wire.PATH}{name}", Needs(operation.scope), partial(calls.answer, operation))
+        Place("POST", f"{wire.PATH}{name}", partial(calls.answer, operation), operation.scope)
         for name, operation in op.OPERATIONS.items()
     ]
 

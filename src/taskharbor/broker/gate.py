@@ -45,23 +45,17 @@ Endpoint: TypeAlias = Callable[[Request, dict[str, str]], Awaitable[Response]]
 """A request and the names in its path -> the answer."""
 
 
-class Needs(msgspec.Struct, frozen=True):
-    """What must be true before a handler runs."""
+class Place(msgspec.Struct, frozen=True):
+    """One method of one path, and what must be true before its endpoint runs. `{name}` in the path stands for one part of it."""
 
+    method: str
+    path: str
+    endpoint: Endpoint
     scope: TokenScope = "read"
     is_public: bool = False
     """Answered to anybody, without a token, and while stopping."""
     on_standby: bool = False
     """Answered by a broker that does not lead."""
-
-
-class Place(msgspec.Struct, frozen=True):
-    """One method of one path. `{name}` in the path stands for one part of it."""
-
-    method: str
-    path: str
-    needs: Needs
-    endpoint: Endpoint
 
 
 class BrokerApp:
@@ -161,19 +155,18 @@ class BrokerApp:
         ):
             raise Problem(403, "bad_origin", "a page of another origin sent this request")
         place, names = self._routes.find(scope)
-        needs = place.needs
-        if not needs.is_public:
+        if not place.is_public:
             caller = self._authenticate(scope, authorization)
             scope[CALLER] = caller
             self._limit(caller)
-            if needs.scope not in caller.scopes:
+            if place.scope not in caller.scopes:
                 raise Problem(
                     403,
                     "forbidden",
-                    f"the token {caller.name} has no scope {needs.scope}",
-                    hint=f"use a token with the scope {' or '.join(dict.fromkeys((needs.scope, 'admin')))}",
+                    f"the token {caller.name} has no scope {place.scope}",
+                    hint=f"use a token with the scope {' or '.join(dict.fromkeys((place.scope, 'admin')))}",
                 )
-            if not needs.on_standby and not self.service.is_leading:
+            if not place.on_standby and not self.service.is_leading:
                 raise not_leader(self.service.leader_url)
         if length is not None and (not length.isdigit() or int(length[:20]) > self._config.max_body_bytes):
             raise too_large(self._config.max_body_bytes)

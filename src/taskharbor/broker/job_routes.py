@@ -1,12 +1,10 @@
-"""Routes of producers and workers: submit, claim, heartbeat, settle.
-
-Settling follows the core's rules, so that a client in any language gets the same retries as a worker of ours.
-"""
+"""Routes of producers and workers: submit, claim, heartbeat, settle, by the core's own rules for limits and back-off."""
 
 from __future__ import annotations
 
 import asyncio
 import functools
+import re
 import time
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
@@ -14,13 +12,12 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from taskharbor.broker import request_models as requests
-from taskharbor.broker import response_models as responses
+from taskharbor.broker import models
 from taskharbor.broker.exchange import ClientGone, Departure
-from taskharbor.broker.operations import Call, Reply, check_batch, decoded, route
-from taskharbor.broker.problems import invalid
-from taskharbor.drivers.contract import Ack, Discard, Extension, Fail, Release, Retry, Settlement
+from taskharbor.broker.problems import Problem, invalid
+from taskharbor.broker.routes import Call, Reply, check_batch, decoded, for_many, for_one, route
 from taskharbor.drivers.operations import Enqueue, Wait
+from taskharbor.drivers.records import Ack, Discard, Extension, Fail, Release, Retry, Settlement
 from taskharbor.errors import JobError, JobNotFound, LeaseMismatch
 from taskharbor.jobs import (
     LATEST,
@@ -32,9 +29,8 @@ from taskharbor.jobs import (
     JobRecord,
     JobRequest,
     JobState,
-    Lease,
     Micros,
-    UpdateFlags,
+    to_datetime,
     to_micros,
 )
 from taskharbor.requests import EncodedPayload, RecordBuilder
@@ -56,6 +52,55 @@ async def in_turns(items: Iterable[T]) -> list[T]:
     return made
 
 
+# -- payloads, results, progress ----------------------------------------------------------------------------
+# Kept as the text that came, checked but not rebuilt: a number keeps its digits, and a batch costs no more than its bytes.
+
+_decode = msgspec.json.Decoder().decode
+_STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
+_ONE_KIND = bytes.maketrans(b"{}", b"[]")
+_NO_BRACKET = bytes(set(range(256)) - set(b"[]{}"))
+
+
+def _content(value: models.AnyJSON, data: bytes | None, call: Call, most: int, name: str) -> bytes | None:
+    """The bytes of a JSON value or of a text in base64, of which a request has one at most. `most`: bytes."""
+    if isinstance(value, UnsetType):
+        return None if data is None else _checked_size(data, most, name)
+    if data is not None:
+        raise invalid(f"give either {name} or {name}_base64, not both")
+    text = _checked_size(bytes(value), most, name)
+    max_depth = call.service.config.max_depth
+    # Most values have fewer brackets than are allowed to be open at once.
+    if text.count(b"[") + text.count(b"{") > max_depth and _is_deeper(text, max_depth):
+        raise Problem(422, "too_deep", f"the {name} is nested more than {max_depth} deep")
+    try:
+        _decode(text)
+    except (ValueError, RecursionError) as error:
+        raise Problem(400, "bad_json", f"the {name} is not valid JSON: {_reason(error)}") from None
+    return text
+
+
+def _checked_size(data: bytes, most: int, name: str) -> bytes:
+    if len(data) > most:
+        detail = f"{name} of {len(data)} bytes: at most {most} are kept"
+        raise invalid(detail, hint="store it elsewhere and send a reference to it")
+    return data
+
+
+def _reason(error: Exception) -> str:
+    """The reason and the place of a bad value; never a piece of it."""
+    if isinstance(error, UnicodeDecodeError):
+        return "it is not UTF-8"
+    return "it is nested too deep" if isinstance(error, RecursionError) else str(error)
+
+
+def _is_deeper(data: bytes, max_depth: int) -> bool:
+    """Each round removes the innermost brackets, which takes less time than a loop over all of them."""
+    brackets = _STRING.sub(b"", data).translate(_ONE_KIND, _NO_BRACKET)
+    for _ in range(max_depth):
+        brackets = brackets.replace(b"[]", b"")
+    return bool(brackets)
+
+
 # -- submitting ---------------------------------------------------------------------------------------------
 
 _builder = RecordBuilder()
@@ -68,8 +113,8 @@ class _Shape(msgspec.Struct):
 
 
 _shape = msgspec.json.Decoder(_Shape).decode
-_one = msgspec.json.Decoder(requests.NewJob).decode
-_many = msgspec.json.Decoder(requests.NewJobs).decode
+_one = msgspec.json.Decoder(models.NewJob).decode
+_many = msgspec.json.Decoder(models.NewJobs).decode
 
 
 @route(
@@ -78,76 +123,53 @@ _many = msgspec.json.Decoder(requests.NewJobs).decode
     "Submit one job, or several that are stored all or not at all.",
     tag="produce",
     scope="produce",
-    body_choices=(requests.NewJob, requests.NewJobs),
-    answer=responses.Submitted,
+    body_choices=(models.NewJob, models.NewJobs),
+    answer=models.Submitted,
     status=201,
-    answers=((201, responses.SubmittedJobs), (200, responses.Submitted), (200, responses.SubmittedJobs)),
+    answers=((201, models.SubmittedJobs), (200, models.Submitted), (200, models.SubmittedJobs)),
     still_holds=lambda answer, now: True,
 )
 async def submit(call: Call) -> Any:
     data: bytes = call.body
-    if decoded(_shape, data).jobs is UNSET:
-        jobs, is_single = [decoded(_one, data)], True
-    else:
-        jobs, is_single = decoded(_many, data).jobs, False
-    config, driver, now = call.service.config, call.service.driver, call.service.now()
-    check_batch(len(jobs), config.max_batch)
-    records = _builder.build(await in_turns(_request(job, config.max_depth) for job in jobs), now)
-    accepted = await driver.run(Enqueue(records, now, new_ids=True))
-    answers = [responses.Submitted(one.id, one.existed) for one in accepted]
+    is_single = decoded(_shape, data).jobs is UNSET
+    jobs = [decoded(_one, data)] if is_single else decoded(_many, data).jobs
+    check_batch(len(jobs), call.service.config.max_batch)
+    now = call.service.now()
+    records = _builder.build(await in_turns(_request(job, call) for job in jobs), now)
+    accepted = await call.service.driver.run(Enqueue(records, now, new_ids=True))
     status = 200 if all(one.existed for one in accepted) else 201
-    return Reply(status, answers[0] if is_single else responses.SubmittedJobs(answers))
+    return Reply(status, accepted[0] if is_single else {"jobs": accepted})
 
 
-_SHARED = set(JobRequest.__struct_fields__) & set(requests.NewJob.__struct_fields__) - {"payload"}
-
-
-def _request(job: requests.NewJob, max_depth: int) -> JobRequest:
-    request = JobRequest(
-        payload=EncodedPayload(_payload(job, max_depth)), **{name: getattr(job, name) for name in _SHARED}
-    )
-    if job.max_attempts_camel is not None:
-        request.max_attempts = job.max_attempts_camel
-    if job.update is not None:
-        request.update = UpdateFlags(*msgspec.structs.astuple(job.update))
-    return request
-
-
-def _payload(job: requests.NewJob, max_depth: int) -> bytes:
-    if job.payload_base64 is not None:
-        if not isinstance(job.payload, UnsetType):
-            raise invalid("give either payload or payload_base64, not both")
-        return job.payload_base64
-    if job.codec not in (None, "json"):
+def _request(job: models.NewJob, call: Call) -> JobRequest:
+    if job.payload_base64 is None and job.codec not in (None, "json"):
         raise invalid(
             "a payload in another codec than json cannot be written as a JSON value",
             hint="encode it yourself and send the bytes as payload_base64",
         )
-    if isinstance(job.payload, UnsetType):
-        return b"null"
-    return requests.checked_json(job.payload, max_depth, MAX_PAYLOAD_BYTES, "payload")
+    payload = _content(job.payload, job.payload_base64, call, MAX_PAYLOAD_BYTES, "payload")
+    return models.job_request(job, EncodedPayload(b"null" if payload is None else payload))
 
 
-# -- claiming and heartbeats --------------------------------------------------------------------------------
-
-
-def _are_still_leased(claimed: responses.ClaimedJobs, now: Micros) -> bool:
-    """An answer with nothing in it holds nothing: whoever asks again wants jobs."""
-    return bool(claimed.jobs) and all(
-        job.expires_at is not None and job.expires_at > responses.instant(now) for job in claimed.jobs
-    )
-
+# -- claiming -----------------------------------------------------------------------------------------------
 
 _post = functools.partial(route, "POST", tag="work", scope="work")
+
+
+def _are_still_leased(claimed: models.ClaimedJobs, now: Micros) -> bool:
+    """An answer with nothing in it holds nothing: whoever asks again wants jobs."""
+    return bool(claimed.jobs) and all(
+        job.expires_at is not None and job.expires_at > to_datetime(now) for job in claimed.jobs
+    )
 
 
 @_post(
     "/v1/jobs/claim",
     "Lease runnable jobs; with wait_seconds, wait until there is one.",
-    body=requests.Claim,
+    body=models.ClaimRequest,
     still_holds=_are_still_leased,
 )
-async def claim(call: Call) -> responses.ClaimedJobs:
+async def claim(call: Call) -> models.ClaimedJobs:
     if call.body.wait_seconds <= 0:
         records = await _reserve(call)
     else:
@@ -158,15 +180,15 @@ async def claim(call: Call) -> responses.ClaimedJobs:
                 unused = [Release(record.id, record.token or "") for record in records]
                 await call.service.driver.settle(unused, now=call.service.now())
                 raise ClientGone
-    return responses.ClaimedJobs([responses.claimed_of(record) for record in records])
+    return models.ClaimedJobs([models.claimed_job(record) for record in records])
 
 
 async def _reserve(call: Call) -> list[JobRecord]:
-    wanted: requests.Claim = call.body
+    wanted: models.ClaimRequest = call.body
     return await call.service.driver.reserve(
         wanted.queue,
         limit=wanted.limit,
-        lease_for=_micros(wanted.lease_seconds),
+        lease_for=round(wanted.lease_seconds * SECOND),
         now=call.service.now(),
         worker=wanted.worker or wanted.worker_camel or call.caller.name,
         types=wanted.types,
@@ -190,66 +212,32 @@ async def _wait_for_jobs(call: Call, departure: Departure) -> list[JobRecord]:
         seen = woken.seen
 
 
-@_post(
-    "/v1/jobs/{id}/heartbeat",
-    "Extend one lease, report progress, and learn of a requested cancel.",
-    body=requests.Beat,
-    problems=(404, 409),
-)
-async def heartbeat(call: Call) -> responses.Held:
-    beat: requests.Beat = call.body
-    job_id = call.names["id"]
-    (answer,) = await _extend(call, [(job_id, beat)], beat.lease_seconds)
-    if isinstance(answer, JobError):
-        raise answer
-    return responses.held(job_id, answer)
+# -- heartbeats ---------------------------------------------------------------------------------------------
 
 
-@_post(
-    "/v1/jobs/heartbeat",
-    "Extend the leases of many jobs; each answer stands for itself.",
-    body=requests.Beats,
-)
-async def heartbeat_many(call: Call) -> responses.HeldItems:
-    beats: requests.Beats = call.body
-    check_batch(len(beats.jobs), call.service.config.max_batch)
-    answers = await _extend(call, [(one.id, one) for one in beats.jobs], beats.lease_seconds)
-    ids = [one.id for one in beats.jobs]
-    return responses.HeldItems(responses.items(responses.HeldItem, responses.held, ids, answers))
-
-
-async def _extend(
-    call: Call, beats: Sequence[tuple[str, requests.Beat | requests.BeatOf]], lease_seconds: float
-) -> list[Lease | JobError]:
-    service = call.service
-    now = service.now()
+async def extend(
+    call: Call, beats: Sequence[tuple[str, models.HeartbeatRequest | models.HeartbeatItem]]
+) -> list[models.HeldLease | JobError]:
+    driver, now = call.service.driver, call.service.now()
     nameless = [job_id for job_id, beat in beats if beat.token is None]
-    records = dict(zip(nameless, await service.driver.get(nameless, now=now), strict=True))
+    records = dict(zip(nameless, await driver.get(nameless, now=now), strict=True))
     tokens = [_token_of(job_id, beat, records.get(job_id)) for job_id, beat in beats]
     extensions = await in_turns(
-        Extension(job_id, token, _progress(beat.progress, call))
+        Extension(job_id, token, _content(beat.progress, None, call, MAX_PROGRESS_BYTES, "progress"))
         for (job_id, beat), token in zip(beats, tokens, strict=True)
         if isinstance(token, str)
     )
-    answers = iter(await service.driver.extend_lease(extensions, lease_for=_micros(lease_seconds), now=now))
-    return [next(answers) if isinstance(token, str) else token for token in tokens]
-
-
-def _progress(value: requests.AnyJSON, call: Call) -> bytes | None:
-    if isinstance(value, UnsetType):
-        return None
-    return requests.checked_json(value, call.service.config.max_depth, MAX_PROGRESS_BYTES, "progress")
-
-
-def _micros(seconds: float) -> Micros:
-    return round(seconds * SECOND)
+    lease_for = round(call.body.lease_seconds * SECOND)
+    leases = iter(await driver.extend_lease(extensions, lease_for=lease_for, now=now))
+    answers = [next(leases) if isinstance(token, str) else token for token in tokens]
+    return [one if isinstance(one, JobError) else models.model_of(models.HeldLease, one) for one in answers]
 
 
 _NO_LEASE = "none"
 """Where a job is not inflight, the driver has the right word for it whatever the token."""
 
 
-def _token_of(job_id: str, proof: requests.ByHolder, record: JobRecord | None) -> str | JobError:
+def _token_of(job_id: str, proof: models.LeaseProof, record: JobRecord | None) -> str | JobError:
     """The token to act under. The record is looked at only where the caller gave no token.
 
     A worker's name, as the original protocol has it, is the weaker proof: a worker that lost a job and claimed it again under
@@ -270,9 +258,25 @@ def _token_of(job_id: str, proof: requests.ByHolder, record: JobRecord | None) -
     return record.token if record.worker == worker else LeaseMismatch(job_id)
 
 
+_post(
+    "/v1/jobs/{id}/heartbeat",
+    "Extend one lease, report progress, and learn of a requested cancel.",
+    name="heartbeat",
+    body=models.HeartbeatRequest,
+    answer=models.HeldLease,
+    problems=(404, 409),
+)(for_one(extend))
+_post(
+    "/v1/jobs/heartbeat",
+    "Extend the leases of many jobs; each answer stands for itself.",
+    name="heartbeat_many",
+    body=models.HeartbeatBatch,
+    answer=models.batch_of(models.HeldLease),
+)(for_many(extend, "jobs"))
+
 # -- settling -----------------------------------------------------------------------------------------------
 
-_APPLIED: dict[type, responses.Applied] = {
+_ACTIONS: dict[type, models.SettleAction] = {
     Ack: "complete",
     Retry: "retry",
     Fail: "fail",
@@ -281,77 +285,56 @@ _APPLIED: dict[type, responses.Applied] = {
 }
 
 
-async def settle_one(call: Call) -> responses.Settled:
-    job_id = call.names["id"]
-    (answer,) = await _settle(call, [(job_id, call.body)])
-    if isinstance(answer, JobError):
-        raise answer
-    return _settled(job_id, answer)
-
-
-@_post(
-    "/v1/jobs/settle", "End many leases at once; each is applied and answered on its own.", body=requests.Ends
-)
-async def settle(call: Call) -> responses.SettledItems:
-    ends: list[requests.EndOf] = call.body.settlements
-    check_batch(len(ends), call.service.config.max_batch)
-    answers = await _settle(call, [(one.id, one) for one in ends])
-    ids = [one.id for one in ends]
-    return responses.SettledItems(responses.items(responses.SettledItem, _settled, ids, answers))
-
-
-async def _settle(call: Call, ends: Sequence[tuple[str, requests.End]]) -> list[Settlement | JobError]:
-    """The settlement that was written for each job, or the error that kept it from being written."""
-    service = call.service
-    now = service.now()
-    depth = service.config.max_depth
-    needed = [job_id for job_id, end in ends if end.token is None or isinstance(end, _FAILING)]
+async def settle(
+    call: Call, ends: Sequence[tuple[str, models.SettleRequest]]
+) -> list[models.SettledJob | JobError]:
+    """What was written for each job, or the error that kept it from being written."""
+    driver, now = call.service.driver, call.service.now()
+    failing = (models.RetryRequest, models.FailRequest)
+    needed = [job_id for job_id, end in ends if end.token is None or isinstance(end, failing)]
     # Attempts cannot change under a lease, so what is read here still holds when the token is checked.
-    records = dict(zip(needed, await service.driver.get(needed, now=now), strict=True))
-    answers = await in_turns(
-        _settlement(job_id, end, records.get(job_id), now, depth) for job_id, end in ends
+    records = dict(zip(needed, await driver.get(needed, now=now), strict=True))
+    settlements = await in_turns(
+        _settlement(job_id, end, records.get(job_id), now, call) for job_id, end in ends
     )
-    settlements = [answer for answer in answers if not isinstance(answer, JobError)]
-    errors = iter(await service.driver.settle(settlements, now=now))
-    return [answer if isinstance(answer, JobError) else next(errors) or answer for answer in answers]
+    valid = [one for one in settlements if not isinstance(one, JobError)]
+    errors = iter(await driver.settle(valid, now=now))
+    return [one if isinstance(one, JobError) else next(errors) or _settled(one) for one in settlements]
 
 
-def _settled(job_id: str, settlement: Settlement) -> responses.Settled:
+def _settled(settlement: Settlement) -> models.SettledJob:
     run_at = settlement.run_at_us if isinstance(settlement, (Retry, Release)) else None
-    at = None if run_at is None else responses.instant(run_at)
-    return responses.Settled(id=job_id, applied=_APPLIED[type(settlement)], run_at=at)
-
-
-_FAILING = (requests.Retry, requests.Fail)
+    at = None if run_at is None else to_datetime(run_at)
+    return models.SettledJob(id=settlement.job_id, applied=_ACTIONS[type(settlement)], run_at=at)
 
 
 def _settlement(
-    job_id: str, end: requests.End, record: JobRecord | None, now: Micros, max_depth: int
+    job_id: str, end: models.SettleRequest, record: JobRecord | None, now: Micros, call: Call
 ) -> Settlement | JobError:
     token = _token_of(job_id, end, record)
     if isinstance(token, JobError):
         return token
-    if isinstance(end, requests.Complete):
-        return Ack(job_id, token, _result(end, max_depth))
-    if isinstance(end, requests.Release):
+    if isinstance(end, models.CompleteRequest):
+        return Ack(job_id, token, _content(end.result, end.result_base64, call, MAX_RESULT_BYTES, "result"))
+    if isinstance(end, models.ReleaseRequest):
         return Release(job_id, token, _when(end, now))
-    if isinstance(end, requests.Discard):
+    if isinstance(end, models.DiscardRequest):
         return Discard(job_id, token, None if end.reason is None else _failure(end.reason))
     if record is None:
         return JobNotFound(job_id)
     attempts, failure = record.attempts + 1, _failure(end.error)
-    is_wanted = isinstance(end, requests.Retry) or end.retryable
+    is_wanted = isinstance(end, models.RetryRequest) or end.retryable
     has_ended = record.state in (JobState.DONE, JobState.DEAD)
     if not is_wanted or has_ended or attempts + record.stalls >= record.max_attempts:
         # Of a job that has ended, a failure that is told again is no error.
         return Fail(job_id, token, attempts, failure)
-    run_at = _when(end, now) if isinstance(end, requests.Retry) else None
+    run_at = _when(end, now) if isinstance(end, models.RetryRequest) else None
     if run_at is None:
         run_at = now + DEFAULT_RETRY.next_delay(record, attempts)
     return Retry(job_id, token, min(run_at, LATEST), attempts, failure)
 
 
-def _when(end: requests.Retry | requests.Release, now: Micros) -> Micros | None:
+def _when(end: models.RetryRequest | models.ReleaseRequest, now: Micros) -> Micros | None:
     if end.run_at is not None:
         if end.delay_seconds is not None:
             raise invalid("give either run_at or delay_seconds, not both")
@@ -359,25 +342,31 @@ def _when(end: requests.Retry | requests.Release, now: Micros) -> Micros | None:
     return None if end.delay_seconds is None else min(now + round(end.delay_seconds * SECOND), LATEST)
 
 
-def _result(end: requests.Complete, max_depth: int) -> bytes | None:
-    data = end.result_base64
-    if isinstance(end.result, UnsetType):
-        return None if data is None else requests.checked_size(data, MAX_RESULT_BYTES, "result")
-    if data is not None:
-        raise invalid("give either result or result_base64, not both")
-    return requests.checked_json(end.result, max_depth, MAX_RESULT_BYTES, "result")
-
-
-def _failure(error: str | requests.ErrorReport) -> Failure:
-    report = requests.ErrorReport(message=error) if isinstance(error, str) else error
+def _failure(error: str | models.ErrorReport) -> Failure:
+    report = models.ErrorReport(message=error) if isinstance(error, str) else error
     return Failure.of(report.type or "Error", report.message, report.detail)
 
 
-for _name, _summary, _body in (
-    ("complete", "The job is done.", requests.Complete),
-    ("retry", "The execution failed; run the job again, at a time of your choice.", requests.Retry),
-    ("fail", "The execution failed; the job's own limits and back-off apply.", requests.Fail),
-    ("release", "Give the job back unspent, now or for later.", requests.Release),
-    ("discard", "End the job as cancelled.", requests.Discard),
-):
-    _post(f"/v1/jobs/{{id}}/{_name}", _summary, name=_name, body=_body, problems=(404, 409))(settle_one)
+_SUMMARIES: dict[models.SettleAction, str] = {
+    "complete": "The job is done.",
+    "retry": "The execution failed; run the job again, at a time of your choice.",
+    "fail": "The execution failed; the job's own limits and back-off apply.",
+    "release": "Give the job back unspent, now or for later.",
+    "discard": "End the job as cancelled.",
+}
+for _action, _body in models.SETTLE_REQUESTS.items():
+    _post(
+        f"/v1/jobs/{{id}}/{_action}",
+        _SUMMARIES[_action],
+        name=_action,
+        body=_body,
+        answer=models.SettledJob,
+        problems=(404, 409),
+    )(for_one(settle))
+_post(
+    "/v1/jobs/settle",
+    "End many leases at once; each is applied and answered on its own.",
+    name="settle",
+    body=models.SettleBatch,
+    answer=models.batch_of(models.SettledJob),
+)(for_many(settle, "settlements"))

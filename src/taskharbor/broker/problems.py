@@ -11,18 +11,12 @@ from http import HTTPStatus
 import msgspec
 from starlette.responses import Response
 
+from taskharbor.broker.models import JOB_ERRORS, OTHER_JOB_ERROR
 from taskharbor.errors import (
     BackendUnavailable,
     CodecError,
     InvalidRequest,
     JobError,
-    JobFinished,
-    JobNotDead,
-    JobNotFound,
-    JobNotInflight,
-    KeyConflict,
-    LeaseExpired,
-    LeaseMismatch,
     SchemaMismatch,
     TaskHarborError,
 )
@@ -72,20 +66,6 @@ class Problem(Exception):
 
 LEADER_HEADER = "TaskHarbor-Leader"
 
-JOB_ERRORS: dict[type[JobError], tuple[int, str]] = {
-    JobNotFound: (404, "job_not_found"),
-    JobNotInflight: (409, "job_not_inflight"),
-    LeaseMismatch: (409, "lease_mismatch"),
-    LeaseExpired: (409, "lease_expired"),
-    JobFinished: (409, "job_finished"),
-    JobNotDead: (409, "job_not_dead"),
-    KeyConflict: (409, "key_conflict"),
-}
-
-
-def job_error_code(error: JobError) -> str:
-    return JOB_ERRORS.get(type(error), (409, "job_error"))[1]
-
 
 def invalid(detail: str, hint: str = "") -> Problem:
     return Problem(422, "invalid_request", detail, hint=hint)
@@ -112,7 +92,7 @@ def not_leader(leader_url: str | None) -> Problem:
 def problem_of(error: TaskHarborError) -> Problem:
     """A contract error as an answer."""
     if isinstance(error, JobError):
-        status, code = JOB_ERRORS.get(type(error), (409, "job_error"))
+        status, code = JOB_ERRORS.get(type(error), OTHER_JOB_ERROR)
         return Problem(status, code, str(error))
     if isinstance(error, (InvalidRequest, CodecError)):
         return invalid(str(error))

@@ -1,16 +1,22 @@
-"""The broker's inside: one open driver, its clock, and what runs beside the requests."""
+"""The broker's inside: one open driver, its clock, leadership, sweeps, and the clients that wait for jobs."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+import secrets
+from collections.abc import Callable, Sequence
 from typing import Protocol, TypeAlias
 
+from msgspec.structs import replace
+
 from taskharbor.broker.config import BrokerConfig
-from taskharbor.broker.long_poll import LongPolls
+from taskharbor.broker.problems import Problem
 from taskharbor.clock import BackendClock, Clock, SystemClock
 from taskharbor.drivers.contract import Driver
+from taskharbor.drivers.operations import Wait
+from taskharbor.drivers.records import Woken
+from taskharbor.drivers.waiting import Look, Notifications, wait
 from taskharbor.errors import TaskHarborError
 from taskharbor.jobs import Micros
 from taskharbor.worker.engine import SweepLoop
@@ -165,3 +171,130 @@ class Service:
             except (TaskHarborError, OSError) as error:
                 log.warning("leadership is interrupted (%s); trying again", type(error).__name__)
             await asyncio.sleep(LEAD_AGAIN_SECONDS)
+
+
+# -- long polls: many clients wait, one watcher per queue waits on the store -------------------------------
+# A watcher raises the queue's number whenever the store says that something may have become runnable. A client that passes the
+# number it saw last misses nothing, whether or not it was waiting at that moment.
+
+LOOK_AGAIN = 1.0
+"""Seconds after which the store is asked anew: only then it tells what comes due that was stored since."""
+MOST_WATCHED = 10_000
+"""Queues at once: names cost a caller nothing."""
+FORGET_AFTER = 5.0
+"""Seconds for which a queue is watched after the last call that named it: long enough to ask again after an answer."""
+
+
+class _Watcher:
+    """One queue that clients wait for."""
+
+    def __init__(self) -> None:
+        self.changed_at = 0
+        self.asked_at = 0.0
+        self.now: Micros = 0
+        self.task: asyncio.Task[None] | None = None
+
+
+class LongPolls:
+    """The waits of all clients, and a source of `waiting.wait`. Used on the server's loop."""
+
+    trusts_notifications = False
+
+    def __init__(self, driver: Driver, config: BrokerConfig, now: Callable[[], Micros]) -> None:
+        self.notifications = Notifications()
+        self._driver = driver
+        self._config = config
+        self._now = now
+        self._is_stopped = False
+        self._name = secrets.token_hex(4)
+        """Numbers of another broker, or of this one before a restart, mean nothing here."""
+        self._number = 0
+        self._watchers: dict[str, _Watcher] = {}
+        self.waiting = 0
+
+    async def wait(self, call: Wait) -> Woken:
+        """`Driver.wait` for a client. `now` counts only where clients' clocks are trusted: dues are judged by it then."""
+        for queue in call.queues:
+            self._watch(queue, call.now)
+        told = await wait(self, replace(call, timeout=0.0))
+        if not told.woken and call.timeout > 0:
+            if self.waiting >= self._config.max_waiting:
+                raise _too_many(f"{self.waiting} calls are waiting for work already")
+            self.waiting += 1
+            try:
+                longest = min(call.timeout, self._config.max_wait_seconds)
+                told = await wait(self, replace(call, timeout=longest, seen=told.seen))
+            finally:
+                self.waiting -= 1
+        return Woken(told.woken and not self._is_stopped, told.seen)
+
+    def stop(self) -> None:
+        """Answer all waiting clients at once."""
+        self._is_stopped = True
+        self.notifications.notify()
+
+    async def close(self) -> None:
+        tasks = [watcher.task for watcher in self._watchers.values() if watcher.task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._watchers.clear()
+
+    # -- the source of `waiting.wait` -----------------------------------------------------------------------
+
+    def listen(self, queues: Sequence[str]) -> None:
+        return None
+
+    async def look(self, queues: Sequence[str], version: str | None, since: Micros) -> Look:
+        name, _, number = (version or "").partition(".")
+        is_ours = name == self._name and number.isdecimal() and len(number) < 20
+        seen = int(number) if is_ours else -1
+        watchers = [self._watchers.get(queue) for queue in queues]
+        is_changed = any(watcher is None or watcher.changed_at > seen for watcher in watchers)
+        return Look(f"{self._name}.{self._number}", is_changed or self._is_stopped, None)
+
+    # -- watching the store ---------------------------------------------------------------------------------
+
+    def _change(self, watcher: _Watcher) -> None:
+        self._number += 1
+        watcher.changed_at = self._number
+
+    def _watch(self, queue: str, now: Micros) -> None:
+        watcher = self._watchers.get(queue)
+        if watcher is None:
+            if len(self._watchers) >= MOST_WATCHED:
+                raise _too_many(f"{MOST_WATCHED} queues are being watched already")
+            watcher = self._watchers[queue] = _Watcher()
+            # Changes before the watch began are not known.
+            self._change(watcher)
+            watcher.task = asyncio.create_task(self._keep_watching(queue, watcher))
+        watcher.now, watcher.asked_at = now, asyncio.get_running_loop().time()
+
+    async def _keep_watching(self, queue: str, watcher: _Watcher) -> None:
+        loop = asyncio.get_running_loop()
+        seen: str | None = None
+        is_failing = False
+        while self.notifications.is_awaited(queue) or loop.time() - watcher.asked_at < FORGET_AFTER:
+            if self.notifications.is_awaited(queue):
+                watcher.asked_at = loop.time()
+            now = watcher.now if self._config.trust_client_time else self._now()
+            try:
+                told = await self._driver.wait([queue], now=now, timeout=LOOK_AGAIN, seen=seen)
+                seen, is_failing, is_changed = told.seen, False, told.woken
+            except Exception as error:
+                # Any error: waiting clients must not be forgotten, and their own next claim tells them of it.
+                if not is_failing:
+                    log.warning("cannot wait for queue %r: %s; trying again", queue, type(error).__name__)
+                is_failing = is_changed = True
+            if is_changed:
+                self._change(watcher)
+                self.notifications.notify((queue,))
+            if is_failing:
+                await asyncio.sleep(LOOK_AGAIN)
+        # The next client begins with a new watcher, and is told to look.
+        del self._watchers[queue]
+
+
+def _too_many(detail: str) -> Problem:
+    hint = "wait a moment and ask again, without wait_seconds or with fewer workers"
+    return Problem(429, "too_many_waiting", detail, hint=hint, headers={"Retry-After": "1"})

@@ -1,12 +1,12 @@
-"""Routes, and the operations of the JSON API: place, request, answer, and the function that does the work.
+"""Routes of the JSON API: path, request, answer, and the function that does the work.
 
-The table of operations makes the routes, the checks of bodies and queries, and the OpenAPI document, so they cannot differ.
+The table of routes makes the paths, the checks of bodies and queries, and the OpenAPI document, so they cannot differ.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeAlias, get_type_hints
 from urllib.parse import parse_qsl
 
@@ -14,12 +14,14 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from taskharbor.broker.gate import Needs, Place
+from taskharbor.broker.gate import Place
+from taskharbor.broker.models import batch_item
 from taskharbor.broker.problems import Problem, invalid
 from taskharbor.broker.replays import Replays, request_name
 from taskharbor.broker.service import Service
 from taskharbor.broker.tokens import EVERYBODY, Caller
 from taskharbor.drivers.operations import Scope
+from taskharbor.errors import JobError
 from taskharbor.jobs import Micros
 
 JSON = "application/json"
@@ -43,7 +45,7 @@ class Call(msgspec.Struct):
 
 
 class Reply(msgspec.Struct):
-    """An answer with another status than the operation's own."""
+    """An answer with another status than the route's own."""
 
     status: int
     body: Any
@@ -52,7 +54,9 @@ class Reply(msgspec.Struct):
 Handle: TypeAlias = Callable[[Call], Awaitable[Any]]
 
 
-class Operation(msgspec.Struct, frozen=True, kw_only=True):
+class Route(msgspec.Struct, frozen=True, kw_only=True):
+    """One method of one path of the JSON API."""
+
     method: str
     path: str
     name: str
@@ -74,33 +78,63 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     """Successes with another status or another body."""
     status: int = 200
     problems: tuple[int, ...] = ()
-    """Beyond those that every operation may give."""
+    """Beyond those that every route may give."""
     still_holds: Callable[[Any, Micros], bool] | None = None
     """Where a caller may give its request a name and ask again under it: whether an answer that was kept is still good."""
 
 
-OPERATIONS: list[Operation] = []
-"""Every operation, as the modules with their handlers register them."""
+ROUTES: list[Route] = []
+"""Every route, as the modules with their handlers register them."""
 
 
 def route(method: str, path: str, summary: str, *, name: str = "", **more: Any) -> Callable[[Handle], Handle]:
-    """Registers a handler. Its name and the type of its answer are the operation's, unless other ones are given."""
+    """A decorator that registers a handler. Its name and the type of its answer are the route's, unless other ones are given."""
 
     def register(handle: Handle) -> Handle:
-        answer = more.get("answer") or get_type_hints(handle)["return"]
-        fields = {"name": name or handle.__name__, "handle": handle, **more, "answer": answer}
-        OPERATIONS.append(Operation(method=method, path=path, summary=summary, **fields))
+        fields = {"name": name or handle.__name__, "handle": handle, **more}
+        if "answer" not in fields:
+            fields["answer"] = get_type_hints(handle)["return"]
+        ROUTES.append(Route(method=method, path=path, summary=summary, **fields))
         return handle
 
     return register
 
 
-def place(operation: Operation, service: Service, replays: Replays) -> Place:
+HandleJobs: TypeAlias = Callable[[Call, Sequence[tuple[str, Any]]], Awaitable[Sequence[Any]]]
+"""Does the work for several jobs: pairs of a job's id and what is asked for it -> an answer or a `JobError` for each."""
+
+
+def for_one(handle: HandleJobs) -> Handle:
+    """The handler of a route with the job's id in its path."""
+
+    async def handle_one(call: Call) -> Any:
+        (answer,) = await handle(call, [(call.names["id"], call.body)])
+        if isinstance(answer, JobError):
+            raise answer
+        return answer
+
+    return handle_one
+
+
+def for_many(handle: HandleJobs, items: str) -> Handle:
+    """The handler of a route with many jobs in its body, in the field `items`. Its answer is a `models.batch_of`."""
+
+    async def handle_many(call: Call) -> Any:
+        asked = getattr(call.body, items)
+        check_batch(len(asked), call.service.config.max_batch)
+        jobs = [(one, None) if isinstance(one, str) else (one.id, one) for one in asked]
+        answers = await handle(call, jobs)
+        return {"results": [batch_item(job_id, one) for (job_id, _), one in zip(jobs, answers, strict=True)]}
+
+    return handle_many
+
+
+def place(route: Route, service: Service, replays: Replays) -> Place:
     """Everything that can be decided before a request comes is decided here."""
-    decode = None if operation.body is None else msgspec.json.Decoder(operation.body).decode
-    takes_body = decode is not None or bool(operation.body_choices)
-    lists = _list_fields(operation.query)
-    handle, query_type, status = operation.handle, operation.query, operation.status
+    decode = None if route.body is None else msgspec.json.Decoder(route.body).decode
+    takes_body = decode is not None or bool(route.body_choices)
+    lists = _list_fields(route.query)
+    handle, query_type, status = route.handle, route.query, route.status
 
     async def endpoint(request: Request, names: dict[str, str]) -> Response:
         call = Call(service, request, request.scope.get("taskharbor.caller", EVERYBODY), names)
@@ -112,36 +146,35 @@ def place(operation: Operation, service: Service, replays: Replays) -> Place:
         data = b""
         if takes_body:
             data = await request.body()
-            if not data and operation.is_body_optional:
+            if not data and route.is_body_optional:
                 data = b"{}"
             else:
                 check_media_type(request)
             call.body = data if decode is None else decoded(decode, data)
         elif request.headers.get("content-length", "0") != "0":
             raise invalid("this path takes no body")
-        given = request.headers.get(REQUEST_NAME) if operation.still_holds is not None else None
+        given = request.headers.get(REQUEST_NAME) if route.still_holds is not None else None
         if given is None:
             answer = await handle(call)
         else:
-            answer = await _handle_once(operation, call, data, given, replays)
+            answer = await _handle_once(route, call, data, given, replays)
         if isinstance(answer, Reply):
             return Response(_encode(answer.body), answer.status, media_type=JSON)
         return Response(_encode(answer), status, media_type=JSON)
 
-    needs = Needs(operation.scope, operation.is_public, operation.on_standby)
-    return Place(operation.method, operation.path, needs, endpoint)
+    return Place(route.method, route.path, endpoint, route.scope, route.is_public, route.on_standby)
 
 
-async def _handle_once(operation: Operation, call: Call, data: bytes, given: str, replays: Replays) -> Any:
+async def _handle_once(route: Route, call: Call, data: bytes, given: str, replays: Replays) -> Any:
     """The answer that this very request was given before, where it still holds; else a new one."""
-    assert operation.still_holds is not None
+    assert route.still_holds is not None
     name = request_name(call.caller.name, given)
     assert name is not None
-    what = f"{operation.name} (body {hashlib.blake2b(data, digest_size=4).hexdigest()})"
-    replay = await replays.once(name, what, lambda: operation.handle(call))
-    if replay.is_repeated and not operation.still_holds(replay.answer, call.service.now()):
+    what = f"{route.name} (body {hashlib.blake2b(data, digest_size=4).hexdigest()})"
+    replay = await replays.once(name, what, lambda: route.handle(call))
+    if replay.is_repeated and not route.still_holds(replay.answer, call.service.now()):
         replays.forget(name)
-        replay = await replays.once(name, what, lambda: operation.handle(call))
+        replay = await replays.once(name, what, lambda: route.handle(call))
     replays.weigh(name, len(_encode(replay.answer)))
     return replay.answer
 

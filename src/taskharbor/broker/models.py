@@ -1,0 +1,648 @@
+"""The JSON form of jobs, attempts, queues and requests: one for the HTTP API and for the command line's `--json`.
+
+Models take their fields from the records (`taskharbor.jobs`, `taskharbor.drivers.records`): an instant `run_at_us` is the text
+`run_at` (RFC 3339, UTC), a duration `keep_done_us` the number `keep_done_seconds`, every other field is as it is. A model spells
+out only what differs. Nothing here needs a web framework.
+
+Request models refuse unknown fields: a misspelt option that is silently left out is found much later. Names in camelCase are
+those of the original broker protocol, beside ours. A lease token is only in the answer of a claim or a heartbeat: whoever has
+it can end the job.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar, get_args
+
+import msgspec
+from msgspec import NODEFAULT, UNSET, Meta, UnsetType, structs
+
+from taskharbor.drivers.records import Enqueued, JobFilter, QueueSettings, QueueStats
+from taskharbor.errors import (
+    JobError,
+    JobFinished,
+    JobNotDead,
+    JobNotFound,
+    JobNotInflight,
+    KeyConflict,
+    LeaseExpired,
+    LeaseMismatch,
+)
+from taskharbor.jobs import (
+    LATEST,
+    SECOND,
+    Attempt,
+    JobRecord,
+    JobRequest,
+    JobState,
+    Lease,
+    Micros,
+    Name,
+    Tries,
+    UpdateFlags,
+    to_datetime,
+    to_micros,
+)
+
+M = TypeVar("M", bound=msgspec.Struct)
+R = TypeVar("R", bound=msgspec.Struct)
+Form: TypeAlias = Literal["instant", "seconds", "same"]
+
+AwareTime: TypeAlias = Annotated[datetime, Meta(tz=True)]
+InstantText: TypeAlias = Annotated[str, Meta(extra_json_schema={"format": "date-time"})]
+"""In a query: numbers in quotes would pass for instants there."""
+DurationSeconds: TypeAlias = Annotated[float, Meta(ge=0, le=LATEST // SECOND)]
+Delay: TypeAlias = Annotated[float, Meta(ge=0, lt=1e10, description="Seconds.")]
+LeaseSeconds: TypeAlias = Annotated[
+    float, Meta(ge=0.001, le=86_400.0, description="How long the lease holds.")
+]
+AnyJSON: TypeAlias = msgspec.Raw | UnsetType
+Ignored: TypeAlias = Annotated[
+    msgspec.Raw | UnsetType, Meta(description="Ignored: only the store decides on it.")
+]
+MAX_PAGE = 1000
+PageLimit: TypeAlias = Annotated[int, Meta(ge=1, le=MAX_PAGE)]
+DEFAULT_LEASE_SECONDS = 30.0
+
+# -- fields of records as fields of models ------------------------------------------------------------------
+
+_derived: dict[type, list[tuple[str, str, Form]]] = {}
+"""The derived fields of each model: its name, its name in the record, and its form."""
+
+
+def _json_field(name: str, kind: Any) -> tuple[str, Any, Form]:
+    is_optional = type(None) in get_args(kind)
+    if name.endswith(("_at_us", "_before_us")):
+        return name.removesuffix("_us"), AwareTime | None if is_optional else AwareTime, "instant"
+    if name.endswith("_us"):
+        seconds = f"{name.removesuffix('_us')}_seconds"
+        return seconds, DurationSeconds | None if is_optional else DurationSeconds, "seconds"
+    return name, kind, "same"
+
+
+def derived(
+    record: type[msgspec.Struct],
+    *,
+    names: str = "",
+    without: str = "",
+    rename: dict[str, str] | None = None,
+    presence: Literal["required", "default", "optional"] = "required",
+    ignores: type[msgspec.Struct] | None = None,
+) -> Callable[[type[M]], type[M]]:
+    """A decorator that gives a model the fields of a record, before those that it declares itself.
+
+    A field that the model declares too has the model's type. `names`: only these fields; `without`: all but these; both separated
+    by blanks. `presence`: fields are required, have the record's defaults, or may be left out or null. `ignores`: the fields of
+    this model are accepted as well, and say nothing.
+    """
+    wanted = [
+        field
+        for field in structs.fields(record)
+        if field.name not in without.split() and (not names or field.name in names.split())
+    ]
+
+    def add_fields(model: type[M]) -> type[M]:
+        own = {field.name: field for field in structs.fields(model)}
+        fields: dict[str, tuple[str, Any, Any]] = {}
+        sources: list[tuple[str, str, Form]] = []
+        for field in wanted:
+            name, kind, form = _json_field((rename or {}).get(field.name, field.name), field.type)
+            sources.append((name, field.name, form))
+            default: Any = NODEFAULT
+            if presence == "optional":
+                kind, default = kind | None, None
+            elif presence == "default":
+                default = field.default / SECOND if form == "seconds" and field.default else field.default
+            fields[name] = (name, kind, msgspec.field(default=default))
+        for name, field in own.items():
+            given = {"default": field.default, "default_factory": field.default_factory}
+            fields[name] = (name, field.type, msgspec.field(**given, name=field.encode_name))
+        known = {*fields, *(field.encode_name for field in own.values())}
+        for name in () if ignores is None else ignores.__struct_fields__:
+            if name not in known:
+                fields[name] = (name, Ignored, UNSET)
+        made = msgspec.defstruct(
+            model.__name__,
+            fields.values(),
+            bases=model.__bases__,
+            module=model.__module__,
+            namespace={"__doc__": model.__doc__},
+            kw_only=True,
+        )
+        _derived[made] = sources
+        return made  # type: ignore[return-value]
+
+    return add_fields
+
+
+def model_of(model: type[M], record: msgspec.Struct, **more: Any) -> M:
+    """A model with the fields of a record. `more`: further fields, or other values for these."""
+    for name, theirs, form in _derived_fields(model):
+        if name not in more:
+            value = getattr(record, theirs)
+            if value is not None and form != "same":
+                value = _instant(value) if form == "instant" else value / SECOND
+            more[name] = value
+    return model(**more)
+
+
+def record_of(record: type[R], model: msgspec.Struct) -> R:
+    """The record that a request describes: the reverse of `model_of`."""
+    given: dict[str, Any] = {}
+    for name, theirs, form in _derived_fields(type(model)):
+        value = getattr(model, name)
+        if value is not None and form != "same":
+            value = to_micros(value) if form == "instant" else round(value * SECOND)
+        # JSON has lists where records have sets.
+        given[theirs] = frozenset(value) if isinstance(value, list) else value
+    return record(**given)
+
+
+@functools.cache
+def _derived_fields(model: type) -> list[tuple[str, str, Form]]:
+    return next(_derived[one] for one in model.__mro__ if one in _derived)
+
+
+@functools.lru_cache(4096)
+def _instant(us: Micros) -> datetime:
+    """Cached: jobs of one batch have most of theirs in common."""
+    return to_datetime(us)
+
+
+# -- responses ----------------------------------------------------------------------------------------------
+
+
+@derived(Enqueued)
+class Submitted(msgspec.Struct):
+    """The job that will do the work: a new one, or one that was there already."""
+
+
+class SubmittedJobs(msgspec.Struct):
+    """One for each job that was sent, in that order."""
+
+    jobs: list[Submitted]
+
+
+@derived(JobRecord, without="payload update timeout_us backoff_min_us backoff_max_us result progress token")
+class JobView(msgspec.Struct, kw_only=True):
+    """A job as it is stored. The payload is there where it was asked for: as JSON, or in base64 where its codec is another."""
+
+    expires_at: AwareTime | None
+    timeout_seconds: float | None
+    backoff_seconds: tuple[float, float]
+    progress: msgspec.Raw | UnsetType = UNSET
+    payload: msgspec.Raw | UnsetType = UNSET
+    payload_base64: bytes | UnsetType = UNSET
+    result: msgspec.Raw | UnsetType = UNSET
+    result_base64: bytes | UnsetType = UNSET
+
+
+class ClaimedJob(JobView, kw_only=True):
+    """A job that is yours until `expires_at`. The token proves it."""
+
+    token: str
+
+
+class ClaimedJobs(msgspec.Struct):
+    """Empty where nothing was runnable."""
+
+    jobs: list[ClaimedJob]
+
+
+class JobViewPage(msgspec.Struct):
+    """Newest accepted first. `cursor` leads to the next page; null when nothing follows."""
+
+    jobs: list[JobView]
+    cursor: str | None
+
+
+J = TypeVar("J", bound=JobView)
+_decode = msgspec.json.Decoder().decode
+
+
+def job_view(record: JobRecord, *, payload: bool) -> JobView:
+    """A job for whoever looks at it. `payload`: with payload and result."""
+    job = _job_view(JobView, record)
+    if record.progress is not None:
+        job.progress = _raw_json(record.progress) or UNSET
+    if payload:
+        _add_contents(job, record)
+    return job
+
+
+def claimed_job(record: JobRecord) -> ClaimedJob:
+    """A job for its holder."""
+    job = _job_view(ClaimedJob, record, token=record.token)
+    _add_contents(job, record)
+    return job
+
+
+def _job_view(model: type[J], record: JobRecord, **more: Any) -> J:
+    timeout = record.timeout_us / SECOND if record.timeout_us else None
+    backoff = (record.backoff_min_us / SECOND, record.backoff_max_us / SECOND)
+    return model_of(model, record, timeout_seconds=timeout, backoff_seconds=backoff, **more)
+
+
+def _add_contents(job: JobView, record: JobRecord) -> None:
+    """Payload and result, as JSON where they are."""
+    for name, data in (("payload", record.payload), ("result", record.result)):
+        value = _raw_json(data) if data and record.codec == "json" else None
+        if value is not None:
+            setattr(job, name, value)
+        elif data or (data is not None and name == "result"):
+            setattr(job, f"{name}_base64", data)
+
+
+def _raw_json(data: bytes) -> msgspec.Raw | None:
+    """Stored bytes for an answer; None where they are not JSON after all: not every producer's JSON was checked."""
+    try:
+        _decode(data)
+    except (ValueError, RecursionError):
+        return None
+    return msgspec.Raw(data)
+
+
+@derived(Attempt, rename={"payload_size": "payload_bytes"})
+class AttemptView(msgspec.Struct):
+    """One row of the attempt log: how a lease ended, or how a job ended without one."""
+
+
+class JobAttemptViews(msgspec.Struct):
+    """The attempt log of one job, in order."""
+
+    attempts: list[AttemptView]
+
+
+class AttemptLogPage(msgspec.Struct):
+    """In log order. `cursor` resumes after the last row, even when no row came."""
+
+    attempts: list[AttemptView]
+    cursor: str
+
+
+@derived(QueueSettings)
+class QueueView(msgspec.Struct, kw_only=True):
+    """A queue's settings. Retention in seconds; null keeps for ever."""
+
+    queue: str
+
+
+@derived(QueueStats, without="head_run_at_us")
+class QueueStatsView(msgspec.Struct, kw_only=True):
+    """A queue at a glance. `lag_seconds`: for how long its next job has been due."""
+
+    done_total: int
+    completed_total: int = msgspec.field(name="completedTotal")
+    lag_seconds: float | None
+    settings: QueueView
+
+
+class StatsView(msgspec.Struct, kw_only=True):
+    """Totals over all queues, and each queue."""
+
+    completed_total: int = msgspec.field(name="completedTotal")
+    queues: list[QueueStatsView]
+
+
+def queue_view(queue: str, settings: QueueSettings) -> QueueView:
+    """A queue's settings under its name."""
+    return model_of(QueueView, settings, queue=queue)
+
+
+def queue_stats_view(stats: QueueStats, now: Micros) -> QueueStatsView:
+    """A queue at a glance, seen at `now`."""
+    head = stats.head_run_at_us
+    return model_of(
+        QueueStatsView,
+        stats,
+        completed_total=stats.done_total,
+        lag_seconds=None if head is None else max(0, now - head) / SECOND,
+        settings=queue_view(stats.queue, stats.settings),
+    )
+
+
+def stats_view(stats: Sequence[QueueStats], now: Micros) -> StatsView:
+    """All queues at a glance, seen at `now`."""
+    queues = [queue_stats_view(one, now) for one in stats]
+    return StatsView(completed_total=sum(one.done_total for one in queues), queues=queues)
+
+
+@derived(Lease, rename={"job_id": "id"})
+class HeldLease(msgspec.Struct):
+    """The lease that holds from now on. Where a cancel is requested, stop and discard the job."""
+
+
+SettleAction: TypeAlias = Literal["complete", "retry", "fail", "release", "discard"]
+
+
+class SettledJob(msgspec.Struct, kw_only=True):
+    """What was written. A failure is a `retry` until the job's attempts are used up, then a `fail`."""
+
+    id: str
+    applied: SettleAction
+    run_at: AwareTime | None
+
+
+class ChangedJob(msgspec.Struct):
+    """The state of a job after a cancel or a requeue."""
+
+    id: str
+    state: JobState
+
+
+class RemovedJobs(msgspec.Struct):
+    """How many jobs were removed."""
+
+    removed: int
+
+
+class BrokerTime(msgspec.Struct):
+    """The broker's clock, which is the store's: what every lease is measured by."""
+
+    time: AwareTime
+    microseconds: int
+
+
+class Leader(msgspec.Struct):
+    """`is_elected`: whether one of several brokers leads. Where not, any number of them answer."""
+
+    is_leader: bool
+    is_elected: bool
+    leader_url: str | None
+
+
+class Health(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """Whether the broker lives, or is ready."""
+
+    status: str
+    version: str = ""
+    reason: str = ""
+
+
+# -- answers of a batch -------------------------------------------------------------------------------------
+
+JOB_ERRORS: dict[type[JobError], tuple[int, str]] = {
+    JobNotFound: (404, "job_not_found"),
+    JobNotInflight: (409, "job_not_inflight"),
+    LeaseMismatch: (409, "lease_mismatch"),
+    LeaseExpired: (409, "lease_expired"),
+    JobFinished: (409, "job_finished"),
+    JobNotDead: (409, "job_not_dead"),
+    KeyConflict: (409, "key_conflict"),
+}
+OTHER_JOB_ERROR = (409, "job_error")
+
+
+class ItemError(msgspec.Struct):
+    """Why one job of a batch was left as it was."""
+
+    code: str
+    detail: str
+
+
+@functools.cache
+def batch_of(answer: type[msgspec.Struct]) -> Any:
+    """The answer of a batch: for each job, in order, the fields of the answer for a single job, or an error."""
+    fields = [(field.name, field.type | UnsetType, UNSET) for field in structs.fields(answer)[1:]]
+    item = msgspec.defstruct(
+        f"{answer.__name__}Item",
+        [("id", str), ("error", ItemError | UnsetType, UNSET), *fields],
+        namespace={"__doc__": "The answer for one job of a batch, which stands for itself."},
+    )
+    return msgspec.defstruct(f"{answer.__name__}Batch", [("results", list[item])])  # type: ignore[valid-type]
+
+
+def batch_item(job_id: str, answer: msgspec.Struct | JobError) -> dict[str, Any]:
+    """The fields of one item of `batch_of`."""
+    if isinstance(answer, JobError):
+        code = JOB_ERRORS.get(type(answer), OTHER_JOB_ERROR)[1]
+        return {"id": job_id, "error": ItemError(code, str(answer))}
+    return structs.asdict(answer)
+
+
+# -- requests -----------------------------------------------------------------------------------------------
+
+
+class RequestModel(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """The base of all bodies and queries."""
+
+
+@derived(UpdateFlags, presence="default")
+class KeyUpdate(RequestModel):
+    """How an enqueue changes a job with the same key."""
+
+
+@derived(
+    JobRecord,
+    names="type queue codec headers run_at_us priority key idempotency_key max_attempts max_stalls",
+    presence="optional",
+    ignores=JobView,
+)
+class NewJob(RequestModel):
+    """A job to do. Give the payload as any JSON value, or as bytes in base64 with the name of their codec. A job that was listed
+    can be sent as it is: what only the store decides on is ignored."""
+
+    type: Name
+    payload: AnyJSON = UNSET
+    payload_base64: bytes | None = None
+    codec: Name | None = None
+    delay: Delay | None = msgspec.field(default=None, name="delay_seconds")
+    timeout: Annotated[float, Meta(ge=0.001, lt=1e10)] | None = msgspec.field(
+        default=None, name="timeout_seconds"
+    )
+    backoff: tuple[Annotated[float, Meta(ge=0)], Annotated[float, Meta(ge=0, lt=1e9)]] | None = msgspec.field(
+        default=None, name="backoff_seconds"
+    )
+    update: KeyUpdate | None = None
+    max_attempts_camel: Tries | None = msgspec.field(default=None, name="maxAttempts")
+
+
+class NewJobs(RequestModel):
+    """Jobs to do, stored all or not at all."""
+
+    jobs: Annotated[list[NewJob], Meta(min_length=1)]
+
+
+_REQUESTED = set(JobRequest.__struct_fields__) & set(NewJob.__struct_fields__) - {"payload"}
+
+
+def job_request(job: NewJob, payload: Any) -> JobRequest:
+    """The request that a new job describes, with this payload."""
+    request = JobRequest(payload=payload, **{name: getattr(job, name) for name in _REQUESTED})
+    if job.max_attempts_camel is not None:
+        request.max_attempts = job.max_attempts_camel
+    if job.update is not None:
+        request.update = record_of(UpdateFlags, job.update)
+    return request
+
+
+class ClaimRequest(RequestModel):
+    """Which jobs a worker takes, for how long, and how long it waits for one."""
+
+    queue: Name = "default"
+    types: list[Name] | None = None
+    limit: PageLimit = 1
+    lease_seconds: LeaseSeconds = DEFAULT_LEASE_SECONDS
+    worker: Name | None = None
+    worker_camel: Name | None = msgspec.field(default=None, name="workerId")
+    wait_seconds: Annotated[float, Meta(ge=0, le=3600.0)] = 0.0
+
+
+class LeaseProof(RequestModel):
+    """Proves that the caller holds the job: by the token of its lease, or by the name under which it claimed the job."""
+
+    token: Annotated[Name, Meta(description="The lease token that the claim gave.")] | None = None
+    worker: Name | None = None
+    worker_camel: Name | None = msgspec.field(default=None, name="workerId")
+
+
+class HeartbeatItem(LeaseProof, kw_only=True):
+    """A heartbeat for one job of many."""
+
+    id: Name
+    progress: AnyJSON = UNSET
+
+
+class HeartbeatBatch(RequestModel):
+    """Heartbeats for many jobs."""
+
+    jobs: Annotated[list[HeartbeatItem], Meta(min_length=1)]
+    lease_seconds: LeaseSeconds = DEFAULT_LEASE_SECONDS
+
+
+class HeartbeatRequest(LeaseProof):
+    """A heartbeat for one job."""
+
+    lease_seconds: LeaseSeconds = DEFAULT_LEASE_SECONDS
+    progress: AnyJSON = UNSET
+
+
+class ErrorReport(RequestModel):
+    """What went wrong. Longer texts are cut."""
+
+    type: str = "Error"
+    message: str = ""
+    detail: str = ""
+
+
+class CompleteRequest(LeaseProof):
+    """The job is done. The result is kept as long as the job is."""
+
+    result: AnyJSON = UNSET
+    result_base64: bytes | None = None
+
+
+class RetryRequest(LeaseProof):
+    """The execution failed; run the job again after the delay, at the time, or by its own back-off. It dies when its attempts
+    are used up."""
+
+    error: str | ErrorReport = ""
+    delay_seconds: Delay | None = None
+    run_at: AwareTime | None = None
+
+
+class FailRequest(LeaseProof):
+    """The execution failed. The job runs again by its own limits and back-off, unless `retryable` is false."""
+
+    error: str | ErrorReport = ""
+    retryable: bool = True
+
+
+class ReleaseRequest(LeaseProof):
+    """The job goes back unspent: no attempt is counted."""
+
+    delay_seconds: Delay | None = None
+    run_at: AwareTime | None = None
+
+
+class DiscardRequest(LeaseProof):
+    """The job is no longer worth doing: it ends as cancelled."""
+
+    reason: str | ErrorReport | None = None
+
+
+SettleRequest: TypeAlias = CompleteRequest | RetryRequest | FailRequest | ReleaseRequest | DiscardRequest
+SETTLE_REQUESTS: dict[SettleAction, type[SettleRequest]] = {
+    "complete": CompleteRequest,
+    "retry": RetryRequest,
+    "fail": FailRequest,
+    "release": ReleaseRequest,
+    "discard": DiscardRequest,
+}
+
+
+def _settle_item(action: SettleAction) -> Any:
+    """One end in a batch: the request for a single job, with the job's id and the action in it."""
+    request = SETTLE_REQUESTS[action]
+    return msgspec.defstruct(
+        f"{action.capitalize()}Item",
+        [("id", Name)],
+        bases=(request,),
+        namespace={"__doc__": request.__doc__},
+        kw_only=True,
+        tag_field="action",
+        tag=action,
+    )
+
+
+SettleItem: Any = functools.reduce(operator.or_, map(_settle_item, SETTLE_REQUESTS))
+
+
+class SettleBatch(RequestModel):
+    """How many jobs ended."""
+
+    settlements: Annotated[list[SettleItem], Meta(min_length=1)]
+
+
+class EmptyRequest(RequestModel):
+    """No field at all."""
+
+
+class JobIds(RequestModel):
+    """Jobs by their ids."""
+
+    ids: Annotated[list[Name], Meta(min_length=1)]
+
+
+@derived(QueueSettings, presence="default")
+class QueueSettingsRequest(RequestModel):
+    """A queue's settings, as a whole: what is left out gets its default. `null` keeps for ever, or sets no limit."""
+
+
+@derived(JobFilter, without="worker until", presence="default")
+class PurgeRequest(RequestModel):
+    """Which ended jobs to remove. Jobs that have not ended are never touched."""
+
+    states: list[JobState] | None = None
+    types: list[Name] | None = None
+    limit: Annotated[int, Meta(ge=1, le=100_000)] = MAX_PAGE
+
+
+class JobsQuery(RequestModel):
+    """What is left out does not restrict. There is no null in a query, so nothing here is None."""
+
+    queue: Name | UnsetType = UNSET
+    state: list[JobState] = []
+    type: list[Name] = []
+    key: Name | UnsetType = UNSET
+    worker: Name | UnsetType = UNSET
+    finished_before: InstantText | UnsetType = UNSET
+    limit: PageLimit = 100
+    cursor: str | UnsetType = UNSET
+    payload: bool = False
+
+
+class AttemptsQuery(RequestModel):
+    """Where to read the attempt log on."""
+
+    after: str | UnsetType = UNSET
+    limit: PageLimit = 100
+
+
+class StatsQuery(RequestModel):
+    """Which queue; left out: all."""
+
+    queue: Name | UnsetType = UNSET
