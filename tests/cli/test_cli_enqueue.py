@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from cli_harness import Run, lines
 
@@ -85,8 +86,20 @@ def test_many_from_a_file(run: Run, client: Client, tmp_path: Path) -> None:
     file = tmp_path / "jobs.jsonl"
     asked = [
         {"type": "a", "payload": [1], "queue": "q", "priority": 3, "headers": {"x": "y"}},
-        {"type": "b", "delay": 60, "key": "k", "update": {"run_at": "later"}, "backoff": [1, 2]},
-        {"type": "c", "run_at": "2099-01-01T00:00:00Z", "timeout": 2.5, "max_attempts": 9, "max_stalls": 1},
+        {
+            "type": "b",
+            "delay_seconds": 60,
+            "key": "k",
+            "update": {"run_at": "later"},
+            "backoff_seconds": [1, 2],
+        },
+        {
+            "type": "c",
+            "run_at": "2099-01-01T00:00:00Z",
+            "timeout_seconds": 2.5,
+            "max_attempts": 9,
+            "max_stalls": 1,
+        },
     ]
     file.write_text("\n".join(map(json.dumps, asked)) + "\n\n")
     ids = run("enqueue", "--from", str(file)).stdout.split()
@@ -98,6 +111,32 @@ def test_many_from_a_file(run: Run, client: Client, tmp_path: Path) -> None:
         2_000_000,
     )
     assert (c.run_at.year, c.timeout_us, c.max_attempts, c.max_stalls) == (2099, 2_500_000, 9, 1)
+
+
+def test_a_listed_job_is_a_line_that_can_be_enqueued(run: Run, client: Client) -> None:
+    first = run(
+        "enqueue", "greet", '{"name": "Ada"}', "--priority", "3", "--timeout", "5s", "--header", "a=b"
+    ).stdout
+    client.enqueue(JobRequest(type="packed", payload={"n": 1}, codec="msgpack"))
+    listed = run("list", "--json", "--payload").stdout
+    packed, greet = (
+        client.get(job_id) for job_id in run("enqueue", "--from", "-", input=listed).stdout.split()
+    )
+    before = client.get(first.strip())
+    assert greet.id != before.id
+    fields = (
+        "type",
+        "queue",
+        "payload",
+        "codec",
+        "priority",
+        "run_at_us",
+        "timeout_us",
+        "headers",
+        "max_attempts",
+    )
+    assert [getattr(greet, name) for name in fields] == [getattr(before, name) for name in fields]
+    assert (packed.codec, msgspec.msgpack.decode(packed.payload)) == ("msgpack", {"n": 1})
 
 
 def test_many_from_stdin_with_a_summary(run: Run, client: Client) -> None:
@@ -121,7 +160,10 @@ def test_many_from_stdin_with_a_summary(run: Run, client: Client) -> None:
         ('{"type": "a", "quue": "x"}', "quue"),
         ('{"payload": 1}', "type"),
         ('{"type": "a", "priority": 99999}', "priority 99999"),
-        ('{"type": "a", "run_at": "2099-01-01T00:00:00"}', "time zone"),
+        (
+            '{"type": "a", "run_at": "2099-01-01T00:00:00"}',
+            "run_at '2099-01-01T00:00:00': expected `datetime` with a timezone",
+        ),
         ('{"type": "a", "codec": "pickle"}', "pickle"),
     ],
 )

@@ -9,6 +9,7 @@ from cli_harness import Run, kill, lines
 
 from taskharbor.client import Client, portal
 from taskharbor.drivers.contract import QueueSettings
+from taskharbor.errors import JobNotFound
 from taskharbor.jobs import JobRequest, JobState
 
 WIDTHS = (60, 100)
@@ -129,7 +130,7 @@ def test_inspect_shows_a_running_job(run: Run, client: Client) -> None:
     assert "asked to stop" in shown
     assert "running" in shown
     document = json.loads(run("inspect", job_id, "--json").stdout)
-    assert document["lease"]["worker"] == "w-1"
+    assert (document["worker"], document["cancel_requested"]) == ("w-1", True)
 
 
 def test_inspect_shows_an_untried_job_and_cuts_a_long_payload(run: Run, client: Client) -> None:
@@ -182,8 +183,8 @@ def test_stats_counts_states_and_lag(run: Run, client: Client, some_jobs: list[s
     queues = {queue["queue"]: queue for queue in json.loads(run("stats", "--json").stdout)["queues"]}
     default = queues["default"]
     assert (default["counts"]["dead"], default["counts"]["scheduled"], default["dead_total"]) == (1, 1, 1)
-    assert default["paused"] is True
-    assert queues["a-queue-with-a-long-name-too"]["lag"] >= 0
+    assert default["settings"]["paused"] is True
+    assert queues["a-queue-with-a-long-name-too"]["lag_seconds"] >= 0
     (one,) = json.loads(run("stats", "--json", "--queue", "default").stdout)["queues"]
     assert one["queue"] == "default"
 
@@ -223,4 +224,7 @@ def test_cancel(run: Run, client: Client) -> None:
     assert f"{running} is running" in said
     assert client.get(waiting).state is JobState.CANCELLED
     result = run("cancel", "nobody", waiting, "--json", code=1)
-    assert [line.get("kind", line.get("state")) for line in lines(result)] == ["JobNotFound", "cancelled"]
+    assert lines(result) == [
+        {"id": "nobody", "error": {"code": "job_not_found", "detail": str(JobNotFound("nobody"))}},
+        {"id": waiting, "state": "cancelled"},
+    ]

@@ -37,7 +37,7 @@ def test_help_does_not_import_rich() -> None:
 
 @pytest.mark.parametrize("args", [["--json", "stats"], ["stats", "--json"]])
 def test_json_stands_on_either_side(run: Run, url: str, args: list[str]) -> None:
-    assert json.loads(run(*args).stdout) == {"queues": []}
+    assert json.loads(run(*args).stdout) == {"completedTotal": 0, "queues": []}
 
 
 @pytest.mark.parametrize("args", [["--url", "memory://a", "stats"], ["stats", "--url", "memory://a"]])

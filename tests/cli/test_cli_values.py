@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from taskharbor.cli.options import parse_seconds
+from taskharbor.cli.options import parse_seconds, shown_url, store_file
 from taskharbor.cli.output import count_text, duration_text, relative_text
-from taskharbor.cli.store import shown_url, store_file
 from taskharbor.jobs import SECOND
 
 

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from taskharbor import Client, InvalidRequest, JobRequest, JobState, Outcome
 from taskharbor.cli.options import Settings
 from taskharbor.cli.root import root
-from taskharbor.cli.spark_worker import show_summary
+from taskharbor.cli.worker import show_summary
 from taskharbor.drivers.contract import JobFilter
 from taskharbor.requests import new_id
 from taskharbor.spark.workers import (

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from taskharbor.cli.worker import Watcher, app_folder
+from taskharbor.cli.worker import FileWatcher, app_folder
 from taskharbor.worker.supervise import Supervisor
 
 PATIENT = """
@@ -197,7 +197,7 @@ def test_the_watcher_sees_changes_of_python_files_only(tmp_path: Path) -> None:
     (tmp_path / "jobs.py").write_text("x = 1")
     (tmp_path / ".venv").mkdir()
     seen: queue.SimpleQueue[str] = queue.SimpleQueue()
-    watcher = Watcher(tmp_path, seen.put, interval=0.01)
+    watcher = FileWatcher(tmp_path, seen.put, interval=0.01)
     watcher.start()
     try:
         (tmp_path / "notes.txt").write_text("no")

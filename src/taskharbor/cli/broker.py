@@ -14,10 +14,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from taskharbor.cli.options import COUNT, DURATION, FILE, Settings, log_options, shared_options, value_option
+from taskharbor.cli.options import (
+    COUNT,
+    DURATION,
+    FILE,
+    Settings,
+    log_options,
+    shared_options,
+    shown_url,
+    value_option,
+)
 from taskharbor.cli.output import banner
 from taskharbor.cli.problems import BadInput, Problem
-from taskharbor.cli.store import shown_url
 from taskharbor.drivers.registry import connect
 from taskharbor.errors import InvalidRequest, MissingExtra
 from taskharbor.jobs import to_micros

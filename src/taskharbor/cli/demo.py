@@ -15,7 +15,7 @@ import click
 import msgspec
 
 from taskharbor.cli.options import Settings, shared_options
-from taskharbor.cli.output import SHORT_STATES, STATE_STYLES, console, duration_text, emit, rounded
+from taskharbor.cli.output import SHORT_STATES, STATE_STYLES, console, duration_text, emit, progress, rounded
 from taskharbor.cli.problems import FAILED
 from taskharbor.jobs import SECOND, JobState
 
@@ -61,7 +61,7 @@ def demo(settings: Settings, jobs: int, seed: int, keep: bool, report: Path, que
         lacking = missing() if outcome.well and not queue_only else None
         analysis = None
         if outcome.well and not queue_only and lacking is None:
-            with _steps(settings) as say:
+            with progress(settings) as say:
                 analysis = analyse(run.url, folder, report, say=say)
         well = outcome.well and (analysis is None or analysis.is_clean)
         kept = keep or not well
@@ -117,25 +117,6 @@ def _display(settings: Settings) -> Iterator[Callable[[Progress], None]]:
 
     with Live(console=screen, auto_refresh=False, transient=True) as live:
         yield lambda progress: live.update(_picture(progress, screen.width), refresh=True)
-
-
-@contextmanager
-def _steps(settings: Settings) -> Iterator[Callable[[str], None]]:
-    """What the second half is doing: one line that changes on a terminal, a line each elsewhere."""
-    screen = console(stderr=True)
-    if not screen.is_terminal:
-        said: set[str] = set()
-
-        def tell(step: str) -> None:
-            part = step.partition(":")[0]
-            if part not in said:
-                said.add(part)
-                click.echo(part, err=True)
-
-        yield (lambda step: None) if settings.json else tell
-        return
-    with screen.status("") as status:
-        yield lambda step: status.update(step)
 
 
 class _Lines:

@@ -7,24 +7,22 @@ from datetime import timedelta
 
 import click
 
+from taskharbor.broker.models import ChangedJob, RemovedJobs, batch_item, job_view
 from taskharbor.cli.jobs import LARGEST_PAGE, Listing, cursor_option, limit_option, types_option
-from taskharbor.cli.options import DURATION, Group, Settings, queue_option, shared_options
+from taskharbor.cli.options import DURATION, Group, Settings, open_client, queue_option, shared_options
 from taskharbor.cli.output import (
+    WIDE,
     Column,
     answer,
     cell,
-    console,
     duration_text,
     emit,
-    is_narrow,
-    job_document,
+    print_table,
     relative_text,
-    table,
 )
 from taskharbor.cli.problems import FAILED, BadInput, say_error
-from taskharbor.cli.store import open_client
 from taskharbor.client import Client, chunks
-from taskharbor.drivers.contract import JobFilter
+from taskharbor.drivers.records import JobFilter
 from taskharbor.errors import JobError
 from taskharbor.jobs import JobRecord, JobState, Micros, to_micros
 
@@ -53,11 +51,11 @@ def tell(
     code = 0
     for job_id, result in results:
         if not isinstance(result, JobError):
-            answer(settings, {"id": job_id, "state": result}, f"{job_id} {words.get(result, result)}")
+            answer(settings, ChangedJob(job_id, result), f"{job_id} {words.get(result, result)}")
             continue
         code = FAILED
         if settings.json:
-            emit({"id": job_id, "error": str(result), "kind": type(result).__name__})
+            emit(batch_item(job_id, result))
         else:
             say_error(str(result))
     return code
@@ -87,7 +85,7 @@ def list_dead(
         jobs = list(listing)
         if settings.json:
             for job in jobs:
-                emit(job_document(job, payload=False))
+                emit(job_view(job, payload=False))
         else:
             _show(jobs, client.now())
         listing.tell_more(settings)
@@ -123,7 +121,7 @@ def requeue(
     requeued = len(results) - len(kept)
     for one in () if settings.json else kept[:10]:
         click.echo(f"kept: {one}", err=True)
-    document = {"requeued": requeued, "kept": [{"id": one.job_id, "error": str(one)} for one in kept]}
+    document = {"requeued": requeued, "kept": [batch_item(one.job_id, one) for one in kept]}
     answer(settings, document, f"{requeued} requeued" + (f", {len(kept)} kept" if kept else ""))
     return 0
 
@@ -148,7 +146,7 @@ def purge(
         removed = 0
         while gone := client.purge(selection, limit=LARGEST_PAGE):
             removed += gone
-    answer(settings, {"purged": removed}, f"{removed} removed")
+    answer(settings, RemovedJobs(removed), f"{removed} removed")
 
 
 def _confirm(client: Client, selection: JobFilter, settings: Settings, older_than: timedelta | None) -> None:
@@ -169,18 +167,14 @@ def _show(jobs: list[JobRecord], now: Micros) -> None:
     if not jobs:
         click.echo("no dead jobs", err=True)
         return
-    screen = console()
-    narrow = is_narrow(screen)
     columns = (
-        Column("id", lambda job: job.id),
-        Column(
-            "what died", lambda job: cell(f"{job.type}: {_reason(job)}", "red"), shrinks=1, is_shown=narrow
-        ),
-        Column("type", lambda job: job.type, shrinks=1, is_shown=not narrow),
-        Column("died", lambda job: relative_text(job.finished_at_us or now, now), is_shown=not narrow),
-        Column("because", lambda job: cell(_reason(job), "red"), shrinks=2, is_shown=not narrow),
+        Column("id"),
+        Column("what died", lambda job: cell(f"{job.type}: {_reason(job)}", "red"), shrinks=1, most=WIDE - 1),
+        Column("type", shrinks=1, least=WIDE),
+        Column("died", lambda job: relative_text(job.finished_at_us or now, now), least=WIDE),
+        Column("because", lambda job: cell(_reason(job), "red"), shrinks=2, least=WIDE),
     )
-    screen.print(table(screen, columns, jobs))
+    print_table(columns, jobs)
 
 
 def _reason(job: JobRecord) -> str:

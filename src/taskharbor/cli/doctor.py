@@ -19,10 +19,14 @@ import click
 import msgspec
 
 import taskharbor
-from taskharbor.cli.options import Settings, shared_options
+from taskharbor.cli.options import (
+    Settings,
+    shared_options,
+    shown_url,
+    store_file,
+)
 from taskharbor.cli.output import answer, duration_text, emit, plain
 from taskharbor.cli.problems import FAILED
-from taskharbor.cli.store import shown_url, store_file
 from taskharbor.drivers.contract import Driver
 from taskharbor.drivers.registry import connect, installed_drivers
 from taskharbor.errors import InvalidRequest, TaskHarborError

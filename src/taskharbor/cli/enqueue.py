@@ -6,35 +6,37 @@ Lines go in chunks: memory stays flat, and a bad line stops them at a place one 
 from __future__ import annotations
 
 import io
+import json
 import os
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any, BinaryIO
 
 import click
 import msgspec
 
+from taskharbor.broker.models import NewJob, job_request
 from taskharbor.bulk import publish, stage
 from taskharbor.cli.options import (
     COUNT,
     DURATION,
     Instant,
     Settings,
+    open_client,
     parse_pairs,
     shared_options,
     value_option,
 )
-from taskharbor.cli.output import answer, console, emit
+from taskharbor.cli.output import answer, emit, progress
 from taskharbor.cli.problems import INTERRUPTED, UNAVAILABLE, BadInput, Problem
-from taskharbor.cli.store import open_client
 from taskharbor.client import CHUNK, Client, chunks, portal
-from taskharbor.drivers.contract import Enqueued
-from taskharbor.errors import BackendUnavailable, CodecError, InvalidRequest
+from taskharbor.drivers.records import Enqueued
+from taskharbor.errors import BackendUnavailable, CodecError, InvalidRequest, field_error
 from taskharbor.jobs import JobRequest, UpdateFlags
-from taskharbor.requests import RecordBuilder, new_id
+from taskharbor.requests import EncodedPayload, RecordBuilder, new_id
 
 _LONGEST_NAME = 200
 
@@ -47,7 +49,7 @@ _LONGEST_NAME = 200
     "  taskharbor enqueue --from jobs.jsonl --once load-2026-11-17\n"
     "  produce | taskharbor enqueue --from -\n"
     "A line of JSONL:\n"
-    '  {"type": "greet", "payload": {"name": "Ada"}, "queue": "mail", "delay": 60}'
+    '  {"type": "greet", "payload": {"name": "Ada"}, "queue": "mail", "delay_seconds": 60}'
 )
 @click.argument("type", required=False, metavar="[TYPE]")
 @click.argument("payload", required=False, metavar="[PAYLOAD-JSON]")
@@ -183,27 +185,28 @@ def _flags(options: dict[str, Any]) -> UpdateFlags | None:
 LONGEST_LINE = 4 * 1024 * 1024
 
 
-def _by_name(struct: type[msgspec.Struct], **others: tuple[Any, Any]) -> Any:
-    """The struct's fields, some with another type and default. An unknown one is refused: a typo would be lost otherwise."""
-    fields = {one.name: (one.type, one.default) for one in msgspec.structs.fields(struct)} | others
-    named = [
-        (name, kind) if default is msgspec.NODEFAULT else (name, kind, default)
-        for name, (kind, default) in fields.items()
-    ]
-    return msgspec.defstruct(struct.__name__, named, kw_only=True, forbid_unknown_fields=True)
-
-
-_Update = _by_name(UpdateFlags)
-_Line = _by_name(JobRequest, payload=(Any, {}), update=(_Update | None, None))
-_decode = msgspec.json.Decoder(_Line).decode
+_decode = msgspec.json.Decoder(NewJob).decode
 
 
 def _request(line: bytes) -> JobRequest:
-    """A line of the file: the fields of `JobRequest`, with the update flags by name as a person writes them."""
-    fields = msgspec.structs.asdict(_decode(line))
-    if fields["update"] is not None:
-        fields["update"] = UpdateFlags(*msgspec.structs.astuple(fields["update"]))
-    return JobRequest(**fields)
+    """A line of the file: a new job as the HTTP API takes it, or a job as `taskharbor list --json` shows it."""
+    job = _decode(line)
+    if job.payload_base64 is not None:
+        if job.payload is not msgspec.UNSET:
+            raise msgspec.ValidationError("give either payload or payload_base64, not both")
+        return job_request(job, EncodedPayload(job.payload_base64))
+    return job_request(
+        job, {} if isinstance(job.payload, msgspec.UnsetType) else msgspec.json.decode(job.payload)
+    )
+
+
+def _reason(line: bytes, error: Exception) -> str:
+    """Names the value that was refused beside what is expected."""
+    if " - at `$." not in str(error):
+        return str(error)
+    return str(
+        field_error(json.loads(line, object_hook=lambda fields: SimpleNamespace(**fields)), str(error))
+    )
 
 
 class BadLine(Exception):
@@ -238,7 +241,7 @@ class Lines:
             try:
                 request = _request(raw)
             except (msgspec.DecodeError, UnicodeDecodeError) as error:
-                self.bad = BadLine(number, str(error))
+                self.bad = BadLine(number, _reason(raw, error))
                 return
             self.pending.append((number, request))
             yield request
@@ -246,18 +249,18 @@ class Lines:
 
 def enqueue_lines(settings: Settings, source: BinaryIO, *, chunk: int, ids: bool) -> None:
     """Chunk by chunk: each is accepted before the next is read."""
-    lines = Lines(source)
+    lines, size = Lines(source), _size(source)
     started = time.monotonic()
     accepted = existed = 0
     bad: BadLine | None = None
-    with open_client(settings, creating=True) as client, _progress(source, settings) as show:
+    with open_client(settings, creating=True) as client, progress(settings, on_terminal_only=True) as show:
         try:
             for batch in client.enqueue_stream(lines, chunk=chunk):
                 lines.pending.clear()
                 accepted += len(batch)
                 existed += sum(one.existed for one in batch)
                 _print_ids(batch, settings, ids)
-                show(accepted, lines.bytes_read)
+                show(f"{accepted:,} jobs", lines.bytes_read, size)
             bad = lines.bad
         except (BackendUnavailable, KeyboardInterrupt) as error:
             # The chunk under way may have been accepted or not.
@@ -284,11 +287,11 @@ def enqueue_lines(settings: Settings, source: BinaryIO, *, chunk: int, ids: bool
 
 def enqueue_once(settings: Settings, source: BinaryIO, name: str) -> None:
     """All lines as one bulk write: staged first, then published. The store remembers the write's name."""
-    lines = Lines(source)
+    lines, size = Lines(source), _size(source)
     started = time.monotonic()
     # The end keeps a name like `load/7` from being number 7 of a series: that would leave out `load/6` afterwards.
     write = f"once:{name}:"
-    with open_client(settings, creating=True) as client, _progress(source, settings) as show:
+    with open_client(settings, creating=True) as client, progress(settings, on_terminal_only=True) as show:
         now, driver, call = client.now(), client.driver, portal().call
         if call(publish.is_over(driver, write)):
             before = call(publish.publish(driver, write, [], now))
@@ -310,7 +313,7 @@ def enqueue_once(settings: Settings, source: BinaryIO, name: str) -> None:
                     call(staging.put(jobs))
                 lines.pending.clear()
                 staged += len(batch)
-                show(staged, lines.bytes_read)
+                show(f"{staged:,} jobs", lines.bytes_read, size)
             if lines.bad is not None:
                 call(staging.drop())
                 raise BadInput(f"{lines.bad}; nothing was enqueued", line=lines.bad.number, accepted=0)
@@ -359,27 +362,7 @@ def _blame(lines: Lines, client: Client) -> tuple[list[JobRequest], BadLine]:
 
 def _print_ids(batch: list[Enqueued], settings: Settings, ids: bool = True) -> None:
     for one in batch if ids else ():
-        answer(settings, {"id": one.id, "existed": one.existed}, one.id)
-
-
-@contextmanager
-def _progress(source: BinaryIO, settings: Settings) -> Iterator[Callable[[int, int], None]]:
-    """A progress bar on stderr, where somebody looks: by bytes of a file, by count of a pipe."""
-    screen = console(stderr=True)
-    if settings.json or not screen.is_terminal:
-        yield lambda accepted, bytes_read: None
-        return
-    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-    total = _size(source)
-    columns = [SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()]
-    with Progress(*columns, console=screen, transient=True) as bar:
-        task = bar.add_task("0 jobs", total=total)
-
-        def show(accepted: int, bytes_read: int) -> None:
-            bar.update(task, description=f"{accepted:,} jobs", completed=bytes_read if total else None)
-
-        yield show
+        answer(settings, one, one.id)
 
 
 def _size(source: BinaryIO) -> int | None:

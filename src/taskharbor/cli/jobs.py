@@ -2,33 +2,35 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 import msgspec
 
-from taskharbor.cli.options import COUNT, Settings, queue_option, shared_options
+from taskharbor.broker.models import AttemptView, JobView, job_view, model_of
+from taskharbor.cli.options import COUNT, Settings, open_client, queue_option, shared_options
 from taskharbor.cli.output import (
+    WIDE,
     Column,
     as_cell,
-    attempt_document,
     cell,
     console,
-    decoded,
     duration_text,
     emit,
     is_narrow,
-    job_document,
     local_text,
     plain,
+    print_table,
     relative_text,
     state_cell,
     table,
 )
-from taskharbor.cli.store import open_client
 from taskharbor.client import Client
-from taskharbor.drivers.contract import JobFilter
+from taskharbor.codec import CodecRegistry
+from taskharbor.drivers.records import JobFilter
+from taskharbor.errors import CodecError
 from taskharbor.jobs import Attempt, JobRecord, JobState, Micros, Outcome
 
 if TYPE_CHECKING:
@@ -100,7 +102,7 @@ def list_jobs(
         listing = Listing(client, selection, None if everything else limit, cursor)
         if settings.json:
             for job in listing:
-                emit(job_document(job, payload=payload))
+                emit(job_view(job, payload=payload))
         else:
             show(list(listing), client.now(), queue_shown=queue is None)
         listing.tell_more(settings)
@@ -138,22 +140,19 @@ def show(jobs: list[JobRecord], now: Micros, *, queue_shown: bool = True) -> Non
     if not jobs:
         click.echo("no jobs match", err=True)
         return
-    screen = console()
-    narrow, wide = is_narrow(screen), screen.width >= 120
+    queue = (Column("queue", shrinks=2, least=WIDE),) if queue_shown else ()
     columns = (
-        Column("id", lambda job: job.id),
-        Column("type", lambda job: job.type, shrinks=1),
-        Column("queue", lambda job: job.queue, shrinks=2, is_shown=queue_shown and not narrow),
+        Column("id"),
+        Column("type", shrinks=1),
+        *queue,
         Column("state", lambda job: state_cell(job.state)),
-        Column("failed", _tries_spent, right=True, is_shown=not narrow),
-        Column("when", lambda job: moment(job, now), is_shown=not narrow),
-        Column("key / reason", lambda job: cell(remark(job), "bright_black"), shrinks=3, is_shown=wide),
+        Column(
+            "failed", lambda job: f"{job.attempts + job.stalls}/{job.max_attempts}", right=True, least=WIDE
+        ),
+        Column("when", lambda job: moment(job, now), least=WIDE),
+        Column("key / reason", lambda job: cell(remark(job), "bright_black"), shrinks=3, least=120),
     )
-    screen.print(table(screen, columns, jobs))
-
-
-def _tries_spent(job: JobRecord) -> str:
-    return f"{job.attempts + job.stalls}/{job.max_attempts}"
+    print_table(columns, jobs)
 
 
 def moment(job: JobRecord, now: Micros) -> str:
@@ -174,6 +173,12 @@ def remark(job: JobRecord) -> str:
 # -- one job -----------------------------------------------------------------------------------------------
 
 
+class InspectedJob(JobView, kw_only=True):
+    """A job and how its leases ended."""
+
+    timeline: list[AttemptView]
+
+
 @click.command()
 @click.argument("job_id", metavar="ID")
 @click.option("--no-payload", is_flag=True, help="Leave the payload and the result out.")
@@ -186,8 +191,8 @@ def inspect(settings: Settings, job_id: str, no_payload: bool, full: bool) -> No
         attempts = client.job_attempts(job_id)
         now = client.now()
     if settings.json:
-        document = job_document(job, payload=not no_payload)
-        emit({**document, "timeline": [attempt_document(one) for one in attempts]})
+        view = msgspec.structs.asdict(job_view(job, payload=not no_payload))
+        emit(InspectedJob(**view, timeline=[model_of(AttemptView, one) for one in attempts]))
         return
     screen = console()
     screen.print(_facts(job, now))
@@ -259,8 +264,21 @@ def _lease(job: JobRecord, now: Micros) -> str:
     return f"held by {job.worker}, {until}, fence {job.fence}"
 
 
+_codecs = CodecRegistry()
+
+
+def _decoded(codec: str, data: bytes) -> Any:
+    """The value of the bytes, or the bytes in base64 where this process cannot read them or JSON cannot hold their value."""
+    try:
+        value = _codecs.get(codec).decode(data)
+        msgspec.json.encode(value)
+    except (CodecError, TypeError, ValueError):
+        return {"base64": base64.b64encode(data).decode()}
+    return value
+
+
 def _show_value(screen: Console, label: str, codec: str, data: bytes, full: bool) -> None:
-    value = decoded(codec, data)
+    value = _decoded(codec, data)
     text = msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
     if len(text) <= 60:
         text = msgspec.json.encode(value).decode()
@@ -327,12 +345,7 @@ def timeline(job: JobRecord, attempts: list[Attempt], now: Micros, screen: Conso
         Column("took", lambda row: duration_text(row.end - row.start) if row.was_leased else "-", right=True),
         Column(span.heading(), lambda row: span.bar(row.start, row.end, row.style)),
         Column("outcome", lambda row: cell(row.outcome, row.style)),
-        Column(
-            "worker",
-            lambda row: cell(row.worker or "-", "bright_black"),
-            shrinks=1,
-            is_shown=not is_narrow(screen),
-        ),
+        Column("worker", lambda row: cell(row.worker or "-", "bright_black"), shrinks=1, least=WIDE),
         Column("error", lambda row: cell(row.error, "bright_black"), shrinks=2),
     )
     some = "" if len(attempts) <= SHOWN else f" (the last {SHOWN} of {len(attempts)})"

@@ -1,19 +1,24 @@
-"""Options of the commands: those that all have, those that several share, and the kinds of values they take."""
+"""Options of the commands: those that all have, those that several share, the kinds of values they take, and the store that --url
+names: a client on it, or a clear word about why there is none."""
 
 from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import unquote
 
 import click
 from click.core import ParameterSource
 
+from taskharbor.cli.problems import BadInput, Problem
+from taskharbor.client import Client
 from taskharbor.harbor import DEFAULT_URL
 
 if TYPE_CHECKING:
@@ -115,13 +120,13 @@ def parse_seconds(text: str) -> float | None:
     return seconds if 0 <= seconds <= _LONGEST else None
 
 
-def parse_pairs(pairs: tuple[str, ...], option: str) -> dict[str, str]:
+def parse_pairs(pairs: tuple[str, ...], option: str, example: str = "name=value") -> dict[str, str]:
     """`k=v` options as a mapping."""
     parsed: dict[str, str] = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not equals or not name:
-            raise click.BadParameter(f"{pair!r}: write it like {option} name=value")
+            raise click.BadParameter(f"{pair!r}: write it like {option} {example}")
         parsed[name] = value
     return parsed
 
@@ -228,3 +233,65 @@ def chosen_options(options: dict[str, Any]) -> dict[str, Any]:
     chosen = {name: given[name] for name in _WORKER_VALUES if name in given}
     chosen |= {name: given[name].total_seconds() for name in _WORKER_DURATIONS if name in given}
     return chosen | {name: list(given[name]) for name in _REPEATED if given[name]}
+
+
+# -- the store ------------------------------------------------------------------------------------------------
+
+_SECRET = re.compile("pass|secret|token|key|credential|sig", re.IGNORECASE)
+
+
+@contextmanager
+def open_client(settings: Settings, *, creating: bool = False) -> Iterator[Client]:
+    """A client for the time of a command. Only commands that add something may make a new database file."""
+    if creating and settings.url == "memory://":
+        raise BadInput(
+            "memory:// is a new store inside this process: it ends with the command",
+            hint="name another store with --url or TASKHARBOR_URL",
+        )
+    if not creating:
+        require_store(settings)
+    with closing(Client(settings.url)) as client:
+        yield client
+
+
+def require_store(settings: Settings) -> None:
+    """Looking must not create: an empty new database would answer a wrong --url with "no jobs"."""
+    file = store_file(settings.url)
+    if file is None or file.exists():
+        return
+    if settings.url_is_default:
+        raise Problem(
+            f"there is no {file} in {Path.cwd()}",
+            hint="go to your app's folder, or name the store with --url or TASKHARBOR_URL; "
+            "the first `taskharbor enqueue` makes one",
+            kind="NoStore",
+        )
+    raise Problem(
+        f"there is no database {file} (from {shown_url(settings.url)})",
+        hint="sqlite:///name.db is relative to the current folder, sqlite:////path/name.db is absolute",
+        kind="NoStore",
+    )
+
+
+def store_file(url: str) -> Path | None:
+    """The file that an SQLite URL names; None for every other store."""
+    scheme, _, rest = url.partition("://")
+    if scheme != "sqlite" or not rest.startswith("/"):
+        return None
+    return Path(unquote(rest[1:].partition("?")[0]))
+
+
+def shown_url(url: str) -> str:
+    """The URL without what is secret in it: passwords, tokens, keys."""
+    base, question, query = url.partition("?")
+    scheme, separator, rest = base.partition("://")
+    authority, slash, path = rest.partition("/")
+    account, at, place = authority.rpartition("@")
+    user, colon, _ = account.partition(":")
+    if at and (colon or scheme in ("http", "https")):
+        account = f"{user}:***" if colon else "***"
+    options = [
+        f"{option.partition('=')[0]}=***" if _SECRET.search(option.partition("=")[0]) else option
+        for option in query.split("&")
+    ]
+    return f"{scheme}{separator}{account}{at}{place}{slash}{path}{question}{'&'.join(options)}"

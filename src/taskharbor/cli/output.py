@@ -1,25 +1,24 @@
-"""Output of the commands: JSON documents for programs, tables and texts for people.
+"""Output of the commands: JSON documents for programs; tables, texts and progress for people.
 
-Nothing stored in a job can steer the terminal. Lease tokens stay inside: whoever holds one can settle the job.
+Nothing stored in a job can steer the terminal.
 """
 
 from __future__ import annotations
 
-import base64
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import click
 import msgspec
 
 import taskharbor
 from taskharbor.cli.options import Settings
-from taskharbor.codec import CodecRegistry
-from taskharbor.drivers.contract import QueueSettings, QueueStats
-from taskharbor.errors import CodecError
-from taskharbor.jobs import SECOND, Attempt, JobRecord, JobState, Micros, to_datetime
+from taskharbor.jobs import SECOND, JobState, Micros, to_datetime
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -29,6 +28,8 @@ if TYPE_CHECKING:
 PIPED_WIDTH = 200
 """Columns where nobody looks at a terminal: enough not to cut anything that a script may want."""
 
+WIDE = 90
+"""Width of a screen from which on tables are shown in full."""
 GAP = 2
 NARROWEST = 6
 
@@ -103,14 +104,19 @@ def state_cell(state: JobState) -> Text:
 
 
 class Column(NamedTuple):
+    """A column of a table of items."""
+
     title: str
-    draw: Callable[[Any], Text | str]
-    """The cell of an item."""
+    draw: Callable[[Any], Text | str] | None = None
+    """The cell of an item; None: the item's field of the title's name."""
     right: bool = False
     shrinks: int = 0
     """Where a row is too wide, the columns with the highest number give way first; those with 0 never do."""
     footer: str = ""
-    is_shown: bool = True
+    least: int = 0
+    """The narrowest screen that shows it."""
+    most: int = sys.maxsize
+    """The widest screen that shows it."""
 
 
 def table(
@@ -123,8 +129,9 @@ def table(
     from rich import box
     from rich.table import Table
 
-    columns = [column for column in columns if column.is_shown]
-    rows = [[as_cell(column.draw(item)) for column in columns] for item in items]
+    columns = [column for column in columns if column.least <= screen.width <= column.most]
+    draws = [column.draw or attrgetter(column.title) for column in columns]
+    rows = [[as_cell(draw(item)) for draw in draws] for item in items]
     drawn = Table(
         box=box.SIMPLE_HEAD,
         title=title,
@@ -138,17 +145,19 @@ def table(
         show_footer=any(column.footer for column in columns),
     )
     for column, width in zip(columns, _widths(screen.width, columns, rows), strict=True):
+        justify: Any = "right" if column.right else "left"
         drawn.add_column(
-            column.title,
-            column.footer,
-            justify="right" if column.right else "left",
-            width=width,
-            no_wrap=True,
-            overflow="ellipsis",
+            column.title, column.footer, justify=justify, width=width, no_wrap=True, overflow="ellipsis"
         )
     for row in rows:
         drawn.add_row(*row)
     return drawn
+
+
+def print_table(columns: Iterable[Column], items: Iterable[Any]) -> None:
+    """A table on stdout."""
+    screen = console()
+    screen.print(table(screen, columns, items))
 
 
 def as_cell(drawn: Text | str) -> Text:
@@ -170,83 +179,54 @@ def _widths(available: int, columns: Sequence[Column], rows: Sequence[Sequence[T
 
 
 def is_narrow(screen: Console) -> bool:
-    return screen.width < 90
+    return screen.width < WIDE
 
 
-# -- documents: jobs, attempts and queues as JSON -------------------------------------------------------------
+class Show(Protocol):
+    """Shows what a command is doing: `done` of `total` steps, bytes or jobs, where that is known."""
 
-_CODECS = CodecRegistry()
-
-
-def fields_of(record: msgspec.Struct, names: str) -> dict[str, Any]:
-    """Fields of a record, named with spaces between them; instants as text."""
-    fields = record.__struct_fields__
-    return {
-        name: iso_text(getattr(record, f"{name}_us")) if f"{name}_us" in fields else getattr(record, name)
-        for name in names.split()
-    }
+    def __call__(self, text: str, done: int = 0, total: int | None = None, /) -> None: ...
 
 
-def job_document(job: JobRecord, *, payload: bool) -> dict[str, Any]:
-    document = {
-        **fields_of(job, "id type queue state priority created_at run_at finished_at"),
-        **fields_of(job, "attempts stalls max_attempts max_stalls"),
-        "timeout": job.timeout_us / SECOND if job.timeout_us else None,
-        "backoff": [job.backoff_min_us / SECOND, job.backoff_max_us / SECOND],
-        **fields_of(job, "key idempotency_key headers codec"),
-        "payload_bytes": len(job.payload),
-        "fence": job.fence,
-        "lease": None if job.lease is None else fields_of(job, "worker reserved_at expires_at"),
-        **fields_of(job, "cancel_requested merged_into last_error failed_at"),
-        "progress": None if job.progress is None else msgspec.json.decode(job.progress),
-    }
-    if payload:
-        document["payload"] = decoded(job.codec, job.payload)
-        document["result"] = None if job.result is None else decoded(job.codec, job.result)
-    return document
+@contextmanager
+def progress(settings: Settings, *, every: float = 0.0, on_terminal_only: bool = False) -> Iterator[Show]:
+    """A bar on a terminal's stderr; elsewhere a line for each new text, at most one in `every` seconds; nothing with --json."""
+    screen = console(stderr=True)
+    if screen.is_terminal:
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+        columns = (TextColumn("{task.description}", style="bold"), BarColumn(), TimeElapsedColumn())
+        with Progress(*columns, console=screen, transient=True) as bar:
+            task = bar.add_task("", total=None)
+
+            def update(text: str, done: int = 0, total: int | None = None, /) -> None:
+                bar.update(task, description=text, completed=done, total=total)
+
+            yield update
+        return
+    last, due = "", 0.0
+
+    def echo(text: str, done: int = 0, total: int | None = None, /) -> None:
+        nonlocal last, due
+        # After a colon stand details, for which a line of its own would be too much.
+        subject = text.partition(":")[0]
+        if not (settings.json or on_terminal_only or subject == last or time.monotonic() < due):
+            last, due = subject, time.monotonic() + every
+            click.echo(subject, err=True)
+
+    yield echo
 
 
-def decoded(codec: str, data: bytes) -> Any:
-    """The value of the bytes, or the bytes themselves in base64 where this process cannot read or JSON cannot hold it."""
-    try:
-        value = _CODECS.get(codec).decode(data)
-        msgspec.json.encode(value)
-    except (CodecError, TypeError, ValueError):
-        return {"base64": base64.b64encode(data).decode()}
-    return value
-
-
-def attempt_document(attempt: Attempt) -> dict[str, Any]:
-    names = "fence outcome state worker run_at reserved_at lease_expires_at ended_at error_type error_message"
-    return fields_of(attempt, names)
-
-
-def settings_document(settings: QueueSettings) -> dict[str, Any]:
-    kept = {name: getattr(settings, f"{name}_us") for name in ("keep_done", "keep_dead", "keep_attempts")}
-    return {
-        **fields_of(settings, "paused max_inflight failure_queue"),
-        **{name: None if age is None else age / SECOND for name, age in kept.items()},
-    }
-
-
-def stats_document(stats: QueueStats, now: Micros) -> dict[str, Any]:
-    return {
-        "queue": stats.queue,
-        "counts": {str(state): count for state, count in stats.counts.items()},
-        **fields_of(stats, "done_total dead_total cancelled_total"),
-        "lag": None if stats.head_run_at_us is None else max(0, now - stats.head_run_at_us) / SECOND,
-        **settings_document(stats.settings),
-    }
+# -- texts ----------------------------------------------------------------------------------------------------
 
 
 def rounded(value: Any) -> Any:
     """Seconds in a document to the millisecond, which is enough for whoever reads them."""
     if isinstance(value, dict):
         return {name: rounded(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [rounded(one) for one in value]
     return round(value, 3) if isinstance(value, float) else value
-
-
-# -- texts ----------------------------------------------------------------------------------------------------
 
 
 def duration_text(duration: Micros) -> str:
@@ -290,10 +270,6 @@ def coarse_text(duration: Micros) -> str:
 
 def local_text(when: Micros) -> str:
     return to_datetime(when).astimezone().strftime("%Y-%m-%d %H:%M:%S")
-
-
-def iso_text(when: Micros | None) -> str | None:
-    return None if when is None else to_datetime(when).isoformat().replace("+00:00", "Z")
 
 
 def kept_text(kept: Micros | None) -> str:

@@ -1,9 +1,10 @@
-"""`taskharbor pipeline`: the attempt log as a lake of tables, its audit, its report, and its upkeep."""
+"""`taskharbor pipeline` and `taskharbor history`: the attempt log as a lake of tables, its audit, its report and its upkeep; and
+a log that looks like production, to try the pipeline on and to prove the audit with."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -12,18 +13,27 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from taskharbor.cli.options import COUNT, DURATION, FOLDER, Group, Settings, shared_options
-from taskharbor.cli.output import Column, answer, cell, console, count_text, emit, rounded, table
+from taskharbor.cli.options import COUNT, DURATION, FOLDER, Group, Settings, require_store, shared_options
+from taskharbor.cli.output import (
+    Column,
+    Show,
+    answer,
+    cell,
+    console,
+    count_text,
+    emit,
+    print_table,
+    progress,
+    rounded,
+)
 from taskharbor.cli.problems import FAILED, BadInput
-from taskharbor.cli.store import require_store
+from taskharbor.errors import MissingExtra
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from taskharbor.spark.audit import AuditResult
     from taskharbor.spark.lake import RunSummary
-
-Show = Callable[[str, int, int], None]
 
 _lake = click.option("--lake", "folder", type=FOLDER, default="lake", help="The folder of the lake.")
 _master = click.option(
@@ -193,7 +203,7 @@ def vacuum(
 @contextmanager
 def _session(settings: Settings, master: str | None) -> Iterator[tuple[Any, Show, float]]:
     """A SparkSession, how to show progress, and how long the start took. No type is named: no command imports PySpark."""
-    with _progress(settings) as show:
+    with progress(settings) as show:
         from taskharbor.spark.session import FOR_MILLIONS, local_session
 
         show("starting Spark", 0, 1)
@@ -211,30 +221,10 @@ def _require_lake(folder: Path) -> None:
         )
 
 
-# -- while it runs --------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def _progress(settings: Settings) -> Iterator[Show]:
-    """A bar on a terminal, one line per step elsewhere, nothing with --json into a pipe."""
-    screen = console(stderr=True)
-    if not screen.is_terminal:
-        yield lambda name, done, total: None if settings.json else click.echo(name, err=True)
-        return
-    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
-    from rich.progress import Progress as Bar
-
-    columns = (TextColumn("{task.description}", style="bold"), BarColumn(), TimeElapsedColumn())
-    with Bar(*columns, console=screen, transient=True) as bar:
-        shown = bar.add_task("", total=1)
-        yield lambda name, done, total: bar.update(shown, description=name, completed=done, total=total)
-
-
 # -- afterwards -----------------------------------------------------------------------------------------------
 
 
 def _print_run(summary: RunSummary) -> None:
-    screen = console()
     click.echo(
         f"{summary.source}: {summary.rows_read:,} new rows of the attempt log in {summary.seconds:.1f} s "
         f"(and {summary.startup_seconds:.1f} s for starting Spark)"
@@ -247,7 +237,7 @@ def _print_run(summary: RunSummary) -> None:
         Column("rows written", lambda name: count_text(shown[name]), right=True),
         Column("seconds", lambda name: f"{summary.steps.get(name, 0.0):.1f}", right=True),
     )
-    screen.print(table(screen, columns, shown))
+    print_table(columns, shown)
 
 
 def _audit_view(result: AuditResult) -> RenderableType:
@@ -260,3 +250,47 @@ def _audit_view(result: AuditResult) -> RenderableType:
     lines += [cell(f"{count:>8,}  {kind}", "red") for kind, count in result.kinds.items()]
     lines += [cell(f"{one.kind}: {one.text}") for one in result.examples]
     return Lines(*lines)
+
+
+# -- a log to try it on --------------------------------------------------------------------------------------
+
+
+@click.command()
+@click.option("--rows", default=100_000, type=COUNT, help="How many attempts.")
+@click.option("--days", default=7, type=COUNT, help="Over how many days.")
+@click.option("--seed", default=0, type=int, help="The same seed makes the same rows.")
+@click.option("--violations", default=0, type=click.IntRange(min=0), help="Break the guarantees this often.")
+@click.option("--lake", type=FOLDER, help="Run it through this lake.")
+@click.option("--parquet", type=FOLDER, help="Write it below this folder: attempts, queues, planted.")
+@shared_options
+def history(
+    settings: Settings,
+    rows: int,
+    days: int,
+    seed: int,
+    violations: int,
+    lake: Path | None,
+    parquet: Path | None,
+) -> None:
+    """Make up a realistic history, clean or with planted violations."""
+    folder = lake or parquet
+    if folder is None or (lake is not None and parquet is not None):
+        raise click.UsageError("say where it goes: either --lake DIR or --parquet DIR")
+    from taskharbor.spark.session import check, local_session
+
+    check()
+    try:
+        from taskharbor_testkit.histories.generation import fill_lake, write_parquet
+    except ModuleNotFoundError as missing:
+        raise MissingExtra(
+            "made-up histories are part of the testkit: pip install 'taskharbor-testkit[histories]'"
+        ) from missing
+
+    spark = local_session("taskharbor history")
+    began = time.monotonic()
+    write = write_parquet if lake is None else fill_lake
+    count = write(spark, folder, rows=rows, days=days, seed=seed, violations=violations)
+    seconds = time.monotonic() - began
+    document = {"rows": rows, "planted": count, "seed": seed, "seconds": seconds, "path": str(folder)}
+    text = f"{rows:,} attempts, {count:,} violations planted, in {folder} ({seconds:.1f} s)"
+    answer(settings, rounded(document), text)

@@ -10,12 +10,11 @@
 from __future__ import annotations
 
 import traceback
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
 
-from taskharbor.cli.options import Settings
 from taskharbor.errors import (
     BackendUnavailable,
     CodecError,
@@ -26,6 +25,9 @@ from taskharbor.errors import (
     SchemaMismatch,
     TaskHarborError,
 )
+
+if TYPE_CHECKING:
+    from taskharbor.cli.options import Settings
 
 FAILED = 1
 BAD_INPUT = 2

@@ -13,10 +13,22 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from taskharbor.cli.options import COUNT, CountOrNone, Duration, Group, Settings, queue_option, shared_options
+from taskharbor.broker.models import queue_stats_view, queue_view, stats_view
+from taskharbor.cli.options import (
+    COUNT,
+    CountOrNone,
+    Duration,
+    Group,
+    Settings,
+    open_client,
+    queue_option,
+    shared_options,
+    shown_url,
+)
 from taskharbor.cli.output import (
     SHORT_STATES,
     STATE_STYLES,
+    WIDE,
     Column,
     answer,
     cell,
@@ -26,20 +38,17 @@ from taskharbor.cli.output import (
     emit,
     is_narrow,
     kept_text,
-    settings_document,
-    stats_document,
+    print_table,
     table,
 )
 from taskharbor.cli.problems import BadInput
-from taskharbor.cli.store import open_client, shown_url
 from taskharbor.client import Client
-from taskharbor.drivers.contract import QueueSettings, QueueStats
+from taskharbor.drivers.records import QueueSettings, QueueStats
 from taskharbor.jobs import WAITING_STATES, JobState, Micros, to_micros
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.text import Text
-
 
 NO_QUEUES = "no queues yet: the first enqueue makes one"
 
@@ -61,7 +70,7 @@ def list_queues(settings: Settings) -> None:
         found, now = client.stats(), client.now()
     if settings.json:
         for one in found:
-            emit(stats_document(one, now))
+            emit(queue_stats_view(one, now))
     elif found:
         _show(found)
     else:
@@ -137,8 +146,7 @@ def _change_all(settings: Settings, names: tuple[str, ...], **changes: Any) -> N
         for name in names:
             changed = msgspec.structs.replace(client.settings(name), **changes)
             client.configure(name, changed)
-            document = {"queue": name, **settings_document(changed)}
-            answer(settings, document, f"{name}: {_sentence(changed)}")
+            answer(settings, queue_view(name, changed), f"{name}: {_sentence(changed)}")
 
 
 def _sentence(settings: QueueSettings) -> str:
@@ -153,18 +161,17 @@ def _sentence(settings: QueueSettings) -> str:
 
 
 def _show(stats: list[QueueStats]) -> None:
-    screen = console()
-    wide = not is_narrow(screen)
     columns = (
-        Column("queue", lambda one: one.queue, shrinks=1),
+        Column("queue", shrinks=1),
         Column("", lambda one: cell("paused", "yellow") if one.settings.paused else cell("on", "green")),
         Column("waiting", lambda one: _sum(one, *WAITING_STATES), right=True),
         Column("running", lambda one: _sum(one, JobState.INFLIGHT), right=True),
         Column("limit", lambda one: str(one.settings.max_inflight or "-"), right=True),
-        Column("failures to", lambda one: one.settings.failure_queue or "-", shrinks=2, is_shown=wide),
-        Column("keeps done / dead / attempts" if wide else "keeps", lambda one: _kept(one.settings)),
+        Column("failures to", lambda one: one.settings.failure_queue or "-", shrinks=2, least=WIDE),
+        Column("keeps done / dead / attempts", lambda one: _kept(one.settings), least=WIDE),
+        Column("keeps", lambda one: _kept(one.settings), most=WIDE - 1),
     )
-    screen.print(table(screen, columns, stats))
+    print_table(columns, stats)
 
 
 def _sum(one: QueueStats, *states: JobState) -> str:
@@ -192,7 +199,7 @@ def stats(settings: Settings, queue: str | None, watch: bool, interval: float, t
         try:
             if settings.json:
                 for taken, now in looks:
-                    emit({"queues": [stats_document(one, now) for one in taken]})
+                    emit(stats_view(taken, now))
             elif watch:
                 _watch(settings, looks)
             else:
@@ -247,25 +254,22 @@ def view(taken: list[QueueStats], now: Micros, screen: Console) -> RenderableTyp
     """The table, with a sum under it where there are several queues."""
     if not taken:
         return cell(NO_QUEUES)
-    narrow = is_narrow(screen)
 
     def footer(text: str) -> str:
         return text if len(taken) > 1 else ""
 
-    columns = [Column("queue", lambda one: one.queue, shrinks=1, footer=footer("all"))]
+    columns = [Column("queue", shrinks=1, footer=footer("all"))]
     for state in JobState:
         total = sum(one.counts.get(state, 0) for one in taken)
-        title = SHORT_STATES[state] if narrow else str(state)
+        title = SHORT_STATES[state] if is_narrow(screen) else str(state)
         # A narrow screen has no room for columns of zeros.
-        is_shown = not narrow or state is JobState.READY or total > 0
+        least = 0 if total or state is JobState.READY else WIDE
         draw = functools.partial(_count, state)
-        columns.append(Column(title, draw, True, footer=footer(count_text(total)), is_shown=is_shown))
+        columns.append(Column(title, draw, True, footer=footer(count_text(total)), least=least))
     ever = footer(count_text(sum(map(_ended_ever, taken))))
     columns += [
         Column("lag", lambda one: _lag(one, now), right=True),
-        Column(
-            "ended ever", lambda one: count_text(_ended_ever(one)), True, footer=ever, is_shown=not narrow
-        ),
+        Column("ended ever", lambda one: count_text(_ended_ever(one)), True, footer=ever, least=WIDE),
     ]
     return table(screen, columns, taken)
 

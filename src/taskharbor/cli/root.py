@@ -16,14 +16,12 @@ from taskharbor.cli.demo import demo
 from taskharbor.cli.dlq import cancel, dlq
 from taskharbor.cli.doctor import doctor, migrate
 from taskharbor.cli.enqueue import enqueue
-from taskharbor.cli.history import history
 from taskharbor.cli.jobs import inspect, list_jobs
 from taskharbor.cli.options import Group, Settings, shared_options
-from taskharbor.cli.pipeline import pipeline
+from taskharbor.cli.pipeline import history, pipeline
 from taskharbor.cli.problems import report
 from taskharbor.cli.queues import queues, stats
-from taskharbor.cli.spark_worker import spark_worker
-from taskharbor.cli.worker import worker
+from taskharbor.cli.worker import spark_worker, worker
 
 _INSTALL = {
     "bash": "echo 'eval \"$(taskharbor completion bash)\"' >> ~/.bashrc",

@@ -1,4 +1,4 @@
-"""`taskharbor worker`: run an app's jobs, in this process or in several."""
+"""`taskharbor worker` and `taskharbor spark-worker`: run an app's jobs in this process, in several, or on Spark's executors."""
 
 from __future__ import annotations
 
@@ -17,19 +17,36 @@ import msgspec
 
 from taskharbor.cli.apps import load_app, put_current_folder_first
 from taskharbor.cli.options import (
+    COUNT,
     DURATION,
     Settings,
     chosen_options,
     log_options,
+    parse_pairs,
+    require_store,
     shared_options,
     value_option,
     worker_options,
 )
-from taskharbor.cli.output import banner
+from taskharbor.cli.output import (
+    Column,
+    answer,
+    banner,
+    cell,
+    console,
+    count_text,
+    emit,
+    print_table,
+    progress,
+    rounded,
+)
 from taskharbor.cli.problems import BadInput, Problem
 from taskharbor.harbor import Harbor
 
 if TYPE_CHECKING:
+    from rich.text import Text
+
+    from taskharbor.spark.workers import DrainSummary, Progress
     from taskharbor.worker.health import Look
     from taskharbor.worker.worker import Worker
 
@@ -38,7 +55,7 @@ _LEFT_OUT = {"__pycache__", "node_modules", "site-packages", "venv", "build", "d
 MOST_FILES = 5000
 
 
-class Watcher:
+class FileWatcher:
     """Looks at the `.py` files under a folder every `interval` seconds, on a daemon thread."""
 
     def __init__(self, folder: Path, changed: Callable[[str], None], *, interval: float = 0.5) -> None:
@@ -233,7 +250,7 @@ def _supervise(settings: Settings, app: str, options: dict[str, Any]) -> int:
     )
     with ExitStack() as stack:
         if reload:
-            watcher = Watcher(app_folder(app.partition(":")[0]), supervisor.changed)
+            watcher = FileWatcher(app_folder(app.partition(":")[0]), supervisor.changed)
             watcher.start()
             stack.callback(watcher.stop)
         _serve_health(stack, options, supervisor.look)
@@ -256,3 +273,115 @@ def _banner(harbor: Harbor | None, label: str, options: dict[str, Any], queues: 
     if harbor is not None:
         parts.append(f"{len(harbor.handlers)} job types")
     banner(options["log_format"], [*parts, f"concurrency {options['concurrency']}"])
+
+
+# -- workers on Spark's executors ---------------------------------------------------------------------------
+
+LINE_EVERY = 5.0
+"""Seconds between lines of progress where nobody looks at a terminal."""
+
+
+@click.command(
+    "spark-worker",
+    epilog="One worker per task slot, each a Spark job of its own: a lost executor takes only its own down, and that one is "
+    "started again. Bounds count for each worker, except --max-seconds. Ctrl-C: running jobs are finished; a second one: "
+    "the tasks are cancelled, and jobs run again when their leases expire.",
+)
+@click.argument("app", metavar="MODULE[:APP]", required=False)
+@click.option("--workers", "-n", type=COUNT, help="How many.  [default: one per task slot]")
+@worker_options
+@click.option(
+    "--master", metavar="URL", help="local[4], spark://host:7077, ...  [default: local[*], or spark-submit's]"
+)
+@click.option("--conf", "confs", multiple=True, metavar="KEY=VALUE", help="A Spark setting; repeat.")
+@click.option(
+    "--py-files", multiple=True, metavar="FILE", help="Ship this .py, .zip or .egg to the executors; repeat."
+)
+@click.option(
+    "--stop",
+    "stopped_run",
+    metavar="RUN",
+    help="Stop a run, from anywhere: its name is shown when it starts.",
+)
+@shared_options
+def spark_worker(settings: Settings, /, app: str | None, **options: Any) -> None:
+    """Run jobs of the app that MODULE:APP names, inside Spark tasks."""
+    if options["stopped_run"]:
+        _stop(settings, options["stopped_run"])
+        return
+    if app is None:
+        raise BadInput("which app?", hint="name it like jobs:harbor")
+    # Spark is an extra, and takes a second to import: not before somebody asks for it.
+    from taskharbor.spark.session import local_session
+    from taskharbor.spark.workers import run_on_executors
+
+    def started(run: str, workers: int) -> None:
+        if not settings.json:
+            click.secho(f"run {run}: {workers} workers; Ctrl-C stops gracefully", fg="cyan", err=True)
+
+    put_current_folder_first()
+    confs = parse_pairs(options["confs"], "--conf", "spark.executor.memory=1g")
+    spark = local_session("taskharbor spark-worker", master=options["master"], settings=confs)
+    try:
+        for file in options["py_files"]:
+            spark.sparkContext.addPyFile(file)
+        with progress(settings, every=LINE_EVERY) as show:
+            summary = run_on_executors(
+                spark,
+                app,
+                None if settings.url_is_default else settings.url,
+                workers=options["workers"],
+                started=started,
+                progress=lambda now: show(_line(now)),
+                **chosen_options(options),
+            )
+    finally:
+        spark.stop()
+    show_summary(settings, summary)
+
+
+def _stop(settings: Settings, run: str) -> None:
+    from taskharbor.spark.workers.stopping import ask_to_stop
+
+    require_store(settings)
+    ask_to_stop(settings.url, run)
+    answer(settings, {"run": run, "asked_to_stop": True}, f"run {run} was asked to stop")
+
+
+def _line(now: Progress) -> str:
+    pace = now.ended / now.seconds if now.seconds > 0 else 0.0
+    parts = [
+        f"{now.seconds:.0f} s",
+        f"{count_text(now.ended)} ended",
+        f"{pace:.0f}/s",
+        f"{count_text(now.waiting)} waiting",
+        f"{count_text(now.inflight)} running",
+        f"{now.workers} workers",
+    ]
+    return " · ".join([*parts, "stopping"] if now.stopping else parts)
+
+
+def show_summary(settings: Settings, summary: DrainSummary) -> None:
+    if settings.json:
+        asdict = msgspec.structs.asdict
+        workers = [{**asdict(one), "done": one.done, "failed": one.failed} for one in summary.workers]
+        totals = {name: getattr(summary, name) for name in ("done", "failed", "lost")}
+        emit(rounded({**asdict(summary), **totals, "workers": workers}))
+        return
+    columns = (
+        Column("worker", lambda one: str(one.number), right=True, footer="all"),
+        Column("host", lambda one: cell(one.host or "lost", "" if one.host else "red"), shrinks=1),
+        Column("done", lambda one: count_text(one.done), right=True, footer=count_text(summary.done)),
+        Column("failed", lambda one: _fault(one.failed), right=True, footer=count_text(summary.failed)),
+        Column("lost", lambda one: _fault(one.lost), right=True, footer=count_text(summary.lost)),
+        Column("seconds", lambda one: f"{one.seconds:.1f}", right=True, footer=f"{summary.seconds:.1f}"),
+    )
+    print_table(columns, summary.workers)
+    console().print(cell(f"{count_text(summary.ended)} jobs ended meanwhile, by the store's count"))
+    if summary.cancelled:
+        text = "some tasks were cancelled: their jobs run again when their leases expire"
+        console().print(cell(text, "yellow"))
+
+
+def _fault(count: int) -> Text:
+    return cell(count_text(count), "red" if count else "bright_black")
