@@ -165,6 +165,9 @@ def test_many_from_stdin_with_a_summary(run: Run, client: Client) -> None:
             "run_at '2099-01-01T00:00:00': expected `datetime` with a timezone",
         ),
         ('{"type": "a", "codec": "pickle"}', "pickle"),
+        ('{"type": "a", "update": {"run_at": "never"}}', "run_at 'never': invalid enum value"),
+        ('{"type": "a", "priority": 99999, "queue', "`$.priority`"),
+        ('{"type": "a", "payload": 1, "payload_base64": "MQ=="}', "not both"),
     ],
 )
 def test_a_bad_line_is_named_and_what_stood_before_it_is_accepted(

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from taskharbor.client import Client
-from taskharbor.demo.run import Crew, WorkerGone
+from taskharbor.demo.run import WorkerGone, WorkerProcesses
 
 
 def demo(*args: str) -> subprocess.CompletedProcess[str]:
@@ -66,8 +66,8 @@ def test_without_java_the_queue_is_shown_and_one_line_says_what_is_missing(
 
 def test_a_worker_that_ends_by_itself_is_noticed() -> None:
     with tempfile.TemporaryDirectory() as folder:
-        crew = Crew(Path(folder), "nonsense://", lease=2.0, names=("w",))
-        with crew.at_work():
-            crew._processes["w"].wait(timeout=60)
+        workers = WorkerProcesses(Path(folder), "nonsense://", ("w",))
+        with workers.running():
+            workers._processes["w"].wait(timeout=60)
             with pytest.raises(WorkerGone, match="no installed driver"):
-                crew.check()
+                workers.check()

@@ -19,10 +19,11 @@ from taskharbor.cli.options import (
     DURATION,
     FILE,
     Settings,
+    flag,
     log_options,
+    option,
     shared_options,
     shown_url,
-    value_option,
 )
 from taskharbor.cli.output import banner
 from taskharbor.cli.problems import BadInput, Problem
@@ -48,33 +49,25 @@ _MAKE_TOKENS = (
     epilog="Without tokens a broker listens on this host only. Tokens come from --token-file, or from "
     "$TASKHARBOR_BROKER_TOKENS (separated by spaces). SIGTERM or Ctrl-C: running calls are finished; a second one: at once."
 )
-@click.option("--store", metavar="URL", help="The store to serve; the same as --url.")
-@click.option("--bind", default="127.0.0.1:7433", metavar="[HOST:]PORT", help="Where to listen.")
-@value_option("--token-file", FILE, "Who may call: lines like name:scope[,scope]:secret.")
-@click.option(
-    "--host-name",
-    "host_names",
-    multiple=True,
-    metavar="NAME",
-    help="A name under which clients know this broker; repeat.",
+@option("--store", "URL", "The store to serve; the same as --url.")
+@option("--bind", "[HOST:]PORT", "Where to listen.", "127.0.0.1:7433")
+@option("--token-file", FILE, "Who may call: lines like name:scope[,scope]:secret.")
+@option(
+    "--host-name host_names", "NAME", "A name under which clients know this broker; repeat.", multiple=True
 )
-@click.option(
-    "--advertise", metavar="URL", help="Where clients reach this broker.  [default: the bind address]"
-)
-@value_option("--term", DURATION, "How long a leader may be silent (object stores).", "15s")
-@value_option("--tls-cert", FILE, "Certificate chain (PEM): serve https.")
-@value_option("--tls-key", FILE, "Its key, where it is in another file.")
-@value_option("--rate", click.FloatRange(min=0.1), "Requests per second and token.  [default: any]")
-@value_option("--burst", click.FloatRange(min=1), "Requests at once.  [default: twice the rate]")
-@value_option("--max-body", click.FloatRange(min=0.001, max=1024), "Largest request, in MiB.", 32.0)
-@value_option("--max-batch", COUNT, "Most jobs in one request.", 10_000)
-@value_option("--max-waiting", COUNT, "Most long polls at once.", 1000)
-@value_option("--max-skew", DURATION, "How wrong a worker's clock may be.", "60s")
-@click.option(
-    "--trust-client-time", is_flag=True, hidden=True, help="Take clients' time as it is (tests, simulations)."
-)
-@value_option("--grace", DURATION, "How long a stop waits for calls.", "10s")
-@click.option("--access-log", is_flag=True, help="Log every request (no payloads, no values of queries).")
+@option("--advertise", "URL", "Where clients reach this broker.  [default: the bind address]")
+@option("--term", DURATION, "How long a leader may be silent (object stores).", "15s")
+@option("--tls-cert", FILE, "Certificate chain (PEM): serve https.")
+@option("--tls-key", FILE, "Its key, where it is in another file.")
+@option("--rate", click.FloatRange(min=0.1), "Requests per second and token.  [default: any]")
+@option("--burst", click.FloatRange(min=1), "Requests at once.  [default: twice the rate]")
+@option("--max-body", click.FloatRange(min=0.001, max=1024), "Largest request, in MiB.", 32.0)
+@option("--max-batch", COUNT, "Most jobs in one request.", 10_000)
+@option("--max-waiting", COUNT, "Most long polls at once.", 1000)
+@option("--max-skew", DURATION, "How wrong a worker's clock may be.", "60s")
+@flag("--trust-client-time", "Take clients' time as it is (tests, simulations).", hidden=True)
+@option("--grace", DURATION, "How long a stop waits for calls.", "10s")
+@flag("--access-log", "Log every request (no payloads, no values of queries).")
 @log_options
 @shared_options
 def broker(settings: Settings, /, **options: Any) -> None:

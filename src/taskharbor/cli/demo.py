@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from taskharbor.cli.options import Settings, shared_options
+from taskharbor.cli.options import Settings, flag, option, shared_options
 from taskharbor.cli.output import SHORT_STATES, STATE_STYLES, console, duration_text, emit, progress, rounded
 from taskharbor.cli.problems import FAILED
 from taskharbor.jobs import SECOND, JobState
@@ -23,20 +23,17 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from taskharbor.demo.analysis import Analysis
-    from taskharbor.demo.run import Outcome, Progress
+    from taskharbor.demo.run import DemoOutcome, DemoProgress
 
 
 @click.command()
-@click.option("--jobs", default=3000, type=click.IntRange(min=100), help="How many jobs.")
-@click.option("--seed", default=1, type=int, help="The mix of jobs depends on it.")
-@click.option("--keep", is_flag=True, help="Keep the database, the lake and the logs to look at.")
-@click.option(
-    "--report",
-    default="taskharbor-demo.html",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Where the report goes.",
+@option("--jobs", click.IntRange(min=100), "How many jobs.", 3000)
+@option("--seed", int, "The mix of jobs depends on it.", 1)
+@flag("--keep", "Keep the database, the lake and the logs to look at.")
+@option(
+    "--report", click.Path(dir_okay=False, path_type=Path), "Where the report goes.", "taskharbor-demo.html"
 )
-@click.option("--queue-only", is_flag=True, help="No pipeline, audit and report afterwards.")
+@flag("--queue-only", "No pipeline, audit and report afterwards.")
 @shared_options
 def demo(settings: Settings, jobs: int, seed: int, keep: bool, report: Path, queue_only: bool) -> int:
     """Kill a worker in the middle of thousands of jobs; lose nothing.
@@ -85,7 +82,7 @@ def demo(settings: Settings, jobs: int, seed: int, keep: bool, report: Path, que
 
 
 def _document(
-    outcome: Outcome, analysis: Analysis | None, *, lacking: str | None, **more: Any
+    outcome: DemoOutcome, analysis: Analysis | None, *, lacking: str | None, **more: Any
 ) -> dict[str, Any]:
     kill = outcome.kill
     killed = None
@@ -107,7 +104,7 @@ def _document(
 
 
 @contextmanager
-def _display(settings: Settings) -> Iterator[Callable[[Progress], None]]:
+def _display(settings: Settings) -> Iterator[Callable[[DemoProgress], None]]:
     """A bar and the states on a terminal, one line per step elsewhere, nothing with --json into a pipe."""
     screen = console(stderr=True)
     if not screen.is_terminal:
@@ -125,14 +122,14 @@ class _Lines:
     def __init__(self) -> None:
         self._said: set[tuple[str, int]] = set()
 
-    def __call__(self, progress: Progress) -> None:
+    def __call__(self, progress: DemoProgress) -> None:
         quarter = 4 * progress.ended // max(1, progress.accepted)
         if (progress.doing, quarter) not in self._said:
             self._said.add((progress.doing, quarter))
             click.echo(f"{progress.doing}: {progress.ended} of {progress.accepted} jobs ended", err=True)
 
 
-def _picture(progress: Progress, width: int) -> RenderableType:
+def _picture(progress: DemoProgress, width: int) -> RenderableType:
     from rich.progress_bar import ProgressBar
     from rich.table import Table
     from rich.text import Text
@@ -155,7 +152,7 @@ def _picture(progress: Progress, width: int) -> RenderableType:
 # -- afterwards -----------------------------------------------------------------------------------------------
 
 
-def _summary(outcome: Outcome) -> RenderableType:
+def _summary(outcome: DemoOutcome) -> RenderableType:
     from rich.console import Group
     from rich.panel import Panel
     from rich.table import Table
@@ -213,7 +210,7 @@ def _proof(analysis: Analysis) -> RenderableType:
     return text
 
 
-def _story(outcome: Outcome) -> str:
+def _story(outcome: DemoOutcome) -> str:
     kill = outcome.kill
     if kill is None:
         return "No worker could be caught with jobs in its hands, so none was killed: try with more --jobs."

@@ -9,7 +9,16 @@ import click
 
 from taskharbor.broker.models import ChangedJob, RemovedJobs, batch_item, job_view
 from taskharbor.cli.jobs import LARGEST_PAGE, Listing, cursor_option, limit_option, types_option
-from taskharbor.cli.options import DURATION, Group, Settings, open_client, queue_option, shared_options
+from taskharbor.cli.options import (
+    DURATION,
+    Group,
+    Settings,
+    flag,
+    open_client,
+    option,
+    queue_option,
+    shared_options,
+)
 from taskharbor.cli.output import (
     WIDE,
     Column,
@@ -93,7 +102,7 @@ def list_dead(
 
 @dlq.command()
 @click.argument("ids", nargs=-1, metavar="[ID...]")
-@click.option("--all", "everything", is_flag=True, help="Every dead job.")
+@flag("--all everything", "Every dead job.")
 @queue_option
 @types_option
 @shared_options
@@ -129,10 +138,8 @@ def requeue(
 @dlq.command()
 @queue_option
 @types_option
-@click.option(
-    "--older-than", type=DURATION, metavar="AGE", help="Only what died longer ago than this: 7d, 12h."
-)
-@click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+@option("--older-than", DURATION, "Only what died longer ago than this: 7d, 12h.", metavar="AGE")
+@flag("--yes -y", "Do not ask.")
 @shared_options
 def purge(
     settings: Settings, queue: str | None, types: tuple[str, ...], older_than: timedelta | None, yes: bool

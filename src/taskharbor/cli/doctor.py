@@ -19,12 +19,7 @@ import click
 import msgspec
 
 import taskharbor
-from taskharbor.cli.options import (
-    Settings,
-    shared_options,
-    shown_url,
-    store_file,
-)
+from taskharbor.cli.options import Settings, flag, shared_options, shown_url, store_file
 from taskharbor.cli.output import answer, duration_text, emit, plain
 from taskharbor.cli.problems import FAILED
 from taskharbor.drivers.contract import Driver
@@ -37,11 +32,13 @@ Verdict: TypeAlias = Literal["ok", "warn", "fail"]
 
 SLOW_ROUND_TRIP: Micros = 50_000
 LARGE_OFFSET: Micros = 2 * SECOND
-PATIENCE = 10.0
+ANSWER_SECONDS = 10.0
 _COLOURS = {"ok": "green", "warn": "yellow", "fail": "red"}
 
 
 class Check(msgspec.Struct, frozen=True):
+    """One line of the doctor's report."""
+
     name: str
     verdict: Verdict
     found: str
@@ -74,26 +71,22 @@ async def _examine(settings: Settings) -> list[Check]:
     scheme = settings.url.partition("://")[0]
     origin = installed_drivers()[scheme].value.partition(":")[0]
     checks.append(Check("driver", "ok", f"{shown_url(settings.url)} by {origin}"))
-    checks.append(_reach(driver))
+    checks.append(_promises(driver))
     file = store_file(settings.url)
     if file is not None:
         checks.append(_file(file))
         if checks[-1].verdict == "fail" or not file.exists():
             return checks
     try:
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(ANSWER_SECONDS):
             checks.append(await _schema(driver))
             if checks[-1].verdict == "fail":
                 return checks
             checks += [check async for check in _backend(driver)]
-    except TimeoutError:
-        checks.append(
-            Check(
-                "backend", "fail", f"no answer within {PATIENCE:g} s", "is it running, and is the URL right?"
-            )
-        )
     except (TaskHarborError, OSError) as error:
-        checks.append(Check("backend", "fail", str(error), "is it running, and is the URL right?"))
+        # A timeout of ours is an OSError without words.
+        found = str(error) or f"no answer within {ANSWER_SECONDS:g} s"
+        checks.append(Check("backend", "fail", found, "is it running, and is the URL right?"))
     finally:
         await driver.close()
     return checks
@@ -112,45 +105,35 @@ def _packages() -> Check:
     return Check("packages", "ok", ", ".join(found))
 
 
-def _reach(driver: Driver) -> Check:
+def _promises(driver: Driver) -> Check:
     able = driver.capabilities
-    if able.durable and able.multi_process:
-        return Check("promises", "ok", "jobs survive every process; many processes can share the store")
-    lacks = [
-        *([] if able.durable else ["jobs die with the process"]),
-        *([] if able.multi_process else ["only this process sees them"]),
-    ]
-    return Check("promises", "warn", "; ".join(lacks), "fine for tests; use sqlite:///jobs.db to keep jobs")
+    lacks = [] if able.durable else ["jobs die with the process"]
+    lacks += [] if able.multi_process else ["only this process sees them"]
+    if lacks:
+        advice = "fine for tests; use sqlite:///jobs.db to keep jobs"
+        return Check("promises", "warn", "; ".join(lacks), advice)
+    return Check("promises", "ok", "jobs survive every process; many processes can share the store")
 
 
 def _file(file: Path) -> Check:
-    folder = file.absolute().parent
+    path, folder = file.absolute(), file.absolute().parent
     if not folder.is_dir():
         return Check("folder", "fail", f"{folder} does not exist", f"mkdir -p {folder}")
     if not os.access(folder, os.W_OK | os.X_OK):
-        return Check(
-            "folder",
-            "fail",
-            f"{folder} is not writable for this user",
-            "SQLite writes files beside the database",
-        )
+        advice = "SQLite writes files beside the database"
+        return Check("folder", "fail", f"{folder} is not writable for this user", advice)
     if not file.exists():
-        return Check(
-            "file", "warn", f"{file.absolute()} is not there yet", "the first enqueue or worker makes it"
-        )
+        return Check("file", "warn", f"{path} is not there yet", "the first enqueue or worker makes it")
     if not os.access(file, os.R_OK | os.W_OK):
-        return Check(
-            "file", "fail", f"{file.absolute()} is not readable and writable for this user", "check its owner"
-        )
-    return Check("file", "ok", f"{file.absolute()}, {file.stat().st_size / 1_048_576:.1f} MiB, writable")
+        return Check("file", "fail", f"{path} is not readable and writable for this user", "check its owner")
+    return Check("file", "ok", f"{path}, {file.stat().st_size / 1_048_576:.1f} MiB, writable")
 
 
 async def _schema(driver: Driver) -> Check:
     missing = await driver.migrate(dry_run=True)
     if missing:
-        return Check(
-            "schema", "warn", f"{len(missing)} steps to take: {', '.join(missing)}", "taskharbor migrate"
-        )
+        steps = f"{len(missing)} steps to take: {', '.join(missing)}"
+        return Check("schema", "warn", steps, "taskharbor migrate")
     return Check("schema", "ok", "up to date")
 
 
@@ -188,9 +171,8 @@ async def _write(driver: Driver) -> Check:
     except (InvalidRequest, NotImplementedError) as error:
         return Check("write", "warn", f"not tried: {error}")
     except TaskHarborError as error:
-        return Check(
-            "write", "fail", str(error), "nothing can be enqueued or ended until it takes writes again"
-        )
+        advice = "nothing can be enqueued or ended until it takes writes again"
+        return Check("write", "fail", str(error), advice)
     return Check("write", "ok", f"a write takes {duration_text(took)}")
 
 
@@ -201,7 +183,7 @@ async def _timed(call: Awaitable[object]) -> Micros:
 
 
 @click.command()
-@click.option("--dry-run", is_flag=True, help="Only say what would be done.")
+@flag("--dry-run", "Only say what would be done.")
 @shared_options
 def migrate(settings: Settings, dry_run: bool) -> None:
     """Bring the store's schema up to date."""

@@ -25,10 +25,11 @@ from taskharbor.cli.options import (
     DURATION,
     Instant,
     Settings,
+    flag,
     open_client,
+    option,
     parse_pairs,
     shared_options,
-    value_option,
 )
 from taskharbor.cli.output import answer, emit, progress
 from taskharbor.cli.problems import INTERRUPTED, UNAVAILABLE, BadInput, Problem
@@ -53,49 +54,24 @@ _LONGEST_NAME = 200
 )
 @click.argument("type", required=False, metavar="[TYPE]")
 @click.argument("payload", required=False, metavar="[PAYLOAD-JSON]")
-@click.option(
-    "--arg",
-    "-a",
-    "arguments",
-    multiple=True,
-    metavar="K=V",
-    help="One field of the payload; JSON, else text.",
-)
-@click.option("--queue", "-q", metavar="QUEUE", help="Queue.  [default: default]")
-@click.option("--priority", "-p", type=int, help="Higher runs first.  [default: 0]")
-@value_option("--delay", DURATION, "Run after this: 90, 10m, 2h.")
-@click.option(
-    "--run-at", type=Instant(), metavar="TIME", help="Run at this time (ISO 8601; local without a zone)."
-)
-@click.option("--key", metavar="KEY", help="One waiting job per key: a second one changes the first.")
-@click.option("--update-payload/--no-update-payload", default=None, help="With --key: replace what to do.")
-@click.option(
-    "--update-run-at",
-    type=click.Choice(["yes", "no", "later", "earlier"]),
-    help="With --key: move it in time.",
-)
-@click.option("--update-retry/--no-update-retry", default=None, help="With --key: replace how often to try.")
-@click.option(
-    "--update-reset-counts/--no-update-reset-counts", default=None, help="With --key: forget what was tried."
-)
-@click.option("--idempotency-key", metavar="KEY", help="The same key twice is one job.")
-@click.option("--max-attempts", type=COUNT, help="Executions before it is dead.")
-@value_option("--timeout", DURATION, "Longest execution.")
-@click.option("--header", "-H", "headers", multiple=True, metavar="K=V", help="A header; repeat for more.")
-@click.option(
-    "--from",
-    "source",
-    type=click.File("rb"),
-    metavar="FILE|-",
-    help="Many jobs: JSON lines from a file or stdin.",
-)
-@click.option(
-    "--chunk", default=CHUNK, type=click.IntRange(1, 10_000), help="With --from: jobs per transaction."
-)
-@click.option(
-    "--once", metavar="NAME", help="With --from: all jobs or none, and at most once under this name."
-)
-@click.option("--ids/--no-ids", default=None, help="With --from: print every id.  [default: when piped]")
+@option("--arg -a arguments", "K=V", "One field of the payload; JSON, else text.", multiple=True)
+@option("--queue -q", "QUEUE", "Queue.  [default: default]")
+@option("--priority -p", int, "Higher runs first.  [default: 0]")
+@option("--delay", DURATION, "Run after this: 90, 10m, 2h.")
+@option("--run-at", Instant(), "Run at this time (ISO 8601; local without a zone).", metavar="TIME")
+@option("--key", "KEY", "One waiting job per key: a second one changes the first.")
+@flag("--update-payload/--no-update-payload", "With --key: replace what to do.", default=None)
+@option("--update-run-at", click.Choice(["yes", "no", "later", "earlier"]), "With --key: move it in time.")
+@flag("--update-retry/--no-update-retry", "With --key: replace how often to try.", default=None)
+@flag("--update-reset-counts/--no-update-reset-counts", "With --key: forget what was tried.", default=None)
+@option("--idempotency-key", "KEY", "The same key twice is one job.")
+@option("--max-attempts", COUNT, "Executions before it is dead.")
+@option("--timeout", DURATION, "Longest execution.")
+@option("--header -H headers", "K=V", "A header; repeat for more.", multiple=True)
+@option("--from source", click.File("rb"), "Many jobs: JSON lines from a file or stdin.", metavar="FILE|-")
+@option("--chunk", click.IntRange(1, 10_000), "With --from: jobs per transaction.", CHUNK)
+@option("--once", "NAME", "With --from: all jobs or none, and at most once under this name.")
+@flag("--ids/--no-ids", "With --from: print every id.  [default: when piped]", default=None)
 @shared_options
 def enqueue(
     settings: Settings,
@@ -183,8 +159,6 @@ def _flags(options: dict[str, Any]) -> UpdateFlags | None:
 # -- many jobs ---------------------------------------------------------------------------------------------
 
 LONGEST_LINE = 4 * 1024 * 1024
-
-
 _decode = msgspec.json.Decoder(NewJob).decode
 
 
@@ -195,18 +169,17 @@ def _request(line: bytes) -> JobRequest:
         if job.payload is not msgspec.UNSET:
             raise msgspec.ValidationError("give either payload or payload_base64, not both")
         return job_request(job, EncodedPayload(job.payload_base64))
-    return job_request(
-        job, {} if isinstance(job.payload, msgspec.UnsetType) else msgspec.json.decode(job.payload)
-    )
+    payload = b"{}" if isinstance(job.payload, msgspec.UnsetType) else job.payload
+    return job_request(job, msgspec.json.decode(payload))
 
 
 def _reason(line: bytes, error: Exception) -> str:
     """Names the value that was refused beside what is expected."""
-    if " - at `$." not in str(error):
+    try:
+        fields = json.loads(line, object_hook=lambda named: SimpleNamespace(**named))
+    except (ValueError, RecursionError):
         return str(error)
-    return str(
-        field_error(json.loads(line, object_hook=lambda fields: SimpleNamespace(**fields)), str(error))
-    )
+    return str(field_error(fields, str(error))) if " - at `$." in str(error) else str(error)
 
 
 class BadLine(Exception):

@@ -10,7 +10,7 @@ import click
 import msgspec
 
 from taskharbor.broker.models import AttemptView, JobView, job_view, model_of
-from taskharbor.cli.options import COUNT, Settings, open_client, queue_option, shared_options
+from taskharbor.cli.options import COUNT, Settings, flag, open_client, option, queue_option, shared_options
 from taskharbor.cli.output import (
     WIDE,
     Column,
@@ -54,29 +54,26 @@ OUTCOME_STYLES = {
 SHOWN = 50
 
 
-types_option = click.option(
-    "--type", "-t", "types", multiple=True, metavar="TYPE", help="Only this type; repeat for more."
-)
-limit_option = click.option("--limit", "-n", default=50, type=COUNT, help="At most so many.")
-cursor_option = click.option("--cursor", metavar="CURSOR", help="Go on where a listing stopped.")
+types_option = option("--type -t types", "TYPE", "Only this type; repeat for more.", multiple=True)
+limit_option = option("--limit -n", COUNT, "At most so many.", 50)
+cursor_option = option("--cursor", "CURSOR", "Go on where a listing stopped.")
 
 
 @click.command("list")
 @queue_option
-@click.option(
-    "--state",
-    "-s",
+@option(
+    "--state -s",
+    click.Choice([str(state) for state in JobState]),
+    "Only this state; repeat for more.",
     multiple=True,
-    type=click.Choice([str(state) for state in JobState]),
-    help="Only this state; repeat for more.",
 )
 @types_option
-@click.option("--key", metavar="KEY", help="Only jobs with this key.")
-@click.option("--worker", metavar="NAME", help="Only jobs that this worker holds.")
+@option("--key", "KEY", "Only jobs with this key.")
+@option("--worker", "NAME", "Only jobs that this worker holds.")
 @limit_option
-@click.option("--all", "everything", is_flag=True, help="All of them, page after page.")
+@flag("--all everything", "All of them, page after page.")
 @cursor_option
-@click.option("--payload", is_flag=True, help="With --json: payloads and results too.")
+@flag("--payload", "With --json: payloads and results too.")
 @shared_options
 def list_jobs(
     settings: Settings,
@@ -181,8 +178,8 @@ class InspectedJob(JobView, kw_only=True):
 
 @click.command()
 @click.argument("job_id", metavar="ID")
-@click.option("--no-payload", is_flag=True, help="Leave the payload and the result out.")
-@click.option("--full", is_flag=True, help="Cut nothing: whole payload, whole traceback.")
+@flag("--no-payload", "Leave the payload and the result out.")
+@flag("--full", "Cut nothing: whole payload, whole traceback.")
 @shared_options
 def inspect(settings: Settings, job_id: str, no_payload: bool, full: bool) -> None:
     """Show everything about a job, with its attempt timeline."""

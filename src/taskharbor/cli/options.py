@@ -105,7 +105,7 @@ class CountOrNone(ParamType):
 
 DURATION = Duration()
 COUNT = click.IntRange(min=1)
-FILE = click.Path(path_type=Path)
+FILE = click.Path(path_type=Path, dir_okay=False)
 FOLDER = click.Path(path_type=Path, file_okay=False)
 
 
@@ -159,6 +159,21 @@ def together(*options: Callable[..., Any]) -> Callable[[F], F]:
     return add
 
 
+def option(names: str, kind: Any, help: str, default: Any = None, **more: Any) -> Callable[[F], F]:
+    """An option with a value. `names` are separated by blanks; `kind` is the value's type, or a text's name in the help."""
+    if isinstance(kind, str):
+        more["metavar"] = kind
+    else:
+        is_number = isinstance(kind, (click.IntRange, click.FloatRange)) or kind is int
+        more |= {"type": kind, "metavar": more.get("metavar", "N" if is_number else None)}
+    return click.option(*names.split(), help=help, default=default, **more)
+
+
+def flag(names: str, help: str, **more: Any) -> Callable[[F], F]:
+    """An option without a value. `names` are separated by blanks."""
+    return click.option(*names.split(), is_flag=True, help=help, **more)
+
+
 def _remember_flag(context: click.Context, parameter: click.Parameter, value: bool) -> None:
     if value and parameter.name is not None:
         setattr(context.ensure_object(Settings), parameter.name, True)
@@ -176,12 +191,12 @@ def _remember_url(context: click.Context, parameter: click.Parameter, value: str
 _flag = partial(click.option, is_flag=True, expose_value=False, callback=_remember_flag)
 
 shared_options = together(
-    click.option(
+    option(
         "--url",
-        metavar="URL",
+        "URL",
+        f"The store.  [default: $TASKHARBOR_URL, else {DEFAULT_URL}]",
         expose_value=False,
         callback=_remember_url,
-        help=f"The store.  [default: $TASKHARBOR_URL, else {DEFAULT_URL}]",
     ),
     _flag("--json", help="Answer in JSON, errors too."),
     _flag("--debug", help="Show tracebacks of errors."),
@@ -193,13 +208,7 @@ shared_options = together(
 # -- options of several commands ------------------------------------------------------------------------------
 
 
-def value_option(name: str, kind: Any, help: str, default: Any = None) -> Callable[[F], F]:
-    """An option with one value."""
-    metavar = {DURATION: "DURATION", FILE: "FILE"}.get(kind, "N")
-    return click.option(name, type=kind, default=default, metavar=metavar, help=help)
-
-
-queue_option = click.option("--queue", "-q", metavar="QUEUE", help="Only this queue.")
+queue_option = option("--queue -q", "QUEUE", "Only this queue.")
 
 log_options = together(
     click.option("--log-level", default="info", type=click.Choice(["debug", "info", "warning", "error"])),
@@ -209,22 +218,20 @@ log_options = together(
 _REPEATED = ("queues", "types")
 _WORKER_VALUES = ("concurrency", "prefetch", "until_empty", "max_jobs", "name")
 _WORKER_DURATIONS = ("lease", "heartbeat", "poll_interval", "grace", "max_seconds")
-_repeated = partial(click.option, multiple=True)
 
 worker_options = together(
-    _repeated(
-        "--queue", "-q", "queues", metavar="QUEUE", help="Serve this queue; repeat.  [default: the app's]"
-    ),
-    _repeated("--type", "-t", "types", metavar="TYPE", help="Run only this type; repeat.  [default: all]"),
-    click.option("--concurrency", "-c", default=20, type=COUNT, help="Jobs at once, per worker process."),
-    value_option("--lease", DURATION, "How long the jobs of a worker that died wait.", "15s"),
-    value_option("--poll-interval", DURATION, "Between looks at an idle queue.", "1s"),
-    value_option("--prefetch", click.IntRange(min=0), "Most jobs to lease ahead.", 4000),
-    value_option("--grace", DURATION, "How long a stop waits for jobs.", "30s"),
-    click.option("--until-empty", is_flag=True, help="Stop when nothing is left to do."),
-    value_option("--max-jobs", COUNT, "Stop each worker after so many jobs."),
-    value_option("--max-seconds", DURATION, "Stop after so long."),
+    option("--queue -q queues", "QUEUE", "Serve this queue; repeat.  [default: the app's]", multiple=True),
+    option("--type -t types", "TYPE", "Run only this type; repeat.  [default: all]", multiple=True),
+    option("--concurrency -c", COUNT, "Jobs at once, per worker process.", 20),
+    option("--lease", DURATION, "How long the jobs of a worker that died wait.", "15s"),
+    option("--poll-interval", DURATION, "Between looks at an idle queue.", "1s"),
+    option("--prefetch", click.IntRange(min=0), "Most jobs to lease ahead.", 4000),
+    option("--grace", DURATION, "How long a stop waits for jobs.", "30s"),
+    flag("--until-empty", "Stop when nothing is left to do."),
+    option("--max-jobs", COUNT, "Stop each worker after so many jobs."),
+    option("--max-seconds", DURATION, "Stop after so long."),
 )
+"""Options of everything that runs jobs."""
 
 
 def chosen_options(options: dict[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,17 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from taskharbor.cli.options import COUNT, DURATION, FOLDER, Group, Settings, require_store, shared_options
+from taskharbor.cli.options import (
+    COUNT,
+    DURATION,
+    FILE,
+    FOLDER,
+    Group,
+    Settings,
+    option,
+    require_store,
+    shared_options,
+)
 from taskharbor.cli.output import (
     Column,
     Show,
@@ -35,13 +45,8 @@ if TYPE_CHECKING:
     from taskharbor.spark.audit import AuditResult
     from taskharbor.spark.lake import RunSummary
 
-_lake = click.option("--lake", "folder", type=FOLDER, default="lake", help="The folder of the lake.")
-_master = click.option(
-    "--master",
-    metavar="URL",
-    help="Where Spark runs.  [default: all cores of this machine, or what spark-submit says]",
-)
-_page = click.Path(path_type=Path, dir_okay=False)
+_lake = option("--lake folder", FOLDER, "The folder of the lake.", "lake")
+_master = option("--master", "URL", "Where Spark runs.  [default: this machine's cores, or spark-submit's]")
 
 
 @click.group(cls=Group)
@@ -51,24 +56,20 @@ def pipeline(settings: Settings) -> None:
 
 
 @pipeline.command()
-@click.option(
-    "--objectives",
-    "objectives_file",
-    type=_page,
-    metavar="FILE",
-    help="Objectives in TOML or JSON; they hold for later runs too.",
-)
+@option("--objectives", FILE, "Objectives in TOML or JSON; they hold for later runs too.")
 @_master
 @shared_options
 @_lake
-def run(settings: Settings, folder: Path, objectives_file: Path | None, master: str | None) -> None:
+def run(settings: Settings, folder: Path, objectives: Path | None, master: str | None) -> None:
     """Take in what is new since the last run."""
     require_store(settings)
-    with _session(settings, master) as (spark, show, startup):
-        from taskharbor.spark.lake import Lake, load_objectives, run_pipeline
+    began = time.monotonic()
+    with _session(settings, folder, master) as (spark, lake, show):
+        from taskharbor.spark.lake import load_objectives, run_pipeline
 
-        objectives = None if objectives_file is None else load_objectives(objectives_file)
-        summary = run_pipeline(spark, Lake(folder), settings.url, objectives=objectives, progress=show)
+        startup = time.monotonic() - began
+        wanted = None if objectives is None else load_objectives(objectives)
+        summary = run_pipeline(spark, lake, settings.url, objectives=wanted, progress=show)
     summary.startup_seconds = startup
     if settings.json:
         emit(rounded(msgspec.to_builtins(summary)))
@@ -83,12 +84,11 @@ def run(settings: Settings, folder: Path, objectives_file: Path | None, master: 
 def audit(settings: Settings, folder: Path, master: str | None) -> int:
     """Check the guarantees over everything the lake holds; exit with 1 where one was broken."""
     _require_lake(folder)
-    with _session(settings, master) as (spark, show, _):
+    with _session(settings, folder, master) as (spark, lake, show):
         from taskharbor.spark.audit import audit_lake
-        from taskharbor.spark.lake import Lake
 
         show("audit", 0, 1)
-        result = audit_lake(spark, Lake(folder))
+        result = audit_lake(spark, lake)
     if settings.json:
         emit({"clean": result.is_clean, **msgspec.to_builtins(result)})
     else:
@@ -97,25 +97,17 @@ def audit(settings: Settings, folder: Path, master: str | None) -> int:
 
 
 @pipeline.command()
-@click.option(
-    "--output",
-    "-o",
-    type=_page,
-    metavar="FILE",
-    help="The page to write.  [default: report.html in the lake]",
-)
+@option("--output -o", FILE, "The page to write.  [default: report.html in the lake]")
 @_master
 @shared_options
 @_lake
 def report(settings: Settings, folder: Path, output: Path | None, master: str | None) -> None:
     """Write one HTML page with everything worth seeing."""
     _require_lake(folder)
-    with _session(settings, master) as (spark, show, _):
+    with _session(settings, folder, master) as (spark, lake, show):
         from taskharbor.spark.audit import audit_lake
-        from taskharbor.spark.lake import Lake
         from taskharbor.spark.report import collect, summary, write_page
 
-        lake = Lake(folder)
         show("audit", 0, 2)
         audited = audit_lake(spark, lake)
         show("report", 1, 2)
@@ -135,39 +127,23 @@ def report(settings: Settings, folder: Path, output: Path | None, master: str | 
 def compact(settings: Settings, folder: Path, master: str | None) -> None:
     """Make few files of the many small ones that runs leave."""
     _require_lake(folder)
-    with _session(settings, master) as (spark, show, _):
-        from taskharbor.spark.lake import Lake
+    with _session(settings, folder, master) as (spark, lake, show):
         from taskharbor.spark.lake import compact as compact_lake
 
-        summary = compact_lake(spark, Lake(folder), progress=show)
-    if settings.json:
-        emit(rounded(msgspec.to_builtins(summary)))
-    elif not summary.tables:
-        click.echo("nothing to do: every date is in few files already")
-    else:
-        dates = sum(summary.tables.values())
-        click.echo(
-            f"{summary.files_before:,} files became {summary.files_after:,}, in {dates:,} dates of "
-            f"{len(summary.tables)} tables ({summary.seconds:.1f} s); `taskharbor pipeline vacuum` removes the old ones"
-        )
+        summary = compact_lake(spark, lake, progress=show)
+    text = (
+        f"{summary.files_before:,} files became {summary.files_after:,}, in {sum(summary.tables.values()):,} dates of "
+        f"{len(summary.tables)} tables ({summary.seconds:.1f} s); `taskharbor pipeline vacuum` removes the old ones"
+    )
+    if not summary.tables:
+        text = "nothing to do: every date is in few files already"
+    answer(settings, rounded(msgspec.to_builtins(summary)), text)
 
 
 @pipeline.command()
-@click.option(
-    "--keep",
-    default=2,
-    type=COUNT,
-    help="Keep what the newest so many states of the lake need, for those who still read them.",
-)
-@click.option(
-    "--unlisted-for",
-    type=DURATION,
-    default="6h",
-    help="Leave younger files alone: a run that is not finished may be writing them.",
-)
-@click.option(
-    "--before", type=click.DateTime(["%Y-%m-%d"]), metavar="DATE", help="Drop the rows of earlier dates."
-)
+@option("--keep", COUNT, "Keep what the newest so many states of the lake need, for their readers.", 2)
+@option("--unlisted-for", DURATION, "Leave younger files alone: an unfinished run may be writing them.", "6h")
+@option("--before", click.DateTime(["%Y-%m-%d"]), "Drop the rows of earlier dates.", metavar="DATE")
 @shared_options
 @_lake
 def vacuum(
@@ -182,43 +158,34 @@ def vacuum(
     from taskharbor.spark.lake import Lake
     from taskharbor.spark.lake import vacuum as vacuum_lake
 
-    summary = vacuum_lake(
-        Lake(folder),
-        keep_manifests=keep,
-        unlisted_for=unlisted_for,
-        before=None if before is None else before.date(),
-    )
+    date = None if before is None else before.date()
+    summary = vacuum_lake(Lake(folder), keep_manifests=keep, unlisted_for=unlisted_for, before=date)
     dropped = f"{summary.dates:,} dates dropped; " if before is not None else ""
-    answer(
-        settings,
-        summary,
-        f"{dropped}{summary.directories:,} directories removed ({summary.bytes / 1e6:,.1f} MB), "
-        f"{summary.manifests:,} old states forgotten",
-    )
+    removed = f"{summary.directories:,} directories removed ({summary.bytes / 1e6:,.1f} MB)"
+    answer(settings, summary, f"{dropped}{removed}, {summary.manifests:,} old states forgotten")
 
 
 # -- before ---------------------------------------------------------------------------------------------------
 
 
 @contextmanager
-def _session(settings: Settings, master: str | None) -> Iterator[tuple[Any, Show, float]]:
-    """A SparkSession, how to show progress, and how long the start took. No type is named: no command imports PySpark."""
+def _session(settings: Settings, folder: Path, master: str | None) -> Iterator[tuple[Any, Any, Show]]:
+    """A SparkSession, the lake, and how to show progress. No type is named: no command imports PySpark."""
     with progress(settings) as show:
         from taskharbor.spark.session import FOR_MILLIONS, local_session
 
         show("starting Spark", 0, 1)
-        began = time.monotonic()
         spark = local_session("taskharbor pipeline", master=master, settings=FOR_MILLIONS)
-        yield spark, show, time.monotonic() - began
+        from taskharbor.spark.lake import Lake
+
+        yield spark, Lake(folder), show
 
 
 def _require_lake(folder: Path) -> None:
     """An empty lake would answer a wrong --lake with "no violations"."""
     if not (folder / "_lake").is_dir():
-        raise BadInput(
-            f"there is no lake in {folder}",
-            hint="`taskharbor pipeline run` makes one; --lake names its folder",
-        )
+        hint = "`taskharbor pipeline run` makes one; --lake names its folder"
+        raise BadInput(f"there is no lake in {folder}", hint=hint)
 
 
 # -- afterwards -----------------------------------------------------------------------------------------------
@@ -256,12 +223,12 @@ def _audit_view(result: AuditResult) -> RenderableType:
 
 
 @click.command()
-@click.option("--rows", default=100_000, type=COUNT, help="How many attempts.")
-@click.option("--days", default=7, type=COUNT, help="Over how many days.")
-@click.option("--seed", default=0, type=int, help="The same seed makes the same rows.")
-@click.option("--violations", default=0, type=click.IntRange(min=0), help="Break the guarantees this often.")
-@click.option("--lake", type=FOLDER, help="Run it through this lake.")
-@click.option("--parquet", type=FOLDER, help="Write it below this folder: attempts, queues, planted.")
+@option("--rows", COUNT, "How many attempts.", 100_000)
+@option("--days", COUNT, "Over how many days.", 7)
+@option("--seed", int, "The same seed makes the same rows.", 0)
+@option("--violations", click.IntRange(min=0), "Break the guarantees this often.", 0)
+@option("--lake", FOLDER, "Run it through this lake.")
+@option("--parquet", FOLDER, "Write it below this folder: attempts, queues, planted.")
 @shared_options
 def history(
     settings: Settings,

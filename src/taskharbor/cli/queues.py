@@ -20,7 +20,9 @@ from taskharbor.cli.options import (
     Duration,
     Group,
     Settings,
+    flag,
     open_client,
+    option,
     queue_option,
     shared_options,
     shown_url,
@@ -98,12 +100,8 @@ def resume(settings: Settings, names: tuple[str, ...]) -> None:
 
 @queues.command()
 @click.argument("queue", metavar="QUEUE")
-@click.option(
-    "--max-inflight", type=CountOrNone(), metavar="N|none", help="Never more jobs at once, over all workers."
-)
-@click.option(
-    "--failure-queue", metavar="QUEUE|none", help="Enqueue a job there for every one that dies here."
-)
+@option("--max-inflight", CountOrNone(), "Never more jobs at once, over all workers.", metavar="N|none")
+@option("--failure-queue", "QUEUE|none", "Enqueue a job there for every one that dies here.")
 @shared_options
 def limit(settings: Settings, queue: str, max_inflight: int | None, failure_queue: str | None) -> None:
     """Limit how many run at once, and name a failure queue."""
@@ -188,9 +186,9 @@ def _kept(settings: QueueSettings) -> str:
 
 @click.command()
 @queue_option
-@click.option("--watch", "-w", is_flag=True, help="Stay, and show changes until Ctrl-C.")
-@click.option("--interval", default=1.0, type=click.FloatRange(min=0.1), help="Seconds between looks.")
-@click.option("--times", type=COUNT, help="With --watch: end after so many looks.")
+@flag("--watch -w", "Stay, and show changes until Ctrl-C.")
+@option("--interval", click.FloatRange(min=0.1), "Seconds between looks.", 1.0)
+@option("--times", COUNT, "With --watch: end after so many looks.")
 @shared_options
 def stats(settings: Settings, queue: str | None, watch: bool, interval: float, times: int | None) -> None:
     """Show queues: jobs per state, lag, totals."""

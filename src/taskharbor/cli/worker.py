@@ -21,11 +21,12 @@ from taskharbor.cli.options import (
     DURATION,
     Settings,
     chosen_options,
+    flag,
     log_options,
+    option,
     parse_pairs,
     require_store,
     shared_options,
-    value_option,
     worker_options,
 )
 from taskharbor.cli.output import (
@@ -159,18 +160,14 @@ OFF = "off"
 )
 @click.argument("app", metavar="MODULE[:APP]")
 @worker_options
-@value_option("--heartbeat", DURATION, "Between renewals.  [default: a third of the lease]")
-@click.option("--name", metavar="NAME", help="The worker's name.  [default: host, pid, noise]")
-@click.option("--processes", default=1, type=click.IntRange(1, 256), help="Worker processes.")
-@click.option(
-    "--reload/--no-reload",
-    show_default=False,
-    help="Restart when a .py file of the app changes (development).",
-)
-@click.option("--health", metavar="[HOST:]PORT", help="Serve /health and /ready.  [host: 127.0.0.1]")
-@click.option("--health-public", is_flag=True, help="Let --health listen beyond this host.")
+@option("--heartbeat", DURATION, "Between renewals.  [default: a third of the lease]")
+@option("--name", "NAME", "The worker's name.  [default: host, pid, noise]")
+@option("--processes", click.IntRange(1, 256), "Worker processes.", 1)
+@flag("--reload/--no-reload", "Restart when a .py file of the app changes (development).", show_default=False)
+@option("--health", "[HOST:]PORT", "Serve /health and /ready.  [host: 127.0.0.1]")
+@flag("--health-public", "Let --health listen beyond this host.")
 @log_options
-@click.option("--supervised", type=int, hidden=True, help="Status pipe of the parent; stdin closes with it.")
+@option("--supervised", int, "Status pipe of the parent; stdin closes with it.", hidden=True)
 @shared_options
 def worker(settings: Settings, /, app: str, **options: Any) -> int | None:
     """Run jobs of the app that MODULE:APP names (`jobs:harbor`)."""
@@ -288,21 +285,12 @@ LINE_EVERY = 5.0
     "the tasks are cancelled, and jobs run again when their leases expire.",
 )
 @click.argument("app", metavar="MODULE[:APP]", required=False)
-@click.option("--workers", "-n", type=COUNT, help="How many.  [default: one per task slot]")
+@option("--workers -n", COUNT, "How many.  [default: one per task slot]")
 @worker_options
-@click.option(
-    "--master", metavar="URL", help="local[4], spark://host:7077, ...  [default: local[*], or spark-submit's]"
-)
-@click.option("--conf", "confs", multiple=True, metavar="KEY=VALUE", help="A Spark setting; repeat.")
-@click.option(
-    "--py-files", multiple=True, metavar="FILE", help="Ship this .py, .zip or .egg to the executors; repeat."
-)
-@click.option(
-    "--stop",
-    "stopped_run",
-    metavar="RUN",
-    help="Stop a run, from anywhere: its name is shown when it starts.",
-)
+@option("--master", "URL", "local[4], spark://host:7077, ...  [default: local[*], or spark-submit's]")
+@option("--conf confs", "KEY=VALUE", "A Spark setting; repeat.", multiple=True)
+@option("--py-files", "FILE", "Ship this .py, .zip or .egg to the executors; repeat.", multiple=True)
+@option("--stop stopped_run", "RUN", "Stop a run, from anywhere: its name is shown when it starts.")
 @shared_options
 def spark_worker(settings: Settings, /, app: str | None, **options: Any) -> None:
     """Run jobs of the app that MODULE:APP names, inside Spark tasks."""

@@ -12,6 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -20,18 +21,17 @@ from taskharbor.demo.app import API_LIMIT, API_QUEUE
 from taskharbor.demo.workload import MEANT_TO_END, Workload
 from taskharbor.drivers.contract import JobFilter, QueueSettings
 from taskharbor.errors import TaskHarborError
-from taskharbor.jobs import Attempt, JobRecord, JobState, Micros
-from taskharbor.jobs import Outcome as AttemptOutcome
+from taskharbor.jobs import Attempt, JobRecord, JobState, Micros, Outcome
 
 LEASE = 2.0
 KILL_AT = 0.4
 """Which part of the jobs has ended when a worker is killed."""
-PATIENCE = 180.0
+LONGEST_SECONDS = 180.0
 WORKERS = ("worker-a", "worker-b")
 _LOOK_EVERY = 0.1
 
 
-class Progress(msgspec.Struct, frozen=True):
+class DemoProgress(msgspec.Struct, frozen=True):
     """Where the run stands, for whoever draws it."""
 
     doing: str
@@ -44,6 +44,8 @@ class Progress(msgspec.Struct, frozen=True):
 
 
 class Kill(msgspec.Struct, frozen=True):
+    """The worker that was killed, when, and the jobs that it held."""
+
     worker: str
     pid: int
     after: float
@@ -86,7 +88,9 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
         return sums_up and not faults and self.w_max_overlap <= self.w_limit
 
 
-class Outcome(msgspec.Struct, frozen=True):
+class DemoOutcome(msgspec.Struct, frozen=True):
+    """How a demo ended."""
+
     verdict: Verdict
     kill: Kill | None
     recovered: int
@@ -104,40 +108,36 @@ class WorkerGone(TaskHarborError):
     """A worker of the demo ended by itself."""
 
 
-class Crew:
-    """Workers by name. Their logs stand beside the database."""
+class WorkerProcesses:
+    """Worker processes by name. Their logs stand beside the database."""
 
-    def __init__(self, folder: Path, url: str, *, lease: float, names: tuple[str, ...]) -> None:
+    def __init__(self, folder: Path, url: str, names: Sequence[str] = WORKERS) -> None:
         self._folder = folder
         self._url = url
-        self._lease = lease
         self.names = names
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
     @contextmanager
-    def at_work(self) -> Iterator[None]:
+    def running(self) -> Iterator[None]:
         try:
             for name in self.names:
                 self._processes[name] = self._start(name)
             yield
         finally:
-            self._dismiss()
+            for process in self._processes.values():
+                process.send_signal(signal.SIGTERM)
+            for name in list(self._processes):
+                self._end(name, grace=8)
 
     def _start(self, name: str) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "taskharbor", "worker", "taskharbor.demo.app:harbor"]
-        command += [f"--url={self._url}", f"--name={name}", f"--lease={self._lease:g}", "--poll-interval=0.5"]
+        command += [f"--url={self._url}", f"--name={name}", f"--lease={LEASE:g}", "--poll-interval=0.5"]
         # The hidden option ties the worker's life to ours: with the demo gone, its workers go too.
         command += ["--grace", "5", "--log-format", "json", "--supervised=-1"]
         environment = {key: value for key, value in os.environ.items() if not key.startswith("TASKHARBOR")}
         with open(self._log_file(name), "wb") as log:
-            return subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=log,
-                env=environment,
-                start_new_session=True,
-            )
+            options: dict[str, Any] = {"stdout": log, "stderr": log, "env": environment}
+            return subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True, **options)
 
     def _log_file(self, name: str) -> Path:
         return self._folder / f"{name}.log"
@@ -153,9 +153,7 @@ class Crew:
         os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
         held = holds()
         if held:
-            process.kill()
-            process.wait()
-            self._leave(name)
+            self._end(name, grace=0)
         else:
             process.send_signal(signal.SIGCONT)
         return held
@@ -168,25 +166,17 @@ class Crew:
                 said = " | ".join(tail) or "nothing"
                 raise WorkerGone(f"{name} ended with exit code {process.returncode}; its last words: {said}")
 
-    def _leave(self, name: str) -> None:
-        process = self._processes.pop(name)
-        if process.stdin is not None:
-            process.stdin.close()
-
-    def _dismiss(self) -> None:
-        for process in self._processes.values():
-            process.send_signal(signal.SIGTERM)
-        for name, process in list(self._processes.items()):
+    def _end(self, name: str, *, grace: float) -> None:
+        """Wait for the end of a worker, and kill it when the grace is over."""
+        with self._processes.pop(name) as process:
             try:
-                process.wait(timeout=8)
+                process.wait(timeout=grace)
             except subprocess.TimeoutExpired:
                 process.kill()
-                process.wait()
-            self._leave(name)
 
 
 class Demo:
-    def __init__(self, folder: Path, work: Workload, show: Callable[[Progress], None]) -> None:
+    def __init__(self, folder: Path, work: Workload, show: Callable[[DemoProgress], None]) -> None:
         self.url = f"sqlite:///{folder / 'demo.db'}"
         self._folder = folder
         self._work = work
@@ -195,7 +185,7 @@ class Demo:
         self._ids: dict[str, None] = {}
         self._kill: Kill | None = None
 
-    def run(self) -> Outcome:
+    def run(self) -> DemoOutcome:
         started = time.monotonic()
         work = self._work
         try:
@@ -206,57 +196,51 @@ class Demo:
                 self._say("enqueueing")
             unwanted = [one.id for one in self._client.enqueue_many(work.unwanted)]
             self._ids.update(dict.fromkeys(unwanted))
-            crew = Crew(self._folder, self.url, lease=LEASE, names=WORKERS)
-            with crew.at_work():
-                self._attend(crew, unwanted, time.monotonic())
+            workers = WorkerProcesses(self._folder, self.url)
+            with workers.running():
+                self._attend(workers, unwanted, time.monotonic())
             return self._judge(unwanted, time.monotonic() - started)
         finally:
             self._client.close()
 
     # -- while they work ------------------------------------------------------------------------------------
 
-    def _attend(self, crew: Crew, unwanted: list[str], started: float) -> None:
+    def _attend(self, workers: WorkerProcesses, unwanted: list[str], started: float) -> None:
         """Look, and act when its time has come, until nothing is left to do."""
         waves = iter(self._work.waves)
-        more = True
         pause = threading.Event()
         total = len(self._work.first) + sum(map(len, self._work.waves))
-        for progress in self._looks(started):
-            crew.check()
+        while time.monotonic() - started < LONGEST_SECONDS:
+            killed = self._kill
+            doing = f"{killed.worker} killed; one worker goes on" if killed else "two workers at work"
+            progress = self._say(doing)
+            workers.check()
             wave = next(waves, None) if progress.ended else []
-            more = wave is not None
             if wave:
                 self._ids.update((one.id, None) for one in self._client.enqueue_batch(wave))
             if unwanted and progress.ended >= total * KILL_AT / 2:
                 self._client.cancel_many(unwanted)
                 unwanted = []
             if self._kill is None and progress.ended >= total * KILL_AT:
-                self._try_to_kill(crew, progress.ended, started)
-            if not more and not unwanted and progress.ended >= len(self._ids):
+                self._try_to_kill(workers, progress.ended, started)
+            if wave is None and not unwanted and progress.ended >= len(self._ids):
                 return
             pause.wait(_LOOK_EVERY)
 
-    def _looks(self, started: float) -> Iterator[Progress]:
-        while time.monotonic() - started < PATIENCE:
-            doing = "two workers at work"
-            if self._kill is not None:
-                doing = f"{self._kill.worker} killed; one worker goes on"
-            yield self._say(doing)
-
-    def _say(self, doing: str) -> Progress:
+    def _say(self, doing: str) -> DemoProgress:
         counts = dict.fromkeys(JobState, 0)
         for queue in self._client.stats():
             for state, count in queue.counts.items():
                 counts[state] += count
-        progress = Progress(doing, len(self._ids), counts)
+        progress = DemoProgress(doing, len(self._ids), counts)
         self._show(progress)
         return progress
 
-    def _try_to_kill(self, crew: Crew, ended: int, started: float) -> None:
+    def _try_to_kill(self, workers: WorkerProcesses, ended: int, started: float) -> None:
         """Kill the worker that holds most, if it still does when it is frozen; otherwise at the next look."""
-        victim = max(crew.names, key=lambda name: len(self._held_by(name)))
-        pid = crew.pid(victim)
-        held = crew.kill_if(victim, lambda: self._held_by(victim))
+        victim = max(workers.names, key=lambda name: len(self._held_by(name)))
+        pid = workers.pid(victim)
+        held = workers.kill_if(victim, lambda: self._held_by(victim))
         if held:
             after = time.monotonic() - started
             self._kill = Kill(victim, pid, after, ended, held, self._client.now())
@@ -267,7 +251,7 @@ class Demo:
 
     # -- afterwards -----------------------------------------------------------------------------------------
 
-    def _judge(self, unwanted: list[str], seconds: float) -> Outcome:
+    def _judge(self, unwanted: list[str], seconds: float) -> DemoOutcome:
         ids, kill = list(self._ids), self._kill
         attempts = list(self._attempts())
         verdict = judge(
@@ -281,7 +265,7 @@ class Demo:
         recovered, after = recovery(kill.held, attempts, kill.at_us) if kill else (0, 0)
         work = self._work
         requests = len(work.first) + len(work.unwanted) + sum(map(len, work.waves))
-        return Outcome(verdict, kill, recovered, after, seconds, requests)
+        return DemoOutcome(verdict, kill, recovered, after, seconds, requests)
 
     def _records(self, ids: list[str]) -> dict[str, JobRecord]:
         found: dict[str, JobRecord] = {}
@@ -327,8 +311,8 @@ def judge(
         unexpected=sum(not _as_meant(jobs[job_id], cancelled_by_us) for job_id in ended),
         overlapping_leases=overlapping_leases(attempts),
         executions=sum(one.reserved_at_us is not None for one in attempts),
-        retried=outcomes[AttemptOutcome.RETRIED],
-        expired=outcomes[AttemptOutcome.EXPIRED],
+        retried=outcomes[Outcome.RETRIED],
+        expired=outcomes[Outcome.EXPIRED],
         w_limit=limit,
         w_max_overlap=most_at_once(
             validity
@@ -390,10 +374,6 @@ def recovery(held: Sequence[str], attempts: Iterable[Attempt], killed_at: Micros
         start = attempt.reserved_at_us
         if attempt.job_id in wanted and start is not None and start > killed_at:
             taken_up.setdefault(attempt.job_id, start)
-        elif (
-            attempt.job_id in wanted
-            and attempt.outcome is AttemptOutcome.EXPIRED
-            and attempt.state.is_terminal
-        ):
+        elif attempt.job_id in wanted and attempt.outcome is Outcome.EXPIRED and attempt.state.is_terminal:
             taken_up.setdefault(attempt.job_id, attempt.ended_at_us)
     return len(taken_up), max((at - killed_at for at in taken_up.values()), default=0)

@@ -18,39 +18,29 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from taskharbor.clock import FakeClock
-    from taskharbor.testing.assertions import assert_enqueued, enqueued, refute_enqueued
-    from taskharbor.testing.draining import DrainReport, drain, drain_async
-    from taskharbor.testing.execution import Executed
-    from taskharbor.testing.inlining import inline, run_inline, run_inline_async
-    from taskharbor.testing.session import HarborTesting
-    from taskharbor.testing.store import memory_store
-
-__all__ = [
-    "DrainReport",
-    "Executed",
-    "FakeClock",
-    "HarborTesting",
-    "assert_enqueued",
-    "drain",
-    "drain_async",
-    "enqueued",
-    "inline",
-    "memory_store",
-    "refute_enqueued",
-    "run_inline",
-    "run_inline_async",
-]
+    from taskharbor.clock import FakeClock as FakeClock
+    from taskharbor.testing.assertions import assert_enqueued as assert_enqueued
+    from taskharbor.testing.assertions import enqueued as enqueued
+    from taskharbor.testing.assertions import refute_enqueued as refute_enqueued
+    from taskharbor.testing.draining import DrainReport as DrainReport
+    from taskharbor.testing.draining import Executed as Executed
+    from taskharbor.testing.draining import drain as drain
+    from taskharbor.testing.draining import drain_async as drain_async
+    from taskharbor.testing.inlining import inline as inline
+    from taskharbor.testing.inlining import memory_store as memory_store
+    from taskharbor.testing.inlining import run_inline as run_inline
+    from taskharbor.testing.inlining import run_inline_async as run_inline_async
+    from taskharbor.testing.session import HarborTesting as HarborTesting
 
 _HOMES = {
     "taskharbor.clock": ("FakeClock",),
     "taskharbor.testing.assertions": ("assert_enqueued", "enqueued", "refute_enqueued"),
-    "taskharbor.testing.draining": ("DrainReport", "drain", "drain_async"),
-    "taskharbor.testing.execution": ("Executed",),
-    "taskharbor.testing.inlining": ("inline", "run_inline", "run_inline_async"),
+    "taskharbor.testing.draining": ("DrainReport", "Executed", "drain", "drain_async"),
+    "taskharbor.testing.inlining": ("inline", "memory_store", "run_inline", "run_inline_async"),
     "taskharbor.testing.session": ("HarborTesting",),
-    "taskharbor.testing.store": ("memory_store",),
 }
+
+__all__ = sorted(name for names in _HOMES.values() for name in names)
 
 
 def __getattr__(name: str) -> Any:

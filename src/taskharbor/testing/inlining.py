@@ -1,4 +1,5 @@
-"""Jobs that run where they are enqueued: for tests that care about the effect and not about the queue."""
+"""Private stores for the time of a test, and jobs that run where they are enqueued: for tests that care about the effect and not
+about the queue."""
 
 from __future__ import annotations
 
@@ -13,19 +14,41 @@ from typing import Any, ParamSpec, TypeVar
 import msgspec
 
 from taskharbor.client import CHUNK, AsyncClient, Client
-from taskharbor.clock import FakeClock, SystemClock
-from taskharbor.drivers.contract import Enqueued
+from taskharbor.clock import Clock, FakeClock, SystemClock
+from taskharbor.drivers.memory import MemoryDriver
+from taskharbor.drivers.records import Enqueued
 from taskharbor.harbor import Harbor, JobType
 from taskharbor.jobs import JobRecord, JobRequest, JobState, Micros
 from taskharbor.requests import RecordBuilder
-from taskharbor.testing.draining import run_next
-from taskharbor.testing.execution import call, error_of, run_here
-from taskharbor.testing.store import is_private, memory_store
+from taskharbor.testing.draining import call, error_of, run_here, run_next
 
 LIMIT = 1000
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+
+class PrivateDriver(MemoryDriver):
+    """A memory store that belongs to a test."""
+
+
+@contextmanager
+def memory_store(harbor: Harbor, *, clock: Clock | None = None) -> Iterator[Harbor]:
+    """Give the app an empty memory store; its own store, clients and clock come back at the end.
+
+    Time stands still at the moment of the swap, so that delays can be stepped over (`harbor.clock`, or `drain` with
+    `with_scheduled`). For time that flows, pass `clock=SystemClock()`.
+    """
+    ticking = FakeClock(SystemClock().now()) if clock is None else clock
+    before = (harbor._driver, harbor._client, harbor._async_clients, harbor.clock)
+    harbor._async_clients = weakref.WeakKeyDictionary()
+    harbor.clock = ticking
+    harbor.use(PrivateDriver(clock=ticking))
+    try:
+        yield harbor
+    finally:
+        harbor.close()
+        harbor._driver, harbor._client, harbor._async_clients, harbor.clock = before
 
 
 def run_inline(job_type: JobType[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
@@ -61,7 +84,7 @@ def inline(harbor: Harbor, *, raise_errors: bool = True) -> Iterator[Harbor]:
     What a handler raises comes out of the enqueue. With `raise_errors=False` the job is retried at once instead, until it
     is done or dead, and `handle.result()` tells which. A job with a delay waits: `drain(harbor, with_scheduled=True)`.
     """
-    with nullcontext() if is_private(harbor) else memory_store(harbor):
+    with nullcontext() if isinstance(harbor._driver, PrivateDriver) else memory_store(harbor):
         before = (harbor._client, harbor._async_clients, harbor.__dict__.get("async_client"))
         harbor._async_clients = weakref.WeakKeyDictionary()
         settings: dict[str, Any] = {

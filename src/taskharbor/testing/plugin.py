@@ -49,8 +49,8 @@ def taskharbor_clock() -> FakeClock:
 @pytest.fixture
 def taskharbor_memory(taskharbor_clock: FakeClock) -> Iterator[UseMemory]:
     """`taskharbor_memory(harbor)` gives any app a private store for this test, on the test's fake clock."""
+    from taskharbor.testing.inlining import memory_store
     from taskharbor.testing.session import HarborTesting
-    from taskharbor.testing.store import memory_store
 
     with ExitStack() as stack:
 
