@@ -14,8 +14,8 @@ import msgspec
 from taskharbor.drivers.contract import Enqueued, gather_flags
 from taskharbor.drivers.engine.tables import (
     BLOCKED,
+    DEFAULT_SPEC,
     INLINE_PAYLOAD,
-    Spec,
     Transaction,
     forget_queue,
     in_steps,
@@ -26,6 +26,7 @@ from taskharbor.drivers.engine.tables import (
     read_spec,
     spec_of,
     spec_text,
+    spec_values,
     to_json,
 )
 from taskharbor.drivers.engine.unit import Unit, new_job
@@ -39,8 +40,6 @@ _decode_known = msgspec.json.Decoder(list[tuple[int, str, str]]).decode
 
 _queue_of = attrgetter("queue")
 _keys_of = attrgetter("key", "idempotency_key")
-_spec_of = attrgetter(*Spec.__struct_fields__)
-_DEFAULT_SPEC = _spec_of(Spec())
 _VALUES = {
     "id": attrgetter("id"),
     "type": attrgetter("type"),
@@ -116,8 +115,8 @@ def _enqueue_plain(
 
 
 def _specs(records: Sequence[JobRecord]) -> list[str | None]:
-    specs = list(map(_spec_of, records))
-    return [None] if specs.count(_DEFAULT_SPEC) == len(specs) else list(map(spec_text, records))
+    specs = list(map(spec_values, records))
+    return [None] if specs.count(DEFAULT_SPEC) == len(specs) else list(map(spec_text, records))
 
 
 def _insert(connection: Connection, columns: dict[str, list[Any]], now: Micros) -> int:

@@ -25,8 +25,6 @@ from taskharbor.errors import InvalidRequest
 from taskharbor.jobs import Attempt, JobRecord, JobState, Micros
 
 _SQL = load("inspect")
-_BY_ID = _SQL["by_id"].replace("/*columns*/", _SQL["columns"])
-_BY_SEQ = _SQL["by_seq"].replace("/*columns*/", _SQL["columns"])
 
 _FEW = 10_000
 """Up to so many jobs in the wanted states are gathered by index and sorted; more are dense enough to scan."""
@@ -38,7 +36,7 @@ _decode_places = msgspec.json.Decoder(list[tuple[int, int]]).decode
 
 def get(transaction: Transaction, job_ids: Sequence[str], now: Micros) -> list[JobRecord | None]:
     wanted = list(dict.fromkeys(job_ids))
-    rows = transaction.connection.execute(_BY_ID, (to_json(wanted),)).fetchall()
+    rows = transaction.connection.execute(_SQL["by_id"], (to_json(wanted),)).fetchall()
     by_id = {row[1]: row for row in rows}
     return [record_from_row(by_id[job_id], now) if job_id in by_id else None for job_id in job_ids]
 
@@ -59,7 +57,7 @@ def find_jobs(
 ) -> list[tuple[int, JobRecord]]:
     """Jobs with their numbers, the newest first, from below `before` down to `until`."""
     seqs = _seqs(transaction, selection, now, limit, before, until)
-    rows = transaction.connection.execute(_BY_SEQ, (to_json(seqs),)).fetchall()
+    rows = transaction.connection.execute(_SQL["by_seq"], (to_json(seqs),)).fetchall()
     return [(row[0], record_from_row(row, now)) for row in rows]
 
 

@@ -13,14 +13,16 @@ the work.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from importlib.resources import files
 from itertools import chain
+from operator import attrgetter
 from sqlite3 import Connection
 from typing import Any
 
 import msgspec
+from msgspec.structs import astuple, replace
 
 from taskharbor.drivers.contract import QueueSettings
 from taskharbor.jobs import (
@@ -64,10 +66,16 @@ class Transaction(msgspec.Struct):
 
 @cache
 def load(family: str, package: str = __package__) -> dict[str, str]:
-    """The statements of one file of a package's folder `sql`, by name."""
+    """The statements of one file of a package's folder `sql`, by name. One whose name ends with `columns` is part of others,
+    which have its name in a comment."""
     text = (files(package) / "sql" / f"{family}.sql").read_text("utf-8")
     parts = _NAME.split(text)[1:]
-    return {name: body.strip() for name, body in zip(parts[::2], parts[1::2], strict=True)}
+    statements = {name: body.strip() for name, body in zip(parts[::2], parts[1::2], strict=True)}
+    for part in [name for name in statements if name.endswith("columns")]:
+        statements = {
+            name: body.replace(f"/*{part}*/", statements[part]) for name, body in statements.items()
+        }
+    return statements
 
 
 @cache
@@ -116,6 +124,8 @@ class Spec(msgspec.Struct, omit_defaults=True):
 
 _encode = msgspec.json.Encoder().encode
 _decode_spec = msgspec.json.Decoder(Spec).decode
+spec_values: Callable[[object], tuple[Any, ...]] = attrgetter(*Spec.__struct_fields__)
+DEFAULT_SPEC = spec_values(Spec())
 
 
 def to_json(value: Any) -> str:
@@ -123,29 +133,12 @@ def to_json(value: Any) -> str:
 
 
 def spec_of(record: JobRecord) -> Spec:
-    return Spec(
-        record.codec,
-        record.headers,
-        record.timeout_us,
-        record.update,
-        record.idempotency_key,
-        record.backoff_min_us,
-        record.backoff_max_us,
-    )
+    return Spec(*spec_values(record))
 
 
 def spec_text(record: JobRecord) -> str | None:
-    if (
-        record.codec == "json"
-        and not record.headers
-        and not record.timeout_us
-        and record.update is None
-        and record.idempotency_key is None
-        and record.backoff_min_us == DEFAULT_BACKOFF_MIN
-        and record.backoff_max_us == DEFAULT_BACKOFF_MAX
-    ):
-        return None
-    return to_json(spec_of(record))
+    values = spec_values(record)
+    return None if values == DEFAULT_SPEC else to_json(Spec(*values))
 
 
 def read_spec(text: str | None) -> Spec:
@@ -154,73 +147,31 @@ def read_spec(text: str | None) -> Spec:
 
 def apply_spec(record: JobRecord, text: str) -> None:
     spec = _decode_spec(text)
-    record.codec = spec.codec
-    record.headers = spec.headers
-    record.timeout_us = spec.timeout_us
-    record.update = spec.update
-    record.idempotency_key = spec.idempotency_key
-    record.backoff_min_us = spec.backoff_min_us
-    record.backoff_max_us = spec.backoff_max_us
+    for field in Spec.__struct_fields__:
+        setattr(record, field, getattr(spec, field))
+
+
+_COLUMNS = tuple(field for field in JobRecord.__struct_fields__ if field not in Spec.__struct_fields__)
+"""Fields that are columns, in the order of `inspect.sql`."""
 
 
 def record_from_row(row: tuple[Any, ...], now: Micros) -> JobRecord:
-    """From the columns of `inspect.sql`."""
-    state = row[11]
-    if state == SCHEDULED and row[6] <= now:
-        state = READY
-    record = JobRecord(
-        id=row[1],
-        type=row[2],
-        queue=row[3],
-        payload=row[4],
-        priority=row[5],
-        run_at_us=row[6],
-        created_at_us=row[7],
-        key=row[8],
-        max_attempts=row[9],
-        max_stalls=row[10],
-        state=STATES[state],
-        attempts=row[12],
-        stalls=row[13],
-        fence=row[14],
-        last_error=row[15],
-        failed_at_us=row[16],
-        finished_at_us=row[17],
-        result=row[18],
-        progress=row[19],
-        cancel_requested=bool(row[20]),
-        merged_into=row[21],
-        token=None if row[22] is None else lease_token(row[22], row[0]),
-        worker=row[23],
-        expires_at_us=row[24],
-        reserved_at_us=row[25],
-    )
-    if row[26] is not None:
-        apply_spec(record, row[26])
+    """From the columns of `inspect.sql`: the number, the fields, the spec."""
+    record = JobRecord(**dict(zip(_COLUMNS, row[1:-1], strict=True)))
+    state: int = row[11]
+    record.state = STATES[READY if state == SCHEDULED and record.run_at_us <= now else state]
+    record.cancel_requested = bool(record.cancel_requested)
+    if record.token is not None:
+        record.token = lease_token(record.token, row[0])
+    if row[-1] is not None:
+        apply_spec(record, row[-1])
     return record
 
 
 def attempt_from_row(row: tuple[Any, ...]) -> Attempt:
-    return Attempt(
-        seq=row[0],
-        job_id=row[1],
-        queue=row[2],
-        type=row[3],
-        key=row[4],
-        priority=row[5],
-        fence=row[6],
-        worker=row[7],
-        created_at_us=row[8],
-        run_at_us=row[9],
-        reserved_at_us=row[10],
-        lease_expires_at_us=row[11],
-        ended_at_us=row[12],
-        outcome=OUTCOMES[row[13]],
-        state=STATES[row[14]],
-        error_type=row[15],
-        error_message=row[16],
-        payload_size=row[17],
-    )
+    fields = dict(zip(Attempt.__struct_fields__, row, strict=True))
+    fields |= {"outcome": OUTCOMES[fields["outcome"]], "state": STATES[fields["state"]]}
+    return Attempt(**fields)
 
 
 def lease_token(secret: str, seq: int) -> str:
@@ -250,8 +201,7 @@ def queue_id(transaction: Transaction, name: str) -> int:
     known = known_queue_id(transaction, name)
     if known is not None:
         return known
-    keep = (_DEFAULTS.keep_done_us, _DEFAULTS.keep_dead_us, _DEFAULTS.keep_attempts_us)
-    return transaction.connection.execute(_QUEUES["add"], (name, *keep)).lastrowid or 0
+    return transaction.connection.execute(_QUEUES["add"], (name, *astuple(_DEFAULTS))).lastrowid or 0
 
 
 def forget_queue(transaction: Transaction, number: int) -> None:
@@ -265,18 +215,7 @@ def queue_row(transaction: Transaction, number: int) -> QueueRow:
 
 def configure(transaction: Transaction, name: str, settings: QueueSettings) -> None:
     number = queue_id(transaction, name)
-    transaction.connection.execute(
-        _QUEUES["configure"],
-        (
-            settings.paused,
-            settings.max_inflight,
-            settings.failure_queue,
-            settings.keep_done_us,
-            settings.keep_dead_us,
-            settings.keep_attempts_us,
-            number,
-        ),
-    )
+    transaction.connection.execute(_QUEUES["configure"], (*astuple(settings), number))
     transaction.notifies = True
 
 
@@ -285,18 +224,9 @@ def settings_of(transaction: Transaction, name: str) -> QueueSettings:
     return _DEFAULTS if row is None else settings_from(row)
 
 
-def settings_from(
-    row: tuple[int, int | None, str | None, int | None, int | None, int | None],
-) -> QueueSettings:
-    paused, max_inflight, failure_queue, keep_done, keep_dead, keep_attempts = row
-    return QueueSettings(
-        paused=bool(paused),
-        max_inflight=max_inflight,
-        failure_queue=failure_queue,
-        keep_done_us=keep_done,
-        keep_dead_us=keep_dead,
-        keep_attempts_us=keep_attempts,
-    )
+def settings_from(row: Sequence[Any]) -> QueueSettings:
+    settings = QueueSettings(**dict(zip(QueueSettings.__struct_fields__, row, strict=True)))
+    return replace(settings, paused=bool(settings.paused))
 
 
 def is_next_due(transaction: Transaction, queue: int, run_at: Micros) -> bool:

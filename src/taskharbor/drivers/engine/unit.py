@@ -8,6 +8,7 @@ log and counters in a few steps. A batch of a thousand retries costs a dozen sta
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -50,28 +51,28 @@ class Job(msgspec.Struct, array_like=True, eq=False):
     seq: int
     id: str
     queue_id: int
-    state: int
     priority: int
     run_at: Micros
-    expires_at: Micros | None
-    token: str | None
-    worker: str | None
-    reserved_at: Micros | None
-    fence: int
-    attempts: int
-    stalls: int
-    cancel_requested: int
-    finished_at: Micros | None
-    failed_at: Micros | None
     created_at: Micros
     max_attempts: int
     max_stalls: int
     type: str
     key: str | None
-    last_error: str | None
-    merged_into: str | None
-    payload_size: int
     spec: str | None
+    payload_size: int
+    state: int = READY
+    expires_at: Micros | None = None
+    token: str | None = None
+    worker: str | None = None
+    reserved_at: Micros | None = None
+    fence: int = 0
+    attempts: int = 0
+    stalls: int = 0
+    cancel_requested: int = 0
+    finished_at: Micros | None = None
+    failed_at: Micros | None = None
+    last_error: str | None = None
+    merged_into: str | None = None
 
     payload: bytes | None = None
     is_new: bool = False
@@ -82,8 +83,27 @@ class Job(msgspec.Struct, array_like=True, eq=False):
     def full_token(self) -> str | None:
         return None if self.token is None else lease_token(self.token, self.seq)
 
+    @property
+    def inline_payload(self) -> bytes | None:
+        return None if self.payload_size > INLINE_PAYLOAD else self.payload
+
 
 decode_jobs = msgspec.json.Decoder(list[Job]).decode
+
+
+# Values of the statements of those names, in the order of their columns.
+_moved = attrgetter(
+    *("seq", "state", "run_at", "expires_at", "token", "worker", "reserved_at", "attempts", "stalls"),
+    *("cancel_requested", "finished_at", "failed_at", "last_error", "merged_into"),
+)
+_inserted = attrgetter(
+    *("seq", "queue_id", "state", "priority", "run_at", "created_at", "max_attempts", "max_stalls", "id"),
+    *("type", "key", "spec", "payload_size", "inline_payload"),
+)
+_logged = attrgetter(
+    *("id", "queue_id", "type", "key", "priority", "fence", "worker", "created_at", "run_at", "reserved_at"),
+    *("expires_at", "payload_size", "seq"),
+)
 
 
 def new_job(record: JobRecord, queue: int, seq: int) -> Job:
@@ -91,70 +111,17 @@ def new_job(record: JobRecord, queue: int, seq: int) -> Job:
         seq=seq,
         id=record.id,
         queue_id=queue,
-        state=READY,
         priority=record.priority,
         run_at=record.run_at_us,
-        expires_at=None,
-        token=None,
-        worker=None,
-        reserved_at=None,
-        fence=0,
-        attempts=0,
-        stalls=0,
-        cancel_requested=0,
-        finished_at=None,
-        failed_at=None,
         created_at=record.created_at_us,
         max_attempts=record.max_attempts,
         max_stalls=record.max_stalls,
         type=record.type,
         key=record.key,
-        last_error=None,
-        merged_into=None,
-        payload_size=len(record.payload),
         spec=spec_text(record),
+        payload_size=len(record.payload),
         payload=record.payload,
         is_new=True,
-    )
-
-
-def moved_row(job: Job) -> tuple[Any, ...]:
-    return (
-        job.seq,
-        job.state,
-        job.run_at,
-        job.expires_at,
-        job.token,
-        job.worker,
-        job.reserved_at,
-        job.attempts,
-        job.stalls,
-        job.cancel_requested,
-        job.finished_at,
-        job.failed_at,
-        job.last_error,
-        job.merged_into,
-    )
-
-
-def new_row(job: Job) -> tuple[Any, ...]:
-    return (
-        job.seq,
-        job.queue_id,
-        job.state,
-        job.priority,
-        job.run_at,
-        job.attempts,
-        job.stalls,
-        job.created_at,
-        job.max_attempts,
-        job.max_stalls,
-        job.id,
-        job.type,
-        job.key,
-        job.spec,
-        job.payload_size,
-        None if job.payload_size > INLINE_PAYLOAD else job.payload,
     )
 
 
@@ -329,28 +296,8 @@ class Unit:
             ended_at = max(ended_at, job.reserved_at)
             assert job.expires_at is not None
             self.counts.end_lease(job.queue_id, min(ended_at, job.expires_at))
-        self._log.append(
-            (
-                job.id,
-                job.queue_id,
-                job.type,
-                job.key,
-                job.priority,
-                job.fence,
-                job.worker,
-                job.created_at,
-                job.run_at,
-                job.reserved_at,
-                job.expires_at,
-                ended_at,
-                outcome,
-                state,
-                None if error is None else error.type,
-                None if error is None else error.message,
-                job.payload_size,
-                job.seq,
-            )
-        )
+        error_type, message = (None, None) if error is None else (error.type, error.message)
+        self._log.append((*_logged(job), ended_at, outcome, state, error_type, message))
         return ended_at
 
     def _dead_record(self, job: Job) -> JobRecord:
@@ -378,12 +325,12 @@ class Unit:
             [job for job in moved if job.state > INFLIGHT and not job.is_new],
             [job for job in moved if job.state <= INFLIGHT and not job.is_new],
         ):
-            insert_rows(self.connection, _SQL["move"], [moved_row(job) for job in group])
+            insert_rows(self.connection, _SQL["move"], list(map(_moved, group)))
         for job in moved:
             if not job.is_new and (job.has_new_spec or job.has_new_payload):
                 self._rewrite(job)
         new = [job for job in moved if job.is_new]
-        insert_rows(self.connection, _SQL["insert"], [new_row(job) for job in new])
+        insert_rows(self.connection, _SQL["insert"], list(map(_inserted, new)))
         long = [(job.seq, job.payload) for job in new if job.payload_size > INLINE_PAYLOAD]
         insert_rows(self.connection, _ENQUEUE["insert_payload"], long)
         insert_rows(self.connection, _SQL["log"], self._log)
@@ -395,10 +342,9 @@ class Unit:
         if not job.has_new_payload:
             execute(_SQL["rewrite_spec"], (*settings, job.seq))
             return
-        is_long = job.payload_size > INLINE_PAYLOAD
-        execute(_SQL["rewrite"], (*settings, job.payload_size, None if is_long else job.payload, job.seq))
+        execute(_SQL["rewrite"], (*settings, job.payload_size, job.inline_payload, job.seq))
         execute(_SQL["drop_payload"], (job.seq,))
-        if is_long:
+        if job.payload_size > INLINE_PAYLOAD:
             insert_rows(self.connection, _ENQUEUE["insert_payload"], [(job.seq, job.payload)])
 
 

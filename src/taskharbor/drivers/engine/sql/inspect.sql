@@ -1,5 +1,5 @@
 -- name: columns
--- The full row, for reads and listings. Completed with a FROM clause below.
+-- The fields of JobRecord that are columns, in their order, between the number and the spec.
 SELECT jobs.seq, jobs.id, jobs.type, queues.name, coalesce(payload, (SELECT body FROM payloads WHERE payloads.seq = jobs.seq)),
     priority, run_at, created_at, job_key, max_attempts, max_stalls, state, attempts, stalls, fence, last_error,
     failed_at, finished_at, (SELECT body FROM results WHERE results.seq = jobs.seq), progress, cancel_requested,
@@ -85,9 +85,12 @@ SELECT coalesce(sum(jobs), 0), json_group_array(json_array(-priority, run_at)) F
 SELECT -priority, run_at FROM jobs INDEXED BY jobs_ready
 WHERE queue_id = ? AND state = 1 ORDER BY priority DESC, run_at, seq LIMIT 1
 
--- name: attempts
+-- name: attempt_columns
 SELECT attempts.seq, job_id, queues.name, type, job_key, priority, fence, worker, created_at, run_at, reserved_at,
     lease_expires_at, ended_at, outcome, attempts.state, error_type, error_message, payload_size
+
+-- name: attempts
+/*attempt_columns*/
 FROM attempts CROSS JOIN queues ON queues.id = attempts.queue_id
 WHERE attempts.seq > ? AND attempts.seq <= ? ORDER BY attempts.seq LIMIT ?
 
@@ -95,15 +98,13 @@ WHERE attempts.seq > ? AND attempts.seq <= ? ORDER BY attempts.seq LIMIT ?
 SELECT 1 FROM jobs WHERE id = :id
 
 -- name: job_attempts
-SELECT attempts.seq, job_id, queues.name, type, job_key, priority, fence, worker, created_at, run_at, reserved_at,
-    lease_expires_at, ended_at, outcome, attempts.state, error_type, error_message, payload_size
+/*attempt_columns*/
 FROM attempts INDEXED BY attempts_job CROSS JOIN queues ON queues.id = attempts.queue_id
 WHERE job_seq = (SELECT seq FROM jobs WHERE id = :id) AND job_id = :id ORDER BY attempts.seq
 
 -- name: removed_job_attempts
 -- The log outlives its jobs. Without the job there is no number to look for: this reads the whole log.
-SELECT attempts.seq, job_id, queues.name, type, job_key, priority, fence, worker, created_at, run_at, reserved_at,
-    lease_expires_at, ended_at, outcome, attempts.state, error_type, error_message, payload_size
+/*attempt_columns*/
 FROM attempts CROSS JOIN queues ON queues.id = attempts.queue_id
 WHERE job_id = :id ORDER BY attempts.seq
 

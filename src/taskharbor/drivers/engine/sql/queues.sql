@@ -2,7 +2,8 @@
 SELECT id FROM queues WHERE name = ?
 
 -- name: add
-INSERT INTO queues (name, keep_done_us, keep_dead_us, keep_attempts_us) VALUES (?, ?, ?, ?)
+INSERT INTO queues (name, paused, max_inflight, failure_queue, keep_done_us, keep_dead_us, keep_attempts_us)
+VALUES (?, ?, ?, ?, ?, ?, ?)
 
 -- name: remove
 DELETE FROM queues WHERE id = ?

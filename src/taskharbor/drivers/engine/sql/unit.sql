@@ -1,26 +1,21 @@
--- name: load
+-- name: columns
 SELECT json_group_array(json_array(
-    jobs.seq, jobs.id, queue_id, state, priority, run_at, expires_at, token, worker, reserved_at, fence, attempts, stalls,
-    cancel_requested, finished_at, failed_at, created_at, max_attempts, max_stalls, jobs.type, job_key, last_error,
-    merged_into, payload_size, spec
+    jobs.seq, jobs.id, queue_id, priority, run_at, created_at, max_attempts, max_stalls, jobs.type, job_key, spec,
+    payload_size, state, expires_at, token, worker, reserved_at, fence, attempts, stalls, cancel_requested, finished_at,
+    failed_at, last_error, merged_into
 ))
+
+-- name: load
+/*columns*/
 FROM json_each(?) AS wanted CROSS JOIN jobs ON jobs.id = wanted.value
 
 -- name: load_waiting
-SELECT json_group_array(json_array(
-    jobs.seq, jobs.id, queue_id, state, priority, run_at, expires_at, token, worker, reserved_at, fence, attempts, stalls,
-    cancel_requested, finished_at, failed_at, created_at, max_attempts, max_stalls, jobs.type, job_key, last_error,
-    merged_into, payload_size, spec
-))
+/*columns*/
 FROM json_each(?) AS wanted CROSS JOIN jobs INDEXED BY jobs_waiting_key
 WHERE queue_id = wanted.value ->> 0 AND job_key = wanted.value ->> 1 AND job_key IS NOT NULL AND state < 3
 
 -- name: load_inflight
-SELECT json_group_array(json_array(
-    jobs.seq, jobs.id, queue_id, state, priority, run_at, expires_at, token, worker, reserved_at, fence, attempts, stalls,
-    cancel_requested, finished_at, failed_at, created_at, max_attempts, max_stalls, jobs.type, job_key, last_error,
-    merged_into, payload_size, spec
-))
+/*columns*/
 FROM json_each(?) AS wanted CROSS JOIN jobs INDEXED BY jobs_inflight_key
 WHERE queue_id = wanted.value ->> 0 AND job_key = wanted.value ->> 1 AND job_key IS NOT NULL AND state = 3
 
@@ -51,14 +46,14 @@ DELETE FROM payloads WHERE seq = ?
 
 -- name: insert
 INSERT INTO jobs (
-    seq, queue_id, state, priority, run_at, attempts, stalls, created_at, max_attempts, max_stalls, id, type, job_key,
-    spec, payload_size, payload
+    seq, queue_id, state, priority, run_at, created_at, max_attempts, max_stalls, id, type, job_key, spec, payload_size,
+    payload
 )
-VALUES /*rows: 16*/
+VALUES /*rows: 14*/
 
 -- name: log
 INSERT INTO attempts (
     job_id, queue_id, type, job_key, priority, fence, worker, created_at, run_at, reserved_at, lease_expires_at,
-    ended_at, outcome, state, error_type, error_message, payload_size, job_seq
+    payload_size, job_seq, ended_at, outcome, state, error_type, error_message
 )
 VALUES /*rows: 18*/
