@@ -187,7 +187,12 @@ def _column(field: str, kind: inspect.Type) -> Column | None:
 def _union_column(columns: dict[type | None, Column]) -> Column:
     if len(columns) == 1:
         (only,) = columns.values()
-        return lambda values: only([value for value in values if value is not None])
+
+        def check_given(values: Sequence[Any]) -> None:
+            if values.count(None) < len(values):
+                only([value for value in values if value is not None])
+
+        return check_given
 
     def check_kinds(values: Sequence[Any]) -> None:
         for kind in set(map(type, values)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import accumulate, chain
@@ -39,7 +40,9 @@ _decode_seqs = msgspec.json.Decoder(list[tuple[str, int]]).decode
 _decode_known = msgspec.json.Decoder(list[tuple[int, str, str]]).decode
 
 _queue_of = attrgetter("queue")
-_keys_of = attrgetter("key", "idempotency_key")
+_place_of = attrgetter("queue", "run_at_us")
+_key_of = attrgetter("key")
+_idempotency_key_of = attrgetter("idempotency_key")
 _VALUES = {
     "id": attrgetter("id"),
     "type": attrgetter("type"),
@@ -67,7 +70,7 @@ def enqueue(
     execute = transaction.connection.execute
     known = {name: execute(_QUEUES["id_of"], (name,)).fetchone() for name in set(map(_queue_of, records))}
     queues = {name: queue_id(transaction, name) if row is None else row[0] for name, row in known.items()}
-    if set(map(_keys_of, records)) == {(None, None)}:
+    if {*map(_key_of, records), *map(_idempotency_key_of, records)} == {None}:
         answers = _enqueue_plain(transaction, records, queues, now, numbers)
     else:
         answers = _enqueue_by_rules(transaction, records, queues, now, numbers)
@@ -90,7 +93,9 @@ def _enqueue_plain(
     (last,) = connection.execute(_SQL["last_seq"]).fetchone()
     columns = {
         "seq": list(accumulate(numbers, lambda seq, least: max(seq + 1, least), initial=last))[1:] or [None],
-        "queue_id": [queues[name] for name in map(_queue_of, records)],
+        "queue_id": [queues[name] for name in map(_queue_of, records)]
+        if len(queues) > 1
+        else list(queues.values()),
         "spec": _specs(records),
         **{column: list(map(value_of, records)) for column, value_of in _VALUES.items()},
     }
@@ -157,14 +162,16 @@ def _insert_long(transaction: Transaction, payloads: dict[str, bytes]) -> None:
 
 
 def _count(transaction: Transaction, new: Sequence[JobRecord], queues: dict[str, int], now: Micros) -> None:
-    due: dict[int, list[Micros]] = {}
-    for record in new:
-        due.setdefault(queues[record.queue], []).append(record.run_at_us)
+    due: dict[str, dict[Micros, int]] = {}
+    for (queue, run_at), jobs in Counter(map(_place_of, new)).items():
+        due.setdefault(queue, {})[run_at] = jobs
     for queue, instants in due.items():
-        later = [run_at for run_at in instants if run_at > now]
-        ready = len(instants) - len(later)
-        stirs = ready > 0 or is_next_due(transaction, queue, min(later))
-        transaction.connection.execute(_SQL["count"], (ready, len(later), stirs, queue))
+        number = queues[queue]
+        later = {run_at: jobs for run_at, jobs in instants.items() if run_at > now}
+        scheduled = sum(later.values())
+        ready = sum(instants.values()) - scheduled
+        stirs = ready > 0 or is_next_due(transaction, number, min(later))
+        transaction.connection.execute(_SQL["count"], (ready, scheduled, stirs, number))
         transaction.notifies = transaction.notifies or stirs
 
 

@@ -38,7 +38,7 @@ from taskharbor.jobs import (
 
 _NAME = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
 _ROWS = re.compile(r"/\*rows: (\d+)\*/")
-_STEPS = (100, 10, 1)
+_STEPS = (200, 50, 10, 1)
 """Rows per step: a few sizes, so that every one of them is a statement prepared once."""
 
 STATES = tuple(JobState)
