@@ -158,7 +158,7 @@ class WorkerProcess:
         self._outbox: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         self._process: multiprocessing.process.BaseProcess | None = None
         self._lock = threading.Lock()
-        self._is_doomed = False
+        self._must_end = False
         self._is_over = threading.Event()
         self._answer: asyncio.Future[Ready | Returned | Threw] = self._loop.create_future()
         """That it is ready, at first; then how each job ended."""
@@ -173,7 +173,7 @@ class WorkerProcess:
 
     @property
     def is_reusable(self) -> bool:
-        return self.has_answered and not self._is_doomed and not self.gone.is_set()
+        return self.has_answered and not self._must_end and not self.gone.is_set()
 
     # -- life ------------------------------------------------------------------------------------------------
 
@@ -190,7 +190,7 @@ class WorkerProcess:
     def kill(self) -> None:
         """At once, with whatever its handler has started."""
         with self._lock:
-            self._is_doomed = True
+            self._must_end = True
             process = self._process
             if process is None or self._is_over.is_set():
                 return  # Not started yet: the keeper looks before it starts it; or over already.
@@ -202,10 +202,10 @@ class WorkerProcess:
 
     def end(self) -> None:
         """In order where it is idle: its exit handlers run. Otherwise at once."""
-        if self._is_doomed or not self.has_answered:
+        if self._must_end or not self.has_answered:
             self.kill()
         else:
-            self._is_doomed = True
+            self._must_end = True
             self._outbox.put(child.END)
 
     def _keep(self) -> None:
@@ -214,7 +214,7 @@ class WorkerProcess:
         writer = threading.Thread(target=self._write, name="taskharbor-process-writer", daemon=True)
         try:
             with self._lock:
-                if not self._is_doomed:
+                if not self._must_end:
                     self._process = _started(self._theirs, self._orders)
         except BaseException as error:
             complaint = f"a worker process could not be started: {error!r}"
@@ -227,7 +227,7 @@ class WorkerProcess:
             complaint = f"the worker process ended with {exit_reason(self._process.exitcode)}"
         with self._lock:
             self._is_over.set()
-        self._on_loop(self._bury, complaint)
+        self._on_loop(self._note_end, complaint)
         self._outbox.put(child.END)
         writer.join()
         self._ours.close()
@@ -256,7 +256,7 @@ class WorkerProcess:
         with contextlib.suppress(RuntimeError):  # The loop is closed: nobody wants to know.
             self._loop.call_soon_threadsafe(call, *arguments)
 
-    def _bury(self, complaint: str) -> None:
+    def _note_end(self, complaint: str) -> None:
         if not self._answer.done():
             self._answer.set_exception(
                 WorkerProcessDied(complaint) if self._has_begun else NotBegun(complaint)
@@ -273,7 +273,7 @@ class WorkerProcess:
         self._has_begun = False
         self._answer = self._loop.create_future()
         if self.gone.is_set():
-            self._bury("the worker process does not listen any more")
+            self._note_end("the worker process does not listen any more")
         self._tell(Run(job.record, job.started_at_us))
         job.on_stop = lambda reason: self._tell(Stop(reason))
 
@@ -286,7 +286,7 @@ class WorkerProcess:
         """Ask the handler to stop, and give it a moment."""
         self._tell(Stop(SHUTDOWN, cancel=True))
         await asyncio.wait([self._answer], timeout=seconds)
-        self._is_doomed = True
+        self._must_end = True
 
     def forget_job(self) -> None:
         assert self._job is not None
