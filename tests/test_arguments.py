@@ -76,14 +76,14 @@ def test_a_call_survives_the_way_through_a_payload(
 ) -> None:
     arguments = Arguments(function)
     payload = arguments.encode(codec, args, kwargs)
-    assert arguments.call(function, arguments.decode(codec, payload)) == function(*args, **kwargs)
+    assert arguments.caller(function)(arguments.decode(codec, payload)) == function(*args, **kwargs)
 
 
 def test_defaults_are_not_shared_between_calls() -> None:
     arguments = Arguments(mutable)
     for _ in range(3):
         value = arguments.decode(JSON, b"{}")
-        assert arguments.call(mutable, value) == ([1], {})
+        assert arguments.caller(mutable)(value) == ([1], {})
 
 
 @pytest.mark.parametrize(
