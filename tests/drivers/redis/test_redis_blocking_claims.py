@@ -269,7 +269,7 @@ def test_a_counter_that_went_back_only_costs_a_time_out(server: RedisServer) -> 
 def test_what_many_workers_have_seen_is_not_kept_for_ever(
     redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("taskharbor.drivers.redis.reserve._VIEWS", 3)
+    monkeypatch.setattr("taskharbor.drivers.redis.leases._VIEWS", 3)
 
     async def story(one: RedisDriver, other: RedisDriver) -> None:
         for n in range(10):

@@ -10,9 +10,9 @@ import pytest
 from redis_stage import COUNT, ONCE, READ, Waits, call, connected, nothing_unhandled, soon, until
 
 from needing import REDIS_VERSIONS
-from taskharbor.drivers.redis.cluster import slot_of
 from taskharbor.drivers.redis.library import Call
 from taskharbor.drivers.redis.options import parse_url
+from taskharbor.drivers.redis.servers import slot_of
 from taskharbor.drivers.redis.store import Store, keys_of
 from taskharbor.errors import BackendUnavailable, InvalidRequest, TaskHarborError
 from taskharbor_testkit.servers import RedisCluster, RedisServer

@@ -10,7 +10,7 @@ import pytest
 from redis_shelf import LEASE, Shelf, ack, fail, shelf
 
 from taskharbor.drivers.contract import FailurePayload, JobFilter, QueueSettings
-from taskharbor.drivers.redis import settle
+from taskharbor.drivers.redis import leases
 from taskharbor.drivers.redis.enqueue import deliver
 from taskharbor.drivers.redis.store import Store
 from taskharbor.errors import BackendUnavailable
@@ -26,7 +26,7 @@ async def _dead_and_untold(on: Shelf, monkeypatch: pytest.MonkeyPatch, count: in
     await on.enqueue(*[on.job(payload=b"%d" % n) for n in range(count)])
     held = await on.reserve(count)
     with monkeypatch.context() as patch:
-        patch.setattr(settle, "deliver", dies)
+        patch.setattr(leases, "deliver", dies)
         with pytest.raises(BackendUnavailable):
             await on.driver.settle([fail(job) for job in held], now=on.now)
     assert on.ask("LLEN", "outbox") == count
@@ -95,7 +95,7 @@ def test_a_settle_that_is_repeated_after_the_outage_tells_it_once(monkeypatch: p
                     raise BackendUnavailable("no answer")
                 await deliver(store, queue)
 
-            monkeypatch.setattr(settle, "deliver", dies_once)
+            monkeypatch.setattr(leases, "deliver", dies_once)
             with pytest.raises(BackendUnavailable):
                 await on.driver.settle([fail(held)], now=on.now)
             await on.settle(fail(held))
@@ -113,7 +113,7 @@ def test_what_was_leased_is_not_lost_when_telling_fails(monkeypatch: pytest.Monk
             async def dies(store: Store, queue: str) -> None:
                 raise BackendUnavailable("no answer")
 
-            monkeypatch.setattr(settle, "deliver", dies)
+            monkeypatch.setattr(leases, "deliver", dies)
             assert [held.id for held in await on.reserve()] == [job.id]
 
     asyncio.run(story())

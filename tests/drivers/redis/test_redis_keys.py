@@ -8,9 +8,9 @@ import pytest
 from redis_shelf import BOOM, LEASE, NOW, Shelf, ack, fail, shelf, token
 
 from taskharbor.drivers.contract import Discard, Extension, JobFilter, QueueSettings, Release, Retry
-from taskharbor.drivers.redis.cluster import slot_of
 from taskharbor.drivers.redis.library import FAMILIES
 from taskharbor.drivers.redis.options import parse_url
+from taskharbor.drivers.redis.servers import slot_of
 from taskharbor.drivers.redis.store import Store, keys_of
 from taskharbor.jobs import SECOND, UpdateFlags
 

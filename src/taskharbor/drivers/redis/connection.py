@@ -274,6 +274,7 @@ class Server:
         self._locate = locate
         self._options = options
         self._library = library
+        self._waits = options.waits
         self._by_eval = False
         """Whether the server refused the library. Tried again with every new connection."""
         self._shared: SharedConnection | None = None
@@ -421,7 +422,7 @@ class Server:
         """WAIT and WAITAOF wait for the last write of their own connection. A repeated call may find that an earlier try has
         written everything, on another connection; so a key that vanishes at once is written in any case."""
         options = self._options
-        if not options.waits or self._library.flags[calls[0].function] == "no-writes":
+        if not self._waits or self._library.flags[calls[0].function] == "no-writes":
             return b""
         limit = max(1, round(options.wait_timeout * 1000))
         mark = pack(("SET", f"{calls[0].keys[0]}:waited", "", "PX", 1))

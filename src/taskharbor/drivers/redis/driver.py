@@ -8,12 +8,9 @@ from typing import Any, ClassVar, Self, TypeVar
 from taskharbor.bulk.publish import finish_left_behind
 from taskharbor.drivers import operations as op
 from taskharbor.drivers.contract import Capabilities, Driver, Enqueued, JobShare, Woken
-from taskharbor.drivers.redis import blobs, inspect, log, operate
-from taskharbor.drivers.redis.enqueue import enqueue
+from taskharbor.drivers.redis import enqueue, inspect, leases, log, operate
 from taskharbor.drivers.redis.listener import Listener
 from taskharbor.drivers.redis.options import Options, parse_url
-from taskharbor.drivers.redis.reserve import Claims
-from taskharbor.drivers.redis.settle import extend_lease, settle
 from taskharbor.drivers.redis.store import Store
 from taskharbor.drivers.waiting import wait
 from taskharbor.errors import BackendUnavailable, JobError
@@ -34,7 +31,7 @@ class RedisDriver(Driver):
         self.options = options
         self._open_store: Store | None = None
         self._listener: Listener
-        self._claims: Claims
+        self._claims: leases.Claims
 
     @classmethod
     def from_url(cls, url: str) -> Self:
@@ -48,7 +45,7 @@ class RedisDriver(Driver):
             store = Store(self.options)
             await store.open()
             self._listener = Listener(store)
-            self._claims = Claims(store, self._listener.emptied)
+            self._claims = leases.Claims(store, self._listener.emptied)
             self._open_store = store
 
     async def close(self) -> None:
@@ -70,7 +67,7 @@ class RedisDriver(Driver):
         return await self._store.time()
 
     functions: ClassVar[dict[type[op.Operation[Any]], Callable[..., Any]]] = {
-        op.ExtendLease: op.by_fields(extend_lease),
+        op.ExtendLease: op.by_fields(leases.extend_lease),
         op.Reclaim: op.by_fields(operate.reclaim),
         op.Cancel: op.by_fields(operate.cancel),
         op.Requeue: op.by_fields(operate.requeue),
@@ -85,11 +82,11 @@ class RedisDriver(Driver):
         op.JobAttempts: op.by_fields(log.job_attempts),
         op.LogStreams: op.by_fields(log.log_streams),
         op.ReadLog: op.by_fields(log.read_log),
-        op.PutBlob: blobs.put_blob,
-        op.ReadBlobs: op.by_fields(blobs.read_blobs),
-        op.ListBlobs: op.by_fields(blobs.list_blobs),
-        op.DropBlobs: op.by_fields(blobs.drop_blobs),
-        op.PublishBlobs: blobs.publish_blobs,
+        op.PutBlob: enqueue.put_blob,
+        op.ReadBlobs: op.by_fields(enqueue.read_blobs),
+        op.ListBlobs: op.by_fields(enqueue.list_blobs),
+        op.DropBlobs: op.by_fields(enqueue.drop_blobs),
+        op.PublishBlobs: enqueue.publish_blobs,
     }
 
     def _apply(
@@ -98,7 +95,7 @@ class RedisDriver(Driver):
         return function(self._store, call)
 
     async def _enqueue(self, call: op.Enqueue) -> list[Enqueued]:
-        return await enqueue(self._store, call.records, call.now, new_ids=call.new_ids)
+        return await enqueue.enqueue(self._store, call.records, call.now, new_ids=call.new_ids)
 
     async def _reserve(self, call: op.Reserve) -> list[JobRecord]:
         assert self._store
@@ -108,7 +105,7 @@ class RedisDriver(Driver):
         return None if self._open_store is None else await self._claims.reserve_next(call, timeout)
 
     async def _settle(self, call: op.Settle) -> list[JobError | None]:
-        return await settle(self._store, call.settlements, call.now)
+        return await leases.settle(self._store, call.settlements, call.now)
 
     async def _split_log(self, call: op.SplitLog) -> list[int]:
         return await log.split_log(self._store, call.stream, call.after, call.until, call.rows)

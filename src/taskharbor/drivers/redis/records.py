@@ -157,12 +157,18 @@ def seq_of(value: bytes) -> int:
 
 
 def record_from(job_id: str, queue: str, value: bytes, now: Micros) -> JobRecord:
-    lease, token, at = NO_LEASE, None, 0
-    if value[0] == INFLIGHT:
-        lease = read_lease(value)
-        at = lease.end + NONCE_LENGTH
-        # The queue saves settling the search by id; it grants nothing.
-        token = value[lease.end : at].decode() + queue
+    if value[0] != INFLIGHT:
+        return _record(job_id, queue, value, 0, now, NO_LEASE, None)
+    lease = read_lease(value)
+    at = lease.end + NONCE_LENGTH
+    # The queue saves settling the search by id; it grants nothing.
+    return _record(job_id, queue, value, at, now, lease, value[lease.end : at].decode() + queue)
+
+
+def _record(
+    job_id: str, queue: str, value: bytes, at: int, now: Micros, lease: LeaseFront, token: str | None
+) -> JobRecord:
+    """From the front on, which is at `at`."""
     state, fence, _, finished_at, head_size, _ = _FRONT.unpack_from(value, at)
     body_at = at + _FRONT.size + head_size
     head = decode_head(value[at + _FRONT.size : body_at])
@@ -173,43 +179,40 @@ def record_from(job_id: str, queue: str, value: bytes, now: Micros) -> JobRecord
         state = SCHEDULED
     payload_at = body_at + head.body_size
     payload_end = payload_at + head.payload_size
-    body = _decode_body(value[body_at:payload_at]) if head.body_size else Body("json", {}, 0)
-    more = head.more if isinstance(head.more, More) else _NO_MORE
-    tail = value[payload_end:-_SEQ_SIZE]
-    return JobRecord(
+    record = JobRecord(
         id=job_id,
         type=head.type,
         queue=queue,
         payload=value[payload_at:payload_end],
-        codec=body.codec,
-        headers=body.headers,
         priority=head.priority,
         run_at_us=head.run_at,
-        timeout_us=body.timeout,
         created_at_us=head.created_at,
         key=head.key if isinstance(head.key, str) else None,
-        idempotency_key=more.idempotency_key,
         max_attempts=head.max_attempts,
         max_stalls=head.max_stalls,
-        backoff_min_us=more.backoff_min,
-        backoff_max_us=more.backoff_max,
-        update=None if more.flags is None else _FLAGS[more.flags],
         state=STATES[state],
         attempts=head.attempts,
         stalls=head.stalls,
         fence=fence,
-        last_error=more.last_error,
-        failed_at_us=more.failed_at,
         finished_at_us=finished_at or None,
         token=token,
         worker=lease.worker,
         expires_at_us=lease.expires_at,
         reserved_at_us=lease.reserved_at,
-        progress=tail if more.has_progress else None,
-        result=tail if more.has_result else None,
-        cancel_requested=more.cancel_requested,
-        merged_into=more.merged_into,
     )
+    if head.body_size:
+        body = _decode_body(value[body_at:payload_at])
+        record.codec, record.headers, record.timeout_us = body.codec, body.headers, body.timeout
+    if isinstance(head.more, More):
+        more, tail = head.more, value[payload_end:-_SEQ_SIZE]
+        record.last_error, record.failed_at_us = more.last_error, more.failed_at
+        record.update = None if more.flags is None else _FLAGS[more.flags]
+        record.cancel_requested, record.merged_into = more.cancel_requested, more.merged_into
+        record.idempotency_key = more.idempotency_key
+        record.backoff_min_us, record.backoff_max_us = more.backoff_min, more.backoff_max
+        record.progress = tail if more.has_progress else None
+        record.result = tail if more.has_result else None
+    return record
 
 
 def leased_records(
@@ -222,8 +225,8 @@ def leased_records(
     expires_at: Micros,
 ) -> list[JobRecord]:
     """The jobs of one claim, from what was stored while they waited."""
-    name = worker.encode()
-    lease = _LEASE.pack(INFLIGHT, expires_at, reserved_at, len(name)) + name + token.encode()
+    lease = LeaseFront(worker, expires_at, reserved_at, 0)
+    named_token = token + queue
     records: list[JobRecord] = []
     last: JobRecord | None = None
     before_payload = b""
@@ -235,7 +238,7 @@ def leased_records(
             record.payload = value[len(before_payload) : -_SEQ_SIZE]
             record.headers = last.headers.copy()
         else:
-            record = last = record_from(job_id.decode(), queue, lease + value, 0)
+            record = last = _record(job_id.decode(), queue, value, 0, 0, lease, named_token)
             before_payload = value[: -_SEQ_SIZE - len(record.payload)]
         records.append(record)
     return records

@@ -14,12 +14,11 @@ from typing import Any, NamedTuple, TypeAlias
 
 from redis.exceptions import AskError, MovedError, ResponseError
 
-from taskharbor.drivers.redis.cluster import Cluster
 from taskharbor.drivers.redis.connection import ConnectionLost, Server, failed
 from taskharbor.drivers.redis.errors import REDISCOVER, code_of, translated
 from taskharbor.drivers.redis.library import FAMILIES, LIBRARY, Call, Library, Word
 from taskharbor.drivers.redis.options import Address, Options
-from taskharbor.drivers.redis.sentinel import Sentinels
+from taskharbor.drivers.redis.servers import Cluster, Sentinels
 from taskharbor.errors import BackendUnavailable, InvalidRequest
 from taskharbor.jobs import SECOND, Micros
 

@@ -102,9 +102,9 @@ define('stats', {'allow-oom'}, function(keys, args)
   if promote(10000) then is_stirred = true end
   wake()
 
-  local first = first_in_line(all_prefixes(), 1)[1]
+  local _, next_ids = first_in_line(lines_of(nil, 1), 1)
   -- The line's own figure cannot tell what was before 1970.
-  local head_run_at = first and load(waiting_job, string.sub(first.member, first.id_at)).head[RUN_AT]
+  local head_run_at = next_ids[1] and load(waiting_job, next_ids[1]).head[RUN_AT]
 
   local counts = {
     call('ZCOUNT', waiting, '(' .. args[2], '+inf'),

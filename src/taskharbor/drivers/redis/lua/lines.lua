@@ -60,26 +60,57 @@ end
 
 -- Which jobs are next. `ready` holds one line per type; a claim merges the lines it may take from.
 
--- The types that have jobs in line, as their members begin.
-local function all_prefixes()
-  local prefixes, from = {}, '-'
-  while true do
-    local first = call('ZRANGEBYLEX', ready, from, '+', 'LIMIT', 0, 1)[1]
-    if not first then return prefixes end
-    local prefix = string.sub(first, 1, 2 + struct.unpack('>I2', first))
-    prefixes[#prefixes + 1] = prefix
-    -- No rank is as high as that.
-    from = '(' .. prefix .. '\255\255'
-  end
+-- A line that is read from `from` on. `members` are its next ones, as far as they were read.
+local function line_at(prefix, from, members, portion)
+  return {
+    prefix = prefix, skip = #prefix + 1, from = from, to = '(' .. prefix .. '\255\255', -- No rank is as high as that.
+    members = members, at = 0, portion = portion, is_over = false,
+  }
 end
 
-local function prefixes_of(types)
-  local prefixes, seen = {}, {}
-  for _, name in ipairs(types) do
-    if not seen[name] then prefixes[#prefixes + 1] = type_prefix(name) end
+-- The lines of these types; where none are given, of all that have jobs.
+local function lines_of(types, limit)
+  local lines, seen, from = {}, {}, '-'
+  for _, name in ipairs(types or {}) do
+    local prefix = type_prefix(name)
+    if not seen[name] then lines[#lines + 1] = line_at(prefix, '[' .. prefix, {}, math.ceil(limit / #types) + 1) end
     seen[name] = true
   end
-  return prefixes
+  while not types do
+    local members = call('ZRANGEBYLEX', ready, from, '+', 'LIMIT', 0, 2)
+    if #members == 0 then break end
+    local prefix = string.sub(members[1], 1, 2 + struct.unpack('>I2', members[1]))
+    local line = line_at(prefix, '(' .. members[#members], members, 10)
+    -- The second may be the first of the next type.
+    line.is_over = #members < 2 or string.sub(members[2], 1, #prefix) ~= prefix
+    if line.is_over then members[2] = nil end
+    lines[#lines + 1] = line
+    from = line.to
+  end
+  return lines
+end
+
+-- Read on in a line: its next member, with its place. False at its end. What is not due to this caller is passed over,
+-- together with all of its rank that come behind it: somebody whose clock is ahead put them there.
+local function step(line)
+  while true do
+    line.at = line.at + 1
+    local member = line.members[line.at]
+    if member then
+      local rank, run_at, seq = struct.unpack(PLACE, member, line.skip)
+      if run_at <= now then
+        line.member, line.rank, line.run_at, line.seq = member, rank, run_at, seq
+        return true
+      end
+      line.from = '[' .. line.prefix .. struct.pack('>I2', rank + 1)
+    elseif line.is_over then
+      return false
+    end
+    line.members = call('ZRANGEBYLEX', ready, line.from, line.to, 'LIMIT', 0, line.portion)
+    line.at = 0
+    line.is_over = #line.members < line.portion
+    if #line.members > 0 then line.from = '(' .. line.members[#line.members] end
+  end
 end
 
 local function comes_before(one, other)
@@ -88,47 +119,37 @@ local function comes_before(one, other)
   return one.seq < other.seq
 end
 
--- Read on in a line. What is not due to this caller is passed over, together with all of its rank that come behind it:
--- somebody whose clock is ahead put them there.
-local function read_on(line, found)
-  local members = call('ZRANGEBYLEX', ready, line.from, line.to, 'LIMIT', 0, line.portion)
-  line.is_over = #members < line.portion
-  line.portion = 2 * line.portion
-  for n = 1, #members do
-    local rank, run_at, seq = struct.unpack(PLACE, members[n], line.skip)
-    if run_at > now then
-      line.is_over = false
-      line.from = '[' .. line.prefix .. struct.pack('>I2', rank + 1)
-      line.last = {rank = rank, run_at = run_at, seq = seq}
-      return
-    end
-    line.from = '(' .. members[n]
-    line.last = {rank = rank, run_at = run_at, seq = seq, member = members[n], id_at = line.skip + PLACE_SIZE}
-    found[#found + 1] = line.last
+-- Let the line at `at` sink to its place in the heap: no line comes before the one above it.
+local function sink(lines, at)
+  local line, count = lines[at], #lines
+  while 2 * at <= count do
+    local below = 2 * at
+    if below < count and comes_before(lines[below + 1], lines[below]) then below = below + 1 end
+    if not comes_before(lines[below], line) then break end
+    lines[at] = lines[below]
+    at = below
   end
+  lines[at] = line
 end
 
--- The first jobs of some lines, up to `limit`, in order. Each line is read until it comes behind the last of these.
-local function first_in_line(prefixes, limit)
-  local found, lines = {}, {}
-  for n, prefix in ipairs(prefixes) do
-    lines[n] = {
-      prefix = prefix, skip = #prefix + 1, from = '[' .. prefix, to = '(' .. prefix .. '\255\255', is_over = false,
-      portion = math.ceil(limit / #prefixes) + 1,
-    }
+-- The first jobs of some lines, up to `limit`, in order: their members of `ready`, and their ids.
+local function first_in_line(lines, limit)
+  local members, ids, heap = {}, {}, {}
+  for _, line in ipairs(lines) do
+    if step(line) then heap[#heap + 1] = line end
   end
-  repeat
-    local is_complete, last = true, found[limit]
-    for _, line in ipairs(lines) do
-      if not line.is_over and (not last or not line.last or comes_before(line.last, last)) then
-        read_on(line, found)
-        is_complete = false
-      end
+  for n = math.floor(#heap / 2), 1, -1 do sink(heap, n) end
+  while #ids < limit and #heap > 0 do
+    local line = heap[1]
+    members[#members + 1] = line.member
+    ids[#ids + 1] = string.sub(line.member, line.skip + PLACE_SIZE)
+    if not step(line) then
+      heap[1] = heap[#heap]
+      heap[#heap] = nil
     end
-    table.sort(found, comes_before)
-  until is_complete
-  for n = #found, limit + 1, -1 do found[n] = nil end
-  return found
+    if #heap > 1 then sink(heap, 1) end
+  end
+  return members, ids
 end
 
 -- The usual case: one line, whose next jobs are all of one rank and due. Takes them, or says nil where it is not that simple.
@@ -144,16 +165,13 @@ local function take_in_a_row(prefix, limit)
   return members
 end
 
--- Take the next jobs out of these lines, up to `limit`: their ids, in order.
-local function take(prefixes, limit)
-  local ids = #prefixes == 1 and take_in_a_row(prefixes[1], limit)
+-- Take the next jobs of these types out of their lines, up to `limit`: their ids, in order. Without types: of any type.
+local function take(types, limit)
+  local lines = lines_of(types, limit)
+  local ids = #lines == 1 and take_in_a_row(lines[1].prefix, limit)
   if ids then return ids end
-  ids = {}
-  local members = {}
-  for n, one in ipairs(first_in_line(prefixes, limit)) do
-    members[n] = one.member
-    ids[n] = string.sub(one.member, one.id_at)
-  end
+  local members
+  members, ids = first_in_line(lines, limit)
   call_with('ZREM', ready, members)
   return ids
 end

@@ -126,7 +126,7 @@ define('reserve', {'allow-oom'}, function(keys, args)
   else
     local count = room()
     if count > 0 then
-      local ids = take(args[9] == '' and all_prefixes() or prefixes_of(cmsgpack.unpack(args[9])), count)
+      local ids = take(args[9] ~= '' and cmsgpack.unpack(args[9]), count)
       if #ids > 0 then lease(ids) end
     end
   end
