@@ -369,8 +369,8 @@ class Server:
             # What was wrong is said where the command was refused; EXEC only says that something was.
             answers = replies[: len(parts)] if isinstance(answers[0], ResponseError) else answers[0]
         _checked(answers)
-        if wait and not self._has_waited(replies[-1]):
-            raise self._not_replicated()
+        if wait:
+            self._check_waited(replies[-1])
         return answers
 
     def packed(self, call: Call, by_eval: bool | None = None) -> bytes:
@@ -421,29 +421,27 @@ class Server:
     def _packed_wait(self, calls: Sequence[Call]) -> bytes:
         """WAIT and WAITAOF wait for the last write of their own connection. A repeated call may find that an earlier try has
         written everything, on another connection; so a key that vanishes at once is written in any case."""
-        options = self._options
         if not self._waits or self._library.flags[calls[0].function] == "no-writes":
             return b""
+        options = self._options
         limit = max(1, round(options.wait_timeout * 1000))
         mark = pack(("SET", f"{calls[0].keys[0]}:waited", "", "PX", 1))
         if options.wait_aof is not None:
             return mark + pack(("WAITAOF", 1, options.wait_aof, limit))
         return mark + pack(("WAIT", options.wait_replicas, limit))
 
-    def _has_waited(self, reply: Any) -> bool:
+    def _check_waited(self, reply: Any) -> None:
         options = self._options
+        # The reply to WAITAOF says first whether the server itself has it.
+        own, replicas = reply if isinstance(reply, list) else (1, reply)
+        wanted, where = options.wait_replicas, "in memory"
         if options.wait_aof is not None:
-            return isinstance(reply, list) and reply[0] >= 1 and reply[1] >= options.wait_aof
-        return isinstance(reply, int) and reply >= options.wait_replicas
-
-    def _not_replicated(self) -> BackendUnavailable:
-        options = self._options
-        what = "in their append-only files" if options.wait_aof is not None else "in memory"
-        wanted = options.wait_aof if options.wait_aof is not None else options.wait_replicas
-        return BackendUnavailable(
-            f"{options.place}: the change was made, but {wanted} replicas did not have it {what} within "
-            f"{options.wait_timeout:g} s: a failover now could lose it; repeating the call is safe"
-        )
+            wanted, where = options.wait_aof, "in their append-only files"
+        if isinstance(reply, ResponseError) or own < 1 or replicas < wanted:
+            raise BackendUnavailable(
+                f"{options.place}: the change was made, but {wanted} replicas did not have it {where} within "
+                f"{options.wait_timeout:g} s: a failover now could lose it; repeating the call is safe"
+            )
 
 
 def _checked(replies: list[Any]) -> list[Any]:

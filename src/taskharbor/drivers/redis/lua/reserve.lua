@@ -1,15 +1,20 @@
+-- The first instant after this one at which a job or the end of a lease comes due, or -1.
+local function next_due(since)
+  local first = -1
+  for _, key in ipairs({waiting, active}) do
+    local instant = tonumber(call('ZRANGEBYSCORE', key, '(' .. since, '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2])
+    if instant and (first < 0 or instant < first) then first = instant end
+  end
+  return first
+end
+
 -- The version of a queue and the next instant at which something comes due, for a caller that is about to wait.
 --
 -- KEYS    the queue's
 -- ARGV    1 unused, 2 since: the caller knows of instants up to this one
 -- result  {moves, first instant after `since` at which a job or the end of a lease comes due, or -1}
 define('look', {'no-writes'}, function(_, args)
-  local first = -1
-  for _, key in ipairs({waiting, active}) do
-    local instant = tonumber(call('ZRANGEBYSCORE', key, '(' .. args[2], '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2])
-    if instant and (first < 0 or instant < first) then first = instant end
-  end
-  return {tonumber(call('HGET', meta, 'moves') or 0), first}
+  return {tonumber(call('HGET', meta, 'moves') or 0), next_due(args[2])}
 end)
 
 -- End what is over, line up what came due, then lease the next jobs.
@@ -41,18 +46,8 @@ define('reserve', {'allow-oom'}, function(keys, args)
     return answer
   end
 
-  local first_end = tonumber(call('ZRANGE', active, 0, 0, 'WITHSCORES')[2])
-  if first_end and first_end <= now then
-    sweep(1000)
-    first_end = nil
-  elseif not first_end then
-    first_end = -1
-  end
-  local first_due = tonumber(call('ZRANGE', scheduled, 0, 0, 'WITHSCORES')[2])
-  local was_promoted = false
-  if first_due and first_due <= now then
-    was_promoted = promote(10000)
-  end
+  sweep(1000)
+  local was_promoted = promote(10000)
 
   -- What an earlier try of this call has leased: the caller gets it now, or it goes back unspent where it wants less.
   local function found_again()
@@ -79,13 +74,6 @@ define('reserve', {'allow-oom'}, function(keys, args)
     if not said[2] then return limit end
     -- A lease that is over frees its place, swept or not.
     return math.min(limit, tonumber(said[2]) - call('ZCOUNT', active, '(' .. args[2], '+inf'))
-  end
-
-  local function next_due()
-    local waits = call('ZRANGEBYSCORE', waiting, '(' .. args[2], '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]
-    local ends = first_end or tonumber(call('ZRANGE', active, 0, 0, 'WITHSCORES')[2] or -1)
-    if waits and ends >= 0 then return math.min(tonumber(waits), ends) end
-    return tonumber(waits or ends)
   end
 
   -- A key is taken along by the one that runs; only those who are not plain can have one.
@@ -118,17 +106,12 @@ define('reserve', {'allow-oom'}, function(keys, args)
     call_with('HDEL', waiting_job, ids)
     call_with('HSET', active_job, stored)
     call_with('ZADD', active, leases)
-    if first_end == -1 or (first_end and expires_at < first_end) then first_end = expires_at end
   end
 
-  if is_again and (found_again() or limit == 0) then
-    first_end = nil
-  else
+  if not (is_again and (found_again() or limit == 0)) then
     local count = room()
-    if count > 0 then
-      local ids = take(args[9] ~= '' and cmsgpack.unpack(args[9]), count)
-      if #ids > 0 then lease(ids) end
-    end
+    local ids = count > 0 and take(args[9] ~= '' and cmsgpack.unpack(args[9]), count) or {}
+    if #ids > 0 then lease(ids) end
   end
   -- Nobody who begins to wait now finds these among the scheduled.
   if was_promoted and call('EXISTS', ready) == 1 then is_stirred = true end
@@ -139,7 +122,7 @@ define('reserve', {'allow-oom'}, function(keys, args)
   if #answer < FIRST + 2 * limit then
     -- Who gets less than it asked for will wait next, and need not be woken for older changes.
     answer[2] = moves
-    answer[3] = next_due()
+    answer[3] = next_due(args[2])
   end
   return answer
 end)

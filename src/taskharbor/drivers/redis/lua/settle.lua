@@ -81,31 +81,17 @@ define('settle', {'allow-oom'}, function(keys, args)
     set_more(job, FAILED_AT, now)
   end
 
-  local function retry(job, run_at, failures, kind, message, text)
-    local token = job.token
-    if more(job, CANCEL_REQUESTED) then
-      local ended_at = end_lease(job, OUTCOME_CANCELLED, CANCELLED, kind, message)
-      record_failure(job, failures, text)
-      set_more(job, SETTLED, token)
-      finish(job, CANCELLED, ended_at)
-    else
-      end_lease(job, RETRIED, waiting_state(run_at), kind, message)
-      record_failure(job, failures, text)
-      set_more(job, SETTLED, token)
-      job.head[RUN_AT] = run_at
-      go_back(job)
-    end
-  end
-
-  local function release(job, run_at)
-    set_more(job, SETTLED, job.token)
-    if more(job, CANCEL_REQUESTED) then
-      finish(job, CANCELLED, end_lease(job, OUTCOME_CANCELLED, CANCELLED))
-    else
-      end_lease(job, RELEASED, waiting_state(run_at))
-      job.head[RUN_AT] = run_at
-      go_back(job)
-    end
+  -- Back to waiting, unless a cancel was requested.
+  local function send_back(job, outcome, run_at, kind, message, failures, text)
+    local token, is_cancelled = job.token, more(job, CANCEL_REQUESTED)
+    local ended_at = end_lease(
+      job, is_cancelled and OUTCOME_CANCELLED or outcome, is_cancelled and CANCELLED or waiting_state(run_at), kind, message
+    )
+    if failures then record_failure(job, failures, text) end
+    set_more(job, SETTLED, token)
+    if is_cancelled then return finish(job, CANCELLED, ended_at) end
+    job.head[RUN_AT] = run_at
+    go_back(job)
   end
 
   local function apply(kind, job, other)
@@ -117,13 +103,13 @@ define('settle', {'allow-oom'}, function(keys, args)
       end
       finish(job, DONE, ended_at)
     elseif kind == RETRY then
-      retry(job, unpack(other, 3, 7))
+      send_back(job, RETRIED, other[3], other[5], other[6], other[4], other[7])
     elseif kind == FAIL then
       local ended_at = end_lease(job, OUTCOME_DEAD, DEAD, other[4], other[5])
       record_failure(job, other[3], other[6])
       finish(job, DEAD, ended_at)
     elseif kind == RELEASE then
-      release(job, other[3] or job.head[RUN_AT])
+      send_back(job, RELEASED, other[3] or job.head[RUN_AT])
     else
       local ended_at = end_lease(job, OUTCOME_CANCELLED, CANCELLED, other[3], other[4])
       if other[3] then set_more(job, LAST_ERROR, other[5]) end
