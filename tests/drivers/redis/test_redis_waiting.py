@@ -75,7 +75,7 @@ class Bench:
 
     def subscriptions(self) -> set[object]:
         """The connections that are subscribed now."""
-        return {one._connection for one in self.listener._subscribers.values() if one.confirmed}
+        return {self.listener._connection} if self.listener.confirmed else set()
 
 
 @contextlib.asynccontextmanager

@@ -129,8 +129,6 @@ class Cluster:
         self._by_slot: list[Server | None] = [None] * SLOTS
         self._refreshing: asyncio.Task[None] | None = None
         self._closing: set[asyncio.Task[None]] = set()
-        self.on_change: Callable[[], None] = lambda: None
-        """Called when slots may have moved."""
 
     async def close(self) -> None:
         if self._refreshing is not None:
@@ -206,11 +204,8 @@ class Cluster:
             # A node that does not know its own name is at the address it was asked at.
             name = host.decode() if host and host != b"?" else asked.host
             by_slot[first : last + 1] = [self.server_at(Address(name, port))] * (last + 1 - first)
-        is_changed = by_slot != self._by_slot
         self._by_slot = by_slot
         current = set(self.masters())
         for address, server in list(self._servers.items()):
             if server not in current:
                 self._close(self._servers.pop(address))
-        if is_changed:
-            self.on_change()
