@@ -14,36 +14,42 @@ end)
 -- job without its number, which is `base` and its offset, or its place among them. Plain jobs are most of what comes: they are
 -- stored together. Returns per job 0 where it was stored, else the id of the job that was there; and how many were stored.
 local function store(args, at, base, offsets)
-  local ids = {}
-  for n = at, #args, 3 do ids[#ids + 1] = args[n] end
+  local ids, count = {}, (#args - at + 1) / 3
+  for n = 1, count do ids[n] = args[at + 3 * n - 3] end
   local known = call_with('ZMSCORE', jobs, ids)
   local numbers, stored, waits, in_line, later = {}, {}, {}, {}, {}
-  local answers, seen, count, last = {}, {}, 0, nil
-  local last_place, run_at = nil, nil
-  for n, id in ipairs(ids) do
-    local place, value = args[at + 3 * n - 2], args[at + 3 * n - 1]
+  local answers, seen, added, last = {}, {}, 0, nil
+  local pack, byte = struct.pack, string.byte
+  -- Written out where many have the same: Redis takes texts, and would write out every number anew.
+  local last_place, score, is_due = nil, nil, nil
+  for n = 1, count do
+    local id, place, value = ids[n], args[at + 3 * n - 2], args[at + 3 * n - 1]
     local seq = base + (offsets and offsets[n] or n - 1)
-    local number = struct.pack(SEQ, seq)
+    local number = pack(SEQ, seq)
+    local answer = 0
     if known[n] or seen[id] then
-      answers[n] = id
-    elseif string.byte(value, PLAIN_AT) == 0 then
-      answers[n] = accept(unpacked(id, value .. number))
+      answer = id
+    elseif byte(value, PLAIN_AT) == 0 then
+      answer = accept(unpacked(id, value .. number))
     else
-      answers[n] = 0
       if place ~= last_place then
-        last_place, run_at = place, math.max(struct.unpack('>I8', place, #place - 7), 1)
+        local run_at = math.max(struct.unpack('>I8', place, #place - 7), 1)
+        last_place, score, is_due = place, string.format('%.0f', run_at), run_at <= now
       end
-      local line = run_at > now and later or in_line
-      line[#line + 1] = run_at > now and run_at or 0
-      line[#line + 1] = run_at > now and id or place .. number .. id
+      if is_due then
+        in_line[#in_line + 1] = '0'
+        in_line[#in_line + 1] = place .. number .. id
+      else
+        later[#later + 1] = score
+        later[#later + 1] = id
+      end
       local m = #stored
       numbers[m + 1], numbers[m + 2] = seq, id
       stored[m + 1], stored[m + 2] = id, value .. number
-      waits[m + 1], waits[m + 2] = run_at, id
+      waits[m + 1], waits[m + 2] = score, id
     end
-    if answers[n] == 0 then
-      count, last, seen[id] = count + 1, seq, true
-    end
+    if answer == 0 then added, last, seen[id] = added + 1, seq, true end
+    answers[n] = answer
   end
   call_with('ZADD', jobs, numbers)
   call_with('HSET', waiting_job, stored)
@@ -53,7 +59,7 @@ local function store(args, at, base, offsets)
   if last then call('HSET', meta, 'seq', last) end
   if #stored > 0 then is_stirred = true end
   wake()
-  return answers, count
+  return answers, added
 end
 
 -- Store jobs by the contract's rules, one after the other.
