@@ -10,9 +10,6 @@ import msgspec
 from taskharbor.drivers.urls import Reader, choice, read_options, seconds, some_text, switch, whole
 from taskharbor.errors import InvalidRequest
 
-DEFAULT_PORT = 6379
-SENTINEL_PORT = 26379
-
 Kind = Literal["single", "sentinel", "cluster", "unix"]
 _KINDS: dict[str, Kind] = {"": "single", "sentinel": "sentinel", "cluster": "cluster", "unix": "unix"}
 _HOW: dict[Kind, str] = {
@@ -86,12 +83,7 @@ def parse_url(url: str) -> Options:
     scheme, separator, rest = url.partition("://")
     base, _, variant = scheme.partition("+")
     kind = _KINDS.get(variant)
-    if (
-        not separator
-        or base not in ("redis", "rediss")
-        or kind is None
-        or (kind == "unix" and base != "redis")
-    ):
+    if not separator or kind is None or base not in (("redis",) if kind == "unix" else ("redis", "rediss")):
         raise InvalidRequest(f"that is not a Redis URL: write it like {_HOW['single']}")
     if "#" in rest:
         raise InvalidRequest("a Redis URL has no part after #: write a # in a password as %23")
@@ -99,54 +91,45 @@ def parse_url(url: str) -> Options:
     account, _, place = address.rpartition("@")
     own = read_options(query, _OWN, "Redis")
     user, colon, password = account.partition(":")
-    if colon:
-        own["password"] = unquote(password)
-    if user:
-        own["user"] = unquote(user)
-    if "user" in own and "password" not in own:
+    if user and not colon:
         raise InvalidRequest(
             "the Redis URL names a user without a password: write redis://user:password@host"
         )
-    own.update(_place(kind, place, own))
-    options = msgspec.convert(own | {"kind": kind, "tls": base == "rediss"}, Options)
+    own |= {"kind": kind, "tls": base == "rediss", "user": unquote(user) or None}
+    own["password"] = unquote(password) if colon else None
+    own.update(_unix_place(place, own) if kind == "unix" else _place(kind, place, own))
+    options = msgspec.convert(own, Options)
     _check_together(options)
     return options
 
 
+def _unix_place(place: str, own: dict[str, object]) -> dict[str, object]:
+    path = unquote(place)
+    if not path.startswith("/") or path == "/":
+        raise _misplaced("unix")
+    return {"addresses": (Address(path, 0),), "place": f"{path}/{own.get('db', 0)}"}
+
+
 def _place(kind: Kind, place: str, own: dict[str, object]) -> dict[str, object]:
     """Where the servers are, by the part of the URL between account and options."""
-    if kind == "unix":
-        path = unquote(place)
-        if not path.startswith("/") or path == "/":
-            raise _misplaced(kind)
-        return {"addresses": (Address(path, 0),), "place": f"{path}/{own.get('db', 0)}"}
     hosts, _, path = place.partition("/")
-    port = SENTINEL_PORT if kind == "sentinel" else DEFAULT_PORT
-    addresses = tuple(_address(one, port, kind) for one in hosts.split(","))
-    parts = [unquote(part) for part in path.split("/")] if path else []
-    found: dict[str, object] = {"addresses": addresses}
+    addresses = tuple(_address(one, kind) for one in hosts.split(","))
     if kind == "single" and len(addresses) > 1:
         raise InvalidRequest(
             "several hosts: is that a cluster (redis+cluster://host1,host2) or are they sentinels "
             "(redis+sentinel://host1,host2/service)?"
         )
-    if kind == "sentinel":
-        if not parts or not parts[0]:
-            raise _misplaced(kind)
-        found["service"] = parts.pop(0)
-    if parts and parts[0]:
-        found["db"] = _DATABASE("db", parts[0])
-    if len(parts) > 1:
+    parts = [unquote(part) for part in path.split("/")] if path else []
+    service = parts.pop(0) if kind == "sentinel" and parts else ""
+    if len(parts) > 1 or (kind == "sentinel" and not service):
         raise _misplaced(kind)
+    db = _DATABASE("db", parts[0]) if parts and parts[0] else own.get("db", 0)
     names = ",".join(map(str, addresses))
-    db = found.get("db", own.get("db", 0))
-    found["place"] = f"{names}/{found['service']}/{db}" if kind == "sentinel" else f"{names}/{db}"
-    if kind == "cluster":
-        found["place"] = names
-    return found
+    shown = {"sentinel": f"{names}/{service}/{db}", "cluster": names}.get(kind, f"{names}/{db}")
+    return {"addresses": addresses, "service": service, "db": db, "place": shown}
 
 
-def _address(text: str, default_port: int, kind: Kind) -> Address:
+def _address(text: str, kind: Kind) -> Address:
     host, bracket, port = text.rpartition("]")
     if bracket:
         host, port = host.removeprefix("["), port.removeprefix(":")
@@ -154,7 +137,7 @@ def _address(text: str, default_port: int, kind: Kind) -> Address:
         host, _, port = text.partition(":")
     if port and not (port.isdecimal() and 0 < int(port) < 65536):
         raise _misplaced(kind)
-    return Address(unquote(host) or "localhost", int(port) if port else default_port)
+    return Address(unquote(host) or "localhost", int(port or (26379 if kind == "sentinel" else 6379)))
 
 
 def _misplaced(kind: Kind) -> InvalidRequest:
@@ -193,22 +176,12 @@ def _prefix(name: str, value: str) -> str:
 
 
 _DATABASE = whole(0, 1_000_000)
-_REPLICAS = whole(0, 100)
 _OWN: dict[str, Reader] = {
     "prefix": _prefix,
     "db": _DATABASE,
-    "timeout": seconds,
-    "connect_timeout": seconds,
-    "notify": switch,
-    "poll": seconds,
-    "wait_replicas": _REPLICAS,
-    "wait_aof": _REPLICAS,
-    "wait_timeout": seconds,
+    **dict.fromkeys(("timeout", "connect_timeout", "poll", "wait_timeout"), seconds),
+    **dict.fromkeys(("notify", "tls_verify"), switch),
+    **dict.fromkeys(("wait_replicas", "wait_aof"), whole(0, 100)),
+    **dict.fromkeys(("tls_ca", "tls_cert", "tls_key", "sentinel_user", "sentinel_password"), some_text),
     "eviction": choice("refuse", "accept"),
-    "tls_ca": some_text,
-    "tls_cert": some_text,
-    "tls_key": some_text,
-    "tls_verify": switch,
-    "sentinel_user": some_text,
-    "sentinel_password": some_text,
 }

@@ -3,10 +3,6 @@
 local KEEP, REPLACE, LATER, EARLIER = 0, 1, 2, 3
 local DEFAULT_FLAGS = 1
 
-local function has_flag(flags, flag)
-  return math.floor(flags / flag) % 2 == 1
-end
-
 local function run_at_flag(flags)
   return math.floor(flags / 8)
 end
@@ -14,7 +10,7 @@ end
 -- Change a job by another request for the same key, as far as the flags say.
 local function apply_update(target, source, flags)
   local old, new = target.head, source.head
-  if has_flag(flags, 1) then
+  if bit.band(flags, 1) > 0 then
     old[TYPE], old[BODY_SIZE], old[PAYLOAD_SIZE] = new[TYPE], new[BODY_SIZE], new[PAYLOAD_SIZE]
     target.rest = content(source)
   end
@@ -26,22 +22,18 @@ local function apply_update(target, source, flags)
   elseif how == EARLIER then
     old[RUN_AT] = math.min(old[RUN_AT], new[RUN_AT])
   end
-  if has_flag(flags, 2) then
+  if bit.band(flags, 2) > 0 then
     old[MAX_ATTEMPTS], old[MAX_STALLS] = new[MAX_ATTEMPTS], new[MAX_STALLS]
     set_more(target, BACKOFF_MIN, more(source, BACKOFF_MIN) or nil)
     set_more(target, BACKOFF_MAX, more(source, BACKOFF_MAX) or nil)
   end
-  if has_flag(flags, 4) then old[ATTEMPTS], old[STALLS] = 0, 0 end
+  if bit.band(flags, 4) > 0 then old[ATTEMPTS], old[STALLS] = 0, 0 end
 end
 
 -- Flags of a blocked job after one more request: no wish is dropped.
 local function gathered(kept, newer)
-  local sum = 0
-  for _, flag in ipairs({1, 2, 4}) do
-    if has_flag(kept, flag) or has_flag(newer, flag) then sum = sum + flag end
-  end
   local how = run_at_flag(newer)
-  return sum + 8 * (how == KEEP and run_at_flag(kept) or how)
+  return bit.bor(kept % 8, newer % 8) + 8 * (how == KEEP and run_at_flag(kept) or how)
 end
 
 -- An enqueue onto the one job that waits for this key.
