@@ -15,7 +15,7 @@ import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
@@ -24,19 +24,18 @@ from taskharbor.drivers.objectstore import archive
 from taskharbor.drivers.objectstore.archive import (
     Entry,
     Segment,
-    SegmentCache,
     entries,
     merge,
     pack,
     put_entries,
     retire,
 )
-from taskharbor.drivers.objectstore.blobs import Blobs
-from taskharbor.drivers.objectstore.cas import CasObject
 from taskharbor.drivers.objectstore.image import Image
-from taskharbor.drivers.objectstore.options import Options
 from taskharbor.errors import TaskHarborError
 from taskharbor.jobs import SECOND, Micros
+
+if TYPE_CHECKING:
+    from taskharbor.drivers.objectstore.queue import Shard
 
 R = TypeVar("R")
 
@@ -59,21 +58,10 @@ _log = logging.getLogger(__name__)
 class Compaction:
     """The compaction of one image. One task at a time."""
 
-    def __init__(
-        self,
-        blobs: Blobs,
-        state: CasObject[Image],
-        cache: SegmentCache,
-        folder: str,
-        queue: str,
-        options: Options,
-    ) -> None:
-        self._blobs = blobs
-        self._state = state
-        self._cache = cache
-        self._folder = folder
-        self._queue = queue
-        self._options = options
+    def __init__(self, shard: Shard) -> None:
+        self._shard = shard
+        self._store = shard.store
+        self._options = shard.store.options
         self._task: asyncio.Task[None] | None = None
         self._has_failed = False
         self._not_before = 0.0
@@ -116,22 +104,21 @@ class Compaction:
         # Nothing is lost: the image is as large as it was, and its next change after a while begins anew.
         self._not_before = asyncio.get_running_loop().time() + AFTER_A_FAILURE
         if not isinstance(error, TaskHarborError) or not self._has_failed:
-            _log.warning("%s could not be compacted, and will be tried again: %s", self._state.where, error)
+            _log.warning(
+                "%s could not be compacted, and will be tried again: %s", self._shard.state.where, error
+            )
         self._has_failed = True
 
     async def _compact(self) -> None:
         # Other handles have seen the same image: the first one spares the rest the work.
         with suppress(TimeoutError):
             await asyncio.wait_for(self._hurry.wait(), random.random() * (self._options.poll or 0.0))
-        while (work := await self._look(self._due)) is not None:
+        while (work := await self._shard.look(self._due)) is not None:
             if not await work():
                 break
 
-    async def _look(self, step: Callable[[Transaction], R]) -> R:
-        return await self._state.look(lambda image: image.look(step))
-
     async def _change(self, step: Callable[[Transaction], R]) -> R:
-        answer, _ = await self._state.change(lambda image: image.change(step), is_housekeeping=True)
+        answer, _ = await self._shard.state.change(lambda image: image.change(step), is_housekeeping=True)
         return answer
 
     # -- what is due --------------------------------------------------------------------------------------
@@ -150,7 +137,7 @@ class Compaction:
         rows, jobs = transaction.connection.execute(_SQL["counts"]).fetchone()
         if max(rows, jobs) >= options.segment_rows:
             return True
-        if self._state.size < options.segment_bytes or not rows + jobs:
+        if self._shard.state.size < options.segment_bytes or not rows + jobs:
             return False
         (size,) = transaction.connection.execute(_SQL["bytes"]).fetchone()
         return bool(size >= options.segment_bytes)
@@ -184,7 +171,7 @@ class Compaction:
 
         async def build(name: str) -> tuple[Entry, bytes]:
             nonlocal numbers
-            rows, jobs, numbers = await self._state.look(take)
+            rows, jobs, numbers = await self._shard.state.look(take)
             return await asyncio.to_thread(pack, name, 0, rows, jobs)
 
         def replace(transaction: Transaction, entry: Entry) -> bool:
@@ -207,13 +194,13 @@ class Compaction:
             larger = msgspec.structs.replace(parts[0], level=parts[0].level + 1)
             await self._change(lambda transaction: put_entries(transaction, [larger]))
             return True
-        read = await self._cache.read(self._folder, self._queue, parts)
+        read = await self._shard.read(parts)
         if len(read) < len(parts):
             return False
         sources = [(entry, read[entry.name].data) for entry in parts]
 
         async def build(name: str) -> tuple[Entry, bytes]:
-            return await asyncio.to_thread(merge, name, self._queue, sources)
+            return await asyncio.to_thread(merge, name, self._shard.queue, sources)
 
         def replace(transaction: Transaction, _: Entry) -> bool:
             if not all(entry in entries(transaction) for entry in parts):
@@ -244,10 +231,11 @@ class Compaction:
                 put_entries(transaction, [entry])
             return True
 
-        await self._blobs.put(f"{self._folder}/{name}", data)
+        path = f"{self._shard.log_folder}/{name}"
+        await self._store.blobs.put(path, data)
         is_in_place = await self._change(put_in_place)
         if is_in_place:
-            self._cache.keep(f"{self._folder}/{name}", Segment(data, name, self._queue))
+            self._store.cache.keep(path, Segment(data, path, self._shard.queue))
         return is_in_place
 
     async def _remove_overdue(self) -> bool:
@@ -259,7 +247,7 @@ class Compaction:
             return names
 
         names = await self._change(overdue)
-        await self._blobs.delete([f"{self._folder}/{name}" for name in names])
+        await self._store.blobs.delete([f"{self._shard.log_folder}/{name}" for name in names])
         forgotten = (to_json(names),)
         await self._change(lambda transaction: _execute(transaction, "forget", forgotten))
         return True

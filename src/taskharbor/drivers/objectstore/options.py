@@ -102,9 +102,6 @@ class StoreURL:
         # What is before an @ could be a password.
         return f"{address} at {urlsplit(server).netloc.rpartition('@')[2]}" if server else address
 
-    def __repr__(self) -> str:
-        return f"StoreURL({str(self)!r})"
-
     def open(self) -> Blobs:
         """A handle of one's own. Nothing is sent yet."""
         if self._scheme == "file":

@@ -35,8 +35,8 @@ A = TypeVar("A")
 R = TypeVar("R")
 
 MARKS = 2**15
-_TRIES = 8
-"""How often a call may find that segments it needs are gone: other writers merge them, but not all the time."""
+_TRIES = 20
+"""How often a call may find that it needs other segments than it has read: other writers merge them, but not all the time."""
 _DELIVER_AGAIN = 1.0
 """Seconds after which jobs that could not be brought to their failure queue are tried again."""
 _KNOWN_JOBS = 100_000
@@ -52,8 +52,8 @@ class Shard:
         self.queue = queue
         self.number = number
         self.name = f"{number}:{queue}"
-        self._store = store
-        self._folder = log_folder(queue, number)
+        self.store = store
+        self.log_folder = log_folder(queue, number)
         self._mark = crc32(self.name.encode()) % MARKS
         name = state_name(queue, number)
         where = store.blobs.where(name)
@@ -70,7 +70,7 @@ class Shard:
         self._delivery: asyncio.Task[None] | None = None
         self._second_try: asyncio.TimerHandle | None = None
         self._is_closing = False
-        self.compaction = Compaction(store.blobs, self.state, store.cache, self._folder, queue, store.options)
+        self.compaction = Compaction(self)
 
     # -- numbers of rows of the log: two shards count alike, and to readers each row of a store has one of its own --
 
@@ -108,40 +108,37 @@ class Shard:
             missing = [entry for entry in needs(transaction) if entry.name not in loaded]
             return missing, [] if missing else [step(transaction, loaded)]
 
-        misses = 0
-        while True:
+        for _ in range(_TRIES):
             missing, answers = await self.change(run_if_loaded)
             if not missing:
                 return answers[0]
-            loaded |= await self._read(missing)
-            misses = self._count_miss(misses, missing, loaded)
+            loaded |= await self.read(missing)
+        raise self._gone(missing)
 
     async def look_with(
         self, step: Callable[[Transaction], tuple[R, list[Entry]]], *, rows_only: bool = False
     ) -> tuple[R, list[tuple[Entry, Segment]]]:
         """The answer of a step that changes nothing, and the segments that it names, as they were in the image it saw."""
-        misses = 0
-        while True:
+        for _ in range(_TRIES):
             answer, wanted = await self.look(step)
-            found = await self._read(wanted, rows_only=rows_only) if wanted else {}
+            found = await self.read(wanted, rows_only=rows_only) if wanted else {}
             if len(found) == len(wanted):
                 return answer, [(entry, found[entry.name]) for entry in wanted]
-            misses = self._count_miss(misses, wanted, found)
+        raise self._gone([entry for entry in wanted if entry.name not in found])
 
-    async def _read(self, wanted: Sequence[Entry], *, rows_only: bool = False) -> dict[str, Segment]:
-        return await self._store.cache.read(self._folder, self.queue, wanted, rows_only=rows_only)
+    async def read(self, wanted: Sequence[Entry], *, rows_only: bool = False) -> dict[str, Segment]:
+        """The segments that are there, by name."""
+        found = await self.store.cache.read(self.log_folder, self.queue, wanted, rows_only=rows_only)
+        if len(found) < len(wanted):
+            # Merged since, most likely: what the image says by now is what counts.
+            self.state.must_compare()
+        return found
 
-    def _count_miss(self, misses: int, wanted: Sequence[Entry], found: Loaded) -> int:
-        gone = [entry.name for entry in wanted if entry.name not in found]
-        if not gone:
-            return misses
-        if misses == _TRIES:
-            raise BackendUnavailable(
-                f"{self.state.where}: segments of its log are missing, such as {gone[0]}; if somebody removed them, restore them"
-            )
-        # Merged since, most likely: what the image says by now is what counts.
-        self.state.must_compare()
-        return misses + 1
+    def _gone(self, missing: Sequence[Entry]) -> BackendUnavailable:
+        return BackendUnavailable(
+            f"{self.state.where}: segments of its log are missing, such as {missing[0].name}; if somebody removed them, "
+            "restore them"
+        )
 
     # -- jobs ---------------------------------------------------------------------------------------------
 
@@ -154,7 +151,7 @@ class Shard:
             lambda transaction: holding_jobs(transaction, ids),
             lambda transaction, loaded: accept(transaction, loaded, records, numbers, now),
         )
-        self._store.note((one.id for one in made), self)
+        self.store.note((one.id for one in made), self)
         return made
 
     async def archived(self, job_ids: Sequence[str]) -> dict[str, JobRecord]:
@@ -179,15 +176,15 @@ class Shard:
     # -- in the background --------------------------------------------------------------------------------
 
     def _on_news(self, image: Image) -> None:
-        options = self._store.options
+        options = self.store.options
         ended = options.segment_rows if self.state.size < options.segment_bytes else 1
         version, has_notices, may_be_compacted = image.news(ended)
         if version != self._notified_of:
             self._notified_of = version
-            self._store.notifications.notify((self.queue,))
-        if has_notices and not self._store.reads_only:
+            self.store.notifications.notify((self.queue,))
+        if has_notices and not self.store.reads_only:
             self._start_delivery()
-        if may_be_compacted and not self._store.reads_only:
+        if may_be_compacted and not self.store.reads_only:
             self.compaction.consider(image)
 
     def _start_delivery(self) -> asyncio.Task[None]:
@@ -199,7 +196,7 @@ class Shard:
 
     async def _deliver(self) -> None:
         while notices := await self.state.look(Image.outbox):
-            await self._store.deliver(notices)
+            await self.store.deliver(notices)
             ids = to_json([notice.id for notice in notices])
             await self.change(
                 lambda transaction, ids=ids: transaction.connection.execute(_SQL["remove_notices"], (ids,))  # type: ignore[misc]
@@ -412,38 +409,37 @@ class Store:
     async def by_id(
         self, job_ids: Sequence[str], ask: Callable[[Shard, list[int]], Awaitable[Sequence[A]]]
     ) -> list[A | JobNotFound]:
-        """Ask for each job where it is; `ask` gets the positions of those that one shard has.
+        """Ask for each job where it was seen, and everywhere for one that was not; `ask` gets positions of jobs. A shard that
+        cannot be asked is an error only if a job is found nowhere else.
 
-        All that one shard has is asked for at once: a batch is one step there. Only where a job was seen that has been removed
-        since, and whose id another queue may have accepted anew, its part comes after.
+        All that one shard may have is asked for at once: a batch is one step there. Only where a job was seen that has been
+        removed since, and whose id another queue may have accepted anew, its part comes after.
         """
         answers: dict[int, A] = {}
+        errors: list[BaseException] = []
 
-        async def ask_all(homes: dict[str, Shard]) -> None:
-            positions: dict[Shard, list[int]] = {}
-            for at, job_id in enumerate(job_ids):
-                if job_id in homes:
-                    positions.setdefault(homes[job_id], []).append(at)
-            parts = await asyncio.gather(*(ask(home, at) for home, at in positions.items()))
-            for place, part in zip(positions.values(), parts, strict=True):
-                answers.update(zip(place, part, strict=True))
+        async def ask_all(parts: dict[Shard, list[int]]) -> None:
+            found = await asyncio.gather(*(ask(*part) for part in parts.items()), return_exceptions=True)
+            for (shard, at), part in zip(parts.items(), found, strict=True):
+                if isinstance(part, BaseException):
+                    errors.append(part)
+                    continue
+                known = [one for one in zip(at, part, strict=True) if not isinstance(one[1], JobNotFound)]
+                answers.update(known)
+                self.note((job_ids[one] for one, _ in known), shard)
 
-        seen = {job_id: self._homes[job_id] for job_id in job_ids if job_id in self._homes}
-        unknown = [job_id for job_id in job_ids if job_id not in seen]
-        await ask_all(seen | await self._find_all(unknown) if unknown else seen)
-        lost = [
-            job_id
-            for at, job_id in enumerate(job_ids)
-            if job_id in seen and isinstance(answers[at], JobNotFound)
-        ]
-        if lost:
-            found = await self._find_all(lost)
-            await ask_all({job_id: shard for job_id, shard in found.items() if shard is not seen[job_id]})
+        homes = [self._homes.get(job_id) for job_id in job_ids]
+        everywhere = await self.shards() if None in homes else []
+        parts: dict[Shard, list[int]] = {}
+        for at, home in enumerate(homes):
+            for shard in everywhere if home is None else (home,):
+                parts.setdefault(shard, []).append(at)
+        await ask_all(parts)
+        lost = [at for at, home in enumerate(homes) if home is not None and at not in answers]
+        if lost and not errors:
+            others = await self.shards()
+            parts = {shard: [at for at in lost if homes[at] is not shard] for shard in others}
+            await ask_all({shard: at for shard, at in parts.items() if at})
+        if errors and len(answers) < len(job_ids):
+            raise errors[0]
         return [answers[at] if at in answers else JobNotFound(job_id) for at, job_id in enumerate(job_ids)]
-
-    async def _find_all(self, job_ids: Sequence[str]) -> dict[str, Shard]:
-        shards = await self.shards()
-        if len(shards) == 1:
-            # If anybody has them, this one does.
-            return dict.fromkeys(job_ids, shards[0])
-        return await self.find(list(dict.fromkeys(job_ids)), shards)
