@@ -181,7 +181,8 @@ class Shard:
         version, has_notices, may_be_compacted = image.news(ended)
         if version != self._notified_of:
             self._notified_of = version
-            self.store.notifications.notify((self.queue,))
+            if self.store.notifications.waiters:
+                self.store.notifications.notify((self.queue,))
         if has_notices and not self.store.reads_only:
             self._start_delivery()
         if may_be_compacted and not self.store.reads_only:
