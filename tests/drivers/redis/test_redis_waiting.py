@@ -68,7 +68,7 @@ class Bench:
 
         def wait() -> bool:
             shared = self.connections.server_for(queue)._shared
-            waiters = self.listener.notifications._waiters.get(queue, ())
+            waiters = self.listener.notifications.waiters.get(queue, ())
             return len(waiters) == count and (shared is None or not shared._pending)
 
         await until(wait, "all wait")
