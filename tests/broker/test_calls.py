@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from broker_loops import on_a_loop
 
-from taskharbor.broker.calls import DriverCalls, driver_places
+from taskharbor.broker.calls import DriverCalls, driver_paths
 from taskharbor.broker.config import BrokerConfig
 from taskharbor.broker.problems import Problem
 from taskharbor.broker.replays import MOST_HEARD, Name, Replays
@@ -98,7 +98,7 @@ def test_every_operation_of_the_contract_is_there_and_has_a_scope() -> None:
     alone = {"open", "close", "migrate", "ack", "retry", "fail", "release", "discard", "reserve_next"}
     alone |= {"run", "open_to_read", "swap_blob"}
     assert set(op.OPERATIONS) == (methods - alone) | {"hello"}
-    places = driver_places(Service(MemoryDriver()))
+    places = driver_paths(Service(MemoryDriver()))
     assert {place.path: place.scope for place in places} == {
         f"/v1/driver/{name}": call.scope for name, call in op.OPERATIONS.items()
     }

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import msgspec
 
-from taskharbor.broker.models import Leader
+from taskharbor.broker.models import LeaderView
 from taskharbor.testing.broker import BrokerProcess, broker_process
 from taskharbor_testkit.servers.process import HOST, free_port
 
 PATIENCE = 60.0
 _NO_PROXY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-_read_leader = msgspec.json.Decoder(Leader).decode
+_read_leader = msgspec.json.Decoder(LeaderView).decode
 
 
 def wait_until(condition: Callable[[], bool], what: str) -> None:
@@ -90,7 +90,7 @@ class BrokerPair:
 
     # -- who leads ----------------------------------------------------------------------------------------
 
-    def says(self, one: int) -> Leader:
+    def says(self, one: int) -> LeaderView:
         with _NO_PROXY.open(f"{self.address(one)}/v1/leader", timeout=10) as answer:
             return _read_leader(answer.read())
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from taskharbor.demo.run import Verdict, judge, most_at_once, overlapping_leases, recovery
+from taskharbor.demo.run import DemoVerdict, judge, most_at_once, overlapping_leases, recovery
 from taskharbor.demo.workload import make_workload
 from taskharbor.jobs import Attempt, JobRecord, JobState, Outcome
 
@@ -45,7 +45,7 @@ def job(job_id: str, state: JobState = JobState.DONE, **changes: object) -> JobR
     return msgspec.structs.replace(record, **changes)
 
 
-def verdict(jobs: list[JobRecord], rows: list[Attempt], accepted: list[str] | None = None) -> Verdict:
+def verdict(jobs: list[JobRecord], rows: list[Attempt], accepted: list[str] | None = None) -> DemoVerdict:
     return judge(
         [one.id for one in jobs] if accepted is None else accepted,
         {one.id: one for one in jobs},

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from taskharbor import Client, InvalidRequest, JobRequest, JobState, Outcome
-from taskharbor.cli.options import Settings
+from taskharbor.cli.options import Invocation
 from taskharbor.cli.root import root
 from taskharbor.cli.worker import show_summary
 from taskharbor.drivers.contract import JobFilter
@@ -230,12 +230,12 @@ def test_the_summary_is_a_table_for_people_and_a_document_for_programs(
         stopped=True,
         cancelled=True,
     )
-    show_summary(Settings(), summary)
+    show_summary(Invocation(), summary)
     shown = capsys.readouterr().out
     assert "node1     7       3     0      1.5" in shown
     assert "12 jobs ended meanwhile" in shown
     assert "cancelled" in shown
-    show_summary(Settings(json=True), summary)
+    show_summary(Invocation(json=True), summary)
     document = json.loads(capsys.readouterr().out)
     assert (document["done"], document["failed"], document["lost"], document["ended"]) == (7, 3, 2, 12)
     assert document["workers"][1]["host"] == ""

@@ -16,10 +16,10 @@ from starlette.responses import Response
 
 import taskharbor
 from taskharbor.broker import job_routes, operator_routes  # noqa: F401
-from taskharbor.broker.calls import driver_places
+from taskharbor.broker.calls import driver_paths
 from taskharbor.broker.config import BrokerConfig
-from taskharbor.broker.gate import BrokerApp, Place
-from taskharbor.broker.problems import CONTENT_TYPE, LEADER_HEADER, ProblemDocument
+from taskharbor.broker.gate import BrokerApp, ServedPath
+from taskharbor.broker.problems import CONTENT_TYPE, LEADER_HEADER, ProblemDetails
 from taskharbor.broker.replays import LONGEST_NAME, Replays
 from taskharbor.broker.routes import JSON, REQUEST_NAME, ROUTES, Route, place
 from taskharbor.broker.service import Candidacy, Service
@@ -37,8 +37,8 @@ def make_app(
     service = Service(driver, config, candidacy, clock)
     replays = Replays()
     places = [place(route, service, replays) for route in ROUTES]
-    document = Place("GET", "/openapi.json", _serve_document, on_standby=True)
-    return BrokerApp([*places, document, *driver_places(service)], service)
+    document = ServedPath("GET", "/openapi.json", _serve_document, on_standby=True)
+    return BrokerApp([*places, document, *driver_paths(service)], service)
 
 
 async def _serve_document(request: Request, names: dict[str, str]) -> Response:
@@ -70,6 +70,11 @@ _PHRASES = {
 }
 _ALWAYS = (401, 403, 421, 422, 429, 503)
 _WITH_BODY = (400, 408, 413, 415)
+_HEADERS = {
+    421: (LEADER_HEADER, "The leader's URL, where one is known."),
+    429: ("Retry-After", "Seconds."),
+    503: ("Retry-After", "Seconds."),
+}
 
 _REQUEST_NAME_PARAMETER = {
     "name": REQUEST_NAME,
@@ -86,7 +91,13 @@ DESCRIPTION = (
 
 
 def openapi_document(routes: Sequence[Route]) -> dict[str, Any]:
-    types = _types(routes)
+    """The OpenAPI 3.1 document of these routes."""
+    used = [
+        model
+        for route in routes
+        for model in (*_bodies(route), route.query, route.answer, *(body for _, body in route.answers))
+    ]
+    types = list(dict.fromkeys([ProblemDetails, *filter(None, used)]))
     schemas, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
     by_type = dict(zip(types, schemas, strict=True))
     paths: dict[str, Any] = {}
@@ -107,15 +118,6 @@ def openapi_document(routes: Sequence[Route]) -> dict[str, Any]:
     }
 
 
-def _types(routes: Sequence[Route]) -> list[Any]:
-    types: dict[Any, None] = {ProblemDocument: None}
-    for one in routes:
-        for used in (one.body, *one.body_choices, one.query, one.answer, *(body for _, body in one.answers)):
-            if used is not None:
-                types[used] = None
-    return list(types)
-
-
 def _described(route: Route, schemas: dict[Any, Any], components: dict[str, Any]) -> dict[str, Any]:
     described: dict[str, Any] = {
         "operationId": route.name,
@@ -125,19 +127,21 @@ def _described(route: Route, schemas: dict[Any, Any], components: dict[str, Any]
     }
     if not route.is_public:
         described["security"] = [{"token": []}]
-        described["description"] = (
-            "Any token may call this."
-            if route.scope == "read"
-            else f"Needs a token with the scope {route.scope}."
-        )
-    parameters = [_path_parameter(name) for name in re.findall(r"\{(\w+)\}", route.path)]
+        needed = f"Needs a token with the scope {route.scope}."
+        described["description"] = "Any token may call this." if route.scope == "read" else needed
+    text = {"type": "string", "minLength": 1, "maxLength": 200}
+    names = re.findall(r"\{(\w+)\}", route.path)
+    parameters = [{"name": name, "in": "path", "required": True, "schema": text} for name in names]
     if route.query is not None:
-        parameters += _query_parameters(components[route.query.__name__])
+        query = components[route.query.__name__]["properties"]
+        parameters += [
+            {"name": name, "in": "query", "required": False, "schema": one} for name, one in query.items()
+        ]
     if route.still_holds is not None:
         parameters.append(_REQUEST_NAME_PARAMETER)
     if parameters:
         described["parameters"] = parameters
-    bodies = route.body_choices or (() if route.body is None else (route.body,))
+    bodies = _bodies(route)
     if bodies:
         described["requestBody"] = {
             "required": not route.is_body_optional,
@@ -154,28 +158,16 @@ def _responses(route: Route, schemas: dict[Any, Any]) -> dict[str, Any]:
         str(status): {"description": _PHRASES[status], "content": {JSON: {"schema": _any_of(found)}}}
         for status, found in bodies.items()
     }
-    has_body = route.body is not None or route.body_choices
-    problems = {
-        *(_ALWAYS if not route.is_public else (421, 422)),
-        *route.problems,
-        *(_WITH_BODY if has_body else ()),
-    }
-    if route.path.startswith("/v1/"):
-        problems.add(404)
+    problems = {*route.problems, *((421, 422) if route.is_public else _ALWAYS)}
+    problems |= {*(_WITH_BODY if _bodies(route) else ()), *((404,) if route.path.startswith("/v1/") else ())}
     for status in sorted(problems - bodies.keys()):
         response: dict[str, Any] = {
             "description": _PHRASES[status],
-            "content": {CONTENT_TYPE: {"schema": schemas[ProblemDocument]}},
+            "content": {CONTENT_TYPE: {"schema": schemas[ProblemDetails]}},
         }
-        if status in (429, 503):
-            response["headers"] = {"Retry-After": {"schema": {"type": "string"}, "description": "Seconds."}}
-        elif status == 421:
-            response["headers"] = {
-                LEADER_HEADER: {
-                    "schema": {"type": "string"},
-                    "description": "The leader's URL, where one is known.",
-                }
-            }
+        if status in _HEADERS:
+            name, meaning = _HEADERS[status]
+            response["headers"] = {name: {"schema": {"type": "string"}, "description": meaning}}
         responses[str(status)] = response
     return responses
 
@@ -184,18 +176,5 @@ def _any_of(schemas: Sequence[Any]) -> Any:
     return schemas[0] if len(schemas) == 1 else {"anyOf": list(schemas)}
 
 
-def _path_parameter(name: str) -> dict[str, Any]:
-    return {
-        "name": name,
-        "in": "path",
-        "required": True,
-        "schema": {"type": "string", "minLength": 1, "maxLength": 200},
-    }
-
-
-def _query_parameters(schema: dict[str, Any]) -> list[dict[str, Any]]:
-    required = set(schema.get("required", ()))
-    return [
-        {"name": name, "in": "query", "required": name in required, "schema": one}
-        for name, one in schema["properties"].items()
-    ]
+def _bodies(route: Route) -> tuple[Any, ...]:
+    return route.body_choices or (() if route.body is None else (route.body,))

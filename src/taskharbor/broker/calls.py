@@ -7,7 +7,7 @@ A call is exactly the contract's, `now` included, and so is what it does: this o
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 from msgspec.structs import replace
@@ -15,8 +15,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from taskharbor.broker.exchange import Departure
-from taskharbor.broker.gate import CALLER, Place
-from taskharbor.broker.problems import Problem
+from taskharbor.broker.gate import CALLER, ServedPath
+from taskharbor.broker.problems import Problem, invalid
 from taskharbor.broker.replays import Name, Replays, heard_names, request_name
 from taskharbor.broker.routes import JSON
 from taskharbor.broker.service import Service
@@ -30,15 +30,18 @@ from taskharbor.errors import InvalidRequest
 from taskharbor.jobs import SECOND, JobRecord
 
 
-def driver_places(service: Service) -> list[Place]:
+def driver_paths(service: Service) -> list[ServedPath]:
+    """The paths of the driver protocol."""
     calls = DriverCalls(service)
     return [
-        Place("POST", f"{wire.PATH}{name}", partial(calls.answer, operation), operation.scope)
+        ServedPath("POST", f"{wire.PATH}{name}", partial(calls.answer, operation), operation.scope)
         for name, operation in op.OPERATIONS.items()
     ]
 
 
 class DriverCalls:
+    """Carries out calls of the driver contract for clients."""
+
     def __init__(self, service: Service) -> None:
         self._service = service
         self._driver = service.driver
@@ -48,17 +51,14 @@ class DriverCalls:
     async def answer(
         self, operation: type[op.Operation[Any]], request: Request, names: dict[str, str] | None = None
     ) -> Response:
+        """The answer to one call. Raises `Problem` where it is refused."""
         is_json = _is_json(request)
         body = await request.body()
         try:
             call = (wire.READ_CALL_JSON if is_json else wire.READ_CALL)[operation.name](body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise Problem(
-                422,
-                "invalid_request",
-                f"this is no call of {operation.name}: {error}",
-                hint="a client of another version? use the same version of TaskHarbor at both ends",
-            ) from None
+            hint = "a client of another version? use the same version of TaskHarbor at both ends"
+            raise invalid(f"this is no call of {operation.name}: {error}", hint) from None
         check_texts(call)
         caller: Caller = request.scope[CALLER]
         if isinstance(call, op.Wait):
@@ -69,13 +69,16 @@ class DriverCalls:
             read = await self._run(call)
             return _response(read if "work" in caller.scopes else _without_tokens(read), is_json)
         self.replays.heard(caller.name, heard_names(request.headers.get(wire.HEARD)))
-        name = request_name(caller.name, request.headers.get(wire.REQUEST_ID))
-        if name is None:
+        given = request.headers.get(wire.REQUEST_ID)
+        if given is None:
             return _response(await self._run(call), is_json)
-        replay = await self.replays.once(name, call.name, lambda: self._run(call))
+        name = request_name(caller.name, given)
+        replay = await self.replays.once(
+            name, call.name, lambda: self._run(call), lambda answer: self._still_holds(call, answer)
+        )
         answer = replay.answer
         if replay.is_repeated and isinstance(call, op.Reserve):
-            answer = await self._reserve_again(name, call, answer)
+            answer = await self._without_unwanted(name, call, answer)
         response = _response(answer, is_json)
         self.replays.weigh(name, len(response.body))
         return response
@@ -97,14 +100,15 @@ class DriverCalls:
             return await service.long_polls.wait(call)
         return await self._driver.run(call)
 
-    async def _reserve_again(self, name: Name, call: op.Reserve, jobs: list[JobRecord]) -> list[JobRecord]:
-        """The client did not hear of these jobs. What it does not want any more goes back unspent."""
+    def _still_holds(self, call: op.Operation[Any], answer: Any) -> bool:
+        """False where the leases of an earlier reserve are over: a new reserve deals with them."""
+        if not isinstance(call, op.Reserve):
+            return True
         self._check_now(call)
-        if any(job.expires_at_us is None or job.expires_at_us <= call.now for job in jobs):
-            # Too late: those leases are over, and a new reserve deals with them.
-            self.replays.forget(name)
-            replay = await self.replays.once(name, call.name, lambda: self._run(call))
-            return cast("list[JobRecord]", replay.answer)
+        return all(job.expires_at_us is not None and job.expires_at_us > call.now for job in answer)
+
+    async def _without_unwanted(self, name: Name, call: op.Reserve, jobs: list[JobRecord]) -> list[JobRecord]:
+        """The client did not hear of these jobs. What it does not want any more goes back unspent."""
         wanted = [job for job in jobs if call.types is None or job.type in call.types][: call.limit]
         if len(wanted) < len(jobs):
             kept = {job.id for job in wanted}
@@ -118,16 +122,14 @@ class DriverCalls:
     def _check(self, call: op.Operation[Any]) -> None:
         """A broker alone refuses wrong clocks, and batches and pages beyond its own limits."""
         most = self._config.max_batch
-        if call.batch is not None and len(getattr(call, call.batch)) > most:
-            raise InvalidRequest(
-                f"{len(getattr(call, call.batch))} in one call: at most {most}; make several calls of it"
-            )
+        length = 0 if call.batch is None else len(getattr(call, call.batch))
+        if length > most:
+            raise InvalidRequest(f"{length} in one call: at most {most}; make several calls of it")
         if isinstance(call, (op.Reserve, op.ListJobs, op.ReadAttempts, op.ReadLog)):
             call.limit = min(call.limit, most)
         if isinstance(call, op.Get) and len(set(call.job_ids)) < len(call.job_ids):
-            raise InvalidRequest(
-                "job_ids: a job is named twice; ask for each once, or the answer may have any size"
-            )
+            detail = "job_ids: a job is named twice; ask for each once, or the answer may have any size"
+            raise InvalidRequest(detail)
         if isinstance(call, op.Enqueue):
             # Were it believed, a store might keep a second job under the id of another producer's.
             call.new_ids = False
@@ -142,12 +144,8 @@ class DriverCalls:
         skew = call.now - now
         # A client that sends a million jobs stamps the last of them with the time of the first, which harms nobody.
         if abs(skew) > self._config.max_skew_us and not (isinstance(call, op.Enqueue) and skew < 0):
-            raise Problem(
-                422,
-                "clock_skew",
-                f"the call says it is {abs(skew) / SECOND:.1f} s {'later' if skew > 0 else 'earlier'} than it is here",
-                hint="take the time from this broker (the operation `time`), not from a clock of your own",
-            )
+            detail = f"the call says it is {abs(skew) / SECOND:.1f} s {'later' if skew > 0 else 'earlier'} than it is here"
+            raise Problem("clock_skew", detail)
         if not isinstance(call, (op.Enqueue, op.PublishBlobs)):
             # Jobs that are due by their producer's clock are ready at once. No lease ends before its time here.
             call.now = min(call.now, now)
@@ -166,11 +164,8 @@ def _is_json(request: Request) -> bool:
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind in (wire.MSGPACK, JSON):
         return kind == JSON
-    raise Problem(
-        415,
-        "unsupported_media_type",
-        f"the body must be {wire.MSGPACK} or {JSON}, and Content-Type must say so",
-    )
+    detail = f"the body must be {wire.MSGPACK} or {JSON}, and Content-Type must say so"
+    raise Problem("unsupported_media_type", detail, hint=f"send the header Content-Type: {wire.MSGPACK}")
 
 
 def _response(answer: Any, is_json: bool) -> Response:

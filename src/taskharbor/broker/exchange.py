@@ -40,6 +40,7 @@ class Exchange:
         """Of the answer, once it has begun."""
 
     async def receive(self) -> Message:
+        """The next message of the request. Raises `Problem` where it is too large or too slow, ClientGone where it left."""
         if self._is_whole:
             # What follows the body is only ever the end of the connection, which may take its time.
             return await self._receive()
@@ -47,12 +48,8 @@ class Exchange:
             async with asyncio.timeout(self._config.body_seconds):
                 message = await self._receive()
         except TimeoutError:
-            raise Problem(
-                408,
-                "slow_body",
-                "the rest of the request did not come in time",
-                headers={"Connection": "close"},
-            ) from None
+            detail = "the rest of the request did not come in time"
+            raise Problem("slow_body", detail, Connection="close") from None
         if message["type"] == "http.disconnect":
             raise ClientGone
         self._got += len(message.get("body", b""))
@@ -62,6 +59,7 @@ class Exchange:
         return message
 
     async def send(self, message: Message) -> None:
+        """A message of the answer, with the headers that every answer has."""
         if message["type"] == "http.response.start":
             self.status = message["status"]
             message["headers"] = [*message.get("headers", ()), *_ON_EVERY_ANSWER]
@@ -94,14 +92,9 @@ class Exchange:
 
 
 def too_large(limit: int) -> Problem:
-    return Problem(
-        413,
-        "too_large",
-        f"the body is larger than {limit} bytes",
-        hint="send fewer jobs per request, or store the data elsewhere and send a reference to it",
-        # What is still on its way would be taken for the next request.
-        headers={"Connection": "close"},
-    )
+    """The refusal of a body that is larger than `limit` bytes."""
+    # What is still on its way would be taken for the next request.
+    return Problem("too_large", f"the body is larger than {limit} bytes", Connection="close")
 
 
 class Departure:
@@ -126,6 +119,7 @@ class Departure:
 
     @property
     def has_left(self) -> bool:
+        """Whether the client has left."""
         return self._left is not None and self._left.done()
 
     async def unless_left(self, work: Coroutine[Any, Any, T]) -> T:

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import re
 import time
 import traceback
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import TypeAlias
 from urllib.parse import parse_qsl, unquote, urlsplit
 
@@ -23,7 +22,7 @@ from starlette.types import Receive, Scope, Send
 
 from taskharbor.broker.config import BrokerConfig
 from taskharbor.broker.exchange import ClientGone, Exchange, too_large
-from taskharbor.broker.problems import Problem, not_leader, problem_of
+from taskharbor.broker.problems import Problem, invalid, not_leader, problem_of
 from taskharbor.broker.service import Service
 from taskharbor.broker.tokens import Caller, Guard
 from taskharbor.drivers.operations import Scope as TokenScope
@@ -45,7 +44,7 @@ Endpoint: TypeAlias = Callable[[Request, dict[str, str]], Awaitable[Response]]
 """A request and the names in its path -> the answer."""
 
 
-class Place(msgspec.Struct, frozen=True):
+class ServedPath(msgspec.Struct, frozen=True):
     """One method of one path, and what must be true before its endpoint runs. `{name}` in the path stands for one part of it."""
 
     method: str
@@ -64,7 +63,7 @@ class BrokerApp:
     `service` is what runs inside; the server starts and ends it by the lifespan protocol.
     """
 
-    def __init__(self, places: Sequence[Place], service: Service) -> None:
+    def __init__(self, places: Sequence[ServedPath], service: Service) -> None:
         config = service.config
         self._routes = Routes(places)
         self.service = service
@@ -127,7 +126,7 @@ class BrokerApp:
             leads.look_now()
         return problem_of(error if isinstance(error, TaskHarborError) else TaskHarborError())
 
-    def _admit(self, scope: Scope) -> tuple[Place, dict[str, str]]:
+    def _admit(self, scope: Scope) -> tuple[ServedPath, dict[str, str]]:
         # Of a header that comes twice, no one can say which of the two another program believed.
         host = origin = authorization = length = None
         for name, value in scope["headers"]:
@@ -141,31 +140,22 @@ class BrokerApp:
                 length = value
         server = scope.get("server")
         if not self._hosts.knows(host, server[0] if server else None):
-            raise Problem(
-                421,
-                "unknown_host",
-                "the Host header names a host that this broker does not know",
-                hint="start the broker with --host-name for every name that clients use",
-            )
+            raise Problem("unknown_host", "the Host header names a host that this broker does not know")
         method = scope["method"]
         if (
             origin is not None
             and method not in SAFE_METHODS
             and not self._hosts.same_origin(origin, host or b"")
         ):
-            raise Problem(403, "bad_origin", "a page of another origin sent this request")
+            raise Problem("bad_origin", "a page of another origin sent this request")
         place, names = self._routes.find(scope)
         if not place.is_public:
             caller = self._authenticate(scope, authorization)
             scope[CALLER] = caller
             self._limit(caller)
             if place.scope not in caller.scopes:
-                raise Problem(
-                    403,
-                    "forbidden",
-                    f"the token {caller.name} has no scope {place.scope}",
-                    hint=f"use a token with the scope {' or '.join(dict.fromkeys((place.scope, 'admin')))}",
-                )
+                hint = f"use a token with the scope {' or '.join(dict.fromkeys((place.scope, 'admin')))}"
+                raise Problem("forbidden", f"the token {caller.name} has no scope {place.scope}", hint=hint)
             if not place.on_standby and not self.service.is_leading:
                 raise not_leader(self.service.leader_url)
         if length is not None and (not length.isdigit() or int(length[:20]) > self._config.max_body_bytes):
@@ -179,46 +169,20 @@ class BrokerApp:
         client = scope.get("client")
         pause = self._wrong_tokens.take(client[0] if client else "") if authorization is not None else 0.0
         if pause:
-            raise Problem(
-                429,
-                "rate_limited",
-                "too many wrong tokens came from this address",
-                headers={"Retry-After": str(math.ceil(pause))},
-            )
+            raise Problem("rate_limited", "too many wrong tokens came from this address", retry_after=pause)
         wrong = "no token was sent" if authorization is None else "the token is not one of this broker's"
-        raise Problem(
-            401,
-            "unauthenticated",
-            wrong,
-            hint="send the header Authorization: Bearer SECRET, with the secret part of a token",
-            headers={"WWW-Authenticate": 'Bearer realm="taskharbor"'},
-        )
+        raise Problem("unauthenticated", wrong, WWW_Authenticate='Bearer realm="taskharbor"')
 
     def _limit(self, caller: Caller) -> None:
         if self._rates is not None and (pause := self._rates.take(caller.name)):
-            raise Problem(
-                429,
-                "rate_limited",
-                f"the token {caller.name} has used up its {self._config.rate:g} requests per second",
-                hint="send more jobs per request, and fewer requests",
-                headers={"Retry-After": str(math.ceil(pause))},
-            )
+            detail = f"the token {caller.name} has used up its {self._config.rate:g} requests per second"
+            hint = "send more jobs per request, and fewer requests"
+            raise Problem("rate_limited", detail, hint=hint, retry_after=pause)
         if self.service.stopping.is_set():
-            raise Problem(
-                503,
-                "stopping",
-                "this broker is stopping",
-                hint="repeat the same request in a moment, or at another broker",
-                headers={"Retry-After": "1", "Connection": "close"},
-            )
+            raise Problem("stopping", "this broker is stopping", retry_after=1, Connection="close")
         if self._under_way > self._config.max_requests:
-            raise Problem(
-                429,
-                "too_many_requests",
-                f"{self._config.max_requests} requests are under way already",
-                hint="repeat the same request in a moment",
-                headers={"Retry-After": "1"},
-            )
+            detail = f"{self._config.max_requests} requests are under way already"
+            raise Problem("too_many_requests", detail, retry_after=1)
 
     def _log_access(self, scope: Scope, status: int | None, seconds: float) -> None:
         caller: Caller | None = scope.get(CALLER)
@@ -248,42 +212,27 @@ def _printable(text: str) -> str:
 # -- rates: how often somebody may call ---------------------------------------------------------------------
 
 
-class Bucket:
-    """Fills at a steady rate and holds a burst."""
-
-    __slots__ = ("_at", "_left")
-
-    def __init__(self, burst: float, at: float) -> None:
-        self._left = burst
-        self._at = at
-
-    def take(self, now: float, rate: float, burst: float) -> float:
-        """0 where there was one to take; else the seconds until there is."""
-        self._left = min(burst, self._left + (now - self._at) * rate)
-        self._at = now
-        if self._left >= 1:
-            self._left -= 1
-            return 0.0
-        return (1 - self._left) / rate
-
-
 class Rates:
-    """A bucket for each name. Names that anybody can make up are bounded: the oldest are forgotten."""
+    """A bucket for each name, which fills at a steady rate and holds a burst. Names that anybody can make up are bounded: the
+    oldest are forgotten."""
 
     def __init__(self, rate: float, burst: float, time: Callable[[], float] = time.monotonic) -> None:
         self._rate = rate
         self._burst = max(1.0, burst)
         self._time = time
-        self._buckets: dict[str, Bucket] = {}
+        self._buckets: dict[str, tuple[float, float]] = {}
+        """What is left in each, and since when."""
 
     def take(self, name: str) -> float:
+        """0 where there was one to take; else the seconds until there is."""
         now = self._time()
-        bucket = self._buckets.get(name)
-        if bucket is None:
-            if len(self._buckets) >= KEPT_BUCKETS:
-                del self._buckets[next(iter(self._buckets))]
-            bucket = self._buckets[name] = Bucket(self._burst, now)
-        return bucket.take(now, self._rate, self._burst)
+        if name not in self._buckets and len(self._buckets) >= KEPT_BUCKETS:
+            del self._buckets[next(iter(self._buckets))]
+        left, at = self._buckets.get(name, (self._burst, now))
+        left = min(self._burst, left + (now - at) * self._rate)
+        is_there = left >= 1
+        self._buckets[name] = (left - 1 if is_there else left, now)
+        return 0.0 if is_there else (1 - left) / self._rate
 
 
 # -- hosts: whether a request means this broker, and whether a foreign page sent it -------------------------
@@ -306,10 +255,10 @@ def split_host(text: str) -> tuple[str, str]:
 class Routes:
     """Plain paths by one look-up; those with names in them one after the other."""
 
-    def __init__(self, places: Sequence[Place]) -> None:
-        self._plain: dict[str, dict[str, Place]] = {}
-        self._patterns: list[tuple[re.Pattern[str], dict[str, Place]]] = []
-        by_path: dict[str, dict[str, Place]] = {}
+    def __init__(self, places: Sequence[ServedPath]) -> None:
+        self._plain: dict[str, dict[str, ServedPath]] = {}
+        self._patterns: list[tuple[re.Pattern[str], dict[str, ServedPath]]] = []
+        by_path: dict[str, dict[str, ServedPath]] = {}
         for place in places:
             by_path.setdefault(place.path, {})[place.method] = place
         for path, methods in by_path.items():
@@ -319,7 +268,7 @@ class Routes:
             else:
                 self._plain[path] = methods
 
-    def find(self, scope: Scope) -> tuple[Place, dict[str, str]]:
+    def find(self, scope: Scope) -> tuple[ServedPath, dict[str, str]]:
         """The place of a request and the names in its path. Raises where there is none."""
         names: dict[str, str] = {}
         methods = self._plain.get(scope["path"])
@@ -334,10 +283,11 @@ class Routes:
                     names = match.groupdict() if raw is None else _unquoted(match.groupdict())
                     break
             else:
-                raise _not_found()
+                raise Problem("no_such_path", "there is nothing at this path")
         place = methods.get("GET" if scope["method"] == "HEAD" else scope["method"])
         if place is None:
-            raise _not_allowed(methods)
+            allowed = ", ".join(sorted({*methods, *(["HEAD"] if "GET" in methods else [])}))
+            raise Problem("method_not_allowed", f"this path takes {allowed}", Allow=allowed)
         return place, names
 
 
@@ -345,38 +295,21 @@ def _unquoted(names: dict[str, str]) -> dict[str, str]:
     try:
         return {name: unquote(value, errors="strict") for name, value in names.items()}
     except UnicodeDecodeError:
-        raise Problem(422, "invalid_request", "the path is not percent-encoded UTF-8") from None
-
-
-def _not_found() -> Problem:
-    return Problem(
-        404, "no_such_path", "there is nothing at this path", hint="GET /openapi.json lists what there is"
-    )
-
-
-def _not_allowed(methods: Mapping[str, Place]) -> Problem:
-    allowed = ", ".join(sorted({*methods, *(["HEAD"] if "GET" in methods else [])}))
-    return Problem(405, "method_not_allowed", f"this path takes {allowed}", headers={"Allow": allowed})
+        raise invalid("the path is not percent-encoded UTF-8") from None
 
 
 class KnownHosts:
+    """The names under which clients may know this broker."""
+
     def __init__(self, names: Iterable[str] = ()) -> None:
         self._names = LOOPBACK_NAMES | {name.lower().strip("[]").removesuffix(".") for name in names if name}
-        self._right: set[bytes] = set()
-        """Headers that were found right, as they came."""
 
     def knows(self, header: bytes | None, local_address: str | None) -> bool:
         """`local_address`: the one the client connected to. A page cannot make a name of its own out of a plain address."""
         if header is None:
             return False
-        if header in self._right:
-            return True
         name, _ = split_host(header.decode("latin-1"))
-        if name in self._names:
-            if len(self._right) < 1000:
-                self._right.add(header)
-            return True
-        return local_address is not None and name == local_address
+        return name in self._names or (local_address is not None and name == local_address)
 
     def same_origin(self, origin: bytes, host: bytes) -> bool:
         """True where a page of this very broker sent the request. `null` and unreadable origins are strangers."""

@@ -15,7 +15,7 @@ from msgspec import UNSET, UnsetType
 from taskharbor.broker import models
 from taskharbor.broker.exchange import ClientGone, Departure
 from taskharbor.broker.problems import Problem, invalid
-from taskharbor.broker.routes import Call, Reply, check_batch, decoded, for_many, for_one, route
+from taskharbor.broker.routes import Reply, RouteCall, check_batch, decoded, for_many, for_one, route
 from taskharbor.drivers.operations import Enqueue, Wait
 from taskharbor.drivers.records import Ack, Discard, Extension, Fail, Release, Retry, Settlement
 from taskharbor.errors import JobError, JobNotFound, LeaseMismatch
@@ -61,7 +61,9 @@ _ONE_KIND = bytes.maketrans(b"{}", b"[]")
 _NO_BRACKET = bytes(set(range(256)) - set(b"[]{}"))
 
 
-def _content(value: models.AnyJSON, data: bytes | None, call: Call, most: int, name: str) -> bytes | None:
+def _content(
+    value: models.AnyJSON, data: bytes | None, call: RouteCall, most: int, name: str
+) -> bytes | None:
     """The bytes of a JSON value or of a text in base64, of which a request has one at most. `most`: bytes."""
     if isinstance(value, UnsetType):
         return None if data is None else _checked_size(data, most, name)
@@ -71,11 +73,11 @@ def _content(value: models.AnyJSON, data: bytes | None, call: Call, most: int, n
     max_depth = call.service.config.max_depth
     # Most values have fewer brackets than are allowed to be open at once.
     if text.count(b"[") + text.count(b"{") > max_depth and _is_deeper(text, max_depth):
-        raise Problem(422, "too_deep", f"the {name} is nested more than {max_depth} deep")
+        raise Problem("too_deep", f"the {name} is nested more than {max_depth} deep")
     try:
         _decode(text)
     except (ValueError, RecursionError) as error:
-        raise Problem(400, "bad_json", f"the {name} is not valid JSON: {_reason(error)}") from None
+        raise Problem("bad_json", f"the {name} is not valid JSON: {_reason(error)}") from None
     return text
 
 
@@ -129,7 +131,8 @@ _many = msgspec.json.Decoder(models.NewJobs).decode
     answers=((201, models.SubmittedJobs), (200, models.Submitted), (200, models.SubmittedJobs)),
     still_holds=lambda answer, now: True,
 )
-async def submit(call: Call) -> Any:
+async def submit(call: RouteCall) -> Any:
+    """Stores one job, or several all or not at all."""
     data: bytes = call.body
     is_single = decoded(_shape, data).jobs is UNSET
     jobs = [decoded(_one, data)] if is_single else decoded(_many, data).jobs
@@ -141,7 +144,7 @@ async def submit(call: Call) -> Any:
     return Reply(status, accepted[0] if is_single else {"jobs": accepted})
 
 
-def _request(job: models.NewJob, call: Call) -> JobRequest:
+def _request(job: models.NewJob, call: RouteCall) -> JobRequest:
     if job.payload_base64 is None and job.codec not in (None, "json"):
         raise invalid(
             "a payload in another codec than json cannot be written as a JSON value",
@@ -169,7 +172,8 @@ def _are_still_leased(claimed: models.ClaimedJobs, now: Micros) -> bool:
     body=models.ClaimRequest,
     still_holds=_are_still_leased,
 )
-async def claim(call: Call) -> models.ClaimedJobs:
+async def claim(call: RouteCall) -> models.ClaimedJobs:
+    """Leases runnable jobs, after a wait where the client asks for one."""
     if call.body.wait_seconds <= 0:
         records = await _reserve(call)
     else:
@@ -183,7 +187,7 @@ async def claim(call: Call) -> models.ClaimedJobs:
     return models.ClaimedJobs([models.claimed_job(record) for record in records])
 
 
-async def _reserve(call: Call) -> list[JobRecord]:
+async def _reserve(call: RouteCall) -> list[JobRecord]:
     wanted: models.ClaimRequest = call.body
     return await call.service.driver.reserve(
         wanted.queue,
@@ -195,7 +199,7 @@ async def _reserve(call: Call) -> list[JobRecord]:
     )
 
 
-async def _wait_for_jobs(call: Call, departure: Departure) -> list[JobRecord]:
+async def _wait_for_jobs(call: RouteCall, departure: Departure) -> list[JobRecord]:
     service, queues = call.service, [call.body.queue]
     loop = asyncio.get_running_loop()
     end = loop.time() + min(call.body.wait_seconds, service.config.max_wait_seconds)
@@ -216,8 +220,9 @@ async def _wait_for_jobs(call: Call, departure: Departure) -> list[JobRecord]:
 
 
 async def extend(
-    call: Call, beats: Sequence[tuple[str, models.HeartbeatRequest | models.HeartbeatItem]]
+    call: RouteCall, beats: Sequence[tuple[str, models.HeartbeatRequest | models.HeartbeatItem]]
 ) -> list[models.HeldLease | JobError]:
+    """The lease of each job from now on, or the error that kept it from being extended."""
     driver, now = call.service.driver, call.service.now()
     nameless = [job_id for job_id, beat in beats if beat.token is None]
     records = dict(zip(nameless, await driver.get(nameless, now=now), strict=True))
@@ -286,7 +291,7 @@ _ACTIONS: dict[type, models.SettleAction] = {
 
 
 async def settle(
-    call: Call, ends: Sequence[tuple[str, models.SettleRequest]]
+    call: RouteCall, ends: Sequence[tuple[str, models.SettleRequest]]
 ) -> list[models.SettledJob | JobError]:
     """What was written for each job, or the error that kept it from being written."""
     driver, now = call.service.driver, call.service.now()
@@ -309,7 +314,7 @@ def _settled(settlement: Settlement) -> models.SettledJob:
 
 
 def _settlement(
-    job_id: str, end: models.SettleRequest, record: JobRecord | None, now: Micros, call: Call
+    job_id: str, end: models.SettleRequest, record: JobRecord | None, now: Micros, call: RouteCall
 ) -> Settlement | JobError:
     token = _token_of(job_id, end, record)
     if isinstance(token, JobError):

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import operator
+import re
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar, get_args
@@ -21,16 +22,7 @@ import msgspec
 from msgspec import NODEFAULT, UNSET, Meta, UnsetType, structs
 
 from taskharbor.drivers.records import Enqueued, JobFilter, QueueSettings, QueueStats
-from taskharbor.errors import (
-    JobError,
-    JobFinished,
-    JobNotDead,
-    JobNotFound,
-    JobNotInflight,
-    KeyConflict,
-    LeaseExpired,
-    LeaseMismatch,
-)
+from taskharbor.errors import JobError
 from taskharbor.jobs import (
     LATEST,
     SECOND,
@@ -56,6 +48,8 @@ InstantText: TypeAlias = Annotated[str, Meta(extra_json_schema={"format": "date-
 """In a query: numbers in quotes would pass for instants there."""
 DurationSeconds: TypeAlias = Annotated[float, Meta(ge=0, le=LATEST // SECOND)]
 Delay: TypeAlias = Annotated[float, Meta(ge=0, lt=1e10, description="Seconds.")]
+Timeout: TypeAlias = Annotated[float, Meta(ge=0.001, lt=1e10)]
+Backoff: TypeAlias = tuple[Annotated[float, Meta(ge=0)], Annotated[float, Meta(ge=0, lt=1e9)]]
 LeaseSeconds: TypeAlias = Annotated[
     float, Meta(ge=0.001, le=86_400.0, description="How long the lease holds.")
 ]
@@ -366,7 +360,7 @@ class BrokerTime(msgspec.Struct):
     microseconds: int
 
 
-class Leader(msgspec.Struct):
+class LeaderView(msgspec.Struct):
     """`is_elected`: whether one of several brokers leads. Where not, any number of them answer."""
 
     is_leader: bool
@@ -384,16 +378,15 @@ class Health(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 # -- answers of a batch -------------------------------------------------------------------------------------
 
-JOB_ERRORS: dict[type[JobError], tuple[int, str]] = {
-    JobNotFound: (404, "job_not_found"),
-    JobNotInflight: (409, "job_not_inflight"),
-    LeaseMismatch: (409, "lease_mismatch"),
-    LeaseExpired: (409, "lease_expired"),
-    JobFinished: (409, "job_finished"),
-    JobNotDead: (409, "job_not_dead"),
-    KeyConflict: (409, "key_conflict"),
+JOB_ERROR_CODES = {
+    kind: re.sub(r"(?<!^)(?=[A-Z])", "_", kind.__name__).lower() for kind in JobError.__subclasses__()
 }
-OTHER_JOB_ERROR = (409, "job_error")
+"""`JobNotFound` is `job_not_found`, and so on: names of the contract's errors do not change."""
+
+
+def job_error_code(error: JobError) -> str:
+    """The code of an error that concerns one job."""
+    return JOB_ERROR_CODES.get(type(error), "job_error")
 
 
 class ItemError(msgspec.Struct):
@@ -418,8 +411,7 @@ def batch_of(answer: type[msgspec.Struct]) -> Any:
 def batch_item(job_id: str, answer: msgspec.Struct | JobError) -> dict[str, Any]:
     """The fields of one item of `batch_of`."""
     if isinstance(answer, JobError):
-        code = JOB_ERRORS.get(type(answer), OTHER_JOB_ERROR)[1]
-        return {"id": job_id, "error": ItemError(code, str(answer))}
+        return {"id": job_id, "error": ItemError(job_error_code(answer), str(answer))}
     return structs.asdict(answer)
 
 
@@ -450,12 +442,8 @@ class NewJob(RequestModel):
     payload_base64: bytes | None = None
     codec: Name | None = None
     delay: Delay | None = msgspec.field(default=None, name="delay_seconds")
-    timeout: Annotated[float, Meta(ge=0.001, lt=1e10)] | None = msgspec.field(
-        default=None, name="timeout_seconds"
-    )
-    backoff: tuple[Annotated[float, Meta(ge=0)], Annotated[float, Meta(ge=0, lt=1e9)]] | None = msgspec.field(
-        default=None, name="backoff_seconds"
-    )
+    timeout: Timeout | None = msgspec.field(default=None, name="timeout_seconds")
+    backoff: Backoff | None = msgspec.field(default=None, name="backoff_seconds")
     update: KeyUpdate | None = None
     max_attempts_camel: Tries | None = msgspec.field(default=None, name="maxAttempts")
 

@@ -12,7 +12,7 @@ from msgspec import UnsetType
 import taskharbor
 from taskharbor.broker import models
 from taskharbor.broker.problems import invalid
-from taskharbor.broker.routes import Call, HandleJobs, Reply, for_many, for_one, route
+from taskharbor.broker.routes import HandleJobs, Reply, RouteCall, for_many, for_one, route
 from taskharbor.drivers.dispatch import check
 from taskharbor.drivers.operations import Cancel, Requeue
 from taskharbor.drivers.records import JobFilter, QueueSettings
@@ -25,7 +25,8 @@ _state = functools.partial(route, "GET", tag="broker", on_standby=True)
 
 
 @_state("/health", "Whether the process lives. Needs no token.", is_public=True)
-async def health(call: Call) -> models.Health:
+async def health(call: RouteCall) -> models.Health:
+    """Answers while the process lives."""
     return models.Health(status="alive", version=taskharbor.__version__)
 
 
@@ -36,7 +37,8 @@ async def health(call: Call) -> models.Health:
     answer=models.Health,
     answers=((503, models.Health),),
 )
-async def ready(call: Call) -> models.Health | Reply:
+async def ready(call: RouteCall) -> models.Health | Reply:
+    """Answers 503 while this broker does not lead, is stopping, or its store does not answer."""
     service = call.service
     if service.stopping.is_set():
         return Reply(503, models.Health(status="not ready", reason="stopping"))
@@ -52,13 +54,15 @@ async def ready(call: Call) -> models.Health | Reply:
 
 
 @_state("/v1/leader", "Which broker leads.")
-async def leader(call: Call) -> models.Leader:
+async def leader(call: RouteCall) -> models.LeaderView:
+    """Which broker leads."""
     service = call.service
-    return models.Leader(service.is_leading, service.leads is not None, service.leader_url)
+    return models.LeaderView(service.is_leading, service.leads is not None, service.leader_url)
 
 
 @_state("/v1/time", "The time that leases are measured by.", on_standby=False)
-async def time(call: Call) -> models.BrokerTime:
+async def time(call: RouteCall) -> models.BrokerTime:
+    """The broker's clock."""
     now = call.service.now()
     return models.BrokerTime(to_datetime(now), now)
 
@@ -69,7 +73,8 @@ _get = functools.partial(route, "GET", tag="look")
 
 
 @_get("/v1/jobs", "Jobs by filter, newest accepted first.", query=models.JobsQuery)
-async def list_jobs(call: Call) -> models.JobViewPage:
+async def list_jobs(call: RouteCall) -> models.JobViewPage:
+    """A page of jobs, newest accepted first."""
     wanted: models.JobsQuery = call.query
     service = call.service
     selection = JobFilter(
@@ -98,7 +103,8 @@ def _instant(text: str | UnsetType) -> Micros | None:
 
 
 @_get("/v1/jobs/{id}", "One job, with its payload and result.", problems=(404,))
-async def get_job(call: Call) -> models.JobView:
+async def get_job(call: RouteCall) -> models.JobView:
+    """One job, with payload and result. Raises JobNotFound."""
     job_id, service = call.names["id"], call.service
     (record,) = await service.driver.get([job_id], now=service.now())
     if record is None:
@@ -107,7 +113,8 @@ async def get_job(call: Call) -> models.JobView:
 
 
 @_get("/v1/jobs/{id}/attempts", "How the leases of one job ended, in order.")
-async def job_attempts(call: Call) -> models.JobAttemptViews:
+async def job_attempts(call: RouteCall) -> models.JobAttemptViews:
+    """The attempt log of one job."""
     rows = await call.service.driver.job_attempts(call.names["id"])
     return models.JobAttemptViews([models.model_of(models.AttemptView, row) for row in rows])
 
@@ -117,7 +124,8 @@ async def job_attempts(call: Call) -> models.JobAttemptViews:
     "The attempt log of all queues, from the beginning or after a cursor.",
     query=models.AttemptsQuery,
 )
-async def read_attempts(call: Call) -> models.AttemptLogPage:
+async def read_attempts(call: RouteCall) -> models.AttemptLogPage:
+    """A page of the attempt log."""
     wanted: models.AttemptsQuery = call.query
     page = await call.service.driver.read_attempts(after=wanted.after or None, limit=wanted.limit)
     return models.AttemptLogPage(
@@ -126,14 +134,16 @@ async def read_attempts(call: Call) -> models.AttemptLogPage:
 
 
 @_get("/v1/stats", "Every queue, or one, at a glance.", query=models.StatsQuery)
-async def stats(call: Call) -> models.StatsView:
+async def stats(call: RouteCall) -> models.StatsView:
+    """Every queue, or one, at a glance."""
     now = call.service.now()
     queue = call.query.queue or None
     return models.stats_view(await call.service.driver.stats(now=now, queue=queue), now)
 
 
 @_get("/v1/queues/{name}", "A queue's settings; the defaults where none were made.")
-async def get_queue(call: Call) -> models.QueueView:
+async def get_queue(call: RouteCall) -> models.QueueView:
+    """A queue's settings."""
     name = call.names["name"]
     return models.queue_view(name, await call.service.driver.settings(name))
 
@@ -144,7 +154,7 @@ _post = functools.partial(route, "POST", tag="operate", scope="admin")
 
 
 def _change(operation: type[Cancel | Requeue]) -> HandleJobs:
-    async def change(call: Call, jobs: Sequence[tuple[str, Any]]) -> list[models.ChangedJob | JobError]:
+    async def change(call: RouteCall, jobs: Sequence[tuple[str, Any]]) -> list[models.ChangedJob | JobError]:
         ids = [job_id for job_id, _ in jobs]
         states = await call.service.driver.run(check(operation(ids, call.service.now())))
         return [
@@ -178,7 +188,8 @@ for _operation, _one, _many in (
 
 
 @_post("/v1/purge", "Remove jobs that have ended.", body=models.PurgeRequest)
-async def purge(call: Call) -> models.RemovedJobs:
+async def purge(call: RouteCall) -> models.RemovedJobs:
+    """Removes jobs that have ended."""
     selection = models.record_of(JobFilter, call.body)
     return models.RemovedJobs(await call.service.driver.purge(selection, limit=call.body.limit))
 
@@ -191,7 +202,8 @@ async def purge(call: Call) -> models.RemovedJobs:
     scope="admin",
     body=models.QueueSettingsRequest,
 )
-async def configure_queue(call: Call) -> models.QueueView:
+async def configure_queue(call: RouteCall) -> models.QueueView:
+    """Replaces a queue's settings."""
     name, service = call.names["name"], call.service
     settings = models.record_of(QueueSettings, call.body)
     await service.driver.configure(name, settings, now=service.now())

@@ -5,13 +5,13 @@ Nothing here repeats a payload or a secret, and what the broker did not expect i
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
 from http import HTTPStatus
 
 import msgspec
 from starlette.responses import Response
 
-from taskharbor.broker.models import JOB_ERRORS, OTHER_JOB_ERROR
+from taskharbor.broker.models import JOB_ERROR_CODES, job_error_code
 from taskharbor.errors import (
     BackendUnavailable,
     CodecError,
@@ -24,7 +24,7 @@ from taskharbor.errors import (
 CONTENT_TYPE = "application/problem+json"
 
 
-class ProblemDocument(msgspec.Struct, kw_only=True, omit_defaults=True):
+class ProblemDetails(msgspec.Struct, kw_only=True, omit_defaults=True):
     """The body of every answer that is not a success."""
 
     type: str
@@ -36,21 +36,59 @@ class ProblemDocument(msgspec.Struct, kw_only=True, omit_defaults=True):
     leader: str | None = None
 
 
+LEADER_HEADER = "TaskHarbor-Leader"
+_AGAIN = "repeat the same request in a moment"
+
+CODES: dict[str, tuple[int, str]] = {
+    "bad_json": (400, ""),
+    "unauthenticated": (401, "send the header Authorization: Bearer SECRET, with the secret part of a token"),
+    "forbidden": (403, ""),
+    "bad_origin": (403, ""),
+    "no_such_path": (404, "GET /openapi.json lists what there is"),
+    "method_not_allowed": (405, ""),
+    "slow_body": (408, ""),
+    **dict.fromkeys([*JOB_ERROR_CODES.values(), "job_error"], (409, "")),
+    "job_not_found": (404, ""),
+    "too_large": (413, "send fewer jobs per request, or store the data elsewhere and send a reference to it"),
+    "too_many_items": (413, "send them in several requests"),
+    "unsupported_media_type": (415, "send the header Content-Type: application/json"),
+    "not_leader": (421, "try again in a moment"),
+    "unknown_host": (421, "start the broker with --host-name for every name that clients use"),
+    "invalid_request": (422, ""),
+    "too_deep": (422, ""),
+    "clock_skew": (
+        422,
+        "take the time from this broker (the operation `time`), not from a clock of your own",
+    ),
+    "rate_limited": (429, ""),
+    "too_many_requests": (429, _AGAIN),
+    "too_many_waiting": (429, "wait a moment and ask again, without wait_seconds or with fewer workers"),
+    "internal": (500, "its log has the place"),
+    "backend_unavailable": (503, _AGAIN),
+    "schema_mismatch": (503, "an operator must run `taskharbor migrate` on the store"),
+    "stopping": (503, f"{_AGAIN}, or at another broker"),
+}
+"""The status and the usual hint of every refusal, by its code."""
+
+
 class Problem(Exception):
-    """Ends a request with this answer."""
+    """Ends a request with this answer. `hint`: instead of the usual one. `retry_after`: seconds."""
 
     def __init__(
-        self, status: int, code: str, detail: str, *, hint: str = "", headers: Mapping[str, str] | None = None
+        self, code: str, detail: str, *, hint: str = "", retry_after: float = 0.0, **headers: str
     ) -> None:
         super().__init__(code)
-        self.status = status
         self.code = code
+        self.status, usual_hint = CODES[code]
         self.detail = detail
-        self.hint = hint
-        self.headers = dict(headers or {})
+        self.hint = hint or usual_hint
+        self.headers = {name.replace("_", "-"): value for name, value in headers.items()}
+        if retry_after:
+            self.headers["Retry-After"] = str(math.ceil(retry_after))
 
     def response(self) -> Response:
-        document = ProblemDocument(
+        """The answer in the form of RFC 9457."""
+        document = ProblemDetails(
             type=f"urn:taskharbor:problem:{self.code}",
             title=HTTPStatus(self.status).phrase,
             status=self.status,
@@ -59,57 +97,34 @@ class Problem(Exception):
             hint=self.hint,
             leader=self.headers.get(LEADER_HEADER),
         )
-        return Response(
-            msgspec.json.encode(document), self.status, headers=self.headers, media_type=CONTENT_TYPE
-        )
-
-
-LEADER_HEADER = "TaskHarbor-Leader"
+        data = msgspec.json.encode(document)
+        return Response(data, self.status, headers=self.headers, media_type=CONTENT_TYPE)
 
 
 def invalid(detail: str, hint: str = "") -> Problem:
-    return Problem(422, "invalid_request", detail, hint=hint)
+    """The refusal of a request that cannot be honoured."""
+    return Problem("invalid_request", detail, hint=hint)
 
 
 def not_leader(leader_url: str | None) -> Problem:
+    """A standby's refusal, with the leader's URL where one is known."""
     if leader_url is None:
-        return Problem(
-            421,
-            "not_leader",
-            "this broker is a standby, and no leader is known at the moment",
-            hint="try again in a moment",
-            headers={"Retry-After": "1"},
-        )
-    return Problem(
-        421,
-        "not_leader",
-        "this broker is a standby; another one leads",
-        hint=f"send the same request to {leader_url}",
-        headers={LEADER_HEADER: leader_url},
-    )
+        detail = "this broker is a standby, and no leader is known at the moment"
+        return Problem("not_leader", detail, retry_after=1)
+    detail, hint = "this broker is a standby; another one leads", f"send the same request to {leader_url}"
+    return Problem("not_leader", detail, hint=hint, TaskHarbor_Leader=leader_url)
 
 
 def problem_of(error: TaskHarborError) -> Problem:
     """A contract error as an answer."""
     if isinstance(error, JobError):
-        status, code = JOB_ERRORS.get(type(error), OTHER_JOB_ERROR)
-        return Problem(status, code, str(error))
+        return Problem(job_error_code(error), str(error))
     if isinstance(error, (InvalidRequest, CodecError)):
         return invalid(str(error))
     if isinstance(error, BackendUnavailable):
-        return Problem(
-            503,
-            "backend_unavailable",
-            "the store behind this broker does not answer; the call may or may not have taken effect",
-            hint="repeat the same request in a moment",
-            headers={"Retry-After": "1"},
-        )
+        detail = "the store behind this broker does not answer; the call may or may not have taken effect"
+        return Problem("backend_unavailable", detail, retry_after=1)
     if isinstance(error, SchemaMismatch):
-        return Problem(
-            503,
-            "schema_mismatch",
-            "the store behind this broker was written by a version that it cannot work with",
-            hint="an operator must run `taskharbor migrate` on the store",
-            headers={"Retry-After": "60"},
-        )
-    return Problem(500, "internal", "the broker met an error it did not expect", hint="its log has the place")
+        detail = "the store behind this broker was written by a version that it cannot work with"
+        return Problem("schema_mismatch", detail, retry_after=60)
+    return Problem("internal", "the broker met an error it did not expect")

@@ -29,6 +29,8 @@ class Name(NamedTuple):
 
 
 class Replay(NamedTuple):
+    """An answer, and whether an earlier call made it."""
+
     answer: Any
     is_repeated: bool
     """It was made for an earlier call of this name."""
@@ -64,8 +66,15 @@ class Replays:
     def __len__(self) -> int:
         return len(self._kept)
 
-    async def once(self, name: Name, operation: str, make: Callable[[], Awaitable[Any]]) -> Replay:
-        """The answer that was made under this name, also by a call that is still under way; else the one made now."""
+    async def once(
+        self,
+        name: Name,
+        operation: str,
+        make: Callable[[], Awaitable[Any]],
+        still_holds: Callable[[Any], bool] = lambda answer: True,
+    ) -> Replay:
+        """The answer that was made under this name, also by a call that is still under way, where it still holds; else the one
+        made now."""
         while (kept := self._kept.get(name)) is not None:
             if kept.operation != operation:
                 raise InvalidRequest(
@@ -74,7 +83,10 @@ class Replays:
                 )
             # Where the client of the call under way leaves, this call is made in its place.
             with contextlib.suppress(ClientGone):
-                return Replay(await asyncio.shield(kept.answer), True)
+                answer = await asyncio.shield(kept.answer)
+                if still_holds(answer):
+                    return Replay(answer, True)
+                self.forget(name)
         kept = self._kept[name] = _Kept(operation, asyncio.get_running_loop().create_future(), self._time())
         try:
             answer = await make()
@@ -101,6 +113,7 @@ class Replays:
             kept.answer.set_result(answer)
 
     def forget(self, name: Name) -> None:
+        """Whoever asks again under this name makes a new call."""
         kept = self._kept.get(name)
         if kept is not None and kept.answer.done():
             del self._kept[name]
@@ -136,15 +149,15 @@ def _hand_on(error: BaseException, answer: asyncio.Future[Any]) -> None:
     answer.exception()
 
 
-def request_name(caller: str, request: str | None) -> Name | None:
-    if request is None:
-        return None
+def request_name(caller: str, request: str) -> Name:
+    """Raises InvalidRequest where the caller's name for a request is none."""
     if not 0 < len(request) <= LONGEST_NAME:
         raise InvalidRequest(f"a request id has 1 to {LONGEST_NAME} characters, not {len(request)}")
     return Name(caller, request)
 
 
 def heard_names(text: str | None) -> list[str]:
+    """Names of earlier requests whose answers have arrived. Raises InvalidRequest where there are too many."""
     names = text.split() if text else []
     if len(names) > MOST_HEARD:
         raise InvalidRequest(f"{len(names)} answers heard of at once: name at most {MOST_HEARD}")

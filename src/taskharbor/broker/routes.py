@@ -14,7 +14,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from taskharbor.broker.gate import Place
+from taskharbor.broker.gate import ServedPath
 from taskharbor.broker.models import batch_item
 from taskharbor.broker.problems import Problem, invalid
 from taskharbor.broker.replays import Replays, request_name
@@ -32,7 +32,7 @@ REQUEST_NAME = "TaskHarbor-Request"
 _encode = msgspec.json.Encoder().encode
 
 
-class Call(msgspec.Struct):
+class RouteCall(msgspec.Struct):
     """One request, read and checked."""
 
     service: Service
@@ -51,7 +51,7 @@ class Reply(msgspec.Struct):
     body: Any
 
 
-Handle: TypeAlias = Callable[[Call], Awaitable[Any]]
+Handle: TypeAlias = Callable[[RouteCall], Awaitable[Any]]
 
 
 class Route(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,14 +100,14 @@ def route(method: str, path: str, summary: str, *, name: str = "", **more: Any) 
     return register
 
 
-HandleJobs: TypeAlias = Callable[[Call, Sequence[tuple[str, Any]]], Awaitable[Sequence[Any]]]
+HandleJobs: TypeAlias = Callable[[RouteCall, Sequence[tuple[str, Any]]], Awaitable[Sequence[Any]]]
 """Does the work for several jobs: pairs of a job's id and what is asked for it -> an answer or a `JobError` for each."""
 
 
 def for_one(handle: HandleJobs) -> Handle:
     """The handler of a route with the job's id in its path."""
 
-    async def handle_one(call: Call) -> Any:
+    async def handle_one(call: RouteCall) -> Any:
         (answer,) = await handle(call, [(call.names["id"], call.body)])
         if isinstance(answer, JobError):
             raise answer
@@ -119,7 +119,7 @@ def for_one(handle: HandleJobs) -> Handle:
 def for_many(handle: HandleJobs, items: str) -> Handle:
     """The handler of a route with many jobs in its body, in the field `items`. Its answer is a `models.batch_of`."""
 
-    async def handle_many(call: Call) -> Any:
+    async def handle_many(call: RouteCall) -> Any:
         asked = getattr(call.body, items)
         check_batch(len(asked), call.service.config.max_batch)
         jobs = [(one, None) if isinstance(one, str) else (one.id, one) for one in asked]
@@ -129,7 +129,7 @@ def for_many(handle: HandleJobs, items: str) -> Handle:
     return handle_many
 
 
-def place(route: Route, service: Service, replays: Replays) -> Place:
+def place(route: Route, service: Service, replays: Replays) -> ServedPath:
     """Everything that can be decided before a request comes is decided here."""
     decode = None if route.body is None else msgspec.json.Decoder(route.body).decode
     takes_body = decode is not None or bool(route.body_choices)
@@ -137,7 +137,7 @@ def place(route: Route, service: Service, replays: Replays) -> Place:
     handle, query_type, status = route.handle, route.query, route.status
 
     async def endpoint(request: Request, names: dict[str, str]) -> Response:
-        call = Call(service, request, request.scope.get("taskharbor.caller", EVERYBODY), names)
+        call = RouteCall(service, request, request.scope.get("taskharbor.caller", EVERYBODY), names)
         query = request.scope["query_string"]
         if query_type is not None:
             call.query = decoded_query(query, query_type, lists)
@@ -162,59 +162,51 @@ def place(route: Route, service: Service, replays: Replays) -> Place:
             return Response(_encode(answer.body), answer.status, media_type=JSON)
         return Response(_encode(answer), status, media_type=JSON)
 
-    return Place(route.method, route.path, endpoint, route.scope, route.is_public, route.on_standby)
+    return ServedPath(route.method, route.path, endpoint, route.scope, route.is_public, route.on_standby)
 
 
-async def _handle_once(route: Route, call: Call, data: bytes, given: str, replays: Replays) -> Any:
+async def _handle_once(route: Route, call: RouteCall, data: bytes, given: str, replays: Replays) -> Any:
     """The answer that this very request was given before, where it still holds; else a new one."""
-    assert route.still_holds is not None
+    still_holds = route.still_holds
+    assert still_holds is not None
     name = request_name(call.caller.name, given)
-    assert name is not None
     what = f"{route.name} (body {hashlib.blake2b(data, digest_size=4).hexdigest()})"
-    replay = await replays.once(name, what, lambda: route.handle(call))
-    if replay.is_repeated and not route.still_holds(replay.answer, call.service.now()):
-        replays.forget(name)
-        replay = await replays.once(name, what, lambda: route.handle(call))
+    replay = await replays.once(
+        name, what, lambda: route.handle(call), lambda answer: still_holds(answer, call.service.now())
+    )
     replays.weigh(name, len(_encode(replay.answer)))
     return replay.answer
 
 
 def check_batch(length: int, most: int) -> None:
+    """Raises `Problem` where a batch has more items than are accepted."""
     if length > most:
-        raise Problem(
-            413,
-            "too_many_items",
-            f"{length} items in one request: at most {most} are accepted",
-            hint="send them in several requests",
-        )
+        raise Problem("too_many_items", f"{length} items in one request: at most {most} are accepted")
 
 
 def check_media_type(request: Request) -> None:
     """A page of another site can post plain text and forms without asking first, but not this."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != JSON:
-        raise Problem(
-            415,
-            "unsupported_media_type",
-            "the body must be JSON",
-            hint=f"send the header Content-Type: {JSON}",
-        )
+        raise Problem("unsupported_media_type", "the body must be JSON")
 
 
 def decoded(decode: Callable[[bytes], Any], data: bytes) -> Any:
+    """The body as a model. Raises `Problem` where it is none."""
     try:
         return decode(data)
     except msgspec.ValidationError as error:
         raise invalid(str(error)) from None
     except RecursionError:
-        raise Problem(422, "too_deep", "the body is nested too deep") from None
+        raise Problem("too_deep", "the body is nested too deep") from None
     except UnicodeDecodeError:
-        raise Problem(400, "bad_json", "the body is not UTF-8") from None
+        raise Problem("bad_json", "the body is not UTF-8") from None
     except (msgspec.DecodeError, ValueError) as error:
-        raise Problem(400, "bad_json", f"the body is not valid JSON: {error}") from None
+        raise Problem("bad_json", f"the body is not valid JSON: {error}") from None
 
 
 def decoded_query(query: bytes, wanted: Any, lists: frozenset[str]) -> Any:
+    """The query as a model; `lists` are the parameters that may be repeated. Raises `Problem` where it is none."""
     given: dict[str, Any] = {}
     try:
         pairs = parse_qsl(

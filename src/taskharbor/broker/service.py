@@ -87,10 +87,12 @@ class Service:
         self._is_started = False
 
     def now(self) -> Micros:
+        """The time that leases are measured by."""
         return self._clock.now()
 
     @property
     def is_leading(self) -> bool:
+        """Whether this broker answers calls."""
         return self._candidacy is None or (self.leads is not None and self.leads.is_leader)
 
     @property
@@ -104,6 +106,7 @@ class Service:
         return None if url == self.config.advertise and not leads.is_leader else url
 
     async def start(self) -> None:
+        """Open the driver, set the clock, and begin to sweep and to lead."""
         await self.driver.open()
         if self._backend_clock is not None:
             try:
@@ -126,6 +129,7 @@ class Service:
         self.long_polls.stop()
 
     async def close(self) -> None:
+        """End long polls, give leadership back, and close the driver."""
         self.stop_waiting()
         if not self._is_started:
             return
@@ -219,7 +223,8 @@ class LongPolls:
         told = await wait(self, replace(call, timeout=0.0))
         if not told.woken and call.timeout > 0:
             if self.waiting >= self._config.max_waiting:
-                raise _too_many(f"{self.waiting} calls are waiting for work already")
+                detail = f"{self.waiting} calls are waiting for work already"
+                raise Problem("too_many_waiting", detail, retry_after=1)
             self.waiting += 1
             try:
                 longest = min(call.timeout, self._config.max_wait_seconds)
@@ -234,6 +239,7 @@ class LongPolls:
         self.notifications.notify()
 
     async def close(self) -> None:
+        """End all watchers."""
         tasks = [watcher.task for watcher in self._watchers.values() if watcher.task is not None]
         for task in tasks:
             task.cancel()
@@ -243,9 +249,11 @@ class LongPolls:
     # -- the source of `waiting.wait` -----------------------------------------------------------------------
 
     def listen(self, queues: Sequence[str]) -> None:
+        """Nothing to prepare: a wait has made its watchers already."""
         return None
 
     async def look(self, queues: Sequence[str], version: str | None, since: Micros) -> Look:
+        """The number of the last change, and whether one of these queues has changed since `version`."""
         name, _, number = (version or "").partition(".")
         is_ours = name == self._name and number.isdecimal() and len(number) < 20
         seen = int(number) if is_ours else -1
@@ -263,7 +271,8 @@ class LongPolls:
         watcher = self._watchers.get(queue)
         if watcher is None:
             if len(self._watchers) >= MOST_WATCHED:
-                raise _too_many(f"{MOST_WATCHED} queues are being watched already")
+                detail = f"{MOST_WATCHED} queues are being watched already"
+                raise Problem("too_many_waiting", detail, retry_after=1)
             watcher = self._watchers[queue] = _Watcher()
             # Changes before the watch began are not known.
             self._change(watcher)
@@ -293,8 +302,3 @@ class LongPolls:
                 await asyncio.sleep(LOOK_AGAIN)
         # The next client begins with a new watcher, and is told to look.
         del self._watchers[queue]
-
-
-def _too_many(detail: str) -> Problem:
-    hint = "wait a moment and ask again, without wait_seconds or with fewer workers"
-    return Problem(429, "too_many_waiting", detail, hint=hint, headers={"Retry-After": "1"})

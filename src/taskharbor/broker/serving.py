@@ -245,6 +245,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def check_exposure(host: str, *, has_tokens: bool) -> None:
+    """Raises InvalidRequest where other hosts could call without a token."""
     if not has_tokens and not is_loopback(host):
         raise InvalidRequest(
             f"the bind address {host} can be reached from other hosts, and no token is set: anybody could take or delete jobs"
@@ -252,5 +253,6 @@ def check_exposure(host: str, *, has_tokens: bool) -> None:
 
 
 def url_of(listener: socket.socket, *, tls: bool) -> str:
+    """The URL of a listening socket."""
     host, port = listener.getsockname()[:2]
     return f"{'https' if tls else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"

@@ -37,6 +37,8 @@ class Caller(msgspec.Struct, frozen=True):
 
 
 class Token(msgspec.Struct, frozen=True):
+    """A caller, and the digest of the secret that proves it."""
+
     caller: Caller
     digest: bytes
 
@@ -104,6 +106,7 @@ def parse_tokens(lines: Iterable[str], *, where: str) -> tuple[Token, ...]:
 
 
 def read_token_file(path: Path) -> tuple[Token, ...]:
+    """The tokens of a file. Raises InvalidRequest where it cannot be read or is not of the form."""
     try:
         text = path.read_text()
     except OSError as error:
@@ -119,6 +122,7 @@ def others_can_read(path: Path) -> bool:
 
 
 def tokens_from_environment(environment: dict[str, str] | os._Environ[str]) -> tuple[Token, ...]:
+    """The tokens of the environment; none where it has none."""
     text = environment.get(ENVIRONMENT, "")
     return parse_tokens(text.split(), where=f"${ENVIRONMENT}") if text.strip() else ()
 

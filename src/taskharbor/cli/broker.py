@@ -8,7 +8,8 @@ import logging
 import os
 import signal
 import socket
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ from taskharbor.cli.options import (
     COUNT,
     DURATION,
     FILE,
-    Settings,
+    Invocation,
     flag,
     log_options,
     option,
@@ -26,13 +27,12 @@ from taskharbor.cli.options import (
     shown_url,
 )
 from taskharbor.cli.output import banner
-from taskharbor.cli.problems import BadInput, Problem
+from taskharbor.cli.problems import BadInput, CommandFailed
 from taskharbor.drivers.registry import connect
 from taskharbor.errors import InvalidRequest, MissingExtra
 from taskharbor.jobs import to_micros
 
 if TYPE_CHECKING:
-    from taskharbor.broker.config import BrokerConfig
     from taskharbor.broker.serving import TLS, BrokerServer
     from taskharbor.broker.tokens import Token
     from taskharbor.drivers.contract import Driver
@@ -70,7 +70,7 @@ _MAKE_TOKENS = (
 @flag("--access-log", "Log every request (no payloads, no values of queries).")
 @log_options
 @shared_options
-def broker(settings: Settings, /, **options: Any) -> None:
+def broker(settings: Invocation, /, **options: Any) -> None:
     """Serve a store over HTTP: a JSON API, and http:// for workers."""
     from taskharbor.worker.logs import set_up_logs
 
@@ -85,51 +85,61 @@ def broker(settings: Settings, /, **options: Any) -> None:
     url = options["store"] or settings.url
     host, port = serving.parse_bind(options["bind"])
     tokens = _tokens(options["token_file"])
-    _check_exposure(host, tokens)
+    with _hint(f"bind to 127.0.0.1, or {_MAKE_TOKENS}"):
+        serving.check_exposure(host, has_tokens=bool(tokens))
     tls = _tls(options["tls_cert"], options["tls_key"])
     if tls is None and tokens and not is_loopback(host):
         log.warning("tokens and payloads travel unencrypted: use --tls-cert, or a proxy with TLS in front")
     driver = connect(url)
-    listener = _listen(host, port)
-    try:
-        address = options["advertise"] or serving.url_of(listener, tls=tls is not None)
-        config = _config(options, tokens, host, address)
-        # Without options, which may hold keys.
-        shown = shown_url(url).partition("?")[0]
-        _run(shown, driver, config, address, listener, tls, options)
-    finally:
-        listener.close()
+    # Without options, which may hold keys.
+    shown = shown_url(url).partition("?")[0]
+    with closing(_listen(host, port)) as listener:
+        _run(shown, driver, tokens, host, listener, tls, options)
+    log.info("stopped")
 
 
 def _run(
     shown: str,
     driver: Driver,
-    config: BrokerConfig,
-    address: str,
+    tokens: tuple[Token, ...],
+    host: str,
     listener: socket.socket,
     tls: TLS | None,
     options: dict[str, Any],
 ) -> None:
     from taskharbor.broker.app import make_app
+    from taskharbor.broker.config import MIB, BrokerConfig
     from taskharbor.broker.service import candidacy_for
     from taskharbor.broker.serving import serve, url_of
     from taskharbor.worker.interpreter import tuned_interpreter
 
+    bound = url_of(listener, tls=tls is not None)
+    address = options["advertise"] or bound
     candidacy = candidacy_for(driver, url=address, term=options["term"].total_seconds())
-    is_wildcard = listener.getsockname()[0] in ("0.0.0.0", "::")
-    if candidacy is not None and not options["advertise"] and is_wildcard:
-        raise BadInput(
-            "standbys and clients must be told where this broker is, and its bind address does not say",
-            hint="give --advertise, like --advertise http://queue-1.internal:7433",
-        )
+    if candidacy is not None and not options["advertise"] and listener.getsockname()[0] in ("0.0.0.0", "::"):
+        said = "standbys and clients must be told where this broker is, and its bind address does not say"
+        raise BadInput(said, hint="give --advertise, like --advertise http://queue-1.internal:7433")
+    same = ("rate", "burst", "max_batch", "max_waiting", "trust_client_time", "access_log")
+    config = BrokerConfig(
+        tokens=tokens,
+        host_names=(*options["host_names"], host),
+        advertise=address,
+        max_body_bytes=round(options["max_body"] * MIB),
+        max_skew_us=to_micros(options["max_skew"]),
+        **{name: options[name] for name in same},
+    )
 
     def when_ready(server: BrokerServer) -> None:
+        def stop(number: int) -> None:
+            log.info("%s: finishing running calls; once more: at once", signal.Signals(number).name)
+            server.stop()
+
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             # On a platform without them, or on a thread of somebody's, a stop comes another way.
             with suppress(NotImplementedError, RuntimeError, ValueError):
-                loop.add_signal_handler(number, _on_signal, server, number)
-        log.info("serving %s at %s", shown, url_of(listener, tls=tls is not None))
+                loop.add_signal_handler(number, stop, number)
+        log.info("serving %s at %s", shown, bound)
         parts = [f"broker at {address}", *(["one of several leads"] if candidacy is not None else [])]
         banner(options["log_format"], parts, f"{address}/openapi.json says what it takes; ")
 
@@ -140,49 +150,25 @@ def _run(
     # As for a worker: what is computed beside the requests must not hold them up.
     with tuned_interpreter():
         asyncio.run(live())
-    log.info("stopped")
 
 
-def _on_signal(server: BrokerServer, number: int) -> None:
-    log.info("%s: finishing running calls; once more: at once", signal.Signals(number).name)
-    server.stop()
-
-
-def _config(options: dict[str, Any], tokens: tuple[Token, ...], host: str, address: str) -> BrokerConfig:
-    from taskharbor.broker.config import MIB, BrokerConfig
-
-    same = ("rate", "burst", "max_batch", "max_waiting", "trust_client_time", "access_log")
-    return BrokerConfig(
-        tokens=tokens,
-        host_names=(*options["host_names"], host),
-        advertise=address,
-        max_body_bytes=round(options["max_body"] * MIB),
-        max_skew_us=to_micros(options["max_skew"]),
-        **{name: options[name] for name in same},
-    )
+@contextmanager
+def _hint(hint: str) -> Iterator[None]:
+    """Bad input of the broker's own options, with what to do about it."""
+    try:
+        yield
+    except InvalidRequest as error:
+        raise BadInput(str(error), hint=hint) from error
 
 
 def _tokens(file: Path | None) -> tuple[Token, ...]:
     from taskharbor.broker.tokens import others_can_read, read_token_file, tokens_from_environment
 
-    try:
-        if file is None:
-            return tokens_from_environment(os.environ)
-        tokens = read_token_file(file)
-    except InvalidRequest as error:
-        raise BadInput(str(error), hint=_MAKE_TOKENS) from error
-    if others_can_read(file):
+    with _hint(_MAKE_TOKENS):
+        tokens = tokens_from_environment(os.environ) if file is None else read_token_file(file)
+    if file is not None and others_can_read(file):
         log.warning("everybody on this machine can read %s: chmod 600 it", file)
     return tokens
-
-
-def _check_exposure(host: str, tokens: tuple[Token, ...]) -> None:
-    from taskharbor.broker.serving import check_exposure
-
-    try:
-        check_exposure(host, has_tokens=bool(tokens))
-    except InvalidRequest as error:
-        raise BadInput(str(error), hint=f"bind to 127.0.0.1, or {_MAKE_TOKENS}") from error
 
 
 def _tls(certificate: Path | None, key: Path | None) -> TLS | None:
@@ -190,10 +176,8 @@ def _tls(certificate: Path | None, key: Path | None) -> TLS | None:
 
     if certificate is None:
         if key is not None:
-            raise BadInput(
-                "--tls-key is given without --tls-cert",
-                hint="give both, or a certificate file with the key in it",
-            )
+            hint = "give both, or a certificate file with the key in it"
+            raise BadInput("--tls-key is given without --tls-cert", hint=hint)
         return None
     tls = TLS(certificate, key)
     tls.check()
@@ -212,4 +196,5 @@ def _listen(host: str, port: int) -> socket.socket:
             errno.EADDRNOTAVAIL: "the bind address must be one of this machine's",
         }
         hint = hints.get(error.errno or 0, "choose another address with --bind, like 127.0.0.1:7433")
-        raise Problem(f"cannot listen at {host}:{port}: {error.strerror or error}", hint=hint) from error
+        said = f"cannot listen at {host}:{port}: {error.strerror or error}"
+        raise CommandFailed(said, hint=hint) from error

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from taskharbor.cli.options import Settings, flag, option, shared_options
+from taskharbor.cli.options import FILE, Invocation, flag, option, shared_options
 from taskharbor.cli.output import SHORT_STATES, STATE_STYLES, console, duration_text, emit, progress, rounded
 from taskharbor.cli.problems import FAILED
 from taskharbor.jobs import SECOND, JobState
@@ -30,12 +30,10 @@ if TYPE_CHECKING:
 @option("--jobs", click.IntRange(min=100), "How many jobs.", 3000)
 @option("--seed", int, "The mix of jobs depends on it.", 1)
 @flag("--keep", "Keep the database, the lake and the logs to look at.")
-@option(
-    "--report", click.Path(dir_okay=False, path_type=Path), "Where the report goes.", "taskharbor-demo.html"
-)
+@option("--report", FILE, "Where the report goes.", "taskharbor-demo.html")
 @flag("--queue-only", "No pipeline, audit and report afterwards.")
 @shared_options
-def demo(settings: Settings, jobs: int, seed: int, keep: bool, report: Path, queue_only: bool) -> int:
+def demo(settings: Invocation, jobs: int, seed: int, keep: bool, report: Path, queue_only: bool) -> int:
     """Kill a worker in the middle of thousands of jobs; lose nothing.
 
     Then, where PySpark and Java are there, audit every lease and draw a report.
@@ -55,15 +53,17 @@ def demo(settings: Settings, jobs: int, seed: int, keep: bool, report: Path, que
             outcome = run.run()
         if not settings.json:
             console().print(_summary(outcome))
-        lacking = missing() if outcome.well and not queue_only else None
-        analysis = None
-        if outcome.well and not queue_only and lacking is None:
-            with progress(settings) as say:
-                analysis = analyse(run.url, folder, report, say=say)
+        analysis = lacking = None
+        if outcome.well and not queue_only:
+            lacking = missing()
+            if lacking is None:
+                with progress(settings) as say:
+                    analysis = analyse(run.url, folder, report, say=say)
         well = outcome.well and (analysis is None or analysis.is_clean)
         kept = keep or not well
         if settings.json:
-            emit(_document(outcome, analysis, lacking=lacking, seed=seed, database=run.url, kept=kept))
+            document = {"seed": seed, "database": run.url, "kept": kept, "lacking": lacking}
+            emit({**_document(outcome), **document, "audit": analysis and analysis.document()})
         else:
             if analysis is not None:
                 console().print(_proof(analysis))
@@ -81,52 +81,41 @@ def demo(settings: Settings, jobs: int, seed: int, keep: bool, report: Path, que
     return 0 if well else FAILED
 
 
-def _document(
-    outcome: DemoOutcome, analysis: Analysis | None, *, lacking: str | None, **more: Any
-) -> dict[str, Any]:
+def _document(outcome: DemoOutcome) -> dict[str, Any]:
     kill = outcome.kill
-    killed = None
-    if kill is not None:
-        killed = {
-            "worker": kill.worker,
-            "after_seconds": kill.after,
-            "held": len(kill.held),
-            "recovered": outcome.recovered,
-            "recovered_after_seconds": outcome.recovered_after_us / SECOND,
-        }
-    audit = analysis and {"clean": analysis.is_clean, **msgspec.structs.asdict(analysis)}
+    killed = kill and {
+        "worker": kill.worker,
+        "after_seconds": kill.after,
+        "held": len(kill.held),
+        "recovered": outcome.recovered,
+        "recovered_after_seconds": outcome.recovered_after_us / SECOND,
+    }
     numbers = {"killed": killed, "requests": outcome.requests, "seconds": outcome.seconds}
-    verdict = {**msgspec.structs.asdict(outcome.verdict), "well": outcome.well}
-    return {**verdict, **rounded(numbers), **more, "audit": audit, "lacking": lacking}
+    return {**msgspec.structs.asdict(outcome.verdict), "well": outcome.well, **rounded(numbers)}
 
 
 # -- while it runs ------------------------------------------------------------------------------------------
 
 
 @contextmanager
-def _display(settings: Settings) -> Iterator[Callable[[DemoProgress], None]]:
-    """A bar and the states on a terminal, one line per step elsewhere, nothing with --json into a pipe."""
+def _display(settings: Invocation) -> Iterator[Callable[[DemoProgress], None]]:
+    """A bar and the states on a terminal; elsewhere a line when something else begins, and at every quarter."""
     screen = console(stderr=True)
     if not screen.is_terminal:
-        yield (lambda progress: None) if settings.json else _Lines()
+        said: set[tuple[str, int]] = set()
+
+        def tell(now: DemoProgress) -> None:
+            step = (now.doing, 4 * now.ended // max(1, now.accepted))
+            if not settings.json and step not in said:
+                said.add(step)
+                click.echo(f"{now.doing}: {now.ended} of {now.accepted} jobs ended", err=True)
+
+        yield tell
         return
     from rich.live import Live
 
     with Live(console=screen, auto_refresh=False, transient=True) as live:
-        yield lambda progress: live.update(_picture(progress, screen.width), refresh=True)
-
-
-class _Lines:
-    """For logs: a line when something else begins, and at every quarter."""
-
-    def __init__(self) -> None:
-        self._said: set[tuple[str, int]] = set()
-
-    def __call__(self, progress: DemoProgress) -> None:
-        quarter = 4 * progress.ended // max(1, progress.accepted)
-        if (progress.doing, quarter) not in self._said:
-            self._said.add((progress.doing, quarter))
-            click.echo(f"{progress.doing}: {progress.ended} of {progress.accepted} jobs ended", err=True)
+        yield lambda now: live.update(_picture(now, screen.width), refresh=True)
 
 
 def _picture(progress: DemoProgress, width: int) -> RenderableType:
@@ -160,6 +149,8 @@ def _summary(outcome: DemoOutcome) -> RenderableType:
 
     verdict = outcome.verdict
     ended = verdict.done + verdict.dead + verdict.cancelled
+    unexpected, shared = verdict.unexpected + verdict.unlogged, verdict.overlapping_leases
+    most, limit = verdict.w_max_overlap, verdict.w_limit
     if outcome.well:
         headline = Text(
             f"{verdict.accepted:,} jobs accepted, {ended:,} ended, each exactly once.", "bold green"
@@ -171,26 +162,20 @@ def _summary(outcome: DemoOutcome) -> RenderableType:
     numbers.add_column(no_wrap=True)
     numbers.add_column(style="bright_black")
     joined = outcome.requests - verdict.accepted
-    numbers.add_row(
-        f"{outcome.requests:,}", "requests", f"{joined:,} of them joined a waiting job of the same key"
+    rows: tuple[tuple[int, bool | None, str, str], ...] = (
+        (outcome.requests, None, "requests", f"{joined:,} of them joined a waiting job of the same key"),
+        (verdict.done, None, "done", f"{verdict.retried:,} failures on the way were tried again"),
+        (verdict.dead, None, "dead", "meant to fail; kept as dead letters with their reason"),
+        (verdict.cancelled, None, "cancelled", "by us, or merged into a job with the same key"),
+        (verdict.lost, verdict.lost > 0, "lost", "accepted, but without an end"),
+        (verdict.doubled, verdict.doubled > 0, "doubled", "ended more than once"),
+        (unexpected, unexpected > 0, "unexpected", "ended otherwise than meant"),
+        (shared, shared > 0, "shared", "held by two workers at the same time"),
+        (most, most > limit, "at once", f"at most, in the queue that allows {limit}"),
     )
-    numbers.add_row(f"{verdict.done:,}", "done", f"{verdict.retried:,} failures on the way were tried again")
-    numbers.add_row(f"{verdict.dead:,}", "dead", "meant to fail; kept as dead letters with their reason")
-    numbers.add_row(f"{verdict.cancelled:,}", "cancelled", "by us, or merged into a job with the same key")
-    faults = (
-        (verdict.lost, "lost", "accepted, but without an end"),
-        (verdict.doubled, "doubled", "ended more than once"),
-        (verdict.unexpected + verdict.unlogged, "unexpected", "ended otherwise than meant"),
-        (verdict.overlapping_leases, "shared", "held by two workers at the same time"),
-    )
-    for count, word, meaning in faults:
-        numbers.add_row(Text(f"{count:,}", "bold red" if count else "green"), word, meaning)
-    over = verdict.w_max_overlap > verdict.w_limit
-    numbers.add_row(
-        Text(f"{verdict.w_max_overlap}", "bold red" if over else "green"),
-        "at once",
-        f"at most, in the queue that allows {verdict.w_limit}",
-    )
+    for count, is_fault, word, meaning in rows:
+        style = {None: "", True: "bold red", False: "green"}[is_fault]
+        numbers.add_row(Text(f"{count:,}", style), word, meaning)
     return Panel(
         Group(headline, Text(), numbers, Text(), Text(_story(outcome))),
         title=f"TaskHarbor demo, {outcome.seconds:.0f} s",

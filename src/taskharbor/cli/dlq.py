@@ -7,28 +7,19 @@ from datetime import timedelta
 
 import click
 
-from taskharbor.broker.models import ChangedJob, RemovedJobs, batch_item, job_view
+from taskharbor.broker.models import ChangedJob, RemovedJobs, batch_item
 from taskharbor.cli.jobs import LARGEST_PAGE, Listing, cursor_option, limit_option, types_option
 from taskharbor.cli.options import (
     DURATION,
     Group,
-    Settings,
+    Invocation,
     flag,
     open_client,
     option,
     queue_option,
     shared_options,
 )
-from taskharbor.cli.output import (
-    WIDE,
-    Column,
-    answer,
-    cell,
-    duration_text,
-    emit,
-    print_table,
-    relative_text,
-)
+from taskharbor.cli.output import WIDE, Column, answer, cell, duration_text, emit, relative_text
 from taskharbor.cli.problems import FAILED, BadInput, say_error
 from taskharbor.client import Client, chunks
 from taskharbor.drivers.records import JobFilter
@@ -41,7 +32,7 @@ DEAD = frozenset({JobState.DEAD})
 @click.command()
 @click.argument("ids", nargs=-1, required=True, metavar="ID...")
 @shared_options
-def cancel(settings: Settings, ids: tuple[str, ...]) -> int:
+def cancel(settings: Invocation, ids: tuple[str, ...]) -> int:
     """Cancel jobs by id.
 
     A waiting job is cancelled at once. A running one is asked to stop: its worker learns of it with the next
@@ -54,7 +45,7 @@ def cancel(settings: Settings, ids: tuple[str, ...]) -> int:
 
 
 def tell(
-    results: Iterable[tuple[str, JobState | JobError]], settings: Settings, words: dict[JobState, str]
+    results: Iterable[tuple[str, JobState | JobError]], settings: Invocation, words: dict[JobState, str]
 ) -> int:
     """One line per job, errors on stderr; the exit code."""
     code = 0
@@ -72,7 +63,7 @@ def tell(
 
 @click.group(cls=Group, invoke_without_command=True)
 @shared_options
-def dlq(settings: Settings) -> None:
+def dlq(settings: Invocation) -> None:
     """Dead letters: list, requeue, purge."""
     context = click.get_current_context()
     if context.invoked_subcommand is None:
@@ -86,18 +77,12 @@ def dlq(settings: Settings) -> None:
 @cursor_option
 @shared_options
 def list_dead(
-    settings: Settings, queue: str | None, types: tuple[str, ...], limit: int, cursor: str | None
+    settings: Invocation, queue: str | None, types: tuple[str, ...], limit: int, cursor: str | None
 ) -> None:
     """List dead jobs with what killed them."""
     with open_client(settings) as client:
         listing = Listing(client, _selection(queue, types), limit, cursor)
-        jobs = list(listing)
-        if settings.json:
-            for job in jobs:
-                emit(job_view(job, payload=False))
-        else:
-            _show(jobs, client.now())
-        listing.tell_more(settings)
+        listing.show(settings, _columns(client.now()), "no dead jobs")
 
 
 @dlq.command()
@@ -107,20 +92,20 @@ def list_dead(
 @types_option
 @shared_options
 def requeue(
-    settings: Settings, ids: tuple[str, ...], everything: bool, queue: str | None, types: tuple[str, ...]
+    settings: Invocation,
+    ids: tuple[str, ...],
+    everything: bool,
+    queue: str | None,
+    types: tuple[str, ...],
 ) -> int:
     """Send dead jobs round again, with all their attempts: by id, or by --all, --queue, --type."""
     if bool(ids) == bool(everything or queue or types):
-        raise BadInput(
-            "say which: either ids, or a selection by --all, --queue or --type",
-            hint="`taskharbor dlq list` shows what is there",
-        )
+        wanted = "say which: either ids, or a selection by --all, --queue or --type"
+        raise BadInput(wanted, hint="`taskharbor dlq list` shows what is there")
     with open_client(settings) as client:
         if ids:
-            words = {
-                JobState.READY: "is ready again",
-                JobState.BLOCKED: "waits for the running job of its key",
-            }
+            blocked = "waits for the running job of its key"
+            words = {JobState.READY: "is ready again", JobState.BLOCKED: blocked}
             return tell(zip(ids, client.requeue_many(ids), strict=True), settings, words)
         listing = Listing(client, _selection(queue, types), None, None)
         results: list[JobState | JobError] = []
@@ -142,7 +127,11 @@ def requeue(
 @flag("--yes -y", "Do not ask.")
 @shared_options
 def purge(
-    settings: Settings, queue: str | None, types: tuple[str, ...], older_than: timedelta | None, yes: bool
+    settings: Invocation,
+    queue: str | None,
+    types: tuple[str, ...],
+    older_than: timedelta | None,
+    yes: bool,
 ) -> None:
     """Remove dead jobs for good."""
     with open_client(settings) as client:
@@ -156,7 +145,9 @@ def purge(
     answer(settings, RemovedJobs(removed), f"{removed} removed")
 
 
-def _confirm(client: Client, selection: JobFilter, settings: Settings, older_than: timedelta | None) -> None:
+def _confirm(
+    client: Client, selection: JobFilter, settings: Invocation, older_than: timedelta | None
+) -> None:
     if settings.json:
         raise BadInput("purge asks before it removes, and --json cannot be asked", hint="add --yes")
     page = client.list_jobs(selection, limit=LARGEST_PAGE)
@@ -170,18 +161,14 @@ def _selection(queue: str | None, types: tuple[str, ...], before: Micros | None 
     return JobFilter(queue=queue, states=DEAD, types=frozenset(types) or None, finished_before_us=before)
 
 
-def _show(jobs: list[JobRecord], now: Micros) -> None:
-    if not jobs:
-        click.echo("no dead jobs", err=True)
-        return
-    columns = (
+def _columns(now: Micros) -> tuple[Column, ...]:
+    return (
         Column("id"),
         Column("what died", lambda job: cell(f"{job.type}: {_reason(job)}", "red"), shrinks=1, most=WIDE - 1),
         Column("type", shrinks=1, least=WIDE),
         Column("died", lambda job: relative_text(job.finished_at_us or now, now), least=WIDE),
         Column("because", lambda job: cell(_reason(job), "red"), shrinks=2, least=WIDE),
     )
-    print_table(columns, jobs)
 
 
 def _reason(job: JobRecord) -> str:

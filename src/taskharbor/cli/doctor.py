@@ -19,7 +19,7 @@ import click
 import msgspec
 
 import taskharbor
-from taskharbor.cli.options import Settings, flag, shared_options, shown_url, store_file
+from taskharbor.cli.options import Invocation, flag, shared_options, shown_url, store_file
 from taskharbor.cli.output import answer, duration_text, emit, plain
 from taskharbor.cli.problems import FAILED
 from taskharbor.drivers.contract import Driver
@@ -47,7 +47,7 @@ class Check(msgspec.Struct, frozen=True):
 
 @click.command()
 @shared_options
-def doctor(settings: Settings) -> int:
+def doctor(settings: Invocation) -> int:
     """Check the installation, the store and the clock."""
     checks = asyncio.run(_examine(settings))
     failed = any(check.verdict == "fail" for check in checks)
@@ -62,7 +62,7 @@ def doctor(settings: Settings) -> int:
     return FAILED if failed else 0
 
 
-async def _examine(settings: Settings) -> list[Check]:
+async def _examine(settings: Invocation) -> list[Check]:
     checks = [Check("python", "ok", f"{platform.python_version()} at {sys.executable}"), _packages()]
     try:
         driver = connect(settings.url)
@@ -185,7 +185,7 @@ async def _timed(call: Awaitable[object]) -> Micros:
 @click.command()
 @flag("--dry-run", "Only say what would be done.")
 @shared_options
-def migrate(settings: Settings, dry_run: bool) -> None:
+def migrate(settings: Invocation, dry_run: bool) -> None:
     """Bring the store's schema up to date."""
     steps = asyncio.run(_migrate(settings.url, dry_run))
     lines = [f"{'would apply' if dry_run else 'applied'} {step}" for step in steps]

@@ -24,7 +24,7 @@ from taskharbor.cli.options import (
     COUNT,
     DURATION,
     Instant,
-    Settings,
+    Invocation,
     flag,
     open_client,
     option,
@@ -32,7 +32,7 @@ from taskharbor.cli.options import (
     shared_options,
 )
 from taskharbor.cli.output import answer, emit, progress
-from taskharbor.cli.problems import INTERRUPTED, UNAVAILABLE, BadInput, Problem
+from taskharbor.cli.problems import INTERRUPTED, UNAVAILABLE, BadInput, CommandFailed
 from taskharbor.client import CHUNK, Client, chunks, portal
 from taskharbor.drivers.records import Enqueued
 from taskharbor.errors import BackendUnavailable, CodecError, InvalidRequest, field_error
@@ -74,7 +74,7 @@ _LONGEST_NAME = 200
 @flag("--ids/--no-ids", "With --from: print every id.  [default: when piped]", default=None)
 @shared_options
 def enqueue(
-    settings: Settings,
+    settings: Invocation,
     /,
     type: str | None,
     payload: str | None,
@@ -88,10 +88,8 @@ def enqueue(
     if source is not None:
         given = [name for name, value in options.items() if value not in (None, ())]
         if type is not None or given:
-            raise BadInput(
-                "with --from, everything about a job stands in its line; "
-                f"leave out {'TYPE' if type is not None else '--' + given[0].replace('_', '-')}"
-            )
+            extra = "TYPE" if type is not None else f"--{given[0].replace('_', '-')}"
+            raise BadInput(f"with --from, everything about a job stands in its line; leave out {extra}")
         if once is not None:
             if ids:
                 raise BadInput("leave out --ids: with --once the ids are not known here")
@@ -105,9 +103,8 @@ def enqueue(
     if once is not None:
         raise BadInput("--once is for --from; for one job give --idempotency-key")
     if type is None:
-        raise BadInput(
-            "say which type of job, or give --from FILE", hint="`taskharbor enqueue --help` has examples"
-        )
+        hint = "`taskharbor enqueue --help` has examples"
+        raise BadInput("say which type of job, or give --from FILE", hint=hint)
     decoded = _payload(payload, options["arguments"])
     if options["run_at"] is not None and options["delay"] is not None:
         raise BadInput("give either --run-at or --delay, not both")
@@ -132,10 +129,8 @@ def _payload(text: str | None, arguments: tuple[str, ...]) -> Any:
     try:
         return msgspec.json.decode(text)
     except (msgspec.DecodeError, UnicodeEncodeError) as error:
-        raise BadInput(
-            f"the payload is not JSON: {error}",
-            hint='quote it for the shell: \'{"name": "Ada"}\', or use --arg name=Ada',
-        ) from None
+        hint = 'quote it for the shell: \'{"name": "Ada"}\', or use --arg name=Ada'
+        raise BadInput(f"the payload is not JSON: {error}", hint=hint) from None
 
 
 def _guess(value: str) -> Any:
@@ -183,6 +178,8 @@ def _reason(line: bytes, error: Exception) -> str:
 
 
 class BadLine(Exception):
+    """A line that cannot be a job."""
+
     def __init__(self, number: int, reason: str) -> None:
         super().__init__(f"line {number}: {reason}")
         self.number = number
@@ -220,7 +217,7 @@ class Lines:
             yield request
 
 
-def enqueue_lines(settings: Settings, source: BinaryIO, *, chunk: int, ids: bool) -> None:
+def enqueue_lines(settings: Invocation, source: BinaryIO, *, chunk: int, ids: bool) -> None:
     """Chunk by chunk: each is accepted before the next is read."""
     lines, size = Lines(source), _size(source)
     started = time.monotonic()
@@ -249,16 +246,13 @@ def enqueue_lines(settings: Settings, source: BinaryIO, *, chunk: int, ids: bool
             existed += sum(one.existed for one in batch)
             _print_ids(batch, settings, ids)
     if bad is not None:
-        raise BadInput(
-            f"{bad}; {accepted} jobs before it were accepted",
-            hint=f"mend it, then go on from there: tail -n +{bad.number} FILE | taskharbor enqueue --from -",
-            line=bad.number,
-            accepted=accepted,
-        )
+        said = f"{bad}; {accepted} jobs before it were accepted"
+        hint = f"mend it, then go on from there: tail -n +{bad.number} FILE | taskharbor enqueue --from -"
+        raise BadInput(said, hint=hint, line=bad.number, accepted=accepted)
     _summary(settings, accepted, existed, time.monotonic() - started)
 
 
-def enqueue_once(settings: Settings, source: BinaryIO, name: str) -> None:
+def enqueue_once(settings: Invocation, source: BinaryIO, name: str) -> None:
     """All lines as one bulk write: staged first, then published. The store remembers the write's name."""
     lines, size = Lines(source), _size(source)
     started = time.monotonic()
@@ -300,9 +294,9 @@ def enqueue_once(settings: Settings, source: BinaryIO, name: str) -> None:
     _summary(settings, staged, staged - added, time.monotonic() - started)
 
 
-def _stopped(error: BaseException, said: str, hint: str, **details: int) -> Problem:
+def _stopped(error: BaseException, said: str, hint: str, **details: int) -> CommandFailed:
     is_interrupt = isinstance(error, KeyboardInterrupt)
-    return Problem(
+    return CommandFailed(
         f"{'interrupted' if is_interrupt else error}; {said}",
         hint=hint,
         code=INTERRUPTED if is_interrupt else UNAVAILABLE,
@@ -311,7 +305,7 @@ def _stopped(error: BaseException, said: str, hint: str, **details: int) -> Prob
     )
 
 
-def _summary(settings: Settings, accepted: int, existed: int, seconds: float) -> None:
+def _summary(settings: Invocation, accepted: int, existed: int, seconds: float) -> None:
     if settings.json:
         new = accepted - existed
         emit({"accepted": accepted, "new": new, "existed": existed, "seconds": round(seconds, 3)})
@@ -333,7 +327,7 @@ def _blame(lines: Lines, client: Client) -> tuple[list[JobRequest], BadLine]:
     raise AssertionError("a chunk was refused, and none of its lines is to blame")
 
 
-def _print_ids(batch: list[Enqueued], settings: Settings, ids: bool = True) -> None:
+def _print_ids(batch: list[Enqueued], settings: Invocation, ids: bool = True) -> None:
     for one in batch if ids else ():
         answer(settings, one, one.id)
 

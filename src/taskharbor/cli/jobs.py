@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 import msgspec
 
 from taskharbor.broker.models import AttemptView, JobView, job_view, model_of
-from taskharbor.cli.options import COUNT, Settings, flag, open_client, option, queue_option, shared_options
+from taskharbor.cli.options import COUNT, Invocation, flag, open_client, option, queue_option, shared_options
 from taskharbor.cli.output import (
     WIDE,
     Column,
@@ -76,7 +76,7 @@ cursor_option = option("--cursor", "CURSOR", "Go on where a listing stopped.")
 @flag("--payload", "With --json: payloads and results too.")
 @shared_options
 def list_jobs(
-    settings: Settings,
+    settings: Invocation,
     queue: str | None,
     state: tuple[str, ...],
     types: tuple[str, ...],
@@ -97,12 +97,7 @@ def list_jobs(
     )
     with open_client(settings) as client:
         listing = Listing(client, selection, None if everything else limit, cursor)
-        if settings.json:
-            for job in listing:
-                emit(job_view(job, payload=payload))
-        else:
-            show(list(listing), client.now(), queue_shown=queue is None)
-        listing.tell_more(settings)
+        listing.show(settings, _columns(client.now(), queue is None), "no jobs match", payload=payload)
 
 
 class Listing:
@@ -125,31 +120,33 @@ class Listing:
             if page.cursor is None:
                 return
 
-    def tell_more(self, settings: Settings) -> None:
-        """On stderr, so that stdout has jobs and nothing else."""
+    def show(
+        self, settings: Invocation, columns: Iterable[Column], nothing: str, *, payload: bool = False
+    ) -> None:
+        """A document for each job, or a table. Where it stopped stands on stderr: stdout has jobs and nothing else."""
+        if settings.json:
+            for job in self:
+                emit(job_view(job, payload=payload))
+        elif jobs := list(self):
+            print_table(columns, jobs)
+        else:
+            click.echo(nothing, err=True)
         if self.cursor is not None:
             more = msgspec.json.encode({"cursor": self.cursor}).decode()
             click.echo(more if settings.json else f"more: --cursor {self.cursor}", err=True)
 
 
-def show(jobs: list[JobRecord], now: Micros, *, queue_shown: bool = True) -> None:
+def _columns(now: Micros, queue_shown: bool) -> list[Column]:
     """The id always whole (it is what one copies); what does not fit a narrow terminal is left out or cut."""
-    if not jobs:
-        click.echo("no jobs match", err=True)
-        return
-    queue = (Column("queue", shrinks=2, least=WIDE),) if queue_shown else ()
-    columns = (
+    return [
         Column("id"),
         Column("type", shrinks=1),
-        *queue,
+        *([Column("queue", shrinks=2, least=WIDE)] if queue_shown else []),
         Column("state", lambda job: state_cell(job.state)),
-        Column(
-            "failed", lambda job: f"{job.attempts + job.stalls}/{job.max_attempts}", right=True, least=WIDE
-        ),
+        Column("failed", lambda job: f"{job.attempts + job.stalls}/{job.max_attempts}", True, least=WIDE),
         Column("when", lambda job: moment(job, now), least=WIDE),
         Column("key / reason", lambda job: cell(remark(job), "bright_black"), shrinks=3, least=120),
-    )
-    print_table(columns, jobs)
+    ]
 
 
 def moment(job: JobRecord, now: Micros) -> str:
@@ -160,6 +157,7 @@ def moment(job: JobRecord, now: Micros) -> str:
 
 
 def remark(job: JobRecord) -> str:
+    """What else matters of a job: a merge, its last error, or its key."""
     if job.merged_into:
         return f"merged into {job.merged_into}"
     if job.last_error and job.state is not JobState.DONE:
@@ -181,7 +179,7 @@ class InspectedJob(JobView, kw_only=True):
 @flag("--no-payload", "Leave the payload and the result out.")
 @flag("--full", "Cut nothing: whole payload, whole traceback.")
 @shared_options
-def inspect(settings: Settings, job_id: str, no_payload: bool, full: bool) -> None:
+def inspect(settings: Invocation, job_id: str, no_payload: bool, full: bool) -> None:
     """Show everything about a job, with its attempt timeline."""
     with open_client(settings) as client:
         job = client.get(job_id)
@@ -360,9 +358,11 @@ class Span:
         self._on, self._off = ("█", "·") if unicode else ("#", ".")
 
     def heading(self) -> str:
+        """The title of the column: how long it is."""
         return duration_text(self._length).rjust(self._columns)
 
     def bar(self, start: Micros, end: Micros, style: str) -> Text:
+        """A part of the stretch, drawn."""
         first = min(self._columns - 1, max(0, self._column(start)))
         last = min(self._columns, max(first + 1, self._column(end) + 1))
         text = cell(self._off * first, "bright_black")

@@ -17,7 +17,7 @@ from urllib.parse import unquote
 import click
 from click.core import ParameterSource
 
-from taskharbor.cli.problems import BadInput, Problem
+from taskharbor.cli.problems import BadInput, CommandFailed
 from taskharbor.client import Client
 from taskharbor.harbor import DEFAULT_URL
 
@@ -110,6 +110,7 @@ FOLDER = click.Path(path_type=Path, file_okay=False)
 
 
 def parse_seconds(text: str) -> float | None:
+    """The seconds of a duration as a person writes it; None where it is none."""
     text = text.strip().lower()
     try:
         seconds = float(text)
@@ -135,7 +136,7 @@ def parse_pairs(pairs: tuple[str, ...], option: str, example: str = "name=value"
 
 
 @dataclass
-class Settings:
+class Invocation:
     """One invocation's settings, filled in by the options as they are parsed; every command gets it as its first argument."""
 
     argv: list[str] = field(default_factory=list)
@@ -176,11 +177,11 @@ def flag(names: str, help: str, **more: Any) -> Callable[[F], F]:
 
 def _remember_flag(context: click.Context, parameter: click.Parameter, value: bool) -> None:
     if value and parameter.name is not None:
-        setattr(context.ensure_object(Settings), parameter.name, True)
+        setattr(context.ensure_object(Invocation), parameter.name, True)
 
 
 def _remember_url(context: click.Context, parameter: click.Parameter, value: str | None) -> None:
-    settings = context.ensure_object(Settings)
+    settings = context.ensure_object(Invocation)
     explicit = context.get_parameter_source("url") is ParameterSource.COMMANDLINE
     if value and (explicit or not settings.url_is_explicit):
         settings.url = value
@@ -202,7 +203,7 @@ shared_options = together(
     _flag("--debug", help="Show tracebacks of errors."),
     click.pass_obj,
 )
-"""--url, --json and --debug, on either side of a subcommand's name. They go to `Settings`, which the command is given."""
+"""--url, --json and --debug, on either side of a subcommand's name. They go to `Invocation`, which the command is given."""
 
 
 # -- options of several commands ------------------------------------------------------------------------------
@@ -248,36 +249,30 @@ _SECRET = re.compile("pass|secret|token|key|credential|sig", re.IGNORECASE)
 
 
 @contextmanager
-def open_client(settings: Settings, *, creating: bool = False) -> Iterator[Client]:
+def open_client(settings: Invocation, *, creating: bool = False) -> Iterator[Client]:
     """A client for the time of a command. Only commands that add something may make a new database file."""
     if creating and settings.url == "memory://":
-        raise BadInput(
-            "memory:// is a new store inside this process: it ends with the command",
-            hint="name another store with --url or TASKHARBOR_URL",
-        )
+        hint = "name another store with --url or TASKHARBOR_URL"
+        raise BadInput("memory:// is a new store inside this process: it ends with the command", hint=hint)
     if not creating:
         require_store(settings)
     with closing(Client(settings.url)) as client:
         yield client
 
 
-def require_store(settings: Settings) -> None:
+def require_store(settings: Invocation) -> None:
     """Looking must not create: an empty new database would answer a wrong --url with "no jobs"."""
     file = store_file(settings.url)
     if file is None or file.exists():
         return
     if settings.url_is_default:
-        raise Problem(
-            f"there is no {file} in {Path.cwd()}",
-            hint="go to your app's folder, or name the store with --url or TASKHARBOR_URL; "
-            "the first `taskharbor enqueue` makes one",
-            kind="NoStore",
-        )
-    raise Problem(
-        f"there is no database {file} (from {shown_url(settings.url)})",
-        hint="sqlite:///name.db is relative to the current folder, sqlite:////path/name.db is absolute",
-        kind="NoStore",
-    )
+        said = f"there is no {file} in {Path.cwd()}"
+        hint = "go to your app's folder, or name the store with --url or TASKHARBOR_URL; "
+        hint += "the first `taskharbor enqueue` makes one"
+    else:
+        said = f"there is no database {file} (from {shown_url(settings.url)})"
+        hint = "sqlite:///name.db is relative to the current folder, sqlite:////path/name.db is absolute"
+    raise CommandFailed(said, hint=hint, kind="NoStore")
 
 
 def store_file(url: str) -> Path | None:

@@ -17,7 +17,7 @@ import click
 import msgspec
 
 import taskharbor
-from taskharbor.cli.options import Settings
+from taskharbor.cli.options import Invocation
 from taskharbor.jobs import SECOND, JobState, Micros, to_datetime
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def emit(document: Any) -> None:
     click.echo(msgspec.json.encode(document).decode())
 
 
-def answer(settings: Settings, document: Any, text: str) -> None:
+def answer(settings: Invocation, document: Any, text: str) -> None:
     """The document with --json, the text otherwise."""
     if settings.json:
         emit(document)
@@ -76,6 +76,7 @@ def banner(log_format: str, parts: Iterable[str], advice: str = "") -> None:
 
 
 def console(*, stderr: bool = False) -> Console:
+    """A screen that draws nothing of what is stored as markup."""
     from rich.console import Console
 
     stream = sys.stderr if stderr else sys.stdout
@@ -94,12 +95,14 @@ def plain(text: str) -> str:
 
 
 def cell(text: str, style: str = "") -> Text:
+    """Stored text for one line of a table."""
     from rich.text import Text
 
     return Text(plain(text).replace("\n", " "), style=style)
 
 
 def state_cell(state: JobState) -> Text:
+    """A state in its colour."""
     return cell(str(state), STATE_STYLES[state])
 
 
@@ -161,6 +164,7 @@ def print_table(columns: Iterable[Column], items: Iterable[Any]) -> None:
 
 
 def as_cell(drawn: Text | str) -> Text:
+    """Text for a table, drawn or not."""
     return cell(drawn) if isinstance(drawn, str) else drawn
 
 
@@ -179,6 +183,7 @@ def _widths(available: int, columns: Sequence[Column], rows: Sequence[Sequence[T
 
 
 def is_narrow(screen: Console) -> bool:
+    """Whether tables leave something out here."""
     return screen.width < WIDE
 
 
@@ -189,7 +194,7 @@ class Show(Protocol):
 
 
 @contextmanager
-def progress(settings: Settings, *, every: float = 0.0, on_terminal_only: bool = False) -> Iterator[Show]:
+def progress(settings: Invocation, *, every: float = 0.0, on_terminal_only: bool = False) -> Iterator[Show]:
     """A bar on a terminal's stderr; elsewhere a line for each new text, at most one in `every` seconds; nothing with --json."""
     screen = console(stderr=True)
     if screen.is_terminal:
@@ -269,10 +274,12 @@ def coarse_text(duration: Micros) -> str:
 
 
 def local_text(when: Micros) -> str:
+    """An instant in local time."""
     return to_datetime(when).astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
 
 def kept_text(kept: Micros | None) -> str:
+    """A retention: a duration, forever, or not at all."""
     return "forever" if kept is None else duration_text(kept) if kept else "not at all"
 
 

@@ -19,7 +19,7 @@ from taskharbor.cli.options import (
     FILE,
     FOLDER,
     Group,
-    Settings,
+    Invocation,
     option,
     require_store,
     shared_options,
@@ -51,7 +51,7 @@ _master = option("--master", "URL", "Where Spark runs.  [default: this machine's
 
 @click.group(cls=Group)
 @shared_options
-def pipeline(settings: Settings) -> None:
+def pipeline(settings: Invocation) -> None:
     """Analyse the attempt log with Spark: tables, audit, report."""
 
 
@@ -60,7 +60,7 @@ def pipeline(settings: Settings) -> None:
 @_master
 @shared_options
 @_lake
-def run(settings: Settings, folder: Path, objectives: Path | None, master: str | None) -> None:
+def run(settings: Invocation, folder: Path, objectives: Path | None, master: str | None) -> None:
     """Take in what is new since the last run."""
     require_store(settings)
     began = time.monotonic()
@@ -81,7 +81,7 @@ def run(settings: Settings, folder: Path, objectives: Path | None, master: str |
 @_master
 @shared_options
 @_lake
-def audit(settings: Settings, folder: Path, master: str | None) -> int:
+def audit(settings: Invocation, folder: Path, master: str | None) -> int:
     """Check the guarantees over everything the lake holds; exit with 1 where one was broken."""
     _require_lake(folder)
     with _session(settings, folder, master) as (spark, lake, show):
@@ -101,7 +101,7 @@ def audit(settings: Settings, folder: Path, master: str | None) -> int:
 @_master
 @shared_options
 @_lake
-def report(settings: Settings, folder: Path, output: Path | None, master: str | None) -> None:
+def report(settings: Invocation, folder: Path, output: Path | None, master: str | None) -> None:
     """Write one HTML page with everything worth seeing."""
     _require_lake(folder)
     with _session(settings, folder, master) as (spark, lake, show):
@@ -124,7 +124,7 @@ def report(settings: Settings, folder: Path, output: Path | None, master: str | 
 @_master
 @shared_options
 @_lake
-def compact(settings: Settings, folder: Path, master: str | None) -> None:
+def compact(settings: Invocation, folder: Path, master: str | None) -> None:
     """Make few files of the many small ones that runs leave."""
     _require_lake(folder)
     with _session(settings, folder, master) as (spark, lake, show):
@@ -147,7 +147,7 @@ def compact(settings: Settings, folder: Path, master: str | None) -> None:
 @shared_options
 @_lake
 def vacuum(
-    settings: Settings, folder: Path, keep: int, unlisted_for: timedelta, before: datetime | None
+    settings: Invocation, folder: Path, keep: int, unlisted_for: timedelta, before: datetime | None
 ) -> None:
     """Remove files that nothing needs any more."""
     _require_lake(folder)
@@ -169,7 +169,7 @@ def vacuum(
 
 
 @contextmanager
-def _session(settings: Settings, folder: Path, master: str | None) -> Iterator[tuple[Any, Any, Show]]:
+def _session(settings: Invocation, folder: Path, master: str | None) -> Iterator[tuple[Any, Any, Show]]:
     """A SparkSession, the lake, and how to show progress. No type is named: no command imports PySpark."""
     with progress(settings) as show:
         from taskharbor.spark.session import FOR_MILLIONS, local_session
@@ -231,7 +231,7 @@ def _audit_view(result: AuditResult) -> RenderableType:
 @option("--parquet", FOLDER, "Write it below this folder: attempts, queues, planted.")
 @shared_options
 def history(
-    settings: Settings,
+    settings: Invocation,
     rows: int,
     days: int,
     seed: int,

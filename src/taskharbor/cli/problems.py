@@ -27,7 +27,7 @@ from taskharbor.errors import (
 )
 
 if TYPE_CHECKING:
-    from taskharbor.cli.options import Settings
+    from taskharbor.cli.options import Invocation
 
 FAILED = 1
 BAD_INPUT = 2
@@ -43,7 +43,7 @@ _HINTS: tuple[tuple[type[TaskHarborError], str], ...] = (
 )
 
 
-class Problem(Exception):
+class CommandFailed(Exception):
     """A problem the command line found itself."""
 
     def __init__(
@@ -57,16 +57,18 @@ class Problem(Exception):
         """More for the JSON form: counts, ids."""
 
 
-class BadInput(Problem):
+class BadInput(CommandFailed):
+    """Input that cannot be used: exit code 2."""
+
     def __init__(self, message: str, *, hint: str = "", **details: Any) -> None:
         super().__init__(message, hint=hint, code=BAD_INPUT, kind="BadInput", **details)
 
 
-def report(error: BaseException, settings: Settings) -> int:
+def report(error: BaseException, settings: Invocation) -> int:
     """Say what happened on stderr; the exit code."""
     if settings.debug and not isinstance(error, (KeyboardInterrupt, click.Abort)):
         traceback.print_exception(error)
-    problem = error if isinstance(error, Problem) else _problem_of(error, settings)
+    problem = error if isinstance(error, CommandFailed) else _problem_of(error, settings)
     message, hint = str(problem), problem.hint
     if settings.json:
         document = {
@@ -84,27 +86,28 @@ def report(error: BaseException, settings: Settings) -> int:
     return problem.code
 
 
-def _problem_of(error: BaseException, settings: Settings) -> Problem:
+def _problem_of(error: BaseException, settings: Invocation) -> CommandFailed:
     if isinstance(error, (KeyboardInterrupt, click.Abort)):
         if isinstance(error, KeyboardInterrupt) or isinstance(error.__cause__, KeyboardInterrupt):
-            return Problem("interrupted", code=INTERRUPTED, kind="Aborted")
-        return Problem("aborted, nothing was changed", kind="Aborted")
+            return CommandFailed("interrupted", code=INTERRUPTED, kind="Aborted")
+        return CommandFailed("aborted, nothing was changed", kind="Aborted")
     kind = type(error).__name__
     if isinstance(error, click.UsageError):
         where = error.ctx.command_path if error.ctx is not None else "taskharbor"
         hint = f"`{where} --help` lists what it takes"
-        return Problem(error.format_message(), hint=hint, code=BAD_INPUT, kind="UsageError")
+        return CommandFailed(error.format_message(), hint=hint, code=BAD_INPUT, kind="UsageError")
     if isinstance(error, click.ClickException):
-        return Problem(error.format_message(), code=error.exit_code, kind=kind)
+        return CommandFailed(error.format_message(), code=error.exit_code, kind=kind)
     if isinstance(error, TaskHarborError):
         hint = next((hint for kind_of, hint in _HINTS if isinstance(error, kind_of)), "")
         is_bad_input = isinstance(error, (InvalidRequest, CodecError))
         code = UNAVAILABLE if isinstance(error, BackendUnavailable) else BAD_INPUT if is_bad_input else FAILED
-        return Problem(str(error), hint=hint, code=code, kind=kind)
+        return CommandFailed(str(error), hint=hint, code=code, kind=kind)
     hint = "" if settings.debug else "run it again with --debug for the traceback"
-    return Problem(f"{kind}: {error}" if str(error) else kind, hint=hint, kind=kind)
+    return CommandFailed(f"{kind}: {error}" if str(error) else kind, hint=hint, kind=kind)
 
 
 def say_error(message: str) -> None:
+    """An error message on stderr."""
     click.secho("error: ", fg="red", bold=True, nl=False, err=True)
     click.echo(message, err=True)

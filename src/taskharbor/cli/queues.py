@@ -19,7 +19,7 @@ from taskharbor.cli.options import (
     CountOrNone,
     Duration,
     Group,
-    Settings,
+    Invocation,
     flag,
     open_client,
     option,
@@ -57,7 +57,7 @@ NO_QUEUES = "no queues yet: the first enqueue makes one"
 
 @click.group(cls=Group, invoke_without_command=True)
 @shared_options
-def queues(settings: Settings) -> None:
+def queues(settings: Invocation) -> None:
     """Queues: list, pause, resume, limit, retention."""
     context = click.get_current_context()
     if context.invoked_subcommand is None:
@@ -66,7 +66,7 @@ def queues(settings: Settings) -> None:
 
 @queues.command("list")
 @shared_options
-def list_queues(settings: Settings) -> None:
+def list_queues(settings: Invocation) -> None:
     """List queues with their settings."""
     with open_client(settings) as client:
         found, now = client.stats(), client.now()
@@ -85,7 +85,7 @@ _names = click.argument("names", nargs=-1, required=True, metavar="QUEUE...")
 @queues.command()
 @_names
 @shared_options
-def pause(settings: Settings, names: tuple[str, ...]) -> None:
+def pause(settings: Invocation, names: tuple[str, ...]) -> None:
     """Start nothing more from a queue. What runs, finishes; enqueueing goes on."""
     _change_all(settings, names, paused=True)
 
@@ -93,7 +93,7 @@ def pause(settings: Settings, names: tuple[str, ...]) -> None:
 @queues.command()
 @_names
 @shared_options
-def resume(settings: Settings, names: tuple[str, ...]) -> None:
+def resume(settings: Invocation, names: tuple[str, ...]) -> None:
     """Undo a pause."""
     _change_all(settings, names, paused=False)
 
@@ -103,7 +103,7 @@ def resume(settings: Settings, names: tuple[str, ...]) -> None:
 @option("--max-inflight", CountOrNone(), "Never more jobs at once, over all workers.", metavar="N|none")
 @option("--failure-queue", "QUEUE|none", "Enqueue a job there for every one that dies here.")
 @shared_options
-def limit(settings: Settings, queue: str, max_inflight: int | None, failure_queue: str | None) -> None:
+def limit(settings: Invocation, queue: str, max_inflight: int | None, failure_queue: str | None) -> None:
     """Limit how many run at once, and name a failure queue."""
     changes: dict[str, Any] = {}
     if max_inflight is not None:
@@ -125,7 +125,11 @@ _age = functools.partial(click.option, type=Duration(or_forever=True), metavar="
 @_age("--attempts", help="Keep the attempt log so long.")
 @shared_options
 def retention(
-    settings: Settings, queue: str, done: timedelta | None, dead: timedelta | None, attempts: timedelta | None
+    settings: Invocation,
+    queue: str,
+    done: timedelta | None,
+    dead: timedelta | None,
+    attempts: timedelta | None,
 ) -> None:
     """How long ended jobs and the attempt log stay: 7d, 12h, forever."""
     given = {"keep_done_us": done, "keep_dead_us": dead, "keep_attempts_us": attempts}
@@ -139,7 +143,7 @@ def retention(
     _change_all(settings, (queue,), **changes)
 
 
-def _change_all(settings: Settings, names: tuple[str, ...], **changes: Any) -> None:
+def _change_all(settings: Invocation, names: tuple[str, ...], **changes: Any) -> None:
     with open_client(settings, creating=True) as client:
         for name in names:
             changed = msgspec.structs.replace(client.settings(name), **changes)
@@ -190,7 +194,7 @@ def _kept(settings: QueueSettings) -> str:
 @option("--interval", click.FloatRange(min=0.1), "Seconds between looks.", 1.0)
 @option("--times", COUNT, "With --watch: end after so many looks.")
 @shared_options
-def stats(settings: Settings, queue: str | None, watch: bool, interval: float, times: int | None) -> None:
+def stats(settings: Invocation, queue: str | None, watch: bool, interval: float, times: int | None) -> None:
     """Show queues: jobs per state, lag, totals."""
     with open_client(settings) as client:
         looks = _looks(client, queue, interval, times if watch else 1)
@@ -220,7 +224,7 @@ def _looks(
         pause.wait(interval)
 
 
-def _watch(settings: Settings, looks: Iterator[tuple[list[QueueStats], Micros]]) -> None:
+def _watch(settings: Invocation, looks: Iterator[tuple[list[QueueStats], Micros]]) -> None:
     from rich.console import Group
     from rich.live import Live
 
@@ -240,6 +244,7 @@ class Rate:
         self._before: tuple[float, int] | None = None
 
     def update(self, taken: list[QueueStats]) -> str:
+        """The pace since the last look, as text."""
         ended = sum(map(_ended_ever, taken))
         now = time.monotonic()
         before, self._before = self._before, (now, ended)

@@ -17,7 +17,7 @@ from taskharbor.cli.dlq import cancel, dlq
 from taskharbor.cli.doctor import doctor, migrate
 from taskharbor.cli.enqueue import enqueue
 from taskharbor.cli.jobs import inspect, list_jobs
-from taskharbor.cli.options import Group, Settings, shared_options
+from taskharbor.cli.options import Group, Invocation, shared_options
 from taskharbor.cli.pipeline import history, pipeline
 from taskharbor.cli.problems import report
 from taskharbor.cli.queues import queues, stats
@@ -33,7 +33,7 @@ _INSTALL = {
 @click.command(epilog="\b\nTo install:\n" + "\n".join(f"  {line}" for line in _INSTALL.values()))
 @click.argument("shell", type=click.Choice(list(_INSTALL)))
 @shared_options
-def completion(settings: Settings, shell: str) -> None:
+def completion(settings: Invocation, shell: str) -> None:
     """Print the completion script of a shell."""
     completer = get_completion_class(shell)
     assert completer is not None
@@ -55,7 +55,7 @@ class Root(Group):
     def main(self, args: Sequence[str] | None = None, *_: Any, **extra: Any) -> Any:
         argv = list(sys.argv[1:] if args is None else args)
         # Looked at before parsing, so that an error in parsing is in JSON as well.
-        settings = Settings(argv=argv, json="--json" in argv, debug="--debug" in argv)
+        settings = Invocation(argv=argv, json="--json" in argv, debug="--debug" in argv)
         is_process = extra.pop("standalone_mode", True)
         extra |= {"prog_name": "taskharbor", "standalone_mode": False, "obj": settings}
         try:
@@ -89,7 +89,7 @@ class Root(Group):
 )
 @shared_options
 @click.version_option(taskharbor.__version__, "-V", "--version", message="taskharbor %(version)s")
-def root(settings: Settings) -> None:
+def root(settings: Invocation) -> None:
     """TaskHarbor: a leased job queue. `taskharbor demo` shows what it can take."""
     context = click.get_current_context()
     if context.invoked_subcommand is None:

@@ -19,7 +19,7 @@ from taskharbor.cli.apps import load_app, put_current_folder_first
 from taskharbor.cli.options import (
     COUNT,
     DURATION,
-    Settings,
+    Invocation,
     chosen_options,
     flag,
     log_options,
@@ -41,7 +41,7 @@ from taskharbor.cli.output import (
     progress,
     rounded,
 )
-from taskharbor.cli.problems import BadInput, Problem
+from taskharbor.cli.problems import BadInput, CommandFailed
 from taskharbor.harbor import Harbor
 
 if TYPE_CHECKING:
@@ -68,9 +68,11 @@ class FileWatcher:
         self._thread = threading.Thread(target=self._run, name="taskharbor-reload", daemon=True)
 
     def start(self) -> None:
+        """Begin to look."""
         self._thread.start()
 
     def stop(self) -> None:
+        """Look no more."""
         self._stopped.set()
 
     def _run(self) -> None:
@@ -94,6 +96,7 @@ class FileWatcher:
 
 
 def python_files(folder: Path) -> Iterator[str]:
+    """The `.py` files below a folder, without those of environments and builds."""
     for here, folders, files in os.walk(folder):
         folders[:] = [name for name in folders if name not in _LEFT_OUT and not name.startswith(".")]
         yield from (os.path.join(here, name) for name in files if name.endswith(".py"))
@@ -169,7 +172,7 @@ OFF = "off"
 @log_options
 @option("--supervised", int, "Status pipe of the parent; stdin closes with it.", hidden=True)
 @shared_options
-def worker(settings: Settings, /, app: str, **options: Any) -> int | None:
+def worker(settings: Invocation, /, app: str, **options: Any) -> int | None:
     """Run jobs of the app that MODULE:APP names (`jobs:harbor`)."""
     from taskharbor.worker.logs import set_up_logs
 
@@ -192,7 +195,7 @@ def worker(settings: Settings, /, app: str, **options: Any) -> int | None:
     return None
 
 
-def _app(settings: Settings, reference: str) -> Harbor:
+def _app(settings: Invocation, reference: str) -> Harbor:
     harbor = load_app(reference)
     if settings.url_is_explicit:
         harbor.use(settings.url)
@@ -213,7 +216,7 @@ def _serve_health(stack: ExitStack, options: dict[str, Any], look: Look) -> None
     try:
         server = HealthServer(host, port, look)
     except OSError as error:
-        raise Problem(
+        raise CommandFailed(
             f"cannot serve health at {host}:{port}: {error.strerror or error}", hint="choose another port"
         ) from error
     server.start()
@@ -221,7 +224,7 @@ def _serve_health(stack: ExitStack, options: dict[str, Any], look: Look) -> None
     click.echo(f"health at http://{server.address}/health and /ready", err=True)
 
 
-def _supervise(settings: Settings, app: str, options: dict[str, Any]) -> int:
+def _supervise(settings: Invocation, app: str, options: dict[str, Any]) -> int:
     from taskharbor.worker.supervise import Supervisor
 
     count, reload = options["processes"], options["reload"]
@@ -232,9 +235,9 @@ def _supervise(settings: Settings, app: str, options: dict[str, Any]) -> int:
     else:
         harbor = _app(settings, app)
         if not harbor.driver().capabilities.multi_process:
+            hint = "leave out --processes, or use a store like sqlite:///jobs.db"
             raise BadInput(
-                "this store lives in one process; several would not see each other's jobs",
-                hint="leave out --processes, or use a store like sqlite:///jobs.db",
+                "this store lives in one process; several would not see each other's jobs", hint=hint
             )
         harbor.worker(**chosen_options(options))  # So that a bad option is said once, not once per child.
         _banner(harbor, label, options, options["queues"] or harbor.queues)
@@ -292,7 +295,7 @@ LINE_EVERY = 5.0
 @option("--py-files", "FILE", "Ship this .py, .zip or .egg to the executors; repeat.", multiple=True)
 @option("--stop stopped_run", "RUN", "Stop a run, from anywhere: its name is shown when it starts.")
 @shared_options
-def spark_worker(settings: Settings, /, app: str | None, **options: Any) -> None:
+def spark_worker(settings: Invocation, /, app: str | None, **options: Any) -> None:
     """Run jobs of the app that MODULE:APP names, inside Spark tasks."""
     if options["stopped_run"]:
         _stop(settings, options["stopped_run"])
@@ -328,7 +331,7 @@ def spark_worker(settings: Settings, /, app: str | None, **options: Any) -> None
     show_summary(settings, summary)
 
 
-def _stop(settings: Settings, run: str) -> None:
+def _stop(settings: Invocation, run: str) -> None:
     from taskharbor.spark.workers.stopping import ask_to_stop
 
     require_store(settings)
@@ -349,7 +352,8 @@ def _line(now: Progress) -> str:
     return " · ".join([*parts, "stopping"] if now.stopping else parts)
 
 
-def show_summary(settings: Settings, summary: DrainSummary) -> None:
+def show_summary(settings: Invocation, summary: DrainSummary) -> None:
+    """What a run's workers did: a table, or a document."""
     if settings.json:
         asdict = msgspec.structs.asdict
         workers = [{**asdict(one), "done": one.done, "failed": one.failed} for one in summary.workers]

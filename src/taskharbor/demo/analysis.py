@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -36,6 +36,8 @@ class AnalysisFailed(TaskHarborError):
 
 
 class Analysis(msgspec.Struct, frozen=True, kw_only=True):
+    """What the audit found, and where the report is."""
+
     report: str
     """Where the page is."""
     leases: int
@@ -45,10 +47,16 @@ class Analysis(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_clean(self) -> bool:
+        """Whether no guarantee was broken."""
         return not self.violations
+
+    def document(self) -> dict[str, Any]:
+        """The findings for `--json`."""
+        return {"clean": self.is_clean, **msgspec.structs.asdict(self)}
 
     @property
     def verdict(self) -> str:
+        """The findings in one sentence."""
         checked = f"{self.leases:,} leases of {self.jobs:,} jobs"
         if self.is_clean:
             return f"No violation in {checked}."

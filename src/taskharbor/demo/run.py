@@ -40,6 +40,7 @@ class DemoProgress(msgspec.Struct, frozen=True):
 
     @property
     def ended(self) -> int:
+        """Jobs in a terminal state."""
         return sum(count for state, count in self.counts.items() if state.is_terminal)
 
 
@@ -56,7 +57,7 @@ class Kill(msgspec.Struct, frozen=True):
     at_us: Micros
 
 
-class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+class DemoVerdict(msgspec.Struct, frozen=True, kw_only=True):
     """The numbers; `well` says whether they are as they must be."""
 
     accepted: int
@@ -83,6 +84,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def well(self) -> bool:
+        """Whether every job ended once and as it was meant to."""
         sums_up = self.accepted == self.done + self.dead + self.cancelled
         faults = self.lost + self.doubled + self.unlogged + self.unexpected + self.overlapping_leases
         return sums_up and not faults and self.w_max_overlap <= self.w_limit
@@ -91,7 +93,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 class DemoOutcome(msgspec.Struct, frozen=True):
     """How a demo ended."""
 
-    verdict: Verdict
+    verdict: DemoVerdict
     kill: Kill | None
     recovered: int
     recovered_after_us: Micros
@@ -101,6 +103,7 @@ class DemoOutcome(msgspec.Struct, frozen=True):
 
     @property
     def well(self) -> bool:
+        """Whether the verdict is good and the jobs of the killed worker went on."""
         return self.verdict.well and self.kill is not None and self.recovered == len(self.kill.held)
 
 
@@ -119,6 +122,7 @@ class WorkerProcesses:
 
     @contextmanager
     def running(self) -> Iterator[None]:
+        """Start the workers, and stop them at the end of the block."""
         try:
             for name in self.names:
                 self._processes[name] = self._start(name)
@@ -143,6 +147,7 @@ class WorkerProcesses:
         return self._folder / f"{name}.log"
 
     def pid(self, name: str) -> int:
+        """The process id of a worker."""
         return self._processes[name].pid
 
     def kill_if(self, name: str, holds: Callable[[], list[str]]) -> list[str]:
@@ -176,6 +181,8 @@ class WorkerProcesses:
 
 
 class Demo:
+    """One run of the demo on a new SQLite file."""
+
     def __init__(self, folder: Path, work: Workload, show: Callable[[DemoProgress], None]) -> None:
         self.url = f"sqlite:///{folder / 'demo.db'}"
         self._folder = folder
@@ -186,6 +193,7 @@ class Demo:
         self._kill: Kill | None = None
 
     def run(self) -> DemoOutcome:
+        """Enqueue, work, kill, and judge."""
         started = time.monotonic()
         work = self._work
         try:
@@ -295,12 +303,13 @@ def judge(
     cancelled_by_us: frozenset[str],
     limited_queue: str,
     limit: int,
-) -> Verdict:
+) -> DemoVerdict:
+    """Counts what became of the accepted jobs, from their records and the attempt log."""
     states = Counter(jobs[job_id].state for job_id in accepted if job_id in jobs)
     ends = Counter(one.job_id for one in attempts if one.state.is_terminal)
     ended = [job_id for job_id in accepted if job_id in jobs and jobs[job_id].state.is_terminal]
     outcomes = Counter(one.outcome for one in attempts)
-    return Verdict(
+    return DemoVerdict(
         accepted=len(accepted),
         done=states[JobState.DONE],
         dead=states[JobState.DEAD],
@@ -339,6 +348,7 @@ def _validity(attempt: Attempt) -> tuple[Micros, Micros] | None:
 
 
 def overlapping_leases(attempts: Iterable[Attempt]) -> int:
+    """Pairs of leases of one job that were valid at the same time."""
     leases: defaultdict[str, list[tuple[Micros, Micros]]] = defaultdict(list)
     for attempt in attempts:
         validity = _validity(attempt)

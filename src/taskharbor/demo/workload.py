@@ -18,6 +18,8 @@ MEANT_TO_END: dict[str, frozenset[JobState]] = {
 
 
 class Workload(msgspec.Struct, frozen=True):
+    """What the demo enqueues, and when."""
+
     first: list[JobRequest]
     """Enqueued before the workers start."""
     waves: list[list[JobRequest]]

@@ -109,9 +109,11 @@ class BrokerProcess:
 
     @property
     def pid(self) -> int:
+        """The process id."""
         return self.process.pid
 
     def kill(self) -> None:
+        """SIGKILL, and wait for the end."""
         self.process.kill()
         self.process.wait(PATIENCE)
 

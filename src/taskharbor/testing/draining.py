@@ -47,6 +47,7 @@ class Executed(msgspec.Struct, frozen=True):
 
     @property
     def type(self) -> str:
+        """The job's type."""
         return self.record.type
 
     def __str__(self) -> str:
@@ -63,10 +64,12 @@ class DrainReport:
 
     @property
     def total(self) -> int:
+        """All executions."""
         return len(self.executed)
 
     @property
     def done(self) -> int:
+        """Executions that succeeded."""
         return self.counts[Outcome.DONE]
 
     @property
@@ -76,10 +79,12 @@ class DrainReport:
 
     @property
     def dead(self) -> int:
+        """Executions after which the job was dead."""
         return self.counts[Outcome.DEAD]
 
     @property
     def cancelled(self) -> int:
+        """Executions after which the job was cancelled."""
         return self.counts[Outcome.CANCELLED]
 
     @property
@@ -163,6 +168,7 @@ async def run_next(harbor: Harbor, client: AsyncClient, queues: Sequence[str] | 
 
 
 def clock_of(harbor: Harbor) -> FakeClock:
+    """The app's fake clock. Raises RuntimeError where it has none."""
     if not isinstance(harbor.clock, FakeClock):
         raise RuntimeError(
             "what is scheduled can only be reached with a clock that can be moved: "
@@ -246,6 +252,7 @@ async def call(harbor: Harbor, handler: Handler, record: JobRecord, now: Micros)
 
 
 def error_of(outcome: Any) -> BaseException | None:
+    """What the handler raised; None where it returned."""
     if not isinstance(outcome, Raised):
         return None
     error = outcome.error

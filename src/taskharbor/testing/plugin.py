@@ -30,11 +30,14 @@ INI = "taskharbor_app"
 
 
 class UseMemory(Protocol):
+    """The type of the fixture `taskharbor_memory`."""
+
     def __call__(self, harbor: Harbor, *, clock: Clock | None = None) -> HarborTesting:
         """Put an app on a private memory store until the test is over."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    """Declares the setting that names the app."""
     parser.addini(INI, "the TaskHarbor app that harbor_testing works on, as module:name")
 
 

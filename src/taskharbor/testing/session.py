@@ -23,6 +23,7 @@ class HarborTesting:
 
     @property
     def clock(self) -> FakeClock:
+        """The clock that stands still."""
         return clock_of(self.harbor)
 
     def advance(self, by: timedelta | float) -> None:
@@ -32,19 +33,23 @@ class HarborTesting:
     def drain(
         self, queues: Sequence[str] | None = None, *, with_scheduled: bool = False, limit: int = 10_000
     ) -> DrainReport:
+        """See `taskharbor.testing.drain`."""
         return drain(self.harbor, queues, with_scheduled=with_scheduled, limit=limit)
 
     async def drain_async(
         self, queues: Sequence[str] | None = None, *, with_scheduled: bool = False, limit: int = 10_000
     ) -> DrainReport:
+        """See `taskharbor.testing.drain_async`."""
         return await drain_async(self.harbor, queues, with_scheduled=with_scheduled, limit=limit)
 
     def inline(self, *, raise_errors: bool = True) -> AbstractContextManager[Harbor]:
+        """See `taskharbor.testing.inline`."""
         return inline(self.harbor, raise_errors=raise_errors)
 
     def enqueued(
         self, job: JobType[..., Any] | str | None = None, **expected: Unpack[Expected]
     ) -> list[JobRecord]:
+        """See `taskharbor.testing.enqueued`."""
         return enqueued(self.harbor, job, **expected)
 
     def assert_enqueued(
@@ -54,9 +59,11 @@ class HarborTesting:
         count: int | None = None,
         **expected: Unpack[Expected],
     ) -> list[JobRecord]:
+        """See `taskharbor.testing.assert_enqueued`."""
         return assert_enqueued(self.harbor, job, count=count, **expected)
 
     def refute_enqueued(
         self, job: JobType[..., Any] | str | None = None, **expected: Unpack[Expected]
     ) -> None:
+        """See `taskharbor.testing.refute_enqueued`."""
         refute_enqueued(self.harbor, job, **expected)
