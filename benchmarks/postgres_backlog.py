@@ -1,7 +1,7 @@
 """Millions of jobs put straight into the driver's tables, because enqueueing and running that many would take hours.
 
 The rows in `sql/fill_*.sql` are those that the driver itself would have written, counters included. They are written
-against the tables of `drivers/postgres/migrations/`: who changes those changes these.
+against the tables of `drivers/postgres/schema/`: who changes those changes these.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ TABLES = (
 )
 DAYS = """
 SELECT relname FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace
-WHERE nspname = %s AND relispartition AND relkind = 'r' AND relname NOT LIKE '%%_rest'
+WHERE nspname = %s AND relispartition AND relkind = 'r' AND relname ~ '_[0-9]+$'
 """
 
 

@@ -27,12 +27,10 @@ class Migration(msgspec.Struct, frozen=True):
 
 
 @cache
-def known_migrations(package: str) -> tuple[Migration, ...]:
-    """The steps in a package's folder `migrations`, in order."""
-    folder = files(package) / "migrations"
-    found = [
-        (entry.name, entry.read_text("utf-8")) for entry in folder.iterdir() if entry.name.endswith(".sql")
-    ]
+def known_migrations(package: str, folder: str = "migrations") -> tuple[Migration, ...]:
+    """The steps in a folder of a package, in order."""
+    entries = (files(package) / folder).iterdir()
+    found = [(entry.name, entry.read_text("utf-8")) for entry in entries if entry.name.endswith(".sql")]
     return tuple(Migration(name.removesuffix(".sql"), sql) for name, sql in sorted(found))
 
 

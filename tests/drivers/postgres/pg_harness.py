@@ -61,7 +61,9 @@ def until(condition: Callable[[], bool], what: str) -> None:
 
 def enqueue_on(raw: Raw, records: Sequence[JobRecord], now: int) -> None:
     """As the driver does it, in whatever transaction the connection is in."""
-    raw(load("enqueue", raw.schema)["by_rules"], *rule_values(records, now, NOTIFYING, again=False))
+    statement = load("enqueue", raw.schema)["by_rules"]
+    with psycopg.RawCursor(raw.connection) as cursor:
+        cursor.execute(statement.encode(), [*rule_values(records), now, NOTIFYING, False])
 
 
 def fold(raw: Raw) -> None:

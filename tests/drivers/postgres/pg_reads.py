@@ -18,7 +18,7 @@ _COUNTERS = """
 SELECT c.relkind::text, coalesce(p.relname, c.relname)::text,
        sum(pg_stat_get_numscans(c.oid))::bigint, sum(pg_stat_get_tuples_returned(c.oid))::bigint
 FROM pg_class AS c LEFT JOIN pg_inherits AS i ON i.inhrelid = c.oid LEFT JOIN pg_class AS p ON p.oid = i.inhparent
-WHERE c.relnamespace = %s::text::regnamespace AND c.relkind IN ('r', 'i')
+WHERE c.relnamespace = $1::text::regnamespace AND c.relkind IN ('r', 'i')
 GROUP BY 1, 2
 """
 
@@ -52,7 +52,7 @@ async def reads_of(driver: PostgresDriver, call: Callable[[], Awaitable[Any]]) -
 
 
 async def _counters(driver: PostgresDriver) -> dict[tuple[str, str], tuple[int, int]]:
-    async def read(session: Any, _: bool) -> list[tuple[Any, ...]]:
+    async def read(session: Any) -> list[tuple[Any, ...]]:
         if session.connection.info.server_version < 150_000:
             pytest.skip("PostgreSQL 14 cannot be made to tell its counters at once")
         await session.rows("SELECT pg_stat_force_next_flush()::text")

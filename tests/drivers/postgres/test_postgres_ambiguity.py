@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
-from typing import Any, LiteralString
+from typing import Any
 
 import pytest
 from outage_stage import (
@@ -151,7 +151,7 @@ def test_an_enqueue_that_failed_may_be_tried_again_with_the_same_records(
 def test_a_reserve_gives_the_jobs_it_leased(server: PostgresServer, fault: Fault) -> None:
     async def story(here: Line) -> None:
         ids = await here.store(5)
-        jobs = await asked_twice(here, b".reserve(", fault, lambda: here.claim(3))
+        jobs = await asked_twice(here, b".claim(", fault, lambda: here.claim(3))
         assert [job.id for job in jobs] == ids[:3]
         assert [(job.fence, job.stalls, job.reserved_at_us) for job in jobs] == [(1, 0, NOW)] * 3
         assert await here.counts() == {JobState.READY: 2, JobState.INFLIGHT: 3}
@@ -166,7 +166,7 @@ def test_a_reserve_under_a_limit_gives_the_jobs_it_leased(server: PostgresServer
     async def story(here: Line) -> None:
         ids = await here.store(5)
         await here.far.configure("q", QueueSettings(max_inflight=2), now=NOW)
-        jobs = await asked_twice(here, b".reserve(", fault, lambda: here.claim(3))
+        jobs = await asked_twice(here, b".claim(", fault, lambda: here.claim(3))
         assert [job.id for job in jobs] == ids[:2]
         assert await here.claim(3) == []
         assert await here.counts() == {JobState.READY: 3, JobState.INFLIGHT: 2}
@@ -179,7 +179,7 @@ def test_a_reserve_after_one_that_failed_gives_what_that_one_leased(
 ) -> None:
     async def story(here: Line) -> None:
         ids = await here.store(5)
-        await asked_in_vain(here, b".reserve(", fault, lambda: here.claim(3))
+        await asked_in_vain(here, b".claim(", fault, lambda: here.claim(3))
         jobs = await here.claim(3, now=NOW + SECOND)
         assert [job.id for job in jobs] == ids[:3]
         assert [(job.fence, job.stalls) for job in jobs] == [(1, 0)] * 3
@@ -194,7 +194,7 @@ def test_what_a_failed_reserve_leased_is_not_given_to_another_worker(
 ) -> None:
     async def story(here: Line) -> None:
         ids = await here.store(5)
-        await asked_in_vain(here, b".reserve(", fault, lambda: here.claim(3))
+        await asked_in_vain(here, b".claim(", fault, lambda: here.claim(3))
         of_another = [job.id for job in await here.claim(1, worker="another")]
         assert of_another == (ids[3:4] if fault == "lose_answer" else ids[:1])
         own = [job.id for job in await here.claim(3)]
@@ -210,7 +210,7 @@ def test_a_lease_of_a_failed_reserve_that_ran_out_is_not_given_as_valid(
 
     async def story(here: Line) -> None:
         ids = await here.store(3)
-        await asked_in_vain(here, b".reserve(", fault, lambda: here.claim(3))
+        await asked_in_vain(here, b".claim(", fault, lambda: here.claim(3))
         later = NOW + LEASE + SECOND
         jobs = await here.claim(3, now=later)
         assert [job.id for job in jobs] == ids
@@ -227,7 +227,7 @@ def test_a_reserve_after_one_that_failed_gives_no_more_than_it_is_asked_for(
 ) -> None:
     async def story(here: Line) -> None:
         ids = await here.store(5)
-        await asked_in_vain(here, b".reserve(", fault, lambda: here.claim(3))
+        await asked_in_vain(here, b".claim(", fault, lambda: here.claim(3))
         got: list[str] = []
         for _ in range(5):
             jobs = await here.claim(1)
@@ -243,10 +243,10 @@ def test_reserves_that_failed_side_by_side_leave_nothing_behind(server: Postgres
         ids = await here.store(6)
         # Both connections of the handle have been used.
         await asyncio.gather(here.near.time(), here.near.time())
-        await asked_in_vain(here, b".reserve(", fault, lambda: here.claim(2))
+        await asked_in_vain(here, b".claim(", fault, lambda: here.claim(2))
         # As many as claim at the same time: on a connection that nobody has used yet a call is not repeated.
         await asyncio.gather(*(here.near.time() for _ in range(3)))
-        here.proxy.on_request(b".reserve(", then=fault, n=2)
+        here.proxy.on_request(b".claim(", then=fault, n=2)
         jobs = [job for batch in await asyncio.gather(*(here.claim(2) for _ in range(3))) for job in batch]
         assert sorted(job.id for job in jobs) == sorted(ids)
         assert [(job.fence, job.stalls) for job in jobs] == [(1, 0)] * 6
@@ -434,11 +434,11 @@ def test_a_reserve_meets_its_own_first_try(server: PostgresServer, fault: Fault)
 def test_a_reserve_that_the_server_reads_after_its_repetition_leases_nothing(
     server: PostgresServer, fault: Fault, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[tuple[LiteralString, Any]] = []
+    asked: list[tuple[str, Any]] = []
     rows = Session.rows
 
-    async def remembering(session: Session, statement: LiteralString, values: Any = ()) -> list[Row]:
-        if ".reserve(" in statement:
+    async def remembering(session: Session, statement: str, values: Any = ()) -> list[Row]:
+        if ".claim(" in statement:
             asked.append((statement, list(values)))
         return await rows(session, statement, values)
 
@@ -446,11 +446,11 @@ def test_a_reserve_that_the_server_reads_after_its_repetition_leases_nothing(
         await here.store(9)
         with monkeypatch.context() as patch:
             patch.setattr(Session, "rows", remembering)
-            await asked_in_vain(here, b".reserve(", fault, lambda: here.claim(3))
+            await asked_in_vain(here, b".claim(", fault, lambda: here.claim(3))
             jobs = await here.claim(3)
         assert len(jobs) == 3
         late, _ = asked
-        assert await here.far._query(lambda session, _: session.rows(*late)) == []
+        assert await here.far._query(lambda session: session.rows(*late)) == []
         assert await here.counts() == {JobState.READY: 6, JobState.INFLIGHT: 3}
 
     on_a_line(server, story)

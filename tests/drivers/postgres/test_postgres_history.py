@@ -14,7 +14,6 @@ from psycopg import sql
 from taskharbor.drivers.contract import Ack, Fail, JobFilter, QueueSettings, QueueStats
 from taskharbor.drivers.postgres import PostgresDriver
 from taskharbor.drivers.postgres.notify_throttle import NOTIFYING
-from taskharbor.drivers.postgres.statements import load
 from taskharbor.errors import InvalidRequest
 from taskharbor.jobs import SECOND, Failure, JobRecord, JobState
 from taskharbor_testkit.waits import waits_of
@@ -382,7 +381,7 @@ async def follow(driver: PostgresDriver, after: str | None, limit: int = 1000) -
 
 
 def cancel_on(raw: Raw, record: JobRecord) -> None:
-    raw(load("operate", raw.schema)["cancel"], [record.id], NOW, NOTIFYING)
+    raw("SELECT cancel(%s, %s::bigint, %s)", [record.id], NOW, NOTIFYING)
 
 
 def test_rows_of_a_transaction_that_commits_late_are_not_skipped(

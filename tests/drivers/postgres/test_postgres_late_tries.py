@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Iterator
-from typing import Any, LiteralString
+from typing import Any
 
 import psycopg
 import pytest
@@ -55,11 +55,12 @@ def on_two_handles(
 
 async def store_again(driver: PostgresDriver, job: JobRecord) -> None:
     """As a driver does whose first try got no answer."""
-    await driver._query(
-        lambda session, _: enqueue.enqueue(
-            session, driver.options.schema, [job], NOW, NOTIFYING, new_ids=True, again=True
-        )
-    )
+
+    async def again(session: Session) -> None:
+        session.is_repeated = True
+        await enqueue.enqueue(session, [job], NOW, NOTIFYING, new_ids=True)
+
+    await driver._query(again)
 
 
 async def run_all(driver: PostgresDriver, count: int) -> None:
@@ -81,10 +82,10 @@ def test_a_first_try_that_the_server_reads_last_stores_nothing(
 ) -> None:
     (job,) = records(1)
     job_id = job.id
-    asked: list[tuple[LiteralString, list[Any]]] = []
+    asked: list[tuple[str, list[Any]]] = []
     rows = Session.rows
 
-    async def remembering(session: Session, statement: LiteralString, values: Any = ()) -> list[Row]:
+    async def remembering(session: Session, statement: str, values: Any = ()) -> list[Row]:
         if job_id not in values:
             return await rows(session, statement, values)
         asked.append((statement, list(values)))
@@ -99,7 +100,7 @@ def test_a_first_try_that_the_server_reads_last_stores_nothing(
         await run_all(second, 1)
         ((statement, values),) = asked
         with pytest.raises(Exception, match="a later try has stored this job"):
-            await first._query(lambda session, _: rows(session, statement, values))
+            await first._query(lambda session: rows(session, statement, values))
         assert await counts(second) == {JobState.DONE: 5}
 
     on_two_handles(server, story, options)
@@ -113,7 +114,7 @@ def test_a_first_try_that_was_stopped_before_it_could_store_stores_nothing(
 
     async def story(first: PostgresDriver, second: PostgresDriver) -> None:
         server.execute(_GATE.format(first.options.schema))
-        await first._query(lambda session, _: session.rows("SELECT set_config('test.stops', 'on', false)"))
+        await first._query(lambda session: session.rows("SELECT set_config('test.stops', 'on', false)"))
         (job,) = records(1)
         with psycopg.connect(first.options.conninfo, autocommit=True) as gate:
             gate.execute("SELECT pg_advisory_lock(4711)")

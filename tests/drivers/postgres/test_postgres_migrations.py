@@ -18,10 +18,10 @@ from psycopg import sql
 
 from taskharbor.cli.root import root
 from taskharbor.drivers.contract import Ack, Extension, Fail, JobFilter, QueueSettings, Release
-from taskharbor.drivers.migrations import BREAKS, Migration, known_migrations
+from taskharbor.drivers.migrations import BREAKS, Migration
 from taskharbor.drivers.postgres import PostgresDriver
-from taskharbor.drivers.postgres.connections import connect
-from taskharbor.drivers.postgres.migrations import migrate
+from taskharbor.drivers.postgres.connections import Session, connect
+from taskharbor.drivers.postgres.migrations import FUNCTIONS_VERSION, known_steps, migrate
 from taskharbor.drivers.postgres.rows import OUTCOMES, STATES
 from taskharbor.errors import BackendUnavailable, SchemaMismatch, TaskHarborError
 from taskharbor.jobs import SECOND, Failure, JobRecord, JobState
@@ -29,7 +29,7 @@ from taskharbor_testkit.servers import PostgresAt
 
 MakeRecord = Callable[..., JobRecord]
 
-NAMES = [migration.name for migration in known_migrations("taskharbor.drivers.postgres")]
+NAMES = [migration.name for migration in known_steps()]
 
 
 def apply(url: str, steps: list[Migration]) -> list[str]:
@@ -38,13 +38,14 @@ def apply(url: str, steps: list[Migration]) -> list[str]:
     async def run() -> list[str]:
         options = PostgresDriver.from_url(url).options
         async with await connect(options) as connection:
-            return await migrate(connection, options, known=steps)
+            return await migrate(Session(connection, options), options, known=steps)
 
     return asyncio.run(run())
 
 
 def newer(*steps: Migration) -> list[Migration]:
-    return [*known_migrations("taskharbor.drivers.postgres"), *steps]
+    *tables, functions = known_steps()
+    return [*tables, *steps, functions]
 
 
 def relations(raw: Raw) -> set[str]:
@@ -112,7 +113,9 @@ def test_opening_migrates(driver: PostgresDriver, raw: Raw, record: MakeRecord) 
 
 
 def test_names_are_numbered_in_order() -> None:
-    assert [int(name[:4]) for name in NAMES] == list(range(1, len(NAMES) + 1))
+    *tables, functions = NAMES
+    assert [int(name[:4]) for name in tables] == list(range(1, len(tables) + 1))
+    assert functions.startswith(f"functions_{FUNCTIONS_VERSION:04}_")
 
 
 def test_the_schema_of_the_role_is_not_touched(driver: PostgresDriver, postgres_server: PostgresAt) -> None:
@@ -235,8 +238,7 @@ def test_an_older_version_works_beside_a_newer_one(
         "0999_colour",
         "ALTER TABLE jobs ADD COLUMN colour text;\n"
         "ALTER TABLE queues ADD COLUMN colour text NOT NULL DEFAULT 'red';\n"
-        "ALTER TABLE finished ADD COLUMN colour text;\n"
-        "ALTER TABLE dead ADD COLUMN colour text;\n"
+        "ALTER TABLE ended ADD COLUMN colour text;\n"
         "ALTER TABLE attempts ADD COLUMN colour text;\n"
         "CREATE INDEX jobs_colour ON jobs (colour);\n"
         "CREATE TABLE shades (name text);\n",
@@ -255,6 +257,43 @@ def test_an_older_version_works_beside_a_newer_one(
     asyncio.run(use())
 
 
+def functions_of(version: int, text: str) -> Migration:
+    return Migration(f"functions_{version:04}_00000000", text)
+
+
+def test_functions_are_installed_again_where_the_store_has_others(postgres_url: str, raw: Raw) -> None:
+    *tables, functions = known_steps()
+    apply(postgres_url, [*tables, functions_of(FUNCTIONS_VERSION, functions.sql)])
+    raw("DROP FUNCTION cancel")
+    assert apply(postgres_url, newer()) == [functions.name]
+    assert raw.one("SELECT count(*) FROM pg_proc WHERE proname = 'cancel' AND pronamespace = %s::regnamespace",
+                   f'"{raw.schema}"') == 1  # fmt: skip
+    assert apply(postgres_url, newer()) == []
+
+
+def test_an_older_version_leaves_the_functions_of_a_newer_one_alone(
+    driver: PostgresDriver, postgres_url: str, raw: Raw, record: MakeRecord
+) -> None:
+    *tables, functions = known_steps()
+    later = functions_of(FUNCTIONS_VERSION + 1, functions.sql)
+    assert apply(postgres_url, [*tables, later]) == [*NAMES[:-1], later.name]
+
+    async def use() -> None:
+        async with driver:
+            assert await driver.migrate(dry_run=True) == []
+            await work(driver, record)
+
+    asyncio.run(use())
+    assert raw("SELECT name FROM migrations WHERE starts_with(name, 'functions_')") == [(later.name,)]
+
+
+def test_a_store_from_before_the_first_release_is_refused(postgres_url: str, raw: Raw) -> None:
+    apply(postgres_url, newer())
+    raw("UPDATE migrations SET name = '0002_moves' WHERE starts_with(name, 'functions_')")
+    with pytest.raises(SchemaMismatch, match="before the first release"):
+        asyncio.run(PostgresDriver.from_url(postgres_url).open())
+
+
 def test_a_step_that_fails_leaves_nothing(postgres_url: str, raw: Raw) -> None:
     apply(postgres_url, newer())
     before = relations(raw)
@@ -266,7 +305,7 @@ def test_a_step_that_fails_leaves_nothing(postgres_url: str, raw: Raw) -> None:
 
 
 def test_steps_taken_before_one_that_fails_are_kept(postgres_url: str, raw: Raw) -> None:
-    first, *rest = known_migrations("taskharbor.drivers.postgres")
+    first, *rest = known_steps()
     with pytest.raises(TaskHarborError):
         apply(postgres_url, [first, Migration("0002_broken", "SELECT 1 / 0")])
     assert raw("SELECT name FROM migrations") == [(first.name,)]
@@ -325,13 +364,13 @@ def worker_grants(schema: str) -> list[str]:
     """What the documentation tells an administrator to grant to a role that does everything but change the schema."""
     return [
         f'USAGE ON SCHEMA "{schema}"',
-        "SELECT, INSERT, UPDATE, DELETE ON queues, jobs, finished, dead, idempotency",
+        "SELECT, INSERT, UPDATE, DELETE ON queues, jobs, ended, finished, dead, idempotency",
         "SELECT, INSERT, DELETE ON moves",
         "SELECT, INSERT, UPDATE ON totals",
         "SELECT, INSERT ON attempts",
         "SELECT, UPDATE ON upkeep",
         "SELECT, INSERT, UPDATE, DELETE ON repeated",
-        "SELECT ON migrations, epochs",
+        "SELECT ON migrations, epochs, job_records",
         "USAGE, SELECT ON SEQUENCE job_seq",
         "USAGE ON SEQUENCE attempt_seq",
         "SELECT ON SEQUENCE repeats",
@@ -348,7 +387,7 @@ def producer_grants(schema: str) -> list[str]:
         "SELECT, INSERT, UPDATE, DELETE ON idempotency",
         "INSERT ON moves",
         "SELECT, INSERT ON repeated",
-        "SELECT ON finished, dead, migrations, epochs",
+        "SELECT ON ended, finished, dead, migrations, epochs",
         "USAGE ON SEQUENCE job_seq",
         "SELECT ON SEQUENCE repeats",
     ]

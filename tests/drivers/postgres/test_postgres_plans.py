@@ -277,7 +277,7 @@ async def _plans(url: str, call: Call) -> list[Any]:
         if is_plan:
             found.append(json.loads(text))
 
-    async def show(session: Any, _: bool) -> None:
+    async def show(session: Any) -> None:
         await session.connection.execute("LOAD 'auto_explain'")
         for name, value in (
             ("log_min_duration", "0"),
@@ -285,7 +285,7 @@ async def _plans(url: str, call: Call) -> list[Any]:
             ("log_format", "json"),
             ("log_level", "notice"),
         ):
-            await session.rows("SELECT set_config(%s, %s, false)", [f"auto_explain.{name}", value])
+            await session.rows("SELECT set_config($1, $2, false)", [f"auto_explain.{name}", value])
         session.connection.add_notice_handler(hear)
 
     async with one_connection(url) as driver:

@@ -173,7 +173,7 @@ def test_options_for_the_server_arrive(postgres_url: str) -> None:
         url = f"{postgres_url}&options=-c%20statement_timeout%3D1234ms%20-c%20lock_timeout%3D77ms"
         async with PostgresDriver.from_url(url) as driver:
             setting: str = await driver._query(
-                lambda session, _: session.value("SELECT current_setting('statement_timeout')")
+                lambda session: session.value("SELECT current_setting('statement_timeout')")
             )
             return setting
 

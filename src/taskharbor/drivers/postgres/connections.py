@@ -8,62 +8,24 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, LiteralString, TypeAlias, TypeVar
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeAlias, TypeVar
 
 import psycopg
-from psycopg import AsyncConnection, AsyncCursor, pq, waiting
+from psycopg import AsyncConnection, generators, pq, waiting
+from psycopg.adapt import Transformer
+from psycopg.pq import ExecStatus, Format
+from psycopg.pq.abc import PGresult
 
 from taskharbor.drivers.postgres.failures import is_conflict, is_lost, translated
+from taskharbor.drivers.postgres.notify_throttle import NOTIFYING, SILENT
 from taskharbor.drivers.postgres.options import Options
-from taskharbor.drivers.postgres.prepared import Prepared, Row
+from taskharbor.drivers.postgres.statements import call
 from taskharbor.errors import BackendUnavailable
 
-
-class Slots:
-    def __init__(self, count: int) -> None:
-        self._free = count
-        self._line: deque[asyncio.Future[None]] = deque()
-
-    def take_at_once(self) -> bool:
-        """Whether there was a free place. Nobody overtakes those in line: a place is only free when the line is empty."""
-        if self._free == 0:
-            return False
-        self._free -= 1
-        return True
-
-    async def take(self, timeout: float) -> None:
-        """Raises TimeoutError where none becomes free in time."""
-        if self.take_at_once():
-            return
-        turn = asyncio.get_running_loop().create_future()
-        self._line.append(turn)
-        try:
-            async with asyncio.timeout(timeout):
-                await turn
-        except BaseException:
-            if turn.done() and not turn.cancelled():
-                # It came in the very moment we gave up.
-                self.give_back()
-            else:
-                turn.cancel()
-            raise
-
-    def give_back(self) -> None:
-        while self._line:
-            turn = self._line.popleft()
-            if not turn.done():
-                turn.set_result(None)
-                return
-        self._free += 1
-
-
 T = TypeVar("T")
-Values: TypeAlias = Sequence[Any] | Mapping[str, Any]
-"""In the order of a statement's places, or by the names it has for them where nobody is in a hurry."""
-Operation: TypeAlias = Callable[["Session", bool], Awaitable[T]]
-"""Works on a session; True says that an earlier try may have taken effect without an answer."""
+Row: TypeAlias = tuple[Any, ...]
+Operation: TypeAlias = Callable[["Session"], Awaitable[T]]
 
 _CONFLICTS = 10
 """Tries before a deadlock or serialisation failure is given up. PostgreSQL has undone all of such a call."""
@@ -167,25 +129,83 @@ class Watch:
 
 
 class Session:
-    """One connection and what runs statements on it, over and over."""
+    """One connection, and statements that run with as little in between as there can be.
 
-    def __init__(self, connection: Connection, is_prepared: bool, *, is_shared: bool = False) -> None:
+    A cursor of the library works out for every call how each value is written, whether to prepare, and what to make of each
+    result, which an idle worker pays between hearing of a job and claiming it. The types of our values follow from the
+    statements, so all of them can be sent as text, and bytes as they are; and there is one result. Figures are in
+    `docs/decisions/postgres-client.md`.
+    """
+
+    def __init__(self, connection: Connection, options: Options) -> None:
         self.connection = connection
+        self.schema = options.schema
         self.watch = connection.watch = Watch(connection.fileno())
-        self._cursor: AsyncCursor[Row] = connection.cursor(binary=True)
-        self._prepared = Prepared(connection, is_shared=is_shared) if is_prepared else None
+        self._names: dict[str, bytes] | None = {} if options.prepare else None
+        """Of prepared statements; None where none are."""
+        self._encoding = connection.info.encoding
+        self._reading = Transformer(connection)
+        self.stir = NOTIFYING if options.notify else SILENT
+        """How to write a move that may have made something runnable, where it is not throttled."""
         self.is_fresh = True
+        self.is_repeated = False
+        """Whether an earlier try of the running call may have taken effect without an answer."""
         self.repeats: int | None = None
         """What the store's counter of jobs stored again said last."""
 
-    async def rows(self, statement: LiteralString, values: Values = ()) -> list[Row]:
-        if self._prepared is not None and isinstance(values, list | tuple):
-            return await self._prepared.rows(statement, values)
-        await self._cursor.execute(statement, values)
-        return await self._cursor.fetchall()
+    async def rows(self, statement: str, values: Sequence[Any] = ()) -> list[Row]:
+        pgconn = self.connection.pgconn
+        written = self._written(values)
+        formats = [int(isinstance(value, bytes)) for value in values]
+        async with self.connection.lock:
+            if self._names is None:
+                text = statement.encode(self._encoding)
+                pgconn.send_query_params(text, written, param_formats=formats, result_format=Format.BINARY)
+            else:
+                name = self._names.get(statement) or await self._prepare(statement, self._names)
+                pgconn.send_query_prepared(name, written, param_formats=formats, result_format=Format.BINARY)
+            result = await self._result()
+        if result.status != ExecStatus.TUPLES_OK:
+            return []
+        self._reading.set_pgresult(result, set_loaders=True, format=Format.BINARY)
+        return self._reading.load_rows(0, result.ntuples, tuple)
 
-    async def value(self, statement: LiteralString, values: Values = ()) -> Any:
+    async def value(self, statement: str, values: Sequence[Any] = ()) -> Any:
         return (await self.rows(statement, values))[0][0]
+
+    async def call(self, function: str, *values: Any) -> Any:
+        """The one value that a function of the store returns."""
+        return await self.value(call(function, self.schema, len(values)), values)
+
+    async def _prepare(self, statement: str, names: dict[str, bytes]) -> bytes:
+        name = b"taskharbor_%d" % len(names)
+        self.connection.pgconn.send_prepare(name, statement.encode(self._encoding))
+        await self._result()
+        names[statement] = name
+        return name
+
+    async def _result(self) -> PGresult:
+        result: PGresult = (await self.connection.wait(generators.execute(self.connection.pgconn)))[-1]
+        if result.status not in (ExecStatus.TUPLES_OK, ExecStatus.COMMAND_OK):
+            raise psycopg.errors.error_from_result(result, encoding=self._encoding)
+        return result
+
+    def _written(self, values: Sequence[Any]) -> list[bytes | None]:
+        written: list[bytes | None] = []
+        for value in values:
+            # Subclasses, an enumeration say, are written like what they are made of.
+            if isinstance(value, str):
+                text = value.encode(self._encoding)
+                if 0 in text:
+                    # It would end there.
+                    raise psycopg.DataError("PostgreSQL text fields cannot contain NUL (0x00) bytes")
+                written.append(text)
+            elif value is None or isinstance(value, bytes):
+                written.append(value)
+            else:
+                # Where somebody counts microseconds in floats, too.
+                written.append(b"%d" % (round(value) if isinstance(value, float) else value))
+        return written
 
     @property
     def is_idle(self) -> bool:
@@ -194,10 +214,10 @@ class Session:
 
 
 class Connections:
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: Options, *idle: Session) -> None:
         self._options = options
-        self._idle: list[Session] = []
-        self._slots = Slots(options.pool_size)
+        self._idle = list(idle)
+        self._slots = asyncio.Semaphore(options.pool_size)
         self._busy: set[Session] = set()
         self._is_closed = False
         self.listening: Session | None = None
@@ -205,25 +225,24 @@ class Connections:
         server costs more than the claim itself."""
         self.listening_is_lost: Callable[[], None] = lambda: None
 
-    def adopt(self, connection: Connection) -> None:
-        """Take over a connection that was opened for something else."""
-        self._idle.append(Session(connection, self._options.prepare))
-
     async def run(self, operation: Operation[T], *, where_heard: bool = False) -> T:
         """The answer of an operation, which is one statement or one transaction and safe to repeat. `where_heard`: on the
         connection that listens, if there is one that is free."""
         is_repeated = False
         conflicts = 0
-        if not self._slots.take_at_once():
+        if self._slots.locked():
             await self._take_slot()
+        else:
+            await self._slots.acquire()
         try:
             while True:
                 session = self._free_listening() if where_heard and not is_repeated else None
                 if session is None:
                     session = await self._session()
                 self._busy.add(session)
+                session.is_repeated = is_repeated
                 try:
-                    answer = await operation(session, is_repeated)
+                    answer = await operation(session)
                 except psycopg.Error as error:
                     await self._drop(session)
                     if is_conflict(error) and conflicts < _CONFLICTS:
@@ -250,7 +269,7 @@ class Connections:
                     await self._drop(session)
                 return answer
         finally:
-            self._slots.give_back()
+            self._slots.release()
 
     async def close(self) -> None:
         self._is_closed = True
@@ -260,7 +279,8 @@ class Connections:
 
     async def _take_slot(self) -> None:
         try:
-            await self._slots.take(self._options.pool_timeout)
+            async with asyncio.timeout(self._options.pool_timeout):
+                await self._slots.acquire()
         except TimeoutError:
             raise BackendUnavailable(
                 f"{self._options.place}: all {self._options.pool_size} connections of this handle were busy for "
@@ -276,7 +296,7 @@ class Connections:
             session = self._idle.pop()
             if not session.connection.closed:
                 return session
-        return Session(await connect(self._options), self._options.prepare)
+        return Session(await connect(self._options), self._options)
 
     async def _drop(self, session: Session) -> None:
         self._busy.discard(session)

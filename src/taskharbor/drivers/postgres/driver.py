@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import msgspec
@@ -18,17 +18,18 @@ from taskharbor.drivers.contract import (
     JoinedTransaction,
     Woken,
 )
-from taskharbor.drivers.postgres import arrays, blobs, enqueue, inspect, log, migrations, operate, settle
-from taskharbor.drivers.postgres.connections import Connections, Operation, T, connect
-from taskharbor.drivers.postgres.listener import Listener, channel
+from taskharbor.drivers.postgres import blobs, enqueue, inspect, log, migrations, operate, settle
+from taskharbor.drivers.postgres.connections import Connections, Operation, Session, T, connect
+from taskharbor.drivers.postgres.listener import Listener
 from taskharbor.drivers.postgres.notify_throttle import NotifyThrottle
 from taskharbor.drivers.postgres.options import Options, parse_url
 from taskharbor.drivers.postgres.reserve import Claimer
-from taskharbor.drivers.postgres.statements import load
-from taskharbor.drivers.postgres.transactional import join
+from taskharbor.drivers.postgres.rows import text_array
+from taskharbor.drivers.postgres.statements import channel, load
+from taskharbor.drivers.postgres.transactions import join
 from taskharbor.drivers.waiting import wait
-from taskharbor.errors import BackendUnavailable, JobError, TaskHarborError
-from taskharbor.jobs import JobRecord, JobState, Micros
+from taskharbor.errors import BackendUnavailable, TaskHarborError
+from taskharbor.jobs import JobRecord, Micros
 
 if TYPE_CHECKING:
     from taskharbor.bulk.store import BulkStore
@@ -39,7 +40,11 @@ _TEND_EVERY = 600.0
 
 
 _FUNCTIONS: dict[type[op.Operation[Any]], Callable[..., Any]] = {
+    op.Settle: op.by_fields(settle.settle),
     op.ExtendLease: op.by_fields(settle.extend_lease),
+    op.Cancel: op.by_fields(operate.cancel),
+    op.Requeue: op.by_fields(operate.requeue),
+    op.Configure: op.by_fields(operate.configure),
     op.Purge: op.by_fields(operate.purge),
     op.Settings: op.by_fields(operate.settings_of),
     op.Get: op.by_fields(inspect.get),
@@ -47,15 +52,16 @@ _FUNCTIONS: dict[type[op.Operation[Any]], Callable[..., Any]] = {
     op.Stats: op.by_fields(inspect.stats),
     op.ReadAttempts: op.by_fields(log.read_attempts),
     op.JobAttempts: op.by_fields(log.job_attempts),
-    op.LogStreams: op.by_fields(blobs.log_streams),
-    op.ReadLog: blobs.read_log,
+    op.LogStreams: op.by_fields(log.log_streams),
+    op.ReadLog: log.read_log,
     op.Remove: op.by_fields(operate.remove),
     op.PutBlob: blobs.put_blob,
     op.ReadBlobs: op.by_fields(blobs.read_blobs),
     op.ListBlobs: op.by_fields(blobs.list_blobs),
     op.DropBlobs: op.by_fields(blobs.drop_blobs),
+    op.PublishBlobs: blobs.publish_blobs,
 }
-"""Functions of a session, the schema and the call."""
+"""Functions of a session and the call."""
 
 
 class PostgresDriver(Driver):
@@ -70,10 +76,9 @@ class PostgresDriver(Driver):
 
     def __init__(self, options: Options) -> None:
         self.options = options
-        self._schema = options.schema
         self._connections: Connections | None = None
         self._throttle = NotifyThrottle(self._notify, is_on=options.notify)
-        self._claimer = Claimer(self._schema)
+        self._claimer = Claimer()
         self._listener: Listener | None = None
         self._next_fold = 0.0
         self._next_tending = 0.0
@@ -98,14 +103,8 @@ class PostgresDriver(Driver):
     async def open(self) -> None:
         if self._connections is not None:
             return
-        connection = await connect(self.options)
-        try:
-            await migrations.make_ready(connection, self.options)
-        except BaseException:
-            await connection.close()
-            raise
-        self._connections = Connections(self.options)
-        self._connections.adopt(connection)
+        session = await migrations.open_ready(self.options)
+        self._connections = Connections(self.options, session)
         self._listener = Listener(self.options, self._connections, self._claimer.emptied)
 
     async def close(self) -> None:
@@ -127,17 +126,17 @@ class PostgresDriver(Driver):
             )
         return await self._connections.run(operation, where_heard=where_heard)
 
-    async def _call(self, function: Callable[..., Awaitable[T]], *arguments: Any) -> T:
-        """A function of a session and the schema, run on a connection that works."""
-        return await self._query(lambda session, _: function(session, self._schema, *arguments))
+    async def _store_call(self, function: str, *values: Any) -> Any:
+        return await self._query(lambda session: session.call(function, *values))
 
     async def time(self) -> Micros:
-        now: Micros = await self._query(lambda session, _: session.value(load("work", self._schema)["time"]))
+        statement = load("inspect", self.options.schema)["time"]
+        now: Micros = await self._query(lambda session: session.value(statement))
         return now
 
     async def migrate(self, *, dry_run: bool = False) -> list[str]:
         async with await connect(self.options) as connection:
-            return await migrations.migrate(connection, self.options, dry_run=dry_run)
+            return await migrations.migrate(Session(connection, self.options), self.options, dry_run=dry_run)
 
     # -- producing and working ----------------------------------------------------------------------------
 
@@ -145,9 +144,7 @@ class PostgresDriver(Driver):
         records = call.records
         with self._throttle.change({record.queue for record in records}) as mode:
             return await self._query(
-                lambda session, again: enqueue.enqueue(
-                    session, self._schema, records, call.now, mode, new_ids=call.new_ids, again=again
-                )
+                lambda session: enqueue.enqueue(session, records, call.now, mode, new_ids=call.new_ids)
             )
 
     async def _reserve(self, call: op.Reserve) -> list[JobRecord]:
@@ -164,9 +161,7 @@ class PostgresDriver(Driver):
     async def _claim(self, call: op.Reserve, secret: str, tries: int) -> list[JobRecord]:
         try:
             return await self._query(
-                lambda session, again: self._claimer.reserve(
-                    session, call, self._throttle.mode, secret, tries + again
-                ),
+                lambda session: self._claimer.reserve(session, call, secret, tries),
                 where_heard=True,
             )
         except BackendUnavailable:
@@ -180,21 +175,12 @@ class PostgresDriver(Driver):
         with contextlib.suppress(TaskHarborError):
             await self._claim(msgspec.structs.replace(call, limit=0, types=None), secret, tries)
 
-    async def _settle(self, call: op.Settle) -> list[JobError | None]:
-        return await self._query(
-            lambda session, again: settle.settle(
-                session, self._schema, call.settlements, call.now, self._throttle.mode, again
-            )
-        )
-
     async def _reclaim(self, call: op.Reclaim) -> int:
-        statement = load("work", self._schema)
-        values = [call.queue, call.now, call.limit, self._throttle.mode]
-        ended: int = await self._query(lambda session, _: session.value(statement["reclaim"], values))
+        ended: int = await self._store_call("reclaim", call.queue, call.now, call.limit, self._throttle.mode)
         instant = asyncio.get_running_loop().time()
         if instant >= self._next_fold:
             self._next_fold = instant + _FOLD_EVERY
-            await self._query(lambda session, _: session.value(statement["fold"], [_FOLD_EVERY]))
+            await self._store_call("fold", _FOLD_EVERY)
         return ended
 
     # -- other operations ---------------------------------------------------------------------------------
@@ -204,51 +190,24 @@ class PostgresDriver(Driver):
     def _apply(
         self, function: Callable[..., Coroutine[Any, Any, T]], call: op.Operation[T]
     ) -> Coroutine[Any, Any, T]:
-        return self._call(function, call)
-
-    async def _cancel(self, call: op.Cancel) -> list[JobState | JobError]:
-        return await self._call(operate.cancel, call.job_ids, call.now, self._throttle.mode)
-
-    async def _requeue(self, call: op.Requeue) -> list[JobState | JobError]:
-        return await self._query(
-            lambda session, again: operate.requeue(
-                session, self._schema, call.job_ids, call.now, self._throttle.mode, again
-            )
-        )
+        return self._query(lambda session: function(session, call))
 
     async def _prune(self, call: op.Prune) -> int:
-        statement = load("operate", self._schema)
         removed: int = 0
         instant = asyncio.get_running_loop().time()
         if instant >= self._next_tending:
             self._next_tending = instant + _TEND_EVERY
-            await self._tend()
-            removed = await self._query(lambda session, _: session.value(statement["drop_days"], [call.now]))
-        values = [call.now, call.limit]
-        removed += await self._query(lambda session, _: session.value(statement["prune"], values))
+            # Days to come get their partitions by the server's own clock: they are storage, not history.
+            await self._store_call("add_days", await self.time())
+            removed = await self._store_call("drop_days", call.now)
+        removed += await self._store_call("prune", call.now, call.limit)
         return removed
-
-    async def _tend(self) -> None:
-        """Days to come get their partitions by the server's own clock: they are storage, not history."""
-        statement = load("operate", self._schema)["add_days"]
-        today = await self.time()
-        await self._query(lambda session, _: session.value(statement, [today]))
-
-    async def _configure(self, call: op.Configure) -> None:
-        await self._call(operate.configure, call.queue, call.settings, self._throttle.mode)
-
-    # -- history ------------------------------------------------------------------------------------------
 
     # -- in bulk ------------------------------------------------------------------------------------------
 
     async def _split_log(self, call: op.SplitLog) -> list[int]:
         # Numbers of transactions say nothing about where rows are.
         return []
-
-    async def _publish_blobs(self, call: op.PublishBlobs) -> dict[str, int]:
-        return await self._query(
-            lambda session, _: blobs.publish_blobs(session, self._schema, call, self._throttle.mode)
-        )
 
     # -- waiting ------------------------------------------------------------------------------------------
 
@@ -260,8 +219,9 @@ class PostgresDriver(Driver):
         return await wait(self._listener, call)
 
     async def _notify(self, queues: Iterable[str]) -> None:
-        values = [channel(self._schema), arrays.text_array(list(queues))]
-        await self._query(lambda session, _: session.rows(load("notify", self._schema)["notify"], values))
+        statement = load("inspect", self.options.schema)["notify"]
+        values = [channel(self.options.schema), text_array(list(queues))]
+        await self._query(lambda session: session.rows(statement, values))
 
     # -- within a transaction of the caller's ---------------------------------------------------------------
 

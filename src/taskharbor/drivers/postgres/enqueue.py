@@ -3,155 +3,119 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, LiteralString, TypeVar
+from operator import attrgetter
+from typing import Any, TypeVar
 
 import psycopg
 
 from taskharbor.drivers.contract import Enqueued
-from taskharbor.drivers.postgres import arrays
 from taskharbor.drivers.postgres.connections import Session
-from taskharbor.drivers.postgres.listener import channel
-from taskharbor.drivers.postgres.notify_throttle import NOTIFYING
 from taskharbor.drivers.postgres.rows import (
-    backoff_column,
-    codec_column,
-    flag_number,
+    ends,
+    escaped_texts,
     given_columns,
-    headers_text,
+    int_array,
+    stored_value,
+    text_array,
     to_json,
 )
-from taskharbor.drivers.postgres.statements import load
-from taskharbor.jobs import DEFAULT_BACKOFF_MAX, DEFAULT_BACKOFF_MIN, JobRecord, Micros
+from taskharbor.drivers.postgres.statements import channel, load
+from taskharbor.jobs import JobRecord, Micros
 
 T = TypeVar("T")
+
+_RARE = ("max_attempts", "max_stalls", "codec", "timeout_us", "backoff_min_us", "backoff_max_us", "update")
+"""Settings that are the same for all jobs of a batch."""
+rare_settings = attrgetter(*_RARE)
+_DEFAULTS = {name: getattr(JobRecord(id="", type="", run_at_us=0, created_at_us=0), name) for name in _RARE}
+_USUAL = tuple(_DEFAULTS.values())[1:]
 
 
 async def enqueue(
     session: Session,
-    schema: str,
     records: Sequence[JobRecord],
     now: Micros,
     stir: int,
     *,
     new_ids: bool,
-    again: bool,
 ) -> list[Enqueued]:
-    """`again`: an earlier try may have stored them, so do not try the plain way first."""
-    sql = load("enqueue", schema)
-    if not again:
+    sql = load("enqueue", session.schema)
+    # An earlier try may have stored them: then not the plain way first.
+    if not session.is_repeated:
         try:
             if (
                 new_ids
                 and len(records) == 1
-                and is_default(records[0])
-                and await _stored_one(session, sql["one"], records[0], schema, now, stir)
+                and await _stored_one(session, sql["one"], records[0], now, stir)
             ):
                 return [Enqueued(records[0].id)]
             if is_plain(records):
-                await session.rows(sql["plain"], plain_values(records, now, stir, new_ids=new_ids))
+                await session.rows(sql["plain"], [*batch_values(records), now, stir, new_ids])
                 return [Enqueued(record.id) for record in records]
         except psycopg.errors.UniqueViolation:
             # An id is known: a repeated call, or a job twice in the batch. Nothing was stored.
             pass
-    rows = await session.rows(sql["by_rules"], rule_values(records, now, stir, again=again))
+    rows = await session.rows(sql["by_rules"], [*rule_values(records), now, stir, session.is_repeated])
     return [Enqueued(job_id, existed) for job_id, existed in rows]
 
 
-async def _stored_one(
-    session: Session, statement: LiteralString, record: JobRecord, schema: str, now: Micros, stir: int
-) -> bool:
-    """Not where the queue is new."""
-    rows = await session.rows(statement, one_value(record, schema, now, stir, session.repeats))
-    if not rows:
+async def _stored_one(session: Session, statement: str, job: JobRecord, now: Micros, stir: int) -> bool:
+    """Not where it has anything but defaults, or the queue is new."""
+    if not (
+        job.key is None
+        and job.idempotency_key is None
+        and not job.headers
+        and rare_settings(job)[1:] == _USUAL
+    ):
         return False
-    session.repeats = rows[0][0]
-    return True
+    values = [
+        job.id, job.type, job.run_at_us, job.created_at_us, -job.priority, job.max_attempts,
+        0 if job.run_at_us > now else 1, job.payload, job.queue, session.repeats, stir, channel(session.schema),
+    ]  # fmt: skip
+    rows = await session.rows(statement, values)
+    if rows:
+        session.repeats = rows[0][0]
+    return bool(rows)
 
 
 def is_plain(records: Sequence[JobRecord]) -> bool:
-    """Whether the batch fits `enqueue_plain`: one queue, no keys, the rare settings the same for all."""
-    first = records[0]
-    rare = _rare(first)
+    """Whether the jobs fit a `job_batch`, and have no idempotency keys."""
+    queue, rare = records[0].queue, rare_settings(records[0])
     return all(
         record.key is None
         and record.idempotency_key is None
-        and record.queue == first.queue
-        and _rare(record) == rare
+        and record.queue == queue
+        and rare_settings(record) == rare
         for record in records
     )
 
 
-def is_default(record: JobRecord) -> bool:
-    """Whether it fits the statement for a single job."""
-    return (
-        record.key is None
-        and record.idempotency_key is None
-        and record.update is None
-        and not record.headers
-        and record.codec == "json"
-        and not record.timeout_us
-        and not record.max_stalls
-        and record.backoff_min_us == DEFAULT_BACKOFF_MIN
-        and record.backoff_max_us == DEFAULT_BACKOFF_MAX
-    )
-
-
-def one_value(record: JobRecord, schema: str, now: Micros, stir: int, repeats: int | None) -> list[Any]:
-    return [
-        record.id,
-        record.type,
-        record.run_at_us,
-        record.created_at_us,
-        -record.priority,
-        record.max_attempts,
-        0 if record.run_at_us > now else 1,
-        record.payload,
-        record.queue,
-        repeats,
-        stir == NOTIFYING,
-        channel(schema),
-        record.queue,
-    ]
-
-
-def _rare(record: JobRecord) -> tuple[Any, ...]:
-    return (
-        record.max_attempts,
-        record.codec,
-        record.timeout_us,
-        record.max_stalls,
-        record.backoff_min_us,
-        record.backoff_max_us,
-        record.update,
-    )
-
-
-def plain_values(records: Sequence[JobRecord], now: Micros, stir: int, *, new_ids: bool) -> list[Any]:
+def batch_values(
+    records: Sequence[JobRecord], payloads: Sequence[bytes] | None = None, *, has_ids: bool = True
+) -> list[Any]:
+    """The fields of a `job_batch`. `payloads`: of jobs that differ from the one record in nothing else."""
     first = records[0]
-    payloads = [record.payload for record in records]
+    own = [record.payload for record in records] if payloads is None else payloads
     headers = [record.headers for record in records]
-    is_same_headers = all(one == first.headers for one in headers)
+    is_same = headers.count(first.headers) == len(headers)
+    is_idempotent = first.idempotency_key is not None
     return [
         first.queue,
-        arrays.text_array([record.id for record in records]),
-        *_once_or_each([record.type for record in records], arrays.text_array),
-        *_once_or_each([record.run_at_us for record in records], arrays.int_array),
-        *_once_or_each([record.created_at_us for record in records], arrays.int_array),
-        *_once_or_each([record.priority for record in records], arrays.int_array),
+        text_array([record.id for record in records]) if has_ids else None,
+        *_once_or_each([record.type for record in records], text_array),
+        *_once_or_each([record.run_at_us for record in records], int_array),
+        *_once_or_each([record.created_at_us for record in records], int_array),
+        *_once_or_each([-record.priority for record in records], int_array),
+        stored_value("headers", first.headers) if is_same else None,
+        None if is_same else escaped_texts([stored_value("headers", one) for one in headers]),
+        text_array([record.idempotency_key or "" for record in records]) if is_idempotent else None,
         first.max_attempts,
-        headers_text(first.headers) if is_same_headers else None,
-        None if is_same_headers else arrays.escaped_texts(map(headers_text, headers)),
-        codec_column(first.codec),
-        first.timeout_us or None,
-        first.max_stalls or None,
-        backoff_column(first.backoff_min_us, DEFAULT_BACKOFF_MIN),
-        backoff_column(first.backoff_max_us, DEFAULT_BACKOFF_MAX),
-        flag_number(first.update),
-        payloads[0] if len(payloads) == 1 else b"".join(payloads),
-        arrays.ends(payloads),
-        now,
-        stir,
-        new_ids,
+        *[
+            None if value == _DEFAULTS[name] else stored_value(name, value)
+            for name, value in zip(_RARE[1:], rare_settings(first)[1:], strict=True)
+        ],
+        own[0] if len(own) == 1 else b"".join(own),
+        ends(own),
     ]
 
 
@@ -162,13 +126,6 @@ def _once_or_each(values: Sequence[T], as_array: Callable[[Sequence[T]], str]) -
     return None, as_array(values)
 
 
-def rule_values(records: Sequence[JobRecord], now: Micros, stir: int, *, again: bool) -> list[Any]:
+def rule_values(records: Sequence[JobRecord]) -> list[Any]:
     payloads = [record.payload for record in records]
-    return [
-        to_json([given_columns(record) for record in records]),
-        b"".join(payloads),
-        arrays.ends(payloads),
-        now,
-        stir,
-        again,
-    ]
+    return [to_json([given_columns(record) for record in records]), b"".join(payloads), ends(payloads)]

@@ -13,10 +13,10 @@ from collections.abc import Sequence
 
 import psycopg
 
-from taskharbor.drivers.postgres import arrays
 from taskharbor.drivers.postgres.connections import Connections, Session, connect
 from taskharbor.drivers.postgres.options import Options
-from taskharbor.drivers.postgres.statements import load, quoted
+from taskharbor.drivers.postgres.rows import escaped_texts, text_array
+from taskharbor.drivers.postgres.statements import call, channel, quoted
 from taskharbor.drivers.waiting import Look, Notifications, keep_connected, set_within
 from taskharbor.jobs import Micros
 
@@ -24,10 +24,6 @@ _PROBE = 20.0
 _PATIENCE = 5.0
 """Seconds between two probes, and for the answer to one."""
 _SNAPSHOT = re.compile(r"\d+:\d+:[\d,]*")
-
-
-def channel(schema: str) -> str:
-    return f"taskharbor:{schema}"
 
 
 class Listener:
@@ -40,7 +36,7 @@ class Listener:
         self._options = options
         self._connections = connections
         self._emptied = emptied
-        """By queue, the snapshot of a claim that took all there was: nothing older is left to be woken for."""
+        """By queue, the hint of a claim that took all there was: nothing older is left to be woken for."""
         self._task: asyncio.Task[None] | None = None
         self._broken = asyncio.Event()
         self.is_up = False
@@ -57,14 +53,10 @@ class Listener:
 
     async def look(self, queues: Sequence[str], version: str | None, since: Micros) -> Look:
         seen = version if version is not None and _SNAPSHOT.fullmatch(version) else None
-        values = [
-            arrays.text_array(queues),
-            arrays.escaped_texts([self._emptied.pop(queue, seen) for queue in queues]),
-            arrays.int_array([since] * len(queues)),
-        ]
-        statement = load("inspect", self._options.schema)["watch"]
+        hints = escaped_texts([self._emptied.pop(queue, None) for queue in queues])
+        statement = call("watch", self._options.schema, 4)
         ((snapshot, is_changed, due),) = await self._connections.run(
-            lambda session, _: session.rows(statement, values)
+            lambda session: session.rows(statement, [text_array(queues), hints, seen, since])
         )
         return Look(snapshot, is_changed or seen is None, due)
 
@@ -74,8 +66,7 @@ class Listener:
 
     async def _listen_once(self) -> None:
         """Listen until the connection breaks."""
-        # Probes are sent beside its claims.
-        session = Session(await connect(self._options), self._options.prepare, is_shared=True)
+        session = Session(await connect(self._options), self._options)
         connection = session.connection
         self._broken.clear()
         try:
@@ -91,7 +82,8 @@ class Listener:
             self._connections.listening_is_lost = self._broken.set
             while not await set_within(self._broken, _PROBE):
                 async with asyncio.timeout(_PATIENCE):
-                    await connection.execute("SELECT 1")
+                    # Beside its claims, one after the other.
+                    await session.rows("SELECT 1")
         finally:
             if self._connections.listening is session:
                 self._connections.listening = None

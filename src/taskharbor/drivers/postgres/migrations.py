@@ -1,79 +1,85 @@
-"""The PostgreSQL schema: each missing step in a transaction of its own.
+"""The schema: numbered steps for the tables (`schema/`), each in a transaction of its own, and the functions (`functions/`).
 
-Functions keep their names and parameters, so that processes of older versions keep working. A step that needs others makes
-new ones.
+Every file in `functions/` holds the present body of one function or view. They are installed together, after the steps, whenever
+the store has others. They keep their names and parameters, so that processes of older versions keep working; what needs others
+is a new function. An older version leaves the functions of a newer one alone.
 """
 
 from __future__ import annotations
 
+import hashlib
+import re
 from collections.abc import Sequence
+from functools import cache
+from importlib.resources import files
 
 import psycopg
-from psycopg import AsyncConnection
 
 from taskharbor.drivers.migrations import Migration, known_migrations, pending_of
+from taskharbor.drivers.postgres.connections import Session, connect
 from taskharbor.drivers.postgres.failures import translated
 from taskharbor.drivers.postgres.options import Options
-from taskharbor.drivers.postgres.prepared import Row
 from taskharbor.drivers.postgres.statements import load, quoted
 from taskharbor.errors import SchemaMismatch
 
+FUNCTIONS_VERSION = 1
+"""One more with every release that changes a function."""
 MINIMUM_VERSION = 140_000
-TABLES = {
-    "jobs",
-    "queues",
-    "attempts",
-    "finished",
-    "dead",
-    "idempotency",
-    "moves",
-    "totals",
-    "epochs",
-    "upkeep",
-    "swept",
-    "repeated",
-}
+_UNRELEASED = "0002_moves"
+"""A step of stores from before the first release, whose tables were others."""
 
 
-async def make_ready(connection: AsyncConnection[Row], options: Options) -> None:
-    """Bring the schema up to date, or refuse it, as the options say."""
-    missing = await migrate(connection, options, dry_run=not options.migrate)
-    if missing and not options.migrate:
-        raise SchemaMismatch(
-            f"{options.place}: the schema {options.schema!r} lacks {', '.join(missing)}: run `taskharbor migrate`"
-        )
+@cache
+def known_steps() -> tuple[Migration, ...]:
+    """All of this version, the functions last."""
+    steps = known_migrations(__package__, "schema")
+    found = sorted((files(__package__) / "functions").iterdir(), key=lambda file: file.name)
+    text = "\n".join(file.read_text("utf-8") for file in found)
+    digest = hashlib.sha256(text.encode()).hexdigest()[:8]
+    # One row tells which functions there are.
+    text += "\nDELETE FROM migrations WHERE starts_with(name, 'functions_');"
+    return (*steps, Migration(f"functions_{FUNCTIONS_VERSION:04}_{digest}", text))
+
+
+async def open_ready(options: Options) -> Session:
+    """A session on a store that is up to date. Brings it there, or refuses it, as the options say."""
+    session = Session(await connect(options), options)
+    try:
+        missing = await migrate(session, options, dry_run=not options.migrate)
+        if missing and not options.migrate:
+            raise SchemaMismatch(
+                f"{options.place}: the schema {options.schema!r} lacks {', '.join(missing)}: run `taskharbor migrate`"
+            )
+    except BaseException:
+        await session.connection.close()
+        raise
+    return session
 
 
 async def migrate(
-    connection: AsyncConnection[Row],
-    options: Options,
-    *,
-    dry_run: bool = False,
-    known: Sequence[Migration] | None = None,
+    session: Session, options: Options, *, dry_run: bool = False, known: Sequence[Migration] | None = None
 ) -> list[str]:
-    """Apply what is missing, each step in a transaction of its own; the names of the steps taken."""
-    steps = known_migrations(__package__) if known is None else known
+    """Apply what is missing; the names of the steps taken."""
     try:
-        if connection.info.server_version < MINIMUM_VERSION:
+        version = session.connection.info.server_version
+        if version < MINIMUM_VERSION:
             raise SchemaMismatch(
-                f"{options.place}: PostgreSQL {connection.info.server_version // 10_000} is too old: 14 or newer is needed"
+                f"{options.place}: PostgreSQL {version // 10_000} is too old: 14 or newer is needed"
             )
-        await _check_isolation(connection, options)
-        missing = await _pending(connection, options, steps)
+        await _check_isolation(session, options)
+        missing = await _pending(session, options, known_steps() if known is None else known)
         if not dry_run:
             for migration in missing:
-                await _apply(connection, options, migration)
-            await _tend(connection, options, is_new=bool(missing))
+                await _apply(session, migration)
+            await _tend(session, is_new=bool(missing))
         return [migration.name for migration in missing]
     except psycopg.Error as error:
         raise translated(error, options) from error
 
 
-async def _check_isolation(connection: AsyncConnection[Row], options: Options) -> None:
+async def _check_isolation(session: Session, options: Options) -> None:
     """The functions look again after every lock they waited for, which a snapshot of the whole transaction forbids."""
-    ((level,),) = await (
-        await connection.execute(load("migrate", options.schema)["isolation"], ())
-    ).fetchall()
+    level = await session.value("SELECT current_setting('default_transaction_isolation')")
     if level != "read committed":
         raise SchemaMismatch(
             f"{options.place}: default_transaction_isolation is {level!r} for this role; TaskHarbor needs read committed: "
@@ -81,21 +87,26 @@ async def _check_isolation(connection: AsyncConnection[Row], options: Options) -
         )
 
 
-async def _pending(
-    connection: AsyncConnection[Row], options: Options, known: Sequence[Migration]
-) -> list[Migration]:
-    sql = load("migrate", options.schema)
-    values = {"schema": options.schema}
-    tables = {name for (name,) in await (await connection.execute(sql["tables"], values)).fetchall()}
+async def _pending(session: Session, options: Options, known: Sequence[Migration]) -> list[Migration]:
+    sql = load("migrate", session.schema)
+    tables = {name for (name,) in await session.rows(sql["tables"], [session.schema])}
     if "migrations" not in tables:
-        if tables & TABLES:
-            raise _foreign(options, tables & TABLES)
+        own = set(re.findall(r"^CREATE (?:UNLOGGED )?TABLE (\w+)", known_steps()[0].sql, re.MULTILINE))
+        if tables & own:
+            raise _foreign(options, tables & own)
         return list(known)
     try:
-        rows = await (await connection.execute(sql["applied"], ())).fetchall()
+        applied: dict[str, bool] = dict(await session.rows(sql["applied"]))
     except psycopg.errors.UndefinedColumn:
         raise _foreign(options, {"migrations"}) from None
-    return pending_of(known, dict(rows), f"{options.place}: the schema {options.schema!r}")
+    place = f"{options.place}: the schema {options.schema!r}"
+    if _UNRELEASED in applied:
+        raise SchemaMismatch(
+            f"{place} was made by a version from before the first release, whose jobs cannot be taken over: "
+            "drop it, or give TaskHarbor another with ?schema=name"
+        )
+    missing = pending_of(known, applied, place)
+    return [step for step in missing if not await session.rows(sql["is_applied"], [step.name])]
 
 
 def _foreign(options: Options, tables: set[str]) -> SchemaMismatch:
@@ -105,31 +116,31 @@ def _foreign(options: Options, tables: set[str]) -> SchemaMismatch:
     )
 
 
-async def _apply(connection: AsyncConnection[Row], options: Options, migration: Migration) -> None:
-    sql = load("migrate", options.schema)
+async def _apply(session: Session, migration: Migration) -> None:
+    sql = load("migrate", session.schema)
+    schema = quoted(session.schema)
+    connection = session.connection
     async with connection.transaction():
         # One process at a time; the others find the step taken.
-        await connection.execute(sql["lock"], {"schema": options.schema})
-        await connection.execute(sql["prepare"], ())
-        await connection.execute(sql["create_table"], ())
-        found = await connection.execute(sql["is_applied"], {"name": migration.name})
-        if await found.fetchone() is None:
-            await connection.execute(f"SET LOCAL search_path TO {quoted(options.schema)}, pg_temp")
-            await connection.execute(migration.sql.replace("$schema", quoted(options.schema)), prepare=False)
-            await connection.execute(sql["record"], {"name": migration.name, "breaks": migration.breaks})
+        await session.rows(sql["lock"], [session.schema])
+        await session.rows(sql["create_schema"])
+        await session.rows(sql["create_table"])
+        if not await session.rows(sql["is_applied"], [migration.name]):
+            # Several statements in one go, which is for the library to send.
+            await connection.execute(f"SET LOCAL search_path TO {schema}, pg_temp")
+            await connection.execute(migration.sql.replace("$schema", schema))
+            await session.rows(sql["record"], [migration.name, migration.breaks])
 
 
-async def _tend(connection: AsyncConnection[Row], options: Options, *, is_new: bool) -> None:
+async def _tend(session: Session, *, is_new: bool) -> None:
     """What the tables need when they are new, have come to another cluster, or nobody worked here for a week."""
-    sql = load("migrate", options.schema)
-    ((has_moved, today, has_days),) = await (
-        await connection.execute(sql["condition"], {"schema": options.schema})
-    ).fetchall()
+    sql = load("migrate", session.schema)
+    ((has_moved, today, has_days),) = await session.rows(sql["condition"], [session.schema])
     if has_moved:
-        await connection.execute(sql["begin_epoch"], ())
+        await session.call("begin_epoch")
     if not has_days:
         try:
-            await connection.execute(sql["add_days"], {"now": today})
+            await session.call("add_days", today)
         except (psycopg.errors.InsufficientPrivilege, psycopg.errors.LockNotAvailable):
             # Rows go to the rest until somebody who may adds the days.
             if is_new:

@@ -1,29 +1,28 @@
-"""Records to columns and back. NULL stands for a default, so that most jobs are short rows and short answers."""
+"""Records to columns and back. NULL stands for a default, so that most jobs are short rows and short answers.
+
+Columns have the names of the records' fields, without `_us` for instants, but for `rank` (minus the priority, so that an index in
+one direction serves) and `flags`. So the lists of columns are made of the records.
+
+A batch goes to the server as one array literal per column, made by `join`: a library that adapts every element of a list by
+itself costs more than the round trip.
+"""
 
 from __future__ import annotations
 
 import base64
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
 from typing import Any, Final
 
 import msgspec
 
-from taskharbor.jobs import (
-    DEFAULT_BACKOFF_MAX,
-    DEFAULT_BACKOFF_MIN,
-    Attempt,
-    JobRecord,
-    JobState,
-    Micros,
-    Outcome,
-    UpdateFlags,
-    UpdateRunAt,
-)
+from taskharbor.jobs import Attempt, JobRecord, JobState, Micros, Outcome, UpdateFlags, UpdateRunAt
 
 STATES: Final = tuple(JobState)
 OUTCOMES: Final = tuple(Outcome)
 STATE_NUMBERS: Final = {state: number for number, state in enumerate(STATES)}
-
-SCHEDULED, READY, BLOCKED, INFLIGHT, DONE, DEAD, CANCELLED = range(7)
+READY: Final = STATE_NUMBERS[JobState.READY]
+INFLIGHT: Final = STATE_NUMBERS[JobState.INFLIGHT]
 
 SECRET_LENGTH: Final = 24
 
@@ -39,65 +38,96 @@ _decode_headers = msgspec.json.Decoder(dict[str, str]).decode
 _LONGEST = 2**63 - 1
 
 
+def _column(field: str) -> str:
+    return {"priority": "-rank", "update": "flags"}.get(
+        field, field.removesuffix("_us") if field.endswith("_at_us") else field
+    )
+
+
+_JOB_FIELDS = JobRecord.__struct_fields__
+_CLAIMED_ALWAYS = (
+    "id", "type", "payload", "priority", "run_at_us", "created_at_us", "max_attempts", "attempts", "stalls", "fence",
+    "expires_at_us", "reserved_at_us",
+)  # fmt: skip
+_CLAIMED_RARE = (
+    "codec", "headers", "timeout_us", "key", "update", "idempotency_key", "max_stalls", "backoff_min_us", "backoff_max_us",
+    "last_error", "failed_at_us",
+)  # fmt: skip
+"""Columns of a claimed job that are never NULL, and those that may be. The claimer knows the rest."""
+_NOTHING_RARE = (None,) * len(_CLAIMED_RARE)
+
+JOB_COLUMNS: Final = ", ".join(["seq", *map(_column, _JOB_FIELDS)])
+CLAIMED_COLUMNS: Final = ", ".join(["seq", *map(_column, _CLAIMED_ALWAYS), *map(_column, _CLAIMED_RARE)])
+ATTEMPT_COLUMNS: Final = ", ".join(["xid::text", *map(_column, Attempt.__struct_fields__)])
+
+
+# -- to the server --------------------------------------------------------------------------------------------
+
+_GIVEN = [
+    (field.name, _column(field.name).removeprefix("-"), field.default)
+    for field in msgspec.structs.fields(JobRecord)[: _JOB_FIELDS.index("state")]
+    if field.name != "payload"
+]
+_ALWAYS = ("queue", "priority", "max_attempts")
+"""Columns of `jobs` that have no NULL for the default."""
+
+
+def given_columns(record: JobRecord) -> dict[str, Any]:
+    """A record as the columns of `jobs` that are not defaults, for storing it by the rules."""
+    return {
+        column: stored_value(field, value)
+        for field, column, default in _GIVEN
+        if ((value := getattr(record, field)) != default and value != {}) or field in _ALWAYS
+    }
+
+
+def stored_value(field: str, value: Any) -> Any:
+    match field:
+        case "priority":
+            return -value
+        case "headers":
+            return to_json(value) if value else None
+        case "update":
+            return None if value is None else _FLAG_NUMBERS[value]
+    return value
+
+
 def to_json(value: Any) -> str:
     return _encode(value).decode()
-
-
-def flag_number(flags: UpdateFlags | None) -> int | None:
-    return None if flags is None else _FLAG_NUMBERS[flags]
-
-
-def headers_text(headers: dict[str, str]) -> str | None:
-    return to_json(headers) if headers else None
 
 
 def in_base64(value: bytes) -> str:
     return base64.b64encode(value).decode()
 
 
-def given_columns(record: JobRecord) -> dict[str, Any]:
-    """A record as the columns of `jobs` that are not defaults, for storing it by the rules."""
-    columns: dict[str, Any] = {
-        "id": record.id,
-        "queue": record.queue,
-        "type": record.type,
-        "rank": -record.priority,
-        "run_at": record.run_at_us,
-        "created_at": record.created_at_us,
-        "max_attempts": record.max_attempts,
-    }
-    optional = {
-        "key": record.key,
-        "idempotency_key": record.idempotency_key,
-        "flags": flag_number(record.update),
-        "headers": headers_text(record.headers),
-        "codec": codec_column(record.codec),
-        "timeout_us": record.timeout_us or None,
-        "max_stalls": record.max_stalls or None,
-        "backoff_min_us": backoff_column(record.backoff_min_us, DEFAULT_BACKOFF_MIN),
-        "backoff_max_us": backoff_column(record.backoff_max_us, DEFAULT_BACKOFF_MAX),
-    }
-    columns.update({name: value for name, value in optional.items() if value is not None})
-    return columns
+def escaped_texts(values: Iterable[str | None]) -> str:
+    return "{" + ",".join(["NULL" if value is None else _escaped(value) for value in values]) + "}"
 
 
-def codec_column(codec: str) -> str | None:
-    return None if codec == "json" else codec
+def text_array(values: Sequence[str]) -> str:
+    """Quotes and backslashes are rare in ids and types: look once, escape only where one was found."""
+    joined = "".join(values)
+    if '"' in joined or "\\" in joined:
+        return escaped_texts(values)
+    return '{"' + '","'.join(values) + '"}' if values else "{}"
 
 
-def backoff_column(value: Micros, default: Micros) -> Micros | None:
-    return None if value == default else value
+def int_array(values: Iterable[int]) -> str:
+    return "{" + ",".join(map(str, values)) + "}"
 
 
-def lease_token(secret: str, seq: int) -> str:
-    """What a holder proves its lease with: the secret of the reserve call and the job's number.
+def ends(payloads: Sequence[bytes]) -> str:
+    """0 and the place where each ends in the joined payloads."""
+    return int_array(accumulate(map(len, payloads), initial=0))
 
-    The number saves settling the search by id. It grants nothing: id and secret are still compared.
-    """
-    return f"{secret}{seq:x}"
+
+def _escaped(value: str) -> str:
+    return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
 def token_parts(token: str) -> tuple[str, int]:
+    """The secret of the claim and the job's number. The number saves settling the search by id. It grants nothing: id and secret
+    are still compared."""
     try:
         seq = int(token[SECRET_LENGTH:], 16)
     except ValueError:
@@ -105,133 +135,44 @@ def token_parts(token: str) -> tuple[str, int]:
     return token[:SECRET_LENGTH], seq if 0 <= seq <= _LONGEST else -1
 
 
+# -- from the server ------------------------------------------------------------------------------------------
+
+
 def leased_job(row: tuple[Any, ...], queue: str, secret: str, worker: str) -> JobRecord:
-    """From a row of `reserve`."""
-    (
-        _, seq, rank, run_at, job_id, type_, payload, created_at, max_attempts, fence, reserved_at, expires_at,
-        key, attempts, stalls, max_stalls, codec, headers, timeout, flags, idempotency_key, backoff_min, backoff_max,
-        last_error, failed_at,
-    ) = row  # fmt: skip
-    job = JobRecord(
-        id=job_id,
-        type=type_,
-        queue=queue,
-        payload=payload,
-        priority=-rank,
-        run_at_us=run_at,
-        created_at_us=created_at,
-        key=key,
-        idempotency_key=idempotency_key,
-        max_attempts=max_attempts,
-        state=JobState.INFLIGHT,
-        attempts=attempts,
-        stalls=stalls,
-        fence=fence,
-        last_error=last_error,
-        failed_at_us=failed_at,
-        token=f"{secret}{seq:x}",
-        worker=worker,
-        expires_at_us=expires_at,
-        reserved_at_us=reserved_at,
+    """From a row of `claim`."""
+    fields = dict(zip(_CLAIMED_ALWAYS, row[1:], strict=False))
+    rare = row[len(_CLAIMED_ALWAYS) + 1 :]
+    if rare != _NOTHING_RARE:
+        fields |= _decoded(_CLAIMED_RARE, rare)
+    return JobRecord(
+        queue=queue, state=JobState.INFLIGHT, token=f"{secret}{row[0]:x}", worker=worker, **fields
     )
-    if (
-        codec is not None
-        or headers is not None
-        or timeout is not None
-        or max_stalls is not None
-        or flags is not None
-        or backoff_min is not None
-        or backoff_max is not None
-    ):
-        _apply_optional(job, codec, headers, timeout, max_stalls, flags, backoff_min, backoff_max)
-    return job
 
 
-def _apply_optional(
-    job: JobRecord,
-    codec: str | None,
-    headers: str | None,
-    timeout: Micros | None,
-    max_stalls: int | None,
-    flags: int | None,
-    backoff_min: Micros | None,
-    backoff_max: Micros | None,
-) -> None:
-    if codec is not None:
-        job.codec = codec
-    if headers is not None:
-        job.headers = _decode_headers(headers)
-    if timeout is not None:
-        job.timeout_us = timeout
-    if max_stalls is not None:
-        job.max_stalls = max_stalls
-    if flags is not None:
-        job.update = _FLAGS[flags]
-    if backoff_min is not None:
-        job.backoff_min_us = backoff_min
-    if backoff_max is not None:
-        job.backoff_max_us = backoff_max
-
-
-def record_from_row(row: tuple[Any, ...], now: Micros) -> JobRecord:
-    """From the columns of `inspect.sql`."""
-    (
-        seq, queue, job_id, type_, payload, rank, run_at, created_at, key, idempotency_key, max_attempts, max_stalls, state,
-        attempts, stalls, fence, last_error, failed_at, finished_at, result, progress, cancel_requested, merged_into,
-        token, worker, expires_at, reserved_at, codec, headers, timeout, flags, backoff_min, backoff_max,
-    ) = row  # fmt: skip
+def job_record(row: tuple[Any, ...], now: Micros) -> JobRecord:
+    """From a row of the view `job_records`."""
+    fields = _decoded(_JOB_FIELDS, row[1:])
+    if (token := fields.get("token")) is not None:
+        fields["token"] = f"{token}{row[0]:x}"
+    state = fields["state"]
     if state <= READY:
-        state = SCHEDULED if run_at > now else READY
-    job = JobRecord(
-        id=job_id,
-        type=type_,
-        queue=queue,
-        payload=payload,
-        priority=-rank,
-        run_at_us=run_at,
-        created_at_us=created_at,
-        key=key,
-        idempotency_key=idempotency_key,
-        max_attempts=max_attempts,
-        state=STATES[state],
-        attempts=attempts,
-        stalls=stalls,
-        fence=fence,
-        last_error=last_error,
-        failed_at_us=failed_at,
-        finished_at_us=finished_at,
-        result=result,
-        progress=progress,
-        cancel_requested=cancel_requested,
-        merged_into=merged_into,
-        token=None if token is None else lease_token(token, seq),
-        worker=worker,
-        expires_at_us=expires_at,
-        reserved_at_us=reserved_at,
-    )
-    _apply_optional(job, codec, headers, timeout, max_stalls, flags, backoff_min, backoff_max)
-    return job
+        state = int(fields["run_at_us"] <= now)
+    return JobRecord(**{**fields, "state": STATES[state]})
 
 
-def attempt_from_row(row: tuple[Any, ...]) -> Attempt:
-    """From the columns of `log.sql`."""
-    return Attempt(
-        seq=row[0],
-        job_id=row[2],
-        queue=row[3],
-        type=row[4],
-        key=row[5],
-        priority=-row[6],
-        fence=row[7],
-        worker=row[8],
-        created_at_us=row[9],
-        run_at_us=row[10],
-        reserved_at_us=row[11],
-        lease_expires_at_us=row[12],
-        ended_at_us=row[13],
-        outcome=OUTCOMES[row[14]],
-        state=STATES[row[15]],
-        error_type=row[16],
-        error_message=row[17],
-        payload_size=row[18],
-    )
+def _decoded(names: Iterable[str], row: Sequence[Any]) -> dict[str, Any]:
+    """What is not NULL, by field."""
+    fields = {name: value for name, value in zip(names, row, strict=False) if value is not None}
+    if "headers" in fields:
+        fields["headers"] = _decode_headers(fields["headers"])
+    if "update" in fields:
+        fields["update"] = _FLAGS[fields["update"]]
+    return fields
+
+
+def attempt_record(row: tuple[Any, ...]) -> Attempt:
+    """From a row with `ATTEMPT_COLUMNS`."""
+    fields = dict(zip(Attempt.__struct_fields__, row[1:], strict=False))
+    fields["outcome"] = OUTCOMES[fields["outcome"]]
+    fields["state"] = STATES[fields["state"]]
+    return Attempt(**fields)

@@ -5,39 +5,35 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Sequence
-from operator import itemgetter
-from typing import Any, TypeVar, assert_never
+from typing import Any, assert_never
 
 from taskharbor.drivers.contract import Ack, Discard, Extension, Fail, Release, Retry, Settlement
-from taskharbor.drivers.postgres import arrays
 from taskharbor.drivers.postgres.connections import Session
-from taskharbor.drivers.postgres.rows import in_base64, to_json, token_parts
-from taskharbor.drivers.postgres.statements import load
+from taskharbor.drivers.postgres.rows import in_base64, int_array, text_array, to_json, token_parts
+from taskharbor.drivers.postgres.statements import call
 from taskharbor.errors import JobError, JobNotFound, JobNotInflight, LeaseExpired, LeaseMismatch
 from taskharbor.jobs import Failure, Lease, Micros
-
-T = TypeVar("T")
 
 _BUSY = 5
 _ERRORS: dict[int, type[JobError]] = {1: JobNotFound, 2: JobNotInflight, 3: LeaseMismatch, 4: LeaseExpired}
 
 
-async def settle(
-    session: Session, schema: str, settlements: Sequence[Settlement], now: Micros, stir: int, again: bool
-) -> list[JobError | None]:
-    order = _lock_order(settlements)
-    if order is not None:
-        sorted_answers = await settle(session, schema, [settlements[n] for n in order], now, stir, again)
-        return _put_back(order, sorted_answers)
+async def settle(session: Session, settlements: Sequence[Settlement], now: Micros) -> list[JobError | None]:
     times = Counter([one.job_id for one in settlements])
-    is_each_once = len(times) == len(settlements)
+    has_duplicates = len(times) < len(settlements)
     others = {
-        n: _other(one) | ({} if times[one.job_id] == 1 else {"again": True})
+        n: _other(one) | ({"is_duplicate": True} if times[one.job_id] > 1 else {})
         for n, one in enumerate(settlements, start=1)
-        if type(one) is not Ack or one.result is not None or not is_each_once
+        if type(one) is not Ack or one.result is not None or has_duplicates
     }
-    values = [*_leases(settlements), to_json(others) if others else None, now, stir, again]
-    answers: list[int] | None = await session.value(load("work", schema)["settle"], values)
+    answers: list[int] | None = await session.call(
+        "settle",
+        *_leases(settlements),
+        to_json(others) if others else None,
+        now,
+        session.stir,
+        session.is_repeated,
+    )
     if answers is None:
         return [None] * len(settlements)
     return [
@@ -46,29 +42,12 @@ async def settle(
     ]
 
 
-def _lock_order(items: Sequence[Settlement]) -> list[int] | None:
-    """The places of the items by the numbers of their jobs; None where they are in that order already.
-
-    Whoever locks several jobs does it in this order, so that no two calls wait for each other. A job that is there twice
-    keeps the order it was given in.
-    """
-    if len({one.job_id for one in items}) < len(items):
-        return None
-    seqs = [token_parts(one.token)[1] for one in items]
-    order = sorted(range(len(seqs)), key=seqs.__getitem__)
-    return None if order == list(range(len(seqs))) else order
-
-
-def _put_back(order: Sequence[int], answers: Sequence[T]) -> list[T]:
-    return [answer for _, answer in sorted(zip(order, answers, strict=True), key=itemgetter(0))]
-
-
 def _leases(items: Sequence[Settlement] | Sequence[Extension]) -> tuple[str, str, str]:
     parts = [token_parts(one.token) for one in items]
     return (
-        arrays.int_array([seq for _, seq in parts]),
-        arrays.text_array([one.job_id for one in items]),
-        arrays.text_array([secret for secret, _ in parts]),
+        int_array([seq for _, seq in parts]),
+        text_array([one.job_id for one in items]),
+        text_array([secret for secret, _ in parts]),
     )
 
 
@@ -94,36 +73,27 @@ def _error(error: Failure) -> dict[str, Any]:
 
 
 async def extend_lease(
-    session: Session, schema: str, extensions: Sequence[Extension], lease_for: Micros, now: Micros
+    session: Session, extensions: Sequence[Extension], lease_for: Micros, now: Micros
 ) -> list[Lease | JobError]:
-    answers = await _extend_once(session, schema, extensions, lease_for, now)
+    answers: dict[int, Lease | JobError] = {}
+    left = list(range(len(extensions)))
     pause = 0.001
-    while busy := [n for n, answer in enumerate(answers) if answer is None]:
+    while True:
+        some = [extensions[n] for n in left]
+        progress = {
+            n: in_base64(one.progress) for n, one in enumerate(some, start=1) if one.progress is not None
+        }
+        values = [*_leases(some), to_json(progress) if progress else None, lease_for, now]
+        rows = await session.rows(call("extend_lease", session.schema, len(values)), values)
+        for n, code, expires_at, cancel_requested in rows:
+            one = some[n - 1]
+            if code == 0:
+                answers[left[n - 1]] = Lease(one.job_id, one.token, expires_at, cancel_requested)
+            elif code != _BUSY:
+                answers[left[n - 1]] = _ERRORS[code](one.job_id)
+        left = [n for n in left if n not in answers]
+        if not left:
+            return [answers[n] for n in range(len(extensions))]
         # Somebody is ending, cancelling or updating these at this moment.
         await asyncio.sleep(pause)
         pause = min(pause * 2, 0.05)
-        again = await _extend_once(session, schema, [extensions[n] for n in busy], lease_for, now)
-        for n, answer in zip(busy, again, strict=True):
-            answers[n] = answer
-    return [answer for answer in answers if answer is not None]
-
-
-async def _extend_once(
-    session: Session, schema: str, extensions: Sequence[Extension], lease_for: Micros, now: Micros
-) -> list[Lease | JobError | None]:
-    """None for a job that another call is changing at that very moment."""
-    progress = {
-        str(n): in_base64(one.progress)
-        for n, one in enumerate(extensions, start=1)
-        if one.progress is not None
-    }
-    values = [*_leases(extensions), to_json(progress) if progress else None, lease_for, now]
-    rows = await session.rows(load("work", schema)["extend"], values)
-    return [
-        Lease(one.job_id, one.token, expires_at, cancel_requested)
-        if code == 0
-        else None
-        if code == _BUSY
-        else _ERRORS[code](one.job_id)
-        for one, (_, code, expires_at, cancel_requested) in zip(extensions, rows, strict=True)
-    ]

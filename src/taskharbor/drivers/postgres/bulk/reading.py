@@ -9,116 +9,78 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cache
 from itertools import pairwise
-from typing import Any, LiteralString
+from typing import Any
 
-import msgspec
-import psycopg
 import pyarrow as pa
 from psycopg import sql
 
 from taskharbor.bulk.cursors import HistoryGone
 from taskharbor.bulk.store import BulkStore, DriverStore
-from taskharbor.bulk.tables import Part, Selection, Table
-from taskharbor.drivers.postgres.failures import is_lost, translated
+from taskharbor.bulk.tables import SCHEMAS, Part, Selection, Table
+from taskharbor.client import portal
+from taskharbor.drivers.postgres.connections import Connections, Row
 from taskharbor.drivers.postgres.log import START, Place, parse_cursor
 from taskharbor.drivers.postgres.options import Options, parse_url
-from taskharbor.drivers.postgres.rows import STATE_NUMBERS
+from taskharbor.drivers.postgres.rows import STATE_NUMBERS, int_array
 from taskharbor.drivers.postgres.statements import load, quoted
 from taskharbor.errors import InvalidRequest
 
-Value = str | int | None
-
-_PLACEHOLDER = re.compile(r"%\((\w+)\)s|%%")
-_STATE_OF_JOB = "CASE WHEN j.state > 1 THEN j.state WHEN j.run_at > %(now)s THEN 0 ELSE 1 END"
-
-
-@cache
-def named(name: str, schema: str) -> LiteralString:
-    """One statement of `bulk_reading.sql` with its columns."""
-    statements = load("bulk_reading", schema)
-    text = statements[name]
-    for columns in ("attempt_columns", "live_columns", "ended_columns"):
-        text = text.replace(f"/*{columns}*/", statements[columns])
-    return text
+_PLACEHOLDER = re.compile(r"%\((\w+)\)s")
+_EXPRESSIONS = {
+    "priority": "r.rank",
+    "max_stalls": "coalesce(r.max_stalls, 0)",
+    "lease_expires_at": "r.expires_at",
+    "codec": "coalesce(r.codec, 'json')",
+    # 0 and 1 both wait: which of them a job is follows from the clock.
+    "state": "CASE WHEN r.state > 1 THEN r.state WHEN r.run_at > %(now)s THEN 0::smallint ELSE 1::smallint END",
+}
+"""Columns of jobs that are kept otherwise than they are read. Instants and codes stay numbers, which cost Arrow nothing."""
+_LIVE_AND_DEAD = [0, 1, 2, 3, 5]
 
 
-def filters(table: Table, selection: Selection) -> LiteralString:
-    """Conditions for what a selection restricts, and for nothing else: an index is of use only to a condition that is there."""
-    row: LiteralString = "a" if table == "attempts" else "j"
-    instant: LiteralString = "ended_at" if table == "attempts" else "created_at"
-    state = "a.state" if table == "attempts" else _STATE_OF_JOB
-    given: tuple[tuple[object, LiteralString], ...] = (
-        (selection.queue, "q.name = %(queue)s"),
-        (selection.type, f"{row}.type = %(type)s"),
-        (selection.state, f"{state} = %(state)s"),
-        (selection.since_us, f"{row}.{instant} >= %(since)s"),
-        (selection.until_us, f"{row}.{instant} < %(before)s"),
-    )
-    conditions: list[LiteralString] = [condition for value, condition in given if value is not None]
-    return "".join([f"AND {condition} " for condition in conditions])
-
-
-def values(selection: Selection) -> dict[str, Value]:
-    return {
-        "queue": selection.queue,
-        "type": selection.type,
-        "state": None if selection.state is None else STATE_NUMBERS[selection.state],
-        "since": selection.since_us,
-        "before": selection.until_us,
+def statement_of(part: Part, source: str, given: Mapping[str, Any]) -> str:
+    """A query for the rows of a source that a part selects. It has conditions for what is given and for nothing else: an index is
+    of use only to a condition that is there. Every value is a literal, quoted by the client library."""
+    expressions = {"priority": "r.rank"} if part.table == "attempts" else _EXPRESSIONS
+    chosen = part.selection
+    instant = "ended_at" if part.table == "attempts" else "created_at"
+    conditions = {
+        "queue": (chosen.queue, "r.queue = %(queue)s"),
+        "type": (chosen.type, "r.type = %(type)s"),
+        "state": (
+            None if chosen.state is None else STATE_NUMBERS[chosen.state],
+            f"{expressions.get('state', 'r.state')} = %(state)s",
+        ),
+        "since": (chosen.since_us, f"r.{instant} >= %(since)s"),
+        "before": (chosen.until_us, f"r.{instant} < %(before)s"),
     }
-
-
-def composed(statement: str, given: Mapping[str, Value]) -> str:
-    """The statement with every value as a literal, quoted by the client library."""
-
-    def literal(match: re.Match[str]) -> str:
-        return "%" if match[0] == "%%" else sql.Literal(given[match[1]]).as_string(None)
-
-    return _PLACEHOLDER.sub(literal, statement)
-
-
-Row = tuple[Any, ...]
+    values = {**given, **{name: value for name, (value, _) in conditions.items()}}
+    columns = ", ".join(expressions.get(name, f"r.{name}") for name in SCHEMAS[part.table].names)
+    filters = "".join([f" AND {text}" for value, text in conditions.values() if value is not None])
+    return _PLACEHOLDER.sub(
+        lambda match: sql.Literal(values[match[1]]).as_string(None),
+        f"SELECT {columns} FROM ({source}\n) AS r WHERE true{filters}",  # noqa: S608
+    )
 
 
 class Planner:
+    """Statements of `bulk_reading.sql` on a connection of its own."""
+
     def __init__(self, options: Options) -> None:
-        self._options = options
-        self._connection: psycopg.Connection[Row] | None = None
+        self._schema = options.schema
+        self._connections = Connections(options)
 
-    def rows(self, name: str, values: Mapping[str, Any] | None = None) -> list[Row]:
-        """The answer to a statement of `bulk_reading.sql`."""
-        statement = named(name, self._options.schema)
-        is_used = self._connection is not None
-        try:
-            try:
-                return self._execute(statement, values or {})
-            except psycopg.Error as error:
-                # One that stood idle for a while may have been cut off; these statements only look, so look again.
-                if not (is_used and is_lost(error)):
-                    raise
-                self.close()
-                return self._execute(statement, values or {})
-        except psycopg.Error as error:
-            self.close()
-            raise translated(error, self._options) from error
+    def rows(self, name: str, *values: Any, family: str = "bulk_reading") -> list[Row]:
+        statement = load(family, self._schema)[name]
+        return portal().call(self._connections.run(lambda session: session.rows(statement, values)))
 
-    def row(self, name: str, values: Mapping[str, Any] | None = None) -> Row:
-        (row,) = self.rows(name, values)
+    def row(self, name: str, *values: Any, family: str = "bulk_reading") -> Row:
+        (row,) = self.rows(name, *values, family=family)
         return row
 
-    def _execute(self, statement: Any, values: Mapping[str, Any]) -> list[Row]:
-        if self._connection is None:
-            self._connection = psycopg.connect(
-                self._options.conninfo, autocommit=True, prepare_threshold=None
-            )
-        return self._connection.execute(statement, values).fetchall()
-
     def close(self) -> None:
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.close()
+        portal().call(self._connections.close())
 
 
 _BLOCKS_PER_PART = 256
@@ -128,13 +90,8 @@ _BLOCKS_PER_STATEMENT = 16_384
 queue's busiest table among them, and claims have to step over them."""
 
 
-class Blocks(msgspec.Struct, frozen=True):
-    table: str
-    first: int
-    end: int
-
-    def __str__(self) -> str:
-        return f"{self.table}:{self.first}:{self.end}"
+Blocks = tuple[str, int, int]
+"""A table, its first block, and the one after the last."""
 
 
 def shared_out(sizes: Sequence[tuple[str, int]], parallelism: int) -> list[list[Blocks]]:
@@ -145,7 +102,7 @@ def shared_out(sizes: Sequence[tuple[str, int]], parallelism: int) -> list[list[
         for table, size in sizes:
             first, end = max(low - offset, 0), min(high - offset, size)
             if first < end:
-                share.append(Blocks(table, first, end))
+                share.append((table, first, end))
             offset += size
         shares.append(share)
     return shares
@@ -153,9 +110,9 @@ def shared_out(sizes: Sequence[tuple[str, int]], parallelism: int) -> list[list[
 
 def in_steps(share: Iterable[Blocks]) -> Iterator[Blocks]:
     """The same blocks in pieces that are read by one statement each."""
-    for whole in share:
-        for first in range(whole.first, whole.end, _BLOCKS_PER_STATEMENT):
-            yield Blocks(whole.table, first, min(first + _BLOCKS_PER_STATEMENT, whole.end))
+    for table, first, end in share:
+        for start in range(first, end, _BLOCKS_PER_STATEMENT):
+            yield table, start, min(start + _BLOCKS_PER_STATEMENT, end)
 
 
 def spans(after: int, until: int, parts: int, least: int) -> list[tuple[int, int]]:
@@ -167,43 +124,27 @@ def spans(after: int, until: int, parts: int, least: int) -> list[tuple[int, int
     return list(pairwise([after + size * n // count for n in range(count + 1)]))
 
 
-def written(share: Iterable[Blocks]) -> str:
-    return ",".join(map(str, share))
-
-
-def parsed(text: str) -> list[Blocks]:
-    share = []
-    for item in text.split(",") if text else []:
-        match item.rsplit(":", 2):
-            case [table, first, end] if first.isdecimal() and end.isdecimal():
-                share.append(Blocks(table, int(first), int(end)))
-            case _:
-                raise InvalidRequest(f"{item!r} is not a range of blocks: pass on a part as it was planned")
-    return share
-
-
 _LOOKS = 20
 _PAUSE = 0.005
-"""A row that is held back is usually held back by a transaction that ends in a moment."""
+"""Seconds between two looks: a row that is held back is usually held back by a transaction that ends in a moment."""
 _ROWS_PER_PART = 20_000
 _PROBES_PER_PART = 16
 _NO_END = 2**63 - 1
 
 
 class Log:
+    """The attempt log as a stream, by ranges of its cursor."""
+
     def __init__(self, planner: Planner, place: str) -> None:
         self._planner = planner
         self._place = place
-
-    def start(self) -> str:
-        return str(START)
 
     def latest(self) -> str:
         """The last row that is certain, after a short wait for those that can be seen already."""
         epoch, xid, seq, newest = self._planner.row("end_of_log")
         if newest is not None and (xid is None or int(newest) > int(xid)):
             for _ in range(_LOOKS):
-                if self._planner.row("is_over", {"xid": newest})[0]:
+                if self._planner.row("is_over", newest)[0]:
                     break
                 time.sleep(_PAUSE)
             epoch, xid, seq, _ = self._planner.row("end_of_log")
@@ -211,16 +152,16 @@ class Log:
 
     def limited(self, after: str, until: str, rows: int | None) -> str:
         first, last = parse_cursor(after), parse_cursor(until)
-        if (last.epoch, last.xid, last.seq) <= (first.epoch, first.xid, first.seq):
+        if last <= first:
             return after
         if rows is None:
             return until
         for low, high, begin, end in self._ranges(first, last):
-            values = {**_bounds(low, high, begin, end), "skipped": rows - 1}
-            found = self._planner.rows("limited", values)
+            bounds = _bounds(low, high, begin, end).values()
+            found = self._planner.rows("limited", *bounds, rows - 1)
             if found:
                 return str(Place(low.epoch, int(found[0][0]), found[0][1]))
-            if high is not last and self._planner.rows("limited", {**values, "skipped": 0}):
+            if high is not last and self._planner.rows("limited", *bounds, 0):
                 # An old epoch whose rest is fewer rows than asked for: the next one begins with the next batch.
                 return str(Place(low.epoch + 1, 0, 0))
         return until
@@ -239,7 +180,7 @@ class Log:
 
     def _ranges(self, after: Place, until: Place) -> Iterator[tuple[Place, Place, int, int]]:
         """Per epoch: after which place, up to which, and which numbers belong to it."""
-        epochs: dict[int, int] = dict(self._planner.rows("epochs"))
+        epochs: dict[int, int] = dict(self._planner.rows("epochs", family="log"))
         if max(after.epoch, until.epoch) > max(epochs):
             raise InvalidRequest(
                 f"{self._place}: {after} and {until} are cursors of another store: this one is in epoch {max(epochs)}. "
@@ -248,7 +189,7 @@ class Log:
         for epoch in range(after.epoch, until.epoch + 1):
             low = after if epoch == after.epoch else Place(epoch, 0, 0)
             high = until if epoch == until.epoch else Place(epoch, 2**64 - 1, _NO_END)
-            if (low.xid, low.seq) < (high.xid, high.seq):
+            if low < high:
                 yield low, high, epochs[epoch], epochs.get(epoch + 1, _NO_END)
 
     def _following(self, place: Place, begin: int, end: int, *, is_resumed: bool) -> Place | None:
@@ -257,8 +198,9 @@ class Log:
         Retention leaves a mark in the present epoch. Where there is none, a sign of it is a cursor whose own row is gone while
         numbers after it were given out and the next row has not the next number.
         """
-        values = {"xid": str(place.xid), "seq": place.seq, "begin": begin, "end": end}
-        is_there, xid, seq, last_number, has_begun, is_passed, is_mark = self._planner.row("around", values)
+        is_there, xid, seq, last_number, has_begun, is_passed, is_mark = self._planner.row(
+            "around", str(place.xid), place.seq, begin, end
+        )
         is_present = end == _NO_END
         if is_resumed and is_present and not has_begun:
             raise InvalidRequest(
@@ -286,9 +228,9 @@ class Log:
             return []
         probes = min(_PROBES_PER_PART * count, span)
         xids = sorted({first.xid + span * n // probes for n in range(1, probes)})
-        answers = self._planner.rows("probes", {"xids": list(map(str, xids)), "begin": begin})
+        answers = self._planner.rows("probes", int_array(xids), begin)
         edges: list[Place] = []
-        for xid, (_, seq) in zip(xids, answers, strict=True):
+        for xid, (seq,) in zip(xids, answers, strict=True):
             wanted = first.seq + (last.seq - first.seq) * (len(edges) + 1) // count
             if seq is not None and seq >= wanted and len(edges) < count - 1:
                 edges.append(Place(last.epoch, xid, 0))
@@ -331,7 +273,7 @@ class PostgresReading(BulkStore):
     def _parts_of_attempts(self, selection: Selection, parallelism: int) -> list[Part]:
         # In this order: whatever the snapshot shows lies in blocks that are there when the sizes are taken.
         snapshot, xmin, begin = self._planner.row("snapshot")
-        fixed: dict[str, Value] = {"snapshot": snapshot, "xmin": xmin, "begin": begin}
+        fixed = {"snapshot": snapshot, "xmin": xmin, "begin": begin}
         days = [
             (name, size)
             for name, size, since, until in self._days("attempts")
@@ -340,27 +282,22 @@ class PostgresReading(BulkStore):
         ]
         shares = shared_out(days, parallelism) or [[]]
         return [
-            Part(table="attempts", selection=selection, bounds={"blocks": written(share), **fixed})
-            for share in shares
+            Part(table="attempts", selection=selection, bounds={"blocks": share, **fixed}) for share in shares
         ]
 
     def _parts_of_jobs(self, selection: Selection, parallelism: int) -> list[Part]:
-        (now,) = self._planner.row("time")
+        (now,) = self._planner.row("time", family="inspect")
         days = [(name, size) for name, size, _, _ in self._days("finished")]
         shares = shared_out(days, parallelism - 1) if parallelism > 1 else []
-        if len(shares) < 2:
-            return [Part(table="jobs", selection=selection, bounds={"which": "all", "now": now})]
-        return [Part(table="jobs", selection=selection, bounds={"which": "live and dead", "now": now})] + [
-            Part(table="jobs", selection=selection, bounds={"blocks": written(share), "now": now})
-            for share in shares
-        ]
+        bounds: list[dict[str, Any]] = [{"states": int_array(range(7)), "now": now}]
+        if len(shares) > 1:
+            bounds = [{"states": int_array(_LIVE_AND_DEAD), "now": now}]
+            bounds += [{"blocks": share, "now": now} for share in shares]
+        return [Part(table="jobs", selection=selection, bounds=one) for one in bounds]
 
     def _days(self, parent: str) -> list[tuple[str, int, int | None, int | None]]:
-        name = f"{quoted(self._address.schema)}.{parent}"
-        return [
-            (name, size, since, until)
-            for name, size, since, until in self._planner.rows("days", {"parent": name})
-        ]
+        rows: Any = self._planner.rows("days", f"{quoted(self._address.schema)}.{parent}")
+        return list(rows)
 
     def read(self, part: Part) -> Iterator[pa.RecordBatch]:
         if part.table == "queues":
@@ -376,32 +313,23 @@ class PostgresReading(BulkStore):
                 yield from store.read(planned)
 
     def _statements(self, part: Part) -> list[str]:
-        given = {**part.bounds, **values(part.selection)}
-        if "blocks" in part.bounds:
-            name = "attempts_of_blocks" if part.table == "attempts" else "finished_of_blocks"
-            return [
-                composed(
-                    self._text(name, part, share.table),
-                    {**given, "from": f"({share.first},0)", "to": f"({share.end},0)"},
-                )
-                for share in in_steps(parsed(str(part.bounds["blocks"])))
-            ]
-        if part.table == "attempts":
-            return [composed(self._text("attempts_of_range", part), given)]
-        texts = [self._text("live_jobs", part), self._text("ended_jobs", part, "dead")]
-        if part.bounds["which"] == "all":
-            texts.append(self._text("ended_jobs", part, "finished"))
-        # One statement, one snapshot: a job that moves between the tables is in one of them.
-        return [composed(" UNION ALL ".join(texts), given)]
-
-    def _text(self, name: str, part: Part, table: str = "") -> str:
-        text = named(name, self._address.schema).replace("/*filters*/", filters(part.table, part.selection))
-        return text.replace("/*table*/", quoted(table).replace("%", "%%"))
+        sources = load("bulk_reading", self._address.schema)
+        if "blocks" not in part.bounds:
+            name = "attempts_of_range" if part.table == "attempts" else "jobs_in_states"
+            return [statement_of(part, sources[name], part.bounds)]
+        return [
+            statement_of(
+                part,
+                sources[f"{part.table}_of_blocks"].replace("/*table*/", quoted(table)),
+                {**part.bounds, "from": f"({first},0)", "to": f"({end},0)"},
+            )
+            for table, first, end in in_steps(part.bounds["blocks"])
+        ]
 
     # -- the attempt log as a stream ----------------------------------------------------------------------------
 
     def start(self) -> str:
-        return self._log.start()
+        return str(START)
 
     def latest(self) -> str:
         return self._log.latest()

@@ -1,57 +1,40 @@
--- name: attempt_columns
--- In the order of the schema; instants and codes stay numbers, which cost Arrow nothing to convert.
-a.seq, a.job_id, q.name, a.type, a.key, a.rank, a.fence, a.worker, a.created_at, a.run_at, a.reserved_at, a.lease_expires_at,
-    a.ended_at, a.outcome, a.state, a.error_type, a.error_message, a.payload_size
-
--- name: live_columns
--- 0 and 1 both wait: which of them a job is follows from the clock.
-j.id, q.name, j.type, CASE WHEN j.state > 1 THEN j.state WHEN j.run_at > %(now)s THEN 0::smallint ELSE 1::smallint END AS state,
-    j.key, j.idempotency_key, j.rank, j.run_at, j.created_at, j.attempts, j.stalls, j.fence, j.max_attempts,
-    coalesce(j.max_stalls, 0), j.worker, j.reserved_at, j.expires_at, j.failed_at, NULL::bigint, j.last_error, NULL::text,
-    coalesce(j.codec, 'json'), j.headers, j.payload, NULL::bytea
-
--- name: ended_columns
-j.id, q.name, j.type, j.state, j.key, j.idempotency_key, j.rank, j.run_at, j.created_at, j.attempts, j.stalls, j.fence,
-    j.max_attempts, coalesce(j.max_stalls, 0), NULL::text, NULL::bigint, NULL::bigint, j.failed_at, j.finished_at, j.last_error,
-    j.merged_into, coalesce(j.codec, 'json'), j.headers, j.payload, j.result
+-- Sources of rows: read by statements whose values are literals.
 
 -- name: attempts_of_blocks
 -- What was committed when the read was planned, whenever this part of it comes to be read: rows are never changed, and
 -- each carries the number of its transaction. Those up to `begin` are older than this cluster.
-SELECT /*attempt_columns*/ FROM $schema./*table*/ AS a JOIN $schema.queues AS q ON q.id = a.queue_id
+SELECT a.*, q.name AS queue FROM $schema./*table*/ AS a JOIN $schema.queues AS q ON q.id = a.queue_id
 WHERE a.ctid >= %(from)s::tid AND a.ctid < %(to)s::tid
-    AND (a.xid < %(xmin)s::xid8 OR a.seq <= %(begin)s OR pg_visible_in_snapshot(a.xid, %(snapshot)s::pg_snapshot)) /*filters*/
+    AND (a.xid < %(xmin)s::xid8 OR a.seq <= %(begin)s OR pg_visible_in_snapshot(a.xid, %(snapshot)s::pg_snapshot))
 
 -- name: attempts_of_range
 -- Between two cursors of one epoch. Nothing can appear there any more, so no snapshot is needed.
-SELECT /*attempt_columns*/ FROM $schema.attempts AS a JOIN $schema.queues AS q ON q.id = a.queue_id
+SELECT a.*, q.name AS queue FROM $schema.attempts AS a JOIN $schema.queues AS q ON q.id = a.queue_id
 WHERE (a.xid, a.seq) > (%(after_xid)s::xid8, %(after_seq)s) AND (a.xid, a.seq) <= (%(until_xid)s::xid8, %(until_seq)s)
-    AND a.seq > %(begin)s AND a.seq <= %(end)s /*filters*/
+    AND a.seq > %(begin)s AND a.seq <= %(end)s
 
--- name: live_jobs
-SELECT /*live_columns*/ FROM $schema.jobs AS j JOIN $schema.queues AS q ON q.id = j.queue_id WHERE true /*filters*/
+-- name: jobs_in_states
+-- One statement, one snapshot: a job that moves between the tables is in one of them.
+SELECT * FROM $schema.job_records WHERE state = ANY (%(states)s::smallint[])
 
--- name: ended_jobs
-SELECT /*ended_columns*/ FROM $schema./*table*/ AS j JOIN $schema.queues AS q ON q.id = j.queue_id WHERE true /*filters*/
+-- name: jobs_of_blocks
+SELECT j.*, q.name AS queue, NULL::text AS worker, NULL::bigint AS reserved_at, NULL::bigint AS expires_at
+FROM $schema./*table*/ AS j JOIN $schema.queues AS q ON q.id = j.queue_id
+WHERE j.ctid >= %(from)s::tid AND j.ctid < %(to)s::tid
 
--- name: finished_of_blocks
-SELECT /*ended_columns*/ FROM $schema./*table*/ AS j JOIN $schema.queues AS q ON q.id = j.queue_id
-WHERE j.ctid >= %(from)s::tid AND j.ctid < %(to)s::tid /*filters*/
+-- Planning.
 
 -- name: days
 -- The tables of a partitioned one: how many blocks each has, and which instants it holds (NULL: any).
-SELECT c.relname, pg_relation_size(c.oid) / current_setting('block_size')::bigint,
+SELECT c.relname::text, pg_relation_size(c.oid) / current_setting('block_size')::bigint,
     substring(pg_get_expr(c.relpartbound, c.oid) FROM 'FROM \(''?(-?\d+)''?\)')::bigint,
     substring(pg_get_expr(c.relpartbound, c.oid) FROM 'TO \(''?(-?\d+)''?\)')::bigint
 FROM pg_inherits AS i JOIN pg_class AS c ON c.oid = i.inhrelid
-WHERE i.inhparent = to_regclass(%(parent)s)
+WHERE i.inhparent = to_regclass($1)
 ORDER BY c.relname
 
 -- name: snapshot
 SELECT pg_current_snapshot()::text, pg_snapshot_xmin(pg_current_snapshot())::text, max(last_seq) FROM $schema.epochs
-
--- name: epochs
-SELECT epoch, last_seq FROM $schema.epochs ORDER BY epoch
 
 -- name: end_of_log
 -- The last row that is certain (below the oldest transaction that still runs nothing can appear any more), and the number of the
@@ -67,31 +50,26 @@ FROM (SELECT epoch, last_seq FROM $schema.epochs ORDER BY epoch DESC LIMIT 1) AS
     ) AS newest ON true
 
 -- name: is_over
-SELECT pg_snapshot_xmin(pg_current_snapshot()) > %(xid)s::xid8
+SELECT pg_snapshot_xmin(pg_current_snapshot()) > $1::xid8
 
 -- name: around
 -- Of a cursor: whether its own row is still there, the next row, the number given out last, and whether the cursor's transaction
 -- has begun in this cluster at all. Also whether retention removed rows after the cursor's, or its own as the last.
-SELECT EXISTS (SELECT FROM $schema.attempts AS a WHERE a.xid = %(xid)s::xid8 AND a.seq = %(seq)s), following.xid::text, following.seq,
-    (SELECT last_value FROM $schema.attempt_seq), %(xid)s::xid8 < pg_snapshot_xmax(pg_current_snapshot()),
-    (e.trimmed_xid, e.trimmed_seq) > (%(xid)s::xid8, %(seq)s), (e.trimmed_xid, e.trimmed_seq) = (%(xid)s::xid8, %(seq)s)
+SELECT EXISTS (SELECT FROM $schema.attempts AS a WHERE a.xid = $1::xid8 AND a.seq = $2::bigint), following.xid::text, following.seq,
+    (SELECT last_value FROM $schema.attempt_seq), $1::xid8 < pg_snapshot_xmax(pg_current_snapshot()),
+    (e.trimmed_xid, e.trimmed_seq) > ($1::xid8, $2), (e.trimmed_xid, e.trimmed_seq) = ($1::xid8, $2)
 FROM (SELECT trimmed_xid, trimmed_seq FROM $schema.epochs ORDER BY epoch DESC LIMIT 1) AS e
     LEFT JOIN LATERAL (
         SELECT a.xid, a.seq FROM $schema.attempts AS a
-        WHERE (a.xid, a.seq) > (%(xid)s::xid8, %(seq)s) AND a.seq > %(begin)s AND a.seq <= %(end)s ORDER BY a.xid, a.seq LIMIT 1
+        WHERE (a.xid, a.seq) > ($1::xid8, $2) AND a.seq > $3::bigint AND a.seq <= $4::bigint ORDER BY a.xid, a.seq LIMIT 1
     ) AS following ON true
 
 -- name: limited
 SELECT a.xid::text, a.seq FROM $schema.attempts AS a
-WHERE (a.xid, a.seq) > (%(after_xid)s::xid8, %(after_seq)s) AND (a.xid, a.seq) <= (%(until_xid)s::xid8, %(until_seq)s)
-    AND a.seq > %(begin)s AND a.seq <= %(end)s
-ORDER BY a.xid, a.seq OFFSET %(skipped)s LIMIT 1
+WHERE (a.xid, a.seq) > ($1::xid8, $2::bigint) AND (a.xid, a.seq) <= ($3::xid8, $4::bigint) AND a.seq > $5::bigint AND a.seq <= $6::bigint
+ORDER BY a.xid, a.seq OFFSET $7::bigint LIMIT 1
 
 -- name: probes
 -- The first number at or after each of some transactions: how densely the log is written between them.
-SELECT p.n, (
-    SELECT a.seq FROM $schema.attempts AS a WHERE (a.xid, a.seq) > (p.xid, 0) AND a.seq > %(begin)s ORDER BY a.xid, a.seq LIMIT 1)
-FROM unnest(%(xids)s::xid8[]) WITH ORDINALITY AS p(xid, n) ORDER BY p.n
-
--- name: time
-SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint
+SELECT (SELECT a.seq FROM $schema.attempts AS a WHERE (a.xid, a.seq) > (p.xid, 0) AND a.seq > $2::bigint ORDER BY a.xid, a.seq LIMIT 1)
+FROM unnest($1::xid8[]) WITH ORDINALITY AS p(xid, n) ORDER BY p.n

@@ -1,43 +1,20 @@
--- name: live_columns
-j.seq, q.name, j.id, j.type, j.payload, j.rank, j.run_at, j.created_at, j.key, j.idempotency_key, j.max_attempts, j.max_stalls,
-    j.state, j.attempts, j.stalls, j.fence, j.last_error, j.failed_at, NULL::bigint, NULL::bytea, j.progress,
-    j.cancel_requested, NULL::text, j.token, j.worker, j.expires_at, j.reserved_at, j.codec, j.headers, j.timeout_us, j.flags,
-    j.backoff_min_us, j.backoff_max_us
-
--- name: ended_columns
-j.seq, q.name, j.id, j.type, j.payload, j.rank, j.run_at, j.created_at, j.key, j.idempotency_key, j.max_attempts, j.max_stalls,
-    j.state, j.attempts, j.stalls, j.fence, j.last_error, j.failed_at, j.finished_at, j.result, NULL::bytea,
-    false, j.merged_into, NULL::text, NULL::text, NULL::bigint, NULL::bigint, j.codec, j.headers, j.timeout_us, j.flags,
-    j.backoff_min_us, j.backoff_max_us
-
 -- name: get
-SELECT /*live_columns*/ FROM $schema.jobs AS j JOIN $schema.queues AS q ON q.id = j.queue_id WHERE j.id = ANY (%(ids)s::text[])
-UNION ALL
-SELECT /*ended_columns*/ FROM $schema.finished AS j JOIN $schema.queues AS q ON q.id = j.queue_id WHERE j.id = ANY (%(ids)s::text[])
-UNION ALL
-SELECT /*ended_columns*/ FROM $schema.dead AS j JOIN $schema.queues AS q ON q.id = j.queue_id WHERE j.id = ANY (%(ids)s::text[])
-
--- name: list
-SELECT * FROM (/*parts*/) AS found ORDER BY seq DESC LIMIT %(limit)s
-
--- name: list_live
--- Only numbers from a window: a summary finds them, an index would have to be kept up at every move of a job.
-(SELECT /*live_columns*/ FROM $schema.jobs AS j JOIN $schema.queues AS q ON q.id = j.queue_id
- WHERE j.seq < %(before)s AND j.seq >= %(from)s AND (/*states*/) /*filters*/
- ORDER BY j.seq DESC LIMIT %(limit)s)
+SELECT /*job*/ FROM $schema.job_records WHERE id = ANY ($1::text[])
 
 -- name: newest
 SELECT last_value + 1 FROM $schema.job_seq
 
--- name: list_finished
-(SELECT /*ended_columns*/ FROM $schema.finished AS j JOIN $schema.queues AS q ON q.id = j.queue_id
- WHERE j.seq < %(before)s AND j.seq >= %(from)s AND (/*states*/) /*filters*/
- ORDER BY j.seq DESC LIMIT %(limit)s)
-
--- name: list_dead
-(SELECT /*ended_columns*/ FROM $schema.dead AS j JOIN $schema.queues AS q ON q.id = j.queue_id
- WHERE j.seq < %(before)s /*filters*/
- ORDER BY j.seq DESC LIMIT %(limit)s)
+-- Only numbers from a window: a summary finds them, an index would have to be kept up at every move of a job. States 0 and 1 both
+-- wait: which of them a job is follows from the clock. What is NULL restricts nothing.
+-- $11: whether a job that has not ended may be among them; otherwise that table is not looked at.
+-- name: list
+SELECT /*job*/ FROM $schema.job_records AS j
+WHERE j.seq < $1::bigint AND j.seq >= $2::bigint AND j.state = ANY ($3::smallint[])
+    AND (j.state > 1 OR CASE WHEN j.run_at > $4::bigint THEN 0 ELSE 1 END = ANY ($5::smallint[]))
+    AND ($6::text IS NULL OR j.queue = $6) AND ($7::text[] IS NULL OR j.type = ANY ($7)) AND ($8::text IS NULL OR j.key = $8)
+    AND ($9::text IS NULL OR j.worker = $9) AND ($10::bigint IS NULL OR j.finished_at < $10)
+    AND ($11::boolean OR j.finished_at IS NOT NULL)
+ORDER BY j.seq DESC LIMIT $12::bigint
 
 -- name: stats
 -- Counters are what was folded and what was not yet. Jobs stored as scheduled that are due by the caller's clock, and those
@@ -64,22 +41,31 @@ FROM $schema.queues AS q,
     ) AS s,
     LATERAL (
         SELECT count(*) AS jobs FROM $schema.jobs AS j
-        WHERE j.queue_id = q.id AND j.state = 0 AND coalesce(j.expires_at, j.run_at) <= %(now)s AND s.scheduled > 0
+        WHERE j.queue_id = q.id AND j.state = 0 AND coalesce(j.expires_at, j.run_at) <= $1::bigint AND s.scheduled > 0
     ) AS due,
     LATERAL (
         SELECT count(*) AS jobs FROM $schema.jobs AS j, unnest($schema.waiting_ranks(q.id)) AS r(rank)
-        WHERE s.high_run_at > %(now)s AND j.queue_id = q.id AND j.rank = r.rank AND j.state <= 1
-          AND j.run_at > %(now)s AND j.run_at <= s.high_run_at AND j.state = 1
+        WHERE s.high_run_at > $1 AND j.queue_id = q.id AND j.rank = r.rank AND j.state <= 1
+          AND j.run_at > $1 AND j.run_at <= s.high_run_at AND j.state = 1
     ) AS early,
     LATERAL (
         SELECT (SELECT first.run_at FROM unnest($schema.waiting_ranks(q.id)) WITH ORDINALITY AS r(rank, n),
                     LATERAL (SELECT j.run_at FROM $schema.jobs AS j
-                             WHERE j.queue_id = q.id AND j.rank = r.rank AND j.state <= 1 AND j.run_at <= %(now)s
+                             WHERE j.queue_id = q.id AND j.rank = r.rank AND j.state <= 1 AND j.run_at <= $1
                              ORDER BY j.run_at, j.seq LIMIT 1) AS first
                 ORDER BY r.n LIMIT 1) AS run_at
     ) AS head
-WHERE %(queue)s::text IS NULL OR q.name = %(queue)s
+WHERE $2::text IS NULL OR q.name = $2
 ORDER BY q.name
 
--- name: watch
-SELECT snapshot, is_stirred, due FROM $schema.watch(%s::text[], %s::pg_snapshot[], %s::bigint[])
+-- name: settings
+SELECT paused, max_inflight, failure_queue, keep_done_us, keep_dead_us, keep_attempts_us FROM $schema.queues WHERE name = $1
+
+-- name: time
+SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint
+
+-- name: notify
+SELECT pg_notify($1, queue) FROM unnest($2::text[]) AS queue
+
+-- name: claim
+SELECT /*claimed*/ FROM $schema.claim($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)

@@ -1,0 +1,27 @@
+-- Per job the state it is in now, or -1 not found, -2 finished.
+CREATE OR REPLACE FUNCTION cancel(p_ids text[], p_now bigint, p_stir integer) RETURNS smallint[] LANGUAGE plpgsql AS $$
+DECLARE
+    v_answers smallint[] := '{}';
+    v_id text;
+    v_job jobs;
+    v_state smallint;
+BEGIN
+    -- In the order of `settle`, running jobs before those that wait for them.
+    PERFORM FROM jobs WHERE id = ANY (p_ids) ORDER BY state < 3, key IS NOT NULL, seq FOR UPDATE;
+    FOREACH v_id IN ARRAY p_ids LOOP
+        SELECT * INTO v_job FROM jobs WHERE id = v_id FOR UPDATE;
+        IF FOUND AND v_job.state = 3 THEN
+            UPDATE jobs SET cancel_requested = true WHERE id = v_id;
+            v_state := 3;
+        ELSIF FOUND THEN
+            PERFORM end_job(v_job, 6, 5, p_now, p_stir);
+            v_state := 6;
+        ELSIF EXISTS (SELECT FROM ended WHERE id = v_id AND state = 6) THEN
+            v_state := 6;
+        ELSE
+            v_state := CASE WHEN is_kept(v_id) THEN -2 ELSE -1 END;
+        END IF;
+        v_answers := v_answers || v_state;
+    END LOOP;
+    RETURN v_answers;
+END $$ SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off;

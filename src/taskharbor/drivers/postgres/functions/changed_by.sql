@@ -1,0 +1,32 @@
+-- What one more request with the same key changes in a job.
+CREATE OR REPLACE FUNCTION changed_by(p_job jobs, p_by jobs, p_flags smallint) RETURNS jobs LANGUAGE plpgsql AS $$
+DECLARE
+    v_flags smallint := coalesce(p_flags, 1);
+    v_when integer := v_flags >> 3;
+BEGIN
+    IF v_flags & 1 <> 0 THEN
+        p_job.type := p_by.type;
+        p_job.payload := p_by.payload;
+        p_job.codec := p_by.codec;
+        p_job.headers := p_by.headers;
+        p_job.timeout_us := p_by.timeout_us;
+    END IF;
+    IF v_when = 1 THEN
+        p_job.run_at := p_by.run_at;
+    ELSIF v_when = 2 THEN
+        p_job.run_at := greatest(p_job.run_at, p_by.run_at);
+    ELSIF v_when = 3 THEN
+        p_job.run_at := least(p_job.run_at, p_by.run_at);
+    END IF;
+    IF v_flags & 2 <> 0 THEN
+        p_job.max_attempts := p_by.max_attempts;
+        p_job.max_stalls := p_by.max_stalls;
+        p_job.backoff_min_us := p_by.backoff_min_us;
+        p_job.backoff_max_us := p_by.backoff_max_us;
+    END IF;
+    IF v_flags & 4 <> 0 THEN
+        p_job.attempts := 0;
+        p_job.stalls := 0;
+    END IF;
+    RETURN p_job;
+END $$;

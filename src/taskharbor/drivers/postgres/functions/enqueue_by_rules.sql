@@ -1,0 +1,98 @@
+-- Jobs of any kind, in order. p_jobs: objects with the columns of `jobs` that are given, and `queue`. p_is_repeated: an
+-- earlier try may have stored them, or may do so later: from now on it may not.
+CREATE OR REPLACE FUNCTION enqueue_by_rules(
+    p_jobs json, p_payloads bytea, p_ends integer[], p_now bigint, p_stir integer, p_is_repeated boolean
+) RETURNS TABLE (job_id text, existed boolean) LANGUAGE plpgsql AS $$
+DECLARE
+    v_given record;
+    v_new jobs;
+    v_job jobs;
+    v_answer record;
+    v_known text;
+    v_unused integer[] := '{}';
+    v_queues jsonb := '{}';
+    v_seqs bigint[] := ARRAY(SELECT nextval('job_seq') FROM json_array_elements(p_jobs));
+BEGIN
+    v_new.fence := 0;
+    v_new.attempts := 0;
+    v_new.stalls := 0;
+    v_new.cancel_requested := false;
+    FOR v_given IN SELECT DISTINCT g ->> 'queue' AS name FROM json_array_elements(p_jobs) AS g ORDER BY 1 LOOP
+        IF NOT EXISTS (SELECT FROM queues WHERE name = v_given.name) THEN
+            v_unused := v_unused || queue_id_of(v_given.name);
+        END IF;
+        v_queues := v_queues || jsonb_build_object(v_given.name, queue_id_of(v_given.name));
+    END LOOP;
+    -- In one order for everybody, so that two batches do not wait for each other.
+    PERFORM pg_advisory_xact_lock(l.number) FROM (
+        SELECT DISTINCT key_lock((v_queues ->> (g ->> 'queue'))::integer, g ->> 'key') AS number
+        FROM json_array_elements(p_jobs) AS g WHERE g ->> 'key' IS NOT NULL ORDER BY 1
+    ) AS l;
+    -- The running jobs of these keys, which the new ones may be blocked by, in the order in which settling locks them.
+    PERFORM FROM jobs AS j
+    WHERE j.key IS NOT NULL AND j.state = 3 AND (j.queue_id, j.key) IN (
+        SELECT (v_queues ->> (g ->> 'queue'))::integer, g ->> 'key' FROM json_array_elements(p_jobs) AS g)
+    ORDER BY j.seq FOR KEY SHARE OF j;
+    -- Each idempotency key gets a row for the first job that has it, in one order for everybody: by the key first, since a sort by
+    -- a number that is the same for most compares all texts in full. Where another transaction has put one there and not ended,
+    -- this waits for it.
+    INSERT INTO idempotency (queue_id, idempotency_key, job_seq, job_id)
+    SELECT DISTINCT ON (2, 1) (v_queues ->> (g.value ->> 'queue'))::integer, (g.value ->> 'idempotency_key') COLLATE "C",
+           v_seqs[g.ordinality], g.value ->> 'id'
+    FROM json_array_elements(p_jobs) WITH ORDINALITY AS g
+    WHERE g.value ->> 'idempotency_key' IS NOT NULL ORDER BY 2, 1, g.ordinality
+    ON CONFLICT DO NOTHING;
+    FOR v_given IN
+        SELECT g.value, g.ordinality AS n FROM json_array_elements(p_jobs) WITH ORDINALITY AS g ORDER BY g.ordinality
+    LOOP
+        v_job := json_populate_record(v_new, v_given.value);
+        v_job.queue_id := (v_queues ->> (v_given.value ->> 'queue'))::integer;
+        v_job.payload := substring(p_payloads FROM p_ends[v_given.n] + 1
+                                   FOR p_ends[v_given.n + 1] - p_ends[v_given.n]);
+        v_job.seq := v_seqs[v_given.n];
+        job_id := v_job.id;
+        existed := is_kept(v_job.id);
+        IF NOT existed AND v_job.idempotency_key IS NOT NULL THEN
+            SELECT i.job_id INTO v_known FROM idempotency AS i
+            WHERE i.queue_id = v_job.queue_id AND i.idempotency_key = v_job.idempotency_key;
+            IF FOUND AND v_known <> v_job.id AND NOT is_kept(v_known) THEN
+                -- It leads to a job that is gone. Of several who find that, the first leads it to its own.
+                SELECT i.job_id INTO v_known FROM idempotency AS i
+                WHERE i.queue_id = v_job.queue_id AND i.idempotency_key = v_job.idempotency_key FOR UPDATE;
+            END IF;
+            IF FOUND AND v_known <> v_job.id AND is_kept(v_known) THEN
+                job_id := v_known;
+                existed := true;
+            END IF;
+        END IF;
+        IF NOT existed THEN
+            v_answer := store_job(v_job, p_now, p_stir);
+            job_id := v_answer.job_id;
+            existed := v_answer.existed;
+            IF NOT existed THEN
+                v_unused := array_remove(v_unused, v_job.queue_id);
+            END IF;
+            IF v_job.idempotency_key IS NOT NULL AND v_answer.job_seq IS NOT NULL THEN
+                INSERT INTO idempotency AS i (queue_id, idempotency_key, job_seq, job_id, is_led)
+                VALUES (v_job.queue_id, v_job.idempotency_key, v_answer.job_seq, v_answer.job_id, existed)
+                ON CONFLICT (queue_id, idempotency_key)
+                DO UPDATE SET job_seq = excluded.job_seq, job_id = excluded.job_id, is_led = excluded.is_led
+                WHERE i.job_seq <> excluded.job_seq;
+            END IF;
+        END IF;
+        IF v_job.idempotency_key IS NOT NULL AND existed THEN
+            -- What was put there for this job, which was not stored.
+            DELETE FROM idempotency
+            WHERE queue_id = v_job.queue_id AND idempotency_key = v_job.idempotency_key AND job_seq = v_job.seq;
+        END IF;
+        RETURN NEXT;
+    END LOOP;
+    IF p_is_repeated THEN
+        PERFORM note_repetition();
+        INSERT INTO repeated (call, try) SELECT g ->> 'id', 1 FROM json_array_elements(p_jobs) AS g
+        ON CONFLICT (call) DO NOTHING;
+    END IF;
+    -- A queue that was only named, and made here: every job for it was known before, elsewhere.
+    DELETE FROM queues WHERE id = ANY (v_unused) AND xmin = pg_current_xact_id()::xid;
+END $$ SET search_path FROM CURRENT SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off
+   SET plan_cache_mode = force_generic_plan;

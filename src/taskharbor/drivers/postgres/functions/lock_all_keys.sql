@@ -1,0 +1,6 @@
+-- Until the end of the transaction. Gives up soon where somebody else's transaction lasts: those who come later stand in line.
+CREATE OR REPLACE FUNCTION lock_all_keys() RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM pg_advisory_xact_lock(queue_lock(-4));
+    PERFORM set_config('taskharbor.holds_all_keys', 'on', true);
+END $$ SET search_path FROM CURRENT SET lock_timeout = '3s';

@@ -1,0 +1,16 @@
+-- The number of a queue; one that was never heard of begins to exist.
+CREATE OR REPLACE FUNCTION queue_id_of(p_name text) RETURNS integer LANGUAGE plpgsql AS $$
+DECLARE
+    v_id integer;
+BEGIN
+    SELECT id INTO v_id FROM queues WHERE name = p_name;
+    IF v_id IS NULL THEN
+        INSERT INTO queues (name, keep_done_us, keep_dead_us, keep_attempts_us)
+        VALUES (p_name, 7 * 86400000000, 90 * 86400000000, 30 * 86400000000)
+        ON CONFLICT (name) DO NOTHING RETURNING id INTO v_id;
+        IF v_id IS NULL THEN
+            SELECT id INTO v_id FROM queues WHERE name = p_name;
+        END IF;
+    END IF;
+    RETURN v_id;
+END $$;

@@ -1,0 +1,77 @@
+-- End leases. A lease is known by the job's number (which the token carries), its id and the secret.
+-- p_others: what is not a plain ack, by place in the batch: {kind, run_at, attempts, type, message, error, result, is_duplicate}.
+-- kind: 0 ack, 1 retry, 2 fail, 3 release, 4 discard. is_duplicate: the job is in the batch more than once. NULL where all are
+-- plain. An object that is looked up, because joining a list would walk it anew for every row.
+-- p_is_repeated: an earlier try of this call may have taken effect. Answers in order; NULL where every one succeeded.
+CREATE OR REPLACE FUNCTION settle(
+    p_seqs bigint[], p_ids text[], p_secrets text[], p_others jsonb, p_now bigint, p_stir integer, p_is_repeated boolean
+) RETURNS smallint[] LANGUAGE plpgsql AS $$
+DECLARE
+    v_settled integer[];
+    v_stirred integer[];
+    v_one record;
+    v_answers smallint[];
+BEGIN
+    -- Whoever locks several jobs takes those without a key first, then those with one, each by number: so no two calls wait
+    -- for each other. What comes first here are plain acks of jobs without a key; so the others of that kind are locked along.
+    IF EXISTS (SELECT FROM jsonb_each(p_others) AS o(n, e) WHERE o.e ->> 'kind' <> '0' OR o.e ? 'is_duplicate') THEN
+        PERFORM FROM jobs WHERE id = ANY (p_ids) AND key IS NULL ORDER BY seq FOR UPDATE;
+    END IF;
+    WITH given AS MATERIALIZED (
+        SELECT g.seq, g.id, g.secret, g.n, decode(p_others -> g.n::text ->> 'result', 'base64') AS result
+        FROM unnest(p_seqs, p_ids, p_secrets) WITH ORDINALITY AS g(seq, id, secret, n)
+        WHERE p_others IS NULL
+           OR coalesce(p_others -> g.n::text ->> 'kind', '0') = '0' AND NOT coalesce(p_others -> g.n::text ? 'is_duplicate', false)
+        ORDER BY g.seq
+    ), gone AS (
+        DELETE FROM jobs AS j USING given AS g
+        -- "+ 0" keeps the planner from walking all leases for each of the batch: it must go by the id.
+        WHERE j.id = g.id AND j.seq = g.seq AND j.token = g.secret AND j.state + 0 = 3 AND j.expires_at + 0 > p_now
+          AND j.key IS NULL
+        RETURNING j.*, g.n, g.result, greatest(p_now, j.reserved_at) AS ended_at
+    ), kept AS (
+        INSERT INTO finished (seq, run_at, created_at, finished_at, failed_at, timeout_us, backoff_min_us, backoff_max_us,
+                              fence, queue_id, max_attempts, max_stalls, attempts, stalls, rank, state, flags, id, type,
+                              codec, headers, idempotency_key, last_error, result, payload)
+        SELECT seq, run_at, created_at, ended_at, failed_at, timeout_us, backoff_min_us, backoff_max_us,
+               fence, queue_id, max_attempts, max_stalls, attempts, stalls, rank, 4, flags, id, type,
+               codec, headers, idempotency_key, last_error, result, payload
+        FROM gone
+    ), logged AS (
+        INSERT INTO attempts (job_id, queue_id, type, rank, fence, worker, created_at, run_at, reserved_at,
+                              lease_expires_at, ended_at, outcome, state, payload_size)
+        SELECT id, queue_id, type, rank, fence, worker, created_at, run_at, reserved_at,
+               expires_at, ended_at, 0, 4, octet_length(payload)
+        FROM gone ORDER BY n
+    ), noted AS (
+        INSERT INTO moves (queue_id, inflight, done, done_total, latest_end, stir)
+        SELECT queue_id, -count(*), count(*), count(*), max(least(ended_at, expires_at)), stir_by_room(queue_id, p_stir)
+        FROM gone GROUP BY queue_id
+        RETURNING queue_id, stir
+    )
+    SELECT array_agg(n::integer), (SELECT array_agg(queue_id) FROM noted WHERE stir = 2)
+    INTO v_settled, v_stirred FROM gone;
+    IF v_stirred IS NOT NULL THEN
+        PERFORM tell_waiters(stirred, 2) FROM unnest(v_stirred) AS stirred;
+    END IF;
+    IF cardinality(v_settled) = cardinality(p_ids) THEN
+        RETURN NULL;
+    END IF;
+    v_answers := array_fill(0::smallint, ARRAY[cardinality(p_ids)]);
+    -- Before their rows, and in the same order as `enqueue_by_rules`: so neither waits for what the other holds.
+    PERFORM pg_advisory_xact_lock(l.number) FROM (
+        SELECT DISTINCT key_lock(j.queue_id, j.key) AS number
+        FROM jobs AS j WHERE j.id = ANY (p_ids) AND j.key IS NOT NULL ORDER BY 1
+    ) AS l;
+    -- By number, but those of one job as they were given: the second finds what the first one did.
+    FOR v_one IN
+        SELECT g.seq, g.id, g.secret, g.n, p_others -> g.n::text AS what
+        FROM unnest(p_seqs, p_ids, p_secrets) WITH ORDINALITY AS g(seq, id, secret, n)
+        WHERE v_settled IS NULL OR g.n <> ALL (v_settled)
+        ORDER BY min(g.seq) OVER (PARTITION BY g.id), g.id, g.n
+    LOOP
+        v_answers[v_one.n] := settle_one(v_one.id, v_one.seq, v_one.secret, v_one.what, p_now, p_stir, p_is_repeated);
+    END LOOP;
+    RETURN v_answers;
+END $$ SET search_path FROM CURRENT SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off
+   SET plan_cache_mode = force_generic_plan;

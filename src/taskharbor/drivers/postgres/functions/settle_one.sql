@@ -1,0 +1,58 @@
+-- One settlement of any kind, by the contract's rules. 0 done; 1 not found, 2 not inflight, 3 mismatch, 4 expired.
+-- p_what: see `settle`.
+CREATE OR REPLACE FUNCTION settle_one(
+    p_id text, p_seq bigint, p_secret text, p_what jsonb, p_now bigint, p_stir integer, p_is_repeated boolean
+) RETURNS smallint LANGUAGE plpgsql AS $$
+DECLARE
+    v_kind integer := coalesce((p_what ->> 'kind')::integer, 0);
+    v_type text := p_what ->> 'type';
+    v_message text := p_what ->> 'message';
+    v_held jobs;
+    v_job jobs;
+    v_state smallint;
+BEGIN
+    -- FOR UPDATE, although less would do for the change: it waits for who is adding a job that this one blocks.
+    SELECT * INTO v_held FROM jobs WHERE id = p_id AND state + 0 = 3 AND token = p_secret AND seq = p_seq FOR UPDATE;
+    IF NOT FOUND THEN
+        -- A token that is gone does not come back: no need to get into the way of who holds the job now.
+        SELECT * INTO v_held FROM jobs WHERE id = p_id;
+    END IF;
+    IF p_is_repeated AND v_kind IN (1, 3) AND (v_held.token = p_secret) IS NOT TRUE AND EXISTS (
+        -- The answer to the first try was lost, and this is what it wrote.
+        SELECT FROM attempts WHERE job_id = p_id AND outcome IN (1, 4, 5)
+        AND (ended_at = p_now OR ended_at > p_now AND ended_at = reserved_at)
+    ) THEN
+        RETURN 0;
+    END IF;
+    IF v_held.seq IS NULL THEN
+        SELECT state INTO v_state FROM ended WHERE id = p_id;
+        -- Terminal idempotence: whoever repeats an end finds it reached.
+        RETURN CASE WHEN v_state IS NULL THEN 1
+                    WHEN v_kind = 0 AND v_state = 4 OR v_kind = 2 AND v_state IN (4, 5) OR v_kind = 4 AND v_state = 6 THEN 0
+                    ELSE 2 END;
+    ELSIF v_held.state <> 3 THEN
+        RETURN 2;
+    ELSIF v_held.token <> p_secret OR v_held.seq <> p_seq THEN
+        RETURN 3;
+    ELSIF v_held.expires_at <= p_now THEN
+        RETURN 4;
+    END IF;
+    v_job := v_held;
+    IF v_kind IN (1, 2) THEN
+        v_job.attempts := p_what ->> 'attempts';
+        v_job.last_error := p_what ->> 'error';
+        v_job.failed_at := p_now;
+    END IF;
+    IF v_kind = 0 THEN
+        PERFORM end_job(v_job, 4, 0, p_now, p_stir, p_result => decode(p_what ->> 'result', 'base64'));
+    ELSIF v_kind = 2 THEN
+        PERFORM end_job(v_job, 5, 2, p_now, p_stir, v_type, v_message);
+    ELSIF v_kind = 4 OR v_job.cancel_requested THEN
+        v_job.last_error := coalesce(p_what ->> 'error', v_job.last_error);
+        PERFORM end_job(v_job, 6, 5, p_now, p_stir, v_type, v_message);
+    ELSE
+        v_job.run_at := coalesce((p_what ->> 'run_at')::bigint, v_job.run_at);
+        PERFORM back_to_waiting(v_held, v_job, CASE v_kind WHEN 1 THEN 1 ELSE 4 END, p_now, p_stir, v_type, v_message);
+    END IF;
+    RETURN 0;
+END $$;

@@ -1,2 +1,0 @@
--- name: notify
-SELECT pg_notify(%s, queue) FROM unnest(%s::text[]) AS queue

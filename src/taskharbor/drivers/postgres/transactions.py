@@ -1,0 +1,233 @@
+"""Enqueueing within the caller's transaction, on whichever library's connection it runs: psycopg, SQLAlchemy or Django.
+
+What is sent, and what its answer means, is the same for every library (`EnqueueStatement`). No library but psycopg is imported
+unless an object of it is given.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from itertools import count
+from typing import Any, TypeAlias
+
+from psycopg import AsyncConnection, AsyncCursor, Connection, Cursor, pq
+from psycopg.rows import tuple_row
+
+from taskharbor.drivers.contract import Enqueued, JoinedAsyncTransaction, JoinedTransaction
+from taskharbor.drivers.dispatch import check_records
+from taskharbor.drivers.postgres.enqueue import batch_values, is_plain, rule_values
+from taskharbor.drivers.postgres.notify_throttle import NOTIFYING, SILENT
+from taskharbor.drivers.postgres.options import Options
+from taskharbor.drivers.postgres.statements import load
+from taskharbor.errors import InvalidRequest, SchemaMismatch
+from taskharbor.jobs import JobRecord, Micros
+
+Rows: TypeAlias = list[tuple[Any, ...]]
+
+ACCEPTED = (
+    "a psycopg Connection or AsyncConnection, a SQLAlchemy Session, Connection, AsyncSession or AsyncConnection, "
+    "or Django's connection"
+)
+_MISSING = ("42P01", "42883", "42704", "3F000")
+"""No such table, function, type, schema."""
+_VALUE = re.compile(r"\$(\d+)")
+_LIKE_A_NAME = re.compile(r"(?<![:\w\\]):(?=\w)")
+"""What SQLAlchemy would take for a parameter; here it can only be part of the schema's name."""
+
+
+def join(transaction: Any, options: Options) -> JoinedTransaction | JoinedAsyncTransaction:
+    # By all base classes: people derive their own sessions and connections.
+    libraries = {base.__module__.partition(".")[0] for base in type(transaction).__mro__}
+    if isinstance(transaction, Connection):
+        return _Transaction(partial(_run_on_psycopg, transaction), options)
+    if isinstance(transaction, AsyncConnection):
+        return _AsyncTransaction(partial(_run_on_async_psycopg, transaction), options)
+    if "sqlalchemy" in libraries and (joined := _join_sqlalchemy(transaction, options)) is not None:
+        return joined
+    # `connection` is a proxy for the thread's own, and so are the connections of wrapping backends: asked, not tested by type.
+    vendor = getattr(transaction, "vendor", None) if "django" in libraries else None
+    if isinstance(vendor, str) and hasattr(transaction, "in_atomic_block"):
+        _check_is_postgresql(vendor)
+        return _Transaction(partial(_run_on_django, transaction), options)
+    kind = type(transaction)
+    raise InvalidRequest(
+        f"a job cannot be enqueued within a {kind.__module__}.{kind.__qualname__}: give {ACCEPTED}"
+    )
+
+
+class _Transaction(JoinedTransaction):
+    def __init__(self, run: Callable[[str, list[Any]], Rows], options: Options) -> None:
+        self._run = run
+        self._options = options
+
+    def enqueue(self, records: Sequence[JobRecord], *, now: Micros) -> list[Enqueued]:
+        statement = EnqueueStatement(records, now, self._options)
+        with _explaining(self._options):
+            rows = self._run(statement.text, statement.values)
+        return statement.answers(rows)
+
+
+class _AsyncTransaction(JoinedAsyncTransaction):
+    def __init__(self, run: Callable[[str, list[Any]], Awaitable[Rows]], options: Options) -> None:
+        self._run = run
+        self._options = options
+
+    async def enqueue(self, records: Sequence[JobRecord], *, now: Micros) -> list[Enqueued]:
+        statement = EnqueueStatement(records, now, self._options)
+        with _explaining(self._options):
+            rows = await self._run(statement.text, statement.values)
+        return statement.answers(rows)
+
+
+class EnqueueStatement:
+    """One statement for a batch of new records.
+
+    Their ids were made a moment ago and are known to nobody, so the quick INSERT cannot fail for one that is: an error would
+    cost the caller the whole transaction. It also needs no subtransaction per job, which a transaction that stays open for
+    a while had better not have by the thousand.
+    """
+
+    def __init__(self, records: Sequence[JobRecord], now: Micros, options: Options) -> None:
+        check_records(records)
+        self._records = records
+        self._is_plain = is_plain(records)
+        # PostgreSQL delivers at commit the notifications that are made here, and drops them at rollback.
+        stir = NOTIFYING if options.notify else SILENT
+        sql = load("enqueue", options.schema)
+        values: list[Any]
+        if self._is_plain:
+            text, values = sql["plain"], [*batch_values(records), now, stir, True]
+        else:
+            has_keys = any(record.key is not None for record in records)
+            text, values = (
+                sql["by_key" if has_keys else "by_rules"],
+                [*rule_values(records), now, stir, False],
+            )
+        # Each value stands in it once, in order.
+        self.text = _VALUE.sub("%s", text.replace("%", "%%"))
+        self.values = values
+
+    def answers(self, rows: Sequence[Sequence[Any]]) -> list[Enqueued]:
+        if self._is_plain:
+            return [Enqueued(record.id) for record in self._records]
+        if not rows:
+            raise InvalidRequest(
+                "a job with a key cannot be enqueued within a REPEATABLE READ or SERIALIZABLE transaction, which does not "
+                "see what others did to the key: use READ COMMITTED, an idempotency_key instead, or no key"
+            )
+        return [Enqueued(job_id, existed) for job_id, existed in rows]
+
+
+@contextmanager
+def _explaining(options: Options) -> Iterator[None]:
+    """The caller's library raises its own errors, which the caller's code knows how to treat; all but one are left alone."""
+    try:
+        yield
+    except Exception as error:
+        if _sqlstate(error) not in _MISSING:
+            raise
+        text = " ".join(str(error).split())
+        raise SchemaMismatch(
+            f"the database of this transaction has no schema {options.schema!r} of this version ({text}): give a connection "
+            f"to the database that the store is in ({options.place}), or run `taskharbor migrate` on it"
+        ) from error
+
+
+def _sqlstate(error: BaseException) -> str | None:
+    """SQLAlchemy and Django wrap what the library below them raised."""
+    for one in (error, getattr(error, "orig", None), error.__cause__):
+        for name in ("sqlstate", "pgcode"):
+            state = getattr(one, name, None)
+            if isinstance(state, str):
+                return state
+    return None
+
+
+def _not_in_a_transaction(how: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"the connection is in autocommit mode, so the job would be there at once, whatever happens next: {how}, or use "
+        "an ordinary enqueue"
+    )
+
+
+def _check_is_postgresql(name: str) -> None:
+    if name != "postgresql":
+        raise InvalidRequest(
+            f"the transaction is on {name}, the jobs are kept in PostgreSQL: they cannot commit together"
+        )
+
+
+# -- one statement on the connection of each library --------------------------------------------------------------
+
+
+def _run_on_psycopg(connection: Connection[Any], statement: str, values: list[Any]) -> Rows:
+    _check_transaction(connection)
+    # A cursor of its own: the connection's row and cursor factories are the caller's business.
+    with Cursor(connection, row_factory=tuple_row) as cursor:
+        return cursor.execute(statement.encode(), values).fetchall()
+
+
+async def _run_on_async_psycopg(connection: AsyncConnection[Any], statement: str, values: list[Any]) -> Rows:
+    _check_transaction(connection)
+    async with AsyncCursor(connection, row_factory=tuple_row) as cursor:
+        return await (await cursor.execute(statement.encode(), values)).fetchall()
+
+
+def _check_transaction(connection: Connection[Any] | AsyncConnection[Any]) -> None:
+    if connection.autocommit and connection.info.transaction_status == pq.TransactionStatus.IDLE:
+        raise _not_in_a_transaction("open a block with connection.transaction()")
+
+
+def _run_on_django(connection: Any, statement: str, values: list[Any]) -> Rows:
+    if not connection.in_atomic_block and connection.get_autocommit():
+        raise _not_in_a_transaction("use `with transaction.atomic():`")
+    with connection.cursor() as cursor:
+        cursor.execute(statement, values)
+        rows: Rows = cursor.fetchall()
+    return rows
+
+
+def _join_sqlalchemy(transaction: Any, options: Options) -> JoinedTransaction | JoinedAsyncTransaction | None:
+    from sqlalchemy import Connection
+    from sqlalchemy.orm import Session, scoped_session
+
+    if isinstance(transaction, (Session, scoped_session, Connection)):
+        return _Transaction(partial(_run_on_sqlalchemy, transaction), options)
+    # Not imported here: this part of SQLAlchemy wants greenlet, which a synchronous program need not have.
+    asynchronous = sys.modules.get("sqlalchemy.ext.asyncio")
+    if asynchronous is None:
+        return None
+    if isinstance(transaction, asynchronous.async_scoped_session):
+        transaction = transaction()
+    if isinstance(transaction, (asynchronous.AsyncSession, asynchronous.AsyncConnection)):
+        return _AsyncTransaction(partial(transaction.run_sync, _run_on_sqlalchemy), options)
+    return None
+
+
+def _run_on_sqlalchemy(transaction: Any, statement: str, values: list[Any]) -> Rows:
+    """On any driver for PostgreSQL that SQLAlchemy has."""
+    from sqlalchemy import Connection
+
+    connection = transaction if isinstance(transaction, Connection) else transaction.connection()
+    _check_is_postgresql(connection.dialect.name)
+    if getattr(connection.connection.dbapi_connection, "autocommit", False):
+        raise _not_in_a_transaction("use another isolation_level than AUTOCOMMIT")
+    return [tuple(row) for row in connection.execute(as_text_clause(statement, values))]
+
+
+def as_text_clause(statement: str, values: Sequence[Any]) -> Any:
+    """A statement with `%s` as one with bound parameters, whose types SQLAlchemy takes from the values."""
+    from sqlalchemy import text
+
+    numbers = count()
+    # In parentheses, because a cast may follow: a name that is followed by a colon is not seen as one.
+    named = re.sub(
+        r"%(s|%)",
+        lambda found: "%" if found[1] == "%" else f"(:v{next(numbers)})",
+        _LIKE_A_NAME.sub(r"\:", statement),
+    )
+    return text(named).bindparams(**{f"v{number}": value for number, value in enumerate(values)})
