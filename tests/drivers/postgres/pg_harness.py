@@ -9,8 +9,8 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
+from taskharbor.drivers.postgres.connections import NOTIFYING
 from taskharbor.drivers.postgres.enqueue import rule_values
-from taskharbor.drivers.postgres.notify_throttle import NOTIFYING
 from taskharbor.drivers.postgres.statements import load
 from taskharbor.jobs import SECOND, JobRecord
 

@@ -13,7 +13,7 @@ from psycopg import sql
 
 from taskharbor.drivers.contract import Ack, Fail, JobFilter, QueueSettings, QueueStats
 from taskharbor.drivers.postgres import PostgresDriver
-from taskharbor.drivers.postgres.notify_throttle import NOTIFYING
+from taskharbor.drivers.postgres.connections import NOTIFYING
 from taskharbor.errors import InvalidRequest
 from taskharbor.jobs import SECOND, Failure, JobRecord, JobState
 from taskharbor_testkit.waits import waits_of

@@ -30,7 +30,7 @@ from outage_stage import (
 
 from taskharbor import Job, JobState, Outcome
 from taskharbor.drivers.contract import Ack, Extension, JobFilter
-from taskharbor.drivers.postgres import PostgresDriver, listener
+from taskharbor.drivers.postgres import PostgresDriver, notifications
 from taskharbor.errors import BackendUnavailable
 from taskharbor_testkit.conformance.invariants import check_no_overlap, spans
 from taskharbor_testkit.servers import FaultProxy, PostgresServer, with_fresh_schema
@@ -422,7 +422,7 @@ async def _is_one(claim: Awaitable[Sequence[Any]]) -> bool:
 @pytest.fixture
 def no_probe(monkeypatch: pytest.MonkeyPatch) -> None:
     """The listener must notice what happens to its connection by itself, not when it next asks for a sign of life."""
-    monkeypatch.setattr(listener, "_PROBE", 10_000.0)
+    monkeypatch.setattr(notifications, "_PROBE", 10_000.0)
 
 
 def listeners(server: PostgresServer) -> list[int]:
@@ -566,8 +566,8 @@ def test_a_line_that_fell_silent_delays_a_wake_up_but_loses_none(server: Postgre
 def test_a_line_that_stays_silent_is_given_up_for_looking(
     server: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listener, "_PROBE", 0.1)
-    monkeypatch.setattr(listener, "_PATIENCE", 0.1)
+    monkeypatch.setattr(notifications, "_PROBE", 0.1)
+    monkeypatch.setattr(notifications, "_PATIENCE", 0.1)
 
     async def main() -> None:
         async with split_line(server, "&poll=0.02") as here, waiter(here) as wait:

@@ -10,8 +10,8 @@ from pg_harness import NOW, Raw, enqueue_on, until
 from psycopg import sql
 
 from taskharbor.drivers.contract import QueueSettings
-from taskharbor.drivers.postgres import PostgresDriver, notify_throttle
-from taskharbor.drivers.postgres.listener import channel
+from taskharbor.drivers.postgres import PostgresDriver, notifications
+from taskharbor.drivers.postgres.statements import channel
 from taskharbor.jobs import SECOND, JobRecord
 from taskharbor_testkit.servers import drop_schema, with_fresh_schema
 from taskharbor_testkit.waits import waits_of
@@ -72,7 +72,7 @@ def test_many_enqueues_in_a_row_are_notified_of_together_and_the_last_one_too(
     driver: PostgresDriver, raw: Raw, record: MakeRecord, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Long enough for a slow machine to store some jobs in.
-    monkeypatch.setattr(notify_throttle, "_WINDOW", 0.2)
+    monkeypatch.setattr(notifications, "_WINDOW", 0.2)
     counts: list[int] = []
 
     async def use() -> None:

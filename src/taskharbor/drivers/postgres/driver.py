@@ -18,10 +18,9 @@ from taskharbor.drivers.contract import (
     JoinedTransaction,
     Woken,
 )
-from taskharbor.drivers.postgres import blobs, enqueue, inspect, log, migrations, operate, settle
+from taskharbor.drivers.postgres import blobs, enqueue, log, migrations, operate, settle
 from taskharbor.drivers.postgres.connections import Connections, Operation, Session, T, connect
-from taskharbor.drivers.postgres.listener import Listener
-from taskharbor.drivers.postgres.notify_throttle import NotifyThrottle
+from taskharbor.drivers.postgres.notifications import Listener, NotifyThrottle
 from taskharbor.drivers.postgres.options import Options, parse_url
 from taskharbor.drivers.postgres.reserve import Claimer
 from taskharbor.drivers.postgres.rows import text_array
@@ -47,9 +46,9 @@ _FUNCTIONS: dict[type[op.Operation[Any]], Callable[..., Any]] = {
     op.Configure: op.by_fields(operate.configure),
     op.Purge: op.by_fields(operate.purge),
     op.Settings: op.by_fields(operate.settings_of),
-    op.Get: op.by_fields(inspect.get),
-    op.ListJobs: op.by_fields(inspect.list_jobs),
-    op.Stats: op.by_fields(inspect.stats),
+    op.Get: op.by_fields(operate.get),
+    op.ListJobs: op.by_fields(operate.list_jobs),
+    op.Stats: op.by_fields(operate.stats),
     op.ReadAttempts: op.by_fields(log.read_attempts),
     op.JobAttempts: op.by_fields(log.job_attempts),
     op.LogStreams: op.by_fields(log.log_streams),

@@ -16,8 +16,7 @@ from importlib.resources import files
 import psycopg
 
 from taskharbor.drivers.migrations import Migration, known_migrations, pending_of
-from taskharbor.drivers.postgres.connections import Session, connect
-from taskharbor.drivers.postgres.failures import translated
+from taskharbor.drivers.postgres.connections import Session, connect, translated
 from taskharbor.drivers.postgres.options import Options
 from taskharbor.drivers.postgres.statements import load, quoted
 from taskharbor.errors import SchemaMismatch

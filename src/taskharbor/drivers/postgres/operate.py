@@ -1,4 +1,4 @@
-"""The operator's changes."""
+"""What operators change, and what they look at: plain reads that never wait for a writer or hold one up."""
 
 from __future__ import annotations
 
@@ -6,16 +6,26 @@ from collections.abc import Sequence
 
 import msgspec
 
-from taskharbor.drivers.contract import JobFilter, QueueSettings
+from taskharbor.drivers.contract import JobFilter, Page, QueueSettings, QueueStats
 from taskharbor.drivers.postgres.connections import Session
-from taskharbor.drivers.postgres.rows import STATE_NUMBERS, STATES, int_array, text_array
+from taskharbor.drivers.postgres.rows import (
+    INFLIGHT,
+    READY,
+    STATE_NUMBERS,
+    STATES,
+    int_array,
+    job_record,
+    text_array,
+)
 from taskharbor.drivers.postgres.statements import call, load
-from taskharbor.errors import JobError, JobFinished, JobNotDead, JobNotFound, KeyConflict
-from taskharbor.jobs import TERMINAL_STATES, JobState, Micros
+from taskharbor.errors import InvalidRequest, JobError, JobFinished, JobNotDead, JobNotFound, KeyConflict
+from taskharbor.jobs import TERMINAL_STATES, JobRecord, JobState, Micros
 
 _CANCEL_ERRORS: dict[int, type[JobError]] = {-1: JobNotFound, -2: JobFinished}
 _REQUEUE_ERRORS: dict[int, type[JobError]] = {-1: JobNotFound, -2: JobNotDead, -3: KeyConflict}
 _FOREVER = 2**63 - 1
+_WINDOW = 10_000
+"""Numbers looked through for jobs that ended before a listing looks further back, ten times as far each time."""
 
 
 async def cancel(session: Session, job_ids: Sequence[str], now: Micros) -> list[JobState | JobError]:
@@ -79,3 +89,71 @@ def _removed(job_id: str, state: int | None) -> JobState | JobError:
     if not STATES[state].is_terminal:
         return JobError(job_id, f"the job is {STATES[state]} and has not ended: cancel it first")
     return STATES[state]
+
+
+# -- looking without touching ------------------------------------------------------------------------------------
+
+
+async def get(session: Session, job_ids: Sequence[str], now: Micros) -> list[JobRecord | None]:
+    rows = await session.rows(load("inspect", session.schema)["get"], [text_array(job_ids)])
+    found = {job.id: job for job in (job_record(row, now) for row in rows)}
+    return [found.get(job_id) for job_id in job_ids]
+
+
+async def list_jobs(
+    session: Session, selection: JobFilter, now: Micros, limit: int, cursor: str | None
+) -> Page:
+    sql = load("inspect", session.schema)
+    before = await session.value(sql["newest"]) if cursor is None else _number(cursor)
+    last = 0 if selection.until is None else _number(selection.until)
+    waiting = set(STATES) if selection.states is None else set(selection.states)
+    if selection.worker is not None:
+        # Nobody holds a job that waits or has ended.
+        waiting &= {JobState.INFLIGHT}
+    states = {STATE_NUMBERS[state] for state in waiting}
+    # Which of them waits is known by the clock only.
+    stored = states | {0, READY} if states & {0, READY} else states
+    filters = [
+        selection.queue,
+        None if selection.types is None else text_array(sorted(selection.types)),
+        selection.key,
+        selection.worker,
+        selection.finished_before_us,
+        min(states, default=INFLIGHT) <= INFLIGHT,
+    ]
+    window = max(_WINDOW, 10 * limit)
+    while True:
+        since = max(before - window, 0)
+        # One more than asked for tells whether anything follows.
+        values = [before, since, int_array(stored), now, int_array(states), *filters, limit + 1]
+        rows = await session.rows(sql["list"], values)
+        if len(rows) > limit or since == 0:
+            break
+        window *= 10
+    rows = [row for row in rows if row[0] >= last]
+    jobs = [job_record(row, now) for row in rows[:limit]]
+    return Page(jobs, str(rows[limit - 1][0]) if len(rows) > limit else None)
+
+
+async def stats(session: Session, now: Micros, queue: str | None) -> list[QueueStats]:
+    rows = await session.rows(load("inspect", session.schema)["stats"], [now, queue])
+    if queue is not None and not rows:
+        return [QueueStats(queue=queue, counts=dict.fromkeys(STATES, 0))]
+    return [
+        QueueStats(
+            queue=row[0],
+            counts=dict(zip(STATES, row[7:14], strict=True)),
+            done_total=row[14],
+            dead_total=row[15],
+            cancelled_total=row[16],
+            head_run_at_us=row[17],
+            settings=settings_from(row[1:7]),
+        )
+        for row in rows
+    ]
+
+
+def _number(cursor: str) -> int:
+    if not (cursor.isdecimal() and len(cursor) < 19):
+        raise InvalidRequest(f"{cursor!r} is not a cursor of this store: pass on what the last page gave")
+    return int(cursor)

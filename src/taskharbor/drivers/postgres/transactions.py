@@ -19,8 +19,8 @@ from psycopg.rows import tuple_row
 
 from taskharbor.drivers.contract import Enqueued, JoinedAsyncTransaction, JoinedTransaction
 from taskharbor.drivers.dispatch import check_records
+from taskharbor.drivers.postgres.connections import NOTIFYING, SILENT
 from taskharbor.drivers.postgres.enqueue import batch_values, is_plain, rule_values
-from taskharbor.drivers.postgres.notify_throttle import NOTIFYING, SILENT
 from taskharbor.drivers.postgres.options import Options
 from taskharbor.drivers.postgres.statements import load
 from taskharbor.errors import InvalidRequest, SchemaMismatch

@@ -21,7 +21,7 @@ from taskharbor.bulk.tables import SCHEMAS, Part, Selection, Table
 from taskharbor.client import portal
 from taskharbor.drivers.postgres.connections import Connections, Row
 from taskharbor.drivers.postgres.log import START, Place, parse_cursor
-from taskharbor.drivers.postgres.options import Options, parse_url
+from taskharbor.drivers.postgres.options import parse_url
 from taskharbor.drivers.postgres.rows import STATE_NUMBERS, int_array
 from taskharbor.drivers.postgres.statements import load, quoted
 from taskharbor.errors import InvalidRequest
@@ -62,25 +62,6 @@ def statement_of(part: Part, source: str, given: Mapping[str, Any]) -> str:
         lambda match: sql.Literal(values[match[1]]).as_string(None),
         f"SELECT {columns} FROM ({source}\n) AS r WHERE true{filters}",  # noqa: S608
     )
-
-
-class Planner:
-    """Statements of `bulk_reading.sql` on a connection of its own."""
-
-    def __init__(self, options: Options) -> None:
-        self._schema = options.schema
-        self._connections = Connections(options)
-
-    def rows(self, name: str, *values: Any, family: str = "bulk_reading") -> list[Row]:
-        statement = load(family, self._schema)[name]
-        return portal().call(self._connections.run(lambda session: session.rows(statement, values)))
-
-    def row(self, name: str, *values: Any, family: str = "bulk_reading") -> Row:
-        (row,) = self.rows(name, *values, family=family)
-        return row
-
-    def close(self) -> None:
-        portal().call(self._connections.close())
 
 
 _BLOCKS_PER_PART = 256
@@ -132,111 +113,6 @@ _PROBES_PER_PART = 16
 _NO_END = 2**63 - 1
 
 
-class Log:
-    """The attempt log as a stream, by ranges of its cursor."""
-
-    def __init__(self, planner: Planner, place: str) -> None:
-        self._planner = planner
-        self._place = place
-
-    def latest(self) -> str:
-        """The last row that is certain, after a short wait for those that can be seen already."""
-        epoch, xid, seq, newest = self._planner.row("end_of_log")
-        if newest is not None and (xid is None or int(newest) > int(xid)):
-            for _ in range(_LOOKS):
-                if self._planner.row("is_over", newest)[0]:
-                    break
-                time.sleep(_PAUSE)
-            epoch, xid, seq, _ = self._planner.row("end_of_log")
-        return str(Place(epoch, 0, 0) if xid is None else Place(epoch, int(xid), seq))
-
-    def limited(self, after: str, until: str, rows: int | None) -> str:
-        first, last = parse_cursor(after), parse_cursor(until)
-        if last <= first:
-            return after
-        if rows is None:
-            return until
-        for low, high, begin, end in self._ranges(first, last):
-            bounds = _bounds(low, high, begin, end).values()
-            found = self._planner.rows("limited", *bounds, rows - 1)
-            if found:
-                return str(Place(low.epoch, int(found[0][0]), found[0][1]))
-            if high is not last and self._planner.rows("limited", *bounds, 0):
-                # An old epoch whose rest is fewer rows than asked for: the next one begins with the next batch.
-                return str(Place(low.epoch + 1, 0, 0))
-        return until
-
-    def between(self, after: str, until: str, parallelism: int) -> list[Part]:
-        first, last = parse_cursor(after), parse_cursor(until)
-        parts = []
-        for number, (low, high, begin, end) in enumerate(self._ranges(first, last)):
-            following = self._following(low, begin, end, is_resumed=number == 0 and first.seq > 0)
-            if following is None:
-                continue
-            edges = self._edges(following, high, begin, parallelism) if high is last else []
-            for left, right in zip([low, *edges], [*edges, high], strict=True):
-                parts.append(Part(table="attempts", bounds=_bounds(left, right, begin, end)))
-        return parts
-
-    def _ranges(self, after: Place, until: Place) -> Iterator[tuple[Place, Place, int, int]]:
-        """Per epoch: after which place, up to which, and which numbers belong to it."""
-        epochs: dict[int, int] = dict(self._planner.rows("epochs", family="log"))
-        if max(after.epoch, until.epoch) > max(epochs):
-            raise InvalidRequest(
-                f"{self._place}: {after} and {until} are cursors of another store: this one is in epoch {max(epochs)}. "
-                "Begin with a fresh checkpoint"
-            )
-        for epoch in range(after.epoch, until.epoch + 1):
-            low = after if epoch == after.epoch else Place(epoch, 0, 0)
-            high = until if epoch == until.epoch else Place(epoch, 2**64 - 1, _NO_END)
-            if low < high:
-                yield low, high, epochs[epoch], epochs.get(epoch + 1, _NO_END)
-
-    def _following(self, place: Place, begin: int, end: int, *, is_resumed: bool) -> Place | None:
-        """The first row of a range. Raises HistoryGone where rows were removed that a reader who comes back has not seen.
-
-        Retention leaves a mark in the present epoch. Where there is none, a sign of it is a cursor whose own row is gone while
-        numbers after it were given out and the next row has not the next number.
-        """
-        is_there, xid, seq, last_number, has_begun, is_passed, is_mark = self._planner.row(
-            "around", str(place.xid), place.seq, begin, end
-        )
-        is_present = end == _NO_END
-        if is_resumed and is_present and not has_begun:
-            raise InvalidRequest(
-                f"{self._place}: the cursor {place} is of a transaction that has not begun here yet: the store was put back to "
-                "an earlier time, or it is another one. Begin with a fresh checkpoint"
-            )
-        is_passed = is_present and is_passed
-        is_lost = not is_there and last_number > place.seq and seq != place.seq + 1
-        if is_resumed and (is_passed or (is_lost and not (is_present and is_mark))):
-            raise HistoryGone(
-                f"{self._place}: rows of the attempt log after {place} were removed {'by retention ' if is_passed else ''}before "
-                "this reader came to them. Keep the log longer (keep_attempts of the queues), or begin with a fresh checkpoint"
-            )
-        return None if xid is None else Place(place.epoch, int(xid), seq)
-
-    def _edges(self, first: Place, last: Place, begin: int, parallelism: int) -> list[Place]:
-        """Where to cut a range of the present epoch into about equal shares.
-
-        Numbers are given out densely and roughly in the order of commits, so a few looks at which numbers stand where tell how
-        the rows are spread over the transactions, which by themselves say nothing about it.
-        """
-        count = min(parallelism, (last.seq - first.seq) // _ROWS_PER_PART)
-        span = last.xid - first.xid
-        if count < 2 or span < count:
-            return []
-        probes = min(_PROBES_PER_PART * count, span)
-        xids = sorted({first.xid + span * n // probes for n in range(1, probes)})
-        answers = self._planner.rows("probes", int_array(xids), begin)
-        edges: list[Place] = []
-        for xid, (seq,) in zip(xids, answers, strict=True):
-            wanted = first.seq + (last.seq - first.seq) * (len(edges) + 1) // count
-            if seq is not None and seq >= wanted and len(edges) < count - 1:
-                edges.append(Place(last.epoch, xid, 0))
-        return edges
-
-
 def _bounds(low: Place, high: Place, begin: int, end: int) -> dict[str, str | int | None]:
     return {
         "after_xid": str(low.xid),
@@ -253,13 +129,19 @@ class PostgresReading(BulkStore):
 
     def __init__(self, url: str) -> None:
         super().__init__(url)
-        self._address = parse_url(url)
-        self._planner = Planner(self._address)
-        self._log = Log(self._planner, self._address.place)
+        self._options = parse_url(url)
+        self._connections = Connections(self._options)
 
     def close(self) -> None:
-        self._planner.close()
-        super().close()
+        portal().call(self._connections.close())
+
+    def _rows(self, name: str, *values: Any, family: str = "bulk_reading") -> list[Row]:
+        statement = load(family, self._options.schema)[name]
+        return portal().call(self._connections.run(lambda session: session.rows(statement, values)))
+
+    def _row(self, name: str, *values: Any, family: str = "bulk_reading") -> Row:
+        (row,) = self._rows(name, *values, family=family)
+        return row
 
     # -- whole tables -------------------------------------------------------------------------------------------
 
@@ -272,7 +154,7 @@ class PostgresReading(BulkStore):
 
     def _parts_of_attempts(self, selection: Selection, parallelism: int) -> list[Part]:
         # In this order: whatever the snapshot shows lies in blocks that are there when the sizes are taken.
-        snapshot, xmin, begin = self._planner.row("snapshot")
+        snapshot, xmin, begin = self._row("snapshot")
         fixed = {"snapshot": snapshot, "xmin": xmin, "begin": begin}
         days = [
             (name, size)
@@ -286,7 +168,7 @@ class PostgresReading(BulkStore):
         ]
 
     def _parts_of_jobs(self, selection: Selection, parallelism: int) -> list[Part]:
-        (now,) = self._planner.row("time", family="inspect")
+        (now,) = self._row("time", family="inspect")
         days = [(name, size) for name, size, _, _ in self._days("finished")]
         shares = shared_out(days, parallelism - 1) if parallelism > 1 else []
         bounds: list[dict[str, Any]] = [{"states": int_array(range(7)), "now": now}]
@@ -296,7 +178,7 @@ class PostgresReading(BulkStore):
         return [Part(table="jobs", selection=selection, bounds=one) for one in bounds]
 
     def _days(self, parent: str) -> list[tuple[str, int, int | None, int | None]]:
-        rows: Any = self._planner.rows("days", f"{quoted(self._address.schema)}.{parent}")
+        rows: Any = self._rows("days", f"{quoted(self._options.schema)}.{parent}")
         return list(rows)
 
     def read(self, part: Part) -> Iterator[pa.RecordBatch]:
@@ -305,7 +187,7 @@ class PostgresReading(BulkStore):
         # Imported here: who only plans has no need of it, and it takes a while.
         from taskharbor.drivers.postgres.bulk import arrow
 
-        return arrow.read(self._address, part.table, self._statements(part))
+        return arrow.read(self._options, part.table, self._statements(part))
 
     def _read_queues(self, part: Part) -> Iterator[pa.RecordBatch]:
         with DriverStore(self.url) as store:
@@ -313,7 +195,7 @@ class PostgresReading(BulkStore):
                 yield from store.read(planned)
 
     def _statements(self, part: Part) -> list[str]:
-        sources = load("bulk_reading", self._address.schema)
+        sources = load("bulk_reading", self._options.schema)
         if "blocks" not in part.bounds:
             name = "attempts_of_range" if part.table == "attempts" else "jobs_in_states"
             return [statement_of(part, sources[name], part.bounds)]
@@ -332,10 +214,99 @@ class PostgresReading(BulkStore):
         return str(START)
 
     def latest(self) -> str:
-        return self._log.latest()
-
-    def between(self, after: str, until: str, *, parallelism: int) -> list[Part]:
-        return self._log.between(after, until, parallelism)
+        """The last row that is certain, after a short wait for those that can be seen already."""
+        epoch, xid, seq, newest = self._row("end_of_log")
+        if newest is not None and (xid is None or int(newest) > int(xid)):
+            for _ in range(_LOOKS):
+                if self._row("is_over", newest)[0]:
+                    break
+                time.sleep(_PAUSE)
+            epoch, xid, seq, _ = self._row("end_of_log")
+        return str(Place(epoch, 0, 0) if xid is None else Place(epoch, int(xid), seq))
 
     def limited(self, after: str, until: str, *, rows: int | None) -> str:
-        return self._log.limited(after, until, rows)
+        first, last = parse_cursor(after), parse_cursor(until)
+        if last <= first:
+            return after
+        if rows is None:
+            return until
+        for low, high, begin, end in self._ranges(first, last):
+            bounds = _bounds(low, high, begin, end).values()
+            found = self._rows("limited", *bounds, rows - 1)
+            if found:
+                return str(Place(low.epoch, int(found[0][0]), found[0][1]))
+            if high is not last and self._rows("limited", *bounds, 0):
+                # An old epoch whose rest is fewer rows than asked for: the next one begins with the next batch.
+                return str(Place(low.epoch + 1, 0, 0))
+        return until
+
+    def between(self, after: str, until: str, *, parallelism: int) -> list[Part]:
+        first, last = parse_cursor(after), parse_cursor(until)
+        parts = []
+        for number, (low, high, begin, end) in enumerate(self._ranges(first, last)):
+            following = self._following(low, begin, end, is_resumed=number == 0 and first.seq > 0)
+            if following is None:
+                continue
+            edges = self._edges(following, high, begin, parallelism) if high is last else []
+            for left, right in zip([low, *edges], [*edges, high], strict=True):
+                parts.append(Part(table="attempts", bounds=_bounds(left, right, begin, end)))
+        return parts
+
+    def _ranges(self, after: Place, until: Place) -> Iterator[tuple[Place, Place, int, int]]:
+        """Per epoch: after which place, up to which, and which numbers belong to it."""
+        epochs: dict[int, int] = dict(self._rows("epochs", family="log"))
+        if max(after.epoch, until.epoch) > max(epochs):
+            raise InvalidRequest(
+                f"{self._options.place}: {after} and {until} are cursors of another store: this one is in epoch {max(epochs)}. "
+                "Begin with a fresh checkpoint"
+            )
+        for epoch in range(after.epoch, until.epoch + 1):
+            low = after if epoch == after.epoch else Place(epoch, 0, 0)
+            high = until if epoch == until.epoch else Place(epoch, 2**64 - 1, _NO_END)
+            if low < high:
+                yield low, high, epochs[epoch], epochs.get(epoch + 1, _NO_END)
+
+    def _following(self, place: Place, begin: int, end: int, *, is_resumed: bool) -> Place | None:
+        """The first row of a range. Raises HistoryGone where rows were removed that a reader who comes back has not seen.
+
+        Retention leaves a mark in the present epoch. Where there is none, a sign of it is a cursor whose own row is gone while
+        numbers after it were given out and the next row has not the next number.
+        """
+        is_there, xid, seq, last_number, has_begun, is_passed, is_mark = self._row(
+            "around", str(place.xid), place.seq, begin, end
+        )
+        is_present = end == _NO_END
+        if is_resumed and is_present and not has_begun:
+            raise InvalidRequest(
+                f"{self._options.place}: the cursor {place} is of a transaction that has not begun here yet: the store was put "
+                "back to an earlier time, or it is another one. Begin with a fresh checkpoint"
+            )
+        is_passed = is_present and is_passed
+        is_lost = not is_there and last_number > place.seq and seq != place.seq + 1
+        if is_resumed and (is_passed or (is_lost and not (is_present and is_mark))):
+            raise HistoryGone(
+                f"{self._options.place}: rows of the attempt log after {place} were removed "
+                f"{'by retention ' if is_passed else ''}before this reader came to them. Keep the log longer (keep_attempts of "
+                "the queues), or begin with a fresh checkpoint"
+            )
+        return None if xid is None else Place(place.epoch, int(xid), seq)
+
+    def _edges(self, first: Place, last: Place, begin: int, parallelism: int) -> list[Place]:
+        """Where to cut a range of the present epoch into about equal shares.
+
+        Numbers are given out densely and roughly in the order of commits, so a few looks at which numbers stand where tell how
+        the rows are spread over the transactions, which by themselves say nothing about it.
+        """
+        count = min(parallelism, (last.seq - first.seq) // _ROWS_PER_PART)
+        span = last.xid - first.xid
+        if count < 2 or span < count:
+            return []
+        probes = min(_PROBES_PER_PART * count, span)
+        xids = sorted({first.xid + span * n // probes for n in range(1, probes)})
+        answers = self._rows("probes", int_array(xids), begin)
+        edges: list[Place] = []
+        for xid, (seq,) in zip(xids, answers, strict=True):
+            wanted = first.seq + (last.seq - first.seq) * (len(edges) + 1) // count
+            if seq is not None and seq >= wanted and len(edges) < count - 1:
+                edges.append(Place(last.epoch, xid, 0))
+        return edges

@@ -22,9 +22,8 @@ from taskharbor.bulk.stage import StagingLost, chunked, series_of, wall_clock
 from taskharbor.bulk.store import BulkStore
 from taskharbor.client import portal
 from taskharbor.drivers.postgres import migrations
+from taskharbor.drivers.postgres.connections import NOTIFYING, SILENT, is_conflict, is_lost, translated
 from taskharbor.drivers.postgres.enqueue import batch_values, rare_settings, rule_values
-from taskharbor.drivers.postgres.failures import is_conflict, is_lost, translated
-from taskharbor.drivers.postgres.notify_throttle import NOTIFYING, SILENT
 from taskharbor.drivers.postgres.options import Options, parse_url
 from taskharbor.drivers.postgres.rows import text_array
 from taskharbor.drivers.postgres.statements import call, load
