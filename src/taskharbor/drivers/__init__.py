@@ -1,2 +1,3 @@
-"""Backends. `contract` says what each must do: its calls and their checks are in `operations`, their values in `records`.
+"""Backends. `contract` says what each must do: its calls are in `operations`, their checks in `dispatch`, their values in
+`records`.
 `registry` finds a driver by URL; no driver imports another."""
