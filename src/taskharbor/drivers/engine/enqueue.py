@@ -93,9 +93,7 @@ def _enqueue_plain(
     (last,) = connection.execute(_SQL["last_seq"]).fetchone()
     columns = {
         "seq": list(accumulate(numbers, lambda seq, least: max(seq + 1, least), initial=last))[1:] or [None],
-        "queue_id": [queues[name] for name in map(_queue_of, records)]
-        if len(queues) > 1
-        else list(queues.values()),
+        "queue_id": list(map(queues.get, map(_queue_of, records))),
         "spec": _specs(records),
         **{column: list(map(value_of, records)) for column, value_of in _VALUES.items()},
     }
