@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from importlib.resources import files
+from typing import Any
 
 import pytest
 from redis_shelf import BOOM, LEASE, Shelf, ack, shelf, token
@@ -16,10 +17,13 @@ from taskharbor.drivers.contract import (
     Extension,
     Fail,
     JobFilter,
+    Page,
     QueueSettings,
     Release,
     Retry,
 )
+from taskharbor.drivers.redis import operate
+from taskharbor.drivers.redis.inspect import list_jobs
 from taskharbor.drivers.redis.library import FAMILIES, LAYOUT, LIBRARY, TEXT, layout
 from taskharbor.drivers.redis.records import Head, More
 from taskharbor.jobs import MAX_PAYLOAD_BYTES, SECOND, Failure, JobState, Outcome
@@ -244,6 +248,31 @@ def test_error_texts_of_any_kind_are_kept() -> None:
                 assert stored.last_error == odd.text
                 (row,) = await on.driver.job_attempts(held.id)
                 assert (row.error_type, row.error_message) == ("Ünï", "lone \\ud800 and \\0 and 🚢")
+
+    asyncio.run(story())
+
+
+def test_a_purge_leaves_what_was_requeued_after_it_looked(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story() -> None:
+        async with shelf() as on:
+            jobs = [on.job(), on.job()]
+            await on.enqueue(*jobs)
+            held = await on.reserve(2)
+            await on.settle(*[Fail(job.id, token(job), 1, BOOM) for job in held])
+
+            async def list_and_requeue(*given: Any) -> Page:
+                page = await list_jobs(*given)
+                await on.driver.requeue([jobs[0].id], now=on.now)
+                (again,) = await on.reserve()
+                on.now += SECOND
+                await on.settle(Fail(again.id, token(again), 1, BOOM))
+                return page
+
+            monkeypatch.setattr(operate, "list_jobs", list_and_requeue)
+            assert await on.driver.purge(JobFilter(), limit=10) == 1
+            assert [job.id for job in (await on.driver.list_jobs(JobFilter(), now=on.now)).jobs] == [
+                jobs[0].id
+            ]
 
     asyncio.run(story())
 
