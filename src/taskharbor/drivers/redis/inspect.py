@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from itertools import pairwise
+from operator import itemgetter
 
 import msgspec
 
@@ -38,58 +38,42 @@ async def get(store: Store, job_ids: Sequence[str], now: Micros) -> list[JobReco
 # -- listings ---------------------------------------------------------------------------------------------
 
 
-class _Source:
-    """One queue's jobs, newest first, read in portions."""
-
-    def __init__(self, queue: str, number: int, after: tuple[int, int] | None) -> None:
-        self.queue = queue
-        self.number = number
-        self.before = "+inf"
-        if after is not None:
-            seq, last = after
-            # Of jobs with one number, those of the queue with the higher number come first.
-            self.before = f"{seq}" if number < last else f"({seq}"
-        self.is_over = False
-        self.held: deque[tuple[int, JobRecord]] = deque()
-
-    @property
-    def head(self) -> tuple[int, int]:
-        return self.held[0][0], self.number
-
-
 async def list_jobs(store: Store, selection: JobFilter, now: Micros, limit: int, cursor: str | None) -> Page:
-    after = None if cursor is None else _parsed(cursor)
     end = (0, 0) if selection.until is None else _parsed(selection.until)
+    numbers = {n: number for n, number in (await store.queues()).items() if selection.queue in (None, n)}
+    bounds = dict.fromkeys(numbers, "+inf")
+    if cursor is not None:
+        seq, last = _parsed(cursor)
+        # Of jobs with one number, those of the queue with the higher number come first.
+        bounds = {queue: f"{seq}" if number < last else f"({seq}" for queue, number in numbers.items()}
     wanted = _wanted(selection)
     if wanted is None:
-        return Page([], None)
-    numbers = await store.queues()
-    sources = [
-        _Source(queue, number, after)
-        for queue, number in numbers.items()
-        if selection.queue is None or queue == selection.queue
-    ]
+        bounds = {}
     found: list[tuple[tuple[int, int], JobRecord]] = []
-    portion = min(limit + 1, _PORTION)
+    certain = found
     # One more than asked for tells whether anything follows.
-    while len(found) <= limit:
-        empty = [source for source in sources if not source.held and not source.is_over]
-        await _fill(empty, store, now, portion, wanted)
-        sources = [source for source in sources if source.held]
-        if not sources:
-            break
-        newest = max(sources, key=lambda source: source.head)
-        place = newest.head
-        if place < end:
-            break
-        _, record = newest.held.popleft()
-        if _matches(record, selection):
-            found.append((place, record))
-        elif portion < _PORTION:
-            portion = _PORTION
-    page = found[:limit]
-    last = page[-1][0] if len(found) > limit else None
-    return Page([record for _, record in page], None if last is None else f"{last[0]}.{last[1]}")
+    portion = min(limit + 1, _PORTION)
+    while bounds and len(certain) <= limit:
+        answers = await store.ask_all(
+            [store.call("page", queue, 0, bound, portion, wanted or "") for queue, bound in bounds.items()]
+        )
+        read_to = end
+        for queue, (following, *pairs) in zip(list(bounds), answers, strict=True):
+            for job_id, value in zip(pairs[::2], pairs[1::2], strict=True):
+                record = record_from(job_id.decode(), queue, value, now)
+                if _matches(record, selection):
+                    found.append(((seq_of(value), numbers[queue]), record))
+            place = (int(following[1:]), numbers[queue]) if following else end
+            bounds[queue] = following.decode() if place > end else ""
+            read_to = max(read_to, place)
+        bounds = {queue: bound for queue, bound in bounds.items() if bound}
+        # What comes before the place to which every queue was read is all there.
+        found.sort(key=itemgetter(0), reverse=True)
+        certain = [one for one in found if one[0] >= read_to]
+        portion = _PORTION
+    page = certain[:limit]
+    seq, number = page[-1][0] if page else (0, 0)
+    return Page([record for _, record in page], f"{seq}.{number}" if len(certain) > limit else None)
 
 
 def _wanted(selection: JobFilter) -> str | None:
@@ -102,18 +86,6 @@ def _wanted(selection: JobFilter) -> str | None:
     # Which of those that wait are due is for the clock to say.
     digits = {max(STATES.index(state), READY) for state in states}
     return None if not digits else "" if len(digits) == len(STATES) - 1 else "".join(map(str, sorted(digits)))
-
-
-async def _fill(sources: Sequence[_Source], store: Store, now: Micros, portion: int, wanted: str) -> None:
-    while sources:
-        calls = [store.call("page", source.queue, 0, source.before, portion, wanted) for source in sources]
-        for source, answer in zip(sources, await store.ask_all(calls), strict=True):
-            for job_id, value in zip(answer[1::2], answer[2::2], strict=True):
-                source.held.append((seq_of(value), record_from(job_id.decode(), source.queue, value, now)))
-            source.before = answer[0].decode()
-            source.is_over = not source.before
-        # A portion may hold none of those that are asked for.
-        sources = [source for source in sources if not source.held and not source.is_over]
 
 
 def _matches(record: JobRecord, selection: JobFilter) -> bool:
