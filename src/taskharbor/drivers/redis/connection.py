@@ -118,10 +118,6 @@ class SharedConnection:
                 pending.answer.set_exception(self._end)
         self.on_lost()
 
-    async def closed(self) -> None:
-        """Wait until an aborted connection has let go of its socket."""
-        await asyncio.gather(self._reader, return_exceptions=True)
-
     async def _read(self) -> None:
         connection = self._connection
         try:
@@ -321,11 +317,10 @@ class Server:
         for connection in list(self._connections):
             connection.abort(why)
 
-    async def close(self) -> None:
+    def close(self) -> None:
+        """The event loop lets go of the sockets in its next turns."""
         self._is_closed = True
-        connections = list(self._connections)
         self.drop("this handle was closed")
-        await asyncio.gather(*(connection.closed() for connection in connections))
 
     # -- commands and calls -------------------------------------------------------------------------------
 

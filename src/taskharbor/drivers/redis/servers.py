@@ -128,19 +128,12 @@ class Cluster:
         self._servers: dict[Address, Server] = {}
         self._by_slot: list[Server | None] = [None] * SLOTS
         self._refreshing: asyncio.Task[None] | None = None
-        self._closing: set[asyncio.Task[None]] = set()
 
-    async def close(self) -> None:
+    def close(self) -> None:
         if self._refreshing is not None:
             self._refreshing.cancel()
         for server in self._servers.values():
-            self._close(server)
-        await asyncio.gather(*self._closing, return_exceptions=True)
-
-    def _close(self, server: Server) -> None:
-        closing = asyncio.ensure_future(server.close())
-        self._closing.add(closing)
-        closing.add_done_callback(self._closing.discard)
+            server.close()
 
     def masters(self) -> list[Server]:
         return list(dict.fromkeys(server for server in self._by_slot if server is not None))
@@ -189,7 +182,7 @@ class Cluster:
                 raise translated(error, str(address)) from None
             finally:
                 if address not in self._servers:
-                    self._close(server)
+                    server.close()
             if ranges:
                 self._assign(ranges, address)
                 return
@@ -208,4 +201,4 @@ class Cluster:
         current = set(self.masters())
         for address, server in list(self._servers.items()):
             if server not in current:
-                self._close(self._servers.pop(address))
+                self._servers.pop(address).close()

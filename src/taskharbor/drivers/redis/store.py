@@ -85,10 +85,10 @@ class Store:
             info = await _info(server, options.place)
             check(info, options, options.place)
         except BaseException:
-            await server.close()
+            server.close()
             raise
         if info.is_cluster and options.kind == "single":
-            await server.close()
+            server.close()
             await self._open_cluster()
             return
         self._server = server
@@ -103,7 +103,7 @@ class Store:
             for server in cluster.masters():
                 check(await _info(server, str(server.address)), self.options, str(server.address))
         except BaseException:
-            await cluster.close()
+            cluster.close()
             raise
         self.cluster = cluster
 
@@ -114,11 +114,12 @@ class Store:
         server, self._server = self._server, None
         cluster, self.cluster = self.cluster, None
         if server is not None:
-            await server.close()
+            server.close()
         if cluster is not None:
-            await cluster.close()
-        # The event loop closes sockets in its next turn, and there may be none.
-        await asyncio.sleep(0)
+            cluster.close()
+        # The event loop ends readers and closes sockets in its next turns, and there may be none.
+        for _ in range(3):
+            await asyncio.sleep(0)
 
     def server_for(self, key: str | None) -> Server:
         """The server that holds a key; without one, any."""
