@@ -21,7 +21,7 @@ from taskharbor.broker.config import BrokerConfig
 from taskharbor.broker.gate import BrokerApp, ServedPath
 from taskharbor.broker.problems import CONTENT_TYPE, LEADER_HEADER, ProblemDetails
 from taskharbor.broker.replays import LONGEST_NAME, Replays
-from taskharbor.broker.routes import JSON, REQUEST_NAME, ROUTES, Route, place
+from taskharbor.broker.routes import JSON, REQUEST_NAME, ROUTES, Route, served_path
 from taskharbor.broker.service import Candidacy, Service
 from taskharbor.clock import Clock
 from taskharbor.drivers.contract import Driver
@@ -36,9 +36,9 @@ def make_app(
     """An application over any driver. `clock`: instead of the store's own time."""
     service = Service(driver, config, candidacy, clock)
     replays = Replays()
-    places = [place(route, service, replays) for route in ROUTES]
+    paths = [served_path(route, service, replays) for route in ROUTES]
     document = ServedPath("GET", "/openapi.json", _serve_document, on_standby=True)
-    return BrokerApp([*places, document, *driver_paths(service)], service)
+    return BrokerApp([*paths, document, *driver_paths(service)], service)
 
 
 async def _serve_document(request: Request, names: dict[str, str]) -> Response:

@@ -63,9 +63,9 @@ class BrokerApp:
     `service` is what runs inside; the server starts and ends it by the lifespan protocol.
     """
 
-    def __init__(self, places: Sequence[ServedPath], service: Service) -> None:
+    def __init__(self, paths: Sequence[ServedPath], service: Service) -> None:
         config = service.config
-        self._routes = Routes(places)
+        self._routes = Routes(paths)
         self.service = service
         self._config = config
         self._guard = Guard(config.tokens)
@@ -97,8 +97,8 @@ class BrokerApp:
         began = time.perf_counter()
         self._under_way += 1
         try:
-            place, names = self._admit(scope)
-            response = await place.endpoint(Request(scope, exchange.receive), names)
+            served, names = self._admit(scope)
+            response = await served.endpoint(Request(scope, exchange.receive), names)
             await response(scope, exchange.receive, exchange.send)
         except Problem as problem:
             await exchange.give(problem)
@@ -148,19 +148,19 @@ class BrokerApp:
             and not self._hosts.same_origin(origin, host or b"")
         ):
             raise Problem("bad_origin", "a page of another origin sent this request")
-        place, names = self._routes.find(scope)
-        if not place.is_public:
+        served, names = self._routes.find(scope)
+        if not served.is_public:
             caller = self._authenticate(scope, authorization)
             scope[CALLER] = caller
             self._limit(caller)
-            if place.scope not in caller.scopes:
-                hint = f"use a token with the scope {' or '.join(dict.fromkeys((place.scope, 'admin')))}"
-                raise Problem("forbidden", f"the token {caller.name} has no scope {place.scope}", hint=hint)
-            if not place.on_standby and not self.service.is_leading:
+            if served.scope not in caller.scopes:
+                hint = f"use a token with the scope {' or '.join(dict.fromkeys((served.scope, 'admin')))}"
+                raise Problem("forbidden", f"the token {caller.name} has no scope {served.scope}", hint=hint)
+            if not served.on_standby and not self.service.is_leading:
                 raise not_leader(self.service.leader_url)
         if length is not None and (not length.isdigit() or int(length[:20]) > self._config.max_body_bytes):
             raise too_large(self._config.max_body_bytes)
-        return place, names
+        return served, names
 
     def _authenticate(self, scope: Scope, authorization: bytes | None) -> Caller:
         caller = self._guard.caller(authorization)
@@ -255,12 +255,12 @@ def split_host(text: str) -> tuple[str, str]:
 class Routes:
     """Plain paths by one look-up; those with names in them one after the other."""
 
-    def __init__(self, places: Sequence[ServedPath]) -> None:
+    def __init__(self, paths: Sequence[ServedPath]) -> None:
         self._plain: dict[str, dict[str, ServedPath]] = {}
         self._patterns: list[tuple[re.Pattern[str], dict[str, ServedPath]]] = []
         by_path: dict[str, dict[str, ServedPath]] = {}
-        for place in places:
-            by_path.setdefault(place.path, {})[place.method] = place
+        for served in paths:
+            by_path.setdefault(served.path, {})[served.method] = served
         for path, methods in by_path.items():
             if "{" in path:
                 pattern = re.compile(re.sub(r"\{(\w+)\}", r"(?P<\1>[^/]+)", path))
@@ -269,7 +269,7 @@ class Routes:
                 self._plain[path] = methods
 
     def find(self, scope: Scope) -> tuple[ServedPath, dict[str, str]]:
-        """The place of a request and the names in its path. Raises where there is none."""
+        """What serves a request, and the names in its path. Raises `Problem` where nothing does."""
         names: dict[str, str] = {}
         methods = self._plain.get(scope["path"])
         if methods is None:
@@ -284,11 +284,11 @@ class Routes:
                     break
             else:
                 raise Problem("no_such_path", "there is nothing at this path")
-        place = methods.get("GET" if scope["method"] == "HEAD" else scope["method"])
-        if place is None:
+        served = methods.get("GET" if scope["method"] == "HEAD" else scope["method"])
+        if served is None:
             allowed = ", ".join(sorted({*methods, *(["HEAD"] if "GET" in methods else [])}))
             raise Problem("method_not_allowed", f"this path takes {allowed}", Allow=allowed)
-        return place, names
+        return served, names
 
 
 def _unquoted(names: dict[str, str]) -> dict[str, str]:

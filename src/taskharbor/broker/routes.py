@@ -129,8 +129,8 @@ def for_many(handle: HandleJobs, items: str) -> Handle:
     return handle_many
 
 
-def place(route: Route, service: Service, replays: Replays) -> ServedPath:
-    """Everything that can be decided before a request comes is decided here."""
+def served_path(route: Route, service: Service, replays: Replays) -> ServedPath:
+    """A route with its endpoint. Everything that can be decided before a request comes is decided here."""
     decode = None if route.body is None else msgspec.json.Decoder(route.body).decode
     takes_body = decode is not None or bool(route.body_choices)
     lists = _list_fields(route.query)

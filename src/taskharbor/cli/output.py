@@ -33,25 +33,17 @@ WIDE = 90
 GAP = 2
 NARROWEST = 6
 
-STATE_STYLES = {
-    JobState.SCHEDULED: "blue",
-    JobState.READY: "cyan",
-    JobState.BLOCKED: "magenta",
-    JobState.INFLIGHT: "yellow",
-    JobState.DONE: "green",
-    JobState.DEAD: "red",
-    JobState.CANCELLED: "bright_black",
+_STATES = {
+    JobState.SCHEDULED: ("blue", "sched"),
+    JobState.READY: ("cyan", "ready"),
+    JobState.BLOCKED: ("magenta", "block"),
+    JobState.INFLIGHT: ("yellow", "run"),
+    JobState.DONE: ("green", "done"),
+    JobState.DEAD: ("red", "dead"),
+    JobState.CANCELLED: ("bright_black", "canc"),
 }
-
-SHORT_STATES = {
-    JobState.SCHEDULED: "sched",
-    JobState.READY: "ready",
-    JobState.BLOCKED: "block",
-    JobState.INFLIGHT: "run",
-    JobState.DONE: "done",
-    JobState.DEAD: "dead",
-    JobState.CANCELLED: "canc",
-}
+STATE_STYLES = {state: style for state, (style, _) in _STATES.items()}
+SHORT_STATES = {state: short for state, (_, short) in _STATES.items()}
 """For narrow terminals."""
 
 

@@ -7,8 +7,8 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -64,12 +64,11 @@ class FileWatcher:
         self._changed = changed
         self._interval = interval
         self._stopped = threading.Event()
-        self._seen = self._look()
-        self._thread = threading.Thread(target=self._run, name="taskharbor-reload", daemon=True)
+        self._seen = modification_times(folder)
 
     def start(self) -> None:
         """Begin to look."""
-        self._thread.start()
+        threading.Thread(target=self._run, name="taskharbor-reload", daemon=True).start()
 
     def stop(self) -> None:
         """Look no more."""
@@ -77,29 +76,24 @@ class FileWatcher:
 
     def _run(self) -> None:
         while not self._stopped.wait(self._interval):
-            now = self._look()
+            now = modification_times(self._folder)
             if now != self._seen:
                 differing = sorted(path for path, _ in now.items() ^ self._seen.items())
                 self._seen = now
                 self._changed(os.path.relpath(differing[0]))
 
-    def _look(self) -> dict[str, int]:
-        found: dict[str, int] = {}
-        for path in python_files(self._folder):
-            try:
-                found[path] = os.stat(path).st_mtime_ns
-            except OSError:
-                continue
-            if len(found) >= MOST_FILES:
-                break
-        return found
 
-
-def python_files(folder: Path) -> Iterator[str]:
-    """The `.py` files below a folder, without those of environments and builds."""
+def modification_times(folder: Path) -> dict[str, int]:
+    """The `.py` files below a folder, without those of environments and builds, and when each was changed."""
+    found: dict[str, int] = {}
     for here, folders, files in os.walk(folder):
         folders[:] = [name for name in folders if name not in _LEFT_OUT and not name.startswith(".")]
-        yield from (os.path.join(here, name) for name in files if name.endswith(".py"))
+        for path in (os.path.join(here, name) for name in files if name.endswith(".py")):
+            with suppress(OSError):
+                found[path] = os.stat(path).st_mtime_ns
+        if len(found) >= MOST_FILES:
+            break
+    return found
 
 
 def app_folder(module: str) -> Path:
