@@ -188,9 +188,7 @@ def test_queues_on_several_nodes_wake_one_who_waits_for_all(cluster: RedisCluste
                 waits = Waits(connections)
                 try:
                     for queue in ("a", "b", "c"):
-                        await quiet(waits, "a", "b", "c")
-                        waiting = asyncio.create_task(waits("a", "b", "c"))
-                        await asleep(waits, waiting)
+                        waiting = await asleep(waits, "a", "b", "c")
                         await stir(connections, queue)
                         assert await soon(waiting)
                 finally:
@@ -211,9 +209,7 @@ def test_one_who_waits_hears_of_a_queue_that_has_gone_elsewhere(cluster: RedisCl
                     cluster.move("{a}:n", target)
                     await stir(connections, "a")
                     assert await soon(waits("a"))
-                    await quiet(waits, "a")
-                    waiting = asyncio.create_task(waits("a"))
-                    await asleep(waits, waiting)
+                    waiting = await asleep(waits, "a")
                     await stir(connections, "a")
                     assert await soon(waiting)
                 finally:
@@ -230,9 +226,14 @@ async def quiet(waits: Waits, *queues: str) -> None:
     raise AssertionError("it does not fall silent")
 
 
-async def asleep(waits: Waits, waiting: asyncio.Task[bool]) -> None:
-    """Until it waits, unless an earlier message, which took its time from node to node, has woken it already."""
-    await until(lambda: waiting.done() or waits.listener.notifications.is_awaited("a"), "it waits")
+async def asleep(waits: Waits, *queues: str) -> asyncio.Task[bool]:
+    """A wait that is under way. One that an earlier message ends, which took its time from node to node, is begun again."""
+    while True:
+        await quiet(waits, *queues)
+        waiting = asyncio.create_task(waits(*queues))
+        await until(lambda: waiting.done() or waits.listener.notifications.is_awaited("a"), "it waits")  # noqa: B023
+        if not waiting.done():
+            return waiting
 
 
 async def stir(connections: Store, queue: str) -> None:
