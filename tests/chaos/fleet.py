@@ -11,6 +11,8 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+from chaos.brokers import wait_until
+
 PROGRAM = Path(__file__).with_name("chaos_program.py")
 WORKERS = 4
 
@@ -55,7 +57,9 @@ class Fleet:
             assert process.poll() is None, f"{name} ended with {process.returncode}: {self._last_words(name)}"
 
     def dismiss(self) -> None:
-        for process in self.running.values():
+        for name, process in self.running.items():
+            # One that was started a moment ago could not say yet what a signal means to it.
+            wait_until((self._folder / f"{name}.notes").exists, f"{name} is up")
             process.send_signal(signal.SIGTERM)
         for name, process in self.running.items():
             assert process.wait(30) == 0, f"{name} ended with {process.returncode}: {self._last_words(name)}"
