@@ -146,7 +146,8 @@ BEGIN
             v_scheduled := v_scheduled + v_got.scheduled;
             CONTINUE;
         END IF;
-        v_first := first_of_types(v_queue.id, v_next.ranks[i], v_next.run_ats[i], v_next.seqs[i], p_types, v_room, p_now);
+        SELECT * INTO v_first
+        FROM first_of_types(v_queue.id, v_next.ranks[i], v_next.run_ats[i], v_next.seqs[i], p_types, v_room, p_now);
         -- Of these types, none lives before the first that is found: the claimer's next claim begins there.
         v_next.run_ats[i] := coalesce(v_first.run_at, v_next.run_ats[i]);
         v_next.seqs[i] := coalesce(v_first.seq, v_next.seqs[i]);
@@ -165,8 +166,8 @@ BEGIN
             v_scheduled := v_scheduled + v_got.scheduled;
             EXIT WHEN v_room < 1 OR v_first.last_seq IS NULL;
             -- Others hold some of them: further on there may be more.
-            v_first := first_of_types(
-                v_queue.id, v_next.ranks[i], v_first.last_run_at, v_first.last_seq + 1, p_types, v_room, p_now);
+            SELECT * INTO v_first
+            FROM first_of_types(v_queue.id, v_next.ranks[i], v_first.last_run_at, v_first.last_seq + 1, p_types, v_room, p_now);
         END LOOP;
     END LOOP;
     IF v_places IS NOT NULL THEN

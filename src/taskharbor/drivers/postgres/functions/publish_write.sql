@@ -10,6 +10,7 @@ DECLARE
     v_added bigint;
     v_seen bigint := 0;
     v_jobs bigint := 0;
+    v_are_new boolean;
 BEGIN
     -- Whoever publishes the same write at the same moment waits here, and then finds it done.
     PERFORM pg_advisory_xact_lock(write_lock(p_write));
@@ -49,12 +50,12 @@ BEGIN
     PERFORM queue_id_of(n.queue) FROM (
         SELECT DISTINCT (s.batch).queue FROM staged AS s WHERE s.write = p_write AND s.by_rules IS NULL ORDER BY 1
     ) AS n;
-    PERFORM claim_idempotency_keys(p_write, p_tasks);
+    v_are_new := claim_idempotency_keys(p_write, p_tasks);
     FOR v_chunk IN
         SELECT * FROM staged AS s WHERE s.write = p_write AND s.by_rules IS NULL
         ORDER BY array_position(p_tasks, s.task), s.number
     LOOP
-        v_jobs := v_jobs + store_batch(v_chunk.batch, p_now, p_stir, v_chunk.seqs, p_id_head, v_seen);
+        v_jobs := v_jobs + store_batch(v_chunk.batch, p_now, p_stir, v_chunk.seqs, v_are_new, p_id_head, v_seen);
         v_seen := v_seen + v_chunk.jobs;
     END LOOP;
 

@@ -1,9 +1,9 @@
 -- Store a batch of jobs by one INSERT. How many. Runs with the settings of its callers.
--- p_seqs: numbers of jobs with idempotency keys, of which only those are stored that the key leads to. Jobs without ids get them
--- here: p_id_head and eight hexadecimal digits, from p_first on.
+-- p_seqs: numbers of jobs with idempotency keys, of which only those are stored that the key leads to; p_are_new: it does for all.
+-- Jobs without ids get them here: p_id_head and eight hexadecimal digits, from p_first on.
 CREATE OR REPLACE FUNCTION store_batch(
-    p_batch job_batch, p_now bigint, p_stir integer, p_seqs bigint[] DEFAULT NULL, p_id_head text DEFAULT NULL,
-    p_first bigint DEFAULT 0
+    p_batch job_batch, p_now bigint, p_stir integer, p_seqs bigint[] DEFAULT NULL, p_are_new boolean DEFAULT true,
+    p_id_head text DEFAULT NULL, p_first bigint DEFAULT 0
 ) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
     v_queue integer := queue_id_of(p_batch.queue);
@@ -21,7 +21,7 @@ BEGIN
         FROM unnest(p_batch.ids, p_batch.types, p_batch.run_ats, p_batch.created_ats, p_batch.ranks, p_batch.headers_each,
                     p_batch.idempotency_keys, p_seqs, p_batch.ends[:cardinality(p_batch.ends) - 1], p_batch.ends[2:])
              WITH ORDINALITY AS g(id, type, run_at, created_at, rank, headers, idempotency_key, seq, starts, ends, n)
-        WHERE p_seqs IS NULL OR EXISTS (
+        WHERE p_are_new OR g.seq IS NULL OR EXISTS (
             SELECT FROM idempotency AS i
             WHERE i.queue_id = v_queue AND i.idempotency_key = g.idempotency_key AND i.job_seq = g.seq)
         RETURNING rank, run_at, state
