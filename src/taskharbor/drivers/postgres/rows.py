@@ -139,7 +139,7 @@ def token_parts(token: str) -> tuple[str, int]:
 
 
 def leased_job(row: tuple[Any, ...], queue: str, secret: str, worker: str) -> JobRecord:
-    """From a row of `claim`. Written out, because a worker pays for it with every job: made of the names it costs twice as much."""
+    """From a row of `claim`. Written out: made of the names it would cost a worker twice as much for every job."""
     (
         seq, job_id, type_, payload, priority, run_at, created_at, max_attempts, attempts, stalls, fence, expires_at, reserved_at,
         *rare,
