@@ -45,6 +45,7 @@ def quoted(identifier: str) -> str:
     return '"' + identifier.replace('"', '""') + '"'
 
 
+@cache
 def channel(schema: str) -> str:
     """What those who wait listen to."""
     return f"taskharbor:{schema}"
