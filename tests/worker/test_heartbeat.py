@@ -99,8 +99,9 @@ def test_a_stale_worker_changes_nothing(how: str) -> None:
                 await began.wait()
                 await here.pause()
                 await here.take_away(job_id)
-                await here.resume()
+                # Before the queue goes on, or the old worker claims the job again.
                 old._engines[0]._fetch.stop()
+                await here.resume()
                 await here.drain(fresh)
                 before = (await here.get(job_id), await here.log(job_id))
                 go_on.set()

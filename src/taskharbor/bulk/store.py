@@ -26,6 +26,11 @@ from taskharbor.jobs import JobRecord, Micros
 T = TypeVar("T")
 
 
+def run_sync(work: Coroutine[Any, Any, T]) -> T:
+    """Run a driver's work for a caller without an event loop."""
+    return portal().call(work)
+
+
 class BulkStore(abc.ABC):
     """A store, opened by a URL. Reading never blocks or slows claims."""
 
@@ -101,22 +106,22 @@ class DriverStore(BulkStore):
     def close(self) -> None:
         opened, self._opened = self._opened, set()
         for driver in opened:
-            portal().call(driver.close())
+            run_sync(driver.close())
 
     def _reading(self) -> Driver:
         if self._reader not in self._opened:
-            portal().call(self._reader.open_to_read())
+            run_sync(self._reader.open_to_read())
             self._opened.add(self._reader)
         return self._reader
 
     def _writing(self) -> Driver:
         if self._writer not in self._opened:
-            portal().call(self._writer.open())
+            run_sync(self._writer.open())
             self._opened.add(self._writer)
         return self._writer
 
     def parts(self, table: Table, selection: Selection, *, parallelism: int) -> list[Part]:
-        return portal().call(read.table_parts(self._reading(), table, selection, parallelism))
+        return run_sync(read.table_parts(self._reading(), table, selection, parallelism))
 
     def read(self, part: Part) -> Iterator[pa.RecordBatch]:
         return read.read_part(self._reading(), part)
@@ -125,7 +130,7 @@ class DriverStore(BulkStore):
         return str(cursors.Cursor())
 
     def latest(self) -> str:
-        return str(cursors.at_end(portal().call(self._reading().log_streams())))
+        return str(cursors.at_end(run_sync(self._reading().log_streams())))
 
     def between(self, after: str, until: str, *, parallelism: int) -> list[Part]:
         async def plan(driver: Driver) -> list[Part]:
@@ -135,7 +140,7 @@ class DriverStore(BulkStore):
             await cursors.check_history(driver, log, ranges)
             return await read.log_parts(driver, ranges, Selection(), parallelism)
 
-        return portal().call(plan(self._reading()))
+        return run_sync(plan(self._reading()))
 
     def limited(self, after: str, until: str, *, rows: int | None) -> str:
         async def limit(driver: Driver) -> str:
@@ -146,7 +151,7 @@ class DriverStore(BulkStore):
                 return after
             return str(last if rows is None else await cursors.limited(driver, log, first, last, rows))
 
-        return portal().call(limit(self._reading()))
+        return run_sync(limit(self._reading()))
 
     def stage(self, write: str, task: str, batches: Iterable[Sequence[JobRecord]]) -> int:
         driver = self._writing()
@@ -163,20 +168,20 @@ class DriverStore(BulkStore):
         finally:
             if asked is not None:
                 wait([asked])
-        count = portal().call(staging.complete())
-        if portal().call(publish.is_over(driver, write)):
+        count = run_sync(staging.complete())
+        if run_sync(publish.is_over(driver, write)):
             # It was published without this task, or abandoned: the task must leave nothing behind.
-            portal().call(staging.drop())
+            run_sync(staging.drop())
             return 0
         return count
 
     def publish(self, write: str, tasks: Sequence[str], *, now: Micros | None = None) -> int:
         driver = self._writing()
-        at = portal().call(driver.time()) if now is None else now
-        return portal().call(publish.publish(driver, write, tasks, at))
+        at = run_sync(driver.time()) if now is None else now
+        return run_sync(publish.publish(driver, write, tasks, at))
 
     def abandon(self, write: str) -> None:
-        portal().call(publish.abandon(self._writing(), write))
+        run_sync(publish.abandon(self._writing(), write))
 
 
 def _begin(work: Coroutine[Any, Any, T]) -> Future[T]:

@@ -113,20 +113,19 @@ async def list_jobs(
     states = {STATE_NUMBERS[state] for state in waiting}
     # Which of them waits is known by the clock only.
     stored = states | {0, READY} if states & {0, READY} else states
-    filters = [
-        selection.queue,
-        None if selection.types is None else text_array(sorted(selection.types)),
-        selection.key,
-        selection.worker,
-        selection.finished_before_us,
-        min(states, default=INFLIGHT) <= INFLIGHT,
-    ]
+    types = None if selection.types is None else text_array(sorted(selection.types))
+    by_name = [selection.queue, types, selection.key]
+    # One more than asked for tells whether anything follows.
+    end = [selection.finished_before_us, limit + 1]
+    may_live = min(states, default=INFLIGHT) <= INFLIGHT
     window = max(_WINDOW, 10 * limit)
-    while True:
+    rows = []
+    if waiting == {JobState.DEAD}:
+        rows, window = await session.rows(sql["list_dead"], [before, *by_name, *end]), 0
+    while window:
         since = max(before - window, 0)
-        # One more than asked for tells whether anything follows.
-        values = [before, since, int_array(stored), now, int_array(states), *filters, limit + 1]
-        rows = await session.rows(sql["list"], values)
+        values = [before, since, int_array(stored), now, int_array(states), may_live, *by_name]
+        rows = await session.rows(sql["list"], [*values, selection.worker, *end])
         if len(rows) > limit or since == 0:
             break
         window *= 10

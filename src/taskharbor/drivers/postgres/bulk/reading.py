@@ -16,9 +16,8 @@ import pyarrow as pa
 from psycopg import sql
 
 from taskharbor.bulk.cursors import HistoryGone
-from taskharbor.bulk.store import BulkStore, DriverStore
+from taskharbor.bulk.store import BulkStore, DriverStore, run_sync
 from taskharbor.bulk.tables import SCHEMAS, Part, Selection, Table
-from taskharbor.client import portal
 from taskharbor.drivers.postgres.connections import Connections, Row
 from taskharbor.drivers.postgres.log import START, Place, parse_cursor
 from taskharbor.drivers.postgres.options import parse_url
@@ -133,11 +132,11 @@ class PostgresReading(BulkStore):
         self._connections = Connections(self._options)
 
     def close(self) -> None:
-        portal().call(self._connections.close())
+        run_sync(self._connections.close())
 
     def _rows(self, name: str, *values: Any, family: str = "bulk_reading") -> list[Row]:
         statement = load(family, self._options.schema)[name]
-        return portal().call(self._connections.run(lambda session: session.rows(statement, values)))
+        return run_sync(self._connections.run(lambda session: session.rows(statement, values)))
 
     def _row(self, name: str, *values: Any, family: str = "bulk_reading") -> Row:
         (row,) = self._rows(name, *values, family=family)

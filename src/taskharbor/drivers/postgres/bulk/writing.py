@@ -19,8 +19,7 @@ import psycopg
 from psycopg import RawCursor
 
 from taskharbor.bulk.stage import StagingLost, chunked, series_of, wall_clock
-from taskharbor.bulk.store import BulkStore
-from taskharbor.client import portal
+from taskharbor.bulk.store import BulkStore, run_sync
 from taskharbor.drivers.postgres import migrations
 from taskharbor.drivers.postgres.connections import NOTIFYING, SILENT, is_conflict, is_lost, translated
 from taskharbor.drivers.postgres.enqueue import batch_values, rare_settings, rule_values
@@ -106,7 +105,7 @@ class PostgresWriting(BulkStore):
         """Also brings the schema up to date, once: the first task may come before anybody opened the store."""
         options = parse_url(self.url)
         if not self._is_made_ready:
-            portal().call(_make_ready(options))
+            run_sync(_make_ready(options))
             self._is_made_ready = True
         return options
 

@@ -6,15 +6,26 @@ SELECT last_value + 1 FROM $schema.job_seq
 
 -- Only numbers from a window: a summary finds them, an index would have to be kept up at every move of a job. States 0 and 1 both
 -- wait: which of them a job is follows from the clock. What is NULL restricts nothing.
--- $11: whether a job that has not ended may be among them; otherwise that table is not looked at.
+-- $6: whether a job that has not ended may be among them; otherwise that table is not looked at.
 -- name: list
 SELECT /*job*/ FROM $schema.job_records AS j
 WHERE j.seq < $1::bigint AND j.seq >= $2::bigint AND j.state = ANY ($3::smallint[])
     AND (j.state > 1 OR CASE WHEN j.run_at > $4::bigint THEN 0 ELSE 1 END = ANY ($5::smallint[]))
-    AND ($6::text IS NULL OR j.queue = $6) AND ($7::text[] IS NULL OR j.type = ANY ($7)) AND ($8::text IS NULL OR j.key = $8)
-    AND ($9::text IS NULL OR j.worker = $9) AND ($10::bigint IS NULL OR j.finished_at < $10)
-    AND ($11::boolean OR j.finished_at IS NOT NULL)
+    AND ($6::boolean OR j.finished_at IS NOT NULL)
+    AND ($7::text IS NULL OR j.queue = $7) AND ($8::text[] IS NULL OR j.type = ANY ($8)) AND ($9::text IS NULL OR j.key = $9)
+    AND ($10::text IS NULL OR j.worker = $10) AND ($11::bigint IS NULL OR j.finished_at < $11)
 ORDER BY j.seq DESC LIMIT $12::bigint
+
+-- Of dead jobs alone the index by number gives the newest, however far apart they are. The planner must not take the whole window.
+-- name: list_dead
+SELECT /*job*/ FROM (
+    SELECT d.seq AS number FROM $schema.dead AS d
+    WHERE d.seq < $1::bigint AND ($2::text IS NULL OR d.queue_id = (SELECT id FROM $schema.queues WHERE name = $2))
+        AND ($3::text[] IS NULL OR d.type = ANY ($3)) AND ($4::text IS NULL OR d.key = $4)
+        AND ($5::bigint IS NULL OR d.finished_at < $5)
+    ORDER BY d.seq DESC LIMIT $6::bigint
+) AS newest JOIN $schema.job_records AS j ON j.seq = newest.number AND j.state = 5 AND j.finished_at IS NOT NULL
+ORDER BY j.seq DESC
 
 -- name: stats
 -- Counters are what was folded and what was not yet. Jobs stored as scheduled that are due by the caller's clock, and those
