@@ -40,7 +40,7 @@ class Stoppable:
     _stop_reason: str | None = None
     _stop_event: threading.Event | None = None
     """Made for those that wait for it."""
-    on_stop: Callable[[str], None] | None = None
+    on_stop: Callable[[str], object] | None = None
     """Called with the reason, in whatever thread asks first."""
 
     @property
@@ -81,7 +81,7 @@ class Job(Stoppable):
         self,
         record: JobRecord,
         started_at_us: Micros,
-        report: Callable[[JobRecord, bytes], None] | None = None,
+        report: Callable[[JobRecord, bytes], object] | None = None,
     ) -> None:
         self.record = record
         self.started_at_us = started_at_us

@@ -166,6 +166,22 @@ def die_after_a_fork(forked: str) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+@harbor.job(isolation="process", max_attempts=1)
+def fork_and_return(how: str) -> str:
+    pid = os.fork()
+    if pid == 0 and how == "raises":
+        raise SystemExit(0)
+    if pid:
+        os.waitpid(pid, 0)
+    return "parent" if pid else "fork"
+
+
+@harbor.job(isolation="process", max_attempts=1)
+def close_connection() -> str:
+    os.closerange(3, 100)
+    return "closed"
+
+
 @harbor.job(isolation="process", max_attempts=1, timeout=0.3)
 def spin(started: str) -> None:
     touch(started)

@@ -401,6 +401,24 @@ def test_a_process_is_known_to_be_dead_though_a_fork_of_it_keeps_its_connection_
         os.kill(int((tmp_path / "forked").read_text()), signal.SIGKILL)
 
 
+@pytest.mark.parametrize("how", ["returns", "raises"])
+def test_a_fork_of_a_handler_answers_for_no_job(how: str) -> None:
+    """The fork has a copy of the connection. What it answered was taken for the end of the next job."""
+    forked = isolated.fork_and_return.enqueue(how)
+    after = [isolated.add.enqueue(n) for n in range(3)]
+    drain()
+    assert forked.record().last_error is None
+    assert forked.result() == "parent"
+    assert [one.result() for one in after] == [1, 2, 3]
+
+
+def test_a_handler_that_closes_its_connection_does_not_wait_for_ever() -> None:
+    handle, after = isolated.close_connection.enqueue(), isolated.add.enqueue(1)
+    drain()
+    assert handle.record().last_error.startswith("WorkerProcessDied")
+    assert after.result() == 2
+
+
 def test_an_idle_process_that_dies_costs_no_job_anything() -> None:
     async def main() -> None:
         worker = isolated.harbor.worker(concurrency=1)

@@ -161,6 +161,8 @@ def _detach(worker_pid: int) -> None:
 class Child:
     def __init__(self, connection: Connection, orders: Orders) -> None:
         self._connection = connection
+        self._pid = os.getpid()
+        """A handler may fork: the copy has the same connection, and must not speak for this process."""
         self._sending = threading.Lock()
         self._orders = orders
         self._codecs = CodecRegistry(*orders.codecs)
@@ -185,7 +187,12 @@ class Child:
                 self._handlers[wanted.type] = _threw(error)
         self._send(Ready())
         while (job := self._jobs.get()) is not None:
-            self._send(self._execute(job))
+            outcome = self._execute(job)
+            if os.getpid() != self._pid:
+                os._exit(0)
+            if not self._send(outcome):
+                # The worker must not wait for an answer that it cannot hear: a handler may have closed the connection.
+                _end_group()
             del job
         self._runner.close()
 
@@ -213,10 +220,13 @@ class Child:
         if order.cancel and task is not None:
             task.get_loop().call_soon_threadsafe(task.cancel)
 
-    def _send(self, message: Up) -> None:
-        # A worker that is gone hears nothing; the listening thread ends us for it.
-        with self._sending, contextlib.suppress(OSError):
-            self._connection.send_bytes(encode(message))
+    def _send(self, message: Up) -> bool:
+        """False: it was not sent. Where the worker is gone, the listening thread ends us."""
+        if os.getpid() == self._pid:
+            with self._sending, contextlib.suppress(OSError):
+                self._connection.send_bytes(encode(message))
+                return True
+        return False
 
     # -- a job --------------------------------------------------------------------------------------------------
 
@@ -275,7 +285,7 @@ def _end_group() -> None:
 class _Forward(logging.Handler):
     """Hands log records to the worker, where the program's own logging set-up is."""
 
-    def __init__(self, send: Callable[[Up], None]) -> None:
+    def __init__(self, send: Callable[[Up], object]) -> None:
         super().__init__()
         self._send = send
 

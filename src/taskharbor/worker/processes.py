@@ -21,6 +21,8 @@ from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
+import msgspec
+
 import taskharbor.worker.child as child
 from taskharbor.codec import JSON, MSGPACK, Codec, CodecRegistry
 from taskharbor.errors import InvalidRequest, WorkerProcessDied
@@ -233,14 +235,18 @@ class WorkerProcess:
         self._ours.close()
 
     def _listen(self, process: multiprocessing.process.BaseProcess) -> None:
-        """Until it has said all it will say."""
-        with contextlib.suppress(EOFError, OSError):
+        """Until it has said all it will say. One that says what nobody understands is ended."""
+        try:
             while True:
                 ready = wait([self._ours, process.sentinel], _LOOK_SECONDS)
                 if self._ours in ready:
                     self._on_loop(self._take, child.decode_up(self._ours.recv_bytes()))
                 elif ready or not process.is_alive():
                     return
+        except (EOFError, OSError):
+            pass
+        except msgspec.MsgspecError:
+            self.kill()
 
     def _write(self) -> None:
         """Until the process is told to end, or does not listen any more; then it has to go."""
