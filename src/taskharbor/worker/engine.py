@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from taskharbor.clock import Clock
 from taskharbor.drivers.contract import Driver, JobFilter, Release
-from taskharbor.errors import BackendUnavailable
+from taskharbor.errors import BackendUnavailable, TaskHarborError
 from taskharbor.jobs import JobState, Outcome
 from taskharbor.worker.fetch import Allowance, Assignment, FetchLoop
 from taskharbor.worker.heartbeat import HeartbeatLoop
@@ -238,14 +238,17 @@ class SweepLoop:
             await asyncio.sleep(RECLAIM_EVERY * self._random.uniform(0.8, 1.2))
             try:
                 await self.sweep()
-            except (BackendUnavailable, OSError) as error:
+            except (TaskHarborError, OSError) as error:
                 log.debug("sweep failed: %s", error)
 
     async def sweep(self) -> None:
         await self._clock.refresh()
-        while await self._driver.reclaim(now=self._clock.now(), limit=SWEEP_BATCH) == SWEEP_BATCH:
-            pass
-        if self._loop.time() >= self._prune_at:
-            self._prune_at = self._loop.time() + PRUNE_EVERY
-            while await self._driver.prune(now=self._clock.now(), limit=SWEEP_BATCH) >= SWEEP_BATCH:
+        try:
+            while await self._driver.reclaim(now=self._clock.now(), limit=SWEEP_BATCH) == SWEEP_BATCH:
                 pass
+        finally:
+            # One queue that cannot be swept does not end the retention of all.
+            if self._loop.time() >= self._prune_at:
+                self._prune_at = self._loop.time() + PRUNE_EVERY
+                while await self._driver.prune(now=self._clock.now(), limit=SWEEP_BATCH) >= SWEEP_BATCH:
+                    pass

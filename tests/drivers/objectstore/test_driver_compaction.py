@@ -255,7 +255,8 @@ def test_a_purge_takes_every_job_that_matches_while_segments_are_merged() -> Non
     asyncio.run(test())
 
 
-def test_a_damaged_queue_keeps_nobody_from_the_others() -> None:
+@pytest.mark.parametrize("how", ["cut short", "another object of the store"])
+def test_a_damaged_queue_keeps_nobody_from_the_others(how: str) -> None:
     async def test(blobs: HeldBlobs) -> None:
         kept = QueueSettings(keep_done_us=0, keep_attempts_us=0)
         async with driver_on(blobs) as driver:
@@ -265,7 +266,8 @@ def test_a_damaged_queue_keeps_nobody_from_the_others() -> None:
                 await driver.enqueue([a_job(id=f"{queue}1", queue=queue)], now=NOW)
                 await driver.reserve(queue, limit=1, lease_for=SECOND, now=NOW, worker="w")
         there = blobs.objects[state_name("a", 0)]
-        blobs.objects[state_name("a", 0)] = Blob(there.data[:1000], there.version)
+        data = there.data[:1000] if how == "cut short" else blobs.objects["catalog"].data
+        blobs.objects[state_name("a", 0)] = Blob(data, there.version)
         later = NOW + 5 * SECOND
         async with driver_on(blobs) as driver:
             for sweep in (driver.prune(now=later), driver.reclaim(now=later)):
@@ -277,5 +279,22 @@ def test_a_damaged_queue_keeps_nobody_from_the_others() -> None:
             assert await driver.cancel(["b1"], now=later) == [JobState.CANCELLED]
             with pytest.raises(BackendUnavailable, match="queues/a/0/state"):
                 await driver.get(["a1"], now=NOW)
+
+    run(test)
+
+
+def test_a_job_that_is_removed_twice_in_a_call_takes_no_other_with_it() -> None:
+    """The other one was hidden, and its id was accepted anew."""
+
+    async def test(blobs: HeldBlobs) -> None:
+        async with driver_on(blobs) as driver:
+            first, *others = await run_through(driver, 10)
+            await driver.store.settled()
+            assert await driver.remove([first, first]) == [JobState.DONE, JobState.DONE]
+            assert [job is not None for job in await driver.get([first, *others], now=NOW)] == [False] + [
+                True
+            ] * 9
+            (stats,) = await driver.stats(now=NOW, queue="q")
+            assert stats.counts[JobState.DONE] == 9
 
     run(test)

@@ -136,3 +136,20 @@ def test_a_handle_whose_delivery_failed_tries_again_by_itself(monkeypatch: pytes
             assert len(await _notices(driver)) == 1
 
     asyncio.run(test())
+
+
+def test_a_claim_is_answered_where_the_failure_queue_cannot_be_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The jobs are leased by then: nobody would run them, and each claim that failed would let more of them die."""
+
+    async def test() -> None:
+        async with driver_on(HeldBlobs()) as driver:
+            await driver.configure("q", QueueSettings(failure_queue="failed"), now=NOW)
+            await driver.enqueue([a_job(max_attempts=1), a_job(max_attempts=1)], now=NOW)
+            await driver.reserve("q", limit=1, lease_for=SECOND, now=NOW, worker="w")
+            with monkeypatch.context() as patch:
+                _never_delivers(patch)
+                claimed = await driver.reserve("q", limit=9, lease_for=SECOND, now=NOW + SECOND, worker="w")
+                assert [job.state for job in claimed] == [JobState.INFLIGHT]
+            assert await _outbox(driver) == 1
+
+    asyncio.run(test())

@@ -10,6 +10,7 @@ from held_blobs import HeldBlobs
 from jobs_here import NOW, a_job, opened
 
 from taskharbor.drivers.contract import Ack, Fail, JobFilter, QueueSettings
+from taskharbor.drivers.engine import inspect
 from taskharbor.drivers.objectstore import ObjectStoreDriver
 from taskharbor.drivers.objectstore.catalog import state_name
 from taskharbor.drivers.objectstore.options import Options
@@ -178,3 +179,23 @@ def test_the_number_of_shards_is_the_stores_for_good(tmp_path: pytest.TempPathFa
             await opened(f"file://{tmp_path}/s?shards=2")
 
     asyncio.run(test())
+
+
+def test_a_shard_that_is_damaged_keeps_nobody_from_the_jobs_of_the_others() -> None:
+    """Jobs that a claim leased before it failed were handed to nobody, until they were dead."""
+
+    async def test(driver: ObjectStoreDriver, blobs: HeldBlobs) -> None:
+        await driver.enqueue([a_job() for _ in range(60)], now=NOW, new_ids=True)
+        await driver.store.settled()
+        name = state_name("q", 1)
+        blobs._keep(name, b"not what was written")
+        async with ObjectStoreDriver(lambda: blobs, THREE) as other:
+            claimed = await other.reserve("q", limit=60, lease_for=SECOND, now=NOW, worker="w")
+            left = 0
+            for shard in (0, 2):
+                stats = await other.store.shards_of("q")[shard].look(lambda tx: inspect.stats(tx, NOW, "q"))
+                left += stats[0].counts[JobState.READY]
+            assert claimed
+            assert left == 0
+
+    run(test)

@@ -327,7 +327,9 @@ def remove(
     transaction: Transaction, entry: Entry, segment: Segment, job_ids: Sequence[str]
 ) -> dict[str, JobState]:
     """Take jobs from a segment; the states of those that were there, by id."""
-    (text,) = segment.jobs(entry).connection.execute(_FIND, (to_json(list(job_ids)),)).fetchone()
+    (text,) = (
+        segment.jobs(entry).connection.execute(_FIND, (to_json(list(dict.fromkeys(job_ids))),)).fetchone()
+    )
     found = _decode_found(text)
     if found:
         (queue,) = transaction.connection.execute(_SQL["queue_number"]).fetchone()

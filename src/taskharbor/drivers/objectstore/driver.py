@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import zlib
 from collections.abc import Callable, Sequence
 from typing import ClassVar, Self, TypeVar
@@ -34,6 +33,7 @@ from taskharbor.errors import (
     JobNotDead,
     JobNotFound,
     JobNotInflight,
+    TaskHarborError,
 )
 from taskharbor.jobs import Attempt, JobRecord, JobState, Lease, Micros
 
@@ -191,7 +191,8 @@ class ObjectStoreDriver(Driver):
             jobs = await shard.change(
                 lambda transaction: reserve.reserve(
                     transaction, call.queue, limit, call.lease_for, call.now, call.worker, call.types, place
-                )
+                ),
+                is_claim=True,
             )
             self.store.note((job.id for job in jobs), shard)
             return jobs
@@ -200,16 +201,23 @@ class ObjectStoreDriver(Driver):
             return await reserve_from(shards[0], call.limit)
         # Beginning elsewhere each time, so that no shard is starved; what came together is handed out in the queue's order.
         self._turn = (self._turn + 1) % len(shards)
-        first, *others = shards[self._turn :] + shards[: self._turn]
-        found = await reserve_from(first, call.limit)
-        if len(found) < call.limit:
-            # Which of the others are worth a change is seen of all of them at the same time.
-            looks = await asyncio.gather(
-                *(shard.look(lambda transaction: _has_work(transaction, call.now)) for shard in others)
-            )
-            for shard in itertools.compress(others, looks):
-                if len(found) < call.limit:
+        shards = shards[self._turn :] + shards[: self._turn]
+        # Which of them are worth a change is seen of all of them at the same time.
+        looks = await asyncio.gather(
+            *(shard.look(lambda transaction: _has_work(transaction, call.now)) for shard in shards),
+            return_exceptions=True,
+        )
+        found: list[JobRecord] = []
+        errors = [look for look in looks if isinstance(look, BaseException)]
+        for shard, look in zip(shards, looks, strict=True):
+            if look is True and len(found) < call.limit:
+                # A shard that fails keeps nobody from the jobs of the others, nor those that are leased by now.
+                try:
                     found += await reserve_from(shard, call.limit - len(found))
+                except TaskHarborError as error:
+                    errors.append(error)
+        if errors and not found:
+            raise errors[0]
         # Ids of one producer follow the order in which it made them; between producers nothing is promised here.
         return sorted(found, key=lambda job: (-job.priority, job.run_at_us, job.id))
 

@@ -56,7 +56,12 @@ class Image:
         """`data`: as `serialize` gave it; empty for a queue that nobody has used."""
         self.touched = False
         self.connection = connect(data or empty())
-        check(self.connection, where, queue)
+        try:
+            check(self.connection, where, queue)
+        except sqlite3.DatabaseError as error:
+            raise BackendUnavailable(
+                f"{where} is not the state of a queue ({error}): restore its own object"
+            ) from error
 
     def __del__(self) -> None:
         self.connection.close()

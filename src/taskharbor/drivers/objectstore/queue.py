@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import TypeVar
 from zlib import crc32
 
@@ -86,12 +87,14 @@ class Shard:
 
     # -- running steps ------------------------------------------------------------------------------------
 
-    async def change(self, step: Callable[[Transaction], R]) -> R:
+    async def change(self, step: Callable[[Transaction], R], *, is_claim: bool = False) -> R:
         """The answer of a step that may change the image, once it and all that follows from it for other queues has landed. A
-        step may run several times, on different images."""
+        step may run several times, on different images. `is_claim`: who asked gets the leased jobs, even if another queue cannot
+        be told of dead ones now; they wait in the outbox."""
         answer, has_notices = await self.state.change(lambda image: image.change(step))
         if has_notices:
-            await asyncio.shield(self._start_delivery())
+            with suppress(*(TaskHarborError,) if is_claim else ()):
+                await asyncio.shield(self._start_delivery())
         return answer
 
     async def look(self, step: Callable[[Transaction], R]) -> R:
