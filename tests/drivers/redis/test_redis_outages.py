@@ -558,22 +558,32 @@ def test_a_handle_has_one_connection_however_many_calls_it_makes(server: RedisSe
 # -- a user of few rights ---------------------------------------------------------------------------------
 
 
+RIGHTS = ("+@read", "+@write", "+@scripting", "+@pubsub", "+@connection", "+@transaction", "+info", "+time")
+
+
 @pytest.mark.parametrize("version", REDIS_VERSIONS)
-def test_the_rights_that_the_manual_names_are_enough(version: str) -> None:
-    rights = [
-        "+@read",
-        "+@write",
-        "+@scripting",
-        "+@pubsub",
-        "+@connection",
-        "+@transaction",
-        "+info",
-        "+time",
-    ]
+def test_a_user_without_channels_works_and_wakes_nobody(version: str) -> None:
+    """The error of a refused notification came after the change was made."""
 
     async def main() -> None:
         with RedisServer.start(version=version) as guarded:
-            guarded.execute("ACL", "SETUSER", "app", "on", ">word", "resetchannels", "~p:*", "&p:*", *rights)
+            guarded.execute("ACL", "SETUSER", "app", "on", ">word", "resetchannels", "~p:*", *RIGHTS)
+            url = guarded.url.replace("redis://", "redis://app:word@") + "?prefix=p:"
+            async with connected(url) as driver:
+                await driver.enqueue(records(2), now=NOW)
+                jobs = await driver.reserve("q", limit=2, lease_for=LEASE, now=NOW, worker="w")
+                assert (
+                    await driver.settle([Ack(job.id, job.token or "") for job in jobs], now=NOW) == [None] * 2
+                )
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("version", REDIS_VERSIONS)
+def test_the_rights_that_the_manual_names_are_enough(version: str) -> None:
+    async def main() -> None:
+        with RedisServer.start(version=version) as guarded:
+            guarded.execute("ACL", "SETUSER", "app", "on", ">word", "resetchannels", "~p:*", "&p:*", *RIGHTS)
             url = guarded.url.replace("redis://", "redis://app:word@") + "?prefix=p:"
             async with stage(connected(url)) as here:
                 shift = Shift(here)

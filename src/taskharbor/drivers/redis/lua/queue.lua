@@ -45,7 +45,8 @@ local function wake()
   if not is_stirred then return nil end
   local moves = call('HINCRBY', meta, 'moves', 1)
   if channel ~= '' then
-    call('PUBLISH', channel, moves)
+    -- Refused to a user without channels, who then looks for jobs every `poll` seconds.
+    redis.pcall('PUBLISH', channel, moves)
     -- Fails where somebody deleted the counter and left the stream; blocking claims then end a little later by themselves.
     redis.pcall('XADD', notify, 'MAXLEN', 1, moves .. '-0', 'm', '')
   end
