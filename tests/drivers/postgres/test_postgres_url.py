@@ -15,7 +15,7 @@ from taskharbor.drivers.postgres.options import Options, parse_url
 from taskharbor.drivers.registry import connect
 from taskharbor.errors import BackendUnavailable, InvalidRequest, TaskHarborError
 from taskharbor.jobs import SECOND, JobRecord, JobState
-from taskharbor_testkit.servers import PostgresAt, drop_schema
+from taskharbor_testkit.servers import PostgresAt, drop_schema, with_fresh_schema
 from taskharbor_testkit.waits import waits_of
 
 _PASSWORD = "s3cr3t"
@@ -241,3 +241,23 @@ def test_any_name_of_a_schema_works(postgres_server: PostgresAt, schema: str, op
         assert found == [(1,)]
     finally:
         drop_schema(url)
+
+
+@pytest.mark.parametrize("option", ["client_encoding=latin1", "options=-c%20client_encoding%3Dlatin1"])
+def test_texts_of_any_alphabet_whatever_the_environment_says(
+    postgres_server: PostgresAt, monkeypatch: pytest.MonkeyPatch, option: str
+) -> None:
+    monkeypatch.setenv("PGCLIENTENCODING", "LATIN1")
+    url = with_fresh_schema(postgres_server.url)
+
+    async def main() -> None:
+        async with PostgresDriver.from_url(f"{url}&{option}") as driver:
+            name = "\u65e5\u672c"
+            await driver.enqueue(
+                [JobRecord(id=name, type=name, queue=name, run_at_us=NOW, created_at_us=NOW)], now=NOW
+            )
+            (job,) = await driver.reserve(name, limit=1, lease_for=SECOND, now=NOW, worker=name)
+            assert (job.id, job.worker) == (name, name)
+
+    asyncio.run(main())
+    drop_schema(url)

@@ -77,7 +77,8 @@ def parse_url(url: str) -> Options:
             f"TaskHarbor's own options are {', '.join(_OWN)}"
         ) from None
     place = f"{given.get('host') or 'local'}:{given.get('port') or 5432}/{given.get('dbname') or ''}"
-    merged: dict[str, Any] = {**_KEEPALIVES, **given}
+    # Texts of jobs are of any alphabet, whatever the environment says of this process.
+    merged: dict[str, Any] = {**_KEEPALIVES, **given, "client_encoding": "utf8"}
     return Options(conninfo=conninfo.make_conninfo(**merged), place=place, **own)
 
 
