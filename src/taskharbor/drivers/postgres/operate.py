@@ -118,17 +118,17 @@ async def list_jobs(
     # One more than asked for tells whether anything follows.
     end = [selection.finished_before_us, limit + 1]
     may_live = min(states, default=INFLIGHT) <= INFLIGHT
-    window = max(_WINDOW, 10 * limit)
-    rows = []
     if waiting == {JobState.DEAD}:
-        rows, window = await session.rows(sql["list_dead"], [before, *by_name, *end]), 0
-    while window:
-        since = max(before - window, 0)
-        values = [before, since, int_array(stored), now, int_array(states), may_live, *by_name]
-        rows = await session.rows(sql["list"], [*values, selection.worker, *end])
-        if len(rows) > limit or since == 0:
-            break
-        window *= 10
+        rows = await session.rows(sql["list_dead"], [before, *by_name, *end])
+    else:
+        window = max(_WINDOW, 10 * limit)
+        while True:
+            since = max(before - window, 0)
+            values = [before, since, int_array(stored), now, int_array(states), may_live, *by_name]
+            rows = await session.rows(sql["list"], [*values, selection.worker, *end])
+            if len(rows) > limit or since == 0:
+                break
+            window *= 10
     rows = [row for row in rows if row[0] >= last]
     jobs = [job_record(row, now) for row in rows[:limit]]
     return Page(jobs, str(rows[limit - 1][0]) if len(rows) > limit else None)
