@@ -6,6 +6,8 @@ server which pip cannot bring are marked `installed`.
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING
 
@@ -49,6 +51,16 @@ def pytest_runtest_setup() -> Generator[None, object, object]:
 def pytest_runtest_call() -> Generator[None, object, object]:
     """Also where a test, or the conformance kit on its behalf, starts a server without a fixture."""
     return (yield from _needing_servers())
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """An `async def` test runs on an event loop of its own, and leaves none behind."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    arguments = pyfuncitem._fixtureinfo.argnames
+    asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in arguments}))
+    return True
 
 
 @pytest.fixture(scope="session")

@@ -209,7 +209,7 @@ async def tidy(started: str, tidied: str) -> None:
     try:
         await asyncio.Event().wait()
     finally:
-        with open(tidied, "w") as file:  # noqa: ASYNC230
+        with open(tidied, "w") as file:
             file.write(current_job().stop_reason or "")
 
 

@@ -34,33 +34,30 @@ async def read_line(process: subprocess.Popen[str]) -> str:
     return await finish(asyncio.to_thread(process.stdout.readline))
 
 
-def test_a_killed_workers_job_runs_again_within_a_second_of_its_leases_end(url: str) -> None:
-    async def main() -> None:
-        async with stage(connect(url)) as here:
-            job_id = await here.enqueue("stuck")
-            doomed = start(url, "doomed")
-            try:
-                assert await read_line(doomed) == "began 1\n"
-            finally:
-                doomed.kill()
-                doomed.communicate()
+async def test_a_killed_workers_job_runs_again_within_a_second_of_its_leases_end(url: str) -> None:
+    async with stage(connect(url)) as here:
+        job_id = await here.enqueue("stuck")
+        doomed = start(url, "doomed")
+        try:
+            assert await read_line(doomed) == "began 1\n"
+        finally:
+            doomed.kill()
+            doomed.communicate()
 
-            async def survives(job: Job) -> str:
-                return f"fence {job.fence}"
+        async def survives(job: Job) -> str:
+            return f"fence {job.fence}"
 
-            heir = here.worker(lease=1.0)
-            heir.register("stuck", survives)
-            async with running(heir):
-                record = await here.ended(job_id)
-            assert (record.state, record.result) == (JobState.DONE, b'"fence 2"')
-            assert (record.stalls, record.attempts) == (1, 0)
-            first, second = await here.log(job_id)
-            assert (first.outcome, second.outcome) == (Outcome.EXPIRED, Outcome.DONE)
-            assert first.worker == "doomed"
-            late = second.reserved_at_us - first.lease_expires_at_us
-            assert 0 <= late < SECOND
-
-    asyncio.run(main())
+        heir = here.worker(lease=1.0)
+        heir.register("stuck", survives)
+        async with running(heir):
+            record = await here.ended(job_id)
+        assert (record.state, record.result) == (JobState.DONE, b'"fence 2"')
+        assert (record.stalls, record.attempts) == (1, 0)
+        first, second = await here.log(job_id)
+        assert (first.outcome, second.outcome) == (Outcome.EXPIRED, Outcome.DONE)
+        assert first.worker == "doomed"
+        late = second.reserved_at_us - first.lease_expires_at_us
+        assert 0 <= late < SECOND
 
 
 def most_at_once(attempts: list[Attempt]) -> int:
@@ -75,25 +72,22 @@ def most_at_once(attempts: list[Attempt]) -> int:
     return max(accumulate(step for _, step in sorted(changes)))
 
 
-def test_two_processes_never_exceed_the_limit_of_a_queue(url: str) -> None:
+async def test_two_processes_never_exceed_the_limit_of_a_queue(url: str) -> None:
     """Each runs two jobs at a time: only together they come up to the limit of three, and want to exceed it."""
 
-    async def main() -> None:
-        async with stage(connect(url)) as here:
-            await here.client.configure("default", QueueSettings(max_inflight=AT_ONCE))
-            await here.enqueue_many(200, "short")
-            fleet = [start(url, name) for name in ("one", "two")]
-            try:
-                for process in fleet:
-                    assert await finish(asyncio.to_thread(process.wait)) == 0
-            finally:
-                for process in fleet:
-                    process.kill()
-                    process.communicate()
-            page = await here.client.read_attempts(limit=1000)
-            assert [attempt.outcome for attempt in page.attempts] == [Outcome.DONE] * 200
-            assert len({attempt.job_id for attempt in page.attempts}) == 200
-            assert {attempt.worker for attempt in page.attempts} == {"one", "two"}
-            assert most_at_once(page.attempts) == AT_ONCE
-
-    asyncio.run(main())
+    async with stage(connect(url)) as here:
+        await here.client.configure("default", QueueSettings(max_inflight=AT_ONCE))
+        await here.enqueue_many(200, "short")
+        fleet = [start(url, name) for name in ("one", "two")]
+        try:
+            for process in fleet:
+                assert await finish(asyncio.to_thread(process.wait)) == 0
+        finally:
+            for process in fleet:
+                process.kill()
+                process.communicate()
+        page = await here.client.read_attempts(limit=1000)
+        assert [attempt.outcome for attempt in page.attempts] == [Outcome.DONE] * 200
+        assert len({attempt.job_id for attempt in page.attempts}) == 200
+        assert {attempt.worker for attempt in page.attempts} == {"one", "two"}
+        assert most_at_once(page.attempts) == AT_ONCE

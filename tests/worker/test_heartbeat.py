@@ -22,199 +22,178 @@ def driver(request: pytest.FixtureRequest, tmp_path: Any) -> Driver:
     return MemoryDriver() if request.param == "memory" else connect(f"sqlite:///{tmp_path}/jobs.db")
 
 
-def test_a_handler_that_blocks_its_loop_for_three_leases_keeps_its_lease(driver: Driver) -> None:
-    async def main() -> None:
-        async with stage(driver) as here:
-            runs: list[int] = []
+async def test_a_handler_that_blocks_its_loop_for_three_leases_keeps_its_lease(driver: Driver) -> None:
+    async with stage(driver) as here:
+        runs: list[int] = []
 
-            async def blocks(job: Job) -> str:
-                runs.append(job.fence)
-                threading.Event().wait(3.2)
-                return "still mine"
+        async def blocks(job: Job) -> str:
+            runs.append(job.fence)
+            threading.Event().wait(3.2)
+            return "still mine"
 
-            job_id = await here.enqueue()
-            await here.drain(blocks, lease=1.0)
-            assert runs == [1]
-            (attempt,) = await here.log(job_id)
-            assert attempt.outcome is Outcome.DONE
-            assert attempt.ended_at_us - attempt.reserved_at_us > 3 * SECOND
-            assert attempt.lease_expires_at_us > attempt.ended_at_us
-            assert (await here.get(job_id)).stalls == 0
-
-    asyncio.run(main())
+        job_id = await here.enqueue()
+        await here.drain(blocks, lease=1.0)
+        assert runs == [1]
+        (attempt,) = await here.log(job_id)
+        assert attempt.outcome is Outcome.DONE
+        assert attempt.ended_at_us - attempt.reserved_at_us > 3 * SECOND
+        assert attempt.lease_expires_at_us > attempt.ended_at_us
+        assert (await here.get(job_id)).stalls == 0
 
 
-def test_a_lost_lease_cancels_the_handler_and_nothing_is_written_for_it() -> None:
-    async def main() -> None:
-        async with stage() as here:
-            began, cancelled = asyncio.Event(), asyncio.Event()
-            reasons: list[str | None] = []
+async def test_a_lost_lease_cancels_the_handler_and_nothing_is_written_for_it() -> None:
+    async with stage() as here:
+        began, cancelled = asyncio.Event(), asyncio.Event()
+        reasons: list[str | None] = []
 
-            async def handler(job: Job) -> None:
-                began.set()
-                try:
-                    await asyncio.Event().wait()
-                finally:
-                    reasons.append(job.stop_reason)
-                    cancelled.set()
+        async def handler(job: Job) -> None:
+            began.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                reasons.append(job.stop_reason)
+                cancelled.set()
 
-            job_id = await here.enqueue()
-            worker = here.worker(handler, lease=1.0, heartbeat=0.02)
-            async with running(worker):
-                await began.wait()
-                await here.pause()
-                await here.take_away(job_id)
-                await cancelled.wait()
-                await eventually(lambda: worker.snapshot()["held"] == 0)
-            assert reasons == ["lease lost"]
-            record = await here.get(job_id)
-            assert (record.state, record.attempts, record.stalls) == (JobState.READY, 0, 1)
-            assert await here.outcomes(job_id) == [Outcome.EXPIRED]
-            assert worker.outcomes.total() == 0
-
-    asyncio.run(main())
+        job_id = await here.enqueue()
+        worker = here.worker(handler, lease=1.0, heartbeat=0.02)
+        async with running(worker):
+            await began.wait()
+            await here.pause()
+            await here.take_away(job_id)
+            await cancelled.wait()
+            await eventually(lambda: worker.snapshot()["held"] == 0)
+        assert reasons == ["lease lost"]
+        record = await here.get(job_id)
+        assert (record.state, record.attempts, record.stalls) == (JobState.READY, 0, 1)
+        assert await here.outcomes(job_id) == [Outcome.EXPIRED]
+        assert worker.outcomes.total() == 0
 
 
 @pytest.mark.parametrize("how", ["returns", "raises"])
-def test_a_stale_worker_changes_nothing(how: str) -> None:
+async def test_a_stale_worker_changes_nothing(how: str) -> None:
     """Not even where it finds out by settling: the handler does not stop, and its worker's heart stands still."""
 
-    async def main() -> None:
-        async with stage() as here:
-            began, go_on = asyncio.Event(), asyncio.Event()
+    async with stage() as here:
+        began, go_on = asyncio.Event(), asyncio.Event()
 
-            async def stale(job: Job) -> str:
-                began.set()
-                await go_on.wait()
-                if how == "raises":
-                    raise ValueError("from a worker of the past")
-                return "from a worker of the past"
+        async def stale(job: Job) -> str:
+            began.set()
+            await go_on.wait()
+            if how == "raises":
+                raise ValueError("from a worker of the past")
+            return "from a worker of the past"
 
-            async def fresh(job: Job) -> str:
-                return f"fence {job.fence}"
+        async def fresh(job: Job) -> str:
+            return f"fence {job.fence}"
 
-            job_id = await here.enqueue()
-            old = here.worker(stale, lease=60.0)
-            async with running(old):
-                await began.wait()
-                await here.pause()
-                await here.take_away(job_id)
-                # Before the queue goes on, or the old worker claims the job again.
-                old._engines[0]._fetch.stop()
-                await here.resume()
-                await here.drain(fresh)
-                before = (await here.get(job_id), await here.log(job_id))
-                go_on.set()
-                with logged() as told:
-                    await eventually(lambda: old.snapshot()["held"] == 0)
-                    assert told.count("could not be settled") == 1 if how == "raises" else True
-            assert (await here.get(job_id), await here.log(job_id)) == before
-            assert before[0].result == b'"fence 2"'
-
-    asyncio.run(main())
+        job_id = await here.enqueue()
+        old = here.worker(stale, lease=60.0)
+        async with running(old):
+            await began.wait()
+            await here.pause()
+            await here.take_away(job_id)
+            # Before the queue goes on, or the old worker claims the job again.
+            old._engines[0]._fetch.stop()
+            await here.resume()
+            await here.drain(fresh)
+            before = (await here.get(job_id), await here.log(job_id))
+            go_on.set()
+            with logged() as told:
+                await eventually(lambda: old.snapshot()["held"] == 0)
+                assert told.count("could not be settled") == 1 if how == "raises" else True
+        assert (await here.get(job_id), await here.log(job_id)) == before
+        assert before[0].result == b'"fence 2"'
 
 
-def test_a_cancel_request_cancels_an_async_handler() -> None:
-    async def main() -> None:
-        async with stage() as here:
-            began = asyncio.Event()
-            reasons: list[str | None] = []
+async def test_a_cancel_request_cancels_an_async_handler() -> None:
+    async with stage() as here:
+        began = asyncio.Event()
+        reasons: list[str | None] = []
 
-            async def handler(job: Job) -> None:
-                began.set()
-                try:
-                    await asyncio.Event().wait()
-                finally:
-                    reasons.append(job.stop_reason)
+        async def handler(job: Job) -> None:
+            began.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                reasons.append(job.stop_reason)
 
-            job_id = await here.enqueue()
-            async with running(here.worker(handler, heartbeat=0.02)):
-                await began.wait()
-                assert await here.client.cancel(job_id) is JobState.INFLIGHT
-                record = await here.ended(job_id)
-            assert record.state is JobState.CANCELLED
-            assert reasons == ["cancelled"]
-            assert await here.outcomes(job_id) == [Outcome.CANCELLED]
-
-    asyncio.run(main())
+        job_id = await here.enqueue()
+        async with running(here.worker(handler, heartbeat=0.02)):
+            await began.wait()
+            assert await here.client.cancel(job_id) is JobState.INFLIGHT
+            record = await here.ended(job_id)
+        assert record.state is JobState.CANCELLED
+        assert reasons == ["cancelled"]
+        assert await here.outcomes(job_id) == [Outcome.CANCELLED]
 
 
-def test_a_cancel_request_is_seen_by_a_thread() -> None:
-    async def main() -> None:
-        async with stage() as here:
-            began = threading.Event()
-            seen: list[Any] = []
+async def test_a_cancel_request_is_seen_by_a_thread() -> None:
+    async with stage() as here:
+        began = threading.Event()
+        seen: list[Any] = []
 
-            def handler(job: Job) -> None:
-                began.set()
-                seen.append(job.wait_for_stop(PATIENCE))
-                seen.append((job.should_stop, job.stop_reason))
+        def handler(job: Job) -> None:
+            began.set()
+            seen.append(job.wait_for_stop(PATIENCE))
+            seen.append((job.should_stop, job.stop_reason))
 
-            job_id = await here.enqueue()
-            async with running(here.worker(handler, heartbeat=0.02)):
-                await eventually(began.is_set)
-                await here.client.cancel(job_id)
-                assert (await here.ended(job_id)).state is JobState.CANCELLED
-            assert seen == [True, (True, "cancelled")]
-
-    asyncio.run(main())
+        job_id = await here.enqueue()
+        async with running(here.worker(handler, heartbeat=0.02)):
+            await eventually(began.is_set)
+            await here.client.cancel(job_id)
+            assert (await here.ended(job_id)).state is JobState.CANCELLED
+        assert seen == [True, (True, "cancelled")]
 
 
-def test_a_handler_that_finishes_in_spite_of_a_cancel_request_is_done() -> None:
-    async def main() -> None:
-        async with stage() as here:
-            began = asyncio.Event()
+async def test_a_handler_that_finishes_in_spite_of_a_cancel_request_is_done() -> None:
+    async with stage() as here:
+        began = asyncio.Event()
 
-            async def stubborn(job: Job) -> str:
-                began.set()
-                try:
-                    await asyncio.Event().wait()
-                except asyncio.CancelledError:
-                    return "too late to stop"
+        async def stubborn(job: Job) -> str:
+            began.set()
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                return "too late to stop"
 
-            job_id = await here.enqueue()
-            async with running(here.worker(stubborn, heartbeat=0.02)):
-                await began.wait()
-                await here.client.cancel(job_id)
-                record = await here.ended(job_id)
-            assert (record.state, record.result) == (JobState.DONE, b'"too late to stop"')
-
-    asyncio.run(main())
+        job_id = await here.enqueue()
+        async with running(here.worker(stubborn, heartbeat=0.02)):
+            await began.wait()
+            await here.client.cancel(job_id)
+            record = await here.ended(job_id)
+        assert (record.state, record.result) == (JobState.DONE, b'"too late to stop"')
 
 
-def test_progress_is_seen_by_others_while_the_job_runs() -> None:
-    async def main() -> None:
-        async with stage() as here:
-            reported, go_on, finish = asyncio.Event(), asyncio.Event(), asyncio.Event()
+async def test_progress_is_seen_by_others_while_the_job_runs() -> None:
+    async with stage() as here:
+        reported, go_on, finish = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
-            async def handler(job: Job) -> None:
-                job.progress({"done": 1})
-                reported.set()
-                await go_on.wait()
-                job.progress({"done": 2})
-                await finish.wait()
+        async def handler(job: Job) -> None:
+            job.progress({"done": 1})
+            reported.set()
+            await go_on.wait()
+            job.progress({"done": 2})
+            await finish.wait()
 
-            job_id = await here.enqueue()
+        job_id = await here.enqueue()
 
-            async def progress() -> bytes | None:
-                return (await here.get(job_id)).progress
+        async def progress() -> bytes | None:
+            return (await here.get(job_id)).progress
 
-            async def is_at(text: bytes) -> bool:
-                return await progress() == text
+        async def is_at(text: bytes) -> bool:
+            return await progress() == text
 
-            async with running(here.worker(handler, heartbeat=0.02)):
-                await reported.wait()
-                await eventually(lambda: is_at(b'{"done":1}'))
-                go_on.set()
-                await eventually(lambda: is_at(b'{"done":2}'))
-                finish.set()
-                await here.ended(job_id)
-            assert await progress() is None
-
-    asyncio.run(main())
+        async with running(here.worker(handler, heartbeat=0.02)):
+            await reported.wait()
+            await eventually(lambda: is_at(b'{"done":1}'))
+            go_on.set()
+            await eventually(lambda: is_at(b'{"done":2}'))
+            finish.set()
+            await here.ended(job_id)
+        assert await progress() is None
 
 
-def test_progress_is_sent_once() -> None:
+async def test_progress_is_sent_once() -> None:
     class Recording(MemoryDriver):
         sent: list[bytes | None] = []  # noqa: RUF012
 
@@ -222,21 +201,18 @@ def test_progress_is_sent_once() -> None:
             Recording.sent.extend(extension.progress for extension in extensions)
             return await super().extend_lease(extensions, **options)
 
-    async def main() -> None:
-        async with stage(Recording()) as here:
-            finish = asyncio.Event()
+    async with stage(Recording()) as here:
+        finish = asyncio.Event()
 
-            async def handler(job: Job) -> None:
-                job.progress(1)
-                await finish.wait()
+        async def handler(job: Job) -> None:
+            job.progress(1)
+            await finish.wait()
 
-            await here.enqueue()
-            async with running(here.worker(handler, heartbeat=0.01)):
-                await eventually(lambda: len(Recording.sent) >= 4)
-                finish.set()
-            assert [report for report in Recording.sent if report is not None] == [b"1"]
-
-    asyncio.run(main())
+        await here.enqueue()
+        async with running(here.worker(handler, heartbeat=0.01)):
+            await eventually(lambda: len(Recording.sent) >= 4)
+            finish.set()
+        assert [report for report in Recording.sent if report is not None] == [b"1"]
 
 
 # -- tokens that change ---------------------------------------------------------------------------------------------
@@ -288,103 +264,91 @@ class RotatingDriver(MemoryDriver):
         return stored if token == valid else "no longer valid"
 
 
-def test_settling_uses_the_latest_token() -> None:
-    async def main() -> None:
-        driver = RotatingDriver()
-        async with stage(driver) as here:
+async def test_settling_uses_the_latest_token() -> None:
+    driver = RotatingDriver()
+    async with stage(driver) as here:
 
-            async def handler(job: Job) -> str:
-                await eventually(lambda: driver.rotations >= 3)
-                return "done"
+        async def handler(job: Job) -> str:
+            await eventually(lambda: driver.rotations >= 3)
+            return "done"
 
-            job_id = await here.enqueue()
-            await here.drain(handler, heartbeat=0.01)
-            assert (await here.get(job_id)).state is JobState.DONE
-            assert await here.outcomes(job_id) == [Outcome.DONE]
-
-    asyncio.run(main())
+        job_id = await here.enqueue()
+        await here.drain(handler, heartbeat=0.01)
+        assert (await here.get(job_id)).state is JobState.DONE
+        assert await here.outcomes(job_id) == [Outcome.DONE]
 
 
-def test_a_token_that_changes_while_the_settlement_is_on_its_way() -> None:
+async def test_a_token_that_changes_while_the_settlement_is_on_its_way() -> None:
     """The heartbeat has reached the backend but not come back: nobody here knows the token that is valid there."""
 
-    async def main() -> None:
-        driver = RotatingDriver()
-        driver.slow.set()
-        async with stage(driver) as here:
+    driver = RotatingDriver()
+    driver.slow.set()
+    async with stage(driver) as here:
 
-            async def handler(job: Job) -> str:
-                await eventually(driver.extended.is_set)
-                return "done"
+        async def handler(job: Job) -> str:
+            await eventually(driver.extended.is_set)
+            return "done"
 
-            job_id = await here.enqueue()
-            await here.drain(handler, lease=60.0, heartbeat=0.5)
-            assert driver.mismatches == 1
-            assert (await here.get(job_id)).state is JobState.DONE
-            assert await here.outcomes(job_id) == [Outcome.DONE]
-
-    asyncio.run(main())
+        job_id = await here.enqueue()
+        await here.drain(handler, lease=60.0, heartbeat=0.5)
+        assert driver.mismatches == 1
+        assert (await here.get(job_id)).state is JobState.DONE
+        assert await here.outcomes(job_id) == [Outcome.DONE]
 
 
 # -- outages --------------------------------------------------------------------------------------------------------
 
 
-def test_an_outage_longer_than_the_lease_cancels_the_handler() -> None:
-    async def main() -> None:
-        driver = TroubledDriver()
-        async with stage(MemoryDriver(driver._store)) as here:
-            began, cancelled = asyncio.Event(), asyncio.Event()
-            executions: list[int] = []
+async def test_an_outage_longer_than_the_lease_cancels_the_handler() -> None:
+    driver = TroubledDriver()
+    async with stage(MemoryDriver(driver._store)) as here:
+        began, cancelled = asyncio.Event(), asyncio.Event()
+        executions: list[int] = []
 
-            async def handler(job: Job) -> str:
-                executions.append(job.fence)
-                began.set()
-                if job.fence > 1:
-                    return "second"
-                try:
-                    await asyncio.Event().wait()
-                finally:
-                    cancelled.set()
+        async def handler(job: Job) -> str:
+            executions.append(job.fence)
+            began.set()
+            if job.fence > 1:
+                return "second"
+            try:
+                await asyncio.Event().wait()
+            finally:
+                cancelled.set()
 
-            here.driver = driver
-            job_id = await here.enqueue()
-            async with running(here.worker(handler, lease=1.0)):
-                await began.wait()
-                driver.trouble.before = set(EVERYTHING)
-                await cancelled.wait()
-                lost = await here.get(job_id)
-                assert lost.expires_at_us <= await here.client.now()
-                driver.trouble.before = set()
-                record = await here.ended(job_id)
-            assert executions == [1, 2]
-            assert (record.result, record.stalls, record.attempts) == (b'"second"', 1, 0)
-
-    asyncio.run(main())
+        here.driver = driver
+        job_id = await here.enqueue()
+        async with running(here.worker(handler, lease=1.0)):
+            await began.wait()
+            driver.trouble.before = set(EVERYTHING)
+            await cancelled.wait()
+            lost = await here.get(job_id)
+            assert lost.expires_at_us <= await here.client.now()
+            driver.trouble.before = set()
+            record = await here.ended(job_id)
+        assert executions == [1, 2]
+        assert (record.result, record.stalls, record.attempts) == (b'"second"', 1, 0)
 
 
-def test_a_heartbeat_that_hangs_is_asked_again() -> None:
-    async def main() -> None:
-        driver = TroubledDriver()
-        async with stage(driver) as here:
-            began, finish = asyncio.Event(), asyncio.Event()
+async def test_a_heartbeat_that_hangs_is_asked_again() -> None:
+    driver = TroubledDriver()
+    async with stage(driver) as here:
+        began, finish = asyncio.Event(), asyncio.Event()
 
-            async def handler(job: Job) -> None:
-                began.set()
-                await finish.wait()
+        async def handler(job: Job) -> None:
+            began.set()
+            await finish.wait()
 
-            job_id = await here.enqueue()
-            async with running(here.worker(handler, lease=20.0, heartbeat=0.05)):
-                await began.wait()
-                driver.trouble.hang.add("extend_lease")
-                await eventually(lambda: driver.trouble.hanging >= 2)
-                driver.trouble.hang.clear()
-                first = (await here.get(job_id)).expires_at_us
+        job_id = await here.enqueue()
+        async with running(here.worker(handler, lease=20.0, heartbeat=0.05)):
+            await began.wait()
+            driver.trouble.hang.add("extend_lease")
+            await eventually(lambda: driver.trouble.hanging >= 2)
+            driver.trouble.hang.clear()
+            first = (await here.get(job_id)).expires_at_us
 
-                async def is_extended() -> bool:
-                    return (await here.get(job_id)).expires_at_us > first
+            async def is_extended() -> bool:
+                return (await here.get(job_id)).expires_at_us > first
 
-                await eventually(is_extended)
-                finish.set()
-                assert (await here.ended(job_id)).stalls == 0
-
-    asyncio.run(main())
+            await eventually(is_extended)
+            finish.set()
+            assert (await here.ended(job_id)).stalls == 0

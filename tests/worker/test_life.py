@@ -15,17 +15,14 @@ from worker.stage import PATIENCE, TroubledDriver, eventually, finish, running, 
 async def nothing(job: Job) -> None: ...
 
 
-def test_a_worker_can_be_run_twice() -> None:
-    async def main() -> None:
-        async with stage() as here:
-            worker = here.worker(nothing, until_empty=True)
-            for _ in range(2):
-                job_id = await here.enqueue()
-                await finish(worker.run_async())
-                assert await here.state(job_id) is JobState.DONE
-            assert worker.outcomes == {Outcome.DONE: 2}
-
-    asyncio.run(main())
+async def test_a_worker_can_be_run_twice() -> None:
+    async with stage() as here:
+        worker = here.worker(nothing, until_empty=True)
+        for _ in range(2):
+            job_id = await here.enqueue()
+            await finish(worker.run_async())
+            assert await here.state(job_id) is JobState.DONE
+        assert worker.outcomes == {Outcome.DONE: 2}
 
 
 def test_a_worker_can_be_run_on_one_loop_after_another(tmp_path: Any) -> None:
@@ -34,274 +31,229 @@ def test_a_worker_can_be_run_on_one_loop_after_another(tmp_path: Any) -> None:
         asyncio.run(finish(worker.run_async()))
 
 
-def test_a_worker_runs_once_at_a_time() -> None:
-    async def main() -> None:
-        async with stage() as here:
-            worker = here.worker(nothing)
-            async with running(worker):
-                await eventually(lambda: worker.snapshot()["serving"])
-                with pytest.raises(RuntimeError, match="running already"):
-                    await worker.run_async()
-                assert worker.snapshot()["serving"]
-
-    asyncio.run(main())
+async def test_a_worker_runs_once_at_a_time() -> None:
+    async with stage() as here:
+        worker = here.worker(nothing)
+        async with running(worker):
+            await eventually(lambda: worker.snapshot()["serving"])
+            with pytest.raises(RuntimeError, match="running already"):
+                await worker.run_async()
+            assert worker.snapshot()["serving"]
 
 
-def test_a_worker_that_drains_runs_but_does_not_serve() -> None:
-    async def main() -> None:
-        began, go = asyncio.Event(), asyncio.Event()
+async def test_a_worker_that_drains_runs_but_does_not_serve() -> None:
+    began, go = asyncio.Event(), asyncio.Event()
 
-        async def work(job: Job) -> None:
-            began.set()
-            await go.wait()
+    async def work(job: Job) -> None:
+        began.set()
+        await go.wait()
 
-        async with stage() as here:
-            await here.enqueue()
-            worker = here.worker(work)
-            async with running(worker):
-                await began.wait()
-                worker.stop()
-                await eventually(lambda: not worker.snapshot()["serving"])
-                assert worker.snapshot()["running"]
-                assert worker.snapshot()["held"] == 1
-                go.set()
-                await eventually(lambda: not worker.snapshot()["running"])
-
-    asyncio.run(main())
-
-
-def test_stop_before_start_takes_no_job() -> None:
-    async def main() -> None:
-        async with stage() as here:
-            job_id = await here.enqueue()
-            worker = here.worker(nothing)
-            worker.stop()
-            await finish(worker.run_async())
-            assert await here.outcomes(job_id) == []
-            again = here.worker(nothing, until_empty=True)
-            again.stop()
-            await finish(again.run_async())
-            await finish(again.run_async())
-            assert await here.state(job_id) is JobState.DONE
-
-    asyncio.run(main())
-
-
-def test_max_jobs_takes_so_many_and_finishes_them() -> None:
-    async def main() -> None:
-        async with stage() as here:
-            ids = await here.enqueue_many(7)
-            worker = here.worker(nothing, max_jobs=5, grace=0.0)
-            await finish(worker.run_async())
-            states = [await here.state(job_id) for job_id in ids]
-            assert states == [JobState.DONE] * 5 + [JobState.READY] * 2
-            assert await here.outcomes(ids[5]) == []
-
-    asyncio.run(main())
-
-
-def test_max_jobs_waits_for_the_last_one_however_long_it_takes() -> None:
-    async def main() -> None:
-        async with stage() as here:
-            began, go_on = asyncio.Event(), asyncio.Event()
-
-            async def slow(job: Job) -> str:
-                began.set()
-                await go_on.wait()
-                return "done"
-
-            job_id = await here.enqueue()
-            task = asyncio.ensure_future(here.worker(slow, max_jobs=1, grace=0.0).run_async())
+    async with stage() as here:
+        await here.enqueue()
+        worker = here.worker(work)
+        async with running(worker):
             await began.wait()
-            with pytest.raises(TimeoutError):
-                await asyncio.wait_for(asyncio.shield(task), 0.1)
-            go_on.set()
-            await finish(task)
-            assert await here.state(job_id) is JobState.DONE
+            worker.stop()
+            await eventually(lambda: not worker.snapshot()["serving"])
+            assert worker.snapshot()["running"]
+            assert worker.snapshot()["held"] == 1
+            go.set()
+            await eventually(lambda: not worker.snapshot()["running"])
 
-    asyncio.run(main())
+
+async def test_stop_before_start_takes_no_job() -> None:
+    async with stage() as here:
+        job_id = await here.enqueue()
+        worker = here.worker(nothing)
+        worker.stop()
+        await finish(worker.run_async())
+        assert await here.outcomes(job_id) == []
+        again = here.worker(nothing, until_empty=True)
+        again.stop()
+        await finish(again.run_async())
+        await finish(again.run_async())
+        assert await here.state(job_id) is JobState.DONE
 
 
-def test_max_seconds() -> None:
-    async def main() -> None:
-        async with stage() as here:
-            await finish(here.worker(nothing, max_seconds=0.05).run_async())
+async def test_max_jobs_takes_so_many_and_finishes_them() -> None:
+    async with stage() as here:
+        ids = await here.enqueue_many(7)
+        worker = here.worker(nothing, max_jobs=5, grace=0.0)
+        await finish(worker.run_async())
+        states = [await here.state(job_id) for job_id in ids]
+        assert states == [JobState.DONE] * 5 + [JobState.READY] * 2
+        assert await here.outcomes(ids[5]) == []
 
-    asyncio.run(main())
+
+async def test_max_jobs_waits_for_the_last_one_however_long_it_takes() -> None:
+    async with stage() as here:
+        began, go_on = asyncio.Event(), asyncio.Event()
+
+        async def slow(job: Job) -> str:
+            began.set()
+            await go_on.wait()
+            return "done"
+
+        job_id = await here.enqueue()
+        task = asyncio.ensure_future(here.worker(slow, max_jobs=1, grace=0.0).run_async())
+        await began.wait()
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(asyncio.shield(task), 0.1)
+        go_on.set()
+        await finish(task)
+        assert await here.state(job_id) is JobState.DONE
+
+
+async def test_max_seconds() -> None:
+    async with stage() as here:
+        await finish(here.worker(nothing, max_seconds=0.05).run_async())
 
 
 # -- until empty ----------------------------------------------------------------------------------------------------
 
 
-def test_until_empty_leaves_what_is_for_later_and_what_is_paused() -> None:
-    async def main() -> None:
-        async with stage() as here:
-            now = await here.enqueue()
-            later = await here.enqueue(delay=3600)
-            paused = await here.enqueue(queue="paused")
-            await here.pause("paused")
-            await here.drain(nothing, queues=["default", "paused"])
-            assert await here.state(now) is JobState.DONE
-            assert await here.state(later) is JobState.SCHEDULED
-            assert await here.state(paused) is JobState.READY
-
-    asyncio.run(main())
+async def test_until_empty_leaves_what_is_for_later_and_what_is_paused() -> None:
+    async with stage() as here:
+        now = await here.enqueue()
+        later = await here.enqueue(delay=3600)
+        paused = await here.enqueue(queue="paused")
+        await here.pause("paused")
+        await here.drain(nothing, queues=["default", "paused"])
+        assert await here.state(now) is JobState.DONE
+        assert await here.state(later) is JobState.SCHEDULED
+        assert await here.state(paused) is JobState.READY
 
 
-def test_until_empty_waits_for_what_another_worker_holds() -> None:
-    async def main() -> None:
-        async with stage() as here:
-            began = asyncio.Event()
+async def test_until_empty_waits_for_what_another_worker_holds() -> None:
+    async with stage() as here:
+        began = asyncio.Event()
 
-            async def interrupted(job: Job) -> None:
-                began.set()
-                await asyncio.Event().wait()
+        async def interrupted(job: Job) -> None:
+            began.set()
+            await asyncio.Event().wait()
 
-            job_id = await here.enqueue()
-            other = here.worker(interrupted)
-            async with running(other):
-                await began.wait()
-                task = asyncio.ensure_future(here.drain(nothing))
-                with pytest.raises(TimeoutError):
-                    await asyncio.wait_for(asyncio.shield(task), 0.2)
-                other.stop(now=True)
-                await finish(task)
-            assert await here.outcomes(job_id) == [Outcome.RELEASED, Outcome.DONE]
-
-    asyncio.run(main())
+        job_id = await here.enqueue()
+        other = here.worker(interrupted)
+        async with running(other):
+            await began.wait()
+            task = asyncio.ensure_future(here.drain(nothing))
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(asyncio.shield(task), 0.2)
+            other.stop(now=True)
+            await finish(task)
+        assert await here.outcomes(job_id) == [Outcome.RELEASED, Outcome.DONE]
 
 
-def test_until_empty_serves_jobs_that_its_jobs_enqueue() -> None:
-    async def main() -> None:
-        async with stage() as here:
-            seen: list[bytes] = []
+async def test_until_empty_serves_jobs_that_its_jobs_enqueue() -> None:
+    async with stage() as here:
+        seen: list[bytes] = []
 
-            async def chain(job: Job) -> None:
-                seen.append(job.payload)
-                if job.payload != b"0":
-                    await here.enqueue(payload=int(job.payload) - 1)
+        async def chain(job: Job) -> None:
+            seen.append(job.payload)
+            if job.payload != b"0":
+                await here.enqueue(payload=int(job.payload) - 1)
 
-            await here.enqueue(payload=5)
-            await here.drain(chain)
-            assert seen == [b"5", b"4", b"3", b"2", b"1", b"0"]
-
-    asyncio.run(main())
+        await here.enqueue(payload=5)
+        await here.drain(chain)
+        assert seen == [b"5", b"4", b"3", b"2", b"1", b"0"]
 
 
-def test_until_empty_with_types_does_not_wait_for_others_jobs() -> None:
-    async def main() -> None:
-        async with stage() as here:
-            mine, other = await here.enqueue(), await here.enqueue("somebody else's")
-            await here.drain(nothing, types=["work"])
-            assert await here.state(mine) is JobState.DONE
-            assert await here.state(other) is JobState.READY
-
-    asyncio.run(main())
+async def test_until_empty_with_types_does_not_wait_for_others_jobs() -> None:
+    async with stage() as here:
+        mine, other = await here.enqueue(), await here.enqueue("somebody else's")
+        await here.drain(nothing, types=["work"])
+        assert await here.state(mine) is JobState.DONE
+        assert await here.state(other) is JobState.READY
 
 
 # -- what to claim --------------------------------------------------------------------------------------------------
 
 
-def test_queues_are_served_in_turn() -> None:
-    async def main() -> None:
-        async with stage() as here:
-            order: list[str] = []
+async def test_queues_are_served_in_turn() -> None:
+    async with stage() as here:
+        order: list[str] = []
 
+        async def handler(job: Job) -> None:
+            order.append(job.queue)
+
+        for queue in ("a", "b", "c"):
+            await here.enqueue_many(20, queue=queue)
+        await here.drain(handler, queues=["a", "b", "c"], concurrency=1, prefetch=0)
+        assert set(order[:3]) == {"a", "b", "c"}
+        for start in range(0, 60, 3):
+            assert sorted(order[start : start + 3]) == ["a", "b", "c"]
+
+
+async def test_a_backlog_in_one_queue_does_not_starve_another() -> None:
+    async with stage() as here:
+        order: list[str] = []
+
+        async def handler(job: Job) -> None:
+            order.append(job.queue)
+
+        await here.enqueue_many(500, queue="busy")
+        await here.enqueue(queue="quiet")
+        await here.drain(handler, queues=["busy", "quiet"], concurrency=2, batch=10)
+        assert order.index("quiet") < 100
+
+
+async def test_slow_jobs_are_not_hoarded() -> None:
+    async with stage() as here:
+        go_on = asyncio.Event()
+        taken: dict[str, int] = {"one": 0, "two": 0}
+
+        def blocking(name: str) -> Any:
             async def handler(job: Job) -> None:
-                order.append(job.queue)
+                taken[name] += 1
+                await go_on.wait()
 
-            for queue in ("a", "b", "c"):
-                await here.enqueue_many(20, queue=queue)
-            await here.drain(handler, queues=["a", "b", "c"], concurrency=1, prefetch=0)
-            assert set(order[:3]) == {"a", "b", "c"}
-            for start in range(0, 60, 3):
-                assert sorted(order[start : start + 3]) == ["a", "b", "c"]
+            return handler
 
-    asyncio.run(main())
-
-
-def test_a_backlog_in_one_queue_does_not_starve_another() -> None:
-    async def main() -> None:
-        async with stage() as here:
-            order: list[str] = []
-
-            async def handler(job: Job) -> None:
-                order.append(job.queue)
-
-            await here.enqueue_many(500, queue="busy")
-            await here.enqueue(queue="quiet")
-            await here.drain(handler, queues=["busy", "quiet"], concurrency=2, batch=10)
-            assert order.index("quiet") < 100
-
-    asyncio.run(main())
+        await here.enqueue_many(10)
+        one, two = (
+            here.worker(blocking("one"), concurrency=2),
+            here.worker(blocking("two"), concurrency=2),
+        )
+        async with running(one):
+            await eventually(lambda: taken["one"] == 2)
+            async with running(two):
+                await eventually(lambda: taken["two"] == 2)
+                assert (one.snapshot()["held"], two.snapshot()["held"]) == (2, 2)
+                go_on.set()
 
 
-def test_slow_jobs_are_not_hoarded() -> None:
-    async def main() -> None:
-        async with stage() as here:
-            go_on = asyncio.Event()
-            taken: dict[str, int] = {"one": 0, "two": 0}
+async def test_the_limit_of_a_queue_holds_across_workers() -> None:
+    async with stage() as here:
+        await here.client.configure("default", QueueSettings(max_inflight=2))
+        now = most = 0
 
-            def blocking(name: str) -> Any:
-                async def handler(job: Job) -> None:
-                    taken[name] += 1
-                    await go_on.wait()
+        async def handler(job: Job) -> None:
+            nonlocal now, most
+            now += 1
+            most = max(most, now)
+            await asyncio.sleep(0)
+            now -= 1
 
-                return handler
-
-            await here.enqueue_many(10)
-            one, two = (
-                here.worker(blocking("one"), concurrency=2),
-                here.worker(blocking("two"), concurrency=2),
-            )
-            async with running(one):
-                await eventually(lambda: taken["one"] == 2)
-                async with running(two):
-                    await eventually(lambda: taken["two"] == 2)
-                    assert (one.snapshot()["held"], two.snapshot()["held"]) == (2, 2)
-                    go_on.set()
-
-    asyncio.run(main())
-
-
-def test_the_limit_of_a_queue_holds_across_workers() -> None:
-    async def main() -> None:
-        async with stage() as here:
-            await here.client.configure("default", QueueSettings(max_inflight=2))
-            now = most = 0
-
-            async def handler(job: Job) -> None:
-                nonlocal now, most
-                now += 1
-                most = max(most, now)
-                await asyncio.sleep(0)
-                now -= 1
-
-            ids = await here.enqueue_many(40)
-            async with running(here.worker(handler), here.worker(handler)):
-                for job_id in ids:
-                    await here.ended(job_id)
-            assert most <= 2
-
-    asyncio.run(main())
+        ids = await here.enqueue_many(40)
+        async with running(here.worker(handler), here.worker(handler)):
+            for job_id in ids:
+                await here.ended(job_id)
+        assert most <= 2
 
 
 # -- time -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_given_clock_is_the_only_one() -> None:
-    async def main() -> None:
-        clock = FakeClock()
-        async with stage(MemoryDriver(clock=clock), clock) as here:
-            job_id = await here.enqueue(delay=3600)
-            await here.drain(nothing, clock=clock)
-            assert await here.state(job_id) is JobState.SCHEDULED
-            clock.advance(3600)
-            await here.drain(nothing, clock=clock)
-            (attempt,) = await here.log(job_id)
-            assert attempt.ended_at_us == attempt.reserved_at_us == clock.now()
-
-    asyncio.run(main())
+async def test_a_given_clock_is_the_only_one() -> None:
+    clock = FakeClock()
+    async with stage(MemoryDriver(clock=clock), clock) as here:
+        job_id = await here.enqueue(delay=3600)
+        await here.drain(nothing, clock=clock)
+        assert await here.state(job_id) is JobState.SCHEDULED
+        clock.advance(3600)
+        await here.drain(nothing, clock=clock)
+        (attempt,) = await here.log(job_id)
+        assert attempt.ended_at_us == attempt.reserved_at_us == clock.now()
 
 
 # -- when something breaks ------------------------------------------------------------------------------------------
@@ -309,35 +261,32 @@ def test_a_given_clock_is_the_only_one() -> None:
 
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("operation", ["reserve", "settle", "extend_lease"])
-def test_a_driver_that_breaks_ends_the_worker_with_its_error(operation: str) -> None:
+async def test_a_driver_that_breaks_ends_the_worker_with_its_error(operation: str) -> None:
     class Bug(TaskHarborError):
         pass
 
-    async def main() -> None:
-        driver = TroubledDriver()
+    driver = TroubledDriver()
 
-        async def broken(*args: Any, **options: Any) -> Any:
-            raise Bug(operation)
+    async def broken(*args: Any, **options: Any) -> Any:
+        raise Bug(operation)
 
-        async with stage(MemoryDriver(driver._store)) as here:
+    async with stage(MemoryDriver(driver._store)) as here:
 
-            async def handler(job: Job) -> None:
-                if operation == "extend_lease":
-                    await asyncio.Event().wait()
+        async def handler(job: Job) -> None:
+            if operation == "extend_lease":
+                await asyncio.Event().wait()
 
-            await here.enqueue()
-            # With all the time in the world: what broke cannot be waited for.
-            worker = Worker(driver, heartbeat=0.02, grace=100 * PATIENCE)
-            worker.register("work", handler)
-            setattr(driver, operation, broken)
-            with pytest.raises(Bug, match=operation):
-                await finish(worker.run_async())
-
-    asyncio.run(main())
+        await here.enqueue()
+        # With all the time in the world: what broke cannot be waited for.
+        worker = Worker(driver, heartbeat=0.02, grace=100 * PATIENCE)
+        worker.register("work", handler)
+        setattr(driver, operation, broken)
+        with pytest.raises(Bug, match=operation):
+            await finish(worker.run_async())
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_loop_that_breaks_while_the_last_job_is_waited_for_ends_the_worker() -> None:
+async def test_a_loop_that_breaks_while_the_last_job_is_waited_for_ends_the_worker() -> None:
     class Bug(TaskHarborError):
         pass
 
@@ -345,29 +294,26 @@ def test_a_loop_that_breaks_while_the_last_job_is_waited_for_ends_the_worker() -
         async def settle(self, *args: Any, **options: Any) -> Any:
             raise Bug("settle")
 
-    async def main() -> None:
-        driver = MemoryDriver()
-        async with stage(driver) as here:
-            fetched = threading.Event()
+    driver = MemoryDriver()
+    async with stage(driver) as here:
+        fetched = threading.Event()
 
-            async def handler(job: Job) -> None:
-                await eventually(fetched.is_set)
+        async def handler(job: Job) -> None:
+            await eventually(fetched.is_set)
 
-            await here.enqueue()
-            worker = Worker(Breaking(driver._store), max_jobs=1, grace=100 * PATIENCE)
-            worker.register("work", handler)
-            task = asyncio.ensure_future(worker.run_async())
-            await eventually(lambda: worker.snapshot()["held"] == 1)
-            engine = worker._engines[0]
-            assert engine is not None
-            # By then the fetch is over and the engine waits for the job, without a limit: a break must end that wait.
-            for _ in range(20):
-                await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(asyncio.sleep(0), engine._loop))
-            fetched.set()
-            with pytest.raises(Bug):
-                await finish(task)
-
-    asyncio.run(main())
+        await here.enqueue()
+        worker = Worker(Breaking(driver._store), max_jobs=1, grace=100 * PATIENCE)
+        worker.register("work", handler)
+        task = asyncio.ensure_future(worker.run_async())
+        await eventually(lambda: worker.snapshot()["held"] == 1)
+        engine = worker._engines[0]
+        assert engine is not None
+        # By then the fetch is over and the engine waits for the job, without a limit: a break must end that wait.
+        for _ in range(20):
+            await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(asyncio.sleep(0), engine._loop))
+        fetched.set()
+        with pytest.raises(Bug):
+            await finish(task)
 
 
 @pytest.mark.parametrize(

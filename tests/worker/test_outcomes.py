@@ -109,27 +109,24 @@ def test_a_failure_is_retried_within_the_jobs_backoff() -> None:
     run_once(raising(ValueError), check, backoff=(300, 3000))
 
 
-def test_retry_by_the_handlers_own_delay_and_policy_until_attempts_are_spent() -> None:
-    async def main() -> None:
-        async with stage() as here:
-            seen: list[int] = []
+async def test_retry_by_the_handlers_own_delay_and_policy_until_attempts_are_spent() -> None:
+    async with stage() as here:
+        seen: list[int] = []
 
-            async def handler(job: Job) -> None:
-                seen.append(job.attempt)
-                raise signals.Retry("not yet", delay=0) if job.attempt < 3 else ValueError("no")
+        async def handler(job: Job) -> None:
+            seen.append(job.attempt)
+            raise signals.Retry("not yet", delay=0) if job.attempt < 3 else ValueError("no")
 
-            worker = here.worker(until_empty=True)
-            worker.register("work", handler, retry=FixedDelays([0]))
-            job_id = await here.enqueue(max_attempts=4)
-            await worker.run_async()
-            record = await here.get(job_id)
-            assert (record.state, record.attempts) == (JobState.DEAD, 4)
-            assert seen == [1, 2, 3, 4]
-            assert await here.outcomes(job_id) == [Outcome.RETRIED] * 3 + [Outcome.DEAD]
-            assert [attempt.fence for attempt in await here.log(job_id)] == [1, 2, 3, 4]
-            assert worker.outcomes == {Outcome.RETRIED: 3, Outcome.DEAD: 1}
-
-    asyncio.run(main())
+        worker = here.worker(until_empty=True)
+        worker.register("work", handler, retry=FixedDelays([0]))
+        job_id = await here.enqueue(max_attempts=4)
+        await worker.run_async()
+        record = await here.get(job_id)
+        assert (record.state, record.attempts) == (JobState.DEAD, 4)
+        assert seen == [1, 2, 3, 4]
+        assert await here.outcomes(job_id) == [Outcome.RETRIED] * 3 + [Outcome.DEAD]
+        assert [attempt.fence for attempt in await here.log(job_id)] == [1, 2, 3, 4]
+        assert worker.outcomes == {Outcome.RETRIED: 3, Outcome.DEAD: 1}
 
 
 def test_snooze_spends_nothing() -> None:
@@ -160,31 +157,25 @@ def test_unrecoverable_is_dead_at_once() -> None:
     run_once(raising(signals.Unrecoverable("account closed")), check)
 
 
-def test_no_handler_is_dead_with_that_reason_and_the_failure_queue_hears_of_it() -> None:
-    async def main() -> None:
-        async with stage() as here:
-            await here.client.configure("default", QueueSettings(failure_queue="failures"))
-            job_id = await here.enqueue("unheard of")
-            await here.drain(lambda job: None)
-            record = await here.get(job_id)
-            assert (record.state, record.attempts) == (JobState.DEAD, 0)
-            assert record.last_error == "HandlerMissing: no handler for type 'unheard of'"
-            (stats,) = await here.client.stats("failures")
-            assert stats.counts[JobState.READY] == 1
-
-    asyncio.run(main())
+async def test_no_handler_is_dead_with_that_reason_and_the_failure_queue_hears_of_it() -> None:
+    async with stage() as here:
+        await here.client.configure("default", QueueSettings(failure_queue="failures"))
+        job_id = await here.enqueue("unheard of")
+        await here.drain(lambda job: None)
+        record = await here.get(job_id)
+        assert (record.state, record.attempts) == (JobState.DEAD, 0)
+        assert record.last_error == "HandlerMissing: no handler for type 'unheard of'"
+        (stats,) = await here.client.stats("failures")
+        assert stats.counts[JobState.READY] == 1
 
 
-def test_a_function_that_hands_back_a_coroutine_has_not_done_its_work() -> None:
+async def test_a_function_that_hands_back_a_coroutine_has_not_done_its_work() -> None:
     async def late() -> None: ...
 
-    async def main() -> None:
-        async with stage() as here:
-            job_id = await here.enqueue(max_attempts=1)
-            await here.drain(lambda job: late())
-            assert (await here.get(job_id)).last_error.startswith("NotAwaited")
-
-    asyncio.run(main())
+    async with stage() as here:
+        job_id = await here.enqueue(max_attempts=1)
+        await here.drain(lambda job: late())
+        assert (await here.get(job_id)).last_error.startswith("NotAwaited")
 
 
 def test_invalid_payloads() -> None:

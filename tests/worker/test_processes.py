@@ -171,82 +171,73 @@ def test_middleware_runs_here_and_sees_plain_results(harbor: Harbor) -> None:
 # -- while it runs --------------------------------------------------------------------------------------------------
 
 
-def test_the_job_can_be_asked_and_reports_progress(tmp_path: Path) -> None:
-    async def main() -> None:
-        started, go_on = tmp_path / "started", tmp_path / "go_on"
-        handle = await isolated.introspect.options(headers={"trace": "abc"}).enqueue_async(
-            str(started), str(go_on)
-        )
-        async with running(isolated.harbor.worker(heartbeat=0.02)):
-            await is_written(started)
+async def test_the_job_can_be_asked_and_reports_progress(tmp_path: Path) -> None:
+    started, go_on = tmp_path / "started", tmp_path / "go_on"
+    handle = await isolated.introspect.options(headers={"trace": "abc"}).enqueue_async(
+        str(started), str(go_on)
+    )
+    async with running(isolated.harbor.worker(heartbeat=0.02)):
+        await is_written(started)
 
-            async def is_seen() -> bool:
-                return await handle.progress_async() == {"at": 1}
+        async def is_seen() -> bool:
+            return await handle.progress_async() == {"at": 1}
 
-            await eventually(is_seen)
-            go_on.touch()
-            assert await handle.result_async(PATIENCE) == {
-                "id": handle.id,
-                "fence": 1,
-                "attempt": 1,
-                "headers": {"trace": "abc"},
-                "deadline": True,
-                "should_stop": False,
-            }
-        await isolated.harbor.close_async()
-
-    asyncio.run(main())
+        await eventually(is_seen)
+        go_on.touch()
+        assert await handle.result_async(PATIENCE) == {
+            "id": handle.id,
+            "fence": 1,
+            "attempt": 1,
+            "headers": {"trace": "abc"},
+            "deadline": True,
+            "should_stop": False,
+        }
+    await isolated.harbor.close_async()
 
 
-def test_stop_requests_travel_both_ways(harbor: Harbor, tmp_path: Path) -> None:
-    async def main() -> None:
-        jobs: list[Job] = []
+async def test_stop_requests_travel_both_ways(harbor: Harbor, tmp_path: Path) -> None:
+    jobs: list[Job] = []
 
-        async def layer(job: Job, call_next: Any) -> Any:
-            jobs.append(job)
-            return await call_next(job)
+    async def layer(job: Job, call_next: Any) -> Any:
+        jobs.append(job)
+        return await call_next(job)
 
-        harbor.middleware.append(layer)
-        upward = await isolated.stops_itself.enqueue_async()
-        downward = await isolated.waits_for_stop.enqueue_async(str(tmp_path / "started"))
-        async with running(harbor.worker(concurrency=1)):
-            assert await upward.result_async(PATIENCE) is True
-            assert jobs[0].stop_reason == "enough"
-            await is_written(tmp_path / "started")
-            jobs[1].stop("by the middleware")
-            assert await downward.result_async(PATIENCE) == (True, "by the middleware")
-        await harbor.close_async()
-
-    asyncio.run(main())
+    harbor.middleware.append(layer)
+    upward = await isolated.stops_itself.enqueue_async()
+    downward = await isolated.waits_for_stop.enqueue_async(str(tmp_path / "started"))
+    async with running(harbor.worker(concurrency=1)):
+        assert await upward.result_async(PATIENCE) is True
+        assert jobs[0].stop_reason == "enough"
+        await is_written(tmp_path / "started")
+        jobs[1].stop("by the middleware")
+        assert await downward.result_async(PATIENCE) == (True, "by the middleware")
+    await harbor.close_async()
 
 
-def test_a_late_stop_request_does_not_reach_the_next_job_of_the_process(
+async def test_a_late_stop_request_does_not_reach_the_next_job_of_the_process(
     harbor: Harbor, tmp_path: Path
 ) -> None:
-    async def main() -> None:
-        next_began = asyncio.Event()
+    next_began = asyncio.Event()
 
-        async def layer(job: Job, call_next: Any) -> Any:
-            result = await call_next(job)
-            if job.type == "who":
-                await next_began.wait()
-                job.stop("too late")
-            return result
+    async def layer(job: Job, call_next: Any) -> Any:
+        result = await call_next(job)
+        if job.type == "who":
+            await next_began.wait()
+            job.stop("too late")
+        return result
 
-        harbor.middleware.append(layer)
-        worker = harbor.worker(concurrency=2)
-        async with running(worker):
-            first = await isolated.who.enqueue_async()
-            await eventually(lambda: worker._processes is not None and bool(worker._processes._idle))
-            second = await isolated.introspect.enqueue_async(str(tmp_path / "started"), str(tmp_path / "go"))
-            pid = await is_written(tmp_path / "started")
-            next_began.set()
-            assert (await first.result_async(PATIENCE))[0] == pid
-            (tmp_path / "go").touch()
-            assert (await second.result_async(PATIENCE))["should_stop"] is False
-        await harbor.close_async()
-
-    asyncio.run(main())
+    harbor.middleware.append(layer)
+    worker = harbor.worker(concurrency=2)
+    async with running(worker):
+        first = await isolated.who.enqueue_async()
+        await eventually(lambda: worker._processes is not None and bool(worker._processes._idle))
+        second = await isolated.introspect.enqueue_async(str(tmp_path / "started"), str(tmp_path / "go"))
+        pid = await is_written(tmp_path / "started")
+        next_began.set()
+        assert (await first.result_async(PATIENCE))[0] == pid
+        (tmp_path / "go").touch()
+        assert (await second.result_async(PATIENCE))["should_stop"] is False
+    await harbor.close_async()
 
 
 def test_output_and_logs_come_through(capfd: pytest.CaptureFixture[str]) -> None:
@@ -298,7 +289,7 @@ def test_starting_a_process_is_not_charged_to_the_handler(monkeypatch: pytest.Mo
     assert handle.result(PATIENCE) > 0
 
 
-def test_nothing_is_written_before_the_process_is_dead(
+async def test_nothing_is_written_before_the_process_is_dead(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its next execution could begin beside it. Here the kill is slow to take effect."""
@@ -307,79 +298,64 @@ def test_nothing_is_written_before_the_process_is_dead(
     def kill_late(process: WorkerProcess) -> None:
         process._loop.call_later(0.3, kill, process)
 
-    async def main() -> None:
-        handle = await isolated.spin_for_ever.enqueue_async(str(tmp_path / "started"))
-        async with running(isolated.harbor.worker(heartbeat=0.02)):
-            pid = await is_written(tmp_path / "started")
-            monkeypatch.setattr(WorkerProcess, "kill", kill_late)
-            await handle.cancel_async()
-            assert (await handle.wait_async(PATIENCE)).state is JobState.CANCELLED
-            assert not is_alive(pid)
-        await isolated.harbor.close_async()
-
-    asyncio.run(main())
+    handle = await isolated.spin_for_ever.enqueue_async(str(tmp_path / "started"))
+    async with running(isolated.harbor.worker(heartbeat=0.02)):
+        pid = await is_written(tmp_path / "started")
+        monkeypatch.setattr(WorkerProcess, "kill", kill_late)
+        await handle.cancel_async()
+        assert (await handle.wait_async(PATIENCE)).state is JobState.CANCELLED
+        assert not is_alive(pid)
+    await isolated.harbor.close_async()
 
 
 @pytest.mark.parametrize("job", [isolated.spin_for_ever, isolated.sleep_for_ever], ids=["busy", "asleep"])
-def test_a_cancel_request_kills(job: Any, tmp_path: Path) -> None:
-    async def main() -> None:
-        handle = await job.enqueue_async(str(tmp_path / "started"))
-        async with running(isolated.harbor.worker(heartbeat=0.02)):
-            pid = await is_written(tmp_path / "started")
-            await handle.cancel_async()
-            assert (await handle.wait_async(PATIENCE)).state is JobState.CANCELLED
-            # Dead before it was written, so that no other execution ever runs beside it.
-            assert not is_alive(pid)
-        await isolated.harbor.close_async()
-
-    asyncio.run(main())
-
-
-def test_a_kill_takes_along_what_the_handler_started(tmp_path: Path) -> None:
-    async def main() -> None:
-        handle = await isolated.with_a_child.enqueue_async(str(tmp_path / "started"))
-        async with running(isolated.harbor.worker(heartbeat=0.02)):
-            grandchild = await is_written(tmp_path / "started")
-            assert is_alive(grandchild)
-            await handle.cancel_async()
-            await handle.wait_async(PATIENCE)
-            await eventually(lambda: not is_alive(grandchild))
-        await isolated.harbor.close_async()
-
-    asyncio.run(main())
-
-
-def test_a_shutdown_lets_an_async_handler_clean_up_and_gives_the_job_back(tmp_path: Path) -> None:
-    async def main() -> None:
-        handle = await isolated.tidy.enqueue_async(str(tmp_path / "started"), str(tmp_path / "tidied"))
-        worker = isolated.harbor.worker()
-        async with running(worker):
-            pid = await is_written(tmp_path / "started")
-            worker.stop(now=True)
-            await eventually(lambda: not worker.snapshot()["running"])
-        record = await handle.record_async()
-        assert (record.state, record.attempts, record.stalls) == (JobState.READY, 0, 0)
-        assert (tmp_path / "tidied").read_text() == "shutdown"
+async def test_a_cancel_request_kills(job: Any, tmp_path: Path) -> None:
+    handle = await job.enqueue_async(str(tmp_path / "started"))
+    async with running(isolated.harbor.worker(heartbeat=0.02)):
+        pid = await is_written(tmp_path / "started")
+        await handle.cancel_async()
+        assert (await handle.wait_async(PATIENCE)).state is JobState.CANCELLED
+        # Dead before it was written, so that no other execution ever runs beside it.
         assert not is_alive(pid)
-        await isolated.harbor.close_async()
-
-    asyncio.run(main())
+    await isolated.harbor.close_async()
 
 
-def test_a_shutdown_does_not_wait_for_a_busy_loop(tmp_path: Path) -> None:
-    async def main() -> None:
-        handle = await isolated.spin_for_ever.enqueue_async(str(tmp_path / "started"))
-        worker = isolated.harbor.worker(grace=0.0)
-        async with running(worker):
-            pid = await is_written(tmp_path / "started")
-            worker.stop()
-            await eventually(lambda: not worker.snapshot()["running"])
-            assert not is_alive(pid)
-        record = await handle.record_async()
-        assert (record.state, record.attempts, record.stalls) == (JobState.READY, 0, 0)
-        await isolated.harbor.close_async()
+async def test_a_kill_takes_along_what_the_handler_started(tmp_path: Path) -> None:
+    handle = await isolated.with_a_child.enqueue_async(str(tmp_path / "started"))
+    async with running(isolated.harbor.worker(heartbeat=0.02)):
+        grandchild = await is_written(tmp_path / "started")
+        assert is_alive(grandchild)
+        await handle.cancel_async()
+        await handle.wait_async(PATIENCE)
+        await eventually(lambda: not is_alive(grandchild))
+    await isolated.harbor.close_async()
 
-    asyncio.run(main())
+
+async def test_a_shutdown_lets_an_async_handler_clean_up_and_gives_the_job_back(tmp_path: Path) -> None:
+    handle = await isolated.tidy.enqueue_async(str(tmp_path / "started"), str(tmp_path / "tidied"))
+    worker = isolated.harbor.worker()
+    async with running(worker):
+        pid = await is_written(tmp_path / "started")
+        worker.stop(now=True)
+        await eventually(lambda: not worker.snapshot()["running"])
+    record = await handle.record_async()
+    assert (record.state, record.attempts, record.stalls) == (JobState.READY, 0, 0)
+    assert (tmp_path / "tidied").read_text() == "shutdown"
+    assert not is_alive(pid)
+    await isolated.harbor.close_async()
+
+
+async def test_a_shutdown_does_not_wait_for_a_busy_loop(tmp_path: Path) -> None:
+    handle = await isolated.spin_for_ever.enqueue_async(str(tmp_path / "started"))
+    worker = isolated.harbor.worker(grace=0.0)
+    async with running(worker):
+        pid = await is_written(tmp_path / "started")
+        worker.stop()
+        await eventually(lambda: not worker.snapshot()["running"])
+        assert not is_alive(pid)
+    record = await handle.record_async()
+    assert (record.state, record.attempts, record.stalls) == (JobState.READY, 0, 0)
+    await isolated.harbor.close_async()
 
 
 def test_a_process_that_dies_fails_its_job_which_is_retried(tmp_path: Path) -> None:
@@ -419,54 +395,45 @@ def test_a_handler_that_closes_its_connection_does_not_wait_for_ever() -> None:
     assert after.result() == 2
 
 
-def test_an_idle_process_that_dies_costs_no_job_anything() -> None:
-    async def main() -> None:
-        worker = isolated.harbor.worker(concurrency=1)
-        async with running(worker):
-            pid, _ = await (await isolated.who.enqueue_async()).result_async(PATIENCE)
-            os.kill(pid, signal.SIGKILL)
-            handle = await isolated.who.enqueue_async()
-            assert (await handle.result_async(PATIENCE))[0] != pid
-            record = await handle.record_async()
-            assert (record.attempts, record.fence) == (0, 1)
-        await isolated.harbor.close_async()
-
-    asyncio.run(main())
+async def test_an_idle_process_that_dies_costs_no_job_anything() -> None:
+    worker = isolated.harbor.worker(concurrency=1)
+    async with running(worker):
+        pid, _ = await (await isolated.who.enqueue_async()).result_async(PATIENCE)
+        os.kill(pid, signal.SIGKILL)
+        handle = await isolated.who.enqueue_async()
+        assert (await handle.result_async(PATIENCE))[0] != pid
+        record = await handle.record_async()
+        assert (record.attempts, record.fence) == (0, 1)
+    await isolated.harbor.close_async()
 
 
-def test_a_job_sent_to_a_process_that_is_dying_has_not_been_tried() -> None:
+async def test_a_job_sent_to_a_process_that_is_dying_has_not_been_tried() -> None:
     """Stopped first, so that it cannot read the job, then killed with the job on its way."""
 
-    async def main() -> None:
-        worker = isolated.harbor.worker(concurrency=1)
-        async with running(worker):
-            pid, _ = await (await isolated.who.enqueue_async()).result_async(PATIENCE)
-            os.kill(pid, signal.SIGSTOP)
-            handle = await isolated.who.enqueue_async()
-            (process,) = worker._processes._processes  # type: ignore[union-attr]
-            await eventually(lambda: not process.has_answered)
-            os.kill(pid, signal.SIGKILL)
-            assert (await handle.result_async(PATIENCE))[0] != pid
-            record = await handle.record_async()
-            assert (record.attempts, record.fence) == (0, 1)
-        await isolated.harbor.close_async()
-
-    asyncio.run(main())
+    worker = isolated.harbor.worker(concurrency=1)
+    async with running(worker):
+        pid, _ = await (await isolated.who.enqueue_async()).result_async(PATIENCE)
+        os.kill(pid, signal.SIGSTOP)
+        handle = await isolated.who.enqueue_async()
+        (process,) = worker._processes._processes  # type: ignore[union-attr]
+        await eventually(lambda: not process.has_answered)
+        os.kill(pid, signal.SIGKILL)
+        assert (await handle.result_async(PATIENCE))[0] != pid
+        record = await handle.record_async()
+        assert (record.attempts, record.fence) == (0, 1)
+    await isolated.harbor.close_async()
 
 
-def test_signals_of_the_terminal_do_not_reach_the_process(tmp_path: Path) -> None:
-    async def main() -> None:
-        handle = await isolated.introspect.enqueue_async(str(tmp_path / "started"), str(tmp_path / "go_on"))
-        async with running(isolated.harbor.worker()):
-            pid = await is_written(tmp_path / "started")
-            assert os.getpgid(pid) != os.getpgid(0)
-            os.kill(pid, signal.SIGINT)
-            os.kill(pid, signal.SIGTERM)
-            (tmp_path / "go_on").touch()
-            assert (await handle.result_async(PATIENCE))["should_stop"] is False
-        await isolated.harbor.close_async()
-
-    asyncio.run(main())
+async def test_signals_of_the_terminal_do_not_reach_the_process(tmp_path: Path) -> None:
+    handle = await isolated.introspect.enqueue_async(str(tmp_path / "started"), str(tmp_path / "go_on"))
+    async with running(isolated.harbor.worker()):
+        pid = await is_written(tmp_path / "started")
+        assert os.getpgid(pid) != os.getpgid(0)
+        os.kill(pid, signal.SIGINT)
+        os.kill(pid, signal.SIGTERM)
+        (tmp_path / "go_on").touch()
+        assert (await handle.result_async(PATIENCE))["should_stop"] is False
+    await isolated.harbor.close_async()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -571,19 +538,17 @@ if __name__ == "__main__":
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_processes_die_with_a_worker_that_is_killed(tmp_path: Path) -> None:
-    async def main() -> None:
-        try:
-            pids = [await is_written(tmp_path / name) for name in ("busy", "asleep", "in_c")]
-        finally:
-            worker.kill()
-            worker.wait()
-        for pid in pids:
-            await eventually(lambda pid=pid: not is_alive(pid))  # type: ignore[misc]
-
+async def test_processes_die_with_a_worker_that_is_killed(tmp_path: Path) -> None:
     (tmp_path / "my_app.py").write_text(ORPHANS)
     worker = subprocess.Popen([sys.executable, "my_app.py", f"{tmp_path}/"], cwd=tmp_path)
-    asyncio.run(main())
+
+    try:
+        pids = [await is_written(tmp_path / name) for name in ("busy", "asleep", "in_c")]
+    finally:
+        worker.kill()
+        worker.wait()
+    for pid in pids:
+        await eventually(lambda pid=pid: not is_alive(pid))  # type: ignore[misc]
 
 
 UNGUARDED = """

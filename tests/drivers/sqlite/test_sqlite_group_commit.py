@@ -67,152 +67,130 @@ def test_full_means_full_on_the_writers_connection(path: Path) -> None:
     assert asyncio.run(level(f"sqlite:///{path}?durability=normal")) == 1
 
 
-def test_answers_come_after_the_commit(driver: SQLiteDriver, query: Query, record: Any, now: int) -> None:
-    async def use() -> None:
-        async with driver:
-            for _ in range(20):
-                job = record()
-                await driver.enqueue([job], now=now)
-                assert query("SELECT count(*) FROM jobs WHERE id = ?", job.id) == [(1,)]
-
-    asyncio.run(use())
-
-
-def test_a_failing_call_takes_no_neighbour_with_it(driver: SQLiteDriver, record: Any, now: int) -> None:
-    async def use() -> None:
-        async with driver:
-            good = [record() for _ in range(10)]
-            bad = record(priority=2**70)
-
-            async def start() -> Any:
-                calls = [driver.enqueue([job], now=now) for job in [*good[:5], bad, *good[5:]]]
-                return await asyncio.gather(*calls, return_exceptions=True)
-
-            answers = await _while_blocked(driver, start)
-            assert [type(answer) for answer in answers].count(InvalidRequest) == 1
-            page = await driver.list_jobs(JobFilter(), now=now)
-            assert {job.id for job in page.jobs} == {job.id for job in good}
-
-    asyncio.run(use())
+async def test_answers_come_after_the_commit(
+    driver: SQLiteDriver, query: Query, record: Any, now: int
+) -> None:
+    async with driver:
+        for _ in range(20):
+            job = record()
+            await driver.enqueue([job], now=now)
+            assert query("SELECT count(*) FROM jobs WHERE id = ?", job.id) == [(1,)]
 
 
-def test_a_batch_is_all_or_nothing(driver: SQLiteDriver, record: Any, now: int) -> None:
-    async def use() -> None:
-        async with driver:
-            with pytest.raises(InvalidRequest):
-                await driver.enqueue([record(), record(), record(type="\ud800")], now=now)
-            assert await driver.stats(now=now) == []
+async def test_a_failing_call_takes_no_neighbour_with_it(driver: SQLiteDriver, record: Any, now: int) -> None:
+    async with driver:
+        good = [record() for _ in range(10)]
+        bad = record(priority=2**70)
 
-    asyncio.run(use())
+        async def start() -> Any:
+            calls = [driver.enqueue([job], now=now) for job in [*good[:5], bad, *good[5:]]]
+            return await asyncio.gather(*calls, return_exceptions=True)
 
-
-def test_a_cancelled_call_does_not_stop_the_writer(driver: SQLiteDriver, record: Any, now: int) -> None:
-    async def use() -> None:
-        async with driver:
-
-            async def start() -> Any:
-                doomed = asyncio.ensure_future(driver.enqueue([record()], now=now))
-                await asyncio.sleep(0)
-                doomed.cancel()
-                return await driver.enqueue([record()], now=now)
-
-            await _while_blocked(driver, start)
-            (stats,) = await driver.stats(now=now)
-            assert stats.counts[JobState.READY] == 1
-
-    asyncio.run(use())
+        answers = await _while_blocked(driver, start)
+        assert [type(answer) for answer in answers].count(InvalidRequest) == 1
+        page = await driver.list_jobs(JobFilter(), now=now)
+        assert {job.id for job in page.jobs} == {job.id for job in good}
 
 
-def test_jobs_reserved_for_a_cancelled_caller_go_back(driver: SQLiteDriver, record: Any, now: int) -> None:
-    """Else they would wait for their leases to expire, and count as stalled."""
-
-    async def use() -> None:
-        async with driver:
-            await driver.enqueue([record() for _ in range(3)], now=now)
-            database = _database(driver)
-            running, gate = threading.Event(), threading.Event()
-            original = database._commit
-
-            def slow(connection: Any, group: Any) -> bool:
-                rings = original(connection, group)
-                running.set()
-                gate.wait(10)
-                return rings
-
-            database._commit = slow  # type: ignore[method-assign]
-            call = asyncio.ensure_future(
-                driver.reserve("q", limit=2, lease_for=60 * SECOND, now=now, worker="w")
-            )
-            await asyncio.to_thread(running.wait, 10)
-            database._commit = original  # type: ignore[method-assign]
-            call.cancel()
-            gate.set()
-            with pytest.raises(asyncio.CancelledError):
-                await call
-            # The release follows the cancellation on its own; looking is the only way to know that it is there.
-            while (await driver.stats(now=now))[0].counts[JobState.READY] < 3:
-                pass
-            again = await driver.reserve("q", limit=9, lease_for=60 * SECOND, now=now, worker="w")
-            assert len(again) == 3
-            assert {job.stalls for job in again} == {0}
-
-    asyncio.run(use())
+async def test_a_batch_is_all_or_nothing(driver: SQLiteDriver, record: Any, now: int) -> None:
+    async with driver:
+        with pytest.raises(InvalidRequest):
+            await driver.enqueue([record(), record(), record(type="\ud800")], now=now)
+        assert await driver.stats(now=now) == []
 
 
-def test_a_lock_held_too_long_is_an_unavailable_backend(path: Path, record: Any, now: int) -> None:
-    async def use() -> None:
-        async with SQLiteDriver.from_url(f"sqlite:///{path}?busy_timeout=0.05") as driver:
-            with closing(sqlite3.connect(path, isolation_level=None)) as other:
-                other.execute("BEGIN IMMEDIATE")
-                with pytest.raises(BackendUnavailable, match="busy_timeout"):
-                    await driver.enqueue([record()], now=now)
-                # Reading goes on.
-                assert await driver.stats(now=now) == []
-                other.execute("ROLLBACK")
-            await driver.enqueue([record()], now=now)
+async def test_a_cancelled_call_does_not_stop_the_writer(driver: SQLiteDriver, record: Any, now: int) -> None:
+    async with driver:
 
-    asyncio.run(use())
+        async def start() -> Any:
+            doomed = asyncio.ensure_future(driver.enqueue([record()], now=now))
+            await asyncio.sleep(0)
+            doomed.cancel()
+            return await driver.enqueue([record()], now=now)
+
+        await _while_blocked(driver, start)
+        (stats,) = await driver.stats(now=now)
+        assert stats.counts[JobState.READY] == 1
 
 
-def test_a_full_disk_is_an_unavailable_backend_and_loses_nothing(
+async def test_jobs_reserved_for_a_cancelled_caller_go_back(
     driver: SQLiteDriver, record: Any, now: int
 ) -> None:
-    async def use() -> None:
-        async with driver:
-            await driver.enqueue([record()], now=now)
+    """Else they would wait for their leases to expire, and count as stalled."""
 
-            def limit_pages(tx: Transaction) -> None:
-                (pages,) = tx.connection.execute("PRAGMA page_count").fetchone()
-                tx.connection.execute(f"PRAGMA max_page_count = {pages}")
+    async with driver:
+        await driver.enqueue([record() for _ in range(3)], now=now)
+        database = _database(driver)
+        running, gate = threading.Event(), threading.Event()
+        original = database._commit
 
-            await _database(driver).write(limit_pages)
-            with pytest.raises(BackendUnavailable, match="full"):
-                await driver.enqueue([record(payload=bytes(100_000))], now=now)
-            (stats,) = await driver.stats(now=now)
-            assert stats.counts[JobState.READY] == 1
+        def slow(connection: Any, group: Any) -> bool:
+            rings = original(connection, group)
+            running.set()
+            gate.wait(10)
+            return rings
 
-    asyncio.run(use())
+        database._commit = slow  # type: ignore[method-assign]
+        call = asyncio.ensure_future(driver.reserve("q", limit=2, lease_for=60 * SECOND, now=now, worker="w"))
+        await asyncio.to_thread(running.wait, 10)
+        database._commit = original  # type: ignore[method-assign]
+        call.cancel()
+        gate.set()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        # The release follows the cancellation on its own; looking is the only way to know that it is there.
+        while (await driver.stats(now=now))[0].counts[JobState.READY] < 3:
+            pass
+        again = await driver.reserve("q", limit=9, lease_for=60 * SECOND, now=now, worker="w")
+        assert len(again) == 3
+        assert {job.stalls for job in again} == {0}
 
 
-def test_clones_share_one_writer_and_the_last_one_closes_it(
+async def test_a_lock_held_too_long_is_an_unavailable_backend(path: Path, record: Any, now: int) -> None:
+    async with SQLiteDriver.from_url(f"sqlite:///{path}?busy_timeout=0.05") as driver:
+        with closing(sqlite3.connect(path, isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            with pytest.raises(BackendUnavailable, match="busy_timeout"):
+                await driver.enqueue([record()], now=now)
+            # Reading goes on.
+            assert await driver.stats(now=now) == []
+            other.execute("ROLLBACK")
+        await driver.enqueue([record()], now=now)
+
+
+async def test_a_full_disk_is_an_unavailable_backend_and_loses_nothing(
+    driver: SQLiteDriver, record: Any, now: int
+) -> None:
+    async with driver:
+        await driver.enqueue([record()], now=now)
+
+        def limit_pages(tx: Transaction) -> None:
+            (pages,) = tx.connection.execute("PRAGMA page_count").fetchone()
+            tx.connection.execute(f"PRAGMA max_page_count = {pages}")
+
+        await _database(driver).write(limit_pages)
+        with pytest.raises(BackendUnavailable, match="full"):
+            await driver.enqueue([record(payload=bytes(100_000))], now=now)
+        (stats,) = await driver.stats(now=now)
+        assert stats.counts[JobState.READY] == 1
+
+
+async def test_clones_share_one_writer_and_the_last_one_closes_it(
     driver: SQLiteDriver, path: Path, record: Any, now: int
 ) -> None:
-    async def use() -> None:
-        await driver.open()
-        twin = driver.clone()
-        await twin.open()
-        assert _database(driver) is _database(twin)
-        await driver.close()
-        await driver.close()
-        await twin.enqueue([record()], now=now)
-        await twin.close()
-        # SQLite removes the WAL when the last connection is closed.
-        assert not os.path.exists(f"{path}-wal")  # noqa: ASYNC240
-        await driver.open()
-        assert len((await driver.list_jobs(JobFilter(), now=now)).jobs) == 1
-        await driver.close()
-
-    asyncio.run(use())
+    await driver.open()
+    twin = driver.clone()
+    await twin.open()
+    assert _database(driver) is _database(twin)
+    await driver.close()
+    await driver.close()
+    await twin.enqueue([record()], now=now)
+    await twin.close()
+    # SQLite removes the WAL when the last connection is closed.
+    assert not os.path.exists(f"{path}-wal")
+    await driver.open()
+    assert len((await driver.list_jobs(JobFilter(), now=now)).jobs) == 1
+    await driver.close()
 
 
 def test_handles_work_from_several_event_loops(driver: SQLiteDriver, record: Any, now: int) -> None:
@@ -234,13 +212,10 @@ def test_handles_work_from_several_event_loops(driver: SQLiteDriver, record: Any
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_a_forked_child_is_told_to_open_again(driver: SQLiteDriver) -> None:
-    async def use() -> None:
-        async with driver:
-            database = _database(driver)
-            database.pid += 1
-            with pytest.raises(BackendUnavailable, match="fork"):
-                await driver.stats(now=0)
-            database.pid -= 1
-
-    asyncio.run(use())
+async def test_a_forked_child_is_told_to_open_again(driver: SQLiteDriver) -> None:
+    async with driver:
+        database = _database(driver)
+        database.pid += 1
+        with pytest.raises(BackendUnavailable, match="fork"):
+            await driver.stats(now=0)
+        database.pid -= 1

@@ -51,7 +51,7 @@ def test_names_are_numbered_in_order() -> None:
     assert [int(name[:4]) for name in NAMES] == list(range(1, len(NAMES) + 1))
 
 
-def test_an_older_version_works_beside_a_newer_one(
+async def test_an_older_version_works_beside_a_newer_one(
     driver: SQLiteDriver, path: Path, record: Any, now: int
 ) -> None:
     newer = Migration(
@@ -59,13 +59,10 @@ def test_an_older_version_works_beside_a_newer_one(
     )
     assert _apply(path, newer) == [*NAMES, "0999_colour"]
 
-    async def use() -> None:
-        async with driver:
-            await driver.enqueue([record()], now=now)
-            (job,) = await driver.reserve("q", limit=1, lease_for=1000, now=now, worker="w")
-            await driver.ack(job.id, job.token or "", now=now)
-
-    asyncio.run(use())
+    async with driver:
+        await driver.enqueue([record()], now=now)
+        (job,) = await driver.reserve("q", limit=1, lease_for=1000, now=now, worker="w")
+        await driver.ack(job.id, job.token or "", now=now)
 
 
 def test_an_older_version_refuses_what_a_newer_one_broke(driver: SQLiteDriver, path: Path) -> None:

@@ -55,68 +55,56 @@ async def _producer(path: Path, queue: str) -> asyncio.subprocess.Process:
     return process
 
 
-def test_another_process_wakes_a_waiter(
+async def test_another_process_wakes_a_waiter(
     driver: SQLiteDriver, path: Path, now: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The safety net would wake it too, only later.
     monkeypatch.setattr(notifications, "POLL_WITH_PIPE", 60.0)
 
-    async def use() -> None:
-        async with driver:
-            process = await _producer(path, "q")
-            await waits_of(driver)(["q"], now=now, timeout=0)
-            waiter = asyncio.ensure_future(waits_of(driver)(["q"], now=now, timeout=30))
-            # The first look is done and the pipe open once this second read is answered.
-            await asyncio.sleep(0)
-            await driver.stats(now=now)
-            assert len(_pipes(path)) == 1
-            start = time.monotonic()
-            await process.communicate(b"go\n")
-            assert await waiter is True
-            assert time.monotonic() - start < 20
-            assert process.returncode == 0
-
-    asyncio.run(use())
+    async with driver:
+        process = await _producer(path, "q")
+        await waits_of(driver)(["q"], now=now, timeout=0)
+        waiter = asyncio.ensure_future(waits_of(driver)(["q"], now=now, timeout=30))
+        # The first look is done and the pipe open once this second read is answered.
+        await asyncio.sleep(0)
+        await driver.stats(now=now)
+        assert len(_pipes(path)) == 1
+        start = time.monotonic()
+        await process.communicate(b"go\n")
+        assert await waiter is True
+        assert time.monotonic() - start < 20
+        assert process.returncode == 0
 
 
-def test_a_job_for_another_queue_does_not_wake(driver: SQLiteDriver, path: Path, now: int) -> None:
-    async def use() -> None:
-        async with driver:
-            process = await _producer(path, "elsewhere")
-            await waits_of(driver)(["q"], now=now, timeout=0)
-            waiter = asyncio.ensure_future(waits_of(driver)(["q"], now=now, timeout=0.5))
-            await process.communicate(b"go\n")
-            assert await waiter is False
-
-    asyncio.run(use())
+async def test_a_job_for_another_queue_does_not_wake(driver: SQLiteDriver, path: Path, now: int) -> None:
+    async with driver:
+        process = await _producer(path, "elsewhere")
+        await waits_of(driver)(["q"], now=now, timeout=0)
+        waiter = asyncio.ensure_future(waits_of(driver)(["q"], now=now, timeout=0.5))
+        await process.communicate(b"go\n")
+        assert await waiter is False
 
 
-def test_a_wake_up_between_two_waits_is_not_missed(driver: SQLiteDriver, record: Any, now: int) -> None:
-    async def use() -> None:
-        async with driver:
-            await waits_of(driver)(["q"], now=now, timeout=0)
-            assert await waits_of(driver)(["q"], now=now, timeout=0) is False
-            await driver.enqueue([record()], now=now)
-            assert await waits_of(driver)(["q"], now=now, timeout=30) is True
-            assert await waits_of(driver)(["q"], now=now, timeout=0) is False
-
-    asyncio.run(use())
+async def test_a_wake_up_between_two_waits_is_not_missed(driver: SQLiteDriver, record: Any, now: int) -> None:
+    async with driver:
+        await waits_of(driver)(["q"], now=now, timeout=0)
+        assert await waits_of(driver)(["q"], now=now, timeout=0) is False
+        await driver.enqueue([record()], now=now)
+        assert await waits_of(driver)(["q"], now=now, timeout=30) is True
+        assert await waits_of(driver)(["q"], now=now, timeout=0) is False
 
 
-def test_every_handle_is_notified(driver: SQLiteDriver, record: Any, now: int) -> None:
-    async def use() -> None:
-        async with driver, driver.clone() as second, driver.clone() as third:
-            handles = [second, third]
-            for one in handles:
-                await waits_of(one)(["q"], now=now, timeout=0)
-            waiters = [asyncio.ensure_future(waits_of(one)(["q"], now=now, timeout=30)) for one in handles]
-            await driver.enqueue([record()], now=now)
-            assert await asyncio.gather(*waiters) == [True, True]
-
-    asyncio.run(use())
+async def test_every_handle_is_notified(driver: SQLiteDriver, record: Any, now: int) -> None:
+    async with driver, driver.clone() as second, driver.clone() as third:
+        handles = [second, third]
+        for one in handles:
+            await waits_of(one)(["q"], now=now, timeout=0)
+        waiters = [asyncio.ensure_future(waits_of(one)(["q"], now=now, timeout=30)) for one in handles]
+        await driver.enqueue([record()], now=now)
+        assert await asyncio.gather(*waiters) == [True, True]
 
 
-def test_without_pipes_a_waiter_looks_for_itself(
+async def test_without_pipes_a_waiter_looks_for_itself(
     driver: SQLiteDriver, path: Path, now: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*args: Any, **kwargs: Any) -> None:
@@ -124,56 +112,44 @@ def test_without_pipes_a_waiter_looks_for_itself(
 
     monkeypatch.setattr(os, "mkfifo", refuse)
 
-    async def use() -> None:
-        async with driver:
-            process = await _producer(path, "q")
-            await waits_of(driver)(["q"], now=now, timeout=0)
-            waiter = asyncio.ensure_future(waits_of(driver)(["q"], now=now, timeout=30))
-            await process.communicate(b"go\n")
-            assert await waiter is True
-        assert _pipes(path) == []
-
-    asyncio.run(use())
+    async with driver:
+        process = await _producer(path, "q")
+        await waits_of(driver)(["q"], now=now, timeout=0)
+        waiter = asyncio.ensure_future(waits_of(driver)(["q"], now=now, timeout=30))
+        await process.communicate(b"go\n")
+        assert await waiter is True
+    assert _pipes(path) == []
 
 
-def test_what_is_due_but_cannot_run_does_not_spin(driver: SQLiteDriver, record: Any, now: int) -> None:
+async def test_what_is_due_but_cannot_run_does_not_spin(driver: SQLiteDriver, record: Any, now: int) -> None:
     """A paused queue's due job wakes its waiter once, not for ever."""
 
-    async def use() -> None:
-        async with driver:
-            await driver.enqueue([record(run_at_us=now + SECOND)], now=now)
-            await driver.configure("q", QueueSettings(paused=True), now=now)
-            later = now + 2 * SECOND
-            assert await waits_of(driver)(["q"], now=later, timeout=30) is True
-            assert await driver.reserve("q", limit=1, lease_for=1, now=later, worker="w") == []
-            assert await waits_of(driver)(["q"], now=later, timeout=0.05) is False
-
-    asyncio.run(use())
+    async with driver:
+        await driver.enqueue([record(run_at_us=now + SECOND)], now=now)
+        await driver.configure("q", QueueSettings(paused=True), now=now)
+        later = now + 2 * SECOND
+        assert await waits_of(driver)(["q"], now=later, timeout=30) is True
+        assert await driver.reserve("q", limit=1, lease_for=1, now=later, worker="w") == []
+        assert await waits_of(driver)(["q"], now=later, timeout=0.05) is False
 
 
-def test_a_scheduled_job_wakes_its_waiter_on_time(driver: SQLiteDriver, record: Any, now: int) -> None:
-    async def use() -> None:
-        async with driver:
-            await driver.enqueue([record(run_at_us=now + SECOND // 10)], now=now)
-            await waits_of(driver)(["q"], now=now, timeout=0)
-            start = time.monotonic()
-            assert await waits_of(driver)(["q"], now=now, timeout=30) is True
-            assert 0.09 < time.monotonic() - start < 10
-
-    asyncio.run(use())
+async def test_a_scheduled_job_wakes_its_waiter_on_time(driver: SQLiteDriver, record: Any, now: int) -> None:
+    async with driver:
+        await driver.enqueue([record(run_at_us=now + SECOND // 10)], now=now)
+        await waits_of(driver)(["q"], now=now, timeout=0)
+        start = time.monotonic()
+        assert await waits_of(driver)(["q"], now=now, timeout=30) is True
+        assert 0.09 < time.monotonic() - start < 10
 
 
-def test_only_an_earlier_job_notifies(driver: SQLiteDriver, record: Any, now: int) -> None:
-    async def use() -> None:
-        async with driver:
-            await driver.enqueue([record(run_at_us=now + 100 * SECOND)], now=now)
-            await waits_of(driver)(["q"], now=now, timeout=0)
-            await driver.enqueue([record(run_at_us=now + 200 * SECOND)], now=now)
-            assert await waits_of(driver)(["q"], now=now, timeout=0) is False
-            await driver.enqueue([record(run_at_us=now + 50 * SECOND)], now=now)
-            assert await waits_of(driver)(["q"], now=now, timeout=0) is True
-
-    asyncio.run(use())
+async def test_only_an_earlier_job_notifies(driver: SQLiteDriver, record: Any, now: int) -> None:
+    async with driver:
+        await driver.enqueue([record(run_at_us=now + 100 * SECOND)], now=now)
+        await waits_of(driver)(["q"], now=now, timeout=0)
+        await driver.enqueue([record(run_at_us=now + 200 * SECOND)], now=now)
+        assert await waits_of(driver)(["q"], now=now, timeout=0) is False
+        await driver.enqueue([record(run_at_us=now + 50 * SECOND)], now=now)
+        assert await waits_of(driver)(["q"], now=now, timeout=0) is True
 
 
 def test_closing_takes_the_pipe_away(driver: SQLiteDriver, path: Path, now: int) -> None:
@@ -186,7 +162,7 @@ def test_closing_takes_the_pipe_away(driver: SQLiteDriver, path: Path, now: int)
     assert not Path(f"{path}-notifications").exists()
 
 
-def test_leftovers_of_dead_processes_are_removed(
+async def test_leftovers_of_dead_processes_are_removed(
     driver: SQLiteDriver, path: Path, record: Any, now: int
 ) -> None:
     folder = Path(f"{path}-notifications")
@@ -198,9 +174,6 @@ def test_leftovers_of_dead_processes_are_removed(
     # A pid that cannot exist: removed when the next pipe is opened.
     os.mkfifo(folder / ".99999999-unfinished")
 
-    async def use() -> None:
-        async with driver:
-            await waits_of(driver)(["q"], now=now, timeout=0)
-            assert [name for name in _pipes(path) if "unfinished" in name] == []
-
-    asyncio.run(use())
+    async with driver:
+        await waits_of(driver)(["q"], now=now, timeout=0)
+        assert [name for name in _pipes(path) if "unfinished" in name] == []
