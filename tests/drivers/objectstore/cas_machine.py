@@ -24,7 +24,7 @@ from virtual_time import VirtualLoop
 
 from taskharbor.drivers.objectstore import blobs as backoff
 from taskharbor.drivers.objectstore.cas import CasObject, Deposed, Term
-from taskharbor.drivers.objectstore.leadership import raise_epoch
+from taskharbor.drivers.objectstore.leadership import raise_epochs
 from taskharbor.errors import BackendUnavailable
 
 CREW = 3
@@ -151,9 +151,13 @@ class CasMachine(RuleBasedStateMachine):
         for term in self.terms:
             if term is not None:
                 term.valid = False
+        is_signed = False
         try:
-            self.run(raise_epoch(self.blobs, NAME, self.epoch + 1, now=0))
-        except BackendUnavailable:
+            self.run(raise_epochs(self.blobs, [NAME], FixedTerm(self.epoch + 1)))
+            is_signed = True
+        except* BackendUnavailable:
+            pass
+        if not is_signed:
             return
         self.epoch += 1
         self.terms[who] = mine = FixedTerm(self.epoch)

@@ -16,7 +16,7 @@ from virtual_time import VirtualLoop
 from taskharbor.drivers.objectstore import cas as cas_module
 from taskharbor.drivers.objectstore.blobs import Blob
 from taskharbor.drivers.objectstore.cas import CasObject, Deposed, unseal
-from taskharbor.drivers.objectstore.leadership import raise_epoch, raise_epochs
+from taskharbor.drivers.objectstore.leadership import raise_epochs
 from taskharbor.errors import BackendUnavailable, InvalidRequest
 
 
@@ -189,25 +189,6 @@ def test_a_step_that_raises_gets_its_own_error_and_the_others_go_on() -> None:
         assert isinstance(answers[1], InvalidRequest)
         assert answers[2] == 1
         assert await stage.landed() == ["a", "b"]
-
-    run(story())
-
-
-def test_what_a_broken_step_left_behind_is_thrown_away() -> None:
-    def break_promise(state: Marks) -> None:
-        state.add("half a change")
-        raise RuntimeError("in the middle")
-
-    async def story() -> None:
-        stage = Stage()
-        cas = marks_object(stage.blobs)
-        await cas.change(add("before"))
-        answers = await asyncio.gather(
-            cas.change(break_promise), cas.change(add("after")), return_exceptions=True
-        )
-        assert isinstance(answers[0], RuntimeError)
-        assert answers[1] == 1
-        assert await stage.landed() == ["before", "after"]
 
     run(story())
 
@@ -466,7 +447,7 @@ def test_an_object_that_was_removed_is_made_again() -> None:
 def test_a_leader_reads_nothing_while_its_term_is_valid() -> None:
     async def story() -> None:
         stage = Stage()
-        await raise_epoch(stage.held, NAME, 1, now=0)
+        await raise_epochs(stage.held, [NAME], FixedTerm(1))
         term = FixedTerm(1)
         cas = marks_object(stage.blobs, term=term)
         await cas.change(add("a"))
@@ -485,10 +466,10 @@ def test_a_leader_reads_nothing_while_its_term_is_valid() -> None:
 def test_a_leader_that_finds_a_newer_epoch_never_writes_again() -> None:
     async def story() -> None:
         stage = Stage()
-        await raise_epoch(stage.held, NAME, 1, now=0)
+        await raise_epochs(stage.held, [NAME], FixedTerm(1))
         old = marks_object(stage.blobs, term=FixedTerm(1))
         await old.change(add("a"))
-        await raise_epoch(stage.held, NAME, 2, now=0)
+        await raise_epochs(stage.held, [NAME], FixedTerm(2))
         new = marks_object(stage.blobs, term=FixedTerm(2))
         assert await new.change(add("b")) == 1
         answers = await asyncio.gather(
@@ -511,14 +492,14 @@ def test_a_leader_that_finds_a_newer_epoch_never_writes_again() -> None:
 def test_a_deposed_leader_still_answers_for_the_write_that_had_landed() -> None:
     async def story() -> None:
         stage = Stage()
-        await raise_epoch(stage.held, NAME, 1, now=0)
+        await raise_epochs(stage.held, [NAME], FixedTerm(1))
         old = marks_object(stage.blobs, term=FixedTerm(1))
         await old.change(add("a"))
         stage.weather.next_write(Fault.LOST_AFTER)
         serial = stage.serial
         answer = asyncio.ensure_future(old.change(add("b")))
         await until(lambda: stage.serial > serial)
-        await raise_epoch(stage.held, NAME, 2, now=0)
+        await raise_epochs(stage.held, [NAME], FixedTerm(2))
         assert await answer == 1
         with pytest.raises(Deposed):
             await old.change(add("c"))
@@ -530,11 +511,11 @@ def test_a_deposed_leader_still_answers_for_the_write_that_had_landed() -> None:
 def test_a_leader_without_a_valid_term_answers_nothing_that_is_old() -> None:
     async def story() -> None:
         stage = Stage()
-        await raise_epoch(stage.held, NAME, 1, now=0)
+        await raise_epochs(stage.held, [NAME], FixedTerm(1))
         term = FixedTerm(1)
         old = marks_object(stage.blobs, term=term)
         await old.change(add("a"))
-        await raise_epoch(stage.held, NAME, 2, now=0)
+        await raise_epochs(stage.held, [NAME], FixedTerm(2))
         term.valid = False
         with pytest.raises(Deposed):
             await old.look(all_marks)
@@ -545,7 +526,7 @@ def test_a_leader_without_a_valid_term_answers_nothing_that_is_old() -> None:
 def test_writers_beside_a_leader_are_safe_and_seen_after_a_refresh() -> None:
     async def story() -> None:
         stage = Stage()
-        await raise_epoch(stage.held, NAME, 1, now=0)
+        await raise_epochs(stage.held, [NAME], FixedTerm(1))
         leader, direct = marks_object(stage.blobs, term=FixedTerm(1)), marks_object(stage.blobs)
         await leader.change(add("a"))
         await direct.change(add("b"))
@@ -561,14 +542,14 @@ def test_writers_beside_a_leader_are_safe_and_seen_after_a_refresh() -> None:
 def test_an_object_that_leads_again_starts_from_what_is_there() -> None:
     async def story() -> None:
         stage = Stage()
-        await raise_epoch(stage.held, NAME, 1, now=0)
+        await raise_epochs(stage.held, [NAME], FixedTerm(1))
         cas = marks_object(stage.blobs, term=FixedTerm(1))
         await cas.change(add("a"))
-        await raise_epoch(stage.held, NAME, 2, now=0)
+        await raise_epochs(stage.held, [NAME], FixedTerm(2))
         await marks_object(stage.blobs, term=FixedTerm(2)).change(add("b"))
         with pytest.raises(Deposed):
             await cas.change(add("no"))
-        await raise_epoch(stage.held, NAME, 3, now=0)
+        await raise_epochs(stage.held, [NAME], FixedTerm(3))
         cas.lead(FixedTerm(3))
         assert await cas.change(add("c")) == 2
         cas.lead(None)
@@ -599,12 +580,13 @@ def test_raising_an_epoch_survives_every_fault_and_keeps_the_state(fault: Fault)
         await marks_object(stage.blobs).change(add("a"))
         stage.weather.next_write(fault)
         names = [NAME, *(f"queues/q{number}/0/state" for number in range(40))]
-        await raise_epochs(stage.blobs, names, 7, now=5)
+        await raise_epochs(stage.blobs, names, FixedTerm(7))
         await stage.weather.land()
         assert {unseal(blob.data, "")[0].epoch for blob in stage.held.objects.values()} == {7}
         assert sorted(stage.held.objects) == sorted(names)
         assert await stage.landed() == ["a"]
-        await raise_epochs(stage.blobs, names, 6, now=5)
+        with pytest.raises(ExceptionGroup):
+            await raise_epochs(stage.blobs, names, FixedTerm(6))
         assert stage.epoch == 7, "never back"
 
     run(story())

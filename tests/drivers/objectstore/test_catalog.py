@@ -24,7 +24,7 @@ from taskharbor.drivers.objectstore.catalog import (
     log_folder,
     state_name,
 )
-from taskharbor.drivers.objectstore.leadership import raise_epoch
+from taskharbor.drivers.objectstore.leadership import raise_epochs
 from taskharbor.errors import InvalidRequest, SchemaMismatch
 
 
@@ -95,10 +95,10 @@ def test_a_deposed_leader_can_add_no_queue() -> None:
     async def story() -> None:
         blobs = HeldBlobs()
         old = await Catalog(blobs).open()
-        await raise_epoch(blobs, CATALOG, 1, now=0)
+        await raise_epochs(blobs, [CATALOG], FixedTerm(1))
         old.object.lead(FixedTerm(1))
         await old.add_queues(["mail"])
-        await raise_epoch(blobs, CATALOG, 2, now=0)
+        await raise_epochs(blobs, [CATALOG], FixedTerm(2))
         with pytest.raises(Deposed):
             await old.add_queues(["print"])
         assert await (await Catalog(blobs).open()).queues() == ["mail"]

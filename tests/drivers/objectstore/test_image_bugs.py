@@ -100,7 +100,7 @@ def asks_for_a_write_ahead_log(patch: pytest.MonkeyPatch) -> None:
 def keeps_the_connection_of_a_refused_write(patch: pytest.MonkeyPatch) -> None:
     async def write(self: Any, held: Any, outcomes: Any) -> bool:
         commit = new_commit()
-        header = held.header.after(commit, epoch=0, now=0)
+        header = held.header.after(commit, epoch=0)
         try:
             version = await self._blobs.write(self.name, seal(header, held.state.serialize()), held.version)
         except (Conflict, Unclear):

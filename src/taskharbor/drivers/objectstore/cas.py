@@ -26,7 +26,6 @@ from zlib import crc32
 
 import msgspec
 
-from taskharbor.clock import Clock, SystemClock
 from taskharbor.drivers.objectstore.blobs import (
     Blob,
     Blobs,
@@ -38,7 +37,6 @@ from taskharbor.drivers.objectstore.blobs import (
     retry_delays,
 )
 from taskharbor.errors import BackendUnavailable, SchemaMismatch, TaskHarborError
-from taskharbor.jobs import Micros
 
 WARN_BYTES = 8 * 1024 * 1024
 MAX_BYTES = 64 * 1024 * 1024
@@ -46,7 +44,7 @@ MAX_BYTES = 64 * 1024 * 1024
 COMPRESS_FROM = 64 * 1024
 """Bytes of a state that is compressed on its way to a remote store."""
 
-FORMAT: Final = 2
+FORMAT: Final = 3
 RING: Final = 64
 """Commits whose ids are kept."""
 ID_BYTES: Final = 8
@@ -90,7 +88,6 @@ class Header(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Commits so far."""
     ring: bytes
     """Ids of the last commits, the newest last."""
-    written_at_us: Micros
     packing: int = _PLAIN
     checksum: int = 0
     """CRC-32 of the header without this field and of the body: a database with a torn page can look whole."""
@@ -109,15 +106,15 @@ class Header(msgspec.Struct, frozen=True, array_like=True, gc=False):
         """True for an older content of the same object."""
         return self.lineage == other.lineage and self.serial < other.serial
 
-    def after(self, commit: bytes, *, epoch: int, now: Micros) -> Header:
+    def after(self, commit: bytes, *, epoch: int) -> Header:
         """The header of the next content."""
         ring = (self.ring + commit)[-RING * ID_BYTES :]
-        return Header(FORMAT, self.lineage, epoch, self.serial + 1, ring, now)
+        return Header(FORMAT, self.lineage, epoch, self.serial + 1, ring)
 
 
 def new_header() -> Header:
     """The header of an object that does not exist yet."""
-    return Header(FORMAT, secrets.token_bytes(8), 0, 0, b"", 0)
+    return Header(FORMAT, secrets.token_bytes(8), 0, 0, b"")
 
 
 def new_commit() -> bytes:
@@ -278,10 +275,9 @@ class CasObject(Generic[S]):
         decode: Callable[[bytes], S],
         *,
         term: Term | None = None,
-        every_pass: Callable[[S], object] | None = None,
-        on_news: Callable[[S], None] | None = None,
+        every_pass: Callable[[S], object] = lambda state: None,
+        on_news: Callable[[S], object] = lambda state: None,
         give_up_after: float = 30.0,
-        clock: Clock | None = None,
     ) -> None:
         """`decode` makes a state of a body; no bytes are the empty state. `every_pass` may change the state before the steps
         of a pass; `on_news` sees each state that has landed, ours or another writer's. Neither may raise. A call is given up
@@ -295,7 +291,6 @@ class CasObject(Generic[S]):
         self._every_pass = every_pass
         self._on_news = on_news
         self._give_up_after = give_up_after
-        self._clock: Clock = SystemClock() if clock is None else clock
         self._waiting: list[Call] = []
         self._passes: asyncio.Task[None] | None = None
         self._held: Content[S] | None = None
@@ -456,10 +451,9 @@ class CasObject(Generic[S]):
         answer([call.run(self._content().state) for call in looks])
         while True:
             held = self._content()
-            outcomes = self._run_changes(held.state, changes)
-            if outcomes is None:
-                self._held = None
-                return False
+            held.state.touched = False
+            self._every_pass(held.state)
+            outcomes = [call.run(held.state) for call in changes]
             if held.state.touched:
                 return await self._write(held, outcomes)
             # An answer that needs no write must not be older than its question.
@@ -467,21 +461,6 @@ class CasObject(Generic[S]):
                 answer(outcomes)
                 return True
             is_fresh = True
-
-    def _run_changes(self, state: S, changes: list[Call]) -> list[Outcome] | None:
-        state.touched = False
-        if self._every_pass is not None:
-            self._every_pass(state)
-        outcomes: list[Outcome] = []
-        for call in changes:
-            touched_before = state.touched
-            outcome = call.run(state)
-            if outcome[2] is not None and state.touched and not touched_before:
-                # It broke its promise, and this state is of no use to the others: they start over without it.
-                answer([outcome])
-                return None
-            outcomes.append(outcome)
-        return outcomes
 
     def _content(self) -> Content[S]:
         assert self._held is not None
@@ -510,7 +489,7 @@ class CasObject(Generic[S]):
         """One try, in the place of what was held, under our epoch or as one of several writers."""
         commit = new_commit()
         epoch = held.header.epoch if self._term is None else self._term.epoch
-        header = held.header.after(commit, epoch=epoch, now=self._clock.now())
+        header = held.header.after(commit, epoch=epoch)
         body = held.state.serialize()
         self._note_size(len(body))
         # Until the write has landed, this state is a wish.
@@ -528,7 +507,7 @@ class CasObject(Generic[S]):
             return False
         self._held, self._newest = Content(held.state, header, version), header
         answer(outcomes)
-        self._tell(held.state)
+        self._on_news(held.state)
         return True
 
     def _settle_attempts(self, header: Header) -> None:
@@ -593,11 +572,7 @@ class CasObject(Generic[S]):
         if self._term is not None and found.header.epoch > self._term.epoch:
             self._deposed = True
             raise self._is_deposed()
-        self._tell(found.state)
-
-    def _tell(self, state: S) -> None:
-        if self._on_news is not None:
-            self._on_news(state)
+        self._on_news(found.state)
 
     def _is_deposed(self) -> Deposed:
         return Deposed(f"{self.where}: another broker leads now; this one has stopped writing")

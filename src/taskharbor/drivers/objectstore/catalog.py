@@ -14,7 +14,6 @@ from typing import Final, Self
 
 import msgspec
 
-from taskharbor.clock import Clock
 from taskharbor.drivers.objectstore.blobs import Blobs
 from taskharbor.drivers.objectstore.cas import CasObject
 from taskharbor.errors import BackendUnavailable, InvalidRequest, SchemaMismatch
@@ -76,10 +75,10 @@ class CatalogState:
 class Catalog:
     """A handle on it. `open()` before anything else."""
 
-    def __init__(self, blobs: Blobs, *, shards: int | None = None, clock: Clock | None = None) -> None:
+    def __init__(self, blobs: Blobs, *, shards: int | None = None) -> None:
         """`shards`: as many as the URL asks for; None takes what the store has, and 1 for a new one."""
         self.blobs = blobs
-        self.object = CasObject(blobs, CATALOG, CatalogState, clock=clock)
+        self.object = CasObject(blobs, CATALOG, CatalogState)
         self.store_id = ""
         """Differs for every store that was ever made, at the same place too."""
         self.shards = 0

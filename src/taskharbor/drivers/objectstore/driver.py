@@ -94,7 +94,7 @@ class ObjectStoreDriver(Driver):
     async def _open(self, *, reads_only: bool) -> None:
         if self._store is not None:
             return
-        store = Store(self._open_blobs(), self._options, self._clock, reads_only=reads_only)
+        store = Store(self._open_blobs(), self._options, reads_only=reads_only)
         try:
             if not reads_only:
                 await probe(store.blobs)

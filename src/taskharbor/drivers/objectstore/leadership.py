@@ -15,56 +15,17 @@ import time
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Protocol
 
-from taskharbor.clock import Clock, SystemClock
-from taskharbor.drivers.objectstore.blobs import Blobs, Conflict, Unclear, pause, retry_delays
-from taskharbor.drivers.objectstore.cas import Deposed, Term, new_commit, new_header, seal, unseal
+import msgspec
+
+from taskharbor.drivers.objectstore.blobs import Blobs
+from taskharbor.drivers.objectstore.cas import CasObject, Deposed, Term
 from taskharbor.drivers.objectstore.catalog import Catalog, CatalogState, Leader
 from taskharbor.errors import BackendUnavailable
 from taskharbor.jobs import SECOND, Micros
 
-_AT_ONCE = 16
-
-
-async def raise_epoch(blobs: Blobs, name: str, epoch: int, *, now: Micros) -> None:
-    """The object carries at least that epoch afterwards; its body stays as it is. Where there was none, it has an empty one.
-
-    Nobody's change is in this write, so there is nothing to settle where its answer was lost: look, and try again.
-    """
-    for delay in (*retry_delays(tries=20), None):
-        blob = await blobs.read(name)
-        header, body = (new_header(), b"") if blob is None else unseal(blob.data, blobs.where(name))
-        if header.epoch >= epoch:
-            return
-        data = seal(header.after(new_commit(), epoch=epoch, now=now), body)
-        try:
-            await blobs.write(name, data, None if blob is None else blob.version)
-            return
-        except (Conflict, Unclear) as error:
-            if delay is None:
-                raise BackendUnavailable(
-                    f"{blobs.where(name)}: the new leader could not sign it: {error}"
-                ) from error
-            await pause(delay)
-
-
-async def raise_epochs(blobs: Blobs, names: Iterable[str], epoch: int, *, now: Micros) -> None:
-    """Some at a time."""
-    remaining = iter(names)
-
-    async def take_next() -> None:
-        for name in remaining:
-            await raise_epoch(blobs, name, epoch, now=now)
-
-    async with asyncio.TaskGroup() as group:
-        for _ in range(_AT_ONCE):
-            group.create_task(take_next())
-
-
 DEFAULT_TERM = 15.0
-
+_AT_ONCE = 16
 _log = logging.getLogger(__name__)
-
-
 _BOOT_TIME: int | None = getattr(time, "CLOCK_BOOTTIME", None)
 
 
@@ -84,6 +45,33 @@ class Led(Protocol):
 
     def compare_soon(self) -> None:
         """Others may have written too: every object is compared once, before it answers from memory again."""
+
+
+class UnreadState:
+    """The state of an object, as it is: a new leader signs it and looks at nothing."""
+
+    def __init__(self, body: bytes) -> None:
+        self.body = body
+        self.touched = False
+
+    def sign(self) -> None:
+        self.touched = True
+
+    def serialize(self) -> bytes:
+        return self.body
+
+
+async def raise_epochs(blobs: Blobs, names: Iterable[str], term: Term) -> None:
+    """The objects carry the epoch of this term afterwards, and their bodies stay. Where there was none, there is an empty one."""
+    remaining = iter(names)
+
+    async def take_next() -> None:
+        for name in remaining:
+            await CasObject(blobs, name, UnreadState, term=term).change(UnreadState.sign)
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(_AT_ONCE):
+            group.create_task(take_next())
 
 
 class LeaderTerm:
@@ -117,20 +105,18 @@ class Leadership:
         term: float = DEFAULT_TERM,
         monotonic: Callable[[], Micros] = steady_us,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
-        clock: Clock | None = None,
     ) -> None:
         """`url`: where clients reach this broker, should it lead. `term`: seconds that it may be silent."""
-        self.id = secrets.token_hex(8)
         self.lost = asyncio.Event()
         """Set whenever leadership went to another; cleared when it is ours again."""
         self._led = led
         # A handle of our own: the driver's is fenced off with the rest of the driver when leadership is lost.
-        self._catalog = Catalog(led.catalog.blobs, clock=clock)
-        self._url = url
+        self._catalog = Catalog(led.catalog.blobs)
         self._length: Micros = round(term * SECOND)
+        self._entry = Leader(secrets.token_hex(8), url, self._length)
+        """Our own, as it is written while we lead."""
         self._monotonic = monotonic
         self._sleep = sleep
-        self._clock: Clock = SystemClock() if clock is None else clock
         self._term: LeaderTerm | None = None
         self._leads = asyncio.Event()
         self._leader: Leader | None = None
@@ -198,7 +184,8 @@ class Leadership:
             else:
                 await self._renew(self._term)
         except Deposed:
-            await self._lose()
+            _log.warning("another broker leads now (this one had epoch %s); standing by", self.epoch)
+            await self._end_term()
         except BackendUnavailable as error:
             if not self._is_failing:
                 _log.warning("the store does not answer, so nobody can lead for now: %s", error)
@@ -211,16 +198,21 @@ class Leadership:
         term = self._term
         if term is None:
             return
-        await self._stop_fencing()
-        self._leads.clear()
-        term.end()
+        await self._end_term()
         try:
-            await self._catalog.object.change(lambda state: self._step_down(state, term.epoch))
+            await self._catalog.object.change(lambda state: self._replace_entry(state, term.epoch, None))
         except BackendUnavailable as error:
             _log.warning(
                 "leadership could not be given back; another takes it when the term is over: %s", error
             )
-        self._term = self._leader = None
+
+    async def _end_term(self) -> None:
+        """Answer nothing from now on."""
+        if self._term is not None:
+            self._term.end()
+        self._term = self._leader = self._seen = None
+        self._leads.clear()
+        await self._stop_fencing()
         self._catalog.object.lead(None)
         self.lost.set()
 
@@ -235,7 +227,7 @@ class Leadership:
         # One of our own that we do not hold: its answer was lost when we took it.
         if (
             leader is None
-            or leader.id == self.id
+            or leader.id == self._entry.id
             or self._monotonic() - self._seen_since >= _longest_silence(leader)
         ):
             await self._take(epoch, leader)
@@ -243,20 +235,19 @@ class Leadership:
     async def _take(self, epoch: int, leader: Leader | None) -> None:
         catalog = self._catalog
         term = LeaderTerm(epoch + 1, self._length, self._monotonic)
-        mine = Leader(self.id, self._url, self._length)
         began = self._monotonic()
         # The catalog's object carries the new epoch from this write on.
         catalog.object.lead(term)
         queues: list[str] | None = None
         try:
-            queues = await catalog.object.change(lambda state: _take_over(state, epoch, leader, mine))
+            queues = await catalog.object.change(lambda state: _take_over(state, epoch, leader, self._entry))
         finally:
             if queues is None:
                 catalog.object.lead(None)
         if queues is None:
             return
         term.renewed(began)
-        self._term, self._leader = term, mine
+        self._term, self._leader = term, self._entry
         _log.info("leading from now on, epoch %d, once all %d queues know it", term.epoch, len(queues))
         # Renewals go on beside it: a store may have many queues.
         self._fencing = asyncio.get_running_loop().create_task(
@@ -268,9 +259,7 @@ class Leadership:
         catalog = self._catalog
         while True:
             try:
-                await raise_epochs(
-                    catalog.blobs, catalog.state_names(queues), term.epoch, now=self._clock.now()
-                )
+                await raise_epochs(catalog.blobs, catalog.state_names(queues), term)
                 break
             except* BackendUnavailable:
                 pass  # `take_step` tells of it, and goes on renewing.
@@ -290,7 +279,9 @@ class Leadership:
 
     async def _renew(self, term: LeaderTerm) -> None:
         began = self._monotonic()
-        self._leader = await self._catalog.object.change(lambda state: self._renew_entry(state, term.epoch))
+        self._entry = entry = msgspec.structs.replace(self._entry, renewals=self._entry.renewals + 1)
+        await self._catalog.object.change(lambda state: self._replace_entry(state, term.epoch, entry))
+        self._leader = entry
         term.renewed(began)
         if self._leads.is_set():
             # Others may have added queues without us.
@@ -298,32 +289,11 @@ class Leadership:
             # And jobs: a queue that nobody writes to through us would never show theirs.
             self._led.compare_soon()
 
-    def _renew_entry(self, state: CatalogState, epoch: int) -> Leader:
-        leader = self._own_entry(state, epoch)
-        renewed = Leader(leader.id, leader.url, leader.term_us, leader.renewals + 1)
-        state.set_leader(renewed)
-        return renewed
-
-    def _step_down(self, state: CatalogState, epoch: int) -> None:
-        self._own_entry(state, epoch)
-        state.set_leader(None)
-
-    def _own_entry(self, state: CatalogState, epoch: int) -> Leader:
+    def _replace_entry(self, state: CatalogState, epoch: int, entry: Leader | None) -> None:
         entries = state.made()
-        if entries.epoch != epoch or entries.leader is None or entries.leader.id != self.id:
+        if entries.epoch != epoch or entries.leader is None or entries.leader.id != self._entry.id:
             raise Deposed("another broker has taken over")
-        return entries.leader
-
-    async def _lose(self) -> None:
-        term, self._term = self._term, None
-        self._leads.clear()
-        self._seen = self._leader = None
-        if term is not None:
-            term.end()
-            _log.warning("another broker leads now (this one had epoch %d); standing by", term.epoch)
-        await self._stop_fencing()
-        self._catalog.object.lead(None)
-        self.lost.set()
+        state.set_leader(entry)
 
 
 def _longest_silence(leader: Leader) -> Micros:

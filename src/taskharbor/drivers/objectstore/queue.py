@@ -15,7 +15,6 @@ from zlib import crc32
 
 import msgspec
 
-from taskharbor.clock import Clock
 from taskharbor.drivers.contract import Enqueued
 from taskharbor.drivers.engine import enqueue as engine
 from taskharbor.drivers.engine import inspect, settle
@@ -65,7 +64,6 @@ class Shard:
             term=store.term,
             every_pass=store.end_expired,
             on_news=self._on_news,
-            clock=store.clock,
         )
         self._notified_of = 0
         self._delivery: asyncio.Task[None] | None = None
@@ -265,15 +263,12 @@ class Store:
 
     trusts_notifications = False
 
-    def __init__(
-        self, blobs: Blobs, options: Options, clock: Clock | None, *, reads_only: bool = False
-    ) -> None:
+    def __init__(self, blobs: Blobs, options: Options, *, reads_only: bool = False) -> None:
         """`reads_only`: what follows from an image is left to others."""
         self.blobs = blobs
         self.options = options
-        self.clock = clock
         self.reads_only = reads_only
-        self.catalog = Catalog(blobs, shards=options.shards, clock=clock)
+        self.catalog = Catalog(blobs, shards=options.shards)
         self.cache = SegmentCache(blobs)
         self.notifications = shared_notifications(blobs.identity)
         self.term: Term | None = None
