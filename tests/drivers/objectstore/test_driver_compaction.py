@@ -279,6 +279,16 @@ def test_a_damaged_queue_keeps_nobody_from_the_others(how: str) -> None:
             assert await driver.cancel(["b1"], now=later) == [JobState.CANCELLED]
             with pytest.raises(BackendUnavailable, match="queues/a/0/state"):
                 await driver.get(["a1"], now=NOW)
+            (made,) = await driver.enqueue([a_job(queue="b")], now=later)
+            assert not made.existed
+            page = await driver.read_attempts()
+            assert {row.queue for row in page.attempts} == {"b"}
+            with pytest.raises(BackendUnavailable, match="queues/a/0/state"):
+                await driver.read_attempts(after=page.cursor)
+            with pytest.raises(BackendUnavailable, match="queues/a/0/state"):
+                await driver.purge(JobFilter())
+            (stats,) = await driver.stats(now=later, queue="b")
+            assert stats.counts[JobState.CANCELLED] == 0
 
     run(test)
 

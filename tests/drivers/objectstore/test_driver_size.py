@@ -49,3 +49,27 @@ def test_beyond_the_limit_nothing_is_accepted_and_everything_else_works(
             assert (stats.counts[JobState.DONE], stats.counts[JobState.READY]) == (2, 2)
 
     asyncio.run(test())
+
+
+def test_the_limit_holds_for_every_handle_and_by_what_the_object_says_now(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(queue, "MAX_BYTES", 100_000)
+
+    async def test() -> None:
+        blobs = HeldBlobs()
+        first = ObjectStoreDriver(lambda: blobs, Options(poll=None, segment_rows=1))
+        async with first, first.clone() as second:
+            jobs = [a_job(payload=b"x" * 20_000) for _ in range(3)]
+            await first.enqueue(jobs, now=NOW)
+            with pytest.raises(InvalidRequest, match="is full"):
+                await second.enqueue([a_job(payload=b"x" * 20_000)], now=NOW)
+            assert [one.existed for one in await second.enqueue(jobs, now=NOW)] == [True] * 3, (
+                "a repeated try"
+            )
+            held = await first.reserve("q", limit=2, lease_for=SECOND, now=NOW, worker="w")
+            await first.settle([Ack(job.id, job.token or "") for job in held], now=NOW)
+            await first.store.settled()
+            await second.enqueue([a_job(payload=b"x" * 20_000)], now=NOW)
+
+    asyncio.run(test())

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import Callable, Sequence
-from typing import ClassVar, Self, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, Self, TypeVar
+
+from msgspec.structs import astuple
 
 from taskharbor.bulk.publish import finish_left_behind
 from taskharbor.bulk.stage import unpack
@@ -15,6 +17,7 @@ from taskharbor.drivers import records as rec
 from taskharbor.drivers.contract import Driver
 from taskharbor.drivers.engine import bulk, operate, reserve, settle, tables
 from taskharbor.drivers.engine import inspect as engine
+from taskharbor.drivers.engine.calls import FUNCTIONS
 from taskharbor.drivers.engine.tables import STATE_NUMBERS, Transaction, load
 from taskharbor.drivers.objectstore import archive, inspect
 from taskharbor.drivers.objectstore.archive import ARCHIVED, Entry, Loaded, entries
@@ -35,10 +38,9 @@ from taskharbor.errors import (
     JobNotInflight,
     TaskHarborError,
 )
-from taskharbor.jobs import Attempt, JobRecord, JobState, Lease, Micros
+from taskharbor.jobs import Attempt, JobRecord, JobState, Micros
 
 A = TypeVar("A")
-I = TypeVar("I")  # noqa: E741
 
 _AT_ONCE = 8
 """Segments that a purge looks into in one step."""
@@ -46,6 +48,15 @@ _TRIES = 6
 _PAUSE = 0.05
 _PLAIN, _ZLIB = b"\0", b"\1"
 _SQL = load("image", __package__)
+
+_ARCHIVED_ANSWERS: Mapping[type[op.Operation[Any]], Callable[[Any, JobRecord], Any]] = {
+    op.ExtendLease: lambda extension, job: JobNotInflight(job.id),
+    op.Settle: lambda settlement, job: settle.settle_ended(settlement, STATE_NUMBERS[job.state]),
+    op.Cancel: lambda _, job: job.state if job.state is JobState.CANCELLED else JobFinished(job.id),
+    op.Requeue: lambda _, job: JobNotDead(job.id),
+    op.Get: lambda _, job: job,
+}
+"""The answers of calls for an item and its job, where that has left for a segment, which never changes."""
 
 
 class ObjectStoreDriver(Driver):
@@ -56,6 +67,7 @@ class ObjectStoreDriver(Driver):
     """
 
     capabilities: ClassVar[rec.Capabilities] = rec.Capabilities()
+    functions = _ARCHIVED_ANSWERS
 
     def __init__(
         self,
@@ -143,43 +155,32 @@ class ObjectStoreDriver(Driver):
 
     async def _enqueue(self, call: op.Enqueue) -> list[rec.Enqueued]:
         store, records = self.store, call.records
-        shards = [store.shard_of(record) for record in records]
-        for shard in dict.fromkeys(shards):
-            shard.refuse_when_full(
-                record for record, one in zip(records, shards, strict=True) if one is shard
-            )
-        await store.add_queues(shards)
-        answers: dict[int, rec.Enqueued] = {}
-        for run in _runs(records, shards):
-            elsewhere: dict[str, Shard] = {}
-            if not call.new_ids or run.start > 0:
-                elsewhere = await self._known_elsewhere(
-                    [records[at].id for at in run], {shards[at] for at in run}
-                )
-            parts: dict[Shard, list[int]] = {}
-            for at in run:
-                if elsewhere.get(records[at].id, shards[at]) is shards[at]:
-                    parts.setdefault(shards[at], []).append(at)
-                else:
-                    answers[at] = rec.Enqueued(records[at].id, True)
-            first = take_numbers(len(run)) - run.start
-            made = await asyncio.gather(
-                *(
-                    shard.enqueue([records[at] for at in part], [first + at for at in part], call.now)
-                    for shard, part in parts.items()
-                )
-            )
-            for part, some in zip(parts.values(), made, strict=True):
-                answers.update(zip(part, some, strict=True))
-        return [answers[at] for at in range(len(records))]
+        parts: dict[Shard, list[int]] = {}
+        homes: dict[str, Shard] = {}
+        for at, record in enumerate(records):
+            shard = store.shard_of(record)
+            if homes.setdefault(record.id, shard) is not shard:
+                # An id that is given to two queues in one batch is known to the second, which must see it.
+                before = await self._enqueue(op.Enqueue(records[:at], call.now, call.new_ids))
+                return before + await self._enqueue(op.Enqueue(records[at:], call.now))
+            parts.setdefault(shard, []).append(at)
+        for shard, part in parts.items():
+            await shard.refuse_when_full([records[at] for at in part])
+        await store.add_queues(parts)
+        elsewhere = {} if call.new_ids else await store.known_elsewhere(homes)
+        answers = {at: rec.Enqueued(record.id, True) for at, record in enumerate(records)}
+        first = take_numbers(len(records))
 
-    async def _known_elsewhere(self, job_ids: list[str], targets: set[Shard]) -> dict[str, Shard]:
-        """An id is known wherever in the store it is."""
-        shards = await self.store.shards()
-        if len(targets) == 1:
-            # Its own queue looks for itself.
-            shards = [shard for shard in shards if shard not in targets]
-        return await self.store.find(list(dict.fromkeys(job_ids)), shards)
+        async def enqueue(shard: Shard, part: list[int]) -> None:
+            part = [at for at in part if elsewhere.get(records[at].id, shard) is shard]
+            if part:
+                made = await shard.enqueue(
+                    [records[at] for at in part], [first + at for at in part], call.now
+                )
+                answers.update(zip(part, made, strict=True))
+
+        await asyncio.gather(*(enqueue(*part) for part in parts.items()))
+        return [answers[at] for at in range(len(records))]
 
     # -- working ------------------------------------------------------------------------------------------
 
@@ -221,62 +222,27 @@ class ObjectStoreDriver(Driver):
         # Ids of one producer follow the order in which it made them; between producers nothing is promised here.
         return sorted(found, key=lambda job: (-job.priority, job.run_at_us, job.id))
 
-    async def _extend_lease(self, call: op.ExtendLease) -> list[Lease | JobError]:
-        return await self._ask(
-            call.extensions,
-            [one.job_id for one in call.extensions],
-            lambda transaction, some: settle.extend_lease(transaction, some, call.lease_for, call.now),
-            lambda extension, job: JobNotInflight(job.id),
-        )
+    async def _apply(self, answer_archived: Callable[[Any, JobRecord], Any], call: op.Operation[A]) -> A:
+        """Carry out a call about single jobs, each in the shard that has it."""
+        items, *rest = astuple(call)
+        job_ids = [item if isinstance(item, str) else item.job_id for item in items]
+        function = _get if isinstance(call, op.Get) else FUNCTIONS[type(call)]
 
-    async def _settle(self, call: op.Settle) -> list[JobError | None]:
-        return await self._ask(
-            call.settlements,
-            [one.job_id for one in call.settlements],
-            lambda transaction, some: settle.settle(transaction, some, call.now),
-            lambda settlement, job: settle.settle_ended(settlement, STATE_NUMBERS[job.state]),
-        )
-
-    async def _cancel(self, call: op.Cancel) -> list[JobState | JobError]:
-        return await self._ask(
-            call.job_ids,
-            call.job_ids,
-            lambda transaction, some: operate.cancel(transaction, some, call.now),
-            lambda _, job: job.state if job.state is JobState.CANCELLED else JobFinished(job.id),
-        )
-
-    async def _requeue(self, call: op.Requeue) -> list[JobState | JobError]:
-        return await self._ask(
-            call.job_ids,
-            call.job_ids,
-            lambda transaction, some: operate.requeue(transaction, some, call.now),
-            lambda _, job: JobNotDead(job.id),
-        )
-
-    async def _ask(
-        self,
-        items: Sequence[I],
-        job_ids: Sequence[str],
-        step: Callable[[Transaction, list[I]], list[A]],
-        answer_for: Callable[[I, JobRecord], A],
-        *,
-        looks: bool = False,
-    ) -> list[A | JobNotFound]:
-        """Run a step on each shard that has some of the jobs, with the items for these. `answer_for` answers for a job that has
-        left for a segment, which never changes. `looks`: the step changes nothing."""
-
-        async def ask(shard: Shard, at: list[int]) -> list[A]:
-            own, ids = [items[one] for one in at], [job_ids[one] for one in at]
-            run = shard.look if looks else shard.change
-            answers = await run(lambda transaction: step(transaction, own))
-            lost = [id_ for id_, answer in zip(ids, answers, strict=True) if isinstance(answer, JobNotFound)]
+        async def ask(shard: Shard, at: list[int]) -> list[Any]:
+            own, run = [items[one] for one in at], shard.change if call.changes else shard.look
+            answers: list[Any] = await run(lambda transaction: function(transaction, own, *rest))
+            lost = [answer.job_id for answer in answers if isinstance(answer, JobNotFound)]
             archived = await shard.archived(lost) if lost else {}
-            return [
-                answer_for(item, archived[id_]) if id_ in archived else answer
-                for item, id_, answer in zip(own, ids, answers, strict=True)
-            ]
+            for place, answer in enumerate(answers):
+                if isinstance(answer, JobNotFound) and answer.job_id in archived:
+                    answers[place] = answer_archived(own[place], archived[answer.job_id])
+            return answers
 
-        return await self.store.by_id(job_ids, ask)
+        found: Any = await self.store.by_id(job_ids, ask)
+        if isinstance(call, op.Get):
+            found = [None if isinstance(answer, JobNotFound) else answer for answer in found]
+        answers: A = found
+        return answers
 
     async def _reclaim(self, call: op.Reclaim) -> int:
         ended = 0
@@ -331,9 +297,13 @@ class ObjectStoreDriver(Driver):
 
     async def _purge(self, call: op.Purge) -> int:
         removed = 0
-        for shard in await self.store.shards(call.selection.queue):
+
+        async def purge(shard: Shard) -> None:
+            nonlocal removed
             if removed < call.limit:
                 removed += await self._purge_shard(shard, call, call.limit - removed)
+
+        await self.store.change_each(await self.store.shards(call.selection.queue), purge)
         return removed
 
     async def _purge_shard(self, shard: Shard, call: op.Purge, limit: int) -> int:
@@ -381,14 +351,6 @@ class ObjectStoreDriver(Driver):
         return await self.store.by_id(call.job_ids, ask)
 
     # -- inspection ---------------------------------------------------------------------------------------
-
-    async def _get(self, call: op.Get) -> list[JobRecord | None]:
-        def step(transaction: Transaction, job_ids: list[str]) -> list[JobRecord | JobNotFound]:
-            found = engine.get(transaction, job_ids, call.now)
-            return [job or JobNotFound(job_id) for job_id, job in zip(job_ids, found, strict=True)]
-
-        answers = await self._ask(call.job_ids, call.job_ids, step, lambda _, job: job, looks=True)
-        return [answer if isinstance(answer, JobRecord) else None for answer in answers]
 
     async def _list_jobs(self, call: op.ListJobs) -> rec.Page:
         shards = await self.store.shards(call.selection.queue)
@@ -464,7 +426,7 @@ class ObjectStoreDriver(Driver):
     async def _check_room(self, call: op.CheckRoom) -> None:
         for shard in self.store.shards_of(call.queue):
             await shard.look(lambda transaction: None)
-            shard.refuse_when_full(size=call.size // self.catalog.shards)
+            shard.check_room(call.size // self.catalog.shards)
 
     async def _publish_blobs(self, call: op.PublishBlobs) -> dict[str, int]:
         """One change of each queue's image, with the note that it was made: so a portion that is published again adds nothing,
@@ -482,7 +444,7 @@ class ObjectStoreDriver(Driver):
             records, numbers = [jobs[at] for at in part], [first + at for at in part]
 
             def add(transaction: Transaction, loaded: Loaded) -> int:
-                shard.refuse_when_full(records)
+                shard.check_room(sum(len(record.payload) for record in records))
                 answers = accept(transaction, loaded, records, numbers, call.now)
                 return sum(not answer.existed for answer in answers)
 
@@ -503,17 +465,9 @@ class ObjectStoreDriver(Driver):
         return await wait(self.store, call)
 
 
-def _runs(records: Sequence[JobRecord], shards: list[Shard]) -> list[range]:
-    """Nearly always one. An id that is given to two queues in one batch is known to the second, which must see it."""
-    seen: dict[str, Shard] = {}
-    runs: list[range] = []
-    start = 0
-    for at, (record, shard) in enumerate(zip(records, shards, strict=True)):
-        if seen.setdefault(record.id, shard) is not shard:
-            runs.append(range(start, at))
-            start, seen = at, {record.id: shard}
-    runs.append(range(start, len(records)))
-    return runs
+def _get(transaction: Transaction, job_ids: list[str], now: Micros) -> list[JobRecord | JobNotFound]:
+    found = engine.get(transaction, job_ids, now)
+    return [job or JobNotFound(job_id) for job_id, job in zip(job_ids, found, strict=True)]
 
 
 def _remove_archived(transaction: Transaction, loaded: Loaded, job_ids: Sequence[str]) -> dict[str, JobState]:

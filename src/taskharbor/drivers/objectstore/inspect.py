@@ -134,6 +134,7 @@ _decode = msgspec.msgpack.Decoder(LogCursor).decode
 
 
 async def read_attempts(shards: Sequence[Shard], store_id: str, call: op.ReadAttempts) -> rec.AttemptPage:
+    """A shard that cannot be read keeps nobody from the rows of the others: its own are read when it can be."""
     positions = {} if call.after is None else _parsed_log_cursor(call.after, store_id)
 
     async def part(shard: Shard) -> list[tuple[int, str, int, Attempt]]:
@@ -141,8 +142,12 @@ async def read_attempts(shards: Sequence[Shard], store_id: str, call: op.ReadAtt
         rows = await _rows(shard, number, engine.FOREVER, call.limit)
         return [(row.seq, shard.queue, shard.number, row) for row in rows]
 
-    parts = await asyncio.gather(*map(part, shards))
-    page = list(islice(merge(*parts, key=lambda row: row[:3]), call.limit))
+    parts = await asyncio.gather(*map(part, shards), return_exceptions=True)
+    errors = [part for part in parts if isinstance(part, BaseException)]
+    readable = [part for part in parts if not isinstance(part, BaseException)]
+    page = list(islice(merge(*readable, key=lambda row: row[:3]), call.limit))
+    if errors and not page:
+        raise errors[0]
     for number, queue, shard, _ in page:
         positions[queue, shard] = number
     cursor = LogCursor(store_id, [(*shard, number) for shard, number in sorted(positions.items())])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import TypeVar
 from zlib import crc32
@@ -166,9 +166,16 @@ class Shard:
         missing = [job_id for job_id in job_ids if job_id not in here]
         return here | (await self.archived(missing)).keys() if missing else here
 
-    def refuse_when_full(self, records: Iterable[JobRecord] = (), size: int = 0) -> None:
-        added = size + sum(len(record.payload) for record in records)
-        if self.state.size + added > MAX_BYTES:
+    async def refuse_when_full(self, records: Sequence[JobRecord]) -> None:
+        """Refuses jobs for which there is no room by what the object says now. Those that it knows need none."""
+        if not self.state.size:
+            await self.look(lambda transaction: None)
+        if self.state.size + sum(len(record.payload) for record in records) > MAX_BYTES:
+            known = await self.known([record.id for record in records])
+            self.check_room(sum(len(record.payload) for record in records if record.id not in known))
+
+    def check_room(self, added: int) -> None:
+        if added and self.state.size + added > MAX_BYTES:
             raise InvalidRequest(
                 f"queue {self.queue!r} is full: its state has {self.state.size / 2**20:.0f} MiB, and {MAX_BYTES // 2**20} MiB "
                 "is the most; work it off, remove dead jobs, or make a store with more shards"
@@ -390,19 +397,20 @@ class Store:
         while len(homes) > _KNOWN_JOBS:
             homes.popitem(last=False)
 
-    async def find(self, job_ids: Sequence[str], shards: Sequence[Shard]) -> dict[str, Shard]:
-        """The shards that have the jobs. One that cannot be asked is an error only if a job is found nowhere else."""
+    async def known_elsewhere(self, targets: Mapping[str, Shard]) -> dict[str, Shard]:
+        """The shards that have the jobs, which are meant for the given ones. A shard that cannot be asked is passed over: who
+        repeats an enqueue asks the queue of the first try."""
+        # A single target looks for itself.
+        alone = set(targets.values()) if len(set(targets.values())) == 1 else set()
+        shards = [shard for shard in await self.shards() if shard not in alone]
+        answers = await asyncio.gather(
+            *(shard.known(list(targets)) for shard in shards), return_exceptions=True
+        )
         found: dict[str, Shard] = {}
-        answers = await asyncio.gather(*(shard.known(job_ids) for shard in shards), return_exceptions=True)
-        errors: list[BaseException] = []
         for shard, known in zip(shards, answers, strict=True):
-            if isinstance(known, BaseException):
-                errors.append(known)
-                continue
-            self.note(known, shard)
-            found.update(dict.fromkeys(known, shard))
-        if errors and len(found) < len(set(job_ids)):
-            raise errors[0]
+            if not isinstance(known, BaseException):
+                self.note(known, shard)
+                found.update(dict.fromkeys(known, shard))
         return found
 
     async def by_id(
