@@ -458,7 +458,7 @@ def restore_elsewhere(raw: Raw) -> None:
     fold(raw)
     raw("SELECT begin_epoch()")
     raw("UPDATE epochs SET system_id = system_id - 1")
-    for table, column in (("attempts", "xid"), ("moves", "xid"), ("totals", "folded"), ("upkeep", "horizon")):
+    for table, column in (("attempts", "xid"), ("moves", "xid"), ("moves", "folded"), ("upkeep", "horizon")):
         shift = "UPDATE {} SET {column} = ({column}::text::bigint + %s)::text::xid8"
         raw(sql.SQL(shift).format(sql.Identifier(table), column=sql.Identifier(column)), _SHIFT)
 

@@ -192,7 +192,7 @@ def test_without_migrating_an_up_to_date_schema_is_used(postgres_url: str, recor
 
 
 @pytest.mark.parametrize(
-    "table", ["jobs", "queues", "attempts", "dead", "moves", "totals", "finished", "idempotency", "epochs"]
+    "table", ["jobs", "queues", "attempts", "dead", "moves", "finished", "idempotency", "epochs"]
 )
 def test_another_programs_tables_are_not_touched(driver: PostgresDriver, raw: Raw, table: str) -> None:
     raw(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(raw.schema)))
@@ -366,7 +366,6 @@ def worker_grants(schema: str) -> list[str]:
         f'USAGE ON SCHEMA "{schema}"',
         "SELECT, INSERT, UPDATE, DELETE ON queues, jobs, ended, finished, dead, idempotency",
         "SELECT, INSERT, DELETE ON moves",
-        "SELECT, INSERT, UPDATE ON totals",
         "SELECT, INSERT ON attempts",
         "SELECT, UPDATE ON upkeep",
         "SELECT, INSERT, UPDATE, DELETE ON repeated",

@@ -11,7 +11,7 @@ BEGIN
         -- The numbers in `moves` mean nothing here either: all of it belongs to the past.
         UPDATE upkeep SET folded_at = '-infinity', horizon = '18446744073709551615';
         PERFORM fold(0);
-        UPDATE totals SET folded = pg_current_xact_id();
+        UPDATE moves SET folded = pg_current_xact_id() WHERE folded IS NOT NULL;
         RETURN v_epoch.epoch + 1;
     END IF;
     RETURN v_epoch.epoch;

@@ -4,6 +4,7 @@ DECLARE
     v_answers smallint[] := '{}';
     v_id text;
     v_job jobs;
+    v_after jobs;
     v_state smallint;
 BEGIN
     -- In the order of `settle`, running jobs before those that wait for them.
@@ -14,7 +15,9 @@ BEGIN
             UPDATE jobs SET cancel_requested = true WHERE id = v_id;
             v_state := 3;
         ELSIF FOUND THEN
-            PERFORM end_job(v_job, 6, 5, p_now, p_stir);
+            v_after := v_job;
+            v_after.state := 6;
+            PERFORM move_job(v_job, v_after, 5, p_now, p_stir);
             v_state := 6;
         ELSIF EXISTS (SELECT FROM ended WHERE id = v_id AND state = 6) THEN
             v_state := 6;

@@ -1,7 +1,7 @@
--- What one more request with the same key changes in a job.
+-- What one more request with the same key changes in a job. Nothing where there is none.
 CREATE OR REPLACE FUNCTION changed_by(p_job jobs, p_by jobs, p_flags smallint) RETURNS jobs LANGUAGE plpgsql AS $$
 DECLARE
-    v_flags smallint := coalesce(p_flags, 1);
+    v_flags smallint := CASE WHEN p_by.id IS NULL THEN 0 ELSE coalesce(p_flags, 1) END;
     v_when integer := v_flags >> 3;
 BEGIN
     IF v_flags & 1 <> 0 THEN

@@ -52,15 +52,15 @@ BEGIN
     -- take away moves that were not read yet. What can be worked out here is: an expression of its own costs more.
     SELECT q.id, q.max_inflight, CASE WHEN q.paused THEN 0 ELSE p_limit END AS room, new.low_run_at, new.ranks,
            EXISTS (SELECT FROM repeated WHERE call = p_secret AND try > p_try) AS is_outdated,
-           p_hint.seen IS NOT NULL AND NOT coalesce(t.folded > pg_snapshot_xmin(p_hint.seen), false) AS is_known,
+           p_hint.seen IS NOT NULL AND NOT coalesce(new.is_folded, false) AS is_known,
            coalesce(new.ranks <@ p_hint.ranks AND new.low_run_at > ALL (p_hint.run_ats), new.ranks IS NULL) AS is_in_place,
-           greatest(p_hint.floor, t.latest_end, new.latest_end) AS floor,
+           greatest(p_hint.floor, new.latest_end) AS floor,
            least(p_hint.low_expiry, new.low_expires_at) AS low_expiry
     INTO v_queue
     FROM queues AS q
-    LEFT JOIN totals AS t ON t.queue_id = q.id
     CROSS JOIN LATERAL (
         SELECT max(m.latest_end) AS latest_end, min(m.low_run_at) AS low_run_at, min(m.low_expires_at) AS low_expires_at,
+               bool_or(m.folded > pg_snapshot_xmin(p_hint.seen)) AS is_folded,
                array_agg(DISTINCT r.rank) FILTER (WHERE r.rank IS NOT NULL) AS ranks
         FROM moves AS m LEFT JOIN LATERAL unnest(m.ranks) AS r(rank) ON true
         WHERE m.queue_id = q.id
@@ -110,7 +110,7 @@ BEGIN
                 FULL JOIN unnest(v_queue.ranks) AS new(rank) USING (rank)
         ) AS h;
     END IF;
-    IF v_next.low_expiry <= p_now AND reclaim_queue(v_queue.id, v_next.low_expiry, p_now, 1000, p_stir) > 0 THEN
+    IF v_next.low_expiry <= p_now AND reclaim(p_queue, v_next.low_expiry, p_now, 1000, p_stir) > 0 THEN
         -- What was reclaimed stands anywhere.
         v_knows := false;
     END IF;

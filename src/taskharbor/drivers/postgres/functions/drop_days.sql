@@ -3,8 +3,8 @@
 CREATE OR REPLACE FUNCTION drop_days(p_now bigint) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
     v_day record;
-    v_queue record;
-    v_kept boolean;
+    v_due integer[];
+    v_is_kept boolean;
     v_here bigint;
     v_gone bigint := 0;
 BEGIN
@@ -19,29 +19,20 @@ BEGIN
             WHERE i.inhparent IN ('finished'::regclass, 'attempts'::regclass)
         ) AS days WHERE until <= p_now ORDER BY name
     LOOP
-        v_kept := false;
-        v_here := 0;
         BEGIN
             -- Nobody else removes from this day while it is counted; the parent is locked only for the moment of the drop.
             EXECUTE format('LOCK TABLE %I IN SHARE ROW EXCLUSIVE MODE', v_day.name);
-            FOR v_queue IN
-                SELECT q.id, CASE v_day.parent WHEN 'finished' THEN q.keep_done_us ELSE q.keep_attempts_us END AS keep
-                FROM queues AS q WHERE NOT EXISTS (SELECT FROM swept AS s WHERE s.day = v_day.name AND s.queue_id = q.id)
-                ORDER BY 2 DESC NULLS FIRST
-            LOOP
-                IF v_queue.keep IS NULL OR v_day.until > p_now - v_queue.keep THEN
-                    -- Somebody keeps it, but only where they have something there.
-                    IF NOT v_kept THEN
-                        EXECUTE format('SELECT EXISTS (SELECT FROM %I WHERE queue_id = $1)', v_day.name)
-                        INTO v_kept USING v_queue.id;
-                    END IF;
-                ELSIF v_kept THEN
-                    v_here := v_here + empty_day(v_day.parent, v_day.name, v_queue.id);
-                    INSERT INTO swept VALUES (v_day.name, v_queue.id);
-                END IF;
-            END LOOP;
-            IF NOT v_kept THEN
-                v_here := v_here + empty_day(v_day.parent, v_day.name, NULL);
+            v_due := ARRAY(
+                SELECT q.id FROM queues AS q
+                WHERE v_day.until <= p_now - CASE v_day.parent WHEN 'finished' THEN q.keep_done_us ELSE q.keep_attempts_us END);
+            EXECUTE format('SELECT EXISTS (SELECT FROM %I WHERE queue_id <> ALL ($1))', v_day.name) INTO v_is_kept USING v_due;
+            IF v_is_kept THEN
+                v_due := ARRAY(SELECT unnest(v_due) EXCEPT SELECT s.queue_id FROM swept AS s WHERE s.day = v_day.name);
+                v_here := CASE WHEN v_due = '{}' THEN 0
+                               ELSE remove_rows(quote_ident(v_day.name), format('j.queue_id = ANY (%L)', v_due)) END;
+                INSERT INTO swept SELECT v_day.name, unnest(v_due);
+            ELSE
+                v_here := remove_rows(quote_ident(v_day.name), NULL);
                 EXECUTE format('DROP TABLE %I', v_day.name);
                 DELETE FROM swept WHERE day = v_day.name;
             END IF;

@@ -1,4 +1,4 @@
--- Fold moves into `totals`, at most every p_every seconds; who finds another at it goes away. How many were folded.
+-- Fold moves, at most every p_every seconds; who finds another at it goes away. How many were folded.
 CREATE OR REPLACE FUNCTION fold(p_every double precision) RETURNS integer LANGUAGE plpgsql AS $$
 DECLARE
     v_upkeep upkeep;
@@ -9,30 +9,18 @@ BEGIN
         RETURN 0;
     END IF;
     WITH gone AS (
-        DELETE FROM moves WHERE xid < v_upkeep.horizon RETURNING *
-    ), summed AS (
-        SELECT queue_id, count(*) AS rows, max(high_run_at) AS high_run_at, max(latest_end) AS latest_end,
-               sum(scheduled) AS scheduled, sum(ready) AS ready, sum(blocked) AS blocked, sum(inflight) AS inflight,
-               sum(done) AS done, sum(dead) AS dead, sum(cancelled) AS cancelled,
-               sum(done_total) AS done_total, sum(dead_total) AS dead_total, sum(cancelled_total) AS cancelled_total
-        FROM gone GROUP BY queue_id
+        DELETE FROM moves AS m
+        USING (SELECT DISTINCT queue_id FROM moves WHERE xid < v_upkeep.horizon AND folded IS NULL) AS changed
+        WHERE m.queue_id = changed.queue_id AND (m.xid < v_upkeep.horizon OR m.folded IS NOT NULL)
+        RETURNING m.*
     ), added AS (
-        INSERT INTO totals AS t (queue_id, folded, high_run_at, latest_end, scheduled, ready, blocked, inflight, done, dead,
-                                 cancelled, done_total, dead_total, cancelled_total)
-        SELECT queue_id, v_upkeep.horizon, high_run_at, latest_end, scheduled, ready, blocked, inflight, done, dead,
-               cancelled, done_total, dead_total, cancelled_total
-        FROM summed ORDER BY queue_id
-        ON CONFLICT (queue_id) DO UPDATE SET
-            folded = excluded.folded,
-            high_run_at = greatest(t.high_run_at, excluded.high_run_at),
-            latest_end = greatest(t.latest_end, excluded.latest_end),
-            scheduled = t.scheduled + excluded.scheduled, ready = t.ready + excluded.ready,
-            blocked = t.blocked + excluded.blocked, inflight = t.inflight + excluded.inflight,
-            done = t.done + excluded.done, dead = t.dead + excluded.dead, cancelled = t.cancelled + excluded.cancelled,
-            done_total = t.done_total + excluded.done_total, dead_total = t.dead_total + excluded.dead_total,
-            cancelled_total = t.cancelled_total + excluded.cancelled_total
+        INSERT INTO moves (queue_id, folded, high_run_at, latest_end, scheduled, ready, blocked, inflight, done, dead,
+                           cancelled, done_total, dead_total, cancelled_total)
+        SELECT queue_id, v_upkeep.horizon, max(high_run_at), max(latest_end), sum(scheduled), sum(ready), sum(blocked),
+               sum(inflight), sum(done), sum(dead), sum(cancelled), sum(done_total), sum(dead_total), sum(cancelled_total)
+        FROM gone GROUP BY queue_id
     )
-    SELECT coalesce(sum(rows), 0) INTO v_folded FROM summed;
+    SELECT count(*) INTO v_folded FROM gone WHERE folded IS NULL;
     -- A try that the server has not read after an hour will never be read.
     DELETE FROM repeated WHERE made_at < clock_timestamp() - interval '1 hour';
     UPDATE upkeep SET folded_at = clock_timestamp(), horizon = pg_snapshot_xmin(pg_current_snapshot());

@@ -1,16 +1,7 @@
 CREATE OR REPLACE FUNCTION purge(p_queue text, p_states smallint[], p_types text[], p_key text, p_before bigint, p_limit integer)
-RETURNS integer LANGUAGE plpgsql AS $$
-DECLARE
-    v_one record;
-    v_removed integer := 0;
+RETURNS bigint LANGUAGE plpgsql AS $$
 BEGIN
-    FOR v_one IN
-        SELECT q.id, s.state FROM queues AS q, unnest(p_states) AS s(state)
-        WHERE p_queue IS NULL OR q.name = p_queue ORDER BY q.id, s.state
-    LOOP
-        v_removed := v_removed + remove_ended(
-            CASE WHEN v_one.state = 5 THEN 'dead' ELSE 'finished' END::regclass,
-            v_one.id, v_one.state, p_before, p_limit - v_removed, p_types, p_key);
-    END LOOP;
-    RETURN v_removed;
+    RETURN remove_rows('ended', format(
+        'j.state = ANY (%L) AND j.finished_at < %s AND (%3$L IS NULL OR q.name = %3$L) AND (%4$L IS NULL OR j.type = ANY (%4$L))
+         AND (%5$L IS NULL OR j.key = %5$L)', p_states, p_before, p_queue, p_types, p_key), p_limit);
 END $$ SET search_path FROM CURRENT SET enable_seqscan = off SET enable_bitmapscan = off SET jit = off;

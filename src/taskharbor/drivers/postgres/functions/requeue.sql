@@ -3,7 +3,7 @@ CREATE OR REPLACE FUNCTION requeue(p_ids text[], p_now bigint, p_stir integer, p
 DECLARE
     v_answers smallint[] := '{}';
     v_id text;
-    v_dead dead;
+    v_dead jobs;
     v_job jobs;
 BEGIN
     PERFORM pg_advisory_xact_lock(l.number) FROM (
@@ -23,12 +23,12 @@ BEGIN
         END IF;
         BEGIN
             -- Stored first and looked around then, as in store_job: so nobody comes in between.
-            v_job := jsonb_populate_record(NULL::jobs, to_jsonb(v_dead));
+            v_job := v_dead;
             v_job.state := 1;
             v_job.run_at := p_now;
             v_job.attempts := 0;
             v_job.stalls := 0;
-            v_job.cancel_requested := false;
+            v_job.finished_at := NULL;
             INSERT INTO jobs SELECT v_job.*;
         EXCEPTION WHEN unique_violation THEN
             v_answers := v_answers || -3::smallint;
@@ -42,7 +42,7 @@ BEGIN
             END IF;
         END IF;
         DELETE FROM dead WHERE seq = v_dead.seq;
-        PERFORM log_attempt(v_job, 7, v_job.state, p_now, NULL, NULL);
+        PERFORM log_attempt(v_job, 7, v_job.state, p_now);
         PERFORM note(5, v_job, p_stir);
         v_answers := v_answers || v_job.state;
     END LOOP;

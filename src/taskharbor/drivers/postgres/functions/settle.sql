@@ -18,7 +18,7 @@ BEGIN
         PERFORM FROM jobs WHERE id = ANY (p_ids) AND key IS NULL ORDER BY seq FOR UPDATE;
     END IF;
     WITH given AS MATERIALIZED (
-        SELECT g.seq, g.id, g.secret, g.n, decode(p_others -> g.n::text ->> 'result', 'base64') AS result
+        SELECT g.seq, g.id, g.secret, g.n, decode(p_others -> g.n::text ->> 'result', 'base64') AS given_result
         FROM unnest(p_seqs, p_ids, p_secrets) WITH ORDINALITY AS g(seq, id, secret, n)
         WHERE p_others IS NULL
            OR coalesce(p_others -> g.n::text ->> 'kind', '0') = '0' AND NOT coalesce(p_others -> g.n::text ? 'is_duplicate', false)
@@ -28,14 +28,14 @@ BEGIN
         -- "+ 0" keeps the planner from walking all leases for each of the batch: it must go by the id.
         WHERE j.id = g.id AND j.seq = g.seq AND j.token = g.secret AND j.state + 0 = 3 AND j.expires_at + 0 > p_now
           AND j.key IS NULL
-        RETURNING j.*, g.n, g.result, greatest(p_now, j.reserved_at) AS ended_at
+        RETURNING j.*, g.n, g.given_result, greatest(p_now, j.reserved_at) AS ended_at
     ), kept AS (
         INSERT INTO finished (seq, run_at, created_at, finished_at, failed_at, timeout_us, backoff_min_us, backoff_max_us,
                               fence, queue_id, max_attempts, max_stalls, attempts, stalls, rank, state, flags, id, type,
                               codec, headers, idempotency_key, last_error, result, payload)
         SELECT seq, run_at, created_at, ended_at, failed_at, timeout_us, backoff_min_us, backoff_max_us,
                fence, queue_id, max_attempts, max_stalls, attempts, stalls, rank, 4, flags, id, type,
-               codec, headers, idempotency_key, last_error, result, payload
+               codec, headers, idempotency_key, last_error, given_result, payload
         FROM gone
     ), logged AS (
         INSERT INTO attempts (job_id, queue_id, type, rank, fence, worker, created_at, run_at, reserved_at,

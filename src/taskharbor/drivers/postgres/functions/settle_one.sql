@@ -5,8 +5,6 @@ CREATE OR REPLACE FUNCTION settle_one(
 ) RETURNS smallint LANGUAGE plpgsql AS $$
 DECLARE
     v_kind integer := coalesce((p_what ->> 'kind')::integer, 0);
-    v_type text := p_what ->> 'type';
-    v_message text := p_what ->> 'message';
     v_held jobs;
     v_job jobs;
     v_state smallint;
@@ -38,21 +36,18 @@ BEGIN
         RETURN 4;
     END IF;
     v_job := v_held;
+    v_job.state := CASE WHEN v_kind = 0 THEN 4 WHEN v_kind = 2 THEN 5 WHEN v_kind = 4 OR v_job.cancel_requested THEN 6 ELSE 1 END;
+    v_job.result := decode(p_what ->> 'result', 'base64');
+    v_job.last_error := coalesce(p_what ->> 'error', v_job.last_error);
     IF v_kind IN (1, 2) THEN
         v_job.attempts := p_what ->> 'attempts';
-        v_job.last_error := p_what ->> 'error';
         v_job.failed_at := p_now;
     END IF;
-    IF v_kind = 0 THEN
-        PERFORM end_job(v_job, 4, 0, p_now, p_stir, p_result => decode(p_what ->> 'result', 'base64'));
-    ELSIF v_kind = 2 THEN
-        PERFORM end_job(v_job, 5, 2, p_now, p_stir, v_type, v_message);
-    ELSIF v_kind = 4 OR v_job.cancel_requested THEN
-        v_job.last_error := coalesce(p_what ->> 'error', v_job.last_error);
-        PERFORM end_job(v_job, 6, 5, p_now, p_stir, v_type, v_message);
-    ELSE
+    IF v_job.state = 1 THEN
         v_job.run_at := coalesce((p_what ->> 'run_at')::bigint, v_job.run_at);
-        PERFORM back_to_waiting(v_held, v_job, CASE v_kind WHEN 1 THEN 1 ELSE 4 END, p_now, p_stir, v_type, v_message);
     END IF;
+    PERFORM move_job(
+        v_held, v_job, CASE v_job.state WHEN 4 THEN 0 WHEN 5 THEN 2 WHEN 6 THEN 5 ELSE CASE v_kind WHEN 1 THEN 1 ELSE 4 END END,
+        p_now, p_stir, p_what ->> 'type', p_what ->> 'message');
     RETURN 0;
 END $$;

@@ -22,13 +22,7 @@ BEGIN
                 ELSE
                     v_waiting.state := state_by_run_at(v_waiting.run_at, p_now);
                 END IF;
-                UPDATE jobs SET
-                    state = v_waiting.state, run_at = v_waiting.run_at, type = v_waiting.type, payload = v_waiting.payload,
-                    codec = v_waiting.codec, headers = v_waiting.headers, timeout_us = v_waiting.timeout_us,
-                    max_attempts = v_waiting.max_attempts, max_stalls = v_waiting.max_stalls,
-                    backoff_min_us = v_waiting.backoff_min_us, backoff_max_us = v_waiting.backoff_max_us,
-                    attempts = v_waiting.attempts, stalls = v_waiting.stalls, flags = v_waiting.flags
-                WHERE id = v_waiting.id;
+                PERFORM update_job(v_waiting);
                 PERFORM note(v_was, v_waiting, CASE WHEN v_was = 2 THEN 0 ELSE p_stir END);
                 job_id := v_waiting.id;
                 job_seq := v_waiting.seq;

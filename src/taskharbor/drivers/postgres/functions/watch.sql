@@ -7,14 +7,10 @@ RETURNS TABLE (snapshot text, is_stirred boolean, due bigint) LANGUAGE plpgsql S
 BEGIN
     RETURN QUERY
     SELECT pg_current_snapshot()::text,
-        coalesce(bool_or(
-            CASE WHEN g.seen IS NULL THEN t.queue_id IS NOT NULL OR EXISTS (
-                    SELECT FROM moves AS m WHERE m.queue_id = q.id AND m.stir > 0)
-                 WHEN t.folded > pg_snapshot_xmin(g.seen) THEN true
-                 ELSE EXISTS (
-                    SELECT FROM moves AS m WHERE m.queue_id = q.id AND m.stir > 0
-                      AND m.xid >= pg_snapshot_xmin(g.seen) AND NOT pg_visible_in_snapshot(m.xid, g.seen))
-            END), false),
+        coalesce(bool_or(EXISTS (
+            SELECT FROM moves AS m
+            WHERE m.queue_id = q.id AND m.xid >= g.low AND (g.seen IS NULL OR NOT pg_visible_in_snapshot(m.xid, g.seen))
+              AND (m.stir > 0 OR m.folded > g.low))), false),
         min(least(
             (SELECT min(first.run_at) FROM unnest(waiting_ranks(q.id)) AS r(rank),
                  LATERAL (SELECT j.run_at FROM jobs AS j
@@ -23,7 +19,7 @@ BEGIN
             (SELECT j.expires_at FROM jobs AS j
              WHERE j.queue_id = q.id AND j.state = 3 AND coalesce(j.expires_at, j.run_at) > p_since
              ORDER BY coalesce(j.expires_at, j.run_at) LIMIT 1)))
-    FROM (SELECT p_names[n] AS name, coalesce((p_hints[n]).seen, p_seen) AS seen FROM generate_subscripts(p_names, 1) AS n) AS g
-        JOIN queues AS q ON q.name = g.name
-        LEFT JOIN totals AS t ON t.queue_id = q.id;
+    FROM (SELECT p_names[n] AS name, coalesce((p_hints[n]).seen, p_seen) AS seen FROM generate_subscripts(p_names, 1) AS n) AS s,
+        LATERAL (SELECT s.name, s.seen, coalesce(pg_snapshot_xmin(s.seen), '0'::xid8) AS low) AS g
+        JOIN queues AS q ON q.name = g.name;
 END $$ SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_generic_plan;

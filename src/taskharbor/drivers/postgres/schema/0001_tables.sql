@@ -26,6 +26,8 @@ CREATE TABLE jobs (
     reserved_at      bigint,
     expires_at       bigint,
     failed_at        bigint,
+    -- This, merged_into and result are of jobs that have ended: see `ended`.
+    finished_at      bigint,
     timeout_us       bigint,
     backoff_min_us   bigint,
     backoff_max_us   bigint,
@@ -52,7 +54,9 @@ CREATE TABLE jobs (
     headers          text,
     idempotency_key  text,
     last_error       text,
+    merged_into      text,
     progress         bytea,
+    result           bytea,
     payload          bytea NOT NULL
 ) WITH (fillfactor = 85, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000,
         autovacuum_analyze_scale_factor = 0.05, autovacuum_vacuum_cost_delay = 0);
@@ -68,36 +72,8 @@ CREATE INDEX jobs_due ON jobs (queue_id, state, coalesce(expires_at, run_at)) WH
 -- Of each key one job waits and one is inflight.
 CREATE UNIQUE INDEX jobs_key ON jobs (queue_id, key, (state = 3)) WHERE key IS NOT NULL;
 
--- Jobs that have ended.
-CREATE TABLE ended (
-    seq              bigint NOT NULL,
-    run_at           bigint NOT NULL,
-    created_at       bigint NOT NULL,
-    finished_at      bigint NOT NULL,
-    failed_at        bigint,
-    timeout_us       bigint,
-    backoff_min_us   bigint,
-    backoff_max_us   bigint,
-    fence            bigint NOT NULL,
-    queue_id         integer NOT NULL,
-    max_attempts     integer NOT NULL,
-    max_stalls       integer,
-    attempts         integer NOT NULL,
-    stalls           integer NOT NULL,
-    rank             smallint NOT NULL,
-    state            smallint NOT NULL,
-    flags            smallint,
-    id               text COLLATE "C" NOT NULL,
-    type             text COLLATE "C" NOT NULL,
-    key              text COLLATE "C",
-    codec            text,
-    headers          text,
-    idempotency_key  text,
-    last_error       text,
-    merged_into      text,
-    result           bytea,
-    payload          bytea NOT NULL
-) PARTITION BY LIST (state);
+-- Jobs that have ended, as rows of the same shape.
+CREATE TABLE ended (LIKE jobs INCLUDING DEFAULTS) PARTITION BY LIST (state);
 -- Done and cancelled jobs, by the day they ended: retention drops whole days.
 CREATE TABLE finished PARTITION OF ended FOR VALUES IN (4, 6) PARTITION BY RANGE (finished_at);
 CREATE INDEX finished_id ON finished (id);
@@ -151,10 +127,12 @@ CREATE INDEX attempts_ended ON attempts USING brin (ended_at) WITH (pages_per_ra
 CREATE TABLE attempts_rest PARTITION OF attempts DEFAULT;
 
 -- What every transaction changed, one row per queue and batch, only ever appended: counters as rows that are updated would
--- grow a chain of dead versions while somebody holds a snapshot. Folded into `totals` from time to time.
+-- grow a chain of dead versions while somebody holds a snapshot. Of each queue the old ones are folded into one from time to time.
 -- It also tells a claimer what it must look at again: see `claim`.
 CREATE TABLE moves (
     xid             xid8 NOT NULL DEFAULT pg_current_xact_id(),
+    -- Of a row that others were folded into: they were of transactions before this one.
+    folded          xid8,
     -- The earliest run_at among jobs that began to wait here, whatever their rank.
     low_run_at      bigint,
     -- The latest run_at among jobs stored as ready (not as scheduled).
@@ -163,17 +141,18 @@ CREATE TABLE moves (
     low_expires_at  bigint,
     -- The latest instant at which a lease that ended here was valid: no later lease begins before it.
     latest_end      bigint,
+    -- How many jobs came to be in each state (or left it); NULL: none.
+    scheduled       bigint,
+    ready           bigint,
+    blocked         bigint,
+    inflight        bigint,
+    done            bigint,
+    dead            bigint,
+    cancelled       bigint,
+    done_total      bigint,
+    dead_total      bigint,
+    cancelled_total bigint,
     queue_id        integer NOT NULL,
-    scheduled       integer NOT NULL DEFAULT 0,
-    ready           integer NOT NULL DEFAULT 0,
-    blocked         integer NOT NULL DEFAULT 0,
-    inflight        integer NOT NULL DEFAULT 0,
-    done            integer NOT NULL DEFAULT 0,
-    dead            integer NOT NULL DEFAULT 0,
-    cancelled       integer NOT NULL DEFAULT 0,
-    done_total      integer NOT NULL DEFAULT 0,
-    dead_total      integer NOT NULL DEFAULT 0,
-    cancelled_total integer NOT NULL DEFAULT 0,
     -- 0: nobody needs to know. 1: something may have become runnable. 2: and those who wait are to be told.
     stir            smallint NOT NULL DEFAULT 0,
     ranks           smallint[]
@@ -181,24 +160,6 @@ CREATE TABLE moves (
 -- For those who publish all tables: rows without a key can then still be deleted.
 ALTER TABLE moves REPLICA IDENTITY FULL;
 CREATE INDEX moves_order ON moves (queue_id, xid);
-
-CREATE TABLE totals (
-    queue_id        integer PRIMARY KEY,
-    -- Moves of transactions before this one may have been folded.
-    folded          xid8 NOT NULL,
-    high_run_at     bigint,
-    latest_end      bigint,
-    scheduled       bigint NOT NULL,
-    ready           bigint NOT NULL,
-    blocked         bigint NOT NULL,
-    inflight        bigint NOT NULL,
-    done            bigint NOT NULL,
-    dead            bigint NOT NULL,
-    cancelled       bigint NOT NULL,
-    done_total      bigint NOT NULL,
-    dead_total      bigint NOT NULL,
-    cancelled_total bigint NOT NULL
-) WITH (fillfactor = 50);
 
 -- Days of which a queue's rows were removed before those of others: looked through once, not at every upkeep.
 CREATE TABLE swept (

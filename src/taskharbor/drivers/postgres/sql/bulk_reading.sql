@@ -18,7 +18,7 @@ WHERE (a.xid, a.seq) > (%(after_xid)s::xid8, %(after_seq)s) AND (a.xid, a.seq) <
 SELECT * FROM $schema.job_records WHERE state = ANY (%(states)s::smallint[])
 
 -- name: jobs_of_blocks
-SELECT j.*, q.name AS queue, NULL::text AS worker, NULL::bigint AS reserved_at, NULL::bigint AS expires_at
+SELECT j.*, q.name AS queue
 FROM $schema./*table*/ AS j JOIN $schema.queues AS q ON q.id = j.queue_id
 WHERE j.ctid >= %(from)s::tid AND j.ctid < %(to)s::tid
 

@@ -11,7 +11,7 @@ SELECT last_value + 1 FROM $schema.job_seq
 SELECT /*job*/ FROM $schema.job_records AS j
 WHERE j.seq < $1::bigint AND j.seq >= $2::bigint AND j.state = ANY ($3::smallint[])
     AND (j.state > 1 OR CASE WHEN j.run_at > $4::bigint THEN 0 ELSE 1 END = ANY ($5::smallint[]))
-    AND ($6::boolean OR j.finished_at IS NOT NULL)
+    AND ($6::boolean OR j.has_ended)
     AND ($7::text IS NULL OR j.queue = $7) AND ($8::text[] IS NULL OR j.type = ANY ($8)) AND ($9::text IS NULL OR j.key = $9)
     AND ($10::text IS NULL OR j.worker = $10) AND ($11::bigint IS NULL OR j.finished_at < $11)
 ORDER BY j.seq DESC LIMIT $12::bigint
@@ -24,31 +24,24 @@ SELECT /*job*/ FROM (
         AND ($3::text[] IS NULL OR d.type = ANY ($3)) AND ($4::text IS NULL OR d.key = $4)
         AND ($5::bigint IS NULL OR d.finished_at < $5)
     ORDER BY d.seq DESC LIMIT $6::bigint
-) AS newest JOIN $schema.job_records AS j ON j.seq = newest.number AND j.state = 5 AND j.finished_at IS NOT NULL
+) AS newest JOIN $schema.job_records AS j ON j.seq = newest.number AND j.state = 5 AND j.has_ended
 ORDER BY j.seq DESC
 
 -- name: stats
--- Counters are what was folded and what was not yet. Jobs stored as scheduled that are due by the caller's clock, and those
+-- Jobs stored as scheduled that are due by the caller's clock, and those
 -- stored as ready that are not, are counted apart; of the latter there can be any only up to high_run_at.
 SELECT q.name, q.paused, q.max_inflight, q.failure_queue, q.keep_done_us, q.keep_dead_us, q.keep_attempts_us,
     s.scheduled - due.jobs + early.jobs, s.ready + due.jobs - early.jobs, s.blocked, s.inflight, s.done, s.dead, s.cancelled,
     s.done_total, s.dead_total, s.cancelled_total, head.run_at
 FROM $schema.queues AS q,
     LATERAL (
-        SELECT sum(scheduled)::bigint AS scheduled, sum(ready)::bigint AS ready, sum(blocked)::bigint AS blocked,
-               sum(inflight)::bigint AS inflight, sum(done)::bigint AS done, sum(dead)::bigint AS dead,
-               sum(cancelled)::bigint AS cancelled, sum(done_total)::bigint AS done_total,
-               sum(dead_total)::bigint AS dead_total, sum(cancelled_total)::bigint AS cancelled_total,
+        SELECT coalesce(sum(scheduled), 0)::bigint AS scheduled, coalesce(sum(ready), 0)::bigint AS ready,
+               coalesce(sum(blocked), 0)::bigint AS blocked, coalesce(sum(inflight), 0)::bigint AS inflight,
+               coalesce(sum(done), 0)::bigint AS done, coalesce(sum(dead), 0)::bigint AS dead,
+               coalesce(sum(cancelled), 0)::bigint AS cancelled, coalesce(sum(done_total), 0)::bigint AS done_total,
+               coalesce(sum(dead_total), 0)::bigint AS dead_total, coalesce(sum(cancelled_total), 0)::bigint AS cancelled_total,
                max(high_run_at) AS high_run_at
-        FROM (
-            SELECT scheduled, ready, blocked, inflight, done, dead, cancelled, done_total, dead_total, cancelled_total, high_run_at
-            FROM $schema.totals WHERE queue_id = q.id
-            UNION ALL
-            SELECT scheduled, ready, blocked, inflight, done, dead, cancelled, done_total, dead_total, cancelled_total, high_run_at
-            FROM $schema.moves WHERE queue_id = q.id
-            UNION ALL
-            SELECT 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, NULL
-        ) AS parts
+        FROM $schema.moves WHERE queue_id = q.id
     ) AS s,
     LATERAL (
         SELECT count(*) AS jobs FROM $schema.jobs AS j
