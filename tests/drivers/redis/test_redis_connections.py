@@ -373,7 +373,9 @@ def test_a_user_of_few_rights_is_told_which_are_missing(server: RedisServer) -> 
 
     async def use() -> None:
         url = server.url.replace("redis://", f"redis://weak:{_PASSWORD}@")
-        async with connected(url) as connections:
+        with pytest.raises(InvalidRequest, match="lacks a right"):
+            await Store(parse_url(url)).open()
+        async with connected(f"{url}?prefix=other:") as connections:
             with pytest.raises(InvalidRequest, match="lacks a right"):
                 await connections.run(call(COUNT, "n", 1))
 

@@ -25,7 +25,7 @@ from taskharbor.drivers.contract import (
 from taskharbor.drivers.redis import operate
 from taskharbor.drivers.redis.inspect import list_jobs
 from taskharbor.drivers.redis.library import FAMILIES, LAYOUT, LIBRARY, TEXT, layout
-from taskharbor.drivers.redis.records import Head, More
+from taskharbor.drivers.redis.records import Head, More, constant
 from taskharbor.jobs import MAX_PAYLOAD_BYTES, SECOND, Failure, JobState, Outcome
 from taskharbor_testkit.servers import RedisServer
 
@@ -67,8 +67,8 @@ def test_no_line_is_longer_than_it_should_be(name: str) -> None:
 
 
 def test_stored_records_have_the_layout_that_lua_defines() -> None:
-    assert [LAYOUT[name.upper()] for name in Head.__struct_fields__] == list(range(1, 13))
-    assert {LAYOUT[name.upper()] for name in More.__struct_fields__} == set(More.__struct_encode_fields__)
+    assert [LAYOUT[constant(name)] for name in Head.__struct_fields__] == list(range(1, 13))
+    assert {LAYOUT[constant(name)] for name in More.__struct_fields__} == set(More.__struct_encode_fields__)
     assert [LAYOUT[state.name] for state in JobState] == list(range(len(JobState)))
     named = [f"OUTCOME_{one.name}" if one.name in JobState.__members__ else one.name for one in Outcome]
     assert [LAYOUT[name] for name in named] == list(range(len(Outcome)))

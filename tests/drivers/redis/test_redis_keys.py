@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import re
 
 import pytest
+from redis.crc import key_slot
 from redis_shelf import BOOM, LEASE, NOW, Shelf, ack, fail, shelf, token
 
 from taskharbor.drivers.contract import Discard, Extension, JobFilter, QueueSettings, Release, Retry
-from taskharbor.drivers.redis.library import FAMILIES
+from taskharbor.drivers.redis.library import FAMILIES, LAYOUT, lua
 from taskharbor.drivers.redis.options import parse_url
-from taskharbor.drivers.redis.servers import slot_of
 from taskharbor.drivers.redis.store import Store, keys_of
+from taskharbor.errors import InvalidRequest
 from taskharbor.jobs import SECOND, UpdateFlags
 
 TYPES = {
@@ -144,7 +147,7 @@ def test_looking_at_what_does_not_exist_leaves_no_key() -> None:
 def test_all_keys_of_a_queue_are_in_one_slot(queue: str) -> None:
     keys = keys_of("", queue)
     assert len(set(keys.all)) == len(FAMILIES)
-    assert len({slot_of(key) for key in (*keys.all, keys.channel)}) == 1
+    assert len({key_slot(key.encode()) for key in (*keys.all, keys.channel)}) == 1
 
 
 def test_no_two_queues_share_a_key() -> None:
@@ -186,3 +189,28 @@ def test_a_server_that_lost_its_data_learns_the_names_of_queues_again() -> None:
             assert (await on.get(job.id)).created_at_us == NOW
 
     asyncio.run(story())
+
+
+@pytest.mark.parametrize("stored", [{"q": "1"}, {"": "1", "q": "1"}, {"": "99"}])
+def test_a_store_of_another_layout_is_refused(stored: dict[str, str]) -> None:
+    async def story() -> None:
+        async with shelf() as on:
+            for name, value in stored.items():
+                on.server.execute("HSET", f"{on.prefix}taskharbor:queues", name, value)
+            other = on.driver.clone()
+            with pytest.raises(InvalidRequest, match="another layout") as refused:
+                await other.open()
+            assert on.driver.options.place in str(refused.value)
+            with pytest.raises(InvalidRequest, match="another layout"):
+                await on.enqueue(on.job())
+            assert on.all_keys() == {"taskharbor:queues"}
+            assert on.server.execute("HLEN", f"{on.prefix}taskharbor:queues") == len(stored)
+
+    asyncio.run(story())
+
+
+def test_a_change_of_the_layout_has_another_number() -> None:
+    """Who changes `layout.lua` in a way that stored jobs show raises LAYOUT_VERSION, and writes both down here."""
+    code = re.sub(r"\s*--.*", "", lua("layout"))
+    digest = hashlib.sha1(code.encode(), usedforsecurity=False).hexdigest()[:8]
+    assert (LAYOUT["LAYOUT_VERSION"], digest) == (2, "630b3a20")

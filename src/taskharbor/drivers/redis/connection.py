@@ -71,11 +71,14 @@ class SharedConnection:
         self._pending: deque[_Pending] = deque()
         self._watchdog: asyncio.TimerHandle | None = None
         self._end = ConnectionLost("the connection is closed")
-        self.is_open = True
+        self.lost = asyncio.Event()
         self.on_message: Callable[[Any], None] | None = None
         """Takes every reply of a connection that has subscribed to something."""
-        self.on_lost: Callable[[], None] = lambda: None
         self._reader = self._loop.create_task(self._read())
+
+    @property
+    def is_open(self) -> bool:
+        return not self.lost.is_set()
 
     async def ask(self, packed: bytes, count: int) -> list[Any]:
         """Send commands and return their replies, `count` of them. Raises ConnectionLost."""
@@ -101,7 +104,7 @@ class SharedConnection:
         """Close it at once. Callers that wait for replies get ConnectionLost."""
         if not self.is_open:
             return
-        self.is_open = False
+        self.lost.set()
         self._end = ConnectionLost(why)
         self._end.__cause__ = cause
         if self._watchdog is not None:
@@ -116,7 +119,6 @@ class SharedConnection:
             pending = self._pending.popleft()
             if not pending.answer.done():
                 pending.answer.set_exception(self._end)
-        self.on_lost()
 
     async def _read(self) -> None:
         connection = self._connection
@@ -324,14 +326,9 @@ class Server:
 
     # -- commands and calls -------------------------------------------------------------------------------
 
-    async def send(self, commands: Sequence[tuple[Word, ...]], *, asking: bool = False) -> list[Any]:
-        """The replies to plain commands. Raises ConnectionLost, or the first ResponseError."""
-        packed = [_ASKING + pack(words) if asking else pack(words) for words in commands]
-        replies = await self._ask(b"".join(packed), len(commands) * (1 + asking))
-        return _checked(replies[1::2] if asking else replies)
-
     async def call(self, calls: Sequence[Call], *, asking: bool = False) -> list[Any]:
-        """The answers of functions; several are one transaction. Brings the library to a server that lacks it."""
+        """The answers of functions and commands; several are one transaction. Brings the library to a server that lacks it.
+        Raises ConnectionLost, or the first ResponseError."""
         is_full = False
         for _ in range(_LOADS):
             # Of this try: a concurrent call may change it.
@@ -350,7 +347,7 @@ class Server:
         )
 
     async def _call(self, calls: Sequence[Call], asking: bool, by_eval: bool) -> list[Any]:
-        assert not by_eval or len({self._library.flags[one.function] for one in calls}) == 1, (
+        assert not by_eval or len({self._library.flags.get(one.function) for one in calls}) == 1, (
             "by EVAL, calls of different scripts in one transaction could fail alone"
         )
         wait = self._packed_wait(calls)
@@ -363,14 +360,18 @@ class Server:
         if len(calls) > 1:
             # What was wrong is said where the command was refused; EXEC only says that something was.
             answers = replies[: len(parts)] if isinstance(answers[0], ResponseError) else answers[0]
-        _checked(answers)
+        for answer in answers:
+            if isinstance(answer, ResponseError):
+                raise answer
         if wait:
             self._check_waited(replies[-1])
         return answers
 
     def packed(self, call: Call, by_eval: bool | None = None) -> bytes:
-        """The command that runs a function."""
+        """The command that makes a call."""
         function, keys, args = call
+        if function not in self._library.flags:
+            return pack((function, *keys, *args))
         if self._by_eval if by_eval is None else by_eval:
             sha = self._library.hashes[function]
             return pack(("EVALSHA", sha, len(keys), *keys, *args, function))
@@ -416,7 +417,7 @@ class Server:
     def _packed_wait(self, calls: Sequence[Call]) -> bytes:
         """WAIT and WAITAOF wait for the last write of their own connection. A repeated call may find that an earlier try has
         written everything, on another connection; so a key that vanishes at once is written in any case."""
-        if not self._waits or self._library.flags[calls[0].function] == "no-writes":
+        if not self._waits or self._library.flags.get(calls[0].function, "no-writes") == "no-writes":
             return b""
         options = self._options
         limit = max(1, round(options.wait_timeout * 1000))
@@ -437,10 +438,3 @@ class Server:
                 f"{options.place}: the change was made, but {wanted} replicas did not have it {where} within "
                 f"{options.wait_timeout:g} s: a failover now could lose it; repeating the call is safe"
             )
-
-
-def _checked(replies: list[Any]) -> list[Any]:
-    for reply in replies:
-        if isinstance(reply, ResponseError):
-            raise reply
-    return replies

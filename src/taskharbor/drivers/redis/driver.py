@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine
 from typing import Any, ClassVar, Self, TypeVar
 
+import msgspec
+
 from taskharbor.bulk.publish import finish_left_behind
 from taskharbor.drivers import operations as op
-from taskharbor.drivers.contract import Capabilities, Driver, Enqueued, JobShare, Woken
+from taskharbor.drivers.contract import Capabilities, Driver, Woken
 from taskharbor.drivers.redis import enqueue, inspect, leases, log, operate
 from taskharbor.drivers.redis.listener import Listener
 from taskharbor.drivers.redis.options import Options, parse_url
 from taskharbor.drivers.redis.store import Store
 from taskharbor.drivers.waiting import wait
-from taskharbor.errors import BackendUnavailable, JobError
+from taskharbor.errors import BackendUnavailable
 from taskharbor.jobs import JobRecord, Micros
 
 A = TypeVar("A")
@@ -67,35 +69,36 @@ class RedisDriver(Driver):
         return await self._store.time()
 
     functions: ClassVar[dict[type[op.Operation[Any]], Callable[..., Any]]] = {
-        op.ExtendLease: op.by_fields(leases.extend_lease),
-        op.Reclaim: op.by_fields(operate.reclaim),
-        op.Cancel: op.by_fields(operate.cancel),
-        op.Requeue: op.by_fields(operate.requeue),
-        op.Purge: op.by_fields(operate.purge),
-        op.Remove: op.by_fields(operate.remove),
-        op.Configure: op.by_fields(operate.configure),
-        op.Settings: op.by_fields(operate.settings_of),
-        op.Get: op.by_fields(inspect.get),
-        op.ListJobs: op.by_fields(inspect.list_jobs),
-        op.Stats: op.by_fields(inspect.stats),
-        op.ReadAttempts: op.by_fields(log.read_attempts),
-        op.JobAttempts: op.by_fields(log.job_attempts),
-        op.LogStreams: op.by_fields(log.log_streams),
-        op.ReadLog: op.by_fields(log.read_log),
+        op.Enqueue: enqueue.enqueue,
+        op.ExtendLease: leases.extend_lease,
+        op.Settle: leases.settle,
+        op.Reclaim: operate.reclaim,
+        op.Cancel: operate.cancel,
+        op.Requeue: operate.requeue,
+        op.Purge: operate.purge,
+        op.Remove: operate.remove,
+        op.Configure: operate.configure,
+        op.Settings: operate.settings_of,
+        op.Get: inspect.get,
+        op.ListJobs: inspect.list_jobs,
+        op.SplitJobs: inspect.split_jobs,
+        op.Stats: inspect.stats,
+        op.ReadAttempts: log.read_attempts,
+        op.JobAttempts: log.job_attempts,
+        op.LogStreams: log.log_streams,
+        op.ReadLog: log.read_log,
+        op.SplitLog: log.split_log,
         op.PutBlob: enqueue.put_blob,
-        op.ReadBlobs: op.by_fields(enqueue.read_blobs),
-        op.ListBlobs: op.by_fields(enqueue.list_blobs),
-        op.DropBlobs: op.by_fields(enqueue.drop_blobs),
+        op.ReadBlobs: enqueue.read_blobs,
+        op.ListBlobs: enqueue.list_blobs,
+        op.DropBlobs: enqueue.drop_blobs,
         op.PublishBlobs: enqueue.publish_blobs,
     }
 
     def _apply(
         self, function: Callable[..., Coroutine[Any, Any, A]], call: op.Operation[A]
     ) -> Coroutine[Any, Any, A]:
-        return function(self._store, call)
-
-    async def _enqueue(self, call: op.Enqueue) -> list[Enqueued]:
-        return await enqueue.enqueue(self._store, call.records, call.now, new_ids=call.new_ids)
+        return function(self._store, *msgspec.structs.astuple(call))
 
     async def _reserve(self, call: op.Reserve) -> list[JobRecord]:
         assert self._store
@@ -103,15 +106,6 @@ class RedisDriver(Driver):
 
     async def _reserve_next(self, call: op.Reserve, timeout: float) -> list[JobRecord] | None:
         return None if self._open_store is None else await self._claims.reserve_next(call, timeout)
-
-    async def _settle(self, call: op.Settle) -> list[JobError | None]:
-        return await leases.settle(self._store, call.settlements, call.now)
-
-    async def _split_log(self, call: op.SplitLog) -> list[int]:
-        return await log.split_log(self._store, call.stream, call.after, call.until, call.rows)
-
-    async def _split_jobs(self, call: op.SplitJobs) -> list[JobShare]:
-        return await inspect.split_jobs(self._store, call.queue, call.parts)
 
     async def _prune(self, call: op.Prune) -> int:
         removed = await operate.prune(self._store, call.now, call.limit)

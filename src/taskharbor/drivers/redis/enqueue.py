@@ -2,31 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from struct import Struct
+from typing import Final
 
 import msgspec
 
 from taskharbor.bulk.publish import KEEP_SERIES, KEEP_SINGLE
 from taskharbor.bulk.stage import KEEP_STAGED, unpack
 from taskharbor.drivers.contract import Enqueued, failure_record
-from taskharbor.drivers.operations import PublishBlobs, PutBlob
-from taskharbor.drivers.redis.library import Call, Word
-from taskharbor.drivers.redis.records import encode, job_words, record_from
+from taskharbor.drivers.redis.library import LAYOUT, Call, Word
+from taskharbor.drivers.redis.records import FRONT, READY, More, encode, record_from
 from taskharbor.drivers.redis.store import Store, tag
-from taskharbor.jobs import SECOND, JobRecord, Micros
+from taskharbor.jobs import DEFAULT_BACKOFF_MAX, DEFAULT_BACKOFF_MIN, SECOND, JobRecord, Micros
 from taskharbor.requests import new_token
 
 _PORTION = 100
 """Deaths that are told of in one go."""
+_PLACE = Struct(">HQ")
+"""The client's part of PLACE."""
+_LOWEST_PRIORITY: Final[int] = LAYOUT["LOWEST_PRIORITY"]
+_NO_MORE = More()
+_DEFAULT_BACKOFF = (DEFAULT_BACKOFF_MIN, DEFAULT_BACKOFF_MAX)
 
 
 async def enqueue(
-    store: Store, records: Sequence[JobRecord], now: Micros, *, new_ids: bool
+    store: Store, records: Sequence[JobRecord], now: Micros, new_ids: bool = False
 ) -> list[Enqueued]:
     queues = dict.fromkeys(record.queue for record in records)
     if len(queues) > 1 and len({(one.id, one.queue) for one in records}) > len({one.id for one in records}):
         # One id for two queues: only what became of the first of them tells whether the second knows it.
-        return [(await enqueue(store, [record], now, new_ids=False))[0] for record in records]
+        return [(await enqueue(store, [record], now))[0] for record in records]
     if not queues.keys() <= store.numbers.keys():
         await store.register(queues)
     homes = {} if new_ids else await store.located([record.id for record in records])
@@ -43,8 +49,7 @@ async def enqueue(
     # Ids that were made for this call name it too.
     name = records[0].id if new_ids else new_token()
     words = [
-        (encode(ns) if len(groups) > 1 else b"", *job_words([records[n] for n in ns]))
-        for ns in groups.values()
+        (encode(ns) if len(groups) > 1 else b"", *_words([records[n] for n in ns])) for ns in groups.values()
     ]
 
     def make(again: int) -> list[Call]:
@@ -63,6 +68,47 @@ async def enqueue(
         # A server that came back without its data has forgotten the names too.
         await store.register(firsts)
     return answers
+
+
+def _words(records: Iterable[JobRecord]) -> list[Word]:
+    """New jobs as `store` in `lua/enqueue.lua` takes them."""
+    words: list[Word] = []
+    kind, place = None, b""
+    for record in records:
+        # Most batches are of one kind.
+        if kind != (kind := (record.type, record.priority, record.run_at_us)):
+            name = record.type.encode()
+            rank = _LOWEST_PRIORITY - record.priority
+            place = len(name).to_bytes(2) + name + _PLACE.pack(rank, max(record.run_at_us, 0))
+        words += (record.id, place, _new_job(record))
+    return words
+
+
+def _new_job(record: JobRecord) -> bytes:
+    """A job that nothing has happened to, as it is stored in front of its number."""
+    body = b""
+    if record.codec != "json" or record.headers or record.timeout_us:
+        body = encode((record.codec, record.headers, record.timeout_us))
+    payload, key = record.payload, record.key
+    more: More | bool = False
+    backoff = (record.backoff_min_us, record.backoff_max_us)
+    if key is not None or record.idempotency_key is not None or backoff != _DEFAULT_BACKOFF:
+        made = More(
+            update=record.update,
+            idempotency_key=record.idempotency_key,
+            backoff_min_us=record.backoff_min_us,
+            backoff_max_us=record.backoff_max_us,
+        )
+        # An empty map would come back from Lua as an array.
+        more = made != _NO_MORE and made
+    head = encode(
+        (
+            record.run_at_us, record.priority, 0, 0, record.max_attempts, record.max_stalls, record.created_at_us,
+            record.type, False if key is None else key, len(body), len(payload), more,
+        )
+    )  # fmt: skip
+    is_plain = key is None and more is False
+    return b"".join((FRONT.pack(READY, 0, 0, 0, len(head), is_plain), head, body, payload))
 
 
 # -- failure queues -------------------------------------------------------------------------------------------
@@ -97,7 +143,7 @@ async def deliver(store: Store, queue: str) -> None:
             told = failure_record(dead, job_id=notice.id, queue=notice.queue, now=notice.now)
             by_time.setdefault(notice.now, []).append(told)
         for now, records in by_time.items():
-            await enqueue(store, records, now, new_ids=False)
+            await enqueue(store, records, now)
         await store.commands([("LREM", outbox, 1, entry) for entry in entries])
 
 
@@ -116,15 +162,15 @@ def _blob(store: Store, name: str) -> str:
     return f"{store.prefix}{{{tag(name)}}}:blob"
 
 
-async def put_blob(store: Store, call: PutBlob) -> bool:
-    index, key = _index(store), _blob(store, call.blob)
-    if call.swaps:
-        args = (call.data,) if call.expected is None else (call.data, call.expected)
+async def put_blob(store: Store, blob: str, data: bytes, swaps: bool, expected: bytes | None) -> bool:
+    index, key = _index(store), _blob(store, blob)
+    if swaps:
+        args = (data,) if expected is None else (data, expected)
         (is_swapped,) = await store.ask_all((Call("swap", (key,), args),))
         return bool(is_swapped)
     # The name first: a blob that is not in the index is found by nobody.
-    await store.commands([("SADD", index, call.blob), ("EXPIRE", index, _BLOB_SECONDS)])
-    await store.command("SET", key, call.data, "EX", _BLOB_SECONDS)
+    await store.commands([("SADD", index, blob), ("EXPIRE", index, _BLOB_SECONDS)])
+    await store.command("SET", key, data, "EX", _BLOB_SECONDS)
     return True
 
 
@@ -145,22 +191,24 @@ async def drop_blobs(store: Store, names: Sequence[str]) -> list[None]:
     return [None] * len(names)
 
 
-async def publish_blobs(store: Store, call: PublishBlobs) -> dict[str, int]:
+async def publish_blobs(
+    store: Store, series: str, number: int, portion: int, names: Sequence[str], now: Micros
+) -> dict[str, int]:
     """In all queues at once on one server; in a cluster in each of them. Whether another queue knows an id is not looked at:
     writers make new ones."""
     queues: dict[str, list[JobRecord]] = {}
-    for data in await read_blobs(store, call.names):
+    for data in await read_blobs(store, names):
         for job in [] if data is None else unpack(data):
             queues.setdefault(job.queue, []).append(job)
     if not queues:
         return {}
     await store.register(queues)
-    keep = (KEEP_SINGLE if call.number < 0 else KEEP_SERIES) // SECOND
+    keep = (KEEP_SINGLE if number < 0 else KEEP_SERIES) // SECOND
     calls = [
-        store.call("publish", queue, call.now, call.number, call.portion, keep, *job_words(jobs))
+        store.call("publish", queue, now, number, portion, keep, *_words(jobs))
         for queue, jobs in queues.items()
     ]
-    noted = [store.keys(queue)[f"published:{call.series}"] for queue in queues]
+    noted = [store.keys(queue)[f"published:{series}"] for queue in queues]
     answers = await store.ask_all(
         [one._replace(keys=(*one.keys, note)) for one, note in zip(calls, noted, strict=True)]
     )

@@ -24,7 +24,7 @@ _DEFINED = re.compile(r"^define\('(\w+)', \{(?:'([\w-]+)')?\}", re.MULTILINE)
 
 
 class Call(NamedTuple):
-    """One function, run once."""
+    """One function or plain command, run once. Commands are written in capitals."""
 
     function: str
     keys: Sequence[str]
@@ -57,7 +57,7 @@ def lua(name: str) -> str:
     return (files(__package__) / "lua" / f"{name}.lua").read_text("utf-8")
 
 
-_CONSTANTS = re.findall(r"^local ([A-Z_, ]+) = (.+)$", lua("layout"), re.MULTILINE)
+_CONSTANTS = re.findall(r"^local ([A-Z_, ]+) = (.+?)(?: --.*)?$", lua("layout"), re.MULTILINE)
 LAYOUT: dict[str, Any] = {
     name: int(value) if value.isdecimal() else value.strip("'")
     for names, values in _CONSTANTS

@@ -43,7 +43,6 @@ class Listener:
         self._queues: dict[str, str] = {}
         """By channel."""
         self._connection: SharedConnection | None = None
-        self._is_lost = asyncio.Event()
         self._is_alive = False
         self._task: asyncio.Task[None] | None = None
 
@@ -84,21 +83,18 @@ class Listener:
 
     async def _listen_once(self) -> None:
         """Listen until the connection breaks. In a cluster: to the node that holds the first queue."""
-        self._is_lost.clear()
         server = self._store.server_for(next(iter(self._queues)))
         self._connection = connection = await server.another_connection()
         try:
             connection.on_message = self._receive
-            connection.on_lost = self._is_lost.set
             self._send("SUBSCRIBE", self._queues)
-            while connection.is_open and not await set_within(self._is_lost, _PROBE):
+            while not await set_within(connection.lost, _PROBE):
                 self._is_alive = False
                 self._send("PING")
-                if await set_within(self._is_lost, _PATIENCE) or not self._is_alive:
+                if await set_within(connection.lost, _PATIENCE) or not self._is_alive:
                     return
         finally:
             self._connection = None
-            connection.on_lost = lambda: None
             connection.abort("the listener lets go")
 
     def _receive(self, reply: Any) -> None:
@@ -110,7 +106,8 @@ class Listener:
                     "themselves instead",
                     self._store.options.place,
                 )
-            self._is_lost.set()
+            if self._connection is not None:
+                self._connection.abort(str(reply))
         elif isinstance(reply, list) and (queue := self._queues.get(reply[1].decode())) is not None:
             if reply[0] == b"subscribe":
                 # Messages from before were not heard, so this one notifies too.

@@ -1,14 +1,13 @@
-"""The stored job, from a record and back, by the layout in `lua/layout.lua`."""
+"""Stored jobs as records, by the layout in `lua/layout.lua`. Parts of a stored job have the record's names for their fields."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from struct import Struct as Layout
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 import msgspec
 
-from taskharbor.drivers.redis.library import LAYOUT, Word, layout
+from taskharbor.drivers.redis.library import LAYOUT, layout
 from taskharbor.jobs import (
     DEFAULT_BACKOFF_MAX,
     DEFAULT_BACKOFF_MIN,
@@ -16,52 +15,46 @@ from taskharbor.jobs import (
     JobState,
     Micros,
     UpdateFlags,
-    UpdateRunAt,
 )
 
 STATES: Final = tuple(JobState)
 SCHEDULED, READY, INFLIGHT = LAYOUT["SCHEDULED"], LAYOUT["READY"], LAYOUT["INFLIGHT"]
 NONCE_LENGTH: Final[int] = LAYOUT["TOKEN_SIZE"]
-
-_RUN_AT: tuple[UpdateRunAt, ...] = ("no", "yes", "later", "earlier")
-_FLAGS = [
-    UpdateFlags(bool(number & 1), _RUN_AT[number >> 3], bool(number & 2), bool(number & 4))
-    for number in range(32)
-]
-_FLAG_NUMBERS = {flags: number for number, flags in enumerate(_FLAGS)}
-_FRONT = layout("FRONT")
+FRONT = layout("FRONT")
 _LEASE = layout("LEASE")
-_PLACE = Layout(">HQ")
-"""The client's part of PLACE."""
 _SEQ_SIZE: Final[int] = LAYOUT["SEQ_SIZE"]
-_LOWEST_PRIORITY: Final[int] = LAYOUT["LOWEST_PRIORITY"]
 
 
-class More(msgspec.Struct, omit_defaults=True, gc=False, rename=lambda name: LAYOUT[name.upper()]):
-    """Fields that few jobs have."""
+def constant(field: str) -> str:
+    """The name in `lua/layout.lua` of a field."""
+    return field.removesuffix("_us").upper()
+
+
+class More(msgspec.Struct, omit_defaults=True, gc=False, rename=lambda name: LAYOUT[constant(name)]):
+    """Fields that few jobs have. Of progress and result: whether they are there."""
 
     last_error: str | None = None
-    failed_at: Micros | None = None
-    flags: int | None = None
+    failed_at_us: Micros | None = None
+    update: UpdateFlags | None = None
     cancel_requested: bool = False
     merged_into: str | None = None
-    has_progress: bool = False
-    has_result: bool = False
+    progress: bool = False
+    result: bool = False
     idempotency_key: str | None = None
-    backoff_min: Micros = DEFAULT_BACKOFF_MIN
-    backoff_max: Micros = DEFAULT_BACKOFF_MAX
+    backoff_min_us: Micros = DEFAULT_BACKOFF_MIN
+    backoff_max_us: Micros = DEFAULT_BACKOFF_MAX
 
 
 class Head(msgspec.Struct, array_like=True, gc=False):
-    """What transitions look at and seldom change."""
+    """Fields that transitions look at and seldom change."""
 
-    run_at: Micros
+    run_at_us: Micros
     priority: int
     attempts: int
     stalls: int
     max_attempts: int
     max_stalls: int
-    created_at: Micros
+    created_at_us: Micros
     type: str
     key: str | bool
     body_size: int
@@ -70,67 +63,18 @@ class Head(msgspec.Struct, array_like=True, gc=False):
 
 
 class Body(msgspec.Struct, array_like=True, gc=False):
-    """What only those who run the job look at, where it is not the default."""
+    """Fields that only those who run the job look at."""
 
     codec: str
     headers: dict[str, str]
-    timeout: Micros
+    timeout_us: Micros
 
 
 encode = msgspec.msgpack.Encoder().encode
 decode_head = msgspec.msgpack.Decoder(Head).decode
 _decode_body = msgspec.msgpack.Decoder(Body).decode
-_NO_MORE = More()
-_DEFAULT_BACKOFF = (DEFAULT_BACKOFF_MIN, DEFAULT_BACKOFF_MAX)
 # Unbound and straight from msgspec: a third of the cost of making one field by field.
 _copy: Callable[[JobRecord], JobRecord] = JobRecord.__copy__  # type: ignore[attr-defined]
-
-
-# -- in ---------------------------------------------------------------------------------------------------
-
-
-def job_words(records: Iterable[JobRecord]) -> list[Word]:
-    """New jobs as `store` in `lua/enqueue.lua` takes them."""
-    words: list[Word] = []
-    kind, place = None, b""
-    for record in records:
-        # Most batches are of one kind.
-        if kind != (kind := (record.type, record.priority, record.run_at_us)):
-            name = record.type.encode()
-            rank = _LOWEST_PRIORITY - record.priority
-            place = len(name).to_bytes(2) + name + _PLACE.pack(rank, max(record.run_at_us, 0))
-        words += (record.id, place, _new_job(record))
-    return words
-
-
-def _new_job(record: JobRecord) -> bytes:
-    """A job that nothing has happened to, as it is stored in front of its number."""
-    body = b""
-    if record.codec != "json" or record.headers or record.timeout_us:
-        body = encode((record.codec, record.headers, record.timeout_us))
-    payload, key = record.payload, record.key
-    more: More | bool = False
-    backoff = (record.backoff_min_us, record.backoff_max_us)
-    if key is not None or record.idempotency_key is not None or backoff != _DEFAULT_BACKOFF:
-        made = More(
-            flags=None if record.update is None else _FLAG_NUMBERS[record.update],
-            idempotency_key=record.idempotency_key,
-            backoff_min=record.backoff_min_us,
-            backoff_max=record.backoff_max_us,
-        )
-        # An empty map would come back from Lua as an array.
-        more = made != _NO_MORE and made
-    head = encode(
-        (
-            record.run_at_us, record.priority, 0, 0, record.max_attempts, record.max_stalls, record.created_at_us,
-            record.type, False if key is None else key, len(body), len(payload), more,
-        )
-    )  # fmt: skip
-    is_plain = key is None and more is False
-    return b"".join((_FRONT.pack(READY, 0, 0, 0, len(head), is_plain), head, body, payload))
-
-
-# -- out --------------------------------------------------------------------------------------------------
 
 
 class LeaseFront(NamedTuple):
@@ -169,50 +113,38 @@ def _record(
     job_id: str, queue: str, value: bytes, at: int, now: Micros, lease: LeaseFront, token: str | None
 ) -> JobRecord:
     """From the front on, which is at `at`."""
-    state, fence, _, finished_at, head_size, _ = _FRONT.unpack_from(value, at)
-    body_at = at + _FRONT.size + head_size
-    head = decode_head(value[at + _FRONT.size : body_at])
+    state, fence, _, finished_at, head_size, _ = FRONT.unpack_from(value, at)
+    body_at = at + FRONT.size + head_size
+    head = decode_head(value[at + FRONT.size : body_at])
+    payload_at = body_at + head.body_size
+    tail_at = payload_at + head.payload_size
     if token is not None:
         # Behind the lease they are as the claim found them.
         state, fence = INFLIGHT, fence + 1
-    elif state == READY and head.run_at > now:
+    elif state == READY and head.run_at_us > now:
         state = SCHEDULED
-    payload_at = body_at + head.body_size
-    payload_end = payload_at + head.payload_size
-    record = JobRecord(
-        id=job_id,
-        type=head.type,
-        queue=queue,
-        payload=value[payload_at:payload_end],
-        priority=head.priority,
-        run_at_us=head.run_at,
-        created_at_us=head.created_at,
-        key=head.key if isinstance(head.key, str) else None,
-        max_attempts=head.max_attempts,
-        max_stalls=head.max_stalls,
-        state=STATES[state],
-        attempts=head.attempts,
-        stalls=head.stalls,
-        fence=fence,
-        finished_at_us=finished_at or None,
-        token=token,
-        worker=lease.worker,
-        expires_at_us=lease.expires_at,
-        reserved_at_us=lease.reserved_at,
-    )
+    fields = msgspec.structs.asdict(head)
+    more, _, _ = (fields.pop(name) for name in ("more", "body_size", "payload_size"))
     if head.body_size:
-        body = _decode_body(value[body_at:payload_at])
-        record.codec, record.headers, record.timeout_us = body.codec, body.headers, body.timeout
-    if isinstance(head.more, More):
-        more, tail = head.more, value[payload_end:-_SEQ_SIZE]
-        record.last_error, record.failed_at_us = more.last_error, more.failed_at
-        record.update = None if more.flags is None else _FLAGS[more.flags]
-        record.cancel_requested, record.merged_into = more.cancel_requested, more.merged_into
-        record.idempotency_key = more.idempotency_key
-        record.backoff_min_us, record.backoff_max_us = more.backoff_min, more.backoff_max
-        record.progress = tail if more.has_progress else None
-        record.result = tail if more.has_result else None
-    return record
+        fields |= msgspec.structs.asdict(_decode_body(value[body_at:payload_at]))
+    if more:
+        fields |= msgspec.structs.asdict(more)
+        tail = value[tail_at:-_SEQ_SIZE]
+        fields |= {"progress": tail if more.progress else None, "result": tail if more.result else None}
+    fields |= {
+        "id": job_id,
+        "queue": queue,
+        "payload": value[payload_at:tail_at],
+        "key": head.key or None,
+        "state": STATES[state],
+        "fence": fence,
+        "finished_at_us": finished_at or None,
+        "token": token,
+        "worker": lease.worker,
+        "expires_at_us": lease.expires_at,
+        "reserved_at_us": lease.reserved_at,
+    }
+    return JobRecord(**fields)
 
 
 def leased_records(

@@ -10,15 +10,15 @@ is not used: it sends ASKING on another connection than the command, and has no 
 from __future__ import annotations
 
 import asyncio
-import binascii
 from collections.abc import Callable
 from typing import Any
 
+from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 from redis.exceptions import ResponseError
 
 from taskharbor.drivers.redis.connection import ConnectionLost, Server, connect, pack
 from taskharbor.drivers.redis.errors import translated
-from taskharbor.drivers.redis.library import Library
+from taskharbor.drivers.redis.library import Call, Library
 from taskharbor.drivers.redis.options import Address, Options
 from taskharbor.drivers.waiting import keep_connected
 from taskharbor.errors import BackendUnavailable, InvalidRequest
@@ -69,22 +69,20 @@ class Sentinels:
         """Until the connection breaks."""
         before = await self._named_by(address)
         connection = await connect(address, self._options, is_sentinel=True)
-        is_lost = asyncio.Event()
 
         def receive(message: Any) -> None:
             if not isinstance(message, list) or message[0] not in (b"message", b"subscribe"):
-                is_lost.set()
+                connection.abort(str(message))
             elif message[0] == b"message" and message[2].split(b" ", 1)[0] == self._options.service.encode():
                 on_change()
 
         try:
-            connection.on_message, connection.on_lost = receive, is_lost.set
+            connection.on_message = receive
             connection.tell(pack(("SUBSCRIBE", "+switch-master")))
             if self._master not in (None, before) or before != await self._named_by(address):
                 on_change()
-            await is_lost.wait()
+            await connection.lost.wait()
         finally:
-            connection.on_lost = lambda: None
             connection.abort("nobody listens any more")
 
     async def _named_by(self, sentinel: Address) -> Address:
@@ -107,26 +105,12 @@ class Sentinels:
         return answer
 
 
-SLOTS = 16384
-
-
-def slot_of(key: str) -> int:
-    """By what is between the first braces, if there is anything, else by the whole key."""
-    raw = key.encode()
-    start = raw.find(b"{")
-    if start >= 0:
-        end = raw.find(b"}", start + 1)
-        if end > start + 1:
-            raw = raw[start + 1 : end]
-    return binascii.crc_hqx(raw, 0) % SLOTS
-
-
 class Cluster:
     def __init__(self, options: Options, library: Library) -> None:
         self._options = options
         self._library = library
         self._servers: dict[Address, Server] = {}
-        self._by_slot: list[Server | None] = [None] * SLOTS
+        self._by_slot: list[Server | None] = [None] * REDIS_CLUSTER_HASH_SLOTS
         self._refreshing: asyncio.Task[None] | None = None
 
     def close(self) -> None:
@@ -149,7 +133,7 @@ class Cluster:
             masters = sorted(self.masters(), key=lambda one: not one.is_connected)
             slot, server = 0, masters[0] if masters else None
         else:
-            slot = slot_of(key)
+            slot = key_slot(key.encode())
             server = self._by_slot[slot]
         if server is None:
             raise BackendUnavailable(
@@ -174,7 +158,7 @@ class Cluster:
         for address in dict.fromkeys((*self._servers, *self._options.addresses)):
             server = self._servers.get(address) or Server(address, self._options, self._library)
             try:
-                (ranges,) = await server.send([("CLUSTER", "SLOTS")])
+                (ranges,) = await server.call([Call("CLUSTER", (), ("SLOTS",))])
             except (BackendUnavailable, ConnectionLost) as error:
                 troubles.append(str(error))
                 continue
@@ -192,7 +176,7 @@ class Cluster:
         )
 
     def _assign(self, ranges: list[Any], asked: Address) -> None:
-        by_slot: list[Server | None] = [None] * SLOTS
+        by_slot: list[Server | None] = [None] * REDIS_CLUSTER_HASH_SLOTS
         for first, last, (host, port, *_), *_replicas in ranges:
             # A node that does not know its own name is at the address it was asked at.
             name = host.decode() if host and host != b"?" else asked.host

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 from redis.exceptions import AskError, MovedError, ResponseError
 
 from taskharbor.drivers.redis.connection import ConnectionLost, Server, failed
 from taskharbor.drivers.redis.errors import REDISCOVER, code_of, translated
-from taskharbor.drivers.redis.library import FAMILIES, LIBRARY, Call, Library, Word
+from taskharbor.drivers.redis.library import FAMILIES, LAYOUT, LIBRARY, Call, Library, Word
 from taskharbor.drivers.redis.options import Address, Options
 from taskharbor.drivers.redis.servers import Cluster, Sentinels
 from taskharbor.errors import BackendUnavailable, InvalidRequest
@@ -64,7 +65,7 @@ class Store:
         self.options = options
         self.prefix = options.prefix
         self.queues_key = f"{options.prefix}taskharbor:queues"
-        """The hash of all queues: name -> number."""
+        """The hash of all queues: name -> number; no name -> version of the layout."""
         self.numbers: dict[str, int] = {}
         """The queues known so far and their numbers. They are never taken back."""
         self.cluster: Cluster | None = None
@@ -74,38 +75,33 @@ class Store:
         self._last_heard: Sequence[bytes] = ()
 
     async def open(self) -> None:
-        """Connect, and refuse a server that cannot keep jobs."""
-        options = self.options
-        if options.kind == "cluster":
-            await self._open_cluster()
-            return
-        sentinels = Sentinels(options) if options.kind == "sentinel" else None
-        server = Server(sentinels.master if sentinels else options.addresses[0], options, self._library)
+        """Connect. Refuses a server that cannot keep jobs, and a store of another layout."""
         try:
+            await self._connect()
+            await self.queues()
+        except BaseException:
+            await self.close()
+            raise
+
+    async def _connect(self) -> None:
+        options = self.options
+        if options.kind != "cluster":
+            sentinels = Sentinels(options) if options.kind == "sentinel" else None
+            self._server = server = Server(
+                sentinels.master if sentinels else options.addresses[0], options, self._library
+            )
             info = await _info(server, options.place)
             check(info, options, options.place)
-        except BaseException:
+            if sentinels:
+                watch = sentinels.watch(lambda: server.drop("another server is the master now"))
+                self._watching = asyncio.create_task(watch, name="taskharbor sentinel")
+            if options.kind != "single" or info.get("cluster_enabled") != "1":
+                return
             server.close()
-            raise
-        if info.is_cluster and options.kind == "single":
-            server.close()
-            await self._open_cluster()
-            return
-        self._server = server
-        if sentinels:
-            watch = sentinels.watch(lambda: server.drop("another server is the master now"))
-            self._watching = asyncio.create_task(watch, name="taskharbor sentinel")
-
-    async def _open_cluster(self) -> None:
-        cluster = Cluster(self.options, self._library)
-        try:
-            await cluster.refresh()
-            for server in cluster.masters():
-                check(await _info(server, str(server.address)), self.options, str(server.address))
-        except BaseException:
-            cluster.close()
-            raise
-        self.cluster = cluster
+        self.cluster = cluster = Cluster(options, self._library)
+        await cluster.refresh()
+        for server in cluster.masters():
+            check(await _info(server, str(server.address)), options, str(server.address))
 
     async def close(self) -> None:
         if self._watching is not None:
@@ -145,21 +141,28 @@ class Store:
         `make(0)` says what to run. If the connection is lost before the answer comes, the same is run once more on a fresh one as
         `make(1)`, and the functions recognise what their first try did.
         """
-        made = [make(0)]
-
-        def calls(again: int) -> Sequence[Call]:
-            if again == len(made):
-                made.append(make(1))
-            return made[again]
+        first = make(0)
 
         def one(n: int) -> _Send:
-            return lambda server, again, asking: server.call([calls(again)[n]], asking=asking)
+            return lambda server, again, asking: server.call(
+                [(make(1) if again else first)[n]], asking=asking
+            )
 
-        if not made[0]:
+        if not first:
             return []
         if self.cluster is None:
-            return await self._deliver(None, lambda server, again, _: server.call(calls(again)))
-        return await self._gather([(call.keys[0], one(n)) for n, call in enumerate(made[0])])
+            return await self._deliver(
+                None, lambda server, again, _: server.call(make(1) if again else first)
+            )
+        keys = [call.keys[0] if call.keys else None for call in first]
+        answers = await asyncio.gather(
+            *(self._deliver(key, one(n)) for n, key in enumerate(keys)), return_exceptions=True
+        )
+        for answer in answers:
+            if isinstance(answer, BaseException):
+                # Once the others are done.
+                raise answer
+        return [answer[0] for answer in answers if not isinstance(answer, BaseException)]
 
     async def ask_all(self, calls: Sequence[Call]) -> list[Any]:
         """The answers of calls that may be repeated as they are."""
@@ -177,23 +180,9 @@ class Store:
 
     async def commands(self, many: Sequence[tuple[Word, ...]]) -> list[Any]:
         """The same for several, in one round trip per server."""
-
-        def one(words: tuple[Word, ...]) -> _Send:
-            return lambda server, _, asking: server.send([words], asking=asking)
-
-        if not many:
-            return []
-        if self.cluster is None:
-            return await self._deliver(None, lambda server, *_: server.send(many))
-        return await self._gather([(str(words[1]) if words[1:] else None, one(words)) for words in many])
-
-    async def _gather(self, sends: Sequence[tuple[str | None, _Send]]) -> list[Any]:
-        """The answers of all; raises the first failure once the others are done."""
-        answers = await asyncio.gather(*(self._deliver(*one) for one in sends), return_exceptions=True)
-        for answer in answers:
-            if isinstance(answer, BaseException):
-                raise answer
-        return [answer[0] for answer in answers if not isinstance(answer, BaseException)]
+        return await self.ask_all(
+            [Call(str(words[0]), tuple(map(str, words[1:2])), words[2:]) for words in many]
+        )
 
     async def _deliver(self, key: str | None, send: _Send) -> list[Any]:
         """Send to the server that holds a key until it is answered: once more where a connection or the master was lost, and on
@@ -251,9 +240,13 @@ class Store:
 
     def _learn(self, pairs: Sequence[bytes]) -> None:
         if pairs != self._last_heard:
-            self._last_heard = pairs
-            names = [name.decode() for name in pairs[::2]]
-            self.numbers = dict(zip(names, map(int, pairs[1::2]), strict=True))
+            numbers = {name.decode(): int(n) for name, n in zip(pairs[::2], pairs[1::2], strict=True)}
+            if numbers and numbers.pop("", 0) != LAYOUT["LAYOUT_VERSION"]:
+                raise InvalidRequest(
+                    f"{self.options.place}: a release with another layout of stored jobs made this store: finish its jobs "
+                    "with that release, or choose another prefix"
+                )
+            self._last_heard, self.numbers = pairs, numbers
 
     async def located(self, job_ids: Sequence[str]) -> dict[str, str]:
         """Job id -> the queue that has it, of those that any queue has."""
@@ -271,16 +264,9 @@ class Store:
 # -- servers that will do -----------------------------------------------------------------------------------
 
 
-class ServerInfo(NamedTuple):
-    version: tuple[int, int]
-    is_cluster: bool
-    maxmemory: int
-    policy: str
-
-
-async def _info(server: Server, place: str) -> ServerInfo:
+async def _info(server: Server, place: str) -> dict[str, str]:
     try:
-        (info,) = await server.send([("INFO",)])
+        (info,) = await server.call([Call("INFO", (), ())])
     except ConnectionLost as error:
         raise failed(error, place) from None
     except ResponseError as error:
@@ -288,37 +274,32 @@ async def _info(server: Server, place: str) -> ServerInfo:
     return read_info(info)
 
 
-def read_info(info: bytes) -> ServerInfo:
-    """From the answer to INFO."""
+def read_info(info: bytes) -> dict[str, str]:
+    """The answer to INFO."""
     lines = info.decode(errors="replace").splitlines()
-    found = dict(line.split(":", 1) for line in lines if ":" in line and not line.startswith("#"))
-    major, minor = (found.get("redis_version", "0.0").split(".") + ["0"])[:2]
-    return ServerInfo(
-        version=(int(major), int(minor)) if major.isdecimal() and minor.isdecimal() else (0, 0),
-        is_cluster=found.get("cluster_enabled") == "1" or found.get("redis_mode") == "cluster",
-        maxmemory=int(found.get("maxmemory", "0")),
-        policy=found.get("maxmemory_policy", "noeviction"),
-    )
+    return dict(line.split(":", 1) for line in lines if ":" in line and not line.startswith("#"))
 
 
-def check(info: ServerInfo, options: Options, place: str) -> None:
+def check(info: dict[str, str], options: Options, place: str) -> None:
     """Refuse a server that cannot keep jobs, or lacks what the URL asks for."""
-    version = f"{info.version[0]}.{info.version[1]}"
-    if info.version < OLDEST:
-        raise InvalidRequest(f"{place}: Redis {version} is too old: 7.0 or newer is needed")
-    if options.wait_aof is not None and info.version < HAS_WAITAOF:
-        raise InvalidRequest(f"{place}: wait_aof needs Redis 7.2, this is {version}: use wait_replicas")
+    numbers = re.findall(r"\d+", info.get("redis_version", ""))[:2]
+    version, said = tuple(map(int, numbers)), ".".join(numbers)
+    if version < OLDEST:
+        raise InvalidRequest(f"{place}: Redis {said} is too old: 7.0 or newer is needed")
+    if options.wait_aof is not None and version < HAS_WAITAOF:
+        raise InvalidRequest(f"{place}: wait_aof needs Redis 7.2, this is {said}: use wait_replicas")
+    policy = info.get("maxmemory_policy", "noeviction")
     # Policies that only touch keys with a time to live cannot hurt: ours have none.
-    if not info.policy.startswith("allkeys") or options.eviction == "accept":
+    if not policy.startswith("allkeys") or options.eviction == "accept":
         return
-    if info.maxmemory:
+    if info.get("maxmemory", "0") != "0":
         raise InvalidRequest(
             f"{place}: the server throws away keys of its choice when its memory is full (maxmemory-policy "
-            f"{info.policy}), and with them whole queues: set maxmemory-policy noeviction, or write eviction=accept "
+            f"{policy}), and with them whole queues: set maxmemory-policy noeviction, or write eviction=accept "
             "if losing jobs is all right"
         )
     log.warning(
         "%s: maxmemory-policy is %s; as soon as somebody sets maxmemory, queues may be thrown away: set noeviction",
         place,
-        info.policy,
+        policy,
     )

@@ -1,11 +1,13 @@
--- Queues get their numbers, once and for all. Those who have one keep it.
+-- Queues get their numbers, once and for all. Those who have one keep it. Nothing happens to a store of another layout.
 --
--- KEYS    1 the hash of all queues: name -> number
+-- KEYS    1 the hash of all queues: name -> number; no name -> version of the layout
 -- ARGV    names
 -- result  {name, number, ...} of all queues there are
 define('register', {}, function(keys, args)
-  for n = 1, #args do
-    redis.call('HSETNX', keys[1], args[n], redis.call('HLEN', keys[1]) + 1)
+  if redis.call('EXISTS', keys[1]) == 0 then redis.call('HSET', keys[1], '', LAYOUT_VERSION) end
+  local is_known = tonumber(redis.call('HGET', keys[1], '')) == LAYOUT_VERSION
+  for n = 1, is_known and #args or 0 do
+    redis.call('HSETNX', keys[1], args[n], redis.call('HLEN', keys[1]))
   end
   return redis.call('HGETALL', keys[1])
 end)

@@ -1,46 +1,40 @@
 -- Jobs with a key: at most one waits and one is inflight. Flags say what a newer request changes in the one that waits.
--- A number: 1 payload, 2 retry, 4 reset_counts, and 8 times what becomes of run_at.
-local KEEP, REPLACE, LATER, EARLIER = 0, 1, 2, 3
-local DEFAULT_FLAGS = 1
-
-local function run_at_flag(flags)
-  return math.floor(flags / 8)
-end
+-- See UPDATE in layout.lua.
+local DEFAULT_FLAGS = {true, 'no', false, false}
 
 -- Change a job by another request for the same key, as far as the flags say.
 local function apply_update(target, source, flags)
   local old, new = target.head, source.head
-  if bit.band(flags, 1) > 0 then
+  local is_content, how, is_retry, resets_counts = unpack(flags)
+  if is_content then
     old[TYPE], old[BODY_SIZE], old[PAYLOAD_SIZE] = new[TYPE], new[BODY_SIZE], new[PAYLOAD_SIZE]
     target.rest = content(source)
   end
-  local how = run_at_flag(flags)
-  if how == REPLACE then
+  if how == 'yes' then
     old[RUN_AT] = new[RUN_AT]
-  elseif how == LATER then
+  elseif how == 'later' then
     old[RUN_AT] = math.max(old[RUN_AT], new[RUN_AT])
-  elseif how == EARLIER then
+  elseif how == 'earlier' then
     old[RUN_AT] = math.min(old[RUN_AT], new[RUN_AT])
   end
-  if bit.band(flags, 2) > 0 then
+  if is_retry then
     old[MAX_ATTEMPTS], old[MAX_STALLS] = new[MAX_ATTEMPTS], new[MAX_STALLS]
     set_more(target, BACKOFF_MIN, more(source, BACKOFF_MIN) or nil)
     set_more(target, BACKOFF_MAX, more(source, BACKOFF_MAX) or nil)
   end
-  if bit.band(flags, 4) > 0 then old[ATTEMPTS], old[STALLS] = 0, 0 end
+  if resets_counts then old[ATTEMPTS], old[STALLS] = 0, 0 end
 end
 
 -- Flags of a blocked job after one more request: no wish is dropped.
 local function gathered(kept, newer)
-  local how = run_at_flag(newer)
-  return bit.bor(kept % 8, newer % 8) + 8 * (how == KEEP and run_at_flag(kept) or how)
+  return {kept[1] or newer[1], newer[2] == 'no' and kept[2] or newer[2], kept[3] or newer[3], kept[4] or newer[4]}
 end
 
 -- An enqueue onto the one job that waits for this key.
 local function update_waiting(job, newer, flags)
   if job.state == BLOCKED then
     apply_update(job, newer, flags)
-    set_more(job, FLAGS, gathered(more(job, FLAGS) or DEFAULT_FLAGS, flags))
+    set_more(job, UPDATE, gathered(more(job, UPDATE) or DEFAULT_FLAGS, flags))
     block(job)
   else
     leave_line(job)
@@ -73,7 +67,7 @@ local function accept(job)
   local idempotency_key, key = more(job, IDEMPOTENCY_KEY), job.head[KEY]
   local known = idempotency_key and call('HGET', accepted, idempotency_key)
   if known then return known end
-  local flags = more(job, FLAGS) or DEFAULT_FLAGS
+  local flags = more(job, UPDATE) or DEFAULT_FLAGS
   if key then
     local other = call('HGET', waiting_key, key)
     if other then
@@ -87,7 +81,7 @@ local function accept(job)
   call('ZADD', jobs, job.seq, job.id)
   if idempotency_key then lead_here(idempotency_key, job, true) end
   if key and call('HEXISTS', active_key, key) == 1 then
-    set_more(job, FLAGS, flags)
+    set_more(job, UPDATE, flags)
     block(job)
   else
     line_up(job)

@@ -34,9 +34,9 @@ local function end_lease(job, outcome, state, error_type, error_message)
   call('ZREM', active, active_member(job.id, job.worker))
   call('HDEL', active_job, job.id)
   if head[KEY] then call('HDEL', active_key, head[KEY]) end
-  if more(job, HAS_PROGRESS) then
+  if more(job, PROGRESS) then
     job.rest = content(job)
-    set_more(job, HAS_PROGRESS, nil)
+    set_more(job, PROGRESS, nil)
   end
   set_more(job, CANCEL_REQUESTED, nil)
   job.token, job.worker, job.expires_at, job.reserved_at = nil, nil, nil, nil
@@ -74,7 +74,7 @@ end
 local function absorb(survivor, blocked)
   leave_line(blocked)
   call('HDEL', waiting_job, blocked.id)
-  apply_update(survivor, blocked, more(blocked, FLAGS) or DEFAULT_FLAGS)
+  apply_update(survivor, blocked, more(blocked, UPDATE) or DEFAULT_FLAGS)
   append_row(blocked, MERGED, CANCELLED, now)
   set_more(blocked, MERGED_INTO, survivor.id)
   put_away(blocked, CANCELLED, now)

@@ -148,7 +148,7 @@ define('extend', {'allow-oom'}, function(keys, args)
     if job.expires_at <= now then return '4' end
     if progress then
       job.rest = content(job) .. progress
-      set_more(job, HAS_PROGRESS, true)
+      set_more(job, PROGRESS, true)
     end
     if until_then > job.expires_at then
       job.expires_at = until_then

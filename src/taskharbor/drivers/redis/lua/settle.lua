@@ -99,7 +99,7 @@ define('settle', {'allow-oom'}, function(keys, args)
       local ended_at = end_lease(job, OUTCOME_DONE, DONE)
       if other and other[3] then
         job.rest = job.rest .. args[#args - other[3]]
-        set_more(job, HAS_RESULT, true)
+        set_more(job, RESULT, true)
       end
       finish(job, DONE, ended_at)
     elseif kind == RETRY then
