@@ -33,7 +33,7 @@ from taskharbor.spark.lake.gold import (
 from taskharbor.spark.lake.objectives import Objective, attempt_objectives, checked, summed_objectives
 from taskharbor.spark.lake.silver import bronze_attempts, merged_lifecycles, silver_attempts, single_attempts
 from taskharbor.spark.lake.sources import source_name
-from taskharbor.spark.lake.tables import ATTEMPT_COLUMNS, SILVER_ATTEMPTS, SchemaViolated, declared
+from taskharbor.spark.lake.tables import ATTEMPT_COLUMNS, SchemaViolated, declared
 
 NO_LEASE = {"reserved_at": None, "lease_expires_at": None, "worker": None}
 SECOND = 1_000_000
@@ -113,7 +113,7 @@ def test_minutes_and_hours_count_what_happened_and_split_a_lease_over_the_minute
     merged = row(3, **NO_LEASE, ended_at=at(2), outcome="merged", state="cancelled")
     attempts = silver(spark, [long, lost, merged])
     lifecycles = merged_lifecycles(single_attempts(attempts, run=7))
-    tallies = attempt_tallies(attempts).unionByName(arrival_tallies(lifecycles, run=7)).cache()
+    tallies = attempt_tallies(attempts).unionByName(arrival_tallies(lifecycles)).cache()
     durations = attempt_durations(attempts)
     minutes = gold_minutes(tallies, durations).cache()
     found = {utc(one, "minute")[0]: one for one in minutes.collect()}
@@ -255,7 +255,7 @@ def test_an_objective_that_cannot_be_computed_is_refused(objective: Objective, r
 
 def test_a_transformation_that_makes_other_columns_than_declared_is_caught(spark: SparkSession) -> None:
     with pytest.raises(SchemaViolated, match=r"source is missing.*extra is not declared"):
-        declared(spark.createDataFrame([], ATTEMPT_COLUMNS).withColumn("extra", F.lit(1)), SILVER_ATTEMPTS)
+        declared(spark.createDataFrame([], ATTEMPT_COLUMNS).withColumn("extra", F.lit(1)), "silver.attempts")
 
 
 def test_a_source_is_named_without_its_secrets() -> None:

@@ -21,8 +21,7 @@ from taskharbor import Harbor
 from taskharbor.client import Client
 from taskharbor.errors import InvalidRequest
 from taskharbor.spark.lake import Lake, run_pipeline
-from taskharbor.spark.lake.run import STEPS
-from taskharbor.spark.lake.summary import RunSummary
+from taskharbor.spark.lake.run import STEPS, RunSummary
 from taskharbor.spark.lake.tables import ATTEMPT_COLUMNS, TABLES
 
 CHILD = Path(__file__).with_name("lake_child.py")

@@ -586,6 +586,7 @@ def test_rows_and_gold_tell_the_same(quick_spark: SparkSession, lake: Lake) -> N
     """Short spans are counted from silver, long ones from gold: over the same buckets both must agree."""
     from pyspark.sql import functions as F
 
+    from taskharbor.spark.lake import gold
     from taskharbor.spark.report import queries
 
     buckets = Buckets(START, MINUTE, 7)
@@ -594,14 +595,20 @@ def test_rows_and_gold_tell_the_same(quick_spark: SparkSession, lake: Lake) -> N
     def sorted_rows(rows: list[Row]) -> list[Row]:
         return sorted(rows, key=lambda row: (row["label"], row["index"]))
 
-    by_rows = queries.movements_of_rows(attempts, lake.read(quick_spark, "silver.lifecycles"), buckets, label)
-    by_gold = queries.movements_of_gold(lake.read(quick_spark, "gold.minutes"), buckets, label)
+    arrived = gold.arrival_tallies(lake.read(quick_spark, "silver.lifecycles"), MINUTE)
+    tallies = gold.all_tallies(gold.attempt_tallies(attempts, MINUTE), arrived)
+    by_rows = queries.movements(tallies, buckets, label)
+    by_gold = queries.movements(lake.read(quick_spark, "gold.minutes"), buckets, label)
     assert sorted_rows(by_rows.collect()) == sorted_rows(by_gold.select(*by_rows.columns).collect())
-    exact = {row["index"]: row for row in queries.waits_of_rows(attempts, buckets).collect()}
-    near = queries.waits_of_histograms(lake.read(quick_spark, "state.durations"), buckets).collect()
-    assert len(near) == len(exact) == 7
-    for row in near:
-        assert row["wait_p50_us"] == pytest.approx(exact[row["index"]]["wait_p50_us"], rel=0.03)
+    minute = F.floor((F.unix_micros("reserved_at") - START) / MINUTE)
+    leased = attempts.where(F.col("reserved_at").isNotNull()).groupBy(minute.alias("index"))
+    medians = leased.agg(F.percentile_approx("wait_us", 0.5, 1000).alias("exact")).collect()
+    exact = {row["index"]: row["exact"] for row in medians}
+    for durations in (lake.read(quick_spark, "state.durations"), gold.attempt_durations(attempts, MINUTE)):
+        near = queries.waits(durations, buckets).collect()
+        assert len(near) == len(exact) == 7
+        for row in near:
+            assert row["wait_p50_us"] == pytest.approx(exact[row["index"]], rel=0.03)
 
 
 def test_the_demo_ends_with_a_clean_verdict_and_a_report(quick_spark: SparkSession, tmp_path: Path) -> None:

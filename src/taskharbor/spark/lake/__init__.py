@@ -11,12 +11,11 @@ compact, vacuum
 
 from __future__ import annotations
 
-from taskharbor.spark.lake.compact import compact
+from taskharbor.spark.lake.compact import CompactSummary, compact
 from taskharbor.spark.lake.layout import Lake
 from taskharbor.spark.lake.objectives import Objective, load_objectives
-from taskharbor.spark.lake.run import run_pipeline
-from taskharbor.spark.lake.summary import CompactSummary, RunSummary, VacuumSummary
-from taskharbor.spark.lake.vacuum import vacuum
+from taskharbor.spark.lake.run import RunSummary, run_pipeline
+from taskharbor.spark.lake.vacuum import VacuumSummary, vacuum
 
 __all__ = [
     "CompactSummary",

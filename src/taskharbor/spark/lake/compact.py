@@ -5,14 +5,23 @@ from __future__ import annotations
 import time
 from datetime import date
 
+import msgspec
 from pyspark.sql import SparkSession
 
-from taskharbor.spark.lake.layout import Lake
+from taskharbor.spark.lake.layout import Lake, Progress
 from taskharbor.spark.lake.manifests import Directory
-from taskharbor.spark.lake.summary import CompactSummary, Progress
 
 FILE_BYTES = 128 * 2**20
 """About what one file should hold."""
+
+
+class CompactSummary(msgspec.Struct, kw_only=True):
+    """The work of one compaction. `tables` has the number of dates written anew, by table."""
+
+    tables: dict[str, int]
+    files_before: int
+    files_after: int
+    seconds: float
 
 
 def compact(spark: SparkSession, lake: Lake, *, progress: Progress | None = None) -> CompactSummary:

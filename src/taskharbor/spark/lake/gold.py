@@ -29,15 +29,6 @@ from taskharbor.spark.lake.buckets import (
 from taskharbor.spark.lake.silver import TERMINAL
 from taskharbor.spark.lake.tables import (
     CELL_NAMES,
-    GOLD_BACKLOG,
-    GOLD_CONCURRENCY,
-    GOLD_ERRORS,
-    GOLD_HOURS,
-    GOLD_MINUTES,
-    GOLD_WORKERS,
-    STATE_BACKLOG_DAYS,
-    STATE_DURATIONS,
-    STATE_TALLIES,
     TALLY_NAMES,
     declared,
 )
@@ -54,15 +45,15 @@ _BY_OUTCOME = {
 MINUTE_KEYS = (*CELL_NAMES, "minute", "date")
 
 
-def attempt_tallies(attempts: DataFrame) -> DataFrame:
-    """A row for each minute that a silver attempt touches.
+def attempt_tallies(attempts: DataFrame, length_us: int = MINUTE_US) -> DataFrame:
+    """A row for each minute that a silver attempt touches, or for each bucket of another length.
 
     Starts and outcomes count in the minute in which they were, a lease in every minute in which it was valid.
     """
-    spread = attempts.withColumn("at", F.explode(touched_buckets(MINUTE_US)))
+    spread = attempts.withColumn("at", F.explode(touched_buckets(length_us)))
     at = F.col("at")
-    starts = at == bucket_of(F.col("reserved_at"), MINUTE_US)
-    ends = at == bucket_of(F.col("ended_at"), MINUTE_US)
+    starts = at == bucket_of(F.col("reserved_at"), length_us)
+    ends = at == bucket_of(F.col("ended_at"), length_us)
     counted: dict[str, Column] = {
         "starts": starts,
         "finished": ends & F.col("state").isin(*TERMINAL) & (F.col("outcome") != Outcome.REQUEUED.value),
@@ -70,82 +61,76 @@ def attempt_tallies(attempts: DataFrame) -> DataFrame:
     }
     rows = spread.select(
         *CELL_NAMES,
-        start_of(at, MINUTE_US).alias("minute"),
+        start_of(at, length_us).alias("minute"),
         F.lit(0).cast("long").alias("arrivals"),
         *(F.coalesce(when.cast("long"), F.lit(0)).alias(name) for name, when in counted.items()),
-        busy_within(at, MINUTE_US).alias("busy_us"),
+        busy_within(at, length_us).alias("busy_us"),
     )
-    return declared(rows.withColumn("date", F.to_date("minute")), STATE_TALLIES)
+    return declared(rows.withColumn("date", F.to_date("minute")), "state.tallies")
 
 
-def arrival_tallies(lifecycles: DataFrame, *, run: int) -> DataFrame:
-    """The jobs that this run heard of first, in the minutes in which they were created."""
-    counts = {name: F.lit(int(name == "arrivals")).cast("long") for name in TALLY_NAMES}
-    rows = lifecycles.where(F.col("first_seen_run") == run).select(
+def arrival_tallies(lifecycles: DataFrame, length_us: int = MINUTE_US) -> DataFrame:
+    """Each job in the minute in which it was created, or in the bucket of another length."""
+    rows = lifecycles.select(
         *CELL_NAMES,
-        start_of(bucket_of(F.col("created_at"), MINUTE_US), MINUTE_US).alias("minute"),
-        *(column.alias(name) for name, column in counts.items()),
+        start_of(bucket_of(F.col("created_at"), length_us), length_us).alias("minute"),
+        *(F.lit(int(name == "arrivals")).cast("long").alias(name) for name in TALLY_NAMES),
         "date",
     )
-    return declared(rows, STATE_TALLIES)
+    return declared(rows, "state.tallies")
 
 
 def all_tallies(*rows: DataFrame) -> DataFrame:
     """Tallies from several places, not yet summed. Rows of gold minutes will do as well."""
     together = reduce(DataFrame.unionByName, (one.select(*MINUTE_KEYS, *TALLY_NAMES) for one in rows))
-    return declared(together, STATE_TALLIES)
+    return declared(together, "state.tallies")
 
 
 def summed_tallies(*rows: DataFrame) -> DataFrame:
     """One row per minute, queue and type."""
     summed = all_tallies(*rows).groupBy(*MINUTE_KEYS).agg(*(F.sum(name).alias(name) for name in TALLY_NAMES))
-    return declared(summed, STATE_TALLIES)
+    return declared(summed, "state.tallies")
 
 
-def attempt_durations(attempts: DataFrame) -> DataFrame:
+def attempt_durations(attempts: DataFrame, length_us: int = MINUTE_US) -> DataFrame:
     """The waits and runs of silver attempts, in their buckets and in the minute in which each was over."""
+
+    def measurement(metric: str, over: str) -> Column:
+        return F.struct(
+            bucket_of(F.col(over), length_us).alias("at"),
+            F.lit(metric).alias("metric"),
+            bucket(F.col(f"{metric}_us")).alias("bucket"),
+        )
+
+    both = F.array(measurement("wait", "reserved_at"), measurement("run", "ended_at"))
     measured = attempts.where(F.col("reserved_at").isNotNull()).select(
-        *CELL_NAMES,
-        F.explode(
-            F.array(
-                F.struct(
-                    bucket_of(F.col("reserved_at"), MINUTE_US).alias("at"),
-                    F.lit("wait").alias("metric"),
-                    bucket(F.col("wait_us")).alias("bucket"),
-                ),
-                F.struct(
-                    bucket_of(F.col("ended_at"), MINUTE_US).alias("at"),
-                    F.lit("run").alias("metric"),
-                    bucket(F.col("run_us")).alias("bucket"),
-                ),
-            )
-        ).alias("one"),
+        *CELL_NAMES, F.explode(both).alias("one")
     )
     rows = measured.select(
         *CELL_NAMES,
-        start_of(F.col("one.at"), MINUTE_US).alias("minute"),
+        start_of(F.col("one.at"), length_us).alias("minute"),
         "one.metric",
         "one.bucket",
         F.lit(1).cast("long").alias("count"),
     )
-    return declared(rows.withColumn("date", F.to_date("minute")), STATE_DURATIONS)
+    return declared(rows.withColumn("date", F.to_date("minute")), "state.durations")
 
 
 def summed_durations(*rows: DataFrame) -> DataFrame:
     """One row per bucket of a histogram."""
     keys = (*MINUTE_KEYS, "metric", "bucket")
     together = reduce(DataFrame.unionByName, (one.select(*keys, "count") for one in rows))
-    return declared(together.groupBy(*keys).agg(F.sum("count").alias("count")), STATE_DURATIONS)
+    return declared(together.groupBy(*keys).agg(F.sum("count").alias("count")), "state.durations")
 
 
 def gold_minutes(tallies: DataFrame, durations: DataFrame) -> DataFrame:
     """Tallies (several rows per minute may be there, old and new) and histograms of the same dates."""
-    return declared(_by(tallies, durations, "minute", MINUTE_US), GOLD_MINUTES)
+    return declared(_by(tallies, durations, "minute", MINUTE_US), "gold.minutes")
 
 
 def gold_hours(minutes: DataFrame, durations: DataFrame) -> DataFrame:
     """The minutes and histograms of whole dates, by hour."""
-    return declared(_by(_hourly(minutes), _hourly(durations), "hour", HOUR_US), GOLD_HOURS)
+    return declared(_by(_hourly(minutes), _hourly(durations), "hour", HOUR_US), "gold.hours")
 
 
 def _hourly(rows: DataFrame) -> DataFrame:
@@ -188,19 +173,19 @@ def gold_concurrency(minutes: DataFrame, queues: DataFrame) -> DataFrame:
     )
     # A queue with W = 0 is closed: nothing runs, and nothing is the share of it.
     ratio = F.when(F.col("max_inflight") > 0, F.col("concurrency") / F.col("max_inflight"))
-    return declared(found.withColumn("ratio", ratio), GOLD_CONCURRENCY)
+    return declared(found.withColumn("ratio", ratio), "gold.concurrency")
 
 
 def daily_changes(tallies: DataFrame) -> DataFrame:
     """By how much these tallies (or gold minutes) change the backlog of each queue on each date."""
     found = tallies.groupBy("source", "queue", "date").agg(_change().alias("change"))
-    return declared(found, STATE_BACKLOG_DAYS)
+    return declared(found, "state.backlog_days")
 
 
 def summed_days(before: DataFrame, new: DataFrame) -> DataFrame:
     """The days as they were, and what is new."""
     together = before.unionByName(new).groupBy("source", "queue", "date").agg(F.sum("change").alias("change"))
-    return declared(together, STATE_BACKLOG_DAYS)
+    return declared(together, "state.backlog_days")
 
 
 def gold_backlog(minutes: DataFrame, days: DataFrame) -> DataFrame:
@@ -223,7 +208,7 @@ def gold_backlog(minutes: DataFrame, days: DataFrame) -> DataFrame:
         (F.col("carried") + F.sum("change").over(so_far)).alias("waiting"),
         "date",
     )
-    return declared(found, GOLD_BACKLOG)
+    return declared(found, "gold.backlog")
 
 
 def affected_dates(changes: Iterable[tuple[str, str, date, int]], known: Iterable[date]) -> set[date]:
@@ -249,20 +234,19 @@ def _change() -> Column:
     return F.sum(F.col("arrivals") + F.col("requeues") - F.col("finished"))
 
 
-def attempt_workers(attempts: DataFrame) -> DataFrame:
-    """A row for each hour that a silver attempt touches. An execution counts in the hour in which it ended."""
-    spread = attempts.where(F.col("reserved_at").isNotNull() & F.col("worker").isNotNull()).withColumn(
-        "at", F.explode(touched_buckets(HOUR_US))
-    )
-    rows = spread.select(
+def attempt_workers(attempts: DataFrame, length_us: int = HOUR_US) -> DataFrame:
+    """A row for each hour that a silver attempt touches, or for each bucket of another length. An execution counts in the hour
+    in which it ended."""
+    leased = attempts.where(F.col("reserved_at").isNotNull() & F.col("worker").isNotNull())
+    rows = leased.withColumn("at", F.explode(touched_buckets(length_us))).select(
         "source",
         "worker",
-        start_of(F.col("at"), HOUR_US).alias("hour"),
-        (F.col("at") == bucket_of(F.col("ended_at"), HOUR_US)).cast("long").alias("executions"),
-        busy_within(F.col("at"), HOUR_US).alias("busy_us"),
+        start_of(F.col("at"), length_us).alias("hour"),
+        (F.col("at") == bucket_of(F.col("ended_at"), length_us)).cast("long").alias("executions"),
+        busy_within(F.col("at"), length_us).alias("busy_us"),
     )
     return declared(
-        rows.withColumns({"utilisation": _utilisation(), "date": F.to_date("hour")}), GOLD_WORKERS
+        rows.withColumns({"utilisation": _utilisation(), "date": F.to_date("hour")}), "gold.workers"
     )
 
 
@@ -272,7 +256,7 @@ def summed_workers(*rows: DataFrame) -> DataFrame:
     summed = together.groupBy("source", "worker", "hour", "date").agg(
         F.sum("executions").alias("executions"), F.sum("busy_us").alias("busy_us")
     )
-    return declared(summed.withColumn("utilisation", _utilisation()), GOLD_WORKERS)
+    return declared(summed.withColumn("utilisation", _utilisation()), "gold.workers")
 
 
 def _utilisation() -> Column:
@@ -327,7 +311,7 @@ def attempt_errors(attempts: DataFrame) -> DataFrame:
         F.col("job_id").alias("sample_job"),
         "date",
     )
-    return declared(rows, GOLD_ERRORS)
+    return declared(rows, "gold.errors")
 
 
 def summed_errors(*rows: DataFrame) -> DataFrame:
@@ -340,5 +324,5 @@ def summed_errors(*rows: DataFrame) -> DataFrame:
     )
     return declared(
         summed.select(*_KEYS, "count", "last_seen", "sample.*").withColumn("date", F.to_date("first_seen")),
-        GOLD_ERRORS,
+        "gold.errors",
     )

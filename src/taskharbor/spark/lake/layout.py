@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import secrets
 import shutil
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from datetime import UTC, date, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import pyarrow.parquet as parquet
 
@@ -24,6 +24,9 @@ from taskharbor.spark.lake.tables import TABLES, declared
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+Progress: TypeAlias = Callable[[str, int, int], None]
+"""Called as each step begins: its name, its number from 0, and how many there are."""
 
 
 class Lake:
@@ -117,7 +120,7 @@ class Change:
         """Write rows that no manifest lists."""
         name = f"{folder_of(table)}/write={self.manifest.number:08d}-{secrets.token_hex(4)}"
         target = self.lake.path / name
-        frame = declared(rows, TABLES[table])
+        frame = declared(rows, table)
         frame.write.partitionBy("date").option("compression", "zstd").parquet(str(target))
         written = Written(table, name, _directories(self.lake.path, name))
         self.written[table] = self.written.get(table, 0) + written.rows

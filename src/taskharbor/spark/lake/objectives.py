@@ -17,7 +17,7 @@ from pyspark.sql import functions as F
 
 from taskharbor.errors import InvalidRequest
 from taskharbor.jobs import JobState
-from taskharbor.spark.lake.tables import GOLD_OBJECTIVES, declared
+from taskharbor.spark.lake.tables import declared
 
 _KEYS = ("source", "objective", "queue", "type", "kind", "hour", "target", "date")
 
@@ -83,14 +83,14 @@ def attempt_objectives(attempts: DataFrame, objectives: Sequence[Objective]) -> 
         F.lit(1).cast("long").alias("total"),
         "date",
     )
-    return declared(rows.withColumn("burn_rate", _burn_rate()), GOLD_OBJECTIVES)
+    return declared(rows.withColumn("burn_rate", _burn_rate()), "gold.objectives")
 
 
 def summed_objectives(*rows: DataFrame) -> DataFrame:
     """One row per objective and hour."""
     together = reduce(DataFrame.unionByName, rows)
     summed = together.groupBy(*_KEYS).agg(F.sum("total").alias("total"), F.sum("bad").alias("bad"))
-    return declared(summed.withColumn("burn_rate", _burn_rate()), GOLD_OBJECTIVES)
+    return declared(summed.withColumn("burn_rate", _burn_rate()), "gold.objectives")
 
 
 def _burn_rate() -> Column:

@@ -16,36 +16,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from taskharbor.errors import InvalidRequest
-from taskharbor.spark.lake.gold import (
-    affected_dates,
-    all_tallies,
-    arrival_tallies,
-    attempt_durations,
-    attempt_errors,
-    attempt_tallies,
-    attempt_workers,
-    daily_changes,
-    gold_backlog,
-    gold_concurrency,
-    gold_hours,
-    gold_minutes,
-    summed_days,
-    summed_durations,
-    summed_errors,
-    summed_tallies,
-    summed_workers,
-)
-from taskharbor.spark.lake.layout import Change, Lake, Written
+from taskharbor.spark.lake import gold, silver
+from taskharbor.spark.lake.layout import Change, Lake, Progress, Written
 from taskharbor.spark.lake.objectives import Objective, attempt_objectives, checked, summed_objectives
-from taskharbor.spark.lake.silver import (
-    bronze_attempts,
-    bronze_queues,
-    merged_lifecycles,
-    silver_attempts,
-    single_attempts,
-)
 from taskharbor.spark.lake.sources import News, news_of_frame, news_of_store, source_name
-from taskharbor.spark.lake.summary import Progress, RunSummary
 from taskharbor.spark.lake.tables import QUEUE_COLUMNS
 
 STEPS = (
@@ -67,6 +41,19 @@ STEPS = (
 )
 
 
+class RunSummary(msgspec.Struct, kw_only=True):
+    """The work of one run. `tables` has the rows written by table, `steps` the seconds by step; `startup_seconds` is the time
+    that starting Spark took, apart from `seconds`."""
+
+    source: str
+    run: int
+    rows_read: int
+    tables: dict[str, int]
+    seconds: float
+    steps: dict[str, float]
+    startup_seconds: float = 0.0
+
+
 def run_pipeline(
     spark: SparkSession,
     lake: Lake,
@@ -82,7 +69,8 @@ def run_pipeline(
     Objectives, once given, hold for later runs until others are given.
     """
     _require_utc(spark)
-    run = _Run(spark, lake, name or _name_of(source), progress)
+    known = source_name(source) if isinstance(source, str) else "frame"
+    run = _Run(spark, lake, name or known, progress)
     if objectives is not None:
         checked(objectives)
     return run.take(source, queues, objectives)
@@ -95,10 +83,6 @@ def _require_utc(spark: SparkSession) -> None:
             f"the lake's dates are those of UTC, and this session's time zone is {zone}: start it with "
             "spark.sql.session.timeZone=UTC, or by taskharbor.spark.session.local_session"
         )
-
-
-def _name_of(source: str | DataFrame) -> str:
-    return source_name(source) if isinstance(source, str) else "frame"
 
 
 class _Run:
@@ -115,17 +99,21 @@ class _Run:
     ) -> RunSummary:
         began = time.monotonic()
         manifest = self.change.manifest
-        news = self._news(source, queues, manifest.cursors.get(self.name))
+        after = manifest.cursors.get(self.name)
+        if isinstance(source, str):
+            news = news_of_store(self.spark, source, after)
+        else:
+            news = news_of_frame(source, queues, after)
         with self._step("bronze.queues"):
             if news.queues is not None:
-                seen = bronze_queues(
+                seen = silver.bronze_queues(
                     news.queues, source=self.name, run=self.number, observed_at=datetime.now(UTC)
                 )
                 self.change.append("bronze.queues", seen)
         with self._step("bronze.attempts"):
             bronze = self._bronze(news)
-        silver = self._refine(bronze, news.queues) if bronze is not None and bronze.rows else None
-        self._objectives(silver, objectives)
+        refined = self._refine(bronze, news.queues) if bronze is not None and bronze.rows else None
+        self._objectives(refined, objectives)
         if news.until is not None:
             manifest.cursors[self.name] = news.until
         elif bronze is not None and bronze.rows:
@@ -143,15 +131,10 @@ class _Run:
             steps=self.seconds,
         )
 
-    def _news(self, source: str | DataFrame, queues: DataFrame | None, after: str | None) -> News:
-        if isinstance(source, str):
-            return news_of_store(self.spark, source, after)
-        return news_of_frame(source, queues, after)
-
     def _bronze(self, news: News) -> Written | None:
         if news.attempts is None:
             return None
-        rows = bronze_attempts(
+        rows = silver.bronze_attempts(
             news.attempts, source=self.name, run=self.number, ingested_at=datetime.now(UTC)
         )
         return self.change.append("bronze.attempts", rows)
@@ -160,48 +143,45 @@ class _Run:
         """From new bronze rows to all of silver and gold but the objectives; the new silver attempts."""
         change = self.change
         with self._step("silver.attempts"):
-            silver = change.append("silver.attempts", silver_attempts(self._read(bronze)))
-        attempts = self._read(silver)
+            refined = change.append("silver.attempts", silver.silver_attempts(self._read(bronze)))
+        attempts = self._read(refined)
         with self._step("silver.lifecycles"):
             lifecycles = self._lifecycles(attempts)
         with self._step("tallies"):
-            tallies = change.scratch(
-                "state.tallies",
-                summed_tallies(
-                    attempt_tallies(attempts), arrival_tallies(self._read(lifecycles), run=self.number)
-                ),
-            )
+            arrived = self._read(lifecycles).where(F.col("first_seen_run") == self.number)
+            summed = gold.summed_tallies(gold.attempt_tallies(attempts), gold.arrival_tallies(arrived))
+            tallies = change.scratch("state.tallies", summed)
         dates = tallies.dates
         with self._step("durations"):
             before = change.read(self.spark, "state.durations", dates)
-            durations = change.replace(
-                "state.durations", summed_durations(before, attempt_durations(attempts)), dates
-            )
+            added = gold.summed_durations(before, gold.attempt_durations(attempts))
+            durations = change.replace("state.durations", added, dates)
         with self._step("gold.minutes"):
             old = change.read(self.spark, "gold.minutes", dates)
-            counted = all_tallies(old, self._read(tallies))
-            minutes = change.replace("gold.minutes", gold_minutes(counted, self._read(durations)), dates)
+            counted = gold.all_tallies(old, self._read(tallies))
+            minutes = change.replace("gold.minutes", gold.gold_minutes(counted, self._read(durations)), dates)
         with self._step("gold.hours"):
-            change.replace("gold.hours", gold_hours(self._read(minutes), self._read(durations)), dates)
+            change.replace("gold.hours", gold.gold_hours(self._read(minutes), self._read(durations)), dates)
         with self._step("gold.concurrency"):
             self._concurrency(minutes, queues)
         with self._step("gold.backlog"):
             self._backlog(tallies)
         with self._step("gold.workers"):
             before = change.read(self.spark, "gold.workers", dates)
-            change.replace("gold.workers", summed_workers(before, attempt_workers(attempts)), dates)
+            change.replace("gold.workers", gold.summed_workers(before, gold.attempt_workers(attempts)), dates)
         with self._step("gold.errors"):
             before = change.read(self.spark, "gold.errors")
-            change.replace("gold.errors", summed_errors(before, attempt_errors(attempts)))
-        return silver
+            change.replace("gold.errors", gold.summed_errors(before, gold.attempt_errors(attempts)))
+        return refined
 
     def _lifecycles(self, attempts: DataFrame) -> Written:
         touched: list[date] = [
             row[0] for row in attempts.select(F.to_date("created_at")).distinct().collect()
         ]
         before = self.change.read(self.spark, "silver.lifecycles", touched)
-        new = single_attempts(attempts, run=self.number)
-        return self.change.replace("silver.lifecycles", merged_lifecycles(before.unionByName(new)), touched)
+        new = silver.single_attempts(attempts, run=self.number)
+        merged = silver.merged_lifecycles(before.unionByName(new))
+        return self.change.replace("silver.lifecycles", merged, touched)
 
     def _concurrency(self, minutes: Written, queues: DataFrame | None) -> None:
         """The limits of this source were just seen; the rows of other sources keep those that they were made with."""
@@ -210,35 +190,36 @@ class _Run:
         others = self.change.read(self.spark, "gold.concurrency", minutes.dates).where(
             F.col("source") != self.name
         )
-        found = gold_concurrency(ours, seen.withColumn("source", F.lit(self.name)))
+        found = gold.gold_concurrency(ours, seen.withColumn("source", F.lit(self.name)))
         self.change.replace("gold.concurrency", found.unionByName(others), minutes.dates)
 
     def _backlog(self, tallies: Written) -> None:
-        new = daily_changes(self._read(tallies))
+        new = gold.daily_changes(self._read(tallies))
         # A row per queue and date that this run touched: little, whatever the number of jobs.
         changes = [(row.source, row.queue, row.date, row.change) for row in new.collect()]
         known = [date.fromisoformat(day) for day in self.change.manifest.tables["gold.minutes"]]
-        affected = affected_dates(changes, known)
+        affected = gold.affected_dates(changes, known)
         before = self.change.read(self.spark, "state.backlog_days")
         added = self.spark.createDataFrame(changes, "source string, queue string, date date, change long")
-        days = self.change.replace("state.backlog_days", summed_days(before, added.select(*before.columns)))
+        summed = gold.summed_days(before, added.select(*before.columns))
+        days = self.change.replace("state.backlog_days", summed)
         minutes = self.change.read(self.spark, "gold.minutes", affected)
-        self.change.replace("gold.backlog", gold_backlog(minutes, self._read(days)), affected)
+        self.change.replace("gold.backlog", gold.gold_backlog(minutes, self._read(days)), affected)
 
-    def _objectives(self, silver: Written | None, given: Sequence[Objective] | None) -> None:
+    def _objectives(self, refined: Written | None, given: Sequence[Objective] | None) -> None:
         """New rows add to what is there; objectives that changed are computed anew, over all of silver."""
         manifest = self.change.manifest
         known = msgspec.json.decode(manifest.objectives or "[]", type=list[Objective])
         wanted = known if given is None else list(given)
-        if wanted == known and (silver is None or not wanted):
+        if wanted == known and (refined is None or not wanted):
             return
         with self._step("gold.objectives"):
             if not wanted:
                 manifest.tables.pop("gold.objectives", None)
-            elif wanted == known and silver is not None:
-                before = self.change.read(self.spark, "gold.objectives", silver.dates)
-                new = attempt_objectives(self._read(silver), wanted)
-                self.change.replace("gold.objectives", summed_objectives(before, new), silver.dates)
+            elif wanted == known and refined is not None:
+                before = self.change.read(self.spark, "gold.objectives", refined.dates)
+                new = attempt_objectives(self._read(refined), wanted)
+                self.change.replace("gold.objectives", summed_objectives(before, new), refined.dates)
             else:
                 attempts = self.change.read(self.spark, "silver.attempts")
                 self.change.replace(

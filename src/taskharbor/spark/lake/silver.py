@@ -13,10 +13,6 @@ from pyspark.sql import functions as F
 
 from taskharbor.jobs import TERMINAL_STATES, Outcome
 from taskharbor.spark.lake.tables import (
-    BRONZE_ATTEMPTS,
-    BRONZE_QUEUES,
-    SILVER_ATTEMPTS,
-    SILVER_LIFECYCLES,
     TEXT,
     declared,
 )
@@ -24,32 +20,18 @@ from taskharbor.spark.lake.tables import (
 
 def bronze_attempts(attempts: DataFrame, *, source: str, run: int, ingested_at: datetime) -> DataFrame:
     """Rows of the attempt log, by the date on which the lease (or the wait) ended."""
-    return declared(
-        attempts.withColumns(
-            {
-                "source": F.lit(source),
-                "run": F.lit(run).cast("long"),
-                "ingested_at": F.lit(ingested_at),
-                "date": F.to_date("ended_at"),
-            }
-        ),
-        BRONZE_ATTEMPTS,
-    )
+    seen = {"ingested_at": F.lit(ingested_at), "date": F.to_date("ended_at")}
+    return declared(attempts.withColumns(_origin(source, run) | seen), "bronze.attempts")
 
 
 def bronze_queues(queues: DataFrame, *, source: str, run: int, observed_at: datetime) -> DataFrame:
     """The queues' settings and counts as this run saw them."""
-    return declared(
-        queues.withColumns(
-            {
-                "source": F.lit(source),
-                "run": F.lit(run).cast("long"),
-                "observed_at": F.lit(observed_at),
-                "date": F.to_date(F.lit(observed_at)),
-            }
-        ),
-        BRONZE_QUEUES,
-    )
+    seen = {"observed_at": F.lit(observed_at), "date": F.to_date(F.lit(observed_at))}
+    return declared(queues.withColumns(_origin(source, run) | seen), "bronze.queues")
+
+
+def _origin(source: str, run: int) -> dict[str, Column]:
+    return {"source": F.lit(source), "run": F.lit(run).cast("long")}
 
 
 def silver_attempts(bronze: DataFrame) -> DataFrame:
@@ -67,7 +49,7 @@ def silver_attempts(bronze: DataFrame) -> DataFrame:
                 ),
             }
         ),
-        SILVER_ATTEMPTS,
+        "silver.attempts",
     )
 
 
@@ -107,7 +89,7 @@ def single_attempts(attempts: DataFrame, *, run: int) -> DataFrame:
             F.lit(run).cast("long").alias("first_seen_run"),
             F.to_date("created_at").alias("date"),
         ),
-        SILVER_LIFECYCLES,
+        "silver.lifecycles",
     )
 
 
@@ -139,7 +121,7 @@ def merged_lifecycles(parts: DataFrame) -> DataFrame:
         F.col("error.last_error_message").cast(TEXT).alias("last_error_message"),
     ).withColumn("finished_at", _finished_at(F.col("last_ended_at")))
     total = F.unix_micros("finished_at") - F.unix_micros("created_at")
-    return declared(whole.withColumn("total_us", total), SILVER_LIFECYCLES)
+    return declared(whole.withColumn("total_us", total), "silver.lifecycles")
 
 
 def _finished_at(ended_at: Column) -> Column:

@@ -57,92 +57,79 @@ _TALLIES = _all(
 )
 _PERCENTILES = _all(LONG, "wait_p50_us wait_p95_us wait_p99_us run_p50_us run_p95_us run_p99_us")
 
-BRONZE_ATTEMPTS = _table(
-    ATTEMPT_COLUMNS.fields, _all(TEXT, "source"), _all(LONG, "run"), _all(INSTANT, "ingested_at")
-)
-BRONZE_QUEUES = _table(
-    QUEUE_COLUMNS.fields, _all(TEXT, "source"), _all(LONG, "run"), _all(INSTANT, "observed_at")
-)
-SILVER_ATTEMPTS = _table(
-    _all(TEXT, "source"), ATTEMPT_COLUMNS.fields, _all(LONG, "wait_us run_us"), _all(INSTANT, "valid_until")
-)
-SILVER_LIFECYCLES = _table(
-    _all(TEXT, "source job_id queue type key"),
-    _all(INT, "priority"),
-    _all(INSTANT, "created_at first_run_at first_reserved_at last_ended_at finished_at"),
-    _all(TEXT, "state"),
-    _all(LONG, "executions done retried dead expired released cancelled merged requeued"),
-    _all(LONG, "first_wait_us total_wait_us total_run_us total_us max_fence last_seq"),
-    _all(TEXT, "last_error_type last_error_message"),
-    # The run in which the job was first heard of: the only column that depends on how the log was cut into runs.
-    _all(LONG, "first_seen_run"),
-)
-GOLD_MINUTES = _table(_CELL, _all(INSTANT, "minute"), _TALLIES, _PERCENTILES, _all(REAL, "concurrency"))
-GOLD_HOURS = _table(_CELL, _all(INSTANT, "hour"), _TALLIES, _PERCENTILES, _all(REAL, "concurrency"))
-GOLD_CONCURRENCY = _table(
-    _all(TEXT, "source queue"),
-    _all(INSTANT, "minute"),
-    _all(LONG, "busy_us"),
-    _all(REAL, "concurrency"),
-    _all(INT, "max_inflight"),
-    _all(REAL, "ratio"),
-)
-GOLD_BACKLOG = _table(_all(TEXT, "source queue"), _all(INSTANT, "minute"), _all(LONG, "waiting"))
-GOLD_WORKERS = _table(
-    _all(TEXT, "source worker"),
-    _all(INSTANT, "hour"),
-    _all(LONG, "executions busy_us"),
-    _all(REAL, "utilisation"),
-)
-GOLD_ERRORS = _table(
-    _all(TEXT, "source queue type error_type fingerprint"),
-    _all(LONG, "count"),
-    _all(INSTANT, "first_seen last_seen"),
-    _all(TEXT, "sample_message sample_job"),
-)
-GOLD_OBJECTIVES = _table(
-    _all(TEXT, "source objective queue type kind"),
-    _all(INSTANT, "hour"),
-    _all(LONG, "total bad"),
-    _all(REAL, "target burn_rate"),
-)
-
-STATE_TALLIES = _table(_CELL, _all(INSTANT, "minute"), _TALLIES)
-"""What one run adds to the minutes. Never listed: it lives as long as the run."""
-STATE_DURATIONS = _table(
-    _CELL, _all(INSTANT, "minute"), _all(TEXT, "metric"), _all(INT, "bucket"), _all(LONG, "count")
-)
-"""Waits and runs as histograms whose buckets grow by a constant factor, so that they add up over time and runs."""
-STATE_BACKLOG_DAYS = _table(_all(TEXT, "source queue"), _all(LONG, "change"))
-"""By how much each day changed a queue's backlog: what a later day starts from."""
-
 TABLES: dict[str, StructType] = {
-    "bronze.attempts": BRONZE_ATTEMPTS,
-    "bronze.queues": BRONZE_QUEUES,
-    "silver.attempts": SILVER_ATTEMPTS,
-    "silver.lifecycles": SILVER_LIFECYCLES,
-    "gold.minutes": GOLD_MINUTES,
-    "gold.hours": GOLD_HOURS,
-    "gold.concurrency": GOLD_CONCURRENCY,
-    "gold.backlog": GOLD_BACKLOG,
-    "gold.workers": GOLD_WORKERS,
-    "gold.errors": GOLD_ERRORS,
-    "gold.objectives": GOLD_OBJECTIVES,
-    "state.tallies": STATE_TALLIES,
-    "state.durations": STATE_DURATIONS,
-    "state.backlog_days": STATE_BACKLOG_DAYS,
+    "bronze.attempts": _table(
+        ATTEMPT_COLUMNS.fields, _all(TEXT, "source"), _all(LONG, "run"), _all(INSTANT, "ingested_at")
+    ),
+    "bronze.queues": _table(
+        QUEUE_COLUMNS.fields, _all(TEXT, "source"), _all(LONG, "run"), _all(INSTANT, "observed_at")
+    ),
+    "silver.attempts": _table(
+        _all(TEXT, "source"),
+        ATTEMPT_COLUMNS.fields,
+        _all(LONG, "wait_us run_us"),
+        _all(INSTANT, "valid_until"),
+    ),
+    "silver.lifecycles": _table(
+        _all(TEXT, "source job_id queue type key"),
+        _all(INT, "priority"),
+        _all(INSTANT, "created_at first_run_at first_reserved_at last_ended_at finished_at"),
+        _all(TEXT, "state"),
+        _all(LONG, "executions done retried dead expired released cancelled merged requeued"),
+        _all(LONG, "first_wait_us total_wait_us total_run_us total_us max_fence last_seq"),
+        _all(TEXT, "last_error_type last_error_message"),
+        # The run in which the job was first heard of: the only column that depends on how the log was cut into runs.
+        _all(LONG, "first_seen_run"),
+    ),
+    "gold.minutes": _table(_CELL, _all(INSTANT, "minute"), _TALLIES, _PERCENTILES, _all(REAL, "concurrency")),
+    "gold.hours": _table(_CELL, _all(INSTANT, "hour"), _TALLIES, _PERCENTILES, _all(REAL, "concurrency")),
+    "gold.concurrency": _table(
+        _all(TEXT, "source queue"),
+        _all(INSTANT, "minute"),
+        _all(LONG, "busy_us"),
+        _all(REAL, "concurrency"),
+        _all(INT, "max_inflight"),
+        _all(REAL, "ratio"),
+    ),
+    "gold.backlog": _table(_all(TEXT, "source queue"), _all(INSTANT, "minute"), _all(LONG, "waiting")),
+    "gold.workers": _table(
+        _all(TEXT, "source worker"),
+        _all(INSTANT, "hour"),
+        _all(LONG, "executions busy_us"),
+        _all(REAL, "utilisation"),
+    ),
+    "gold.errors": _table(
+        _all(TEXT, "source queue type error_type fingerprint"),
+        _all(LONG, "count"),
+        _all(INSTANT, "first_seen last_seen"),
+        _all(TEXT, "sample_message sample_job"),
+    ),
+    "gold.objectives": _table(
+        _all(TEXT, "source objective queue type kind"),
+        _all(INSTANT, "hour"),
+        _all(LONG, "total bad"),
+        _all(REAL, "target burn_rate"),
+    ),
+    # What one run adds to the minutes. Never listed: it lives as long as the run.
+    "state.tallies": _table(_CELL, _all(INSTANT, "minute"), _TALLIES),
+    # Waits and runs as histograms whose buckets grow by a constant factor, so that they add up over time and runs.
+    "state.durations": _table(
+        _CELL, _all(INSTANT, "minute"), _all(TEXT, "metric"), _all(INT, "bucket"), _all(LONG, "count")
+    ),
+    # By how much each day changed a queue's backlog: what a later day starts from.
+    "state.backlog_days": _table(_all(TEXT, "source queue"), _all(LONG, "change")),
 }
 
 TALLY_NAMES: tuple[str, ...] = tuple(field.name for field in _TALLIES)
 CELL_NAMES: tuple[str, ...] = tuple(field.name for field in _CELL)
 
 
-def declared(frame: DataFrame, schema: StructType) -> DataFrame:
-    """The frame with its columns in the declared order. Raises where one is missing, too many or of another type.
+def declared(frame: DataFrame, table: str) -> DataFrame:
+    """The frame with the columns of this table, in the declared order. Raises where one is missing, too many or of another type.
 
     Whether a column may be null is not compared: Parquet gives that up anyway.
     """
-    wanted = {field.name: field.dataType for field in schema}
+    wanted = {field.name: field.dataType for field in TABLES[table]}
     given = {field.name: field.dataType for field in frame.schema}
     if wanted != given:
         problems = [f"{name} is missing" for name in wanted if name not in given]
@@ -152,5 +139,5 @@ def declared(frame: DataFrame, schema: StructType) -> DataFrame:
             for name, kind in wanted.items()
             if name in given and given[name] != kind
         ]
-        raise SchemaViolated("a table's columns are not those of lake/tables.py: " + "; ".join(problems))
+        raise SchemaViolated(f"the columns of {table} are not those of lake/tables.py: {'; '.join(problems)}")
     return frame.select(*wanted)

@@ -8,16 +8,26 @@ import time
 from datetime import date, timedelta
 from pathlib import Path
 
+import msgspec
+
 from taskharbor.errors import InvalidRequest
 from taskharbor.spark.lake.layout import Lake
 from taskharbor.spark.lake.manifests import FOLDER, forget, load, numbers
-from taskharbor.spark.lake.summary import VacuumSummary
 
 KEEP_MANIFESTS = 2
 UNLISTED_FOR = timedelta(hours=6)
 """Longer than a run takes: what a run is writing is in no manifest yet."""
 _ALWAYS_WHOLE = ("gold.errors", "state.backlog_days")
 """These say something of all dates: a backlog goes on from days that are long gone."""
+
+
+class VacuumSummary(msgspec.Struct, kw_only=True):
+    """The work of one vacuum. `dates` counts those dropped because they are older than asked for, over all tables."""
+
+    directories: int
+    bytes: int
+    manifests: int
+    dates: int
 
 
 def vacuum(

@@ -12,6 +12,7 @@ from pyspark.sql import functions as F
 
 from taskharbor.jobs import Micros
 from taskharbor.spark.audit import AuditResult
+from taskharbor.spark.lake import gold
 from taskharbor.spark.lake.layout import Lake
 from taskharbor.spark.report import data, queries
 from taskharbor.spark.report.formatting import HOUR
@@ -112,11 +113,11 @@ def _buckets(read: Read, first: Micros, last: Micros) -> data.Buckets:
 
 def _movements(read: Read, buckets: data.Buckets, label: Column) -> Movements:
     """Counts per queue and bucket; the queue with most completions first, the other queues last."""
-    source = read(buckets.origin)
+    tallies = read(buckets.origin)
     if buckets.origin == "silver.attempts":
-        rows = queries.movements_of_rows(source, read("silver.lifecycles"), buckets, label).collect()
-    else:
-        rows = queries.movements_of_gold(source, buckets, label).collect()
+        arrived = gold.arrival_tallies(read("silver.lifecycles"), buckets.bucket_us)
+        tallies = gold.all_tallies(gold.attempt_tallies(tallies, buckets.bucket_us), arrived)
+    rows = queries.movements(tallies, buckets, label).collect()
     found: Movements = {row.label: {name: [0] * buckets.number for name in queries.COUNTED} for row in rows}
     for row in rows:
         for name, values in found[row.label].items():
@@ -135,9 +136,9 @@ def _flow(movements: Movements, buckets: data.Buckets) -> data.Flow:
     return data.Flow(**{name: total(name) for name in data.Flow.__struct_fields__})
 
 
-def _backlog(movements: Movements, gold: DataFrame, label: Column) -> list[data.Backlog]:
+def _backlog(movements: Movements, minutes: DataFrame, label: Column) -> list[data.Backlog]:
     """Counted back from the end, which is known even if the beginning of the history was dropped."""
-    ends = gold.groupBy("source", "queue").agg(F.max_by("waiting", "minute").alias("waiting"))
+    ends = minutes.groupBy("source", "queue").agg(F.max_by("waiting", "minute").alias("waiting"))
     rows = ends.groupBy(label.alias("label")).agg(F.sum("waiting").alias("waiting")).collect()
     last = {row.label: row.waiting for row in rows}
     shown = []
@@ -151,10 +152,10 @@ def _backlog(movements: Movements, gold: DataFrame, label: Column) -> list[data.
 
 
 def _concurrency(
-    movements: Movements, gold: DataFrame, label: Column, step: Micros
+    movements: Movements, minutes: DataFrame, label: Column, step: Micros
 ) -> list[data.Concurrency]:
     """Leases held in buckets of `step`, with W as it was last; queues with a limit first."""
-    last = gold.groupBy("source", "queue").agg(F.max_by("max_inflight", "minute").alias("limit"))
+    last = minutes.groupBy("source", "queue").agg(F.max_by("max_inflight", "minute").alias("limit"))
     numbers = (F.count("*").alias("queues"), F.max("limit").alias("limit"))
     rows = last.groupBy(label.alias("label")).agg(*numbers).collect()
     # Queues of several stores that share a name have no common limit to draw.
@@ -167,12 +168,11 @@ def _concurrency(
 
 
 def _waits(read: Read, buckets: data.Buckets) -> data.Percentiles:
+    durations = read("state.durations")
     if buckets.origin == "silver.attempts":
-        waits = queries.waits_of_rows(read("silver.attempts"), buckets)
-    else:
-        waits = queries.waits_of_histograms(read("state.durations"), buckets)
+        durations = gold.attempt_durations(read("silver.attempts"), buckets.bucket_us)
     found: dict[str, list[float | None]] = {name: [None] * buckets.number for name in ("p50", "p95", "p99")}
-    for row in waits.collect():
+    for row in queries.waits(durations, buckets).collect():
         for name, values in found.items():
             values[row["index"]] = row[f"wait_{name}_us"]
     return data.Percentiles(**found)
@@ -187,22 +187,22 @@ def _workers(read: Read, buckets: data.Buckets) -> tuple[list[data.WorkerLoad], 
     is_shown = F.col("worker").isin(names)
     if buckets.span_us <= FINE_WORKERS:
         cells = buckets.coarser(buckets.bucket_us, CELLS_SHOWN)
-        loads = queries.loads_of_rows(read("silver.attempts").where(is_shown), cells)
+        held = gold.attempt_workers(read("silver.attempts").where(is_shown), cells.bucket_us)
     else:
         cells = buckets.coarser(HOUR, CELLS_SHOWN)
-        loads = queries.loads_of_gold(read("gold.workers").where(is_shown), cells)
-    load = _by_name(loads.collect(), names, cells)
+        held = read("gold.workers").where(is_shown)
+    load = _by_name(queries.loads(held, cells).collect(), names, cells)
     executions = {row.worker: row.executions for row in busiest}
     shown = [data.WorkerLoad(worker=name, executions=executions[name], load=load[name]) for name in names]
     return shown, number, cells.bucket_us
 
 
-def _objectives(gold: DataFrame, buckets: data.Buckets) -> tuple[list[data.Objective], Micros]:
+def _objectives(hours: DataFrame, buckets: data.Buckets) -> tuple[list[data.Objective], Micros]:
     """Objectives that were missed most, and the length of the buckets of their burn rates."""
     cells = buckets.coarser(HOUR, CELLS_SHOWN)
-    worst = _rows(queries.worst_objectives(gold))
+    worst = _rows(queries.worst_objectives(hours))
     names = [row["name"] for row in worst]
-    rates = queries.burn_rates(gold.where(F.col("objective").isin(names)), cells).collect() if names else []
+    rates = queries.burn_rates(hours.where(F.col("objective").isin(names)), cells).collect() if names else []
     burn = _by_name(rates, names, cells)
     return [data.Objective(**row, burn=burn[row["name"]]) for row in worst], cells.bucket_us
 

@@ -1,6 +1,6 @@
 """Queries over the tables of a lake: each takes DataFrames and gives a small one, however large the lake is.
 
-Short histories are counted from the rows of silver, long ones from gold. Both queries of such a pair give the same columns.
+Short histories are counted from tallies that are made of the rows of silver, long ones from gold, which has the same columns.
 """
 
 from __future__ import annotations
@@ -8,8 +8,7 @@ from __future__ import annotations
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from taskharbor.jobs import TERMINAL_STATES, Outcome
-from taskharbor.spark.lake.buckets import bucket_of, busy_within, percentiles, touched_buckets
+from taskharbor.spark.lake.buckets import percentiles
 from taskharbor.spark.report.data import Buckets
 
 COUNTED = ("arrivals", "completions", "failures", "retries", "expiries", "requeues", "finished", "busy_us")
@@ -20,70 +19,29 @@ JOBS_SHOWN = 8
 OBJECTIVES_SHOWN = 12
 MESSAGE_CHARS = 500
 
-_OUTCOMES = {
-    "completions": Outcome.DONE,
-    "failures": Outcome.DEAD,
-    "retries": Outcome.RETRIED,
-    "expiries": Outcome.EXPIRED,
-    "requeues": Outcome.REQUEUED,
-}
-
 # -- over time ----------------------------------------------------------------------------------------------------
 
 
-def movements_of_gold(gold: DataFrame, buckets: Buckets, label: Column) -> DataFrame:
-    """(label, index, COUNTED...) from gold minutes or hours."""
-    time = F.col("minute" if "minute" in gold.columns else "hour")
-    return _summed(gold.select(label.alias("label"), _index(time, buckets), *COUNTED), buckets)
+def movements(tallies: DataFrame, buckets: Buckets, label: Column) -> DataFrame:
+    """(label, index, COUNTED...) from tallies, gold minutes or gold hours."""
+    time = F.col("minute" if "minute" in tallies.columns else "hour")
+    rows = tallies.select(label.alias("label"), _index(time, buckets), *COUNTED)
+    sums = rows.groupBy("label", "index").agg(*(F.sum(name).alias(name) for name in COUNTED))
+    return sums.where(_is_inside(buckets))
 
 
-def movements_of_rows(attempts: DataFrame, jobs: DataFrame, buckets: Buckets, label: Column) -> DataFrame:
-    """(label, index, COUNTED...) from silver."""
-    at = F.col("at")
-    ends = at == bucket_of(F.col("ended_at"), buckets.bucket_us)
-    is_terminal = F.col("state").isin(*(state.value for state in TERMINAL_STATES))
-    counted = {name: ends & (F.col("outcome") == outcome.value) for name, outcome in _OUTCOMES.items()}
-    counted["finished"] = ends & is_terminal & (F.col("outcome") != Outcome.REQUEUED.value)
-    moved = attempts.withColumn("at", F.explode(touched_buckets(buckets.bucket_us))).select(
-        label.alias("label"),
-        _index_of(at, buckets),
-        F.lit(0).cast("long").alias("arrivals"),
-        *(F.coalesce(when.cast("long"), F.lit(0)).alias(name) for name, when in counted.items()),
-        busy_within(at, buckets.bucket_us).alias("busy_us"),
-    )
-    arrived = jobs.select(
-        label.alias("label"),
-        _index(F.col("created_at"), buckets),
-        *(F.lit(int(name == "arrivals")).cast("long").alias(name) for name in COUNTED),
-    )
-    return _summed(moved.unionByName(arrived), buckets)
-
-
-def waits_of_histograms(durations: DataFrame, buckets: Buckets) -> DataFrame:
+def waits(durations: DataFrame, buckets: Buckets) -> DataFrame:
     """(index, wait_p50_us, wait_p95_us, wait_p99_us) from histograms, which add up over queues and time."""
-    waits = durations.where(F.col("metric") == "wait").groupBy(_index(F.col("minute"), buckets))
-    return waits.agg(*percentiles("wait", prefix="wait")).where(_is_inside(buckets))
+    measured = durations.where(F.col("metric") == "wait")
+    by_bucket = measured.groupBy(_index(F.col("minute"), buckets))
+    return by_bucket.agg(*percentiles("wait", prefix="wait")).where(_is_inside(buckets))
 
 
-def waits_of_rows(attempts: DataFrame, buckets: Buckets) -> DataFrame:
-    """(index, wait_p50_us, wait_p95_us, wait_p99_us) from silver."""
-    leased = attempts.where(F.col("reserved_at").isNotNull()).groupBy(_index(F.col("reserved_at"), buckets))
-    found = leased.agg(F.percentile_approx("wait_us", [0.5, 0.95, 0.99], 1000).alias("found"))
-    columns = (F.col("found")[n].alias(f"wait_{name}_us") for n, name in enumerate(("p50", "p95", "p99")))
-    return found.select("index", *columns).where(_is_inside(buckets))
-
-
-def loads_of_gold(workers: DataFrame, buckets: Buckets) -> DataFrame:
+def loads(workers: DataFrame, buckets: Buckets) -> DataFrame:
     """(name, index, value): the mean number of leases that a worker held in a bucket."""
-    return _loads(workers.select("worker", _index(F.col("hour"), buckets), "busy_us"), buckets)
-
-
-def loads_of_rows(attempts: DataFrame, buckets: Buckets) -> DataFrame:
-    """(name, index, value), as `loads_of_gold`, from silver."""
-    leased = attempts.where(F.col("reserved_at").isNotNull() & F.col("worker").isNotNull())
-    spread = leased.withColumn("at", F.explode(touched_buckets(buckets.bucket_us)))
-    busy = busy_within(F.col("at"), buckets.bucket_us).alias("busy_us")
-    return _loads(spread.select("worker", _index_of(F.col("at"), buckets), busy), buckets)
+    by_bucket = workers.groupBy(F.col("worker").alias("name"), _index(F.col("hour"), buckets))
+    mean = F.sum("busy_us") / F.lit(buckets.bucket_us)
+    return by_bucket.agg(mean.alias("value")).where(_is_inside(buckets))
 
 
 def burn_rates(objectives: DataFrame, buckets: Buckets) -> DataFrame:
@@ -165,25 +123,9 @@ def _job_lines(lifecycles: DataFrame) -> DataFrame:
     )
 
 
-def _summed(rows: DataFrame, buckets: Buckets) -> DataFrame:
-    sums = rows.groupBy("label", "index").agg(*(F.sum(name).alias(name) for name in COUNTED))
-    return sums.where(_is_inside(buckets))
-
-
-def _loads(busy: DataFrame, buckets: Buckets) -> DataFrame:
-    mean = F.sum("busy_us") / F.lit(buckets.bucket_us)
-    loads = busy.groupBy(F.col("worker").alias("name"), "index").agg(mean.alias("value"))
-    return loads.where(_is_inside(buckets))
-
-
 def _index(instant: Column, buckets: Buckets) -> Column:
     since = F.unix_micros(instant) - F.lit(buckets.start_us)
     return F.floor(since / F.lit(buckets.bucket_us)).cast("long").alias("index")
-
-
-def _index_of(bucket: Column, buckets: Buckets) -> Column:
-    """Index of a bucket that is numbered from the epoch."""
-    return (bucket - F.lit(buckets.start_us // buckets.bucket_us)).alias("index")
 
 
 def _is_inside(buckets: Buckets) -> Column:
