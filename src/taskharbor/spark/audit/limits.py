@@ -10,9 +10,7 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from taskharbor.jobs import SECOND
-from taskharbor.spark.audit.kinds import Kind
-from taskharbor.spark.audit.leases import clock_slack, is_leased, valid_until
-from taskharbor.spark.audit.violations import Rule, broken
+from taskharbor.spark.audit.violations import Kind, Rule, broken, clock_slack, is_leased, valid_until
 
 _QUEUE = ("source", "queue")
 _NARROWEST = 60 * SECOND

@@ -1,4 +1,4 @@
-"""A job's rows in their order: leases that overlap, fences, and what happens after an end.
+"""A job's rows in their order: leases that overlap, fences, and what happens after an end; and jobs that share a key.
 
 A life is what has one id and one created_at: an id that retention has freed may be given to another job later.
 """
@@ -9,9 +9,7 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from taskharbor.jobs import TERMINAL_STATES, JobState, Outcome
-from taskharbor.spark.audit.kinds import Kind
-from taskharbor.spark.audit.leases import clock_slack, is_leased, valid_until
-from taskharbor.spark.audit.violations import Rule, broken
+from taskharbor.spark.audit.violations import Kind, Rule, broken, clock_slack, is_leased, valid_until
 
 # In this order: Spark sorts fast by what differs in its first eight bytes.
 _LIFE = ("created_at", "job_id", "source")
@@ -179,3 +177,32 @@ def _end_rules() -> list[Rule]:
             ", not dead, and was {outcome} at {ended_at} (fence {fence})",
         ),
     ]
+
+
+def check_keys(attempts: DataFrame) -> DataFrame:
+    """Of the jobs of one key never two are leased at once."""
+    before = (
+        Window.partitionBy("key", "queue", "source")
+        .orderBy("reserved_at", "until", "job_id", "fence")
+        .rowsBetween(Window.unboundedPreceding, -1)
+    )
+    leases = (
+        attempts.where(F.col("key").isNotNull() & is_leased())
+        .select("source", "queue", "key", "job_id", "fence", "reserved_at", valid_until().alias("until"))
+        .withColumn("held", F.max(F.struct("until", "job_id", "fence", "reserved_at")).over(before))
+    )
+    return broken(
+        leases,
+        [
+            Rule(
+                Kind.KEY_HELD_TWICE,
+                # Two leases of the same job are another matter.
+                (F.col("reserved_at") < F.col("held.until")) & (F.col("held.job_id") != F.col("job_id")),
+                F.col("reserved_at"),
+                "job {job_id} of key {key} was leased (lease {fence}) at {reserved_at} while job {held.job_id} held lease "
+                "{held.fence}, from {held.reserved_at}, until {held.until}",
+                other_job_id=F.col("held.job_id"),
+                other_fence=F.col("held.fence"),
+            )
+        ],
+    )

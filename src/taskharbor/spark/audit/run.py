@@ -1,49 +1,47 @@
-"""All checks together, over a DataFrame, a lake or a store."""
+"""All checks together, over a DataFrame, a lake or a store, and what they come to."""
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from datetime import UTC, datetime
 from functools import reduce
-from typing import Protocol
 
+import msgspec
 from pyspark import StorageLevel
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from taskharbor.spark.audit.duplicates import check_row_numbers
-from taskharbor.spark.audit.keys import check_keys
-from taskharbor.spark.audit.kinds import Kind
+from taskharbor.jobs import TERMINAL_STATES, JobState
 from taskharbor.spark.audit.limits import check_limits
-from taskharbor.spark.audit.live_jobs import check_live_jobs, has_ended
-from taskharbor.spark.audit.lives import check_lives
-from taskharbor.spark.audit.result import AuditResult, replaced, summarise
-from taskharbor.spark.audit.single_rows import check_single_rows
+from taskharbor.spark.audit.lives import check_keys, check_lives
+from taskharbor.spark.audit.rows import check_row_numbers, check_single_rows
+from taskharbor.spark.audit.violations import SCHEMA, Kind, Rule, broken
+from taskharbor.spark.lake.layout import Lake
 
+EXAMPLES_PER_KIND = 5
+_SHARES = 64
 STORE = "store"
 """The source that rows straight from a store are given."""
 
 
 def audit(
-    attempts: DataFrame, *, live_jobs: DataFrame | None = None, limits: DataFrame | None = None
+    attempts: DataFrame,
+    *,
+    live_jobs: DataFrame | None = None,
+    limits: DataFrame | None = None,
+    as_logged: DataFrame | None = None,
 ) -> DataFrame:
     """Every violation of the guarantees that the log shows, as rows of `violations.SCHEMA`.
 
-    `attempts`: the columns of `bulk.schemas.ATTEMPTS` and `source`. `live_jobs`: source, id, state, fence and created_at of all
+    `attempts`: the columns of `bulk.tables.ATTEMPTS` and `source`. `live_jobs`: source, id, state, fence and created_at of all
     jobs in the store, read after the attempts; without them lost jobs are not looked for. `limits`: source, queue, max_inflight
-    and observed_at; without them W is not checked.
+    and observed_at; without them W is not checked. `as_logged`: the same rows before anybody dropped any as doubled.
     """
-    return _all_checks(attempts, attempts, live_jobs, limits)
-
-
-def _all_checks(
-    attempts: DataFrame, as_logged: DataFrame, live_jobs: DataFrame | None, limits: DataFrame | None
-) -> DataFrame:
-    """`as_logged`: the same rows before anybody dropped any as doubled."""
     checks = [
         check_single_rows(attempts),
         check_lives(attempts),
         check_keys(attempts),
-        check_row_numbers(as_logged),
+        check_row_numbers(attempts if as_logged is None else as_logged),
     ]
     if limits is not None:
         checks.append(check_limits(attempts, limits))
@@ -52,18 +50,13 @@ def _all_checks(
     return reduce(DataFrame.unionByName, checks)
 
 
-class ReadableLake(Protocol):
-    """What the audit wants of a lake."""
-
-    def read(self, spark: SparkSession, table: str) -> DataFrame: ...
-
-
-def audit_lake(spark: SparkSession, lake: ReadableLake, *, live_jobs: DataFrame | None = None) -> AuditResult:
+def audit_lake(spark: SparkSession, lake: Lake, *, live_jobs: DataFrame | None = None) -> AuditResult:
     """Everything the lake has, with W as the pipeline saw it whenever it ran."""
     attempts = lake.read(spark, "silver.attempts")
     limits = lake.read(spark, "bronze.queues").select("source", "queue", "max_inflight", "observed_at")
     as_logged = lake.read(spark, "bronze.attempts")
-    return summarise(_all_checks(attempts, as_logged, live_jobs, limits), attempts)
+    found = audit(attempts, live_jobs=live_jobs, limits=limits, as_logged=as_logged)
+    return summarise(found, attempts)
 
 
 def audit_store(spark: SparkSession, url: str) -> AuditResult:
@@ -98,3 +91,123 @@ def _not_ended_since(spark: SparkSession, url: str, lost: DataFrame) -> DataFram
 def _read(spark: SparkSession, url: str, table: str) -> DataFrame:
     reader = spark.read.format("taskharbor").option("url", url).option("table", table)
     return reader.load().withColumn("source", F.lit(STORE))
+
+
+# -- the log against the store ---------------------------------------------------------------------------------------
+
+
+def check_live_jobs(attempts: DataFrame, live_jobs: DataFrame) -> DataFrame:
+    """`live_jobs`: source, id, state, fence and created_at of what the store holds, read after the attempts."""
+    row = F.struct("queue", "fence", "state", "ended_at", "created_at")
+    last = (
+        attempts.groupBy("job_id", "source")
+        .agg(F.max_by(row, F.col("seq")).alias("last"))
+        .select("source", "job_id", "last.*")
+    )
+    live = live_jobs.select(
+        "source",
+        F.col("id").alias("job_id"),
+        F.struct("state", "fence", "created_at").alias("live"),
+    )
+    return broken(
+        last.join(live, ["source", "job_id"], "left"),
+        [
+            Rule(
+                Kind.LOST_JOB,
+                F.col("live").isNull() & ~has_ended(),
+                F.col("ended_at"),
+                "job {job_id} was {state} after lease {fence} ended at {ended_at}, and the store does not have it",
+            ),
+            Rule(
+                Kind.STORE_CONTRADICTS_LOG,
+                _is_same_life() & ((F.col("live.fence") < F.col("fence")) | _left_its_end()),
+                F.col("ended_at"),
+                "job {job_id} was {state} with fence {fence} at {ended_at}, and the store has it as {live.state} with "
+                "fence {live.fence}",
+                other_fence=F.col("live.fence"),
+            ),
+        ],
+    )
+
+
+def has_ended() -> Column:
+    return F.col("state").isin(*map(str, sorted(TERMINAL_STATES)))
+
+
+def _is_same_life() -> Column:
+    return F.col("live.created_at") == F.col("created_at")
+
+
+def _left_its_end() -> Column:
+    """Only `dead` can be left, by a requeue that the log as it was read may not have had yet."""
+    final = (str(JobState.DONE), str(JobState.CANCELLED))
+    return F.col("state").isin(*final) & (F.col("live.state") != F.col("state"))
+
+
+# -- the result ------------------------------------------------------------------------------------------------------
+
+
+class Violation(msgspec.Struct, frozen=True, kw_only=True):
+    kind: str
+    source: str | None
+    queue: str | None
+    job_id: str | None
+    other_job_id: str | None
+    fence: int | None
+    other_fence: int | None
+    at: datetime | None
+    text: str
+
+
+class AuditResult(msgspec.Struct, frozen=True, kw_only=True):
+    rows: int
+    """Rows of the log that were checked."""
+    jobs: int
+    kinds: dict[str, int] = {}
+    """Violations per kind, most first; only kinds that were found."""
+    examples: list[Violation] = []
+    """A few of each kind, the earliest first."""
+
+    @property
+    def violations(self) -> int:
+        return sum(self.kinds.values())
+
+    @property
+    def is_clean(self) -> bool:
+        return not self.kinds
+
+
+def summarise(violations: DataFrame, attempts: DataFrame) -> AuditResult:
+    """Runs the audit and counts. What comes to the driver is bounded, however much is wrong."""
+    # The earliest of each share rather than of all: one pass, nothing kept or sorted, and the very first is always among them.
+    share = F.pmod(F.hash("source", "job_id"), F.lit(_SHARES))
+    earliest = F.min(F.struct("at", *(name for name in SCHEMA.names if name != "at")))
+    found = violations.groupBy("kind", share.alias("share")).agg(
+        F.count("*").alias("count"), earliest.alias("earliest")
+    )
+    counts: Counter[str] = Counter()
+    examples: defaultdict[str, list[Violation]] = defaultdict(list)
+    for row in found.collect():
+        counts[row["kind"]] += row["count"]
+        examples[row["kind"]].append(Violation(**row["earliest"].asDict()))
+    (size,) = attempts.agg(
+        F.count("*").alias("rows"), F.count_distinct(F.struct("source", "job_id")).alias("jobs")
+    ).collect()
+    kinds = dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
+    return AuditResult(
+        rows=size["rows"],
+        jobs=size["jobs"],
+        kinds=kinds,
+        examples=[one for kind in kinds for one in sorted(examples[kind], key=_age)[:EXAMPLES_PER_KIND]],
+    )
+
+
+def replaced(result: AuditResult, kind: str, by: AuditResult) -> AuditResult:
+    """The same, with what another look at one kind came to."""
+    kinds = {name: count for name, count in result.kinds.items() if name != kind} | by.kinds
+    examples = [example for example in result.examples if example.kind != kind] + by.examples
+    return msgspec.structs.replace(result, kinds=kinds, examples=examples)
+
+
+def _age(violation: Violation) -> tuple[float, str]:
+    return (0.0 if violation.at is None else violation.at.timestamp(), violation.job_id or "")

@@ -1,9 +1,10 @@
-"""The one shape of a violation, and how rules over rows become such rows."""
+"""The one shape of a violation, how rules over rows become such rows, and what all rules mean by a lease."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from enum import StrEnum
 from functools import reduce
 from operator import or_
 from typing import NamedTuple
@@ -12,7 +13,48 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import LongType, StringType, StructField, StructType, TimestampType
 
-from taskharbor.spark.audit.kinds import Kind
+
+class Kind(StrEnum):
+    """Each is something that a correct driver never writes, whatever crashed and whoever raced."""
+
+    OVERLAPPING_LEASES = "overlapping_leases"
+    """Two leases of one job were valid at once."""
+    FENCE_OUT_OF_ORDER = "fence_out_of_order"
+    """A later row of a job carries a lower fence than an earlier one."""
+    FENCE_USED_TWICE = "fence_used_twice"
+    """Two leases of one job have the same fence."""
+    FENCE_GAP = "fence_gap"
+    """A lease was granted and left no row."""
+    LIMIT_EXCEEDED = "limit_exceeded"
+    """A lease was granted while max_inflight others were valid in the queue."""
+    STARTED_EARLY = "started_early"
+    """Leased before run_at."""
+    KEY_HELD_TWICE = "key_held_twice"
+    """Two jobs of one (queue, key) were leased at once."""
+    ENDED_TWICE = "ended_twice"
+    """A second terminal state without a requeue in between."""
+    ACTIVE_AFTER_END = "active_after_end"
+    """Something happened to a job that had ended and was not requeued."""
+    REQUEUED_ALIVE = "requeued_alive"
+    """Requeued although it was not dead."""
+    SETTLED_TOO_LATE = "settled_too_late"
+    """A lease was settled by its holder when it was over."""
+    EXPIRED_TOO_EARLY = "expired_too_early"
+    """A lease was ended as expired while it was valid."""
+    TIMES_OUT_OF_ORDER = "times_out_of_order"
+    """Ended before it began, expired before it began, or leased before the job was created."""
+    STATE_CONTRADICTS_OUTCOME = "state_contradicts_outcome"
+    """The outcome cannot lead to the state."""
+    LEASE_CONTRADICTS_OUTCOME = "lease_contradicts_outcome"
+    """The outcome ends a lease and there was none, or the other way round."""
+    UNKNOWN_OUTCOME = "unknown_outcome"
+    DUPLICATE_ROW = "duplicate_row"
+    """The same row of the log, or the same end of a lease, is there more than once."""
+    LOST_JOB = "lost_job"
+    """Its last state is not terminal and the store does not have it."""
+    STORE_CONTRADICTS_LOG = "store_contradicts_log"
+    """The store is behind what the log says had happened before."""
+
 
 SCHEMA = StructType(
     [
@@ -27,6 +69,10 @@ SCHEMA = StructType(
         StructField("text", StringType()),
     ]
 )
+
+CLOCK_SLACK_SECONDS = 5
+"""How far apart the clocks of two callers may be read where the log cannot tell which of two calls came first. Far more than
+a sampled backend clock is off by, and far less than a lease."""
 
 _NAME = re.compile(r"\{([\w.]+)\}")
 
@@ -81,3 +127,20 @@ def _sentence(rule: Rule) -> Column:
     names = _NAME.findall(rule.text)
     columns = (F.coalesce(values.get(name, F.col(name)).cast("string"), F.lit("none")) for name in names)
     return F.format_string(_NAME.sub("%s", rule.text), *columns)
+
+
+# -- leases ---------------------------------------------------------------------------------------------------------
+
+
+def is_leased() -> Column:
+    """Rows of jobs that were cancelled or merged while waiting, or requeued, tell of no lease."""
+    return F.col("reserved_at").isNotNull() & F.col("lease_expires_at").isNotNull()
+
+
+def valid_until() -> Column:
+    """A lease is valid from reserved_at up to, not including, this instant."""
+    return F.least("ended_at", "lease_expires_at")
+
+
+def clock_slack() -> Column:
+    return F.expr(f"INTERVAL {CLOCK_SLACK_SECONDS} SECONDS")

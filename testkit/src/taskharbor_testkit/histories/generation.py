@@ -17,7 +17,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from taskharbor.bulk.tables import ATTEMPTS, QUEUES
 from taskharbor.jobs import to_datetime
-from taskharbor.spark.audit.kinds import Kind
+from taskharbor.spark.audit.violations import Kind
 from taskharbor_testkit.histories.plan import START, HistoryPlan, make_plan, split
 from taskharbor_testkit.histories.planting import PLANTERS, Planter
 from taskharbor_testkit.histories.slot import Row, SlotDay, to_batch

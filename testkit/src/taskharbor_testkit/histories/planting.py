@@ -13,7 +13,7 @@ from functools import partial
 from typing import TypeAlias
 
 from taskharbor.jobs import SECOND, Micros
-from taskharbor.spark.audit.kinds import Kind
+from taskharbor.spark.audit.violations import Kind
 from taskharbor_testkit.histories.plan import Slot
 from taskharbor_testkit.histories.slot import BREATH, Row, number_of_row
 

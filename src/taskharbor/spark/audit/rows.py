@@ -1,4 +1,4 @@
-"""What one row of the log can be judged by alone: its times, and whether outcome, state and lease agree."""
+"""Rows of the log by themselves: their times, whether outcome, state and lease agree, and numbers that are there twice."""
 
 from __future__ import annotations
 
@@ -9,9 +9,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from taskharbor.jobs import JobState, Outcome
-from taskharbor.spark.audit.kinds import Kind
-from taskharbor.spark.audit.leases import clock_slack, is_leased
-from taskharbor.spark.audit.violations import Rule, broken
+from taskharbor.spark.audit.violations import Kind, Rule, broken, clock_slack, is_leased
 
 _WAITING = (JobState.READY, JobState.SCHEDULED)
 
@@ -107,3 +105,30 @@ def _leased_before_it_was_there() -> Column:
     created, reserved, due = F.col("created_at"), F.col("reserved_at"), F.col("run_at")
     by_an_older_clock = (due <= reserved) & (created <= reserved + clock_slack())
     return (created > reserved) & ~by_an_older_clock
+
+
+def check_row_numbers(attempts: DataFrame) -> DataFrame:
+    """One violation per number, however often it is there."""
+    row = F.struct("job_id", "fence", "queue", "ended_at")
+    repeated = (
+        attempts.groupBy("seq", "source")
+        .agg(F.count("*").alias("times"), F.min(row).alias("first"), F.max(row).alias("last"))
+        .where(F.col("times") > 1)
+        .select("*", "first.job_id", "first.fence", "first.queue")
+    )
+    return broken(
+        repeated,
+        [
+            Rule(
+                Kind.DUPLICATE_ROW,
+                F.lit(True),
+                F.col("last.ended_at"),
+                "row {seq} of the log is there {times} times: job {first.job_id}, lease {first.fence}, ended "
+                "{first.ended_at}; job {last.job_id}, lease {last.fence}, ended {last.ended_at}",
+                other_job_id=F.when(
+                    F.col("last.job_id") != F.col("first.job_id"), F.col("last.job_id")
+                ).otherwise(F.lit(None)),
+                other_fence=F.col("last.fence"),
+            )
+        ],
+    )
