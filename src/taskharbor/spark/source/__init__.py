@@ -1,10 +1,7 @@
 """The Spark data source `taskharbor`: `spark.read`, `spark.readStream`, `df.write` and `df.writeStream` on any store.
 
-datasource  what Spark looks for and asks first
-options     what a reader was told
-reading     a table as it is now
-streaming   the attempt log as it grows
-writing     rows that become jobs
+datasource  the entry, its options, a table as it is now, the attempt log as it grows
+writing     rows that become jobs (`requests`), or name jobs to requeue, cancel or purge (`triage`)
 """
 
 from __future__ import annotations

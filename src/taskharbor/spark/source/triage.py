@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.types as kinds
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
+from taskharbor.client import chunks
 from taskharbor.drivers.registry import connect
 from taskharbor.errors import InvalidRequest, JobError, TaskHarborError
 from taskharbor.jobs import JobState
@@ -103,15 +104,10 @@ def triage(url: str, action: str, job_ids: Sequence[str]) -> list[JobState | Job
 async def _ask_driver(url: str, action: str, job_ids: Sequence[str]) -> list[JobState | JobError]:
     answers: list[JobState | JobError] = []
     async with connect(url) as driver:
-        for some in _batches(job_ids):
+        for some in chunks(job_ids, BATCH):
             if action == "purge":
                 answers += await driver.remove(some)
             else:
                 call = driver.requeue if action == "requeue" else driver.cancel
                 answers += await call(some, now=await driver.time())
     return answers
-
-
-def _batches(job_ids: Sequence[str]) -> Iterator[Sequence[str]]:
-    for start in range(0, len(job_ids), BATCH):
-        yield job_ids[start : start + BATCH]
