@@ -1,4 +1,4 @@
-"""The stop mark: a job in a queue of its own that nobody serves. Once it is there, the workers of its run stop.
+"""The stop mark: a cancelled job under the run's name, in a queue that nobody serves. Once it is there, the workers stop.
 
 The store is the one place that every executor can reach, on any cluster and through any driver, or it could not work at
 all: no port has to be opened for this, and anybody who has the store's URL can stop a run, from anywhere.
@@ -7,14 +7,13 @@ all: no port has to be opened for this, and anybody who has the store's URL can 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from types import TracebackType
-from typing import Self
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 
 from taskharbor.client import Client, portal
-from taskharbor.drivers.contract import Driver, JobFilter
+from taskharbor.drivers.contract import Driver
 from taskharbor.errors import BackendUnavailable
-from taskharbor.jobs import LATEST, JobRecord, JobState
+from taskharbor.jobs import JobRecord
 
 QUEUE = "taskharbor.control"
 TYPE = "taskharbor.stop"
@@ -23,20 +22,17 @@ LOOK_EVERY = 0.5
 
 def ask_to_stop(store: str | Driver, run: str) -> None:
     """Make all workers of a run stop gracefully. The run's driver takes the mark away when they have."""
-    client = Client(store)
-    try:
+    with Client(store) as client:
         set_mark(client, run)
-    finally:
-        client.close()
 
 
 def set_mark(client: Client, run: str) -> None:
+    """Setting it twice changes nothing."""
     now = client.now()
-    # Never due: the mark waits, and counts nowhere as work to do.
-    mark = JobRecord(id=run, type=TYPE, queue=QUEUE, run_at_us=LATEST, created_at_us=now)
-    portal().call(
-        client.driver.enqueue([mark], now=now)
-    )  # Known by its id: setting it twice changes nothing.
+    mark = JobRecord(id=run, type=TYPE, queue=QUEUE, run_at_us=now, created_at_us=now)
+    portal().call(client.driver.enqueue([mark], now=now))
+    # It counts nowhere as work to do, and is removed like any ended job where nobody takes it away.
+    client.cancel_many([run])
 
 
 def is_marked(client: Client, run: str) -> bool:
@@ -45,36 +41,27 @@ def is_marked(client: Client, run: str) -> bool:
 
 
 def clear_mark(client: Client, run: str) -> None:
-    client.cancel_many([run])
-    client.purge(JobFilter(queue=QUEUE, states=frozenset({JobState.CANCELLED})))
+    portal().call(client.driver.remove([run]))
 
 
-class Watch:
-    """Looks for the mark, on a thread beside the worker, and calls back once it is there."""
+@contextmanager
+def watching(client: Client, run: str, found: Callable[[], None]) -> Iterator[None]:
+    """Look for the mark, on a thread beside the worker, and call back once it is there."""
+    over = threading.Event()
 
-    def __init__(self, client: Client, run: str, found: Callable[[], None]) -> None:
-        self._client = client
-        self._run = run
-        self._found = found
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._look, name="taskharbor-stop-watch", daemon=True)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._over.set()
-        self._thread.join(5.0)  # A look that hangs in an outage must not hold up the task.
-
-    def _look(self) -> None:
-        while not self._over.is_set():
-            try:
-                if is_marked(self._client, self._run):
-                    self._found()
+    def look() -> None:
+        while not over.is_set():
+            # The worker rides an outage out, and so does this.
+            with suppress(BackendUnavailable, OSError):
+                if is_marked(client, run):
+                    found()
                     return
-            except (BackendUnavailable, OSError):
-                pass  # The worker rides the outage out, and so does this.
-            self._over.wait(LOOK_EVERY)
+            over.wait(LOOK_EVERY)
+
+    thread = threading.Thread(target=look, name="taskharbor-stop-watch", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join(5.0)  # A look that hangs in an outage must not hold up the task.

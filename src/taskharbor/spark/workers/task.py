@@ -17,8 +17,7 @@ import msgspec
 from taskharbor.cli.apps import load_app
 from taskharbor.cli.problems import BadInput
 from taskharbor.client import Client
-from taskharbor.spark.workers.stopping import Watch, is_marked
-from taskharbor.spark.workers.summary import TaskReport
+from taskharbor.spark.workers.stopping import is_marked, watching
 
 
 class WorkerOptions(TypedDict, total=False):
@@ -46,6 +45,17 @@ class Order(msgspec.Struct, kw_only=True):
     app: str
     url: str | None
     options: dict[str, Any]
+
+
+class TaskReport(msgspec.Struct, kw_only=True):
+    """What one task says of its worker at the end. A task whose executor died says nothing."""
+
+    worker: str
+    host: str
+    outcomes: dict[str, int]
+    seconds: float
+    problem: str = ""
+    """Why the worker could not work, where that is not the executor's fault: it would be the same on any other."""
 
 
 def work(orders: Iterable[Order]) -> Iterator[TaskReport]:
@@ -83,7 +93,7 @@ def _run_worker(order: Order, name: str) -> dict[str, int]:
         if is_marked(client, order.run):
             return {}  # Asked to stop before this one began.
         worker = harbor.worker(**order.options, name=name)
-        with Watch(client, order.run, worker.stop):
+        with watching(client, order.run, worker.stop):
             worker.run()
     finally:
         client.close()
