@@ -15,17 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from taskharbor.cli.options import (
-    COUNT,
-    DURATION,
-    FILE,
-    Invocation,
-    flag,
-    log_options,
-    option,
-    shared_options,
-    shown_url,
-)
+from taskharbor.cli import options as opt
+from taskharbor.cli.options import Invocation, flag, option, shared_options
 from taskharbor.cli.output import banner
 from taskharbor.cli.problems import BadInput, CommandFailed
 from taskharbor.drivers.registry import connect
@@ -51,24 +42,24 @@ _MAKE_TOKENS = (
 )
 @option("--store", "URL", "The store to serve; the same as --url.")
 @option("--bind", "[HOST:]PORT", "Where to listen.", "127.0.0.1:7433")
-@option("--token-file", FILE, "Who may call: lines like name:scope[,scope]:secret.")
+@option("--token-file", opt.FILE, "Who may call: lines like name:scope[,scope]:secret.")
 @option(
     "--host-name host_names", "NAME", "A name under which clients know this broker; repeat.", multiple=True
 )
 @option("--advertise", "URL", "Where clients reach this broker.  [default: the bind address]")
-@option("--term", DURATION, "How long a leader may be silent (object stores).", "15s")
-@option("--tls-cert", FILE, "Certificate chain (PEM): serve https.")
-@option("--tls-key", FILE, "Its key, where it is in another file.")
+@option("--term", opt.DURATION, "How long a leader may be silent (object stores).", "15s")
+@option("--tls-cert", opt.FILE, "Certificate chain (PEM): serve https.")
+@option("--tls-key", opt.FILE, "Its key, where it is in another file.")
 @option("--rate", click.FloatRange(min=0.1), "Requests per second and token.  [default: any]")
 @option("--burst", click.FloatRange(min=1), "Requests at once.  [default: twice the rate]")
 @option("--max-body", click.FloatRange(min=0.001, max=1024), "Largest request, in MiB.", 32.0)
-@option("--max-batch", COUNT, "Most jobs in one request.", 10_000)
-@option("--max-waiting", COUNT, "Most long polls at once.", 1000)
-@option("--max-skew", DURATION, "How wrong a worker's clock may be.", "60s")
+@option("--max-batch", opt.COUNT, "Most jobs in one request.", 10_000)
+@option("--max-waiting", opt.COUNT, "Most long polls at once.", 1000)
+@option("--max-skew", opt.DURATION, "How wrong a worker's clock may be.", "60s")
 @flag("--trust-client-time", "Take clients' time as it is (tests, simulations).", hidden=True)
-@option("--grace", DURATION, "How long a stop waits for calls.", "10s")
+@option("--grace", opt.DURATION, "How long a stop waits for calls.", "10s")
 @flag("--access-log", "Log every request (no payloads, no values of queries).")
-@log_options
+@opt.log_options
 @shared_options
 def broker(settings: Invocation, /, **options: Any) -> None:
     """Serve a store over HTTP: a JSON API, and http:// for workers."""
@@ -92,7 +83,7 @@ def broker(settings: Invocation, /, **options: Any) -> None:
         log.warning("tokens and payloads travel unencrypted: use --tls-cert, or a proxy with TLS in front")
     driver = connect(url)
     # Without options, which may hold keys.
-    shown = shown_url(url).partition("?")[0]
+    shown = opt.shown_url(url).partition("?")[0]
     with closing(_listen(host, port)) as listener:
         _run(shown, driver, tokens, host, listener, tls, options)
     log.info("stopped")

@@ -8,17 +8,9 @@ from datetime import timedelta
 import click
 
 from taskharbor.broker.models import ChangedJob, RemovedJobs, batch_item
+from taskharbor.cli import options as opt
 from taskharbor.cli.jobs import LARGEST_PAGE, Listing, cursor_option, limit_option, types_option
-from taskharbor.cli.options import (
-    DURATION,
-    Group,
-    Invocation,
-    flag,
-    open_client,
-    option,
-    queue_option,
-    shared_options,
-)
+from taskharbor.cli.options import Invocation, flag, option, shared_options
 from taskharbor.cli.output import WIDE, Column, answer, cell, duration_text, emit, relative_text
 from taskharbor.cli.problems import FAILED, BadInput, say_error
 from taskharbor.client import Client, chunks
@@ -38,7 +30,7 @@ def cancel(settings: Invocation, ids: tuple[str, ...]) -> int:
     A waiting job is cancelled at once. A running one is asked to stop: its worker learns of it with the next
     heartbeat.
     """
-    with open_client(settings) as client:
+    with opt.open_client(settings) as client:
         answers = client.cancel_many(ids)
     words = {JobState.INFLIGHT: "is running: asked to stop", JobState.CANCELLED: "cancelled"}
     return tell(zip(ids, answers, strict=True), settings, words)
@@ -61,7 +53,7 @@ def tell(
     return code
 
 
-@click.group(cls=Group, invoke_without_command=True)
+@click.group(cls=opt.Group, invoke_without_command=True)
 @shared_options
 def dlq(settings: Invocation) -> None:
     """Dead letters: list, requeue, purge."""
@@ -71,7 +63,7 @@ def dlq(settings: Invocation) -> None:
 
 
 @dlq.command("list")
-@queue_option
+@opt.queue_option
 @types_option
 @limit_option
 @cursor_option
@@ -80,7 +72,7 @@ def list_dead(
     settings: Invocation, queue: str | None, types: tuple[str, ...], limit: int, cursor: str | None
 ) -> None:
     """List dead jobs with what killed them."""
-    with open_client(settings) as client:
+    with opt.open_client(settings) as client:
         listing = Listing(client, _selection(queue, types), limit, cursor)
         listing.show(settings, _columns(client.now()), "no dead jobs")
 
@@ -88,7 +80,7 @@ def list_dead(
 @dlq.command()
 @click.argument("ids", nargs=-1, metavar="[ID...]")
 @flag("--all everything", "Every dead job.")
-@queue_option
+@opt.queue_option
 @types_option
 @shared_options
 def requeue(
@@ -102,7 +94,7 @@ def requeue(
     if bool(ids) == bool(everything or queue or types):
         wanted = "say which: either ids, or a selection by --all, --queue or --type"
         raise BadInput(wanted, hint="`taskharbor dlq list` shows what is there")
-    with open_client(settings) as client:
+    with opt.open_client(settings) as client:
         if ids:
             blocked = "waits for the running job of its key"
             words = {JobState.READY: "is ready again", JobState.BLOCKED: blocked}
@@ -121,9 +113,9 @@ def requeue(
 
 
 @dlq.command()
-@queue_option
+@opt.queue_option
 @types_option
-@option("--older-than", DURATION, "Only what died longer ago than this: 7d, 12h.", metavar="AGE")
+@option("--older-than", opt.DURATION, "Only what died longer ago than this: 7d, 12h.", metavar="AGE")
 @flag("--yes -y", "Do not ask.")
 @shared_options
 def purge(
@@ -134,7 +126,7 @@ def purge(
     yes: bool,
 ) -> None:
     """Remove dead jobs for good."""
-    with open_client(settings) as client:
+    with opt.open_client(settings) as client:
         before = None if older_than is None else client.now() - to_micros(older_than)
         selection = _selection(queue, types, before)
         if not yes:

@@ -20,17 +20,8 @@ import msgspec
 
 from taskharbor.broker.models import NewJob, job_request
 from taskharbor.bulk import publish, stage
-from taskharbor.cli.options import (
-    COUNT,
-    DURATION,
-    Instant,
-    Invocation,
-    flag,
-    open_client,
-    option,
-    parse_pairs,
-    shared_options,
-)
+from taskharbor.cli import options as opt
+from taskharbor.cli.options import Invocation, flag, option, shared_options
 from taskharbor.cli.output import answer, emit, progress
 from taskharbor.cli.problems import INTERRUPTED, UNAVAILABLE, BadInput, CommandFailed
 from taskharbor.client import CHUNK, Client, chunks, portal
@@ -57,16 +48,16 @@ _LONGEST_NAME = 200
 @option("--arg -a arguments", "K=V", "One field of the payload; JSON, else text.", multiple=True)
 @option("--queue -q", "QUEUE", "Queue.  [default: default]")
 @option("--priority -p", int, "Higher runs first.  [default: 0]")
-@option("--delay", DURATION, "Run after this: 90, 10m, 2h.")
-@option("--run-at", Instant(), "Run at this time (ISO 8601; local without a zone).", metavar="TIME")
+@option("--delay", opt.DURATION, "Run after this: 90, 10m, 2h.")
+@option("--run-at", opt.Instant(), "Run at this time (ISO 8601; local without a zone).", metavar="TIME")
 @option("--key", "KEY", "One waiting job per key: a second one changes the first.")
 @flag("--update-payload/--no-update-payload", "With --key: replace what to do.", default=None)
 @option("--update-run-at", click.Choice(["yes", "no", "later", "earlier"]), "With --key: move it in time.")
 @flag("--update-retry/--no-update-retry", "With --key: replace how often to try.", default=None)
 @flag("--update-reset-counts/--no-update-reset-counts", "With --key: forget what was tried.", default=None)
 @option("--idempotency-key", "KEY", "The same key twice is one job.")
-@option("--max-attempts", COUNT, "Executions before it is dead.")
-@option("--timeout", DURATION, "Longest execution.")
+@option("--max-attempts", opt.COUNT, "Executions before it is dead.")
+@option("--timeout", opt.DURATION, "Longest execution.")
 @option("--header -H headers", "K=V", "A header; repeat for more.", multiple=True)
 @option("--from source", click.File("rb"), "Many jobs: JSON lines from a file or stdin.", metavar="FILE|-")
 @option("--chunk", click.IntRange(1, 10_000), "With --from: jobs per transaction.", CHUNK)
@@ -109,8 +100,8 @@ def enqueue(
     if options["run_at"] is not None and options["delay"] is not None:
         raise BadInput("give either --run-at or --delay, not both")
     fields = {name: value for name, value in options.items() if name in JobRequest.__struct_fields__}
-    fields |= {"update": _flags(options), "headers": parse_pairs(options["headers"], "--header") or None}
-    with open_client(settings, creating=True) as client:
+    fields |= {"update": _flags(options), "headers": opt.parse_pairs(options["headers"], "--header") or None}
+    with opt.open_client(settings, creating=True) as client:
         accepted = client.enqueue(JobRequest(type=type, payload=decoded, **fields))
     _print_ids([accepted], settings)
     if accepted.existed and not settings.json:
@@ -121,7 +112,7 @@ def _payload(text: str | None, arguments: tuple[str, ...]) -> Any:
     if text is not None and arguments:
         raise BadInput("give the payload as JSON or by --arg, not both")
     if arguments:
-        return {name: _guess(value) for name, value in parse_pairs(arguments, "--arg").items()}
+        return {name: _guess(value) for name, value in opt.parse_pairs(arguments, "--arg").items()}
     if text is None:
         return {}
     if text == "-":
@@ -223,7 +214,10 @@ def enqueue_lines(settings: Invocation, source: BinaryIO, *, chunk: int, ids: bo
     started = time.monotonic()
     accepted = existed = 0
     bad: BadLine | None = None
-    with open_client(settings, creating=True) as client, progress(settings, on_terminal_only=True) as show:
+    with (
+        opt.open_client(settings, creating=True) as client,
+        progress(settings, on_terminal_only=True) as show,
+    ):
         try:
             for batch in client.enqueue_stream(lines, chunk=chunk):
                 lines.pending.clear()
@@ -258,7 +252,10 @@ def enqueue_once(settings: Invocation, source: BinaryIO, name: str) -> None:
     started = time.monotonic()
     # The end keeps a name like `load/7` from being number 7 of a series: that would leave out `load/6` afterwards.
     write = f"once:{name}:"
-    with open_client(settings, creating=True) as client, progress(settings, on_terminal_only=True) as show:
+    with (
+        opt.open_client(settings, creating=True) as client,
+        progress(settings, on_terminal_only=True) as show,
+    ):
         now, driver, call = client.now(), client.driver, portal().call
         if call(publish.is_over(driver, write)):
             before = call(publish.publish(driver, write, [], now))

@@ -10,23 +10,9 @@ import click
 import msgspec
 
 from taskharbor.broker.models import AttemptView, JobView, job_view, model_of
+from taskharbor.cli import output as out
 from taskharbor.cli.options import COUNT, Invocation, flag, open_client, option, queue_option, shared_options
-from taskharbor.cli.output import (
-    WIDE,
-    Column,
-    as_cell,
-    cell,
-    console,
-    duration_text,
-    emit,
-    is_narrow,
-    local_text,
-    plain,
-    print_table,
-    relative_text,
-    state_cell,
-    table,
-)
+from taskharbor.cli.output import WIDE, Column, cell
 from taskharbor.client import Client
 from taskharbor.codec import CodecRegistry
 from taskharbor.drivers.records import JobFilter
@@ -126,9 +112,9 @@ class Listing:
         """A document for each job, or a table. Where it stopped stands on stderr: stdout has jobs and nothing else."""
         if settings.json:
             for job in self:
-                emit(job_view(job, payload=payload))
+                out.emit(job_view(job, payload=payload))
         elif jobs := list(self):
-            print_table(columns, jobs)
+            out.print_table(columns, jobs)
         else:
             click.echo(nothing, err=True)
         if self.cursor is not None:
@@ -142,7 +128,7 @@ def _columns(now: Micros, queue_shown: bool) -> list[Column]:
         Column("id"),
         Column("type", shrinks=1),
         *([Column("queue", shrinks=2, least=WIDE)] if queue_shown else []),
-        Column("state", lambda job: state_cell(job.state)),
+        Column("state", lambda job: out.state_cell(job.state)),
         Column("failed", lambda job: f"{job.attempts + job.stalls}/{job.max_attempts}", True, least=WIDE),
         Column("when", lambda job: moment(job, now), least=WIDE),
         Column("key / reason", lambda job: cell(remark(job), "bright_black"), shrinks=3, least=120),
@@ -152,8 +138,8 @@ def _columns(now: Micros, queue_shown: bool) -> list[Column]:
 def moment(job: JobRecord, now: Micros) -> str:
     """The instant that matters in its state: due, leased or ended."""
     if job.state is JobState.INFLIGHT:
-        return relative_text(job.reserved_at_us or now, now)
-    return relative_text(job.run_at_us if job.finished_at_us is None else job.finished_at_us, now)
+        return out.relative_text(job.reserved_at_us or now, now)
+    return out.relative_text(job.run_at_us if job.finished_at_us is None else job.finished_at_us, now)
 
 
 def remark(job: JobRecord) -> str:
@@ -187,9 +173,9 @@ def inspect(settings: Invocation, job_id: str, no_payload: bool, full: bool) -> 
         now = client.now()
     if settings.json:
         view = msgspec.structs.asdict(job_view(job, payload=not no_payload))
-        emit(InspectedJob(**view, timeline=[model_of(AttemptView, one) for one in attempts]))
+        out.emit(InspectedJob(**view, timeline=[model_of(AttemptView, one) for one in attempts]))
         return
-    screen = console()
+    screen = out.console()
     screen.print(_facts(job, now))
     if not no_payload:
         _show_value(screen, "payload", job.codec, job.payload, full)
@@ -207,7 +193,7 @@ def _facts(job: JobRecord, now: Micros) -> Table:
     facts = Table.grid(padding=(0, 2))
     facts.add_column(style="bright_black", no_wrap=True)
     facts.add_column(overflow="fold")
-    state = state_cell(job.state)
+    state = out.state_cell(job.state)
     if job.cancel_requested:
         state.append("  (asked to stop)", "yellow")
     merged = f"{job.merged_into}  (same key: that job does the work)" if job.merged_into else None
@@ -225,20 +211,20 @@ def _facts(job: JobRecord, now: Micros) -> Table:
         ("lease", None if job.lease is None else _lease(job, now)),
         ("progress", None if job.progress is None else str(msgspec.json.decode(job.progress))),
         ("priority", str(job.priority) if job.priority else None),
-        ("timeout", duration_text(job.timeout_us) if job.timeout_us else None),
+        ("timeout", out.duration_text(job.timeout_us) if job.timeout_us else None),
         ("key", job.key or None),
         ("idempotency", job.idempotency_key or None),
         ("headers", ", ".join(f"{name}={value}" for name, value in job.headers.items()) or None),
     )
     for label, text in told:
         if text is not None:
-            facts.add_row(label, as_cell(text))
+            facts.add_row(label, out.as_cell(text))
     return facts
 
 
 def _instant(when: Micros, now: Micros) -> Any:
-    text = cell(local_text(when))
-    text.append(f"  {relative_text(when, now)}", "bright_black")
+    text = cell(out.local_text(when))
+    text.append(f"  {out.relative_text(when, now)}", "bright_black")
     return text
 
 
@@ -255,7 +241,7 @@ def _tries(job: JobRecord) -> str:
 def _lease(job: JobRecord, now: Micros) -> str:
     expires = job.expires_at_us or now
     left = expires - now
-    until = f"{duration_text(left)} left" if left > 0 else f"expired {duration_text(-left)} ago"
+    until = f"{out.duration_text(left)} left" if left > 0 else f"expired {out.duration_text(-left)} ago"
     return f"held by {job.worker}, {until}, fence {job.fence}"
 
 
@@ -282,13 +268,13 @@ def _show_value(screen: Console, label: str, codec: str, data: bytes, full: bool
     if not full and len(text) > SHOWN_CHARACTERS:
         cut = len(text) - SHOWN_CHARACTERS
         text = f"{text[:SHOWN_CHARACTERS]}\n... {cut} more characters: --full shows them"
-    screen.print(plain(text), style="cyan", soft_wrap=True)
+    screen.print(out.plain(text), style="cyan", soft_wrap=True)
 
 
 def _show_error(screen: Console, job: JobRecord, now: Micros, full: bool) -> None:
     assert job.last_error is not None
-    first, *trace = plain(job.last_error).splitlines()
-    when = f"  {relative_text(job.failed_at_us, now)}" if job.failed_at_us is not None else ""
+    first, *trace = out.plain(job.last_error).splitlines()
+    when = f"  {out.relative_text(job.failed_at_us, now)}" if job.failed_at_us is not None else ""
     over = "" if job.state is not JobState.DONE else "  (an earlier try; the job is done)"
     screen.print()
     screen.print(cell(f"last error{when}{over}", "bold"))
@@ -336,15 +322,17 @@ def timeline(job: JobRecord, attempts: list[Attempt], now: Micros, screen: Conso
             _Row(job.reserved_at_us, max(now, job.reserved_at_us), True, "running", "yellow", job.worker)
         )
     columns = (
-        Column("at", lambda row: f"+{duration_text(max(0, row.start - job.created_at_us))}", right=True),
-        Column("took", lambda row: duration_text(row.end - row.start) if row.was_leased else "-", right=True),
+        Column("at", lambda row: f"+{out.duration_text(max(0, row.start - job.created_at_us))}", right=True),
+        Column(
+            "took", lambda row: out.duration_text(row.end - row.start) if row.was_leased else "-", right=True
+        ),
         Column(span.heading(), lambda row: span.bar(row.start, row.end, row.style)),
         Column("outcome", lambda row: cell(row.outcome, row.style)),
         Column("worker", lambda row: cell(row.worker or "-", "bright_black"), shrinks=1, least=WIDE),
         Column("error", lambda row: cell(row.error, "bright_black"), shrinks=2),
     )
     some = "" if len(attempts) <= SHOWN else f" (the last {SHOWN} of {len(attempts)})"
-    return table(screen, columns, rows, title=f"timeline{some}")
+    return out.table(screen, columns, rows, title=f"timeline{some}")
 
 
 class Span:
@@ -353,13 +341,13 @@ class Span:
     def __init__(self, start: Micros, end: Micros, screen: Console) -> None:
         self._start = start
         self._length = max(1, end - start)
-        self._columns = 12 if is_narrow(screen) else 24
+        self._columns = 12 if out.is_narrow(screen) else 24
         unicode = (screen.encoding or "").lower().startswith("utf")
         self._on, self._off = ("█", "·") if unicode else ("#", ".")
 
     def heading(self) -> str:
         """The title of the column: how long it is."""
-        return duration_text(self._length).rjust(self._columns)
+        return out.duration_text(self._length).rjust(self._columns)
 
     def bar(self, start: Micros, end: Micros, style: str) -> Text:
         """A part of the stretch, drawn."""

@@ -13,29 +13,10 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from taskharbor.cli.options import (
-    COUNT,
-    DURATION,
-    FILE,
-    FOLDER,
-    Group,
-    Invocation,
-    option,
-    require_store,
-    shared_options,
-)
-from taskharbor.cli.output import (
-    Column,
-    Show,
-    answer,
-    cell,
-    console,
-    count_text,
-    emit,
-    print_table,
-    progress,
-    rounded,
-)
+from taskharbor.cli import options as opt
+from taskharbor.cli import output as out
+from taskharbor.cli.options import Invocation, option, shared_options
+from taskharbor.cli.output import Column, cell, count_text
 from taskharbor.cli.problems import FAILED, BadInput
 from taskharbor.errors import MissingExtra
 
@@ -45,24 +26,24 @@ if TYPE_CHECKING:
     from taskharbor.spark.audit import AuditResult
     from taskharbor.spark.lake import RunSummary
 
-_lake = option("--lake folder", FOLDER, "The folder of the lake.", "lake")
+_lake = option("--lake folder", opt.FOLDER, "The folder of the lake.", "lake")
 _master = option("--master", "URL", "Where Spark runs.  [default: this machine's cores, or spark-submit's]")
 
 
-@click.group(cls=Group)
+@click.group(cls=opt.Group)
 @shared_options
 def pipeline(settings: Invocation) -> None:
     """Analyse the attempt log with Spark: tables, audit, report."""
 
 
 @pipeline.command()
-@option("--objectives", FILE, "Objectives in TOML or JSON; they hold for later runs too.")
+@option("--objectives", opt.FILE, "Objectives in TOML or JSON; they hold for later runs too.")
 @_master
 @shared_options
 @_lake
 def run(settings: Invocation, folder: Path, objectives: Path | None, master: str | None) -> None:
     """Take in what is new since the last run."""
-    require_store(settings)
+    opt.require_store(settings)
     began = time.monotonic()
     with _session(settings, folder, master) as (spark, lake, show):
         from taskharbor.spark.lake import load_objectives, run_pipeline
@@ -72,7 +53,7 @@ def run(settings: Invocation, folder: Path, objectives: Path | None, master: str
         summary = run_pipeline(spark, lake, settings.url, objectives=wanted, progress=show)
     summary.startup_seconds = startup
     if settings.json:
-        emit(rounded(msgspec.to_builtins(summary)))
+        out.emit(out.rounded(msgspec.to_builtins(summary)))
     else:
         _print_run(summary)
 
@@ -90,14 +71,14 @@ def audit(settings: Invocation, folder: Path, master: str | None) -> int:
         show("audit", 0, 1)
         result = audit_lake(spark, lake)
     if settings.json:
-        emit({"clean": result.is_clean, **msgspec.to_builtins(result)})
+        out.emit({"clean": result.is_clean, **msgspec.to_builtins(result)})
     else:
-        console().print(_audit_view(result))
+        out.console().print(_audit_view(result))
     return 0 if result.is_clean else FAILED
 
 
 @pipeline.command()
-@option("--output -o", FILE, "The page to write.  [default: report.html in the lake]")
+@option("--output -o", opt.FILE, "The page to write.  [default: report.html in the lake]")
 @_master
 @shared_options
 @_lake
@@ -114,9 +95,9 @@ def report(settings: Invocation, folder: Path, output: Path | None, master: str 
         data = collect(spark, lake, audit=audited)
         written = write_page(data, output or folder / "report.html")
     if settings.json:
-        emit({"report": str(written), "clean": audited.is_clean})
+        out.emit({"report": str(written), "clean": audited.is_clean})
     else:
-        console().print(summary(data))
+        out.console().print(summary(data))
         click.echo(f"\nreport: {written}")
 
 
@@ -137,12 +118,14 @@ def compact(settings: Invocation, folder: Path, master: str | None) -> None:
     )
     if not summary.tables:
         text = "nothing to do: every date is in few files already"
-    answer(settings, rounded(msgspec.to_builtins(summary)), text)
+    out.answer(settings, out.rounded(msgspec.to_builtins(summary)), text)
 
 
 @pipeline.command()
-@option("--keep", COUNT, "Keep what the newest so many states of the lake need, for their readers.", 2)
-@option("--unlisted-for", DURATION, "Leave younger files alone: an unfinished run may be writing them.", "6h")
+@option("--keep", opt.COUNT, "Keep what the newest so many states of the lake need, for their readers.", 2)
+@option(
+    "--unlisted-for", opt.DURATION, "Leave younger files alone: an unfinished run may be writing them.", "6h"
+)
 @option("--before", click.DateTime(["%Y-%m-%d"]), "Drop the rows of earlier dates.", metavar="DATE")
 @shared_options
 @_lake
@@ -162,16 +145,16 @@ def vacuum(
     summary = vacuum_lake(Lake(folder), keep_manifests=keep, unlisted_for=unlisted_for, before=date)
     dropped = f"{summary.dates:,} dates dropped; " if before is not None else ""
     removed = f"{summary.directories:,} directories removed ({summary.bytes / 1e6:,.1f} MB)"
-    answer(settings, summary, f"{dropped}{removed}, {summary.manifests:,} old states forgotten")
+    out.answer(settings, summary, f"{dropped}{removed}, {summary.manifests:,} old states forgotten")
 
 
 # -- before ---------------------------------------------------------------------------------------------------
 
 
 @contextmanager
-def _session(settings: Invocation, folder: Path, master: str | None) -> Iterator[tuple[Any, Any, Show]]:
+def _session(settings: Invocation, folder: Path, master: str | None) -> Iterator[tuple[Any, Any, out.Show]]:
     """A SparkSession, the lake, and how to show progress. No type is named: no command imports PySpark."""
-    with progress(settings) as show:
+    with out.progress(settings) as show:
         from taskharbor.spark.session import FOR_MILLIONS, local_session
 
         show("starting Spark", 0, 1)
@@ -204,7 +187,7 @@ def _print_run(summary: RunSummary) -> None:
         Column("rows written", lambda name: count_text(shown[name]), right=True),
         Column("seconds", lambda name: f"{summary.steps.get(name, 0.0):.1f}", right=True),
     )
-    print_table(columns, shown)
+    out.print_table(columns, shown)
 
 
 def _audit_view(result: AuditResult) -> RenderableType:
@@ -223,12 +206,12 @@ def _audit_view(result: AuditResult) -> RenderableType:
 
 
 @click.command()
-@option("--rows", COUNT, "How many attempts.", 100_000)
-@option("--days", COUNT, "Over how many days.", 7)
+@option("--rows", opt.COUNT, "How many attempts.", 100_000)
+@option("--days", opt.COUNT, "Over how many days.", 7)
 @option("--seed", int, "The same seed makes the same rows.", 0)
 @option("--violations", click.IntRange(min=0), "Break the guarantees this often.", 0)
-@option("--lake", FOLDER, "Run it through this lake.")
-@option("--parquet", FOLDER, "Write it below this folder: attempts, queues, planted.")
+@option("--lake", opt.FOLDER, "Run it through this lake.")
+@option("--parquet", opt.FOLDER, "Write it below this folder: attempts, queues, planted.")
 @shared_options
 def history(
     settings: Invocation,
@@ -260,4 +243,4 @@ def history(
     seconds = time.monotonic() - began
     document = {"rows": rows, "planted": count, "seed": seed, "seconds": seconds, "path": str(folder)}
     text = f"{rows:,} attempts, {count:,} violations planted, in {folder} ({seconds:.1f} s)"
-    answer(settings, rounded(document), text)
+    out.answer(settings, out.rounded(document), text)

@@ -14,35 +14,10 @@ import click
 import msgspec
 
 from taskharbor.broker.models import queue_stats_view, queue_view, stats_view
-from taskharbor.cli.options import (
-    COUNT,
-    CountOrNone,
-    Duration,
-    Group,
-    Invocation,
-    flag,
-    open_client,
-    option,
-    queue_option,
-    shared_options,
-    shown_url,
-)
-from taskharbor.cli.output import (
-    SHORT_STATES,
-    STATE_STYLES,
-    WIDE,
-    Column,
-    answer,
-    cell,
-    coarse_text,
-    console,
-    count_text,
-    emit,
-    is_narrow,
-    kept_text,
-    print_table,
-    table,
-)
+from taskharbor.cli import options as opt
+from taskharbor.cli import output as out
+from taskharbor.cli.options import Invocation, flag, option, shared_options
+from taskharbor.cli.output import WIDE, Column, cell, count_text
 from taskharbor.cli.problems import BadInput
 from taskharbor.client import Client
 from taskharbor.drivers.records import QueueSettings, QueueStats
@@ -55,7 +30,7 @@ if TYPE_CHECKING:
 NO_QUEUES = "no queues yet: the first enqueue makes one"
 
 
-@click.group(cls=Group, invoke_without_command=True)
+@click.group(cls=opt.Group, invoke_without_command=True)
 @shared_options
 def queues(settings: Invocation) -> None:
     """Queues: list, pause, resume, limit, retention."""
@@ -68,11 +43,11 @@ def queues(settings: Invocation) -> None:
 @shared_options
 def list_queues(settings: Invocation) -> None:
     """List queues with their settings."""
-    with open_client(settings) as client:
+    with opt.open_client(settings) as client:
         found, now = client.stats(), client.now()
     if settings.json:
         for one in found:
-            emit(queue_stats_view(one, now))
+            out.emit(queue_stats_view(one, now))
     elif found:
         _show(found)
     else:
@@ -100,7 +75,7 @@ def resume(settings: Invocation, names: tuple[str, ...]) -> None:
 
 @queues.command()
 @click.argument("queue", metavar="QUEUE")
-@option("--max-inflight", CountOrNone(), "Never more jobs at once, over all workers.", metavar="N|none")
+@option("--max-inflight", opt.CountOrNone(), "Never more jobs at once, over all workers.", metavar="N|none")
 @option("--failure-queue", "QUEUE|none", "Enqueue a job there for every one that dies here.")
 @shared_options
 def limit(settings: Invocation, queue: str, max_inflight: int | None, failure_queue: str | None) -> None:
@@ -115,7 +90,7 @@ def limit(settings: Invocation, queue: str, max_inflight: int | None, failure_qu
     _change_all(settings, (queue,), **changes)
 
 
-_age = functools.partial(click.option, type=Duration(or_forever=True), metavar="AGE|forever")
+_age = functools.partial(click.option, type=opt.Duration(or_forever=True), metavar="AGE|forever")
 
 
 @queues.command()
@@ -134,7 +109,7 @@ def retention(
     """How long ended jobs and the attempt log stay: 7d, 12h, forever."""
     given = {"keep_done_us": done, "keep_dead_us": dead, "keep_attempts_us": attempts}
     changes = {
-        name: None if age is Duration.FOREVER else to_micros(age)
+        name: None if age is opt.Duration.FOREVER else to_micros(age)
         for name, age in given.items()
         if age is not None
     }
@@ -144,11 +119,11 @@ def retention(
 
 
 def _change_all(settings: Invocation, names: tuple[str, ...], **changes: Any) -> None:
-    with open_client(settings, creating=True) as client:
+    with opt.open_client(settings, creating=True) as client:
         for name in names:
             changed = msgspec.structs.replace(client.settings(name), **changes)
             client.configure(name, changed)
-            answer(settings, queue_view(name, changed), f"{name}: {_sentence(changed)}")
+            out.answer(settings, queue_view(name, changed), f"{name}: {_sentence(changed)}")
 
 
 def _sentence(settings: QueueSettings) -> str:
@@ -158,8 +133,8 @@ def _sentence(settings: QueueSettings) -> str:
     ]
     if settings.failure_queue:
         parts.append(f"failures to {settings.failure_queue}")
-    kept = f"done {kept_text(settings.keep_done_us)}, dead {kept_text(settings.keep_dead_us)}"
-    return f"{', '.join(parts)}; keeps {kept}, attempts {kept_text(settings.keep_attempts_us)}"
+    kept = f"done {out.kept_text(settings.keep_done_us)}, dead {out.kept_text(settings.keep_dead_us)}"
+    return f"{', '.join(parts)}; keeps {kept}, attempts {out.kept_text(settings.keep_attempts_us)}"
 
 
 def _show(stats: list[QueueStats]) -> None:
@@ -173,7 +148,7 @@ def _show(stats: list[QueueStats]) -> None:
         Column("keeps done / dead / attempts", lambda one: _kept(one.settings), least=WIDE),
         Column("keeps", lambda one: _kept(one.settings), most=WIDE - 1),
     )
-    print_table(columns, stats)
+    out.print_table(columns, stats)
 
 
 def _sum(one: QueueStats, *states: JobState) -> str:
@@ -182,30 +157,30 @@ def _sum(one: QueueStats, *states: JobState) -> str:
 
 def _kept(settings: QueueSettings) -> str:
     kept = (settings.keep_done_us, settings.keep_dead_us, settings.keep_attempts_us)
-    return " / ".join(map(kept_text, kept))
+    return " / ".join(map(out.kept_text, kept))
 
 
 # -- stats -------------------------------------------------------------------------------------------------
 
 
 @click.command()
-@queue_option
+@opt.queue_option
 @flag("--watch -w", "Stay, and show changes until Ctrl-C.")
 @option("--interval", click.FloatRange(min=0.1), "Seconds between looks.", 1.0)
-@option("--times", COUNT, "With --watch: end after so many looks.")
+@option("--times", opt.COUNT, "With --watch: end after so many looks.")
 @shared_options
 def stats(settings: Invocation, queue: str | None, watch: bool, interval: float, times: int | None) -> None:
     """Show queues: jobs per state, lag, totals."""
-    with open_client(settings) as client:
+    with opt.open_client(settings) as client:
         looks = _looks(client, queue, interval, times if watch else 1)
         try:
             if settings.json:
                 for taken, now in looks:
-                    emit(stats_view(taken, now))
+                    out.emit(stats_view(taken, now))
             elif watch:
                 _watch(settings, looks)
             else:
-                screen = console()
+                screen = out.console()
                 screen.print(view(*next(looks), screen))
         except KeyboardInterrupt:
             # The way to end a watch, not an error.
@@ -228,12 +203,12 @@ def _watch(settings: Invocation, looks: Iterator[tuple[list[QueueStats], Micros]
     from rich.console import Group
     from rich.live import Live
 
-    screen = console()
+    screen = out.console()
     rate = Rate()
     with Live(console=screen, auto_refresh=False, transient=False) as live:
         for taken, now in looks:
             pace = rate.update(taken)
-            line = f"{shown_url(settings.url)}  {time.strftime('%H:%M:%S')}  {pace}Ctrl-C ends this"
+            line = f"{opt.shown_url(settings.url)}  {time.strftime('%H:%M:%S')}  {pace}Ctrl-C ends this"
             live.update(Group(cell(line, "bright_black"), view(taken, now, screen)), refresh=True)
 
 
@@ -264,7 +239,7 @@ def view(taken: list[QueueStats], now: Micros, screen: Console) -> RenderableTyp
     columns = [Column("queue", shrinks=1, footer=footer("all"))]
     for state in JobState:
         total = sum(one.counts.get(state, 0) for one in taken)
-        title = SHORT_STATES[state] if is_narrow(screen) else str(state)
+        title = out.SHORT_STATES[state] if out.is_narrow(screen) else str(state)
         # A narrow screen has no room for columns of zeros.
         least = 0 if total or state is JobState.READY else WIDE
         draw = functools.partial(_count, state)
@@ -274,7 +249,7 @@ def view(taken: list[QueueStats], now: Micros, screen: Console) -> RenderableTyp
         Column("lag", lambda one: _lag(one, now), right=True),
         Column("ended ever", lambda one: count_text(_ended_ever(one)), True, footer=ever, least=WIDE),
     ]
-    return table(screen, columns, taken)
+    return out.table(screen, columns, taken)
 
 
 def _ended_ever(one: QueueStats) -> int:
@@ -283,7 +258,7 @@ def _ended_ever(one: QueueStats) -> int:
 
 def _count(state: JobState, one: QueueStats) -> Text:
     count = one.counts.get(state, 0)
-    return cell(count_text(count), STATE_STYLES[state] if count else "bright_black")
+    return cell(count_text(count), out.STATE_STYLES[state] if count else "bright_black")
 
 
 def _lag(one: QueueStats, now: Micros) -> Text:
@@ -292,4 +267,4 @@ def _lag(one: QueueStats, now: Micros) -> Text:
         return cell("paused", "yellow")
     if one.head_run_at_us is None or one.head_run_at_us >= now:
         return cell("-", "bright_black")
-    return cell(coarse_text(now - one.head_run_at_us))
+    return cell(out.coarse_text(now - one.head_run_at_us))

@@ -15,32 +15,11 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
+from taskharbor.cli import options as opt
+from taskharbor.cli import output as out
 from taskharbor.cli.apps import load_app, put_current_folder_first
-from taskharbor.cli.options import (
-    COUNT,
-    DURATION,
-    Invocation,
-    chosen_options,
-    flag,
-    log_options,
-    option,
-    parse_pairs,
-    require_store,
-    shared_options,
-    worker_options,
-)
-from taskharbor.cli.output import (
-    Column,
-    answer,
-    banner,
-    cell,
-    console,
-    count_text,
-    emit,
-    print_table,
-    progress,
-    rounded,
-)
+from taskharbor.cli.options import Invocation, flag, option, shared_options
+from taskharbor.cli.output import Column, cell, count_text
 from taskharbor.cli.problems import BadInput, CommandFailed
 from taskharbor.harbor import Harbor
 
@@ -156,14 +135,14 @@ OFF = "off"
     "finished; a second one: at once."
 )
 @click.argument("app", metavar="MODULE[:APP]")
-@worker_options
-@option("--heartbeat", DURATION, "Between renewals.  [default: a third of the lease]")
+@opt.worker_options
+@option("--heartbeat", opt.DURATION, "Between renewals.  [default: a third of the lease]")
 @option("--name", "NAME", "The worker's name.  [default: host, pid, noise]")
 @option("--processes", click.IntRange(1, 256), "Worker processes.", 1)
 @flag("--reload/--no-reload", "Restart when a .py file of the app changes (development).", show_default=False)
 @option("--health", "[HOST:]PORT", "Serve /health and /ready.  [host: 127.0.0.1]")
 @flag("--health-public", "Let --health listen beyond this host.")
-@log_options
+@opt.log_options
 @option("--supervised", int, "Status pipe of the parent; stdin closes with it.", hidden=True)
 @shared_options
 def worker(settings: Invocation, /, app: str, **options: Any) -> int | None:
@@ -175,7 +154,7 @@ def worker(settings: Invocation, /, app: str, **options: Any) -> int | None:
     if options["processes"] > 1 or options["reload"]:
         return _supervise(settings, app, options)
     harbor = _app(settings, app)
-    one = harbor.worker(**chosen_options(options))
+    one = harbor.worker(**opt.chosen_options(options))
     supervised = options["supervised"]
     with ExitStack() as stack:
         if supervised is not None:
@@ -233,7 +212,7 @@ def _supervise(settings: Invocation, app: str, options: dict[str, Any]) -> int:
             raise BadInput(
                 "this store lives in one process; several would not see each other's jobs", hint=hint
             )
-        harbor.worker(**chosen_options(options))  # So that a bad option is said once, not once per child.
+        harbor.worker(**opt.chosen_options(options))  # So that a bad option is said once, not once per child.
         _banner(harbor, label, options, options["queues"] or harbor.queues)
     supervisor = Supervisor(
         lambda number, fd: child_command(settings.argv, number, fd, options),
@@ -266,7 +245,7 @@ def _banner(harbor: Harbor | None, label: str, options: dict[str, Any], queues: 
         parts.append(f"queues {', '.join(queues)}")
     if harbor is not None:
         parts.append(f"{len(harbor.handlers)} job types")
-    banner(options["log_format"], [*parts, f"concurrency {options['concurrency']}"])
+    out.banner(options["log_format"], [*parts, f"concurrency {options['concurrency']}"])
 
 
 # -- workers on Spark's executors ---------------------------------------------------------------------------
@@ -282,8 +261,8 @@ LINE_EVERY = 5.0
     "the tasks are cancelled, and jobs run again when their leases expire.",
 )
 @click.argument("app", metavar="MODULE[:APP]", required=False)
-@option("--workers -n", COUNT, "How many.  [default: one per task slot]")
-@worker_options
+@option("--workers -n", opt.COUNT, "How many.  [default: one per task slot]")
+@opt.worker_options
 @option("--master", "URL", "local[4], spark://host:7077, ...  [default: local[*], or spark-submit's]")
 @option("--conf confs", "KEY=VALUE", "A Spark setting; repeat.", multiple=True)
 @option("--py-files", "FILE", "Ship this .py, .zip or .egg to the executors; repeat.", multiple=True)
@@ -305,12 +284,12 @@ def spark_worker(settings: Invocation, /, app: str | None, **options: Any) -> No
             click.secho(f"run {run}: {workers} workers; Ctrl-C stops gracefully", fg="cyan", err=True)
 
     put_current_folder_first()
-    confs = parse_pairs(options["confs"], "--conf", "spark.executor.memory=1g")
+    confs = opt.parse_pairs(options["confs"], "--conf", "spark.executor.memory=1g")
     spark = local_session("taskharbor spark-worker", master=options["master"], settings=confs)
     try:
         for file in options["py_files"]:
             spark.sparkContext.addPyFile(file)
-        with progress(settings, every=LINE_EVERY) as show:
+        with out.progress(settings, every=LINE_EVERY) as show:
             summary = run_on_executors(
                 spark,
                 app,
@@ -318,7 +297,7 @@ def spark_worker(settings: Invocation, /, app: str | None, **options: Any) -> No
                 workers=options["workers"],
                 started=started,
                 progress=lambda now: show(_line(now)),
-                **chosen_options(options),
+                **opt.chosen_options(options),
             )
     finally:
         spark.stop()
@@ -328,9 +307,9 @@ def spark_worker(settings: Invocation, /, app: str | None, **options: Any) -> No
 def _stop(settings: Invocation, run: str) -> None:
     from taskharbor.spark.workers.stopping import ask_to_stop
 
-    require_store(settings)
+    opt.require_store(settings)
     ask_to_stop(settings.url, run)
-    answer(settings, {"run": run, "asked_to_stop": True}, f"run {run} was asked to stop")
+    out.answer(settings, {"run": run, "asked_to_stop": True}, f"run {run} was asked to stop")
 
 
 def _line(now: Progress) -> str:
@@ -352,7 +331,7 @@ def show_summary(settings: Invocation, summary: DrainSummary) -> None:
         asdict = msgspec.structs.asdict
         workers = [{**asdict(one), "done": one.done, "failed": one.failed} for one in summary.workers]
         totals = {name: getattr(summary, name) for name in ("done", "failed", "lost")}
-        emit(rounded({**asdict(summary), **totals, "workers": workers}))
+        out.emit(out.rounded({**asdict(summary), **totals, "workers": workers}))
         return
     columns = (
         Column("worker", lambda one: str(one.number), right=True, footer="all"),
@@ -362,11 +341,11 @@ def show_summary(settings: Invocation, summary: DrainSummary) -> None:
         Column("lost", lambda one: _fault(one.lost), right=True, footer=count_text(summary.lost)),
         Column("seconds", lambda one: f"{one.seconds:.1f}", right=True, footer=f"{summary.seconds:.1f}"),
     )
-    print_table(columns, summary.workers)
-    console().print(cell(f"{count_text(summary.ended)} jobs ended meanwhile, by the store's count"))
+    out.print_table(columns, summary.workers)
+    out.console().print(cell(f"{count_text(summary.ended)} jobs ended meanwhile, by the store's count"))
     if summary.cancelled:
         text = "some tasks were cancelled: their jobs run again when their leases expire"
-        console().print(cell(text, "yellow"))
+        out.console().print(cell(text, "yellow"))
 
 
 def _fault(count: int) -> Text:
