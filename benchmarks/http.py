@@ -12,7 +12,7 @@ from benchmarks import ours
 from benchmarks.children import in_child
 from benchmarks.measure import Figure, alternate
 from benchmarks.workload import TYPES
-from taskharbor.testing.broker import broker_process
+from taskharbor_testkit.servers.broker import broker_process
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from broker_client import Client
 from click.testing import CliRunner, Result
 
 from taskharbor.cli.root import root
-from taskharbor.testing.broker import broker_process
+from taskharbor_testkit.servers.broker import broker_process
 
 SECRET = "cli-secret-0123456789"
 

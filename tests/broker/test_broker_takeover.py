@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from broker_client import Answer, Client
 
-from taskharbor.testing.broker import BrokerProcess, broker_process
+from taskharbor_testkit.servers.broker import BrokerProcess, broker_process
 
 PATIENCE = 60.0
 TERM = ("--term", "3s")

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from taskharbor.broker.models import LeaderView
-from taskharbor.testing.broker import BrokerProcess, broker_process
+from taskharbor_testkit.servers.broker import BrokerProcess, broker_process
 from taskharbor_testkit.servers.process import HOST, free_port
 
 PATIENCE = 60.0

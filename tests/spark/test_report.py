@@ -614,7 +614,7 @@ def test_rows_and_gold_tell_the_same(quick_spark: SparkSession, lake: Lake) -> N
 def test_the_demo_ends_with_a_clean_verdict_and_a_report(quick_spark: SparkSession, tmp_path: Path) -> None:
     seed = 3
     print(f"seed {seed}")
-    demo = Demo(tmp_path, make_workload(150, seed), lambda progress: None)
+    demo = Demo(tmp_path, make_workload(150, seed), lambda text, done, total: None)
     outcome = demo.run()
     steps: list[str] = []
     found = analyse(demo.url, tmp_path, tmp_path / "report.html", say=steps.append, spark=quick_spark)

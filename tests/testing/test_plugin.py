@@ -122,7 +122,7 @@ def test_the_app_can_come_from_a_fixture(suite: pytest.Pytester) -> None:
     ("setting", "complaint"),
     [
         ("", "*which app? Set taskharbor_app*"),
-        ("shop_jobs", "*'shop_jobs' does not name an app*"),
+        ("shop_jobs:", "*'shop_jobs:': write it like module:harbor*"),
         ("shop_jobs:add", "*is a SyncJobType, not a Harbor*"),
     ],
 )

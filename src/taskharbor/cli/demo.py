@@ -6,8 +6,6 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,15 +13,15 @@ import click
 import msgspec
 
 from taskharbor.cli.options import FILE, Invocation, flag, option, shared_options
-from taskharbor.cli.output import SHORT_STATES, STATE_STYLES, console, duration_text, emit, progress, rounded
+from taskharbor.cli.output import console, duration_text, emit, progress, rounded
 from taskharbor.cli.problems import FAILED
-from taskharbor.jobs import SECOND, JobState
+from taskharbor.jobs import SECOND
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from taskharbor.demo.analysis import Analysis
-    from taskharbor.demo.run import DemoOutcome, DemoProgress
+    from taskharbor.demo.run import DemoOutcome
 
 
 @click.command()
@@ -48,7 +46,7 @@ def demo(settings: Invocation, jobs: int, seed: int, keep: bool, report: Path, q
         if not settings.json:
             click.echo(f"{jobs:,} jobs of 8 types, two worker processes; one of them will be killed.")
             click.echo(f"The queue is an SQLite file in {folder}")
-        with _display(settings) as show:
+        with progress(settings) as show:
             run = Demo(folder, make_workload(jobs, seed), show)
             outcome = run.run()
         if not settings.json:
@@ -92,50 +90,6 @@ def _document(outcome: DemoOutcome) -> dict[str, Any]:
     }
     numbers = {"killed": killed, "requests": outcome.requests, "seconds": outcome.seconds}
     return {**msgspec.structs.asdict(outcome.verdict), "well": outcome.well, **rounded(numbers)}
-
-
-# -- while it runs ------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def _display(settings: Invocation) -> Iterator[Callable[[DemoProgress], None]]:
-    """A bar and the states on a terminal; elsewhere a line when something else begins, and at every quarter."""
-    screen = console(stderr=True)
-    if not screen.is_terminal:
-        said: set[tuple[str, int]] = set()
-
-        def tell(now: DemoProgress) -> None:
-            step = (now.doing, 4 * now.ended // max(1, now.accepted))
-            if not settings.json and step not in said:
-                said.add(step)
-                click.echo(f"{now.doing}: {now.ended} of {now.accepted} jobs ended", err=True)
-
-        yield tell
-        return
-    from rich.live import Live
-
-    with Live(console=screen, auto_refresh=False, transient=True) as live:
-        yield lambda now: live.update(_picture(now, screen.width), refresh=True)
-
-
-def _picture(progress: DemoProgress, width: int) -> RenderableType:
-    from rich.progress_bar import ProgressBar
-    from rich.table import Table
-    from rich.text import Text
-
-    head = Text.assemble(
-        (progress.doing, "bold"), f"  {progress.ended:,} of {progress.accepted:,} jobs ended"
-    )
-    bar = ProgressBar(max(1, progress.accepted), progress.ended, width=min(60, width - 2))
-    states = Text()
-    for state in JobState:
-        count = progress.counts.get(state, 0)
-        states.append(f"{SHORT_STATES[state] if width < 100 else state} ", "bright_black")
-        states.append(f"{count:,}".ljust(6), STATE_STYLES[state] if count else "bright_black")
-    picture = Table.grid()
-    for line in (head, bar, states):
-        picture.add_row(line)
-    return picture
 
 
 # -- afterwards -----------------------------------------------------------------------------------------------

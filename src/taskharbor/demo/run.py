@@ -31,19 +31,6 @@ WORKERS = ("worker-a", "worker-b")
 _LOOK_EVERY = 0.1
 
 
-class DemoProgress(msgspec.Struct, frozen=True):
-    """Where the run stands, for whoever draws it."""
-
-    doing: str
-    accepted: int
-    counts: dict[JobState, int]
-
-    @property
-    def ended(self) -> int:
-        """Jobs in a terminal state."""
-        return sum(count for state, count in self.counts.items() if state.is_terminal)
-
-
 class Kill(msgspec.Struct, frozen=True):
     """The worker that was killed, when, and the jobs that it held."""
 
@@ -183,7 +170,8 @@ class WorkerProcesses:
 class Demo:
     """One run of the demo on a new SQLite file."""
 
-    def __init__(self, folder: Path, work: Workload, show: Callable[[DemoProgress], None]) -> None:
+    def __init__(self, folder: Path, work: Workload, show: Callable[[str, int, int], None]) -> None:
+        """`show` is told what is being done, how many jobs have ended, and how many were accepted."""
         self.url = f"sqlite:///{folder / 'demo.db'}"
         self._folder = folder
         self._work = work
@@ -221,28 +209,27 @@ class Demo:
         while time.monotonic() - started < LONGEST_SECONDS:
             killed = self._kill
             doing = f"{killed.worker} killed; one worker goes on" if killed else "two workers at work"
-            progress = self._say(doing)
+            ended = self._say(doing)
             workers.check()
-            wave = next(waves, None) if progress.ended else []
+            wave = next(waves, None) if ended else []
             if wave:
                 self._ids.update((one.id, None) for one in self._client.enqueue_batch(wave))
-            if unwanted and progress.ended >= total * KILL_AT / 2:
+            if unwanted and ended >= total * KILL_AT / 2:
                 self._client.cancel_many(unwanted)
                 unwanted = []
-            if self._kill is None and progress.ended >= total * KILL_AT:
-                self._try_to_kill(workers, progress.ended, started)
-            if wave is None and not unwanted and progress.ended >= len(self._ids):
+            if self._kill is None and ended >= total * KILL_AT:
+                self._try_to_kill(workers, ended, started)
+            if wave is None and not unwanted and ended >= len(self._ids):
                 return
             pause.wait(_LOOK_EVERY)
 
-    def _say(self, doing: str) -> DemoProgress:
-        counts = dict.fromkeys(JobState, 0)
-        for queue in self._client.stats():
-            for state, count in queue.counts.items():
-                counts[state] += count
-        progress = DemoProgress(doing, len(self._ids), counts)
-        self._show(progress)
-        return progress
+    def _say(self, doing: str) -> int:
+        """Show how far it is; the number of jobs that have ended."""
+        counts = [queue.counts for queue in self._client.stats()]
+        ended = sum(count for one in counts for state, count in one.items() if state.is_terminal)
+        accepted = len(self._ids)
+        self._show(f"{doing}: {ended:,} of {accepted:,} jobs ended", ended, accepted)
+        return ended
 
     def _try_to_kill(self, workers: WorkerProcesses, ended: int, started: float) -> None:
         """Kill the worker that holds most, if it still does when it is frozen; otherwise at the next look."""

@@ -13,10 +13,8 @@ Nothing of TaskHarbor is imported before a test asks for one of these.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterator
 from contextlib import ExitStack
-from operator import attrgetter
 from typing import TYPE_CHECKING, Protocol
 
 import pytest
@@ -73,23 +71,9 @@ def taskharbor_app(request: pytest.FixtureRequest) -> Harbor:
             "or define a fixture taskharbor_app that returns it",
             pytrace=False,
         )
-    return _load_app(name)
+    from taskharbor.cli.apps import load_app
 
-
-def _load_app(name: str) -> Harbor:
-    """`package.module:attribute` -> the app."""
-    from taskharbor.errors import InvalidRequest
-    from taskharbor.harbor import Harbor
-
-    module, separator, attribute = name.partition(":")
-    if not separator or not module or not attribute:
-        raise InvalidRequest(
-            f"{name!r} does not name an app: write it as module:name, e.g. myapp.jobs:harbor"
-        )
-    app = attrgetter(attribute)(importlib.import_module(module))
-    if not isinstance(app, Harbor):
-        raise InvalidRequest(f"{name!r} is a {type(app).__name__}, not a Harbor")
-    return app
+    return load_app(name)
 
 
 @pytest.fixture

@@ -20,9 +20,10 @@ from taskharbor.drivers.http import HttpDriver
 from taskharbor.drivers.memory import MemoryDriver, MemoryStore
 from taskharbor.drivers.sqlite import SQLiteDriver
 from taskharbor.errors import BackendUnavailable, InvalidRequest
-from taskharbor.testing.broker import BrokerProcess, broker_process, running_broker
+from taskharbor.testing.broker import running_broker
 from taskharbor_testkit.conformance.invariants import check_no_overlap, spans
 from taskharbor_testkit.servers import FaultProxy
+from taskharbor_testkit.servers.broker import BrokerProcess, broker_process
 from taskharbor_testkit.servers.process import free_port
 from taskharbor_testkit.waits import waits_of
 from worker.stage import eventually, logged, running, stage
