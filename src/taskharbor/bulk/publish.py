@@ -17,18 +17,8 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from taskharbor.bulk.stage import (
-    BLOB_JOBS,
-    SINGLE,
-    StagedBlob,
-    StagingLost,
-    drop_abandoned,
-    drop_staged,
-    ends_of,
-    folder_of,
-    series_of,
-    wall_clock,
-)
+from taskharbor.bulk import stage
+from taskharbor.bulk.stage import BLOB_JOBS, SINGLE, StagedBlob, StagingLost, folder_of, series_of, wall_clock
 from taskharbor.drivers.contract import DAY, Driver
 from taskharbor.errors import BackendUnavailable, TaskHarborError
 from taskharbor.jobs import SECOND, Micros
@@ -151,7 +141,7 @@ async def publish(driver: Driver, write: str, tasks: Sequence[str], now: Micros)
     mark, plan = writes.mark_of(write), writes.plans.get(write)
     if mark is None and plan is None:
         wanted = list(dict.fromkeys(tasks))
-        ends = await ends_of(driver, write, wanted)
+        ends = await stage.ends_of(driver, write, wanted)
         lost = [task for task in wanted if task not in ends]
         if lost and not await is_over(driver, write):
             raise StagingLost(
@@ -171,7 +161,7 @@ async def publish(driver: Driver, write: str, tasks: Sequence[str], now: Micros)
     if plan is not None:
         return await _finish(driver, plan, now)
     assert mark is not None
-    await drop_staged(driver, write)
+    await stage.drop_staged(driver, write)
     return mark.added_by(write)
 
 
@@ -181,7 +171,7 @@ async def abandon(driver: Driver, write: str) -> None:
     if plan is not None:
         await _finish(driver, plan, await driver.time())
     else:
-        await drop_staged(driver, write)
+        await stage.drop_staged(driver, write)
 
 
 async def finish_left_behind(driver: Driver, now: Micros, *, except_for: str | None = None) -> None:
@@ -220,8 +210,8 @@ async def _finish(driver: Driver, plan: Plan, now: Micros) -> int:
     total, at = sum(added.values()), wall_clock()
     was_over = await is_over(driver, write)
     closed, kept = await _change(driver, lambda writes: (writes.close(write, total, at), list(writes.plans)))
-    await drop_staged(driver, write)
-    await drop_abandoned(driver, kept, at)
+    await stage.drop_staged(driver, write)
+    await stage.drop_abandoned(driver, kept, at)
     if missing and not was_over:
         raise TaskHarborError(
             f"{sum(one.jobs for one in missing)} jobs of {write} were lost after it was decided to publish them: somebody "

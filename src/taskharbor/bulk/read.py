@@ -12,15 +12,7 @@ import msgspec
 import pyarrow as pa
 
 from taskharbor.bulk.cursors import LogRange, check_history
-from taskharbor.bulk.tables import (
-    Part,
-    Selection,
-    Table,
-    attempts_batch,
-    jobs_batch,
-    queues_batch,
-    selected,
-)
+from taskharbor.bulk.tables import Part, Selection, Table, attempts_batch, jobs_batch, queues_batch, selected
 from taskharbor.client import portal
 from taskharbor.drivers.contract import Driver, JobFilter, JobShare
 from taskharbor.jobs import Attempt, JobRecord

@@ -27,11 +27,7 @@ from taskharbor.spark.lake.buckets import (
     touched_buckets,
 )
 from taskharbor.spark.lake.silver import TERMINAL
-from taskharbor.spark.lake.tables import (
-    CELL_NAMES,
-    TALLY_NAMES,
-    declared,
-)
+from taskharbor.spark.lake.tables import CELL_NAMES, TALLY_NAMES, declared
 
 _BY_OUTCOME = {
     "completions": Outcome.DONE,

@@ -12,10 +12,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from taskharbor.jobs import TERMINAL_STATES, Outcome
-from taskharbor.spark.lake.tables import (
-    TEXT,
-    declared,
-)
+from taskharbor.spark.lake.tables import TEXT, declared
 
 
 def bronze_attempts(attempts: DataFrame, *, source: str, run: int, ingested_at: datetime) -> DataFrame:

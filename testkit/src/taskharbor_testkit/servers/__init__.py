@@ -8,8 +8,8 @@ A double would only repeat what its author believes of PostgreSQL; these answer,
 real thing, because they are. POSIX only.
 
 `discovery` finds programs; `process` runs them, and `reaper` ends them after a crash of the tests. `postgres` (with PgBouncer),
-`redis`, `redis_groups` (Cluster, Sentinel), `s3` (with `s3_program`) and `broker` (our own) are the servers. `proxy` stands between a client and a
-server, and reads what passes by `protocols`.
+`redis`, `redis_groups` (Cluster, Sentinel), `s3` (with `s3_program`) and `broker` (our own) are the servers. `proxy` stands
+between a client and a server, and reads what passes by `protocols`.
 """
 
 from taskharbor_testkit.servers.discovery import ServerMissing, postgres_versions
