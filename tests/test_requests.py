@@ -106,3 +106,9 @@ def test_a_clients_defaults_apply() -> None:
     assert (record.queue, record.max_attempts, record.timeout_us) == ("q", 9, 2 * SECOND)
     with pytest.raises(InvalidRequest, match="at most 4"):
         builder.build([JobRequest(type="t", payload="12345")], NOW)
+
+
+@pytest.mark.parametrize("requests", [[None], ["send"], [{"type": "send"}]])
+def test_what_is_no_request_is_refused(requests: Any) -> None:
+    with pytest.raises(InvalidRequest, match="expected a JobRequest"):
+        RecordBuilder().build(requests, 0)

@@ -27,12 +27,13 @@ def test_huge_attempt_counts_do_not_overflow() -> None:
     assert ExponentialBackoff(jitter=0).next_delay(job(1, 3600), 10**6) == 3600 * SECOND
 
 
-def test_jitter_spreads_but_respects_the_maximum() -> None:
+def test_jitter_spreads_but_respects_minimum_and_maximum() -> None:
     policy = ExponentialBackoff(jitter=0.5, random=random.Random(7))
-    delays = [policy.next_delay(job(8, 8), 1) for _ in range(200)]
-    assert len(set(delays)) > 100
-    assert max(delays) <= 8 * SECOND
-    assert min(delays) >= 4 * SECOND
+    for attempts, least, most in ((1, 8, 12), (2, 8, 20), (3, 10, 20)):
+        delays = [policy.next_delay(job(8, 20), attempts) for _ in range(200)]
+        assert len(set(delays)) > 100
+        assert least * SECOND <= min(delays) <= max(delays) <= most * SECOND
+    assert {policy.next_delay(job(8, 8), attempts) for attempts in range(1, 9)} == {8 * SECOND}
 
 
 def test_fixed_delays_repeat_the_last() -> None:

@@ -139,6 +139,8 @@ class RecordBuilder:
         return AlikeJobs(template, payloads)
 
     def _record(self, request: JobRequest, job_id: str, now: Micros) -> JobRecord:
+        if not isinstance(request, JobRequest):
+            raise InvalidRequest(f"{type(request).__name__} where a request belongs: expected a JobRequest")
         defaults = self.defaults
         codec = request.codec or defaults.codec
         payload = request.payload

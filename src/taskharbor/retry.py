@@ -15,7 +15,7 @@ class RetryPolicy(Protocol):
 
 
 class ExponentialBackoff:
-    """Doubles from the job's own minimum to its own maximum, with jitter so that a crowd does not return at once."""
+    """Doubles from the job's own minimum to its own maximum, with jitter that keeps within both: a crowd must not return at once."""
 
     def __init__(
         self, *, factor: float = 2.0, jitter: float = 0.1, random: random.Random | None = None
@@ -31,7 +31,8 @@ class ExponentialBackoff:
         steps = min(max(attempts - 1, 0), 64)
         delay = min(job.backoff_min_us * self._factor**steps, float(job.backoff_max_us))
         spread = delay * self._jitter
-        return max(0, min(round(delay + self._random.uniform(-spread, spread)), job.backoff_max_us))
+        least, most = max(delay - spread, job.backoff_min_us), min(delay + spread, job.backoff_max_us)
+        return round(self._random.uniform(least, most))
 
 
 class FixedDelays:

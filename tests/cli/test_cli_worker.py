@@ -241,3 +241,13 @@ def test_an_app_that_changes_is_reloaded(make_app: MakeApp, tmp_path: Path) -> N
         until(process, "serves")
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=30) == 0
+
+
+@pytest.mark.parametrize(
+    ("command", "default"),
+    [("worker", "[default: the app's]"), ("spark-worker", "[default: $TASKHARBOR_URL, else the app's]")],
+)
+def test_the_help_names_the_store_that_is_used_without_a_url(run: Run, command: str, default: str) -> None:
+    shown = run(command, "--help").stdout
+    assert default in " ".join(shown.split())
+    assert "sqlite:///taskharbor.db" not in shown

@@ -56,7 +56,6 @@ def test_a_batch_is_the_list_that_comes_first() -> None:
         "remove": "job_ids",
         "read_blobs": "names",
         "drop_blobs": "names",
-        "wait": "queues",
     }
 
 
@@ -223,6 +222,27 @@ def test_a_blob_can_be_named_only_where_bulk_writes_keep_theirs(name: str) -> No
     for call in (driver.put_blob(name, b""), driver.read_blobs([name]), driver.drop_blobs([name])):
         with pytest.raises(InvalidRequest):
             asyncio.run(call)
+
+
+def test_one_text_is_no_list_of_texts() -> None:
+    async def ask() -> None:
+        async with MemoryDriver() as driver:
+            for call in (driver.get, driver.cancel, driver.requeue):
+                with pytest.raises(InvalidRequest, match="job_ids 'ab': expected a list"):
+                    await call("ab", now=NOW)
+            with pytest.raises(InvalidRequest, match="queues 'ab': expected a list"):
+                await driver.wait("ab", now=NOW, timeout=0)
+            with pytest.raises(InvalidRequest, match="types 'ab': expected a list"):
+                await driver.reserve("q", limit=1, lease_for=SECOND, now=NOW, worker="w", types="ab")
+            with pytest.raises(InvalidRequest, match="records None: expected a list"):
+                await driver.enqueue(None, now=NOW)  # type: ignore[arg-type]
+
+    asyncio.run(ask())
+
+
+def test_a_wait_for_no_queue_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="queues of type list: expected `array` of length >= 1"):
+        check(op.Wait([], NOW, 1.0))
 
 
 def test_a_wait_is_for_a_bounded_number_of_queues() -> None:

@@ -191,19 +191,19 @@ def _remember_url(context: click.Context, parameter: click.Parameter, value: str
 
 _flag = partial(click.option, is_flag=True, expose_value=False, callback=_remember_flag)
 
-shared_options = together(
-    option(
-        "--url",
-        "URL",
-        f"The store.  [default: $TASKHARBOR_URL, else {DEFAULT_URL}]",
-        expose_value=False,
-        callback=_remember_url,
-    ),
-    _flag("--json", help="Answer in JSON, errors too."),
-    _flag("--debug", help="Show tracebacks of errors."),
-    click.pass_obj,
-)
-"""--url, --json and --debug, on either side of a subcommand's name. They go to `Invocation`, which the command is given."""
+
+def store_options(default: str) -> Callable[[F], F]:
+    """--url, --json and --debug, on either side of a subcommand's name. They go to `Invocation`, which the command is given."""
+    help = f"The store.  [default: {default}]"
+    return together(
+        option("--url", "URL", help, expose_value=False, callback=_remember_url),
+        _flag("--json", help="Answer in JSON, errors too."),
+        _flag("--debug", help="Show tracebacks of errors."),
+        click.pass_obj,
+    )
+
+
+shared_options = store_options(f"$TASKHARBOR_URL, else {DEFAULT_URL}")
 
 
 # -- options of several commands ------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ import msgspec
 from taskharbor.cli import options as opt
 from taskharbor.cli import output as out
 from taskharbor.cli.apps import load_app, put_current_folder_first
-from taskharbor.cli.options import Invocation, flag, option, shared_options
+from taskharbor.cli.options import Invocation, flag, option
 from taskharbor.cli.output import Column, cell, count_text
 from taskharbor.cli.problems import BadInput, CommandFailed
 from taskharbor.harbor import Harbor
@@ -144,7 +144,7 @@ OFF = "off"
 @flag("--health-public", "Let --health listen beyond this host.")
 @opt.log_options
 @option("--supervised", int, "Status pipe of the parent; stdin closes with it.", hidden=True)
-@shared_options
+@opt.store_options("the app's")
 def worker(settings: Invocation, /, app: str, **options: Any) -> int | None:
     """Run jobs of the app that MODULE:APP names (`jobs:harbor`)."""
     from taskharbor.worker.logs import set_up_logs
@@ -267,7 +267,7 @@ LINE_EVERY = 5.0
 @option("--conf confs", "KEY=VALUE", "A Spark setting; repeat.", multiple=True)
 @option("--py-files", "FILE", "Ship this .py, .zip or .egg to the executors; repeat.", multiple=True)
 @option("--stop stopped_run", "RUN", "Stop a run, from anywhere: its name is shown when it starts.")
-@shared_options
+@opt.store_options("$TASKHARBOR_URL, else the app's")
 def spark_worker(settings: Invocation, /, app: str | None, **options: Any) -> None:
     """Run jobs of the app that MODULE:APP names, inside Spark tasks."""
     if options["stopped_run"]:

@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, ClassVar, Self
 
 from taskharbor.drivers import operations as op
-from taskharbor.drivers.dispatch import Dispatcher, check
+from taskharbor.drivers.dispatch import Dispatcher, check, listed
 from taskharbor.drivers.records import (
     DAY,
     EXPIRED_ERROR,
@@ -147,7 +147,7 @@ class Driver(Dispatcher, abc.ABC):
         `new_ids`: the caller made the ids for this very call, so no job has ever had one of them, and the driver need not
         look. Where it tries again by itself, it must still recognise them.
         """
-        return await self.run(check(op.Enqueue(list(records), now, new_ids)))
+        return await self.run(check(op.Enqueue(listed("records", records), now, new_ids)))
 
     def within(self, transaction: object) -> JoinedTransaction | JoinedAsyncTransaction:
         """Join a transaction of the caller's: a connection or session of a library the driver knows. Optional, no I/O, and
@@ -180,7 +180,7 @@ class Driver(Dispatcher, abc.ABC):
         Nothing from a paused queue; never more than max_inflight valid leases (expires_at > now) in the queue; only
         `types` where given (an empty sequence matches nothing). Never waits for another worker's rows.
         """
-        given = None if types is None else list(types)
+        given = None if types is None else listed("types", types)
         return await self.run(check(op.Reserve(queue, limit, lease_for, now, worker, given)))
 
     async def extend_lease(
@@ -192,7 +192,7 @@ class Driver(Dispatcher, abc.ABC):
         shorter lease_for), expires_at stays, and the returned lease says so. To end a lease early, release it.
         The token may change; the cancel request, if any, is in the returned lease. Validation as for settle.
         """
-        return await self.run(check(op.ExtendLease(list(extensions), lease_for, now)))
+        return await self.run(check(op.ExtendLease(listed("extensions", extensions), lease_for, now)))
 
     async def settle(self, settlements: Sequence[Settlement], *, now: Micros) -> list[JobError | None]:
         """End leases: each settlement validated and applied on its own, in order, in one transaction.
@@ -211,7 +211,7 @@ class Driver(Dispatcher, abc.ABC):
         finished_at is set by every end, to max(now, reserved_at); failed_at (= now) and last_error by Retry and Fail (and
         Discard with a reason sets last_error).
         """
-        return await self.run(check(op.Settle(list(settlements), now)))
+        return await self.run(check(op.Settle(listed("settlements", settlements), now)))
 
     async def reclaim(self, *, now: Micros, queue: str | None = None, limit: int = 1000) -> int:
         """End up to `limit` leases with expires_at <= now: outcome `expired`, stalls + 1. How many were ended.
@@ -227,12 +227,12 @@ class Driver(Dispatcher, abc.ABC):
     async def cancel(self, job_ids: Sequence[str], *, now: Micros) -> list[JobState | JobError]:
         """Waiting: CANCELLED at once, with a log row. Inflight: flagged, INFLIGHT is returned, and the next heartbeat tells
         its holder. Cancelled already: CANCELLED. Done or dead: JobFinished. Unknown: JobNotFound."""
-        return await self.run(check(op.Cancel(list(job_ids), now)))
+        return await self.run(check(op.Cancel(listed("job_ids", job_ids), now)))
 
     async def requeue(self, job_ids: Sequence[str], *, now: Micros) -> list[JobState | JobError]:
         """Dead -> ready, due now, attempts and stalls at zero, last_error kept, finished_at cleared, with a log row `requeued`.
         BLOCKED where its key is inflight, KeyConflict where its key already waits. Not dead: JobNotDead."""
-        return await self.run(check(op.Requeue(list(job_ids), now)))
+        return await self.run(check(op.Requeue(listed("job_ids", job_ids), now)))
 
     async def purge(self, selection: JobFilter, *, limit: int = 1000) -> int:
         """Remove up to `limit` terminal jobs that match (never others, whatever the filter says). How many."""
@@ -245,7 +245,7 @@ class Driver(Dispatcher, abc.ABC):
 
     async def get(self, job_ids: Sequence[str], *, now: Micros) -> list[JobRecord | None]:
         """The jobs by id, in the given order. A scheduled job whose time has come reads as ready."""
-        return await self.run(check(op.Get(list(job_ids), now)))
+        return await self.run(check(op.Get(listed("job_ids", job_ids), now)))
 
     async def list_jobs(
         self, selection: JobFilter, *, now: Micros, limit: int = 100, cursor: str | None = None
@@ -305,7 +305,7 @@ class Driver(Dispatcher, abc.ABC):
     async def remove(self, job_ids: Sequence[str]) -> list[JobState | JobError]:
         """Remove jobs that have ended. Per id: the state the job was in (the same for an id named twice), JobNotFound, or a
         JobError where the job has not ended and stays."""
-        return await self.run(check(op.Remove(list(job_ids))))
+        return await self.run(check(op.Remove(listed("job_ids", job_ids))))
 
     async def put_blob(self, name: str, data: bytes) -> None:
         """Store bytes under a name."""
@@ -317,7 +317,7 @@ class Driver(Dispatcher, abc.ABC):
 
     async def read_blobs(self, names: Sequence[str]) -> list[bytes | None]:
         """The blobs of these names, None for one that is not there."""
-        return await self.run(check(op.ReadBlobs(list(names))))
+        return await self.run(check(op.ReadBlobs(listed("names", names))))
 
     async def list_blobs(self, folder: str) -> list[str]:
         """The names that begin with `folder` and a slash, in order."""
@@ -326,7 +326,7 @@ class Driver(Dispatcher, abc.ABC):
     async def drop_blobs(self, names: Sequence[str]) -> None:
         """Remove blobs; a name that is not there is fine."""
         if names:
-            await self.run(check(op.DropBlobs(list(names))))
+            await self.run(check(op.DropBlobs(listed("names", names))))
 
     async def check_room(self, queue: str, size: int) -> None:
         """Raise InvalidRequest where the queue cannot take so many bytes of new jobs."""
@@ -344,7 +344,7 @@ class Driver(Dispatcher, abc.ABC):
         The store may keep its notes in several places, each with a part of the jobs. The answer: by place, how many jobs the
         write has added there so far, at least for every place that these jobs go to.
         """
-        return await self.run(check(op.PublishBlobs(series, number, portion, list(names), now)))
+        return await self.run(check(op.PublishBlobs(series, number, portion, listed("names", names), now)))
 
     # -- waiting ------------------------------------------------------------------------------------------
 
@@ -357,7 +357,7 @@ class Driver(Dispatcher, abc.ABC):
         `seen` is the text that the caller's last wait for the same queues told; without it the answer comes at once, woken. So
         a caller that passes it on misses no wake-up, whichever handle it uses; it may wake for nothing. A due job that cannot
         run (paused, no room) wakes a caller once. Cancellable at any moment."""
-        return await self.run(check(op.Wait(list(queues), now, timeout, seen)))
+        return await self.run(check(op.Wait(listed("queues", queues), now, timeout, seen)))
 
     async def reserve_next(
         self,
@@ -373,7 +373,7 @@ class Driver(Dispatcher, abc.ABC):
         """`wait` and then `reserve` in one go, for who has just reserved less than it asked for; None where the driver cannot do
         that, or not now. It claims by a clock that was at `now` when it was called and has run since. Cancellable at any moment:
         what it leased by then goes back."""
-        given = None if types is None else list(types)
+        given = None if types is None else listed("types", types)
         return await self._reserve_next(
             check(op.Reserve(queue, limit, lease_for, now, worker, given)), timeout
         )

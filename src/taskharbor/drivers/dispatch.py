@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from itertools import chain
 from types import UnionType
 from typing import Any, ClassVar, TypeAlias, TypeVar, get_args, get_origin
@@ -22,6 +22,7 @@ from taskharbor.errors import InvalidRequest, field_error, shown
 from taskharbor.jobs import LATEST, MAX_HEADERS_BYTES, JobRecord
 
 A = TypeVar("A")
+T = TypeVar("T")
 C = TypeVar("C", bound=op.Operation[Any])
 Column: TypeAlias = Callable[[Sequence[Any]], None]
 """Checks the texts in many values of one type."""
@@ -67,6 +68,13 @@ def check(call: C) -> C:
             _check_bounds(same, _batch_twin(kind))
     check_texts(call)
     return call
+
+
+def listed(name: str, values: Iterable[T]) -> list[T]:
+    """An argument of a call as a list. One text is not taken for a list of its characters. Raises InvalidRequest."""
+    if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
+        raise InvalidRequest(f"{name} {shown(name, values)}: expected a list")
+    return list(values)
 
 
 def check_records(records: Sequence[JobRecord]) -> None:

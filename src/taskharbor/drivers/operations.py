@@ -56,7 +56,8 @@ def operation(scope: Scope, *, changes: bool = False) -> Callable[[Call], Call]:
         first = next(iter(msgspec.structs.fields(call)), None)
         kind = None if first is None else first.type
         kind = get_args(kind)[0] if get_origin(kind) is Annotated else kind
-        call.batch = first.name if first is not None and get_origin(kind) is list else None
+        is_batch = get_origin(kind) is list and get_origin(call.answer) is list
+        call.batch = first.name if first is not None and is_batch else None
         OPERATIONS[call.name] = call
         return call
 
@@ -259,7 +260,7 @@ class PublishBlobs(Operation[dict[str, int]]):
 
 @operation("work")
 class Wait(Operation[rec.Woken]):
-    queues: Annotated[list[Name], Meta(max_length=256)]
+    queues: Annotated[list[Name], Meta(min_length=1, max_length=256)]
     now: Instant
     timeout: rec.Seconds
     seen: Text | None = None
