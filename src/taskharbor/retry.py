@@ -15,7 +15,7 @@ class RetryPolicy(Protocol):
 
 
 class ExponentialBackoff:
-    """Doubles from the job's own minimum to its own maximum, with jitter that keeps within both: a crowd must not return at once."""
+    """Doubles from the job's own minimum to its own maximum, with jitter within both, so that a crowd does not return at once."""
 
     def __init__(
         self, *, factor: float = 2.0, jitter: float = 0.1, random: random.Random | None = None
