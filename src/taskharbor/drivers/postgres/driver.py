@@ -175,7 +175,9 @@ class PostgresDriver(Driver):
             await self._claim(msgspec.structs.replace(call, limit=0, types=None), secret, tries)
 
     async def _reclaim(self, call: op.Reclaim) -> int:
-        ended: int = await self._store_call("reclaim", call.queue, -1, call.now, call.limit, self._throttle.mode)
+        ended: int = await self._store_call(
+            "reclaim", call.queue, -1, call.now, call.limit, self._throttle.mode
+        )
         instant = asyncio.get_running_loop().time()
         if instant >= self._next_fold:
             self._next_fold = instant + _FOLD_EVERY
