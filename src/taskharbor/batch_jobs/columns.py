@@ -72,7 +72,7 @@ def columns_of_rows(
 
 
 def columns_of_jobs(names: Sequence[str], records: Sequence[JobRecord]) -> dict[str, pa.Array]:
-    """What a handler asked to know of the jobs themselves."""
+    """Columns about the jobs themselves that a handler asks for."""
     return {
         name: pa.array([read(record) for record in records], kind)
         for name in names

@@ -25,7 +25,7 @@ _FRAMES = {"Table": "pyarrow", "DataFrame": "pandas"}
 
 
 class BatchJobOptions(DeclaredOptions, total=False):
-    """What `@harbor.batch_job(...)` accepts beside `row`."""
+    """Options of `@harbor.batch_job(...)` beside `row`."""
 
     size: int
     job_columns: Sequence[JobColumn]
@@ -75,7 +75,7 @@ def declare_batch_job(
 
 
 def _library(type: str, function: Callable[[Any], Any]) -> str:
-    """Of the frame that the annotation asks for. Read as text too, so that the library may be imported for type checkers only."""
+    """The library of the annotated frame. Read as text too, so that the library may be imported for type checkers only."""
     parameters = list(inspect.signature(function).parameters.values())
     annotation = parameters[0].annotation if len(parameters) == 1 else None
     if isinstance(annotation, str):

@@ -38,7 +38,7 @@ class Prepared(msgspec.Struct):
     table: Any
     """Arrow's; only `columns` imports it, which is an extra."""
     kept: list[int]
-    """Which of the jobs became a row, in the table's order."""
+    """Indexes of the jobs that became rows, in the table's order."""
     rejected: list[tuple[int, CodecError]]
 
 

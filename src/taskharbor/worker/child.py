@@ -1,4 +1,4 @@
-"""What runs inside a worker process: one job at a time, on its main thread. The messages to and from it are here too.
+"""The main loop of a child process: one job at a time, on the main thread. The messages between parent and child are here too.
 
 A second thread listens to the worker. It is also what ends this process when the worker is gone, whatever the
 handler is doing at that moment. Messages are msgpack over a multiprocessing connection: nothing in them is code.
@@ -37,7 +37,7 @@ _PR_SET_PDEATHSIG = 1
 SIGNALS: dict[str, type[HandlerSignal]] = {
     kind.__name__: kind for kind in (Retry, Snooze, Discard, Unrecoverable)
 }
-"""What a handler may raise to say how its job goes on."""
+"""Exceptions by which a handler says how its job goes on."""
 
 END = b""
 """Stands where a message would: the process is to end in order."""
@@ -86,7 +86,7 @@ class Returned(msgspec.Struct, frozen=True, tag="returned"):
 
 
 class Threw(msgspec.Struct, frozen=True, tag="threw"):
-    """What the handler raised, in words; `kind` names the signal, if it was one."""
+    """The exception that the handler raised, as text; `kind` names the signal, if it was one."""
 
     failure: Failure
     kind: str = ""
@@ -112,7 +112,7 @@ class Wanted(NamedTuple):
 
 
 class Orders(NamedTuple):
-    """What a process is started with."""
+    """The settings that a process starts with."""
 
     handlers: Sequence[Wanted]
     codecs: Sequence[Codec]

@@ -1,4 +1,4 @@
-"""From how an execution ended to what is written for it. Pure: no clock, no backend, no loop."""
+"""Decides which settlement to write for an execution that has ended. Pure functions: no clock, no backend, no loop."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def no_handler(record: JobRecord) -> Settlement:
 
 
 def describe(error: BaseException) -> Failure:
-    """What is kept of an exception. Our own frames say nothing to a user and are left out of the traceback."""
+    """Make the failure that is stored for an exception. Its traceback has no frames of TaskHarbor: they say nothing to a user."""
     if isinstance(error, (RemoteError, signals.HandlerSignal)) and error.failure is not None:
         return error.failure
     kind = type(error).__name__

@@ -20,7 +20,7 @@ from taskharbor.worker.settle import SettleLoop
 log = logging.getLogger("taskharbor.worker")
 
 _ABORT_SECONDS = 2.0
-"""How long cancelled handlers get to wind up before their jobs are given back over their heads."""
+"""Seconds that cancelled handlers have to finish. Then their jobs are released all the same."""
 RECLAIM_EVERY = 5.0
 PRUNE_EVERY = 60.0
 SWEEP_BATCH = 1000
@@ -203,7 +203,7 @@ class Engine:
         return True
 
     async def _are_ours(self, queue: str, states: set[JobState]) -> bool:
-        """Whether any job in these states is of a type this worker serves."""
+        """True if a job in these states has a type that this worker serves."""
         types = self._config.types
         if types is None:
             return True

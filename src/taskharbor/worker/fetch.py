@@ -47,7 +47,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     queues: tuple[str, ...]
     types: tuple[str, ...] | None
     claims: tuple[str, ...] | None = None
-    """Which of the types one engine takes; None: all of them."""
+    """The types that one engine claims; None: all of the worker's types."""
     concurrency: int
     lease_us: Micros
     heartbeat: float
@@ -102,7 +102,7 @@ class Outage:
 
 
 class Pace:
-    """How many executions per second have been finishing, smoothed."""
+    """Executions that end per second, smoothed."""
 
     def __init__(self, time: Callable[[], float]) -> None:
         self._time = time
@@ -123,14 +123,14 @@ class Pace:
 
 
 class Allowance:
-    """How many jobs a worker may still take, whichever of its fetch loops does."""
+    """The number of jobs that a worker may still claim, over all of its fetch loops."""
 
     def __init__(self, jobs: int = sys.maxsize, *, is_shared: bool = False) -> None:
         self.left = jobs
         self.turn = asyncio.Lock()
         """Held over a look at the queues: two at once could take more than is left."""
         self.is_shared = is_shared
-        """Whether several fetch loops take from it."""
+        """True if several fetch loops share it."""
 
 
 class Assignment(msgspec.Struct, eq=False):
@@ -142,7 +142,7 @@ class Assignment(msgspec.Struct, eq=False):
     runner: BufferedRunner
     outage: Outage
     holds: dict[Hold, None] = {}
-    """What is leased and not yet settled, oldest first. Not by job id: a job whose lease was lost may come back to this very
+    """Jobs that are leased and not settled, oldest first. Not by job id: a job whose lease was lost may come back to this very
     worker while the old execution still winds up."""
 
 
@@ -219,7 +219,7 @@ class FetchLoop:
         )
 
     def _wanted(self) -> int:
-        """How many to lease now; 0 while a larger batch is worth waiting for."""
+        """The number of jobs to lease now; 0 while a larger batch is worth waiting for."""
         load = self.handed - self._runner.completed
         target = self._target()
         if load < self._config.concurrency or load <= target // 2:
@@ -227,7 +227,7 @@ class FetchLoop:
         return 0
 
     async def _wait_for_room(self) -> int:
-        """How many to lease; 0 only when stopping."""
+        """Wait until jobs can be leased, and return their number; 0 only when stopping."""
         self._pace.update(self._runner.completed)
         while True:
             wanted = 0 if self._stopping else self._wanted()

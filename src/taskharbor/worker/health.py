@@ -20,7 +20,7 @@ import msgspec
 from taskharbor.errors import InvalidRequest
 
 Look: TypeAlias = Callable[[], tuple[bool, dict[str, Any]]]
-"""Whether the worker is ready right now, and what to say about it. Called from the server's threads."""
+"""Tells if the worker is ready, and the details to answer with. Called from the server's threads."""
 
 DEFAULT_HOST = "127.0.0.1"
 _SLOWEST_CLIENT = 5.0

@@ -1,4 +1,4 @@
-"""How a process whose main business is to work sets Python up: its settings, and its signals.
+"""Set-up of a Python process that runs jobs: interpreter settings and signals.
 
 Two defaults are made for programs with one busy thread and little garbage. A worker has a busy thread for its
 handlers, one for its backend and often one inside the driver, and it makes and drops a dozen small objects per job
@@ -22,11 +22,11 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 SWITCH_SECONDS = 0.0005
-"""How long a computing handler may keep the interpreter while the backend's thread waits for it. Python's own 5 ms, paid
+"""Seconds that a computing handler may hold the interpreter while the backend's thread waits for it. Python's own 5 ms, paid
 at every step of a write, cost a sixth of the throughput."""
 
 YOUNG_OBJECTS = 10_000
-"""How many new objects it takes to look for cycles among them. With Python's own few hundred, the collector walked the app
+"""Number of new objects that starts a collection of cycles. With Python's own few hundred, the collector walked the app
 over and over, for up to a quarter of a busy worker's time."""
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -109,7 +109,7 @@ def _listen(reading: socket.socket, react: Callable[[int], None]) -> None:
 
 
 def exit_reason(code: int | None) -> str:
-    """How a process ended, in words."""
+    """Describe how a process ended."""
     if code is not None and code < 0:
         with suppress(ValueError):
             return signal.Signals(-code).name

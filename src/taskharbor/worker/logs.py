@@ -1,4 +1,4 @@
-"""What a worker process says, as lines for people or as JSON for machines.
+"""Log output of a worker process: lines for people, or JSON for machines.
 
 Only the logger "taskharbor" is set up; an app's own loggers are the app's. Of a record's extra fields only known ones
 are written, so that no payload reaches a log by way of `extra=`.

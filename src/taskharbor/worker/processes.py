@@ -35,15 +35,15 @@ from taskharbor.worker.interpreter import exit_reason
 from taskharbor.worker.run import SHUTDOWN
 
 _START_SECONDS = 120.0
-"""How long a process may take to import its handlers."""
+"""Seconds that a process has to import its handlers."""
 _WIND_UP_SECONDS = 1.0
-"""How long a handler may take to wind up when the worker shuts down: less than the worker waits for it."""
+"""Seconds that a handler has to finish when the worker shuts down: fewer than the worker waits for it."""
 _TRIES = 3
-"""How many processes may die under a job before it has begun."""
+"""Number of processes that may die under a job before it has begun."""
 _EXIT_SECONDS = 2.0
-"""How long an idle process may take to end in order."""
+"""Seconds that an idle process has to exit by itself."""
 _LOOK_SECONDS = 1.0
-"""How often to look whether a process lives. It is needed only where one that died has forked another, which keeps open what
+"""Seconds between checks that a process lives. It is needed only where one that died has forked another, which keeps open what
 would otherwise tell us."""
 
 _spawn = multiprocessing.get_context("spawn")
@@ -343,7 +343,7 @@ def _started(theirs: Connection, orders: child.Orders) -> multiprocessing.proces
 
 
 def _as_exception(threw: Threw) -> Exception:
-    """What stands here for an exception that was raised there. The exception itself does not cross over (that would take
+    """Make the exception that stands for one that the child raised. The exception itself does not cross over (that would take
     pickle); its type, message and traceback do, and a signal stays a signal, with its times."""
     if not threw.kind:
         return RemoteError(threw.failure)
@@ -354,7 +354,7 @@ def _as_exception(threw: Threw) -> Exception:
 
 
 def _wanted(handler: Handler) -> child.Wanted:
-    """How the process finds the handler; checked here, where a mistake has somebody to tell."""
+    """The path by which the child finds the handler. Checked in the parent, which can report a mistake."""
     assert handler.location is not None
     wanted = child.Wanted(handler.type, *handler.location, takes_job=handler.arguments is None)
     function: Any = handler.function

@@ -37,7 +37,7 @@ CANCELLED = "cancelled"
 SHUTDOWN = "shutdown"
 
 _BURST_SECONDS = 0.005
-"""How long a lane may go on with jobs that never wait before it lets the rest of the loop have a turn."""
+"""Seconds that a lane may run jobs that never wait. Then the rest of the loop gets a turn."""
 _ENDED = object()
 """Stands for what a job waits for, where it has ended without a wait."""
 
@@ -64,7 +64,7 @@ class Hold(msgspec.Struct, eq=False):
     task: asyncio.Task[Any] | None = None
     """The task of a handler that waits."""
     settlement: Settlement | None = None
-    """How the execution ended, once it has."""
+    """The settlement of the execution, once it has ended."""
 
     def __post_init__(self) -> None:
         record = self.record
@@ -74,7 +74,7 @@ class Hold(msgspec.Struct, eq=False):
         self.expires_at_us = record.expires_at_us
 
     def report(self, _: JobRecord, progress: bytes) -> None:
-        """What the handler says of how far it is; the next heartbeat takes it along."""
+        """Store the handler's progress; the next heartbeat sends it."""
         self.progress = progress
 
 
@@ -172,7 +172,7 @@ class Runner(BufferedRunner):
         self._waiting: dict[Hold, None] = {}
         """Executions that wait for something, oldest first. All others end within one turn of the loop."""
         self._lanes = 0
-        """Those that are under way."""
+        """Executions that are under way."""
 
     def abort(self, hold: Hold, reason: str) -> None:
         """Ask a handler to stop, and cancel it where that is possible."""

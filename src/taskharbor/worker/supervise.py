@@ -28,7 +28,7 @@ BAD_INPUT = 2
 """The exit code of a child that no restart can help: a wrong option, an app that does not import."""
 
 FRESH_SECONDS = 5.0
-"""How old a child's last report may be for the child to count as ready."""
+"""Seconds after which a child without a new report no longer counts as ready."""
 
 
 class Slot(msgspec.Struct, eq=False):
@@ -121,7 +121,7 @@ class Supervisor:
         return self._reload or any(slot.due is not None for slot in self._slots)
 
     def _next_event(self) -> Callable[[], None]:
-        """What to do next; nothing where only time has passed."""
+        """Return the next event, or None where only time has passed."""
         deadlines = [slot.due for slot in self._slots if slot.due is not None]
         if self._kill_at is not None:
             deadlines.append(self._kill_at)

@@ -160,7 +160,7 @@ class Worker:
         # Reentrant: a signal may interrupt `stop` in the main thread and call it again.
         self._lock = threading.RLock()
         self.outcomes: Counter[Outcome] = Counter()
-        """How many executions ended how, since this worker started."""
+        """Number of executions by outcome since this worker started."""
 
     @property
     def name(self) -> str:
@@ -188,7 +188,7 @@ class Worker:
         self._handlers[handler.type] = handler
 
     def snapshot(self) -> dict[str, Any]:
-        """How the worker is doing right now: for health checks, from any thread."""
+        """The worker's state right now, for health checks. Any thread may call it."""
         engines = self._engines
         return {
             "worker": self.name,
@@ -246,7 +246,7 @@ class Worker:
 
     @contextmanager
     def _assignments(self) -> Iterator[list[Assignment]]:
-        """What one run needs on the handlers' loop."""
+        """The parts that one run needs on the handlers' loop."""
         with self._lock:
             if self._is_running:
                 raise RuntimeError(

@@ -123,7 +123,7 @@ def _specs(records: Sequence[JobRecord]) -> list[str | None]:
 
 
 def _insert(connection: Connection, columns: dict[str, list[Any]], now: Micros) -> int:
-    """How many jobs were stored. A column in which all jobs agree is bound once: values of each job are most of the cost."""
+    """Store jobs and return their number. A column in which all jobs agree is bound once: each bound value has its cost."""
     own = {"id": columns["id"], "payload": columns["payload"]}
     shared = [now, INLINE_PAYLOAD]
     for column, values in columns.items():

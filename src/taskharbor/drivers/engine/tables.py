@@ -61,7 +61,7 @@ class Transaction(msgspec.Struct):
     outbox: list[JobRecord] | None = None
     """Takes the jobs for failure queues, where those are kept in other databases."""
     notifies: bool = False
-    """Whether waiters are to be woken once it is committed."""
+    """True if the commit wakes waiters."""
 
 
 @cache
@@ -230,7 +230,7 @@ def settings_from(row: Sequence[Any]) -> QueueSettings:
 
 
 def is_next_due(transaction: Transaction, queue: int, run_at: Micros) -> bool:
-    """Whether a job that was scheduled is due before all others, which is news for those who wait."""
+    """True if a scheduled job is due before all others, so that waiters must learn of it."""
     (earliest,) = transaction.connection.execute(_QUEUES["earliest_scheduled"], {"queue": queue}).fetchone()
     return earliest is not None and run_at <= earliest
 

@@ -254,7 +254,7 @@ class Unit:
         job.cancel_requested = 0
 
     def change(self, job: Job, by: Job, by_spec: Spec, flags: UpdateFlags) -> None:
-        """What one more request with the same key changes in a job."""
+        """Change a job by one more request with the same key."""
         spec = read_spec(job.spec)
         if flags.payload:
             job.type = by.type

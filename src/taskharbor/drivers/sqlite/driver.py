@@ -54,11 +54,11 @@ GROUP_LIMIT = 256
 """Operations per transaction: bounds how long the first of them waits for the last."""
 
 _forked: list[object] = []
-"""What a forked child inherited. Closing it there would let go of the parent's locks, so it is kept and not touched."""
+"""Connections that a forked child inherited. Closing them would release the parent's locks, so they are kept and not touched."""
 
 
 class _Shared:
-    """What a driver and its clones have in common: the database, opened by the first and closed by the last."""
+    """The database that a driver and its clones share. The first handle opens it, the last closes it."""
 
     def __init__(self, options: Options) -> None:
         self.options = options
@@ -76,7 +76,7 @@ class _Shared:
             return database
 
     def leave(self, database: Database) -> bool:
-        """Whether that was the last handle, so that the database is to be closed."""
+        """Count one handle less. True if it was the last, so that the database is to be closed."""
         with self.lock:
             database.handles -= 1
             if database.handles == 0 and self.database is database:
@@ -309,7 +309,7 @@ class Database:
         self._closing.set_result(None)
 
     def _take_group(self) -> tuple[list[Operation[Any]], bool]:
-        """Everything that is queued; False with it when the sentinel came."""
+        """Take all queued calls. The flag is False when the sentinel came."""
         group: list[Operation[Any]] = []
         operation = self._writes.get()
         try:
