@@ -188,16 +188,17 @@ def test_a_segment_that_was_given_up_never_becomes_part_of_the_queue() -> None:
     entry, _ = archive.pack("slow", 0, rows, jobs)
     assert (entry.jobs, entry.rows) == (1, 2), "dead jobs stay: they may be requeued"
 
-    def is_begun(state: Image) -> bool:
-        return state.look(lambda transaction: compaction._is_begun(transaction, "slow"))
+    def ends(state: Image) -> int:
+        """How its writer asks, before it puts the segment in its place."""
+        return change(
+            read_again(state), lambda transaction: compaction._execute(transaction, "end", ("slow",))
+        )
 
-    assert not is_begun(state), "it was never begun"
+    assert not ends(state), "it was never begun"
     change(state, lambda transaction: compaction._begin(transaction, "slow"))
-    state = read_again(state)
-    assert is_begun(state)
-    change(state, lambda transaction: compaction._abandon(transaction, ["slow"]))
-    state = read_again(state)
-    assert not is_begun(state)
+    assert ends(state)
+    change(state, lambda transaction: compaction._execute(transaction, "abandon", ('["slow"]',)))
+    assert not ends(state)
     assert state.look(entries) == []
 
 

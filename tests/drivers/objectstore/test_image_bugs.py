@@ -101,8 +101,10 @@ def keeps_the_connection_of_a_refused_write(patch: pytest.MonkeyPatch) -> None:
     async def write(self: Any, held: Any, outcomes: Any) -> bool:
         commit = new_commit()
         header = held.header.after(commit, epoch=0)
+        body = held.state.serialize()
+        self._note_size(len(body))
         try:
-            version = await self._blobs.write(self.name, seal(header, held.state.serialize()), held.version)
+            version = await self._blobs.write(self.name, seal(header, body), held.version)
         except (Conflict, Unclear):
             newer = await self._read()
             newer.state = held.state

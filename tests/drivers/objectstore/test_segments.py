@@ -14,7 +14,7 @@ from taskharbor.drivers.contract import Ack, JobFilter
 from taskharbor.drivers.engine import enqueue, inspect, reserve, settle
 from taskharbor.drivers.engine.tables import Transaction
 from taskharbor.drivers.objectstore import archive
-from taskharbor.drivers.objectstore.archive import Entry, Segment, merge, put_entries, rows_end
+from taskharbor.drivers.objectstore.archive import Entry, Segment, entries, merge, put_entry, rows_end
 from taskharbor.drivers.objectstore.image import Image
 from taskharbor.errors import BackendUnavailable
 from taskharbor.jobs import SECOND, Attempt, JobRecord
@@ -110,12 +110,12 @@ def test_merging_leaves_out_what_is_gone() -> None:
         rows_gone_at=oldest[-1][0],
         rows_gone_seq=oldest[-1][1],
         jobs=9,
-        purged=f"[{third[0]}]",
+        purged=(third[0],),
     )
     # Segments of one queue have rows of their own; these two were made apart and have the same numbers.
     later = replace(second[0], rows_gone_at=NOW + 18, rows_gone_seq=FOREVER)
     entry, segment = opened(merge("c", "q", [(worn, first[1].data), (later, second[1].data)]))
-    assert (entry.level, entry.rows, entry.purged) == (1, 7, "[]")
+    assert (entry.level, entry.rows, entry.purged) == (1, 7, ())
     assert jobs_of(entry, segment, "j00003", "j00004").keys() == {"j00004"}
 
 
@@ -154,7 +154,7 @@ def test_retention_takes_what_is_due_oldest_first(ends: list[int], takes: list[t
         transaction.connection.execute("DELETE FROM jobs")
         transaction.connection.execute("DELETE FROM attempts")
         transaction.connection.execute("UPDATE queues SET keep_done_us = 0, keep_attempts_us = 0")
-        put_entries(transaction, [entry])
+        put_entry(transaction, entry)
 
     image.change(move)
     left = sorted((row.ended_at_us, row.seq) for row in rows_between(entry, segment))
@@ -167,13 +167,11 @@ def test_retention_takes_what_is_due_oldest_first(ends: list[int], takes: list[t
         )
         assert taken == (len(wanted), len(wanted))
         left = left[len(wanted) :]
-        found = image.look(
-            lambda transaction: transaction.connection.execute("SELECT * FROM segments").fetchall()
-        )
+        found = image.look(entries)
         if not left:
             assert found == []
             break
-        now = Entry(*found[0])
+        now = found[0]
         rows = rows_between(now, segment)
         assert sorted((row.ended_at_us, row.seq) for row in rows) == left
         assert now.jobs == now.rows == len(left) == len(archive.find_jobs(now, segment, JobFilter(), 100))

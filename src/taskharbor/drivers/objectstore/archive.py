@@ -14,15 +14,15 @@ import time
 import zlib
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 from typing import Any
 
 import msgspec
-from msgspec.structs import astuple, replace
+from msgspec.structs import replace
 
 from taskharbor.drivers.contract import JobFilter
 from taskharbor.drivers.engine import inspect, operate
-from taskharbor.drivers.engine.tables import STATES, Counts, Transaction, insert_rows, load, to_json
+from taskharbor.drivers.engine.tables import STATES, Counts, Transaction, load, to_json
 from taskharbor.drivers.objectstore.blobs import Blobs
 from taskharbor.drivers.objectstore.image import check, connect, empty
 from taskharbor.drivers.waiting import ALWAYS
@@ -43,56 +43,67 @@ _MANY = 100
 _SQL = load("archive", __package__)
 _OPERATE = load("operate")
 _FIND = load("bulk")["find"]
-_decode_numbers = msgspec.json.Decoder(list[int]).decode
 _decode_found = msgspec.json.Decoder(list[tuple[str, int, int, int]]).decode
 
 
-class Entry(msgspec.Struct, frozen=True):
-    """A row of the table `segments`, which describes each column."""
+class Entry(msgspec.Struct, frozen=True, array_like=True):
+    """A segment as its queue's image knows it. The first and last numbers and ids are those it was made with."""
 
     name: str
+    # How often it was merged.
     level: int
+    # Bytes of the object.
     size: int
+    # Rows of the log that are left. None of them ended before the oldest.
     rows: int
     first_row: int
     last_row: int
     first_row_id: str
     last_row_id: str
     oldest_row: Micros
+    # Jobs that are left.
     jobs: int
     first_job: int
     last_job: int
     first_job_id: str
     last_job_id: str
     oldest_job: Micros
+    # Retention has taken everything up to here, in the order of (end, number).
     rows_gone_at: Micros = ALWAYS
     rows_gone_seq: int = 0
     jobs_gone_at: Micros = ALWAYS
     jobs_gone_seq: int = 0
-    purged: str = "[]"
+    # Numbers of jobs that are gone besides.
+    purged: tuple[int, ...] = ()
 
     @property
     def is_wasteful(self) -> bool:
         """It holds payloads of jobs that are all gone, which its rows may outlive by weeks, or much to leave out."""
-        return (self.jobs == 0 and self.last_job > 0) or self.purged.count(",") >= _MANY
+        return (self.jobs == 0 and self.last_job > 0) or len(self.purged) >= _MANY
 
 
 def entries(transaction: Transaction) -> list[Entry]:
     """In the order of their rows."""
-    return [Entry(*row) for row in transaction.connection.execute(_SQL["all"])]
+    return [_decode_entry(text) for (text,) in transaction.connection.execute(_SQL["all"])]
+
+
+# Most entries are as they were at the last look.
+_decode_entry = lru_cache(4096)(msgspec.json.Decoder(Entry).decode)
 
 
 def holding_jobs(transaction: Transaction, job_ids: Sequence[str]) -> list[Entry]:
-    """Entries of segments that may hold one of the jobs."""
-    if not job_ids:
-        return []
-    rows = transaction.connection.execute(_SQL["holding_jobs"], {"first": min(job_ids), "last": max(job_ids)})
-    found = [Entry(*row) for row in rows]
+    """Entries of segments that may hold one of the jobs. Most ids that are asked for are newer than all that has ended."""
+    oldest = min(job_ids, default="")
+    found = [one for one in entries(transaction) if one.jobs and oldest <= one.last_job_id]
     return [one for one in found if any(one.first_job_id <= id_ <= one.last_job_id for id_ in job_ids)]
 
 
-def put_entries(transaction: Transaction, changed: Iterable[Entry]) -> None:
-    insert_rows(transaction.connection, _SQL["put"], [astuple(entry) for entry in changed])
+def put_entry(transaction: Transaction, entry: Entry) -> None:
+    """Where nothing is left of it, it is retired."""
+    if entry.rows or entry.jobs:
+        transaction.connection.execute(_SQL["put"], (entry.name, entry.last_row, to_json(entry)))
+    else:
+        retire(transaction, [entry.name])
 
 
 # -- segments -------------------------------------------------------------------------------------------------
@@ -118,7 +129,9 @@ class Segment:
         return Transaction(self._rows)
 
     def jobs(self, entry: Entry) -> Transaction:
-        self._jobs.execute(_SQL["set_marks"], (entry.jobs_gone_at, entry.jobs_gone_seq, entry.purged))
+        self._jobs.execute(
+            _SQL["set_marks"], (entry.jobs_gone_at, entry.jobs_gone_seq, to_json(entry.purged))
+        )
         return Transaction(self._jobs)
 
     @cached_property
@@ -135,7 +148,7 @@ class Segment:
         except zlib.error:
             raise _damaged(self._where) from None
         check(connection, self._where, self._queue)
-        for statement in ("create_marks", "first_marks", view):
+        for statement in ("marks", view):
             connection.execute(_SQL[statement])
         return connection
 
@@ -282,10 +295,15 @@ def get(pairs: Iterable[tuple[Entry, Segment]], job_ids: Sequence[str]) -> dict[
     return {job.id: job for job in found if job is not None}
 
 
-def due(transaction: Transaction, now: Micros) -> list[tuple[Entry, int, Micros | None, Micros | None]]:
+def due(transaction: Transaction, now: Micros) -> list[tuple[Entry, int, Micros, Micros]]:
     """Entries that retention takes something from, with the queue's number, and by when jobs and rows must have ended."""
-    found = transaction.connection.execute(_SQL["due"], {"now": now})
-    return [(Entry(*row[:-3]), *row[-3:]) for row in found]
+    found = transaction.connection.execute(_SQL["retention"], {"now": now, "always": ALWAYS}).fetchone()
+    queue, jobs_by, rows_by = found or (0, ALWAYS, ALWAYS)
+    return [
+        (one, queue, jobs_by, rows_by)
+        for one in entries(transaction)
+        if (one.jobs and one.oldest_job <= jobs_by) or (one.rows and one.oldest_row <= rows_by)
+    ]
 
 
 def prune(
@@ -295,21 +313,21 @@ def prune(
     jobs = rows = 0
     for entry, queue, jobs_by, rows_by in due(transaction, now):
         segment = loaded[entry.name]
-        if entry.jobs and jobs_by is not None:
+        if entry.jobs:
             gone, oldest = _oldest(segment.jobs(entry), "oldest_jobs", jobs_by, most_jobs - jobs)
             if gone:
                 _forget(transaction, queue, [(job_id, state) for _, _, job_id, state in gone])
                 left, (at, seq, *_) = entry.jobs - len(gone), gone[-1]
                 entry = replace(entry, jobs=left, jobs_gone_at=at, jobs_gone_seq=seq, oldest_job=oldest)
             jobs += len(gone)
-        if entry.rows and rows_by is not None:
+        if entry.rows:
             gone, oldest = _oldest(segment.rows(entry), "oldest_rows", rows_by, most_rows - rows)
             if gone:
                 transaction.connection.execute(_OPERATE["trimmed"], (max(seq for _, seq in gone),))
                 left, (at, seq) = entry.rows - len(gone), gone[-1]
                 entry = replace(entry, rows=left, rows_gone_at=at, rows_gone_seq=seq, oldest_row=oldest)
             rows += len(gone)
-        _put(transaction, entry)
+        put_entry(transaction, entry)
     here = operate.prune_up_to(transaction, now, most_jobs - jobs, most_rows - rows)
     return jobs + here[0], rows + here[1]
 
@@ -334,8 +352,8 @@ def remove(
     if found:
         (queue,) = transaction.connection.execute(_SQL["queue_number"]).fetchone()
         _forget(transaction, queue, [(job_id, state) for job_id, _, _, state in found])
-        purged = [*_decode_numbers(entry.purged), *(seq for _, seq, _, _ in found)]
-        _put(transaction, replace(entry, jobs=entry.jobs - len(found), purged=to_json(purged)))
+        purged = (*entry.purged, *(seq for _, seq, _, _ in found))
+        put_entry(transaction, replace(entry, jobs=entry.jobs - len(found), purged=purged))
     return {job_id: STATES[state] for job_id, _, _, state in found}
 
 
@@ -346,13 +364,6 @@ def _forget(transaction: Transaction, queue: int, jobs: Sequence[tuple[str, int]
     for state, number in Counter(state for _, state in jobs).items():
         counts.move(queue, state, None, number)
     counts.flush()
-
-
-def _put(transaction: Transaction, entry: Entry) -> None:
-    if entry.rows or entry.jobs:
-        put_entries(transaction, [entry])
-    else:
-        retire(transaction, [entry.name])
 
 
 def retire(transaction: Transaction, names: Sequence[str]) -> None:

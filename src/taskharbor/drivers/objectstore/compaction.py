@@ -12,7 +12,7 @@ import asyncio
 import logging
 import random
 import secrets
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
@@ -27,7 +27,7 @@ from taskharbor.drivers.objectstore.archive import (
     entries,
     merge,
     pack,
-    put_entries,
+    put_entry,
     retire,
 )
 from taskharbor.drivers.objectstore.image import Image
@@ -133,14 +133,10 @@ class Compaction:
         return self._remove_overdue if self._overdue(transaction) else None
 
     def _is_full(self, transaction: Transaction) -> bool:
-        options = self._options
-        rows, jobs = transaction.connection.execute(_SQL["counts"]).fetchone()
-        if max(rows, jobs) >= options.segment_rows:
-            return True
-        if self._shard.state.size < options.segment_bytes or not rows + jobs:
-            return False
-        (size,) = transaction.connection.execute(_SQL["bytes"]).fetchone()
-        return bool(size >= options.segment_bytes)
+        rows, size = self._options.segment_rows, self._options.segment_bytes
+        values = {"rows": rows, "bytes": size, "is_large": self._shard.state.size >= size}
+        (is_full,) = transaction.connection.execute(_SQL["is_full"], values).fetchone()
+        return bool(is_full)
 
     def _to_merge(self, transaction: Transaction) -> list[Entry] | None:
         """The first run of segments of one level that is long enough (they stay in the order of their rows), or one that is
@@ -192,7 +188,7 @@ class Compaction:
         if len(parts) > 1 and sum(entry.size for entry in parts) > MAX_MERGED_BYTES:
             # It is as large as a segment may be.
             larger = msgspec.structs.replace(parts[0], level=parts[0].level + 1)
-            await self._change(lambda transaction: put_entries(transaction, [larger]))
+            await self._change(lambda transaction: put_entry(transaction, larger))
             return True
         read = await self._shard.read(parts)
         if len(read) < len(parts):
@@ -223,12 +219,12 @@ class Compaction:
         entry, data = await build(name)
 
         def put_in_place(transaction: Transaction) -> bool:
-            if not _is_begun(transaction, name) or not replace(transaction, entry):
-                _abandon(transaction, [name])
+            if not _execute(transaction, "end", (name,)):
                 return False
-            _execute(transaction, "end", (name,))
-            if entry.rows or entry.jobs:
-                put_entries(transaction, [entry])
+            if not replace(transaction, entry):
+                retire(transaction, [name])
+                return False
+            put_entry(transaction, entry)
             return True
 
         path = f"{self._shard.log_folder}/{name}"
@@ -243,7 +239,7 @@ class Compaction:
 
         def overdue(transaction: Transaction) -> list[str]:
             names = self._overdue(transaction)
-            _abandon(transaction, names)
+            _execute(transaction, "abandon", (to_json(names),))
             return names
 
         names = await self._change(overdue)
@@ -272,13 +268,3 @@ def _new_name() -> str:
 def _begin(transaction: Transaction, name: str) -> bool:
     """A segment of that name is about to be written: whoever finds it abandoned knows what to remove."""
     return not _is_busy(transaction) and _execute(transaction, "begin", (name, archive.wall_clock())) == 1
-
-
-def _is_begun(transaction: Transaction, name: str) -> bool:
-    """False where nobody began a segment of that name, or it was given up."""
-    return transaction.connection.execute(_SQL["is_begun"], (name,)).fetchone() is not None
-
-
-def _abandon(transaction: Transaction, names: Sequence[str]) -> None:
-    """They will not become part of the queue, even if their writers believe so. Nobody reads them, so they may go at once."""
-    _execute(transaction, "abandon", (to_json(list(names)),))

@@ -20,13 +20,13 @@ from taskharbor.drivers.engine import inspect as engine
 from taskharbor.drivers.engine.calls import FUNCTIONS
 from taskharbor.drivers.engine.tables import STATE_NUMBERS, Transaction, load
 from taskharbor.drivers.objectstore import archive, inspect
-from taskharbor.drivers.objectstore.archive import ARCHIVED, Entry, Loaded, entries
+from taskharbor.drivers.objectstore.archive import ARCHIVED, Entry, Loaded, entries, holding_jobs
 from taskharbor.drivers.objectstore.blobs import Blobs, Conflict, StoreTime, Unclear, probe
 from taskharbor.drivers.objectstore.cas import Term
 from taskharbor.drivers.objectstore.catalog import Catalog
 from taskharbor.drivers.objectstore.image import take_numbers
 from taskharbor.drivers.objectstore.options import Options, parse_url
-from taskharbor.drivers.objectstore.queue import Shard, Store, accept, holding_jobs, known_ids
+from taskharbor.drivers.objectstore.queue import Shard, Store, accept, known_ids
 from taskharbor.drivers.waiting import wait
 from taskharbor.errors import (
     BackendUnavailable,
@@ -166,7 +166,7 @@ class ObjectStoreDriver(Driver):
             parts.setdefault(shard, []).append(at)
         for shard, part in parts.items():
             await shard.refuse_when_full([records[at] for at in part])
-        await store.add_queues(parts)
+        await self.catalog.add_queues(shard.queue for shard in parts)
         elsewhere = {} if call.new_ids else await store.known_elsewhere(homes)
         answers = {at: rec.Enqueued(record.id, True) for at, record in enumerate(records)}
         first = take_numbers(len(records))
@@ -264,12 +264,11 @@ class ObjectStoreDriver(Driver):
                 f"max_inflight={most} cannot be shared by {number} shards, each of which needs one at least: "
                 f"allow {number} or more, or keep this queue in a store without shards"
             )
-        shards = self.store.shards_of(call.queue)
-        await self.store.add_queues(shards)
+        await self.catalog.add_queues([call.queue])
         await asyncio.gather(
             *(
                 shard.change(lambda transaction: tables.configure(transaction, call.queue, call.settings))
-                for shard in shards
+                for shard in self.store.shards_of(call.queue)
             )
         )
 
@@ -313,22 +312,24 @@ class ObjectStoreDriver(Driver):
             return removed
         seen: set[str] = set()
 
-        def some_segments(transaction: Transaction) -> tuple[None, list[Entry]]:
+        def some_segments(transaction: Transaction) -> list[Entry]:
             # Segments may be merged meanwhile: the one that they have become has another name.
-            return None, [one for one in entries(transaction) if one.jobs and one.name not in seen][:_AT_ONCE]
+            return [one for one in entries(transaction) if one.jobs and one.name not in seen][:_AT_ONCE]
 
-        while (left := limit - removed) > 0:
-            _, segments = await shard.look_with(some_segments)
-            if not segments:
+        def purge(transaction: Transaction, loaded: Loaded) -> tuple[list[str], int]:
+            some, gone = some_segments(transaction), 0
+            for entry in some:
+                found = archive.find_jobs(entry, loaded[entry.name], selection, limit - removed - gone)
+                ids = [job.id for _, job in found]
+                gone += len(archive.remove(transaction, entry, loaded[entry.name], ids))
+            return [entry.name for entry in some], gone
+
+        while removed < limit:
+            names, gone = await shard.change_with(some_segments, purge)
+            if not names:
                 break
-            seen.update(entry.name for entry, _ in segments)
-            found = [job.id for one in segments for _, job in archive.find_jobs(*one, selection, left)][:left]
-            # Jobs in segments never change.
-            gone = await shard.change_with(
-                lambda transaction, found=found: holding_jobs(transaction, found),  # type: ignore[misc]
-                lambda transaction, loaded, found=found: _remove_archived(transaction, loaded, found),  # type: ignore[misc]
-            )
-            removed += len(gone)
+            seen.update(names)
+            removed += gone
         return removed
 
     async def _remove(self, call: op.Remove) -> list[JobState | JobError]:
@@ -438,7 +439,7 @@ class ObjectStoreDriver(Driver):
         parts: dict[Shard, list[int]] = {}
         for at, job in enumerate(jobs):
             parts.setdefault(self.store.shard_of(job), []).append(at)
-        await self.store.add_queues(parts)
+        await self.catalog.add_queues(shard.queue for shard in parts)
 
         async def publish(shard: Shard, part: list[int]) -> int:
             records, numbers = [jobs[at] for at in part], [first + at for at in part]

@@ -92,10 +92,10 @@ class Image:
     def look(self, function: Callable[[Transaction], R]) -> R:
         return function(Transaction(self.connection))
 
-    def news(self, ended: int) -> tuple[int, bool, bool]:
-        """The version, which grows whenever something may have become runnable and is the same in every process; whether the
-        outbox holds something; and whether so many jobs or rows have ended, or some have before, that compaction may be due."""
-        found: tuple[int, bool, bool] = self.connection.execute(_SQL["news"], {"skip": ended - 1}).fetchone()
+    def news(self) -> tuple[int, bool]:
+        """The version, which grows whenever something may have become runnable and is the same in every process; and whether
+        the outbox holds something."""
+        found: tuple[int, bool] = self.connection.execute(_SQL["news"]).fetchone()
         return found
 
     def outbox(self) -> list[JobRecord]:

@@ -20,7 +20,7 @@ from taskharbor.drivers.engine import enqueue as engine
 from taskharbor.drivers.engine import inspect, settle
 from taskharbor.drivers.engine.tables import Transaction, load, to_json
 from taskharbor.drivers.objectstore import archive
-from taskharbor.drivers.objectstore.archive import Entry, Loaded, Segment, SegmentCache
+from taskharbor.drivers.objectstore.archive import Entry, Loaded, Segment, SegmentCache, holding_jobs
 from taskharbor.drivers.objectstore.blobs import Blobs
 from taskharbor.drivers.objectstore.cas import MAX_BYTES, CasObject, Term
 from taskharbor.drivers.objectstore.catalog import Catalog, log_folder, state_name
@@ -184,17 +184,16 @@ class Shard:
     # -- in the background --------------------------------------------------------------------------------
 
     def _on_news(self, image: Image) -> None:
-        options = self.store.options
-        ended = options.segment_rows if self.state.size < options.segment_bytes else 1
-        version, has_notices, may_be_compacted = image.news(ended)
+        version, has_notices = image.news()
         if version != self._notified_of:
             self._notified_of = version
             if self.store.notifications.waiters:
                 self.store.notifications.notify((self.queue,))
-        if has_notices and not self.store.reads_only:
+        if self.store.reads_only:
+            return
+        if has_notices:
             self._start_delivery()
-        if may_be_compacted and not self.store.reads_only:
-            self.compaction.consider(image)
+        self.compaction.consider(image)
 
     def _start_delivery(self) -> asyncio.Task[None]:
         """Bring jobs from the outbox to their queues, unless that is under way."""
@@ -238,12 +237,6 @@ def known_ids(transaction: Transaction, job_ids: Sequence[str]) -> set[str]:
     return {job_id for (job_id,) in rows}
 
 
-def holding_jobs(transaction: Transaction, job_ids: Sequence[str]) -> list[Entry]:
-    """Entries of segments that may hold one of the jobs. Most ids that are asked for are newer than all that has ended."""
-    _, last_id = transaction.connection.execute(_SQL["last_archived"]).fetchone()
-    return archive.holding_jobs(transaction, job_ids) if job_ids and min(job_ids) <= last_id else []
-
-
 def accept(
     transaction: Transaction,
     loaded: Loaded,
@@ -257,7 +250,7 @@ def accept(
     archived = archive.get(segments, ids) if segments else {}
     new = [at for at, job_id in enumerate(ids) if job_id not in archived]
     # No number is given out again, whatever the clock does: segments of a queue become one.
-    last, _ = transaction.connection.execute(_SQL["last_archived"]).fetchone()
+    last = max((one.last_job for one in archive.entries(transaction)), default=0)
     made = engine.enqueue(
         transaction, [records[at] for at in new], now, numbers=[max(numbers[at], last + 1) for at in new]
     )
@@ -352,17 +345,12 @@ class Store:
         if errors:
             raise errors[0]
 
-    async def add_queues(self, shards: Iterable[Shard]) -> None:
-        """Before a queue gets its first job or setting."""
-        if any(shard.queue not in self.catalog.known for shard in shards):
-            await self.catalog.add_queues(shard.queue for shard in shards)
-
     async def deliver(self, notices: list[JobRecord]) -> None:
         """Bring each to its queue. One that is there already, or was there and has ended, changes nothing."""
         parts: dict[Shard, list[JobRecord]] = {}
         for notice in notices:
             parts.setdefault(self.shard_of(notice), []).append(notice)
-        await self.add_queues(parts)
+        await self.catalog.add_queues(shard.queue for shard in parts)
         await asyncio.gather(
             *(
                 shard.enqueue(part, [take_numbers(1) for _ in part], part[0].created_at_us)

@@ -2,33 +2,11 @@
 
 -- Immutable objects to which ended jobs and rows of the log have gone, and how much of each is left.
 CREATE TABLE segments (
-    name          TEXT    PRIMARY KEY,
-    -- How often it was merged.
-    level         INTEGER NOT NULL,
-    -- Bytes of the object.
-    size          INTEGER NOT NULL,
-    -- Rows of the log that are left. The numbers and ids are those it was made with.
-    rows          INTEGER NOT NULL,
-    first_row     INTEGER NOT NULL,
-    last_row      INTEGER NOT NULL,
-    first_row_id  TEXT    NOT NULL,
-    last_row_id   TEXT    NOT NULL,
-    -- No row that is left ended before this.
-    oldest_row    INTEGER NOT NULL,
-    -- Jobs that are left.
-    jobs          INTEGER NOT NULL,
-    first_job     INTEGER NOT NULL,
-    last_job      INTEGER NOT NULL,
-    first_job_id  TEXT    NOT NULL,
-    last_job_id   TEXT    NOT NULL,
-    oldest_job    INTEGER NOT NULL,
-    -- Retention has taken everything up to here, in the order of (end, number).
-    rows_gone_at  INTEGER NOT NULL,
-    rows_gone_seq INTEGER NOT NULL,
-    jobs_gone_at  INTEGER NOT NULL,
-    jobs_gone_seq INTEGER NOT NULL,
-    -- Numbers of jobs that are gone besides, as JSON.
-    purged        TEXT    NOT NULL
+    name     TEXT    PRIMARY KEY,
+    -- The number of the last row of the log that it was made with.
+    last_row INTEGER NOT NULL,
+    -- `archive.Entry` as JSON.
+    entry    TEXT    NOT NULL
 ) STRICT;
 
 -- Objects that are no part of the queue: those that somebody is writing, and those that were replaced and may still be read.

@@ -30,11 +30,8 @@ SELECT count(*), coalesce(min(seq), 0), coalesce(max(seq), 0), coalesce(min(id),
     coalesce(min(finished_at), 0)
 FROM jobs
 
--- name: create_marks
-CREATE TEMP TABLE marks (gone_at INTEGER, gone_seq INTEGER, purged TEXT)
-
--- name: first_marks
-INSERT INTO marks VALUES (0, 0, '[]')
+-- name: marks
+CREATE TEMP TABLE marks AS SELECT 0 AS gone_at, 0 AS gone_seq, '[]' AS purged
 
 -- name: set_marks
 UPDATE marks SET gone_at = ?, gone_seq = ?, purged = ?
@@ -57,16 +54,11 @@ SELECT finished_at, seq, id, state FROM jobs ORDER BY finished_at, seq LIMIT ?
 SELECT ended_at, seq FROM attempts ORDER BY ended_at, seq LIMIT ?
 
 -- name: all
-SELECT * FROM segments ORDER BY last_row, name
+SELECT entry FROM segments ORDER BY last_row, name
 
--- name: holding_jobs
-SELECT * FROM segments WHERE jobs > 0 AND first_job_id <= :last AND last_job_id >= :first ORDER BY last_row, name
-
--- name: due
--- Those that retention takes something from, with the queue's number and what it takes: everything that ended by then.
-SELECT segments.*, queues.id, :now - keep_done_us, :now - keep_attempts_us FROM segments, queues
-WHERE (jobs > 0 AND oldest_job <= :now - keep_done_us) OR (rows > 0 AND oldest_row <= :now - keep_attempts_us)
-ORDER BY last_row, segments.name
+-- name: retention
+-- The queue's number, and the instants by which jobs and rows of the log must have ended to be taken.
+SELECT id, coalesce(:now - keep_done_us, :always), coalesce(:now - keep_attempts_us, :always) FROM queues
 
 -- name: forget_keys
 DELETE FROM idempotency WHERE job_id IN (SELECT value FROM json_each(?))
@@ -75,7 +67,7 @@ DELETE FROM idempotency WHERE job_id IN (SELECT value FROM json_each(?))
 SELECT id FROM queues
 
 -- name: put
-INSERT OR REPLACE INTO segments VALUES /*rows: 20*/
+INSERT OR REPLACE INTO segments VALUES (?, ?, ?)
 
 -- name: drop
 DELETE FROM segments WHERE name IN (SELECT value FROM json_each(?))

@@ -1,12 +1,15 @@
--- name: counts
-SELECT (SELECT count(*) FROM attempts),
-    (SELECT count(*) FROM jobs INDEXED BY jobs_ended WHERE finished_at IS NOT NULL AND state IN (4, 6))
-
--- name: bytes
--- Of what could go to a segment.
-SELECT (SELECT count(*) * 150 FROM attempts) + coalesce(sum(250 + payload_size + coalesce(length(results.body), 0)), 0)
-FROM jobs INDEXED BY jobs_ended LEFT JOIN results ON results.seq = jobs.seq
-WHERE finished_at IS NOT NULL AND state IN (4, 6)
+-- name: is_full
+-- So many rows or jobs could go to a segment, or, in an image that is large enough for that, so many bytes.
+WITH ended AS NOT MATERIALIZED (
+    SELECT seq, payload_size FROM jobs INDEXED BY jobs_ended WHERE finished_at IS NOT NULL AND state IN (4, 6)
+)
+SELECT CASE
+    WHEN max((SELECT count(*) FROM attempts), (SELECT count(*) FROM ended)) >= :rows THEN 1
+    WHEN NOT :is_large THEN 0
+    ELSE (SELECT count(*) * 150 FROM attempts) + coalesce((
+        SELECT sum(250 + payload_size + coalesce(length(results.body), 0)) FROM ended LEFT JOIN results USING (seq)
+    ), 0) >= :bytes
+END
 
 -- name: busy
 SELECT 1 FROM loose_segments WHERE is_begun AND since > ? AND since < ?
@@ -17,13 +20,11 @@ SELECT name FROM loose_segments WHERE CASE WHEN is_begun THEN since <= ?1 ELSE s
 -- name: begin
 INSERT INTO loose_segments (name, is_begun, since) VALUES (?, 1, ?)
 
--- name: is_begun
-SELECT 1 FROM loose_segments WHERE name = ? AND is_begun
-
 -- name: end
-DELETE FROM loose_segments WHERE name = ?
+DELETE FROM loose_segments WHERE name = ? AND is_begun
 
 -- name: abandon
+-- They will not become part of the queue, even if their writers believe so. Nobody reads them, so they may go at once.
 UPDATE loose_segments SET is_begun = 0, since = 0 WHERE is_begun AND name IN (SELECT value FROM json_each(?))
 
 -- name: forget

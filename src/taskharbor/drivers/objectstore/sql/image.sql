@@ -12,11 +12,7 @@ SELECT record FROM outbox ORDER BY rowid
 DELETE FROM outbox WHERE id IN (SELECT value FROM json_each(?))
 
 -- name: news
-SELECT coalesce(sum(stirred), 0), EXISTS (SELECT 1 FROM outbox),
-    EXISTS (SELECT 1 FROM segments) OR EXISTS (SELECT 1 FROM loose_segments)
-    OR EXISTS (SELECT 1 FROM attempts LIMIT 1 OFFSET :skip)
-    OR EXISTS (SELECT 1 FROM jobs INDEXED BY jobs_ended WHERE finished_at IS NOT NULL LIMIT 1 OFFSET :skip)
-FROM queues
+SELECT coalesce(sum(stirred), 0), EXISTS (SELECT 1 FROM outbox) FROM queues
 
 -- name: queues
 SELECT name FROM queues
@@ -41,7 +37,3 @@ WHERE ready > 0
 
 -- name: job_numbers
 SELECT seq FROM jobs
-
--- name: last_archived
--- The greatest number and id of a job in a segment.
-SELECT coalesce(max(last_job), 0), coalesce(max(last_job_id), '') FROM segments
