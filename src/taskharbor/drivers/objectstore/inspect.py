@@ -13,8 +13,10 @@ import binascii
 from collections.abc import Mapping, Sequence
 from heapq import merge
 from itertools import accumulate, islice, pairwise, takewhile
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
 from taskharbor.drivers import operations as op
 from taskharbor.drivers import records as rec
@@ -31,13 +33,44 @@ _STEPS = 64
 """Numbers that stand for the jobs or rows of a segment when they are split into shares."""
 
 
+# -- cursors --------------------------------------------------------------------------------------------------
+
+
+class Cursor(msgspec.Struct, array_like=True, frozen=True):
+    store_id: str
+    positions: dict[str, Annotated[int, Meta(ge=0, lt=engine.FOREVER)]]
+    """By shard, the number of the last row that was read. A cursor of jobs has one, of the last job of a page."""
+
+
+_encode = msgspec.msgpack.Encoder(order="sorted").encode
+_decode = msgspec.msgpack.Decoder(Cursor).decode
+
+
+def _cursor(store_id: str, positions: dict[str, int]) -> str:
+    return base64.urlsafe_b64encode(_encode(Cursor(store_id, positions))).decode().rstrip("=")
+
+
+def _positions(cursor: str, store_id: str, *, of_jobs: bool = False) -> dict[str, int]:
+    try:
+        found = _decode(base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
+    except (binascii.Error, ValueError, msgspec.MsgspecError):
+        found = None
+    if found is None or (of_jobs and len(found.positions) != 1):
+        raise InvalidRequest(
+            f"{cursor[:60]!r} is not a cursor of this store: pass on what the last page gave"
+        )
+    if found.store_id != store_id:
+        raise InvalidRequest("this cursor is of another store, or of one that was here before: begin anew")
+    return found.positions
+
+
 # -- jobs -----------------------------------------------------------------------------------------------------
 
 
 async def list_jobs(shards: list[Shard], store_id: str, call: op.ListJobs) -> rec.Page:
     """Numbers follow time between queues, so they are the order of the whole store; a cursor is the last one and its shard."""
-    before, behind = (engine.FOREVER, "") if call.cursor is None else _parsed(call.cursor, store_id)
-    end = (0, "") if call.selection.until is None else _parsed(call.selection.until, store_id)
+    before, behind = (engine.FOREVER, "") if call.cursor is None else _place(call.cursor, store_id)
+    end = (0, "") if call.selection.until is None else _place(call.selection.until, store_id)
 
     async def part(shard: Shard) -> list[tuple[tuple[int, str], JobRecord]]:
         # Of jobs with the same number, which takes two machines and bad luck, the shard's name decides.
@@ -53,7 +86,12 @@ async def list_jobs(shards: list[Shard], store_id: str, call: op.ListJobs) -> re
     if len(found) <= call.limit:
         return rec.Page(jobs, None)
     (number, name), _ = page[-1]
-    return rec.Page(jobs, _cursor(store_id, number, name))
+    return rec.Page(jobs, _cursor(store_id, {name: number}))
+
+
+def _place(cursor: str, store_id: str) -> tuple[int, str]:
+    ((name, number),) = _positions(cursor, store_id, of_jobs=True).items()
+    return number, name
 
 
 async def _list_shard(
@@ -85,22 +123,6 @@ async def _list_shard(
         wanted.update(one.name for one in lacking[:enough])
 
 
-def _cursor(store_id: str, number: int, name: str = "") -> str:
-    return f"{store_id}:{number}:{name}"
-
-
-def _parsed(cursor: str, store_id: str) -> tuple[int, str]:
-    found, _, rest = cursor.partition(":")
-    number, separator, name = rest.partition(":")
-    if not (number.isdecimal() and len(number) < 20 and int(number) < engine.FOREVER and separator):
-        raise InvalidRequest(
-            f"{cursor[:60]!r} is not a cursor of this store: pass on what the last page gave"
-        )
-    if found != store_id:
-        raise InvalidRequest("this cursor is of another store, or of one that was here before: begin anew")
-    return int(number), name
-
-
 async def stats(shards: Sequence[Shard], now: Micros) -> rec.QueueStats | None:
     """The counters of one queue; None: nobody ever used it. Counters go on counting the jobs that have left for segments."""
     parts = await asyncio.gather(
@@ -123,51 +145,23 @@ async def stats(shards: Sequence[Shard], now: Micros) -> rec.QueueStats | None:
 # -- the log --------------------------------------------------------------------------------------------------
 
 
-class LogCursor(msgspec.Struct, array_like=True, frozen=True):
-    store_id: str
-    positions: list[tuple[str, int, int]]
-    """Queue, shard, and the number of the last row that was read."""
-
-
-_encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(LogCursor).decode
-
-
 async def read_attempts(shards: Sequence[Shard], store_id: str, call: op.ReadAttempts) -> rec.AttemptPage:
     """A shard that cannot be read keeps nobody from the rows of the others: its own are read when it can be."""
-    positions = {} if call.after is None else _parsed_log_cursor(call.after, store_id)
+    positions = {} if call.after is None else _positions(call.after, store_id)
 
-    async def part(shard: Shard) -> list[tuple[int, str, int, Attempt]]:
-        number = shard.own_number(positions.get((shard.queue, shard.number), 0))
+    async def part(shard: Shard) -> list[tuple[int, str, Attempt]]:
+        number = shard.own_number(positions.get(shard.name, 0))
         rows = await _rows(shard, number, engine.FOREVER, call.limit)
-        return [(row.seq, shard.queue, shard.number, row) for row in rows]
+        return [(row.seq, shard.name, row) for row in rows]
 
     parts = await asyncio.gather(*map(part, shards), return_exceptions=True)
     errors = [part for part in parts if isinstance(part, BaseException)]
     readable = [part for part in parts if not isinstance(part, BaseException)]
-    page = list(islice(merge(*readable, key=lambda row: row[:3]), call.limit))
+    page = list(islice(merge(*readable, key=lambda row: row[:2]), call.limit))
     if errors and not page:
         raise errors[0]
-    for number, queue, shard, _ in page:
-        positions[queue, shard] = number
-    cursor = LogCursor(store_id, [(*shard, number) for shard, number in sorted(positions.items())])
-    return rec.AttemptPage(
-        [row[-1] for row in page], base64.urlsafe_b64encode(_encode(cursor)).decode().rstrip("=")
-    )
-
-
-def _parsed_log_cursor(cursor: str, store_id: str) -> dict[tuple[str, int], int]:
-    try:
-        found = _decode(base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
-    except (binascii.Error, ValueError, msgspec.MsgspecError):
-        raise InvalidRequest(
-            f"{cursor[:60]!r} is not a cursor of this log: pass on what the last page gave"
-        ) from None
-    if found.store_id != store_id:
-        raise InvalidRequest(
-            "this cursor is of another store's log, or of one that was here before: read this one from its beginning"
-        )
-    return {(queue, shard): number for queue, shard, number in found.positions}
+    positions |= {name: number for number, name, _ in page}
+    return rec.AttemptPage([row for *_, row in page], _cursor(store_id, positions))
 
 
 async def _rows(shard: Shard, after: int, until: int, limit: int) -> list[Attempt]:
@@ -272,7 +266,7 @@ async def split_jobs(shards: Mapping[str, Sequence[Shard]], store_id: str, parts
     for queue, points in found:
         size = sum(count for _, count in points)
         inner = _cuts(points, max(1, round(parts * size / total))) if size else []
-        cursors = [None, *(_cursor(store_id, number) for number in reversed(inner)), None]
+        cursors = [None, *(_cursor(store_id, {"": number}) for number in reversed(inner)), None]
         shares += [rec.JobShare(queue=queue, after=low, until=high) for low, high in pairwise(cursors)]
     return shares
 
