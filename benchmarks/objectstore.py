@@ -68,11 +68,8 @@ class FarBlobs(Blobs):
         await self._travel()
         await self._near.put(name, data)
 
-    async def read(self, name: str) -> Blob | None:
-        return await self._near.read(name)
-
-    async def read_if_changed(self, name: str, known: Version) -> Blob | None:
-        return await self._near.read_if_changed(name, known)
+    async def read(self, name: str, unless: Version | None = None, size: int | None = None) -> Blob | None:
+        return await self._near.read(name, unless, size)
 
     async def delete(self, names: Sequence[str]) -> None:
         await self._near.delete(names)

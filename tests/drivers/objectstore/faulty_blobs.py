@@ -156,21 +156,15 @@ class FaultyBlobs(Blobs):
 
     # -- reading ------------------------------------------------------------------------------------------
 
-    async def read(self, name: str) -> Blob | None:
+    async def read(self, name: str, unless: Version | None = None, size: int | None = None) -> Blob | None:
         await self._before_read()
-        blob = await self._inner.read(name)
-        self.weather.remember(name, blob)
-        return self.weather.recall(name) if self.weather.strikes("stale") else blob
-
-    async def read_if_changed(self, name: str, known: Version) -> Blob | None:
-        await self._before_read()
-        found = await self._inner.read_if_changed(name, known)
-        if found is None:
+        found = await self._inner.read(name, unless, size)
+        if found is None and unless is not None:
             return found
         self.weather.remember(name, found)
         if self.weather.strikes("stale"):
             found = self.weather.recall(name)
-            return None if found is not None and found.version == known else found
+            return None if found is not None and found.version == unless else found
         return found
 
     async def _before_read(self) -> None:

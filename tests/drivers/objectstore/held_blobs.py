@@ -23,13 +23,10 @@ class HeldBlobs(Blobs):
         self.objects: dict[str, Blob] = {}
         self._versions = itertools.count(1)
 
-    async def read(self, name: str) -> Blob | None:
+    async def read(self, name: str, unless: Version | None = None, size: int | None = None) -> Blob | None:
         await asyncio.sleep(0)
-        return self.objects.get(name)
-
-    async def read_if_changed(self, name: str, known: Version) -> Blob | None:
-        blob = await self.read(name)
-        return None if blob is not None and blob.version == known else blob
+        blob = self.objects.get(name)
+        return None if blob is not None and blob.version == unless else blob
 
     async def write(self, name: str, data: Data, known: Version | None) -> Version:
         await asyncio.sleep(0)

@@ -379,11 +379,11 @@ def test_a_write_that_so_many_followed_that_nobody_can_tell_is_not_guessed_about
         # All in one turn of the loop, before the handle gets to read.
         read = stage.held.read
 
-        async def read_much_later(name: str) -> Blob | None:
+        async def read_much_later(name: str, *rest: Any) -> Blob | None:
             stage.held.read = read  # type: ignore[method-assign]
             for number in range(64):
                 await other.change(add(f"other {number}"))
-            return await read(name)
+            return await read(name, *rest)
 
         stage.held.read = read_much_later  # type: ignore[method-assign]
         with pytest.raises(BackendUnavailable, match="repeating it is safe"):
@@ -419,8 +419,8 @@ def test_an_older_content_is_not_believed_once_a_newer_one_was_seen() -> None:
         read = stage.held.read
         stale = [old, old]
 
-        async def read_stale(name: str) -> Blob | None:
-            return stale.pop() if stale else await read(name)
+        async def read_stale(name: str, *rest: Any) -> Blob | None:
+            return stale.pop() if stale else await read(name, *rest)
 
         stage.held.read = read_stale  # type: ignore[method-assign]
         assert await cas.change(add("d")) == 3

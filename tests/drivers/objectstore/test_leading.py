@@ -227,10 +227,10 @@ def test_who_took_it_without_hearing_so_takes_it_again_at_once() -> None:
         weather.next_write(Fault.LOST_AFTER, *[Fault.LOST_BEFORE] * 5)
         read = blobs.read
 
-        async def unreadable(name: str) -> Any:
+        async def unreadable(name: str, *rest: Any) -> Any:
             if weather.writes:
                 raise BackendUnavailable("gone")
-            return await read(name)
+            return await read(name, *rest)
 
         weather.writes = 0
         blobs.read = unreadable  # type: ignore[method-assign]

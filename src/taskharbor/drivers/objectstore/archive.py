@@ -192,26 +192,14 @@ class SegmentCache:
             if (name, kind) in self._kept:
                 self._kept.move_to_end((name, kind))
                 return self._kept[name, kind]
-        data = await self._read_rows(name, entry) if rows_only else await self._read_all(name)
-        if data is None:
+        blob = await self._blobs.read(name, size=BEGINNING if rows_only else None)
+        if blob is not None and len(blob.data) < (size := rows_end(blob.data, self._blobs.where(name))):
+            blob = await self._blobs.read(name, size=size)
+        if blob is None:
             return None
-        segment = Segment(data, self._blobs.where(name), queue)
+        segment = Segment(blob.data, self._blobs.where(name), queue)
         self.keep(name, segment, rows_only=rows_only)
         return segment
-
-    async def _read_all(self, name: str) -> bytes | None:
-        blob = await self._blobs.read(name)
-        return None if blob is None else blob.data
-
-    async def _read_rows(self, name: str, entry: Entry) -> bytes | None:
-        size = BEGINNING
-        while True:
-            data = await self._blobs.read_start(name, size)
-            if data is None:
-                return None
-            size = rows_end(data, self._blobs.where(name))
-            if size <= len(data) or entry.size <= len(data):
-                return data
 
     def keep(self, name: str, segment: Segment, *, rows_only: bool = False) -> None:
         if (name, rows_only) not in self._kept:

@@ -83,17 +83,9 @@ class Blobs(abc.ABC):
         return f"{name} in {self.place}"
 
     @abc.abstractmethod
-    async def read(self, name: str) -> Blob | None:
-        """The object, or None where there is none. Raises BackendUnavailable after a few tries, as every read does."""
-
-    @abc.abstractmethod
-    async def read_if_changed(self, name: str, known: Version) -> Blob | None:
-        """The object where its version is another than the known one; None where it is that one, or the object is gone."""
-
-    async def read_start(self, name: str, size: int) -> bytes | None:
-        """The first so many bytes of an object that never changes, or all of it. Stores that can, transfer no more."""
-        blob = await self.read(name)
-        return None if blob is None else blob.data
+    async def read(self, name: str, unless: Version | None = None, size: int | None = None) -> Blob | None:
+        """The object, or None where there is none, or where it has the version `unless`. `size`: so many bytes of its beginning
+        are enough, and more may come. Raises BackendUnavailable after a few tries, as every read does."""
 
     @abc.abstractmethod
     async def write(self, name: str, data: Data, known: Version | None) -> Version:
@@ -223,7 +215,7 @@ async def _examine(blobs: Blobs, name: str) -> None:
         raise _lie(blobs, "refused to create an object that did not exist")
     if await write(b"again", None) is not None:
         raise _lie(blobs, "created an object that was there already (If-None-Match: *)")
-    if await blobs.read_if_changed(name, first) is not None:
+    if await blobs.read(name, first) is not None:
         raise _lie(blobs, "showed another version of an object than the one it had just confirmed")
     second = await write(b"second", first)
     if second is None:

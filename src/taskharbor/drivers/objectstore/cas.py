@@ -547,10 +547,7 @@ class CasObject(Generic[S]):
         """Compare with the object; whether there was something else, which is held from now on."""
         self._must_compare = False
         held = self._content()
-        if held.version is None:
-            blob = await self._blobs.read(self.name)
-        else:
-            blob = await self._blobs.read_if_changed(self.name, held.version)
+        blob = await self._blobs.read(self.name, held.version)
         if blob is None or (other := self._unpacked(blob)).header.is_before(held.header):
             return False
         self._accept(other)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from taskharbor.drivers.objectstore.blobs import (
     Blob,
@@ -41,7 +41,7 @@ except ImportError as error:  # pragma: no cover - the tests have it
     ) from error
 
 if TYPE_CHECKING:
-    from obstore import PutMode
+    from obstore import GetOptions, PutMode
     from obstore.store import ObjectStore
 
 R = TypeVar("R")
@@ -67,21 +67,17 @@ class ObstoreBlobs(Blobs):
 
     # -- reading ------------------------------------------------------------------------------------------
 
-    async def read(self, name: str) -> Blob | None:
-        return await self._retried("read", lambda: self._get(name))
-
-    async def read_if_changed(self, name: str, known: Version) -> Blob | None:
-        blob = await self._retried("read", lambda: self._get(name, if_none_match=known.tag))
+    async def read(self, name: str, unless: Version | None = None, size: int | None = None) -> Blob | None:
+        options: GetOptions = {} if size is None else {"range": (0, size)}
+        if unless is not None:
+            options["if_none_match"] = unless.tag
+        blob = await self._retried("read", lambda: self._get(name, options))
         # A store that does not know conditional reads sends it all again.
-        return None if blob is not None and blob.version == known else blob
+        return None if blob is not None and blob.version == unless else blob
 
-    async def read_start(self, name: str, size: int) -> bytes | None:
-        blob = await self._retried("read", lambda: self._get(name, range=(0, size)))
-        return None if blob is None else blob.data
-
-    async def _get(self, name: str, **options: Any) -> Blob | None:
+    async def _get(self, name: str, options: GetOptions) -> Blob | None:
         try:
-            found = await obstore.get_async(self._store, name, options=options)  # type: ignore[arg-type]
+            found = await obstore.get_async(self._store, name, options=options)
             data = bytes(await found.bytes_async())
         except NotModifiedError:
             return None

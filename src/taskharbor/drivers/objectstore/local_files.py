@@ -64,16 +64,8 @@ class LocalFiles(Blobs):
 
     # -- the contract, each in a thread: the disk may keep us waiting, the loop must not be ----------------
 
-    async def read(self, name: str) -> Blob | None:
-        return await self._in_thread(lambda: self._read(self._path(name)))
-
-    async def read_if_changed(self, name: str, known: Version) -> Blob | None:
-        path = self._path(name)
-        return await self._in_thread(lambda: None if self._tag(path) == known.tag else self._read(path))
-
-    async def read_start(self, name: str, size: int) -> bytes | None:
-        blob = await self._in_thread(lambda: self._read(self._path(name), size))
-        return None if blob is None else blob.data
+    async def read(self, name: str, unless: Version | None = None, size: int | None = None) -> Blob | None:
+        return await self._in_thread(lambda: self._read(self._path(name), unless, size))
 
     async def write(self, name: str, data: Data, known: Version | None) -> Version:
         return await self._in_thread(lambda: self._write(name, data, None if known is None else known.tag))
@@ -118,22 +110,24 @@ class LocalFiles(Blobs):
         return self._root.joinpath(*parts)
 
     def _tag(self, path: Path) -> str | None:
-        blob = self._read(path, 0)
+        blob = self._read(path, size=0)
         return None if blob is None else blob.version.tag
 
-    def _read(self, path: Path, size: int = -1) -> Blob | None:
-        """The object, or so many bytes of it."""
+    def _read(self, path: Path, unless: Version | None = None, size: int | None = None) -> Blob | None:
         try:
             with path.open("rb", buffering=0) as file:
                 head = file.read(_HEAD)
-                data = file.read(size) if size else b""
+                version = Version(head[len(_MAGIC) :].hex())
+                if version == unless:
+                    return None
+                data = file.read(-1 if size is None else size)
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
             return None
         if len(head) != _HEAD or not head.startswith(_MAGIC):
             raise BackendUnavailable(
                 f"{path} is damaged, or was not written by TaskHarbor: restore it, or name a folder that is TaskHarbor's own"
             )
-        return Blob(data, Version(head[len(_MAGIC) :].hex()))
+        return Blob(data, version)
 
     def _walk(self, prefix: str) -> Iterator[str]:
         top = self._path(prefix) if prefix else self._root
