@@ -53,7 +53,7 @@ class FarBlobs(Blobs):
 
     def __init__(self, near: Blobs) -> None:
         self._near = near
-        self.place, self.identity = near.place, near.identity
+        self.place = near.place
         self.writes = 0
 
     async def _travel(self) -> None:

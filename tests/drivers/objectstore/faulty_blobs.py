@@ -149,7 +149,6 @@ class Weather:
 class FaultyBlobs(Blobs):
     def __init__(self, inner: Blobs, weather: Weather) -> None:
         self.place = inner.place
-        self.identity = inner.identity
         self.is_remote = inner.is_remote
         self.weather = weather
         self._inner = inner

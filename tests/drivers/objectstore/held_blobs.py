@@ -18,8 +18,7 @@ class HeldBlobs(Blobs):
     _numbers = itertools.count()
 
     def __init__(self) -> None:
-        self.place = "held"
-        self.identity = f"held#{next(self._numbers)}"
+        self.place = f"held#{next(self._numbers)}"
         self.objects: dict[str, Blob] = {}
         self._versions = itertools.count(1)
 

@@ -453,7 +453,7 @@ def test_memory_is_shared_by_name_and_otherwise_private() -> None:
         one, other = parse_url(f"mem://{name}").open(), parse_url(f"mem://{name}").open()
         await one.write(NAME, b"x", None)
         assert await other.read(NAME) is not None
-        assert one.identity == other.identity
+        assert one.place == other.place
         private = parse_url("mem://")
         await private.open().write(NAME, b"x", None)
         assert await private.open().read(NAME) is not None

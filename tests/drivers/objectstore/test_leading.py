@@ -15,10 +15,10 @@ from marks import Marks, add, all_marks
 from virtual_time import VirtualLoop
 
 from taskharbor.drivers.objectstore import blobs as backoff
-from taskharbor.drivers.objectstore.blobs import Blobs
+from taskharbor.drivers.objectstore.blobs import Blobs, steady_us
 from taskharbor.drivers.objectstore.cas import CasObject, Deposed, unseal
 from taskharbor.drivers.objectstore.catalog import Catalog, state_name
-from taskharbor.drivers.objectstore.leadership import Leadership, steady_us
+from taskharbor.drivers.objectstore.leadership import Leadership
 from taskharbor.errors import BackendUnavailable
 from taskharbor.jobs import SECOND, Micros
 

@@ -72,9 +72,8 @@ class Blobs(abc.ABC):
     """A store of objects. Used from one event loop; names are paths of `a-z0-9_-=.` with `/` between."""
 
     place: str
-    """The store's address, for messages. Never a secret."""
-    identity: str
-    """The same for all handles of this process on one store, and for no others."""
+    """The store's address, for messages: never a secret. The same for all handles of this process on one store, and for no
+    others."""
     is_remote: bool = True
     """Behind a network, where bytes cost time and money. False for files and memory."""
 
@@ -107,8 +106,7 @@ class Blobs(abc.ABC):
         """The store's own time, to a second, where it can tell."""
         return None
 
-    @abc.abstractmethod
-    async def close(self) -> None:
+    async def close(self) -> None:  # noqa: B027
         """Let go of what is open. Closing twice is harmless."""
 
 
@@ -137,14 +135,18 @@ MOST_JUMP: Micros = SECOND
 """Where this machine's clock was set by more than this since, nothing is known any more."""
 
 
-def _steady_us() -> Micros:
-    return time.monotonic_ns() // 1000
+_BOOT_TIME: int | None = getattr(time, "CLOCK_BOOTTIME", None)
+
+
+def steady_us() -> Micros:
+    """A clock that goes on while the machine sleeps, where there is one: a leader that slept must know how long."""
+    return (time.monotonic_ns() if _BOOT_TIME is None else time.clock_gettime_ns(_BOOT_TIME)) // 1000
 
 
 class StoreTime:
     """This machine's time, corrected where it differs from the store's by more than can be told."""
 
-    def __init__(self, blobs: Blobs, clock: Clock, monotonic: Callable[[], Micros] = _steady_us) -> None:
+    def __init__(self, blobs: Blobs, clock: Clock, monotonic: Callable[[], Micros] = steady_us) -> None:
         self._blobs = blobs
         self._clock = clock
         self._monotonic = monotonic
@@ -180,7 +182,7 @@ async def probe(blobs: Blobs) -> None:
 
     Bad luck can look like a lie (a request sent twice on its way, an answer lost); but a liar lies every time.
     """
-    if blobs.identity in _trusted:
+    if blobs.place in _trusted:
         return
     for delay in (*retry_delays(tries=_PROBES), None):
         # A name of its own each time: what became of one try must not spoil the next.
@@ -197,7 +199,7 @@ async def probe(blobs: Blobs) -> None:
                     f"{blobs.place} gave no certain answer to a first write: {error}"
                 ) from error
         else:
-            _trusted.add(blobs.identity)
+            _trusted.add(blobs.place)
             return
         finally:
             await blobs.delete([name])

@@ -57,11 +57,8 @@ _NOT_THERE = ("nosuchbucket", "containernotfound", "bucket does not exist", "buc
 
 
 class ObstoreBlobs(Blobs):
-    def __init__(
-        self, store: ObjectStore, place: str, *, identity: str | None = None, is_remote: bool = True
-    ) -> None:
+    def __init__(self, store: ObjectStore, place: str, *, is_remote: bool = True) -> None:
         self.place = place
-        self.identity = identity or place
         self.is_remote = is_remote
         self._store = store
 
@@ -144,9 +141,6 @@ class ObstoreBlobs(Blobs):
                     await obstore.delete_async(self._store, name)
                 except _MISSING:
                     pass
-
-    async def close(self) -> None:
-        pass
 
     # -- what went wrong ----------------------------------------------------------------------------------
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, ClassVar, Self, TypeVar
 
 from msgspec.structs import astuple
@@ -26,7 +26,7 @@ from taskharbor.drivers.objectstore.cas import Term
 from taskharbor.drivers.objectstore.catalog import Catalog
 from taskharbor.drivers.objectstore.image import take_numbers
 from taskharbor.drivers.objectstore.options import Options, parse_url
-from taskharbor.drivers.objectstore.queue import Shard, Store, accept, known_ids
+from taskharbor.drivers.objectstore.queue import Shard, Store, accept
 from taskharbor.drivers.waiting import wait
 from taskharbor.errors import (
     BackendUnavailable,
@@ -38,7 +38,7 @@ from taskharbor.errors import (
     JobNotInflight,
     TaskHarborError,
 )
-from taskharbor.jobs import Attempt, JobRecord, JobState, Micros
+from taskharbor.jobs import JobRecord, JobState, Micros
 
 A = TypeVar("A")
 
@@ -59,6 +59,30 @@ _ARCHIVED_ANSWERS: Mapping[type[op.Operation[Any]], Callable[[Any, JobRecord], A
 """The answers of calls for an item and its job, where that has left for a segment, which never changes."""
 
 
+async def _by_id(store: Store, call: op.Operation[A]) -> A:
+    """Carry out a call about single jobs, each in the shard that has it."""
+    items, *rest = astuple(call)
+    job_ids = [item if isinstance(item, str) else item.job_id for item in items]
+    function = _get if isinstance(call, op.Get) else FUNCTIONS[type(call)]
+    answer_archived = _ARCHIVED_ANSWERS[type(call)]
+
+    async def ask(shard: Shard, at: list[int]) -> list[Any]:
+        own, run = [items[one] for one in at], shard.change if call.changes else shard.look
+        answers: list[Any] = await run(lambda transaction: function(transaction, own, *rest))
+        lost = [answer.job_id for answer in answers if isinstance(answer, JobNotFound)]
+        archived = await shard.archived(lost) if lost else {}
+        for place, answer in enumerate(answers):
+            if isinstance(answer, JobNotFound) and answer.job_id in archived:
+                answers[place] = answer_archived(own[place], archived[answer.job_id])
+        return answers
+
+    found: Any = await store.by_id(job_ids, ask)
+    if isinstance(call, op.Get):
+        found = [None if isinstance(answer, JobNotFound) else answer for answer in found]
+    answers: A = found
+    return answers
+
+
 class ObjectStoreDriver(Driver):
     """`s3://bucket/prefix`, `gs://bucket/prefix`, `az://container/prefix`, `file:///folder`, `mem://name`.
 
@@ -67,7 +91,18 @@ class ObjectStoreDriver(Driver):
     """
 
     capabilities: ClassVar[rec.Capabilities] = rec.Capabilities()
-    functions = _ARCHIVED_ANSWERS
+    functions: ClassVar[Mapping[type[op.Operation[Any]], Callable[..., Any]]] = {
+        **dict.fromkeys(_ARCHIVED_ANSWERS, _by_id),
+        op.ListJobs: inspect.list_jobs,
+        op.Stats: inspect.stats,
+        op.ReadAttempts: inspect.read_attempts,
+        op.JobAttempts: inspect.job_attempts,
+        op.LogStreams: inspect.log_streams,
+        op.ReadLog: inspect.read_log,
+        op.SplitLog: inspect.split_log,
+        op.SplitJobs: inspect.split_jobs,
+        op.Wait: wait,
+    }
 
     def __init__(
         self,
@@ -127,6 +162,9 @@ class ObjectStoreDriver(Driver):
         if self._store is None:
             raise BackendUnavailable("this handle is not open: call open() first")
         return self._store
+
+    async def _apply(self, function: Callable[..., Coroutine[Any, Any, A]], call: op.Operation[A]) -> A:
+        return await function(self.store, call)
 
     async def time(self) -> Micros:
         """The store's, where it differs from this machine's by more than can be told."""
@@ -222,28 +260,6 @@ class ObjectStoreDriver(Driver):
         # Ids of one producer follow the order in which it made them; between producers nothing is promised here.
         return sorted(found, key=lambda job: (-job.priority, job.run_at_us, job.id))
 
-    async def _apply(self, answer_archived: Callable[[Any, JobRecord], Any], call: op.Operation[A]) -> A:
-        """Carry out a call about single jobs, each in the shard that has it."""
-        items, *rest = astuple(call)
-        job_ids = [item if isinstance(item, str) else item.job_id for item in items]
-        function = _get if isinstance(call, op.Get) else FUNCTIONS[type(call)]
-
-        async def ask(shard: Shard, at: list[int]) -> list[Any]:
-            own, run = [items[one] for one in at], shard.change if call.changes else shard.look
-            answers: list[Any] = await run(lambda transaction: function(transaction, own, *rest))
-            lost = [answer.job_id for answer in answers if isinstance(answer, JobNotFound)]
-            archived = await shard.archived(lost) if lost else {}
-            for place, answer in enumerate(answers):
-                if isinstance(answer, JobNotFound) and answer.job_id in archived:
-                    answers[place] = answer_archived(own[place], archived[answer.job_id])
-            return answers
-
-        found: Any = await self.store.by_id(job_ids, ask)
-        if isinstance(call, op.Get):
-            found = [None if isinstance(answer, JobNotFound) else answer for answer in found]
-        answers: A = found
-        return answers
-
     async def _reclaim(self, call: op.Reclaim) -> int:
         ended = 0
 
@@ -336,63 +352,18 @@ class ObjectStoreDriver(Driver):
         async def ask(shard: Shard, at: list[int]) -> list[JobState | JobError]:
             own = [call.job_ids[one] for one in at]
 
-            def elsewhere(transaction: Transaction) -> list[str]:
-                here = known_ids(transaction, own)
-                return [job_id for job_id in own if job_id not in here]
-
             def step(transaction: Transaction, loaded: Loaded) -> list[JobState | JobError]:
-                archived = _remove_archived(transaction, loaded, elsewhere(transaction))
+                archived: dict[str, JobState] = {}
+                for entry in holding_jobs(transaction, own):
+                    archived |= archive.remove(transaction, entry, loaded[entry.name], own)
                 answers = bulk.remove(transaction, own)
                 return [archived.get(job_id, answer) for job_id, answer in zip(own, answers, strict=True)]
 
-            return await shard.change_with(
-                lambda transaction: holding_jobs(transaction, elsewhere(transaction)), step
-            )
+            return await shard.change_with(lambda transaction: holding_jobs(transaction, own), step)
 
         return await self.store.by_id(call.job_ids, ask)
 
-    # -- inspection ---------------------------------------------------------------------------------------
-
-    async def _list_jobs(self, call: op.ListJobs) -> rec.Page:
-        shards = await self.store.shards(call.selection.queue)
-        return await inspect.list_jobs(shards, self.catalog.store_id, call)
-
-    async def _stats(self, call: op.Stats) -> list[rec.QueueStats]:
-        queues = sorted(await self.catalog.queues()) if call.queue is None else [call.queue]
-        found = await asyncio.gather(*(inspect.stats(self.store.shards_of(one), call.now) for one in queues))
-        if call.queue is not None and found[0] is None:
-            return [rec.QueueStats(queue=call.queue, counts=dict.fromkeys(JobState, 0))]
-        return [one for one in found if one is not None]
-
-    async def _read_attempts(self, call: op.ReadAttempts) -> rec.AttemptPage:
-        return await inspect.read_attempts(await self.store.shards(), self.catalog.store_id, call)
-
-    async def _job_attempts(self, call: op.JobAttempts) -> list[Attempt]:
-        return await inspect.job_attempts(await self.store.shards(), call.job_id)
-
-    # -- in bulk ------------------------------------------------------------------------------------------
-
-    async def _log_streams(self, call: op.LogStreams) -> rec.LogState:
-        return await inspect.log_streams(await self.store.shards(), self.catalog.store_id)
-
-    async def _read_log(self, call: op.ReadLog) -> rec.LogPage:
-        return await inspect.read_log(self._shard_of_stream(call.stream), call)
-
-    async def _split_log(self, call: op.SplitLog) -> list[int]:
-        return await inspect.split_log(self._shard_of_stream(call.stream), call)
-
-    def _shard_of_stream(self, stream: str) -> Shard:
-        number, _, queue = stream.partition(":")
-        if not queue or number not in map(str, range(self.catalog.shards)):
-            raise InvalidRequest(
-                f"{stream!r} is not a stream of this store's log: pass on what `log_streams` gave"
-            )
-        return self.store.shards_of(queue)[int(number)]
-
-    async def _split_jobs(self, call: op.SplitJobs) -> list[rec.JobShare]:
-        queues = await self.catalog.queues() if call.queue is None else [call.queue]
-        shards = {queue: self.store.shards_of(queue) for queue in queues}
-        return await inspect.split_jobs(shards, self.catalog.store_id, call.parts)
+    # -- blobs --------------------------------------------------------------------------------------------
 
     async def _put_blob(self, call: op.PutBlob) -> bool:
         blobs, name, data = self.store.blobs, call.blob, call.data
@@ -460,23 +431,10 @@ class ObjectStoreDriver(Driver):
         totals = await asyncio.gather(*(publish(*part) for part in parts.items()))
         return {shard.name: total for shard, total in zip(parts, totals, strict=True)}
 
-    # -- waiting ------------------------------------------------------------------------------------------
-
-    async def _wait(self, call: op.Wait) -> rec.Woken:
-        return await wait(self.store, call)
-
 
 def _get(transaction: Transaction, job_ids: list[str], now: Micros) -> list[JobRecord | JobNotFound]:
     found = engine.get(transaction, job_ids, now)
     return [job or JobNotFound(job_id) for job_id, job in zip(job_ids, found, strict=True)]
-
-
-def _remove_archived(transaction: Transaction, loaded: Loaded, job_ids: Sequence[str]) -> dict[str, JobState]:
-    """Remove jobs from segments; the states of those that were there, by id."""
-    removed: dict[str, JobState] = {}
-    for entry in holding_jobs(transaction, job_ids):
-        removed |= archive.remove(transaction, entry, loaded[entry.name], job_ids)
-    return removed
 
 
 def _has_work(transaction: Transaction, now: Micros) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from heapq import merge
 from itertools import accumulate, islice, pairwise, takewhile
 from typing import Annotated
@@ -24,7 +24,7 @@ from taskharbor.drivers.engine import inspect as engine
 from taskharbor.drivers.engine.tables import Transaction, load
 from taskharbor.drivers.objectstore import archive
 from taskharbor.drivers.objectstore.archive import ARCHIVED, Entry, entries
-from taskharbor.drivers.objectstore.queue import Shard
+from taskharbor.drivers.objectstore.queue import Shard, Store
 from taskharbor.errors import InvalidRequest
 from taskharbor.jobs import Attempt, JobRecord, JobState, Micros
 
@@ -67,8 +67,9 @@ def _positions(cursor: str, store_id: str, *, of_jobs: bool = False) -> dict[str
 # -- jobs -----------------------------------------------------------------------------------------------------
 
 
-async def list_jobs(shards: list[Shard], store_id: str, call: op.ListJobs) -> rec.Page:
+async def list_jobs(store: Store, call: op.ListJobs) -> rec.Page:
     """Numbers follow time between queues, so they are the order of the whole store; a cursor is the last one and its shard."""
+    store_id = store.catalog.store_id
     before, behind = (engine.FOREVER, "") if call.cursor is None else _place(call.cursor, store_id)
     end = (0, "") if call.selection.until is None else _place(call.selection.until, store_id)
 
@@ -78,7 +79,7 @@ async def list_jobs(shards: list[Shard], store_id: str, call: op.ListJobs) -> re
         found = await _list_shard(shard, call.selection, call.now, call.limit + 1, before + is_later)
         return [((number, shard.name), job) for number, job in found]
 
-    parts = await asyncio.gather(*map(part, shards))
+    parts = await asyncio.gather(*map(part, await store.shards(call.selection.queue)))
     merged = merge(*parts, key=lambda one: one[0], reverse=True)
     found = list(islice(takewhile(lambda one: one[0] >= end, merged), call.limit + 1))
     page = found[: call.limit]
@@ -123,7 +124,15 @@ async def _list_shard(
         wanted.update(one.name for one in lacking[:enough])
 
 
-async def stats(shards: Sequence[Shard], now: Micros) -> rec.QueueStats | None:
+async def stats(store: Store, call: op.Stats) -> list[rec.QueueStats]:
+    queues = sorted(await store.catalog.queues()) if call.queue is None else [call.queue]
+    found = await asyncio.gather(*(_queue_stats(store.shards_of(queue), call.now) for queue in queues))
+    if call.queue is not None and found[0] is None:
+        return [rec.QueueStats(queue=call.queue, counts=dict.fromkeys(JobState, 0))]
+    return [one for one in found if one is not None]
+
+
+async def _queue_stats(shards: Sequence[Shard], now: Micros) -> rec.QueueStats | None:
     """The counters of one queue; None: nobody ever used it. Counters go on counting the jobs that have left for segments."""
     parts = await asyncio.gather(
         *(shard.look(lambda transaction: engine.stats(transaction, now, None)) for shard in shards)
@@ -145,8 +154,9 @@ async def stats(shards: Sequence[Shard], now: Micros) -> rec.QueueStats | None:
 # -- the log --------------------------------------------------------------------------------------------------
 
 
-async def read_attempts(shards: Sequence[Shard], store_id: str, call: op.ReadAttempts) -> rec.AttemptPage:
+async def read_attempts(store: Store, call: op.ReadAttempts) -> rec.AttemptPage:
     """A shard that cannot be read keeps nobody from the rows of the others: its own are read when it can be."""
+    store_id = store.catalog.store_id
     positions = {} if call.after is None else _positions(call.after, store_id)
 
     async def part(shard: Shard) -> list[tuple[int, str, Attempt]]:
@@ -154,7 +164,7 @@ async def read_attempts(shards: Sequence[Shard], store_id: str, call: op.ReadAtt
         rows = await _rows(shard, number, engine.FOREVER, call.limit)
         return [(row.seq, shard.name, row) for row in rows]
 
-    parts = await asyncio.gather(*map(part, shards), return_exceptions=True)
+    parts = await asyncio.gather(*map(part, await store.shards()), return_exceptions=True)
     errors = [part for part in parts if isinstance(part, BaseException)]
     readable = [part for part in parts if not isinstance(part, BaseException)]
     page = list(islice(merge(*readable, key=lambda row: row[:2]), call.limit))
@@ -189,13 +199,13 @@ def _with_rows(transaction: Transaction, after: int, until: int) -> list[Entry]:
     ]
 
 
-async def job_attempts(shards: Sequence[Shard], job_id: str) -> list[Attempt]:
+async def job_attempts(store: Store, call: op.JobAttempts) -> list[Attempt]:
     """Rows outlive their jobs, so every queue is asked."""
+    job_id = call.job_id
 
     def step(transaction: Transaction) -> tuple[list[Attempt], list[Entry]]:
-        return engine.job_attempts(transaction, job_id), [
-            one for one in entries(transaction) if one.rows and one.first_row_id <= job_id <= one.last_row_id
-        ]
+        found = [one for one in entries(transaction) if one.first_row_id <= job_id <= one.last_row_id]
+        return engine.job_attempts(transaction, job_id), [one for one in found if one.rows]
 
     async def part(shard: Shard) -> list[Attempt]:
         rows, segments = await shard.look_with(step, rows_only=True)
@@ -203,11 +213,11 @@ async def job_attempts(shards: Sequence[Shard], job_id: str) -> list[Attempt]:
             rows += engine.job_attempts(segment.rows(entry), job_id)
         return shard.public_rows(rows)
 
-    found = await asyncio.gather(*map(part, shards))
+    found = await asyncio.gather(*map(part, await store.shards()))
     return sorted((row for rows in found for row in rows), key=lambda attempt: attempt.seq)
 
 
-async def log_streams(shards: Sequence[Shard], store_id: str) -> rec.LogState:
+async def log_streams(store: Store, call: op.LogStreams) -> rec.LogState:
     """Every image of a queue follows another: the last number of one that has landed is the end of its log."""
 
     async def stream(shard: Shard) -> rec.LogStream:
@@ -222,10 +232,11 @@ async def log_streams(shards: Sequence[Shard], store_id: str) -> rec.LogState:
             is_dense=False,
         )
 
-    return rec.LogState(store_id, await asyncio.gather(*map(stream, shards)))
+    return rec.LogState(store.catalog.store_id, await asyncio.gather(*map(stream, await store.shards())))
 
 
-async def read_log(shard: Shard, call: op.ReadLog) -> rec.LogPage:
+async def read_log(store: Store, call: op.ReadLog) -> rec.LogPage:
+    shard = store.shard_named(call.stream)
     found = await _rows(shard, shard.own_number(call.after), shard.own_number(call.until), call.limit)
     return rec.LogPage(found, found[-1].seq if len(found) == call.limit else call.until)
 
@@ -233,7 +244,8 @@ async def read_log(shard: Shard, call: op.ReadLog) -> rec.LogPage:
 # -- shares ---------------------------------------------------------------------------------------------------
 
 
-async def split_log(shard: Shard, call: op.SplitLog) -> list[int]:
+async def split_log(store: Store, call: op.SplitLog) -> list[int]:
+    shard = store.shard_named(call.stream)
     after, until = shard.own_number(call.after), shard.own_number(call.until)
     archived, rows = await shard.look(
         lambda transaction: (
@@ -248,7 +260,7 @@ async def split_log(shard: Shard, call: op.SplitLog) -> list[int]:
     return [shard.public_number(number) for number in cuts if after < number < until]
 
 
-async def split_jobs(shards: Mapping[str, Sequence[Shard]], store_id: str, parts: int) -> list[rec.JobShare]:
+async def split_jobs(store: Store, call: op.SplitJobs) -> list[rec.JobShare]:
     """Queue by queue: a listing of several reads a page of each."""
 
     def step(transaction: Transaction) -> list[tuple[int, int]]:
@@ -258,15 +270,15 @@ async def split_jobs(shards: Mapping[str, Sequence[Shard]], store_id: str, parts
         return points
 
     found: list[tuple[str, list[tuple[int, int]]]] = []
-    for queue, own in shards.items():
-        points_of = await asyncio.gather(*(shard.look(step) for shard in own))
+    for queue in await store.catalog.queues() if call.queue is None else [call.queue]:
+        points_of = await asyncio.gather(*(shard.look(step) for shard in store.shards_of(queue)))
         found.append((queue, sorted(point for points in points_of for point in points)))
     total = sum(count for _, points in found for _, count in points)
     shares: list[rec.JobShare] = []
     for queue, points in found:
         size = sum(count for _, count in points)
-        inner = _cuts(points, max(1, round(parts * size / total))) if size else []
-        cursors = [None, *(_cursor(store_id, {"": number}) for number in reversed(inner)), None]
+        inner = _cuts(points, max(1, round(call.parts * size / total))) if size else []
+        cursors = [None, *(_cursor(store.catalog.store_id, {"": number}) for number in reversed(inner)), None]
         shares += [rec.JobShare(queue=queue, after=low, until=high) for low, high in pairwise(cursors)]
     return shares
 

@@ -11,27 +11,21 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-import time
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Protocol
 
 import msgspec
 
-from taskharbor.drivers.objectstore.blobs import Blobs
+from taskharbor.drivers.objectstore.blobs import Blobs, steady_us
 from taskharbor.drivers.objectstore.cas import CasObject, Deposed, Term
 from taskharbor.drivers.objectstore.catalog import Catalog, CatalogState, Leader
+from taskharbor.drivers.waiting import ALWAYS
 from taskharbor.errors import BackendUnavailable
 from taskharbor.jobs import SECOND, Micros
 
 DEFAULT_TERM = 15.0
 _AT_ONCE = 16
 _log = logging.getLogger(__name__)
-_BOOT_TIME: int | None = getattr(time, "CLOCK_BOOTTIME", None)
-
-
-def steady_us() -> Micros:
-    """A clock that goes on while the machine sleeps, where there is one: a leader that slept must know how long."""
-    return (time.monotonic_ns() if _BOOT_TIME is None else time.clock_gettime_ns(_BOOT_TIME)) // 1000
 
 
 class Led(Protocol):
@@ -77,21 +71,14 @@ async def raise_epochs(blobs: Blobs, names: Iterable[str], term: Term) -> None:
 class LeaderTerm:
     """A term that lasts as long as it is renewed in time."""
 
-    def __init__(self, epoch: int, length: Micros, monotonic: Callable[[], Micros]) -> None:
+    def __init__(self, epoch: int, ends_at: Micros, monotonic: Callable[[], Micros]) -> None:
         self.epoch = epoch
-        self._length = length
+        self.ends_at = ends_at
+        """Never later than its length after the beginning of a renewal that has landed."""
         self._monotonic = monotonic
-        self._began: Micros | None = None
 
     def is_valid(self) -> bool:
-        return self._began is not None and self._monotonic() - self._began < self._length
-
-    def renewed(self, began: Micros) -> None:
-        """A renewal that began at that time has landed."""
-        self._began = began
-
-    def end(self) -> None:
-        self._began = None
+        return self._monotonic() < self.ends_at
 
 
 class Leadership:
@@ -209,7 +196,7 @@ class Leadership:
     async def _end_term(self) -> None:
         """Answer nothing from now on."""
         if self._term is not None:
-            self._term.end()
+            self._term.ends_at = ALWAYS
         self._term = self._leader = self._seen = None
         self._leads.clear()
         await self._stop_fencing()
@@ -234,7 +221,7 @@ class Leadership:
 
     async def _take(self, epoch: int, leader: Leader | None) -> None:
         catalog = self._catalog
-        term = LeaderTerm(epoch + 1, self._length, self._monotonic)
+        term = LeaderTerm(epoch + 1, ALWAYS, self._monotonic)
         began = self._monotonic()
         # The catalog's object carries the new epoch from this write on.
         catalog.object.lead(term)
@@ -246,7 +233,7 @@ class Leadership:
                 catalog.object.lead(None)
         if queues is None:
             return
-        term.renewed(began)
+        term.ends_at = began + self._length
         self._term, self._leader = term, self._entry
         _log.info("leading from now on, epoch %d, once all %d queues know it", term.epoch, len(queues))
         # Renewals go on beside it: a store may have many queues.
@@ -282,7 +269,7 @@ class Leadership:
         self._entry = entry = msgspec.structs.replace(self._entry, renewals=self._entry.renewals + 1)
         await self._catalog.object.change(lambda state: self._replace_entry(state, term.epoch, entry))
         self._leader = entry
-        term.renewed(began)
+        term.ends_at = began + self._length
         if self._leads.is_set():
             # Others may have added queues without us.
             await self._led.catalog.object.refresh()

@@ -55,7 +55,7 @@ class LocalFiles(Blobs):
                 "file:// needs flock and rename as POSIX has them: use sqlite:// on this machine"
             )
         self._root = Path(folder).absolute()
-        self.place = self.identity = f"file://{self._root}"
+        self.place = f"file://{self._root}"
         self._sync = sync
         self._locks = self._root / _PRIVATE / "locks"
         self._unfinished = self._root / _PRIVATE / "unfinished"

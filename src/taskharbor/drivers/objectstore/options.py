@@ -90,14 +90,13 @@ class StoreURL:
         self._path = path
         self._store_options = {name: value for name, value in values.items() if name not in _OWN}
         # Private stores in memory have no name to tell them apart.
-        is_private = self.is_in_memory and not host
-        self._identity = f"mem://#{next(_private_stores)}" if is_private else str(self)
+        self._number = f"#{next(_private_stores)}" if self.is_in_memory and not host else ""
 
     def __str__(self) -> str:
         """For messages: no secret, and of the options only which server it is."""
         if self._scheme == "file":
             return f"file://{self._path}"
-        address = f"{self._scheme}://{'/'.join(part for part in (self._host, self._path) if part)}"
+        address = f"{self._scheme}://{'/'.join(filter(None, (self._host, self._path)))}"
         server = self._store_options.get("endpoint") or self._store_options.get("base_url")
         # What is before an @ could be a password.
         return f"{address} at {urlsplit(server).netloc.rpartition('@')[2]}" if server else address
@@ -110,7 +109,7 @@ class StoreURL:
         from taskharbor.drivers.objectstore.cloud import ObstoreBlobs
 
         if self.is_in_memory:
-            return ObstoreBlobs(self._memory, str(self), identity=self._identity, is_remote=False)
+            return ObstoreBlobs(self._memory, f"{self}{self._number}", is_remote=False)
         return ObstoreBlobs(self._remote(), str(self))
 
     @cached_property

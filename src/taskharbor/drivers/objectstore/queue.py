@@ -162,9 +162,10 @@ class Shard:
 
     async def known(self, job_ids: Sequence[str]) -> set[str]:
         """The ids that this shard has, in its image or in a segment."""
-        here = await self.look(lambda transaction: known_ids(transaction, job_ids))
-        missing = [job_id for job_id in job_ids if job_id not in here]
-        return here | (await self.archived(missing)).keys() if missing else here
+        here, segments = await self.look_with(
+            lambda transaction: (known_ids(transaction, job_ids), holding_jobs(transaction, job_ids))
+        )
+        return here | archive.get(segments, job_ids).keys()
 
     async def refuse_when_full(self, records: Sequence[JobRecord]) -> None:
         """Refuses jobs for which there is no room by what the object says now. Those that it knows need none."""
@@ -270,7 +271,7 @@ class Store:
         self.reads_only = reads_only
         self.catalog = Catalog(blobs, shards=options.shards)
         self.cache = SegmentCache(blobs)
-        self.notifications = shared_notifications(blobs.identity)
+        self.notifications = shared_notifications(blobs.place)
         self.term: Term | None = None
         self.expires_by: Callable[[], Micros] | None = None
         """Where given, leases that are over by this clock end with every write."""
@@ -321,6 +322,15 @@ class Store:
 
     def shards_of(self, queue: str) -> list[Shard]:
         return [self._shard(queue, number) for number in range(self.catalog.shards)]
+
+    def shard_named(self, name: str) -> Shard:
+        """The shard whose log is the stream of that name."""
+        number, _, queue = name.partition(":")
+        if not queue or number not in map(str, range(self.catalog.shards)):
+            raise InvalidRequest(
+                f"{name!r} is not a stream of this store's log: pass on what `log_streams` gave"
+            )
+        return self._shard(queue, int(number))
 
     async def shards(self, queue: str | None = None) -> list[Shard]:
         """The shards of one queue, or of all there are."""
