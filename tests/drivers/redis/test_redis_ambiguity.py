@@ -365,6 +365,24 @@ def test_a_death_that_its_teller_did_not_survive_is_told_by_the_next(
     on_a_line(server, story)
 
 
+def test_deaths_that_a_reclaim_and_its_repetition_cause_are_each_told(
+    server: RedisServer, fault: Fault
+) -> None:
+    """The first try ends one lease and its answer is lost; the second ends the other."""
+
+    async def story(here: Line) -> None:
+        await here.far.configure("q", QueueSettings(failure_queue="failed"), now=NOW)
+        await here.store(2, max_attempts=1)
+        assert len(await here.claim(2)) == 2
+        over = NOW + LEASE
+        await asked_twice(here, "reclaim", fault, lambda: here.near.reclaim(now=over, queue="q", limit=1))
+        assert await here.near.reclaim(now=over, queue="q") == (0 if fault == "lose_answer" else 1)
+        assert await here.counts() == {JobState.DEAD: 2}
+        assert sum((await here.counts("failed")).values()) == 2
+
+    on_a_line(server, story)
+
+
 def test_a_settlement_that_failed_may_be_repeated(server: RedisServer, fault: Fault) -> None:
     async def story(here: Line) -> None:
         await here.store(20)

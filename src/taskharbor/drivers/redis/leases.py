@@ -12,15 +12,16 @@ import asyncio
 import contextlib
 import logging
 import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from operator import attrgetter
-from typing import Any, NamedTuple, TypeVar, assert_never
+from typing import Any, NamedTuple, TypeVar
 
 from redis.exceptions import ResponseError
 
 from taskharbor.clock import BackendClock
-from taskharbor.drivers.contract import Ack, Discard, Extension, Fail, Release, Retry, Settlement
+from taskharbor.drivers.contract import Ack, Extension, Settlement
 from taskharbor.drivers.operations import Reserve
 from taskharbor.drivers.redis.connection import ConnectionLost, Server, SharedConnection, pack
 from taskharbor.drivers.redis.enqueue import deliver
@@ -37,7 +38,7 @@ from taskharbor.errors import (
     LeaseMismatch,
     TaskHarborError,
 )
-from taskharbor.jobs import SECOND, Failure, JobRecord, Lease, Micros
+from taskharbor.jobs import SECOND, JobRecord, Lease, Micros
 from taskharbor.requests import new_id, new_token
 
 log = logging.getLogger("taskharbor.redis")
@@ -66,7 +67,7 @@ class Claims:
         self._store = store
         self._emptied = emptied
         """By queue, its moves as a claim of all types saw them that took all there was."""
-        self._unclear: dict[tuple[str, str], list[str]] = {}
+        self._unclear: dict[tuple[str, str], list[str]] = defaultdict(list)
         """Tokens of claims whose answer never came, by queue and worker: the next one asks for their jobs first."""
         self._giving_back: set[asyncio.Task[None]] = set()
         self._server_clock = BackendClock(store.time)
@@ -81,42 +82,28 @@ class Claims:
 
     async def reserve(self, call: Reserve) -> list[JobRecord]:
         unclear = self._unclear.get((call.queue, call.worker))
-        token, is_unclear = (unclear.pop(), True) if unclear else (new_token(), False)
+        token, again = (unclear.pop(), 1) if unclear else (new_token(), 0)
         try:
-            answer = await self._reserve(call, token, is_unclear=is_unclear)
+            answer = await self._ask(call, token, again)
         except asyncio.CancelledError:
             self._take_back(call, token)
             raise
         except BackendUnavailable:
-            self._lose_answer(call, token)
+            self._unclear[call.queue, call.worker].append(token)
             raise
         return await self._claimed(call, token, answer)
 
-    async def _reserve(self, call: Reserve, token: str, *, is_unclear: bool) -> Sequence[Any]:
-        failure_id = new_id()
-        (answer,) = await self._store.run(
-            lambda again: (self._call(call, token, failure_id, again=again or int(is_unclear)),)
+    async def _ask(self, call: Reserve, token: str, again: int) -> list[Any]:
+        answers: list[list[Any]] = await self._store.run(
+            lambda repeated: [self._call(call, token, again or repeated)]
         )
-        found: Sequence[Any] = answer
-        return found
+        return answers[0]
 
-    def _call(
-        self, call: Reserve, token: str, failure_id: str, *, again: int = 0, sent_at: Micros | None = None
-    ) -> Call:
+    def _call(self, call: Reserve, token: str, again: int, sent_at: Word = "") -> Call:
         """`sent_at`: the server's time when the caller's is `now`, for a call that is sent ahead and run later."""
-        return self._store.call(
-            "reserve",
-            call.queue,
-            call.now,
-            call.lease_for,
-            call.limit,
-            call.worker,
-            token,
-            again,
-            failure_id,
-            b"" if call.types is None else encode(call.types),
-            "" if sent_at is None else sent_at,
-        )
+        types = b"" if call.types is None else encode(call.types)
+        words = (call.lease_for, call.limit, call.worker, token, again, new_id(), types, sent_at)
+        return self._store.call("reserve", call.queue, call.now, *words)
 
     async def _claimed(self, call: Reserve, token: str, answer: Sequence[Any]) -> list[JobRecord]:
         """Read an answer, and remember what the claim saw for the one that follows."""
@@ -136,9 +123,6 @@ class Claims:
         ids, values = answer[_FIRST::2], answer[_FIRST + 1 :: 2]
         return leased_records(ids, values, call.queue, call.worker, token, reserved_at, expires_at)
 
-    def _lose_answer(self, call: Reserve, token: str) -> None:
-        self._unclear.setdefault((call.queue, call.worker), []).append(token)
-
     def _take_back(self, call: Reserve, token: str) -> None:
         """The caller went away: whatever was leased would stall until the leases expire."""
         back = asyncio.ensure_future(self._give_back(call, token))
@@ -150,7 +134,7 @@ class Claims:
         try, it comes to nothing."""
         nothing = Reserve(call.queue, 0, call.lease_for, call.now, call.worker, None)
         with contextlib.suppress(TaskHarborError):
-            await self._reserve(nothing, token, is_unclear=True)
+            await self._ask(nothing, token, 1)
 
     # -- blocking claims ----------------------------------------------------------------------------------
 
@@ -184,11 +168,11 @@ class Claims:
         block = pack(
             ("XREAD", "BLOCK", milliseconds, "STREAMS", store.keys(queue)["notify"], f"{view.moves}-0")
         )
-        claim = server.packed(self._call(call, token, new_id(), sent_at=sent_at))
+        claim = server.packed(self._call(call, token, 0, sent_at))
         try:
             blocked, answer = await connection.ask(block + claim, 2)
         except ConnectionLost:
-            self._lose_answer(call, token)
+            self._unclear[queue, call.worker].append(token)
             return None
         except asyncio.CancelledError:
             # Best before the server has run it; else what it leased is taken back.
@@ -226,79 +210,61 @@ def _key(call: Reserve) -> tuple[str, str, tuple[str, ...] | None]:
 
 # -- settlements and heartbeats -------------------------------------------------------------------------------
 
-A = TypeVar("A", int, int | bytes)
 T = TypeVar("T", Settlement, Extension)
 
-_OK = 0
-_NOT_FOUND = 1
+_NOT_FOUND = -1
 _ERRORS: dict[int, type[JobError]] = {
     _NOT_FOUND: JobNotFound,
-    2: JobNotInflight,
-    3: LeaseMismatch,
-    4: LeaseExpired,
+    -2: JobNotInflight,
+    -3: LeaseMismatch,
+    -4: LeaseExpired,
 }
-_FIRST_PROGRESS = 5
-"""Where it begins among the arguments of its script."""
 _token = attrgetter("token")
 
 
 async def settle(store: Store, settlements: Sequence[Settlement], now: Micros) -> list[JobError | None]:
-    untold: list[str] = []
-
-    async def ask(groups: dict[str, list[int]]) -> dict[int, int]:
-        told = {queue: _told([settlements[n] for n in ns]) for queue, ns in groups.items()}
-        failure_id = new_id()
-        # Each queue's deaths are named apart.
-        answers = await store.run(
-            lambda again: [
-                store.call("settle", queue, now, again, f"{failure_id}.{n}" if n else failure_id, *args)
-                for n, (queue, args) in enumerate(told.items())
-            ]
-        )
-        codes: dict[int, int] = {}
-        for (queue, ns), (waiting, digits) in zip(groups.items(), answers, strict=True):
-            if waiting:
-                untold.append(queue)
-            # No digits: all went well.
-            codes.update(zip(ns, (digit - 48 for digit in digits), strict=False))
-        return codes
-
-    codes = await _where_they_are(store, settlements, ask, _NOT_FOUND)
-    for queue in untold:
-        await deliver(store, queue)
-    errors = {n: _ERRORS[code] for n, code in codes.items() if code != _OK}
-    return [errors[n](one.job_id) if n in errors else None for n, one in enumerate(settlements)]
+    answers = await _ask_queues(store, "settle", settlements, now, _told)
+    return [_ERRORS[answers[n]](one.job_id) if answers.get(n) else None for n, one in enumerate(settlements)]
 
 
-async def _where_they_are(
-    store: Store,
-    items: Sequence[T],
-    ask: Callable[[dict[str, list[int]]], Awaitable[dict[int, A]]],
-    missing: A,
-) -> dict[int, A]:
+async def extend_lease(
+    store: Store, extensions: Sequence[Extension], lease_for: Micros, now: Micros
+) -> list[Lease | JobError]:
+    answers = await _ask_queues(store, "extend", extensions, now, lambda items: [lease_for, *_beats(items)])
+    return [_lease(one, answers[n]) for n, one in enumerate(extensions)]
+
+
+async def _ask_queues(
+    store: Store, function: str, items: Sequence[T], now: Micros, words: Callable[[Sequence[T]], list[Word]]
+) -> dict[int, Any]:
     """Ask each item's queue, as its token names it. What is not there is looked for everywhere: who gives a wrong token is
     still told what is wrong with it."""
-    groups: dict[str, list[int]] = {}
-    for n, item in enumerate(items):
-        groups.setdefault(item.token[NONCE_LENGTH:], []).append(n)
-    answers = await ask(groups)
-    lost = [n for n, answer in answers.items() if answer == missing]
-    if lost:
-        homes = await store.located([items[n].job_id for n in lost])
-        groups = {}
-        for n in lost:
-            home = homes.get(items[n].job_id)
-            if home is not None and home != items[n].token[NONCE_LENGTH:]:
-                del answers[n]
-                groups.setdefault(home, []).append(n)
-        if groups:
-            answers.update(await ask(groups))
+    answers: dict[int, Any] = {}
+    told: dict[str, list[Word]] = {}
+
+    def make(again: int) -> list[Call]:
+        return [store.call(function, queue, now, again, *args) for queue, args in told.items()]
+
+    homes = {n: item.token[NONCE_LENGTH:] for n, item in enumerate(items)}
+    while homes:
+        groups: dict[str, list[int]] = {}
+        for n, queue in homes.items():
+            groups.setdefault(queue, []).append(n)
+        told = {queue: words([items[n] for n in ns]) for queue, ns in groups.items()}
+        for (queue, ns), (untold, *several) in zip(groups.items(), await store.run(make), strict=True):
+            # Of settlements nothing is said where all went well.
+            answers.update(zip(ns, several, strict=False))
+            if untold:
+                await deliver(store, queue)
+        lost = {n: items[n].job_id for n in homes if answers.get(n) == _NOT_FOUND}
+        found = await store.located(list(lost.values())) if lost else {}
+        homes = {n: found[job_id] for n, job_id in lost.items() if found.get(job_id, homes[n]) != homes[n]}
     return answers
 
 
 def _told(settlements: Sequence[Settlement]) -> list[Word]:
     leases: list[Word] = []
-    others: list[tuple[Any, ...]] = []
+    others: list[tuple[int, Settlement]] = []
     results: list[bytes] = []
     place = 0
     # One claim's leases have one token, and mostly end together.
@@ -307,65 +273,26 @@ def _told(settlements: Sequence[Settlement]) -> list[Word]:
         for one in run:
             place += 1
             ids.append(one.job_id)
-            if type(one) is not Ack or one.result is not None:
-                others.append((place, *_other(one, results)))
+            if type(one) is not Ack:
+                others.append((place, one))
+            elif one.result is not None:
+                # Binary values go apart: the server's unpacker knows text only.
+                others.append((place, Ack(one.job_id, "")))
+                results.append(one.result)
         leases += (token[:NONCE_LENGTH], len(ids), *ids)
     # The first result stands last, so that its place does not depend on how many there are.
-    return [encode(others) if others else b"", place, *leases, *reversed(results)]
+    return [new_id(), encode(others) if others else b"", place, *leases, *reversed(results)]
 
 
-def _other(settlement: Settlement, results: list[bytes]) -> tuple[Any, ...]:
-    """What the server must know of one that is not a plain ack. Binary values go apart: its packer knows text only."""
-    match settlement:
-        case Ack(result=result):
-            results.append(result or b"")
-            return (0, len(results) - 1)
-        case Retry(run_at_us=run_at, attempts=attempts, error=error):
-            return (1, run_at, attempts, *_error(error))
-        case Fail(attempts=attempts, error=error):
-            return (2, attempts, *_error(error))
-        case Release(run_at_us=run_at_or_none):
-            return (3, False if run_at_or_none is None else run_at_or_none)
-        case Discard(reason=reason):
-            return (4, False) if reason is None else (4, *_error(reason))
-        case _:
-            assert_never(settlement)
+def _beats(extensions: Sequence[Extension]) -> Iterator[Word]:
+    for one in extensions:
+        yield one.job_id
+        yield one.token[:NONCE_LENGTH]
+        yield b"" if one.progress is None else b"+" + one.progress
 
 
-def _error(error: Failure) -> tuple[str, str, str]:
-    return error.type, error.message, error.text
-
-
-async def extend_lease(
-    store: Store, extensions: Sequence[Extension], lease_for: Micros, now: Micros
-) -> list[Lease | JobError]:
-    async def ask(groups: dict[str, list[int]]) -> dict[int, int | bytes]:
-        calls = [
-            store.call("extend", queue, now, lease_for, *_beats([extensions[n] for n in ns]))
-            for queue, ns in groups.items()
-        ]
-        answers = await store.ask_all(calls)
-        return {
-            n: answer
-            for ns, several in zip(groups.values(), answers, strict=True)
-            for n, answer in zip(ns, several, strict=True)
-        }
-
-    answers = await _where_they_are(store, extensions, ask, b"%d" % _NOT_FOUND)
-    return [_lease(one, answers[n]) for n, one in enumerate(extensions)]
-
-
-def _beats(extensions: Sequence[Extension]) -> list[Word]:
-    progress = [one.progress for one in extensions if one.progress is not None]
-    places = iter(range(_FIRST_PROGRESS, _FIRST_PROGRESS + len(progress)))
-    beats = [
-        (one.job_id, one.token[:NONCE_LENGTH], False if one.progress is None else next(places))
-        for one in extensions
-    ]
-    return [encode(beats), *progress]
-
-
-def _lease(extension: Extension, answer: int | bytes) -> Lease | JobError:
-    if isinstance(answer, bytes):
-        return _ERRORS[int(answer)](extension.job_id)
-    return Lease(extension.job_id, extension.token, abs(answer), answer < 0)
+def _lease(extension: Extension, answer: Any) -> Lease | JobError:
+    if isinstance(answer, int):
+        return _ERRORS[answer](extension.job_id)
+    expires_at, is_cancelled = answer
+    return Lease(extension.job_id, extension.token, expires_at, bool(is_cancelled))

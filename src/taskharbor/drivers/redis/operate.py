@@ -43,14 +43,11 @@ async def remove(store: Store, job_ids: Sequence[str]) -> list[JobState | JobErr
     def call(queue: str, _: int, ids: Sequence[str]) -> Call:
         return store.call("remove", queue, now, *[word for job_id in ids for word in (job_id, "")])
 
-    # The same answer for an id that is named twice.
-    unique = list(dict.fromkeys(job_ids))
-    found = dict(zip(unique, await _each(store, unique, call), strict=True))
     return [
-        JobError(job_id, f"the job is {STATES[found[job_id] - _STAYS]} and has not ended: cancel it first")
-        if found[job_id] >= _STAYS
-        else _states([job_id], [found[job_id]], _REMOVE_ERRORS)[0]
-        for job_id in job_ids
+        JobError(job_id, f"the job is {STATES[code - _STAYS]} and has not ended: cancel it first")
+        if code >= _STAYS
+        else _states([job_id], [code], _REMOVE_ERRORS)[0]
+        for job_id, code in zip(job_ids, await _each(store, job_ids, call), strict=True)
     ]
 
 
@@ -90,8 +87,9 @@ async def reclaim(store: Store, now: Micros, queue: str | None, limit: int) -> i
         if portion := min(count, limit):
             limit -= portion
             portions[name] = portion
-    answers = await store.ask_all(
-        [store.call("reclaim", name, now, portion, new_id()) for name, portion in portions.items()]
+    # A repetition may end other leases than its first try: their deaths are told under other ids.
+    answers = await store.run(
+        lambda _: [store.call("reclaim", name, now, portion, new_id()) for name, portion in portions.items()]
     )
     for name, (untold, _) in zip(portions, answers, strict=True):
         if untold:

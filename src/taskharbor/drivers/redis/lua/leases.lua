@@ -1,5 +1,8 @@
 -- How leases end, and what follows from that.
 
+-- Answers to those who say that they hold one.
+local OK, NOT_FOUND, NOT_INFLIGHT, MISMATCH, TOO_LATE = 0, -1, -2, -3, -4
+
 -- Variables of one call; see define.lua.
 local latest_end      -- latest end of a lease in this queue, once one has ended
 local failure_id      -- id of the first job for the failure queue; the call's own, so nobody else has it
@@ -26,11 +29,11 @@ local function close_up()
 end
 
 -- Log the lease and take it away; when it ended. The job is nowhere until `finish` or `go_back`.
-local function end_lease(job, outcome, state, error_type, error_message)
+local function end_lease(job, outcome, state, failure)
   local head = job.head
   local ended_at = math.max(now, job.reserved_at)
   note_end(math.min(ended_at, job.expires_at))
-  append_row(job, outcome, state, ended_at, error_type, error_message)
+  append_row(job, outcome, state, ended_at, failure)
   call('ZREM', active, active_member(job.id, job.worker))
   call('HDEL', active_job, job.id)
   if head[KEY] then call('HDEL', active_key, head[KEY]) end
@@ -99,8 +102,17 @@ local function is_spent(head)
     or (head[MAX_STALLS] > 0 and head[STALLS] >= head[MAX_STALLS])
 end
 
-local LATE_TYPE = 'LeaseExpired'
-local LATE_MESSAGE = 'the lease expired before the job was settled (worker lost or stalled)'
+-- One line, then the traceback where there is one.
+local function set_last_error(job, failure)
+  local text = failure.type
+  if failure.message ~= '' then text = text .. ': ' .. failure.message end
+  if failure.detail ~= '' then text = text .. '\n' .. failure.detail end
+  set_more(job, LAST_ERROR, text)
+end
+
+local LATE = {
+  type = 'LeaseExpired', message = 'the lease expired before the job was settled (worker lost or stalled)', detail = '',
+}
 
 local function expire(job)
   local head = job.head
@@ -111,8 +123,8 @@ local function expire(job)
   elseif is_spent(head) then
     state = DEAD
   end
-  local ended_at = end_lease(job, EXPIRED, state, LATE_TYPE, LATE_MESSAGE)
-  if state == DEAD then set_more(job, LAST_ERROR, LATE_TYPE .. ': ' .. LATE_MESSAGE) end
+  local ended_at = end_lease(job, EXPIRED, state, LATE)
+  if state == DEAD then set_last_error(job, LATE) end
   if state == DEAD or state == CANCELLED then
     finish(job, state, ended_at)
   else

@@ -55,8 +55,9 @@ local function write_row(id, fence, before, head, lease, outcome, state, ended_a
   return first_row
 end
 
-local function append_row(job, outcome, state, ended_at, error_type, error_message)
-  local error = error_type and cmsgpack.pack({error_type, error_message}) or ''
+-- `failure`, where there is one: {type, message, detail}.
+local function append_row(job, outcome, state, ended_at, failure)
+  local error = failure and cmsgpack.pack({failure.type, failure.message}) or ''
   -- Nobody asks the log for these, and a last error may be long.
   local head = job.head
   local kept = head[MORE]

@@ -130,24 +130,21 @@ end)
 -- Heartbeats: every valid lease holds until now + lease_for, or longer where it already did.
 --
 -- KEYS    the queue's
--- ARGV    1 channel, 2 now, 3 lease_for, 4 the heartbeats, packed: {id, token, place of its progress in ARGV or false}, then
---         progress
--- result  per heartbeat: when the lease expires, or minus that where a cancel was requested; or as text: 1 not found, 2 not
---         inflight, 3 not the token, 4 expired
+-- ARGV    1 channel, 2 now, 3 unused, 4 lease_for, then per heartbeat id, token, and progress behind a plus sign or nothing
+-- result  {0, one per heartbeat}: {when the lease expires, 1 where a cancel was requested}, or an error as of settle.lua
 define('extend', {'allow-oom'}, function(keys, args)
-  local until_then = now + tonumber(args[3])
-  local beats = cmsgpack.unpack(args[4])
+  local until_then = now + tonumber(args[4])
 
   local function extend(id, token, progress)
     local job = load(active_job, id)
     if not job then
-      return (call('HEXISTS', waiting_job, id) == 1 or call('HEXISTS', finished_job, id) == 1) and '2' or '1'
+      local is_known = call('HEXISTS', waiting_job, id) == 1 or call('HEXISTS', finished_job, id) == 1
+      return is_known and NOT_INFLIGHT or NOT_FOUND
     end
-    local head = job.head
-    if job.token ~= token then return '3' end
-    if job.expires_at <= now then return '4' end
-    if progress then
-      job.rest = content(job) .. progress
+    if job.token ~= token then return MISMATCH end
+    if job.expires_at <= now then return TOO_LATE end
+    if progress ~= '' then
+      job.rest = content(job) .. string.sub(progress, 2)
       set_more(job, PROGRESS, true)
     end
     if until_then > job.expires_at then
@@ -155,13 +152,11 @@ define('extend', {'allow-oom'}, function(keys, args)
       call('ZADD', active, 'XX', until_then, active_member(id, job.worker))
     end
     call('HSET', active_job, id, packed(job))
-    return more(job, CANCEL_REQUESTED) and -job.expires_at or job.expires_at
+    return {job.expires_at, more(job, CANCEL_REQUESTED) and 1 or 0}
   end
 
-  local answers = {}
-  for n, beat in ipairs(beats) do
-    answers[n] = extend(beat[1], beat[2], beat[3] and args[beat[3]])
-  end
+  local answers = {0}
+  for n = 5, #args, 3 do answers[#answers + 1] = extend(args[n], args[n + 1], args[n + 2]) end
   return answers
 end)
 

@@ -137,7 +137,7 @@ define('prune', {'allow-oom'}, function(keys, args)
     -- A stream stays when its last row goes.
     if rows_gone > 0 and call('XLEN', attempts) == 0 then call('DEL', attempts) end
   end
-  call('ZREMRANGEBYSCORE', repeated, '-inf', now - 3600 * 1000000)
+  call('ZREMRANGEBYSCORE', repeated, '-inf', now - KEEP_FOR)
   if call('EXISTS', repeated) == 0 then call('HDEL', meta, 'has_repeated') end
   return {gone, rows_gone}
 end)

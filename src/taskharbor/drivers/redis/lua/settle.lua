@@ -2,19 +2,22 @@
 --
 -- KEYS    the queue's
 -- ARGV    1 channel, 2 now, 3 whether the call is sent again (1), 4 id for the failure queue, 5 what is not a plain ack,
---         packed: {its place among the settlements, kind, what the kind needs...}, 6 how many settlements, then their leases in
---         runs of the same token: token, how many, ids; then the results of acks
--- result  {how many wait in the outbox, one digit per settlement}: 0 done, 1 not found, 2 not inflight, 3 not the token, 4
---         expired; no digits where all were done
+--         packed: {its place among the settlements, the settlement}, 6 how many settlements, then their leases in runs of the
+--         same token: token, how many, ids; then the results of acks, the first of them last
+-- result  {how many wait in the outbox, one number per settlement}: 0 done, -1 not found, -2 not inflight, -3 not the token, -4
+--         expired; no numbers where all were done
 define('settle', {'allow-oom'}, function(keys, args)
-  local ACK, RETRY, FAIL, RELEASE, DISCARD = 0, 1, 2, 3, 4
-  local OK, NOT_FOUND, NOT_INFLIGHT, MISMATCH, TOO_LATE = 0, 1, 2, 3, 4
   local is_again = args[3] == '1'
   failure_id = args[4]
   local count = tonumber(args[6])
-  local others = {}
-  if args[5] ~= '' then
-    for _, other in ipairs(cmsgpack.unpack(args[5])) do others[other[1]] = other end
+  local others, results = {}, 0
+  for _, other in ipairs(args[5] ~= '' and cmsgpack.unpack(args[5]) or {}) do
+    local place, settlement = other[1], other[2]
+    if settlement.type == 'ack' then
+      settlement.result = args[#args - results]
+      results = results + 1
+    end
+    others[place] = settlement
   end
   read_settings()
 
@@ -75,53 +78,53 @@ define('settle', {'allow-oom'}, function(keys, args)
     return true
   end
 
-  local function record_failure(job, failures, text)
-    job.head[ATTEMPTS] = failures
-    set_more(job, LAST_ERROR, text)
+  local function record_failure(job, settlement)
+    job.head[ATTEMPTS] = settlement.attempts
+    set_last_error(job, settlement.error)
     set_more(job, FAILED_AT, now)
   end
 
   -- Back to waiting, unless a cancel was requested.
-  local function send_back(job, outcome, run_at, kind, message, failures, text)
+  local function send_back(job, outcome, run_at, settlement)
     local token, is_cancelled = job.token, more(job, CANCEL_REQUESTED)
-    local ended_at = end_lease(
-      job, is_cancelled and OUTCOME_CANCELLED or outcome, is_cancelled and CANCELLED or waiting_state(run_at), kind, message
-    )
-    if failures then record_failure(job, failures, text) end
+    local state = is_cancelled and CANCELLED or waiting_state(run_at)
+    local ended_at = end_lease(job, is_cancelled and OUTCOME_CANCELLED or outcome, state, settlement.error)
+    if settlement.error then record_failure(job, settlement) end
     set_more(job, SETTLED, token)
     if is_cancelled then return finish(job, CANCELLED, ended_at) end
     job.head[RUN_AT] = run_at
     go_back(job)
   end
 
-  local function apply(kind, job, other)
-    if kind == ACK then
+  local function apply(job, settlement)
+    local kind = settlement.type
+    if kind == 'ack' then
       local ended_at = end_lease(job, OUTCOME_DONE, DONE)
-      if other and other[3] then
-        job.rest = job.rest .. args[#args - other[3]]
+      if settlement.result then
+        job.rest = job.rest .. settlement.result
         set_more(job, RESULT, true)
       end
       finish(job, DONE, ended_at)
-    elseif kind == RETRY then
-      send_back(job, RETRIED, other[3], other[5], other[6], other[4], other[7])
-    elseif kind == FAIL then
-      local ended_at = end_lease(job, OUTCOME_DEAD, DEAD, other[4], other[5])
-      record_failure(job, other[3], other[6])
+    elseif kind == 'retry' then
+      send_back(job, RETRIED, settlement.run_at_us, settlement)
+    elseif kind == 'fail' then
+      local ended_at = end_lease(job, OUTCOME_DEAD, DEAD, settlement.error)
+      record_failure(job, settlement)
       finish(job, DEAD, ended_at)
-    elseif kind == RELEASE then
-      send_back(job, RELEASED, other[3] or job.head[RUN_AT])
+    elseif kind == 'release' then
+      send_back(job, RELEASED, settlement.run_at_us or job.head[RUN_AT], settlement)
     else
-      local ended_at = end_lease(job, OUTCOME_CANCELLED, CANCELLED, other[3], other[4])
-      if other[3] then set_more(job, LAST_ERROR, other[5]) end
+      local ended_at = end_lease(job, OUTCOME_CANCELLED, CANCELLED, settlement.reason)
+      if settlement.reason then set_last_error(job, settlement.reason) end
       finish(job, CANCELLED, ended_at)
     end
   end
 
   -- The job is already where the settlement would bring it: whatever the token, that is a success.
   local function is_repeated(kind, state)
-    return (kind == ACK and state == DONE)
-      or (kind == FAIL and (state == DONE or state == DEAD))
-      or (kind == DISCARD and state == CANCELLED)
+    return (kind == 'ack' and state == DONE)
+      or (kind == 'fail' and (state == DONE or state == DEAD))
+      or (kind == 'discard' and state == CANCELLED)
   end
 
   -- Of a job that is not inflight.
@@ -134,17 +137,19 @@ define('settle', {'allow-oom'}, function(keys, args)
     return NOT_INFLIGHT
   end
 
-  -- `other`: what it is, where it is not a plain ack.
+  local PLAIN_ACK = {type = 'ack'}
+
+  -- `other`: the settlement, where it is not a plain ack.
   local function settle(id, token, other, value)
     if value and not other and is_acked_plainly(id, token, value) then return OK end
-    local kind = other and other[2] or ACK
-    if not value then return answer_about(kind, id, token) end
+    local settlement = other or PLAIN_ACK
+    if not value then return answer_about(settlement.type, id, token) end
     local job = unpacked(id, value)
     if job.token ~= token then
       return is_again and more(job, SETTLED) == token and OK or MISMATCH
     end
     if job.expires_at <= now then return TOO_LATE end
-    apply(kind, job, other)
+    apply(job, settlement)
     return OK
   end
 
@@ -175,5 +180,7 @@ define('settle', {'allow-oom'}, function(keys, args)
   end
   flush()
   close_up()
-  return {call('LLEN', outbox), is_all_ok and '' or table.concat(codes)}
+  if is_all_ok then codes = {} end
+  table.insert(codes, 1, call('LLEN', outbox))
+  return codes
 end)
