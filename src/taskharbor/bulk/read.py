@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from itertools import pairwise
+from functools import partial
+from itertools import chain, pairwise
 from typing import Any, TypeVar
 
 import msgspec
@@ -113,15 +114,8 @@ def read_part(driver: Driver, part: Part) -> Iterator[pa.RecordBatch]:
 
 def _read_attempts(driver: Driver, part: Part) -> Iterator[pa.RecordBatch]:
     ranges: list[LogRange] = part.bounds["ranges"]
-    rows: list[Attempt] = []
-    for one in ranges:
-        for page in _pages(lambda after, one=one: _log_page(driver, one, after), one.after):  # type: ignore[misc]
-            rows += page
-            if len(rows) >= _BATCH_ROWS:
-                yield from _selected(attempts_batch(rows), part.selection, "ended_at")
-                rows = []
-    if rows:
-        yield from _selected(attempts_batch(rows), part.selection, "ended_at")
+    pages = (page for one in ranges for page in _pages(partial(_log_page, driver, one), one.after))
+    yield from _batches(pages, attempts_batch, part.selection, "ended_at")
     if any(one.is_strict for one in ranges):
         # Rows that retention took while this was read are missing from it.
         portal().call(_check(driver, ranges))
@@ -138,24 +132,18 @@ async def _log_page(driver: Driver, one: LogRange, after: int) -> tuple[list[Att
 
 def _read_jobs(driver: Driver, part: Part) -> Iterator[pa.RecordBatch]:
     shares: list[JobShare] = part.bounds["shares"]
-    rows: list[JobRecord] = []
-    weight = 0
-    for share in shares:
-        start = (share.after, _SMALLEST_PAGE)
-        for page in _pages(lambda at, share=share: _job_page(driver, part, share, *at), start):  # type: ignore[misc]
-            rows += page
-            weight += sum(map(_weight, page))
-            if len(rows) >= _BATCH_ROWS or weight >= _BATCH_BYTES:
-                yield from _selected(jobs_batch(rows), part.selection, "created_at")
-                rows, weight = [], 0
-    if rows:
-        yield from _selected(jobs_batch(rows), part.selection, "created_at")
+    pages = (
+        page
+        for share in shares
+        for page in _pages(partial(_job_page, driver, part, share), (share.after, _SMALLEST_PAGE))
+    )
+    return _batches(pages, jobs_batch, part.selection, "created_at", _weight)
 
 
 async def _job_page(
-    driver: Driver, part: Part, share: JobShare, cursor: str | None, limit: int
+    driver: Driver, part: Part, share: JobShare, at: tuple[str | None, int]
 ) -> tuple[list[JobRecord], tuple[str | None, int] | None]:
-    selection = part.selection
+    selection, (cursor, limit) = part.selection, at
     wanted = JobFilter(
         queue=selection.queue if share.queue is None else share.queue,
         types=None if selection.type is None else frozenset({selection.type}),
@@ -182,10 +170,24 @@ def _read_queues(driver: Driver, part: Part) -> Iterator[pa.RecordBatch]:
         yield queues_batch(wanted)
 
 
-def _selected(batch: pa.RecordBatch, selection: Selection, instant: str) -> Iterator[pa.RecordBatch]:
-    chosen = selected(batch, selection, instant)
-    if chosen.num_rows:
-        yield chosen
+def _batches(
+    pages: Iterable[list[T]],
+    make: Callable[[list[T]], pa.RecordBatch],
+    selection: Selection,
+    instant: str,
+    weigh: Callable[[T], int] = lambda row: 0,
+) -> Iterator[pa.RecordBatch]:
+    """The selected rows of the pages, in batches that are neither too long nor too heavy."""
+    rows: list[T] = []
+    weight = 0
+    for page in chain(pages, [None]):
+        rows += page or []
+        weight += sum(map(weigh, page or []))
+        if rows and (page is None or len(rows) >= _BATCH_ROWS or weight >= _BATCH_BYTES):
+            chosen = selected(make(rows), selection, instant)
+            if chosen.num_rows:
+                yield chosen
+            rows, weight = [], 0
 
 
 def _pages(ask: Callable[[P], Coroutine[Any, Any, tuple[list[T], P | None]]], start: P) -> Iterator[list[T]]:

@@ -49,27 +49,16 @@ def _flags(value: Any) -> Any:
     return UpdateFlags(**{name: one for name, one in value.items() if one is not None})
 
 
-def _as_is(value: Any) -> Any:
-    return value
-
-
-FIELDS: Final[dict[str, Callable[[Any], Any]]] = {
-    "type": _as_is,
-    "queue": _as_is,
-    "run_at": _as_is,
+FIELDS: Final = frozenset(JobRequest.__struct_fields__) - {PAYLOAD}
+"""Columns that are fields."""
+_CONVERTERS: Final[dict[str, Callable[[Any], Any]]] = {
     "delay": _number,
     "timeout": _number,
-    "priority": _as_is,
-    "key": _as_is,
     "update": _flags,
-    "idempotency_key": _as_is,
-    "max_attempts": _as_is,
-    "max_stalls": _as_is,
     "backoff": tuple,
     "headers": _headers,
-    "codec": _as_is,
 }
-"""Columns that are fields, and how Arrow's value becomes the field's."""
+"""How Arrow's value becomes the field's, where the two differ."""
 
 OPTIONS: Final[dict[str, Callable[[str], Any]]] = {
     "type": str,
@@ -125,12 +114,8 @@ class RowsToJobs:
                 raise RowRefused(f"a row cannot be a job: {error}. The row: {_shown(row)}") from error
 
     def _records(self, batch: pa.RecordBatch, builder: RecordBuilder, now: Micros) -> Sequence[JobRecord]:
-        if not self._fields:
-            all_fields = self._row_fields(())
-            payloads = self._payloads(batch, builder, [_codec(all_fields, builder)] * batch.num_rows)
-            return builder.alike(JobRequest(**all_fields), payloads, now)
         columns = [_values(batch.column(name)) for name in self._fields]
-        rows: list[tuple[Any, ...]] = list(zip(*columns, strict=True))
+        rows: list[tuple[Any, ...]] = list(zip(*columns, strict=True)) if columns else [()] * batch.num_rows
         kinds_of_rows = _few_kinds(rows)
         if kinds_of_rows is None:
             fields = [self._row_fields(row) for row in rows]
@@ -162,7 +147,8 @@ class RowsToJobs:
         fields = dict(self._defaults)
         for name, value in zip(self._fields, row, strict=True):
             if value is not None:
-                fields[name] = FIELDS[name](value)
+                convert = _CONVERTERS.get(name)
+                fields[name] = value if convert is None else convert(value)
                 # A row's own time goes before everybody's.
                 if name in _TIMES and _TIMES[name] not in self._fields:
                     fields.pop(_TIMES[name], None)
