@@ -10,7 +10,6 @@ import abc
 import asyncio
 from collections.abc import Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import Future, wait
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import pyarrow as pa
@@ -40,9 +39,7 @@ class BulkStore(abc.ABC):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def close(self) -> None:  # noqa: B027 (a store that holds nothing need not say so)

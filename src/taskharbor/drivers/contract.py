@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING, ClassVar, Self
 
 from taskharbor.drivers import operations as op
@@ -107,9 +106,7 @@ class Driver(Dispatcher, abc.ABC):
         await self.open()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self.close()
 
     @abc.abstractmethod

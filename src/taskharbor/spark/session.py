@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from taskharbor.errors import TaskHarborError
+from taskharbor.drivers.registry import connect
+from taskharbor.errors import InvalidRequest, TaskHarborError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -40,6 +41,15 @@ def check() -> None:
     if version < MINIMUM_JAVA:
         raise SparkUnavailable(
             f"Java {version} is too old for Spark: install {MINIMUM_JAVA} or newer and point JAVA_HOME to it"
+        )
+
+
+def require_shared_store(url: str) -> None:
+    """Raise InvalidRequest for a store that the processes of Spark cannot reach."""
+    if not connect(url).capabilities.multi_process:
+        raise InvalidRequest(
+            "this store lives in the memory of one process, and Spark works in others: use one they all can reach, like "
+            "sqlite:////path/to/jobs.db or postgresql://host/database"
         )
 
 

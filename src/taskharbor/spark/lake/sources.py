@@ -13,9 +13,9 @@ from pyspark.sql import functions as F
 
 from taskharbor.bulk.store import open_store
 from taskharbor.bulk.tables import Part, Selection
-from taskharbor.drivers.registry import connect
 from taskharbor.errors import InvalidRequest
 from taskharbor.spark.lake.tables import ATTEMPT_COLUMNS, QUEUE_COLUMNS
+from taskharbor.spark.session import require_shared_store
 
 
 class News(NamedTuple):
@@ -48,11 +48,7 @@ def source_name(url: str) -> str:
 
 def news_of_store(spark: SparkSession, url: str, after: str | None) -> News:
     """Rows after the cursor, up to where nothing can appear any more that comes before."""
-    if not connect(url).capabilities.multi_process:
-        raise InvalidRequest(
-            "this store lives in the memory of one process, and Spark reads in others: use one they all can reach, like "
-            "sqlite:////path/to/jobs.db or postgresql://host/database"
-        )
+    require_shared_store(url)
     parallelism = max(2, spark.sparkContext.defaultParallelism)
     with open_store(url) as store:
         begun = store.start() if after is None else after

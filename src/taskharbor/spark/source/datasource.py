@@ -18,9 +18,9 @@ from pyspark.sql.streaming import datasource as streams
 
 from taskharbor.bulk.store import BulkStore, open_store
 from taskharbor.bulk.tables import SCHEMAS, Selection, Table
-from taskharbor.drivers.registry import connect
 from taskharbor.errors import InvalidRequest
 from taskharbor.jobs import JobState, Micros, to_micros
+from taskharbor.spark.session import require_shared_store
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -111,11 +111,7 @@ def read_options(given: Mapping[str, str]) -> ReadOptions:
         raise InvalidRequest(
             'say which store: .option("url", "postgresql://user@host/database") or sqlite:////path/to/jobs.db'
         )
-    if not connect(url).capabilities.multi_process:
-        raise InvalidRequest(
-            "this store lives in the memory of one process, and Spark reads in others: use one they all can reach, like "
-            "sqlite:////path/to/jobs.db or postgresql://host/database"
-        )
+    require_shared_store(url)
     table = given.get("table", "attempts")
     if table not in SCHEMAS:
         raise InvalidRequest(f"table={table!r}: choose one of {', '.join(SCHEMAS)}")

@@ -23,10 +23,10 @@ from pyspark.sql.types import StructType
 
 from taskharbor.bulk.stage import new_write, numbered_write
 from taskharbor.bulk.store import open_store
-from taskharbor.drivers.registry import connect
 from taskharbor.errors import InvalidRequest, TaskHarborError
 from taskharbor.jobs import Micros
 from taskharbor.requests import RecordBuilder
+from taskharbor.spark.session import require_shared_store
 from taskharbor.spark.source.requests import OPTIONS, RowsToJobs
 from taskharbor.spark.source.triage import ACTIONS, TriageWriter
 
@@ -120,10 +120,7 @@ def _checked(options: Mapping[str, str], *, overwrite: bool) -> tuple[str, str]:
         raise InvalidRequest("jobs are only ever added: use .mode('append') or .outputMode('append')")
     if "url" not in options:
         raise InvalidRequest("which queue? Add .option('url', 'postgresql://...') or another driver's URL")
-    if not connect(options["url"]).capabilities.multi_process:
-        raise InvalidRequest(
-            "this store lives in the memory of one process, and Spark writes from others: use one they all can reach"
-        )
+    require_shared_store(options["url"])
     mode = options.get("mode", ENQUEUE)
     if mode not in (ENQUEUE, *ACTIONS):
         raise InvalidRequest(f"mode={mode!r}: choose {ENQUEUE} (the default), {', '.join(ACTIONS)}")
