@@ -10,7 +10,7 @@ from broker_client import Client
 from broker_loops import wait_until
 
 from taskharbor.broker.app import ROUTES
-from taskharbor.broker.problems import LEADER_HEADER
+from taskharbor.drivers.http.protocol import LEADER as LEADER_HEADER
 from taskharbor.drivers.memory import MemoryDriver
 from taskharbor.drivers.operations import OPERATIONS as DRIVER_OPERATIONS
 from taskharbor.errors import BackendUnavailable

@@ -19,12 +19,13 @@ from taskharbor.broker import job_routes, operator_routes  # noqa: F401
 from taskharbor.broker.calls import driver_paths
 from taskharbor.broker.config import BrokerConfig
 from taskharbor.broker.gate import BrokerApp, ServedPath
-from taskharbor.broker.problems import CONTENT_TYPE, LEADER_HEADER, ProblemDetails
+from taskharbor.broker.problems import CONTENT_TYPE, ProblemDetails
 from taskharbor.broker.replays import LONGEST_NAME, Replays
-from taskharbor.broker.routes import JSON, REQUEST_NAME, ROUTES, Route, served_path
+from taskharbor.broker.routes import JSON, ROUTES, Route, served_path
 from taskharbor.broker.service import Candidacy, Service
 from taskharbor.clock import Clock
 from taskharbor.drivers.contract import Driver
+from taskharbor.drivers.http.protocol import LEADER, REQUEST_ID
 
 
 def make_app(
@@ -71,13 +72,13 @@ _PHRASES = {
 _ALWAYS = (401, 403, 421, 422, 429, 503)
 _WITH_BODY = (400, 408, 413, 415)
 _HEADERS = {
-    421: (LEADER_HEADER, "The leader's URL, where one is known."),
+    421: (LEADER, "The leader's URL, where one is known."),
     429: ("Retry-After", "Seconds."),
     503: ("Retry-After", "Seconds."),
 }
 
 _REQUEST_NAME_PARAMETER = {
-    "name": REQUEST_NAME,
+    "name": REQUEST_ID,
     "in": "header",
     "required": False,
     "description": "A name of your own for this request. Asked again under it within a minute, the broker gives the same answer.",

@@ -12,6 +12,7 @@ import msgspec
 from starlette.responses import Response
 
 from taskharbor.broker.models import JOB_ERROR_CODES, job_error_code
+from taskharbor.drivers.http.protocol import LEADER
 from taskharbor.errors import (
     BackendUnavailable,
     CodecError,
@@ -36,7 +37,6 @@ class ProblemDetails(msgspec.Struct, kw_only=True, omit_defaults=True):
     leader: str | None = None
 
 
-LEADER_HEADER = "TaskHarbor-Leader"
 _AGAIN = "repeat the same request in a moment"
 
 CODES: dict[str, tuple[int, str]] = {
@@ -95,7 +95,7 @@ class Problem(Exception):
             code=self.code,
             detail=self.detail,
             hint=self.hint,
-            leader=self.headers.get(LEADER_HEADER),
+            leader=self.headers.get(LEADER),
         )
         data = msgspec.json.encode(document)
         return Response(data, self.status, headers=self.headers, media_type=CONTENT_TYPE)

@@ -20,14 +20,13 @@ from taskharbor.broker.problems import Problem, invalid
 from taskharbor.broker.replays import Replays, request_name
 from taskharbor.broker.service import Service
 from taskharbor.broker.tokens import EVERYBODY, Caller
+from taskharbor.drivers.http.protocol import REQUEST_ID
 from taskharbor.drivers.operations import Scope
 from taskharbor.errors import JobError
 from taskharbor.jobs import Micros
 
 JSON = "application/json"
 MOST_PARAMETERS = 200
-REQUEST_NAME = "TaskHarbor-Request"
-"""Header: a name that nobody else gives to a request. Who asks again under the same name gets the same answer."""
 
 _encode = msgspec.json.Encoder().encode
 
@@ -153,7 +152,7 @@ def served_path(route: Route, service: Service, replays: Replays) -> ServedPath:
             call.body = data if decode is None else decoded(decode, data)
         elif request.headers.get("content-length", "0") != "0":
             raise invalid("this path takes no body")
-        given = request.headers.get(REQUEST_NAME) if route.still_holds is not None else None
+        given = request.headers.get(REQUEST_ID) if route.still_holds is not None else None
         if given is None:
             answer = await handle(call)
         else:

@@ -12,7 +12,7 @@ import secrets
 import ssl
 from collections.abc import Mapping
 from itertools import count
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import aiohttp
 import msgspec
@@ -24,14 +24,6 @@ from taskharbor.drivers.operations import Operation
 from taskharbor.errors import BackendUnavailable, InvalidRequest, SchemaMismatch, TaskHarborError
 
 LONGEST_PAUSE = 5.0
-
-
-class ProblemDocument(msgspec.Struct):
-    """The body of a refusal, as far as it matters here."""
-
-    code: str = ""
-    detail: str = ""
-    hint: str = ""
 
 
 class Elsewhere(Exception):
@@ -55,16 +47,15 @@ class Later(Exception):
         self.seconds = seconds
 
 
-_read = msgspec.json.Decoder(ProblemDocument).decode
+_read = msgspec.json.Decoder(dict[str, Any]).decode
 
 
 def refusal(base: str, status: int, headers: Mapping[str, str], body: bytes) -> Exception:
     """`Elsewhere`, `Later`, or what the caller is to be told."""
-    problem = _problem(body)
-    said = f"{problem.detail} ({problem.hint})" if problem.hint and problem.detail else problem.detail
-    said = said or f"status {status}"
+    code, detail, hint = _problem(body)
+    said = f"{detail} ({hint})" if hint and detail else detail or f"status {status}"
     if status == 421:
-        if problem.code == "not_leader":
+        if code == "not_leader":
             leader = headers.get(LEADER)
             return Elsewhere(said, leader, is_leaderless=leader is None)
         return InvalidRequest(f"the broker {base} refuses the call: {said}")
@@ -76,27 +67,27 @@ def refusal(base: str, status: int, headers: Mapping[str, str], body: bytes) -> 
         )
     if status == 403:
         return InvalidRequest(f"the broker {base} forbids the call: {said}")
-    if status == 404 and problem.code in ("", "no_such_path"):
+    if status == 404 and code in ("", "no_such_path"):
         return InvalidRequest(
             f"{base} is no broker, or one of another version: start `taskharbor broker` there, of the version that is used here"
         )
-    if problem.code == "schema_mismatch":
+    if code == "schema_mismatch":
         return SchemaMismatch(f"the broker {base}: {said}")
     if status in (400, 408, 409, 413, 415, 422):
         # What a driver says of bad input is told as it was said.
-        return InvalidRequest(
-            problem.detail if problem.code == "invalid_request" else f"broker {base}: {said}"
-        )
+        return InvalidRequest(detail if code == "invalid_request" else f"broker {base}: {said}")
     if status >= 500:
         return Elsewhere(f"{base}: {said}")
     return TaskHarborError(f"the broker {base} gave an answer that nobody understands: {said}")
 
 
-def _problem(body: bytes) -> ProblemDocument:
+def _problem(body: bytes) -> tuple[str, str, str]:
+    """Code, detail and hint of a refusal. Not every server on the way gives them."""
     try:
-        return _read(body)
+        document = _read(body)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        return ProblemDocument()
+        document = {}
+    return str(document.get("code", "")), str(document.get("detail", "")), str(document.get("hint", ""))
 
 
 def _pause(headers: Mapping[str, str]) -> float:
