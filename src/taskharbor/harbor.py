@@ -203,6 +203,10 @@ class JobType(Generic[P, R]):
             for call in calls
         ]
 
+    def _requests(self, calls: Iterable[Sequence[Any] | Mapping[str, Any]]) -> list[JobRequest]:
+        replace, template = msgspec.structs.replace, self._template()
+        return [replace(template, payload=EncodedPayload(data)) for data in self._payloads(calls)]
+
     def _handles(self, accepted: Iterable[Enqueued]) -> list[JobHandle[R]]:
         harbor, result_type = self._harbor, self._result_type
         return [JobHandle(harbor, one.id, one.existed, result_type) for one in accepted]

@@ -70,17 +70,9 @@ class ClientWithin:
 
     def enqueue_many(self, requests: Iterable[JobRequest]) -> list[Enqueued]:
         """Any number, a statement for every thousand. All are checked before the first is sent."""
-        asked = list(requests)
-        now = self._now()
-        return self._send(self._builder.build(asked, now), now)
-
-    def enqueue_like(self, request: JobRequest, payloads: Sequence[bytes]) -> list[Enqueued]:
-        """One job per (encoded) payload, otherwise all as the request says."""
-        now = self._now()
-        return self._send(self._builder.build_like(request, payloads, now), now)
-
-    def _send(self, records: Sequence[JobRecord], now: Micros) -> list[Enqueued]:
-        return [one for part in _parts(records) for one in self._joined.enqueue(part, now=now)]
+        asked, now = list(requests), self._now()
+        parts = _parts(self._builder.build(asked, now))
+        return [one for part in parts for one in self._joined.enqueue(part, now=now)]
 
 
 class AsyncClientWithin:
@@ -104,16 +96,9 @@ class AsyncClientWithin:
         return (await self.enqueue_many([request]))[0]
 
     async def enqueue_many(self, requests: Iterable[JobRequest]) -> list[Enqueued]:
-        asked = list(requests)
-        now = await self._now()
-        return await self._send(self._builder.build(asked, now), now)
-
-    async def enqueue_like(self, request: JobRequest, payloads: Sequence[bytes]) -> list[Enqueued]:
-        now = await self._now()
-        return await self._send(self._builder.build_like(request, payloads, now), now)
-
-    async def _send(self, records: Sequence[JobRecord], now: Micros) -> list[Enqueued]:
-        return [one for part in _parts(records) for one in await self._joined.enqueue(part, now=now)]
+        asked, now = list(requests), await self._now()
+        parts = _parts(self._builder.build(asked, now))
+        return [one for part in parts for one in await self._joined.enqueue(part, now=now)]
 
 
 class JobWithin(Generic[P, R]):
@@ -128,8 +113,7 @@ class JobWithin(Generic[P, R]):
         return self._job_type._handles([accepted])[0]
 
     def enqueue_many(self, calls: Iterable[Sequence[Any] | Mapping[str, Any]]) -> list[JobHandle[R]]:
-        job_type = self._job_type
-        return job_type._handles(self._client.enqueue_like(job_type._template(), job_type._payloads(calls)))
+        return self._job_type._handles(self._client.enqueue_many(self._job_type._requests(calls)))
 
 
 class AsyncJobWithin(Generic[P, R]):
@@ -144,10 +128,7 @@ class AsyncJobWithin(Generic[P, R]):
         return self._job_type._handles([accepted])[0]
 
     async def enqueue_many(self, calls: Iterable[Sequence[Any] | Mapping[str, Any]]) -> list[JobHandle[R]]:
-        job_type = self._job_type
-        return job_type._handles(
-            await self._client.enqueue_like(job_type._template(), job_type._payloads(calls))
-        )
+        return self._job_type._handles(await self._client.enqueue_many(self._job_type._requests(calls)))
 
 
 def _parts(records: Sequence[JobRecord]) -> Iterator[Sequence[JobRecord]]:

@@ -7,7 +7,7 @@ starts from the sum of the days before it, which are kept.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import date
 from functools import reduce
 from typing import Literal
@@ -84,8 +84,13 @@ def all_tallies(*rows: DataFrame) -> DataFrame:
 
 def summed_tallies(*rows: DataFrame) -> DataFrame:
     """One row per minute, queue and type."""
-    summed = all_tallies(*rows).groupBy(*MINUTE_KEYS).agg(*(F.sum(name).alias(name) for name in TALLY_NAMES))
-    return declared(summed, "state.tallies")
+    return declared(_sums([all_tallies(*rows)], MINUTE_KEYS, *TALLY_NAMES), "state.tallies")
+
+
+def _sums(rows: Iterable[DataFrame], keys: Sequence[str], *counts: str) -> DataFrame:
+    """All rows together, with one row for each combination of the keys."""
+    together = reduce(DataFrame.unionByName, rows)
+    return together.groupBy(*keys).agg(*(F.sum(name).alias(name) for name in counts))
 
 
 def attempt_durations(attempts: DataFrame, length_us: int = MINUTE_US) -> DataFrame:
@@ -114,9 +119,7 @@ def attempt_durations(attempts: DataFrame, length_us: int = MINUTE_US) -> DataFr
 
 def summed_durations(*rows: DataFrame) -> DataFrame:
     """One row per bucket of a histogram."""
-    keys = (*MINUTE_KEYS, "metric", "bucket")
-    together = reduce(DataFrame.unionByName, (one.select(*keys, "count") for one in rows))
-    return declared(together.groupBy(*keys).agg(F.sum("count").alias("count")), "state.durations")
+    return declared(_sums(rows, (*MINUTE_KEYS, "metric", "bucket"), "count"), "state.durations")
 
 
 def gold_minutes(tallies: DataFrame, durations: DataFrame) -> DataFrame:
@@ -180,8 +183,7 @@ def daily_changes(tallies: DataFrame) -> DataFrame:
 
 def summed_days(before: DataFrame, new: DataFrame) -> DataFrame:
     """The days as they were, and what is new."""
-    together = before.unionByName(new).groupBy("source", "queue", "date").agg(F.sum("change").alias("change"))
-    return declared(together, "state.backlog_days")
+    return declared(_sums([before, new], ("source", "queue", "date"), "change"), "state.backlog_days")
 
 
 def gold_backlog(minutes: DataFrame, days: DataFrame) -> DataFrame:
@@ -248,10 +250,7 @@ def attempt_workers(attempts: DataFrame, length_us: int = HOUR_US) -> DataFrame:
 
 def summed_workers(*rows: DataFrame) -> DataFrame:
     """One row per worker and hour."""
-    together = reduce(DataFrame.unionByName, rows)
-    summed = together.groupBy("source", "worker", "hour", "date").agg(
-        F.sum("executions").alias("executions"), F.sum("busy_us").alias("busy_us")
-    )
+    summed = _sums(rows, ("source", "worker", "hour", "date"), "executions", "busy_us")
     return declared(summed.withColumn("utilisation", _utilisation()), "gold.workers")
 
 
