@@ -87,11 +87,8 @@ class AsyncClient:
             return self._clock.now()
         if self._backend_clock is None:
             self._backend_clock = BackendClock(self.driver.time)
-        now = self._backend_clock.now_unless_due()
-        if now is None:
-            await self._backend_clock.sync()
-            now = self._backend_clock.now()
-        return now
+        await self._backend_clock.refresh()
+        return self._backend_clock.now()
 
     # -- producing ----------------------------------------------------------------------------------------
 

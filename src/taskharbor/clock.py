@@ -93,19 +93,8 @@ class BackendClock:
     def now(self) -> Micros:
         if self._offset is None:
             raise RuntimeError("the clock was never synchronised: await sync() first")
-        return self._at(self._monotonic() + self._offset)
-
-    def _at(self, now: Micros) -> Micros:
-        if now > self._latest:
-            self._latest = now
+        self._latest = max(self._latest, self._monotonic() + self._offset)
         return self._latest
-
-    def now_unless_due(self) -> Micros | None:
-        """None where it is time for another sample. The same as `is_due` and `now`, with one look at the clock."""
-        instant = self._monotonic()
-        if self._offset is None or instant - self._sampled_at >= RESAMPLE_AFTER:
-            return None
-        return self._at(instant + self._offset)
 
     @property
     def is_due(self) -> bool:

@@ -6,11 +6,10 @@ writes), never a connection.
 
 from __future__ import annotations
 
-import abc
 import asyncio
 from collections.abc import Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import Future, wait
-from typing import Any, Self, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 import pyarrow as pa
 
@@ -30,8 +29,10 @@ def run_sync(work: Coroutine[Any, Any, T]) -> T:
     return portal().call(work)
 
 
-class BulkStore(abc.ABC):
+class BulkStore(Protocol):
     """A store, opened by a URL. Reading never blocks or slows claims."""
+
+    url: str
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -42,51 +43,42 @@ class BulkStore(abc.ABC):
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def close(self) -> None:  # noqa: B027 (a store that holds nothing need not say so)
+    def close(self) -> None:
         """Close all connections. Safe to call twice."""
 
     # -- reading ----------------------------------------------------------------------------------------------
 
-    @abc.abstractmethod
     def parts(self, table: Table, selection: Selection, *, parallelism: int) -> list[Part]:
         """Cover the table as it is now, in at most about `parallelism` parts; at least one, even where nothing is there."""
 
-    @abc.abstractmethod
     def read(self, part: Part) -> Iterator[pa.RecordBatch]:
         """The rows of one part, in batches that fit `bulk.tables` exactly."""
 
     # -- the attempt log as a stream ----------------------------------------------------------------------------
 
-    @abc.abstractmethod
     def start(self) -> str:
         """The cursor before the first row that is kept."""
 
-    @abc.abstractmethod
     def latest(self) -> str:
         """A cursor at the end of the log: nothing can appear before it any more."""
 
-    @abc.abstractmethod
     def between(self, after: str, until: str, *, parallelism: int) -> list[Part]:
         """Cover the rows after one cursor up to and including another. Raises `HistoryGone` where some were removed."""
 
-    @abc.abstractmethod
     def limited(self, after: str, until: str, *, rows: int | None) -> str:
         """A cursor at most `rows` rows after `after` (None: any number), and not after `until`; at least one row further where
         there is one. Never before `after`: where `until` is, because retention took the rows at the end, it is `after`."""
 
     # -- writing ------------------------------------------------------------------------------------------------
 
-    @abc.abstractmethod
     def stage(self, write: str, task: str, batches: Iterable[Sequence[JobRecord]]) -> int:
         """Put down one task's jobs where nobody sees them; how many. A task that is tried again uses another name. A batch may be
         `AlikeJobs`, which get their ids here or when they are published."""
 
-    @abc.abstractmethod
     def publish(self, write: str, tasks: Sequence[str], *, now: Micros | None = None) -> int:
         """Make the jobs of these tasks visible by the rules of `Driver.enqueue`, and drop those of all others. How many became
         jobs. A write that was published before stays as it is, and the answer is the same. `now`: the store's time if None."""
 
-    @abc.abstractmethod
     def abandon(self, write: str) -> None:
         """Drop what was staged for a write that will not be published."""
 
