@@ -11,6 +11,7 @@ import functools
 import os
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from taskharbor.clock import BackendClock, Clock
@@ -227,11 +228,15 @@ class Portal:
         self.loop.call_soon(self._ready.set)
         self.loop.run_forever()
 
+    def begin(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        """Start the work, and do not wait for it."""
+        return asyncio.run_coroutine_threadsafe(work, self.loop)
+
     def call(self, work: Coroutine[Any, Any, T]) -> T:
         if threading.current_thread() is self._thread:
             work.close()
             raise RuntimeError("a synchronous call from inside the portal's own loop would wait for itself")
-        future = asyncio.run_coroutine_threadsafe(work, self.loop)
+        future = self.begin(work)
         try:
             return future.result()
         except BaseException:

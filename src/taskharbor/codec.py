@@ -106,7 +106,8 @@ class Arguments:
         parameters = list(self._signature.parameters.values())
         self._has_variadic = any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters)
         positional = [_field(p, hints) for p in parameters if p.kind in _POSITIONAL]
-        by_name = [_field(p, hints) for p in parameters if p.kind not in _POSITIONAL]
+        self._by_name = [p for p in parameters if p.kind not in _POSITIONAL]
+        by_name = [_field(p, hints) for p in self._by_name]
         base = msgspec.defstruct(f"{self._name}_positional", positional, forbid_unknown_fields=True)
         self.type: type[msgspec.Struct] = msgspec.defstruct(
             self._name.replace("<locals>", "local"),
@@ -161,7 +162,7 @@ class Arguments:
         count = self._positional_count
         rest: tuple[Any, ...] = ()
         named: dict[str, Any] = {}
-        for parameter, item in zip(self._by_name_parameters(), values[count:], strict=True):
+        for parameter, item in zip(self._by_name, values[count:], strict=True):
             if parameter.kind is parameter.VAR_POSITIONAL:
                 rest = tuple(item)
             elif parameter.kind is parameter.VAR_KEYWORD:
@@ -169,9 +170,6 @@ class Arguments:
             else:
                 named[parameter.name] = item
         return function(*values[:count], *rest, **named)
-
-    def _by_name_parameters(self) -> list[inspect.Parameter]:
-        return [p for p in self._signature.parameters.values() if p.kind not in _POSITIONAL]
 
 
 def _type_hints(function: Callable[..., Any]) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from functools import partial
@@ -193,14 +192,11 @@ def _batches(
 def _pages(ask: Callable[[P], Coroutine[Any, Any, tuple[list[T], P | None]]], start: P) -> Iterator[list[T]]:
     """Page after page; the next one is on its way while the caller works on the last."""
 
-    def begin(place: P) -> Future[tuple[list[T], P | None]]:
-        return asyncio.run_coroutine_threadsafe(ask(place), portal().loop)
-
-    asked: Future[tuple[list[T], P | None]] | None = begin(start)
+    asked: Future[tuple[list[T], P | None]] | None = portal().begin(ask(start))
     try:
         while asked is not None:
             rows, following = asked.result()
-            asked = None if following is None else begin(following)
+            asked = None if following is None else portal().begin(ask(following))
             yield rows
     finally:
         if asked is not None:

@@ -6,7 +6,6 @@ writes), never a connection.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from typing import Any, Protocol, Self, TypeVar
@@ -151,7 +150,7 @@ class DriverStore(BulkStore):
                 # One blob goes out while the next is made.
                 if asked is not None:
                     asked.result()
-                asked = _begin(staging.put(jobs))
+                asked = portal().begin(staging.put(jobs))
             if asked is not None:
                 asked.result()
         finally:
@@ -171,10 +170,6 @@ class DriverStore(BulkStore):
 
     def abandon(self, write: str) -> None:
         run_sync(publish.abandon(self._writing(), write))
-
-
-def _begin(work: Coroutine[Any, Any, T]) -> Future[T]:
-    return asyncio.run_coroutine_threadsafe(work, portal().loop)
 
 
 def open_store(url: str) -> BulkStore:

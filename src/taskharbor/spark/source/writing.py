@@ -6,7 +6,6 @@ winner staged is published. A batch of a stream has the same name whenever it is
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -21,7 +20,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from taskharbor.bulk.stage import new_write, numbered_write
+from taskharbor.bulk.stage import new_write, numbered_write, wall_clock
 from taskharbor.bulk.store import open_store
 from taskharbor.errors import InvalidRequest, TaskHarborError
 from taskharbor.jobs import Micros
@@ -54,7 +53,7 @@ class JobWriter(DataSourceArrowWriter):
         self._rows = rows
         self._write = new_write()
         # One instant for all: jobs that are due at once then run in the DataFrame's order, whichever task began first.
-        self._now = _now()
+        self._now = wall_clock()
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         return _stage(self._url, self._rows, self._write, self._now, iterator)
@@ -80,7 +79,9 @@ class JobStreamWriter(DataSourceStreamArrowWriter):
         batch = context.getLocalProperty("streaming.sql.batchId")
         if query is None or batch is None:
             raise TaskHarborError("Spark did not say to which query and batch this task belongs")
-        return _stage(self._url, self._rows, numbered_write(f"spark-{query}", int(batch)), _now(), iterator)
+        return _stage(
+            self._url, self._rows, numbered_write(f"spark-{query}", int(batch)), wall_clock(), iterator
+        )
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
         staged = _staged(messages)
@@ -149,10 +150,6 @@ def _staged(messages: Sequence[WriterCommitMessage | None]) -> list[StagedTask]:
     if len(staged) != len(messages):
         raise TaskHarborError("a task of this write did not say what it staged: nothing was published")
     return sorted(staged, key=lambda message: int(message.task.partition(".")[0]))
-
-
-def _now() -> Micros:
-    return time.time_ns() // 1000
 
 
 def _context() -> TaskContext:

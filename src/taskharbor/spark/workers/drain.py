@@ -233,7 +233,8 @@ class _Run:
             while not self._stopping.is_set():
                 report = self._submit(worker)
                 if report is not None:
-                    _take_in(worker, report)
+                    worker.name, worker.host = report.worker, report.host
+                    worker.outcomes, worker.seconds = report.outcomes, report.seconds
                     if report.problem:
                         self._give_up(f"worker {worker.number} on {report.host}: {report.problem}")
                     return
@@ -386,11 +387,6 @@ def _check(harbor: Harbor, store: Driver, options: WorkerOptions) -> None:
             "this store lives in one process and executors would not see it: use one like sqlite:///jobs.db or postgresql://..."
         )
     harbor.worker(**options)
-
-
-def _take_in(worker: ExecutorWorker, report: TaskReport) -> None:
-    worker.name, worker.host = report.worker, report.host
-    worker.outcomes, worker.seconds = report.outcomes, report.seconds
 
 
 def _first(threads: Sequence[threading.Thread]) -> threading.Thread:
