@@ -4,21 +4,22 @@ about the queue."""
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import msgspec
 
-from taskharbor.client import CHUNK, AsyncClient, Client
+from taskharbor.client import AsyncClient, Client
 from taskharbor.clock import Clock, FakeClock, SystemClock
 from taskharbor.drivers.memory import MemoryDriver
 from taskharbor.drivers.records import Enqueued
 from taskharbor.harbor import Harbor, JobType
-from taskharbor.jobs import JobRecord, JobRequest, JobState, Micros
+from taskharbor.jobs import JobRecord, JobState, Micros
 from taskharbor.requests import RecordBuilder
 from taskharbor.testing.draining import call, error_of, run_here, run_next
 
@@ -26,6 +27,7 @@ LIMIT = 1000
 
 P = ParamSpec("P")
 R = TypeVar("R")
+T = TypeVar("T")
 
 
 class PrivateDriver(MemoryDriver):
@@ -131,29 +133,28 @@ async def _run_all(harbor: Harbor, raise_errors: bool) -> None:
         )
 
 
+def _then_run(method: Callable[Concatenate[Client, P], T]) -> Callable[Concatenate[_InlineClient, P], T]:
+    """The same enqueue, with its jobs run before it returns."""
+
+    @functools.wraps(method)
+    def call(self: _InlineClient, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        accepted = method(self, *args, **kwargs)
+        run_here(_run_all(self._harbor, self._raise_errors))
+        return accepted
+
+    return call
+
+
 class _InlineClient(Client):
     def __init__(self, harbor: Harbor, raise_errors: bool, settings: dict[str, Any]) -> None:
         super().__init__(harbor.driver(), **settings)
         self._harbor = harbor
         self._raise_errors = raise_errors
 
-    def _run(self, accepted: list[Enqueued]) -> list[Enqueued]:
-        run_here(_run_all(self._harbor, self._raise_errors))
-        return accepted
-
-    def enqueue(self, request: JobRequest) -> Enqueued:
-        return self._run([super().enqueue(request)])[0]
-
-    def enqueue_batch(self, requests: Sequence[JobRequest]) -> list[Enqueued]:
-        return self._run(super().enqueue_batch(requests))
-
-    def enqueue_many(self, requests: Iterable[JobRequest], *, chunk: int = CHUNK) -> list[Enqueued]:
-        return self._run(super().enqueue_many(requests, chunk=chunk))
-
-    def enqueue_like(
-        self, request: JobRequest, payloads: Sequence[bytes], *, chunk: int = CHUNK
-    ) -> list[Enqueued]:
-        return self._run(super().enqueue_like(request, payloads, chunk=chunk))
+    enqueue = _then_run(Client.enqueue)
+    enqueue_batch = _then_run(Client.enqueue_batch)
+    enqueue_many = _then_run(Client.enqueue_many)
+    enqueue_like = _then_run(Client.enqueue_like)
 
 
 class _InlineAsyncClient(AsyncClient):
