@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from taskharbor.cli import options as opt
-from taskharbor.cli.options import Invocation, flag, option, shared_options
+from taskharbor.cli.options import Invocation, flag, option
 from taskharbor.cli.output import banner
 from taskharbor.cli.problems import BadInput, CommandFailed
 from taskharbor.drivers.registry import connect
@@ -36,7 +36,7 @@ _MAKE_TOKENS = (
 )
 
 
-@click.command(
+@opt.command(
     epilog="Without tokens a broker listens on this host only. Tokens come from --token-file, or from "
     "$TASKHARBOR_BROKER_TOKENS (separated by spaces). SIGTERM or Ctrl-C: running calls are finished; a second one: at once."
 )
@@ -60,7 +60,6 @@ _MAKE_TOKENS = (
 @option("--grace", opt.DURATION, "How long a stop waits for calls.", "10s")
 @flag("--access-log", "Log every request (no payloads, no values of queries).")
 @opt.log_options
-@shared_options
 def broker(settings: Invocation, /, **options: Any) -> None:
     """Serve a store over HTTP: a JSON API, and http:// for workers."""
     from taskharbor.worker.logs import set_up_logs

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from taskharbor.cli.options import FILE, Invocation, flag, option, shared_options
+from taskharbor.cli.options import FILE, Invocation, command, flag, option
 from taskharbor.cli.output import console, duration_text, emit, progress, rounded
 from taskharbor.cli.problems import FAILED
 from taskharbor.jobs import SECOND
@@ -24,13 +24,12 @@ if TYPE_CHECKING:
     from taskharbor.demo.run import DemoOutcome
 
 
-@click.command()
+@command()
 @option("--jobs", click.IntRange(min=100), "How many jobs.", 3000)
 @option("--seed", int, "The mix of jobs depends on it.", 1)
 @flag("--keep", "Keep the database, the lake and the logs to look at.")
 @option("--report", FILE, "Where the report goes.", "taskharbor-demo.html")
 @flag("--queue-only", "No pipeline, audit and report afterwards.")
-@shared_options
 def demo(settings: Invocation, jobs: int, seed: int, keep: bool, report: Path, queue_only: bool) -> int:
     """Kill a worker in the middle of thousands of jobs; lose nothing.
 
@@ -180,8 +179,8 @@ def _next_steps(database: str | None) -> RenderableType:
         ]
     lines.append((f"{name} worker --help", "run your own jobs"))
     text = Text("Next:", "bold")
-    for command, meaning in lines:
-        text.append(f"\n  {command:<36}", "cyan")
+    for line, meaning in lines:
+        text.append(f"\n  {line:<36}", "cyan")
         text.append(f"  {meaning}" if meaning else "", "bright_black")
     return text
 

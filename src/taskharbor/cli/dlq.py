@@ -10,7 +10,7 @@ import click
 from taskharbor.broker.models import ChangedJob, RemovedJobs, batch_item
 from taskharbor.cli import options as opt
 from taskharbor.cli.jobs import LARGEST_PAGE, Listing, cursor_option, limit_option, types_option
-from taskharbor.cli.options import Invocation, flag, option, shared_options
+from taskharbor.cli.options import Invocation, flag, option
 from taskharbor.cli.output import WIDE, Column, answer, cell, duration_text, emit, relative_text
 from taskharbor.cli.problems import FAILED, BadInput, say_error
 from taskharbor.client import Client, chunks
@@ -21,9 +21,8 @@ from taskharbor.jobs import JobRecord, JobState, Micros, to_micros
 DEAD = frozenset({JobState.DEAD})
 
 
-@click.command()
+@opt.command()
 @click.argument("ids", nargs=-1, required=True, metavar="ID...")
-@shared_options
 def cancel(settings: Invocation, ids: tuple[str, ...]) -> int:
     """Cancel jobs by id.
 
@@ -54,7 +53,6 @@ def tell(
 
 
 @click.group(cls=opt.Group, invoke_without_command=True)
-@shared_options
 def dlq(settings: Invocation) -> None:
     """Dead letters: list, requeue, purge."""
     context = click.get_current_context()
@@ -67,7 +65,6 @@ def dlq(settings: Invocation) -> None:
 @types_option
 @limit_option
 @cursor_option
-@shared_options
 def list_dead(
     settings: Invocation, queue: str | None, types: tuple[str, ...], limit: int, cursor: str | None
 ) -> None:
@@ -82,7 +79,6 @@ def list_dead(
 @flag("--all everything", "Every dead job.")
 @opt.queue_option
 @types_option
-@shared_options
 def requeue(
     settings: Invocation,
     ids: tuple[str, ...],
@@ -117,7 +113,6 @@ def requeue(
 @types_option
 @option("--older-than", opt.DURATION, "Only what died longer ago than this: 7d, 12h.", metavar="AGE")
 @flag("--yes -y", "Do not ask.")
-@shared_options
 def purge(
     settings: Invocation,
     queue: str | None,

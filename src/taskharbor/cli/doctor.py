@@ -19,7 +19,7 @@ import click
 import msgspec
 
 import taskharbor
-from taskharbor.cli.options import Invocation, flag, shared_options, shown_url, store_file
+from taskharbor.cli.options import Invocation, command, flag, shown_url, store_file
 from taskharbor.cli.output import answer, duration_text, emit, plain
 from taskharbor.cli.problems import FAILED
 from taskharbor.drivers.contract import Driver
@@ -45,8 +45,7 @@ class Check(msgspec.Struct, frozen=True):
     advice: str = ""
 
 
-@click.command()
-@shared_options
+@command()
 def doctor(settings: Invocation) -> int:
     """Check the installation, the store and the clock."""
     checks = asyncio.run(_examine(settings))
@@ -182,9 +181,8 @@ async def _timed(call: Awaitable[object]) -> Micros:
     return (time.perf_counter_ns() - before) // 1000
 
 
-@click.command()
+@command()
 @flag("--dry-run", "Only say what would be done.")
-@shared_options
 def migrate(settings: Invocation, dry_run: bool) -> None:
     """Bring the store's schema up to date."""
     steps = asyncio.run(_migrate(settings.url, dry_run))

@@ -21,7 +21,7 @@ import msgspec
 from taskharbor.broker.models import NewJob, job_request
 from taskharbor.bulk import publish, stage
 from taskharbor.cli import options as opt
-from taskharbor.cli.options import Invocation, flag, option, shared_options
+from taskharbor.cli.options import Invocation, flag, option
 from taskharbor.cli.output import answer, emit, progress
 from taskharbor.cli.problems import INTERRUPTED, UNAVAILABLE, BadInput, CommandFailed
 from taskharbor.client import CHUNK, Client, chunks, portal
@@ -33,7 +33,7 @@ from taskharbor.requests import EncodedPayload, RecordBuilder, new_id
 _LONGEST_NAME = 200
 
 
-@click.command(
+@opt.command(
     epilog="\b\nExamples:\n"
     '  taskharbor enqueue greet \'{"name": "Ada"}\'\n'
     "  taskharbor enqueue greet --arg name=Ada --delay 10m --priority 5\n"
@@ -63,7 +63,6 @@ _LONGEST_NAME = 200
 @option("--chunk", click.IntRange(1, 10_000), "With --from: jobs per transaction.", CHUNK)
 @option("--once", "NAME", "With --from: all jobs or none, and at most once under this name.")
 @flag("--ids/--no-ids", "With --from: print every id.  [default: when piped]", default=None)
-@shared_options
 def enqueue(
     settings: Invocation,
     /,

@@ -11,7 +11,7 @@ import msgspec
 
 from taskharbor.broker.models import AttemptView, JobView, job_view, model_of
 from taskharbor.cli import output as out
-from taskharbor.cli.options import COUNT, Invocation, flag, open_client, option, queue_option, shared_options
+from taskharbor.cli.options import COUNT, Invocation, command, flag, open_client, option, queue_option
 from taskharbor.cli.output import WIDE, Column, cell
 from taskharbor.client import Client
 from taskharbor.codec import CodecRegistry
@@ -45,7 +45,7 @@ limit_option = option("--limit -n", COUNT, "At most so many.", 50)
 cursor_option = option("--cursor", "CURSOR", "Go on where a listing stopped.")
 
 
-@click.command("list")
+@command("list")
 @queue_option
 @option(
     "--state -s",
@@ -60,7 +60,6 @@ cursor_option = option("--cursor", "CURSOR", "Go on where a listing stopped.")
 @flag("--all everything", "All of them, page after page.")
 @cursor_option
 @flag("--payload", "With --json: payloads and results too.")
-@shared_options
 def list_jobs(
     settings: Invocation,
     queue: str | None,
@@ -160,11 +159,10 @@ class InspectedJob(JobView, kw_only=True):
     timeline: list[AttemptView]
 
 
-@click.command()
+@command()
 @click.argument("job_id", metavar="ID")
 @flag("--no-payload", "Leave the payload and the result out.")
 @flag("--full", "Cut nothing: whole payload, whole traceback.")
-@shared_options
 def inspect(settings: Invocation, job_id: str, no_payload: bool, full: bool) -> None:
     """Show everything about a job, with its attempt timeline."""
     with open_client(settings) as client:

@@ -34,20 +34,6 @@ _WHOLE = re.compile(rf"(?:{_PART.pattern}\s*)+")
 _LONGEST = 100 * 366 * 86_400.0
 
 
-class Group(click.Group):
-    """A group of commands that forgives typing: it names the command that was probably meant."""
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        known = self.list_commands(ctx)
-        if args[0] not in known and not args[0].startswith("-") and not ctx.resilient_parsing:
-            near = difflib.get_close_matches(args[0], known, n=1, cutoff=0.5)
-            suggestion = f"; did you mean {near[0]!r}?" if near else f"; there are: {', '.join(known)}"
-            raise click.UsageError(f"no command {args[0]!r}{suggestion}", ctx)
-        return super().resolve_command(ctx, args)
-
-
 # -- values ---------------------------------------------------------------------------------------------------
 
 
@@ -189,21 +175,42 @@ def _remember_url(context: click.Context, parameter: click.Parameter, value: str
         settings.url_is_explicit = explicit
 
 
-_flag = partial(click.option, is_flag=True, expose_value=False, callback=_remember_flag)
+class Command(click.Command):
+    """A command with --url, --json and --debug, on either side of its name. They go to `Invocation`, which the command is given.
+
+    `store` says which store is used without --url.
+    """
+
+    def __init__(self, *given: Any, store: str = f"$TASKHARBOR_URL, else {DEFAULT_URL}", **more: Any) -> None:
+        super().__init__(*given, **more)
+        switch: dict[str, Any] = {"is_flag": True, "expose_value": False, "callback": _remember_flag}
+        url: dict[str, Any] = {"metavar": "URL", "expose_value": False, "callback": _remember_url}
+        self.params += [
+            click.Option(["--url"], help=f"The store.  [default: {store}]", **url),
+            click.Option(["--json"], help="Answer in JSON, errors too.", **switch),
+            click.Option(["--debug"], help="Show tracebacks of errors.", **switch),
+        ]
+        if self.callback is not None:
+            self.callback = click.pass_obj(self.callback)
 
 
-def store_options(default: str) -> Callable[[F], F]:
-    """--url, --json and --debug, on either side of a subcommand's name. They go to `Invocation`, which the command is given."""
-    help = f"The store.  [default: {default}]"
-    return together(
-        option("--url", "URL", help, expose_value=False, callback=_remember_url),
-        _flag("--json", help="Answer in JSON, errors too."),
-        _flag("--debug", help="Show tracebacks of errors."),
-        click.pass_obj,
-    )
+command = partial(click.command, cls=Command)
 
 
-shared_options = store_options(f"$TASKHARBOR_URL, else {DEFAULT_URL}")
+class Group(Command, click.Group):
+    """A group of commands that forgives typing: it names the command that was probably meant."""
+
+    command_class = Command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        known = self.list_commands(ctx)
+        if args[0] not in known and not args[0].startswith("-") and not ctx.resilient_parsing:
+            near = difflib.get_close_matches(args[0], known, n=1, cutoff=0.5)
+            suggestion = f"; did you mean {near[0]!r}?" if near else f"; there are: {', '.join(known)}"
+            raise click.UsageError(f"no command {args[0]!r}{suggestion}", ctx)
+        return super().resolve_command(ctx, args)
 
 
 # -- options of several commands ------------------------------------------------------------------------------

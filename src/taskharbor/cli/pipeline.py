@@ -15,7 +15,7 @@ import msgspec
 
 from taskharbor.cli import options as opt
 from taskharbor.cli import output as out
-from taskharbor.cli.options import Invocation, option, shared_options
+from taskharbor.cli.options import Invocation, option
 from taskharbor.cli.output import Column, cell, count_text
 from taskharbor.cli.problems import FAILED, BadInput
 from taskharbor.errors import MissingExtra
@@ -31,7 +31,6 @@ _master = option("--master", "URL", "Where Spark runs.  [default: this machine's
 
 
 @click.group(cls=opt.Group)
-@shared_options
 def pipeline(settings: Invocation) -> None:
     """Analyse the attempt log with Spark: tables, audit, report."""
 
@@ -39,7 +38,6 @@ def pipeline(settings: Invocation) -> None:
 @pipeline.command()
 @option("--objectives", opt.FILE, "Objectives in TOML or JSON; they hold for later runs too.")
 @_master
-@shared_options
 @_lake
 def run(settings: Invocation, folder: Path, objectives: Path | None, master: str | None) -> None:
     """Take in what is new since the last run."""
@@ -60,7 +58,6 @@ def run(settings: Invocation, folder: Path, objectives: Path | None, master: str
 
 @pipeline.command()
 @_master
-@shared_options
 @_lake
 def audit(settings: Invocation, folder: Path, master: str | None) -> int:
     """Check the guarantees over everything the lake holds; exit with 1 where one was broken."""
@@ -80,7 +77,6 @@ def audit(settings: Invocation, folder: Path, master: str | None) -> int:
 @pipeline.command()
 @option("--output -o", opt.FILE, "The page to write.  [default: report.html in the lake]")
 @_master
-@shared_options
 @_lake
 def report(settings: Invocation, folder: Path, output: Path | None, master: str | None) -> None:
     """Write one HTML page with everything worth seeing."""
@@ -103,7 +99,6 @@ def report(settings: Invocation, folder: Path, output: Path | None, master: str 
 
 @pipeline.command()
 @_master
-@shared_options
 @_lake
 def compact(settings: Invocation, folder: Path, master: str | None) -> None:
     """Make few files of the many small ones that runs leave."""
@@ -127,7 +122,6 @@ def compact(settings: Invocation, folder: Path, master: str | None) -> None:
     "--unlisted-for", opt.DURATION, "Leave younger files alone: an unfinished run may be writing them.", "6h"
 )
 @option("--before", click.DateTime(["%Y-%m-%d"]), "Drop the rows of earlier dates.", metavar="DATE")
-@shared_options
 @_lake
 def vacuum(
     settings: Invocation, folder: Path, keep: int, unlisted_for: timedelta, before: datetime | None
@@ -205,14 +199,13 @@ def _audit_view(result: AuditResult) -> RenderableType:
 # -- a log to try it on --------------------------------------------------------------------------------------
 
 
-@click.command()
+@opt.command()
 @option("--rows", opt.COUNT, "How many attempts.", 100_000)
 @option("--days", opt.COUNT, "Over how many days.", 7)
 @option("--seed", int, "The same seed makes the same rows.", 0)
 @option("--violations", click.IntRange(min=0), "Break the guarantees this often.", 0)
 @option("--lake", opt.FOLDER, "Run it through this lake.")
 @option("--parquet", opt.FOLDER, "Write it below this folder: attempts, queues, planted.")
-@shared_options
 def history(
     settings: Invocation,
     rows: int,

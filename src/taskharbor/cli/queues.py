@@ -16,7 +16,7 @@ import msgspec
 from taskharbor.broker.models import queue_stats_view, queue_view, stats_view
 from taskharbor.cli import options as opt
 from taskharbor.cli import output as out
-from taskharbor.cli.options import Invocation, flag, option, shared_options
+from taskharbor.cli.options import Invocation, flag, option
 from taskharbor.cli.output import WIDE, Column, cell, count_text
 from taskharbor.cli.problems import BadInput
 from taskharbor.client import Client
@@ -31,7 +31,6 @@ NO_QUEUES = "no queues yet: the first enqueue makes one"
 
 
 @click.group(cls=opt.Group, invoke_without_command=True)
-@shared_options
 def queues(settings: Invocation) -> None:
     """Queues: list, pause, resume, limit, retention."""
     context = click.get_current_context()
@@ -40,7 +39,6 @@ def queues(settings: Invocation) -> None:
 
 
 @queues.command("list")
-@shared_options
 def list_queues(settings: Invocation) -> None:
     """List queues with their settings."""
     with opt.open_client(settings) as client:
@@ -59,7 +57,6 @@ _names = click.argument("names", nargs=-1, required=True, metavar="QUEUE...")
 
 @queues.command()
 @_names
-@shared_options
 def pause(settings: Invocation, names: tuple[str, ...]) -> None:
     """Start nothing more from a queue. What runs, finishes; enqueueing goes on."""
     _change_all(settings, names, paused=True)
@@ -67,7 +64,6 @@ def pause(settings: Invocation, names: tuple[str, ...]) -> None:
 
 @queues.command()
 @_names
-@shared_options
 def resume(settings: Invocation, names: tuple[str, ...]) -> None:
     """Undo a pause."""
     _change_all(settings, names, paused=False)
@@ -77,7 +73,6 @@ def resume(settings: Invocation, names: tuple[str, ...]) -> None:
 @click.argument("queue", metavar="QUEUE")
 @option("--max-inflight", opt.CountOrNone(), "Never more jobs at once, over all workers.", metavar="N|none")
 @option("--failure-queue", "QUEUE|none", "Enqueue a job there for every one that dies here.")
-@shared_options
 def limit(settings: Invocation, queue: str, max_inflight: int | None, failure_queue: str | None) -> None:
     """Limit how many run at once, and name a failure queue."""
     changes: dict[str, Any] = {}
@@ -98,7 +93,6 @@ _age = functools.partial(click.option, type=opt.Duration(or_forever=True), metav
 @_age("--done", help="Keep done and cancelled jobs so long.")
 @_age("--dead", help="Keep dead jobs so long.")
 @_age("--attempts", help="Keep the attempt log so long.")
-@shared_options
 def retention(
     settings: Invocation,
     queue: str,
@@ -163,12 +157,11 @@ def _kept(settings: QueueSettings) -> str:
 # -- stats -------------------------------------------------------------------------------------------------
 
 
-@click.command()
+@opt.command()
 @opt.queue_option
 @flag("--watch -w", "Stay, and show changes until Ctrl-C.")
 @option("--interval", click.FloatRange(min=0.1), "Seconds between looks.", 1.0)
 @option("--times", opt.COUNT, "With --watch: end after so many looks.")
-@shared_options
 def stats(settings: Invocation, queue: str | None, watch: bool, interval: float, times: int | None) -> None:
     """Show queues: jobs per state, lag, totals."""
     with opt.open_client(settings) as client:

@@ -17,7 +17,7 @@ from taskharbor.cli.dlq import cancel, dlq
 from taskharbor.cli.doctor import doctor, migrate
 from taskharbor.cli.enqueue import enqueue
 from taskharbor.cli.jobs import inspect, list_jobs
-from taskharbor.cli.options import Group, Invocation, shared_options
+from taskharbor.cli.options import Group, Invocation, command
 from taskharbor.cli.pipeline import history, pipeline
 from taskharbor.cli.problems import report
 from taskharbor.cli.queues import queues, stats
@@ -30,9 +30,8 @@ _INSTALL = {
 }
 
 
-@click.command(epilog="\b\nTo install:\n" + "\n".join(f"  {line}" for line in _INSTALL.values()))
+@command(epilog="\b\nTo install:\n" + "\n".join(f"  {line}" for line in _INSTALL.values()))
 @click.argument("shell", type=click.Choice(list(_INSTALL)))
-@shared_options
 def completion(settings: Invocation, shell: str) -> None:
     """Print the completion script of a shell."""
     completer = get_completion_class(shell)
@@ -87,7 +86,6 @@ class Root(Group):
     epilog="Every option is also an environment variable: TASKHARBOR_URL, TASKHARBOR_JSON, "
     "TASKHARBOR_WORKER_CONCURRENCY, TASKHARBOR_LIST_LIMIT, and so on.",
 )
-@shared_options
 @click.version_option(taskharbor.__version__, "-V", "--version", message="taskharbor %(version)s")
 def root(settings: Invocation) -> None:
     """TaskHarbor: a leased job queue. `taskharbor demo` shows what it can take."""

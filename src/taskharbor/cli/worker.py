@@ -129,10 +129,11 @@ def report_to_parent(snapshot: Callable[[], dict[str, Any]], fd: int) -> None:
 OFF = "off"
 
 
-@click.command(
+@opt.command(
+    store="the app's",
     epilog="With --processes, a parent restarts what crashes and --health answers for all of them: ready when every "
     "process is. --max-jobs and --max-seconds count for each process. SIGTERM or Ctrl-C: running jobs are "
-    "finished; a second one: at once."
+    "finished; a second one: at once.",
 )
 @click.argument("app", metavar="MODULE[:APP]")
 @opt.worker_options
@@ -144,7 +145,6 @@ OFF = "off"
 @flag("--health-public", "Let --health listen beyond this host.")
 @opt.log_options
 @option("--supervised", int, "Status pipe of the parent; stdin closes with it.", hidden=True)
-@opt.store_options("the app's")
 def worker(settings: Invocation, /, app: str, **options: Any) -> int | None:
     """Run jobs of the app that MODULE:APP names (`jobs:harbor`)."""
     from taskharbor.worker.logs import set_up_logs
@@ -254,8 +254,9 @@ LINE_EVERY = 5.0
 """Seconds between lines of progress where nobody looks at a terminal."""
 
 
-@click.command(
+@opt.command(
     "spark-worker",
+    store="$TASKHARBOR_URL, else the app's",
     epilog="One worker per task slot, each a Spark job of its own: a lost executor takes only its own down, and that one is "
     "started again. Bounds count for each worker, except --max-seconds. Ctrl-C: running jobs are finished; a second one: "
     "the tasks are cancelled, and jobs run again when their leases expire.",
@@ -267,7 +268,6 @@ LINE_EVERY = 5.0
 @option("--conf confs", "KEY=VALUE", "A Spark setting; repeat.", multiple=True)
 @option("--py-files", "FILE", "Ship this .py, .zip or .egg to the executors; repeat.", multiple=True)
 @option("--stop stopped_run", "RUN", "Stop a run, from anywhere: its name is shown when it starts.")
-@opt.store_options("$TASKHARBOR_URL, else the app's")
 def spark_worker(settings: Invocation, /, app: str | None, **options: Any) -> None:
     """Run jobs of the app that MODULE:APP names, inside Spark tasks."""
     if options["stopped_run"]:
