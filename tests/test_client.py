@@ -128,13 +128,10 @@ def test_one_client_serves_many_threads() -> None:
         assert client.stats()[0].counts[JobState.READY] == 160
 
 
-def test_many_tasks_share_one_async_client() -> None:
-    async def main() -> None:
-        async with AsyncClient("memory://") as client:
-            await asyncio.gather(*(client.enqueue(JobRequest(type="t")) for _ in range(50)))
-            assert (await client.stats())[0].counts[JobState.READY] == 50
-
-    asyncio.run(main())
+async def test_many_tasks_share_one_async_client() -> None:
+    async with AsyncClient("memory://") as client:
+        await asyncio.gather(*(client.enqueue(JobRequest(type="t")) for _ in range(50)))
+        assert (await client.stats())[0].counts[JobState.READY] == 50
 
 
 def test_a_synchronous_call_from_the_portals_own_loop_does_not_hang(client: Client) -> None:

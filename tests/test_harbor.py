@@ -172,24 +172,21 @@ def test_by_name_for_producers_without_the_code(harbor: Harbor) -> None:
         misfit.result(5)
 
 
-def test_everything_has_an_async_form(harbor: Harbor) -> None:
+async def test_everything_has_an_async_form(harbor: Harbor) -> None:
     @harbor.job
     async def add(a: int, b: int) -> int:
         return a + b
 
-    async def main() -> None:
-        one = await add.enqueue_async(1, 2)
-        (two,) = await add.enqueue_many_async([(3, 4)])
-        three = await harbor.enqueue_async("add", {"a": 5, "b": 6})
-        gone = await add.enqueue_async(0, 0)
-        assert await gone.cancel_async() is JobState.CANCELLED
-        await harbor.worker(until_empty=True).run_async()
-        assert [await handle.result_async(5) for handle in (one, two, three)] == [3, 7, 11]
-        assert await one.state_async() is JobState.DONE
-        assert await one.progress_async() is None
-        await harbor.close_async()
-
-    asyncio.run(main())
+    one = await add.enqueue_async(1, 2)
+    (two,) = await add.enqueue_many_async([(3, 4)])
+    three = await harbor.enqueue_async("add", {"a": 5, "b": 6})
+    gone = await add.enqueue_async(0, 0)
+    assert await gone.cancel_async() is JobState.CANCELLED
+    await harbor.worker(until_empty=True).run_async()
+    assert [await handle.result_async(5) for handle in (one, two, three)] == [3, 7, 11]
+    assert await one.state_async() is JobState.DONE
+    assert await one.progress_async() is None
+    await harbor.close_async()
 
 
 def test_two_jobs_of_one_name(harbor: Harbor) -> None:

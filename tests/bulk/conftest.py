@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from bulk_history import KINDS
 
+from bulk.bulk_history import KINDS
 from taskharbor.bulk.store import BulkStore, DriverStore, open_store
 from taskharbor.drivers.memory import MemoryDriver
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import psycopg
 import pytest
-from bulk_history import KINDS, finish, rows, within
 from psycopg import sql
 
+from bulk.bulk_history import KINDS, finish, rows, within
 from taskharbor.bulk.cursors import HistoryGone
 from taskharbor.bulk.store import BulkStore, open_store
 from taskharbor.bulk.tables import Selection

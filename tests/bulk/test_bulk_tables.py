@@ -6,8 +6,8 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from bulk_history import attempts_of, fill, finish, jobs_of, rows, within
 
+from bulk.bulk_history import attempts_of, fill, finish, jobs_of, rows, within
 from taskharbor.bulk import read
 from taskharbor.bulk.store import BulkStore, DriverStore, open_store
 from taskharbor.bulk.tables import SCHEMAS, Selection

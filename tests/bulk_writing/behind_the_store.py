@@ -9,9 +9,9 @@ from typing import Any
 
 import msgspec
 import psycopg
-from bulk_harness import ask
 from psycopg import sql
 
+from bulk_writing.bulk_harness import ask
 from taskharbor.bulk import publish
 from taskharbor.bulk.stage import FOLDER, folder_of
 from taskharbor.drivers.contract import DAY, Driver

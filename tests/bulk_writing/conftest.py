@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from behind_the_store import Behind, behind_the_store
-from bulk_harness import NOW, MakeRecord
 
+from bulk_writing.behind_the_store import Behind, behind_the_store
+from bulk_writing.bulk_harness import NOW, MakeRecord
 from taskharbor.bulk.store import BulkStore, open_store
 from taskharbor.jobs import JobRecord
 from taskharbor.requests import new_id

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from bulk_harness import NOW, MakeRecord, ask, jobs_in, stats_of
 
+from bulk_writing.bulk_harness import NOW, MakeRecord, ask, jobs_in, stats_of
 from taskharbor.bulk.stage import BLOB_BYTES, BLOB_JOBS, StagingLost, chunked, new_write
 from taskharbor.bulk.store import BulkStore, open_store
 from taskharbor.errors import InvalidRequest

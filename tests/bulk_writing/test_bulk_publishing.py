@@ -10,9 +10,9 @@ from typing import Any
 
 import msgspec
 import pytest
-from behind_the_store import Behind, BehindPostgres
-from bulk_harness import NOW, MakeRecord, ask, jobs_in, stats_of
 
+from bulk_writing.behind_the_store import Behind, BehindPostgres
+from bulk_writing.bulk_harness import NOW, MakeRecord, ask, jobs_in, stats_of
 from taskharbor.bulk.publish import RECORD, Plan, Writes, publish
 from taskharbor.bulk.stage import (
     BLOB_BYTES,
@@ -257,36 +257,32 @@ FORGED = {
 
 
 @pytest.mark.parametrize("forged", FORGED.values(), ids=FORGED)
-def test_a_plan_that_cannot_be_carried_out_stops_no_other_write(forged: Plan, record: MakeRecord) -> None:
-    async def main() -> None:
-        driver = MemoryDriver()
-        await driver.put_blob(f"{folder_of('w')}/task/0-000000", b"nonsense")
-        for name in (forged.write, "another key"):
-            await driver.put_blob(RECORD, msgspec.msgpack.encode(Writes({name: forged})))
-            for _ in range(2):
-                write = new_write()
-                staging = TaskStaging(driver, write, "0.1")
-                await staging.put([record()])
-                await staging.complete()
-                assert await publish(driver, write, ["0.1"], NOW) == 1
+async def test_a_plan_that_cannot_be_carried_out_stops_no_other_write(
+    forged: Plan, record: MakeRecord
+) -> None:
+    driver = MemoryDriver()
+    await driver.put_blob(f"{folder_of('w')}/task/0-000000", b"nonsense")
+    for name in (forged.write, "another key"):
+        await driver.put_blob(RECORD, msgspec.msgpack.encode(Writes({name: forged})))
+        for _ in range(2):
+            write = new_write()
+            staging = TaskStaging(driver, write, "0.1")
+            await staging.put([record()])
+            await staging.complete()
+            assert await publish(driver, write, ["0.1"], NOW) == 1
 
-    asyncio.run(main())
 
-
-def test_an_outage_while_a_plan_is_carried_out_is_not_taken_for_a_bad_plan() -> None:
+async def test_an_outage_while_a_plan_is_carried_out_is_not_taken_for_a_bad_plan() -> None:
     class Away(MemoryDriver):
         async def run(self, call: op.Operation[Any]) -> Any:
             if isinstance(call, op.PublishBlobs):
                 raise BackendUnavailable("away")
             return await super().run(call)
 
-    async def main() -> None:
-        driver = Away()
-        await driver.put_blob(RECORD, msgspec.msgpack.encode(Writes({"w": plan("w", "staging/nothing")})))
-        with pytest.raises(BackendUnavailable):
-            await publish(driver, new_write(), [], NOW)
-
-    asyncio.run(main())
+    driver = Away()
+    await driver.put_blob(RECORD, msgspec.msgpack.encode(Writes({"w": plan("w", "staging/nothing")})))
+    with pytest.raises(BackendUnavailable):
+        await publish(driver, new_write(), [], NOW)
 
 
 def test_two_who_publish_the_same_write_at_once_publish_it_once(url: str, record: MakeRecord) -> None:
@@ -478,38 +474,32 @@ def test_an_idempotency_key_whose_job_is_gone_makes_a_new_one(
     assert again.id == new[1].id
 
 
-def test_calls_go_on_after_a_blob_with_known_ids_was_published(url: str, record: MakeRecord) -> None:
-    async def go() -> None:
-        async with connect(url) as driver:
-            known = record(id="known")
-            await driver.enqueue([known], now=NOW)
-            for n in range(3):
-                new = record(id=f"new-{n}")
-                await driver.put_blob("staging/w/t/0", pack([known, new]))
-                await driver.publish_blobs(["staging/w/t/0"], series=f"s{n}", number=-1, portion=1, now=NOW)
-                await driver.enqueue([record()], now=NOW)
-                assert (await driver.get([new.id], now=NOW))[0] is not None
-                await driver.stats(now=NOW)
-
-    asyncio.run(go())
-
-
-def test_bad_names_and_records_are_refused_and_stop_nobody(url: str, record: MakeRecord) -> None:
-    async def go() -> None:
-        async with connect(url) as driver:
+async def test_calls_go_on_after_a_blob_with_known_ids_was_published(url: str, record: MakeRecord) -> None:
+    async with connect(url) as driver:
+        known = record(id="known")
+        await driver.enqueue([known], now=NOW)
+        for n in range(3):
+            new = record(id=f"new-{n}")
+            await driver.put_blob("staging/w/t/0", pack([known, new]))
+            await driver.publish_blobs(["staging/w/t/0"], series=f"s{n}", number=-1, portion=1, now=NOW)
             await driver.enqueue([record()], now=NOW)
-            await driver.put_blob("staging/w/t/0", pack([record()]))
-            for stream in ("abc", "0", "9" * 30):
-                with contextlib.suppress(InvalidRequest):
-                    await driver.read_log(stream, after=0, until=10, limit=10)
-            with pytest.raises(InvalidRequest):
-                await driver.split_jobs(queue=None, parts=2**31 - 1)
-            with contextlib.suppress(InvalidRequest):
-                await driver.put_blob("staging/w", b"where a folder may be")
-            with contextlib.suppress(InvalidRequest):
-                await driver.drop_blobs(["staging/w"])
-            await driver.put_blob("writes", b"nothing that anybody can read")
-            await driver.prune(now=NOW)
-            await driver.enqueue([record()], now=NOW)
+            assert (await driver.get([new.id], now=NOW))[0] is not None
+            await driver.stats(now=NOW)
 
-    asyncio.run(go())
+
+async def test_bad_names_and_records_are_refused_and_stop_nobody(url: str, record: MakeRecord) -> None:
+    async with connect(url) as driver:
+        await driver.enqueue([record()], now=NOW)
+        await driver.put_blob("staging/w/t/0", pack([record()]))
+        for stream in ("abc", "0", "9" * 30):
+            with contextlib.suppress(InvalidRequest):
+                await driver.read_log(stream, after=0, until=10, limit=10)
+        with pytest.raises(InvalidRequest):
+            await driver.split_jobs(queue=None, parts=2**31 - 1)
+        with contextlib.suppress(InvalidRequest):
+            await driver.put_blob("staging/w", b"where a folder may be")
+        with contextlib.suppress(InvalidRequest):
+            await driver.drop_blobs(["staging/w"])
+        await driver.put_blob("writes", b"nothing that anybody can read")
+        await driver.prune(now=NOW)
+        await driver.enqueue([record()], now=NOW)

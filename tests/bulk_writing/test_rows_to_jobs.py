@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 import pytest
-from bulk_harness import NOW
 
+from bulk_writing.bulk_harness import NOW
 from taskharbor.errors import InvalidRequest
 from taskharbor.jobs import JobRecord, UpdateFlags, to_micros
 from taskharbor.requests import RecordBuilder

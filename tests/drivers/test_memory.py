@@ -74,29 +74,23 @@ def in_threads(number: int, main: Callable[[int], Awaitable[T]]) -> list[T]:
 # -- stores and handles -----------------------------------------------------------------------------------
 
 
-def test_an_unnamed_url_is_a_store_of_its_own() -> None:
-    async def main() -> None:
-        one, other = MemoryDriver.from_url("memory://"), MemoryDriver.from_url("memory://")
-        await one.enqueue([job("a")], now=NOW)
-        assert await other.get(["a"], now=NOW) == [None]
-
-    asyncio.run(main())
+async def test_an_unnamed_url_is_a_store_of_its_own() -> None:
+    one, other = MemoryDriver.from_url("memory://"), MemoryDriver.from_url("memory://")
+    await one.enqueue([job("a")], now=NOW)
+    assert await other.get(["a"], now=NOW) == [None]
 
 
-def test_a_name_is_one_store_until_it_is_dropped() -> None:
-    async def main() -> None:
-        async with MemoryDriver.from_url("memory://test-shared.1") as first:
-            await first.enqueue([job("a")], now=NOW)
-        second = connect("memory://test-shared.1")
-        assert (await second.get(["a"], now=NOW))[0] is not None
-        assert MemoryDriver.drop("test-shared.1")
-        assert not MemoryDriver.drop("test-shared.1")
-        fresh = MemoryDriver.from_url("memory://test-shared.1")
-        assert await fresh.get(["a"], now=NOW) == [None]
-        assert (await second.get(["a"], now=NOW))[0] is not None
-        MemoryDriver.drop("test-shared.1")
-
-    asyncio.run(main())
+async def test_a_name_is_one_store_until_it_is_dropped() -> None:
+    async with MemoryDriver.from_url("memory://test-shared.1") as first:
+        await first.enqueue([job("a")], now=NOW)
+    second = connect("memory://test-shared.1")
+    assert (await second.get(["a"], now=NOW))[0] is not None
+    assert MemoryDriver.drop("test-shared.1")
+    assert not MemoryDriver.drop("test-shared.1")
+    fresh = MemoryDriver.from_url("memory://test-shared.1")
+    assert await fresh.get(["a"], now=NOW) == [None]
+    assert (await second.get(["a"], now=NOW))[0] is not None
+    MemoryDriver.drop("test-shared.1")
 
 
 @pytest.mark.parametrize(
@@ -107,93 +101,81 @@ def test_a_url_it_does_not_understand_is_refused(url: str) -> None:
         MemoryDriver.from_url(url)
 
 
-def test_clones_share_store_and_clock() -> None:
-    async def main() -> None:
-        clock = FakeClock(NOW)
-        driver = MemoryDriver(clock=clock)
-        clone = driver.clone()
-        await driver.enqueue([job("a")], now=NOW)
-        assert [held.id for held in await lease(clone)] == ["a"]
-        clock.advance(5)
-        assert await clone.time() == NOW + 5 * SECOND
-
-    asyncio.run(main())
+async def test_clones_share_store_and_clock() -> None:
+    clock = FakeClock(NOW)
+    driver = MemoryDriver(clock=clock)
+    clone = driver.clone()
+    await driver.enqueue([job("a")], now=NOW)
+    assert [held.id for held in await lease(clone)] == ["a"]
+    clock.advance(5)
+    assert await clone.time() == NOW + 5 * SECOND
 
 
 # -- isolation --------------------------------------------------------------------------------------------
 
 
-def test_nobody_outside_holds_what_is_inside() -> None:
-    async def main() -> None:
-        driver = MemoryDriver()
-        given = job("a", headers={"trace": "1"}, payload=b"x")
-        bare = job("b")
-        await driver.enqueue([given, bare], now=NOW)
-        given.payload, given.headers["trace"], bare.headers["trace"] = b"changed", "changed", "changed"
+async def test_nobody_outside_holds_what_is_inside() -> None:
+    driver = MemoryDriver()
+    given = job("a", headers={"trace": "1"}, payload=b"x")
+    bare = job("b")
+    await driver.enqueue([given, bare], now=NOW)
+    given.payload, given.headers["trace"], bare.headers["trace"] = b"changed", "changed", "changed"
 
-        def spoil(record: JobRecord | None) -> None:
-            assert record is not None
-            assert record.payload in (b"x", b"")
-            assert record.headers in ({"trace": "1"}, {})
-            record.payload, record.state, record.fence = b"changed", JobState.DEAD, 99
-            record.headers["trace"] = "changed"
+    def spoil(record: JobRecord | None) -> None:
+        assert record is not None
+        assert record.payload in (b"x", b"")
+        assert record.headers in ({"trace": "1"}, {})
+        record.payload, record.state, record.fence = b"changed", JobState.DEAD, 99
+        record.headers["trace"] = "changed"
 
-        for _ in range(2):
-            for record in await driver.get(["a", "b"], now=NOW):
-                spoil(record)
-            for record in (await driver.list_jobs(JobFilter(), now=NOW)).jobs:
-                spoil(record)
-            for record in await lease(driver, 2):
-                spoil(record)
-        (stats,) = await driver.stats(now=NOW)
-        stats.counts[JobState.INFLIGHT] = 99
-        (stats,) = await driver.stats(now=NOW)
-        assert stats.counts[JobState.INFLIGHT] == 2
-
-    asyncio.run(main())
+    for _ in range(2):
+        for record in await driver.get(["a", "b"], now=NOW):
+            spoil(record)
+        for record in (await driver.list_jobs(JobFilter(), now=NOW)).jobs:
+            spoil(record)
+        for record in await lease(driver, 2):
+            spoil(record)
+    (stats,) = await driver.stats(now=NOW)
+    stats.counts[JobState.INFLIGHT] = 99
+    (stats,) = await driver.stats(now=NOW)
+    assert stats.counts[JobState.INFLIGHT] == 2
 
 
-def test_what_the_store_decides_is_reset_in_a_given_record() -> None:
-    async def main() -> None:
-        driver = MemoryDriver()
-        used = job("a", attempts=3, token="t", worker="w", result=b"r", last_error="old", state=JobState.DONE)
-        await driver.enqueue([used], now=NOW)
-        assert await driver.get(["a"], now=NOW) == [job("a")]
-
-    asyncio.run(main())
+async def test_what_the_store_decides_is_reset_in_a_given_record() -> None:
+    driver = MemoryDriver()
+    used = job("a", attempts=3, token="t", worker="w", result=b"r", last_error="old", state=JobState.DONE)
+    await driver.enqueue([used], now=NOW)
+    assert await driver.get(["a"], now=NOW) == [job("a")]
 
 
-def test_a_call_that_raises_changes_nothing() -> None:
-    async def main() -> None:
-        driver = MemoryDriver()
+async def test_a_call_that_raises_changes_nothing() -> None:
+    driver = MemoryDriver()
+    with pytest.raises(InvalidRequest):
+        await driver.enqueue([job("a"), None], now=NOW)  # type: ignore[list-item]
+    for field, value in (("payload", "text"), ("run_at_us", None), ("key", []), ("id", 5)):
+        with pytest.raises(InvalidRequest, match=field):
+            await driver.enqueue([job("a"), job("b", **{field: value})], now=NOW)
+    assert await driver.stats(now=NOW) == []
+    await driver.enqueue([job("a")], now=NOW)
+    (held,) = await lease(driver)
+    with pytest.raises(InvalidRequest):
+        await driver.settle([Ack("a", held.token or ""), "ack"], now=NOW)  # type: ignore[list-item]
+    assert await driver.get(["a"], now=NOW) == [held]
+    for wrong in (Fail("a", held.token or "", 1, None), Retry("a", held.token or "", None, 1, BOOM)):  # type: ignore[arg-type]
         with pytest.raises(InvalidRequest):
-            await driver.enqueue([job("a"), None], now=NOW)  # type: ignore[list-item]
-        for field, value in (("payload", "text"), ("run_at_us", None), ("key", []), ("id", 5)):
-            with pytest.raises(InvalidRequest, match=field):
-                await driver.enqueue([job("a"), job("b", **{field: value})], now=NOW)
-        assert await driver.stats(now=NOW) == []
-        await driver.enqueue([job("a")], now=NOW)
-        (held,) = await lease(driver)
+            await driver.settle([Ack("a", held.token or ""), wrong], now=NOW)
+    assert await driver.get(["a"], now=NOW) == [held]
+    for cursor in ("x", "-1", ""):
         with pytest.raises(InvalidRequest):
-            await driver.settle([Ack("a", held.token or ""), "ack"], now=NOW)  # type: ignore[list-item]
-        assert await driver.get(["a"], now=NOW) == [held]
-        for wrong in (Fail("a", held.token or "", 1, None), Retry("a", held.token or "", None, 1, BOOM)):  # type: ignore[arg-type]
-            with pytest.raises(InvalidRequest):
-                await driver.settle([Ack("a", held.token or ""), wrong], now=NOW)
-        assert await driver.get(["a"], now=NOW) == [held]
-        for cursor in ("x", "-1", ""):
-            with pytest.raises(InvalidRequest):
-                await driver.read_attempts(after=cursor)
-            with pytest.raises(InvalidRequest):
-                await driver.list_jobs(JobFilter(), now=NOW, cursor=cursor)
-
-    asyncio.run(main())
+            await driver.read_attempts(after=cursor)
+        with pytest.raises(InvalidRequest):
+            await driver.list_jobs(JobFilter(), now=NOW, cursor=cursor)
 
 
 # -- many loops -------------------------------------------------------------------------------------------
 
 
-def test_many_loops_share_a_store_without_losing_or_doubling() -> None:
+async def test_many_loops_share_a_store_without_losing_or_doubling() -> None:
     total, workers = 3000, 6
     driver = MemoryDriver()
 
@@ -223,15 +205,12 @@ def test_many_loops_share_a_store_without_losing_or_doubling() -> None:
     done = [job_id for part in in_threads(workers, work) for job_id in part]
     assert len(done) == len(set(done)) == total
 
-    async def look() -> None:
-        (stats,) = await driver.stats(now=NOW)
-        assert stats.counts == dict.fromkeys(JobState, 0) | {JobState.DONE: total}
-        assert stats.done_total == total
-        rows = (await driver.read_attempts(limit=100_000)).attempts
-        assert [row.seq for row in rows] == sorted({row.seq for row in rows})
-        assert sum(row.outcome is Outcome.DONE for row in rows) == total
-
-    asyncio.run(look())
+    (stats,) = await driver.stats(now=NOW)
+    assert stats.counts == dict.fromkeys(JobState, 0) | {JobState.DONE: total}
+    assert stats.done_total == total
+    rows = (await driver.read_attempts(limit=100_000)).attempts
+    assert [row.seq for row in rows] == sorted({row.seq for row in rows})
+    assert sum(row.outcome is Outcome.DONE for row in rows) == total
 
 
 def test_max_inflight_holds_whatever_races() -> None:
@@ -278,84 +257,72 @@ def test_an_enqueue_wakes_waiters_on_other_loops() -> None:
     assert in_threads(4, main) == [True] * 4
 
 
-def test_a_wake_up_from_before_the_wait_is_not_missed() -> None:
-    async def main() -> None:
-        driver = MemoryDriver()
-        other = driver.clone()
-        assert await waits_of(driver)(["q"], now=NOW, timeout=0), "nothing was seen before"
-        assert not await waits_of(driver)(["q"], now=NOW, timeout=0)
-        await other.enqueue([job("a")], now=NOW)
-        assert await waits_of(driver)(["q"], now=NOW, timeout=LONG)
-        assert not await waits_of(driver)(["q"], now=NOW, timeout=0)
-        assert await waits_of(other)(["q"], now=NOW, timeout=LONG)
-
-    asyncio.run(main())
+async def test_a_wake_up_from_before_the_wait_is_not_missed() -> None:
+    driver = MemoryDriver()
+    other = driver.clone()
+    assert await waits_of(driver)(["q"], now=NOW, timeout=0), "nothing was seen before"
+    assert not await waits_of(driver)(["q"], now=NOW, timeout=0)
+    await other.enqueue([job("a")], now=NOW)
+    assert await waits_of(driver)(["q"], now=NOW, timeout=LONG)
+    assert not await waits_of(driver)(["q"], now=NOW, timeout=0)
+    assert await waits_of(other)(["q"], now=NOW, timeout=LONG)
 
 
-def test_a_cancelled_wait_swallows_no_wake_up() -> None:
-    async def main() -> None:
-        driver = MemoryDriver()
-        await waits_of(driver)(["q"], now=NOW, timeout=0)
-        waiter = asyncio.ensure_future(waits_of(driver)(["q"], now=NOW, timeout=LONG))
-        await let_others_run()
-        await driver.enqueue([job("a")], now=NOW)
-        waiter.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await waiter
-        assert await waits_of(driver)(["q"], now=NOW, timeout=LONG)
-
-    asyncio.run(main())
+async def test_a_cancelled_wait_swallows_no_wake_up() -> None:
+    driver = MemoryDriver()
+    await waits_of(driver)(["q"], now=NOW, timeout=0)
+    waiter = asyncio.ensure_future(waits_of(driver)(["q"], now=NOW, timeout=LONG))
+    await let_others_run()
+    await driver.enqueue([job("a")], now=NOW)
+    waiter.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiter
+    assert await waits_of(driver)(["q"], now=NOW, timeout=LONG)
 
 
-def test_a_wait_ends_when_something_known_comes_due() -> None:
-    async def main() -> None:
-        driver = MemoryDriver()
-        await driver.enqueue([job("a", run_at_us=NOW + SECOND), job("b")], now=NOW)
-        assert await waits_of(driver)(["q"], now=NOW, timeout=LONG)
-        assert not await waits_of(driver)(["q"], now=NOW, timeout=0)
-        assert await waits_of(driver)(["q"], now=NOW + SECOND - 1, timeout=LONG)
-        (held,) = await lease(driver)
-        await driver.cancel(["a"], now=NOW)
-        assert held.expires_at_us is not None
-        assert await waits_of(driver)(["q"], now=held.expires_at_us - 1, timeout=LONG)
-        assert not await waits_of(driver)(["q"], now=NOW, timeout=0)
-
-    asyncio.run(main())
+async def test_a_wait_ends_when_something_known_comes_due() -> None:
+    driver = MemoryDriver()
+    await driver.enqueue([job("a", run_at_us=NOW + SECOND), job("b")], now=NOW)
+    assert await waits_of(driver)(["q"], now=NOW, timeout=LONG)
+    assert not await waits_of(driver)(["q"], now=NOW, timeout=0)
+    assert await waits_of(driver)(["q"], now=NOW + SECOND - 1, timeout=LONG)
+    (held,) = await lease(driver)
+    await driver.cancel(["a"], now=NOW)
+    assert held.expires_at_us is not None
+    assert await waits_of(driver)(["q"], now=held.expires_at_us - 1, timeout=LONG)
+    assert not await waits_of(driver)(["q"], now=NOW, timeout=0)
 
 
 @pytest.mark.parametrize("change", ["unpause", "room", "retry", "requeue", "reclaim", "unblock"])
-def test_whatever_makes_a_job_runnable_wakes(change: str) -> None:
-    async def main() -> None:
-        driver = MemoryDriver()
-        waiter = driver.clone()
-        if change == "room":
-            await driver.configure("q", QueueSettings(max_inflight=1), now=NOW)
-        await driver.enqueue([job("a", key="k")], now=NOW)
-        (held,) = await lease(driver)
-        token = held.token or ""
-        if change == "room":
-            await driver.enqueue([job("b")], now=NOW)
-        if change == "unblock":
-            await driver.enqueue([job("b", key="k")], now=NOW)
-        if change == "requeue":
-            await driver.fail("a", token, now=NOW, attempts=1, error=BOOM)
-        await waits_of(waiter)(["q"], now=NOW, timeout=0)
-        waiting = asyncio.ensure_future(waits_of(waiter)(["q"], now=NOW, timeout=LONG))
-        await let_others_run()
-        assert not waiting.done()
-        if change == "unpause":
-            await driver.configure("q", QueueSettings(), now=NOW)
-        elif change in ("room", "unblock"):
-            await driver.ack("a", token, now=NOW)
-        elif change == "retry":
-            await driver.settle([Retry("a", token, NOW, 1, BOOM)], now=NOW)
-        elif change == "requeue":
-            await driver.requeue(["a"], now=NOW)
-        else:
-            await driver.reclaim(now=NOW + 30 * SECOND)
-        assert await waiting
-
-    asyncio.run(main())
+async def test_whatever_makes_a_job_runnable_wakes(change: str) -> None:
+    driver = MemoryDriver()
+    waiter = driver.clone()
+    if change == "room":
+        await driver.configure("q", QueueSettings(max_inflight=1), now=NOW)
+    await driver.enqueue([job("a", key="k")], now=NOW)
+    (held,) = await lease(driver)
+    token = held.token or ""
+    if change == "room":
+        await driver.enqueue([job("b")], now=NOW)
+    if change == "unblock":
+        await driver.enqueue([job("b", key="k")], now=NOW)
+    if change == "requeue":
+        await driver.fail("a", token, now=NOW, attempts=1, error=BOOM)
+    await waits_of(waiter)(["q"], now=NOW, timeout=0)
+    waiting = asyncio.ensure_future(waits_of(waiter)(["q"], now=NOW, timeout=LONG))
+    await let_others_run()
+    assert not waiting.done()
+    if change == "unpause":
+        await driver.configure("q", QueueSettings(), now=NOW)
+    elif change in ("room", "unblock"):
+        await driver.ack("a", token, now=NOW)
+    elif change == "retry":
+        await driver.settle([Retry("a", token, NOW, 1, BOOM)], now=NOW)
+    elif change == "requeue":
+        await driver.requeue(["a"], now=NOW)
+    else:
+        await driver.reclaim(now=NOW + 30 * SECOND)
+    assert await waiting
 
 
 class _VirtualTimeLoop(asyncio.SelectorEventLoop):
@@ -407,81 +374,67 @@ def test_a_waiter_whose_loop_is_gone_bothers_nobody() -> None:
 # -- semantics that depend on how it is built ---------------------------------------------------------------
 
 
-def test_a_caller_whose_time_is_behind_runs_nothing_early() -> None:
-    async def main() -> None:
-        driver = MemoryDriver()
-        await driver.enqueue([job("a", run_at_us=NOW + 10), job("b")], now=NOW)
-        (ahead,) = await driver.stats(now=NOW + 10)
-        assert ahead.counts[JobState.READY] == 2
-        assert [held.id for held in await lease(driver, 5)] == ["b"]
-        (found,) = await driver.get(["a"], now=NOW)
-        assert found is not None
-        assert found.state is JobState.SCHEDULED
-        assert [held.id for held in await lease(driver, 5, now=NOW + 10)] == ["a"]
-
-    asyncio.run(main())
+async def test_a_caller_whose_time_is_behind_runs_nothing_early() -> None:
+    driver = MemoryDriver()
+    await driver.enqueue([job("a", run_at_us=NOW + 10), job("b")], now=NOW)
+    (ahead,) = await driver.stats(now=NOW + 10)
+    assert ahead.counts[JobState.READY] == 2
+    assert [held.id for held in await lease(driver, 5)] == ["b"]
+    (found,) = await driver.get(["a"], now=NOW)
+    assert found is not None
+    assert found.state is JobState.SCHEDULED
+    assert [held.id for held in await lease(driver, 5, now=NOW + 10)] == ["a"]
 
 
-def test_order_over_types_priorities_and_moves() -> None:
-    async def main() -> None:
-        driver = MemoryDriver()
-        records = [
-            job(f"{n:03}", type=f"t{n % 3}", priority=n % 4, run_at_us=NOW - n % 5, key=f"k{n}")
-            for n in range(300)
-        ]
-        await driver.enqueue(records, now=NOW)
-        moved = [
-            job(f"x{n}", type="t1", key=f"k{n}", run_at_us=NOW - 50, update=None) for n in range(0, 300, 7)
-        ]
-        await driver.enqueue(moved, now=NOW)
-        await driver.cancel([f"{n:03}" for n in range(0, 300, 11)], now=NOW)
-        current = (await driver.list_jobs(JobFilter(queue="q"), now=NOW, limit=1000)).jobs
-        waiting = [one for one in current if one.state is JobState.READY]
-        expected = sorted(waiting, key=lambda one: (-one.priority, one.run_at_us, one.id))
-        some = [one.id for one in expected if one.type in ("t0", "t1")][:20]
-        taken = await driver.reserve("q", limit=20, lease_for=SECOND, now=NOW, worker="w", types=["t1", "t0"])
-        assert [one.id for one in taken] == some
-        rest = [one.id for one in expected if one.id not in some]
-        assert [one.id for one in await lease(driver, 1000)] == rest
-
-    asyncio.run(main())
+async def test_order_over_types_priorities_and_moves() -> None:
+    driver = MemoryDriver()
+    records = [
+        job(f"{n:03}", type=f"t{n % 3}", priority=n % 4, run_at_us=NOW - n % 5, key=f"k{n}")
+        for n in range(300)
+    ]
+    await driver.enqueue(records, now=NOW)
+    moved = [job(f"x{n}", type="t1", key=f"k{n}", run_at_us=NOW - 50, update=None) for n in range(0, 300, 7)]
+    await driver.enqueue(moved, now=NOW)
+    await driver.cancel([f"{n:03}" for n in range(0, 300, 11)], now=NOW)
+    current = (await driver.list_jobs(JobFilter(queue="q"), now=NOW, limit=1000)).jobs
+    waiting = [one for one in current if one.state is JobState.READY]
+    expected = sorted(waiting, key=lambda one: (-one.priority, one.run_at_us, one.id))
+    some = [one.id for one in expected if one.type in ("t0", "t1")][:20]
+    taken = await driver.reserve("q", limit=20, lease_for=SECOND, now=NOW, worker="w", types=["t1", "t0"])
+    assert [one.id for one in taken] == some
+    rest = [one.id for one in expected if one.id not in some]
+    assert [one.id for one in await lease(driver, 1000)] == rest
 
 
-def test_pages_after_jobs_were_removed() -> None:
-    async def main() -> None:
-        driver = MemoryDriver()
-        await driver.enqueue([job(f"{n:04}") for n in range(2000)], now=NOW)
-        await driver.cancel([f"{n:04}" for n in range(1500)], now=NOW)
-        first = await driver.list_jobs(JobFilter(), now=NOW, limit=300)
-        assert await driver.purge(JobFilter(), limit=2000) == 1500
-        second = await driver.list_jobs(JobFilter(), now=NOW, limit=300, cursor=first.cursor)
-        assert [one.id for one in first.jobs + second.jobs] == [f"{n:04}" for n in range(1999, 1499, -1)]
-        assert second.cursor is None
-        assert len((await driver.read_attempts(limit=5000)).attempts) == 1500
-
-    asyncio.run(main())
+async def test_pages_after_jobs_were_removed() -> None:
+    driver = MemoryDriver()
+    await driver.enqueue([job(f"{n:04}") for n in range(2000)], now=NOW)
+    await driver.cancel([f"{n:04}" for n in range(1500)], now=NOW)
+    first = await driver.list_jobs(JobFilter(), now=NOW, limit=300)
+    assert await driver.purge(JobFilter(), limit=2000) == 1500
+    second = await driver.list_jobs(JobFilter(), now=NOW, limit=300, cursor=first.cursor)
+    assert [one.id for one in first.jobs + second.jobs] == [f"{n:04}" for n in range(1999, 1499, -1)]
+    assert second.cursor is None
+    assert len((await driver.read_attempts(limit=5000)).attempts) == 1500
 
 
-def test_the_log_outlives_its_job_and_is_pruned_on_its_own() -> None:
-    async def main() -> None:
-        driver = MemoryDriver()
-        await driver.configure(
-            "q", QueueSettings(keep_done_us=0, keep_attempts_us=10, keep_dead_us=None), now=NOW
-        )
-        await driver.enqueue([job("a")], now=NOW)
-        (held,) = await lease(driver)
-        await driver.release("a", held.token or "", now=NOW)
-        (held,) = await lease(driver)
-        await driver.ack("a", held.token or "", now=NOW + 5)
-        assert await driver.prune(now=NOW + 9) == 1
-        assert await driver.get(["a"], now=NOW) == [None]
-        assert [row.outcome for row in await driver.job_attempts("a")] == [Outcome.RELEASED, Outcome.DONE]
-        assert await driver.prune(now=NOW + 10) == 1
-        assert [row.outcome for row in await driver.job_attempts("a")] == [Outcome.DONE]
-        assert await driver.prune(now=NOW + 15) == 1
-        page = await driver.read_attempts(after="1")
-        assert (page.attempts, page.cursor) == ([], "1")
-        (stats,) = await driver.stats(now=NOW)
-        assert stats.done_total == 1
-
-    asyncio.run(main())
+async def test_the_log_outlives_its_job_and_is_pruned_on_its_own() -> None:
+    driver = MemoryDriver()
+    await driver.configure(
+        "q", QueueSettings(keep_done_us=0, keep_attempts_us=10, keep_dead_us=None), now=NOW
+    )
+    await driver.enqueue([job("a")], now=NOW)
+    (held,) = await lease(driver)
+    await driver.release("a", held.token or "", now=NOW)
+    (held,) = await lease(driver)
+    await driver.ack("a", held.token or "", now=NOW + 5)
+    assert await driver.prune(now=NOW + 9) == 1
+    assert await driver.get(["a"], now=NOW) == [None]
+    assert [row.outcome for row in await driver.job_attempts("a")] == [Outcome.RELEASED, Outcome.DONE]
+    assert await driver.prune(now=NOW + 10) == 1
+    assert [row.outcome for row in await driver.job_attempts("a")] == [Outcome.DONE]
+    assert await driver.prune(now=NOW + 15) == 1
+    page = await driver.read_attempts(after="1")
+    assert (page.attempts, page.cursor) == ([], "1")
+    (stats,) = await driver.stats(now=NOW)
+    assert stats.done_total == 1

@@ -84,18 +84,15 @@ def test_a_wrapper_overrides_one_method_for_all_calls() -> None:
     assert made == ["enqueue", "reserve", "settle"]
 
 
-def test_a_batch_without_items_does_not_reach_the_driver() -> None:
+async def test_a_batch_without_items_does_not_reach_the_driver() -> None:
     class Bare(MemoryDriver):
         functions: ClassVar[dict[type[op.Operation[Any]], Any]] = {}
 
-    async def main() -> None:
-        driver = Bare()
-        assert await driver.enqueue([], now=NOW) == []
-        assert await driver.settle([], now=NOW) == []
-        with pytest.raises(NotImplementedError):
-            await driver.prune(now=NOW)
-
-    asyncio.run(main())
+    driver = Bare()
+    assert await driver.enqueue([], now=NOW) == []
+    assert await driver.settle([], now=NOW) == []
+    with pytest.raises(NotImplementedError):
+        await driver.prune(now=NOW)
 
 
 # -- validation -------------------------------------------------------------------------------------------
@@ -170,20 +167,17 @@ def test_calls_that_python_code_made_are_checked_as_those_from_the_wire(call: op
         check(call)
 
 
-def test_a_lease_ends_at_the_last_instant_at_the_latest() -> None:
-    async def main() -> None:
-        driver = MemoryDriver()
-        await driver.enqueue([job()], now=NOW)
-        longest = LATEST - NOW
-        with pytest.raises(InvalidRequest, match=f"lease_for {longest + 1}: .* at most {longest}"):
-            await driver.reserve("q", limit=1, lease_for=longest + 1, now=NOW, worker="w")
-        (held,) = await driver.reserve("q", limit=1, lease_for=longest, now=NOW, worker="w")
-        assert (held.fence, held.expires_at_us) == (1, LATEST)
-        beat = Extension(held.id, held.token or "")
-        with pytest.raises(InvalidRequest, match="lease_for"):
-            await driver.extend_lease([beat], lease_for=longest, now=NOW + 1)
-
-    asyncio.run(main())
+async def test_a_lease_ends_at_the_last_instant_at_the_latest() -> None:
+    driver = MemoryDriver()
+    await driver.enqueue([job()], now=NOW)
+    longest = LATEST - NOW
+    with pytest.raises(InvalidRequest, match=f"lease_for {longest + 1}: .* at most {longest}"):
+        await driver.reserve("q", limit=1, lease_for=longest + 1, now=NOW, worker="w")
+    (held,) = await driver.reserve("q", limit=1, lease_for=longest, now=NOW, worker="w")
+    assert (held.fence, held.expires_at_us) == (1, LATEST)
+    beat = Extension(held.id, held.token or "")
+    with pytest.raises(InvalidRequest, match="lease_for"):
+        await driver.extend_lease([beat], lease_for=longest, now=NOW + 1)
 
 
 def test_a_decoded_call_needs_a_check_of_its_texts_only() -> None:
@@ -251,13 +245,10 @@ def test_a_wait_is_for_a_bounded_number_of_queues() -> None:
         asyncio.run(MemoryDriver().wait(queues, now=1, timeout=0))
 
 
-def test_a_blob_with_text_that_is_no_utf8_is_refused() -> None:
+async def test_a_blob_with_text_that_is_no_utf8_is_refused() -> None:
     row = b"\xdc\x00\x11" + b"\xa1\xff" * 17
 
-    async def main() -> None:
-        driver = MemoryDriver()
-        await driver.put_blob("staging/w/1", b"\x91" + row)
-        with pytest.raises(InvalidRequest, match="no jobs"):
-            await driver.publish_blobs(["staging/w/1"], series="s", number=1, portion=1, now=NOW)
-
-    asyncio.run(main())
+    driver = MemoryDriver()
+    await driver.put_blob("staging/w/1", b"\x91" + row)
+    with pytest.raises(InvalidRequest, match="no jobs"):
+        await driver.publish_blobs(["staging/w/1"], series="s", number=1, portion=1, now=NOW)

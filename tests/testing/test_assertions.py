@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -171,9 +170,6 @@ def test_payloads_that_are_no_call_are_shown_as_they_are(app: App) -> None:
         assert_enqueued(app.harbor, app.mail)
 
 
-def test_they_work_inside_a_running_loop(app: App) -> None:
-    async def scenario() -> None:
-        await app.mail.enqueue_async("ada")
-        assert_enqueued(app.harbor, app.mail, args={"to": "ada"})
-
-    asyncio.run(scenario())
+async def test_they_work_inside_a_running_loop(app: App) -> None:
+    await app.mail.enqueue_async("ada")
+    assert_enqueued(app.harbor, app.mail, args={"to": "ada"})

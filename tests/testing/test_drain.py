@@ -279,18 +279,15 @@ def test_stepping_needs_a_clock_that_can_be_moved() -> None:
         drain(harbor, with_scheduled=True)
 
 
-def test_async_tests_await_the_async_form(stage: Stage) -> None:
+async def test_async_tests_await_the_async_form(stage: Stage) -> None:
     loops: list[asyncio.AbstractEventLoop] = []
 
     @stage.harbor.job
     async def note() -> None:
         loops.append(asyncio.get_running_loop())
 
-    async def scenario() -> None:
-        await note.enqueue_async()
-        with pytest.raises(RuntimeError, match="await drain_async"):
-            drain(stage.harbor)
-        assert (await drain_async(stage.harbor)).done == 1
-        assert loops == [asyncio.get_running_loop()]
-
-    asyncio.run(scenario())
+    await note.enqueue_async()
+    with pytest.raises(RuntimeError, match="await drain_async"):
+        drain(stage.harbor)
+    assert (await drain_async(stage.harbor)).done == 1
+    assert loops == [asyncio.get_running_loop()]

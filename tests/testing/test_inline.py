@@ -35,15 +35,12 @@ def test_run_inline_returns_the_result(harbor: Harbor) -> None:
     assert harbor.client.stats() == []
 
 
-def test_run_inline_async_shares_the_loop(harbor: Harbor) -> None:
+async def test_run_inline_async_shares_the_loop(harbor: Harbor) -> None:
     @harbor.job
     async def loop_id() -> int:
         return id(asyncio.get_running_loop())
 
-    async def scenario() -> None:
-        assert await run_inline_async(loop_id) == id(asyncio.get_running_loop())
-
-    asyncio.run(scenario())
+    assert await run_inline_async(loop_id) == id(asyncio.get_running_loop())
 
 
 def test_run_inline_raises_what_the_handler_raises(harbor: Harbor) -> None:
@@ -130,20 +127,17 @@ def test_jobs_enqueued_by_jobs_run_at_once_too(harbor: Harbor) -> None:
     ]
 
 
-def test_async_tests_enqueue_both_ways(harbor: Harbor) -> None:
+async def test_async_tests_enqueue_both_ways(harbor: Harbor) -> None:
     @harbor.job
     async def double(number: int) -> int:
         return number * 2
 
-    async def scenario() -> None:
-        with inline(harbor):
-            handle = await double.enqueue_async(4)
-            assert await handle.result_async() == 8
-            assert double.enqueue(5).result() == 10
-            many = await double.enqueue_many_async([(1,), (2,)])
-            assert [await one.result_async() for one in many] == [2, 4]
-
-    asyncio.run(scenario())
+    with inline(harbor):
+        handle = await double.enqueue_async(4)
+        assert await handle.result_async() == 8
+        assert double.enqueue(5).result() == 10
+        many = await double.enqueue_many_async([(1,), (2,)])
+        assert [await one.result_async() for one in many] == [2, 4]
 
 
 def test_errors_come_out_of_the_enqueue(harbor: Harbor) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import pytest
@@ -27,21 +26,18 @@ def test_the_apps_own_store_is_not_touched() -> None:
     assert len(harbor.client.list_jobs().jobs) == 1
 
 
-def test_clients_and_clock_come_back() -> None:
+async def test_clients_and_clock_come_back() -> None:
     clock = FakeClock()
     harbor = Harbor("memory://", clock=clock)
 
-    async def scenario() -> None:
-        client, async_client = harbor.client, harbor.async_client()
-        with memory_store(harbor):
-            assert harbor.client is not client
-            assert harbor.async_client() is not async_client
-            assert harbor.clock is not clock
-        assert harbor.client is client
-        assert harbor.async_client() is async_client
-        assert harbor.clock is clock
-
-    asyncio.run(scenario())
+    client, async_client = harbor.client, harbor.async_client()
+    with memory_store(harbor):
+        assert harbor.client is not client
+        assert harbor.async_client() is not async_client
+        assert harbor.clock is not clock
+    assert harbor.client is client
+    assert harbor.async_client() is async_client
+    assert harbor.clock is clock
 
 
 def test_they_come_back_after_an_error_too() -> None:
