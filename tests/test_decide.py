@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 import taskharbor.signals as signals
+from records import NOW, make_record
 from taskharbor import CodecError, CodecRegistry, FixedDelays, JobRecord, PayloadInvalid
 from taskharbor.drivers.contract import Ack, Discard, Fail, Release, Retry, Settlement
 from taskharbor.handlers import make_handler
@@ -14,14 +15,9 @@ from taskharbor.jobs import MAX_ERROR_CHARS, MAX_RESULT_BYTES, SECOND, Failure, 
 from taskharbor.middleware import PayloadRejected, Raised
 from taskharbor.worker.decide import RemoteError, decide, describe, no_handler
 
-NOW = 1_700_000_000 * SECOND
-
 
 def record(**fields: Any) -> JobRecord:
-    return JobRecord(
-        **{"id": "j", "type": "t", "run_at_us": NOW, "created_at_us": NOW, "token": "k", "expires_at_us": NOW}
-        | fields
-    )
+    return make_record("j", **{"type": "t", "token": "k", "expires_at_us": NOW, **fields})
 
 
 async def nothing(job: Any) -> None: ...

@@ -26,14 +26,8 @@ def test_a_record_shows_its_instants_as_datetimes() -> None:
     record = JobRecord(id="1", type="t", run_at_us=1_000_001, created_at_us=0, timeout_us=2_500_000)
     assert record.run_at == datetime(1970, 1, 1, 0, 0, 1, 1, tzinfo=UTC)
     assert record.timeout == timedelta(seconds=2.5)
-    assert (
-        record.failed_at
-        is record.finished_at
-        is record.expires_at
-        is record.reserved_at
-        is record.lease
-        is None
-    )
+    assert record.failed_at is record.finished_at is record.expires_at is record.reserved_at is None
+    assert record.lease is None
 
 
 def test_states_know_what_they_are() -> None:

@@ -2,11 +2,12 @@
 
 import asyncio
 from collections.abc import Awaitable
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
-from taskharbor import CodecRegistry, Job, JobRecord, JobTimeout
+from records import make_record
+from taskharbor import CodecRegistry, Job, JobTimeout
 from taskharbor.codec import Arguments
 from taskharbor.handlers import make_handler
 from taskharbor.jobs import SECOND
@@ -26,9 +27,7 @@ from taskharbor.middleware import (
 
 
 def job(**fields: Any) -> Job:
-    return Job(
-        JobRecord(**{"id": "j", "type": "t", "run_at_us": 0, "created_at_us": 0, "token": "k"} | fields), 0
-    )
+    return Job(make_record("j", now=0, token="k", **fields), 0)
 
 
 def run(call: Call, **fields: Any) -> Any:
@@ -105,8 +104,9 @@ def test_recover_lets_a_cancellation_through() -> None:
 SHORT = SECOND // 50
 
 
-async def for_ever(job: Job) -> None:
+async def for_ever(job: Job) -> NoReturn:
     await asyncio.Event().wait()
+    raise AssertionError("nobody sets the event")
 
 
 def test_timeout_ends_what_takes_too_long() -> None:
@@ -123,7 +123,7 @@ def test_timeout_leaves_a_handlers_own_timeout_error_alone() -> None:
 def test_a_handler_that_ends_in_spite_of_its_timeout_has_its_result() -> None:
     async def stubborn(job: Job) -> str:
         try:
-            await asyncio.Event().wait()
+            await for_ever(job)
         except asyncio.CancelledError:
             return "done anyway"
 

@@ -49,8 +49,8 @@ def installed(wheels: Path, folder: Path, *names: str) -> Path:
     venv.create(folder, with_pip=False)
     site = Path(sysconfig.get_path("purelib", "venv", {"base": str(folder), "platbase": str(folder)}))
     chosen = [path for name in names for path in wheels.glob(f"{name}*.whl")]
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--target", site]
-    done = run(*pip, *chosen, cwd=folder)
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--target"]
+    done = run(*pip, site, *chosen, cwd=folder)
     assert done.returncode == 0, done.stderr
     (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
     return folder / "bin" / "python"

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from datetime import datetime
+from functools import partial
 from typing import Any, TypeVar
 
+from records import make_record
 from taskharbor.bulk.store import BulkStore
 from taskharbor.bulk.tables import Part
 from taskharbor.drivers.contract import Ack, Driver, Fail, JobFilter, QueueSettings, Retry
 from taskharbor.drivers.registry import connect
-from taskharbor.jobs import SECOND, Failure, JobRecord, Micros, to_micros
+from taskharbor.jobs import SECOND, Failure, Micros, to_micros
 
 T = TypeVar("T")
 KINDS = ["sqlite", "postgres", "redis", "files", "files, small segments", "memory"]
@@ -29,10 +31,7 @@ def within(url: str, use: Callable[[Driver], Awaitable[T]]) -> T:
 
 async def finish(driver: Driver, count: int, *, now: Micros, queue: str = "plain", name: str = "p") -> None:
     """So many jobs, done at once: as many rows of the log."""
-    records = [
-        JobRecord(id=f"{name}{n}", type="t", queue=queue, run_at_us=now, created_at_us=now)
-        for n in range(count)
-    ]
+    records = [make_record(f"{name}{n}", queue=queue, now=now) for n in range(count)]
     await driver.enqueue(records, now=now)
     held = await driver.reserve(queue, limit=count, lease_for=60 * SECOND, now=now, worker="w")
     assert await driver.settle([Ack(job.id, job.token or "") for job in held], now=now + 1) == [None] * count
@@ -43,10 +42,7 @@ async def fill(driver: Driver) -> None:
     now = await driver.time()
     odd = 'it\'s \\ 100 % "odd" ☂'
 
-    def record(job_id: str, **fields: Any) -> JobRecord:
-        return JobRecord(
-            **({"id": job_id, "type": "mail", "queue": "a", "run_at_us": now, "created_at_us": now} | fields)
-        )
+    record = partial(make_record, now=now, queue="a")
 
     await driver.configure("b", QueueSettings(paused=True, max_inflight=7, failure_queue="graves"), now=now)
     await driver.enqueue(

@@ -48,7 +48,7 @@ class BehindPostgres(Behind):
         self._session = session
 
     def rows(self, statement: str, *values: object) -> list[tuple[Any, ...]]:
-        cursor = self._session.execute(statement, values)  # type: ignore[call-overload]  # not a literal
+        cursor = self._session.execute(statement, values)
         return cursor.fetchall() if cursor.description else []
 
     def staged(self) -> set[str]:

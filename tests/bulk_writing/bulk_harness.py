@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+from records import make_record
 from taskharbor.client import portal
 from taskharbor.drivers.contract import Driver, JobFilter, QueueStats
 from taskharbor.drivers.registry import connect
@@ -12,7 +14,7 @@ from taskharbor.jobs import JobRecord
 
 NOW = 1_800_000_000_000_000
 
-MakeRecord = Callable[..., JobRecord]
+record = partial(make_record, now=NOW)
 
 
 def ask(url: str, work: Callable[[Driver], Any]) -> Any:

@@ -4,30 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from bulk_writing.behind_the_store import Behind, behind_the_store
-from bulk_writing.bulk_harness import NOW, MakeRecord
 from taskharbor.bulk.store import BulkStore, open_store
-from taskharbor.jobs import JobRecord
-from taskharbor.requests import new_id
-
-
-@pytest.fixture
-def record() -> MakeRecord:
-    def make(**fields: Any) -> JobRecord:
-        defaults: dict[str, Any] = {
-            "id": new_id(),
-            "type": "mail",
-            "queue": "q",
-            "run_at_us": NOW,
-            "created_at_us": NOW,
-        }
-        return JobRecord(**(defaults | fields))
-
-    return make
 
 
 @pytest.fixture(params=["sqlite", "postgres", "redis", "files", "memory"])

@@ -6,9 +6,10 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import pytest
 
-from bulk_writing.bulk_harness import NOW, MakeRecord, ask, jobs_in, stats_of
+from bulk_writing.bulk_harness import NOW, ask, jobs_in, record, stats_of
 from taskharbor.bulk.stage import BLOB_BYTES, BLOB_JOBS, StagingLost, chunked, new_write
 from taskharbor.bulk.store import BulkStore, open_store
 from taskharbor.errors import InvalidRequest
@@ -41,7 +42,7 @@ def claimed_payloads(url: str, count: int) -> list[bytes]:
 
 @pytest.mark.parametrize("fields", [{}, _EVERYTHING], ids=["defaults", "everything"])
 def test_published_jobs_have_every_field_of_the_template_and_a_payload_each(
-    store: BulkStore, url: str, record: MakeRecord, fields: dict[str, Any]
+    store: BulkStore, url: str, fields: dict[str, Any]
 ) -> None:
     template = record(id="", **fields)
     payloads = [b"", bytes(range(256)), b'{"n":1}', b"x" * 70_000]
@@ -59,9 +60,7 @@ def test_published_jobs_have_every_field_of_the_template_and_a_payload_each(
     assert stats_of(url, template.queue).counts[state] == 4
 
 
-def test_alike_and_other_jobs_are_claimed_in_the_order_they_were_written(
-    store: BulkStore, url: str, record: MakeRecord
-) -> None:
+def test_alike_and_other_jobs_are_claimed_in_the_order_they_were_written(store: BulkStore, url: str) -> None:
     payloads = iter([b"%d" % number for number in range(40_000)])
 
     def some(count: int) -> list[bytes]:
@@ -87,7 +86,7 @@ def test_alike_and_other_jobs_are_claimed_in_the_order_they_were_written(
     assert stats_of(url, "q").counts[JobState.INFLIGHT] == total
 
 
-def test_two_writes_never_share_an_id(store: BulkStore, url: str, record: MakeRecord) -> None:
+def test_two_writes_never_share_an_id(store: BulkStore, url: str) -> None:
     for _ in range(2):
         write = new_write()
         for task in ("0.1", "1.2"):
@@ -97,7 +96,7 @@ def test_two_writes_never_share_an_id(store: BulkStore, url: str, record: MakeRe
     assert len(jobs_in(url)) == 80
 
 
-def test_counts_tell_what_is_due_from_what_is_not(store: BulkStore, url: str, record: MakeRecord) -> None:
+def test_counts_tell_what_is_due_from_what_is_not(store: BulkStore, url: str) -> None:
     write = new_write()
     batches: list[Sequence[JobRecord]] = [
         AlikeJobs(record(id="", priority=2), [b"{}"] * 30),
@@ -112,14 +111,14 @@ def test_counts_tell_what_is_due_from_what_is_not(store: BulkStore, url: str, re
     assert stats_of(url, "other").counts[JobState.READY] == 7
 
 
-def test_alike_jobs_with_a_key_go_by_the_rules(store: BulkStore, url: str, record: MakeRecord) -> None:
+def test_alike_jobs_with_a_key_go_by_the_rules(store: BulkStore, url: str) -> None:
     write = new_write()
     store.stage(write, "0.1", [AlikeJobs(record(id="", key="k"), [b"1", b"2", b"3"])])
     assert store.publish(write, ["0.1"], now=NOW) == 1
     assert [job.payload for job in jobs_in(url).values()] == [b"3"]
 
 
-def test_a_chunk_of_alike_jobs_that_is_gone_stops_the_write(postgres_url: str, record: MakeRecord) -> None:
+def test_a_chunk_of_alike_jobs_that_is_gone_stops_the_write(postgres_url: str) -> None:
     with open_store(postgres_url) as store:
         write = new_write()
         with pytest.raises(StagingLost, match=r"0\.1"):
@@ -131,15 +130,14 @@ def test_a_chunk_of_alike_jobs_that_is_gone_stops_the_write(postgres_url: str, r
 
 
 @pytest.mark.parametrize("field", ["type", "queue", "codec", "key"])
-def test_what_postgres_cannot_hold_is_refused_when_it_is_staged(
-    postgres_url: str, record: MakeRecord, field: str
-) -> None:
-    jobs = AlikeJobs(record(id="", **{field: "a\0b"}), [b"{}", b"{}"])
+def test_what_postgres_cannot_hold_is_refused_when_it_is_staged(postgres_url: str, field: str) -> None:
+    template = msgspec.structs.replace(record(id=""), **{field: "a\0b"})
+    jobs = AlikeJobs(template, [b"{}", b"{}"])
     with open_store(postgres_url) as store, pytest.raises(InvalidRequest, match=f"{field} .*NUL"):
         store.stage(new_write(), "0.1", [jobs])
 
 
-def test_chunks_of_alike_jobs_stay_alike_and_hold_not_too_many_bytes(record: MakeRecord) -> None:
+def test_chunks_of_alike_jobs_stay_alike_and_hold_not_too_many_bytes() -> None:
     payloads = [b"%d" % n for n in range(2 * BLOB_JOBS + 5)] + [b"x" * (BLOB_BYTES // 3)] * 10
     for most in (BLOB_JOBS, 3 * BLOB_JOBS):
         chunks = list(chunked([AlikeJobs(record(id=""), payloads)], most))

@@ -6,13 +6,14 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import msgspec
 import pytest
 
 from bulk_writing.behind_the_store import Behind, BehindPostgres
-from bulk_writing.bulk_harness import NOW, MakeRecord, ask, jobs_in, stats_of
+from bulk_writing.bulk_harness import NOW, ask, jobs_in, record, stats_of
 from taskharbor.bulk.publish import RECORD, Plan, Writes, publish
 from taskharbor.bulk.stage import (
     BLOB_BYTES,
@@ -37,8 +38,10 @@ from taskharbor.errors import BackendUnavailable, InvalidRequest
 from taskharbor.jobs import JobRecord, JobState, UpdateFlags
 from taskharbor_testkit.waits import waits_of
 
+T = TypeVar("T")
 
-def test_a_published_job_is_the_job_that_was_staged(store: BulkStore, url: str, record: MakeRecord) -> None:
+
+def test_a_published_job_is_the_job_that_was_staged(store: BulkStore, url: str) -> None:
     records = [
         record(payload=b'{"n":1}'),
         record(type='o\'dd "type" \\', queue="other", priority=-7, run_at_us=NOW + 5_000_000),
@@ -60,9 +63,7 @@ def test_a_published_job_is_the_job_that_was_staged(store: BulkStore, url: str, 
     assert stats_of(url, "other").counts[JobState.SCHEDULED] == 1
 
 
-def test_published_jobs_are_claimed_in_the_order_they_were_written(
-    store: BulkStore, url: str, record: MakeRecord
-) -> None:
+def test_published_jobs_are_claimed_in_the_order_they_were_written(store: BulkStore, url: str) -> None:
     first, second = [[record() for _ in range(1500)] for _ in range(2)]
     write = new_write()
     store.stage(write, "1.7", [second])
@@ -74,9 +75,7 @@ def test_published_jobs_are_claimed_in_the_order_they_were_written(
     assert [job.id for job in claimed] == [job.id for job in [*first, *second]]
 
 
-def test_jobs_of_tasks_that_were_not_named_are_forgotten(
-    store: BulkStore, url: str, record: MakeRecord, behind: Behind
-) -> None:
+def test_jobs_of_tasks_that_were_not_named_are_forgotten(store: BulkStore, url: str, behind: Behind) -> None:
     write = new_write()
     good, lost = record(), record()
     store.stage(write, "0.1", [[lost]])
@@ -86,9 +85,7 @@ def test_jobs_of_tasks_that_were_not_named_are_forgotten(
     assert behind.staged() == set()
 
 
-def test_publishing_again_changes_nothing_and_gives_the_first_number(
-    store: BulkStore, url: str, record: MakeRecord
-) -> None:
+def test_publishing_again_changes_nothing_and_gives_the_first_number(store: BulkStore, url: str) -> None:
     write = new_write()
     store.stage(write, "0.1", [[record(), record()]])
     assert store.publish(write, ["0.1"], now=NOW) == 2
@@ -97,7 +94,7 @@ def test_publishing_again_changes_nothing_and_gives_the_first_number(
 
 
 def test_a_batch_of_a_stream_that_is_done_over_is_published_once(
-    store: BulkStore, url: str, record: MakeRecord, behind: Behind
+    store: BulkStore, url: str, behind: Behind
 ) -> None:
     first, second = numbered_write("stream-a", 0), numbered_write("stream-a", 1)
     for write, count in ((first, 3), (second, 2)):
@@ -112,7 +109,7 @@ def test_a_batch_of_a_stream_that_is_done_over_is_published_once(
 
 
 def test_an_abandoned_write_leaves_nothing_and_takes_nothing_more(
-    store: BulkStore, url: str, record: MakeRecord, behind: Behind
+    store: BulkStore, url: str, behind: Behind
 ) -> None:
     write = new_write()
     store.stage(write, "0.1", [[record()]])
@@ -123,9 +120,7 @@ def test_an_abandoned_write_leaves_nothing_and_takes_nothing_more(
     assert jobs_in(url) == {}
 
 
-def test_an_abandoned_batch_of_a_stream_may_be_tried_again(
-    store: BulkStore, url: str, record: MakeRecord
-) -> None:
+def test_an_abandoned_batch_of_a_stream_may_be_tried_again(store: BulkStore, url: str) -> None:
     write = numbered_write("stream-b", 4)
     store.stage(write, "0.1", [[record()]])
     store.abandon(write)
@@ -140,9 +135,7 @@ def test_a_task_without_rows_can_be_published(store: BulkStore, url: str) -> Non
     assert store.publish(write, ["0.1"], now=NOW) == 0
 
 
-def test_what_is_not_all_there_is_not_published(
-    store: BulkStore, url: str, record: MakeRecord, behind: Behind
-) -> None:
+def test_what_is_not_all_there_is_not_published(store: BulkStore, url: str, behind: Behind) -> None:
     write = new_write()
     store.stage(write, "0.1", [[record() for _ in range(BLOB_JOBS + 1)]])
     behind.lose_some()
@@ -153,9 +146,7 @@ def test_what_is_not_all_there_is_not_published(
     assert jobs_in(url) == {}
 
 
-def test_a_task_that_fails_midway_has_staged_nothing_complete(
-    store: BulkStore, url: str, record: MakeRecord
-) -> None:
+def test_a_task_that_fails_midway_has_staged_nothing_complete(store: BulkStore, url: str) -> None:
     def batches() -> Any:
         yield [record()]
         raise ArithmeticError("the input broke off")
@@ -167,7 +158,7 @@ def test_a_task_that_fails_midway_has_staged_nothing_complete(
         store.publish(write, ["0.1"], now=NOW)
 
 
-def test_keys_and_idempotency_keys_go_by_the_rules(store: BulkStore, url: str, record: MakeRecord) -> None:
+def test_keys_and_idempotency_keys_go_by_the_rules(store: BulkStore, url: str) -> None:
     ask(url, lambda driver: driver.enqueue([record(idempotency_key="known"), record(key="waits")], now=NOW))
     write = new_write()
     jobs = [
@@ -185,9 +176,7 @@ def test_keys_and_idempotency_keys_go_by_the_rules(store: BulkStore, url: str, r
     assert [job.payload for job in found.values() if job.key == "waits"] == [b'"changed"']
 
 
-def test_an_idempotency_key_is_one_job_whether_its_jobs_have_keys_or_not(
-    store: BulkStore, url: str, record: MakeRecord
-) -> None:
+def test_an_idempotency_key_is_one_job_whether_its_jobs_have_keys_or_not(store: BulkStore, url: str) -> None:
     write = new_write()
     jobs = [
         record(idempotency_key="a", run_at_us=NOW + 1),
@@ -210,9 +199,7 @@ def test_an_idempotency_key_is_one_job_whether_its_jobs_have_keys_or_not(
 
 
 @pytest.mark.parametrize("url", ["sqlite", "redis", "files", "memory"], indirect=True)
-def test_a_job_that_is_staged_twice_or_known_is_one_job(
-    store: BulkStore, url: str, record: MakeRecord
-) -> None:
+def test_a_job_that_is_staged_twice_or_known_is_one_job(store: BulkStore, url: str) -> None:
     known, twice, keyed = record(), record(), record(key="k")
     ask(url, lambda driver: driver.enqueue([known], now=NOW))
     write = new_write()
@@ -221,9 +208,7 @@ def test_a_job_that_is_staged_twice_or_known_is_one_job(
     assert len(jobs_in(url)) == 4
 
 
-def test_what_dead_writers_left_is_removed_in_time(
-    store: BulkStore, url: str, record: MakeRecord, behind: Behind
-) -> None:
+def test_what_dead_writers_left_is_removed_in_time(store: BulkStore, url: str, behind: Behind) -> None:
     old, older = "w-old", "w-older"
     for write in (old, older):
         store.stage(write, "0.1", [[record()]])
@@ -257,9 +242,7 @@ FORGED = {
 
 
 @pytest.mark.parametrize("forged", FORGED.values(), ids=FORGED)
-async def test_a_plan_that_cannot_be_carried_out_stops_no_other_write(
-    forged: Plan, record: MakeRecord
-) -> None:
+async def test_a_plan_that_cannot_be_carried_out_stops_no_other_write(forged: Plan) -> None:
     driver = MemoryDriver()
     await driver.put_blob(f"{folder_of('w')}/task/0-000000", b"nonsense")
     for name in (forged.write, "another key"):
@@ -285,7 +268,7 @@ async def test_an_outage_while_a_plan_is_carried_out_is_not_taken_for_a_bad_plan
         await publish(driver, new_write(), [], NOW)
 
 
-def test_two_who_publish_the_same_write_at_once_publish_it_once(url: str, record: MakeRecord) -> None:
+def test_two_who_publish_the_same_write_at_once_publish_it_once(url: str) -> None:
     write = new_write()
     with open_store(url) as store:
         store.stage(write, "0.1", [[record() for _ in range(3000)]])
@@ -304,7 +287,7 @@ def test_two_who_publish_the_same_write_at_once_publish_it_once(url: str, record
     assert stats_of(url, "q").counts[JobState.READY] == 3000
 
 
-def test_somebody_who_waits_is_woken(store: BulkStore, url: str, record: MakeRecord) -> None:
+def test_somebody_who_waits_is_woken(store: BulkStore, url: str) -> None:
     write = new_write()
     store.stage(write, "0.1", [[record()]])
 
@@ -317,7 +300,7 @@ def test_somebody_who_waits_is_woken(store: BulkStore, url: str, record: MakeRec
     assert ask(url, wait_and_publish) is True
 
 
-def test_ended_jobs_are_removed_by_id_and_others_stay(url: str, record: MakeRecord) -> None:
+def test_ended_jobs_are_removed_by_id_and_others_stay(url: str) -> None:
     ended, waiting = record(idempotency_key="i", payload=b"x" * 70_000), record()
     ask(url, lambda driver: driver.enqueue([ended, waiting], now=NOW))
     ask(url, lambda driver: driver.cancel([ended.id], now=NOW))
@@ -334,7 +317,7 @@ def test_ended_jobs_are_removed_by_id_and_others_stay(url: str, record: MakeReco
 
 @pytest.mark.parametrize("url", ["postgres"], indirect=True)
 def test_more_keys_than_the_server_has_locks_are_published_beside_others_with_the_same_keys(
-    url: str, record: MakeRecord, behind: Behind
+    url: str, behind: Behind
 ) -> None:
     """By one lock for all keys instead of one for each."""
     with open_store(url) as store:
@@ -373,14 +356,12 @@ async def _opened(url: str, work: Callable[[Driver], Any]) -> None:
 
 
 @pytest.mark.parametrize("field", ["id", "type", "queue", "codec", "key"])
-def test_what_postgres_cannot_hold_is_refused_when_it_is_staged(
-    postgres_url: str, record: MakeRecord, field: str
-) -> None:
+def test_what_postgres_cannot_hold_is_refused_when_it_is_staged(postgres_url: str, field: str) -> None:
     with open_store(postgres_url) as store, pytest.raises(InvalidRequest, match=f"{field} .*NUL"):
-        store.stage(new_write(), "0.1", [[record(), record(**{field: "a\0b"})]])
+        store.stage(new_write(), "0.1", [[record(), msgspec.structs.replace(record(), **{field: "a\0b"})]])
 
 
-def test_chunks_hold_all_jobs_in_order_and_not_too_many_bytes(record: MakeRecord) -> None:
+def test_chunks_hold_all_jobs_in_order_and_not_too_many_bytes() -> None:
     large = b"x" * (BLOB_BYTES // 3)
     jobs = [record() for _ in range(2 * BLOB_JOBS + 5)] + [record(payload=large) for _ in range(10)]
     chunks: list[Sequence[JobRecord]] = list(chunked([jobs], BLOB_JOBS))
@@ -397,9 +378,7 @@ def test_a_write_of_its_own_is_told_from_one_of_a_series() -> None:
 
 
 @pytest.mark.parametrize("url", ["postgres"], indirect=True)
-def test_publishers_and_single_enqueues_with_the_same_idempotency_keys_make_one_job_each(
-    url: str, record: MakeRecord
-) -> None:
+def test_publishers_and_single_enqueues_with_the_same_idempotency_keys_make_one_job_each(url: str) -> None:
     keys = [f"k{n}" for n in range(2_000)]
     writes = [new_write(), new_write()]
     with open_store(url) as store:
@@ -419,10 +398,10 @@ def test_publishers_and_single_enqueues_with_the_same_idempotency_keys_make_one_
             for key, answer in zip(some, await driver.enqueue(made, now=NOW), strict=True):
                 answers[key].add(answer.id)
 
-    def run(work: Callable[[], Any]) -> threading.Thread:
+    def run(work: Callable[[T], Any], argument: T) -> threading.Thread:
         def guarded() -> None:
             try:
-                work()
+                work(argument)
             except BaseException as error:
                 errors.append(error)
 
@@ -435,28 +414,26 @@ def test_publishers_and_single_enqueues_with_the_same_idempotency_keys_make_one_
             own.publish(write, ["0.1"], now=NOW)
 
     others = [
-        run(lambda s=s, d=d: asyncio.run(_opened(url, lambda driver: enqueue_some(driver, s, d))))
-        for s, d in ((0, 37), (1_999, -53))
+        run(asyncio.run, _opened(url, partial(enqueue_some, start=start, step=step)))
+        for start, step in ((0, 37), (1_999, -53))
     ]
-    publishers = [run(lambda write=write: publish(write)) for write in writes]
+    publishers = [run(publish, write) for write in writes]
     for thread in publishers:
         thread.join()
     stop.set()
     for thread in others:
         thread.join()
     assert errors == []
-    jobs = jobs_in(url)
-    assert sorted(job.idempotency_key or "" for job in jobs.values()) == sorted(keys)
-    by_key = {job.idempotency_key: job.id for job in jobs.values()}
-    assert all(found <= {by_key[key]} for key, found in answers.items())
-    assert all(job.payload.decode() == job.idempotency_key for job in jobs.values())
+    found = jobs_in(url).values()
+    assert sorted(job.idempotency_key or "" for job in found) == sorted(keys)
+    by_key = {job.idempotency_key: job.id for job in found}
+    assert all(ids <= {by_key[key]} for key, ids in answers.items())
+    assert all(job.payload.decode() == job.idempotency_key for job in found)
     assert stats_of(url, "q").counts[JobState.READY] == len(keys)
 
 
 @pytest.mark.parametrize("url", ["postgres"], indirect=True)
-def test_an_idempotency_key_whose_job_is_gone_makes_a_new_one(
-    url: str, record: MakeRecord, behind: Behind
-) -> None:
+def test_an_idempotency_key_whose_job_is_gone_makes_a_new_one(url: str, behind: Behind) -> None:
     old = [record(idempotency_key=f"k{n}") for n in range(3)]
     ask(url, lambda driver: driver.enqueue(old, now=NOW))
     ask(url, lambda driver: driver.cancel([job.id for job in old[:2]], now=NOW))
@@ -474,7 +451,7 @@ def test_an_idempotency_key_whose_job_is_gone_makes_a_new_one(
     assert again.id == new[1].id
 
 
-async def test_calls_go_on_after_a_blob_with_known_ids_was_published(url: str, record: MakeRecord) -> None:
+async def test_calls_go_on_after_a_blob_with_known_ids_was_published(url: str) -> None:
     async with connect(url) as driver:
         known = record(id="known")
         await driver.enqueue([known], now=NOW)
@@ -487,7 +464,7 @@ async def test_calls_go_on_after_a_blob_with_known_ids_was_published(url: str, r
             await driver.stats(now=NOW)
 
 
-async def test_bad_names_and_records_are_refused_and_stop_nobody(url: str, record: MakeRecord) -> None:
+async def test_bad_names_and_records_are_refused_and_stop_nobody(url: str) -> None:
     async with connect(url) as driver:
         await driver.enqueue([record()], now=NOW)
         await driver.put_blob("staging/w/t/0", pack([record()]))

@@ -10,14 +10,17 @@ import random
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from functools import partial
+from typing import TypeVar
 
 from chaos.batches import BATCH, CONTENTS, LIMIT, Contents, make_batches
 from chaos.checks import check_executions, check_jobs, check_log
 from chaos.fleet import Fleet
 from taskharbor.drivers.contract import Driver, JobFilter, QueueSettings
 from taskharbor.errors import BackendUnavailable
-from taskharbor.jobs import Attempt, JobRecord, JobState, Micros
+from taskharbor.jobs import Attempt, JobRecord, JobState
+
+T = TypeVar("T")
 
 BLOWS = ("kill",) * 9 + ("freeze",) * 5 + ("crash",) * 6
 FREEZES = 20
@@ -37,7 +40,7 @@ async def until(condition: Callable[[], Awaitable[bool] | bool], what: str) -> N
         await asyncio.sleep(0.05)
 
 
-async def insist(call: Callable[[], Awaitable[Any]]) -> Any:
+async def insist(call: Callable[[], Awaitable[T]]) -> T:
     """The same call until somebody answers, as a producer does whose jobs must not get lost."""
     deadline = time.monotonic() + PATIENCE
     while True:
@@ -112,13 +115,13 @@ class Chaos:
         """A share of the batches for every blow, so that each of them falls on workers that have something to lose."""
         for place, batch in enumerate(self._batches):
             share = place * (len(self._blows) + 1) // len(self._batches)
-            await until(lambda share=share: self._struck >= share, f"blow {share}")
-            now: Micros = await insist(self._driver.time)
+            await until(partial(self._has_struck, share), f"blow {share}")
+            now = await insist(self._driver.time)
             for record in batch:
                 record.created_at_us = now
                 late = record.type == "quick" and self._rng.random() < 0.03
                 record.run_at_us = now + (self._rng.randrange(2_000_000) if late else 0)
-            answers = await insist(lambda batch=batch, now=now: self._driver.enqueue(batch, now=now))
+            answers = await insist(partial(self._driver.enqueue, batch, now=now))
             self.answered |= {one.id for one in answers}
             self._sent += len(batch)
         self._is_sent = True
@@ -129,9 +132,7 @@ class Chaos:
         total = sum(map(len, self._batches))
         for place, blow in enumerate(self._blows):
             enough = int(total * (place + self._rng.uniform(0.1, 0.9)) / shares)
-            await until(
-                lambda enough=enough: self._has_come_to(enough), f"{enough} jobs sent, half of them done"
-            )
+            await until(partial(self._has_come_to, enough), f"{enough} jobs sent, half of them done")
             self._fleet.check()
             if blow == "crash":
                 await asyncio.to_thread(self._crash)
@@ -163,13 +164,16 @@ class Chaos:
         now = await insist(self._driver.time)
         selection = JobFilter(states=frozenset({JobState.INFLIGHT}))
         held = await insist(lambda: self._driver.list_jobs(selection, now=now, limit=100))
-        busy = {job.worker for job in held.jobs} & self._fleet.running.keys()
-        return self._rng.choice(sorted(busy)) if busy else None
+        busy = sorted(self._fleet.running.keys() & {job.worker for job in held.jobs})
+        return self._rng.choice(busy) if busy else None
 
     async def _holds_nothing(self, name: str) -> bool:
         selection = JobFilter(worker=name, states=frozenset({JobState.INFLIGHT}))
         now = await insist(self._driver.time)
         return not (await insist(lambda: self._driver.list_jobs(selection, now=now, limit=1))).jobs
+
+    def _has_struck(self, blows: int) -> bool:
+        return self._struck >= blows
 
     async def _has_come_to(self, sent: int) -> bool:
         self._fleet.check()
@@ -193,7 +197,7 @@ class Chaos:
         cursor: str | None = None
         while True:
             was_over = self._is_over
-            page = await insist(lambda cursor=cursor: self._reading.read_attempts(after=cursor, limit=500))
+            page = await insist(partial(self._reading.read_attempts, after=cursor, limit=500))
             cursor = page.cursor
             self.told += page.attempts
             if not page.attempts:
@@ -221,7 +225,7 @@ class Chaos:
         attempts: list[Attempt] = []
         cursor: str | None = None
         while True:
-            page = await insist(lambda cursor=cursor: self._driver.read_attempts(after=cursor, limit=5000))
+            page = await insist(partial(self._driver.read_attempts, after=cursor, limit=5000))
             if not page.attempts:
                 return attempts
             attempts += page.attempts
@@ -233,7 +237,7 @@ class Chaos:
         now = await insist(self._driver.time)
         while True:
             page = await insist(
-                lambda cursor=cursor: self._driver.list_jobs(JobFilter(), now=now, limit=1000, cursor=cursor)
+                partial(self._driver.list_jobs, JobFilter(), now=now, limit=1000, cursor=cursor)
             )
             jobs += page.jobs
             cursor = page.cursor

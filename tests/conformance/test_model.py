@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
+from records import make_record
 from taskharbor.drivers.contract import Ack, Fail, FailurePayload, JobFilter, QueueSettings, Release, Retry
 from taskharbor.errors import JobNotInflight, KeyConflict, LeaseExpired, LeaseMismatch
 from taskharbor.jobs import Failure, JobRecord, JobState, Outcome, UpdateFlags
@@ -12,8 +15,8 @@ from taskharbor_testkit.model import Model
 BOOM = Failure("ValueError", "boom")
 
 
-def job(job_id: str, *, run_at: int = 0, **fields: object) -> JobRecord:
-    return JobRecord(id=job_id, type="t", queue="q", run_at_us=run_at, created_at_us=0, **fields)
+def job(job_id: str, *, run_at: int = 0, **fields: Any) -> JobRecord:
+    return make_record(job_id, now=0, run_at_us=run_at, **fields)
 
 
 def lease(model: Model, now: int = 0, lease_for: int = 10) -> tuple[str, str]:

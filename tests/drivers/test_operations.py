@@ -9,6 +9,8 @@ from typing import Any, ClassVar, get_args
 import msgspec
 import pytest
 
+from records import NOW
+from records import make_record as job
 from taskharbor.drivers import operations as op
 from taskharbor.drivers.contract import Ack, Driver, Extension, Fail, JobFilter, QueueSettings
 from taskharbor.drivers.dispatch import check, check_records, check_texts
@@ -16,16 +18,9 @@ from taskharbor.drivers.memory import MemoryDriver
 from taskharbor.errors import InvalidRequest
 from taskharbor.jobs import LATEST, SECOND, Failure, JobRecord, UpdateFlags
 
-NOW = 1_700_000_000 * SECOND
 BOOM = Failure("Boom", "")
 OTHERWISE = {"hello", "time", "wait", "put_blob"}
 """Made by nothing but the HTTP driver, or by two methods."""
-
-
-def job(**fields: Any) -> JobRecord:
-    return JobRecord(
-        **{"id": "a", "type": "t", "queue": "q", "run_at_us": NOW, "created_at_us": NOW, **fields}
-    )
 
 
 # -- the table --------------------------------------------------------------------------------------------
@@ -122,7 +117,7 @@ def test_msgspec_checks_nothing_when_it_converts_a_struct_into_its_own_type() ->
         ({"payload": "secret"}, "payload of type str: expected `bytes`, got `str`"),
         ({"payload": bytearray(b"secret")}, "payload: expected `bytes`, got `bytearray`"),
         (
-            {"update": UpdateFlags(payload="x")},
+            {"update": UpdateFlags(payload="x")},  # type: ignore[arg-type]
             r"payload of type str: expected `bool`, .*records\[1\]\.update",
         ),
     ],

@@ -103,7 +103,7 @@ def test_every_option_can_be_asked_for(app: App) -> None:
         {"headers": {"trace": "2"}},
         {"states": {JobState.DONE}},
     ):
-        refute_enqueued(app.harbor, **wrong)  # type: ignore[arg-type]
+        refute_enqueued(app.harbor, **wrong)
 
 
 def test_a_job_that_has_run_was_enqueued_all_the_same(app: App) -> None:

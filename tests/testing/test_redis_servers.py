@@ -30,6 +30,7 @@ from taskharbor_testkit.servers import (
 )
 from taskharbor_testkit.servers.discovery import find_redis, redis_versions
 from taskharbor_testkit.servers.process import ServerFailed
+from taskharbor_testkit.servers.proxy import Fault
 
 LOST = redis.ConnectionError
 
@@ -358,13 +359,10 @@ def test_of_a_pipeline_the_request_that_is_named_is_the_last_that_happens(
 
 @pytest.mark.parametrize(("fault", "happened"), [("drop", 0), ("lose_answer", 1)])
 def test_a_transaction_is_one_request(
-    server: RedisServer, proxy: FaultProxy, fault: str, happened: int
+    server: RedisServer, proxy: FaultProxy, fault: Fault, happened: int
 ) -> None:
     with connect(proxy.url_for(server.url)) as client, client.pipeline() as transaction:
-        if fault == "drop":
-            proxy.on_request(b"second", "drop")
-        else:
-            proxy.on_request(b"second", "lose_answer")
+        proxy.on_request(b"second", fault)
         transaction.set("first", 1).set("second", 1).set("third", 1)
         with pytest.raises(LOST):
             transaction.execute()

@@ -28,6 +28,7 @@ from taskharbor_testkit.servers import (
 )
 from taskharbor_testkit.servers.discovery import find_pgbouncer, find_postgres, find_redis, redis_versions
 from taskharbor_testkit.servers.process import ServerFailed
+from taskharbor_testkit.servers.proxy import Fault
 
 LOST = (psycopg.OperationalError, psycopg.InterfaceError)
 
@@ -346,7 +347,7 @@ def test_an_answer_is_lost_after_the_commit(table: PostgresServer, proxy: FaultP
 
 
 @pytest.mark.parametrize(("then", "kept"), [("drop", []), ("lose_answer", ["a", "b"])])
-def test_the_fate_of_a_commit(table: PostgresServer, proxy: FaultProxy, then: str, kept: list[str]) -> None:
+def test_the_fate_of_a_commit(table: PostgresServer, proxy: FaultProxy, then: Fault, kept: list[str]) -> None:
     with connect(proxy.url_for(table.url)) as connection:
         proxy.on_request(b"COMMIT", then)
         connection.autocommit = False
@@ -360,7 +361,7 @@ def test_the_fate_of_a_commit(table: PostgresServer, proxy: FaultProxy, then: st
 
 @pytest.mark.parametrize(("then", "kept"), [("drop", ["1"]), ("lose_answer", ["1", "2"])])
 def test_a_prepared_statement_is_recognised_when_it_runs(
-    table: PostgresServer, proxy: FaultProxy, then: str, kept: list[str]
+    table: PostgresServer, proxy: FaultProxy, then: Fault, kept: list[str]
 ) -> None:
     insert = "INSERT INTO notes VALUES (%s)"
     with connect(proxy.url_for(table.url)) as connection:
@@ -419,8 +420,8 @@ def test_copied_data_arrives_and_its_answer_is_lost(
 ) -> None:
     def copy(connection: psycopg.Connection[tuple[object, ...]]) -> None:
         server = connection.pgconn
-        send = server.send_query_params if extended else server.send_query
-        send(b"COPY notes FROM STDIN", *([[]] if extended else []))
+        command = b"COPY notes FROM STDIN"
+        server.send_query_params(command, []) if extended else server.send_query(command)
         connection.wait(generators.execute(server))
         connection.wait(generators.copy_to(server, b"first\nsecond\n"))
         connection.wait(generators.copy_end(server, None))

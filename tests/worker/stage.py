@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
+from typing import Any, NoReturn, TypeVar
 
 from taskharbor import AsyncClient, BackendUnavailable, Clock, Job, JobRecord, JobRequest, JobState, Worker
 from taskharbor.drivers.contract import Driver, Extension, QueueSettings, QueueStats, Settlement, Woken
 from taskharbor.drivers.memory import MemoryDriver
 from taskharbor.errors import JobError
 from taskharbor.jobs import Attempt, Lease, Micros, Outcome
+
+T = TypeVar("T")
 
 PATIENCE = 30.0
 """An upper bound for what should take milliseconds, on a machine that does something else as well."""
@@ -101,13 +103,19 @@ async def running(*workers: Worker) -> AsyncIterator[None]:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def finish(work: Awaitable[Any]) -> Any:
+async def finish(work: Awaitable[T]) -> T:
     """What comes of the work, which must end by itself: one that ends only when cancelled, however it does, fails the test."""
     try:
         async with asyncio.timeout(PATIENCE) as limit:
             return await work
     finally:
         assert not limit.expired(), f"did not end within {PATIENCE:g} s"
+
+
+async def never() -> NoReturn:
+    """Wait for a cancellation."""
+    await asyncio.Event().wait()
+    raise AssertionError("nobody sets the event")
 
 
 async def eventually(condition: Callable[[], bool | Awaitable[bool]]) -> None:
@@ -148,14 +156,14 @@ class TroubledDriver(MemoryDriver):
     def clone(self) -> TroubledDriver:
         return TroubledDriver(self._store, clock=self._clock, trouble=self.trouble)
 
-    async def _through(self, name: str, call: Awaitable[Any]) -> Any:
+    async def _through(self, name: str, call: Coroutine[Any, Any, T]) -> T:
         trouble = self.trouble
         if name in trouble.hang:
-            call.close()  # type: ignore[attr-defined]
+            call.close()
             trouble.hanging += 1
             await asyncio.Event().wait()
         if name in trouble.before:
-            call.close()  # type: ignore[attr-defined]
+            call.close()
             trouble.refused.append(name)
             raise BackendUnavailable(f"{name}: no connection")
         answer = await call
@@ -204,7 +212,7 @@ class Calls(logging.Handler):
 
 
 @contextlib.contextmanager
-def logged(name: str = "taskharbor.worker", level: int = logging.INFO) -> Any:
+def logged(name: str = "taskharbor.worker", level: int = logging.INFO) -> Iterator[Calls]:
     logger, calls = logging.getLogger(name), Calls()
     before = logger.level
     logger.addHandler(calls)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from records import present
 from taskharbor import Harbor, InvalidRequest, Job, JobState, current_job
 from taskharbor.drivers.memory import MemoryDriver
 from taskharbor.jobs import to_micros
@@ -75,7 +76,7 @@ async def test_what_a_job_says_of_itself() -> None:
                 attempt=job.attempt,
                 max_attempts=job.max_attempts,
                 key=job.key,
-                deadline=to_micros(job.deadline) - job.started_at_us,
+                deadline=to_micros(present(job.deadline)) - job.started_at_us,
                 should_stop=job.should_stop,
                 payload=job.payload,
             )
@@ -112,7 +113,7 @@ async def test_progress_through_a_handle() -> None:
     async with running(harbor.worker(heartbeat=0.02)):
 
         async def is_seen() -> bool:
-            return await handle.progress_async() == {"step": 3}
+            return bool(await handle.progress_async() == {"step": 3})
 
         await eventually(is_seen)
         go_on.set()
@@ -176,7 +177,7 @@ def test_middleware_may_answer_fail_or_change_the_result() -> None:
     harbor.worker(until_empty=True).run()
     assert cached.result(30) == "from the cache"
     assert served.result(30) == "HELLO C"
-    assert refused.record().last_error.startswith("PermissionError: not you")
+    assert present(refused.record().last_error).startswith("PermissionError: not you")
     assert calls == ["c"]
 
 

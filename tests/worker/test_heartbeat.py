@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from records import present
 from taskharbor import Job, JobState, LeaseMismatch, Outcome
 from taskharbor.drivers.contract import Driver, Extension, Settlement
 from taskharbor.drivers.memory import MemoryDriver
 from taskharbor.drivers.registry import connect
 from taskharbor.errors import JobError
 from taskharbor.jobs import SECOND, Lease, Micros
-from worker.stage import EVERYTHING, PATIENCE, TroubledDriver, eventually, logged, running, stage
+from worker.stage import EVERYTHING, PATIENCE, TroubledDriver, eventually, logged, never, running, stage
 
 
 @pytest.fixture(params=["memory", "sqlite"])
@@ -36,8 +37,8 @@ async def test_a_handler_that_blocks_its_loop_for_three_leases_keeps_its_lease(d
         assert runs == [1]
         (attempt,) = await here.log(job_id)
         assert attempt.outcome is Outcome.DONE
-        assert attempt.ended_at_us - attempt.reserved_at_us > 3 * SECOND
-        assert attempt.lease_expires_at_us > attempt.ended_at_us
+        assert attempt.ended_at_us - present(attempt.reserved_at_us) > 3 * SECOND
+        assert present(attempt.lease_expires_at_us) > attempt.ended_at_us
         assert (await here.get(job_id)).stalls == 0
 
 
@@ -152,7 +153,7 @@ async def test_a_handler_that_finishes_in_spite_of_a_cancel_request_is_done() ->
         async def stubborn(job: Job) -> str:
             began.set()
             try:
-                await asyncio.Event().wait()
+                await never()
             except asyncio.CancelledError:
                 return "too late to stop"
 
@@ -311,7 +312,7 @@ async def test_an_outage_longer_than_the_lease_cancels_the_handler() -> None:
             if job.fence > 1:
                 return "second"
             try:
-                await asyncio.Event().wait()
+                await never()
             finally:
                 cancelled.set()
 
@@ -322,7 +323,7 @@ async def test_an_outage_longer_than_the_lease_cancels_the_handler() -> None:
             driver.trouble.before = set(EVERYTHING)
             await cancelled.wait()
             lost = await here.get(job_id)
-            assert lost.expires_at_us <= await here.client.now()
+            assert present(lost.expires_at_us) <= await here.client.now()
             driver.trouble.before = set()
             record = await here.ended(job_id)
         assert executions == [1, 2]
@@ -344,10 +345,10 @@ async def test_a_heartbeat_that_hangs_is_asked_again() -> None:
             driver.trouble.hang.add("extend_lease")
             await eventually(lambda: driver.trouble.hanging >= 2)
             driver.trouble.hang.clear()
-            first = (await here.get(job_id)).expires_at_us
+            first = present((await here.get(job_id)).expires_at_us)
 
             async def is_extended() -> bool:
-                return (await here.get(job_id)).expires_at_us > first
+                return present((await here.get(job_id)).expires_at_us) > first
 
             await eventually(is_extended)
             finish.set()

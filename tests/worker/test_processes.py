@@ -7,11 +7,13 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from records import present
 from taskharbor import Harbor, InvalidRequest, Job, JobHandle, JobState, Outcome, Worker
 from taskharbor.client import Client
 from taskharbor.drivers.memory import MemoryDriver
@@ -107,7 +109,7 @@ def test_an_error_keeps_its_type_message_and_traceback(name: str, harbor: Harbor
     for kind, (error_type, message) in kinds.items():
         record = handles[kind].record()
         assert record.state is JobState.DEAD, kind
-        first, *trace = record.last_error.splitlines()
+        first, *trace = present(record.last_error).splitlines()
         assert first.startswith(f"{error_type}: {message}" if message else error_type)
         if (name, kind) != ("fail_async", "stop"):  # Python makes that a RuntimeError where we await it.
             assert "isolated.py" in "\n".join(trace), kind
@@ -122,7 +124,7 @@ def test_signals_cross_over_with_their_times() -> None:
     record = retry.record()
     assert (record.state, record.attempts) == (JobState.SCHEDULED, 1)
     assert record.last_error == "Retry: in an hour"
-    assert 3500 < (record.run_at - record.failed_at).total_seconds() <= 3600
+    assert 3500 < (record.run_at - present(record.failed_at)).total_seconds() <= 3600
     record = snooze.record()
     assert (record.state, record.attempts, record.stalls) == (JobState.SCHEDULED, 0, 0)
     assert discard.record().last_error == "Discard: stale"
@@ -149,7 +151,7 @@ def test_a_payload_larger_than_any_socket_buffer() -> None:
 def test_invalid_payloads_never_reach_the_process(harbor: Harbor) -> None:
     handle = harbor.enqueue("add", {"a": "one"})
     worker = drain()
-    assert handle.record().last_error.startswith("PayloadInvalid")
+    assert present(handle.record().last_error).startswith("PayloadInvalid")
     assert worker.outcomes == {Outcome.DEAD: 1}
 
 
@@ -180,7 +182,7 @@ async def test_the_job_can_be_asked_and_reports_progress(tmp_path: Path) -> None
         await is_written(started)
 
         async def is_seen() -> bool:
-            return await handle.progress_async() == {"at": 1}
+            return bool(await handle.progress_async() == {"at": 1})
 
         await eventually(is_seen)
         go_on.touch()
@@ -372,7 +374,7 @@ def test_a_process_is_known_to_be_dead_though_a_fork_of_it_keeps_its_connection_
     handle = isolated.die_after_a_fork.enqueue(str(tmp_path / "forked"))
     try:
         drain()
-        assert handle.record().last_error.startswith("WorkerProcessDied")
+        assert present(handle.record().last_error).startswith("WorkerProcessDied")
     finally:
         os.kill(int((tmp_path / "forked").read_text()), signal.SIGKILL)
 
@@ -391,7 +393,7 @@ def test_a_fork_of_a_handler_answers_for_no_job(how: str) -> None:
 def test_a_handler_that_closes_its_connection_does_not_wait_for_ever() -> None:
     handle, after = isolated.close_connection.enqueue(), isolated.add.enqueue(1)
     drain()
-    assert handle.record().last_error.startswith("WorkerProcessDied")
+    assert present(handle.record().last_error).startswith("WorkerProcessDied")
     assert after.result() == 2
 
 
@@ -471,7 +473,8 @@ def test_two_at_once_have_two_processes_and_both_end_with_the_worker(tmp_path: P
 
 
 def test_what_a_process_could_not_find_is_refused_before_work_begins() -> None:
-    for handler in (isolated.Holder().method, isolated.harbor.job):
+    handlers: list[Callable[..., Any]] = [isolated.Holder().method, isolated.harbor.job]
+    for handler in handlers:
         worker = Worker("memory://", until_empty=True)
         worker.register("work", handler, isolation="process")
         with pytest.raises(InvalidRequest, match="plain function of its module"):

@@ -3,6 +3,7 @@
 import asyncio
 import threading
 
+from records import present
 from taskharbor import Job, JobState, Outcome
 from worker.stage import PATIENCE, eventually, running, stage
 
@@ -56,17 +57,17 @@ async def test_a_thread_keeps_its_lease_until_it_ends_and_then_has_timed_out() -
         worker = here.worker(handler, lease=1.0)
         async with running(worker):
             await eventually(told.is_set)
-            first = (await here.get(job_id)).expires_at_us
+            first = present((await here.get(job_id)).expires_at_us)
 
             async def is_extended() -> bool:
                 record = await here.get(job_id)
-                return record.state is JobState.INFLIGHT and record.expires_at_us > first
+                return record.state is JobState.INFLIGHT and present(record.expires_at_us) > first
 
             await eventually(is_extended)
             go_on.set()
             record = await here.ended(job_id)
         assert (record.state, record.attempts, record.stalls) == (JobState.DEAD, 1, 0)
-        assert record.last_error.startswith("JobTimeout")
+        assert present(record.last_error).startswith("JobTimeout")
         assert reasons == ["timeout"]
 
 
@@ -88,7 +89,7 @@ async def test_a_timed_out_thread_that_is_stopped_as_well_has_timed_out() -> Non
             await eventually(lambda: hold.task is None or hold.task.cancelling() >= 2)
             go_on.set()
             record = await here.ended(job_id)
-        assert record.last_error.startswith("JobTimeout")
+        assert present(record.last_error).startswith("JobTimeout")
 
 
 async def test_a_thread_that_ends_in_time_is_done() -> None:

@@ -1,4 +1,4 @@
-"""A fresh database file per test, records for it, and a look behind the driver's back."""
+"""A fresh database file per test, and a look behind the driver's back."""
 
 from __future__ import annotations
 
@@ -11,17 +11,6 @@ from typing import Any
 import pytest
 
 from taskharbor.drivers.sqlite import SQLiteDriver
-from taskharbor.jobs import SECOND, JobRecord
-from taskharbor.requests import new_id
-
-NOW = 1_700_000_000 * SECOND
-
-MakeRecord = Callable[..., JobRecord]
-
-
-@pytest.fixture
-def now() -> int:
-    return NOW
 
 
 @pytest.fixture
@@ -32,15 +21,6 @@ def path(tmp_path: Path) -> Path:
 @pytest.fixture
 def driver(path: Path) -> SQLiteDriver:
     return SQLiteDriver.from_url(f"sqlite:///{path}")
-
-
-@pytest.fixture
-def record() -> MakeRecord:
-    def make(**fields: Any) -> JobRecord:
-        defaults = {"id": new_id(), "type": "mail", "queue": "q", "run_at_us": NOW, "created_at_us": NOW}
-        return JobRecord(**(defaults | fields))
-
-    return make
 
 
 @pytest.fixture

@@ -13,9 +13,11 @@ from typing import Any
 
 import pytest
 
+from records import NOW, make_record
 from taskharbor.drivers.contract import JobFilter
+from taskharbor.drivers.engine.tables import Transaction
 from taskharbor.drivers.sqlite import SQLiteDriver
-from taskharbor.drivers.sqlite.driver import Database, Transaction
+from taskharbor.drivers.sqlite.driver import Database
 from taskharbor.errors import BackendUnavailable, InvalidRequest
 from taskharbor.jobs import SECOND, JobState
 
@@ -39,16 +41,16 @@ async def _while_blocked(driver: SQLiteDriver, start: Callable[[], Any]) -> Any:
     return await started
 
 
-def test_concurrent_enqueues_share_commits(driver: SQLiteDriver, record: Any, now: int) -> None:
+def test_concurrent_enqueues_share_commits(driver: SQLiteDriver) -> None:
     async def use() -> int:
         async with driver:
             before = _database(driver).commits
 
             async def start() -> Any:
-                return await asyncio.gather(*(driver.enqueue([record()], now=now) for _ in range(500)))
+                return await asyncio.gather(*(driver.enqueue([make_record()], now=NOW) for _ in range(500)))
 
             await _while_blocked(driver, start)
-            (stats,) = await driver.stats(now=now)
+            (stats,) = await driver.stats(now=NOW)
             assert stats.counts[JobState.READY] == 500
             return _database(driver).commits - before
 
@@ -67,59 +69,55 @@ def test_full_means_full_on_the_writers_connection(path: Path) -> None:
     assert asyncio.run(level(f"sqlite:///{path}?durability=normal")) == 1
 
 
-async def test_answers_come_after_the_commit(
-    driver: SQLiteDriver, query: Query, record: Any, now: int
-) -> None:
+async def test_answers_come_after_the_commit(driver: SQLiteDriver, query: Query) -> None:
     async with driver:
         for _ in range(20):
-            job = record()
-            await driver.enqueue([job], now=now)
+            job = make_record()
+            await driver.enqueue([job], now=NOW)
             assert query("SELECT count(*) FROM jobs WHERE id = ?", job.id) == [(1,)]
 
 
-async def test_a_failing_call_takes_no_neighbour_with_it(driver: SQLiteDriver, record: Any, now: int) -> None:
+async def test_a_failing_call_takes_no_neighbour_with_it(driver: SQLiteDriver) -> None:
     async with driver:
-        good = [record() for _ in range(10)]
-        bad = record(priority=2**70)
+        good = [make_record() for _ in range(10)]
+        bad = make_record(priority=2**70)
 
         async def start() -> Any:
-            calls = [driver.enqueue([job], now=now) for job in [*good[:5], bad, *good[5:]]]
+            calls = [driver.enqueue([job], now=NOW) for job in [*good[:5], bad, *good[5:]]]
             return await asyncio.gather(*calls, return_exceptions=True)
 
         answers = await _while_blocked(driver, start)
         assert [type(answer) for answer in answers].count(InvalidRequest) == 1
-        page = await driver.list_jobs(JobFilter(), now=now)
+        page = await driver.list_jobs(JobFilter(), now=NOW)
         assert {job.id for job in page.jobs} == {job.id for job in good}
 
 
-async def test_a_batch_is_all_or_nothing(driver: SQLiteDriver, record: Any, now: int) -> None:
+async def test_a_batch_is_all_or_nothing(driver: SQLiteDriver) -> None:
     async with driver:
         with pytest.raises(InvalidRequest):
-            await driver.enqueue([record(), record(), record(type="\ud800")], now=now)
-        assert await driver.stats(now=now) == []
+            await driver.enqueue([make_record(), make_record(), make_record(type="\ud800")], now=NOW)
+        assert await driver.stats(now=NOW) == []
 
 
-async def test_a_cancelled_call_does_not_stop_the_writer(driver: SQLiteDriver, record: Any, now: int) -> None:
+async def test_a_cancelled_call_does_not_stop_the_writer(driver: SQLiteDriver) -> None:
     async with driver:
 
         async def start() -> Any:
-            doomed = asyncio.ensure_future(driver.enqueue([record()], now=now))
+            doomed = asyncio.ensure_future(driver.enqueue([make_record()], now=NOW))
             await asyncio.sleep(0)
             doomed.cancel()
-            return await driver.enqueue([record()], now=now)
+            return await driver.enqueue([make_record()], now=NOW)
 
         await _while_blocked(driver, start)
-        (stats,) = await driver.stats(now=now)
+        (stats,) = await driver.stats(now=NOW)
         assert stats.counts[JobState.READY] == 1
 
 
-async def test_jobs_reserved_for_a_cancelled_caller_go_back(
-    driver: SQLiteDriver, record: Any, now: int
-) -> None:
+async def test_jobs_reserved_for_a_cancelled_caller_go_back(driver: SQLiteDriver) -> None:
     """Else they would wait for their leases to expire, and count as stalled."""
 
     async with driver:
-        await driver.enqueue([record() for _ in range(3)], now=now)
+        await driver.enqueue([make_record() for _ in range(3)], now=NOW)
         database = _database(driver)
         running, gate = threading.Event(), threading.Event()
         original = database._commit
@@ -131,7 +129,7 @@ async def test_jobs_reserved_for_a_cancelled_caller_go_back(
             return rings
 
         database._commit = slow  # type: ignore[method-assign]
-        call = asyncio.ensure_future(driver.reserve("q", limit=2, lease_for=60 * SECOND, now=now, worker="w"))
+        call = asyncio.ensure_future(driver.reserve("q", limit=2, lease_for=60 * SECOND, now=NOW, worker="w"))
         await asyncio.to_thread(running.wait, 10)
         database._commit = original  # type: ignore[method-assign]
         call.cancel()
@@ -139,30 +137,28 @@ async def test_jobs_reserved_for_a_cancelled_caller_go_back(
         with pytest.raises(asyncio.CancelledError):
             await call
         # The release follows the cancellation on its own; looking is the only way to know that it is there.
-        while (await driver.stats(now=now))[0].counts[JobState.READY] < 3:
+        while (await driver.stats(now=NOW))[0].counts[JobState.READY] < 3:
             pass
-        again = await driver.reserve("q", limit=9, lease_for=60 * SECOND, now=now, worker="w")
+        again = await driver.reserve("q", limit=9, lease_for=60 * SECOND, now=NOW, worker="w")
         assert len(again) == 3
         assert {job.stalls for job in again} == {0}
 
 
-async def test_a_lock_held_too_long_is_an_unavailable_backend(path: Path, record: Any, now: int) -> None:
+async def test_a_lock_held_too_long_is_an_unavailable_backend(path: Path) -> None:
     async with SQLiteDriver.from_url(f"sqlite:///{path}?busy_timeout=0.05") as driver:
         with closing(sqlite3.connect(path, isolation_level=None)) as other:
             other.execute("BEGIN IMMEDIATE")
             with pytest.raises(BackendUnavailable, match="busy_timeout"):
-                await driver.enqueue([record()], now=now)
+                await driver.enqueue([make_record()], now=NOW)
             # Reading goes on.
-            assert await driver.stats(now=now) == []
+            assert await driver.stats(now=NOW) == []
             other.execute("ROLLBACK")
-        await driver.enqueue([record()], now=now)
+        await driver.enqueue([make_record()], now=NOW)
 
 
-async def test_a_full_disk_is_an_unavailable_backend_and_loses_nothing(
-    driver: SQLiteDriver, record: Any, now: int
-) -> None:
+async def test_a_full_disk_is_an_unavailable_backend_and_loses_nothing(driver: SQLiteDriver) -> None:
     async with driver:
-        await driver.enqueue([record()], now=now)
+        await driver.enqueue([make_record()], now=NOW)
 
         def limit_pages(tx: Transaction) -> None:
             (pages,) = tx.connection.execute("PRAGMA page_count").fetchone()
@@ -170,42 +166,40 @@ async def test_a_full_disk_is_an_unavailable_backend_and_loses_nothing(
 
         await _database(driver).write(limit_pages)
         with pytest.raises(BackendUnavailable, match="full"):
-            await driver.enqueue([record(payload=bytes(100_000))], now=now)
-        (stats,) = await driver.stats(now=now)
+            await driver.enqueue([make_record(payload=bytes(100_000))], now=NOW)
+        (stats,) = await driver.stats(now=NOW)
         assert stats.counts[JobState.READY] == 1
 
 
-async def test_clones_share_one_writer_and_the_last_one_closes_it(
-    driver: SQLiteDriver, path: Path, record: Any, now: int
-) -> None:
+async def test_clones_share_one_writer_and_the_last_one_closes_it(driver: SQLiteDriver, path: Path) -> None:
     await driver.open()
     twin = driver.clone()
     await twin.open()
     assert _database(driver) is _database(twin)
     await driver.close()
     await driver.close()
-    await twin.enqueue([record()], now=now)
+    await twin.enqueue([make_record()], now=NOW)
     await twin.close()
     # SQLite removes the WAL when the last connection is closed.
     assert not os.path.exists(f"{path}-wal")
     await driver.open()
-    assert len((await driver.list_jobs(JobFilter(), now=now)).jobs) == 1
+    assert len((await driver.list_jobs(JobFilter(), now=NOW)).jobs) == 1
     await driver.close()
 
 
-def test_handles_work_from_several_event_loops(driver: SQLiteDriver, record: Any, now: int) -> None:
+def test_handles_work_from_several_event_loops(driver: SQLiteDriver) -> None:
     def work() -> None:
         async def use() -> None:
             async with driver.clone() as own:
                 for _ in range(20):
-                    await own.enqueue([record()], now=now)
+                    await own.enqueue([make_record()], now=NOW)
 
         asyncio.run(use())
 
     async def main() -> None:
         async with driver:
             await asyncio.gather(*(asyncio.to_thread(work) for _ in range(4)))
-            (stats,) = await driver.stats(now=now)
+            (stats,) = await driver.stats(now=NOW)
             assert stats.counts[JobState.READY] == 80
 
     asyncio.run(main())

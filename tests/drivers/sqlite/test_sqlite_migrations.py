@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from records import NOW, make_record
 from taskharbor.drivers.engine.tables import OUTCOMES, STATES
 from taskharbor.drivers.migrations import BREAKS, Migration, known_migrations
 from taskharbor.drivers.sqlite import SQLiteDriver
@@ -51,18 +52,16 @@ def test_names_are_numbered_in_order() -> None:
     assert [int(name[:4]) for name in NAMES] == list(range(1, len(NAMES) + 1))
 
 
-async def test_an_older_version_works_beside_a_newer_one(
-    driver: SQLiteDriver, path: Path, record: Any, now: int
-) -> None:
+async def test_an_older_version_works_beside_a_newer_one(driver: SQLiteDriver, path: Path) -> None:
     newer = Migration(
         "0999_colour", "ALTER TABLE jobs ADD COLUMN colour TEXT;\nCREATE TABLE shades (name TEXT);\n"
     )
     assert _apply(path, newer) == [*NAMES, "0999_colour"]
 
     async with driver:
-        await driver.enqueue([record()], now=now)
-        (job,) = await driver.reserve("q", limit=1, lease_for=1000, now=now, worker="w")
-        await driver.ack(job.id, job.token or "", now=now)
+        await driver.enqueue([make_record()], now=NOW)
+        (job,) = await driver.reserve("q", limit=1, lease_for=1000, now=NOW, worker="w")
+        await driver.ack(job.id, job.token or "", now=NOW)
 
 
 def test_an_older_version_refuses_what_a_newer_one_broke(driver: SQLiteDriver, path: Path) -> None:

@@ -9,13 +9,11 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from records import NOW, make_record
 from taskharbor.drivers.contract import Ack
 from taskharbor.drivers.engine.tables import INLINE_PAYLOAD
 from taskharbor.drivers.sqlite import SQLiteDriver
 from taskharbor.jobs import JobRecord
-from taskharbor.requests import new_ids
-
-NOW = 1_700_000_000_000_000
 
 _long = st.integers(INLINE_PAYLOAD - 2, INLINE_PAYLOAD + 2).map(
     lambda size: bytes(range(256)) * 5 + b"\xff" * size
@@ -27,12 +25,7 @@ _names = st.text(_characters, min_size=1, max_size=40).filter(lambda name: not n
 
 
 def _records(payloads: list[bytes], **fields: Any) -> list[JobRecord]:
-    return [
-        JobRecord(
-            **({"id": job_id, "type": "t", "payload": one, "run_at_us": NOW, "created_at_us": NOW} | fields)
-        )
-        for job_id, one in zip(new_ids(len(payloads)), payloads, strict=True)
-    ]
+    return [make_record(payload=one, **fields) for one in payloads]
 
 
 @settings(max_examples=60, deadline=None)
@@ -41,7 +34,7 @@ def test_payloads_and_results_are_exact(payloads: list[bytes]) -> None:
     async def use(folder: str) -> None:
         async with SQLiteDriver.from_url(f"sqlite:///{folder}/jobs.db?durability=normal") as driver:
             await driver.enqueue(_records(payloads), now=NOW)
-            jobs = await driver.reserve("default", limit=10, lease_for=1000, now=NOW, worker="w")
+            jobs = await driver.reserve("q", limit=10, lease_for=1000, now=NOW, worker="w")
             assert [job.payload for job in jobs] == payloads
             acks = [Ack(job.id, job.token or "", job.payload) for job in jobs]
             assert await driver.settle(acks, now=NOW) == [None] * len(jobs)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from benchmarks import size
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 
 WALK = """
 import json
