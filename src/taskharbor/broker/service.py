@@ -53,14 +53,9 @@ Candidacy: TypeAlias = Callable[[Driver], Leads]
 
 def candidacy_for(driver: Driver, *, url: str, term: float) -> Candidacy | None:
     """`url`: where clients reach this broker, should it lead. `term`: seconds that a leader may be silent."""
-    if not callable(getattr(driver, "lead", None)):
+    if not callable(getattr(driver, "candidate", None)):
         return None
-    from taskharbor.drivers.objectstore.leadership import Leadership
-
-    def stand(led: Driver) -> Leads:
-        return Leadership(led, url=url, term=term)  # type: ignore[arg-type]
-
-    return stand
+    return lambda led: led.candidate(url=url, term=term)  # type: ignore[attr-defined]
 
 
 class Service:

@@ -7,6 +7,7 @@ from collections.abc import Coroutine
 from typing import Any
 from urllib.parse import unquote_to_bytes
 
+import msgspec
 import pytest
 from faulty_blobs import Fault, FaultyBlobs, Weather
 from held_blobs import HeldBlobs
@@ -15,11 +16,11 @@ from hypothesis import strategies as st
 from marks import FixedTerm
 from virtual_time import VirtualLoop
 
-from taskharbor.drivers.objectstore.cas import Deposed
+from taskharbor.drivers.objectstore.blobs import Blob
+from taskharbor.drivers.objectstore.cas import Deposed, seal, unseal
 from taskharbor.drivers.objectstore.catalog import (
     CATALOG,
     Catalog,
-    Entries,
     escaped,
     log_folder,
     state_name,
@@ -109,14 +110,12 @@ def test_a_deposed_leader_can_add_no_queue() -> None:
 def test_a_store_of_another_format_is_refused() -> None:
     async def story() -> None:
         blobs = HeldBlobs()
-        catalog = await Catalog(blobs).open()
-
-        def age(state: Any) -> None:
-            state.entries = Entries(2, "id", 1, 0, None, [])
-            state.touched = True
-
-        await catalog.object.change(age)
-        with pytest.raises(SchemaMismatch, match="format 2"):
+        await Catalog(blobs).open()
+        there = blobs.objects[CATALOG]
+        header, body = unseal(there.data, "")
+        newer = msgspec.structs.replace(header, format=99)
+        blobs.objects[CATALOG] = Blob(b"".join(seal(newer, body)), there.version)
+        with pytest.raises(SchemaMismatch, match="format 99"):
             await Catalog(blobs).open()
 
     run(story())

@@ -29,7 +29,7 @@ def run(test: Callable[[ObjectStoreDriver, Weather], Awaitable[None]]) -> None:
         weather = Weather()
         blobs = FaultyBlobs(HeldBlobs(), weather)
         async with ObjectStoreDriver(lambda: blobs, Options(poll=None)) as driver:
-            driver.lead(ForEver())
+            driver.store.lead(ForEver())
             await test(driver, weather)
 
     asyncio.run(leading())

@@ -173,7 +173,7 @@ def test_the_number_of_shards_is_the_stores_for_good(tmp_path: pytest.TempPathFa
         first = await opened(f"file://{tmp_path}/s?shards=3")
         await first.close()
         again = await opened(f"file://{tmp_path}/s")
-        assert again.catalog.shards == 3
+        assert again.store.catalog.shards == 3
         await again.close()
         with pytest.raises(InvalidRequest, match="shards=3"):
             await opened(f"file://{tmp_path}/s?shards=2")

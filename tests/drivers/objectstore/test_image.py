@@ -184,7 +184,10 @@ def test_an_image_of_another_queue_is_refused() -> None:
 def test_a_segment_that_was_given_up_never_becomes_part_of_the_queue() -> None:
     """Its writer may only have been asleep, and its object may be gone."""
     state = a_full_image()
-    rows, jobs = archive.copied_rows(state.connection), archive.copied_jobs(state.connection)
+    rows, jobs = (
+        archive.copied(state.connection, archive.ROWS),
+        archive.copied(state.connection, archive.JOBS),
+    )
     entry, _ = archive.pack("slow", 0, rows, jobs)
     assert (entry.jobs, entry.rows) == (1, 2), "dead jobs stay: they may be requeued"
 

@@ -47,7 +47,10 @@ def built(name: str, ends: Sequence[int], first: int = 0) -> tuple[Made, Image]:
 
 
 def packed(name: str, image: Image) -> Made:
-    rows, jobs = archive.copied_rows(image.connection), archive.copied_jobs(image.connection)
+    rows, jobs = (
+        archive.copied(image.connection, archive.ROWS),
+        archive.copied(image.connection, archive.JOBS),
+    )
     return archive.pack(name, 0, rows, jobs)
 
 

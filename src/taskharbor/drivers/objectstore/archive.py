@@ -212,17 +212,12 @@ class SegmentCache:
 # -- making segments ------------------------------------------------------------------------------------------
 
 
-def copied_rows(connection: sqlite3.Connection, into: bytes = b"") -> bytes:
-    """A database with all rows of the log, added to those of another."""
-    return _copied(connection, into, ("copy_queues", "copy_attempts"))
+ROWS = ("copy_queues", "copy_attempts")
+JOBS = ("copy_queues", "copy_jobs", "copy_payloads", "copy_results")
 
 
-def copied_jobs(connection: sqlite3.Connection, into: bytes = b"") -> bytes:
-    """A database with the jobs that are done or cancelled, added to those of another."""
-    return _copied(connection, into, ("copy_queues", "copy_jobs", "copy_payloads", "copy_results"))
-
-
-def _copied(connection: sqlite3.Connection, into: bytes, statements: Sequence[str]) -> bytes:
+def copied(connection: sqlite3.Connection, statements: Sequence[str], into: bytes = b"") -> bytes:
+    """A database with all rows of the log (`ROWS`), or the jobs that are done or cancelled (`JOBS`), added to another."""
     connection.execute("ATTACH ':memory:' AS part")
     try:
         connection.deserialize(into or _empty_part(), name="part")
@@ -257,8 +252,8 @@ def merge(name: str, queue: str, parts: Sequence[tuple[Entry, bytes]]) -> tuple[
     rows = jobs = b""
     for entry, data in parts:
         segment = Segment(data, entry.name, queue)
-        rows = copied_rows(segment.rows(entry).connection, rows)
-        jobs = copied_jobs(segment.jobs(entry).connection, jobs)
+        rows = copied(segment.rows(entry).connection, ROWS, rows)
+        jobs = copied(segment.jobs(entry).connection, JOBS, jobs)
     level = max(entry.level for entry, _ in parts) + (len(parts) > 1)
     return pack(name, level, rows, jobs)
 
@@ -283,12 +278,12 @@ def get(pairs: Iterable[tuple[Entry, Segment]], job_ids: Sequence[str]) -> dict[
     return {job.id: job for job in found if job is not None}
 
 
-def due(transaction: Transaction, now: Micros) -> list[tuple[Entry, int, Micros, Micros]]:
-    """Entries that retention takes something from, with the queue's number, and by when jobs and rows must have ended."""
+def due(transaction: Transaction, now: Micros) -> list[tuple[Entry, Micros, Micros]]:
+    """Entries that retention takes something from, and by when jobs and rows must have ended."""
     found = transaction.connection.execute(_SQL["retention"], {"now": now, "always": ALWAYS}).fetchone()
-    queue, jobs_by, rows_by = found or (0, ALWAYS, ALWAYS)
+    jobs_by, rows_by = found or (ALWAYS, ALWAYS)
     return [
-        (one, queue, jobs_by, rows_by)
+        (one, jobs_by, rows_by)
         for one in entries(transaction)
         if (one.jobs and one.oldest_job <= jobs_by) or (one.rows and one.oldest_row <= rows_by)
     ]
@@ -299,12 +294,12 @@ def prune(
 ) -> tuple[int, int]:
     """Apply retention to the segments and to the image, to at most so many jobs and rows; how many of each went."""
     jobs = rows = 0
-    for entry, queue, jobs_by, rows_by in due(transaction, now):
+    for entry, jobs_by, rows_by in due(transaction, now):
         segment = loaded[entry.name]
         if entry.jobs:
             gone, oldest = _oldest(segment.jobs(entry), "oldest_jobs", jobs_by, most_jobs - jobs)
             if gone:
-                _forget(transaction, queue, [(job_id, state) for _, _, job_id, state in gone])
+                _forget(transaction, [(job_id, state) for _, _, job_id, state in gone])
                 left, (at, seq, *_) = entry.jobs - len(gone), gone[-1]
                 entry = replace(entry, jobs=left, jobs_gone_at=at, jobs_gone_seq=seq, oldest_job=oldest)
             jobs += len(gone)
@@ -338,16 +333,16 @@ def remove(
     )
     found = _decode_found(text)
     if found:
-        (queue,) = transaction.connection.execute(_SQL["queue_number"]).fetchone()
-        _forget(transaction, queue, [(job_id, state) for job_id, _, _, state in found])
+        _forget(transaction, [(job_id, state) for job_id, _, _, state in found])
         purged = (*entry.purged, *(seq for _, seq, _, _ in found))
         put_entry(transaction, replace(entry, jobs=entry.jobs - len(found), purged=purged))
     return {job_id: STATES[state] for job_id, _, _, state in found}
 
 
-def _forget(transaction: Transaction, queue: int, jobs: Sequence[tuple[str, int]]) -> None:
+def _forget(transaction: Transaction, jobs: Sequence[tuple[str, int]]) -> None:
     """Remove the traces that jobs in segments, given by id and state, have in the image: counters and idempotency keys."""
     transaction.connection.execute(_SQL["forget_keys"], (to_json([job_id for job_id, _ in jobs]),))
+    (queue,) = transaction.connection.execute(_SQL["queue_number"]).fetchone()
     counts = Counts(transaction)
     for state, number in Counter(state for _, state in jobs).items():
         counts.move(queue, state, None, number)

@@ -16,11 +16,10 @@ import msgspec
 
 from taskharbor.drivers.objectstore.blobs import Blobs
 from taskharbor.drivers.objectstore.cas import CasObject
-from taskharbor.errors import BackendUnavailable, InvalidRequest, SchemaMismatch
+from taskharbor.errors import BackendUnavailable, InvalidRequest
 from taskharbor.jobs import Micros
 
 CATALOG: Final = "catalog"
-FORMAT: Final = 1
 MAX_SHARDS: Final = 64
 
 
@@ -37,14 +36,13 @@ class Leader(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class Entries(msgspec.Struct, array_like=True):
     """The content of the catalog."""
 
-    format: int
     store_id: str
     shards: int
     """Objects per queue. Fixed when the store is made."""
-    epoch: int
+    epoch: int = 0
     """The epoch of the newest leader there was."""
-    leader: Leader | None
-    queues: list[str]
+    leader: Leader | None = None
+    queues: list[str] = []
     """In the order in which they were added; none is ever removed."""
 
 
@@ -67,6 +65,14 @@ class CatalogState:
             raise BackendUnavailable("the store's catalog is gone: somebody removed it; open the store anew")
         return self.entries
 
+    def add_queues(self, wanted: Iterable[str]) -> list[str]:
+        """All there are then."""
+        queues = self.made().queues
+        new = [queue for queue in wanted if queue not in queues]
+        queues += new
+        self.touched |= bool(new)
+        return list(queues)
+
     def set_leader(self, leader: Leader | None) -> None:
         self.made().leader = leader
         self.touched = True
@@ -87,38 +93,31 @@ class Catalog:
         self._wanted_shards = shards
 
     async def open(self) -> Self:
-        """Make the store, or check that it is one this version can work with. Opening twice is harmless."""
+        """Make the store, or check that it has the shards that the URL asks for. Opening twice is harmless."""
         if not self.store_id:
             entries = await self.object.look(lambda state: state.entries)
             if entries is None:
                 entries = await self.object.change(self._make)
-            self._check(entries)
+            if self._wanted_shards not in (None, entries.shards):
+                raise InvalidRequest(
+                    f"{self.blobs.place} was made with shards={entries.shards}, and that is fixed: "
+                    f"write shards={entries.shards} or leave the option out"
+                )
             self.store_id, self.shards = entries.store_id, entries.shards
             self._learn(entries.queues)
         return self
 
     def _make(self, state: CatalogState) -> Entries:
         if state.entries is None:
-            state.entries = Entries(FORMAT, secrets.token_hex(8), self._wanted_shards or 1, 0, None, [])
+            state.entries = Entries(secrets.token_hex(8), self._wanted_shards or 1)
             state.touched = True
         return state.entries
-
-    def _check(self, entries: Entries) -> None:
-        if entries.format != FORMAT:
-            raise SchemaMismatch(
-                f"{self.blobs.place} has format {entries.format}, this version of TaskHarbor reads {FORMAT}: use a newer one"
-            )
-        if self._wanted_shards not in (None, entries.shards):
-            raise InvalidRequest(
-                f"{self.blobs.place} was made with shards={entries.shards}, and that is fixed: "
-                f"write shards={entries.shards} or leave the option out"
-            )
 
     async def add_queues(self, queues: Iterable[str]) -> None:
         """Before a queue gets its first job or setting. Costs nothing for queues that are known."""
         unknown = [queue for queue in dict.fromkeys(queues) if queue not in self.known]
         if unknown:
-            self._learn(await self.object.change(lambda state: _with_queues(state, unknown)))
+            self._learn(await self.object.change(lambda state: state.add_queues(unknown)))
 
     async def queues(self) -> list[str]:
         """All there are now."""
@@ -136,16 +135,6 @@ class Catalog:
         """Epoch and leader as the store says now."""
         self.object.must_compare()
         return await self.object.look(lambda state: (state.made().epoch, state.made().leader))
-
-
-def _with_queues(state: CatalogState, wanted: list[str]) -> list[str]:
-    queues = state.made().queues
-    known = set(queues)
-    for queue in wanted:
-        if queue not in known:
-            queues.append(queue)
-            state.touched = True
-    return list(queues)
 
 
 _PLAIN = re.compile(rb"[a-z0-9_-]")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar
 
 from taskharbor.drivers.objectstore.blobs import (
@@ -137,10 +138,8 @@ class ObstoreBlobs(Blobs):
             # Some stores say so of one that is gone already, and stop there.
             self._check_bucket(error)
             for name in names:
-                try:
+                with suppress(*_MISSING):
                     await obstore.delete_async(self._store, name)
-                except _MISSING:
-                    pass
 
     # -- what went wrong ----------------------------------------------------------------------------------
 

@@ -22,8 +22,11 @@ import msgspec
 from taskharbor.drivers.engine.tables import Transaction, load, to_json
 from taskharbor.drivers.objectstore import archive
 from taskharbor.drivers.objectstore.archive import (
+    JOBS,
+    ROWS,
     Entry,
     Segment,
+    copied,
     entries,
     merge,
     pack,
@@ -161,7 +164,7 @@ class Compaction:
     async def _move_ended(self) -> bool:
         def take(image: Image) -> tuple[bytes, bytes, str]:
             (numbers,) = image.connection.execute(_SQL["ended_numbers"]).fetchone()
-            return archive.copied_rows(image.connection), archive.copied_jobs(image.connection), numbers
+            return copied(image.connection, ROWS), copied(image.connection, JOBS), numbers
 
         numbers = ""
 

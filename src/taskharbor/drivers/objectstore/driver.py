@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any, ClassVar, Self, TypeVar
 
 from msgspec.structs import astuple
@@ -22,9 +22,8 @@ from taskharbor.drivers.engine.tables import STATE_NUMBERS, Transaction, load
 from taskharbor.drivers.objectstore import archive, inspect
 from taskharbor.drivers.objectstore.archive import ARCHIVED, Entry, Loaded, entries, holding_jobs
 from taskharbor.drivers.objectstore.blobs import Blobs, Conflict, StoreTime, Unclear, probe
-from taskharbor.drivers.objectstore.cas import Term
-from taskharbor.drivers.objectstore.catalog import Catalog
 from taskharbor.drivers.objectstore.image import take_numbers
+from taskharbor.drivers.objectstore.leadership import Leadership
 from taskharbor.drivers.objectstore.options import Options, parse_url
 from taskharbor.drivers.objectstore.queue import Shard, Store, accept
 from taskharbor.drivers.waiting import wait
@@ -132,13 +131,7 @@ class ObjectStoreDriver(Driver):
     def clone(self) -> Self:
         return type(self)(self._open_blobs, self._options, clock=self._clock, is_in_memory=self._is_in_memory)
 
-    async def open(self) -> None:
-        await self._open(reads_only=False)
-
-    async def open_to_read(self) -> None:
-        await self._open(reads_only=True)
-
-    async def _open(self, *, reads_only: bool) -> None:
+    async def open(self, *, reads_only: bool = False) -> None:
         if self._store is not None:
             return
         store = Store(self._open_blobs(), self._options, reads_only=reads_only)
@@ -151,6 +144,9 @@ class ObjectStoreDriver(Driver):
             raise
         self._store = store
         self._time = StoreTime(store.blobs, self._clock)
+
+    async def open_to_read(self) -> None:
+        await self.open(reads_only=True)
 
     async def close(self) -> None:
         store, self._store = self._store, None
@@ -173,17 +169,9 @@ class ObjectStoreDriver(Driver):
 
     # -- leading (for a broker) ---------------------------------------------------------------------------
 
-    @property
-    def catalog(self) -> Catalog:
-        return self.store.catalog
-
-    def lead(self, term: Term | None) -> None:
-        """Write under this term from now on, and believe what is in memory as long as it is valid."""
-        self.store.lead(term)
-
-    def compare_soon(self) -> None:
-        """Look at the objects once before answering from memory again: others may write to them as well."""
-        self.store.compare_soon()
+    def candidate(self, *, url: str, term: float) -> Leadership:
+        """One that stands for leadership of the open store. `url`: where clients reach it. `term`: seconds it may be silent."""
+        return Leadership(self.store, url=url, term=term)
 
     def expire_in_every_pass(self, clock: Callable[[], Micros] | None) -> None:
         """With every write, also end what is over by this clock. Only for who leads: others' clocks may differ."""
@@ -204,7 +192,7 @@ class ObjectStoreDriver(Driver):
             parts.setdefault(shard, []).append(at)
         for shard, part in parts.items():
             await shard.refuse_when_full([records[at] for at in part])
-        await self.catalog.add_queues(shard.queue for shard in parts)
+        await self.store.catalog.add_queues(shard.queue for shard in parts)
         elsewhere = {} if call.new_ids else await store.known_elsewhere(homes)
         answers = {at: rec.Enqueued(record.id, True) for at, record in enumerate(records)}
         first = take_numbers(len(records))
@@ -261,26 +249,21 @@ class ObjectStoreDriver(Driver):
         return sorted(found, key=lambda job: (-job.priority, job.run_at_us, job.id))
 
     async def _reclaim(self, call: op.Reclaim) -> int:
-        ended = 0
+        def reclaim(shard: Shard, limit: int) -> Awaitable[int]:
+            return shard.change(lambda transaction: settle.reclaim(transaction, call.now, None, limit))
 
-        async def reclaim(shard: Shard) -> None:
-            nonlocal ended
-            left = call.limit - ended
-            ended += await shard.change(lambda transaction: settle.reclaim(transaction, call.now, None, left))
-
-        await self.store.change_each(await self.store.shards(call.queue), reclaim)
-        return ended
+        return await self.store.change_each(call.queue, call.limit, reclaim)
 
     # -- operating ----------------------------------------------------------------------------------------
 
     async def _configure(self, call: op.Configure) -> None:
-        number, most = self.catalog.shards, call.settings.max_inflight
+        number, most = self.store.catalog.shards, call.settings.max_inflight
         if most is not None and 0 < most < number:
             raise InvalidRequest(
                 f"max_inflight={most} cannot be shared by {number} shards, each of which needs one at least: "
                 f"allow {number} or more, or keep this queue in a store without shards"
             )
-        await self.catalog.add_queues([call.queue])
+        await self.store.catalog.add_queues([call.queue])
         await asyncio.gather(
             *(
                 shard.change(lambda transaction: tables.configure(transaction, call.queue, call.settings))
@@ -295,7 +278,7 @@ class ObjectStoreDriver(Driver):
     async def _prune(self, call: op.Prune) -> int:
         jobs = rows = 0
 
-        async def prune(shard: Shard) -> None:
+        async def prune(shard: Shard, _: int) -> int:
             nonlocal jobs, rows
             left = call.limit - jobs, call.limit - rows
             some_jobs, some_rows = await shard.change_with(
@@ -304,49 +287,42 @@ class ObjectStoreDriver(Driver):
             )
             jobs += some_jobs
             rows += some_rows
+            return some_jobs + some_rows
 
-        await self.store.change_each(await self.store.shards(), prune)
+        removed = await self.store.change_each(None, call.limit, prune)
         # Nobody else may ever come by: a bulk write whose publisher died must not stay half done.
         await finish_left_behind(self, call.now)
-        return jobs + rows
+        return removed
 
     async def _purge(self, call: op.Purge) -> int:
-        removed = 0
-
-        async def purge(shard: Shard) -> None:
-            nonlocal removed
-            if removed < call.limit:
-                removed += await self._purge_shard(shard, call, call.limit - removed)
-
-        await self.store.change_each(await self.store.shards(call.selection.queue), purge)
-        return removed
-
-    async def _purge_shard(self, shard: Shard, call: op.Purge, limit: int) -> int:
         selection = call.selection
-        removed = await shard.change(lambda transaction: operate.purge(transaction, selection, limit))
-        if selection.states is not None and not selection.states & ARCHIVED:
+        is_archived = selection.states is None or bool(selection.states & ARCHIVED)
+
+        async def purge(shard: Shard, limit: int) -> int:
+            removed = await shard.change(lambda transaction: operate.purge(transaction, selection, limit))
+            seen: set[str] = set()
+
+            def some_segments(transaction: Transaction) -> list[Entry]:
+                # Segments may be merged meanwhile: the one that they have become has another name.
+                return [one for one in entries(transaction) if one.jobs and one.name not in seen][:_AT_ONCE]
+
+            def purge_segments(transaction: Transaction, loaded: Loaded) -> tuple[list[Entry], int]:
+                some, gone = some_segments(transaction), 0
+                for entry in some:
+                    found = archive.find_jobs(entry, loaded[entry.name], selection, limit - removed - gone)
+                    ids = [job.id for _, job in found]
+                    gone += len(archive.remove(transaction, entry, loaded[entry.name], ids))
+                return some, gone
+
+            has_more = is_archived
+            while has_more and removed < limit:
+                some, gone = await shard.change_with(some_segments, purge_segments)
+                seen.update(entry.name for entry in some)
+                has_more = bool(some)
+                removed += gone
             return removed
-        seen: set[str] = set()
 
-        def some_segments(transaction: Transaction) -> list[Entry]:
-            # Segments may be merged meanwhile: the one that they have become has another name.
-            return [one for one in entries(transaction) if one.jobs and one.name not in seen][:_AT_ONCE]
-
-        def purge(transaction: Transaction, loaded: Loaded) -> tuple[list[str], int]:
-            some, gone = some_segments(transaction), 0
-            for entry in some:
-                found = archive.find_jobs(entry, loaded[entry.name], selection, limit - removed - gone)
-                ids = [job.id for _, job in found]
-                gone += len(archive.remove(transaction, entry, loaded[entry.name], ids))
-            return [entry.name for entry in some], gone
-
-        while removed < limit:
-            names, gone = await shard.change_with(some_segments, purge)
-            if not names:
-                break
-            seen.update(names)
-            removed += gone
-        return removed
+        return await self.store.change_each(selection.queue, call.limit, purge)
 
     async def _remove(self, call: op.Remove) -> list[JobState | JobError]:
         async def ask(shard: Shard, at: list[int]) -> list[JobState | JobError]:
@@ -398,7 +374,7 @@ class ObjectStoreDriver(Driver):
     async def _check_room(self, call: op.CheckRoom) -> None:
         for shard in self.store.shards_of(call.queue):
             await shard.look(lambda transaction: None)
-            shard.check_room(call.size // self.catalog.shards)
+            shard.check_room(call.size // self.store.catalog.shards)
 
     async def _publish_blobs(self, call: op.PublishBlobs) -> dict[str, int]:
         """One change of each queue's image, with the note that it was made: so a portion that is published again adds nothing,
@@ -410,7 +386,7 @@ class ObjectStoreDriver(Driver):
         parts: dict[Shard, list[int]] = {}
         for at, job in enumerate(jobs):
             parts.setdefault(self.store.shard_of(job), []).append(at)
-        await self.catalog.add_queues(shard.queue for shard in parts)
+        await self.store.catalog.add_queues(shard.queue for shard in parts)
 
         async def publish(shard: Shard, part: list[int]) -> int:
             records, numbers = [jobs[at] for at in part], [first + at for at in part]

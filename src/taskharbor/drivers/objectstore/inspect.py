@@ -118,10 +118,8 @@ async def _list_shard(
         if not lacking:
             return found
         lacking.sort(key=lambda one: -one.last_job)
-        enough = next(
-            (at for at, jobs in enumerate(accumulate(one.jobs for one in lacking), 1) if jobs >= limit), None
-        )
-        wanted.update(one.name for one in lacking[:enough])
+        before_each = accumulate((one.jobs for one in lacking), initial=0)
+        wanted.update(one.name for one, jobs in zip(lacking, before_each, strict=False) if jobs < limit)
 
 
 async def stats(store: Store, call: op.Stats) -> list[rec.QueueStats]:

@@ -12,7 +12,7 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -23,22 +23,12 @@ from taskharbor.drivers.waiting import ALWAYS
 from taskharbor.errors import BackendUnavailable
 from taskharbor.jobs import SECOND, Micros
 
+if TYPE_CHECKING:
+    from taskharbor.drivers.objectstore.queue import Store
+
 DEFAULT_TERM = 15.0
 _AT_ONCE = 16
 _log = logging.getLogger(__name__)
-
-
-class Led(Protocol):
-    """A driver that can lead: it keeps the state of all queues in memory while it has a term."""
-
-    @property
-    def catalog(self) -> Catalog: ...
-
-    def lead(self, term: Term | None) -> None:
-        """Give the term to every object, the catalog's too. A term that was lost stays: an object with one is never written."""
-
-    def compare_soon(self) -> None:
-        """Others may have written too: every object is compared once, before it answers from memory again."""
 
 
 class UnreadState:
@@ -86,7 +76,7 @@ class Leadership:
 
     def __init__(
         self,
-        led: Led,
+        store: Store,
         *,
         url: str,
         term: float = DEFAULT_TERM,
@@ -96,9 +86,9 @@ class Leadership:
         """`url`: where clients reach this broker, should it lead. `term`: seconds that it may be silent."""
         self.lost = asyncio.Event()
         """Set whenever leadership went to another; cleared when it is ours again."""
-        self._led = led
+        self._store = store
         # A handle of our own: the driver's is fenced off with the rest of the driver when leadership is lost.
-        self._catalog = Catalog(led.catalog.blobs)
+        self._catalog = Catalog(store.catalog.blobs)
         self._length: Micros = round(term * SECOND)
         self._entry = Leader(secrets.token_hex(8), url, self._length)
         """Our own, as it is written while we lead."""
@@ -252,7 +242,7 @@ class Leadership:
                 pass  # `take_step` tells of it, and goes on renewing.
             await self._sleep(self._length / SECOND / 10)
         if self._term is term:
-            self._led.lead(term)
+            self._store.lead(term)
             self.lost.clear()
             self._leads.set()
 
@@ -272,9 +262,9 @@ class Leadership:
         term.ends_at = began + self._length
         if self._leads.is_set():
             # Others may have added queues without us.
-            await self._led.catalog.object.refresh()
+            await self._store.catalog.object.refresh()
             # And jobs: a queue that nobody writes to through us would never show theirs.
-            self._led.compare_soon()
+            self._store.compare_soon()
 
     def _replace_entry(self, state: CatalogState, epoch: int, entry: Leader | None) -> None:
         entries = state.made()

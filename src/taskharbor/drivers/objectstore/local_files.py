@@ -14,7 +14,7 @@ import secrets
 import sys
 import time
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -147,8 +147,11 @@ class LocalFiles(Blobs):
         # Most conflicts are seen here, before anything is written.
         self._compare(name, path, expected)
         tag = secrets.token_bytes(_TAG)
-        prepared = self._prepare(path, tag, data)
+        self._make_ready()
+        self._make_folder(path.parent)
+        prepared = self._unfinished / secrets.token_hex(12)
         try:
+            self._fill(prepared, (_MAGIC + tag, *(data if isinstance(data, tuple) else (data,))))
             with self._locked(name):
                 self._compare(name, path, expected)
                 os.rename(prepared, path)
@@ -163,24 +166,14 @@ class LocalFiles(Blobs):
         if expected != _ANYTHING and self._tag(path) != expected:
             raise Refused(f"{self.where(name)} has another version")
 
-    def _prepare(self, path: Path, tag: bytes, data: Data) -> Path:
-        """The whole file, on the disk, beside the place it is meant for."""
-        self._make_ready()
-        self._make_folder(path.parent)
-        prepared = self._unfinished / secrets.token_hex(12)
-        descriptor = os.open(prepared, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        try:
-            with os.fdopen(descriptor, "wb", buffering=0) as file:
-                for part in (_MAGIC + tag, *(data if isinstance(data, tuple) else (data,))):
-                    rest = memoryview(part)
-                    while rest:
-                        rest = rest[file.write(rest) :]
-                if self._sync:
-                    os.fsync(file.fileno())
-        except BaseException:
-            prepared.unlink(missing_ok=True)
-            raise
-        return prepared
+    def _fill(self, file: Path, parts: Iterable[bytes]) -> None:
+        """The whole file, on the disk."""
+        descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with os.fdopen(descriptor, "wb") as opened:
+            opened.writelines(parts)
+            opened.flush()
+            if self._sync:
+                os.fsync(opened.fileno())
 
     def _delete(self, paths: list[Path]) -> None:
         self._make_ready()

@@ -55,12 +55,10 @@ class Shard:
         self.store = store
         self.log_folder = log_folder(queue, number)
         self._mark = crc32(self.name.encode()) % MARKS
-        name = state_name(queue, number)
-        where = store.blobs.where(name)
         self.state: CasObject[Image] = CasObject(
             store.blobs,
-            name,
-            lambda body: Image(body, where, queue),
+            state_name(queue, number),
+            lambda body: Image(body, self.state.where, queue),
             term=store.term,
             every_pass=store.end_expired,
             on_news=self._on_news,
@@ -173,10 +171,11 @@ class Shard:
             await self.look(lambda transaction: None)
         if self.state.size + sum(len(record.payload) for record in records) > MAX_BYTES:
             known = await self.known([record.id for record in records])
-            self.check_room(sum(len(record.payload) for record in records if record.id not in known))
+            if new := [record for record in records if record.id not in known]:
+                self.check_room(sum(len(record.payload) for record in new))
 
     def check_room(self, added: int) -> None:
-        if added and self.state.size + added > MAX_BYTES:
+        if self.state.size + added > MAX_BYTES:
             raise InvalidRequest(
                 f"queue {self.queue!r} is full: its state has {self.state.size / 2**20:.0f} MiB, and {MAX_BYTES // 2**20} MiB "
                 "is the most; work it off, remove dead jobs, or make a store with more shards"
@@ -299,12 +298,15 @@ class Store:
             await shard.settled()
 
     def lead(self, term: Term | None) -> None:
+        """Write under this term from now on, and believe what is in memory as long as it is valid. One that was lost stays: an
+        object that has it is never written."""
         self.term = term
         self.catalog.object.lead(term)
         for shard in self._shards.values():
             shard.state.lead(term)
 
     def compare_soon(self) -> None:
+        """Look at the objects once before answering from memory again: others may write to them as well."""
         for shard in self._shards.values():
             shard.state.must_compare()
 
@@ -343,17 +345,21 @@ class Store:
             shard = self._shards[queue, number] = Shard(self, queue, number)
         return shard
 
-    async def change_each(self, shards: Iterable[Shard], step: Callable[[Shard], Awaitable[None]]) -> None:
-        """One after the other. A shard whose object is damaged or does not answer keeps nobody from the others: its error is
-        raised at the end."""
+    async def change_each(
+        self, queue: str | None, limit: int, step: Callable[[Shard, int], Awaitable[int]]
+    ) -> int:
+        """Run a step on one shard after the other, with how many it may still change, and sum up how many it did. A shard whose
+        object is damaged or does not answer keeps nobody from the others: its error is raised at the end."""
+        changed = 0
         errors: list[TaskHarborError] = []
-        for shard in shards:
+        for shard in await self.shards(queue):
             try:
-                await step(shard)
+                changed += await step(shard, limit - changed)
             except TaskHarborError as error:
                 errors.append(error)
         if errors:
             raise errors[0]
+        return changed
 
     async def deliver(self, notices: list[JobRecord]) -> None:
         """Bring each to its queue. One that is there already, or was there and has ended, changes nothing."""

@@ -57,8 +57,8 @@ SELECT ended_at, seq FROM attempts ORDER BY ended_at, seq LIMIT ?
 SELECT entry FROM segments ORDER BY last_row, name
 
 -- name: retention
--- The queue's number, and the instants by which jobs and rows of the log must have ended to be taken.
-SELECT id, coalesce(:now - keep_done_us, :always), coalesce(:now - keep_attempts_us, :always) FROM queues
+-- The instants by which jobs and rows of the log must have ended to be taken.
+SELECT coalesce(:now - keep_done_us, :always), coalesce(:now - keep_attempts_us, :always) FROM queues
 
 -- name: forget_keys
 DELETE FROM idempotency WHERE job_id IN (SELECT value FROM json_each(?))
