@@ -12,7 +12,8 @@ from taskharbor.bulk import read
 from taskharbor.bulk.store import BulkStore, DriverStore, open_store
 from taskharbor.bulk.tables import SCHEMAS, Selection
 from taskharbor.drivers.contract import Driver
-from taskharbor.drivers.postgres.bulk import PostgresBulkStore, reading
+from taskharbor.drivers.postgres import bulk as reading
+from taskharbor.drivers.postgres.bulk import PostgresBulkStore
 from taskharbor.errors import BackendUnavailable, SchemaMismatch
 from taskharbor.jobs import JobState
 

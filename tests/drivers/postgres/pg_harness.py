@@ -9,9 +9,9 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from taskharbor.drivers.postgres.connections import NOTIFYING
 from taskharbor.drivers.postgres.enqueue import rule_values
-from taskharbor.drivers.postgres.statements import load
+from taskharbor.drivers.postgres.options import NOTIFYING
+from taskharbor.drivers.postgres.rows import load
 from taskharbor.jobs import SECOND, JobRecord
 
 NOW = 1_700_000_000 * SECOND

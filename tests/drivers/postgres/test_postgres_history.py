@@ -13,7 +13,7 @@ from psycopg import sql
 
 from taskharbor.drivers.contract import Ack, Fail, JobFilter, QueueSettings, QueueStats
 from taskharbor.drivers.postgres import PostgresDriver
-from taskharbor.drivers.postgres.connections import NOTIFYING
+from taskharbor.drivers.postgres.options import NOTIFYING
 from taskharbor.errors import InvalidRequest
 from taskharbor.jobs import SECOND, Failure, JobRecord, JobState
 from taskharbor_testkit.waits import waits_of
@@ -458,7 +458,8 @@ def restore_elsewhere(raw: Raw) -> None:
     fold(raw)
     raw("SELECT begin_epoch()")
     raw("UPDATE epochs SET system_id = system_id - 1")
-    for table, column in (("attempts", "xid"), ("moves", "xid"), ("moves", "folded"), ("upkeep", "horizon")):
+    raw("UPDATE attempts SET xid = xid + %s", _SHIFT)
+    for table, column in (("moves", "xid"), ("moves", "folded"), ("upkeep", "horizon")):
         shift = "UPDATE {} SET {column} = ({column}::text::bigint + %s)::text::xid8"
         raw(sql.SQL(shift).format(sql.Identifier(table), column=sql.Identifier(column)), _SHIFT)
 

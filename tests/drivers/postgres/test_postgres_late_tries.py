@@ -13,7 +13,8 @@ from outage_stage import LEASE, NOW, crash_proof_server, records, waiting_for_lo
 
 from taskharbor.drivers.contract import Ack
 from taskharbor.drivers.postgres import PostgresDriver, enqueue
-from taskharbor.drivers.postgres.connections import NOTIFYING, Row, Session
+from taskharbor.drivers.postgres.connections import Row, Session
+from taskharbor.drivers.postgres.options import NOTIFYING
 from taskharbor.errors import BackendUnavailable
 from taskharbor.jobs import JobRecord, JobState
 from taskharbor_testkit.servers import PostgresServer, with_fresh_schema

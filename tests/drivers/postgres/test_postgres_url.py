@@ -193,6 +193,7 @@ _SCHEMAS = [
     "back\\slash",
     "$schema",
     "$1; DROP",
+    "two $$ signs",
     "{x}",
     "x" * 52,
     "ä" * 26,

@@ -11,7 +11,7 @@ from psycopg import sql
 
 from taskharbor.drivers.contract import QueueSettings
 from taskharbor.drivers.postgres import PostgresDriver, notifications
-from taskharbor.drivers.postgres.statements import channel
+from taskharbor.drivers.postgres.rows import channel
 from taskharbor.jobs import SECOND, JobRecord
 from taskharbor_testkit.servers import drop_schema, with_fresh_schema
 from taskharbor_testkit.waits import waits_of

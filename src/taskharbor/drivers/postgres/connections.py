@@ -18,115 +18,79 @@ from psycopg.pq import ExecStatus, Format
 from psycopg.pq.abc import PGresult
 
 from taskharbor.drivers.postgres.options import Options
-from taskharbor.drivers.postgres.statements import call
+from taskharbor.drivers.postgres.rows import call, load
 from taskharbor.errors import BackendUnavailable, InvalidRequest, SchemaMismatch, TaskHarborError
 
 T = TypeVar("T")
 Row: TypeAlias = tuple[Any, ...]
 Operation: TypeAlias = Callable[["Session"], Awaitable[T]]
 
-SILENT = 1
-NOTIFYING = 2
-"""How a move is written that may have made something runnable."""
 _CONFLICTS = 10
 """Tries before a deadlock or serialisation failure is given up. PostgreSQL has undone all of such a call."""
 
 
 class Connection(AsyncConnection[Row]):
-    """One that lets go at once when its caller is cancelled. The library would ask the server to stop and wait for ten
-    seconds on a line that went dead, longer than a lease may last; here the connection is thrown away in any case."""
+    """One that keeps its socket registered with the event loop, and lets go at once when its caller is cancelled.
 
-    watch: Watch | None = None
+    The library registers the socket for every answer and takes it out again, which costs dozens of microseconds. Of a caller that
+    is cancelled it would ask the server to stop, and wait for ten seconds on a line that went dead, longer than a lease may last;
+    here the connection is thrown away in any case.
+    """
+
+    _descriptor: int | None = None
+    _ready: asyncio.Future[int] | None = None
+    on_unasked: Callable[[], None] | None = None
+    """Called when something comes that nobody waits for. Usually the server says goodbye: the next call reads it."""
 
     async def wait(self, gen: Any, interval: float = 1.0, timeout: float | None = None) -> Any:
-        try:
-            if self.watch is None or timeout is not None:
-                return await waiting.wait_async(gen, self.pgconn.socket, interval, timeout)
-            return await self.watch.wait(gen)
-        except asyncio.CancelledError:
-            self.pgconn.finish()
-            raise
-
-    async def close(self) -> None:
-        if self.watch is not None:
-            self.watch.end()
-        await super().close()
-
-
-class Watch:
-    """Keeps one socket registered with the event loop. The library registers it for every answer and takes it out again, which
-    costs dozens of microseconds."""
-
-    def __init__(self, descriptor: int) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._descriptor = descriptor
-        self._is_on = False
-        self._wants_writing = False
-        self._gen: Any = None
-        self.on_unasked: Callable[[], None] = self.end
-        """What to do when something comes that nobody waits for. Usually the server says goodbye: the next call reads it."""
-        self._answer: asyncio.Future[Any] | None = None
-
-    async def wait(self, gen: Any) -> Any:
         """Run a generator of the library's, which yields what it needs the socket to be ready for."""
         try:
+            if timeout is not None:
+                return await waiting.wait_async(gen, self.pgconn.socket, interval, timeout)
             wanted = next(gen)
+            self.begin_watching()
+            while True:
+                wanted = gen.send(await self._readiness(wanted))
         except StopIteration as end:
             return end.value
-        self._gen = gen
-        self._answer = answer = self._loop.create_future()
-        self.begin()
-        self._set_writing(wanted)
-        try:
-            return await answer
-        except BaseException:
-            # The library has closed a broken socket, and another may get its number now.
-            self.end()
+        except BaseException as error:
+            # The library closes a broken socket, and another may get its number then.
+            self.end_watching()
+            if isinstance(error, asyncio.CancelledError):
+                self.pgconn.finish()
             raise
-        finally:
-            self._gen = self._answer = None
 
-    def _go_on(self, ready: int) -> None:
-        if self._gen is None:
-            self.on_unasked()
-            return
+    async def _readiness(self, wanted: int) -> int:
+        loop, descriptor = asyncio.get_running_loop(), self.pgconn.socket
+        self._ready = loop.create_future()
+        if wanted & waiting.WAIT_W:
+            loop.add_writer(descriptor, self._on_ready, waiting.READY_W)
         try:
-            self._set_writing(self._gen.send(ready))
-        except StopIteration as end:
-            self._finish(end.value, None)
-        except Exception as error:
-            self.end()
-            self._finish(None, error)
+            return await self._ready
+        finally:
+            self._ready = None
+            if wanted & waiting.WAIT_W:
+                loop.remove_writer(descriptor)
 
-    def _finish(self, value: Any, error: Exception | None) -> None:
-        self._gen = None
-        self._set_writing(0)
-        if self._answer is None or self._answer.done():
-            return  # Its caller was cancelled just now.
-        if error is not None:
-            self._answer.set_exception(error)
-        else:
-            self._answer.set_result(value)
+    def _on_ready(self, ready: int) -> None:
+        if self._ready is None:
+            (self.on_unasked or self.end_watching)()
+        elif not self._ready.done():
+            self._ready.set_result(ready)
 
-    def _set_writing(self, wanted: int) -> None:
-        wants_writing = bool(wanted & waiting.WAIT_W)
-        if wants_writing and not self._wants_writing:
-            self._loop.add_writer(self._descriptor, self._go_on, waiting.READY_W)
-        elif self._wants_writing and not wants_writing:
-            self._loop.remove_writer(self._descriptor)
-        self._wants_writing = wants_writing
+    def begin_watching(self) -> None:
+        if self._descriptor is None:
+            self._descriptor = self.pgconn.socket
+            asyncio.get_running_loop().add_reader(self._descriptor, self._on_ready, waiting.READY_R)
 
-    def begin(self) -> None:
-        """Watch for what comes unasked as well, before the first call."""
-        if not self._is_on:
-            self._is_on = True
-            self._loop.add_reader(self._descriptor, self._go_on, waiting.READY_R)
+    def end_watching(self) -> None:
+        if self._descriptor is not None:
+            asyncio.get_running_loop().remove_reader(self._descriptor)
+            self._descriptor = None
 
-    def end(self) -> None:
-        self._set_writing(0)
-        if self._is_on:
-            self._is_on = False
-            self._loop.remove_reader(self._descriptor)
+    async def close(self) -> None:
+        self.end_watching()
+        await super().close()
 
 
 class Session:
@@ -141,18 +105,13 @@ class Session:
     def __init__(self, connection: Connection, options: Options) -> None:
         self.connection = connection
         self.schema = options.schema
-        self.watch = connection.watch = Watch(connection.fileno())
         self._names: dict[str, bytes] | None = {} if options.prepare else None
         """Of prepared statements; None where none are."""
-        self._encoding = connection.info.encoding
         self._reading = Transformer(connection)
-        self.stir = NOTIFYING if options.notify else SILENT
-        """How to write a move that may have made something runnable, where it is not throttled."""
+        self.stir = options.stir
         self.is_fresh = True
         self.is_repeated = False
         """Whether an earlier try of the running call may have taken effect without an answer."""
-        self.repeats: int | None = None
-        """What the store's counter of jobs stored again said last."""
 
     async def rows(self, statement: str, values: Sequence[Any] = ()) -> list[Row]:
         pgconn = self.connection.pgconn
@@ -160,7 +119,7 @@ class Session:
         formats = [int(isinstance(value, bytes)) for value in values]
         async with self.connection.lock:
             if self._names is None:
-                text = statement.encode(self._encoding)
+                text = statement.encode()
                 pgconn.send_query_params(text, written, param_formats=formats, result_format=Format.BINARY)
             else:
                 name = self._names.get(statement) or await self._prepare(statement, self._names)
@@ -171,6 +130,10 @@ class Session:
         self._reading.set_pgresult(result, set_loaders=True, format=Format.BINARY)
         return self._reading.load_rows(0, result.ntuples, tuple)
 
+    async def named(self, family: str, name: str, *values: Any) -> list[Row]:
+        """The rows of a statement in `sql/`."""
+        return await self.rows(load(family, self.schema)[name], values)
+
     async def value(self, statement: str, values: Sequence[Any] = ()) -> Any:
         return (await self.rows(statement, values))[0][0]
 
@@ -180,7 +143,7 @@ class Session:
 
     async def _prepare(self, statement: str, names: dict[str, bytes]) -> bytes:
         name = b"taskharbor_%d" % len(names)
-        self.connection.pgconn.send_prepare(name, statement.encode(self._encoding))
+        self.connection.pgconn.send_prepare(name, statement.encode())
         await self._result()
         names[statement] = name
         return name
@@ -188,7 +151,7 @@ class Session:
     async def _result(self) -> PGresult:
         result: PGresult = (await self.connection.wait(generators.execute(self.connection.pgconn)))[-1]
         if result.status not in (ExecStatus.TUPLES_OK, ExecStatus.COMMAND_OK):
-            raise psycopg.errors.error_from_result(result, encoding=self._encoding)
+            raise psycopg.errors.error_from_result(result)
         return result
 
     def _written(self, values: Sequence[Any]) -> list[bytes | None]:
@@ -196,7 +159,7 @@ class Session:
         for value in values:
             # Subclasses, an enumeration say, are written like what they are made of.
             if isinstance(value, str):
-                text = value.encode(self._encoding)
+                text = value.encode()
                 if 0 in text:
                     # It would end there.
                     raise psycopg.DataError("PostgreSQL text fields cannot contain NUL (0x00) bytes")
@@ -353,7 +316,7 @@ _SPOKEN = {
     "in recovery mode": "57P03",
     "read-only": "25006",
 }
-_MISSING = ("42P01", "42883", "3F000", "42704")
+MISSING = ("42P01", "42883", "3F000", "42704")
 _BAD_VALUE = ("22", "23502", "23514")
 
 
@@ -374,7 +337,7 @@ def translated(error: psycopg.Error, options: Options) -> Exception:
     """The TaskHarbor error for what went wrong."""
     state = error.sqlstate or ""
     text = " ".join(str(error).split())
-    if state in _MISSING:
+    if state in MISSING:
         return SchemaMismatch(
             f"{options.place}: the schema {options.schema!r} is missing or old ({text}): run `taskharbor migrate`"
         )

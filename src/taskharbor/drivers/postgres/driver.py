@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Callable, Coroutine, Iterable
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-import msgspec
+from msgspec.structs import astuple, replace
 
 from taskharbor.drivers import operations as op
 from taskharbor.drivers.contract import (
@@ -18,13 +18,12 @@ from taskharbor.drivers.contract import (
     JoinedTransaction,
     Woken,
 )
-from taskharbor.drivers.postgres import blobs, enqueue, log, migrations, operate, settle
+from taskharbor.drivers.postgres import enqueue, leases, log, migrations, operate
 from taskharbor.drivers.postgres.connections import Connections, Operation, Session, T, connect
+from taskharbor.drivers.postgres.leases import Claimer
 from taskharbor.drivers.postgres.notifications import Listener, NotifyThrottle
 from taskharbor.drivers.postgres.options import Options, parse_url
-from taskharbor.drivers.postgres.reserve import Claimer
-from taskharbor.drivers.postgres.rows import text_array
-from taskharbor.drivers.postgres.statements import channel, load
+from taskharbor.drivers.postgres.rows import channel, text_array
 from taskharbor.drivers.postgres.transactions import join
 from taskharbor.drivers.waiting import wait
 from taskharbor.errors import BackendUnavailable, TaskHarborError
@@ -36,31 +35,6 @@ if TYPE_CHECKING:
 _FOLD_EVERY = 20.0
 _TEND_EVERY = 600.0
 """Seconds between two foldings of the counters, and between two looks at the days of history."""
-
-
-_FUNCTIONS: dict[type[op.Operation[Any]], Callable[..., Any]] = {
-    op.Settle: op.by_fields(settle.settle),
-    op.ExtendLease: op.by_fields(settle.extend_lease),
-    op.Cancel: op.by_fields(operate.cancel),
-    op.Requeue: op.by_fields(operate.requeue),
-    op.Configure: op.by_fields(operate.configure),
-    op.Purge: op.by_fields(operate.purge),
-    op.Settings: op.by_fields(operate.settings_of),
-    op.Get: op.by_fields(operate.get),
-    op.ListJobs: op.by_fields(operate.list_jobs),
-    op.Stats: op.by_fields(operate.stats),
-    op.ReadAttempts: op.by_fields(log.read_attempts),
-    op.JobAttempts: op.by_fields(log.job_attempts),
-    op.LogStreams: op.by_fields(log.log_streams),
-    op.ReadLog: log.read_log,
-    op.Remove: op.by_fields(operate.remove),
-    op.PutBlob: blobs.put_blob,
-    op.ReadBlobs: op.by_fields(blobs.read_blobs),
-    op.ListBlobs: op.by_fields(blobs.list_blobs),
-    op.DropBlobs: op.by_fields(blobs.drop_blobs),
-    op.PublishBlobs: blobs.publish_blobs,
-}
-"""Functions of a session and the call."""
 
 
 class PostgresDriver(Driver):
@@ -76,10 +50,9 @@ class PostgresDriver(Driver):
     def __init__(self, options: Options) -> None:
         self.options = options
         self._connections: Connections | None = None
-        self._throttle = NotifyThrottle(self._notify, is_on=options.notify)
+        self._throttle = NotifyThrottle(self._notify, options.stir)
         self._claimer = Claimer()
         self._listener: Listener | None = None
-        self._next_fold = 0.0
         self._next_tending = 0.0
         self._giving_back: set[asyncio.Task[None]] = set()
 
@@ -114,8 +87,7 @@ class PostgresDriver(Driver):
             # What is still under way needs them: jobs to be given back, notifications.
             await asyncio.gather(*self._giving_back, return_exceptions=True)
             await self._throttle.close()
-        connections, self._connections = self._connections, None
-        if connections is not None:
+            connections, self._connections = self._connections, None
             await connections.close()
 
     async def _query(self, operation: Operation[T], *, where_heard: bool = False) -> T:
@@ -129,9 +101,8 @@ class PostgresDriver(Driver):
         return await self._query(lambda session: session.call(function, *values))
 
     async def time(self) -> Micros:
-        statement = load("inspect", self.options.schema)["time"]
-        now: Micros = await self._query(lambda session: session.value(statement))
-        return now
+        ((now,),) = await self._query(lambda session: session.named("inspect", "time"))
+        return int(now)
 
     async def migrate(self, *, dry_run: bool = False) -> list[str]:
         async with await connect(self.options) as connection:
@@ -172,26 +143,45 @@ class PostgresDriver(Driver):
         """The same claim once more, for no job: what the earlier try leased beyond that goes back, and if the server has yet
         to read that try, it comes to nothing."""
         with contextlib.suppress(TaskHarborError):
-            await self._claim(msgspec.structs.replace(call, limit=0, types=None), secret, tries)
+            await self._claim(replace(call, limit=0, types=None), secret, tries)
 
     async def _reclaim(self, call: op.Reclaim) -> int:
         ended: int = await self._store_call(
             "reclaim", call.queue, -1, call.now, call.limit, self._throttle.mode
         )
-        instant = asyncio.get_running_loop().time()
-        if instant >= self._next_fold:
-            self._next_fold = instant + _FOLD_EVERY
-            await self._store_call("fold", _FOLD_EVERY)
+        await self._store_call("fold", _FOLD_EVERY)
         return ended
 
     # -- other operations ---------------------------------------------------------------------------------
 
-    functions = _FUNCTIONS
+    functions: ClassVar[dict[type[op.Operation[Any]], Callable[..., Any]]] = {
+        op.Settle: leases.settle,
+        op.ExtendLease: leases.extend_lease,
+        op.Cancel: operate.cancel,
+        op.Requeue: operate.requeue,
+        op.Configure: operate.configure,
+        op.Purge: operate.purge,
+        op.Settings: operate.settings_of,
+        op.Get: operate.get,
+        op.ListJobs: operate.list_jobs,
+        op.Stats: operate.stats,
+        op.ReadAttempts: log.read_attempts,
+        op.JobAttempts: log.job_attempts,
+        op.LogStreams: log.log_streams,
+        op.ReadLog: log.read_log,
+        op.Remove: operate.remove,
+        op.PutBlob: enqueue.put_blob,
+        op.ReadBlobs: enqueue.read_blobs,
+        op.ListBlobs: enqueue.list_blobs,
+        op.DropBlobs: enqueue.drop_blobs,
+        op.PublishBlobs: enqueue.publish_blobs,
+    }
+    """Functions of a session and the fields of the call."""
 
     def _apply(
         self, function: Callable[..., Coroutine[Any, Any, T]], call: op.Operation[T]
     ) -> Coroutine[Any, Any, T]:
-        return self._query(lambda session: function(session, call))
+        return self._query(lambda session: function(session, *astuple(call)))
 
     async def _prune(self, call: op.Prune) -> int:
         removed: int = 0
@@ -220,9 +210,8 @@ class PostgresDriver(Driver):
         return await wait(self._listener, call)
 
     async def _notify(self, queues: Iterable[str]) -> None:
-        statement = load("inspect", self.options.schema)["notify"]
-        values = [channel(self.options.schema), text_array(list(queues))]
-        await self._query(lambda session: session.rows(statement, values))
+        values = channel(self.options.schema), text_array(list(queues))
+        await self._query(lambda session: session.named("inspect", "notify", *values))
 
     # -- within a transaction of the caller's ---------------------------------------------------------------
 

@@ -1,25 +1,30 @@
-"""Storing new jobs: plain batches by one INSERT, all others by the contract's rules, each in one round trip."""
+"""Storing new jobs: plain batches by one INSERT, all others by the contract's rules, each in one round trip.
+
+Also bulk writing through the driver contract, for brokers. Who reaches the server itself uses `bulk`, which is faster.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from contextlib import nullcontext
+from itertools import groupby
 from operator import attrgetter
 from typing import Any, TypeVar
 
 import psycopg
 
+from taskharbor.bulk.stage import unpack
 from taskharbor.drivers.contract import Enqueued
 from taskharbor.drivers.postgres.connections import Session
 from taskharbor.drivers.postgres.rows import (
+    channel,
     ends,
-    escaped_texts,
     given_columns,
     int_array,
     stored_value,
     text_array,
     to_json,
 )
-from taskharbor.drivers.postgres.statements import channel, load
 from taskharbor.jobs import JobRecord, Micros
 
 T = TypeVar("T")
@@ -28,6 +33,7 @@ _RARE = ("max_attempts", "max_stalls", "codec", "timeout_us", "backoff_min_us", 
 """Settings that are the same for all jobs of a batch."""
 rare_settings = attrgetter(*_RARE)
 _DEFAULTS = {name: getattr(JobRecord(id="", type="", run_at_us=0, created_at_us=0), name) for name in _RARE}
+_CHUNK = 1000
 _USUAL = tuple(_DEFAULTS.values())[1:]
 
 
@@ -39,43 +45,31 @@ async def enqueue(
     *,
     new_ids: bool,
 ) -> list[Enqueued]:
-    sql = load("enqueue", session.schema)
     # An earlier try may have stored them: then not the plain way first.
     if not session.is_repeated:
         try:
-            if (
-                new_ids
-                and len(records) == 1
-                and await _stored_one(session, sql["one"], records[0], now, stir)
-            ):
+            if new_ids and len(records) == 1 and await _stored_one(session, records[0], now, stir):
                 return [Enqueued(records[0].id)]
             if is_plain(records):
-                await session.rows(sql["plain"], [*batch_values(records), now, stir, new_ids])
+                async with nullcontext() if session.is_idle else session.connection.transaction():
+                    await session.named("enqueue", "plain", *batch_values(records), now, stir, new_ids)
                 return [Enqueued(record.id) for record in records]
         except psycopg.errors.UniqueViolation:
             # An id is known: a repeated call, or a job twice in the batch. Nothing was stored.
             pass
-    rows = await session.rows(sql["by_rules"], [*rule_values(records), now, stir, session.is_repeated])
+    rows = await session.named("enqueue", "by_rules", *rule_values(records), now, stir, session.is_repeated)
     return [Enqueued(job_id, existed) for job_id, existed in rows]
 
 
-async def _stored_one(session: Session, statement: str, job: JobRecord, now: Micros, stir: int) -> bool:
+async def _stored_one(session: Session, job: JobRecord, now: Micros, stir: int) -> bool:
     """Not where it has anything but defaults, or the queue is new."""
-    if not (
-        job.key is None
-        and job.idempotency_key is None
-        and not job.headers
-        and rare_settings(job)[1:] == _USUAL
-    ):
+    if job.headers or not is_plain([job]) or rare_settings(job)[1:] != _USUAL:
         return False
     values = [
         job.id, job.type, job.run_at_us, job.created_at_us, -job.priority, job.max_attempts,
-        0 if job.run_at_us > now else 1, job.payload, job.queue, session.repeats, stir, channel(session.schema),
+        0 if job.run_at_us > now else 1, job.payload, job.queue, stir, channel(session.schema),
     ]  # fmt: skip
-    rows = await session.rows(statement, values)
-    if rows:
-        session.repeats = rows[0][0]
-    return bool(rows)
+    return bool(await session.named("enqueue", "one", *values))
 
 
 def is_plain(records: Sequence[JobRecord]) -> bool:
@@ -96,19 +90,18 @@ def batch_values(
     """The fields of a `job_batch`. `payloads`: of jobs that differ from the one record in nothing else."""
     first = records[0]
     own = [record.payload for record in records] if payloads is None else payloads
-    headers = [record.headers for record in records]
-    is_same = headers.count(first.headers) == len(headers)
-    is_idempotent = first.idempotency_key is not None
+    headers = [to_json(record.headers) if record.headers else "" for record in records]
     return [
         first.queue,
         text_array([record.id for record in records]) if has_ids else None,
-        *_once_or_each([record.type for record in records], text_array),
-        *_once_or_each([record.run_at_us for record in records], int_array),
-        *_once_or_each([record.created_at_us for record in records], int_array),
-        *_once_or_each([-record.priority for record in records], int_array),
-        stored_value("headers", first.headers) if is_same else None,
-        None if is_same else escaped_texts([stored_value("headers", one) for one in headers]),
-        text_array([record.idempotency_key or "" for record in records]) if is_idempotent else None,
+        text_array(_once_or_each([record.type for record in records])),
+        int_array(_once_or_each([record.run_at_us for record in records])),
+        int_array(_once_or_each([record.created_at_us for record in records])),
+        int_array(_once_or_each([-record.priority for record in records])),
+        text_array(_once_or_each(headers)) if any(headers) else None,
+        text_array([record.idempotency_key or "" for record in records])
+        if first.idempotency_key is not None
+        else None,
         first.max_attempts,
         *[
             None if value == _DEFAULTS[name] else stored_value(name, value)
@@ -119,13 +112,59 @@ def batch_values(
     ]
 
 
-def _once_or_each(values: Sequence[T], as_array: Callable[[Sequence[T]], str]) -> tuple[T | None, str | None]:
-    """One value where all are the same, else the array of them."""
-    if len(values) == 1 or values.count(values[0]) == len(values):
-        return values[0], None
-    return None, as_array(values)
+def _once_or_each(values: Sequence[T]) -> Sequence[T]:
+    """One value where all are the same."""
+    return values[:1] if values.count(values[0]) == len(values) else values
 
 
 def rule_values(records: Sequence[JobRecord]) -> list[Any]:
     payloads = [record.payload for record in records]
     return [to_json([given_columns(record) for record in records]), b"".join(payloads), ends(payloads)]
+
+
+# -- bulk writing through the contract --------------------------------------------------------------------------------
+
+
+async def put_blob(session: Session, blob: str, data: bytes, swaps: bool, expected: bytes | None) -> bool:
+    if expected is not None:
+        return bool(await session.named("blobs", "replace", blob, data, expected))
+    return bool(await session.named("blobs", "create" if swaps else "put", blob, data))
+
+
+async def read_blobs(session: Session, names: Sequence[str]) -> list[bytes | None]:
+    return [data for (data,) in await session.named("blobs", "read", text_array(names))]
+
+
+async def list_blobs(session: Session, folder: str) -> list[str]:
+    return [name for (name,) in await session.named("blobs", "names", f"{folder}/")]
+
+
+async def drop_blobs(session: Session, names: Sequence[str]) -> list[None]:
+    await session.named("blobs", "drop", text_array(names))
+    return [None] * len(names)
+
+
+async def publish_blobs(
+    session: Session, series: str, number: int, portion: int, names: Sequence[str], now: Micros
+) -> dict[str, int]:
+    async with session.connection.transaction():
+        await session.named("blobs", "lock_series", series)
+        known = (await session.named("blobs", "portion", series) or [(number, 0, 0)])[0]
+        added: int = known[2] if known[0] == number else 0
+        if tuple(known[:2]) < (number, portion):
+            for name in names:
+                (data,) = await read_blobs(session, [name])
+                added += 0 if data is None else await _enqueue(session, unpack(data), now)
+            await session.named("blobs", "note", series, number, portion, added)
+    return {"": added}
+
+
+async def _enqueue(session: Session, jobs: Sequence[JobRecord], now: Micros) -> int:
+    """Within the caller's transaction, in runs of jobs that are stored the same way."""
+    added = 0
+    for _, run in groupby(jobs, lambda job: (job.queue, job.key is None and job.idempotency_key is None)):
+        some = list(run)
+        for start in range(0, len(some), _CHUNK):
+            stored = await enqueue(session, some[start : start + _CHUNK], now, session.stir, new_ids=False)
+            added += sum(not one.existed for one in stored)
+    return added

@@ -18,13 +18,13 @@ import psycopg
 from taskharbor.drivers.migrations import Migration, known_migrations, pending_of
 from taskharbor.drivers.postgres.connections import Session, connect, translated
 from taskharbor.drivers.postgres.options import Options
-from taskharbor.drivers.postgres.statements import load, quoted
+from taskharbor.drivers.postgres.rows import quoted
 from taskharbor.errors import SchemaMismatch
 
 FUNCTIONS_VERSION = 1
 """One more with every release that changes a function."""
 MINIMUM_VERSION = 140_000
-_UNRELEASED = "0002_moves"
+_UNRELEASED = "0001_tables"
 """A step of stores from before the first release, whose tables were others."""
 
 
@@ -43,6 +43,7 @@ def known_steps() -> tuple[Migration, ...]:
 async def open_ready(options: Options) -> Session:
     """A session on a store that is up to date. Brings it there, or refuses it, as the options say."""
     session = Session(await connect(options), options)
+    session.is_fresh = False
     try:
         missing = await migrate(session, options, dry_run=not options.migrate)
         if missing and not options.migrate:
@@ -87,15 +88,14 @@ async def _check_isolation(session: Session, options: Options) -> None:
 
 
 async def _pending(session: Session, options: Options, known: Sequence[Migration]) -> list[Migration]:
-    sql = load("migrate", session.schema)
-    tables = {name for (name,) in await session.rows(sql["tables"], [session.schema])}
+    tables = {name for (name,) in await session.named("migrate", "tables", session.schema)}
     if "migrations" not in tables:
         own = set(re.findall(r"^CREATE (?:UNLOGGED )?TABLE (\w+)", known_steps()[0].sql, re.MULTILINE))
         if tables & own:
             raise _foreign(options, tables & own)
         return list(known)
     try:
-        applied: dict[str, bool] = dict(await session.rows(sql["applied"]))
+        applied: dict[str, bool] = dict(await session.named("migrate", "applied"))
     except psycopg.errors.UndefinedColumn:
         raise _foreign(options, {"migrations"}) from None
     place = f"{options.place}: the schema {options.schema!r}"
@@ -105,7 +105,7 @@ async def _pending(session: Session, options: Options, known: Sequence[Migration
             "drop it, or give TaskHarbor another with ?schema=name"
         )
     missing = pending_of(known, applied, place)
-    return [step for step in missing if not await session.rows(sql["is_applied"], [step.name])]
+    return [step for step in missing if not await session.named("migrate", "is_applied", step.name)]
 
 
 def _foreign(options: Options, tables: set[str]) -> SchemaMismatch:
@@ -116,25 +116,23 @@ def _foreign(options: Options, tables: set[str]) -> SchemaMismatch:
 
 
 async def _apply(session: Session, migration: Migration) -> None:
-    sql = load("migrate", session.schema)
     schema = quoted(session.schema)
     connection = session.connection
     async with connection.transaction():
         # One process at a time; the others find the step taken.
-        await session.rows(sql["lock"], [session.schema])
-        await session.rows(sql["create_schema"])
-        await session.rows(sql["create_table"])
-        if not await session.rows(sql["is_applied"], [migration.name]):
+        await session.named("migrate", "lock", session.schema)
+        await session.named("migrate", "create_schema")
+        await session.named("migrate", "create_table")
+        if not await session.named("migrate", "is_applied", migration.name):
             # Several statements in one go, which is for the library to send.
             await connection.execute(f"SET LOCAL search_path TO {schema}, pg_temp")
             await connection.execute(migration.sql.replace("$schema", schema))
-            await session.rows(sql["record"], [migration.name, migration.breaks])
+            await session.named("migrate", "record", migration.name, migration.breaks)
 
 
 async def _tend(session: Session, *, is_new: bool) -> None:
     """What the tables need when they are new, have come to another cluster, or nobody worked here for a week."""
-    sql = load("migrate", session.schema)
-    ((has_moved, today, has_days),) = await session.rows(sql["condition"], [session.schema])
+    ((has_moved, today, has_days),) = await session.named("migrate", "condition", session.schema)
     if has_moved:
         await session.call("begin_epoch")
     if not has_days:

@@ -18,10 +18,9 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 
 import psycopg
 
-from taskharbor.drivers.postgres.connections import NOTIFYING, SILENT, Connections, Session, connect
-from taskharbor.drivers.postgres.options import Options
-from taskharbor.drivers.postgres.rows import escaped_texts, text_array
-from taskharbor.drivers.postgres.statements import call, channel, quoted
+from taskharbor.drivers.postgres.connections import Connections, Session, connect
+from taskharbor.drivers.postgres.options import NOTIFYING, SILENT, Options
+from taskharbor.drivers.postgres.rows import channel, escaped_texts, quoted, text_array
 from taskharbor.drivers.waiting import Look, Notifications, keep_connected, set_within
 from taskharbor.errors import TaskHarborError
 from taskharbor.jobs import Micros
@@ -38,9 +37,9 @@ _SNAPSHOT = re.compile(r"\d+:\d+:[\d,]*")
 class NotifyThrottle:
     """One handle's notifications. `notify` sends one NOTIFY for each of the given queues."""
 
-    def __init__(self, notify: Callable[[Iterable[str]], Awaitable[None]], *, is_on: bool) -> None:
+    def __init__(self, notify: Callable[[Iterable[str]], Awaitable[None]], mode: int) -> None:
         self._notify = notify
-        self.mode = NOTIFYING if is_on else SILENT
+        self.mode = mode
         """For changes that seldom make anything runnable: they are not throttled."""
         self._last: dict[str, float] = {}
         self._due: set[str] = set()
@@ -126,9 +125,8 @@ class Listener:
     async def look(self, queues: Sequence[str], version: str | None, since: Micros) -> Look:
         seen = version if version is not None and _SNAPSHOT.fullmatch(version) else None
         hints = escaped_texts([self._emptied.pop(queue, None) for queue in queues])
-        statement = call("watch", self._options.schema, 4)
         ((snapshot, is_changed, due),) = await self._connections.run(
-            lambda session: session.rows(statement, [text_array(queues), hints, seen, since])
+            lambda session: session.named("inspect", "watch", text_array(queues), hints, seen, since)
         )
         return Look(snapshot, is_changed or seen is None, due)
 
@@ -145,8 +143,8 @@ class Listener:
             connection.add_notify_handler(lambda notify: self.notifications.notify((notify.payload,)))
             await connection.execute(f"LISTEN {quoted(channel(self._options.schema))}")
             session.is_fresh = False
-            session.watch.on_unasked = lambda: self._read(session)
-            session.watch.begin()
+            connection.on_unasked = lambda: self._read(session)
+            connection.begin_watching()
             self.is_up = True
             # Notifications from before LISTEN were not heard.
             self.notifications.notify()
@@ -159,7 +157,7 @@ class Listener:
         finally:
             if self._connections.listening is session:
                 self._connections.listening = None
-            session.watch.on_unasked = session.watch.end
+            connection.on_unasked = None
             await connection.close()
 
     def _read(self, session: Session) -> None:
@@ -170,5 +168,5 @@ class Listener:
             while notify := pgconn.notifies():
                 self.notifications.notify((notify.extra.decode(),))
         except psycopg.Error:
-            session.watch.end()
+            session.connection.end_watching()
             self._broken.set()

@@ -17,13 +17,11 @@ from taskharbor.drivers.postgres.rows import (
     job_record,
     text_array,
 )
-from taskharbor.drivers.postgres.statements import call, load
 from taskharbor.errors import InvalidRequest, JobError, JobFinished, JobNotDead, JobNotFound, KeyConflict
 from taskharbor.jobs import TERMINAL_STATES, JobRecord, JobState, Micros
 
 _CANCEL_ERRORS: dict[int, type[JobError]] = {-1: JobNotFound, -2: JobFinished}
 _REQUEUE_ERRORS: dict[int, type[JobError]] = {-1: JobNotFound, -2: JobNotDead, -3: KeyConflict}
-_FOREVER = 2**63 - 1
 _WINDOW = 10_000
 """Numbers looked through for jobs that ended before a listing looks further back, ten times as far each time."""
 
@@ -51,15 +49,11 @@ async def purge(session: Session, selection: JobFilter, limit: int) -> int:
     if selection.worker is not None:
         # A job that ended is nobody's.
         return 0
-    states = TERMINAL_STATES if selection.states is None else TERMINAL_STATES & selection.states
+    ended = TERMINAL_STATES if selection.states is None else TERMINAL_STATES & selection.states
+    states = int_array(sorted(STATE_NUMBERS[state] for state in ended))
+    types = None if selection.types is None else text_array(sorted(selection.types))
     removed: int = await session.call(
-        "purge",
-        selection.queue,
-        int_array(sorted(STATE_NUMBERS[state] for state in states)),
-        None if selection.types is None else text_array(sorted(selection.types)),
-        selection.key,
-        _FOREVER if selection.finished_before_us is None else selection.finished_before_us,
-        limit,
+        "purge", selection.queue, states, types, selection.key, selection.finished_before_us, limit
     )
     return removed
 
@@ -69,7 +63,7 @@ async def configure(session: Session, queue: str, settings: QueueSettings, _: Mi
 
 
 async def settings_of(session: Session, queue: str) -> QueueSettings:
-    rows = await session.rows(load("inspect", session.schema)["settings"], [queue])
+    rows = await session.named("inspect", "settings", queue)
     return settings_from(rows[0]) if rows else QueueSettings()
 
 
@@ -78,8 +72,7 @@ def settings_from(row: Sequence[object]) -> QueueSettings:
 
 
 async def remove(session: Session, job_ids: Sequence[str]) -> list[JobState | JobError]:
-    rows = await session.rows(call("remove_jobs", session.schema, 1), [text_array(job_ids)])
-    found: dict[str, int] = dict(rows)
+    found: dict[str, int] = dict(await session.named("inspect", "remove", text_array(job_ids)))
     return [_removed(job_id, found.get(job_id)) for job_id in job_ids]
 
 
@@ -95,7 +88,7 @@ def _removed(job_id: str, state: int | None) -> JobState | JobError:
 
 
 async def get(session: Session, job_ids: Sequence[str], now: Micros) -> list[JobRecord | None]:
-    rows = await session.rows(load("inspect", session.schema)["get"], [text_array(job_ids)])
+    rows = await session.named("inspect", "get", text_array(job_ids))
     found = {job.id: job for job in (job_record(row, now) for row in rows)}
     return [found.get(job_id) for job_id in job_ids]
 
@@ -103,8 +96,7 @@ async def get(session: Session, job_ids: Sequence[str], now: Micros) -> list[Job
 async def list_jobs(
     session: Session, selection: JobFilter, now: Micros, limit: int, cursor: str | None
 ) -> Page:
-    sql = load("inspect", session.schema)
-    before = await session.value(sql["newest"]) if cursor is None else _number(cursor)
+    before = (await session.named("inspect", "newest"))[0][0] if cursor is None else _number(cursor)
     last = 0 if selection.until is None else _number(selection.until)
     waiting = set(STATES) if selection.states is None else set(selection.states)
     if selection.worker is not None:
@@ -119,13 +111,13 @@ async def list_jobs(
     end = [selection.finished_before_us, limit + 1]
     may_live = min(states, default=INFLIGHT) <= INFLIGHT
     if waiting == {JobState.DEAD}:
-        rows = await session.rows(sql["list_dead"], [before, *by_name, *end])
+        rows = await session.named("inspect", "list_dead", before, *by_name, *end)
     else:
         window = max(_WINDOW, 10 * limit)
         while True:
             since = max(before - window, 0)
             values = [before, since, int_array(stored), now, int_array(states), may_live, *by_name]
-            rows = await session.rows(sql["list"], [*values, selection.worker, *end])
+            rows = await session.named("inspect", "list", *values, selection.worker, *end)
             if len(rows) > limit or since == 0:
                 break
             window *= 10
@@ -135,7 +127,7 @@ async def list_jobs(
 
 
 async def stats(session: Session, now: Micros, queue: str | None) -> list[QueueStats]:
-    rows = await session.rows(load("inspect", session.schema)["stats"], [now, queue])
+    rows = await session.named("inspect", "stats", now, queue)
     if queue is not None and not rows:
         return [QueueStats(queue=queue, counts=dict.fromkeys(STATES, 0))]
     return [

@@ -17,6 +17,9 @@ from taskharbor.drivers.urls import Reader, seconds, switch, whole
 from taskharbor.errors import InvalidRequest
 
 DEFAULT_SCHEMA = "taskharbor"
+SILENT = 1
+NOTIFYING = 2
+"""How a move is written that may have made something runnable."""
 
 _HOW = "write it like postgresql://user@host/database"
 # What a dead connection looks like is silence; without these the kernel waits for hours before it says so.
@@ -50,6 +53,11 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     """off: no prepared statements, for poolers in transaction mode that do not know them."""
     migrate: bool = True
     """off: refuse a schema that is missing or old instead of bringing it up to date when the store is opened."""
+
+    @property
+    def stir(self) -> int:
+        """How a move is written that may have made something runnable, where it is not throttled."""
+        return NOTIFYING if self.notify else SILENT
 
     def __repr__(self) -> str:
         return f"Options({self.place!r}, schema={self.schema!r})"

@@ -1,16 +1,23 @@
-"""Records to columns and back. NULL stands for a default, so that most jobs are short rows and short answers.
+"""Statements, and records to columns and back. NULL stands for a default, so that most jobs are short rows and short answers.
 
 Columns have the names of the records' fields, without `_us` for instants, but for `rank` (minus the priority, so that an index in
 one direction serves) and `flags`. So the lists of columns are made of the records.
 
 A batch goes to the server as one array literal per column, made by `join`: a library that adapts every element of a list by
 itself costs more than the round trip.
+
+Statements come from `sql/*.sql`: one file per family of operations, each statement under a `-- name:` line. Values are `$1`,
+`$2`, ... `$schema` stands for the schema that holds the tables: every name is qualified, because behind a pooler a session's
+search path belongs to whoever used it last. `/*name*/` stands for a list of columns that is made here.
 """
 
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import Iterable, Sequence
+from functools import cache
+from importlib.resources import files
 from itertools import accumulate
 from typing import Any, Final
 
@@ -56,9 +63,44 @@ _CLAIMED_RARE = (
 """Columns of a claimed job that are never NULL, and those that may be. The claimer knows the rest."""
 _NOTHING_RARE = [None] * len(_CLAIMED_RARE)
 
-JOB_COLUMNS: Final = ", ".join(["seq", *map(_column, _JOB_FIELDS)])
-CLAIMED_COLUMNS: Final = ", ".join(["seq", *map(_column, _CLAIMED_ALWAYS), *map(_column, _CLAIMED_RARE)])
-ATTEMPT_COLUMNS: Final = ", ".join(["xid::text", *map(_column, Attempt.__struct_fields__)])
+# -- statements ----------------------------------------------------------------------------------------------------
+
+_NAME = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
+_LISTS = {
+    "attempt": ", ".join(["xid", *map(_column, Attempt.__struct_fields__)]),
+    "claimed": ", ".join(["seq", *map(_column, _CLAIMED_ALWAYS), *map(_column, _CLAIMED_RARE)]),
+    "job": ", ".join(["seq", *map(_column, _JOB_FIELDS)]),
+    # The fields of a `job_batch`, the first values of a statement.
+    "batch": ", ".join(f"${n}" for n in range(1, 18)),
+}
+
+
+@cache
+def load(family: str, schema: str) -> dict[str, str]:
+    """The statements of one file by name, for one schema."""
+    file = files(__package__) / "sql" / f"{family}.sql"
+    text = file.read_text("utf-8").replace("$schema", quoted(schema))
+    for name, columns in _LISTS.items():
+        text = text.replace(f"/*{name}*/", columns)
+    parts = _NAME.split(text)[1:]
+    return {name: body.strip() for name, body in zip(parts[::2], parts[1::2], strict=True)}
+
+
+@cache
+def call(function: str, schema: str, count: int) -> str:
+    """A call of a function of the store with so many values. Their types are those of its parameters."""
+    values = ", ".join(f"${n}" for n in range(1, count + 1))
+    return f"SELECT * FROM {quoted(schema)}.{function}({values})"  # noqa: S608
+
+
+def quoted(identifier: str) -> str:
+    return '"' + identifier.replace('"', '""') + '"'
+
+
+@cache
+def channel(schema: str) -> str:
+    """What those who wait listen to."""
+    return f"taskharbor:{schema}"
 
 
 # -- to the server --------------------------------------------------------------------------------------------
@@ -190,7 +232,7 @@ def _decoded(names: Iterable[str], row: Sequence[Any]) -> dict[str, Any]:
 
 
 def attempt_record(row: tuple[Any, ...]) -> Attempt:
-    """From a row with `ATTEMPT_COLUMNS`."""
+    """From a row with the columns of an attempt."""
     fields = dict(zip(Attempt.__struct_fields__, row[1:], strict=False))
     fields["outcome"] = OUTCOMES[fields["outcome"]]
     fields["state"] = STATES[fields["state"]]

@@ -11,18 +11,17 @@ import sys
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from itertools import count
 from typing import Any, TypeAlias
 
-from psycopg import AsyncConnection, AsyncCursor, Connection, Cursor, pq
+from psycopg import AsyncConnection, AsyncRawCursor, Connection, RawCursor, pq
 from psycopg.rows import tuple_row
 
 from taskharbor.drivers.contract import Enqueued, JoinedAsyncTransaction, JoinedTransaction
 from taskharbor.drivers.dispatch import check_records
-from taskharbor.drivers.postgres.connections import NOTIFYING, SILENT
+from taskharbor.drivers.postgres.connections import MISSING
 from taskharbor.drivers.postgres.enqueue import batch_values, is_plain, rule_values
 from taskharbor.drivers.postgres.options import Options
-from taskharbor.drivers.postgres.statements import load
+from taskharbor.drivers.postgres.rows import load
 from taskharbor.errors import InvalidRequest, SchemaMismatch
 from taskharbor.jobs import JobRecord, Micros
 
@@ -32,8 +31,6 @@ ACCEPTED = (
     "a psycopg Connection or AsyncConnection, a SQLAlchemy Session, Connection, AsyncSession or AsyncConnection, "
     "or Django's connection"
 )
-_MISSING = ("42P01", "42883", "42704", "3F000")
-"""No such table, function, type, schema."""
 _VALUE = re.compile(r"\$(\d+)")
 _LIKE_A_NAME = re.compile(r"(?<![:\w\\]):(?=\w)")
 """What SQLAlchemy would take for a parameter; here it can only be part of the schema's name."""
@@ -96,20 +93,13 @@ class EnqueueStatement:
         self._records = records
         self._is_plain = is_plain(records)
         # PostgreSQL delivers at commit the notifications that are made here, and drops them at rollback.
-        stir = NOTIFYING if options.notify else SILENT
         sql = load("enqueue", options.schema)
         values: list[Any]
         if self._is_plain:
-            text, values = sql["plain"], [*batch_values(records), now, stir, True]
+            text, values = sql["plain"], [*batch_values(records), now, options.stir, True]
         else:
-            has_keys = any(record.key is not None for record in records)
-            text, values = (
-                sql["by_key" if has_keys else "by_rules"],
-                [*rule_values(records), now, stir, False],
-            )
-        # Each value stands in it once, in order.
-        self.text = _VALUE.sub("%s", text.replace("%", "%%"))
-        self.values = values
+            text, values = sql["by_rules"], [*rule_values(records), now, options.stir, False]
+        self.text, self.values = text, values
 
     def answers(self, rows: Sequence[Sequence[Any]]) -> list[Enqueued]:
         if self._is_plain:
@@ -128,7 +118,7 @@ def _explaining(options: Options) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if _sqlstate(error) not in _MISSING:
+        if _sqlstate(error) not in MISSING:
             raise
         text = " ".join(str(error).split())
         raise SchemaMismatch(
@@ -167,13 +157,13 @@ def _check_is_postgresql(name: str) -> None:
 def _run_on_psycopg(connection: Connection[Any], statement: str, values: list[Any]) -> Rows:
     _check_transaction(connection)
     # A cursor of its own: the connection's row and cursor factories are the caller's business.
-    with Cursor(connection, row_factory=tuple_row) as cursor:
+    with RawCursor(connection, row_factory=tuple_row) as cursor:
         return cursor.execute(statement.encode(), values).fetchall()
 
 
 async def _run_on_async_psycopg(connection: AsyncConnection[Any], statement: str, values: list[Any]) -> Rows:
     _check_transaction(connection)
-    async with AsyncCursor(connection, row_factory=tuple_row) as cursor:
+    async with AsyncRawCursor(connection, row_factory=tuple_row) as cursor:
         return await (await cursor.execute(statement.encode(), values)).fetchall()
 
 
@@ -186,7 +176,8 @@ def _run_on_django(connection: Any, statement: str, values: list[Any]) -> Rows:
     if not connection.in_atomic_block and connection.get_autocommit():
         raise _not_in_a_transaction("use `with transaction.atomic():`")
     with connection.cursor() as cursor:
-        cursor.execute(statement, values)
+        # Each value stands in it once, in order.
+        cursor.execute(_VALUE.sub("%s", statement.replace("%", "%%")), values)
         rows: Rows = cursor.fetchall()
     return rows
 
@@ -220,14 +211,9 @@ def _run_on_sqlalchemy(transaction: Any, statement: str, values: list[Any]) -> R
 
 
 def as_text_clause(statement: str, values: Sequence[Any]) -> Any:
-    """A statement with `%s` as one with bound parameters, whose types SQLAlchemy takes from the values."""
+    """A statement with bound parameters, whose types SQLAlchemy takes from the values."""
     from sqlalchemy import text
 
-    numbers = count()
     # In parentheses, because a cast may follow: a name that is followed by a colon is not seen as one.
-    named = re.sub(
-        r"%(s|%)",
-        lambda found: "%" if found[1] == "%" else f"(:v{next(numbers)})",
-        _LIKE_A_NAME.sub(r"\:", statement),
-    )
-    return text(named).bindparams(**{f"v{number}": value for number, value in enumerate(values)})
+    named = _VALUE.sub(r"(:v\1)", _LIKE_A_NAME.sub(r"\:", statement))
+    return text(named).bindparams(**{f"v{number}": value for number, value in enumerate(values, 1)})

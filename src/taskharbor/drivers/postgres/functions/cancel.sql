@@ -19,10 +19,9 @@ BEGIN
             v_after.state := 6;
             PERFORM move_job(v_job, v_after, 5, p_now, p_stir);
             v_state := 6;
-        ELSIF EXISTS (SELECT FROM ended WHERE id = v_id AND state = 6) THEN
-            v_state := 6;
         ELSE
-            v_state := CASE WHEN is_kept(v_id) THEN -2 ELSE -1 END;
+            SELECT CASE e.state WHEN 6 THEN 6 ELSE -2 END INTO v_state FROM ended AS e WHERE e.id = v_id;
+            v_state := coalesce(v_state, -1);
         END IF;
         v_answers := v_answers || v_state;
     END LOOP;

@@ -1,9 +1,10 @@
--- For new ids (see `sql/enqueue.sql`), called once the job is stored: whatever ended before that is seen here. No search path
+-- For a new id (see `sql/enqueue.sql`), called once the job is stored: whatever was noted before that is seen here. No search path
 -- of its own, which would cost a single enqueue more than the look.
-CREATE OR REPLACE FUNCTION check_not_repeated(p_id text) RETURNS boolean LANGUAGE plpgsql AS $$
+-- The schema's name may have two dollar signs.
+CREATE OR REPLACE FUNCTION check_not_repeated(p_id text) RETURNS boolean LANGUAGE plpgsql AS $check_not_repeated$
 BEGIN
     IF EXISTS (SELECT FROM $schema.repeated WHERE call = p_id) THEN
         RAISE unique_violation USING MESSAGE = 'a later try has stored this job';
     END IF;
     RETURN true;
-END $$;
+END $check_not_repeated$;

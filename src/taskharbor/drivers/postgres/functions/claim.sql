@@ -38,11 +38,8 @@ BEGIN
         v_limited := v_queue.max_inflight IS NOT NULL;
     END IF;
     -- Assignments, not PERFORM: an expression costs a tenth of a statement.
-    IF v_limited THEN
-        v_lock := pg_advisory_xact_lock(queue_lock(v_next.queue_id));
-    ELSE
-        v_lock := pg_advisory_xact_lock_shared(queue_lock(v_next.queue_id));
-    END IF;
+    v_lock := CASE WHEN v_limited THEN pg_advisory_xact_lock(queue_lock(v_next.queue_id))::text
+                   ELSE pg_advisory_xact_lock_shared(queue_lock(v_next.queue_id))::text END;
     -- Nobody else has this secret, but another try of this very call may still be at work, or begin late: its answer was
     -- lost. One after the other, and after the latest try no earlier one does anything.
     v_lock := pg_advisory_xact_lock(hashtextextended(p_secret, 0));

@@ -1,5 +1,7 @@
 -- Jobs of any kind, in order. p_jobs: objects with the columns of `jobs` that are given, and `queue`. p_is_repeated: an
 -- earlier try may have stored them, or may do so later: from now on it may not.
+-- Where the snapshot of the caller's transaction stands still (REPEATABLE READ, SERIALIZABLE), jobs of a key that came after it cannot
+-- be seen, so no rule about keys can be kept. Then nothing is done, and no row comes back.
 CREATE OR REPLACE FUNCTION enqueue_by_rules(
     p_jobs json, p_payloads bytea, p_ends integer[], p_now bigint, p_stir integer, p_is_repeated boolean
 ) RETURNS TABLE (job_id text, existed boolean) LANGUAGE plpgsql AS $$
@@ -9,20 +11,21 @@ DECLARE
     v_job jobs;
     v_answer record;
     v_known text;
-    v_unused integer[] := '{}';
-    v_queues jsonb := '{}';
+    v_last integer := (SELECT coalesce(max(id), 0) FROM queues);
+    v_used integer[] := '{}';
+    v_queues jsonb := (
+        SELECT jsonb_object_agg(n.name, queue_id_of(n.name))
+        FROM (SELECT DISTINCT g ->> 'queue' AS name FROM json_array_elements(p_jobs) AS g ORDER BY 1) AS n);
     v_seqs bigint[] := ARRAY(SELECT nextval('job_seq') FROM json_array_elements(p_jobs));
 BEGIN
+    IF current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted')
+       AND EXISTS (SELECT FROM json_array_elements(p_jobs) AS g WHERE g ->> 'key' IS NOT NULL) THEN
+        RETURN;
+    END IF;
     v_new.fence := 0;
     v_new.attempts := 0;
     v_new.stalls := 0;
     v_new.cancel_requested := false;
-    FOR v_given IN SELECT DISTINCT g ->> 'queue' AS name FROM json_array_elements(p_jobs) AS g ORDER BY 1 LOOP
-        IF NOT EXISTS (SELECT FROM queues WHERE name = v_given.name) THEN
-            v_unused := v_unused || queue_id_of(v_given.name);
-        END IF;
-        v_queues := v_queues || jsonb_build_object(v_given.name, queue_id_of(v_given.name));
-    END LOOP;
     -- In one order for everybody, so that two batches do not wait for each other.
     PERFORM pg_advisory_xact_lock(l.number) FROM (
         SELECT DISTINCT key_lock((v_queues ->> (g ->> 'queue'))::integer, g ->> 'key') AS number
@@ -69,9 +72,7 @@ BEGIN
             v_answer := store_job(v_job, p_now, p_stir);
             job_id := v_answer.job_id;
             existed := v_answer.existed;
-            IF NOT existed THEN
-                v_unused := array_remove(v_unused, v_job.queue_id);
-            END IF;
+            v_used := v_used || CASE WHEN existed THEN '{}' ELSE ARRAY[v_job.queue_id] END;
             IF v_job.idempotency_key IS NOT NULL AND v_answer.job_seq IS NOT NULL THEN
                 INSERT INTO idempotency AS i (queue_id, idempotency_key, job_seq, job_id, is_led)
                 VALUES (v_job.queue_id, v_job.idempotency_key, v_answer.job_seq, v_answer.job_id, existed)
@@ -88,11 +89,10 @@ BEGIN
         RETURN NEXT;
     END LOOP;
     IF p_is_repeated THEN
-        PERFORM note_repetition();
         INSERT INTO repeated (call, try) SELECT g ->> 'id', 1 FROM json_array_elements(p_jobs) AS g
         ON CONFLICT (call) DO NOTHING;
     END IF;
     -- A queue that was only named, and made here: every job for it was known before, elsewhere.
-    DELETE FROM queues WHERE id = ANY (v_unused) AND xmin = pg_current_xact_id()::xid;
+    DELETE FROM queues WHERE id > v_last AND id <> ALL (v_used) AND xmin = pg_current_xact_id()::xid;
 END $$ SET search_path FROM CURRENT SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off
    SET plan_cache_mode = force_generic_plan;

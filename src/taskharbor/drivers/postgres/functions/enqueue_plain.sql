@@ -12,8 +12,8 @@ BEGIN
             RAISE unique_violation USING MESSAGE = 'a later try has stored this batch';
         END IF;
     ELSIF EXISTS (
-        SELECT FROM ended WHERE id = ANY (p_batch.ids) AND finished_at >= coalesce(
-            p_batch.created_at, (SELECT min(c) FROM unnest(p_batch.created_ats) AS c)) - 3600000000
+        SELECT FROM ended WHERE id = ANY (p_batch.ids)
+            AND finished_at >= (SELECT min(c) FROM unnest(p_batch.created_ats) AS c) - 3600000000
     ) THEN
         RAISE unique_violation USING MESSAGE = 'a job of this batch is known and has ended';
     END IF;

@@ -15,7 +15,7 @@ BEGIN
     -- Whoever publishes the same write at the same moment waits here, and then finds it done.
     PERFORM pg_advisory_xact_lock(write_lock(p_write));
     INSERT INTO published AS p (series, number, jobs) VALUES (p_series, p_number, 0)
-    ON CONFLICT (series) DO UPDATE SET number = excluded.number, published_at = excluded.published_at, jobs = 0
+    ON CONFLICT (series) DO UPDATE SET number = excluded.number, portion = excluded.portion, published_at = excluded.published_at, jobs = 0
     WHERE p.number < excluded.number;
     IF NOT FOUND THEN
         DELETE FROM staged WHERE write = p_write;
@@ -66,7 +66,5 @@ BEGIN
         SELECT write FROM staged GROUP BY write HAVING max(staged_at) < clock_timestamp() - interval '3 days');
     DELETE FROM published
     WHERE published_at < clock_timestamp() - CASE WHEN number < 0 THEN interval '30 days' ELSE interval '400 days' END;
-    DELETE FROM portions
-    WHERE noted_at < clock_timestamp() - CASE WHEN number < 0 THEN interval '30 days' ELSE interval '400 days' END;
     RETURN v_jobs;
 END $$ SET search_path FROM CURRENT SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_generic_plan;

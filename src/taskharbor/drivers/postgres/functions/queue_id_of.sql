@@ -3,14 +3,12 @@ CREATE OR REPLACE FUNCTION queue_id_of(p_name text) RETURNS integer LANGUAGE plp
 DECLARE
     v_id integer;
 BEGIN
-    SELECT id INTO v_id FROM queues WHERE name = p_name;
-    IF v_id IS NULL THEN
+    LOOP
+        SELECT id INTO v_id FROM queues WHERE name = p_name;
+        EXIT WHEN FOUND;
         INSERT INTO queues (name, keep_done_us, keep_dead_us, keep_attempts_us)
         VALUES (p_name, 7 * 86400000000, 90 * 86400000000, 30 * 86400000000)
-        ON CONFLICT (name) DO NOTHING RETURNING id INTO v_id;
-        IF v_id IS NULL THEN
-            SELECT id INTO v_id FROM queues WHERE name = p_name;
-        END IF;
-    END IF;
+        ON CONFLICT (name) DO NOTHING;
+    END LOOP;
     RETURN v_id;
 END $$;

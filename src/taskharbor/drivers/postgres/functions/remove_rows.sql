@@ -1,5 +1,5 @@
 -- Remove rows of a part of the history, with what belongs to them: of jobs the idempotency keys and the counts; of the log, the last
--- that went is noted, but for rows of earlier epochs, which have numbers of another cluster. How many.
+-- that went is noted. How many.
 -- p_where: a condition on a row `j` and its queue `q`; NULL: the table is about to be dropped, so its rows stay in it.
 CREATE OR REPLACE FUNCTION remove_rows(p_table regclass, p_where text, p_limit bigint DEFAULT NULL) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
@@ -19,7 +19,7 @@ BEGIN
     END IF;
     IF v_is_log THEN
         EXECUTE 'WITH gone AS NOT MATERIALIZED (' || v_gone || '), last AS (
-                SELECT xid, seq FROM gone WHERE seq > (SELECT max(last_seq) FROM epochs) ORDER BY xid DESC, seq DESC LIMIT 1
+                SELECT xid, seq FROM gone ORDER BY xid DESC, seq DESC LIMIT 1
             ), noted AS (
                 UPDATE epochs SET trimmed_xid = last.xid, trimmed_seq = last.seq FROM last
                 WHERE epoch = (SELECT max(epoch) FROM epochs) AND (trimmed_xid, trimmed_seq) < (last.xid, last.seq)

@@ -8,7 +8,6 @@ CREATE OR REPLACE FUNCTION settle(
 ) RETURNS smallint[] LANGUAGE plpgsql AS $$
 DECLARE
     v_settled integer[];
-    v_stirred integer[];
     v_one record;
     v_answers smallint[];
 BEGIN
@@ -38,22 +37,18 @@ BEGIN
                codec, headers, idempotency_key, last_error, given_result, payload
         FROM gone
     ), logged AS (
-        INSERT INTO attempts (job_id, queue_id, type, rank, fence, worker, created_at, run_at, reserved_at,
+        INSERT INTO attempts (xid, job_id, queue_id, type, rank, fence, worker, created_at, run_at, reserved_at,
                               lease_expires_at, ended_at, outcome, state, payload_size)
-        SELECT id, queue_id, type, rank, fence, worker, created_at, run_at, reserved_at,
+        SELECT (SELECT log_xid(pg_current_xact_id())), id, queue_id, type, rank, fence, worker, created_at, run_at, reserved_at,
                expires_at, ended_at, 0, 4, octet_length(payload)
         FROM gone ORDER BY n
     ), noted AS (
         INSERT INTO moves (queue_id, inflight, done, done_total, latest_end, stir)
         SELECT queue_id, -count(*), count(*), count(*), max(least(ended_at, expires_at)), stir_by_room(queue_id, p_stir)
         FROM gone GROUP BY queue_id
-        RETURNING queue_id, stir
+        RETURNING tell_waiters(queue_id, stir)
     )
-    SELECT array_agg(n::integer), (SELECT array_agg(queue_id) FROM noted WHERE stir = 2)
-    INTO v_settled, v_stirred FROM gone;
-    IF v_stirred IS NOT NULL THEN
-        PERFORM tell_waiters(stirred, 2) FROM unnest(v_stirred) AS stirred;
-    END IF;
+    SELECT array_agg(n::integer) INTO v_settled FROM gone;
     IF cardinality(v_settled) = cardinality(p_ids) THEN
         RETURN NULL;
     END IF;

@@ -13,12 +13,13 @@ BEGIN
         INSERT INTO jobs (seq, id, queue_id, type, run_at, created_at, rank, max_attempts, state, headers, payload,
                           codec, timeout_us, max_stalls, backoff_min_us, backoff_max_us, flags, idempotency_key)
         SELECT coalesce(g.seq, nextval('job_seq')), coalesce(g.id, p_id_head || lpad(to_hex(p_first + g.n), 8, '0')), v_queue,
-               coalesce(g.type, p_batch.type), coalesce(g.run_at, p_batch.run_at), coalesce(g.created_at, p_batch.created_at),
-               coalesce(g.rank, p_batch.rank), p_batch.max_attempts,
-               CASE WHEN coalesce(g.run_at, p_batch.run_at) > p_now THEN 0 ELSE 1 END, coalesce(g.headers, p_batch.headers),
+               coalesce(g.type, p_batch.types[1]), coalesce(g.run_at, p_batch.run_ats[1]),
+               coalesce(g.created_at, p_batch.created_ats[1]), coalesce(g.rank, p_batch.ranks[1]), p_batch.max_attempts,
+               CASE WHEN coalesce(g.run_at, p_batch.run_ats[1]) > p_now THEN 0 ELSE 1 END,
+               nullif(coalesce(g.headers, p_batch.headers[1]), ''),
                substring(p_batch.payloads FROM g.starts + 1 FOR g.ends - g.starts), p_batch.codec, p_batch.timeout_us,
                p_batch.max_stalls, p_batch.backoff_min_us, p_batch.backoff_max_us, p_batch.flags, g.idempotency_key
-        FROM unnest(p_batch.ids, p_batch.types, p_batch.run_ats, p_batch.created_ats, p_batch.ranks, p_batch.headers_each,
+        FROM unnest(p_batch.ids, p_batch.types, p_batch.run_ats, p_batch.created_ats, p_batch.ranks, p_batch.headers,
                     p_batch.idempotency_keys, p_seqs, p_batch.ends[:cardinality(p_batch.ends) - 1], p_batch.ends[2:])
              WITH ORDINALITY AS g(id, type, run_at, created_at, rank, headers, idempotency_key, seq, starts, ends, n)
         WHERE p_are_new OR g.seq IS NULL OR EXISTS (

@@ -9,6 +9,7 @@ DECLARE
     v_flags smallint := coalesce(p_job.flags, 1);
 BEGIN
     LOOP
+        p_job.state := state_by_run_at(p_job.run_at, p_now);
         IF p_job.key IS NOT NULL THEN
             SELECT * INTO v_waiting FROM jobs
             WHERE queue_id = p_job.queue_id AND key = p_job.key AND state <= 2 FOR UPDATE;
@@ -35,11 +36,7 @@ BEGIN
             IF FOUND THEN
                 p_job.state := 2;
                 p_job.flags := v_flags;
-            ELSE
-                p_job.state := state_by_run_at(p_job.run_at, p_now);
             END IF;
-        ELSE
-            p_job.state := state_by_run_at(p_job.run_at, p_now);
         END IF;
         BEGIN
             INSERT INTO jobs SELECT p_job.*

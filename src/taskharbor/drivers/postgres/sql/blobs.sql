@@ -20,9 +20,9 @@ DELETE FROM $schema.blobs WHERE name = ANY ($1::text[]) RETURNING true
 SELECT pg_advisory_xact_lock($schema.write_lock($1))
 
 -- name: portion
-SELECT number, portion, added FROM $schema.portions WHERE series = $1
+SELECT number, portion, coalesce(jobs, 0) FROM $schema.published WHERE series = $1
 
 -- name: note
-INSERT INTO $schema.portions (series, number, portion, added) VALUES ($1, $2::bigint, $3::integer, $4::bigint)
+INSERT INTO $schema.published (series, number, portion, jobs) VALUES ($1, $2::bigint, $3::integer, $4::bigint)
 ON CONFLICT (series) DO UPDATE
-SET number = excluded.number, portion = excluded.portion, added = excluded.added, noted_at = excluded.noted_at RETURNING true
+SET number = excluded.number, portion = excluded.portion, jobs = excluded.jobs, published_at = excluded.published_at RETURNING true

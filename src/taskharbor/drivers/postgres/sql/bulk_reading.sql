@@ -2,16 +2,15 @@
 
 -- name: attempts_of_blocks
 -- What was committed when the read was planned, whenever this part of it comes to be read: rows are never changed, and
--- each carries the number of its transaction. Those up to `begin` are older than this cluster.
+-- each carries the number of its transaction.
 SELECT a.*, q.name AS queue FROM $schema./*table*/ AS a JOIN $schema.queues AS q ON q.id = a.queue_id
 WHERE a.ctid >= %(from)s::tid AND a.ctid < %(to)s::tid
-    AND (a.xid < %(xmin)s::xid8 OR a.seq <= %(begin)s OR pg_visible_in_snapshot(a.xid, %(snapshot)s::pg_snapshot))
+    AND (a.xid < %(xmin)s OR pg_visible_in_snapshot((a.xid & 281474976710655)::text::xid8, %(snapshot)s::pg_snapshot))
 
 -- name: attempts_of_range
--- Between two cursors of one epoch. Nothing can appear there any more, so no snapshot is needed.
+-- Between two cursors. Nothing can appear there any more, so no snapshot is needed.
 SELECT a.*, q.name AS queue FROM $schema.attempts AS a JOIN $schema.queues AS q ON q.id = a.queue_id
-WHERE (a.xid, a.seq) > (%(after_xid)s::xid8, %(after_seq)s) AND (a.xid, a.seq) <= (%(until_xid)s::xid8, %(until_seq)s)
-    AND a.seq > %(begin)s AND a.seq <= %(end)s
+WHERE (a.xid, a.seq) > (%(after_xid)s, %(after_seq)s) AND (a.xid, a.seq) <= (%(until_xid)s, %(until_seq)s)
 
 -- name: jobs_in_states
 -- One statement, one snapshot: a job that moves between the tables is in one of them.
@@ -34,42 +33,38 @@ WHERE i.inhparent = to_regclass($1)
 ORDER BY c.relname
 
 -- name: snapshot
-SELECT pg_current_snapshot()::text, pg_snapshot_xmin(pg_current_snapshot())::text, max(last_seq) FROM $schema.epochs
+SELECT pg_current_snapshot()::text, $schema.log_xid(pg_snapshot_xmin(pg_current_snapshot()))
 
 -- name: end_of_log
--- The last row that is certain (below the oldest transaction that still runs nothing can appear any more), and the number of the
--- newest transaction of which rows can be seen at all.
-SELECT e.epoch, certain.xid::text, certain.seq, newest.xid::text
-FROM (SELECT epoch, last_seq FROM $schema.epochs ORDER BY epoch DESC LIMIT 1) AS e
+-- The last row that is certain (below the oldest transaction that still runs nothing can appear any more), or the beginning; and
+-- the number of the newest transaction of which rows can be seen at all.
+SELECT coalesce(certain.xid, $schema.log_xid('0')), coalesce(certain.seq, 0), (SELECT max(a.xid) FROM $schema.attempts AS a)
+FROM (SELECT) AS always
     LEFT JOIN LATERAL (
-        SELECT a.xid, a.seq FROM $schema.attempts AS a
-        WHERE a.xid < pg_snapshot_xmin(pg_current_snapshot()) AND a.seq > e.last_seq ORDER BY a.xid DESC, a.seq DESC LIMIT 1
+        SELECT a.xid, a.seq FROM $schema.attempts AS a WHERE a.xid < $schema.log_xid(pg_snapshot_xmin(pg_current_snapshot()))
+        ORDER BY a.xid DESC, a.seq DESC LIMIT 1
     ) AS certain ON true
-    LEFT JOIN LATERAL (
-        SELECT a.xid FROM $schema.attempts AS a WHERE a.seq > e.last_seq ORDER BY a.xid DESC, a.seq DESC LIMIT 1
-    ) AS newest ON true
 
 -- name: is_over
-SELECT pg_snapshot_xmin(pg_current_snapshot()) > $1::xid8
+SELECT $schema.log_xid(pg_snapshot_xmin(pg_current_snapshot())) > $1::bigint
 
 -- name: around
 -- Of a cursor: whether its own row is still there, the next row, the number given out last, and whether the cursor's transaction
 -- has begun in this cluster at all. Also whether retention removed rows after the cursor's, or its own as the last.
-SELECT EXISTS (SELECT FROM $schema.attempts AS a WHERE a.xid = $1::xid8 AND a.seq = $2::bigint), following.xid::text, following.seq,
-    (SELECT last_value FROM $schema.attempt_seq), $1::xid8 < pg_snapshot_xmax(pg_current_snapshot()),
-    (e.trimmed_xid, e.trimmed_seq) > ($1::xid8, $2), (e.trimmed_xid, e.trimmed_seq) = ($1::xid8, $2)
+SELECT EXISTS (SELECT FROM $schema.attempts AS a WHERE a.xid = $1::bigint AND a.seq = $2::bigint), following.xid, following.seq,
+    (SELECT last_value FROM $schema.attempt_seq), $1 < $schema.log_xid(pg_snapshot_xmax(pg_current_snapshot())),
+    (e.trimmed_xid, e.trimmed_seq) > ($1, $2), (e.trimmed_xid, e.trimmed_seq) = ($1, $2)
 FROM (SELECT trimmed_xid, trimmed_seq FROM $schema.epochs ORDER BY epoch DESC LIMIT 1) AS e
     LEFT JOIN LATERAL (
-        SELECT a.xid, a.seq FROM $schema.attempts AS a
-        WHERE (a.xid, a.seq) > ($1::xid8, $2) AND a.seq > $3::bigint AND a.seq <= $4::bigint ORDER BY a.xid, a.seq LIMIT 1
+        SELECT a.xid, a.seq FROM $schema.attempts AS a WHERE (a.xid, a.seq) > ($1, $2) ORDER BY a.xid, a.seq LIMIT 1
     ) AS following ON true
 
 -- name: limited
-SELECT a.xid::text, a.seq FROM $schema.attempts AS a
-WHERE (a.xid, a.seq) > ($1::xid8, $2::bigint) AND (a.xid, a.seq) <= ($3::xid8, $4::bigint) AND a.seq > $5::bigint AND a.seq <= $6::bigint
-ORDER BY a.xid, a.seq OFFSET $7::bigint LIMIT 1
+SELECT a.xid, a.seq FROM $schema.attempts AS a
+WHERE (a.xid, a.seq) > ($1::bigint, $2::bigint) AND (a.xid, a.seq) <= ($3::bigint, $4::bigint)
+ORDER BY a.xid, a.seq OFFSET $5::bigint LIMIT 1
 
 -- name: probes
 -- The first number at or after each of some transactions: how densely the log is written between them.
-SELECT (SELECT a.seq FROM $schema.attempts AS a WHERE (a.xid, a.seq) > (p.xid, 0) AND a.seq > $2::bigint ORDER BY a.xid, a.seq LIMIT 1)
-FROM unnest($1::xid8[]) WITH ORDINALITY AS p(xid, n) ORDER BY p.n
+SELECT (SELECT a.seq FROM $schema.attempts AS a WHERE (a.xid, a.seq) > (p.xid, 0) ORDER BY a.xid, a.seq LIMIT 1)
+FROM unnest($1::bigint[]) WITH ORDINALITY AS p(xid, n) ORDER BY p.n

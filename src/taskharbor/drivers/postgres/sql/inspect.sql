@@ -73,3 +73,12 @@ SELECT pg_notify($1, queue) FROM unnest($2::text[]) AS queue
 
 -- name: claim
 SELECT /*claimed*/ FROM $schema.claim($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)
+
+-- name: remove
+SELECT id, state FROM $schema.remove_jobs($1)
+
+-- name: extend_lease
+SELECT n, code, expires_at, cancel_requested FROM $schema.extend_lease($1, $2, $3, $4, $5, $6)
+
+-- name: watch
+SELECT snapshot, is_stirred, due FROM $schema.watch($1, $2, $3, $4)

@@ -1,36 +1,27 @@
--- name: epochs
-SELECT epoch, last_seq FROM $schema.epochs ORDER BY epoch
+-- name: epoch
+SELECT max(epoch) FROM $schema.epochs
 
 -- name: page
 -- In commit order, as far as it is certain: below the oldest transaction that still runs nothing can appear any more.
 SELECT /*attempt*/ FROM $schema.attempts AS a JOIN (SELECT id AS queue_id, name AS queue FROM $schema.queues) AS q USING (queue_id)
-WHERE (a.xid, a.seq) > ($1::text::xid8, $2::bigint) AND a.seq > $3::bigint AND a.xid < pg_snapshot_xmin(pg_current_snapshot())
-ORDER BY a.xid, a.seq LIMIT $4::bigint
-
--- name: page_of_old_epoch
--- All of it was committed long ago, in another cluster.
-SELECT /*attempt*/ FROM $schema.attempts AS a JOIN (SELECT id AS queue_id, name AS queue FROM $schema.queues) AS q USING (queue_id)
-WHERE (a.xid, a.seq) > ($1::text::xid8, $2::bigint) AND a.seq > $3::bigint AND a.seq <= $4::bigint
-ORDER BY a.xid, a.seq LIMIT $5::bigint
+WHERE (a.xid, a.seq) > ($1::bigint, $2::bigint) AND a.xid < $schema.log_xid(pg_snapshot_xmin(pg_current_snapshot()))
+ORDER BY a.xid, a.seq LIMIT $3::bigint
 
 -- name: is_held_back
 -- Whether rows are there that a reader may not have yet.
-SELECT EXISTS (SELECT FROM $schema.attempts AS a WHERE a.xid >= pg_snapshot_xmin(pg_current_snapshot()) AND a.seq > $1::bigint)
+SELECT EXISTS (SELECT FROM $schema.attempts AS a WHERE a.xid >= $schema.log_xid(pg_snapshot_xmin(pg_current_snapshot())))
 
 -- name: of_job
 SELECT /*attempt*/ FROM $schema.attempts AS a JOIN (SELECT id AS queue_id, name AS queue FROM $schema.queues) AS q USING (queue_id)
 WHERE a.job_id = $1 ORDER BY a.seq
 
--- name: streams
-SELECT epoch, last_seq, system_id, trimmed_xid::text::bigint FROM $schema.epochs ORDER BY epoch
-
--- name: end_of_log
--- The last transaction of which all rows can be seen: below the oldest one that still runs nothing can appear any more.
-SELECT coalesce((
-    SELECT a.xid::text::bigint FROM $schema.attempts AS a
-    WHERE a.xid < pg_snapshot_xmin(pg_current_snapshot()) AND a.seq > $1::bigint ORDER BY a.xid DESC, a.seq DESC LIMIT 1), 0)
+-- name: stream
+-- Whose it is, how far retention has removed rows, and the last transaction of which all rows can be seen.
+SELECT (SELECT system_id FROM $schema.epochs ORDER BY epoch LIMIT 1), e.trimmed_xid, greatest(e.trimmed_xid, (
+    SELECT a.xid FROM $schema.attempts AS a WHERE a.xid < $schema.log_xid(pg_snapshot_xmin(pg_current_snapshot()))
+    ORDER BY a.xid DESC, a.seq DESC LIMIT 1))
+FROM $schema.epochs AS e ORDER BY e.epoch DESC LIMIT 1
 
 -- name: range
 SELECT /*attempt*/ FROM $schema.attempts AS a JOIN (SELECT id AS queue_id, name AS queue FROM $schema.queues) AS q USING (queue_id)
-WHERE a.xid > $1::text::xid8 AND a.xid <= $2::text::xid8 AND a.seq > $3::bigint AND a.seq <= $4::bigint
-ORDER BY a.xid FETCH FIRST ($5::bigint) ROWS WITH TIES
+WHERE a.xid > $1::bigint AND a.xid <= $2::bigint ORDER BY a.xid FETCH FIRST ($3::bigint) ROWS WITH TIES

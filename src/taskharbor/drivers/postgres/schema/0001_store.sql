@@ -97,11 +97,26 @@ CREATE TABLE idempotency (
 );
 CREATE INDEX idempotency_led ON idempotency (job_seq) WHERE is_led;
 
+-- The clusters that the tables have been in: dump and restore bring them to another, where transactions are numbered anew.
+CREATE TABLE epochs (
+    epoch           bigint PRIMARY KEY,
+    system_id       bigint NOT NULL,
+    -- In the last row: the last row of the log, in the order of readers, that retention removed. Who comes from before it has
+    -- missed rows.
+    trimmed_xid     bigint NOT NULL DEFAULT 0,
+    trimmed_seq     bigint NOT NULL DEFAULT 0
+);
+INSERT INTO epochs SELECT 1, system_identifier FROM pg_control_system();
+
+-- The number of a transaction with the epoch in front: it grows from cluster to cluster.
+CREATE FUNCTION log_xid(p_xid xid8) RETURNS bigint LANGUAGE sql STABLE PARALLEL SAFE
+RETURN ((SELECT max(epoch) FROM epochs) << 48) + p_xid::text::bigint;
+
 -- The attempt log, by the day the lease ended. Rows of one transaction carry its number: a sequence gives numbers in another
 -- order than commits happen, so a reader goes by (xid, seq) and stops below the oldest transaction still running.
 CREATE TABLE attempts (
     seq              bigint NOT NULL DEFAULT nextval('attempt_seq'),
-    xid              xid8 NOT NULL DEFAULT pg_current_xact_id(),
+    xid              bigint NOT NULL DEFAULT log_xid(pg_current_xact_id()),
     fence            bigint NOT NULL,
     created_at       bigint NOT NULL,
     run_at           bigint NOT NULL,
@@ -184,22 +199,6 @@ CREATE TABLE repeated (
     try             integer NOT NULL,
     made_at         timestamptz NOT NULL DEFAULT clock_timestamp()
 );
--- Another number with every job that is stored again. Like every sequence it is read as it is now, whatever the reader's
--- snapshot: who finds the number it knows need not look into the table.
-CREATE SEQUENCE repeats;
-SELECT setval('repeats', 1 + (random() * 9e18)::bigint);
-
--- Transaction numbers mean nothing in another cluster. When the tables turn up in one (dump and restore), a new epoch
--- begins: rows of the log up to `last_seq` belong to the ones before.
-CREATE TABLE epochs (
-    epoch           integer PRIMARY KEY,
-    system_id       bigint NOT NULL,
-    last_seq        bigint NOT NULL,
-    -- The last row of the log, in the order of readers, that retention removed: who comes from before it has missed rows.
-    trimmed_xid     xid8 NOT NULL DEFAULT '0',
-    trimmed_seq     bigint NOT NULL DEFAULT 0
-);
-INSERT INTO epochs SELECT 1, system_identifier, 0 FROM pg_control_system();
 
 -- What a claimer remembers between two claims: see `claim`.
 CREATE TYPE claim_hint AS (
@@ -218,21 +217,17 @@ CREATE TYPE claim_hint AS (
     uses             integer
 );
 
--- Jobs of one queue without keys. What is the same for all comes once, what is not as an array. Payloads come as one value with
--- the places where they end: an array of a thousand byte strings costs more to build.
+-- Jobs of one queue without keys. An array has a value for each, or one for all. Payloads come as one value with the places where
+-- they end: an array of a thousand byte strings costs more to build.
 CREATE TYPE job_batch AS (
     queue            text,
     ids              text[],
-    type             text,
     types            text[],
-    run_at           bigint,
     run_ats          bigint[],
-    created_at       bigint,
     created_ats      bigint[],
-    rank             smallint,
     ranks            smallint[],
-    headers          text,
-    headers_each     text[],
+    -- NULL: no job has any; an empty text: this one has none.
+    headers          text[],
     idempotency_keys text[],
     max_attempts     integer,
     max_stalls       integer,
@@ -275,6 +270,8 @@ ALTER TABLE staged ALTER COLUMN batch SET STORAGE EXTERNAL, ALTER COLUMN by_rule
 CREATE TABLE published (
     series         text COLLATE "C" PRIMARY KEY,
     number         bigint NOT NULL,
+    -- The last portion that became jobs, of a write that comes through the driver contract; others become jobs as a whole.
+    portion        integer NOT NULL DEFAULT 2147483647,
     published_at   timestamptz NOT NULL DEFAULT clock_timestamp(),
     jobs           bigint
 );
@@ -285,12 +282,3 @@ CREATE TABLE blobs (
     data           bytea NOT NULL
 );
 ALTER TABLE blobs ALTER COLUMN data SET STORAGE EXTERNAL;
-
--- The last portion of a series' write that became jobs: it stands here in the same transaction, so no portion does so twice.
-CREATE TABLE portions (
-    series         text COLLATE "C" PRIMARY KEY,
-    number         bigint NOT NULL,
-    portion        integer NOT NULL,
-    added          bigint NOT NULL,
-    noted_at       timestamptz NOT NULL DEFAULT clock_timestamp()
-);

@@ -1,4 +1,9 @@
-"""Ending and extending leases, hundreds in one round trip."""
+"""Leases: claiming jobs, ending and extending leases, hundreds in one round trip.
+
+A claimer remembers a hint between two claims, which the server wrote and the server alone reads (see `functions/claim.sql`). It
+keeps claims flat while somebody else holds an old snapshot open: it says where the living jobs begin. It is never a source of
+truth; the server checks that it still holds.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +13,67 @@ from collections.abc import Sequence
 from typing import Any, assert_never
 
 from taskharbor.drivers.contract import Ack, Discard, Extension, Fail, Release, Retry, Settlement
+from taskharbor.drivers.operations import Reserve
 from taskharbor.drivers.postgres.connections import Session
-from taskharbor.drivers.postgres.rows import in_base64, int_array, text_array, to_json, token_parts
-from taskharbor.drivers.postgres.statements import call
+from taskharbor.drivers.postgres.rows import (
+    in_base64,
+    int_array,
+    leased_job,
+    text_array,
+    to_json,
+    token_parts,
+)
 from taskharbor.errors import JobError, JobNotFound, JobNotInflight, LeaseExpired, LeaseMismatch
-from taskharbor.jobs import Failure, Lease, Micros
+from taskharbor.jobs import Failure, JobRecord, Lease, Micros
+from taskharbor.requests import new_token
 
+_HINTS = 100
 _BUSY = 5
 _ERRORS: dict[int, type[JobError]] = {1: JobNotFound, 2: JobNotInflight, 3: LeaseMismatch, 4: LeaseExpired}
+
+
+class Claimer:
+    """One handle's claims."""
+
+    def __init__(self) -> None:
+        self._hints: dict[tuple[str, tuple[str, ...] | None], str] = {}
+        """By queue and types: where the living begin depends on both."""
+        self._unclear: dict[tuple[str, str], list[tuple[str, int]]] = {}
+        """Secrets of calls whose answer never came and how often they were tried, by queue and worker: the next one asks for
+        their jobs first."""
+        self.emptied: dict[str, str] = {}
+        """Per queue, the hint of a claim that found less than it asked for: nothing older is left to be woken for."""
+
+    async def reserve(self, session: Session, call: Reserve, secret: str, tries: int) -> list[JobRecord]:
+        queue, types = call.queue, call.types
+        wanted = None if types is None else text_array(list(dict.fromkeys(types)))
+        place = (queue, None if types is None else tuple(types))
+        if len(self._hints) >= _HINTS:
+            self._hints.clear()
+        hint = self._hints.pop(place, None)
+        bounds = (call.limit, call.lease_for, call.now, call.worker)
+        tried = tries + session.is_repeated
+        rows = await session.named(
+            "inspect", "claim", queue, wanted, *bounds, secret, tried, session.stir, hint
+        )
+        if rows and rows[-1][0] is None:
+            hint = self._hints[place] = rows.pop()[1]
+            if types is None and len(rows) < call.limit:
+                self.emptied[queue] = hint
+        # By priority, run_at and number: they come as they lie in the table.
+        rows.sort(key=lambda row: (-row[4], row[5], row[0]))
+        return [leased_job(row, queue, secret, call.worker) for row in rows]
+
+    def secret(self, queue: str, worker: str) -> tuple[str, int]:
+        """The secret to claim with, and how often a call with it may have leased jobs without anybody hearing of it."""
+        unclear = self._unclear.get((queue, worker))
+        return unclear.pop() if unclear else (new_token(), 0)
+
+    def lose_answer(self, queue: str, worker: str, secret: str, tries: int) -> None:
+        """An outage: what comes back may be another server, with other transaction numbers."""
+        self._unclear.setdefault((queue, worker), []).append((secret, tries))
+        self._hints.clear()
+        self.emptied.clear()
 
 
 async def settle(session: Session, settlements: Sequence[Settlement], now: Micros) -> list[JobError | None]:
@@ -26,13 +84,9 @@ async def settle(session: Session, settlements: Sequence[Settlement], now: Micro
         for n, one in enumerate(settlements, start=1)
         if type(one) is not Ack or one.result is not None or has_duplicates
     }
+    given = to_json(others) if others else None
     answers: list[int] | None = await session.call(
-        "settle",
-        *_leases(settlements),
-        to_json(others) if others else None,
-        now,
-        session.stir,
-        session.is_repeated,
+        "settle", *_leases(settlements), given, now, session.stir, session.is_repeated
     )
     if answers is None:
         return [None] * len(settlements)
@@ -83,8 +137,8 @@ async def extend_lease(
         progress = {
             n: in_base64(one.progress) for n, one in enumerate(some, start=1) if one.progress is not None
         }
-        values = [*_leases(some), to_json(progress) if progress else None, lease_for, now]
-        rows = await session.rows(call("extend_lease", session.schema, len(values)), values)
+        given = to_json(progress) if progress else None
+        rows = await session.named("inspect", "extend_lease", *_leases(some), given, lease_for, now)
         for n, code, expires_at, cancel_requested in rows:
             one = some[n - 1]
             if code == 0:

@@ -1,0 +1,417 @@
+"""PostgreSQL as a bulk store: reading by Arrow, writing by batches that are staged and then published. Needs pyarrow.
+
+Whole tables are read by ranges of blocks, the attempt log as a stream by ranges of its cursor. A batch read of `attempts` is one
+snapshot, however many parts it has and whenever they are read. A read of `jobs` is one where it is one part; in several parts, a
+job that ends while they are read may be seen twice, or not at all.
+
+Tasks stage batches, and publishing turns them into jobs in one transaction. Every batch is staged in a transaction of its own: a
+long one (a COPY that waits for its input) would hold up the readers of the attempt log and the folding of the counters for as
+long as the task computes. Jobs with keys are stored one by one, by the rules: each may change the one before. While a
+write with thousands of them is published, others who enqueue, settle or requeue jobs with keys wait.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from functools import cache
+from itertools import pairwise
+from typing import Any
+
+import psycopg
+import pyarrow as pa
+import pyarrow.compute as pc
+from msgspec.structs import astuple
+from psycopg import sql
+
+from taskharbor.bulk.cursors import HistoryGone
+from taskharbor.bulk.stage import StagingLost, chunked, series_of, wall_clock
+from taskharbor.bulk.store import BulkStore, DriverStore, run_sync
+from taskharbor.bulk.tables import SCHEMAS, Part, Selection, Table, fitted
+from taskharbor.drivers.postgres.connections import Connections, Row, translated
+from taskharbor.drivers.postgres.enqueue import batch_values, rare_settings, rule_values
+from taskharbor.drivers.postgres.log import LOOKS, PAUSE, START, Place, parse_cursor
+from taskharbor.drivers.postgres.migrations import open_ready
+from taskharbor.drivers.postgres.options import Options, parse_url
+from taskharbor.drivers.postgres.rows import (
+    OUTCOMES,
+    STATE_NUMBERS,
+    STATES,
+    int_array,
+    load,
+    quoted,
+    text_array,
+)
+from taskharbor.errors import BackendUnavailable, InvalidRequest, TaskHarborError
+from taskharbor.jobs import JobRecord, Micros
+from taskharbor.requests import AlikeJobs, new_id_head
+
+_CHUNK_JOBS = 10_000
+"""Of one row. With next to nothing to do per job, it is the round trips that count."""
+_STAGING_LOST = "TH001"
+_NO_BATCH = [None] * 15
+
+_PLACEHOLDER = re.compile(r"%\((\w+)\)s")
+_EXPRESSIONS = {
+    "priority": "r.rank",
+    "max_stalls": "coalesce(r.max_stalls, 0)",
+    "lease_expires_at": "r.expires_at",
+    "codec": "coalesce(r.codec, 'json')",
+    # 0 and 1 both wait: which of them a job is follows from the clock.
+    "state": "CASE WHEN r.state > 1 THEN r.state WHEN r.run_at > %(now)s THEN 0::smallint ELSE 1::smallint END",
+}
+"""Columns of jobs that are kept otherwise than they are read. Instants and codes stay numbers, which cost Arrow nothing."""
+_LIVE_AND_DEAD = [0, 1, 2, 3, 5]
+
+
+def statement_of(part: Part, source: str, given: Mapping[str, Any]) -> str:
+    """A query for the rows of a source that a part selects. It has conditions for what is given and for nothing else: an index is
+    of use only to a condition that is there. Every value is a literal, quoted by the client library."""
+    expressions = {"priority": "r.rank"} if part.table == "attempts" else _EXPRESSIONS
+    chosen = part.selection
+    instant = "ended_at" if part.table == "attempts" else "created_at"
+    conditions = {
+        "queue": (chosen.queue, "r.queue = %(queue)s"),
+        "type": (chosen.type, "r.type = %(type)s"),
+        "state": (
+            None if chosen.state is None else STATE_NUMBERS[chosen.state],
+            f"{expressions.get('state', 'r.state')} = %(state)s",
+        ),
+        "since": (chosen.since_us, f"r.{instant} >= %(since)s"),
+        "before": (chosen.until_us, f"r.{instant} < %(before)s"),
+    }
+    values = {**given, **{name: value for name, (value, _) in conditions.items()}}
+    columns = ", ".join(expressions.get(name, f"r.{name}") for name in SCHEMAS[part.table].names)
+    filters = "".join([f" AND {text}" for value, text in conditions.values() if value is not None])
+    return _PLACEHOLDER.sub(
+        lambda match: sql.Literal(values[match[1]]).as_string(None),
+        f"SELECT {columns} FROM ({source}\n) AS r WHERE true{filters}",  # noqa: S608
+    )
+
+
+_BLOCKS_PER_PART = 256
+"""Two megabytes: less costs more to start than to read."""
+_PIECES_PER_PART = 4
+_BLOCKS_PER_STATEMENT = 16_384
+"""A few seconds' worth: while a statement runs, the server keeps all dead rows that it might still see, those of the
+queue's busiest table among them, and claims have to step over them."""
+
+
+Blocks = tuple[str, int, int]
+"""A table, its first block, and the one after the last."""
+
+
+def shared_out(sizes: Sequence[tuple[str, int]], parallelism: int) -> list[list[Blocks]]:
+    """About `parallelism` shares of all tables together, in pieces that are read by one statement each."""
+    total = sum(size for _, size in sizes)
+    count = max(1, min(parallelism, total // _BLOCKS_PER_PART))
+    step = max(1, min(total // (_PIECES_PER_PART * count), _BLOCKS_PER_STATEMENT))
+    pieces = [
+        (table, first, min(first + step, size)) for table, size in sizes for first in range(0, size, step)
+    ]
+    return [pieces[n::count] for n in range(count)]
+
+
+_ROWS_PER_PART = 20_000
+_PROBES_PER_PART = 16
+_RANGE = ("after_xid", "after_seq", "until_xid", "until_seq")
+
+
+class PostgresBulkStore(BulkStore):
+    """Reads by connections that stay open. Every writing call opens one of its own, and brings the schema up to date: the first
+    task may come before anybody opened the store."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self._options = parse_url(url)
+        self._connections = Connections(self._options)
+
+    def close(self) -> None:
+        run_sync(self._connections.close())
+
+    def _rows(self, name: str, *values: Any, family: str = "bulk_reading") -> list[Row]:
+        return run_sync(self._connections.run(lambda session: session.named(family, name, *values)))
+
+    def _row(self, name: str, *values: Any, family: str = "bulk_reading") -> Row:
+        (row,) = self._rows(name, *values, family=family)
+        return row
+
+    # -- whole tables -------------------------------------------------------------------------------------------
+
+    def parts(self, table: Table, selection: Selection, *, parallelism: int) -> list[Part]:
+        if table == "queues":
+            return [Part(table=table, selection=selection)]
+        if table == "attempts":
+            return self._parts_of_attempts(selection, parallelism)
+        return self._parts_of_jobs(selection, parallelism)
+
+    def _parts_of_attempts(self, selection: Selection, parallelism: int) -> list[Part]:
+        # In this order: whatever the snapshot shows lies in blocks that are there when the sizes are taken.
+        snapshot, xmin = self._row("snapshot")
+        days = [
+            (name, size)
+            for name, size, since, until in self._days("attempts")
+            if (since is None or selection.until_us is None or since < selection.until_us)
+            and (until is None or selection.since_us is None or until > selection.since_us)
+        ]
+        fixed = {"snapshot": snapshot, "xmin": xmin}
+        return [
+            Part(table="attempts", selection=selection, bounds={"blocks": share, **fixed})
+            for share in shared_out(days, parallelism)
+        ]
+
+    def _parts_of_jobs(self, selection: Selection, parallelism: int) -> list[Part]:
+        (now,) = self._row("time", family="inspect")
+        days = [(name, size) for name, size, _, _ in self._days("finished")]
+        shares = shared_out(days, parallelism - 1) if parallelism > 1 else []
+        bounds: list[dict[str, Any]] = [{"states": int_array(range(7)), "now": now}]
+        if len(shares) > 1:
+            bounds = [{"states": int_array(_LIVE_AND_DEAD), "now": now}]
+            bounds += [{"blocks": share, "now": now} for share in shares]
+        return [Part(table="jobs", selection=selection, bounds=one) for one in bounds]
+
+    def _days(self, parent: str) -> list[Row]:
+        return self._rows("days", f"{quoted(self._options.schema)}.{parent}")
+
+    def read(self, part: Part) -> Iterator[pa.RecordBatch]:
+        if part.table == "queues":
+            return self._read_queues(part)
+        return _read_arrow(self._options, part.table, self._statements(part))
+
+    def _read_queues(self, part: Part) -> Iterator[pa.RecordBatch]:
+        with DriverStore(self.url) as store:
+            for planned in store.parts("queues", part.selection, parallelism=1):
+                yield from store.read(planned)
+
+    def _statements(self, part: Part) -> list[str]:
+        sources = load("bulk_reading", self._options.schema)
+        if "blocks" not in part.bounds:
+            name = "attempts_of_range" if part.table == "attempts" else "jobs_in_states"
+            return [statement_of(part, sources[name], part.bounds)]
+        return [
+            statement_of(
+                part,
+                sources[f"{part.table}_of_blocks"].replace("/*table*/", quoted(table)),
+                {**part.bounds, "from": f"({first},0)", "to": f"({end},0)"},
+            )
+            for table, first, end in part.bounds["blocks"]
+        ]
+
+    # -- the attempt log as a stream ----------------------------------------------------------------------------
+
+    def start(self) -> str:
+        return str(START)
+
+    def latest(self) -> str:
+        """The last row that is certain, after a short wait for those that can be seen already."""
+        xid, seq, newest = self._row("end_of_log")
+        if newest is not None and newest > xid:
+            for _ in range(LOOKS):
+                if self._row("is_over", newest)[0]:
+                    break
+                time.sleep(PAUSE)
+            xid, seq, _ = self._row("end_of_log")
+        return str(Place(xid, seq))
+
+    def limited(self, after: str, until: str, *, rows: int | None) -> str:
+        first, last = parse_cursor(after), parse_cursor(until)
+        if last <= first:
+            return after
+        found = [] if rows is None else self._rows("limited", *astuple(first), *astuple(last), rows - 1)
+        return str(Place(*found[0])) if found else until
+
+    def between(self, after: str, until: str, *, parallelism: int) -> list[Part]:
+        first, last = parse_cursor(after), parse_cursor(until)
+        if last <= first:
+            return []
+        following = self._following(first)
+        if following is None or following > last:
+            return []
+        edges = self._edges(following, last, parallelism)
+        return [
+            Part(table="attempts", bounds=dict(zip(_RANGE, (*astuple(low), *astuple(high)), strict=True)))
+            for low, high in pairwise([first, *edges, last])
+        ]
+
+    def _following(self, place: Place) -> Place | None:
+        """The first row after a cursor. Raises HistoryGone where rows were removed that a reader who comes back has not seen.
+
+        Retention leaves a mark. Where there is none, a sign of it is a cursor whose own row is gone while numbers after it were
+        given out and the next row has not the next number.
+        """
+        is_there, xid, seq, last_number, has_begun, is_passed, is_mark = self._row(
+            "around", place.xid, place.seq
+        )
+        is_resumed = place.seq > 0
+        if is_resumed and not has_begun:
+            raise InvalidRequest(
+                f"{self._options.place}: the cursor {place} is of a transaction that has not begun here yet: the store was put "
+                "back to an earlier time, or it is another one. Begin with a fresh checkpoint"
+            )
+        is_lost = not is_there and not is_mark and last_number > place.seq and seq != place.seq + 1
+        if is_resumed and (is_passed or is_lost):
+            raise HistoryGone(
+                f"{self._options.place}: rows of the attempt log after {place} were removed "
+                f"{'by retention ' if is_passed else ''}before this reader came to them. Keep the log longer (keep_attempts of "
+                "the queues), or begin with a fresh checkpoint"
+            )
+        return None if xid is None else Place(xid, seq)
+
+    def _edges(self, first: Place, last: Place, parallelism: int) -> list[Place]:
+        """Where to cut a range into about equal shares.
+
+        Numbers are given out densely and roughly in the order of commits, so a few looks at which numbers stand where tell how
+        the rows are spread over the transactions, which by themselves say nothing about it.
+        """
+        count = min(parallelism, (last.seq - first.seq) // _ROWS_PER_PART)
+        span = last.xid - first.xid
+        if count < 2 or span < count:
+            return []
+        probes = min(_PROBES_PER_PART * count, span)
+        xids = sorted({first.xid + span * n // probes for n in range(1, probes)})
+        edges: list[Place] = []
+        for xid, (seq,) in zip(xids, self._rows("probes", int_array(xids)), strict=True):
+            wanted = first.seq + (last.seq - first.seq) * (len(edges) + 1) // count
+            if seq is not None and seq >= wanted and len(edges) < count - 1:
+                edges.append(Place(xid, 0))
+        return edges
+
+    # -- writing ------------------------------------------------------------------------------------------------
+
+    def stage(self, write: str, task: str, batches: Iterable[Sequence[JobRecord]]) -> int:
+        # One connection for all, and none after it: so all rows of a task were staged within one life of the server.
+        session = run_sync(open_ready(self._options))
+        count = number = 0
+        try:
+            for jobs in chunked(batches, _CHUNK_JOBS):
+                for batch, size, rules, locks in staged_values(jobs):
+                    values = [*batch, write, task, number, size, rules, locks, *series_of(write)]
+                    run_sync(session.named("enqueue", "stage", *values))
+                    number += 1
+                count += len(jobs)
+            run_sync(session.named("enqueue", "complete", write, task, number, *series_of(write)))
+        except psycopg.Error as error:
+            raise translated(error, self._options) from error
+        finally:
+            run_sync(session.connection.close())
+        return count
+
+    def publish(self, write: str, tasks: Sequence[str], *, now: Micros | None = None) -> int:
+        names = text_array(list(dict.fromkeys(tasks)))
+        at = wall_clock() if now is None else now
+        try:
+            return int(
+                run_sync(
+                    self._call(
+                        "publish_write",
+                        write,
+                        *series_of(write),
+                        names,
+                        at,
+                        self._options.stir,
+                        new_id_head(),
+                    )
+                )
+            )
+        except TaskHarborError as error:
+            cause = error.__cause__
+            if not isinstance(cause, psycopg.Error) or cause.sqlstate != _STAGING_LOST:
+                raise
+            raise StagingLost(
+                f"{self._options.place}: {cause.diag.message_primary} (the server was restarted or another took over, and "
+                "staging does not outlive that): nothing was published, write it again"
+            ) from cause
+
+    def abandon(self, write: str) -> None:
+        run_sync(self._call("abandon_write", write, *series_of(write)))
+
+    async def _call(self, function: str, *values: Any) -> Any:
+        connections = Connections(self._options, await open_ready(self._options))
+        try:
+            return await connections.run(lambda session: session.call(function, *values))
+        finally:
+            await connections.close()
+
+
+def staged_values(jobs: Sequence[JobRecord]) -> Iterator[tuple[list[Any], int, str | None, int | None]]:
+    """Per row: the fields of its batch, how many jobs, and for jobs with keys what the rules take and how many locks."""
+    if isinstance(jobs, AlikeJobs) and jobs.template.key is None and jobs.template.idempotency_key is None:
+        yield batch_values([jobs.template], jobs.payloads, has_ids=False), len(jobs), None, None
+        return
+    batches: dict[tuple[Any, ...], list[JobRecord]] = {}
+    keyed: list[JobRecord] = []
+    for job in jobs:
+        if job.key is not None:
+            keyed.append(job)
+        else:
+            kind = (job.queue, job.idempotency_key is not None, *rare_settings(job))
+            batches.setdefault(kind, []).append(job)
+    for some in batches.values():
+        yield batch_values(some), len(some), None, None
+    if keyed:
+        rules, *payloads = rule_values(keyed)
+        yield [*_NO_BATCH, *payloads], len(keyed), rules, len({(job.queue, job.key) for job in keyed})
+
+
+# -- results as Arrow, straight from the server's binary rows -----------------------------------------------------------
+
+_NO_SUCH_TABLE = "42P01"
+_BATCH_BYTES = 2_000_000
+"""About ten thousand attempts. With larger ones, who takes them waits longer for the first and then works alone on the last."""
+
+
+def _read_arrow(options: Options, table: Table, statements: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """The rows of some statements, one after the other, in batches that fit the table's schema.
+
+    Each statement is a transaction of its own: between two of them nothing is held open on the server.
+    """
+    # Imported here: who only plans or writes has no need of it, and it takes a while.
+    from adbc_driver_postgresql import StatementOptions, dbapi
+
+    try:
+        with closing(dbapi.connect(options.conninfo, autocommit=True)) as connection:
+            for statement in statements:
+                with closing(connection.cursor()) as cursor:
+                    cursor.adbc_statement.set_options(
+                        **{StatementOptions.BATCH_SIZE_HINT_BYTES.value: str(_BATCH_BYTES)}
+                    )
+                    cursor.execute(statement)
+                    for batch in cursor.fetch_record_batch():
+                        if batch.num_rows:
+                            yield _batch(table, batch)
+    except dbapi.Error as error:
+        raise _translated_adbc(error, options) from error
+
+
+@cache
+def _names_of(column: str) -> pa.Array:
+    # Made when it is needed: with its first array pyarrow imports pandas.
+    return pa.array([member.value for member in (STATES if column == "state" else OUTCOMES)])
+
+
+def _batch(table: Table, found: pa.RecordBatch) -> pa.RecordBatch:
+    """By position: what the server calls its columns does not matter."""
+    columns: list[Any] = []
+    for field, column in zip(SCHEMAS[table], found.columns, strict=True):
+        if field.name in ("state", "outcome"):
+            columns.append(_names_of(field.name).take(column))
+        elif field.name == "priority":
+            columns.append(pc.negate(column.cast(pa.int32())))
+        else:
+            columns.append(column)
+    return fitted(table, columns)
+
+
+def _translated_adbc(error: Exception, options: Options) -> Exception:
+    from adbc_driver_postgresql import dbapi
+
+    text = " ".join(str(error).split())
+    if getattr(error, "sqlstate", None) == _NO_SUCH_TABLE:
+        return HistoryGone(
+            f"{options.place}: a day of the history was removed by retention after this read was planned ({text}): read again"
+        )
+    if isinstance(error, (dbapi.OperationalError, dbapi.InterfaceError, dbapi.InternalError)):
+        return BackendUnavailable(f"{options.place}: {text}")
+    return TaskHarborError(f"{options.place}: {text}")
