@@ -19,8 +19,9 @@ from taskharbor.jobs import SECOND, UpdateFlags
 
 TYPES = {
     "waiting": "zset", "active": "zset", "waiting_job": "hash", "active_job": "hash", "finished_job": "hash", "ready": "zset",
-    "scheduled": "zset", "jobs": "zset", "done": "zset", "dead": "zset", "cancelled": "zset", "waiting_key": "hash",
-    "active_key": "hash", "accepted": "hash", "led_here": "hash", "settings": "hash", "meta": "hash", "attempts": "stream",
+    "types": "set", "scheduled": "zset", "jobs": "zset", "done": "zset", "dead": "zset", "cancelled": "zset",
+    "waiting_key": "hash", "active_key": "hash", "accepted": "hash", "led_here": "hash", "settings": "hash", "meta": "hash",
+    "attempts": "stream",
 }  # fmt: skip
 """Of a busy queue. What is only there in trouble: late, outbox, repeated."""
 FOR_GOOD = {"taskharbor:queues", "{q}:meta", "{q}:notify", "{q}:settings", "{failed}:meta", "{failed}:notify"}

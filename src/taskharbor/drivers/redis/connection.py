@@ -131,7 +131,12 @@ class SharedConnection:
                 if self.on_message is not None:
                     self.on_message(reply)
                 elif self._pending:
-                    self._take(reply)
+                    pending = self._pending[0]
+                    pending.replies.append(reply)
+                    if len(pending.replies) == pending.expected:
+                        self._pending.popleft()
+                        if not pending.answer.done():
+                            pending.answer.set_result(pending.replies)
                 else:
                     # Only a farewell comes unasked, for example to an idle client.
                     self.abort(str(reply))
@@ -141,14 +146,6 @@ class SharedConnection:
             self.abort(str(error), error)
         finally:
             self.abort("the connection is closed")
-
-    def _take(self, reply: Any) -> None:
-        pending = self._pending[0]
-        pending.replies.append(reply)
-        if len(pending.replies) == pending.expected:
-            self._pending.popleft()
-            if not pending.answer.done():
-                pending.answer.set_result(pending.replies)
 
     def _check_silence(self) -> None:
         self._watchdog = None

@@ -224,6 +224,8 @@ _token = attrgetter("token")
 
 async def settle(store: Store, settlements: Sequence[Settlement], now: Micros) -> list[JobError | None]:
     answers = await _ask_queues(store, "settle", settlements, now, _told)
+    if not answers:
+        return [None] * len(settlements)
     return [_ERRORS[answers[n]](one.job_id) if answers.get(n) else None for n, one in enumerate(settlements)]
 
 
@@ -245,20 +247,24 @@ async def _ask_queues(
     def make(again: int) -> list[Call]:
         return [store.call(function, queue, now, again, *args) for queue, args in told.items()]
 
-    homes = {n: item.token[NONCE_LENGTH:] for n, item in enumerate(items)}
-    while homes:
-        groups: dict[str, list[int]] = {}
-        for n, queue in homes.items():
-            groups.setdefault(queue, []).append(n)
+    groups: dict[str, list[int]] = {}
+    for n, item in enumerate(items):
+        groups.setdefault(item.token[NONCE_LENGTH:], []).append(n)
+    while groups:
         told = {queue: words([items[n] for n in ns]) for queue, ns in groups.items()}
         for (queue, ns), (untold, *several) in zip(groups.items(), await store.run(make), strict=True):
             # Of settlements nothing is said where all went well.
             answers.update(zip(ns, several, strict=False))
             if untold:
                 await deliver(store, queue)
-        lost = {n: items[n].job_id for n in homes if answers.get(n) == _NOT_FOUND}
-        found = await store.located(list(lost.values())) if lost else {}
-        homes = {n: found[job_id] for n, job_id in lost.items() if found.get(job_id, homes[n]) != homes[n]}
+        lost = {n: queue for queue, ns in groups.items() for n in ns if answers.get(n) == _NOT_FOUND}
+        homes = await store.located([items[n].job_id for n in lost]) if lost else {}
+        groups = {}
+        for n, asked in lost.items():
+            home = homes.get(items[n].job_id, asked)
+            if home != asked:
+                groups.setdefault(home, []).append(n)
+                del answers[n]
     return answers
 
 

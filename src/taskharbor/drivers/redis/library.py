@@ -72,7 +72,9 @@ def layout(name: str) -> Struct:
     return Struct(re.sub(r"I\d", lambda found: _FORMATS[found[0]], LAYOUT[name]))
 
 
-FAMILIES: Final = tuple(re.findall(r"^local (\w+) +-- (?:zset|hash|list|stream)", lua("queue"), re.MULTILINE))
+FAMILIES: Final = tuple(
+    re.findall(r"^local (\w+) +-- (?:zset|set|hash|list|stream)", lua("queue"), re.MULTILINE)
+)
 """The keys of a queue. Every function that works on a queue gets all of them, in this order."""
 TEXT = "".join(map(lua, _FILES))
 LIBRARY = Library(TEXT)

@@ -16,9 +16,7 @@ from taskharbor.errors import JobError, JobFinished, JobNotDead, JobNotFound, Ke
 from taskharbor.jobs import TERMINAL_STATES, JobState, Micros
 from taskharbor.requests import new_id
 
-_CANCEL_ERRORS: dict[int, type[JobError]] = {-1: JobNotFound, -2: JobFinished}
-_REQUEUE_ERRORS: dict[int, type[JobError]] = {-1: JobNotFound, -2: JobNotDead, -3: KeyConflict}
-_REMOVE_ERRORS: dict[int, type[JobError]] = {-1: JobNotFound}
+_ERRORS: dict[int, type[JobError]] = {-1: JobNotFound, -2: JobFinished, -3: KeyConflict, -4: JobNotDead}
 _STAYS = 10
 """Added to the state of a job that has not ended."""
 _PORTION = 1000
@@ -26,15 +24,13 @@ _PORTION = 1000
 
 
 async def cancel(store: Store, job_ids: Sequence[str], now: Micros) -> list[JobState | JobError]:
-    codes = await _each(store, job_ids, lambda queue, _, ids: store.call("cancel", queue, now, *ids))
-    return _states(job_ids, codes, _CANCEL_ERRORS)
+    return await _each(store, job_ids, lambda queue, _, ids: store.call("cancel", queue, now, *ids))
 
 
 async def requeue(store: Store, job_ids: Sequence[str], now: Micros) -> list[JobState | JobError]:
-    codes = await _each(
+    return await _each(
         store, job_ids, lambda queue, again, ids: store.call("requeue", queue, now, again, *ids)
     )
-    return _states(job_ids, codes, _REQUEUE_ERRORS)
 
 
 async def remove(store: Store, job_ids: Sequence[str]) -> list[JobState | JobError]:
@@ -43,18 +39,13 @@ async def remove(store: Store, job_ids: Sequence[str]) -> list[JobState | JobErr
     def call(queue: str, _: int, ids: Sequence[str]) -> Call:
         return store.call("remove", queue, now, *[word for job_id in ids for word in (job_id, "")])
 
-    return [
-        JobError(job_id, f"the job is {STATES[code - _STAYS]} and has not ended: cancel it first")
-        if code >= _STAYS
-        else _states([job_id], [code], _REMOVE_ERRORS)[0]
-        for job_id, code in zip(job_ids, await _each(store, job_ids, call), strict=True)
-    ]
+    return await _each(store, job_ids, call)
 
 
 async def _each(
     store: Store, job_ids: Sequence[str], call: Callable[[str, int, Sequence[str]], Call]
-) -> list[int]:
-    """What the queue that has each job answers, asked in one go; -1 where none has it."""
+) -> list[JobState | JobError]:
+    """What the queue that has each job answers, asked in one go."""
     homes = await store.located(job_ids)
     groups: dict[str, list[int]] = {}
     for n, job_id in enumerate(job_ids):
@@ -63,20 +54,17 @@ async def _each(
     answers = await store.run(
         lambda again: [call(queue, again, [job_ids[n] for n in ns]) for queue, ns in groups.items()]
     )
-    codes = [-1] * len(job_ids)
-    for ns, several in zip(groups.values(), answers, strict=True):
-        for n, code in zip(ns, several, strict=True):
-            codes[n] = code
-    return codes
+    found: list[JobState | JobError] = [JobNotFound(job_id) for job_id in job_ids]
+    for ns, codes in zip(groups.values(), answers, strict=True):
+        for n, code in zip(ns, codes, strict=True):
+            found[n] = _answer(job_ids[n], code)
+    return found
 
 
-def _states(
-    job_ids: Sequence[str], codes: Sequence[int], errors: dict[int, type[JobError]]
-) -> list[JobState | JobError]:
-    return [
-        STATES[code] if code >= 0 else errors[code](job_id)
-        for job_id, code in zip(job_ids, codes, strict=True)
-    ]
+def _answer(job_id: str, code: int) -> JobState | JobError:
+    if code >= _STAYS:
+        return JobError(job_id, f"the job is {STATES[code - _STAYS]} and has not ended: cancel it first")
+    return STATES[code] if code >= 0 else _ERRORS[code](job_id)
 
 
 async def reclaim(store: Store, now: Micros, queue: str | None, limit: int) -> int:

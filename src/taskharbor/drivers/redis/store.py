@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from typing import Any, TypeAlias
 
@@ -33,8 +33,6 @@ _REDIRECTS = 5
 Make: TypeAlias = Callable[[int], Sequence[Call]]
 """The calls of an operation. 1 says that an earlier try of the same calls may have taken effect without an answer; as many calls
 come, for the same queues in the same order."""
-_Send: TypeAlias = Callable[[Server, int, bool], Awaitable[list[Any]]]
-"""Sends to a server. The number is as for `Make`, the flag is for a slot on its way there."""
 
 
 class Keys:
@@ -143,17 +141,16 @@ class Store:
         """
         first = make(0)
 
-        def one(n: int) -> _Send:
-            return lambda server, again, asking: server.call(
-                [(make(1) if again else first)[n]], asking=asking
-            )
+        def calls(again: int) -> Sequence[Call]:
+            return make(1) if again else first
+
+        def one(n: int) -> Make:
+            return lambda again: calls(again)[n : n + 1]
 
         if not first:
             return []
         if self.cluster is None:
-            return await self._deliver(
-                None, lambda server, again, _: server.call(make(1) if again else first)
-            )
+            return await self._deliver(None, calls)
         keys = [call.keys[0] if call.keys else None for call in first]
         answers = await asyncio.gather(
             *(self._deliver(key, one(n)) for n, key in enumerate(keys)), return_exceptions=True
@@ -184,9 +181,9 @@ class Store:
             [Call(str(words[0]), tuple(map(str, words[1:2])), words[2:]) for words in many]
         )
 
-    async def _deliver(self, key: str | None, send: _Send) -> list[Any]:
-        """Send to the server that holds a key until it is answered: once more where a connection or the master was lost, and on
-        along the redirections of a cluster."""
+    async def _deliver(self, key: str | None, make: Make) -> list[Any]:
+        """Send calls to the server that holds a key until they are answered: once more where a connection or the master was
+        lost, and on along the redirections of a cluster."""
         cluster, again, losses, redirects = self.cluster, 0, 0, 0
         target: Server | None = None
         asking = False
@@ -204,7 +201,7 @@ class Store:
                     raise
             else:
                 try:
-                    return await send(server, again, asking)
+                    return await server.call(make(again), asking=asking)
                 except ConnectionLost as error:
                     losses, again, asking = losses + 1, 1, False
                     if losses > 1:

@@ -2,8 +2,8 @@
 
 -- A library stays loaded, so variables of a call are set anew when the next one begins.
 local function begin(keys, args)
-  waiting, active, waiting_job, active_job, finished_job, ready, scheduled, jobs, done, dead, cancelled, waiting_key, active_key,
-    accepted, led_here, settings, meta, attempts, late, outbox, repeated, notify = unpack(keys)
+  waiting, active, waiting_job, active_job, finished_job, ready, types, scheduled, jobs, done, dead, cancelled, waiting_key,
+    active_key, accepted, led_here, settings, meta, attempts, late, outbox, repeated, notify = unpack(keys)
   call, channel, now, is_stirred = redis.call, args[1], tonumber(args[2]), false
   next_row, of_lease = nil, nil
   latest_end, failure_id, deaths, max_inflight, failure_queue = nil, '', 0, false, false

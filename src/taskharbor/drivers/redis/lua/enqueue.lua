@@ -23,7 +23,7 @@ local function store(args, at, base, offsets)
   local answers, seen, added, last = {}, {}, 0, nil
   local pack, byte = struct.pack, string.byte
   -- Written out where many have the same: Redis takes texts, and would write out every number anew.
-  local last_place, score, is_due = nil, nil, nil
+  local last_place, score, is_due, names = nil, nil, nil, {}
   for n = 1, count do
     local id, place, value = ids[n], args[at + 3 * n - 2], args[at + 3 * n - 1]
     local seq = base + (offsets and offsets[n] or n - 1)
@@ -37,6 +37,7 @@ local function store(args, at, base, offsets)
       if place ~= last_place then
         local run_at = math.max(struct.unpack('>I8', place, #place - 7), 1)
         last_place, score, is_due = place, string.format('%.0f', run_at), run_at <= now
+        if is_due then names[#names + 1] = string.sub(place, 3, -11) end
       end
       if is_due then
         in_line[#in_line + 1] = '0'
@@ -57,6 +58,7 @@ local function store(args, at, base, offsets)
   call_with('HSET', waiting_job, stored)
   call_with('ZADD', waiting, waits)
   call_with('ZADD', ready, in_line)
+  call_with('SADD', types, names)
   call_with('ZADD', scheduled, later)
   if last then call('HSET', meta, 'seq', last) end
   if #stored > 0 then is_stirred = true end
@@ -88,14 +90,14 @@ end)
 
 -- Store a portion of a bulk write, unless it was stored before, and note that it is.
 --
--- KEYS    the queue's, 23 the note of the write's series: number, portion and jobs added so far, with colons between
+-- KEYS    the queue's, 24 the note of the write's series: number, portion and jobs added so far, with colons between
 -- ARGV    1 channel, 2 now, 3 number of the write in its series, 4 portion, 5 seconds to keep the note, then the jobs as `store`
 --         takes them
 -- result  how many jobs the write has added to this queue so far
 define('publish', {}, function(keys, args)
   local number, portion = tonumber(args[3]), tonumber(args[4])
   local added = 0
-  local note = call('GET', keys[23])
+  local note = call('GET', keys[24])
   if note then
     local noted, last, so_far = string.match(note, '^(-?%d+):(%d+):(%d+)$')
     if tonumber(noted) > number then return 0 end
@@ -106,7 +108,7 @@ define('publish', {}, function(keys, args)
   end
   local _, count = store(args, 6, stamp_after(call('HGET', meta, 'seq')))
   added = added + count
-  call('SET', keys[23], number .. ':' .. portion .. ':' .. added, 'EX', args[5])
+  call('SET', keys[24], number .. ':' .. portion .. ':' .. added, 'EX', args[5])
   return added
 end)
 

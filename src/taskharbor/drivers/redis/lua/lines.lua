@@ -1,5 +1,5 @@
--- Where waiting jobs stand. Every one is in `waiting`; those that may be claimed are in `ready`, those yet to come due in
--- `scheduled`.
+-- Where waiting jobs stand. Every one is in `waiting`; those that may be claimed are in `ready`, one line per type, those yet to
+-- come due in `scheduled`.
 
 local function type_prefix(name)
   return struct.pack('>I2', #name) .. name
@@ -25,6 +25,7 @@ local function line_up(job)
     call('ZADD', scheduled, head[RUN_AT], job.id)
   else
     call('ZADD', ready, 0, ready_member(job))
+    call('SADD', types, head[TYPE])
   end
   is_stirred = true
 end
@@ -40,6 +41,7 @@ local function leave_line(job)
   call('ZREM', waiting, job.id)
   if job.state == READY and call('ZREM', scheduled, job.id) == 0 then
     call('ZREM', ready, ready_member(job))
+    if call('EXISTS', ready) == 0 then call('DEL', types) end
   end
 end
 
@@ -48,44 +50,36 @@ local function promote(limit)
   local ids = call('ZRANGEBYSCORE', scheduled, '-inf', now, 'LIMIT', 0, limit)
   if #ids == 0 then return false end
   local values = call_with('HMGET', waiting_job, ids)
-  local members = {}
+  local members, names = {}, {}
   for n = 1, #ids do
-    members[2 * n - 1] = 0
-    members[2 * n] = ready_member(unpacked(ids[n], values[n]))
+    local job = unpacked(ids[n], values[n])
+    members[2 * n - 1], members[2 * n] = 0, ready_member(job)
+    names[n] = job.head[TYPE]
   end
   call_with('ZADD', ready, members)
+  call_with('SADD', types, names)
   call_with('ZREM', scheduled, ids)
   return true
 end
 
--- Which jobs are next. `ready` holds one line per type; a claim merges the lines it may take from.
+-- Which jobs are next: a claim merges the lines it may take from.
 
--- A line that is read from `from` on. `members` are its next ones, as far as they were read.
-local function line_at(prefix, from, members, portion)
-  return {
-    prefix = prefix, skip = #prefix + 1, from = from, to = '(' .. prefix .. '\255\255', -- No rank is as high as that.
-    members = members, at = 0, portion = portion, is_over = false,
-  }
-end
-
--- The lines of these types; where none are given, of all that have jobs.
-local function lines_of(types, limit)
-  local lines, seen, from = {}, {}, '-'
-  for _, name in ipairs(types or {}) do
-    local prefix = type_prefix(name)
-    if not seen[name] then lines[#lines + 1] = line_at(prefix, '[' .. prefix, {}, math.ceil(limit / #types) + 1) end
-    seen[name] = true
-  end
-  while not types do
-    local members = call('ZRANGEBYLEX', ready, from, '+', 'LIMIT', 0, 2)
-    if #members == 0 then break end
-    local prefix = string.sub(members[1], 1, 2 + struct.unpack('>I2', members[1]))
-    local line = line_at(prefix, '(' .. members[#members], members, 10)
-    -- The second may be the first of the next type.
-    line.is_over = #members < 2 or string.sub(members[2], 1, #prefix) ~= prefix
-    if line.is_over then members[2] = nil end
-    lines[#lines + 1] = line
-    from = line.to
+-- The lines of these types, or of all; without those that are known to be empty. `members` are the next of a line, as far as they
+-- were read from `from` on.
+local function lines_of(named, limit)
+  local lines, seen = {}, {}
+  local names = named or call('SMEMBERS', types)
+  local are_there = named and #named > 1 and call_with('SMISMEMBER', types, named)
+  for n, name in ipairs(names) do
+    if not seen[name] and (not are_there or are_there[n] == 1) then
+      local prefix = type_prefix(name)
+      lines[#lines + 1] = {
+        name = name, prefix = prefix, skip = #prefix + 1, members = {}, at = 0, is_over = false,
+        from = '[' .. prefix, to = '(' .. prefix .. '\255\255', -- No rank is as high as that.
+        portion = math.ceil(limit / #names) + 1, member = false, rank = 0, run_at = 0, seq = 0,
+      }
+      seen[name] = true
+    end
   end
   return lines
 end
@@ -102,8 +96,10 @@ local function step(line)
         line.member, line.rank, line.run_at, line.seq = member, rank, run_at, seq
         return true
       end
+      line.has_passed_over = true
       line.from = '[' .. line.prefix .. struct.pack('>I2', rank + 1)
     elseif line.is_over then
+      line.is_empty = not line.has_passed_over
       return false
     end
     line.members = call('ZRANGEBYLEX', ready, line.from, line.to, 'LIMIT', 0, line.portion)
@@ -153,10 +149,13 @@ local function first_in_line(lines, limit)
 end
 
 -- The usual case: one line, whose next jobs are all of one rank and due. Takes them, or says nil where it is not that simple.
-local function take_in_a_row(prefix, limit)
-  local members = call('ZRANGEBYLEX', ready, '[' .. prefix, '(' .. prefix .. '\255\255', 'LIMIT', 0, limit)
-  local count, skip = #members, #prefix + 1
-  if count == 0 then return {} end
+local function take_in_a_row(line, limit)
+  local members = call('ZRANGEBYLEX', ready, line.from, line.to, 'LIMIT', 0, limit)
+  local count, skip = #members, line.skip
+  if count == 0 then
+    call('SREM', types, line.name)
+    return {}
+  end
   local first_rank = struct.unpack(PLACE, members[1], skip)
   local last_rank, last_run_at = struct.unpack(PLACE, members[count], skip)
   if first_rank ~= last_rank or last_run_at > now then return nil end
@@ -166,12 +165,17 @@ local function take_in_a_row(prefix, limit)
 end
 
 -- Take the next jobs of these types out of their lines, up to `limit`: their ids, in order. Without types: of any type.
-local function take(types, limit)
-  local lines = lines_of(types, limit)
-  local ids = #lines == 1 and take_in_a_row(lines[1].prefix, limit)
+local function take(named, limit)
+  local lines = lines_of(named, limit)
+  local ids = #lines == 1 and take_in_a_row(lines[1], limit)
   if ids then return ids end
   local members
   members, ids = first_in_line(lines, limit)
   call_with('ZREM', ready, members)
+  local empty = {}
+  for _, line in ipairs(lines) do
+    if line.is_empty then empty[#empty + 1] = line.name end
+  end
+  call_with('SREM', types, empty)
   return ids
 end

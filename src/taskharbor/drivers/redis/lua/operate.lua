@@ -50,7 +50,7 @@ end)
 --
 -- KEYS    the queue's
 -- ARGV    1 channel, 2 now, 3 whether it is sent again (1), then the ids
--- result  per id: its state, or -1 not found, -2 not dead, -3 another job of its key waits already
+-- result  per id: its state, or -1 not found, -3 another job of its key waits already, -4 not dead
 define('requeue', {'allow-oom'}, function(keys, args)
   local is_again = args[3] == '1'
 
@@ -71,9 +71,9 @@ define('requeue', {'allow-oom'}, function(keys, args)
     if not job then
       job = load(waiting_job, id)
       if job and was_requeued(job) then return job.state end
-      return (job or call('HEXISTS', active_job, id) == 1) and -2 or -1
+      return (job or call('HEXISTS', active_job, id) == 1) and -4 or -1
     end
-    if job.state ~= DEAD then return -2 end
+    if job.state ~= DEAD then return -4 end
     local key = job.head[KEY]
     if key and call('HEXISTS', waiting_key, key) == 1 then return -3 end
     call('HDEL', finished_job, id)

@@ -5,6 +5,7 @@ local waiting_job    -- hash    job id -> stored job, while it waits
 local active_job     -- hash    job id -> stored job, while it is inflight
 local finished_job   -- hash    job id -> stored job, once it has ended
 local ready          -- zset    type, place in the line and id of every job that may be claimed; all scores are 0
+local types          -- set     type of every job in `ready`, and perhaps others
 local scheduled      -- zset    job id -> run_at of jobs that were not due when they were stored
 local jobs           -- zset    job id -> number of every job, in the order of acceptance
 local done           -- zset    job id -> when it ended

@@ -138,6 +138,7 @@ define('prune', {'allow-oom'}, function(keys, args)
     if rows_gone > 0 and call('XLEN', attempts) == 0 then call('DEL', attempts) end
   end
   call('ZREMRANGEBYSCORE', repeated, '-inf', now - KEEP_FOR)
+  if call('EXISTS', ready) == 0 then call('DEL', types) end
   if call('EXISTS', repeated) == 0 then call('HDEL', meta, 'has_repeated') end
   return {gone, rows_gone}
 end)
