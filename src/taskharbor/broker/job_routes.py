@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import re
 import time
 from collections.abc import Iterable, Sequence
@@ -15,7 +14,7 @@ from msgspec import UNSET, UnsetType
 from taskharbor.broker import models
 from taskharbor.broker.exchange import ClientGone, Departure
 from taskharbor.broker.problems import Problem, invalid
-from taskharbor.broker.routes import Reply, RouteCall, check_batch, decoded, for_many, for_one, route
+from taskharbor.broker.routes import Reply, RouteCall, check_batch, decoded, route, route_many, route_one
 from taskharbor.drivers.operations import Enqueue, Wait
 from taskharbor.drivers.records import Ack, Discard, Extension, Fail, Release, Retry, Settlement
 from taskharbor.errors import JobError, JobNotFound, LeaseMismatch
@@ -156,7 +155,7 @@ def _request(job: models.NewJob, call: RouteCall) -> JobRequest:
 
 # -- claiming -----------------------------------------------------------------------------------------------
 
-_post = functools.partial(route, "POST", tag="work", scope="work")
+_WORK: dict[str, Any] = {"tag": "work", "scope": "work"}
 
 
 def _are_still_leased(claimed: models.ClaimedJobs, now: Micros) -> bool:
@@ -166,11 +165,13 @@ def _are_still_leased(claimed: models.ClaimedJobs, now: Micros) -> bool:
     )
 
 
-@_post(
+@route(
+    "POST",
     "/v1/jobs/claim",
     "Lease runnable jobs; with wait_seconds, wait until there is one.",
     body=models.ClaimRequest,
     still_holds=_are_still_leased,
+    **_WORK,
 )
 async def claim(call: RouteCall) -> models.ClaimedJobs:
     """Leases runnable jobs, after a wait where the client asks for one."""
@@ -263,21 +264,11 @@ def _token_of(job_id: str, proof: models.LeaseProof, record: JobRecord | None) -
     return record.token if record.worker == worker else LeaseMismatch(job_id)
 
 
-_post(
-    "/v1/jobs/{id}/heartbeat",
-    "Extend one lease, report progress, and learn of a requested cancel.",
-    name="heartbeat",
-    body=models.HeartbeatRequest,
-    answer=models.HeldLease,
-    problems=(404, 409),
-)(for_one(extend))
-_post(
-    "/v1/jobs/heartbeat",
-    "Extend the leases of many jobs; each answer stands for itself.",
-    name="heartbeat_many",
-    body=models.HeartbeatBatch,
-    answer=models.batch_of(models.HeldLease),
-)(for_many(extend, "jobs"))
+_beat: dict[str, Any] = {**_WORK, "answer": models.HeldLease}
+_beat_one = "Extend one lease, report progress, and learn of a requested cancel."
+route_one("heartbeat", _beat_one, extend, body=models.HeartbeatRequest, **_beat)
+_beat_many = "Extend the leases of many jobs; each answer stands for itself."
+route_many("heartbeat", _beat_many, extend, "jobs", body=models.HeartbeatBatch, **_beat)
 
 # -- settling -----------------------------------------------------------------------------------------------
 
@@ -359,19 +350,8 @@ _SUMMARIES: dict[models.SettleAction, str] = {
     "release": "Give the job back unspent, now or for later.",
     "discard": "End the job as cancelled.",
 }
+_end: dict[str, Any] = {**_WORK, "answer": models.SettledJob}
 for _action, _body in models.SETTLE_REQUESTS.items():
-    _post(
-        f"/v1/jobs/{{id}}/{_action}",
-        _SUMMARIES[_action],
-        name=_action,
-        body=_body,
-        answer=models.SettledJob,
-        problems=(404, 409),
-    )(for_one(settle))
-_post(
-    "/v1/jobs/settle",
-    "End many leases at once; each is applied and answered on its own.",
-    name="settle",
-    body=models.SettleBatch,
-    answer=models.batch_of(models.SettledJob),
-)(for_many(settle, "settlements"))
+    route_one(_action, _SUMMARIES[_action], settle, body=_body, **_end)
+_ends = "End many leases at once; each is applied and answered on its own."
+route_many("settle", _ends, settle, "settlements", name="settle", body=models.SettleBatch, **_end)

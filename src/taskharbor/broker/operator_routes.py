@@ -12,7 +12,7 @@ from msgspec import UnsetType
 import taskharbor
 from taskharbor.broker import models
 from taskharbor.broker.problems import invalid
-from taskharbor.broker.routes import HandleJobs, Reply, RouteCall, for_many, for_one, route
+from taskharbor.broker.routes import HandleJobs, Reply, RouteCall, route, route_many, route_one
 from taskharbor.drivers.dispatch import check
 from taskharbor.drivers.operations import Cancel, Requeue
 from taskharbor.drivers.records import JobFilter, QueueSettings
@@ -150,7 +150,7 @@ async def get_queue(call: RouteCall) -> models.QueueView:
 
 # -- changes ------------------------------------------------------------------------------------------------
 
-_post = functools.partial(route, "POST", tag="operate", scope="admin")
+_ADMIN: dict[str, Any] = {"tag": "operate", "scope": "admin"}
 
 
 def _change(operation: type[Cancel | Requeue]) -> HandleJobs:
@@ -169,39 +169,21 @@ for _operation, _one, _many in (
     (Cancel, "A waiting job ends at once; a running one is told by its next heartbeat.", "Cancel many jobs"),
     (Requeue, "Send a dead job round again, with fresh attempts.", "Send many dead jobs round again"),
 ):
-    _post(
-        f"/v1/jobs/{{id}}/{_operation.name}",
-        _one,
-        name=_operation.name,
-        body=models.EmptyRequest,
-        is_body_optional=True,
-        answer=models.ChangedJob,
-        problems=(404, 409),
-    )(for_one(_change(_operation)))
-    _post(
-        f"/v1/jobs/{_operation.name}",
-        f"{_many}; each answer stands for itself.",
-        name=f"{_operation.name}_many",
-        body=models.JobIds,
-        answer=models.batch_of(models.ChangedJob),
-    )(for_many(_change(_operation), "ids"))
+    _name, _handle = _operation.name, _change(_operation)
+    _more: dict[str, Any] = {**_ADMIN, "answer": models.ChangedJob}
+    route_one(_name, _one, _handle, body=models.EmptyRequest, is_body_optional=True, **_more)
+    _summary = f"{_many}; each answer stands for itself."
+    route_many(_name, _summary, _handle, "ids", body=models.JobIds, **_more)
 
 
-@_post("/v1/purge", "Remove jobs that have ended.", body=models.PurgeRequest)
+@route("POST", "/v1/purge", "Remove jobs that have ended.", body=models.PurgeRequest, **_ADMIN)
 async def purge(call: RouteCall) -> models.RemovedJobs:
     """Removes jobs that have ended."""
     selection = models.record_of(JobFilter, call.body)
     return models.RemovedJobs(await call.service.driver.purge(selection, limit=call.body.limit))
 
 
-@route(
-    "PUT",
-    "/v1/queues/{name}",
-    "Replace a queue's settings.",
-    tag="operate",
-    scope="admin",
-    body=models.QueueSettingsRequest,
-)
+@route("PUT", "/v1/queues/{name}", "Replace a queue's settings.", body=models.QueueSettingsRequest, **_ADMIN)
 async def configure_queue(call: RouteCall) -> models.QueueView:
     """Replaces a queue's settings."""
     name, service = call.names["name"], call.service

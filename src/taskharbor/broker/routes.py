@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from taskharbor.broker.gate import ServedPath
-from taskharbor.broker.models import batch_item
+from taskharbor.broker.models import batch_item, batch_of
 from taskharbor.broker.problems import Problem, invalid
 from taskharbor.broker.replays import Replays, request_name
 from taskharbor.broker.service import Service
@@ -103,8 +103,8 @@ HandleJobs: TypeAlias = Callable[[RouteCall, Sequence[tuple[str, Any]]], Awaitab
 """Does the work for several jobs: pairs of a job's id and what is asked for it -> an answer or a `JobError` for each."""
 
 
-def for_one(handle: HandleJobs) -> Handle:
-    """The handler of a route with the job's id in its path."""
+def route_one(action: str, summary: str, handle: HandleJobs, **more: Any) -> None:
+    """Register the route of an action on one job, whose id is in the path."""
 
     async def handle_one(call: RouteCall) -> Any:
         (answer,) = await handle(call, [(call.names["id"], call.body)])
@@ -112,11 +112,14 @@ def for_one(handle: HandleJobs) -> Handle:
             raise answer
         return answer
 
-    return handle_one
+    path = f"/v1/jobs/{{id}}/{action}"
+    route("POST", path, summary, name=action, problems=(404, 409), **more)(handle_one)
 
 
-def for_many(handle: HandleJobs, items: str) -> Handle:
-    """The handler of a route with many jobs in its body, in the field `items`. Its answer is a `models.batch_of`."""
+def route_many(
+    action: str, summary: str, handle: HandleJobs, items: str, *, answer: Any, **more: Any
+) -> None:
+    """Register the route of an action on many jobs, which are in the field `items` of the body."""
 
     async def handle_many(call: RouteCall) -> Any:
         asked = getattr(call.body, items)
@@ -125,7 +128,8 @@ def for_many(handle: HandleJobs, items: str) -> Handle:
         answers = await handle(call, jobs)
         return {"results": [batch_item(job_id, one) for (job_id, _), one in zip(jobs, answers, strict=True)]}
 
-    return handle_many
+    more = {"name": f"{action}_many", **more}
+    route("POST", f"/v1/jobs/{action}", summary, answer=batch_of(answer), **more)(handle_many)
 
 
 def served_path(route: Route, service: Service, replays: Replays) -> ServedPath:
