@@ -120,6 +120,9 @@ class RecordBuilder:
         """By type, queue and codec: a record with the client's defaults."""
 
     def build(self, requests: Sequence[JobRequest], now: Micros) -> list[JobRecord]:
+        for kind in set(map(type, requests)):
+            if not issubclass(kind, JobRequest):
+                raise InvalidRequest(f"{kind.__name__} where a request belongs: expected a JobRequest")
         ids = new_ids(len(requests))
         records = [self._record(*pair, now) for pair in zip(requests, ids, strict=True)]
         check_records(records)
@@ -139,8 +142,6 @@ class RecordBuilder:
         return AlikeJobs(template, payloads)
 
     def _record(self, request: JobRequest, job_id: str, now: Micros) -> JobRecord:
-        if not isinstance(request, JobRequest):
-            raise InvalidRequest(f"{type(request).__name__} where a request belongs: expected a JobRequest")
         defaults = self.defaults
         codec = request.codec or defaults.codec
         payload = request.payload
