@@ -60,10 +60,17 @@ class AsyncClient:
         self._opening: asyncio.Task[None] | None = None
 
     async def open(self) -> Self:
+        """Open the store. Any other call does so too.
+
+        Raises:
+            BackendUnavailable: The backend does not answer.
+            SchemaMismatch: The store was made by a release that this one cannot work with.
+        """
         await self._ready()
         return self
 
     async def close(self) -> None:
+        """Close the connections. The client opens them again when it is used again."""
         if self._opening is not None:
             await self._opening
             self._opening = None
@@ -94,6 +101,18 @@ class AsyncClient:
     # -- producing ----------------------------------------------------------------------------------------
 
     async def enqueue(self, request: JobRequest) -> Enqueued:
+        """Enqueue one job.
+
+        Args:
+            request: Type, payload and options of the job.
+
+        Returns:
+            The id, and whether a job with this id or key was there already.
+
+        Raises:
+            InvalidRequest: A value is out of bounds. Nothing is stored.
+            BackendUnavailable: The backend does not answer. The job may be stored.
+        """
         return (await self.enqueue_batch([request]))[0]
 
     async def enqueue_batch(self, requests: Sequence[JobRequest]) -> list[Enqueued]:
@@ -138,29 +157,56 @@ class AsyncClient:
     # -- looking ------------------------------------------------------------------------------------------
 
     async def get(self, job_id: str) -> JobRecord:
+        """Return a job.
+
+        Raises:
+            JobNotFound: No job has this id, or retention has removed it.
+        """
         (record,) = await self.driver.get([job_id], now=await self.now())
         if record is None:
             raise JobNotFound(job_id)
         return record
 
     async def get_many(self, job_ids: Sequence[str]) -> list[JobRecord | None]:
+        """Return jobs in the order of their ids, with None for each that is not found."""
         return await self.driver.get(job_ids, now=await self.now())
 
     async def list_jobs(
         self, selection: JobFilter | None = None, *, limit: int = 100, cursor: str | None = None
     ) -> Page:
+        """List jobs, newest accepted first.
+
+        Args:
+            selection: States, queue, type or key to list. None lists all jobs.
+            limit: The size of the page.
+            cursor: The cursor of the page before.
+
+        Returns:
+            A page of jobs, and the cursor of the next page or None.
+        """
         return await self.driver.list_jobs(
             selection or JobFilter(), now=await self.now(), limit=limit, cursor=cursor
         )
 
     async def stats(self, queue: str | None = None) -> list[QueueStats]:
+        """Return the counters of one queue, or of all queues."""
         return await self.driver.stats(now=await self.now(), queue=queue)
 
     async def job_attempts(self, job_id: str) -> list[Attempt]:
+        """Return the rows of the attempt log about one job, oldest first."""
         await self._ready()
         return await self.driver.job_attempts(job_id)
 
     async def read_attempts(self, *, after: str | None = None, limit: int = 1000) -> AttemptPage:
+        """Read the attempt log.
+
+        Args:
+            after: The cursor of the page before. None begins with the oldest row.
+            limit: The size of the page.
+
+        Returns:
+            A page of rows, and the cursor to go on from.
+        """
         await self._ready()
         return await self.driver.read_attempts(after=after, limit=limit)
 
@@ -189,26 +235,58 @@ class AsyncClient:
     # -- operating ----------------------------------------------------------------------------------------
 
     async def cancel(self, job_id: str) -> JobState:
+        """Cancel a job. One that waits is cancelled at once; one that is inflight is asked to stop.
+
+        Returns:
+            The job's state after the call.
+
+        Raises:
+            JobNotFound: No job has this id.
+            JobFinished: The job has ended already.
+        """
         return _raise_if_error((await self.cancel_many([job_id]))[0])
 
     async def cancel_many(self, job_ids: Sequence[str]) -> list[JobState | JobError]:
+        """Cancel jobs. Returns the state or the error of each, in order."""
         return await self.driver.cancel(job_ids, now=await self.now())
 
     async def requeue(self, job_id: str) -> JobState:
+        """Run a dead job again, with fresh counts.
+
+        Returns:
+            The job's state after the call.
+
+        Raises:
+            JobNotFound: No job has this id.
+            JobNotDead: The job is not dead.
+            KeyConflict: Another job of its key waits.
+        """
         return _raise_if_error((await self.requeue_many([job_id]))[0])
 
     async def requeue_many(self, job_ids: Sequence[str]) -> list[JobState | JobError]:
+        """Requeue dead jobs. Returns the state or the error of each, in order."""
         return await self.driver.requeue(job_ids, now=await self.now())
 
     async def purge(self, selection: JobFilter, *, limit: int = 1000) -> int:
+        """Remove ended jobs.
+
+        Args:
+            selection: Which ended jobs to remove.
+            limit: The most jobs to remove in this call.
+
+        Returns:
+            The number of removed jobs. Call again until it is 0.
+        """
         await self._ready()
         return await self.driver.purge(selection, limit=limit)
 
     async def settings(self, queue: str) -> QueueSettings:
+        """Return the settings of a queue."""
         await self._ready()
         return await self.driver.settings(queue)
 
     async def configure(self, queue: str, settings: QueueSettings) -> None:
+        """Replace the settings of a queue."""
         await self.driver.configure(queue, settings, now=await self.now())
 
 
@@ -233,6 +311,7 @@ class Portal:
         return asyncio.run_coroutine_threadsafe(work, self.loop)
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run the work on the portal's loop and wait for its result."""
         if threading.current_thread() is self._thread:
             work.close()
             raise RuntimeError("a synchronous call from inside the portal's own loop would wait for itself")
@@ -286,13 +365,16 @@ class Client:
 
     @property
     def driver(self) -> Driver:
+        """The driver that this client uses."""
         return self._inner.driver
 
     def open(self) -> Self:
+        """Open the store. Any other call does so too."""
         portal().call(self._inner.open())
         return self
 
     def close(self) -> None:
+        """Close the connections. The client opens them again when it is used again."""
         portal().call(self._inner.close())
 
     def __enter__(self) -> Self:
@@ -322,12 +404,14 @@ class Client:
     configure = _blocking(AsyncClient.configure)
 
     def enqueue_many(self, requests: Iterable[JobRequest], *, chunk: int = CHUNK) -> list[Enqueued]:
+        """Enqueue any number of jobs, in transactions of `chunk`. All are checked before the first is sent."""
         # The caller's iterable runs in the caller's thread: it may do anything, the portal's loop may not.
         return portal().call(self._inner.enqueue_many(list(requests), chunk=chunk))
 
     def enqueue_stream(
         self, requests: Iterable[JobRequest], *, chunk: int = CHUNK
     ) -> Iterator[list[Enqueued]]:
+        """Enqueue jobs from an input of any length. Each chunk is checked, sent and answered before the next is read."""
         for batch in chunks(requests, chunk):
             yield portal().call(self._inner.enqueue_batch(batch))
 
