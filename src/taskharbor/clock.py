@@ -25,7 +25,9 @@ class Clock(Protocol):
     runs_by_itself: ClassVar[bool]
     """Whether time passes without anybody moving it, so that another machine can carry it forward."""
 
-    def now(self) -> Micros: ...
+    def now(self) -> Micros:
+        """The current instant, in microseconds UTC."""
+        ...
 
     async def refresh(self) -> None:
         """Set it anew, where it follows another clock and that is due."""
@@ -37,6 +39,7 @@ class SystemClock:
     runs_by_itself: ClassVar[bool] = True
 
     def now(self) -> Micros:
+        """The machine's time, in microseconds UTC."""
         return time.time_ns() // 1000
 
     async def refresh(self) -> None:
@@ -52,6 +55,7 @@ class FakeClock:
         self._now = start if isinstance(start, int) else to_micros(start)
 
     def now(self) -> Micros:
+        """The set time, in microseconds UTC."""
         return self._now
 
     async def refresh(self) -> None:
@@ -59,6 +63,7 @@ class FakeClock:
 
     @property
     def now_datetime(self) -> datetime:
+        """The set time as a datetime."""
         return to_datetime(self._now)
 
     def advance(self, by: timedelta | float) -> Micros:
@@ -91,6 +96,7 @@ class BackendClock:
         """How far the last sample may be off: half its round trip."""
 
     def now(self) -> Micros:
+        """The backend's time, in microseconds UTC, as far as it is known."""
         if self._offset is None:
             raise RuntimeError("the clock was never synchronised: await sync() first")
         self._latest = max(self._latest, self._monotonic() + self._offset)
@@ -98,13 +104,16 @@ class BackendClock:
 
     @property
     def is_due(self) -> bool:
+        """True if the backend's time should be read again."""
         return self._offset is None or self._monotonic() - self._sampled_at >= RESAMPLE_AFTER
 
     async def refresh(self) -> None:
+        """Read the backend's time if that is due."""
         if self.is_due:
             await self.sync()
 
     async def sync(self, samples: int = 3) -> None:
+        """Read the backend's time."""
         best: tuple[Micros, Micros] | None = None
         for _ in range(samples):
             before = self._monotonic()

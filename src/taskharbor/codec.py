@@ -24,7 +24,9 @@ _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_O
 class Codec(Protocol):
     name: str
 
-    def encode(self, value: Any) -> bytes: ...
+    def encode(self, value: Any) -> bytes:
+        """Encode a value."""
+        ...
 
     def decode(self, data: bytes, type: Any = Any) -> Any:
         """Decode and check against `type`; PayloadInvalid where it does not fit."""
@@ -83,12 +85,18 @@ class CodecRegistry:
         self._codecs = {codec.name: codec for codec in (JSON, MSGPACK, *extra)}
 
     def get(self, name: str) -> Codec:
+        """Return a codec by name.
+
+        Raises:
+            CodecError: No codec has this name.
+        """
         codec = self._codecs.get(name)
         if codec is None:
             raise CodecError(f"unknown codec {name!r} (known: {', '.join(sorted(self._codecs))})")
         return codec
 
     def register(self, codec: Codec) -> None:
+        """Add a codec under its name."""
         self._codecs[codec.name] = codec
 
 

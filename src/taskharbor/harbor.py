@@ -61,21 +61,31 @@ class JobHandle(Generic[R]):
         self._result_type = result_type
 
     def record(self) -> JobRecord:
+        """The job as it is stored now, or the job that it was merged into.
+
+        Raises:
+            JobNotFound: Retention has removed the job.
+        """
         return self._harbor.client.resolve(self.id)
 
     async def record_async(self) -> JobRecord:
+        """The async form of `record`."""
         return await self._harbor.async_client().resolve(self.id)
 
     def state(self) -> JobState:
+        """The state of the job."""
         return self.record().state
 
     async def state_async(self) -> JobState:
+        """The async form of `state`."""
         return (await self.record_async()).state
 
     def progress(self) -> Any:
+        """The last progress that the handler reported, or None."""
         return _decoded_progress(self.record())
 
     async def progress_async(self) -> Any:
+        """The async form of `progress`."""
         return _decoded_progress(await self.record_async())
 
     def wait(self, timeout: float | None = None) -> JobRecord:
@@ -83,6 +93,7 @@ class JobHandle(Generic[R]):
         return self._harbor.client.wait_for(self.id, timeout=timeout)
 
     async def wait_async(self, timeout: float | None = None) -> JobRecord:
+        """The async form of `wait`."""
         return await self._harbor.async_client().wait_for(self.id, timeout=timeout)
 
     def result(self, timeout: float | None = None) -> R:
@@ -90,12 +101,22 @@ class JobHandle(Generic[R]):
         return self._decode(self.wait(timeout))
 
     async def result_async(self, timeout: float | None = None) -> R:
+        """The async form of `result`."""
         return self._decode(await self.wait_async(timeout))
 
     def cancel(self) -> JobState:
+        """Cancel the job. One that waits is cancelled at once; one that is inflight is asked to stop.
+
+        Returns:
+            The job's state after the call.
+
+        Raises:
+            JobFinished: The job has ended already.
+        """
         return self._harbor.client.cancel(self.id)
 
     async def cancel_async(self) -> JobState:
+        """The async form of `cancel`."""
         return await self._harbor.async_client().cancel(self.id)
 
     def _decode(self, record: JobRecord) -> R:
@@ -130,10 +151,12 @@ class JobType(Generic[P, R]):
 
     @property
     def type(self) -> str:
+        """The name of the job type in the queue."""
         return self.handler.type
 
     @property
     def function(self) -> Callable[P, Any]:
+        """The decorated function."""
         return self.handler.function
 
     def options(self, **options: Unpack[Options]) -> typing.Self:
@@ -161,10 +184,20 @@ class JobType(Generic[P, R]):
         return self._harbor.codecs.get(self._options.get("codec") or self._harbor.defaults.codec)
 
     def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:
+        """Enqueue the job with the arguments of its function.
+
+        Returns:
+            A handle on the job.
+
+        Raises:
+            InvalidRequest: The arguments do not fit the signature, or an option is out of bounds.
+            BackendUnavailable: The backend does not answer.
+        """
         accepted = self._harbor.client.enqueue(self.request(*args, **kwargs))
         return JobHandle(self._harbor, accepted.id, existed=accepted.existed, result_type=self._result_type)
 
     async def enqueue_async(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:
+        """The async form of `enqueue`."""
         accepted = await self._harbor.async_client().enqueue(self.request(*args, **kwargs))
         return JobHandle(self._harbor, accepted.id, existed=accepted.existed, result_type=self._result_type)
 
@@ -175,6 +208,7 @@ class JobType(Generic[P, R]):
     async def enqueue_many_async(
         self, calls: Iterable[Sequence[Any] | Mapping[str, Any]]
     ) -> list[JobHandle[R]]:
+        """The async form of `enqueue_many`."""
         client = self._harbor.async_client()
         return self._handles(await client.enqueue_like(self._template(), self._payloads(calls)))
 
@@ -342,6 +376,7 @@ class Harbor:
             held[1].close()
 
     async def close_async(self) -> None:
+        """The async form of `close`."""
         with self._lock:
             client = self._async_clients.pop(asyncio.get_running_loop(), None)
         if client is not None:
@@ -450,6 +485,7 @@ class Harbor:
     async def enqueue_async(
         self, name: str, payload: Any = None, **options: Unpack[Options]
     ) -> JobHandle[Any]:
+        """The async form of `enqueue`."""
         return (await self.enqueue_many_async([JobRequest(type=name, payload=payload, **options)]))[0]
 
     def enqueue_many(self, requests: Iterable[JobRequest]) -> list[JobHandle[Any]]:
@@ -457,6 +493,7 @@ class Harbor:
         return [JobHandle(self, one.id, existed=one.existed) for one in self.client.enqueue_many(requests)]
 
     async def enqueue_many_async(self, requests: Iterable[JobRequest]) -> list[JobHandle[Any]]:
+        """The async form of `enqueue_many`."""
         accepted = await self.async_client().enqueue_many(requests)
         return [JobHandle(self, one.id, existed=one.existed) for one in accepted]
 

@@ -88,10 +88,12 @@ class JobState(StrEnum):
 
     @property
     def is_terminal(self) -> bool:
+        """True if the job has ended: done, dead or cancelled."""
         return self in TERMINAL_STATES
 
     @property
     def is_waiting(self) -> bool:
+        """True if the job waits: scheduled, ready or blocked."""
         return self in WAITING_STATES
 
 
@@ -189,6 +191,7 @@ class Lease(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def expires_at(self) -> datetime:
+        """The instant at which the lease expires."""
         return to_datetime(self.expires_at_us)
 
 
@@ -242,36 +245,44 @@ class JobRecord(msgspec.Struct, kw_only=True, gc=False):
 
     @property
     def lease(self) -> Lease | None:
+        """The lease, while the job is inflight."""
         if self.token is None or self.expires_at_us is None:
             return None
         return Lease(self.id, self.token, self.expires_at_us, self.cancel_requested)
 
     @property
     def run_at(self) -> datetime:
+        """The instant from which the job may run."""
         return to_datetime(self.run_at_us)
 
     @property
     def created_at(self) -> datetime:
+        """The instant of acceptance."""
         return to_datetime(self.created_at_us)
 
     @property
     def failed_at(self) -> datetime | None:
+        """The instant of the last failure."""
         return None if self.failed_at_us is None else to_datetime(self.failed_at_us)
 
     @property
     def finished_at(self) -> datetime | None:
+        """The instant at which the job ended."""
         return None if self.finished_at_us is None else to_datetime(self.finished_at_us)
 
     @property
     def expires_at(self) -> datetime | None:
+        """The instant at which the lease expires."""
         return None if self.expires_at_us is None else to_datetime(self.expires_at_us)
 
     @property
     def reserved_at(self) -> datetime | None:
+        """The instant at which the lease began."""
         return None if self.reserved_at_us is None else to_datetime(self.reserved_at_us)
 
     @property
     def timeout(self) -> timedelta | None:
+        """The longest time for one execution."""
         return timedelta(microseconds=self.timeout_us) if self.timeout_us else None
 
 
@@ -304,8 +315,10 @@ class Attempt(msgspec.Struct, kw_only=True, frozen=True, gc=False):
 
     @property
     def ended_at(self) -> datetime:
+        """The instant at which the attempt ended."""
         return to_datetime(self.ended_at_us)
 
     @property
     def reserved_at(self) -> datetime | None:
+        """The instant at which the lease began, or None for a change without a lease."""
         return None if self.reserved_at_us is None else to_datetime(self.reserved_at_us)

@@ -89,26 +89,32 @@ class Job(Stoppable):
 
     @property
     def id(self) -> str:
+        """The id of the job."""
         return self.record.id
 
     @property
     def type(self) -> str:
+        """The name of the job type."""
         return self.record.type
 
     @property
     def queue(self) -> str:
+        """The name of the queue."""
         return self.record.queue
 
     @property
     def payload(self) -> bytes:
+        """The encoded payload."""
         return self.record.payload
 
     @property
     def headers(self) -> Mapping[str, str]:
+        """The headers that the producer gave."""
         return self.record.headers
 
     @property
     def key(self) -> str | None:
+        """The key, or None."""
         return self.record.key
 
     @property
@@ -118,6 +124,7 @@ class Job(Stoppable):
 
     @property
     def max_attempts(self) -> int:
+        """The number of executions that the job may have."""
         return self.record.max_attempts
 
     @property
@@ -127,14 +134,17 @@ class Job(Stoppable):
 
     @property
     def run_at(self) -> datetime:
+        """The instant from which the job may run."""
         return self.record.run_at
 
     @property
     def created_at(self) -> datetime:
+        """The instant of acceptance."""
         return self.record.created_at
 
     @property
     def timeout(self) -> timedelta | None:
+        """The longest time for one execution, or None."""
         return self.record.timeout
 
     @property

@@ -27,6 +27,7 @@ class ExponentialBackoff:
         self._random = random or _shared_random
 
     def next_delay(self, job: JobRecord, attempts: int) -> Micros:
+        """The delay before the next attempt, in microseconds."""
         # Bounded before the power: 2.0 ** 2000 overflows, and the maximum is reached long before.
         steps = min(max(attempts - 1, 0), 64)
         delay = min(job.backoff_min_us * self._factor**steps, float(job.backoff_max_us))
@@ -44,6 +45,7 @@ class FixedDelays:
         self._delays = [round(delay * SECOND) for delay in delays]
 
     def next_delay(self, job: JobRecord, attempts: int) -> Micros:
+        """The delay before the next attempt, in microseconds."""
         return self._delays[min(max(attempts, 1), len(self._delays)) - 1]
 
 

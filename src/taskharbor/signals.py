@@ -38,6 +38,7 @@ class Retry(HandlerSignal):
             raise ValueError("give either delay or at, not both")
 
     def run_at(self, now: Micros) -> Micros | None:
+        """The instant of the next attempt, or None to leave it to the retry policy."""
         if self.at_us is not None:
             return self.at_us
         return None if self.delay_us is None else now + self.delay_us

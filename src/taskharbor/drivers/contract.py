@@ -395,20 +395,25 @@ class Driver(Dispatcher, abc.ABC):
     # -- one job at a time ----------------------------------------------------------------------------------
 
     async def ack(self, job_id: str, token: str, *, now: Micros, result: bytes | None = None) -> None:
+        """End one lease: the job is done."""
         await self._settle_one(Ack(job_id, token, result), now)
 
     async def retry(
         self, job_id: str, token: str, *, now: Micros, run_at: Micros, attempts: int, error: Failure
     ) -> None:
+        """End one lease: the job failed and runs again."""
         await self._settle_one(Retry(job_id, token, run_at, attempts, error), now)
 
     async def fail(self, job_id: str, token: str, *, now: Micros, attempts: int, error: Failure) -> None:
+        """End one lease: the job is dead."""
         await self._settle_one(Fail(job_id, token, attempts, error), now)
 
     async def release(self, job_id: str, token: str, *, now: Micros, run_at: Micros | None = None) -> None:
+        """End one lease: the job goes back, and nothing is spent."""
         await self._settle_one(Release(job_id, token, run_at), now)
 
     async def discard(self, job_id: str, token: str, *, now: Micros, reason: Failure | None = None) -> None:
+        """End one lease: the job is cancelled."""
         await self._settle_one(Discard(job_id, token, reason), now)
 
     async def _settle_one(self, settlement: Settlement, now: Micros) -> None:

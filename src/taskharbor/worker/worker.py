@@ -164,10 +164,12 @@ class Worker:
 
     @property
     def name(self) -> str:
+        """The name of the worker in leases and logs."""
         return self.config.name
 
     @property
     def handlers(self) -> dict[str, Handler]:
+        """Handlers by job type."""
         return dict(self._handlers)
 
     def register(
@@ -183,6 +185,7 @@ class Worker:
         self.add_handler(make_handler(type, handler, isolation=isolation, retry=retry, on_invalid=on_invalid))
 
     def add_handler(self, handler: Handler) -> None:
+        """Add a handler that is made already."""
         if handler.type in self._handlers:
             raise InvalidRequest(f"a handler for {handler.type!r} is registered already")
         self._handlers[handler.type] = handler
