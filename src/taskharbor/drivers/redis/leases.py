@@ -16,7 +16,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from operator import attrgetter
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from redis.exceptions import ResponseError
 
@@ -51,15 +51,6 @@ _LONG_REST = 60.0
 _VIEWS = 1000
 
 
-class _View(NamedTuple):
-    """A queue as a claim saw it that took all there was."""
-
-    moves: int
-    """How often it had moved."""
-    due: Micros | None
-    """What comes due next."""
-
-
 class Claims:
     """One handle's claims."""
 
@@ -71,7 +62,8 @@ class Claims:
         """Tokens of claims whose answer never came, by queue and worker: the next one asks for their jobs first."""
         self._giving_back: set[asyncio.Task[None]] = set()
         self._server_clock = BackendClock(store.time)
-        self._views: dict[tuple[str, str, tuple[str, ...] | None], _View] = {}
+        self._views: dict[tuple[str, str, tuple[str, ...] | None], tuple[int, Micros]] = {}
+        """What a claim saw that took all there was: how often the queue had moved, and what comes due next (-1: nothing)."""
         self._idle: dict[str, list[SharedConnection]] = {}
         """Connections for blocking claims, by queue."""
         self._rests_until: dict[str, float] = {}
@@ -113,7 +105,7 @@ class Claims:
             if len(self._views) >= _VIEWS:
                 # A handle that claims for so many workers, as a broker's does, makes no blocking claims for them.
                 self._views.clear()
-            self._views[_key(call)] = _View(moves, None if due < 0 else due)
+            self._views[_key(call)] = moves, due
             if call.types is None:
                 self._emptied[call.queue] = str(moves)
         if untold:
@@ -159,15 +151,14 @@ class Claims:
             return None  # Nothing was claimed.
         elapsed = loop.time() - began
         seconds = min(timeout, options.timeout / 2)
-        if view.due is not None:
-            seconds = min(seconds, (view.due - call.now) / SECOND - elapsed)
+        moves, due = view
+        if due >= 0:
+            seconds = min(seconds, (due - call.now) / SECOND - elapsed)
         # Rather too early than too late: a job that is due by its producer's clock should be so by the claim's.
         sent_at = max(0, self._server_clock.now() - int(elapsed * SECOND) - self._server_clock.error)
         milliseconds = max(1, math.ceil(seconds * 1000))  # 0 would be for ever.
         token = new_token()
-        block = pack(
-            ("XREAD", "BLOCK", milliseconds, "STREAMS", store.keys(queue)["notify"], f"{view.moves}-0")
-        )
+        block = pack(("XREAD", "BLOCK", milliseconds, "STREAMS", store.keys(queue)["notify"], f"{moves}-0"))
         claim = server.packed(self._call(call, token, 0, sent_at))
         try:
             blocked, answer = await connection.ask(block + claim, 2)

@@ -105,12 +105,10 @@ class Store:
         if self._watching is not None:
             self._watching.cancel()
             await asyncio.gather(self._watching, return_exceptions=True)
-        server, self._server = self._server, None
-        cluster, self.cluster = self.cluster, None
-        if server is not None:
-            server.close()
-        if cluster is not None:
-            cluster.close()
+        for one in (self._server, self.cluster):
+            if one is not None:
+                one.close()
+        self._server = self.cluster = None
         # The event loop ends readers and closes sockets in its next turns, and there may be none.
         for _ in range(3):
             await asyncio.sleep(0)

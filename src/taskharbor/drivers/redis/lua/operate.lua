@@ -17,18 +17,16 @@ end)
 -- ARGV    1 channel, 2 now, then the ids
 -- result  per id: its state, or -1 not found, -2 has ended otherwise
 define('cancel', {'allow-oom'}, function(keys, args)
-  local function cancel_waiting(job)
-    append_row(job, OUTCOME_CANCELLED, CANCELLED, now)
-    if job.head[KEY] then call('HDEL', waiting_key, job.head[KEY]) end
-    leave_line(job)
-    call('HDEL', waiting_job, job.id)
-    finish(job, CANCELLED, now)
-    return CANCELLED
-  end
-
   local function cancel(id)
     local job = load(waiting_job, id)
-    if job then return cancel_waiting(job) end
+    if job then
+      append_row(job, OUTCOME_CANCELLED, CANCELLED, now)
+      if job.head[KEY] then call('HDEL', waiting_key, job.head[KEY]) end
+      leave_line(job)
+      call('HDEL', waiting_job, id)
+      finish(job, CANCELLED, now)
+      return CANCELLED
+    end
     job = load(active_job, id)
     if job then
       set_more(job, CANCEL_REQUESTED, true)
@@ -60,12 +58,6 @@ define('requeue', {'allow-oom'}, function(keys, args)
     return is_again and head[RUN_AT] == now and head[ATTEMPTS] == 0 and head[STALLS] == 0
   end
 
-  local function start_over(job)
-    local head = job.head
-    head[ATTEMPTS], head[STALLS], head[RUN_AT] = 0, 0, now
-    job.finished_at = 0
-  end
-
   local function requeue(id)
     local job = load(finished_job, id)
     if not job then
@@ -74,11 +66,12 @@ define('requeue', {'allow-oom'}, function(keys, args)
       return (job or call('HEXISTS', active_job, id) == 1) and -4 or -1
     end
     if job.state ~= DEAD then return -4 end
-    local key = job.head[KEY]
+    local head, key = job.head, job.head[KEY]
     if key and call('HEXISTS', waiting_key, key) == 1 then return -3 end
     call('HDEL', finished_job, id)
     call('ZREM', dead, id)
-    start_over(job)
+    head[ATTEMPTS], head[STALLS], head[RUN_AT] = 0, 0, now
+    job.finished_at = 0
     local is_blocked = key and call('HEXISTS', active_key, key) == 1
     append_row(job, REQUEUED, is_blocked and BLOCKED or READY, now)
     if key then call('HSET', waiting_key, key, id) end

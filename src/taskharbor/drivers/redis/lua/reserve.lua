@@ -76,15 +76,6 @@ define('reserve', {'allow-oom'}, function(keys, args)
     return math.min(limit, tonumber(said[2]) - call('ZCOUNT', active, '(' .. args[2], '+inf'))
   end
 
-  -- A key is taken along by the one that runs; only those who are not plain can have one.
-  local function take_key(id, value)
-    local key = unpacked(id, value).head[KEY]
-    if key then
-      call('HDEL', waiting_key, key)
-      call('HSET', active_key, key, id)
-    end
-  end
-
   local function lease(ids)
     local byte = string.byte
     local values = call_with('HMGET', waiting_job, ids)
@@ -96,7 +87,12 @@ define('reserve', {'allow-oom'}, function(keys, args)
     local behind_id = not is_one_special(ids) and ':' .. worker
     for n = 1, #ids do
       local id, value = ids[n], values[n]
-      if byte(value, PLAIN_AT) == 0 then take_key(id, value) end
+      -- A key is taken along by the one that runs; only those who are not plain can have one.
+      local key = byte(value, PLAIN_AT) == 0 and unpacked(id, value).head[KEY]
+      if key then
+        call('HDEL', waiting_key, key)
+        call('HSET', active_key, key, id)
+      end
       stored[2 * n - 1], stored[2 * n] = id, granted .. value
       leases[2 * n - 1], leases[2 * n] = deadline, behind_id and id .. behind_id or active_member(id, worker)
       answer[FIRST + 2 * n - 1], answer[FIRST + 2 * n] = id, value
