@@ -7,6 +7,7 @@ server which pip cannot bring are marked `installed`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 import trustme
 
-from needing import Certificate, need
+from needing import Certificate, Entered, need
 from taskharbor_testkit.servers import (
     PostgresAt,
     PostgresServer,
@@ -58,8 +59,16 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     """An `async def` test runs on an event loop of its own, and leaves none behind."""
     if not inspect.iscoroutinefunction(pyfuncitem.obj):
         return None
-    arguments = pyfuncitem._fixtureinfo.argnames
-    asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in arguments}))
+    arguments = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
+
+    async def run() -> None:
+        async with contextlib.AsyncExitStack() as stack:
+            for name, value in arguments.items():
+                if isinstance(value, Entered):
+                    arguments[name] = await stack.enter_async_context(value.manager)
+            await pyfuncitem.obj(**arguments)
+
+    asyncio.run(run())
     return True
 
 

@@ -2,13 +2,20 @@
 reads the skips."""
 
 import os
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import pytest
 
 REDIS_VERSIONS = [pytest.param("7.0", marks=pytest.mark.installed), "newest"]
 """The oldest Redis that the driver works with, which no wheel brings, and the newest server to be had."""
+
+
+class Entered(NamedTuple):
+    """A fixture's value for an `async def` test, which gets what the manager gives on the test's own event loop."""
+
+    manager: AbstractAsyncContextManager[Any]
 
 
 class Certificate(NamedTuple):

@@ -14,10 +14,8 @@ from taskharbor.jobs import SECOND
 from taskharbor.middleware import (
     TIMEOUT,
     Call,
-    Middleware,
     PayloadRejected,
     Raised,
-    compose,
     hold_timeout,
     recover,
     restart_timeout,
@@ -46,40 +44,6 @@ def raising(error: BaseException) -> Call:
 
 
 # -- compose --------------------------------------------------------------------------------------------------------
-
-
-def test_the_first_is_the_outermost() -> None:
-    seen: list[str] = []
-
-    def named(name: str) -> Middleware:
-        async def layer(job: Job, call_next: Call) -> Any:
-            seen.append(f"{name} in")
-            result = await call_next(job)
-            seen.append(f"{name} out")
-            return result + name
-
-        return layer
-
-    async def innermost(job: Job) -> str:
-        seen.append("call")
-        return "r"
-
-    assert run(compose([named("a"), named("b")], innermost)) == "rba"
-    assert seen == ["a in", "b in", "call", "b out", "a out"]
-
-
-def test_a_layer_may_answer_by_itself() -> None:
-    async def cached(job: Job, call_next: Call) -> Any:
-        return "from the cache"
-
-    assert run(compose([cached], raising(AssertionError("never called")))) == "from the cache"
-
-
-def test_without_layers_it_is_the_call() -> None:
-    async def innermost(job: Job) -> str:
-        return job.id
-
-    assert run(compose([], innermost)) == "j"
 
 
 # -- recover --------------------------------------------------------------------------------------------------------

@@ -2,6 +2,26 @@
 
 import pytest
 
+from needing import Entered
+from worker.stage import Trouble, stage, troubled_stage
+
+
+@pytest.fixture
+def here() -> Entered:
+    """A `Stage`."""
+    return Entered(stage())
+
+
+@pytest.fixture
+def trouble() -> Trouble:
+    return Trouble()
+
+
+@pytest.fixture
+def troubled(trouble: Trouble) -> Entered:
+    """A `Stage` whose workers have this trouble."""
+    return Entered(troubled_stage(trouble))
+
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,11 +8,12 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
 from typing import Any, NoReturn, TypeVar
 
+from records import present
 from taskharbor import AsyncClient, BackendUnavailable, Clock, Job, JobRecord, JobRequest, JobState, Worker
 from taskharbor.drivers.contract import Driver, Extension, QueueSettings, QueueStats, Settlement, Woken
 from taskharbor.drivers.memory import MemoryDriver
 from taskharbor.errors import JobError
-from taskharbor.jobs import Attempt, Lease, Micros, Outcome
+from taskharbor.jobs import SECOND, Attempt, Lease, Micros, Outcome
 
 T = TypeVar("T")
 
@@ -46,6 +47,14 @@ class Stage:
     async def ended(self, job_id: str) -> JobRecord:
         return await self.client.wait_for(job_id, timeout=PATIENCE)
 
+    async def until(self, job_id: str, condition: Callable[[JobRecord], bool]) -> None:
+        """Until this holds for the job."""
+
+        async def holds() -> bool:
+            return condition(await self.get(job_id))
+
+        await eventually(holds)
+
     async def log(self, job_id: str) -> list[Attempt]:
         return await self.client.job_attempts(job_id)
 
@@ -58,11 +67,12 @@ class Stage:
     async def resume(self, queue: str = "default") -> None:
         await self.client.configure(queue, QueueSettings())
 
-    async def take_away(self, job_id: str) -> None:
-        """End the job's lease as if its time were over, without waiting for it."""
+    async def take_away(self, job_id: str, *, limit: int = 1000) -> int:
+        """End the leases of the job's queue as if their time were over, without waiting for it; how many."""
         record = await self.get(job_id)
-        assert record.expires_at_us is not None
-        assert await self.client.driver.reclaim(now=record.expires_at_us + 1, queue=record.queue) == 1
+        # Also where a heartbeat comes between the two calls.
+        over = present(record.expires_at_us) + 10 * SECOND
+        return await self.client.driver.reclaim(now=over, queue=record.queue, limit=limit)
 
     def worker(self, handler: Callable[[Job], Any] | None = None, **options: Any) -> Worker:
         """A worker with one handler, for jobs of type `work`."""
@@ -110,6 +120,24 @@ async def finish(work: Awaitable[T]) -> T:
             return await work
     finally:
         assert not limit.expired(), f"did not end within {PATIENCE:g} s"
+
+
+class Gate:
+    """A handler that tells when it has begun, waits until it may go on, and keeps the reason it was stopped for."""
+
+    def __init__(self, result: Any = None) -> None:
+        self.began, self.go_on = asyncio.Event(), asyncio.Event()
+        self.reasons: list[str | None] = []
+        self._result = result
+
+    async def handler(self, job: Job) -> Any:
+        self.began.set()
+        try:
+            await self.go_on.wait()
+        except asyncio.CancelledError:
+            self.reasons.append(job.stop_reason)
+            raise
+        return self._result
 
 
 async def never() -> NoReturn:
@@ -195,6 +223,15 @@ class TroubledDriver(MemoryDriver):
 
     async def wait(self, queues: Sequence[str], **options: Any) -> Woken:
         return await self._through("wait", super().wait(queues, **options))
+
+
+@contextlib.asynccontextmanager
+async def troubled_stage(trouble: Trouble) -> AsyncIterator[Stage]:
+    """Workers have this trouble with the store; whoever looks at it from outside has none."""
+    driver = TroubledDriver(trouble=trouble)
+    async with stage(MemoryDriver(driver._store)) as here:
+        here.driver = driver
+        yield here
 
 
 class Calls(logging.Handler):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -16,6 +16,7 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
+from needing import Entered
 from taskharbor import (
     Discard,
     FixedDelays,
@@ -46,15 +47,27 @@ class Order(msgspec.Struct):
 
 @pytest.fixture(params=["memory", "sqlite"])
 def driver(request: pytest.FixtureRequest, tmp_path: Path) -> Driver:
+    if request.param == "postgres":
+        return connect(request.getfixturevalue("postgres_url"))
     return MemoryDriver() if request.param == "memory" else connect(f"sqlite:///{tmp_path}/jobs.db")
 
 
+@pytest.fixture
+def here(driver: Driver) -> Entered:
+    """A `Stage`."""
+    return Entered(stage(driver))
+
+
 @asynccontextmanager
-async def place(driver: Driver) -> AsyncIterator[tuple[Harbor, Stage]]:
-    async with stage(driver) as here:
-        harbor = Harbor(driver)
-        yield harbor, here
-        await harbor.close_async()
+async def opened(harbor: Harbor) -> AsyncIterator[Harbor]:
+    yield harbor
+    await harbor.close_async()
+
+
+@pytest.fixture
+def harbor(driver: Driver) -> Entered:
+    """A `Harbor`."""
+    return Entered(opened(Harbor(driver)))
 
 
 def worker_of(harbor: Harbor, **options: Any) -> Worker:
@@ -67,189 +80,163 @@ async def drain(harbor: Harbor, **options: Any) -> Worker:
     return worker
 
 
-def with_harbor(driver: Driver, scene: Callable[[Harbor, Stage], Any]) -> None:
-    async def main() -> None:
-        async with place(driver) as (harbor, here):
-            await scene(harbor, here)
+@pytest.mark.parametrize(
+    ("driver", "with_results"), [("memory", True), ("sqlite", True), ("postgres", False)], indirect=["driver"]
+)
+async def test_thousands_of_jobs_go_into_a_handful_of_calls(
+    harbor: Harbor, here: Stage, with_results: bool
+) -> None:
+    seen: list[pa.Table] = []
 
-    asyncio.run(main())
+    @harbor.batch_job(row=Order, size=4000)
+    def price(orders: pa.Table) -> pa.Array | None:
+        seen.append(orders)
+        return orders["total"] if with_results else None
 
-
-def test_postgresql_takes_large_batches_too(postgres_url: str) -> None:
-    check_thousands(connect(postgres_url), with_results=False)
-
-
-def test_thousands_of_jobs_go_into_a_handful_of_calls(driver: Driver) -> None:
-    check_thousands(driver, with_results=True)
-
-
-def check_thousands(driver: Driver, *, with_results: bool) -> None:
-    async def scene(harbor: Harbor, here: Stage) -> None:
-        seen: list[pa.Table] = []
-
-        @harbor.batch_job(row=Order, size=4000)
-        def price(orders: pa.Table) -> pa.Array | None:
-            seen.append(orders)
-            return orders["total"] if with_results else None
-
-        handles = await price.enqueue_many_async([{"number": n, "total": n / 2} for n in range(10_000)])
-        worker = await drain(harbor)
-        assert worker.outcomes == {Outcome.DONE: 10_000}
-        assert [len(table) for table in seen] == [4000, 4000, 2000]
-        assert seen[0].schema == pa.schema(
-            [("number", pa.int64()), ("total", pa.float64()), ("note", pa.string())]
-        )
-        assert sorted(number for table in seen for number in table["number"].to_pylist()) == list(
-            range(10_000)
-        )
-        assert await handles[7].result_async() == (3.5 if with_results else None)
-        assert await here.outcomes(handles[9_999].id) == [Outcome.DONE]
-
-    with_harbor(driver, scene)
+    handles = await price.enqueue_many_async([{"number": n, "total": n / 2} for n in range(10_000)])
+    worker = await drain(harbor)
+    assert worker.outcomes == {Outcome.DONE: 10_000}
+    assert [len(table) for table in seen] == [4000, 4000, 2000]
+    assert seen[0].schema == pa.schema(
+        [("number", pa.int64()), ("total", pa.float64()), ("note", pa.string())]
+    )
+    assert sorted(number for table in seen for number in table["number"].to_pylist()) == list(range(10_000))
+    assert await handles[7].result_async() == (3.5 if with_results else None)
+    assert await here.outcomes(handles[9_999].id) == [Outcome.DONE]
 
 
-def test_each_row_is_settled_by_its_own_outcome(driver: Driver) -> None:
-    async def scene(harbor: Harbor, here: Stage) -> None:
-        outcomes: list[Any] = [
-            None,
-            {"price": 3},
-            ValueError("no such order"),
-            Unrecoverable("never"),
-            Retry("busy", delay=3600),
-            Discard("not wanted"),
-            Snooze(timedelta(hours=1)),
-        ]
+async def test_each_row_is_settled_by_its_own_outcome(harbor: Harbor, here: Stage) -> None:
+    outcomes: list[Any] = [
+        None,
+        {"price": 3},
+        ValueError("no such order"),
+        Unrecoverable("never"),
+        Retry("busy", delay=3600),
+        Discard("not wanted"),
+        Snooze(timedelta(hours=1)),
+    ]
 
-        @harbor.batch_job(row=Order, max_attempts=2, backoff=(60, 60))
-        def price(orders: pa.Table) -> list[Any]:
-            return [outcomes[number] for number in orders["number"].to_pylist()]
+    @harbor.batch_job(row=Order, max_attempts=2, backoff=(60, 60))
+    def price(orders: pa.Table) -> list[Any]:
+        return [outcomes[number] for number in orders["number"].to_pylist()]
 
-        handles = await price.enqueue_many_async([(number,) for number in range(len(outcomes))])
-        worker = await drain(harbor)
-        jobs = [await here.get(handle.id) for handle in handles]
-        assert [job.state for job in jobs] == [
-            JobState.DONE,
-            JobState.DONE,
-            JobState.SCHEDULED,
-            JobState.DEAD,
-            JobState.SCHEDULED,
-            JobState.CANCELLED,
-            JobState.SCHEDULED,
-        ]
-        assert [job.attempts for job in jobs] == [0, 0, 1, 1, 1, 0, 0]
-        assert jobs[1].result == b'{"price":3}'
-        assert (jobs[2].last_error or "").startswith("ValueError: no such order")
-        assert worker.outcomes == {
-            Outcome.DONE: 2,
-            Outcome.RETRIED: 2,
-            Outcome.DEAD: 1,
-            Outcome.CANCELLED: 1,
-            Outcome.RELEASED: 1,
-        }
-
-    with_harbor(driver, scene)
+    handles = await price.enqueue_many_async([(number,) for number in range(len(outcomes))])
+    worker = await drain(harbor)
+    jobs = [await here.get(handle.id) for handle in handles]
+    assert [job.state for job in jobs] == [
+        JobState.DONE,
+        JobState.DONE,
+        JobState.SCHEDULED,
+        JobState.DEAD,
+        JobState.SCHEDULED,
+        JobState.CANCELLED,
+        JobState.SCHEDULED,
+    ]
+    assert [job.attempts for job in jobs] == [0, 0, 1, 1, 1, 0, 0]
+    assert jobs[1].result == b'{"price":3}'
+    assert (jobs[2].last_error or "").startswith("ValueError: no such order")
+    assert worker.outcomes == {
+        Outcome.DONE: 2,
+        Outcome.RETRIED: 2,
+        Outcome.DEAD: 1,
+        Outcome.CANCELLED: 1,
+        Outcome.RELEASED: 1,
+    }
 
 
-def test_failed_rows_are_retried_without_the_others_until_their_attempts_are_used_up(driver: Driver) -> None:
-    async def scene(harbor: Harbor, here: Stage) -> None:
-        calls: list[list[tuple[int, int]]] = []
+async def test_failed_rows_are_retried_without_the_others_until_their_attempts_are_used_up(
+    harbor: Harbor, here: Stage
+) -> None:
+    calls: list[list[tuple[int, int]]] = []
 
-        @harbor.batch_job(row=Order, max_attempts=3, retry=AT_ONCE, job_columns=["job_id", "attempt"])
-        def price(orders: pd.DataFrame) -> pd.Series:
-            calls.append(list(zip(orders.number.tolist(), orders.attempt.tolist(), strict=True)))
-            return orders.number.map(lambda number: None if number % 2 else OSError("the bank is away"))
+    @harbor.batch_job(row=Order, max_attempts=3, retry=AT_ONCE, job_columns=["job_id", "attempt"])
+    def price(orders: pd.DataFrame) -> pd.Series:
+        calls.append(list(zip(orders.number.tolist(), orders.attempt.tolist(), strict=True)))
+        return orders.number.map(lambda number: None if number % 2 else OSError("the bank is away"))
 
-        handles = await price.enqueue_many_async([(number,) for number in range(4)])
-        await drain(harbor)
-        assert calls[0] == [(0, 1), (1, 1), (2, 1), (3, 1)]
-        assert sorted(row for call in calls[1:] for row in call) == [(0, 2), (0, 3), (2, 2), (2, 3)]
-        states = [await here.state(handle.id) for handle in handles]
-        assert states == [JobState.DEAD, JobState.DONE, JobState.DEAD, JobState.DONE]
-        assert await here.outcomes(handles[0].id) == [Outcome.RETRIED, Outcome.RETRIED, Outcome.DEAD]
-
-    with_harbor(driver, scene)
+    handles = await price.enqueue_many_async([(number,) for number in range(4)])
+    await drain(harbor)
+    assert calls[0] == [(0, 1), (1, 1), (2, 1), (3, 1)]
+    assert sorted(row for call in calls[1:] for row in call) == [(0, 2), (0, 3), (2, 2), (2, 3)]
+    states = [await here.state(handle.id) for handle in handles]
+    assert states == [JobState.DEAD, JobState.DONE, JobState.DEAD, JobState.DONE]
+    assert await here.outcomes(handles[0].id) == [Outcome.RETRIED, Outcome.RETRIED, Outcome.DEAD]
 
 
-def test_a_call_that_raises_fails_all_of_its_rows_with_the_traceback(driver: Driver) -> None:
-    async def scene(harbor: Harbor, here: Stage) -> None:
-        @harbor.batch_job(max_attempts=1)
-        async def price(orders: pa.Table) -> None:
-            raise RuntimeError("the model is not loaded")
+async def test_a_call_that_raises_fails_all_of_its_rows_with_the_traceback(
+    harbor: Harbor, here: Stage
+) -> None:
+    @harbor.batch_job(max_attempts=1)
+    async def price(orders: pa.Table) -> None:
+        raise RuntimeError("the model is not loaded")
 
-        handles = await price.enqueue_many_async([{"number": n} for n in range(3)])
-        await drain(harbor)
-        for handle in handles:
-            job = await here.get(handle.id)
-            assert (job.state, job.attempts) == (JobState.DEAD, 1)
-            assert "RuntimeError: the model is not loaded" in (job.last_error or "")
-            assert "test_batch_jobs.py" in (job.last_error or "")
-
-    with_harbor(driver, scene)
+    handles = await price.enqueue_many_async([{"number": n} for n in range(3)])
+    await drain(harbor)
+    for handle in handles:
+        job = await here.get(handle.id)
+        assert (job.state, job.attempts) == (JobState.DEAD, 1)
+        assert "RuntimeError: the model is not loaded" in (job.last_error or "")
+        assert "test_batch_jobs.py" in (job.last_error or "")
 
 
 @pytest.mark.parametrize("returned", [[1], {"a": 1}, "done", 5])
-def test_outcomes_that_do_not_match_the_rows_fail_them_and_say_so(returned: Any) -> None:
-    async def scene(harbor: Harbor, here: Stage) -> None:
-        @harbor.batch_job(max_attempts=1)
-        def price(orders: pa.Table) -> Any:
-            return returned
+async def test_outcomes_that_do_not_match_the_rows_fail_them_and_say_so(
+    returned: Any, harbor: Harbor, here: Stage
+) -> None:
+    @harbor.batch_job(max_attempts=1)
+    def price(orders: pa.Table) -> Any:
+        return returned
 
-        handles = await price.enqueue_many_async([{"number": 1}, {"number": 2}])
-        await drain(harbor)
-        job = await here.get(handles[0].id)
-        assert job.state is JobState.DEAD
-        assert (job.last_error or "").startswith("OutcomesMismatch: the handler returned")
-
-    with_harbor(MemoryDriver(), scene)
-
-
-def test_a_payload_that_does_not_fit_fails_alone(driver: Driver) -> None:
-    async def scene(harbor: Harbor, here: Stage) -> None:
-        seen: list[int] = []
-
-        @harbor.batch_job(row=Order)
-        def price(orders: pa.Table) -> None:
-            seen.extend(orders["number"].to_pylist())
-
-        good = await here.enqueue("price", {"number": 1})
-        not_an_order = await here.enqueue("price", {"number": "one"})
-        not_an_object = await here.enqueue("price", [1, 2])
-        too_large_for_arrow = await here.enqueue("price", {"number": 2**63})
-        also_good = await here.enqueue("price", {"number": 2, "unknown": True})
-        await drain(harbor)
-        assert seen == [1, 2]
-        assert [await here.state(one) for one in (good, also_good)] == [JobState.DONE] * 2
-        for bad in (not_an_order, not_an_object, too_large_for_arrow):
-            job = await here.get(bad)
-            # The execution never began: no attempt is counted.
-            assert (job.state, job.attempts) == (JobState.DEAD, 0)
-            assert (job.last_error or "").startswith("PayloadInvalid: the payload does not fit"), (
-                job.last_error
-            )
-
-    with_harbor(driver, scene)
+    handles = await price.enqueue_many_async([{"number": 1}, {"number": 2}])
+    await drain(harbor)
+    job = await here.get(handles[0].id)
+    assert job.state is JobState.DEAD
+    assert (job.last_error or "").startswith("OutcomesMismatch: the handler returned")
 
 
-def test_without_a_row_type_the_fields_are_taken_as_they_come_and_the_odd_one_out_fails() -> None:
-    async def scene(harbor: Harbor, here: Stage) -> None:
-        seen: list[dict[str, Any]] = []
+async def test_a_payload_that_does_not_fit_fails_alone(harbor: Harbor, here: Stage) -> None:
+    seen: list[int] = []
 
-        @harbor.batch_job
-        def price(orders: pa.Table) -> None:
-            seen.extend(orders.to_pylist())
+    @harbor.batch_job(row=Order)
+    def price(orders: pa.Table) -> None:
+        seen.extend(orders["number"].to_pylist())
 
-        fields: list[Any] = [{"a": 1}, {"a": 2, "b": [1]}, {"a": 2.5}, {"a": "three"}, {}]
-        handles = [await price.enqueue_async(**one) for one in fields]
-        await drain(harbor)
-        states = [await here.state(handle.id) for handle in handles]
-        assert states[3] is JobState.DEAD
-        assert states.count(JobState.DONE) == len(seen)
-        assert {"a": 2.0, "b": [1]} in seen or {"a": 2, "b": [1]} in seen
+    good = await here.enqueue("price", {"number": 1})
+    not_an_order = await here.enqueue("price", {"number": "one"})
+    not_an_object = await here.enqueue("price", [1, 2])
+    too_large_for_arrow = await here.enqueue("price", {"number": 2**63})
+    also_good = await here.enqueue("price", {"number": 2, "unknown": True})
+    await drain(harbor)
+    assert seen == [1, 2]
+    assert [await here.state(one) for one in (good, also_good)] == [JobState.DONE] * 2
+    for bad in (not_an_order, not_an_object, too_large_for_arrow):
+        job = await here.get(bad)
+        # The execution never began: no attempt is counted.
+        assert (job.state, job.attempts) == (JobState.DEAD, 0)
+        assert (job.last_error or "").startswith("PayloadInvalid: the payload does not fit"), job.last_error
 
-    with_harbor(MemoryDriver(), scene)
+
+async def test_without_a_row_type_the_fields_are_taken_as_they_come_and_the_odd_one_out_fails(
+    harbor: Harbor, here: Stage
+) -> None:
+    seen: list[dict[str, Any]] = []
+
+    @harbor.batch_job
+    def price(orders: pa.Table) -> None:
+        seen.extend(orders.to_pylist())
+
+    fields: list[Any] = [{"a": 1}, {"a": 2, "b": [1]}, {"a": 2.5}, {"a": "three"}, {}]
+    handles = [await price.enqueue_async(**one) for one in fields]
+    await drain(harbor)
+    states = [await here.state(handle.id) for handle in handles]
+    assert states[3] is JobState.DEAD
+    assert states.count(JobState.DONE) == len(seen)
+    assert {"a": 2.0, "b": [1]} in seen or {"a": 2, "b": [1]} in seen
 
 
-def test_row_types_may_be_dataclasses_and_typed_dicts_and_columns_have_their_types() -> None:
+async def test_row_types_may_be_dataclasses_and_typed_dicts_and_columns_have_their_types(
+    harbor: Harbor, here: Stage
+) -> None:
     @dataclass
     class Reading:
         at: datetime
@@ -260,270 +247,232 @@ def test_row_types_may_be_dataclasses_and_typed_dicts_and_columns_have_their_typ
         name: str
         raw: bytes
 
-    async def scene(harbor: Harbor, here: Stage) -> None:
-        tables: dict[str, pa.Table] = {}
+    tables: dict[str, pa.Table] = {}
 
-        @harbor.batch_job(row=Reading, job_columns=["queue", "created_at", "fence"])
-        def read(batch: pa.Table) -> None:
-            tables["read"] = batch
+    @harbor.batch_job(row=Reading, job_columns=["queue", "created_at", "fence"])
+    def read(batch: pa.Table) -> None:
+        tables["read"] = batch
 
-        @harbor.batch_job(row=Named)
-        def name(batch: pa.Table) -> None:
-            tables["name"] = batch
+    @harbor.batch_job(row=Named)
+    def name(batch: pa.Table) -> None:
+        tables["name"] = batch
 
-        await read.enqueue_async(datetime(2030, 1, 1, tzinfo=UTC), [1.5])
-        await name.enqueue_async(name="x", raw=b"\0")
-        await drain(harbor)
-        assert tables["read"].schema == pa.schema(
-            [
-                ("at", pa.timestamp("us", tz="UTC")),
-                ("values", pa.list_(pa.float64())),
-                ("sensor", pa.string()),
-                ("queue", pa.string()),
-                ("created_at", pa.timestamp("us", tz="UTC")),
-                ("fence", pa.int64()),
-            ]
-        )
-        assert tables["name"].to_pylist() == [{"name": "x", "raw": b"\0"}]
-
-    with_harbor(MemoryDriver(), scene)
+    await read.enqueue_async(datetime(2030, 1, 1, tzinfo=UTC), [1.5])
+    await name.enqueue_async(name="x", raw=b"\0")
+    await drain(harbor)
+    assert tables["read"].schema == pa.schema(
+        [
+            ("at", pa.timestamp("us", tz="UTC")),
+            ("values", pa.list_(pa.float64())),
+            ("sensor", pa.string()),
+            ("queue", pa.string()),
+            ("created_at", pa.timestamp("us", tz="UTC")),
+            ("fence", pa.int64()),
+        ]
+    )
+    assert tables["name"].to_pylist() == [{"name": "x", "raw": b"\0"}]
 
 
-def test_batch_and_single_jobs_of_one_app_run_in_one_worker(driver: Driver) -> None:
-    async def scene(harbor: Harbor, here: Stage) -> None:
-        rows: list[int] = []
+async def test_batch_and_single_jobs_of_one_app_run_in_one_worker(harbor: Harbor, here: Stage) -> None:
+    rows: list[int] = []
 
-        @harbor.batch_job(row=Order, queue="orders")
-        def price(orders: pa.Table) -> None:
-            rows.extend(orders["number"].to_pylist())
+    @harbor.batch_job(row=Order, queue="orders")
+    def price(orders: pa.Table) -> None:
+        rows.extend(orders["number"].to_pylist())
 
-        @harbor.job
-        async def order(number: int) -> None:
-            await price.enqueue_async(number)
+    @harbor.job
+    async def order(number: int) -> None:
+        await price.enqueue_async(number)
 
-        await order.enqueue_many_async([(number,) for number in range(50)])
-        unknown = await here.enqueue("nobody knows it")
-        # The batches are there only once the single jobs have run: until_empty waits for both.
-        worker = await drain(harbor)
-        assert sorted(rows) == list(range(50))
-        assert worker.outcomes == {Outcome.DONE: 100}
-        assert await here.state(unknown) is JobState.READY
-
-    with_harbor(driver, scene)
+    await order.enqueue_many_async([(number,) for number in range(50)])
+    unknown = await here.enqueue("nobody knows it")
+    # The batches are there only once the single jobs have run: until_empty waits for both.
+    worker = await drain(harbor)
+    assert sorted(rows) == list(range(50))
+    assert worker.outcomes == {Outcome.DONE: 100}
+    assert await here.state(unknown) is JobState.READY
 
 
-def test_max_jobs_counts_batches_and_single_jobs_together(driver: Driver) -> None:
-    async def scene(harbor: Harbor, here: Stage) -> None:
-        @harbor.batch_job(row=Order)
-        def price(orders: pa.Table) -> None: ...
+async def test_max_jobs_counts_batches_and_single_jobs_together(harbor: Harbor, here: Stage) -> None:
+    @harbor.batch_job(row=Order)
+    def price(orders: pa.Table) -> None: ...
 
-        @harbor.job
-        async def single() -> None: ...
+    @harbor.job
+    async def single() -> None: ...
 
-        await price.enqueue_many_async([(number,) for number in range(30)])
-        await single.enqueue_many_async([() for _ in range(30)])
-        worker = worker_of(harbor, max_jobs=40)
-        await finish(worker.run_async())
-        assert worker.outcomes == {Outcome.DONE: 40}
-
-    with_harbor(driver, scene)
+    await price.enqueue_many_async([(number,) for number in range(30)])
+    await single.enqueue_many_async([() for _ in range(30)])
+    worker = worker_of(harbor, max_jobs=40)
+    await finish(worker.run_async())
+    assert worker.outcomes == {Outcome.DONE: 40}
 
 
-def test_a_batch_that_runs_longer_than_its_lease_keeps_it(driver: Driver) -> None:
-    async def scene(harbor: Harbor, here: Stage) -> None:
-        began, go_on = threading.Event(), threading.Event()
+async def test_a_batch_that_runs_longer_than_its_lease_keeps_it(harbor: Harbor, here: Stage) -> None:
+    began, go_on = threading.Event(), threading.Event()
 
-        @harbor.batch_job(row=Order)
-        def price(orders: pa.Table) -> None:
-            began.set()
-            assert go_on.wait(PATIENCE)
+    @harbor.batch_job(row=Order)
+    def price(orders: pa.Table) -> None:
+        began.set()
+        assert go_on.wait(PATIENCE)
 
-        handles = await price.enqueue_many_async([(number,) for number in range(500)])
-        async with running(worker_of(harbor, lease=1.0)):
-            await asyncio.to_thread(began.wait, PATIENCE)
-            first = [await here.get(handle.id) for handle in (handles[0], handles[-1])]
-            ends = [job.expires_at_us or 0 for job in first]
-
-            async def lease_is_over_and_renewed() -> bool:
-                now = await here.client.now()
-                jobs = [await here.get(handle.id) for handle in (handles[0], handles[-1])]
-                return all(
-                    now > end and (job.expires_at_us or 0) > now and job.fence == 1
-                    for job, end in zip(jobs, ends, strict=True)
-                )
-
-            await eventually(lease_is_over_and_renewed)
-            go_on.set()
-            for handle in handles:
-                assert (await here.ended(handle.id)).state is JobState.DONE
-        assert await here.outcomes(handles[3].id) == [Outcome.DONE]
-
-    with_harbor(driver, scene)
-
-
-def test_rows_whose_lease_was_lost_are_not_written_and_the_others_are(driver: Driver) -> None:
-    async def scene(harbor: Harbor, here: Stage) -> None:
-        began, go_on = threading.Event(), threading.Event()
-
-        @harbor.batch_job(row=Order)
-        def price(orders: pa.Table) -> list[str]:
-            began.set()
-            assert go_on.wait(PATIENCE)
-            return ["late"] * len(orders)
-
-        handles = await price.enqueue_many_async([(1,), (2,)])
-        worker = worker_of(harbor, lease=1.0, max_jobs=2)
-        task = asyncio.ensure_future(worker.run_async())
+    handles = await price.enqueue_many_async([(number,) for number in range(500)])
+    async with running(worker_of(harbor, lease=1.0)):
         await asyncio.to_thread(began.wait, PATIENCE)
-        await here.pause()
-        record = await here.get(handles[0].id)
-        # Both leases end at the same time; only one is taken away.
-        assert await here.client.driver.reclaim(now=(record.expires_at_us or 0) + 1, limit=1) == 1
-        await eventually(lambda: any(hold.lost for hold in list(worker._engines[0].holds)))
+        first = [await here.get(handle.id) for handle in (handles[0], handles[-1])]
+        ends = [job.expires_at_us or 0 for job in first]
+
+        async def lease_is_over_and_renewed() -> bool:
+            now = await here.client.now()
+            jobs = [await here.get(handle.id) for handle in (handles[0], handles[-1])]
+            return all(
+                now > end and (job.expires_at_us or 0) > now and job.fence == 1
+                for job, end in zip(jobs, ends, strict=True)
+            )
+
+        await eventually(lease_is_over_and_renewed)
         go_on.set()
-        await finish(task)
-        outcomes = [await here.outcomes(handle.id) for handle in handles]
-        assert sorted(outcomes) == [[Outcome.DONE], [Outcome.EXPIRED]]
-        lost = await here.get(handles[outcomes.index([Outcome.EXPIRED])].id)
-        assert (lost.state, lost.result, lost.stalls) == (JobState.READY, None, 1)
-
-    with_harbor(driver, scene)
-
-
-def test_a_batch_with_no_lease_left_is_cancelled_and_nothing_is_written(driver: Driver) -> None:
-    async def scene(harbor: Harbor, here: Stage) -> None:
-        began, reasons = asyncio.Event(), []
-
-        @harbor.batch_job(row=Order)
-        async def price(orders: pa.Table) -> None:
-            began.set()
-            try:
-                await asyncio.Event().wait()
-            finally:
-                reasons.append(current_batch().stop_reason)
-
-        handles = await price.enqueue_many_async([(1,), (2,)])
-        worker = worker_of(harbor, lease=1.0, max_jobs=2)
-        task = asyncio.ensure_future(worker.run_async())
-        await began.wait()
-        await here.pause()
-        record = await here.get(handles[0].id)
-        assert await here.client.driver.reclaim(now=(record.expires_at_us or 0) + 1) == 2
-        await finish(task)
-        assert reasons == ["lease lost"]
         for handle in handles:
-            assert await here.outcomes(handle.id) == [Outcome.EXPIRED]
+            assert (await here.ended(handle.id)).state is JobState.DONE
+    assert await here.outcomes(handles[3].id) == [Outcome.DONE]
 
-    with_harbor(driver, scene)
+
+async def test_rows_whose_lease_was_lost_are_not_written_and_the_others_are(
+    harbor: Harbor, here: Stage
+) -> None:
+    began, go_on = threading.Event(), threading.Event()
+
+    @harbor.batch_job(row=Order)
+    def price(orders: pa.Table) -> list[str]:
+        began.set()
+        assert go_on.wait(PATIENCE)
+        return ["late"] * len(orders)
+
+    handles = await price.enqueue_many_async([(1,), (2,)])
+    worker = worker_of(harbor, lease=60.0, heartbeat=0.02, max_jobs=2)
+    task = asyncio.ensure_future(worker.run_async())
+    await asyncio.to_thread(began.wait, PATIENCE)
+    await here.pause()
+    assert await here.take_away(handles[0].id, limit=1) == 1
+    await eventually(lambda: any(hold.lost for hold in list(worker._engines[0].holds)))
+    go_on.set()
+    await finish(task)
+    outcomes = [await here.outcomes(handle.id) for handle in handles]
+    assert sorted(outcomes) == [[Outcome.DONE], [Outcome.EXPIRED]]
+    lost = await here.get(handles[outcomes.index([Outcome.EXPIRED])].id)
+    assert (lost.state, lost.result, lost.stalls) == (JobState.READY, None, 1)
 
 
-def test_a_graceful_stop_finishes_the_call_and_gives_back_what_waits(driver: Driver) -> None:
-    async def scene(harbor: Harbor, here: Stage) -> None:
-        began, go_on = threading.Event(), threading.Event()
+async def test_a_batch_with_no_lease_left_is_cancelled_and_nothing_is_written(
+    harbor: Harbor, here: Stage
+) -> None:
+    began, reasons = asyncio.Event(), []
 
-        @harbor.batch_job(row=Order, size=3)
-        def price(orders: pa.Table) -> None:
-            began.set()
-            assert go_on.wait(PATIENCE)
+    @harbor.batch_job(row=Order)
+    async def price(orders: pa.Table) -> None:
+        began.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            reasons.append(current_batch().stop_reason)
 
-        handles = await price.enqueue_many_async([(number,) for number in range(2)])
-        worker = worker_of(harbor)
-        task = asyncio.ensure_future(worker.run_async())
-        await asyncio.to_thread(began.wait, PATIENCE)
-        # There is room for one more, which waits for the call to end.
-        late = await price.enqueue_async(9)
+    handles = await price.enqueue_many_async([(1,), (2,)])
+    worker = worker_of(harbor, lease=60.0, heartbeat=0.02, max_jobs=2)
+    task = asyncio.ensure_future(worker.run_async())
+    await began.wait()
+    await here.pause()
+    assert await here.take_away(handles[0].id) == 2
+    await finish(task)
+    assert reasons == ["lease lost"]
+    for handle in handles:
+        assert await here.outcomes(handle.id) == [Outcome.EXPIRED]
 
-        async def late_is_leased() -> bool:
-            return await here.state(late.id) is JobState.INFLIGHT
 
-        await eventually(late_is_leased)
-        worker.stop()
+async def test_a_graceful_stop_finishes_the_call_and_gives_back_what_waits(
+    harbor: Harbor, here: Stage
+) -> None:
+    began, go_on = threading.Event(), threading.Event()
 
-        async def late_is_back() -> bool:
-            return await here.state(late.id) is JobState.READY
+    @harbor.batch_job(row=Order, size=3)
+    def price(orders: pa.Table) -> None:
+        began.set()
+        assert go_on.wait(PATIENCE)
 
-        await eventually(late_is_back)
-        go_on.set()
-        await finish(task)
-        assert [await here.state(handle.id) for handle in handles] == [JobState.DONE] * 2
-        assert await here.outcomes(late.id) == [Outcome.RELEASED]
+    handles = await price.enqueue_many_async([(number,) for number in range(2)])
+    worker = worker_of(harbor)
+    task = asyncio.ensure_future(worker.run_async())
+    await asyncio.to_thread(began.wait, PATIENCE)
+    # There is room for one more, which waits for the call to end.
+    late = await price.enqueue_async(9)
 
-    with_harbor(driver, scene)
+    await here.until(late.id, lambda job: job.state is JobState.INFLIGHT)
+    worker.stop()
+    await here.until(late.id, lambda job: job.state is JobState.READY)
+    go_on.set()
+    await finish(task)
+    assert [await here.state(handle.id) for handle in handles] == [JobState.DONE] * 2
+    assert await here.outcomes(late.id) == [Outcome.RELEASED]
 
 
 @pytest.mark.parametrize("kind", ["async def", "def"])
-def test_a_stop_at_once_gives_all_rows_back(kind: str, driver: Driver) -> None:
-    async def scene(harbor: Harbor, here: Stage) -> None:
-        began = threading.Event()
+async def test_a_stop_at_once_gives_all_rows_back(kind: str, harbor: Harbor, here: Stage) -> None:
+    began = threading.Event()
 
-        async def on_the_loop(orders: pa.Table) -> None:
-            began.set()
-            await asyncio.Event().wait()
+    async def on_the_loop(orders: pa.Table) -> None:
+        began.set()
+        await asyncio.Event().wait()
 
-        def on_a_thread(orders: pa.Table) -> None:
-            began.set()
-            assert current_batch().wait_for_stop(PATIENCE)
+    def on_a_thread(orders: pa.Table) -> None:
+        began.set()
+        assert current_batch().wait_for_stop(PATIENCE)
 
-        price = harbor.batch_job(row=Order, name="price")(on_the_loop if kind == "async def" else on_a_thread)
-        handles = await price.enqueue_many_async([(number,) for number in range(5)])
-        worker = worker_of(harbor)
-        task = asyncio.ensure_future(worker.run_async())
-        await asyncio.to_thread(began.wait, PATIENCE)
-        worker.stop(now=True)
-        await finish(task)
-        for handle in handles:
-            job = await here.get(handle.id)
-            assert (job.state, job.attempts, job.stalls) == (JobState.READY, 0, 0)
-            assert await here.outcomes(handle.id) == [Outcome.RELEASED]
-
-    with_harbor(driver, scene)
-
-
-def test_the_shortest_timeout_in_a_batch_ends_the_call() -> None:
-    async def scene(harbor: Harbor, here: Stage) -> None:
-        @harbor.batch_job(row=Order, timeout=0.05, max_attempts=1)
-        async def price(orders: pa.Table) -> None:
-            await asyncio.Event().wait()
-
-        handle = await price.enqueue_async(1)
-        await drain(harbor)
+    price = harbor.batch_job(row=Order, name="price")(on_the_loop if kind == "async def" else on_a_thread)
+    handles = await price.enqueue_many_async([(number,) for number in range(5)])
+    worker = worker_of(harbor)
+    task = asyncio.ensure_future(worker.run_async())
+    await asyncio.to_thread(began.wait, PATIENCE)
+    worker.stop(now=True)
+    await finish(task)
+    for handle in handles:
         job = await here.get(handle.id)
-        assert job.state is JobState.DEAD
-        assert (job.last_error or "").startswith(
-            "JobTimeout: the batch took longer than its timeout of 0.05 s"
-        )
-
-    with_harbor(MemoryDriver(), scene)
+        assert (job.state, job.attempts, job.stalls) == (JobState.READY, 0, 0)
+        assert await here.outcomes(handle.id) == [Outcome.RELEASED]
 
 
-def test_a_row_cancelled_while_it_waits_never_runs_and_one_that_runs_is_not_retried() -> None:
-    async def scene(harbor: Harbor, here: Stage) -> None:
-        began, go_on = threading.Event(), threading.Event()
-        seen: list[int] = []
+async def test_the_shortest_timeout_in_a_batch_ends_the_call(harbor: Harbor, here: Stage) -> None:
+    @harbor.batch_job(row=Order, timeout=0.05, max_attempts=1)
+    async def price(orders: pa.Table) -> None:
+        await asyncio.Event().wait()
 
-        @harbor.batch_job(row=Order, size=2, retry=AT_ONCE)
-        def price(orders: pa.Table) -> list[Any]:
-            seen.extend(orders["number"].to_pylist())
-            began.set()
-            assert go_on.wait(PATIENCE)
-            return [OSError("again, please")] * len(orders)
+    handle = await price.enqueue_async(1)
+    await drain(harbor)
+    job = await here.get(handle.id)
+    assert job.state is JobState.DEAD
+    assert (job.last_error or "").startswith("JobTimeout: the batch took longer than its timeout of 0.05 s")
 
-        runs = await price.enqueue_async(1)
-        async with running(worker_of(harbor, lease=1.0)):
-            await asyncio.to_thread(began.wait, PATIENCE)
-            waits = await price.enqueue_async(2)
 
-            async def is_leased() -> bool:
-                return await here.state(waits.id) is JobState.INFLIGHT
+async def test_a_row_cancelled_while_it_waits_never_runs_and_one_that_runs_is_not_retried(
+    harbor: Harbor, here: Stage
+) -> None:
+    began, go_on = threading.Event(), threading.Event()
+    seen: list[int] = []
 
-            await eventually(is_leased)
-            await here.client.cancel_many([runs.id, waits.id])
-            assert (await here.ended(waits.id)).state is JobState.CANCELLED
-            go_on.set()
-            assert (await here.ended(runs.id)).state is JobState.CANCELLED
-        assert seen == [1]
+    @harbor.batch_job(row=Order, size=2, retry=AT_ONCE)
+    def price(orders: pa.Table) -> list[Any]:
+        seen.extend(orders["number"].to_pylist())
+        began.set()
+        assert go_on.wait(PATIENCE)
+        return [OSError("again, please")] * len(orders)
 
-    with_harbor(MemoryDriver(), scene)
+    runs = await price.enqueue_async(1)
+    async with running(worker_of(harbor, lease=60.0, heartbeat=0.02)):
+        await asyncio.to_thread(began.wait, PATIENCE)
+        waits = await price.enqueue_async(2)
+        await here.until(waits.id, lambda job: job.state is JobState.INFLIGHT)
+        await here.client.cancel_many([runs.id, waits.id])
+        assert (await here.ended(waits.id)).state is JobState.CANCELLED
+        go_on.set()
+        assert (await here.ended(runs.id)).state is JobState.CANCELLED
+    assert seen == [1]
 
 
 def test_a_batch_job_is_checked_when_it_is_declared_and_when_it_is_enqueued() -> None:

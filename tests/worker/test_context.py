@@ -11,53 +11,51 @@ from records import present
 from taskharbor import Harbor, InvalidRequest, Job, JobState, current_job
 from taskharbor.drivers.memory import MemoryDriver
 from taskharbor.jobs import to_micros
-from worker.stage import eventually, running, stage
+from worker.stage import Stage, eventually
 
 variable: ContextVar[str] = ContextVar("variable", default="clean")
 
 
 @pytest.mark.parametrize("kind", ["loop", "thread"])
-async def test_context_variables_do_not_leak_from_job_to_job(kind: str) -> None:
-    async with stage() as here:
-        seen: list[str] = []
+async def test_context_variables_do_not_leak_from_job_to_job(kind: str, here: Stage) -> None:
+    seen: list[str] = []
 
-        def look(job: Job) -> None:
-            seen.append(variable.get())
-            variable.set(job.id)
+    def look(job: Job) -> None:
+        seen.append(variable.get())
+        variable.set(job.id)
 
-        async def on_loop(job: Job) -> None:
-            look(job)
+    async def on_loop(job: Job) -> None:
+        look(job)
 
-        await here.enqueue_many(5)
-        variable.set("clean")
-        await here.drain(on_loop if kind == "loop" else look, concurrency=1)
-        assert seen == ["clean"] * 5
-        assert variable.get() == "clean"
+    await here.enqueue_many(5)
+    variable.set("clean")
+    await here.drain(on_loop if kind == "loop" else look, concurrency=1)
+    assert seen == ["clean"] * 5
+    assert variable.get() == "clean"
 
 
 @pytest.mark.parametrize("kind", ["loop", "thread"])
-async def test_current_job_is_the_one_that_runs_here(kind: str) -> None:
-    async with stage() as here:
-        all_there = threading.Barrier(3)
-        on_loop_there: list[str] = []
-        pairs: set[tuple[str, str]] = set()
+async def test_current_job_is_the_one_that_runs_here(kind: str, here: Stage) -> None:
+    all_there = threading.Barrier(3)
+    on_loop_there: list[str] = []
+    pairs: set[tuple[str, str]] = set()
 
-        async def on_loop(job: Job) -> None:
-            on_loop_there.append(job.id)
-            await eventually(lambda: len(on_loop_there) == 3)
-            pairs.add((job.id, current_job().id))
-            pairs.add((job.id, await asyncio.ensure_future(in_a_task())))
+    async def on_loop(job: Job) -> None:
+        on_loop_there.append(job.id)
+        await eventually(lambda: len(on_loop_there) == 3)
+        pairs.add((job.id, current_job().id))
+        pairs.add((job.id, await asyncio.ensure_future(in_a_task())))
 
-        async def in_a_task() -> str:
-            return current_job().id
+    async def in_a_task() -> str:
+        return current_job().id
 
-        def on_thread(job: Job) -> None:
-            all_there.wait(30)
-            pairs.add((job.id, current_job().id))
+    def on_thread(job: Job) -> None:
+        all_there.wait(30)
+        pairs.add((job.id, current_job().id))
 
-        ids = await here.enqueue_many(3)
-        await here.drain(on_loop if kind == "loop" else on_thread, concurrency=3)
-        assert pairs == {(job_id, job_id) for job_id in ids}
+    ids = await here.enqueue_many(3)
+    await here.drain(on_loop if kind == "loop" else on_thread, concurrency=3)
+    assert pairs == {(job_id, job_id) for job_id in ids}
 
 
 def test_there_is_no_current_job_outside() -> None:
@@ -65,60 +63,36 @@ def test_there_is_no_current_job_outside() -> None:
         current_job()
 
 
-async def test_what_a_job_says_of_itself() -> None:
-    async with stage() as here:
-        seen: dict[str, Any] = {}
+async def test_what_a_job_says_of_itself(here: Stage) -> None:
+    seen: dict[str, Any] = {}
 
-        async def handler(job: Job) -> None:
-            seen.update(
-                headers=dict(job.headers),
-                fence=job.fence,
-                attempt=job.attempt,
-                max_attempts=job.max_attempts,
-                key=job.key,
-                deadline=to_micros(present(job.deadline)) - job.started_at_us,
-                should_stop=job.should_stop,
-                payload=job.payload,
-            )
-            with pytest.raises(InvalidRequest, match="progress of"):
-                job.progress("x" * 5000)
-
-        job_id = await here.enqueue(
-            payload=[1], headers={"trace": "abc"}, key="k", timeout=20, max_attempts=7
+    async def handler(job: Job) -> None:
+        seen.update(
+            headers=dict(job.headers),
+            fence=job.fence,
+            attempt=job.attempt,
+            max_attempts=job.max_attempts,
+            key=job.key,
+            deadline=to_micros(present(job.deadline)) - job.started_at_us,
+            should_stop=job.should_stop,
+            payload=job.payload,
         )
-        await here.drain(handler)
-        assert await here.state(job_id) is JobState.DONE
-        assert seen == {
-            "headers": {"trace": "abc"},
-            "fence": 1,
-            "attempt": 1,
-            "max_attempts": 7,
-            "key": "k",
-            "deadline": 20_000_000,
-            "should_stop": False,
-            "payload": b"[1]",
-        }
+        with pytest.raises(InvalidRequest, match="progress of"):
+            job.progress("x" * 5000)
 
-
-async def test_progress_through_a_handle() -> None:
-    harbor = Harbor(MemoryDriver())
-    go_on = asyncio.Event()
-
-    @harbor.job
-    async def climb() -> None:
-        current_job().progress({"step": 3})
-        await go_on.wait()
-
-    handle = await climb.enqueue_async()
-    async with running(harbor.worker(heartbeat=0.02)):
-
-        async def is_seen() -> bool:
-            return bool(await handle.progress_async() == {"step": 3})
-
-        await eventually(is_seen)
-        go_on.set()
-        await handle.result_async(30)
-    await harbor.close_async()
+    job_id = await here.enqueue(payload=[1], headers={"trace": "abc"}, key="k", timeout=20, max_attempts=7)
+    await here.drain(handler)
+    assert await here.state(job_id) is JobState.DONE
+    assert seen == {
+        "headers": {"trace": "abc"},
+        "fence": 1,
+        "attempt": 1,
+        "max_attempts": 7,
+        "key": "k",
+        "deadline": 20_000_000,
+        "should_stop": False,
+        "payload": b"[1]",
+    }
 
 
 # -- middleware, through a worker -----------------------------------------------------------------------------------

@@ -15,7 +15,18 @@ from taskharbor.drivers.memory import MemoryDriver
 from taskharbor.drivers.registry import connect
 from taskharbor.errors import JobError
 from taskharbor.jobs import SECOND, Lease, Micros
-from worker.stage import EVERYTHING, PATIENCE, TroubledDriver, eventually, logged, never, running, stage
+from worker.stage import (
+    EVERYTHING,
+    PATIENCE,
+    Gate,
+    Stage,
+    Trouble,
+    eventually,
+    logged,
+    never,
+    running,
+    stage,
+)
 
 
 @pytest.fixture(params=["memory", "sqlite"])
@@ -42,156 +53,124 @@ async def test_a_handler_that_blocks_its_loop_for_three_leases_keeps_its_lease(d
         assert (await here.get(job_id)).stalls == 0
 
 
-async def test_a_lost_lease_cancels_the_handler_and_nothing_is_written_for_it() -> None:
-    async with stage() as here:
-        began, cancelled = asyncio.Event(), asyncio.Event()
-        reasons: list[str | None] = []
-
-        async def handler(job: Job) -> None:
-            began.set()
-            try:
-                await asyncio.Event().wait()
-            finally:
-                reasons.append(job.stop_reason)
-                cancelled.set()
-
-        job_id = await here.enqueue()
-        worker = here.worker(handler, lease=1.0, heartbeat=0.02)
-        async with running(worker):
-            await began.wait()
-            await here.pause()
-            await here.take_away(job_id)
-            await cancelled.wait()
-            await eventually(lambda: worker.snapshot()["held"] == 0)
-        assert reasons == ["lease lost"]
-        record = await here.get(job_id)
-        assert (record.state, record.attempts, record.stalls) == (JobState.READY, 0, 1)
-        assert await here.outcomes(job_id) == [Outcome.EXPIRED]
-        assert worker.outcomes.total() == 0
+async def test_a_lost_lease_cancels_the_handler_and_nothing_is_written_for_it(here: Stage) -> None:
+    gate = Gate()
+    job_id = await here.enqueue()
+    worker = here.worker(gate.handler, lease=60.0, heartbeat=0.02)
+    async with running(worker):
+        await gate.began.wait()
+        await here.pause()
+        assert await here.take_away(job_id) == 1
+        await eventually(lambda: worker.snapshot()["held"] == 0)
+    assert gate.reasons == ["lease lost"]
+    record = await here.get(job_id)
+    assert (record.state, record.attempts, record.stalls) == (JobState.READY, 0, 1)
+    assert await here.outcomes(job_id) == [Outcome.EXPIRED]
+    assert worker.outcomes.total() == 0
 
 
 @pytest.mark.parametrize("how", ["returns", "raises"])
-async def test_a_stale_worker_changes_nothing(how: str) -> None:
+async def test_a_stale_worker_changes_nothing(how: str, here: Stage) -> None:
     """Not even where it finds out by settling: the handler does not stop, and its worker's heart stands still."""
 
-    async with stage() as here:
-        began, go_on = asyncio.Event(), asyncio.Event()
+    began, go_on = asyncio.Event(), asyncio.Event()
 
-        async def stale(job: Job) -> str:
-            began.set()
-            await go_on.wait()
-            if how == "raises":
-                raise ValueError("from a worker of the past")
-            return "from a worker of the past"
+    async def stale(job: Job) -> str:
+        began.set()
+        await go_on.wait()
+        if how == "raises":
+            raise ValueError("from a worker of the past")
+        return "from a worker of the past"
 
-        async def fresh(job: Job) -> str:
-            return f"fence {job.fence}"
+    async def fresh(job: Job) -> str:
+        return f"fence {job.fence}"
 
-        job_id = await here.enqueue()
-        old = here.worker(stale, lease=60.0)
-        async with running(old):
-            await began.wait()
-            await here.pause()
-            await here.take_away(job_id)
-            # Before the queue goes on, or the old worker claims the job again.
-            old._engines[0]._fetch.stop()
-            await here.resume()
-            await here.drain(fresh)
-            before = (await here.get(job_id), await here.log(job_id))
-            go_on.set()
-            with logged() as told:
-                await eventually(lambda: old.snapshot()["held"] == 0)
-                assert told.count("could not be settled") == 1 if how == "raises" else True
-        assert (await here.get(job_id), await here.log(job_id)) == before
-        assert before[0].result == b'"fence 2"'
-
-
-async def test_a_cancel_request_cancels_an_async_handler() -> None:
-    async with stage() as here:
-        began = asyncio.Event()
-        reasons: list[str | None] = []
-
-        async def handler(job: Job) -> None:
-            began.set()
-            try:
-                await asyncio.Event().wait()
-            finally:
-                reasons.append(job.stop_reason)
-
-        job_id = await here.enqueue()
-        async with running(here.worker(handler, heartbeat=0.02)):
-            await began.wait()
-            assert await here.client.cancel(job_id) is JobState.INFLIGHT
-            record = await here.ended(job_id)
-        assert record.state is JobState.CANCELLED
-        assert reasons == ["cancelled"]
-        assert await here.outcomes(job_id) == [Outcome.CANCELLED]
+    job_id = await here.enqueue()
+    old = here.worker(stale, lease=60.0)
+    async with running(old):
+        await began.wait()
+        await here.pause()
+        assert await here.take_away(job_id) == 1
+        # Before the queue goes on, or the old worker claims the job again.
+        old._engines[0]._fetch.stop()
+        await here.resume()
+        await here.drain(fresh)
+        before = (await here.get(job_id), await here.log(job_id))
+        go_on.set()
+        with logged() as told:
+            await eventually(lambda: old.snapshot()["held"] == 0)
+            assert told.count("could not be settled") == 1 if how == "raises" else True
+    assert (await here.get(job_id), await here.log(job_id)) == before
+    assert before[0].result == b'"fence 2"'
 
 
-async def test_a_cancel_request_is_seen_by_a_thread() -> None:
-    async with stage() as here:
-        began = threading.Event()
-        seen: list[Any] = []
-
-        def handler(job: Job) -> None:
-            began.set()
-            seen.append(job.wait_for_stop(PATIENCE))
-            seen.append((job.should_stop, job.stop_reason))
-
-        job_id = await here.enqueue()
-        async with running(here.worker(handler, heartbeat=0.02)):
-            await eventually(began.is_set)
-            await here.client.cancel(job_id)
-            assert (await here.ended(job_id)).state is JobState.CANCELLED
-        assert seen == [True, (True, "cancelled")]
+async def test_a_cancel_request_cancels_an_async_handler(here: Stage) -> None:
+    gate = Gate()
+    job_id = await here.enqueue()
+    async with running(here.worker(gate.handler, heartbeat=0.02)):
+        await gate.began.wait()
+        assert await here.client.cancel(job_id) is JobState.INFLIGHT
+        record = await here.ended(job_id)
+    assert record.state is JobState.CANCELLED
+    assert gate.reasons == ["cancelled"]
+    assert await here.outcomes(job_id) == [Outcome.CANCELLED]
 
 
-async def test_a_handler_that_finishes_in_spite_of_a_cancel_request_is_done() -> None:
-    async with stage() as here:
-        began = asyncio.Event()
+async def test_a_cancel_request_is_seen_by_a_thread(here: Stage) -> None:
+    began = threading.Event()
+    seen: list[Any] = []
 
-        async def stubborn(job: Job) -> str:
-            began.set()
-            try:
-                await never()
-            except asyncio.CancelledError:
-                return "too late to stop"
+    def handler(job: Job) -> None:
+        began.set()
+        seen.append(job.wait_for_stop(PATIENCE))
+        seen.append((job.should_stop, job.stop_reason))
 
-        job_id = await here.enqueue()
-        async with running(here.worker(stubborn, heartbeat=0.02)):
-            await began.wait()
-            await here.client.cancel(job_id)
-            record = await here.ended(job_id)
-        assert (record.state, record.result) == (JobState.DONE, b'"too late to stop"')
+    job_id = await here.enqueue()
+    async with running(here.worker(handler, heartbeat=0.02)):
+        await eventually(began.is_set)
+        await here.client.cancel(job_id)
+        assert (await here.ended(job_id)).state is JobState.CANCELLED
+    assert seen == [True, (True, "cancelled")]
 
 
-async def test_progress_is_seen_by_others_while_the_job_runs() -> None:
-    async with stage() as here:
-        reported, go_on, finish = asyncio.Event(), asyncio.Event(), asyncio.Event()
+async def test_a_handler_that_finishes_in_spite_of_a_cancel_request_is_done(here: Stage) -> None:
+    began = asyncio.Event()
 
-        async def handler(job: Job) -> None:
-            job.progress({"done": 1})
-            reported.set()
-            await go_on.wait()
-            job.progress({"done": 2})
-            await finish.wait()
+    async def stubborn(job: Job) -> str:
+        began.set()
+        try:
+            await never()
+        except asyncio.CancelledError:
+            return "too late to stop"
 
-        job_id = await here.enqueue()
+    job_id = await here.enqueue()
+    async with running(here.worker(stubborn, heartbeat=0.02)):
+        await began.wait()
+        await here.client.cancel(job_id)
+        record = await here.ended(job_id)
+    assert (record.state, record.result) == (JobState.DONE, b'"too late to stop"')
 
-        async def progress() -> bytes | None:
-            return (await here.get(job_id)).progress
 
-        async def is_at(text: bytes) -> bool:
-            return await progress() == text
+async def test_progress_is_seen_by_others_while_the_job_runs(here: Stage) -> None:
+    reported, go_on, finish = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
-        async with running(here.worker(handler, heartbeat=0.02)):
-            await reported.wait()
-            await eventually(lambda: is_at(b'{"done":1}'))
-            go_on.set()
-            await eventually(lambda: is_at(b'{"done":2}'))
-            finish.set()
-            await here.ended(job_id)
-        assert await progress() is None
+    async def handler(job: Job) -> None:
+        job.progress({"done": 1})
+        reported.set()
+        await go_on.wait()
+        job.progress({"done": 2})
+        await finish.wait()
+
+    job_id = await here.enqueue()
+
+    async with running(here.worker(handler, heartbeat=0.02)):
+        await reported.wait()
+        await here.until(job_id, lambda job: job.progress == b'{"done":1}')
+        go_on.set()
+        await here.until(job_id, lambda job: job.progress == b'{"done":2}')
+        finish.set()
+        await here.ended(job_id)
+    assert (await here.get(job_id)).progress is None
 
 
 async def test_progress_is_sent_once() -> None:
@@ -300,56 +279,42 @@ async def test_a_token_that_changes_while_the_settlement_is_on_its_way() -> None
 # -- outages --------------------------------------------------------------------------------------------------------
 
 
-async def test_an_outage_longer_than_the_lease_cancels_the_handler() -> None:
-    driver = TroubledDriver()
-    async with stage(MemoryDriver(driver._store)) as here:
-        began, cancelled = asyncio.Event(), asyncio.Event()
-        executions: list[int] = []
+async def test_an_outage_longer_than_the_lease_cancels_the_handler(troubled: Stage, trouble: Trouble) -> None:
+    began, cancelled = asyncio.Event(), asyncio.Event()
+    executions: list[int] = []
 
-        async def handler(job: Job) -> str:
-            executions.append(job.fence)
-            began.set()
-            if job.fence > 1:
-                return "second"
-            try:
-                await never()
-            finally:
-                cancelled.set()
+    async def handler(job: Job) -> str:
+        executions.append(job.fence)
+        began.set()
+        if job.fence > 1:
+            return "second"
+        try:
+            await never()
+        finally:
+            cancelled.set()
 
-        here.driver = driver
-        job_id = await here.enqueue()
-        async with running(here.worker(handler, lease=1.0)):
-            await began.wait()
-            driver.trouble.before = set(EVERYTHING)
-            await cancelled.wait()
-            lost = await here.get(job_id)
-            assert present(lost.expires_at_us) <= await here.client.now()
-            driver.trouble.before = set()
-            record = await here.ended(job_id)
-        assert executions == [1, 2]
-        assert (record.result, record.stalls, record.attempts) == (b'"second"', 1, 0)
+    job_id = await troubled.enqueue()
+    async with running(troubled.worker(handler, lease=1.0)):
+        await began.wait()
+        trouble.before = set(EVERYTHING)
+        await cancelled.wait()
+        lost = await troubled.get(job_id)
+        assert present(lost.expires_at_us) <= await troubled.client.now()
+        trouble.before = set()
+        record = await troubled.ended(job_id)
+    assert executions == [1, 2]
+    assert (record.result, record.stalls, record.attempts) == (b'"second"', 1, 0)
 
 
-async def test_a_heartbeat_that_hangs_is_asked_again() -> None:
-    driver = TroubledDriver()
-    async with stage(driver) as here:
-        began, finish = asyncio.Event(), asyncio.Event()
-
-        async def handler(job: Job) -> None:
-            began.set()
-            await finish.wait()
-
-        job_id = await here.enqueue()
-        async with running(here.worker(handler, lease=20.0, heartbeat=0.05)):
-            await began.wait()
-            driver.trouble.hang.add("extend_lease")
-            await eventually(lambda: driver.trouble.hanging >= 2)
-            driver.trouble.hang.clear()
-            first = present((await here.get(job_id)).expires_at_us)
-
-            async def is_extended() -> bool:
-                return present((await here.get(job_id)).expires_at_us) > first
-
-            await eventually(is_extended)
-            finish.set()
-            assert (await here.ended(job_id)).stalls == 0
+async def test_a_heartbeat_that_hangs_is_asked_again(troubled: Stage, trouble: Trouble) -> None:
+    gate = Gate()
+    job_id = await troubled.enqueue()
+    async with running(troubled.worker(gate.handler, lease=20.0, heartbeat=0.05)):
+        await gate.began.wait()
+        trouble.hang.add("extend_lease")
+        await eventually(lambda: trouble.hanging >= 2)
+        trouble.hang.clear()
+        first = present((await troubled.get(job_id)).expires_at_us)
+        await troubled.until(job_id, lambda job: present(job.expires_at_us) > first)
+        gate.go_on.set()
+        assert (await troubled.ended(job_id)).stalls == 0

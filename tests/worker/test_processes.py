@@ -7,7 +7,8 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,15 @@ def drain(**options: Any) -> Worker:
     worker = isolated.harbor.worker(**{"until_empty": True, "concurrency": 1, **options})
     worker.run()
     return worker
+
+
+@asynccontextmanager
+async def serving(**options: Any) -> AsyncIterator[Worker]:
+    """A worker runs beside the block."""
+    worker = isolated.harbor.worker(**options)
+    async with running(worker):
+        yield worker
+    await isolated.harbor.close_async()
 
 
 def is_alive(pid: int) -> bool:
@@ -132,20 +142,17 @@ def test_signals_cross_over_with_their_times() -> None:
     assert (declined.state(), declined.record().last_error) == (JobState.DEAD, "Declined: no money")
 
 
-def test_results_too_large_or_without_a_form_are_not_kept() -> None:
+def test_large_payloads_arrive_and_results_too_large_or_without_a_form_are_not_kept() -> None:
     large, odd, nested = (isolated.odd_result.enqueue(kind) for kind in ("large", "object", "nested"))
+    # Larger than any socket's buffer.
+    payload = isolated.large_payload.enqueue("x" * 1_000_000)
     with logged() as told:
         drain()
+    assert payload.result(PATIENCE) == 1_000_000
     assert (large.state(), large.result(PATIENCE)) == (JobState.DONE, None)
     assert (odd.state(), odd.result(PATIENCE)) == (JobState.DONE, None)
     assert nested.result(PATIENCE) == {"when": [1, None, {"deep": True}], "big": 2**60}
     assert told.count("is not kept") == 2
-
-
-def test_a_payload_larger_than_any_socket_buffer() -> None:
-    handle = isolated.large_payload.enqueue("x" * 1_000_000)
-    drain()
-    assert handle.result(PATIENCE) == 1_000_000
 
 
 def test_invalid_payloads_never_reach_the_process(harbor: Harbor) -> None:
@@ -178,7 +185,7 @@ async def test_the_job_can_be_asked_and_reports_progress(tmp_path: Path) -> None
     handle = await isolated.introspect.options(headers={"trace": "abc"}).enqueue_async(
         str(started), str(go_on)
     )
-    async with running(isolated.harbor.worker(heartbeat=0.02)):
+    async with serving(heartbeat=0.02):
         await is_written(started)
 
         async def is_seen() -> bool:
@@ -194,7 +201,6 @@ async def test_the_job_can_be_asked_and_reports_progress(tmp_path: Path) -> None
             "deadline": True,
             "should_stop": False,
         }
-    await isolated.harbor.close_async()
 
 
 async def test_stop_requests_travel_both_ways(harbor: Harbor, tmp_path: Path) -> None:
@@ -207,13 +213,12 @@ async def test_stop_requests_travel_both_ways(harbor: Harbor, tmp_path: Path) ->
     harbor.middleware.append(layer)
     upward = await isolated.stops_itself.enqueue_async()
     downward = await isolated.waits_for_stop.enqueue_async(str(tmp_path / "started"))
-    async with running(harbor.worker(concurrency=1)):
+    async with serving(concurrency=1):
         assert await upward.result_async(PATIENCE) is True
         assert jobs[0].stop_reason == "enough"
         await is_written(tmp_path / "started")
         jobs[1].stop("by the middleware")
         assert await downward.result_async(PATIENCE) == (True, "by the middleware")
-    await harbor.close_async()
 
 
 async def test_a_late_stop_request_does_not_reach_the_next_job_of_the_process(
@@ -229,8 +234,7 @@ async def test_a_late_stop_request_does_not_reach_the_next_job_of_the_process(
         return result
 
     harbor.middleware.append(layer)
-    worker = harbor.worker(concurrency=2)
-    async with running(worker):
+    async with serving(concurrency=2) as worker:
         first = await isolated.who.enqueue_async()
         await eventually(lambda: worker._processes is not None and bool(worker._processes._idle))
         second = await isolated.introspect.enqueue_async(str(tmp_path / "started"), str(tmp_path / "go"))
@@ -239,7 +243,6 @@ async def test_a_late_stop_request_does_not_reach_the_next_job_of_the_process(
         assert (await first.result_async(PATIENCE))[0] == pid
         (tmp_path / "go").touch()
         assert (await second.result_async(PATIENCE))["should_stop"] is False
-    await harbor.close_async()
 
 
 def test_output_and_logs_come_through(capfd: pytest.CaptureFixture[str]) -> None:
@@ -291,8 +294,9 @@ def test_starting_a_process_is_not_charged_to_the_handler(monkeypatch: pytest.Mo
     assert handle.result(PATIENCE) > 0
 
 
-async def test_nothing_is_written_before_the_process_is_dead(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("job", [isolated.spin_for_ever, isolated.sleep_for_ever], ids=["busy", "asleep"])
+async def test_a_cancel_request_kills_and_nothing_is_written_before_the_process_is_dead(
+    job: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its next execution could begin beside it. Here the kill is slow to take effect."""
     kill = WorkerProcess.kill
@@ -300,43 +304,28 @@ async def test_nothing_is_written_before_the_process_is_dead(
     def kill_late(process: WorkerProcess) -> None:
         process._loop.call_later(0.3, kill, process)
 
-    handle = await isolated.spin_for_ever.enqueue_async(str(tmp_path / "started"))
-    async with running(isolated.harbor.worker(heartbeat=0.02)):
+    handle = await job.enqueue_async(str(tmp_path / "started"))
+    async with serving(heartbeat=0.02):
         pid = await is_written(tmp_path / "started")
         monkeypatch.setattr(WorkerProcess, "kill", kill_late)
         await handle.cancel_async()
         assert (await handle.wait_async(PATIENCE)).state is JobState.CANCELLED
         assert not is_alive(pid)
-    await isolated.harbor.close_async()
-
-
-@pytest.mark.parametrize("job", [isolated.spin_for_ever, isolated.sleep_for_ever], ids=["busy", "asleep"])
-async def test_a_cancel_request_kills(job: Any, tmp_path: Path) -> None:
-    handle = await job.enqueue_async(str(tmp_path / "started"))
-    async with running(isolated.harbor.worker(heartbeat=0.02)):
-        pid = await is_written(tmp_path / "started")
-        await handle.cancel_async()
-        assert (await handle.wait_async(PATIENCE)).state is JobState.CANCELLED
-        # Dead before it was written, so that no other execution ever runs beside it.
-        assert not is_alive(pid)
-    await isolated.harbor.close_async()
 
 
 async def test_a_kill_takes_along_what_the_handler_started(tmp_path: Path) -> None:
     handle = await isolated.with_a_child.enqueue_async(str(tmp_path / "started"))
-    async with running(isolated.harbor.worker(heartbeat=0.02)):
+    async with serving(heartbeat=0.02):
         grandchild = await is_written(tmp_path / "started")
         assert is_alive(grandchild)
         await handle.cancel_async()
         await handle.wait_async(PATIENCE)
         await eventually(lambda: not is_alive(grandchild))
-    await isolated.harbor.close_async()
 
 
 async def test_a_shutdown_lets_an_async_handler_clean_up_and_gives_the_job_back(tmp_path: Path) -> None:
     handle = await isolated.tidy.enqueue_async(str(tmp_path / "started"), str(tmp_path / "tidied"))
-    worker = isolated.harbor.worker()
-    async with running(worker):
+    async with serving() as worker:
         pid = await is_written(tmp_path / "started")
         worker.stop(now=True)
         await eventually(lambda: not worker.snapshot()["running"])
@@ -344,20 +333,17 @@ async def test_a_shutdown_lets_an_async_handler_clean_up_and_gives_the_job_back(
     assert (record.state, record.attempts, record.stalls) == (JobState.READY, 0, 0)
     assert (tmp_path / "tidied").read_text() == "shutdown"
     assert not is_alive(pid)
-    await isolated.harbor.close_async()
 
 
 async def test_a_shutdown_does_not_wait_for_a_busy_loop(tmp_path: Path) -> None:
     handle = await isolated.spin_for_ever.enqueue_async(str(tmp_path / "started"))
-    worker = isolated.harbor.worker(grace=0.0)
-    async with running(worker):
+    async with serving(grace=0.0) as worker:
         pid = await is_written(tmp_path / "started")
         worker.stop()
         await eventually(lambda: not worker.snapshot()["running"])
         assert not is_alive(pid)
     record = await handle.record_async()
     assert (record.state, record.attempts, record.stalls) == (JobState.READY, 0, 0)
-    await isolated.harbor.close_async()
 
 
 def test_a_process_that_dies_fails_its_job_which_is_retried(tmp_path: Path) -> None:
@@ -398,22 +384,19 @@ def test_a_handler_that_closes_its_connection_does_not_wait_for_ever() -> None:
 
 
 async def test_an_idle_process_that_dies_costs_no_job_anything() -> None:
-    worker = isolated.harbor.worker(concurrency=1)
-    async with running(worker):
+    async with serving(concurrency=1):
         pid, _ = await (await isolated.who.enqueue_async()).result_async(PATIENCE)
         os.kill(pid, signal.SIGKILL)
         handle = await isolated.who.enqueue_async()
         assert (await handle.result_async(PATIENCE))[0] != pid
         record = await handle.record_async()
         assert (record.attempts, record.fence) == (0, 1)
-    await isolated.harbor.close_async()
 
 
 async def test_a_job_sent_to_a_process_that_is_dying_has_not_been_tried() -> None:
     """Stopped first, so that it cannot read the job, then killed with the job on its way."""
 
-    worker = isolated.harbor.worker(concurrency=1)
-    async with running(worker):
+    async with serving(concurrency=1) as worker:
         pid, _ = await (await isolated.who.enqueue_async()).result_async(PATIENCE)
         os.kill(pid, signal.SIGSTOP)
         handle = await isolated.who.enqueue_async()
@@ -423,19 +406,17 @@ async def test_a_job_sent_to_a_process_that_is_dying_has_not_been_tried() -> Non
         assert (await handle.result_async(PATIENCE))[0] != pid
         record = await handle.record_async()
         assert (record.attempts, record.fence) == (0, 1)
-    await isolated.harbor.close_async()
 
 
 async def test_signals_of_the_terminal_do_not_reach_the_process(tmp_path: Path) -> None:
     handle = await isolated.introspect.enqueue_async(str(tmp_path / "started"), str(tmp_path / "go_on"))
-    async with running(isolated.harbor.worker()):
+    async with serving():
         pid = await is_written(tmp_path / "started")
         assert os.getpgid(pid) != os.getpgid(0)
         os.kill(pid, signal.SIGINT)
         os.kill(pid, signal.SIGTERM)
         (tmp_path / "go_on").touch()
         assert (await handle.result_async(PATIENCE))["should_stop"] is False
-    await isolated.harbor.close_async()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -454,13 +435,11 @@ def test_two_at_once_have_two_processes_and_both_end_with_the_worker(tmp_path: P
         paths = [tmp_path / name for name in ("a", "b")]
         for path in paths:
             await isolated.introspect.enqueue_async(str(path), str(tmp_path / "go_on"))
-        worker = isolated.harbor.worker(concurrency=2)
-        async with running(worker):
+        async with serving(concurrency=2):
             pids = [await is_written(path) for path in paths]
             assert len(set(pids)) == 2
             (tmp_path / "go_on").touch()
         assert [pid for pid in pids if is_alive(pid)] == []
-        await isolated.harbor.close_async()
 
     asyncio.run(main())
     for thread in threading.enumerate():

@@ -14,13 +14,13 @@ from taskharbor.jobs import JobRecord
 from worker.stage import (
     EVERYTHING,
     PATIENCE,
+    Gate,
     Stage,
-    TroubledDriver,
+    Trouble,
     eventually,
     finish,
     logged,
     running,
-    stage,
 )
 
 
@@ -30,89 +30,71 @@ async def untouched(here: Stage, job_id: str) -> bool:
     return (record.state, record.attempts, record.stalls, record.token) == (JobState.READY, 0, 0, None)
 
 
-async def test_a_graceful_stop_finishes_what_runs_and_gives_back_what_waits() -> None:
-    async with stage() as here:
-        began, go_on = asyncio.Event(), asyncio.Event()
+async def test_a_graceful_stop_finishes_what_runs_and_gives_back_what_waits(here: Stage) -> None:
+    gate = Gate("finished")
+    running_job, *waiting = await here.enqueue_many(4)
+    worker = here.worker(gate.handler, concurrency=1)
+    task = asyncio.ensure_future(worker.run_async())
+    await gate.began.wait()
+    # Leased ahead, as after a spell of quick jobs.
+    worker._engines[0]._fetch._pace.per_second = 1e6
+    worker._engines[0]._fetch._loop.call_soon_threadsafe(worker._engines[0]._fetch._room.set)
+    await eventually(lambda: worker.snapshot()["held"] == 4)
+    worker.stop()
 
-        async def handler(job: Job) -> str:
-            began.set()
-            await go_on.wait()
-            return "finished"
+    async def are_back() -> bool:
+        return all([await untouched(here, job_id) for job_id in waiting])
 
-        running_job, *waiting = await here.enqueue_many(4)
-        worker = here.worker(handler, concurrency=1)
-        task = asyncio.ensure_future(worker.run_async())
-        await began.wait()
-        # Leased ahead, as after a spell of quick jobs.
-        worker._engines[0]._fetch._pace.per_second = 1e6
-        worker._engines[0]._fetch._loop.call_soon_threadsafe(worker._engines[0]._fetch._room.set)
-        await eventually(lambda: worker.snapshot()["held"] == 4)
-        worker.stop()
-
-        async def are_back() -> bool:
-            return all([await untouched(here, job_id) for job_id in waiting])
-
-        await eventually(are_back)
-        late = await here.enqueue()
-        assert not task.done()
-        go_on.set()
-        await finish(task)
-        assert (await here.get(running_job)).result == b'"finished"'
-        for job_id in waiting:
-            assert await here.outcomes(job_id) == [Outcome.RELEASED]
-        assert await here.outcomes(late) == []
+    await eventually(are_back)
+    late = await here.enqueue()
+    assert not task.done()
+    gate.go_on.set()
+    await finish(task)
+    assert (await here.get(running_job)).result == b'"finished"'
+    for job_id in waiting:
+        assert await here.outcomes(job_id) == [Outcome.RELEASED]
+    assert await here.outcomes(late) == []
 
 
 @pytest.mark.parametrize("how", ["stop now", "second stop", "no grace", "cancel"])
-async def test_an_immediate_stop_cancels_handlers_and_gives_their_jobs_back(how: str) -> None:
-    async with stage() as here:
-        began = asyncio.Event()
-        reasons: list[str | None] = []
-
-        async def handler(job: Job) -> None:
-            began.set()
-            try:
-                await asyncio.Event().wait()
-            finally:
-                reasons.append(job.stop_reason)
-
-        job_id = await here.enqueue()
-        worker = here.worker(handler, grace=0.0 if how == "no grace" else PATIENCE)
-        task = asyncio.ensure_future(worker.run_async())
-        await began.wait()
-        if how == "cancel":
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await finish(task)
-        else:
-            worker.stop(now=how == "stop now")
-            if how == "second stop":
-                worker.stop(now=True)
+async def test_an_immediate_stop_cancels_handlers_and_gives_their_jobs_back(how: str, here: Stage) -> None:
+    gate = Gate()
+    job_id = await here.enqueue()
+    worker = here.worker(gate.handler, grace=0.0 if how == "no grace" else PATIENCE)
+    task = asyncio.ensure_future(worker.run_async())
+    await gate.began.wait()
+    if how == "cancel":
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
             await finish(task)
-        assert reasons == ["shutdown"]
-        assert await untouched(here, job_id)
-        assert await here.outcomes(job_id) == [Outcome.RELEASED]
-
-
-async def test_a_thread_that_heeds_the_stop_is_waited_for() -> None:
-    async with stage() as here:
-        began = threading.Event()
-        ended: list[str | None] = []
-
-        def handler(job: Job) -> str:
-            began.set()
-            job.wait_for_stop(PATIENCE)
-            ended.append(job.stop_reason)
-            return "half of it"
-
-        job_id = await here.enqueue()
-        worker = here.worker(handler)
-        async with running(worker):
-            await eventually(began.is_set)
+    else:
+        worker.stop(now=how == "stop now")
+        if how == "second stop":
             worker.stop(now=True)
-            await eventually(lambda: worker.snapshot()["held"] == 0)
-        assert ended == ["shutdown"]
-        assert await untouched(here, job_id)
+        await finish(task)
+    assert gate.reasons == ["shutdown"]
+    assert await untouched(here, job_id)
+    assert await here.outcomes(job_id) == [Outcome.RELEASED]
+
+
+async def test_a_thread_that_heeds_the_stop_is_waited_for(here: Stage) -> None:
+    began = threading.Event()
+    ended: list[str | None] = []
+
+    def handler(job: Job) -> str:
+        began.set()
+        job.wait_for_stop(PATIENCE)
+        ended.append(job.stop_reason)
+        return "half of it"
+
+    job_id = await here.enqueue()
+    worker = here.worker(handler)
+    async with running(worker):
+        await eventually(began.is_set)
+        worker.stop(now=True)
+        await eventually(lambda: worker.snapshot()["held"] == 0)
+    assert ended == ["shutdown"]
+    assert await untouched(here, job_id)
 
 
 @pytest.mark.usefixtures("impatient")
@@ -141,36 +123,35 @@ def test_a_stuck_thread_holds_up_neither_the_worker_nor_its_process() -> None:
 
 
 @pytest.mark.usefixtures("impatient")
-async def test_a_handler_that_swallows_its_cancellation_does_not_keep_its_lease() -> None:
-    async with stage() as here:
-        began, go_on = asyncio.Event(), asyncio.Event()
+async def test_a_handler_that_swallows_its_cancellation_does_not_keep_its_lease(here: Stage) -> None:
+    began, go_on = asyncio.Event(), asyncio.Event()
 
-        async def deaf(job: Job) -> str:
-            began.set()
-            while not go_on.is_set():
-                try:
-                    await go_on.wait()
-                except asyncio.CancelledError:
-                    continue
-            return "who asked?"
+    async def deaf(job: Job) -> str:
+        began.set()
+        while not go_on.is_set():
+            try:
+                await go_on.wait()
+            except asyncio.CancelledError:
+                continue
+        return "who asked?"
 
-        job_id = await here.enqueue()
-        worker = here.worker(deaf, grace=0.0)
-        task = asyncio.ensure_future(worker.run_async())
-        await began.wait()
-        worker.stop()
-        with logged() as told:
-            await finish(task)
-        assert told.count("1 handlers did not stop in time") == 1
-        assert await untouched(here, job_id)
-        # What it still does changes nothing, even for the next run of the same worker on the same loop.
-        again = asyncio.ensure_future(worker.run_async())
-        await eventually(lambda: worker.snapshot()["held"] == 1)
-        go_on.set()
-        await here.ended(job_id)
-        worker.stop()
-        await finish(again)
-        assert await here.outcomes(job_id) == [Outcome.RELEASED, Outcome.DONE]
+    job_id = await here.enqueue()
+    worker = here.worker(deaf, grace=0.0)
+    task = asyncio.ensure_future(worker.run_async())
+    await began.wait()
+    worker.stop()
+    with logged() as told:
+        await finish(task)
+    assert told.count("1 handlers did not stop in time") == 1
+    assert await untouched(here, job_id)
+    # What it still does changes nothing, even for the next run of the same worker on the same loop.
+    again = asyncio.ensure_future(worker.run_async())
+    await eventually(lambda: worker.snapshot()["held"] == 1)
+    go_on.set()
+    await here.ended(job_id)
+    worker.stop()
+    await finish(again)
+    assert await here.outcomes(job_id) == [Outcome.RELEASED, Outcome.DONE]
 
 
 # -- signals: `run` in the main thread, the signal from inside a handler --------------------------------------------
@@ -234,69 +215,56 @@ def test_a_signal_in_the_middle_of_a_stop_does_not_lock_up() -> None:
 
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("stops", [1, 2])
-async def test_a_stop_during_an_outage_ends(stops: int) -> None:
-    driver = TroubledDriver()
-    async with stage(MemoryDriver(driver._store)) as here:
-        here.driver = driver
-        began, go_on = asyncio.Event(), asyncio.Event()
-
-        async def handler(job: Job) -> str:
-            began.set()
-            await go_on.wait()
-            return "never written"
-
-        job_id = await here.enqueue()
-        worker = here.worker(handler, grace=0.2)
-        task = asyncio.ensure_future(worker.run_async())
-        await began.wait()
-        driver.trouble.before = set(EVERYTHING)
-        go_on.set()
-        await eventually(lambda: "settle" in driver.trouble.refused)
-        worker.stop()
-        if stops == 2:
-            worker.stop(now=True)
-        with logged() as told:
-            await finish(task)
-        assert told.count("could not be written") == 1
-        assert (await here.get(job_id)).state is JobState.INFLIGHT
-        await here.take_away(job_id)
-        assert (await here.get(job_id)).stalls == 1
-
-
-async def test_a_stop_before_the_backend_ever_answered_is_an_orderly_end() -> None:
-    driver = TroubledDriver()
-    driver.trouble.before = {"open"}
-    async with stage(driver) as here:
-        worker = here.worker(lambda job: None)
-        task = asyncio.ensure_future(worker.run_async())
-        await eventually(lambda: len(driver.trouble.refused) > 1)
-        worker.stop()
+async def test_a_stop_during_an_outage_ends(stops: int, troubled: Stage, trouble: Trouble) -> None:
+    gate = Gate("never written")
+    job_id = await troubled.enqueue()
+    worker = troubled.worker(gate.handler, grace=0.2)
+    task = asyncio.ensure_future(worker.run_async())
+    await gate.began.wait()
+    trouble.before = set(EVERYTHING)
+    gate.go_on.set()
+    await eventually(lambda: "settle" in trouble.refused)
+    worker.stop()
+    if stops == 2:
+        worker.stop(now=True)
+    with logged() as told:
         await finish(task)
+    assert told.count("could not be written") == 1
+    assert (await troubled.get(job_id)).state is JobState.INFLIGHT
+    assert await troubled.take_away(job_id) == 1
+    assert (await troubled.get(job_id)).stalls == 1
+
+
+async def test_a_stop_before_the_backend_ever_answered_is_an_orderly_end(
+    troubled: Stage, trouble: Trouble
+) -> None:
+    trouble.before = {"open"}
+    worker = troubled.worker(lambda job: None)
+    task = asyncio.ensure_future(worker.run_async())
+    await eventually(lambda: len(trouble.refused) > 1)
+    worker.stop()
+    await finish(task)
 
 
 @pytest.mark.usefixtures("impatient")
-async def test_a_stop_while_the_backend_hangs_ends() -> None:
-    driver = TroubledDriver()
-    async with stage(MemoryDriver(driver._store)) as here:
-        here.driver = driver
-        driver.trouble.hang = {"reserve"}
-        worker = here.worker(lambda job: None, grace=0.05)
-        task = asyncio.ensure_future(worker.run_async())
-        await eventually(lambda: driver.trouble.hanging == 1)
-        worker.stop()
-        await finish(task)
+async def test_a_stop_while_the_backend_hangs_ends(troubled: Stage, trouble: Trouble) -> None:
+    trouble.hang = {"reserve"}
+    worker = troubled.worker(lambda job: None, grace=0.05)
+    task = asyncio.ensure_future(worker.run_async())
+    await eventually(lambda: trouble.hanging == 1)
+    worker.stop()
+    await finish(task)
 
 
-async def test_a_stop_during_a_fetch_does_not_wait_for_the_next_poll() -> None:
-    async with stage() as here:
-        worker = here.worker(lambda job: None, poll_interval=10 * PATIENCE)
+async def test_a_stop_during_a_fetch_does_not_wait_for_the_next_poll(here: Stage) -> None:
+    worker = here.worker(lambda job: None, poll_interval=10 * PATIENCE)
 
-        class Stops(MemoryDriver):
-            async def reserve(self, queue: str, **options: Any) -> Any:
-                worker.stop()
-                # Until the engine has heard it, as when the backend takes its time.
-                await eventually(lambda: worker._engines[0]._fetch._stopping)
-                return await super().reserve(queue, **options)
+    class Stops(MemoryDriver):
+        async def reserve(self, queue: str, **options: Any) -> Any:
+            worker.stop()
+            # Until the engine has heard it, as when the backend takes its time.
+            await eventually(lambda: worker._engines[0]._fetch._stopping)
+            return await super().reserve(queue, **options)
 
-        worker.driver = Stops()
-        await finish(worker.run_async())
+    worker.driver = Stops()
+    await finish(worker.run_async())
