@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import pytest
 
@@ -14,11 +14,9 @@ from records import make_record as job
 from taskharbor.clock import FakeClock
 from taskharbor.drivers.contract import (
     Ack,
-    Fail,
     JobFilter,
     QueueSettings,
     Release,
-    Retry,
 )
 from taskharbor.drivers.memory import MemoryDriver
 from taskharbor.drivers.registry import connect
@@ -137,38 +135,6 @@ async def test_nobody_outside_holds_what_is_inside() -> None:
     assert stats.counts[JobState.INFLIGHT] == 2
 
 
-async def test_what_the_store_decides_is_reset_in_a_given_record() -> None:
-    driver = MemoryDriver()
-    used = job("a", attempts=3, token="t", worker="w", result=b"r", last_error="old", state=JobState.DONE)
-    await driver.enqueue([used], now=NOW)
-    assert await driver.get(["a"], now=NOW) == [job("a")]
-
-
-async def test_a_call_that_raises_changes_nothing() -> None:
-    driver = MemoryDriver()
-    with pytest.raises(InvalidRequest):
-        await driver.enqueue([job("a"), None], now=NOW)  # type: ignore[list-item]
-    wrong_fields: list[dict[str, Any]] = [{"payload": "text"}, {"run_at_us": None}, {"key": []}, {"id": 5}]
-    for fields in wrong_fields:
-        with pytest.raises(InvalidRequest, match=next(iter(fields))):
-            await driver.enqueue([job("a"), job(**fields)], now=NOW)
-    assert await driver.stats(now=NOW) == []
-    await driver.enqueue([job("a")], now=NOW)
-    (held,) = await lease(driver)
-    with pytest.raises(InvalidRequest):
-        await driver.settle([Ack("a", held.token or ""), "ack"], now=NOW)  # type: ignore[list-item]
-    assert await driver.get(["a"], now=NOW) == [held]
-    for wrong in (Fail("a", held.token or "", 1, None), Retry("a", held.token or "", None, 1, BOOM)):  # type: ignore[arg-type]
-        with pytest.raises(InvalidRequest):
-            await driver.settle([Ack("a", held.token or ""), wrong], now=NOW)
-    assert await driver.get(["a"], now=NOW) == [held]
-    for cursor in ("x", "-1", ""):
-        with pytest.raises(InvalidRequest):
-            await driver.read_attempts(after=cursor)
-        with pytest.raises(InvalidRequest):
-            await driver.list_jobs(JobFilter(), now=NOW, cursor=cursor)
-
-
 # -- many loops -------------------------------------------------------------------------------------------
 
 
@@ -254,74 +220,6 @@ def test_an_enqueue_wakes_waiters_on_other_loops() -> None:
     assert in_threads(4, main) == [True] * 4
 
 
-async def test_a_wake_up_from_before_the_wait_is_not_missed() -> None:
-    driver = MemoryDriver()
-    other = driver.clone()
-    assert await waits_of(driver)(["q"], now=NOW, timeout=0), "nothing was seen before"
-    assert not await waits_of(driver)(["q"], now=NOW, timeout=0)
-    await other.enqueue([job("a")], now=NOW)
-    assert await waits_of(driver)(["q"], now=NOW, timeout=LONG)
-    assert not await waits_of(driver)(["q"], now=NOW, timeout=0)
-    assert await waits_of(other)(["q"], now=NOW, timeout=LONG)
-
-
-async def test_a_cancelled_wait_swallows_no_wake_up() -> None:
-    driver = MemoryDriver()
-    await waits_of(driver)(["q"], now=NOW, timeout=0)
-    waiter = asyncio.ensure_future(waits_of(driver)(["q"], now=NOW, timeout=LONG))
-    await let_others_run()
-    await driver.enqueue([job("a")], now=NOW)
-    waiter.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await waiter
-    assert await waits_of(driver)(["q"], now=NOW, timeout=LONG)
-
-
-async def test_a_wait_ends_when_something_known_comes_due() -> None:
-    driver = MemoryDriver()
-    await driver.enqueue([job("a", run_at_us=NOW + SECOND), job("b")], now=NOW)
-    assert await waits_of(driver)(["q"], now=NOW, timeout=LONG)
-    assert not await waits_of(driver)(["q"], now=NOW, timeout=0)
-    assert await waits_of(driver)(["q"], now=NOW + SECOND - 1, timeout=LONG)
-    (held,) = await lease(driver)
-    await driver.cancel(["a"], now=NOW)
-    assert held.expires_at_us is not None
-    assert await waits_of(driver)(["q"], now=held.expires_at_us - 1, timeout=LONG)
-    assert not await waits_of(driver)(["q"], now=NOW, timeout=0)
-
-
-@pytest.mark.parametrize("change", ["unpause", "room", "retry", "requeue", "reclaim", "unblock"])
-async def test_whatever_makes_a_job_runnable_wakes(change: str) -> None:
-    driver = MemoryDriver()
-    waiter = driver.clone()
-    if change == "room":
-        await driver.configure("q", QueueSettings(max_inflight=1), now=NOW)
-    await driver.enqueue([job("a", key="k")], now=NOW)
-    (held,) = await lease(driver)
-    token = held.token or ""
-    if change == "room":
-        await driver.enqueue([job("b")], now=NOW)
-    if change == "unblock":
-        await driver.enqueue([job("b", key="k")], now=NOW)
-    if change == "requeue":
-        await driver.fail("a", token, now=NOW, attempts=1, error=BOOM)
-    await waits_of(waiter)(["q"], now=NOW, timeout=0)
-    waiting = asyncio.ensure_future(waits_of(waiter)(["q"], now=NOW, timeout=LONG))
-    await let_others_run()
-    assert not waiting.done()
-    if change == "unpause":
-        await driver.configure("q", QueueSettings(), now=NOW)
-    elif change in ("room", "unblock"):
-        await driver.ack("a", token, now=NOW)
-    elif change == "retry":
-        await driver.settle([Retry("a", token, NOW, 1, BOOM)], now=NOW)
-    elif change == "requeue":
-        await driver.requeue(["a"], now=NOW)
-    else:
-        await driver.reclaim(now=NOW + 30 * SECOND)
-    assert await waiting
-
-
 class _VirtualTimeLoop(asyncio.SelectorEventLoop):
     """Jumps to the next timer instead of waiting for it."""
 
@@ -371,18 +269,6 @@ def test_a_waiter_whose_loop_is_gone_bothers_nobody() -> None:
 # -- semantics that depend on how it is built ---------------------------------------------------------------
 
 
-async def test_a_caller_whose_time_is_behind_runs_nothing_early() -> None:
-    driver = MemoryDriver()
-    await driver.enqueue([job("a", run_at_us=NOW + 10), job("b")], now=NOW)
-    (ahead,) = await driver.stats(now=NOW + 10)
-    assert ahead.counts[JobState.READY] == 2
-    assert [held.id for held in await lease(driver, 5)] == ["b"]
-    (found,) = await driver.get(["a"], now=NOW)
-    assert found is not None
-    assert found.state is JobState.SCHEDULED
-    assert [held.id for held in await lease(driver, 5, now=NOW + 10)] == ["a"]
-
-
 async def test_order_over_types_priorities_and_moves() -> None:
     driver = MemoryDriver()
     records = [
@@ -413,25 +299,3 @@ async def test_pages_after_jobs_were_removed() -> None:
     assert [one.id for one in first.jobs + second.jobs] == [f"{n:04}" for n in range(1999, 1499, -1)]
     assert second.cursor is None
     assert len((await driver.read_attempts(limit=5000)).attempts) == 1500
-
-
-async def test_the_log_outlives_its_job_and_is_pruned_on_its_own() -> None:
-    driver = MemoryDriver()
-    await driver.configure(
-        "q", QueueSettings(keep_done_us=0, keep_attempts_us=10, keep_dead_us=None), now=NOW
-    )
-    await driver.enqueue([job("a")], now=NOW)
-    (held,) = await lease(driver)
-    await driver.release("a", held.token or "", now=NOW)
-    (held,) = await lease(driver)
-    await driver.ack("a", held.token or "", now=NOW + 5)
-    assert await driver.prune(now=NOW + 9) == 1
-    assert await driver.get(["a"], now=NOW) == [None]
-    assert [row.outcome for row in await driver.job_attempts("a")] == [Outcome.RELEASED, Outcome.DONE]
-    assert await driver.prune(now=NOW + 10) == 1
-    assert [row.outcome for row in await driver.job_attempts("a")] == [Outcome.DONE]
-    assert await driver.prune(now=NOW + 15) == 1
-    page = await driver.read_attempts(after="1")
-    assert (page.attempts, page.cursor) == ([], "1")
-    (stats,) = await driver.stats(now=NOW)
-    assert stats.done_total == 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 from typing import Any, ClassVar, get_args
 
@@ -59,7 +58,7 @@ def test_what_changes_a_store_needs_more_than_a_right_to_read() -> None:
     assert {call.scope for call in op.OPERATIONS.values()} == set(get_args(op.Scope))
 
 
-def test_a_wrapper_overrides_one_method_for_all_calls() -> None:
+async def test_a_wrapper_overrides_one_method_for_all_calls() -> None:
     made: list[str] = []
 
     class Recording(MemoryDriver):
@@ -67,15 +66,12 @@ def test_a_wrapper_overrides_one_method_for_all_calls() -> None:
             made.append(call.name)
             return await super().run(call)
 
-    async def main() -> None:
-        driver = Recording()
-        await driver.enqueue([job()], now=NOW)
-        (held,) = await driver.reserve("q", limit=1, lease_for=SECOND, now=NOW, worker="w")
-        await driver.ack(held.id, held.token or "", now=NOW)
-        with pytest.raises(InvalidRequest):
-            await driver.enqueue([job(queue="")], now=NOW)
-
-    asyncio.run(main())
+    driver = Recording()
+    await driver.enqueue([job()], now=NOW)
+    (held,) = await driver.reserve("q", limit=1, lease_for=SECOND, now=NOW, worker="w")
+    await driver.ack(held.id, held.token or "", now=NOW)
+    with pytest.raises(InvalidRequest):
+        await driver.enqueue([job(queue="")], now=NOW)
     assert made == ["enqueue", "reserve", "settle"]
 
 
@@ -205,28 +201,25 @@ def test_a_failure_is_made_of_texts_from_anywhere() -> None:
         "writes\n",
     ],
 )
-def test_a_blob_can_be_named_only_where_bulk_writes_keep_theirs(name: str) -> None:
+async def test_a_blob_can_be_named_only_where_bulk_writes_keep_theirs(name: str) -> None:
     """On an object store every other name is a queue's state, the catalog or a segment."""
     driver = MemoryDriver()
     for call in (driver.put_blob(name, b""), driver.read_blobs([name]), driver.drop_blobs([name])):
         with pytest.raises(InvalidRequest):
-            asyncio.run(call)
+            await call
 
 
-def test_one_text_is_no_list_of_texts() -> None:
-    async def ask() -> None:
-        async with MemoryDriver() as driver:
-            for call in (driver.get, driver.cancel, driver.requeue):
-                with pytest.raises(InvalidRequest, match="job_ids 'ab': expected a list"):
-                    await call("ab", now=NOW)
-            with pytest.raises(InvalidRequest, match="queues 'ab': expected a list"):
-                await driver.wait("ab", now=NOW, timeout=0)
-            with pytest.raises(InvalidRequest, match="types 'ab': expected a list"):
-                await driver.reserve("q", limit=1, lease_for=SECOND, now=NOW, worker="w", types="ab")
-            with pytest.raises(InvalidRequest, match="records None: expected a list"):
-                await driver.enqueue(None, now=NOW)  # type: ignore[arg-type]
-
-    asyncio.run(ask())
+async def test_one_text_is_no_list_of_texts() -> None:
+    async with MemoryDriver() as driver:
+        for call in (driver.get, driver.cancel, driver.requeue):
+            with pytest.raises(InvalidRequest, match="job_ids 'ab': expected a list"):
+                await call("ab", now=NOW)
+        with pytest.raises(InvalidRequest, match="queues 'ab': expected a list"):
+            await driver.wait("ab", now=NOW, timeout=0)
+        with pytest.raises(InvalidRequest, match="types 'ab': expected a list"):
+            await driver.reserve("q", limit=1, lease_for=SECOND, now=NOW, worker="w", types="ab")
+        with pytest.raises(InvalidRequest, match="records None: expected a list"):
+            await driver.enqueue(None, now=NOW)  # type: ignore[arg-type]
 
 
 def test_a_wait_for_no_queue_is_refused() -> None:
@@ -234,10 +227,10 @@ def test_a_wait_for_no_queue_is_refused() -> None:
         check(op.Wait([], NOW, 1.0))
 
 
-def test_a_wait_is_for_a_bounded_number_of_queues() -> None:
+async def test_a_wait_is_for_a_bounded_number_of_queues() -> None:
     queues = [f"q{n}" for n in range(257)]
     with pytest.raises(InvalidRequest, match="queues"):
-        asyncio.run(MemoryDriver().wait(queues, now=1, timeout=0))
+        await MemoryDriver().wait(queues, now=1, timeout=0)
 
 
 async def test_a_blob_with_text_that_is_no_utf8_is_refused() -> None:

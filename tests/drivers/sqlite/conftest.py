@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from needing import Entered
 from taskharbor.drivers.sqlite import SQLiteDriver
 
 
@@ -21,6 +22,12 @@ def path(tmp_path: Path) -> Path:
 @pytest.fixture
 def driver(path: Path) -> SQLiteDriver:
     return SQLiteDriver.from_url(f"sqlite:///{path}")
+
+
+@pytest.fixture
+def opened(driver: SQLiteDriver) -> Entered:
+    """An open `SQLiteDriver`."""
+    return Entered(driver)
 
 
 @pytest.fixture

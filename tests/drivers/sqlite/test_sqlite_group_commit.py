@@ -41,107 +41,91 @@ async def _while_blocked(driver: SQLiteDriver, start: Callable[[], Any]) -> Any:
     return await started
 
 
-def test_concurrent_enqueues_share_commits(driver: SQLiteDriver) -> None:
-    async def use() -> int:
-        async with driver:
-            before = _database(driver).commits
+async def test_concurrent_enqueues_share_commits(opened: SQLiteDriver) -> None:
+    before = _database(opened).commits
 
-            async def start() -> Any:
-                return await asyncio.gather(*(driver.enqueue([make_record()], now=NOW) for _ in range(500)))
+    async def start() -> Any:
+        return await asyncio.gather(*(opened.enqueue([make_record()], now=NOW) for _ in range(500)))
 
-            await _while_blocked(driver, start)
-            (stats,) = await driver.stats(now=NOW)
-            assert stats.counts[JobState.READY] == 500
-            return _database(driver).commits - before
-
+    await _while_blocked(opened, start)
+    (stats,) = await opened.stats(now=NOW)
+    assert stats.counts[JobState.READY] == 500
     # 500 calls in groups of at most 256.
-    assert asyncio.run(use()) <= 3
+    assert _database(opened).commits - before <= 3
 
 
-def test_full_means_full_on_the_writers_connection(path: Path) -> None:
+async def test_full_means_full_on_the_writers_connection(path: Path) -> None:
     async def level(url: str) -> int:
         async with SQLiteDriver.from_url(url) as driver:
             return await _database(driver).write(
                 lambda tx: int(tx.connection.execute("PRAGMA synchronous").fetchone()[0])
             )
 
-    assert asyncio.run(level(f"sqlite:///{path}")) == 2
-    assert asyncio.run(level(f"sqlite:///{path}?durability=normal")) == 1
+    assert await level(f"sqlite:///{path}") == 2
+    assert await level(f"sqlite:///{path}?durability=normal") == 1
 
 
-async def test_answers_come_after_the_commit(driver: SQLiteDriver, query: Query) -> None:
-    async with driver:
-        for _ in range(20):
-            job = make_record()
-            await driver.enqueue([job], now=NOW)
-            assert query("SELECT count(*) FROM jobs WHERE id = ?", job.id) == [(1,)]
+async def test_answers_come_after_the_commit(opened: SQLiteDriver, query: Query) -> None:
+    for _ in range(20):
+        job = make_record()
+        await opened.enqueue([job], now=NOW)
+        assert query("SELECT count(*) FROM jobs WHERE id = ?", job.id) == [(1,)]
 
 
-async def test_a_failing_call_takes_no_neighbour_with_it(driver: SQLiteDriver) -> None:
-    async with driver:
-        good = [make_record() for _ in range(10)]
-        bad = make_record(priority=2**70)
+async def test_a_failing_call_takes_no_neighbour_with_it(opened: SQLiteDriver) -> None:
+    good = [make_record() for _ in range(10)]
+    bad = make_record(priority=2**70)
 
-        async def start() -> Any:
-            calls = [driver.enqueue([job], now=NOW) for job in [*good[:5], bad, *good[5:]]]
-            return await asyncio.gather(*calls, return_exceptions=True)
+    async def start() -> Any:
+        calls = [opened.enqueue([job], now=NOW) for job in [*good[:5], bad, *good[5:]]]
+        return await asyncio.gather(*calls, return_exceptions=True)
 
-        answers = await _while_blocked(driver, start)
-        assert [type(answer) for answer in answers].count(InvalidRequest) == 1
-        page = await driver.list_jobs(JobFilter(), now=NOW)
-        assert {job.id for job in page.jobs} == {job.id for job in good}
-
-
-async def test_a_batch_is_all_or_nothing(driver: SQLiteDriver) -> None:
-    async with driver:
-        with pytest.raises(InvalidRequest):
-            await driver.enqueue([make_record(), make_record(), make_record(type="\ud800")], now=NOW)
-        assert await driver.stats(now=NOW) == []
+    answers = await _while_blocked(opened, start)
+    assert [type(answer) for answer in answers].count(InvalidRequest) == 1
+    page = await opened.list_jobs(JobFilter(), now=NOW)
+    assert {job.id for job in page.jobs} == {job.id for job in good}
 
 
-async def test_a_cancelled_call_does_not_stop_the_writer(driver: SQLiteDriver) -> None:
-    async with driver:
+async def test_a_cancelled_call_does_not_stop_the_writer(opened: SQLiteDriver) -> None:
+    async def start() -> Any:
+        doomed = asyncio.ensure_future(opened.enqueue([make_record()], now=NOW))
+        await asyncio.sleep(0)
+        doomed.cancel()
+        return await opened.enqueue([make_record()], now=NOW)
 
-        async def start() -> Any:
-            doomed = asyncio.ensure_future(driver.enqueue([make_record()], now=NOW))
-            await asyncio.sleep(0)
-            doomed.cancel()
-            return await driver.enqueue([make_record()], now=NOW)
-
-        await _while_blocked(driver, start)
-        (stats,) = await driver.stats(now=NOW)
-        assert stats.counts[JobState.READY] == 1
+    await _while_blocked(opened, start)
+    (stats,) = await opened.stats(now=NOW)
+    assert stats.counts[JobState.READY] == 1
 
 
-async def test_jobs_reserved_for_a_cancelled_caller_go_back(driver: SQLiteDriver) -> None:
+async def test_jobs_reserved_for_a_cancelled_caller_go_back(opened: SQLiteDriver) -> None:
     """Else they would wait for their leases to expire, and count as stalled."""
 
-    async with driver:
-        await driver.enqueue([make_record() for _ in range(3)], now=NOW)
-        database = _database(driver)
-        running, gate = threading.Event(), threading.Event()
-        original = database._commit
+    await opened.enqueue([make_record() for _ in range(3)], now=NOW)
+    database = _database(opened)
+    running, gate = threading.Event(), threading.Event()
+    original = database._commit
 
-        def slow(connection: Any, group: Any) -> bool:
-            rings = original(connection, group)
-            running.set()
-            gate.wait(10)
-            return rings
+    def slow(connection: Any, group: Any) -> bool:
+        rings = original(connection, group)
+        running.set()
+        gate.wait(10)
+        return rings
 
-        database._commit = slow  # type: ignore[method-assign]
-        call = asyncio.ensure_future(driver.reserve("q", limit=2, lease_for=60 * SECOND, now=NOW, worker="w"))
-        await asyncio.to_thread(running.wait, 10)
-        database._commit = original  # type: ignore[method-assign]
-        call.cancel()
-        gate.set()
-        with pytest.raises(asyncio.CancelledError):
-            await call
-        # The release follows the cancellation on its own; looking is the only way to know that it is there.
-        while (await driver.stats(now=NOW))[0].counts[JobState.READY] < 3:
-            pass
-        again = await driver.reserve("q", limit=9, lease_for=60 * SECOND, now=NOW, worker="w")
-        assert len(again) == 3
-        assert {job.stalls for job in again} == {0}
+    database._commit = slow  # type: ignore[method-assign]
+    call = asyncio.ensure_future(opened.reserve("q", limit=2, lease_for=60 * SECOND, now=NOW, worker="w"))
+    await asyncio.to_thread(running.wait, 10)
+    database._commit = original  # type: ignore[method-assign]
+    call.cancel()
+    gate.set()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    # The release follows the cancellation on its own; looking is the only way to know that it is there.
+    while (await opened.stats(now=NOW))[0].counts[JobState.READY] < 3:
+        pass
+    again = await opened.reserve("q", limit=9, lease_for=60 * SECOND, now=NOW, worker="w")
+    assert len(again) == 3
+    assert {job.stalls for job in again} == {0}
 
 
 async def test_a_lock_held_too_long_is_an_unavailable_backend(path: Path) -> None:
@@ -156,19 +140,18 @@ async def test_a_lock_held_too_long_is_an_unavailable_backend(path: Path) -> Non
         await driver.enqueue([make_record()], now=NOW)
 
 
-async def test_a_full_disk_is_an_unavailable_backend_and_loses_nothing(driver: SQLiteDriver) -> None:
-    async with driver:
-        await driver.enqueue([make_record()], now=NOW)
+async def test_a_full_disk_is_an_unavailable_backend_and_loses_nothing(opened: SQLiteDriver) -> None:
+    await opened.enqueue([make_record()], now=NOW)
 
-        def limit_pages(tx: Transaction) -> None:
-            (pages,) = tx.connection.execute("PRAGMA page_count").fetchone()
-            tx.connection.execute(f"PRAGMA max_page_count = {pages}")
+    def limit_pages(tx: Transaction) -> None:
+        (pages,) = tx.connection.execute("PRAGMA page_count").fetchone()
+        tx.connection.execute(f"PRAGMA max_page_count = {pages}")
 
-        await _database(driver).write(limit_pages)
-        with pytest.raises(BackendUnavailable, match="full"):
-            await driver.enqueue([make_record(payload=bytes(100_000))], now=NOW)
-        (stats,) = await driver.stats(now=NOW)
-        assert stats.counts[JobState.READY] == 1
+    await _database(opened).write(limit_pages)
+    with pytest.raises(BackendUnavailable, match="full"):
+        await opened.enqueue([make_record(payload=bytes(100_000))], now=NOW)
+    (stats,) = await opened.stats(now=NOW)
+    assert stats.counts[JobState.READY] == 1
 
 
 async def test_clones_share_one_writer_and_the_last_one_closes_it(driver: SQLiteDriver, path: Path) -> None:
@@ -187,29 +170,24 @@ async def test_clones_share_one_writer_and_the_last_one_closes_it(driver: SQLite
     await driver.close()
 
 
-def test_handles_work_from_several_event_loops(driver: SQLiteDriver) -> None:
+async def test_handles_work_from_several_event_loops(opened: SQLiteDriver) -> None:
     def work() -> None:
         async def use() -> None:
-            async with driver.clone() as own:
+            async with opened.clone() as own:
                 for _ in range(20):
                     await own.enqueue([make_record()], now=NOW)
 
         asyncio.run(use())
 
-    async def main() -> None:
-        async with driver:
-            await asyncio.gather(*(asyncio.to_thread(work) for _ in range(4)))
-            (stats,) = await driver.stats(now=NOW)
-            assert stats.counts[JobState.READY] == 80
-
-    asyncio.run(main())
+    await asyncio.gather(*(asyncio.to_thread(work) for _ in range(4)))
+    (stats,) = await opened.stats(now=NOW)
+    assert stats.counts[JobState.READY] == 80
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-async def test_a_forked_child_is_told_to_open_again(driver: SQLiteDriver) -> None:
-    async with driver:
-        database = _database(driver)
-        database.pid += 1
-        with pytest.raises(BackendUnavailable, match="fork"):
-            await driver.stats(now=0)
-        database.pid -= 1
+async def test_a_forked_child_is_told_to_open_again(opened: SQLiteDriver) -> None:
+    database = _database(opened)
+    database.pid += 1
+    with pytest.raises(BackendUnavailable, match="fork"):
+        await opened.stats(now=0)
+    database.pid -= 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
@@ -28,23 +27,19 @@ def _apply(path: Path, *more: Migration) -> list[str]:
         return apply_pending(connection, options, [*known_migrations("taskharbor.drivers.engine"), *more])
 
 
-def test_a_dry_run_names_the_steps_and_makes_nothing(driver: SQLiteDriver, path: Path) -> None:
-    assert asyncio.run(driver.migrate(dry_run=True)) == NAMES
+async def test_a_dry_run_names_the_steps_and_makes_nothing(driver: SQLiteDriver, path: Path) -> None:
+    assert await driver.migrate(dry_run=True) == NAMES
     assert not path.exists()
 
 
-def test_migrating_takes_every_step_once(driver: SQLiteDriver) -> None:
-    assert asyncio.run(driver.migrate()) == NAMES
-    assert asyncio.run(driver.migrate()) == []
-    assert asyncio.run(driver.migrate(dry_run=True)) == []
+async def test_migrating_takes_every_step_once(driver: SQLiteDriver) -> None:
+    assert await driver.migrate() == NAMES
+    assert await driver.migrate() == []
+    assert await driver.migrate(dry_run=True) == []
 
 
-def test_opening_migrates(driver: SQLiteDriver, query: Query) -> None:
-    async def use() -> None:
-        async with driver:
-            assert await driver.migrate(dry_run=True) == []
-
-    asyncio.run(use())
+async def test_opening_migrates(opened: SQLiteDriver, query: Query) -> None:
+    assert await opened.migrate(dry_run=True) == []
     assert query("SELECT name FROM taskharbor_migrations ORDER BY name") == [(name,) for name in NAMES]
 
 
@@ -64,10 +59,10 @@ async def test_an_older_version_works_beside_a_newer_one(driver: SQLiteDriver, p
         await driver.ack(job.id, job.token or "", now=NOW)
 
 
-def test_an_older_version_refuses_what_a_newer_one_broke(driver: SQLiteDriver, path: Path) -> None:
+async def test_an_older_version_refuses_what_a_newer_one_broke(driver: SQLiteDriver, path: Path) -> None:
     _apply(path, Migration("0999_other_world", f"{BREAKS}\nCREATE TABLE other (name TEXT);\n"))
     with pytest.raises(SchemaMismatch, match="0999_other_world"):
-        asyncio.run(driver.open())
+        await driver.open()
 
 
 def test_a_step_that_fails_leaves_nothing(path: Path, query: Query) -> None:
@@ -77,10 +72,10 @@ def test_a_step_that_fails_leaves_nothing(path: Path, query: Query) -> None:
     assert query("SELECT count(*) FROM sqlite_master") == [(0,)]
 
 
-def test_another_programs_tables_are_not_touched(driver: SQLiteDriver, query: Query) -> None:
+async def test_another_programs_tables_are_not_touched(driver: SQLiteDriver, query: Query) -> None:
     query("CREATE TABLE jobs (name TEXT)")
     with pytest.raises(SchemaMismatch, match="another program"):
-        asyncio.run(driver.open())
+        await driver.open()
     assert query("SELECT name FROM sqlite_master") == [("jobs",)]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import Callable
 from typing import Any
@@ -49,10 +48,10 @@ _SOURCES = {"first_of_any_type", "first_of_one_type", "chosen"}
 
 
 @pytest.mark.parametrize(("family", "name", "index"), _PLANS, ids=lambda value: str(value))
-def test_the_plan_searches_its_index(
+async def test_the_plan_searches_its_index(
     driver: SQLiteDriver, query: Query, family: str, name: str, index: str
 ) -> None:
-    asyncio.run(driver.migrate())
+    await driver.migrate()
     statements = load(family)
     sql = statements[name]
     if name in _SOURCES:

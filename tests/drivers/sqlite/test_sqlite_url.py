@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from urllib.parse import quote
 
@@ -49,30 +48,27 @@ def test_memory_is_refused_with_a_hint() -> None:
         SQLiteDriver.from_url("sqlite:///:memory:")
 
 
-def test_a_missing_folder_is_named(tmp_path: Path) -> None:
+async def test_a_missing_folder_is_named(tmp_path: Path) -> None:
     driver = connect(f"sqlite:///{tmp_path}/nowhere/jobs.db")
     with pytest.raises(BackendUnavailable, match="nowhere does not exist"):
-        asyncio.run(driver.open())
+        await driver.open()
 
 
-def test_a_file_that_is_no_database_is_left_alone(tmp_path: Path) -> None:
+async def test_a_file_that_is_no_database_is_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "letter.txt"
     path.write_text("Dear database, " * 500)
     with pytest.raises(TaskHarborError, match="not an SQLite database"):
-        asyncio.run(connect(f"sqlite:///{path}").open())
+        await connect(f"sqlite:///{path}").open()
     assert path.read_text() == "Dear database, " * 500
 
 
 @pytest.mark.parametrize("name", ["späße.db", "it's.db", 'say "hi".db', "100%.db", "a?b#c.db", "日本.db"])
-def test_any_file_name_works(tmp_path: Path, name: str) -> None:
-    async def use() -> None:
-        async with connect(f"sqlite:///{quote(str(tmp_path / name))}") as driver:
-            assert await driver.stats(now=0) == []
-
-    asyncio.run(use())
+async def test_any_file_name_works(tmp_path: Path, name: str) -> None:
+    async with connect(f"sqlite:///{quote(str(tmp_path / name))}") as driver:
+        assert await driver.stats(now=0) == []
     assert (tmp_path / name).exists()
 
 
-def test_a_driver_that_is_not_open_says_so(driver: SQLiteDriver) -> None:
+async def test_a_driver_that_is_not_open_says_so(driver: SQLiteDriver) -> None:
     with pytest.raises(BackendUnavailable, match="open"):
-        asyncio.run(driver.stats(now=0))
+        await driver.stats(now=0)
