@@ -1,5 +1,3 @@
-import asyncio
-
 import pytest
 
 from taskharbor.clock import RESAMPLE_AFTER, BackendClock, FakeClock
@@ -31,12 +29,12 @@ class Host:
         return backend
 
 
-def test_the_backend_clock_follows_the_backend_however_wrong_the_host_is() -> None:
+async def test_the_backend_clock_follows_the_backend_however_wrong_the_host_is() -> None:
     host = Host(skew=3600 * SECOND, round_trips=[40_000, 2_000, 30_000])
     clock = BackendClock(host.sample, lambda: host.monotonic)
     with pytest.raises(RuntimeError, match="sync"):
         clock.now()
-    asyncio.run(clock.sync())
+    await clock.sync()
     assert abs(clock.now() - (host.monotonic + host.skew)) <= 1_000  # half of the quickest round trip
     host.monotonic += 10 * SECOND
     assert not clock.is_due
@@ -44,13 +42,13 @@ def test_the_backend_clock_follows_the_backend_however_wrong_the_host_is() -> No
     assert clock.is_due
 
 
-def test_the_backend_clock_never_goes_back() -> None:
+async def test_the_backend_clock_never_goes_back() -> None:
     host = Host(skew=10 * SECOND, round_trips=[0] * 6)
     clock = BackendClock(host.sample, lambda: host.monotonic)
-    asyncio.run(clock.sync())
+    await clock.sync()
     before = clock.now()
     host.skew = 0
-    asyncio.run(clock.sync())
+    await clock.sync()
     assert clock.now() == before
     host.monotonic += 11 * SECOND
     assert clock.now() == host.monotonic

@@ -79,19 +79,6 @@ def test_wrong_arguments_are_refused_at_once(harbor: Harbor) -> None:
     assert harbor.client.stats() == []
 
 
-def test_variadic_and_positional_only_parameters(harbor: Harbor) -> None:
-    seen = []
-
-    @harbor.job
-    async def anything(first: int, /, *rest: int, flag: bool = False, **named: str) -> None:
-        seen.append((first, rest, flag, named))
-
-    anything.enqueue(1, 2, 3, flag=True, a="x")
-    anything.enqueue(4)
-    drain(harbor)
-    assert sorted(seen) == [(1, (2, 3), True, {"a": "x"}), (4, (), False, {})]
-
-
 def test_options_for_one_call(harbor: Harbor) -> None:
     @harbor.job(queue="mail", priority=1, max_attempts=9)
     async def send(to: str) -> None: ...

@@ -5,8 +5,11 @@ folder.
 """
 
 import ast
-from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
+from typing import NamedTuple
+
+import pytest
 
 import taskharbor
 import taskharbor_testkit
@@ -23,7 +26,7 @@ SHARED = tuple(
 """Drivers are folders, but for the memory driver; the modules beside them are for all, and the engine is for drivers."""
 OUTER = ("broker", "cli", "testing", "demo", "spark")
 """Built on top of the core: nothing below may know of them."""
-EXTRAS = {
+EXTRAS: dict[str, tuple[str, ...]] = {
     "hypothesis": (),
     "pytest": ("testing",),
     "taskharbor_testkit": ("cli",),
@@ -43,116 +46,92 @@ EXTRAS = {
 }
 
 
-def modules(root: Path = ROOT) -> Iterator[tuple[str, str, list[str]]]:
-    """(dotted name, first folder or module below the package, what it imports)"""
+class Import(NamedTuple):
+    module: str
+    """Dotted, below the package."""
+    top: str
+    """The first folder or module below the package."""
+    target: str
+
+
+@cache
+def imports(root: Path = ROOT) -> list[Import]:
+    found: list[Import] = []
     for path in sorted(root.rglob("*.py")):
         relative = path.relative_to(root)
-        imported: list[str] = []
+        name, top = ".".join(relative.with_suffix("").parts), relative.parts[0].removesuffix(".py")
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Import):
-                imported += [alias.name for alias in node.names]
+                found += [Import(name, top, alias.name) for alias in node.names]
             elif isinstance(node, ast.ImportFrom) and node.module:
-                imported += [node.module] + [f"{node.module}.{alias.name}" for alias in node.names]
-        yield str(relative.with_suffix("")).replace("/", "."), relative.parts[0].removesuffix(".py"), imported
+                targets = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+                found += [Import(name, top, target) for target in targets]
+    return found
 
 
-def is_within(name: str, package: str) -> bool:
-    return name == package or name.startswith(package + ".")
+def is_within(name: str, *packages: str) -> bool:
+    return any(name == package or name.startswith(package + ".") for package in packages)
+
+
+def is_a_driver(target: str) -> bool:
+    return (
+        is_within(target, "taskharbor.drivers")
+        and target != "taskharbor.drivers"
+        and not is_within(target, *SHARED)
+    )
+
+
+def below(*names: str) -> list[str]:
+    return [f"taskharbor.{name}" for name in names]
 
 
 def test_the_core_never_imports_a_driver() -> None:
-    guilty = [
-        f"{name} imports {target}"
-        for name, top, imported in modules()
-        if top not in ("drivers", *OUTER)
-        for target in imported
-        if is_within(target, "taskharbor.drivers")
-        and target != "taskharbor.drivers"
-        and not any(is_within(target, shared) for shared in SHARED)
-    ]
-    assert guilty == []
+    core = [one for one in imports() if one.top not in ("drivers", *OUTER)]
+    assert [one for one in core if is_a_driver(one.target)] == []
 
 
 def test_a_driver_never_imports_another_driver() -> None:
-    guilty = [
-        f"{name} imports {target}"
-        for name, top, imported in modules()
-        if top == "drivers" and name.split(".")[1] in DRIVERS
-        for target in imported
-        for other in DRIVERS
-        if other != name.split(".")[1] and is_within(target, f"taskharbor.drivers.{other}")
-    ]
-    assert guilty == []
+    for driver in DRIVERS:
+        others = below(*(f"drivers.{other}" for other in DRIVERS if other != driver))
+        of_driver = [one for one in imports() if is_within(one.module, f"drivers.{driver}")]
+        assert of_driver
+        assert [one for one in of_driver if is_within(one.target, *others)] == []
 
 
 def test_the_engine_knows_no_driver() -> None:
-    guilty = [
-        f"{name} imports {target}"
-        for name, _, imported in modules()
-        if name.startswith(f"drivers.{ENGINE}.")
-        for target in imported
-        if any(is_within(target, f"taskharbor.drivers.{driver}") for driver in DRIVERS)
-    ]
-    assert guilty == []
+    engine = [one for one in imports() if one.module.startswith(f"drivers.{ENGINE}.")]
+    drivers = below(*(f"drivers.{driver}" for driver in DRIVERS))
+    assert [one for one in engine if is_within(one.target, *drivers)] == []
 
 
 def test_drivers_know_nothing_of_clients_and_workers() -> None:
-    upper = ("client", "harbor", "worker", "handlers", "middleware", *OUTER)
-    guilty = [
-        f"{name} imports {target}"
-        for name, top, imported in modules()
-        if top == "drivers"
-        for target in imported
-        if any(is_within(target, f"taskharbor.{module}") for module in upper)
-    ]
-    assert guilty == []
+    upper = below("client", "harbor", "worker", "handlers", "middleware", *OUTER)
+    assert [one for one in imports() if one.top == "drivers" and is_within(one.target, *upper)] == []
 
 
 def test_the_core_knows_nothing_of_what_is_built_on_it() -> None:
-    guilty = [
-        f"{name} imports {target}"
-        for name, top, imported in modules()
-        if top not in OUTER and top not in ("__main__",)
-        for target in imported
-        if any(is_within(target, f"taskharbor.{module}") for module in OUTER)
-    ]
-    assert guilty == []
+    core = [one for one in imports() if one.top not in (*OUTER, "__main__")]
+    assert [one for one in core if is_within(one.target, *below(*OUTER))] == []
 
 
-def test_extras_stay_in_their_own_folder() -> None:
-    guilty = [
-        f"{name} imports {target}"
-        for name, top, imported in modules()
-        for target in imported
-        for extra, homes in EXTRAS.items()
-        if is_within(target, extra) and top not in homes
-    ]
-    assert guilty == []
+@pytest.mark.parametrize("extra", EXTRAS)
+def test_an_extra_stays_in_its_own_folder(extra: str) -> None:
+    users = [one for one in imports() if is_within(one.target, extra)]
+    assert [one for one in users if one.top not in EXTRAS[extra]] == []
 
 
 def test_only_the_history_command_imports_the_testkit() -> None:
-    importers = {
-        name
-        for name, _, imported in modules()
-        if any(is_within(target, "taskharbor_testkit") for target in imported)
+    assert {one.module for one in imports() if is_within(one.target, "taskharbor_testkit")} == {
+        "cli.pipeline"
     }
-    assert importers == {"cli.pipeline"}
 
 
 def test_the_testkit_knows_no_driver() -> None:
     """Its model, planted bugs and simulation stand on the contract, and on the modules that all drivers share."""
-    guilty = [
-        f"{name} imports {target}"
-        for name, _, imported in modules(Path(taskharbor_testkit.__file__).parent)
-        for target in imported
-        if is_within(target, "taskharbor.drivers")
-        and target != "taskharbor.drivers"
-        and not any(is_within(target, shared) for shared in SHARED)
-    ]
-    assert guilty == []
+    testkit = imports(Path(taskharbor_testkit.__file__).parent)
+    assert [one for one in testkit if is_a_driver(one.target)] == []
 
 
 def test_no_module_is_called_after_nothing() -> None:
-    assert [
-        name for name, _, _ in modules() if name.split(".")[-1] in ("utils", "common", "helpers", "misc")
-    ] == []
+    names = {path.stem for path in ROOT.rglob("*.py")} | {path.name for path in ROOT.rglob("*/")}
+    assert names.isdisjoint({"utils", "common", "helpers", "misc"})

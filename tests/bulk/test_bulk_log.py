@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -32,6 +33,14 @@ async def more(driver: Driver, count: int, name: str, *, later: int = 0, queue: 
 
 def add(url: str, count: int, name: str, *, later: int = 0, queue: str = "plain") -> None:
     within(url, lambda driver: more(driver, count, name, later=later, queue=queue))
+
+
+async def remove(driver: Driver, *, least: int, **days: int) -> None:
+    """Nine days pass; the queues keep their attempts for so many of them."""
+    now = await driver.time()
+    for queue, kept in days.items():
+        await driver.configure(queue, QueueSettings(keep_attempts_us=kept * DAY), now=now)
+    assert await driver.prune(now=now + 9 * DAY) >= least
 
 
 def seqs(store: BulkStore, after: str, until: str, parallelism: int = 3) -> list[int]:
@@ -105,12 +114,7 @@ def test_history_that_was_removed_unread_is_a_loud_error(store: BulkStore, url: 
     cursor = store.latest()
     add(url, 5, "unread")
 
-    async def remove(driver: Driver) -> None:
-        now = await driver.time()
-        await driver.configure("plain", QueueSettings(keep_attempts_us=DAY), now=now)
-        assert await driver.prune(now=now + 9 * DAY) >= 10
-
-    within(url, remove)
+    within(url, partial(remove, least=10, plain=1))
     add(url, 2, "new", later=9 * DAY)
     with pytest.raises(HistoryGone, match=r"removed by retention.*checkpoint"):
         store.between(cursor, store.latest(), parallelism=2)
@@ -122,12 +126,7 @@ def test_history_that_was_removed_after_it_was_read_is_nobodys_loss(store: BulkS
     add(url, 5, "read")
     cursor = store.latest()
 
-    async def remove(driver: Driver) -> None:
-        now = await driver.time()
-        await driver.configure("plain", QueueSettings(keep_attempts_us=DAY), now=now)
-        assert await driver.prune(now=now + 9 * DAY) >= 5
-
-    within(url, remove)
+    within(url, partial(remove, least=5, plain=1))
     # The end of the log is gone, so what is left ends before the cursor; the reader must not go back.
     assert store.limited(cursor, store.latest(), rows=None) == cursor
     assert store.limited(cursor, store.latest(), rows=3) == cursor
@@ -143,13 +142,7 @@ def test_rows_of_a_queue_that_is_kept_shorter_are_missed_too(store: BulkStore, u
     add(url, 5, "unread", queue="short")
     add(url, 5, "also-kept")
 
-    async def remove(driver: Driver) -> None:
-        now = await driver.time()
-        await driver.configure("short", QueueSettings(keep_attempts_us=DAY), now=now)
-        await driver.configure("plain", QueueSettings(keep_attempts_us=99 * DAY), now=now)
-        assert await driver.prune(now=now + 9 * DAY) >= 10
-
-    within(url, remove)
+    within(url, partial(remove, least=10, short=1, plain=99))
     with pytest.raises(HistoryGone, match=r"removed by retention.*checkpoint"):
         store.between(cursor, store.latest(), parallelism=2)
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 from records import make_record
+from taskharbor.bulk.stage import new_write
+from taskharbor.bulk.store import BulkStore
 from taskharbor.client import portal
 from taskharbor.drivers.contract import Driver, JobFilter, QueueStats
 from taskharbor.drivers.registry import connect
@@ -34,3 +36,10 @@ def stats_of(url: str, queue: str) -> QueueStats:
     (stats,) = ask(url, lambda driver: driver.stats(now=NOW, queue=queue))
     found: QueueStats = stats
     return found
+
+
+def write_jobs(store: BulkStore, *batches: Sequence[JobRecord]) -> int:
+    """A write of its own, by one task."""
+    write = new_write()
+    store.stage(write, "0.1", batches)
+    return store.publish(write, ["0.1"], now=NOW)

@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from bulk_writing.bulk_harness import NOW, ask, jobs_in, record, stats_of
-from taskharbor.bulk.stage import BLOB_BYTES, BLOB_JOBS, StagingLost, chunked, new_write
+from bulk_writing.bulk_harness import NOW, ask, jobs_in, record, stats_of, write_jobs
+from taskharbor.bulk.stage import BLOB_BYTES, BLOB_JOBS, chunked, new_write
 from taskharbor.bulk.store import BulkStore, open_store
 from taskharbor.errors import InvalidRequest
 from taskharbor.jobs import JobRecord, JobState
@@ -112,21 +112,8 @@ def test_counts_tell_what_is_due_from_what_is_not(store: BulkStore, url: str) ->
 
 
 def test_alike_jobs_with_a_key_go_by_the_rules(store: BulkStore, url: str) -> None:
-    write = new_write()
-    store.stage(write, "0.1", [AlikeJobs(record(id="", key="k"), [b"1", b"2", b"3"])])
-    assert store.publish(write, ["0.1"], now=NOW) == 1
+    assert write_jobs(store, AlikeJobs(record(id="", key="k"), [b"1", b"2", b"3"])) == 1
     assert [job.payload for job in jobs_in(url).values()] == [b"3"]
-
-
-def test_a_chunk_of_alike_jobs_that_is_gone_stops_the_write(postgres_url: str) -> None:
-    with open_store(postgres_url) as store:
-        write = new_write()
-        with pytest.raises(StagingLost, match=r"0\.1"):
-            store.publish(write, ["0.1"], now=NOW)
-        store.stage(write, "0.1", [AlikeJobs(record(id=""), [b"{}"] * 25_000)])
-        with pytest.raises(StagingLost, match=r"0\.2"):
-            store.publish(write, ["0.1", "0.2"], now=NOW)
-        assert store.publish(write, ["0.1"], now=NOW) == 25_000
 
 
 @pytest.mark.parametrize("field", ["type", "queue", "codec", "key"])

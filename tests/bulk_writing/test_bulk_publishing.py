@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from bulk_writing.behind_the_store import Behind, BehindPostgres
-from bulk_writing.bulk_harness import NOW, ask, jobs_in, record, stats_of
+from bulk_writing.bulk_harness import NOW, ask, jobs_in, record, stats_of, write_jobs
 from taskharbor.bulk.publish import RECORD, Plan, Writes, publish
 from taskharbor.bulk.stage import (
     BLOB_BYTES,
@@ -61,18 +61,6 @@ def test_a_published_job_is_the_job_that_was_staged(store: BulkStore, url: str) 
         assert got == wanted
     assert stats_of(url, "q").counts[JobState.READY] == 5
     assert stats_of(url, "other").counts[JobState.SCHEDULED] == 1
-
-
-def test_published_jobs_are_claimed_in_the_order_they_were_written(store: BulkStore, url: str) -> None:
-    first, second = [[record() for _ in range(1500)] for _ in range(2)]
-    write = new_write()
-    store.stage(write, "1.7", [second])
-    store.stage(write, "0.9", [first])
-    store.publish(write, ["0.9", "1.7"], now=NOW)
-    claimed = ask(
-        url, lambda driver: driver.reserve("q", limit=4000, lease_for=10_000_000, now=NOW, worker="w")
-    )
-    assert [job.id for job in claimed] == [job.id for job in [*first, *second]]
 
 
 def test_jobs_of_tasks_that_were_not_named_are_forgotten(store: BulkStore, url: str, behind: Behind) -> None:
@@ -160,7 +148,6 @@ def test_a_task_that_fails_midway_has_staged_nothing_complete(store: BulkStore, 
 
 def test_keys_and_idempotency_keys_go_by_the_rules(store: BulkStore, url: str) -> None:
     ask(url, lambda driver: driver.enqueue([record(idempotency_key="known"), record(key="waits")], now=NOW))
-    write = new_write()
     jobs = [
         record(idempotency_key="known"),
         record(idempotency_key="new"),
@@ -169,15 +156,13 @@ def test_keys_and_idempotency_keys_go_by_the_rules(store: BulkStore, url: str) -
         record(key="fresh"),
         record(),
     ]
-    store.stage(write, "0.1", [jobs])
-    assert store.publish(write, ["0.1"], now=NOW) == 3
+    assert write_jobs(store, jobs) == 3
     found = jobs_in(url)
     assert len(found) == 5
     assert [job.payload for job in found.values() if job.key == "waits"] == [b'"changed"']
 
 
 def test_an_idempotency_key_is_one_job_whether_its_jobs_have_keys_or_not(store: BulkStore, url: str) -> None:
-    write = new_write()
     jobs = [
         record(idempotency_key="a", run_at_us=NOW + 1),
         record(key="one", idempotency_key="a"),
@@ -188,8 +173,7 @@ def test_an_idempotency_key_is_one_job_whether_its_jobs_have_keys_or_not(store: 
         record(key="two", idempotency_key="d"),
         record(idempotency_key="d"),
     ]
-    store.stage(write, "0.1", [jobs])
-    assert store.publish(write, ["0.1"], now=NOW) == len(jobs_in(url)) == 4
+    assert write_jobs(store, jobs) == len(jobs_in(url)) == 4
     answers = ask(
         url, lambda driver: driver.enqueue([record(idempotency_key=key) for key in "abcd"], now=NOW)
     )
@@ -202,9 +186,7 @@ def test_an_idempotency_key_is_one_job_whether_its_jobs_have_keys_or_not(store: 
 def test_a_job_that_is_staged_twice_or_known_is_one_job(store: BulkStore, url: str) -> None:
     known, twice, keyed = record(), record(), record(key="k")
     ask(url, lambda driver: driver.enqueue([known], now=NOW))
-    write = new_write()
-    store.stage(write, "0.1", [[known, twice, keyed, twice, keyed, record()]])
-    assert store.publish(write, ["0.1"], now=NOW) == 3
+    assert write_jobs(store, [known, twice, keyed, twice, keyed, record()]) == 3
     assert len(jobs_in(url)) == 4
 
 
@@ -298,21 +280,6 @@ def test_somebody_who_waits_is_woken(store: BulkStore, url: str) -> None:
         return await waiting
 
     assert ask(url, wait_and_publish) is True
-
-
-def test_ended_jobs_are_removed_by_id_and_others_stay(url: str) -> None:
-    ended, waiting = record(idempotency_key="i", payload=b"x" * 70_000), record()
-    ask(url, lambda driver: driver.enqueue([ended, waiting], now=NOW))
-    ask(url, lambda driver: driver.cancel([ended.id], now=NOW))
-    answers = ask(url, lambda driver: driver.remove([ended.id, waiting.id, "nobody"]))
-    assert answers[0] == JobState.CANCELLED
-    assert "has not ended" in str(answers[1])
-    assert "no job with this id" in str(answers[2])
-    assert list(jobs_in(url)) == [waiting.id]
-    stats = stats_of(url, "q")
-    assert (stats.counts[JobState.CANCELLED], stats.counts[JobState.READY]) == (0, 1)
-    (answer,) = ask(url, lambda driver: driver.enqueue([record(idempotency_key="i")], now=NOW))
-    assert not answer.existed
 
 
 @pytest.mark.parametrize("url", ["postgres"], indirect=True)
@@ -442,10 +409,8 @@ def test_an_idempotency_key_whose_job_is_gone_makes_a_new_one(url: str, behind: 
     assert isinstance(behind, BehindPostgres)
     behind.rows("DELETE FROM finished")
     with open_store(url) as store:
-        write = new_write()
         new = [record(idempotency_key=f"k{n}") for n in (2, 1, 0, 1, 5)]
-        store.stage(write, "0.1", [new])
-        assert store.publish(write, ["0.1"], now=NOW) == 3
+        assert write_jobs(store, new) == 3
     assert jobs_in(url).keys() == {old[2].id, new[1].id, new[2].id, new[4].id}
     (again,) = ask(url, lambda driver: driver.enqueue([record(idempotency_key="k1")], now=NOW))
     assert again.id == new[1].id

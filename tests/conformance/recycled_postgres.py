@@ -6,27 +6,23 @@ before many dead rows have come together.
 """
 
 import atexit
+from functools import cache
 from urllib.parse import parse_qsl, urlsplit
 
 import psycopg
 from psycopg import sql
 
-from taskharbor_testkit.servers import PostgresAt, with_fresh_schema
+from taskharbor_testkit.servers import (
+    PostgresAt,
+    given_or_shared_postgres,
+    postgres_versions,
+    shared_postgres,
+    with_fresh_schema,
+)
 
 TABLES = (
-    "queues",
-    "jobs",
-    "finished",
-    "dead",
-    "idempotency",
-    "attempts",
-    "moves",
-    "totals",
-    "repeated",
-    "staged",
-    "published",
-    "blobs",
-    "portions",
+    *("queues", "jobs", "finished", "dead", "idempotency", "attempts", "moves", "totals", "repeated"),
+    *("staged", "published", "blobs", "portions"),
 )
 DAYS = """
 SELECT relname FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace
@@ -81,3 +77,11 @@ class Recycler:
         except (psycopg.errors.LockNotAvailable, psycopg.errors.UndefinedTable):
             return False
         return True
+
+
+@cache
+def recycler(*, oldest: bool = False) -> Recycler:
+    """On the newest server to be had, or on the oldest."""
+    return Recycler(
+        shared_postgres(min(postgres_versions(), default=None)) if oldest else given_or_shared_postgres()
+    )

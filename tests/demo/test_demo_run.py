@@ -35,33 +35,23 @@ def test_ends_with_one_json_object_and_nothing_lost(tmp_path: Path, monkeypatch:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_tells_a_newcomer_and_keeps_the_database_on_request(
+def test_tells_a_newcomer_keeps_the_database_on_request_and_says_in_one_line_what_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    done = demo("--keep", "--seed", "2", "--queue-only")
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "nothing"))
+    done = demo("--keep", "--seed", "2", "--report", str(tmp_path / "report.html"))
     assert done.returncode == 0, done.stdout + done.stderr
     assert "each exactly once" in done.stdout
     assert "was killed with SIGKILL" in done.stdout
-    (folder,) = tmp_path.iterdir()
-    assert str(folder) in done.stdout
-    with Client(f"sqlite:///{folder}/demo.db") as client:
-        assert [queue.queue for queue in client.stats()] == ["api", "default"]
-
-
-def test_without_java_the_queue_is_shown_and_one_line_says_what_is_missing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "nothing"))
-    report = tmp_path / "report.html"
-    done = demo("--report", str(report))
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "each exactly once" in done.stdout
     assert [line for line in done.stdout.splitlines() if "install" in line] == [
         "For the pipeline, the audit and the report: no Java found: install a JDK or JRE 17 or newer "
         "(set JAVA_HOME, or put java on the PATH)"
     ]
-    assert not report.exists()
+    (folder,) = tmp_path.iterdir()  # And no report.
+    assert str(folder) in done.stdout
+    with Client(f"sqlite:///{folder}/demo.db") as client:
+        assert [queue.queue for queue in client.stats()] == ["api", "default"]
 
 
 def test_a_worker_that_ends_by_itself_is_noticed() -> None:

@@ -7,7 +7,8 @@ import pytest
 from taskharbor_testkit.simulation import GUARANTEES
 from taskharbor_testkit.simulation.planted import PLANTED
 
-SEEDS = 300
+SEEDS = range(2, 300)
+"""Not seed 1: by the bug "same fence" its world goes on for half a minute of ours, and seed 2 shows the bug at once."""
 
 
 @pytest.mark.parametrize("name", PLANTED)
@@ -15,7 +16,7 @@ def test_a_planted_bug_is_found(name: str) -> None:
     bug = PLANTED[name]
     assert bug.guarantee in GUARANTEES
 
-    assert any(bug.is_found_by(seed) for seed in range(SEEDS)), f"{name!r} was not found in {SEEDS} seeds"
+    assert any(bug.is_found_by(seed) for seed in SEEDS), f"{name!r} was not found in {len(SEEDS)} seeds"
 
 
 def test_a_planted_bug_does_not_outlive_its_run() -> None:

@@ -10,7 +10,17 @@ from typing import Any
 
 import pytest
 
-from taskharbor import Discard, FakeClock, Harbor, Job, JobState, QueueSettings, Snooze, current_job
+from taskharbor import (
+    Discard,
+    FakeClock,
+    Harbor,
+    Job,
+    JobState,
+    JobTimeout,
+    QueueSettings,
+    Snooze,
+    current_job,
+)
 from taskharbor.clock import SystemClock
 from taskharbor.errors import HandlerMissing, PayloadInvalid
 from taskharbor.middleware import Call
@@ -173,24 +183,32 @@ def test_a_snooze_and_a_discard_are_no_errors(stage: Stage) -> None:
     assert report.errors == []
 
 
-def test_a_job_nobody_declared_is_dead(stage: Stage) -> None:
-    stage.harbor.enqueue("unheard_of", {"a": 1})
-    report = drain(stage.harbor)
-
-    assert report.dead == 1
-    assert isinstance(report.errors[0], HandlerMissing)
-
-
-def test_an_invalid_payload_is_dead_with_the_reason(stage: Stage) -> None:
+def test_the_rules_of_a_worker_hold(stage: Stage) -> None:
     @stage.harbor.job
     def double(number: int) -> int:
         return number * 2
 
+    @stage.harbor.job(timeout=0.01)
+    async def slow() -> None:
+        await asyncio.sleep(60)
+
+    @stage.harbor.job
+    async def quitter() -> None:
+        raise asyncio.CancelledError
+
+    stage.harbor.enqueue("unheard_of", {"a": 1})
     stage.harbor.enqueue("double", {"number": "four"})
+    slow.enqueue()
+    quitter.enqueue()
     report = drain(stage.harbor)
 
-    assert report.dead == 1
-    assert isinstance(report.errors[0], PayloadInvalid)
+    assert (report.dead, report.retried) == (2, 2)
+    assert [type(error) for error in report.errors] == [
+        HandlerMissing,
+        PayloadInvalid,
+        JobTimeout,
+        asyncio.CancelledError,
+    ]
 
 
 def test_middleware_and_the_current_job_are_there(stage: Stage) -> None:
@@ -222,28 +240,6 @@ def test_plain_functions_run_in_the_tests_own_thread(stage: Stage) -> None:
     drain(stage.harbor).raise_errors()
 
     assert stage.seen == [threading.current_thread(), "a loop of its own"]
-
-
-def test_a_timeout_strikes(stage: Stage) -> None:
-    @stage.harbor.job(timeout=0.01)
-    async def slow() -> None:
-        await asyncio.sleep(60)
-
-    slow.enqueue()
-    report = drain(stage.harbor)
-
-    assert report.retried == 1
-    assert type(report.errors[0]).__name__ == "JobTimeout"
-
-
-def test_a_handler_that_cancels_itself_has_failed(stage: Stage) -> None:
-    @stage.harbor.job
-    async def quitter() -> None:
-        raise asyncio.CancelledError
-
-    quitter.enqueue()
-
-    assert drain(stage.harbor).retried == 1
 
 
 def test_an_endless_loop_is_noticed(stage: Stage) -> None:

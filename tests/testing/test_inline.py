@@ -221,7 +221,9 @@ def test_inline_puts_everything_back(harbor: Harbor) -> None:
     assert harbor.clock is None
 
 
-def test_an_endless_snooze_is_noticed(harbor: Harbor) -> None:
+def test_an_endless_snooze_is_noticed(harbor: Harbor, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("taskharbor.testing.inlining.LIMIT", 20)
+
     @harbor.job
     def dozy() -> None:
         raise Snooze(0)
