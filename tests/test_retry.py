@@ -2,19 +2,13 @@ import random
 
 import pytest
 
+from records import make_record
 from taskharbor.jobs import SECOND, JobRecord
 from taskharbor.retry import ExponentialBackoff, FixedDelays
 
 
 def job(minimum: float, maximum: float) -> JobRecord:
-    return JobRecord(
-        id="1",
-        type="t",
-        run_at_us=0,
-        created_at_us=0,
-        backoff_min_us=round(minimum * SECOND),
-        backoff_max_us=round(maximum * SECOND),
-    )
+    return make_record(backoff_min_us=round(minimum * SECOND), backoff_max_us=round(maximum * SECOND))
 
 
 def test_back_off_doubles_from_the_jobs_minimum_to_its_maximum() -> None:

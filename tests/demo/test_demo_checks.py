@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 
+from records import make_record
 from taskharbor.demo.run import DemoVerdict, judge, most_at_once, overlapping_leases, recovery
 from taskharbor.demo.workload import make_workload
 from taskharbor.jobs import Attempt, JobRecord, JobState, Outcome
@@ -40,9 +43,8 @@ def row(
     return msgspec.structs.replace(attempt, **changes)
 
 
-def job(job_id: str, state: JobState = JobState.DONE, **changes: object) -> JobRecord:
-    record = JobRecord(id=job_id, type="send_mail", run_at_us=0, created_at_us=0, state=state)
-    return msgspec.structs.replace(record, **changes)
+def job(job_id: str, state: JobState = JobState.DONE, **changes: Any) -> JobRecord:
+    return make_record(job_id, **{"type": "send_mail", "state": state, **changes})
 
 
 def verdict(jobs: list[JobRecord], rows: list[Attempt], accepted: list[str] | None = None) -> DemoVerdict:
