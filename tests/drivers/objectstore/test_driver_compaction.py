@@ -12,10 +12,10 @@ from jobs_here import NOW, a_job, run_through
 
 from taskharbor.drivers.contract import Ack, Extension, JobFilter, QueueSettings
 from taskharbor.drivers.engine.tables import Transaction
-from taskharbor.drivers.objectstore import ObjectStoreDriver, archive
-from taskharbor.drivers.objectstore.archive import entries
+from taskharbor.drivers.objectstore import ObjectStoreDriver, compaction, image
 from taskharbor.drivers.objectstore.blobs import Blob, Data, Version
 from taskharbor.drivers.objectstore.catalog import log_folder, state_name
+from taskharbor.drivers.objectstore.image import entries
 from taskharbor.drivers.objectstore.options import Options
 from taskharbor.errors import BackendUnavailable, JobFinished, JobNotInflight
 from taskharbor.jobs import SECOND, JobState
@@ -94,7 +94,8 @@ def test_small_segments_become_larger_ones_and_those_that_were_replaced_go_an_ho
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     time = [2_000_000_000 * SECOND]
-    monkeypatch.setattr(archive, "wall_clock", lambda: time[0])
+    for module in (image, compaction):
+        monkeypatch.setattr(module, "wall_clock", lambda: time[0])
 
     async def test(blobs: HeldBlobs) -> None:
         async with driver_on(blobs) as driver:
@@ -137,7 +138,8 @@ def test_a_crash_between_writing_a_segment_and_putting_it_in_place_loses_nothing
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     time = [2_000_000_000 * SECOND]
-    monkeypatch.setattr(archive, "wall_clock", lambda: time[0])
+    for module in (image, compaction):
+        monkeypatch.setattr(module, "wall_clock", lambda: time[0])
 
     async def test() -> None:
         blobs = DiesBeforeItIsInPlace()

@@ -16,8 +16,7 @@ from taskharbor.drivers.engine import enqueue, inspect, operate, reserve, settle
 from taskharbor.drivers.engine.tables import Transaction
 from taskharbor.drivers.migrations import Migration
 from taskharbor.drivers.objectstore import ObjectStoreDriver, archive, compaction, image
-from taskharbor.drivers.objectstore.archive import entries
-from taskharbor.drivers.objectstore.image import Image, take_numbers
+from taskharbor.drivers.objectstore.image import Image, entries, take_numbers
 from taskharbor.drivers.waiting import ALWAYS
 from taskharbor.errors import BackendUnavailable, SchemaMismatch
 from taskharbor.jobs import SECOND, Failure, JobRecord, UpdateFlags

@@ -14,8 +14,8 @@ from taskharbor.drivers.contract import Ack, JobFilter
 from taskharbor.drivers.engine import enqueue, inspect, reserve, settle
 from taskharbor.drivers.engine.tables import Transaction
 from taskharbor.drivers.objectstore import archive
-from taskharbor.drivers.objectstore.archive import Entry, Segment, entries, merge, put_entry, rows_end
-from taskharbor.drivers.objectstore.image import Image
+from taskharbor.drivers.objectstore.archive import Segment, merge, rows_end
+from taskharbor.drivers.objectstore.image import Entry, Image, entries, put_entry
 from taskharbor.errors import BackendUnavailable
 from taskharbor.jobs import SECOND, Attempt, JobRecord
 

@@ -6,7 +6,7 @@ The state of a queue is a database image in one object, written only where nobod
     driver        the handle: contract calls
     queue         the queues of an open store and their shards: running steps on images, and what follows from each image
     inspect       looking at jobs, queues and the log
-    image         the image: a database in memory on which the engine's rules run
+    image         the image: a database in memory on which the engine's rules run, with the list of its segments
     cas           one compare-and-swap object with many callers: group commit, conflicts, writes without an answer
     archive       segments: immutable objects for ended jobs and rows of the log, and how something is removed from them
     compaction    how segments are made and merged

@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-import time
 import zlib
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cache, cached_property, lru_cache
+from functools import cache, cached_property
 from typing import Any
 
 import msgspec
@@ -24,7 +23,7 @@ from taskharbor.drivers.contract import JobFilter
 from taskharbor.drivers.engine import inspect, operate
 from taskharbor.drivers.engine.tables import STATES, Counts, Transaction, load, to_json
 from taskharbor.drivers.objectstore.blobs import Blobs
-from taskharbor.drivers.objectstore.image import check, connect, empty
+from taskharbor.drivers.objectstore.image import Entry, check, connect, empty, entries, put_entry
 from taskharbor.drivers.waiting import ALWAYS
 from taskharbor.errors import BackendUnavailable
 from taskharbor.jobs import JobRecord, JobState, Micros
@@ -38,72 +37,11 @@ BEGINNING = 64 * 1024
 ARCHIVED = frozenset({JobState.DONE, JobState.CANCELLED})
 """States of jobs that leave for a segment."""
 _START = len(MAGIC) + 4
-_MANY = 100
 
 _SQL = load("archive", __package__)
 _OPERATE = load("operate")
 _FIND = load("bulk")["find"]
 _decode_found = msgspec.json.Decoder(list[tuple[str, int, int, int]]).decode
-
-
-class Entry(msgspec.Struct, frozen=True, array_like=True):
-    """A segment as its queue's image knows it. The first and last numbers and ids are those it was made with."""
-
-    name: str
-    # How often it was merged.
-    level: int
-    # Bytes of the object.
-    size: int
-    # Rows of the log that are left. None of them ended before the oldest.
-    rows: int
-    first_row: int
-    last_row: int
-    first_row_id: str
-    last_row_id: str
-    oldest_row: Micros
-    # Jobs that are left.
-    jobs: int
-    first_job: int
-    last_job: int
-    first_job_id: str
-    last_job_id: str
-    oldest_job: Micros
-    # Retention has taken everything up to here, in the order of (end, number).
-    rows_gone_at: Micros = ALWAYS
-    rows_gone_seq: int = 0
-    jobs_gone_at: Micros = ALWAYS
-    jobs_gone_seq: int = 0
-    # Numbers of jobs that are gone besides.
-    purged: tuple[int, ...] = ()
-
-    @property
-    def is_wasteful(self) -> bool:
-        """It holds payloads of jobs that are all gone, which its rows may outlive by weeks, or much to leave out."""
-        return (self.jobs == 0 and self.last_job > 0) or len(self.purged) >= _MANY
-
-
-def entries(transaction: Transaction) -> list[Entry]:
-    """In the order of their rows."""
-    return [_decode_entry(text) for (text,) in transaction.connection.execute(_SQL["all"])]
-
-
-# Most entries are as they were at the last look.
-_decode_entry = lru_cache(4096)(msgspec.json.Decoder(Entry).decode)
-
-
-def holding_jobs(transaction: Transaction, job_ids: Sequence[str]) -> list[Entry]:
-    """Entries of segments that may hold one of the jobs. Most ids that are asked for are newer than all that has ended."""
-    oldest = min(job_ids, default="")
-    found = [one for one in entries(transaction) if one.jobs and oldest <= one.last_job_id]
-    return [one for one in found if any(one.first_job_id <= id_ <= one.last_job_id for id_ in job_ids)]
-
-
-def put_entry(transaction: Transaction, entry: Entry) -> None:
-    """Where nothing is left of it, it is retired."""
-    if entry.rows or entry.jobs:
-        transaction.connection.execute(_SQL["put"], (entry.name, entry.last_row, to_json(entry)))
-    else:
-        retire(transaction, [entry.name])
 
 
 # -- segments -------------------------------------------------------------------------------------------------
@@ -169,9 +107,8 @@ def _damaged(where: str) -> BackendUnavailable:
 class SegmentCache:
     """Segments that one handle has read or written lately, by the name of their object."""
 
-    def __init__(self, blobs: Blobs, max_bytes: int = MAX_CACHED_BYTES) -> None:
+    def __init__(self, blobs: Blobs) -> None:
         self._blobs = blobs
-        self._max_bytes = max_bytes
         self._weight = 0
         self._kept: OrderedDict[tuple[str, bool], Segment] = OrderedDict()
         """By name, and whether only the rows are there."""
@@ -205,7 +142,7 @@ class SegmentCache:
         if (name, rows_only) not in self._kept:
             self._kept[name, rows_only] = segment
             self._weight += segment.weight
-            while self._weight > self._max_bytes and len(self._kept) > 1:
+            while self._weight > MAX_CACHED_BYTES and len(self._kept) > 1:
                 self._weight -= self._kept.popitem(last=False)[1].weight
 
 
@@ -347,15 +284,3 @@ def _forget(transaction: Transaction, jobs: Sequence[tuple[str, int]]) -> None:
     for state, number in Counter(state for _, state in jobs).items():
         counts.move(queue, state, None, number)
     counts.flush()
-
-
-def retire(transaction: Transaction, names: Sequence[str]) -> None:
-    """Segments that were replaced or are empty. Somebody may still be reading them."""
-    transaction.connection.execute(_SQL["drop"], (to_json(list(names)),))
-    now = wall_clock()
-    transaction.connection.executemany(_SQL["retire"], [(name, now) for name in names])
-
-
-def wall_clock() -> Micros:
-    """Only tells how old objects are; no job is judged by it."""
-    return time.time_ns() // 1000

@@ -20,20 +20,8 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from taskharbor.drivers.engine.tables import Transaction, load, to_json
-from taskharbor.drivers.objectstore import archive
-from taskharbor.drivers.objectstore.archive import (
-    JOBS,
-    ROWS,
-    Entry,
-    Segment,
-    copied,
-    entries,
-    merge,
-    pack,
-    put_entry,
-    retire,
-)
-from taskharbor.drivers.objectstore.image import Image
+from taskharbor.drivers.objectstore.archive import JOBS, ROWS, Segment, copied, merge, pack
+from taskharbor.drivers.objectstore.image import Entry, Image, entries, put_entry, retire, wall_clock
 from taskharbor.errors import TaskHarborError
 from taskharbor.jobs import SECOND, Micros
 
@@ -155,7 +143,7 @@ class Compaction:
 
     def _overdue(self, transaction: Transaction) -> list[str]:
         """Loose segments that are to be removed."""
-        now = archive.wall_clock()
+        now = wall_clock()
         values = (now - ABANDONED_AFTER, now - round(self._options.grace * SECOND))
         return [name for (name,) in transaction.connection.execute(_SQL["overdue"], values)]
 
@@ -216,7 +204,7 @@ class Compaction:
     ) -> bool:
         """Make a segment, and put it in the place of what it holds, which `replace` removes. False where that is not all there
         any more, or the segment was given up."""
-        name = _new_name()
+        name = f"{wall_clock():015x}-{secrets.token_hex(6)}"
         if not await self._change(lambda transaction: _begin(transaction, name)):
             return False
         entry, data = await build(name)
@@ -259,15 +247,11 @@ def _execute(transaction: Transaction, statement: str, values: tuple[object, ...
 
 def _is_busy(transaction: Transaction) -> bool:
     """True where some process has begun lately, by whatever clock."""
-    now = archive.wall_clock()
+    now = wall_clock()
     found = transaction.connection.execute(_SQL["busy"], (now - BUSY_FOR, now + BUSY_FOR)).fetchone()
     return found is not None
 
 
-def _new_name() -> str:
-    return f"{archive.wall_clock():015x}-{secrets.token_hex(6)}"
-
-
 def _begin(transaction: Transaction, name: str) -> bool:
     """A segment of that name is about to be written: whoever finds it abandoned knows what to remove."""
-    return not _is_busy(transaction) and _execute(transaction, "begin", (name, archive.wall_clock())) == 1
+    return not _is_busy(transaction) and _execute(transaction, "begin", (name, wall_clock())) == 1

@@ -20,9 +20,9 @@ from taskharbor.drivers.engine import inspect as engine
 from taskharbor.drivers.engine.calls import FUNCTIONS
 from taskharbor.drivers.engine.tables import STATE_NUMBERS, Transaction, load
 from taskharbor.drivers.objectstore import archive, inspect
-from taskharbor.drivers.objectstore.archive import ARCHIVED, Entry, Loaded, entries, holding_jobs
+from taskharbor.drivers.objectstore.archive import ARCHIVED, Loaded
 from taskharbor.drivers.objectstore.blobs import Blobs, Conflict, StoreTime, Unclear, probe
-from taskharbor.drivers.objectstore.image import take_numbers
+from taskharbor.drivers.objectstore.image import Entry, entries, holding_jobs, take_numbers
 from taskharbor.drivers.objectstore.leadership import Leadership
 from taskharbor.drivers.objectstore.options import Options, parse_url
 from taskharbor.drivers.objectstore.queue import Shard, Store, accept
@@ -192,7 +192,7 @@ class ObjectStoreDriver(Driver):
             parts.setdefault(shard, []).append(at)
         for shard, part in parts.items():
             await shard.refuse_when_full([records[at] for at in part])
-        await self.store.catalog.add_queues(shard.queue for shard in parts)
+        await self.store.add_queues(shard.queue for shard in parts)
         elsewhere = {} if call.new_ids else await store.known_elsewhere(homes)
         answers = {at: rec.Enqueued(record.id, True) for at, record in enumerate(records)}
         first = take_numbers(len(records))
@@ -229,11 +229,12 @@ class ObjectStoreDriver(Driver):
         # Beginning elsewhere each time, so that no shard is starved; what came together is handed out in the queue's order.
         self._turn = (self._turn + 1) % len(shards)
         shards = shards[self._turn :] + shards[: self._turn]
+
+        def has_work(transaction: Transaction) -> bool:
+            return transaction.connection.execute(_SQL["has_work"], {"now": call.now}).fetchone() is not None
+
         # Which of them are worth a change is seen of all of them at the same time.
-        looks = await asyncio.gather(
-            *(shard.look(lambda transaction: _has_work(transaction, call.now)) for shard in shards),
-            return_exceptions=True,
-        )
+        looks = await asyncio.gather(*(shard.look(has_work) for shard in shards), return_exceptions=True)
         found: list[JobRecord] = []
         errors = [look for look in looks if isinstance(look, BaseException)]
         for shard, look in zip(shards, looks, strict=True):
@@ -263,7 +264,7 @@ class ObjectStoreDriver(Driver):
                 f"max_inflight={most} cannot be shared by {number} shards, each of which needs one at least: "
                 f"allow {number} or more, or keep this queue in a store without shards"
             )
-        await self.store.catalog.add_queues([call.queue])
+        await self.store.add_queues([call.queue])
         await asyncio.gather(
             *(
                 shard.change(lambda transaction: tables.configure(transaction, call.queue, call.settings))
@@ -386,7 +387,7 @@ class ObjectStoreDriver(Driver):
         parts: dict[Shard, list[int]] = {}
         for at, job in enumerate(jobs):
             parts.setdefault(self.store.shard_of(job), []).append(at)
-        await self.store.catalog.add_queues(shard.queue for shard in parts)
+        await self.store.add_queues(shard.queue for shard in parts)
 
         async def publish(shard: Shard, part: list[int]) -> int:
             records, numbers = [jobs[at] for at in part], [first + at for at in part]
@@ -411,10 +412,6 @@ class ObjectStoreDriver(Driver):
 def _get(transaction: Transaction, job_ids: list[str], now: Micros) -> list[JobRecord | JobNotFound]:
     found = engine.get(transaction, job_ids, now)
     return [job or JobNotFound(job_id) for job_id, job in zip(job_ids, found, strict=True)]
-
-
-def _has_work(transaction: Transaction, now: Micros) -> bool:
-    return transaction.connection.execute(_SQL["has_work"], {"now": now}).fetchone() is not None
 
 
 def _plain(stored: bytes) -> bytes:

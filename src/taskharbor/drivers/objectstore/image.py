@@ -2,7 +2,7 @@
 
 The rules are the engine's. A step is a transaction of its own, so one that raises has changed nothing. The database becomes
 bytes after COMMIT only: inside a transaction SQLite may give the old pages, or a mixture of old and new ones.
-A state whose write did not land is thrown away together with its connection.
+A state whose write did not land is thrown away together with its connection. An image lists the segments of its queue.
 """
 
 from __future__ import annotations
@@ -10,17 +10,18 @@ from __future__ import annotations
 import sqlite3
 import threading
 import time
-from collections.abc import Callable
-from functools import cache
+from collections.abc import Callable, Sequence
+from functools import cache, lru_cache
 from typing import TypeVar
 
 import msgspec
 
 from taskharbor.drivers.engine import schema
-from taskharbor.drivers.engine.tables import Transaction, load
+from taskharbor.drivers.engine.tables import Transaction, load, to_json
 from taskharbor.drivers.migrations import Migration, known_migrations
+from taskharbor.drivers.waiting import ALWAYS
 from taskharbor.errors import BackendUnavailable
-from taskharbor.jobs import JobRecord
+from taskharbor.jobs import JobRecord, Micros
 
 R = TypeVar("R")
 
@@ -28,6 +29,8 @@ NANOSECONDS = 15_625
 """Per number: so a number takes six bytes, in a row and in each index, until the year 2039, and eight after that."""
 PAGE_BYTES = 1024
 """Small pages: every queue has some thirty tables and indexes, and most queues have few jobs."""
+
+_MANY = 100
 
 _SQL = load("image", __package__)
 _encode = msgspec.msgpack.Encoder().encode
@@ -92,10 +95,10 @@ class Image:
     def look(self, function: Callable[[Transaction], R]) -> R:
         return function(Transaction(self.connection))
 
-    def news(self) -> tuple[int, bool]:
-        """The version, which grows whenever something may have become runnable and is the same in every process; and whether
-        the outbox holds something."""
-        found: tuple[int, bool] = self.connection.execute(_SQL["news"]).fetchone()
+    def news(self) -> tuple[int, bool, bool]:
+        """The version, which grows whenever something may have become runnable and is the same in every process; whether the
+        outbox holds something; and whether something has ended, so that compaction may be due."""
+        found: tuple[int, bool, bool] = self.connection.execute(_SQL["news"]).fetchone()
         return found
 
     def outbox(self) -> list[JobRecord]:
@@ -150,3 +153,78 @@ def empty() -> bytes:
     data = connection.serialize()
     connection.close()
     return data
+
+
+# -- segments -------------------------------------------------------------------------------------------------
+
+
+class Entry(msgspec.Struct, frozen=True, array_like=True):
+    """A segment as its queue's image knows it. The first and last numbers and ids are those it was made with."""
+
+    name: str
+    # How often it was merged.
+    level: int
+    # Bytes of the object.
+    size: int
+    # Rows of the log that are left. None of them ended before the oldest.
+    rows: int
+    first_row: int
+    last_row: int
+    first_row_id: str
+    last_row_id: str
+    oldest_row: Micros
+    # Jobs that are left.
+    jobs: int
+    first_job: int
+    last_job: int
+    first_job_id: str
+    last_job_id: str
+    oldest_job: Micros
+    # Retention has taken everything up to here, in the order of (end, number).
+    rows_gone_at: Micros = ALWAYS
+    rows_gone_seq: int = 0
+    jobs_gone_at: Micros = ALWAYS
+    jobs_gone_seq: int = 0
+    # Numbers of jobs that are gone besides.
+    purged: tuple[int, ...] = ()
+
+    @property
+    def is_wasteful(self) -> bool:
+        """It holds payloads of jobs that are all gone, which its rows may outlive by weeks, or much to leave out."""
+        return (self.jobs == 0 and self.last_job > 0) or len(self.purged) >= _MANY
+
+
+def entries(transaction: Transaction) -> list[Entry]:
+    """In the order of their rows."""
+    return [_decode_entry(text) for (text,) in transaction.connection.execute(_SQL["entries"])]
+
+
+# Most entries are as they were at the last look.
+_decode_entry = lru_cache(4096)(msgspec.json.Decoder(Entry).decode)
+
+
+def holding_jobs(transaction: Transaction, job_ids: Sequence[str]) -> list[Entry]:
+    """Entries of segments that may hold one of the jobs. Most ids that are asked for are newer than all that has ended."""
+    oldest = min(job_ids, default="")
+    found = [one for one in entries(transaction) if one.jobs and oldest <= one.last_job_id]
+    return [one for one in found if any(one.first_job_id <= id_ <= one.last_job_id for id_ in job_ids)]
+
+
+def put_entry(transaction: Transaction, entry: Entry) -> None:
+    """Where nothing is left of it, it is retired."""
+    if entry.rows or entry.jobs:
+        transaction.connection.execute(_SQL["put"], (entry.name, entry.last_row, to_json(entry)))
+    else:
+        retire(transaction, [entry.name])
+
+
+def retire(transaction: Transaction, names: Sequence[str]) -> None:
+    """Segments that were replaced or are empty. Somebody may still be reading them."""
+    transaction.connection.execute(_SQL["drop"], (to_json(list(names)),))
+    now = wall_clock()
+    transaction.connection.executemany(_SQL["retire"], [(name, now) for name in names])
+
+
+def wall_clock() -> Micros:
+    """Only tells how old objects are; no job is judged by it."""
+    return time.time_ns() // 1000

@@ -23,7 +23,8 @@ from taskharbor.drivers import records as rec
 from taskharbor.drivers.engine import inspect as engine
 from taskharbor.drivers.engine.tables import Transaction, load
 from taskharbor.drivers.objectstore import archive
-from taskharbor.drivers.objectstore.archive import ARCHIVED, Entry, entries
+from taskharbor.drivers.objectstore.archive import ARCHIVED
+from taskharbor.drivers.objectstore.image import Entry, entries
 from taskharbor.drivers.objectstore.queue import Shard, Store
 from taskharbor.errors import InvalidRequest
 from taskharbor.jobs import Attempt, JobRecord, JobState, Micros

@@ -118,7 +118,7 @@ class LocalFiles(Blobs):
             with path.open("rb", buffering=0) as file:
                 head = file.read(_HEAD)
                 version = Version(head[len(_MAGIC) :].hex())
-                if version == unless:
+                if unless is not None and version.tag == unless.tag:
                     return None
                 data = file.read(-1 if size is None else size)
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError):

@@ -164,12 +164,8 @@ def parse_url(url: str) -> StoreURL:
     is_wrong = {"file": bool(host) or not path, "mem": bool(path)}.get(scheme, not host)
     if is_wrong or (path and any(part in ("", ".", "..") for part in path.split("/"))):
         raise InvalidRequest(f"the object-store URL cannot be understood: write it like {_HOW[scheme]}")
-    values = read_options(query, _readers(scheme), f"{scheme}://")
-    return StoreURL(scheme, host, f"/{path}" if scheme == "file" else path, values)
-
-
-def _readers(scheme: str) -> dict[str, Reader]:
     readers: dict[str, Reader] = {**_OWN, **dict.fromkeys(_SWITCHES.get(scheme, ()), switch)}
     if scheme in _TEXTS:
         readers |= {**_NETWORK, **dict.fromkeys(_TEXTS[scheme], some_text)}
-    return readers
+    values = read_options(query, readers, f"{scheme}://")
+    return StoreURL(scheme, host, f"/{path}" if scheme == "file" else path, values)

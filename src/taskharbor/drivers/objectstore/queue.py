@@ -20,12 +20,12 @@ from taskharbor.drivers.engine import enqueue as engine
 from taskharbor.drivers.engine import inspect, settle
 from taskharbor.drivers.engine.tables import Transaction, load, to_json
 from taskharbor.drivers.objectstore import archive
-from taskharbor.drivers.objectstore.archive import Entry, Loaded, Segment, SegmentCache, holding_jobs
+from taskharbor.drivers.objectstore.archive import Loaded, Segment, SegmentCache
 from taskharbor.drivers.objectstore.blobs import Blobs
 from taskharbor.drivers.objectstore.cas import MAX_BYTES, CasObject, Term
 from taskharbor.drivers.objectstore.catalog import Catalog, log_folder, state_name
 from taskharbor.drivers.objectstore.compaction import Compaction
-from taskharbor.drivers.objectstore.image import Image, take_numbers
+from taskharbor.drivers.objectstore.image import Entry, Image, entries, holding_jobs, take_numbers
 from taskharbor.drivers.objectstore.options import Options
 from taskharbor.drivers.waiting import Look, shared_notifications
 from taskharbor.errors import BackendUnavailable, InvalidRequest, JobNotFound, TaskHarborError
@@ -184,16 +184,15 @@ class Shard:
     # -- in the background --------------------------------------------------------------------------------
 
     def _on_news(self, image: Image) -> None:
-        version, has_notices = image.news()
+        version, has_notices, may_be_compacted = image.news()
         if version != self._notified_of:
             self._notified_of = version
             if self.store.notifications.waiters:
                 self.store.notifications.notify((self.queue,))
-        if self.store.reads_only:
-            return
-        if has_notices:
+        if has_notices and not self.store.reads_only:
             self._start_delivery()
-        self.compaction.consider(image)
+        if may_be_compacted and not self.store.reads_only:
+            self.compaction.consider(image)
 
     def _start_delivery(self) -> asyncio.Task[None]:
         """Bring jobs from the outbox to their queues, unless that is under way."""
@@ -250,7 +249,7 @@ def accept(
     archived = archive.get(segments, ids) if segments else {}
     new = [at for at, job_id in enumerate(ids) if job_id not in archived]
     # No number is given out again, whatever the clock does: segments of a queue become one.
-    last = max((one.last_job for one in archive.entries(transaction)), default=0)
+    last = max((one.last_job for one in entries(transaction)), default=0)
     made = engine.enqueue(
         transaction, [records[at] for at in new], now, numbers=[max(numbers[at], last + 1) for at in new]
     )
@@ -361,12 +360,17 @@ class Store:
             raise errors[0]
         return changed
 
+    async def add_queues(self, queues: Iterable[str]) -> None:
+        """Before a queue gets its first job or setting. Nearly always they are known."""
+        if unknown := [queue for queue in queues if queue not in self.catalog.known]:
+            await self.catalog.add_queues(unknown)
+
     async def deliver(self, notices: list[JobRecord]) -> None:
         """Bring each to its queue. One that is there already, or was there and has ended, changes nothing."""
         parts: dict[Shard, list[JobRecord]] = {}
         for notice in notices:
             parts.setdefault(self.shard_of(notice), []).append(notice)
-        await self.catalog.add_queues(shard.queue for shard in parts)
+        await self.add_queues(shard.queue for shard in parts)
         await asyncio.gather(
             *(
                 shard.enqueue(part, [take_numbers(1) for _ in part], part[0].created_at_us)

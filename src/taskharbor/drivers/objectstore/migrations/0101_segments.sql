@@ -5,7 +5,7 @@ CREATE TABLE segments (
     name     TEXT    PRIMARY KEY,
     -- The number of the last row of the log that it was made with.
     last_row INTEGER NOT NULL,
-    -- `archive.Entry` as JSON.
+    -- `image.Entry` as JSON.
     entry    TEXT    NOT NULL
 ) STRICT;
 

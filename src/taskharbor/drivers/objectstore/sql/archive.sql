@@ -53,9 +53,6 @@ SELECT finished_at, seq, id, state FROM jobs ORDER BY finished_at, seq LIMIT ?
 -- name: oldest_rows
 SELECT ended_at, seq FROM attempts ORDER BY ended_at, seq LIMIT ?
 
--- name: all
-SELECT entry FROM segments ORDER BY last_row, name
-
 -- name: retention
 -- The instants by which jobs and rows of the log must have ended to be taken.
 SELECT coalesce(:now - keep_done_us, :always), coalesce(:now - keep_attempts_us, :always) FROM queues
@@ -65,12 +62,3 @@ DELETE FROM idempotency WHERE job_id IN (SELECT value FROM json_each(?))
 
 -- name: queue_number
 SELECT id FROM queues
-
--- name: put
-INSERT OR REPLACE INTO segments VALUES (?, ?, ?)
-
--- name: drop
-DELETE FROM segments WHERE name IN (SELECT value FROM json_each(?))
-
--- name: retire
-INSERT INTO loose_segments (name, is_begun, since) VALUES (?, 0, ?)

@@ -12,7 +12,10 @@ SELECT record FROM outbox ORDER BY rowid
 DELETE FROM outbox WHERE id IN (SELECT value FROM json_each(?))
 
 -- name: news
-SELECT coalesce(sum(stirred), 0), EXISTS (SELECT 1 FROM outbox) FROM queues
+SELECT coalesce(sum(stirred), 0), EXISTS (SELECT 1 FROM outbox),
+    EXISTS (SELECT 1 FROM attempts) OR EXISTS (SELECT 1 FROM segments) OR EXISTS (SELECT 1 FROM loose_segments)
+    OR EXISTS (SELECT 1 FROM jobs INDEXED BY jobs_ended WHERE finished_at IS NOT NULL)
+FROM queues
 
 -- name: queues
 SELECT name FROM queues
@@ -37,3 +40,15 @@ WHERE ready > 0
 
 -- name: job_numbers
 SELECT seq FROM jobs
+
+-- name: entries
+SELECT entry FROM segments ORDER BY last_row, name
+
+-- name: put
+INSERT OR REPLACE INTO segments VALUES (?, ?, ?)
+
+-- name: drop
+DELETE FROM segments WHERE name IN (SELECT value FROM json_each(?))
+
+-- name: retire
+INSERT INTO loose_segments (name, is_begun, since) VALUES (?, 0, ?)
