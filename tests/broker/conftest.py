@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from broker_client import Client
 
+from broker.broker_client import Client
 from taskharbor.clock import FakeClock
 from taskharbor.testing.broker import running_broker
 

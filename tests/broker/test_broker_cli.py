@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from broker_client import Client
 from click.testing import CliRunner, Result
 
+from broker.broker_client import Client
 from taskharbor.cli.root import root
 from taskharbor_testkit.servers.broker import broker_process
 

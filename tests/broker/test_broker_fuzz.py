@@ -13,8 +13,8 @@ from urllib.parse import quote, urlsplit
 
 import msgspec
 import pytest
-from broker_client import Client
 
+from broker.broker_client import Client
 from taskharbor.broker.tokens import parse_token
 from taskharbor.client import portal
 from taskharbor.drivers.contract import JobFilter

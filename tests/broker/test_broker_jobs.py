@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from broker_client import Client
-from broker_loops import on_a_loop
 
+from broker.broker_client import Client
+from broker.broker_loops import on_a_loop
 from taskharbor.broker.job_routes import in_turns
 from taskharbor.clock import FakeClock
 

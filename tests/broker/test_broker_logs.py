@@ -6,8 +6,8 @@ import logging
 from collections.abc import Iterator
 
 import pytest
-from broker_client import Client
 
+from broker.broker_client import Client
 from taskharbor.broker.app import ROUTES
 from taskharbor.broker.tokens import parse_token
 from taskharbor.drivers.operations import OPERATIONS as DRIVER_OPERATIONS

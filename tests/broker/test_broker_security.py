@@ -15,10 +15,10 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from broker_client import Answer, Client
-from broker_loops import PATIENCE, wait_until
 
 import taskharbor.broker.tokens as tokens
+from broker.broker_client import Answer, Client
+from broker.broker_loops import PATIENCE, wait_until
 from needing import Certificate
 from taskharbor.broker.app import ROUTES
 from taskharbor.broker.gate import KnownHosts, Rates

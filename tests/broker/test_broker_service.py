@@ -7,9 +7,9 @@ import json
 from typing import Any
 
 import pytest
-from broker_client import Client
-from broker_loops import on_a_loop, wait_until
 
+from broker.broker_client import Client
+from broker.broker_loops import on_a_loop, wait_until
 from taskharbor.broker.app import ROUTES, make_app, openapi_document
 from taskharbor.clock import FakeClock
 from taskharbor.drivers.memory import MemoryDriver

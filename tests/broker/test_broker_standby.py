@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Iterator
 
 import pytest
-from broker_client import Client
-from broker_loops import wait_until
 
+from broker.broker_client import Client
+from broker.broker_loops import wait_until
 from taskharbor.broker.app import ROUTES
 from taskharbor.drivers.http.protocol import LEADER as LEADER_HEADER
 from taskharbor.drivers.memory import MemoryDriver

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from broker_client import Answer, Client
 
+from broker.broker_client import Answer, Client
 from taskharbor_testkit.servers.broker import BrokerProcess, broker_process
 
 PATIENCE = 60.0

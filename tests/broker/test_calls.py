@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from broker_loops import on_a_loop
 
+from broker.broker_loops import on_a_loop
 from taskharbor.broker.calls import DriverCalls, driver_paths
 from taskharbor.broker.config import BrokerConfig
 from taskharbor.broker.problems import Problem

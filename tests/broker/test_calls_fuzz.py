@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import random
@@ -183,47 +182,41 @@ def stores(folder: Path) -> list[str]:
     return [f"sqlite:///{folder}/jobs.db", f"file://{folder}/store"]
 
 
-def test_no_call_makes_the_broker_fail(tmp_path: Path) -> None:
+async def test_no_call_makes_the_broker_fail(tmp_path: Path) -> None:
     seed = int(os.environ.get(SEED) or random.randrange(2**32))
     print(f"{SEED}={seed}")
     dice = random.Random(seed)
     shapes = documents()
 
-    async def main() -> None:
-        async with broker(f"sqlite:///{tmp_path}/jobs.db") as send:
-            for _ in range(ROUNDS):
-                name = dice.choice(list(shapes))
-                document = shapes[name]
-                for _ in range(dice.randint(0, 2)):
-                    if isinstance(document, dict):
-                        document = changed(document, dice.choice(places(document)), dice)
-                body = msgspec.msgpack.encode(document)
-                if dice.random() < 0.1:
-                    body = body[: dice.randint(0, len(body))] + dice.randbytes(dice.randint(0, 5))
-                await send(name, body)
-            assert await send("time", wire.encode(op.Time())) == 200
-
-    asyncio.run(main())
+    async with broker(f"sqlite:///{tmp_path}/jobs.db") as send:
+        for _ in range(ROUNDS):
+            name = dice.choice(list(shapes))
+            document = shapes[name]
+            for _ in range(dice.randint(0, 2)):
+                if isinstance(document, dict):
+                    document = changed(document, dice.choice(places(document)), dice)
+            body = msgspec.msgpack.encode(document)
+            if dice.random() < 0.1:
+                body = body[: dice.randint(0, len(body))] + dice.randbytes(dice.randint(0, 5))
+            await send(name, body)
+        assert await send("time", wire.encode(op.Time())) == 200
 
 
 @pytest.mark.parametrize("number", range(2))
-def test_every_value_in_every_place_of_every_call_is_refused_or_carried_out(
+async def test_every_value_in_every_place_of_every_call_is_refused_or_carried_out(
     tmp_path: Path, number: int
 ) -> None:
     """On two kinds of stores, and both serve on as before."""
 
-    async def main() -> None:
-        async with broker(stores(tmp_path)[number]) as send:
-            for name, document in documents().items():
-                assert await send(name, msgspec.msgpack.encode(document)) == 200
-            for name, document in documents().items():
-                for place in places(document):
-                    for value in VALUES:
-                        await send(name, msgspec.msgpack.encode(replaced(document, place, value)))
-            for name, document in documents().items():
-                assert await send(name, msgspec.msgpack.encode(document)) == 200
-
-    asyncio.run(main())
+    async with broker(stores(tmp_path)[number]) as send:
+        for name, document in documents().items():
+            assert await send(name, msgspec.msgpack.encode(document)) == 200
+        for name, document in documents().items():
+            for place in places(document):
+                for value in VALUES:
+                    await send(name, msgspec.msgpack.encode(replaced(document, place, value)))
+        for name, document in documents().items():
+            assert await send(name, msgspec.msgpack.encode(document)) == 200
 
 
 @pytest.mark.parametrize(
@@ -234,25 +227,19 @@ def test_every_value_in_every_place_of_every_call_is_refused_or_carried_out(
     ],
     ids=str,
 )
-def test_what_no_store_could_keep_is_refused(
+async def test_what_no_store_could_keep_is_refused(
     name: str, place: tuple[Any, ...], values: list[Any], memory_broker: str
 ) -> None:
-    async def main() -> None:
-        async with aiohttp.ClientSession(headers={"Content-Type": wire.MSGPACK}) as session:
-            for value in values:
-                body = msgspec.msgpack.encode(replaced(documents()[name], place, value))
-                async with session.post(f"{memory_broker}{wire.PATH}{name}", data=body) as response:
-                    assert response.status == 422, (value, await response.read())
-
-    asyncio.run(main())
+    async with aiohttp.ClientSession(headers={"Content-Type": wire.MSGPACK}) as session:
+        for value in values:
+            body = msgspec.msgpack.encode(replaced(documents()[name], place, value))
+            async with session.post(f"{memory_broker}{wire.PATH}{name}", data=body) as response:
+                assert response.status == 422, (value, await response.read())
 
 
-def test_a_body_that_is_nested_too_deep_is_refused(tmp_path: Path) -> None:
+async def test_a_body_that_is_nested_too_deep_is_refused(tmp_path: Path) -> None:
     depth = 100_000
 
-    async def main() -> None:
-        async with broker(stores(tmp_path)[0]) as send:
-            assert await send("time", b"\x81\xa1x" + b"\x91" * depth + b"\x00") == 422
-            assert await send("time", wire.encode(op.Time())) == 200
-
-    asyncio.run(main())
+    async with broker(stores(tmp_path)[0]) as send:
+        assert await send("time", b"\x81\xa1x" + b"\x91" * depth + b"\x00") == 422
+        assert await send("time", wire.encode(op.Time())) == 200

@@ -7,8 +7,8 @@ import random
 from typing import Any
 
 import pytest
-from broker_loops import PATIENCE, on_a_loop, rounds_until
 
+from broker.broker_loops import PATIENCE, on_a_loop, rounds_until
 from taskharbor.broker.config import BrokerConfig
 from taskharbor.broker.problems import Problem
 from taskharbor.broker.service import LongPolls

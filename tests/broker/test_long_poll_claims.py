@@ -5,9 +5,8 @@ from __future__ import annotations
 import socket
 from concurrent.futures import ThreadPoolExecutor
 
-from broker_client import Client
-from broker_loops import PATIENCE, wait_until
-
+from broker.broker_client import Client
+from broker.broker_loops import PATIENCE, wait_until
 from taskharbor.testing.broker import broker_thread, running_broker
 
 

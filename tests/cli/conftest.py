@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_harness import Run
 from click.testing import CliRunner, Result
 
+from cli.cli_harness import Run
 from taskharbor.cli.root import root
 from taskharbor.client import Client
 from taskharbor.drivers.memory import MemoryDriver

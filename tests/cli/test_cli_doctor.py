@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from cli_harness import Run
 
+from cli.cli_harness import Run
 from taskharbor.client import Client, portal
 from taskharbor.drivers.contract import QueueSettings
 from taskharbor.drivers.sqlite import SQLiteDriver

@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from cli_harness import Run, lines
 
+from cli.cli_harness import Run, lines
 from taskharbor.bulk import stage
 from taskharbor.cli.enqueue import Lines
 from taskharbor.client import Client, portal

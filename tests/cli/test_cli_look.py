@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
-from cli_harness import Run, kill, lines
 
+from cli.cli_harness import Run, kill, lines
 from taskharbor.client import Client, portal
 from taskharbor.drivers.contract import QueueSettings
 from taskharbor.errors import JobNotFound

@@ -6,7 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from cli_harness import Run
+
+from cli.cli_harness import Run
 
 COMMANDS = ("audit", "report", "compact", "vacuum")
 

@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from cli_harness import Run
 
+from cli.cli_harness import Run
 from taskharbor.cli.root import SECTIONS, root
 
 

@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from cli_harness import Run
 
+from cli.cli_harness import Run
 from taskharbor.cli.worker import child_command
 from taskharbor.client import Client
 from taskharbor.jobs import JobRequest, JobState

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from compiling import compiling
+
+from spark.compiling import compiling
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -9,8 +9,7 @@ import threading
 from datetime import datetime
 from pathlib import Path
 
-from lake_history import OBJECTIVES
-
+from spark.lake_history import OBJECTIVES
 from taskharbor.demo.analysis import SMALL
 from taskharbor.spark.lake import Lake, run_pipeline
 from taskharbor.spark.lake.tables import ATTEMPT_COLUMNS

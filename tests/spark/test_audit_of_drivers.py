@@ -10,8 +10,7 @@ from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from random_histories import LIMIT, Life, all_jobs, as_tuple, whole_log
-
+from spark.random_histories import LIMIT, Life, all_jobs, as_tuple, whole_log
 from taskharbor.bulk.tables import ATTEMPTS
 from taskharbor.drivers.registry import connect
 from taskharbor.jobs import Attempt, JobRecord, to_datetime

@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 else:
     pytest.importorskip("pyspark")
 
-from written import ask, jobs_in
-
+from spark.written import ask, jobs_in
 from taskharbor.bulk import publish
 from taskharbor.bulk.stage import new_write
 from taskharbor.bulk.store import DriverStore, open_store

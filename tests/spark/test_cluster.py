@@ -17,9 +17,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from clusters import EXECUTOR_SETTINGS, HOME, PATIENCE, SMALL_JVM, Standalone, conf_arguments, looks, program
 
 from needing import need
+from spark.clusters import (
+    EXECUTOR_SETTINGS,
+    HOME,
+    PATIENCE,
+    SMALL_JVM,
+    Standalone,
+    conf_arguments,
+    looks,
+    program,
+)
 from taskharbor import Attempt, Client, JobRequest, JobState, Outcome
 from taskharbor.drivers.contract import JobFilter
 from taskharbor.spark.audit.run import audit_store

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from compiling import compiling
-from lake_history import START, row
 from pyspark.sql import SparkSession
 from test_lake_run import busy_queue, check_lake_against
 
+from spark.compiling import compiling
+from spark.lake_history import START, row
 from taskharbor.cli.root import root
 from taskharbor.client import Client
 from taskharbor.spark.lake import Lake

@@ -8,10 +8,10 @@ from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
 import pytest
-from lake_history import START, row
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from spark.lake_history import START, row
 from taskharbor.errors import InvalidRequest
 from taskharbor.spark.lake.buckets import bucket, percentiles
 from taskharbor.spark.lake.gold import (

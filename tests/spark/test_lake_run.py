@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lake_history import OBJECTIVES, history
 from pyspark.sql import DataFrame, SparkSession
 
+from spark.lake_history import OBJECTIVES, history
 from taskharbor import Harbor
 from taskharbor.client import Client
 from taskharbor.errors import InvalidRequest

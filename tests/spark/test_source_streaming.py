@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from committers import Committers
 
+from spark.committers import Committers
 from taskharbor.drivers.contract import Ack, Driver, QueueSettings
 from taskharbor.drivers.registry import connect
 from taskharbor.jobs import SECOND, JobRecord

@@ -17,8 +17,7 @@ if TYPE_CHECKING:
 else:
     pytest.importorskip("pyspark")
 
-from written import ask, jobs_in
-
+from spark.written import ask, jobs_in
 from taskharbor.spark.source.triage import Summary, triage
 
 SECOND = 1_000_000

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 else:
     pytest.importorskip("pyspark")
 
-from two_hosts import two_hosts
-from written import ask, dying_midway, jobs_in, never_ending_well, staged_rows
+from spark.two_hosts import two_hosts
+from spark.written import ask, dying_midway, jobs_in, never_ending_well, staged_rows
 
 ROWS = 12_000
 PARTITIONS = 4

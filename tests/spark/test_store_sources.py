@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 else:
     pytest.importorskip("pyspark")
 
-from written import ForMapInArrow, ask, jobs_in
-
+from spark.written import ForMapInArrow, ask, jobs_in
 from taskharbor.spark.lake.sources import source_name
 
 DAY = 86_400 * SECOND

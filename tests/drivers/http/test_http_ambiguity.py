@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 import pytest
-from http_line import LEASE, NOW, Line, line, records
 
+from drivers.http.http_line import LEASE, NOW, Line, line, records
 from taskharbor import JobState, Outcome
 from taskharbor.drivers.contract import Ack, Enqueued, Extension, QueueSettings, Release, Retry
 from taskharbor.errors import BackendUnavailable, JobNotInflight

@@ -13,8 +13,8 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from http_line import NOW, line, proxy_to, records
 
+from drivers.http.http_line import NOW, line, proxy_to, records
 from taskharbor import Job, JobState, Outcome
 from taskharbor.drivers.http import HttpDriver
 from taskharbor.drivers.memory import MemoryDriver, MemoryStore
@@ -74,69 +74,63 @@ def gone() -> str:
 # -- a worker -------------------------------------------------------------------------------------------------
 
 
-def test_a_worker_comes_through_brokers_that_are_killed_again_and_again(tmp_path: Path) -> None:
+async def test_a_worker_comes_through_brokers_that_are_killed_again_and_again(tmp_path: Path) -> None:
     """What ran when the broker died ends once: its lease is in the store, and so is its end."""
     store = f"sqlite:///{tmp_path}/jobs.db"
     executions: Counter[str] = Counter()
 
-    async def main() -> None:
-        with contextlib.ExitStack() as brokers:
-            broker = await started(brokers, store)
-            proxy = brokers.enter_context(proxy_to(broker.url))
-            hold, held = asyncio.Event(), asyncio.Event()
+    with contextlib.ExitStack() as brokers:
+        broker = await started(brokers, store)
+        proxy = brokers.enter_context(proxy_to(broker.url))
+        hold, held = asyncio.Event(), asyncio.Event()
 
-            async def handle(job: Job) -> None:
-                executions[job.id] += 1
-                held.set()
-                await hold.wait()
+        async def handle(job: Job) -> None:
+            executions[job.id] += 1
+            held.set()
+            await hold.wait()
 
-            async with stage(HttpDriver.from_url(proxy.url_for(broker.url))) as here:
-                with logged() as said:
-                    async with running(here.worker(handle, lease=60.0, poll_interval=0.2)):
-                        ids: list[str] = []
-                        for _ in range(3):
-                            held.clear()
-                            ids += await here.enqueue_many(40)
-                            await asyncio.wait_for(held.wait(), 30)
-                            await asyncio.to_thread(broker.kill)
-                            hold.set()  # What runs now ends while no broker is there.
-                            broker = await started(brokers, store)
-                            proxy.reroute("127.0.0.1", urlsplit(broker.url).port or 0)
-                            proxy.cut()
-                            for job_id in ids:
-                                assert (await here.ended(job_id)).state is JobState.DONE
-                            hold.clear()
-                        hold.set()
-                assert said.count("answers again") >= 1
-            assert executions == dict.fromkeys(ids, 1)
-            async with SQLiteDriver.from_url(store) as truth:
-                rows = (await truth.read_attempts()).attempts
-            assert Counter(row.job_id for row in rows) == dict.fromkeys(ids, 1)
-            assert {row.outcome for row in rows} == {Outcome.DONE}
-            check_no_overlap(spans(rows, ()))
-
-    asyncio.run(main())
+        async with stage(HttpDriver.from_url(proxy.url_for(broker.url))) as here:
+            with logged() as said:
+                async with running(here.worker(handle, lease=60.0, poll_interval=0.2)):
+                    ids: list[str] = []
+                    for _ in range(3):
+                        held.clear()
+                        ids += await here.enqueue_many(40)
+                        await asyncio.wait_for(held.wait(), 30)
+                        await asyncio.to_thread(broker.kill)
+                        hold.set()  # What runs now ends while no broker is there.
+                        broker = await started(brokers, store)
+                        proxy.reroute("127.0.0.1", urlsplit(broker.url).port or 0)
+                        proxy.cut()
+                        for job_id in ids:
+                            assert (await here.ended(job_id)).state is JobState.DONE
+                        hold.clear()
+                    hold.set()
+            assert said.count("answers again") >= 1
+        assert executions == dict.fromkeys(ids, 1)
+        async with SQLiteDriver.from_url(store) as truth:
+            rows = (await truth.read_attempts()).attempts
+        assert Counter(row.job_id for row in rows) == dict.fromkeys(ids, 1)
+        assert {row.outcome for row in rows} == {Outcome.DONE}
+        check_no_overlap(spans(rows, ()))
 
 
-def test_an_idle_worker_learns_of_a_job_at_once_and_asks_for_nothing_meanwhile() -> None:
-    async def main() -> None:
-        async with line() as here:
-            ran = asyncio.Event()
+async def test_an_idle_worker_learns_of_a_job_at_once_and_asks_for_nothing_meanwhile() -> None:
+    async with line() as here:
+        ran = asyncio.Event()
 
-            async def handle(job: Job) -> None:
-                ran.set()
+        async def handle(job: Job) -> None:
+            ran.set()
 
-            async with stage(here.near.clone()) as theirs, running(theirs.worker(handle, poll_interval=60.0)):
-                await eventually(lambda: here.broker.app.service.long_polls.waiting == 1)
-                began = time.monotonic()
-                await theirs.enqueue()
-                await asyncio.wait_for(ran.wait(), 30)
-                assert time.monotonic() - began < 10  # Far less than the poll interval.
-
-    asyncio.run(main())
+        async with stage(here.near.clone()) as theirs, running(theirs.worker(handle, poll_interval=60.0)):
+            await eventually(lambda: here.broker.app.service.long_polls.waiting == 1)
+            began = time.monotonic()
+            await theirs.enqueue()
+            await asyncio.wait_for(ran.wait(), 30)
+            assert time.monotonic() - began < 10  # Far less than the poll interval.
 
 
-def test_nothing_is_lost_or_doubled_on_a_line_that_is_cut_again_and_again() -> None:
+async def test_nothing_is_lost_or_doubled_on_a_line_that_is_cut_again_and_again() -> None:
     """Before the broker saw the request, or before its answer came: at every few calls, whichever they are."""
     seed = int(os.environ.get(SEED) or random.randrange(2**32))
     print(f"{SEED}={seed}")
@@ -152,32 +146,29 @@ def test_nothing_is_lost_or_doubled_on_a_line_that_is_cut_again_and_again() -> N
             armed(dice.randint(1, 4))
             await asyncio.to_thread(proxy.triggered.wait)
 
-    async def main() -> None:
-        async with line(trust_client_time=False) as here, stage(here.near.clone()) as theirs:
-            await theirs.client.open()
-            cutting = asyncio.create_task(cut(here.proxy))
-            worker = theirs.worker(handle, concurrency=8, lease=60.0, poll_interval=0.2)
-            async with running(worker):
-                ids: list[str] = []
-                for _ in range(30):
-                    ids += await persistently(lambda: theirs.enqueue_many(5))
-                await eventually(lambda: len(executions) >= len(ids))
-                cutting.cancel()
-                here.proxy.disarm()
-                here.proxy.triggered.set()  # The thread that waits for it may go.
-                for job_id in ids:
-                    assert (await theirs.ended(job_id)).state is JobState.DONE
-            rows = (await here.far.read_attempts(limit=10_000)).attempts
-            (stats,) = await here.far.stats(now=NOW, queue="default")
-        # An enqueue that the caller made anew has other ids: those of the lost one may be there too.
-        assert set(ids) <= set(executions)
-        assert set(executions.values()) == {1}
-        assert stats.done_total == len(executions)
-        assert Counter(row.job_id for row in rows if row.outcome is Outcome.DONE) == executions
-        assert {row.outcome for row in rows} <= {Outcome.DONE, Outcome.RELEASED}
-        check_no_overlap(spans(rows, ()))
-
-    asyncio.run(main())
+    async with line(trust_client_time=False) as here, stage(here.near.clone()) as theirs:
+        await theirs.client.open()
+        cutting = asyncio.create_task(cut(here.proxy))
+        worker = theirs.worker(handle, concurrency=8, lease=60.0, poll_interval=0.2)
+        async with running(worker):
+            ids: list[str] = []
+            for _ in range(30):
+                ids += await persistently(lambda: theirs.enqueue_many(5))
+            await eventually(lambda: len(executions) >= len(ids))
+            cutting.cancel()
+            here.proxy.disarm()
+            here.proxy.triggered.set()  # The thread that waits for it may go.
+            for job_id in ids:
+                assert (await theirs.ended(job_id)).state is JobState.DONE
+        rows = (await here.far.read_attempts(limit=10_000)).attempts
+        (stats,) = await here.far.stats(now=NOW, queue="default")
+    # An enqueue that the caller made anew has other ids: those of the lost one may be there too.
+    assert set(ids) <= set(executions)
+    assert set(executions.values()) == {1}
+    assert stats.done_total == len(executions)
+    assert Counter(row.job_id for row in rows if row.outcome is Outcome.DONE) == executions
+    assert {row.outcome for row in rows} <= {Outcome.DONE, Outcome.RELEASED}
+    check_no_overlap(spans(rows, ()))
 
 
 async def persistently(call: Callable[[], Awaitable[list[str]]]) -> list[str]:
@@ -189,94 +180,76 @@ async def persistently(call: Callable[[], Awaitable[list[str]]]) -> list[str]:
 # -- several brokers ------------------------------------------------------------------------------------------
 
 
-def test_a_broker_that_is_away_is_passed_over() -> None:
-    async def main() -> None:
-        with broker_on(MemoryStore()) as url:
-            async with HttpDriver.from_url(both(gone(), url)) as driver:
-                assert len(await driver.enqueue(records(2), now=NOW)) == 2
-                assert len(await driver.enqueue(records(2), now=NOW, new_ids=True)) == 2
-
-    asyncio.run(main())
+async def test_a_broker_that_is_away_is_passed_over() -> None:
+    with broker_on(MemoryStore()) as url:
+        async with HttpDriver.from_url(both(gone(), url)) as driver:
+            assert len(await driver.enqueue(records(2), now=NOW)) == 2
+            assert len(await driver.enqueue(records(2), now=NOW, new_ids=True)) == 2
 
 
-def test_all_brokers_away_is_told_with_their_addresses_and_no_token() -> None:
-    async def main() -> None:
-        first, second = gone(), gone()
-        driver = HttpDriver.from_url(both(first, second).replace("://", "://canary-token@"))
-        with pytest.raises(BackendUnavailable) as told:
-            await driver.open()
-        assert urlsplit(first).netloc in str(told.value)
-        assert urlsplit(second).netloc in str(told.value)
-        assert "canary-token" not in str(told.value)
-
-    asyncio.run(main())
+async def test_all_brokers_away_is_told_with_their_addresses_and_no_token() -> None:
+    first, second = gone(), gone()
+    driver = HttpDriver.from_url(both(first, second).replace("://", "://canary-token@"))
+    with pytest.raises(BackendUnavailable) as told:
+        await driver.open()
+    assert urlsplit(first).netloc in str(told.value)
+    assert urlsplit(second).netloc in str(told.value)
+    assert "canary-token" not in str(told.value)
 
 
-def test_a_standby_sends_its_clients_to_the_leader_it_names() -> None:
+async def test_a_standby_sends_its_clients_to_the_leader_it_names() -> None:
     """Also one that no URL named; and the driver stays there."""
 
-    async def main() -> None:
-        store = MemoryStore()
-        with broker_on(store, Leader(is_leader=True)) as leader:
-            standby = Leader(leader)
-            with broker_on(MemoryStore(), standby) as url:
-                async with HttpDriver.from_url(url) as driver:
-                    await driver.enqueue(records(1), now=NOW)
-                    standby.leader_url = None  # Nobody asks it again.
-                    await driver.enqueue(records(1), now=NOW)
-        (stats,) = await MemoryDriver(store).stats(now=NOW, queue="q")
-        assert stats.counts[JobState.READY] == 2
-
-    asyncio.run(main())
-
-
-def test_when_leadership_moves_the_client_moves_too() -> None:
-    async def main() -> None:
-        store = MemoryStore()
-        first, second = Leader(is_leader=True), Leader()
-        with broker_on(store, first) as one, broker_on(store, second) as two:
-            first.leader_url = second.leader_url = one
-            async with HttpDriver.from_url(both(one, two)) as driver:
+    store = MemoryStore()
+    with broker_on(store, Leader(is_leader=True)) as leader:
+        standby = Leader(leader)
+        with broker_on(MemoryStore(), standby) as url:
+            async with HttpDriver.from_url(url) as driver:
                 await driver.enqueue(records(1), now=NOW)
-                first.is_leader, second.is_leader = False, True
-                first.leader_url = second.leader_url = two
+                standby.leader_url = None  # Nobody asks it again.
                 await driver.enqueue(records(1), now=NOW)
-                # And where nobody knows it any more, each is asked.
-                first.is_leader, second.is_leader = True, False
-                first.leader_url = second.leader_url = None
-                await driver.enqueue(records(1), now=NOW)
-        (stats,) = await MemoryDriver(store).stats(now=NOW, queue="q")
-        assert stats.counts[JobState.READY] == 3
-
-    asyncio.run(main())
+    (stats,) = await MemoryDriver(store).stats(now=NOW, queue="q")
+    assert stats.counts[JobState.READY] == 2
 
 
-def test_no_leader_at_all_is_unavailable_and_two_that_name_each_other_do_not_loop() -> None:
-    async def main() -> None:
-        first, second = Leader(), Leader()
-        with broker_on(MemoryStore(), first) as one, broker_on(MemoryStore(), second) as two:
-            with pytest.raises(BackendUnavailable, match="no leader is known"):
-                await HttpDriver.from_url(both(one, two)).open()
-            first.leader_url, second.leader_url = two, one
-            with pytest.raises(BackendUnavailable, match="standby"):
-                await HttpDriver.from_url(one).open()
+async def test_when_leadership_moves_the_client_moves_too() -> None:
+    store = MemoryStore()
+    first, second = Leader(is_leader=True), Leader()
+    with broker_on(store, first) as one, broker_on(store, second) as two:
+        first.leader_url = second.leader_url = one
+        async with HttpDriver.from_url(both(one, two)) as driver:
+            await driver.enqueue(records(1), now=NOW)
+            first.is_leader, second.is_leader = False, True
+            first.leader_url = second.leader_url = two
+            await driver.enqueue(records(1), now=NOW)
+            # And where nobody knows it any more, each is asked.
+            first.is_leader, second.is_leader = True, False
+            first.leader_url = second.leader_url = None
+            await driver.enqueue(records(1), now=NOW)
+    (stats,) = await MemoryDriver(store).stats(now=NOW, queue="q")
+    assert stats.counts[JobState.READY] == 3
 
-    asyncio.run(main())
+
+async def test_no_leader_at_all_is_unavailable_and_two_that_name_each_other_do_not_loop() -> None:
+    first, second = Leader(), Leader()
+    with broker_on(MemoryStore(), first) as one, broker_on(MemoryStore(), second) as two:
+        with pytest.raises(BackendUnavailable, match="no leader is known"):
+            await HttpDriver.from_url(both(one, two)).open()
+        first.leader_url, second.leader_url = two, one
+        with pytest.raises(BackendUnavailable, match="standby"):
+            await HttpDriver.from_url(one).open()
 
 
-def test_a_broker_that_is_about_to_lead_is_waited_for() -> None:
-    async def main() -> None:
-        leads = Leader()
-        with broker_on(MemoryStore(), leads) as url:
-            driver = HttpDriver.from_url(url)
-            opening = asyncio.ensure_future(driver.open())
-            done, _ = await asyncio.wait({opening}, timeout=0.3)
-            assert not done
-            leads.is_leader = True
-            await opening
-            await driver.close()
-
-    asyncio.run(main())
+async def test_a_broker_that_is_about_to_lead_is_waited_for() -> None:
+    leads = Leader()
+    with broker_on(MemoryStore(), leads) as url:
+        driver = HttpDriver.from_url(url)
+        opening = asyncio.ensure_future(driver.open())
+        done, _ = await asyncio.wait({opening}, timeout=0.3)
+        assert not done
+        leads.is_leader = True
+        await opening
+        await driver.close()
 
 
 def test_a_token_never_follows_to_a_leader_on_an_open_line() -> None:
@@ -288,58 +261,46 @@ def test_a_token_never_follows_to_a_leader_on_an_open_line() -> None:
 # -- time -----------------------------------------------------------------------------------------------------
 
 
-def test_a_broker_that_says_nothing_is_given_up_in_time() -> None:
-    async def main() -> None:
-        async with line("?timeout=0.2") as here:
-            here.proxy.stall()
-            with pytest.raises(BackendUnavailable, match=r"no answer within 0\.2 s"):
-                await here.near.enqueue(records(1), now=NOW)
-            here.proxy.flow()
+async def test_a_broker_that_says_nothing_is_given_up_in_time() -> None:
+    async with line("?timeout=0.2") as here:
+        here.proxy.stall()
+        with pytest.raises(BackendUnavailable, match=r"no answer within 0\.2 s"):
             await here.near.enqueue(records(1), now=NOW)
-
-    asyncio.run(main())
-
-
-def test_a_broker_that_hangs_is_passed_over_for_another() -> None:
-    async def main() -> None:
-        store = MemoryStore()
-        with broker_on(store) as one, broker_on(store) as two, proxy_to(one) as proxy:
-            async with HttpDriver.from_url(both(proxy.url_for(one), two) + "?timeout=0.3") as driver:
-                proxy.stall()
-                await driver.enqueue(records(1), now=NOW)
-                proxy.flow()
-        (stats,) = await MemoryDriver(store).stats(now=NOW, queue="q")
-        assert stats.counts[JobState.READY] == 1
-
-    asyncio.run(main())
+        here.proxy.flow()
+        await here.near.enqueue(records(1), now=NOW)
 
 
-def test_a_wait_may_take_longer_than_the_timeout_of_a_call() -> None:
-    async def main() -> None:
-        async with line("?timeout=0.2") as here:
-            while await waits_of(here.near)(["q"], now=NOW, timeout=0):
-                pass
-            waiting = asyncio.ensure_future(waits_of(here.near)(["q"], now=NOW, timeout=20))
-            done, _ = await asyncio.wait({waiting}, timeout=0.5)
-            assert not done
-            await here.store()
-            assert await waiting
-
-    asyncio.run(main())
+async def test_a_broker_that_hangs_is_passed_over_for_another() -> None:
+    store = MemoryStore()
+    with broker_on(store) as one, broker_on(store) as two, proxy_to(one) as proxy:
+        async with HttpDriver.from_url(both(proxy.url_for(one), two) + "?timeout=0.3") as driver:
+            proxy.stall()
+            await driver.enqueue(records(1), now=NOW)
+            proxy.flow()
+    (stats,) = await MemoryDriver(store).stats(now=NOW, queue="q")
+    assert stats.counts[JobState.READY] == 1
 
 
-def test_a_client_that_leaves_frees_its_place_among_those_who_wait() -> None:
-    async def main() -> None:
-        async with line() as here:
-            long_polls = here.broker.app.service.long_polls
-            while await waits_of(here.near)(["q"], now=NOW, timeout=0):
-                pass
-            waiting = asyncio.ensure_future(waits_of(here.near)(["q"], now=NOW, timeout=60))
-            await eventually(lambda: long_polls.waiting == 1)
-            waiting.cancel()
-            await eventually(lambda: long_polls.waiting == 0)
+async def test_a_wait_may_take_longer_than_the_timeout_of_a_call() -> None:
+    async with line("?timeout=0.2") as here:
+        while await waits_of(here.near)(["q"], now=NOW, timeout=0):
+            pass
+        waiting = asyncio.ensure_future(waits_of(here.near)(["q"], now=NOW, timeout=20))
+        done, _ = await asyncio.wait({waiting}, timeout=0.5)
+        assert not done
+        await here.store()
+        assert await waiting
 
-    asyncio.run(main())
+
+async def test_a_client_that_leaves_frees_its_place_among_those_who_wait() -> None:
+    async with line() as here:
+        long_polls = here.broker.app.service.long_polls
+        while await waits_of(here.near)(["q"], now=NOW, timeout=0):
+            pass
+        waiting = asyncio.ensure_future(waits_of(here.near)(["q"], now=NOW, timeout=60))
+        await eventually(lambda: long_polls.waiting == 1)
+        waiting.cancel()
+        await eventually(lambda: long_polls.waiting == 0)
 
 
 def test_a_handle_that_is_not_open_says_so() -> None:

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from contextlib import suppress
 
 import pytest
-from http_line import LEASE, NOW, line, records
 
+from drivers.http.http_line import LEASE, NOW, line, records
 from taskharbor import JobRequest, JobState
 from taskharbor.broker.tokens import Caller, Guard, parse_token
 from taskharbor.client import AsyncClient
@@ -55,213 +55,174 @@ def test_a_wrong_or_missing_token_is_told_at_once_and_not_tried_again(
     assert shown == [None, b"Bearer a-wrong-secret-canary"]
 
 
-def test_a_worker_with_a_wrong_token_ends_with_what_is_wrong() -> None:
-    async def main() -> None:
-        with running_broker("memory://", tokens=TOKENS) as url:
-            here = stage(HttpDriver.from_url(with_token(url, "a-wrong-secret")))
-            async with here as theirs:
-                with pytest.raises(InvalidRequest, match="refuses the token"):
-                    await finish(theirs.worker(lambda job: None).run_async())
-
-    asyncio.run(main())
+async def test_a_worker_with_a_wrong_token_ends_with_what_is_wrong() -> None:
+    with running_broker("memory://", tokens=TOKENS) as url:
+        here = stage(HttpDriver.from_url(with_token(url, "a-wrong-secret")))
+        async with here as theirs:
+            with pytest.raises(InvalidRequest, match="refuses the token"):
+                await finish(theirs.worker(lambda job: None).run_async())
 
 
-def test_an_id_that_is_given_twice_is_answered_twice_though_a_broker_answers_it_once() -> None:
-    async def main() -> None:
-        async with line(max_batch=2) as here:
-            ids = await here.store(3)
-            wanted = [ids[0], "nobody", ids[1], ids[0], ids[2], ids[0]]
-            found = await here.near.get(wanted, now=NOW)
-            assert [job and job.id for job in found] == [ids[0], None, ids[1], ids[0], ids[2], ids[0]]
-
-    asyncio.run(main())
+async def test_an_id_that_is_given_twice_is_answered_twice_though_a_broker_answers_it_once() -> None:
+    async with line(max_batch=2) as here:
+        ids = await here.store(3)
+        wanted = [ids[0], "nobody", ids[1], ids[0], ids[2], ids[0]]
+        found = await here.near.get(wanted, now=NOW)
+        assert [job and job.id for job in found] == [ids[0], None, ids[1], ids[0], ids[2], ids[0]]
 
 
-def test_scopes_are_enough_for_what_they_are_for_and_for_nothing_else() -> None:
-    async def main() -> None:
-        with running_broker("memory://", tokens=TOKENS) as url:
-            async with AsyncClient(with_token(url, PRODUCER)) as shop:
-                job = await shop.enqueue(JobRequest(type="work"))
+async def test_scopes_are_enough_for_what_they_are_for_and_for_nothing_else() -> None:
+    with running_broker("memory://", tokens=TOKENS) as url:
+        async with AsyncClient(with_token(url, PRODUCER)) as shop:
+            job = await shop.enqueue(JobRequest(type="work"))
+            with pytest.raises(InvalidRequest, match="scope"):
+                await shop.driver.reserve(
+                    "default", limit=1, lease_for=SECOND, now=await shop.now(), worker="w"
+                )
+            done: list[str] = []
+            async with stage(HttpDriver.from_url(with_token(url, WORKER))) as fleet:
+                await fleet.drain(lambda job: done.append(job.id))
                 with pytest.raises(InvalidRequest, match="scope"):
-                    await shop.driver.reserve(
-                        "default", limit=1, lease_for=SECOND, now=await shop.now(), worker="w"
-                    )
-                done: list[str] = []
-                async with stage(HttpDriver.from_url(with_token(url, WORKER))) as fleet:
-                    await fleet.drain(lambda job: done.append(job.id))
-                    with pytest.raises(InvalidRequest, match="scope"):
-                        await fleet.enqueue()
-                    with pytest.raises(InvalidRequest, match="scope"):
-                        await fleet.client.cancel(job.id)
-                    now = await fleet.client.now()
-                    assert await fleet.client.driver.prune(now=now) == 0
-                assert done == [job.id]
-
-    asyncio.run(main())
+                    await fleet.enqueue()
+                with pytest.raises(InvalidRequest, match="scope"):
+                    await fleet.client.cancel(job.id)
+                now = await fleet.client.now()
+                assert await fleet.client.driver.prune(now=now) == 0
+            assert done == [job.id]
 
 
-def test_a_batch_that_is_too_large_changes_nothing_and_says_what_to_do() -> None:
-    async def main() -> None:
-        async with line(max_body_bytes=20_000, max_batch=10) as here:
-            with pytest.raises(InvalidRequest, match="enqueue fewer jobs per call"):
-                await here.near.enqueue(records(3, payload=b"x" * 10_000), now=NOW)
-            with pytest.raises(InvalidRequest, match="at most 10"):
-                await here.near.enqueue(records(11), now=NOW)
-            assert await here.counts() == {}
-            assert len(await here.near.enqueue(records(10), now=NOW)) == 10
-
-    asyncio.run(main())
+async def test_a_batch_that_is_too_large_changes_nothing_and_says_what_to_do() -> None:
+    async with line(max_body_bytes=20_000, max_batch=10) as here:
+        with pytest.raises(InvalidRequest, match="enqueue fewer jobs per call"):
+            await here.near.enqueue(records(3, payload=b"x" * 10_000), now=NOW)
+        with pytest.raises(InvalidRequest, match="at most 10"):
+            await here.near.enqueue(records(11), now=NOW)
+        assert await here.counts() == {}
+        assert len(await here.near.enqueue(records(10), now=NOW)) == 10
 
 
-def test_what_is_read_comes_in_as_many_pages_as_the_broker_wants() -> None:
-    async def main() -> None:
-        async with line(max_batch=10) as here:
-            ids = await here.store(35)
-            found = await here.near.get([*ids, "unknown"], now=NOW)
-            assert [job and job.id for job in found] == [*ids, None]
-            page = await here.near.list_jobs(JobFilter(), now=NOW, limit=33)
-            assert [job.id for job in page.jobs] == ids[:1:-1]
-            rest = await here.near.list_jobs(JobFilter(), now=NOW, cursor=page.cursor)
-            assert [job.id for job in rest.jobs] == ids[1::-1]
-            assert rest.cursor is None
-            await here.near.cancel(ids[:10], now=NOW)
-            await here.near.cancel(ids[10:20], now=NOW)
-            await here.near.cancel(ids[20:25], now=NOW)
-            log = await here.near.read_attempts(limit=22)
-            assert [row.job_id for row in log.attempts] == ids[:22]
-            log = await here.near.read_attempts(after=log.cursor, limit=22)
-            assert [row.job_id for row in log.attempts] == ids[22:25]
-            assert (await here.near.read_attempts(after=log.cursor)).attempts == []
-            assert len(await here.claim(100)) == 10
-
-    asyncio.run(main())
+async def test_what_is_read_comes_in_as_many_pages_as_the_broker_wants() -> None:
+    async with line(max_batch=10) as here:
+        ids = await here.store(35)
+        found = await here.near.get([*ids, "unknown"], now=NOW)
+        assert [job and job.id for job in found] == [*ids, None]
+        page = await here.near.list_jobs(JobFilter(), now=NOW, limit=33)
+        assert [job.id for job in page.jobs] == ids[:1:-1]
+        rest = await here.near.list_jobs(JobFilter(), now=NOW, cursor=page.cursor)
+        assert [job.id for job in rest.jobs] == ids[1::-1]
+        assert rest.cursor is None
+        await here.near.cancel(ids[:10], now=NOW)
+        await here.near.cancel(ids[10:20], now=NOW)
+        await here.near.cancel(ids[20:25], now=NOW)
+        log = await here.near.read_attempts(limit=22)
+        assert [row.job_id for row in log.attempts] == ids[:22]
+        log = await here.near.read_attempts(after=log.cursor, limit=22)
+        assert [row.job_id for row in log.attempts] == ids[22:25]
+        assert (await here.near.read_attempts(after=log.cursor)).attempts == []
+        assert len(await here.claim(100)) == 10
 
 
-def test_what_is_judged_one_by_one_is_sent_in_as_many_calls_as_the_broker_wants() -> None:
+async def test_what_is_judged_one_by_one_is_sent_in_as_many_calls_as_the_broker_wants() -> None:
     """A worker with many large results knows nothing of limits."""
 
-    async def main() -> None:
-        async with line(max_body_bytes=20_000, max_batch=10) as here:
-            ids = await here.store(35)
-            held = [job for _ in range(4) for job in await here.claim(35)]
-            assert [job.id for job in held] == ids
-            beats = [Extension(job.id, job.token or "", b"p" * 3_000) for job in held]
-            beats[7] = Extension(held[7].id, "wrong")
-            leases = await here.near.extend_lease(beats, lease_for=LEASE, now=NOW)
-            assert [n for n, lease in enumerate(leases) if isinstance(lease, LeaseMismatch)] == [7]
-            ends = [Ack(job.id, job.token or "", b"r" * 7_000) for job in held]
-            ends[23] = Ack(held[23].id, "wrong")
-            answers = await here.near.settle(ends, now=NOW)
-            assert [n for n, answer in enumerate(answers) if answer is not None] == [23]
-            assert isinstance(answers[23], LeaseMismatch)
-            assert await here.counts() == {JobState.DONE: 34, JobState.INFLIGHT: 1}
-            states = await here.near.cancel(ids, now=NOW)
-            assert states[23] is JobState.INFLIGHT
-            assert sum(isinstance(state, JobFinished) for state in states) == 34
-
-    asyncio.run(main())
+    async with line(max_body_bytes=20_000, max_batch=10) as here:
+        ids = await here.store(35)
+        held = [job for _ in range(4) for job in await here.claim(35)]
+        assert [job.id for job in held] == ids
+        beats = [Extension(job.id, job.token or "", b"p" * 3_000) for job in held]
+        beats[7] = Extension(held[7].id, "wrong")
+        leases = await here.near.extend_lease(beats, lease_for=LEASE, now=NOW)
+        assert [n for n, lease in enumerate(leases) if isinstance(lease, LeaseMismatch)] == [7]
+        ends = [Ack(job.id, job.token or "", b"r" * 7_000) for job in held]
+        ends[23] = Ack(held[23].id, "wrong")
+        answers = await here.near.settle(ends, now=NOW)
+        assert [n for n, answer in enumerate(answers) if answer is not None] == [23]
+        assert isinstance(answers[23], LeaseMismatch)
+        assert await here.counts() == {JobState.DONE: 34, JobState.INFLIGHT: 1}
+        states = await here.near.cancel(ids, now=NOW)
+        assert states[23] is JobState.INFLIGHT
+        assert sum(isinstance(state, JobFinished) for state in states) == 34
 
 
-def test_what_cannot_be_told_to_a_broker_is_refused_before_it_is_sent() -> None:
-    async def main() -> None:
-        async with line() as here:
-            for fields in ({"key": "\ud800"}, {"priority": 2**70}, {"headers": {"x": object()}}):
-                with pytest.raises(InvalidRequest):
-                    await here.near.enqueue(records(1, **fields), now=NOW)
+async def test_what_cannot_be_told_to_a_broker_is_refused_before_it_is_sent() -> None:
+    async with line() as here:
+        for fields in ({"key": "\ud800"}, {"priority": 2**70}, {"headers": {"x": object()}}):
             with pytest.raises(InvalidRequest):
-                await here.near.get(["\ud800"], now=NOW)
-            assert await here.counts() == {}
-
-    asyncio.run(main())
-
-
-def test_bodies_of_several_megabytes_pass() -> None:
-    async def main() -> None:
-        async with line() as here:
-            jobs = records(3, payload=b"\x00x" * 500_000)
-            await here.near.enqueue(jobs, now=NOW)
-            assert [job.payload for job in await here.claim(3)] == [job.payload for job in jobs]
-
-    asyncio.run(main())
+                await here.near.enqueue(records(1, **fields), now=NOW)
+        with pytest.raises(InvalidRequest):
+            await here.near.get(["\ud800"], now=NOW)
+        assert await here.counts() == {}
 
 
-def test_a_call_is_repeated_after_the_pause_that_a_broker_asks_for() -> None:
-    async def main() -> None:
-        with running_broker("memory://", rate=50.0, burst=2.0) as url:
-            async with HttpDriver.from_url(url) as driver:
-                assert all([await driver.time() for _ in range(5)])
-
-    asyncio.run(main())
+async def test_bodies_of_several_megabytes_pass() -> None:
+    async with line() as here:
+        jobs = records(3, payload=b"\x00x" * 500_000)
+        await here.near.enqueue(jobs, now=NOW)
+        assert [job.payload for job in await here.claim(3)] == [job.payload for job in jobs]
 
 
-def test_a_clock_that_is_wrong_is_refused_unless_it_is_trusted() -> None:
-    async def main() -> None:
-        with running_broker(MemoryDriver()) as url:
-            async with HttpDriver.from_url(url) as driver:
-                now = await driver.time()
-                await driver.enqueue(records(1, now=now), now=now + 30 * SECOND)
-                for wrong in (now + 90 * SECOND, now - 90 * SECOND):
-                    with pytest.raises(InvalidRequest, match="take the time from this broker"):
-                        await driver.reserve("q", limit=1, lease_for=SECOND, now=wrong, worker="w")
-                    with pytest.raises(InvalidRequest, match="take the time from this broker"):
-                        await driver.reclaim(now=wrong)
-                # The last of many jobs is sent long after the first was stamped.
-                await driver.enqueue(records(1, now=now), now=now - 9000 * SECOND)
+async def test_a_call_is_repeated_after_the_pause_that_a_broker_asks_for() -> None:
+    with running_broker("memory://", rate=50.0, burst=2.0) as url:
+        async with HttpDriver.from_url(url) as driver:
+            assert all([await driver.time() for _ in range(5)])
+
+
+async def test_a_clock_that_is_wrong_is_refused_unless_it_is_trusted() -> None:
+    with running_broker(MemoryDriver()) as url:
+        async with HttpDriver.from_url(url) as driver:
+            now = await driver.time()
+            await driver.enqueue(records(1, now=now), now=now + 30 * SECOND)
+            for wrong in (now + 90 * SECOND, now - 90 * SECOND):
                 with pytest.raises(InvalidRequest, match="take the time from this broker"):
-                    await driver.enqueue(records(1, now=now), now=now + 90 * SECOND)
+                    await driver.reserve("q", limit=1, lease_for=SECOND, now=wrong, worker="w")
+                with pytest.raises(InvalidRequest, match="take the time from this broker"):
+                    await driver.reclaim(now=wrong)
+            # The last of many jobs is sent long after the first was stamped.
+            await driver.enqueue(records(1, now=now), now=now - 9000 * SECOND)
+            with pytest.raises(InvalidRequest, match="take the time from this broker"):
+                await driver.enqueue(records(1, now=now), now=now + 90 * SECOND)
 
-    asyncio.run(main())
 
-
-def test_errors_of_a_driver_arrive_as_they_were_said() -> None:
-    async def main() -> None:
-        async with line() as here:
-            for call in (_bad_cursor, _bad_log_cursor):
-                with pytest.raises(InvalidRequest) as said:
-                    await call(here.far)
-                with pytest.raises(InvalidRequest) as told:
-                    await call(here.near)
-                assert str(told.value) == str(said.value)
-
+async def test_errors_of_a_driver_arrive_as_they_were_said() -> None:
     async def _bad_cursor(driver: HttpDriver | MemoryDriver) -> None:
         await driver.list_jobs(JobFilter(), now=NOW, cursor="nonsense")
 
     async def _bad_log_cursor(driver: HttpDriver | MemoryDriver) -> None:
         await driver.read_attempts(after="nonsense")
 
-    asyncio.run(main())
+    async with line() as here:
+        for call in (_bad_cursor, _bad_log_cursor):
+            with pytest.raises(InvalidRequest) as said:
+                await call(here.far)
+            with pytest.raises(InvalidRequest) as told:
+                await call(here.near)
+            assert str(told.value) == str(said.value)
 
 
-def test_something_else_that_speaks_http_is_recognised() -> None:
-    async def main() -> None:
-        async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            with suppress(asyncio.IncompleteReadError):
-                await reader.readuntil(b"\r\n\r\n")
-            writer.write(b"HTTP/1.1 404 Not Found\r\nContent-Length: 5\r\nConnection: close\r\n\r\nhello")
-            writer.close()
+async def test_something_else_that_speaks_http_is_recognised() -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(asyncio.IncompleteReadError):
+            await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 404 Not Found\r\nContent-Length: 5\r\nConnection: close\r\n\r\nhello")
+        writer.close()
 
-        server = await asyncio.start_server(answer, "127.0.0.1", 0)
-        async with server:
-            port = server.sockets[0].getsockname()[1]
-            with pytest.raises(InvalidRequest, match="no broker, or one of another version"):
-                await HttpDriver.from_url(f"http://127.0.0.1:{port}").open()
-
-    asyncio.run(main())
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        with pytest.raises(InvalidRequest, match="no broker, or one of another version"):
+            await HttpDriver.from_url(f"http://127.0.0.1:{port}").open()
 
 
-def test_a_broker_of_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_broker_of_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     async def hello(*args: object) -> bytes:
         return wire.encode(
             Greeting(version=7, capabilities=Capabilities(), max_batch=1, max_body=1, max_wait=1.0)
         )
 
-    async def main() -> None:
-        driver = HttpDriver.from_url("http://127.0.0.1:1")
-        monkeypatch.setattr(driver._brokers, "_somewhere", hello)
-        with pytest.raises(SchemaMismatch, match=r"version 7.*same version"):
-            await driver.open()
-
-    asyncio.run(main())
+    driver = HttpDriver.from_url("http://127.0.0.1:1")
+    monkeypatch.setattr(driver._brokers, "_somewhere", hello)
+    with pytest.raises(SchemaMismatch, match=r"version 7.*same version"):
+        await driver.open()
 
 
 @pytest.mark.parametrize(
@@ -287,15 +248,12 @@ def test_every_refusal_has_a_meaning(status: int, code: str, kind: Callable[...,
     assert isinstance(refusal("http://b", status, {}, b"<html>"), Exception)
 
 
-def test_a_store_that_is_away_is_unavailable_here_too() -> None:
+async def test_a_store_that_is_away_is_unavailable_here_too() -> None:
     class Away(MemoryDriver):
         async def run(self, call: object) -> object:  # type: ignore[override]
             raise BackendUnavailable("the store of the broker is away")
 
-    async def main() -> None:
-        with running_broker(Away()) as url:
-            async with HttpDriver.from_url(url) as driver:
-                with pytest.raises(BackendUnavailable, match="no broker answers"):
-                    await driver.stats(now=NOW)
-
-    asyncio.run(main())
+    with running_broker(Away()) as url:
+        async with HttpDriver.from_url(url) as driver:
+            with pytest.raises(BackendUnavailable, match="no broker answers"):
+                await driver.stats(now=NOW)

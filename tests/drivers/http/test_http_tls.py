@@ -20,12 +20,9 @@ def url(certificate: Certificate) -> Iterator[str]:
         yield url
 
 
-def test_a_broker_that_is_vouched_for_is_talked_to(url: str, certificate: Certificate) -> None:
-    async def main() -> None:
-        async with HttpDriver.from_url(f"{url}?ca={certificate.authority}") as driver:
-            assert await driver.time() > 0
-
-    asyncio.run(main())
+async def test_a_broker_that_is_vouched_for_is_talked_to(url: str, certificate: Certificate) -> None:
+    async with HttpDriver.from_url(f"{url}?ca={certificate.authority}") as driver:
+        assert await driver.time() > 0
 
 
 def test_a_broker_that_nobody_vouches_for_is_refused(url: str) -> None:

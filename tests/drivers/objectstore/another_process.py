@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 
-from jobs_here import NOW, a_job, run_through
-
+from drivers.objectstore.jobs_here import NOW, a_job, run_through
 from taskharbor.drivers.contract import JobFilter
 from taskharbor.drivers.objectstore import ObjectStoreDriver
 

@@ -14,14 +14,14 @@ from random import Random
 from typing import Any, ClassVar
 
 import msgspec
-from faulty_blobs import STORM, Faults, FaultyBlobs, Weather
-from held_blobs import HeldBlobs
 from hypothesis import note
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
-from marks import NAME, FixedTerm, Marks, add_by_run, all_marks
-from virtual_time import VirtualLoop
 
+from drivers.objectstore.faulty_blobs import STORM, Faults, FaultyBlobs, Weather
+from drivers.objectstore.held_blobs import HeldBlobs
+from drivers.objectstore.marks import NAME, FixedTerm, Marks, add_by_run, all_marks
+from drivers.objectstore.virtual_time import VirtualLoop
 from taskharbor.drivers.objectstore import blobs as backoff
 from taskharbor.drivers.objectstore.cas import CasObject, Deposed, Term
 from taskharbor.drivers.objectstore.leadership import raise_epochs

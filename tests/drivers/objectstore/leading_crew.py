@@ -12,9 +12,8 @@ import os
 import signal
 import sys
 
-from led_store import LedStore
-from marks import add
-
+from drivers.objectstore.led_store import LedStore
+from drivers.objectstore.marks import add
 from taskharbor.drivers.objectstore.cas import Deposed
 from taskharbor.drivers.objectstore.leadership import Leadership
 from taskharbor.drivers.objectstore.options import parse_url

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from marks import Marks
-
+from drivers.objectstore.marks import Marks
 from taskharbor.drivers.objectstore.blobs import Blobs
 from taskharbor.drivers.objectstore.cas import CasObject, Term
 from taskharbor.drivers.objectstore.catalog import Catalog, state_name

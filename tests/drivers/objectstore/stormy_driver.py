@@ -9,8 +9,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from faulty_blobs import Faults, FaultyBlobs, Weather
-
+from drivers.objectstore.faulty_blobs import Faults, FaultyBlobs, Weather
 from taskharbor.drivers.objectstore import ObjectStoreDriver
 from taskharbor.drivers.objectstore.options import Options, parse_url
 from taskharbor_testkit.conformance.backend import Backend, Store

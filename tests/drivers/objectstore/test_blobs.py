@@ -9,10 +9,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from faulty_blobs import Fault, FaultyBlobs, Weather
-from held_blobs import HeldBlobs
-from marks import NAME, add, all_marks, marks_object
 
+from drivers.objectstore.faulty_blobs import Fault, FaultyBlobs, Weather
+from drivers.objectstore.held_blobs import HeldBlobs
+from drivers.objectstore.marks import NAME, add, all_marks, marks_object
 from taskharbor.drivers.objectstore.blobs import (
     Blob,
     Blobs,
@@ -156,43 +156,37 @@ def test_objects_may_be_empty_or_large(url: str) -> None:
     on(url, story)
 
 
-def test_of_many_who_create_or_replace_at_once_one_succeeds(url: str) -> None:
+async def test_of_many_who_create_or_replace_at_once_one_succeeds(url: str) -> None:
     async def wins(writes: list[Awaitable[Version]]) -> list[Version]:
         answers = await asyncio.gather(*writes, return_exceptions=True)
         assert all(isinstance(answer, Version | Conflict) for answer in answers)
         return [answer for answer in answers if isinstance(answer, Version)]
 
-    async def main() -> None:
-        crew = [parse_url(url).open() for _ in range(8)]
-        (version,) = await wins([blobs.write("a", f"{n}".encode(), None) for n, blobs in enumerate(crew)])
-        for turn in range(5):
-            (version,) = await wins(
-                [blobs.write("a", f"{turn} {n}".encode(), version) for n, blobs in enumerate(crew)]
-            )
-        for blobs in crew:
-            await blobs.close()
-
-    asyncio.run(main())
+    crew = [parse_url(url).open() for _ in range(8)]
+    (version,) = await wins([blobs.write("a", f"{n}".encode(), None) for n, blobs in enumerate(crew)])
+    for turn in range(5):
+        (version,) = await wins(
+            [blobs.write("a", f"{turn} {n}".encode(), version) for n, blobs in enumerate(crew)]
+        )
+    for blobs in crew:
+        await blobs.close()
 
 
-def test_objects_of_several_handles_lose_nothing(url: str) -> None:
-    async def main() -> None:
-        crew = [parse_url(url).open() for _ in range(4)]
-        handles = [marks_object(blobs) for blobs in crew]
+async def test_objects_of_several_handles_lose_nothing(url: str) -> None:
+    crew = [parse_url(url).open() for _ in range(4)]
+    handles = [marks_object(blobs) for blobs in crew]
 
-        async def work(number: int) -> None:
-            for step in range(8):
-                await handles[number % 4].change(add(f"{number}.{step}"))
+    async def work(number: int) -> None:
+        for step in range(8):
+            await handles[number % 4].change(add(f"{number}.{step}"))
 
-        await asyncio.gather(*(work(number) for number in range(12)))
-        marks = await handles[0].look(all_marks)
-        assert len(marks) == len(set(marks)) == 96
-        for cas in handles:
-            await cas.close()
-        for blobs in crew:
-            await blobs.close()
-
-    asyncio.run(main())
+    await asyncio.gather(*(work(number) for number in range(12)))
+    marks = await handles[0].look(all_marks)
+    assert len(marks) == len(set(marks)) == 96
+    for cas in handles:
+        await cas.close()
+    for blobs in crew:
+        await blobs.close()
 
 
 def test_the_probe_trusts_it_and_leaves_nothing_behind(url: str) -> None:
@@ -255,17 +249,14 @@ def test_a_store_that_lies_is_refused(liar: type[HeldBlobs], lie: str) -> None:
 
 
 @pytest.mark.parametrize("fault", list(Fault))
-def test_an_honest_store_in_bad_weather_is_not_taken_for_a_liar(fault: Fault) -> None:
-    async def main() -> None:
-        weather = Weather()
-        for before in range(4):
-            held = HeldBlobs()
-            weather.next_write(*[None] * before, fault)
-            await probe(FaultyBlobs(held, weather))
-            weather.clear_up()
-            assert held.objects == {}
-
-    asyncio.run(main())
+async def test_an_honest_store_in_bad_weather_is_not_taken_for_a_liar(fault: Fault) -> None:
+    weather = Weather()
+    for before in range(4):
+        held = HeldBlobs()
+        weather.next_write(*[None] * before, fault)
+        await probe(FaultyBlobs(held, weather))
+        weather.clear_up()
+        assert held.objects == {}
 
 
 # -- S3 over HTTP -----------------------------------------------------------------------------------------
@@ -448,19 +439,16 @@ def test_a_wrong_url_is_refused_with_the_right_one(url: str, says: str) -> None:
     assert "hidden" not in str(refusal.value)
 
 
-def test_memory_is_shared_by_name_and_otherwise_private() -> None:
-    async def main() -> None:
-        name = secrets.token_hex(6)
-        one, other = parse_url(f"mem://{name}").open(), parse_url(f"mem://{name}").open()
-        await one.write(NAME, b"x", None)
-        assert await other.read(NAME) is not None
-        assert one.place == other.place
-        private = parse_url("mem://")
-        await private.open().write(NAME, b"x", None)
-        assert await private.open().read(NAME) is not None
-        assert await parse_url("mem://").open().read(NAME) is None
-
-    asyncio.run(main())
+async def test_memory_is_shared_by_name_and_otherwise_private() -> None:
+    name = secrets.token_hex(6)
+    one, other = parse_url(f"mem://{name}").open(), parse_url(f"mem://{name}").open()
+    await one.write(NAME, b"x", None)
+    assert await other.read(NAME) is not None
+    assert one.place == other.place
+    private = parse_url("mem://")
+    await private.open().write(NAME, b"x", None)
+    assert await private.open().read(NAME) is not None
+    assert await parse_url("mem://").open().read(NAME) is None
 
 
 def test_versions_are_compared_as_their_store_compares_them() -> None:

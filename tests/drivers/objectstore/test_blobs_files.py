@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from marks import add, all_marks, marks_object
 
+from drivers.objectstore.marks import add, all_marks, marks_object
 from taskharbor.drivers.objectstore import local_files
 from taskharbor.drivers.objectstore.blobs import Blob, Data, Version
 from taskharbor.drivers.objectstore.local_files import LocalFiles
@@ -87,63 +87,55 @@ def test_what_killed_writers_left_behind_is_swept_away_in_time(tmp_path: Path) -
     assert list(unfinished.iterdir()) == [young]
 
 
-def test_a_lock_that_is_never_given_back_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_lock_that_is_never_given_back_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(local_files, "_LOCK_WITHIN", 0.05)
 
-    async def main() -> None:
-        blobs = LocalFiles(tmp_path)
-        version = await blobs.write("a", b"x", None)
-        (lock,) = (tmp_path / ".taskharbor" / "locks").iterdir()
-        with lock.open() as held:
-            fcntl.flock(held, fcntl.LOCK_EX)
-            with pytest.raises(BackendUnavailable, match="is it stopped"):
-                await blobs.write("a", b"y", version)
-            assert await blobs.read("a") == Blob(b"x", version), "reading needs no lock"
-        await blobs.write("a", b"y", version)
-        await blobs.close()
-
-    asyncio.run(main())
+    blobs = LocalFiles(tmp_path)
+    version = await blobs.write("a", b"x", None)
+    (lock,) = (tmp_path / ".taskharbor" / "locks").iterdir()
+    with lock.open() as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(BackendUnavailable, match="is it stopped"):
+            await blobs.write("a", b"y", version)
+        assert await blobs.read("a") == Blob(b"x", version), "reading needs no lock"
+    await blobs.write("a", b"y", version)
+    await blobs.close()
 
 
-def test_a_store_removed_under_an_open_handle_is_made_again(tmp_path: Path) -> None:
-    async def main() -> None:
-        blobs = LocalFiles(tmp_path / "store")
-        await blobs.write("a/b", b"x", None)
-        await asyncio.to_thread(subprocess.run, ["rm", "-r", tmp_path / "store"], check=True)
-        assert await blobs.read("a/b") is None
-        await blobs.write("a/b", b"y", None)
-        await blobs.close()
-
-    asyncio.run(main())
+async def test_a_store_removed_under_an_open_handle_is_made_again(tmp_path: Path) -> None:
+    blobs = LocalFiles(tmp_path / "store")
+    await blobs.write("a/b", b"x", None)
+    await asyncio.to_thread(subprocess.run, ["rm", "-r", tmp_path / "store"], check=True)
+    assert await blobs.read("a/b") is None
+    await blobs.write("a/b", b"y", None)
+    await blobs.close()
 
 
-def test_files_of_others_and_names_that_lead_elsewhere_are_refused(tmp_path: Path) -> None:
-    async def main() -> None:
-        blobs = LocalFiles(tmp_path)
-        (tmp_path / "a").write_bytes(b"a letter")
-        with pytest.raises(BackendUnavailable, match="was not written by TaskHarbor"):
-            await blobs.read("a")
-        for name in ("../a", "a/../b", ".hidden", "/etc/passwd", "", "a//b"):
-            with pytest.raises(InvalidRequest, match="not a name"):
-                await blobs.put(name, b"")
-        await blobs.close()
-
-    asyncio.run(main())
+async def test_files_of_others_and_names_that_lead_elsewhere_are_refused(tmp_path: Path) -> None:
+    blobs = LocalFiles(tmp_path)
+    (tmp_path / "a").write_bytes(b"a letter")
+    with pytest.raises(BackendUnavailable, match="was not written by TaskHarbor"):
+        await blobs.read("a")
+    for name in ("../a", "a/../b", ".hidden", "/etc/passwd", "", "a//b"):
+        with pytest.raises(InvalidRequest, match="not a name"):
+            await blobs.put(name, b"")
+    await blobs.close()
 
 
-def test_a_folder_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
+async def test_a_folder_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
 
-    async def main() -> None:
-        blobs = LocalFiles(tmp_path / "file" / "store")
-        with pytest.raises(BackendUnavailable, match="rights to write"):
-            await blobs.write("a", b"", None)
-        await blobs.close()
-
-    asyncio.run(main())
+    blobs = LocalFiles(tmp_path / "file" / "store")
+    with pytest.raises(BackendUnavailable, match="rights to write"):
+        await blobs.write("a", b"", None)
+    await blobs.close()
 
 
-def test_a_write_that_a_folder_refused_is_made_again_however_many_others_followed(tmp_path: Path) -> None:
+async def test_a_write_that_a_folder_refused_is_made_again_however_many_others_followed(
+    tmp_path: Path,
+) -> None:
     """A folder gets every write once, so its refusal is certain: nothing of the write has landed, whatever the object forgot."""
 
     class Crowded(LocalFiles):
@@ -156,9 +148,6 @@ def test_a_write_that_a_folder_refused_is_made_again_however_many_others_followe
                 await crowd.change(add(f"other {number}"))
             return await super().write(name, data, known)
 
-    async def story() -> None:
-        assert await marks_object(Crowded(tmp_path, sync=False)).change(add("mark")) == 70
-        marks = await marks_object(LocalFiles(tmp_path)).look(all_marks)
-        assert (len(marks), marks.count("mark")) == (71, 1)
-
-    asyncio.run(story())
+    assert await marks_object(Crowded(tmp_path, sync=False)).change(add("mark")) == 70
+    marks = await marks_object(LocalFiles(tmp_path)).look(all_marks)
+    assert (len(marks), marks.count("mark")) == (71, 1)

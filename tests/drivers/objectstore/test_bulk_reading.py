@@ -10,8 +10,19 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from bulk_stage import DAY, add, every_seq, finish, fold, forget_history, objects, records, seqs, within
 
+from drivers.objectstore.bulk_stage import (
+    DAY,
+    add,
+    every_seq,
+    finish,
+    fold,
+    forget_history,
+    objects,
+    records,
+    seqs,
+    within,
+)
 from taskharbor.bulk import read
 from taskharbor.bulk.cursors import HistoryGone
 from taskharbor.bulk.store import BulkStore, open_store

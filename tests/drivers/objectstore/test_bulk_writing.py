@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bulk_stage import DAY, objects, records, waiting, within
-from faulty_blobs import Faults, FaultyBlobs, Weather
 
+from drivers.objectstore.bulk_stage import DAY, objects, records, waiting, within
+from drivers.objectstore.faulty_blobs import Faults, FaultyBlobs, Weather
 from taskharbor.bulk import publish, stage
 from taskharbor.bulk.stage import StagingLost, new_write, numbered_write
 from taskharbor.bulk.store import BulkStore, open_store

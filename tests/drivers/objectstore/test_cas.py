@@ -8,11 +8,11 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
-from faulty_blobs import Fault, Faults, FaultyBlobs, Weather
-from held_blobs import HeldBlobs
-from marks import NAME, FixedTerm, Marks, add, all_marks, marks_object
-from virtual_time import VirtualLoop
 
+from drivers.objectstore.faulty_blobs import Fault, Faults, FaultyBlobs, Weather
+from drivers.objectstore.held_blobs import HeldBlobs
+from drivers.objectstore.marks import NAME, FixedTerm, Marks, add, all_marks, marks_object
+from drivers.objectstore.virtual_time import VirtualLoop
 from taskharbor.drivers.objectstore import cas as cas_module
 from taskharbor.drivers.objectstore.blobs import Blob
 from taskharbor.drivers.objectstore.cas import CasObject, Deposed, unseal
@@ -623,13 +623,10 @@ def test_a_state_that_grows_large_is_warned_about_once(
     assert sum("shards" in record.message for record in caplog.records) == 1
 
 
-def test_a_large_state_is_compressed_on_its_way_to_a_remote_store() -> None:
-    async def story() -> None:
-        held = HeldBlobs()
-        held.is_remote = True
-        cas = marks_object(held)
-        await cas.change(add("x" * 1_000_000))
-        assert len(held.objects[NAME].data) < 20_000
-        assert await marks_object(held).look(all_marks) == ["x" * 1_000_000]
-
-    asyncio.run(story())
+async def test_a_large_state_is_compressed_on_its_way_to_a_remote_store() -> None:
+    held = HeldBlobs()
+    held.is_remote = True
+    cas = marks_object(held)
+    await cas.change(add("x" * 1_000_000))
+    assert len(held.objects[NAME].data) < 20_000
+    assert await marks_object(held).look(all_marks) == ["x" * 1_000_000]

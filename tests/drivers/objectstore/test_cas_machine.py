@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from cas_machine import CasMachine
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
-from marks import Marks
 
+from drivers.objectstore.cas_machine import CasMachine
+from drivers.objectstore.marks import Marks
 from taskharbor.drivers.objectstore.blobs import Conflict, Unclear
 from taskharbor.drivers.objectstore.cas import CasObject, Header, answer
 

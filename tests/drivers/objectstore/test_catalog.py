@@ -9,13 +9,13 @@ from urllib.parse import unquote_to_bytes
 
 import msgspec
 import pytest
-from faulty_blobs import Fault, FaultyBlobs, Weather
-from held_blobs import HeldBlobs
 from hypothesis import given
 from hypothesis import strategies as st
-from marks import FixedTerm
-from virtual_time import VirtualLoop
 
+from drivers.objectstore.faulty_blobs import Fault, FaultyBlobs, Weather
+from drivers.objectstore.held_blobs import HeldBlobs
+from drivers.objectstore.marks import FixedTerm
+from drivers.objectstore.virtual_time import VirtualLoop
 from taskharbor.drivers.objectstore.blobs import Blob
 from taskharbor.drivers.objectstore.cas import Deposed, seal, unseal
 from taskharbor.drivers.objectstore.catalog import (

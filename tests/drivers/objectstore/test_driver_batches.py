@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 import pytest
-from faulty_blobs import FaultyBlobs, Weather
-from held_blobs import HeldBlobs
-from jobs_here import NOW, a_job
 
+from drivers.objectstore.faulty_blobs import FaultyBlobs, Weather
+from drivers.objectstore.held_blobs import HeldBlobs
+from drivers.objectstore.jobs_here import NOW, a_job
 from taskharbor.drivers.contract import Ack, JobFilter
 from taskharbor.drivers.objectstore import ObjectStoreDriver
 from taskharbor.drivers.objectstore.options import Options

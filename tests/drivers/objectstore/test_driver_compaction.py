@@ -7,9 +7,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
 import pytest
-from held_blobs import HeldBlobs
-from jobs_here import NOW, a_job, run_through
 
+from drivers.objectstore.held_blobs import HeldBlobs
+from drivers.objectstore.jobs_here import NOW, a_job, run_through
 from taskharbor.drivers.contract import Ack, Extension, JobFilter, QueueSettings
 from taskharbor.drivers.engine.tables import Transaction
 from taskharbor.drivers.objectstore import ObjectStoreDriver, compaction, image
@@ -134,34 +134,31 @@ class DiesBeforeItIsInPlace(HeldBlobs):
             await super().delete(names)
 
 
-def test_a_crash_between_writing_a_segment_and_putting_it_in_place_loses_nothing_and_the_orphan_is_removed(
+async def test_a_crash_between_writing_a_segment_and_putting_it_in_place_loses_nothing_and_the_orphan_is_removed(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     time = [2_000_000_000 * SECOND]
     for module in (image, compaction):
         monkeypatch.setattr(module, "wall_clock", lambda: time[0])
 
-    async def test() -> None:
-        blobs = DiesBeforeItIsInPlace()
-        async with driver_on(blobs) as driver:
-            ids = await run_through(driver, 10)
-            await driver.store.settled()
-            assert "could not be compacted" in caplog.text
-            (orphan,) = segments_there(blobs)
-        blobs.is_dead = False
-        survivor = HeldBlobs()
-        survivor.objects = blobs.objects
-        time[0] += 3600 * SECOND
-        async with driver_on(survivor) as driver:
-            await driver.enqueue([a_job()], now=NOW)
-            await driver.store.settled()
-            assert orphan not in segments_there(survivor)
-            assert len(segments_there(survivor)) == 1
-            found = await driver.get(ids, now=NOW)
-            assert [job and job.state for job in found] == [JobState.DONE] * 10
-            assert len((await driver.read_attempts()).attempts) == 10
-
-    asyncio.run(test())
+    blobs = DiesBeforeItIsInPlace()
+    async with driver_on(blobs) as driver:
+        ids = await run_through(driver, 10)
+        await driver.store.settled()
+        assert "could not be compacted" in caplog.text
+        (orphan,) = segments_there(blobs)
+    blobs.is_dead = False
+    survivor = HeldBlobs()
+    survivor.objects = blobs.objects
+    time[0] += 3600 * SECOND
+    async with driver_on(survivor) as driver:
+        await driver.enqueue([a_job()], now=NOW)
+        await driver.store.settled()
+        assert orphan not in segments_there(survivor)
+        assert len(segments_there(survivor)) == 1
+        found = await driver.get(ids, now=NOW)
+        assert [job and job.state for job in found] == [JobState.DONE] * 10
+        assert len((await driver.read_attempts()).attempts) == 10
 
 
 def test_two_handles_that_compact_at_once_keep_one_segment() -> None:
@@ -235,7 +232,7 @@ def test_a_segment_that_somebody_removed_is_named_in_the_error() -> None:
     run(test)
 
 
-def test_a_purge_takes_every_job_that_matches_while_segments_are_merged() -> None:
+async def test_a_purge_takes_every_job_that_matches_while_segments_are_merged() -> None:
     """What is merged while the purge is under way has another name by then."""
 
     class Merging(HeldBlobs):
@@ -248,15 +245,12 @@ def test_a_purge_takes_every_job_that_matches_while_segments_are_merged() -> Non
                 await asyncio.sleep(0)
             return await super().read(name, unless, size)
 
-    async def test() -> None:
-        async with driver_on(Merging(), Options(poll=None, segment_rows=3, merge=2, grace=0.0)) as driver:
-            for _ in range(20):
-                for _ in range(3):
-                    await run_through(driver, 4)
-                (stats,) = await driver.stats(now=NOW)
-                assert await driver.purge(JobFilter(), limit=1000) == stats.counts[JobState.DONE]
-
-    asyncio.run(test())
+    async with driver_on(Merging(), Options(poll=None, segment_rows=3, merge=2, grace=0.0)) as driver:
+        for _ in range(20):
+            for _ in range(3):
+                await run_through(driver, 4)
+            (stats,) = await driver.stats(now=NOW)
+            assert await driver.purge(JobFilter(), limit=1000) == stats.counts[JobState.DONE]
 
 
 @pytest.mark.parametrize("how", ["cut short", "another object of the store"])

@@ -8,9 +8,9 @@ from random import Random
 from typing import TypeVar
 
 import pytest
-from faulty_blobs import STORM, Faults, Weather
-from stormy_driver import SMALL, StormyBackend, StormyDriver, seed_from_environment
 
+from drivers.objectstore.faulty_blobs import STORM, Faults, Weather
+from drivers.objectstore.stormy_driver import SMALL, StormyBackend, StormyDriver, seed_from_environment
 from taskharbor.drivers.contract import Ack, JobFilter
 from taskharbor.errors import BackendUnavailable, JobError
 from taskharbor.jobs import SECOND, JobRecord, JobState

@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from faulty_blobs import FaultyBlobs, Weather
-from held_blobs import HeldBlobs
-from jobs_here import NOW, a_job
-
+from drivers.objectstore.faulty_blobs import FaultyBlobs, Weather
+from drivers.objectstore.held_blobs import HeldBlobs
+from drivers.objectstore.jobs_here import NOW, a_job
 from taskharbor.drivers.contract import FAILURE_TYPE, Ack, JobFilter, QueueSettings
 from taskharbor.drivers.objectstore import ObjectStoreDriver
 from taskharbor.drivers.objectstore.options import Options

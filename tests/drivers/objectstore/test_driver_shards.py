@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 import pytest
-from held_blobs import HeldBlobs
-from jobs_here import NOW, a_job, opened
 
+from drivers.objectstore.held_blobs import HeldBlobs
+from drivers.objectstore.jobs_here import NOW, a_job, opened
 from taskharbor.drivers.contract import Ack, Fail, JobFilter, QueueSettings
 from taskharbor.drivers.engine import inspect
 from taskharbor.drivers.objectstore import ObjectStoreDriver
@@ -168,17 +168,14 @@ def test_a_waiter_hears_of_any_shard() -> None:
     run(test)
 
 
-def test_the_number_of_shards_is_the_stores_for_good(tmp_path: pytest.TempPathFactory) -> None:
-    async def test() -> None:
-        first = await opened(f"file://{tmp_path}/s?shards=3")
-        await first.close()
-        again = await opened(f"file://{tmp_path}/s")
-        assert again.store.catalog.shards == 3
-        await again.close()
-        with pytest.raises(InvalidRequest, match="shards=3"):
-            await opened(f"file://{tmp_path}/s?shards=2")
-
-    asyncio.run(test())
+async def test_the_number_of_shards_is_the_stores_for_good(tmp_path: pytest.TempPathFactory) -> None:
+    first = await opened(f"file://{tmp_path}/s?shards=3")
+    await first.close()
+    again = await opened(f"file://{tmp_path}/s")
+    assert again.store.catalog.shards == 3
+    await again.close()
+    with pytest.raises(InvalidRequest, match="shards=3"):
+        await opened(f"file://{tmp_path}/s?shards=2")
 
 
 def test_a_shard_that_is_damaged_keeps_nobody_from_the_jobs_of_the_others() -> None:

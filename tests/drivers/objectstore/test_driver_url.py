@@ -6,9 +6,9 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from held_blobs import HeldBlobs
-from jobs_here import NOW, a_job, opened, run_through
 
+from drivers.objectstore.held_blobs import HeldBlobs
+from drivers.objectstore.jobs_here import NOW, a_job, opened, run_through
 from taskharbor.drivers.contract import JobFilter, QueueSettings
 from taskharbor.drivers.objectstore import ObjectStoreDriver
 from taskharbor.drivers.registry import connect
@@ -46,41 +46,32 @@ def test_a_store_in_memory_claims_no_durability_and_one_in_a_folder_does(tmp_pat
     assert (in_a_folder.durable, in_a_folder.multi_process) == (True, True)
 
 
-def test_a_handle_that_is_not_open_says_so() -> None:
-    async def test() -> None:
-        with pytest.raises(BackendUnavailable, match=r"open\(\)"):
-            await ObjectStoreDriver.from_url("mem://").stats(now=NOW)
-
-    asyncio.run(test())
+async def test_a_handle_that_is_not_open_says_so() -> None:
+    with pytest.raises(BackendUnavailable, match=r"open\(\)"):
+        await ObjectStoreDriver.from_url("mem://").stats(now=NOW)
 
 
-def test_a_handle_can_be_closed_twice_and_opened_again(tmp_path: Path) -> None:
-    async def test() -> None:
-        driver = await opened(f"file://{tmp_path}/store")
-        await driver.enqueue([a_job()], now=NOW)
+async def test_a_handle_can_be_closed_twice_and_opened_again(tmp_path: Path) -> None:
+    driver = await opened(f"file://{tmp_path}/store")
+    await driver.enqueue([a_job()], now=NOW)
+    await driver.close()
+    await driver.close()
+    await driver.open()
+    await driver.open()
+    (stats,) = await driver.stats(now=NOW)
+    assert stats.queue == "q"
+    await driver.close()
+
+
+async def test_handles_on_one_name_in_memory_share_it_and_private_ones_do_not() -> None:
+    first, second = await opened("mem://shared-here"), await opened("mem://shared-here")
+    await first.enqueue([a_job()], now=NOW)
+    assert len(await second.stats(now=NOW)) == 1
+    alone, own = await opened("mem://"), await opened("mem://")
+    await alone.enqueue([a_job()], now=NOW)
+    assert await own.stats(now=NOW) == []
+    for driver in (first, second, alone, own):
         await driver.close()
-        await driver.close()
-        await driver.open()
-        await driver.open()
-        (stats,) = await driver.stats(now=NOW)
-        assert stats.queue == "q"
-        await driver.close()
-
-    asyncio.run(test())
-
-
-def test_handles_on_one_name_in_memory_share_it_and_private_ones_do_not() -> None:
-    async def test() -> None:
-        first, second = await opened("mem://shared-here"), await opened("mem://shared-here")
-        await first.enqueue([a_job()], now=NOW)
-        assert len(await second.stats(now=NOW)) == 1
-        alone, own = await opened("mem://"), await opened("mem://")
-        await alone.enqueue([a_job()], now=NOW)
-        assert await own.stats(now=NOW) == []
-        for driver in (first, second, alone, own):
-            await driver.close()
-
-    asyncio.run(test())
 
 
 def test_any_name_will_do_for_a_queue(tmp_path: Path) -> None:
@@ -102,29 +93,26 @@ def test_any_name_will_do_for_a_queue(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["store"]
 
 
-def test_a_cursor_of_another_store_is_refused() -> None:
-    async def test() -> None:
-        one, other = await opened("mem://"), await opened("mem://")
-        await run_through(one, 3)
-        cursor = (await one.read_attempts(limit=2)).cursor
-        with pytest.raises(InvalidRequest, match="another store"):
-            await other.read_attempts(after=cursor)
-        page = await one.list_jobs(JobFilter(), now=NOW, limit=2)
-        assert page.cursor is not None
-        assert len((await one.list_jobs(JobFilter(), now=NOW, cursor=page.cursor)).jobs) == 1
-        with pytest.raises(InvalidRequest, match="another store"):
-            await other.list_jobs(JobFilter(), now=NOW, cursor=page.cursor)
-        with pytest.raises(InvalidRequest, match="another store"):
-            await other.list_jobs(JobFilter(until=page.cursor), now=NOW)
-        for broken in ("", "x", "!!", "gA=="):
-            with pytest.raises(InvalidRequest, match="not a cursor"):
-                await one.read_attempts(after=broken)
-            with pytest.raises(InvalidRequest, match="not a cursor"):
-                await one.list_jobs(JobFilter(), now=NOW, cursor=broken)
-        await one.close()
-        await other.close()
-
-    asyncio.run(test())
+async def test_a_cursor_of_another_store_is_refused() -> None:
+    one, other = await opened("mem://"), await opened("mem://")
+    await run_through(one, 3)
+    cursor = (await one.read_attempts(limit=2)).cursor
+    with pytest.raises(InvalidRequest, match="another store"):
+        await other.read_attempts(after=cursor)
+    page = await one.list_jobs(JobFilter(), now=NOW, limit=2)
+    assert page.cursor is not None
+    assert len((await one.list_jobs(JobFilter(), now=NOW, cursor=page.cursor)).jobs) == 1
+    with pytest.raises(InvalidRequest, match="another store"):
+        await other.list_jobs(JobFilter(), now=NOW, cursor=page.cursor)
+    with pytest.raises(InvalidRequest, match="another store"):
+        await other.list_jobs(JobFilter(until=page.cursor), now=NOW)
+    for broken in ("", "x", "!!", "gA=="):
+        with pytest.raises(InvalidRequest, match="not a cursor"):
+            await one.read_attempts(after=broken)
+        with pytest.raises(InvalidRequest, match="not a cursor"):
+            await one.list_jobs(JobFilter(), now=NOW, cursor=broken)
+    await one.close()
+    await other.close()
 
 
 def test_time_is_this_machines_unless_the_stores_differs_by_more_than_can_be_told() -> None:
@@ -145,12 +133,9 @@ def test_time_is_this_machines_unless_the_stores_differs_by_more_than_can_be_tol
     assert asyncio.run(test(NOW + 3_600_000_000)) == NOW + 3_600_000_000
 
 
-def test_settings_of_a_queue_that_nobody_used_are_the_defaults_and_make_no_queue() -> None:
-    async def test() -> None:
-        driver = await opened("mem://")
-        assert await driver.settings("new") == QueueSettings()
-        assert await driver.reserve("new", limit=1, lease_for=1, now=NOW, worker="w") == []
-        assert await driver.stats(now=NOW) == []
-        await driver.close()
-
-    asyncio.run(test())
+async def test_settings_of_a_queue_that_nobody_used_are_the_defaults_and_make_no_queue() -> None:
+    driver = await opened("mem://")
+    assert await driver.settings("new") == QueueSettings()
+    assert await driver.reserve("new", limit=1, lease_for=1, now=NOW, worker="w") == []
+    assert await driver.stats(now=NOW) == []
+    await driver.close()

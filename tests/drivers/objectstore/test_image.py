@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import sqlite3
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import pytest
-from held_blobs import HeldBlobs
-from jobs_here import NOW, a_job, run_through
 
+from drivers.objectstore.held_blobs import HeldBlobs
+from drivers.objectstore.jobs_here import NOW, a_job, run_through
 from taskharbor.drivers.contract import Ack, Fail, JobFilter, QueueSettings
 from taskharbor.drivers.engine import enqueue, inspect, operate, reserve, settle, tables
 from taskharbor.drivers.engine.tables import Transaction
@@ -204,20 +203,17 @@ def test_a_segment_that_was_given_up_never_becomes_part_of_the_queue() -> None:
     assert state.look(entries) == []
 
 
-def test_rows_of_two_queues_that_count_alike_have_numbers_of_their_own(
+async def test_rows_of_two_queues_that_count_alike_have_numbers_of_their_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Two processes may take the same numbers at the same moment."""
     monkeypatch.setattr(image, "take_numbers", lambda count: 7)
 
-    async def test() -> None:
-        async with ObjectStoreDriver(HeldBlobs) as driver:
-            await run_through(driver, 5, queue="one")
-            await run_through(driver, 5, queue="two")
-            rows = (await driver.read_attempts()).attempts
-            assert len({row.seq for row in rows}) == len(rows) == 10
-            (some,) = [one for one in (await driver.log_streams()).streams if one.queue == "one"]
-            page = await driver.read_log(some.name, after=0, until=some.last)
-            assert {row.seq for row in page.attempts} == {row.seq for row in rows if row.queue == "one"}
-
-    asyncio.run(test())
+    async with ObjectStoreDriver(HeldBlobs) as driver:
+        await run_through(driver, 5, queue="one")
+        await run_through(driver, 5, queue="two")
+        rows = (await driver.read_attempts()).attempts
+        assert len({row.seq for row in rows}) == len(rows) == 10
+        (some,) = [one for one in (await driver.log_streams()).streams if one.queue == "one"]
+        page = await driver.read_log(some.name, after=0, until=some.last)
+        assert {row.seq for row in page.attempts} == {row.seq for row in rows if row.queue == "one"}

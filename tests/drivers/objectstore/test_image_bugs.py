@@ -7,9 +7,9 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-from held_blobs import HeldBlobs
-from jobs_here import NOW, a_job, run_through
 
+from drivers.objectstore.held_blobs import HeldBlobs
+from drivers.objectstore.jobs_here import NOW, a_job, run_through
 from taskharbor.drivers.contract import JobFilter
 from taskharbor.drivers.objectstore import ObjectStoreDriver, cas, image
 from taskharbor.drivers.objectstore.blobs import Blob, Conflict, Unclear

@@ -8,12 +8,12 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
-from faulty_blobs import STORM, Fault, FaultyBlobs, Weather
-from held_blobs import HeldBlobs
-from led_store import LedStore
-from marks import Marks, add, all_marks
-from virtual_time import VirtualLoop
 
+from drivers.objectstore.faulty_blobs import STORM, Fault, FaultyBlobs, Weather
+from drivers.objectstore.held_blobs import HeldBlobs
+from drivers.objectstore.led_store import LedStore
+from drivers.objectstore.marks import Marks, add, all_marks
+from drivers.objectstore.virtual_time import VirtualLoop
 from taskharbor.drivers.objectstore import blobs as backoff
 from taskharbor.drivers.objectstore.blobs import Blobs, steady_us
 from taskharbor.drivers.objectstore.cas import CasObject, Deposed, unseal

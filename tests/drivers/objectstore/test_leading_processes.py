@@ -11,8 +11,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from marks import Marks, all_marks
 
+from drivers.objectstore.marks import Marks, all_marks
 from taskharbor.drivers.objectstore.cas import CasObject
 from taskharbor.drivers.objectstore.catalog import state_name
 from taskharbor.drivers.objectstore.options import parse_url
@@ -54,28 +54,25 @@ async def broker(url: str, name: str, *, stop_after: int = 0) -> AsyncIterator[B
 
 
 @pytest.mark.parametrize("kind", ["file", "s3"])
-def test_a_leader_stopped_past_its_term_is_refused_when_it_wakes_and_steps_down(
+async def test_a_leader_stopped_past_its_term_is_refused_when_it_wakes_and_steps_down(
     kind: str, tmp_path: Path
 ) -> None:
     url = f"file://{tmp_path}/store" if kind == "file" else fresh_s3_url()
 
-    async def story() -> None:
-        async with broker(url, "old", stop_after=10) as old:
-            await old.until("leads 1")
-            await old.until("stops")
-            async with broker(url, "new") as new:
-                await new.until("leads 2")
-                await new.until("answered new.9")
-                old.process.send_signal(signal.SIGCONT)
-                await old.until("refused old.10")
-                await old.until("lost")
-                await new.until("answered new.15")
-                assert "unclear" not in " ".join(old.said + new.said)
-        blobs = parse_url(url).open()
-        landed = await CasObject(blobs, state_name("mail", 0), Marks).look(all_marks)
-        await blobs.close()
-        assert len(landed) == len(set(landed))
-        assert set(old.answered) | set(new.answered) <= set(landed)
-        assert [mark for mark in landed if mark.startswith("old")] == old.answered
-
-    asyncio.run(story())
+    async with broker(url, "old", stop_after=10) as old:
+        await old.until("leads 1")
+        await old.until("stops")
+        async with broker(url, "new") as new:
+            await new.until("leads 2")
+            await new.until("answered new.9")
+            old.process.send_signal(signal.SIGCONT)
+            await old.until("refused old.10")
+            await old.until("lost")
+            await new.until("answered new.15")
+            assert "unclear" not in " ".join(old.said + new.said)
+    blobs = parse_url(url).open()
+    landed = await CasObject(blobs, state_name("mail", 0), Marks).look(all_marks)
+    await blobs.close()
+    assert len(landed) == len(set(landed))
+    assert set(old.answered) | set(new.answered) <= set(landed)
+    assert [mark for mark in landed if mark.startswith("old")] == old.answered

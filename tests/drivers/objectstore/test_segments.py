@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jobs_here import NOW, a_job
 from msgspec.structs import replace
 
+from drivers.objectstore.jobs_here import NOW, a_job
 from taskharbor.drivers.contract import Ack, JobFilter
 from taskharbor.drivers.engine import enqueue, inspect, reserve, settle
 from taskharbor.drivers.engine.tables import Transaction

@@ -7,8 +7,8 @@ from typing import Any
 
 import psycopg
 import pytest
-from pg_harness import NOW, Raw
 
+from drivers.postgres.pg_harness import NOW, Raw
 from taskharbor.drivers.postgres import PostgresDriver
 from taskharbor.jobs import JobRecord
 from taskharbor.requests import new_id

@@ -11,7 +11,8 @@ from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import pytest
-from outage_stage import (
+
+from drivers.postgres.outage_stage import (
     LEASE,
     NOW,
     Line,
@@ -22,7 +23,6 @@ from outage_stage import (
     table_locked,
     waiting_for_locks,
 )
-
 from taskharbor.drivers.contract import (
     Ack,
     Discard,

@@ -12,9 +12,17 @@ from typing import Any
 
 import psycopg
 import pytest
-from outage_stage import LEASE, NOW, Line, crash_proof_server, line, records, waiting_for_locks
 from psycopg import sql
 
+from drivers.postgres.outage_stage import (
+    LEASE,
+    NOW,
+    Line,
+    crash_proof_server,
+    line,
+    records,
+    waiting_for_locks,
+)
 from taskharbor.drivers.contract import Ack, Extension, Failure, Release, Retry, Settlement
 from taskharbor.errors import JobNotInflight
 from taskharbor.jobs import JobRecord, JobState, Lease
@@ -72,79 +80,69 @@ async def meet(
 
 @pytest.mark.parametrize("keys", [KEYED, (None, None, None), ("a", None, None), (None, "b", "c")])
 @pytest.mark.parametrize("kind", list(KINDS))
-def test_settlements_and_heartbeats(server: PostgresServer, kind: str, keys: Sequence[str | None]) -> None:
-    async def main() -> None:
-        async with line(server) as here:
-            a, b, c = await three_running(here, keys)
-            ends = [KINDS[kind](job) for job in (b, c, a)]
-            beats = [Extension(job.id, job.token or "") for job in (a, b)]
-            settled, leases = await meet(
-                server,
-                here,
-                c,
-                lambda: here.near.settle(ends, now=NOW),
-                lambda: here.near.extend_lease(beats, lease_for=LEASE, now=NOW + 1),
-            )
-            assert settled == [None] * 3
-            # Whichever came first, job by job: a heartbeat that held, or one of what had ended.
-            assert all(isinstance(lease, (Lease, JobNotInflight)) for lease in leases)
-
-    asyncio.run(main())
+async def test_settlements_and_heartbeats(
+    server: PostgresServer, kind: str, keys: Sequence[str | None]
+) -> None:
+    async with line(server) as here:
+        a, b, c = await three_running(here, keys)
+        ends = [KINDS[kind](job) for job in (b, c, a)]
+        beats = [Extension(job.id, job.token or "") for job in (a, b)]
+        settled, leases = await meet(
+            server,
+            here,
+            c,
+            lambda: here.near.settle(ends, now=NOW),
+            lambda: here.near.extend_lease(beats, lease_for=LEASE, now=NOW + 1),
+        )
+        assert settled == [None] * 3
+        # Whichever came first, job by job: a heartbeat that held, or one of what had ended.
+        assert all(isinstance(lease, (Lease, JobNotInflight)) for lease in leases)
 
 
 @pytest.mark.parametrize("kind", list(KINDS))
-def test_settlements_and_enqueues_onto_their_keys(server: PostgresServer, kind: str) -> None:
-    async def main() -> None:
-        async with line(server) as here:
-            a, b, c = await three_running(here)
-            ends = [KINDS[kind](job) for job in (b, c, a)]
-            more = [*records(1, key="a"), *records(1, key="b")]
-            settled, answers = await meet(
-                server,
-                here,
-                c,
-                lambda: here.near.settle(ends, now=NOW),
-                lambda: here.far.enqueue(more, now=NOW),
-            )
-            assert settled == [None] * 3
-            assert len(answers) == 2
-
-    asyncio.run(main())
+async def test_settlements_and_enqueues_onto_their_keys(server: PostgresServer, kind: str) -> None:
+    async with line(server) as here:
+        a, b, c = await three_running(here)
+        ends = [KINDS[kind](job) for job in (b, c, a)]
+        more = [*records(1, key="a"), *records(1, key="b")]
+        settled, answers = await meet(
+            server,
+            here,
+            c,
+            lambda: here.near.settle(ends, now=NOW),
+            lambda: here.far.enqueue(more, now=NOW),
+        )
+        assert settled == [None] * 3
+        assert len(answers) == 2
 
 
-def test_enqueues_onto_keys_and_heartbeats(server: PostgresServer) -> None:
-    async def main() -> None:
-        async with line(server) as here:
-            a, b, c = await three_running(here)
-            more = [record for key in "bca" for record in records(1, key=key)]
-            beats = [Extension(job.id, job.token or "") for job in (a, b)]
-            answers, leases = await meet(
-                server,
-                here,
-                c,
-                lambda: here.far.enqueue(more, now=NOW),
-                lambda: here.near.extend_lease(beats, lease_for=LEASE, now=NOW + 1),
-            )
-            assert [one.existed for one in answers] == [False] * 3
-            assert all(isinstance(lease, Lease) for lease in leases)
-
-    asyncio.run(main())
+async def test_enqueues_onto_keys_and_heartbeats(server: PostgresServer) -> None:
+    async with line(server) as here:
+        a, b, c = await three_running(here)
+        more = [record for key in "bca" for record in records(1, key=key)]
+        beats = [Extension(job.id, job.token or "") for job in (a, b)]
+        answers, leases = await meet(
+            server,
+            here,
+            c,
+            lambda: here.far.enqueue(more, now=NOW),
+            lambda: here.near.extend_lease(beats, lease_for=LEASE, now=NOW + 1),
+        )
+        assert [one.existed for one in answers] == [False] * 3
+        assert all(isinstance(lease, Lease) for lease in leases)
 
 
 @pytest.mark.parametrize("keys", [KEYED, (None, None, None), ("a", None, None)])
-def test_cancels_and_heartbeats(server: PostgresServer, keys: Sequence[str | None]) -> None:
-    async def main() -> None:
-        async with line(server) as here:
-            a, b, c = await three_running(here, keys)
-            beats = [Extension(job.id, job.token or "") for job in (a, b)]
-            states, leases = await meet(
-                server,
-                here,
-                c,
-                lambda: here.far.cancel([b.id, c.id, a.id], now=NOW),
-                lambda: here.near.extend_lease(beats, lease_for=LEASE, now=NOW + 1),
-            )
-            assert states == [JobState.INFLIGHT] * 3
-            assert all(isinstance(lease, Lease) for lease in leases)
-
-    asyncio.run(main())
+async def test_cancels_and_heartbeats(server: PostgresServer, keys: Sequence[str | None]) -> None:
+    async with line(server) as here:
+        a, b, c = await three_running(here, keys)
+        beats = [Extension(job.id, job.token or "") for job in (a, b)]
+        states, leases = await meet(
+            server,
+            here,
+            c,
+            lambda: here.far.cancel([b.id, c.id, a.id], now=NOW),
+            lambda: here.near.extend_lease(beats, lease_for=LEASE, now=NOW + 1),
+        )
+        assert states == [JobState.INFLIGHT] * 3
+        assert all(isinstance(lease, Lease) for lease in leases)

@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 import psycopg
 import pytest
-from pg_harness import NOW, Raw, enqueue_on, fold, is_waiting_for, until
 
+from drivers.postgres.pg_harness import NOW, Raw, enqueue_on, fold, is_waiting_for, until
 from taskharbor.drivers.contract import (
     Ack,
     Discard,
@@ -311,64 +311,55 @@ def shared_raw(shared: PostgresDriver) -> Iterator[Raw]:
 
 
 @pytest.mark.parametrize("name", _SCENES)
-def test_what_comes_before_the_remembered_place_is_found(
+async def test_what_comes_before_the_remembered_place_is_found(
     shared: PostgresDriver, shared_raw: Raw, name: str
 ) -> None:
     happens, expected = _SCENES[name]
 
-    async def use() -> None:
-        async with shared, shared.clone() as other:
-            stage = Stage(shared, other, shared_raw)
-            await stage.set()
-            await happens(stage)
-            assert await stage.next_ids(len(expected)) == expected
-
-    asyncio.run(use())
+    async with shared, shared.clone() as other:
+        stage = Stage(shared, other, shared_raw)
+        await stage.set()
+        await happens(stage)
+        assert await stage.next_ids(len(expected)) == expected
 
 
-def test_a_fold_in_the_middle_of_a_claim_hides_nothing(shared: PostgresDriver, shared_raw: Raw) -> None:
+async def test_a_fold_in_the_middle_of_a_claim_hides_nothing(shared: PostgresDriver, shared_raw: Raw) -> None:
     """The claim is held up where it first looks at the moves, and these are folded before it goes on."""
 
-    async def use() -> None:
-        async with shared, shared.clone() as other:
-            stage = Stage(shared, other, shared_raw)
-            await stage.set()
-            await other.enqueue([stage.job("hidden", priority=1)], now=NOW + 20)
-            shared_raw("SELECT fold(0)")
-            with shared_raw.another() as folding:
-                folding("BEGIN")
-                folding("LOCK TABLE moves IN ACCESS EXCLUSIVE MODE")
-                claim = asyncio.ensure_future(stage.next_ids(1))
-                await asyncio.to_thread(until, lambda: is_waiting_for(shared_raw, folding), "the claim waits")
-                unfolded = "SELECT count(*) FROM moves WHERE folded IS NULL"
-                before = folding.one(unfolded)
-                folding("SELECT fold(0)")
-                assert folding.one(unfolded) < before
-                folding("COMMIT")
-                assert await claim == ["hidden"]
-
-    asyncio.run(use())
+    async with shared, shared.clone() as other:
+        stage = Stage(shared, other, shared_raw)
+        await stage.set()
+        await other.enqueue([stage.job("hidden", priority=1)], now=NOW + 20)
+        shared_raw("SELECT fold(0)")
+        with shared_raw.another() as folding:
+            folding("BEGIN")
+            folding("LOCK TABLE moves IN ACCESS EXCLUSIVE MODE")
+            claim = asyncio.ensure_future(stage.next_ids(1))
+            await asyncio.to_thread(until, lambda: is_waiting_for(shared_raw, folding), "the claim waits")
+            unfolded = "SELECT count(*) FROM moves WHERE folded IS NULL"
+            before = folding.one(unfolded)
+            folding("SELECT fold(0)")
+            assert folding.one(unfolded) < before
+            folding("COMMIT")
+            assert await claim == ["hidden"]
 
 
 @pytest.mark.parametrize("count", [3, 64, 65, 200])
-def test_any_number_of_priorities(shared: PostgresDriver, shared_raw: Raw, count: int) -> None:
+async def test_any_number_of_priorities(shared: PostgresDriver, shared_raw: Raw, count: int) -> None:
     """Beyond some number of them a claimer remembers nothing."""
 
-    async def use() -> None:
-        async with shared, shared.clone() as other:
-            stage = Stage(shared, other, shared_raw)
-            levels = list(range(-count, count, 2))
-            random.Random(count).shuffle(levels)
-            jobs = [stage.job(f"{level}", priority=level) for level in levels]
-            await other.enqueue(jobs, now=NOW)
-            expected = [f"{level}" for level in sorted(levels, reverse=True)]
-            assert await stage.next_ids(2) == expected[:2]
-            await other.enqueue([stage.job("top", priority=1000)], now=NOW)
-            assert await stage.next_ids(count) == ["top", *expected[2:]]
-            await other.enqueue([stage.job("bottom", priority=-1000)], now=NOW)
-            assert await stage.next_ids(2) == ["bottom"]
-
-    asyncio.run(use())
+    async with shared, shared.clone() as other:
+        stage = Stage(shared, other, shared_raw)
+        levels = list(range(-count, count, 2))
+        random.Random(count).shuffle(levels)
+        jobs = [stage.job(f"{level}", priority=level) for level in levels]
+        await other.enqueue(jobs, now=NOW)
+        expected = [f"{level}" for level in sorted(levels, reverse=True)]
+        assert await stage.next_ids(2) == expected[:2]
+        await other.enqueue([stage.job("top", priority=1000)], now=NOW)
+        assert await stage.next_ids(count) == ["top", *expected[2:]]
+        await other.enqueue([stage.job("bottom", priority=-1000)], now=NOW)
+        assert await stage.next_ids(2) == ["bottom"]
 
 
 # -- a claimer with a memory and claimers without one, on two stores with the same history --------------------------

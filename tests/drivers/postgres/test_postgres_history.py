@@ -8,9 +8,9 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from pg_harness import DAY, NOW, Raw, fold
 from psycopg import sql
 
+from drivers.postgres.pg_harness import DAY, NOW, Raw, fold
 from taskharbor.drivers.contract import Ack, Fail, JobFilter, QueueSettings, QueueStats
 from taskharbor.drivers.postgres import PostgresDriver
 from taskharbor.drivers.postgres.options import NOTIFYING
@@ -469,43 +469,39 @@ def shifted(cursor: str) -> str:
     return f"{epoch}.{int(xid) + _SHIFT}.{seq}"
 
 
-def test_a_cursor_goes_on_in_the_new_cluster(driver: PostgresDriver, raw: Raw, record: MakeRecord) -> None:
-    async def use() -> None:
-        async with driver.clone() as old:
-            for name in ("a", "b", "c"):
-                await done(old, record(id=name), NOW)
-            _, after_a = await follow(old, None, 1)
-            _, after_c = await follow(old, None)
-        restore_elsewhere(raw)
-        async with driver:
-            assert (await follow(driver, shifted(after_a), 1))[0] == ["b"]
-            for name in ("d", "e"):
-                await done(driver, record(id=name), NOW)
-            for cursor, expected in ((None, "abcde"), (shifted(after_a), "bcde"), (shifted(after_c), "de")):
-                read: list[str] = []
-                more, last = await follow(driver, cursor, 2)
-                while more:
-                    read += more
-                    more, last = await follow(driver, last, 2)
-                assert "".join(read) == expected
-                assert last.startswith("2.")
-
-    asyncio.run(use())
-
-
-def test_the_first_row_of_a_log_that_was_empty_when_it_moved(
+async def test_a_cursor_goes_on_in_the_new_cluster(
     driver: PostgresDriver, raw: Raw, record: MakeRecord
 ) -> None:
-    async def use() -> None:
-        await driver.migrate()
-        restore_elsewhere(raw)
-        async with driver:
-            _, cursor = await follow(driver, None)
-            await done(driver, record(id="a"), NOW)
-            assert (await follow(driver, cursor))[0] == ["a"]
-            assert (await follow(driver, None))[0] == ["a"]
+    async with driver.clone() as old:
+        for name in ("a", "b", "c"):
+            await done(old, record(id=name), NOW)
+        _, after_a = await follow(old, None, 1)
+        _, after_c = await follow(old, None)
+    restore_elsewhere(raw)
+    async with driver:
+        assert (await follow(driver, shifted(after_a), 1))[0] == ["b"]
+        for name in ("d", "e"):
+            await done(driver, record(id=name), NOW)
+        for cursor, expected in ((None, "abcde"), (shifted(after_a), "bcde"), (shifted(after_c), "de")):
+            read: list[str] = []
+            more, last = await follow(driver, cursor, 2)
+            while more:
+                read += more
+                more, last = await follow(driver, last, 2)
+            assert "".join(read) == expected
+            assert last.startswith("2.")
 
-    asyncio.run(use())
+
+async def test_the_first_row_of_a_log_that_was_empty_when_it_moved(
+    driver: PostgresDriver, raw: Raw, record: MakeRecord
+) -> None:
+    await driver.migrate()
+    restore_elsewhere(raw)
+    async with driver:
+        _, cursor = await follow(driver, None)
+        await done(driver, record(id="a"), NOW)
+        assert (await follow(driver, cursor))[0] == ["a"]
+        assert (await follow(driver, None))[0] == ["a"]
 
 
 def test_a_cursor_of_a_later_epoch_is_refused(driver: PostgresDriver, raw: Raw, record: MakeRecord) -> None:
@@ -531,34 +527,31 @@ def test_an_epoch_begins_once(driver: PostgresDriver, raw: Raw) -> None:
     assert raw.one("SELECT begin_epoch()") == 2
 
 
-def test_claims_counters_and_waits_go_on_in_the_new_cluster(
+async def test_claims_counters_and_waits_go_on_in_the_new_cluster(
     driver: PostgresDriver, raw: Raw, record: MakeRecord
 ) -> None:
-    async def use() -> None:
-        async with driver.clone() as old:
-            await old.enqueue([record(id=f"{n}", run_at_us=NOW + n) for n in range(5)], now=NOW + 10)
-            await done(old, record(id="x", priority=1), NOW + 10)
-            fold(raw)
-            await old.enqueue([record(id="5", run_at_us=NOW + 5)], now=NOW + 10)
-            before = await old.stats(now=NOW + 10)
-        restore_elsewhere(raw)
-        async with driver, driver.clone() as other:
-            assert await driver.stats(now=NOW + 10) == before
+    async with driver.clone() as old:
+        await old.enqueue([record(id=f"{n}", run_at_us=NOW + n) for n in range(5)], now=NOW + 10)
+        await done(old, record(id="x", priority=1), NOW + 10)
+        fold(raw)
+        await old.enqueue([record(id="5", run_at_us=NOW + 5)], now=NOW + 10)
+        before = await old.stats(now=NOW + 10)
+    restore_elsewhere(raw)
+    async with driver, driver.clone() as other:
+        assert await driver.stats(now=NOW + 10) == before
 
-            async def claim() -> list[str]:
-                found = await driver.reserve("q", limit=1, lease_for=SECOND, now=NOW + 10, worker="w")
-                return [job.id for job in found]
+        async def claim() -> list[str]:
+            found = await driver.reserve("q", limit=1, lease_for=SECOND, now=NOW + 10, worker="w")
+            return [job.id for job in found]
 
-            assert [*await claim(), *await claim()] == ["0", "1"]
-            await other.enqueue([record(id="first", priority=1)], now=NOW + 10)
-            assert [*await claim(), *await claim()] == ["first", "2"]
-            fold(raw)
-            await other.enqueue([record(id="again", priority=1)], now=NOW + 10)
-            assert [*await claim(), *await claim(), *await claim()] == ["again", "3", "4"]
-            assert [*await claim(), *await claim()] == ["5"]
-            await waits_of(driver)(["q"], now=NOW + 10, timeout=0)
-            assert await waits_of(driver)(["q"], now=NOW + 10, timeout=0) is False
-            await other.enqueue([record(id="woken")], now=NOW + 10)
-            assert await waits_of(driver)(["q"], now=NOW + 10, timeout=30) is True
-
-    asyncio.run(use())
+        assert [*await claim(), *await claim()] == ["0", "1"]
+        await other.enqueue([record(id="first", priority=1)], now=NOW + 10)
+        assert [*await claim(), *await claim()] == ["first", "2"]
+        fold(raw)
+        await other.enqueue([record(id="again", priority=1)], now=NOW + 10)
+        assert [*await claim(), *await claim(), *await claim()] == ["again", "3", "4"]
+        assert [*await claim(), *await claim()] == ["5"]
+        await waits_of(driver)(["q"], now=NOW + 10, timeout=0)
+        assert await waits_of(driver)(["q"], now=NOW + 10, timeout=0) is False
+        await other.enqueue([record(id="woken")], now=NOW + 10)
+        assert await waits_of(driver)(["q"], now=NOW + 10, timeout=30) is True

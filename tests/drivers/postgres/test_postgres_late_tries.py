@@ -9,8 +9,8 @@ from typing import Any
 
 import psycopg
 import pytest
-from outage_stage import LEASE, NOW, crash_proof_server, records, waiting_for_locks
 
+from drivers.postgres.outage_stage import LEASE, NOW, crash_proof_server, records, waiting_for_locks
 from taskharbor.drivers.contract import Ack
 from taskharbor.drivers.postgres import PostgresDriver, enqueue
 from taskharbor.drivers.postgres.connections import Row, Session

@@ -13,9 +13,9 @@ from urllib.parse import urlsplit, urlunsplit
 
 import pytest
 from click.testing import CliRunner
-from pg_harness import DAY, NOW, Raw
 from psycopg import sql
 
+from drivers.postgres.pg_harness import DAY, NOW, Raw
 from taskharbor.cli.root import root
 from taskharbor.drivers.contract import Ack, Extension, Fail, JobFilter, QueueSettings, Release
 from taskharbor.drivers.migrations import BREAKS, Migration
@@ -181,14 +181,11 @@ def test_without_migrating_an_old_schema_is_refused(postgres_url: str, raw: Raw)
         asyncio.run(PostgresDriver.from_url(f"{postgres_url}&migrate=off").open())
 
 
-def test_without_migrating_an_up_to_date_schema_is_used(postgres_url: str, record: MakeRecord) -> None:
+async def test_without_migrating_an_up_to_date_schema_is_used(postgres_url: str, record: MakeRecord) -> None:
     apply(postgres_url, newer())
 
-    async def use() -> None:
-        async with PostgresDriver.from_url(f"{postgres_url}&migrate=off") as driver:
-            await work(driver, record)
-
-    asyncio.run(use())
+    async with PostgresDriver.from_url(f"{postgres_url}&migrate=off") as driver:
+        await work(driver, record)
 
 
 @pytest.mark.parametrize(
@@ -210,16 +207,13 @@ def test_another_programs_migrations_are_not_touched(driver: PostgresDriver, raw
     assert relations(raw) == {"migrations"}
 
 
-def test_a_schema_that_is_there_and_empty_is_used(
+async def test_a_schema_that_is_there_and_empty_is_used(
     driver: PostgresDriver, raw: Raw, record: MakeRecord
 ) -> None:
     raw(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(raw.schema)))
 
-    async def use() -> None:
-        async with driver:
-            await work(driver, record)
-
-    asyncio.run(use())
+    async with driver:
+        await work(driver, record)
 
 
 def test_an_older_version_refuses_what_a_newer_one_broke(driver: PostgresDriver, postgres_url: str) -> None:
@@ -230,7 +224,7 @@ def test_an_older_version_refuses_what_a_newer_one_broke(driver: PostgresDriver,
         asyncio.run(driver.migrate(dry_run=True))
 
 
-def test_an_older_version_works_beside_a_newer_one(
+async def test_an_older_version_works_beside_a_newer_one(
     driver: PostgresDriver, postgres_url: str, record: MakeRecord
 ) -> None:
     """Opened before the newer one came, and after."""
@@ -244,17 +238,14 @@ def test_an_older_version_works_beside_a_newer_one(
         "CREATE TABLE shades (name text);\n",
     )
 
-    async def use() -> None:
-        async with driver:
-            # Often enough for plans to be kept.
-            for _ in range(7):
-                await work(driver, record)
-            assert await asyncio.to_thread(apply, postgres_url, newer(step)) == ["0999_colour"]
+    async with driver:
+        # Often enough for plans to be kept.
+        for _ in range(7):
             await work(driver, record)
-            async with driver.clone() as later:
-                await work(later, record)
-
-    asyncio.run(use())
+        assert await asyncio.to_thread(apply, postgres_url, newer(step)) == ["0999_colour"]
+        await work(driver, record)
+        async with driver.clone() as later:
+            await work(later, record)
 
 
 def functions_of(version: int, text: str) -> Migration:
@@ -390,41 +381,37 @@ def producer_grants(schema: str) -> list[str]:
     ]
 
 
-def test_a_role_that_may_not_change_the_schema_can_work(
+async def test_a_role_that_may_not_change_the_schema_can_work(
     role: tuple[str, str], raw: Raw, record: MakeRecord
 ) -> None:
     name, url = role
     grant(raw, name, *worker_grants(raw.schema))
 
-    async def use() -> None:
-        async with PostgresDriver.from_url(url) as driver:
-            for _ in range(2):
-                await work(driver, record)
-                # Its turn to fold.
-                raw("UPDATE upkeep SET folded_at = '-infinity'")
-        async with PostgresDriver.from_url(f"{url}&migrate=off") as driver:
+    async with PostgresDriver.from_url(url) as driver:
+        for _ in range(2):
             await work(driver, record)
+            # Its turn to fold.
+            raw("UPDATE upkeep SET folded_at = '-infinity'")
+    async with PostgresDriver.from_url(f"{url}&migrate=off") as driver:
+        await work(driver, record)
 
-    asyncio.run(use())
 
-
-def test_a_role_that_only_enqueues_needs_less(role: tuple[str, str], raw: Raw, record: MakeRecord) -> None:
+async def test_a_role_that_only_enqueues_needs_less(
+    role: tuple[str, str], raw: Raw, record: MakeRecord
+) -> None:
     name, url = role
     grant(raw, name, *producer_grants(raw.schema))
 
-    async def use() -> None:
-        async with PostgresDriver.from_url(url) as driver:
-            for _ in range(3):
-                await driver.enqueue([record()], now=NOW, new_ids=True)
-            await driver.enqueue([record(), record()], now=NOW)
-            await driver.enqueue([record(key="k", queue="new")], now=NOW)
-            (answer,) = await driver.enqueue([record(key="k", queue="new", idempotency_key="i")], now=NOW)
-            assert answer.existed
-            await driver.enqueue([record(idempotency_key="i")], now=NOW)
-            with pytest.raises(BackendUnavailable, match="privilege"):
-                await driver.reserve("q", limit=1, lease_for=SECOND, now=NOW, worker="w")
-
-    asyncio.run(use())
+    async with PostgresDriver.from_url(url) as driver:
+        for _ in range(3):
+            await driver.enqueue([record()], now=NOW, new_ids=True)
+        await driver.enqueue([record(), record()], now=NOW)
+        await driver.enqueue([record(key="k", queue="new")], now=NOW)
+        (answer,) = await driver.enqueue([record(key="k", queue="new", idempotency_key="i")], now=NOW)
+        assert answer.existed
+        await driver.enqueue([record(idempotency_key="i")], now=NOW)
+        with pytest.raises(BackendUnavailable, match="privilege"):
+            await driver.reserve("q", limit=1, lease_for=SECOND, now=NOW, worker="w")
 
 
 def test_a_role_without_any_rights_is_told_so(role: tuple[str, str]) -> None:

@@ -16,7 +16,8 @@ from urllib.parse import urlsplit
 
 import msgspec
 import pytest
-from outage_stage import (
+
+from drivers.postgres.outage_stage import (
     LEASE,
     NOW,
     Line,
@@ -27,7 +28,6 @@ from outage_stage import (
     table_locked,
     waiting_for_locks,
 )
-
 from taskharbor import Job, JobState, Outcome
 from taskharbor.drivers.contract import Ack, Extension, JobFilter
 from taskharbor.drivers.postgres import PostgresDriver, notifications
@@ -114,67 +114,55 @@ def connected(url: str) -> PostgresDriver:
 
 
 @pytest.mark.parametrize("mode", ["fast", "immediate"])
-def test_a_worker_comes_through_a_restart(
+async def test_a_worker_comes_through_a_restart(
     server: PostgresServer, url: str, mode: Literal["fast", "immediate"]
 ) -> None:
-    async def main() -> None:
-        async with stage(connected(url)) as here:
-            shift = Shift(here)
-            async with shift.interrupted():
-                await asyncio.to_thread(server.restart, mode)
-            await shift.check()
-
-    asyncio.run(main())
+    async with stage(connected(url)) as here:
+        shift = Shift(here)
+        async with shift.interrupted():
+            await asyncio.to_thread(server.restart, mode)
+        await shift.check()
 
 
 @pytest.mark.parametrize("mode", ["fast", "immediate"])
-def test_what_ends_while_the_server_is_away_is_written_when_it_is_back(
+async def test_what_ends_while_the_server_is_away_is_written_when_it_is_back(
     server: PostgresServer, url: str, mode: Literal["fast", "immediate"]
 ) -> None:
-    async def main() -> None:
-        async with stage(connected(url)) as here:
-            shift = Shift(here)
-            async with shift.interrupted():
-                await asyncio.to_thread(server.stop, mode)
-                shift.let_go()
-                with pytest.raises(BackendUnavailable):
-                    await here.enqueue()
-                await asyncio.to_thread(server.restart)
-            await shift.check()
-
-    asyncio.run(main())
+    async with stage(connected(url)) as here:
+        shift = Shift(here)
+        async with shift.interrupted():
+            await asyncio.to_thread(server.stop, mode)
+            shift.let_go()
+            with pytest.raises(BackendUnavailable):
+                await here.enqueue()
+            await asyncio.to_thread(server.restart)
+        await shift.check()
 
 
-def test_a_worker_comes_through_a_server_that_is_killed_again_and_again(
+async def test_a_worker_comes_through_a_server_that_is_killed_again_and_again(
     server: PostgresServer, url: str
 ) -> None:
-    async def main() -> None:
-        async with stage(connected(url)) as here:
-            shift = Shift(here)
-            async with shift.interrupted():
-                for _ in range(3):
-                    await asyncio.to_thread(server.kill)
-                    shift.let_go()
-                    await asyncio.to_thread(server.restart)
-            await shift.check()
-
-    asyncio.run(main())
-
-
-def test_a_worker_waits_for_a_server_that_is_not_there_yet(server: PostgresServer, url: str) -> None:
-    async def main() -> None:
-        async with stage(connected(url)) as here:
-            job_id = await here.enqueue()
-            await asyncio.to_thread(server.stop)
-
-            async def handler(job: Job) -> None:
-                pass
-
-            async with running(here.worker(handler, poll_interval=0.2)):
+    async with stage(connected(url)) as here:
+        shift = Shift(here)
+        async with shift.interrupted():
+            for _ in range(3):
+                await asyncio.to_thread(server.kill)
+                shift.let_go()
                 await asyncio.to_thread(server.restart)
-                assert (await here.ended(job_id)).state is JobState.DONE
+        await shift.check()
 
-    asyncio.run(main())
+
+async def test_a_worker_waits_for_a_server_that_is_not_there_yet(server: PostgresServer, url: str) -> None:
+    async with stage(connected(url)) as here:
+        job_id = await here.enqueue()
+        await asyncio.to_thread(server.stop)
+
+        async def handler(job: Job) -> None:
+            pass
+
+        async with running(here.worker(handler, poll_interval=0.2)):
+            await asyncio.to_thread(server.restart)
+            assert (await here.ended(job_id)).state is JobState.DONE
 
 
 # -- failing over -----------------------------------------------------------------------------------------
@@ -189,46 +177,42 @@ def pair() -> Iterator[tuple[PostgresServer, PostgresServer]]:
         yield primary, standby
 
 
-def test_a_worker_finds_the_new_primary_among_its_hosts(pair: tuple[PostgresServer, PostgresServer]) -> None:
+async def test_a_worker_finds_the_new_primary_among_its_hosts(
+    pair: tuple[PostgresServer, PostgresServer],
+) -> None:
     primary, standby = pair
     address = urlsplit(with_fresh_schema(primary.url))
     hosts = ",".join(urlsplit(one.url).netloc.rpartition("@")[2] for one in pair)
     url = f"postgresql://{address.username}@{hosts}{address.path}?{address.query}&target_session_attrs=read-write"
 
-    async def main() -> None:
-        async with stage(connected(url)) as here:
-            shift = Shift(here)
-            async with shift.interrupted():
-                await asyncio.to_thread(primary.kill)
-                shift.let_go()
-                await asyncio.to_thread(standby.promote)
-            await shift.check()
-
-    asyncio.run(main())
+    async with stage(connected(url)) as here:
+        shift = Shift(here)
+        async with shift.interrupted():
+            await asyncio.to_thread(primary.kill)
+            shift.let_go()
+            await asyncio.to_thread(standby.promote)
+        await shift.check()
 
 
-def test_a_worker_goes_on_when_its_address_leads_to_another_server(
+async def test_a_worker_goes_on_when_its_address_leads_to_another_server(
     pair: tuple[PostgresServer, PostgresServer],
 ) -> None:
     """As behind a name or an address that moves: for a while it leads to a server that takes no writes."""
     primary, standby = pair
 
-    async def main() -> None:
-        with FaultProxy.to(primary.url) as proxy:
-            async with stage(connected(proxy.url_for(with_fresh_schema(primary.url)))) as here:
-                shift = Shift(here)
-                async with shift.interrupted():
-                    proxy.reroute("127.0.0.1", standby.port)
-                    proxy.cut()
-                    with pytest.raises(BackendUnavailable, match="target_session_attrs"):
-                        await here.client.driver.enqueue(records(1), now=NOW)
-                    await asyncio.to_thread(standby.catch_up)
-                    await asyncio.to_thread(primary.kill)
-                    shift.let_go()
-                    await asyncio.to_thread(standby.promote)
-                await shift.check()
-
-    asyncio.run(main())
+    with FaultProxy.to(primary.url) as proxy:
+        async with stage(connected(proxy.url_for(with_fresh_schema(primary.url)))) as here:
+            shift = Shift(here)
+            async with shift.interrupted():
+                proxy.reroute("127.0.0.1", standby.port)
+                proxy.cut()
+                with pytest.raises(BackendUnavailable, match="target_session_attrs"):
+                    await here.client.driver.enqueue(records(1), now=NOW)
+                await asyncio.to_thread(standby.catch_up)
+                await asyncio.to_thread(primary.kill)
+                shift.let_go()
+                await asyncio.to_thread(standby.promote)
+            await shift.check()
 
 
 # -- a handle and its connections -------------------------------------------------------------------------
@@ -239,7 +223,7 @@ async def opened_and_closed(driver: PostgresDriver) -> None:
         pass
 
 
-def test_every_call_says_that_the_server_is_away_and_works_when_it_is_back(
+async def test_every_call_says_that_the_server_is_away_and_works_when_it_is_back(
     server: PostgresServer, url: str
 ) -> None:
     async def main() -> None:
@@ -278,11 +262,8 @@ def test_every_call_says_that_the_server_is_away_and_works_when_it_is_back(
                 await call()
             assert [row.outcome for row in await driver.job_attempts(job.id)] == [Outcome.DONE]
 
-    async def guarded() -> None:
-        with nothing_unhandled():
-            await main()
-
-    asyncio.run(guarded())
+    with nothing_unhandled():
+        await main()
 
 
 class Traffic:
@@ -317,15 +298,11 @@ class Traffic:
             self.done.update(job.id for job in jobs)
 
 
-def test_calls_on_a_line_that_is_cut_at_any_moment_happen_once(server: PostgresServer) -> None:
+async def test_calls_on_a_line_that_is_cut_at_any_moment_happen_once(server: PostgresServer) -> None:
     seed = int(os.environ.get(SEED) or random.randrange(2**32))
     print(f"replay with {SEED}={seed}")
     rng = random.Random(seed)
     producers, batches = 3, 40
-
-    async def main() -> None:
-        with nothing_unhandled():
-            await cut_and_work()
 
     async def cut_and_work() -> None:
         async with line(server, "&pool_size=5") as here:
@@ -356,26 +333,24 @@ def test_calls_on_a_line_that_is_cut_at_any_moment_happen_once(server: PostgresS
             assert Counter(row.job_id for row in attempts) == traffic.done
             assert await here.near.stats(now=NOW) == await here.far.stats(now=NOW)
 
-    asyncio.run(main())
+    with nothing_unhandled():
+        await cut_and_work()
 
 
-def test_a_handle_whose_connections_are_all_held_up_says_what_to_do(server: PostgresServer) -> None:
-    async def main() -> None:
-        async with line(server, "&pool_size=1&pool_timeout=0.2") as here:
-            batch = records(1)
-            with table_locked(here.far, "jobs", "ACCESS EXCLUSIVE"):
-                held_up = asyncio.ensure_future(here.near.enqueue(batch, now=NOW))
-                await eventually(lambda: waiting_for_locks(server) == 1)
-                with pytest.raises(BackendUnavailable, match="raise pool_size"):
-                    await here.near.time()
-                with pytest.raises(BackendUnavailable, match="raise pool_size"):
-                    await here.claim()
-            assert [one.id for one in await finish(held_up)] == [batch[0].id]
-            # A claim that never left is no claim of which the answer was lost.
-            assert [job.id for job in await here.claim()] == [batch[0].id]
-            assert here.proxy.connections == 1
-
-    asyncio.run(main())
+async def test_a_handle_whose_connections_are_all_held_up_says_what_to_do(server: PostgresServer) -> None:
+    async with line(server, "&pool_size=1&pool_timeout=0.2") as here:
+        batch = records(1)
+        with table_locked(here.far, "jobs", "ACCESS EXCLUSIVE"):
+            held_up = asyncio.ensure_future(here.near.enqueue(batch, now=NOW))
+            await eventually(lambda: waiting_for_locks(server) == 1)
+            with pytest.raises(BackendUnavailable, match="raise pool_size"):
+                await here.near.time()
+            with pytest.raises(BackendUnavailable, match="raise pool_size"):
+                await here.claim()
+        assert [one.id for one in await finish(held_up)] == [batch[0].id]
+        # A claim that never left is no claim of which the answer was lost.
+        assert [job.id for job in await here.claim()] == [batch[0].id]
+        assert here.proxy.connections == 1
 
 
 def test_a_server_without_room_for_more_connections_is_not_a_mystery(
@@ -389,27 +364,24 @@ def test_a_server_without_room_for_more_connections_is_not_a_mystery(
         server.execute("DROP ROLE guest")
 
 
-def test_a_call_that_is_given_up_on_a_dead_line_takes_nothing_with_it(server: PostgresServer) -> None:
-    async def main() -> None:
-        async with line(server) as here:
-            await here.store()
-            here.proxy.stall()
-            calls = [here.near.time(), here.claim(), here.near.enqueue(records(1), now=NOW)]
-            given_up = [asyncio.ensure_future(call) for call in calls]
-            await asyncio.wait(given_up, timeout=0.05)
-            assert not any(call.done() for call in given_up)
-            for call in given_up:
-                call.cancel()
-            _, pending = await asyncio.wait(given_up, timeout=30)
-            assert not pending
-            here.proxy.cut()
-            here.proxy.flow()
-            # The claim never reached the server, or its job was given back: somebody gets it.
-            await eventually(
-                lambda: _is_one(here.near.reserve("q", limit=1, lease_for=LEASE, now=NOW, worker="x"))
-            )
-
-    asyncio.run(main())
+async def test_a_call_that_is_given_up_on_a_dead_line_takes_nothing_with_it(server: PostgresServer) -> None:
+    async with line(server) as here:
+        await here.store()
+        here.proxy.stall()
+        calls = [here.near.time(), here.claim(), here.near.enqueue(records(1), now=NOW)]
+        given_up = [asyncio.ensure_future(call) for call in calls]
+        await asyncio.wait(given_up, timeout=0.05)
+        assert not any(call.done() for call in given_up)
+        for call in given_up:
+            call.cancel()
+        _, pending = await asyncio.wait(given_up, timeout=30)
+        assert not pending
+        here.proxy.cut()
+        here.proxy.flow()
+        # The claim never reached the server, or its job was given back: somebody gets it.
+        await eventually(
+            lambda: _is_one(here.near.reserve("q", limit=1, lease_for=LEASE, now=NOW, worker="x"))
+        )
 
 
 async def _is_one(claim: Awaitable[Sequence[Any]]) -> bool:
@@ -448,7 +420,7 @@ async def settled(here: Line) -> None:
 
 @pytest.mark.usefixtures("no_probe")
 @pytest.mark.parametrize("how", ["terminated", "cut"])
-def test_a_listener_that_was_lost_comes_back_and_hears(server: PostgresServer, how: str) -> None:
+async def test_a_listener_that_was_lost_comes_back_and_hears(server: PostgresServer, how: str) -> None:
     async def main() -> None:
         # Nobody looks by itself in this test.
         async with line(server, "&poll=3600") as here:
@@ -470,11 +442,8 @@ def test_a_listener_that_was_lost_comes_back_and_hears(server: PostgresServer, h
                     await here.store()
                     assert await finish(waiting)
 
-    async def guarded() -> None:
-        with nothing_unhandled():
-            await main()
-
-    asyncio.run(guarded())
+    with nothing_unhandled():
+        await main()
 
 
 @pytest.mark.usefixtures("no_probe")
@@ -493,7 +462,7 @@ class KnownDriver(PostgresDriver):
         return [session.connection.info.backend_pid for session in held if session is not None]
 
 
-def test_who_waits_while_the_listener_is_lost_is_woken(server: PostgresServer, url: str) -> None:
+async def test_who_waits_while_the_listener_is_lost_is_woken(server: PostgresServer, url: str) -> None:
     """The worker would look again by itself only after ten minutes."""
 
     async def main() -> None:
@@ -511,11 +480,8 @@ def test_who_waits_while_the_listener_is_lost_is_woken(server: PostgresServer, u
                     await here.ended(await here.enqueue())
                     await eventually(lambda gone=listener: gone not in KnownDriver.listeners())
 
-    async def guarded() -> None:
-        with nothing_unhandled():
-            await main()
-
-    asyncio.run(guarded())
+    with nothing_unhandled():
+        await main()
 
 
 class SplitDriver(PostgresDriver):
@@ -544,47 +510,41 @@ async def split_line(server: PostgresServer, options: str) -> AsyncIterator[Line
 
 
 @pytest.mark.usefixtures("no_probe")
-def test_a_line_that_fell_silent_delays_a_wake_up_but_loses_none(server: PostgresServer) -> None:
-    async def main() -> None:
-        async with split_line(server, "&poll=3600") as here, waiter(here) as wait:
-            here.proxy.stall()
-            waiting = asyncio.ensure_future(waits_of(here.near)(["q"], now=NOW, timeout=0.1))
-            await asyncio.wait([waiting], timeout=0.02)
-            await here.store()
-            assert not await finish(waiting)
-            # Nobody told it, so it has to find out itself when it waits next.
-            assert await finish(wait())
-            here.proxy.flow()
-            await settled(here)
-            waiting = asyncio.ensure_future(wait())
-            await asyncio.wait([waiting], timeout=0.05)
-            await here.store()
-            assert await finish(waiting)
-
-    asyncio.run(main())
+async def test_a_line_that_fell_silent_delays_a_wake_up_but_loses_none(server: PostgresServer) -> None:
+    async with split_line(server, "&poll=3600") as here, waiter(here) as wait:
+        here.proxy.stall()
+        waiting = asyncio.ensure_future(waits_of(here.near)(["q"], now=NOW, timeout=0.1))
+        await asyncio.wait([waiting], timeout=0.02)
+        await here.store()
+        assert not await finish(waiting)
+        # Nobody told it, so it has to find out itself when it waits next.
+        assert await finish(wait())
+        here.proxy.flow()
+        await settled(here)
+        waiting = asyncio.ensure_future(wait())
+        await asyncio.wait([waiting], timeout=0.05)
+        await here.store()
+        assert await finish(waiting)
 
 
-def test_a_line_that_stays_silent_is_given_up_for_looking(
+async def test_a_line_that_stays_silent_is_given_up_for_looking(
     server: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(notifications, "_PROBE", 0.1)
     monkeypatch.setattr(notifications, "_PATIENCE", 0.1)
 
-    async def main() -> None:
-        async with split_line(server, "&poll=0.02") as here, waiter(here) as wait:
-            here.proxy.stall()
-            for _ in range(3):
-                waiting = asyncio.ensure_future(wait())
-                await asyncio.wait([waiting], timeout=0.05)
-                await here.store()
-                assert await finish(waiting)
-            here.proxy.cut()
-            here.proxy.flow()
-            ear = here.near._listener
-            assert ear is not None
-            await eventually(lambda: ear.is_up)
+    async with split_line(server, "&poll=0.02") as here, waiter(here) as wait:
+        here.proxy.stall()
+        for _ in range(3):
             waiting = asyncio.ensure_future(wait())
+            await asyncio.wait([waiting], timeout=0.05)
             await here.store()
             assert await finish(waiting)
-
-    asyncio.run(main())
+        here.proxy.cut()
+        here.proxy.flow()
+        ear = here.near._listener
+        assert ear is not None
+        await eventually(lambda: ear.is_up)
+        waiting = asyncio.ensure_future(wait())
+        await here.store()
+        assert await finish(waiting)

@@ -11,9 +11,9 @@ from typing import Any
 
 import psycopg
 import pytest
-from pg_harness import DAY, NOW, Raw
-from pg_reads import Reads, one_connection, reads_of
 
+from drivers.postgres.pg_harness import DAY, NOW, Raw
+from drivers.postgres.pg_reads import Reads, one_connection, reads_of
 from needing import need
 from taskharbor.drivers.contract import Ack, Extension, Fail, JobFilter, Release, Retry
 from taskharbor.drivers.postgres import PostgresDriver

@@ -14,7 +14,8 @@ from typing import Any
 
 import psycopg
 import pytest
-from transaction_callers import (
+
+from drivers.postgres.transaction_callers import (
     CALLERS,
     VARIANTS,
     AsyncCaller,
@@ -26,7 +27,6 @@ from transaction_callers import (
     SQLAlchemySessionCaller,
     sqlalchemy_url,
 )
-
 from taskharbor import AsyncClient, Client, Harbor, JobRequest, JobState
 from taskharbor.clock import FakeClock
 from taskharbor.drivers.postgres.options import parse_url

@@ -7,9 +7,9 @@ from typing import Any
 from urllib.parse import quote, urlsplit, urlunsplit
 
 import pytest
-from pg_harness import NOW
 from psycopg import conninfo
 
+from drivers.postgres.pg_harness import NOW
 from taskharbor.drivers.postgres import PostgresDriver
 from taskharbor.drivers.postgres.options import Options, parse_url
 from taskharbor.drivers.registry import connect

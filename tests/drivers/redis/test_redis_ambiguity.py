@@ -12,9 +12,9 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from typing import Any
 
 import pytest
-from redis_line import LEASE, NOW, Line, line, records, runs
-from redis_stage import nothing_unhandled
 
+from drivers.redis.redis_line import LEASE, NOW, Line, line, records, runs
+from drivers.redis.redis_stage import nothing_unhandled
 from taskharbor.drivers.contract import (
     Ack,
     Discard,

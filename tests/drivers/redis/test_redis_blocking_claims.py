@@ -9,8 +9,8 @@ import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
-from redis_stage import PATIENCE, soon, until
 
+from drivers.redis.redis_stage import PATIENCE, soon, until
 from taskharbor import Harbor
 from taskharbor.drivers.contract import Driver, QueueSettings
 from taskharbor.drivers.redis.driver import RedisDriver

@@ -8,8 +8,18 @@ from typing import Any
 
 import pytest
 from redis.crc import key_slot
-from redis_stage import COUNT, ONCE, READ, Waits, call, connected, nothing_unhandled, soon, until
 
+from drivers.redis.redis_stage import (
+    COUNT,
+    ONCE,
+    READ,
+    Waits,
+    call,
+    connected,
+    nothing_unhandled,
+    soon,
+    until,
+)
 from needing import REDIS_VERSIONS
 from taskharbor.drivers.redis.library import Call
 from taskharbor.drivers.redis.options import parse_url
@@ -40,183 +50,152 @@ def test_slots_are_reckoned_as_the_server_does(cluster: RedisCluster) -> None:
         assert key_slot(key.encode()) == cluster.slot_of(key), key
 
 
-def test_calls_for_several_nodes_are_answered_in_order(cluster: RedisCluster) -> None:
-    async def use() -> None:
+async def test_calls_for_several_nodes_are_answered_in_order(cluster: RedisCluster) -> None:
+    async with connected(cluster.url) as connections:
+        assert connections.cluster is not None
+        assert len({connections.server_for(key) for key in FAR_APART}) == 3
+        keys = [*FAR_APART, *FAR_APART]
+        answers = await connections.run(lambda _: [Call(COUNT, [key], (1,)) for key in keys])
+        assert answers == [1, 1, 1, 2, 2, 2]
+        assert await connections.commands([("GET", key) for key in FAR_APART]) == [b"2"] * 3
+        assert len(await connections.command("TIME")) == 2
+
+
+async def test_a_plain_url_to_one_node_is_recognised_as_a_cluster(cluster: RedisCluster) -> None:
+    async with connected(cluster.nodes[1].url) as connections:
+        assert connections.cluster is not None
+        for key in FAR_APART:
+            assert await connections.run(call(COUNT, key, 1)) == [1]
+
+
+async def test_a_cluster_url_to_a_plain_server_is_refused() -> None:
+    with (
+        RedisServer.start() as plain,
+        pytest.raises((BackendUnavailable, InvalidRequest), match="cluster"),
+    ):
+        await Store(parse_url(plain.url.replace("redis://", "redis+cluster://"))).open()
+
+
+async def test_nodes_that_do_not_answer_are_passed_over_when_the_store_is_opened(
+    cluster: RedisCluster,
+) -> None:
+    async with connected(cluster.url.replace("://", "://127.0.0.1:1,", 1)) as connections:
+        assert await connections.run(call(COUNT, "{a}:n", 1)) == [1]
+
+
+async def test_scripts_that_nodes_forgot_are_brought_again(cluster: RedisCluster) -> None:
+    async with connected(cluster.url) as connections:
+        for expected in (1, 2):
+            for node in cluster.nodes:
+                node.execute("FUNCTION", "FLUSH")
+            answers = await connections.run(lambda _: [Call(COUNT, [key], (1,)) for key in FAR_APART])
+            assert answers == [expected] * 3
+
+
+async def test_a_queue_that_moved_is_followed_and_found_at_once_from_then_on(cluster: RedisCluster) -> None:
+    with nothing_unhandled():
         async with connected(cluster.url) as connections:
-            assert connections.cluster is not None
-            assert len({connections.server_for(key) for key in FAR_APART}) == 3
-            keys = [*FAR_APART, *FAR_APART]
-            answers = await connections.run(lambda _: [Call(COUNT, [key], (1,)) for key in keys])
-            assert answers == [1, 1, 1, 2, 2, 2]
-            assert await connections.commands([("GET", key) for key in FAR_APART]) == [b"2"] * 3
-            assert len(await connections.command("TIME")) == 2
-
-    asyncio.run(use())
-
-
-def test_a_plain_url_to_one_node_is_recognised_as_a_cluster(cluster: RedisCluster) -> None:
-    async def use() -> None:
-        async with connected(cluster.nodes[1].url) as connections:
-            assert connections.cluster is not None
-            for key in FAR_APART:
-                assert await connections.run(call(COUNT, key, 1)) == [1]
-
-    asyncio.run(use())
-
-
-def test_a_cluster_url_to_a_plain_server_is_refused() -> None:
-    async def use() -> None:
-        with (
-            RedisServer.start() as plain,
-            pytest.raises((BackendUnavailable, InvalidRequest), match="cluster"),
-        ):
-            await Store(parse_url(plain.url.replace("redis://", "redis+cluster://"))).open()
-
-    asyncio.run(use())
-
-
-def test_nodes_that_do_not_answer_are_passed_over_when_the_store_is_opened(cluster: RedisCluster) -> None:
-    async def use() -> None:
-        async with connected(cluster.url.replace("://", "://127.0.0.1:1,", 1)) as connections:
-            assert await connections.run(call(COUNT, "{a}:n", 1)) == [1]
-
-    asyncio.run(use())
-
-
-def test_scripts_that_nodes_forgot_are_brought_again(cluster: RedisCluster) -> None:
-    async def use() -> None:
-        async with connected(cluster.url) as connections:
-            for expected in (1, 2):
-                for node in cluster.nodes:
-                    node.execute("FUNCTION", "FLUSH")
-                answers = await connections.run(lambda _: [Call(COUNT, [key], (1,)) for key in FAR_APART])
-                assert answers == [expected] * 3
-
-    asyncio.run(use())
-
-
-def test_a_queue_that_moved_is_followed_and_found_at_once_from_then_on(cluster: RedisCluster) -> None:
-    async def use() -> None:
-        with nothing_unhandled():
-            async with connected(cluster.url) as connections:
-                await connections.run(call(COUNT, "{a}:n", 1))
-                source = cluster.node_of("{a}:n")
-                target = next(node for node in cluster.nodes if node is not source)
-                cluster.move("{a}:n", target)
-                assert await connections.run(call(COUNT, "{a}:n", 1)) == [2]
-                assert str(connections.server_for("{a}:n").address) == f"127.0.0.1:{target.port}"
-                assert await connections.command("GET", "{a}:n") == b"2"
-                cluster.move("{a}:n", source)
-                assert await connections.command("GET", "{a}:n") == b"2"
-
-    asyncio.run(use())
-
-
-def test_a_queue_on_its_way_is_asked_for_where_it_goes(cluster: RedisCluster) -> None:
-    async def use() -> None:
-        async with connected(cluster.url) as connections:
+            await connections.run(call(COUNT, "{a}:n", 1))
             source = cluster.node_of("{a}:n")
             target = next(node for node in cluster.nodes if node is not source)
-            cluster.begin_move("{a}:n", target)
-            # Nothing of it is left at the source: the server there says ASK.
-            assert await connections.run(call(COUNT, "{a}:n", 1)) == [1]
-            assert await connections.command("GET", "{a}:n") == b"1"
-            # Some of its keys are there and some are not: the server says TRYAGAIN.
-            with pytest.raises(BackendUnavailable, match="being moved"):
-                await connections.run(lambda _: [Call("read_two", ["{a}:n", "{a}:other"], ())])
             cluster.move("{a}:n", target)
             assert await connections.run(call(COUNT, "{a}:n", 1)) == [2]
+            assert str(connections.server_for("{a}:n").address) == f"127.0.0.1:{target.port}"
+            assert await connections.command("GET", "{a}:n") == b"2"
             cluster.move("{a}:n", source)
+            assert await connections.command("GET", "{a}:n") == b"2"
 
-    asyncio.run(use())
+
+async def test_a_queue_on_its_way_is_asked_for_where_it_goes(cluster: RedisCluster) -> None:
+    async with connected(cluster.url) as connections:
+        source = cluster.node_of("{a}:n")
+        target = next(node for node in cluster.nodes if node is not source)
+        cluster.begin_move("{a}:n", target)
+        # Nothing of it is left at the source: the server there says ASK.
+        assert await connections.run(call(COUNT, "{a}:n", 1)) == [1]
+        assert await connections.command("GET", "{a}:n") == b"1"
+        # Some of its keys are there and some are not: the server says TRYAGAIN.
+        with pytest.raises(BackendUnavailable, match="being moved"):
+            await connections.run(lambda _: [Call("read_two", ["{a}:n", "{a}:other"], ())])
+        cluster.move("{a}:n", target)
+        assert await connections.run(call(COUNT, "{a}:n", 1)) == [2]
+        cluster.move("{a}:n", source)
 
 
-def test_a_lost_answer_of_one_node_repeats_only_its_calls(
+async def test_a_lost_answer_of_one_node_repeats_only_its_calls(
     cluster: RedisCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[int] = []
 
-    async def use() -> None:
-        with nothing_unhandled():
-            async with connected(cluster.url) as connections:
-                shared = await connections.server_for("{a}:n").connect()
-                ask = shared.ask
-
-                async def ask_and_break(packed: bytes, count: int) -> list[Any]:
-                    answer = asyncio.ensure_future(ask(packed, count))
-                    await asyncio.sleep(0)
-                    shared.abort("the test's hand")
-                    return await answer
-
-                def make(again: int) -> list[Call]:
-                    seen.append(again)
-                    return [Call(ONCE, [key], (again,)) for key in FAR_APART]
-
-                # The request is on its way to this node, and its answer never comes.
-                monkeypatch.setattr(shared, "ask", ask_and_break)
-                answers = await soon(connections.run(make))
-                assert answers[1:] == [b"done", b"done"]
-                assert answers[0] in (b"done", b"recognised")
-                assert seen == [0, 1]
-        assert [int(cluster.node_of(key).execute("GET", key)) for key in FAR_APART] == [1, 1, 1]
-
-    asyncio.run(use())
-
-
-def test_a_failing_call_does_not_keep_the_others_from_being_done(cluster: RedisCluster) -> None:
-    async def use() -> None:
+    with nothing_unhandled():
         async with connected(cluster.url) as connections:
-            with pytest.raises(TaskHarborError, match="no"):
-                await connections.run(
-                    lambda _: [
-                        Call("fail", [FAR_APART[0]], ("ERR no",)),
-                        Call(COUNT, [FAR_APART[1]], (1,)),
-                    ]
-                )
-            assert await connections.run(call(READ, FAR_APART[1])) == [b"1"]
+            shared = await connections.server_for("{a}:n").connect()
+            ask = shared.ask
 
-    asyncio.run(use())
+            async def ask_and_break(packed: bytes, count: int) -> list[Any]:
+                answer = asyncio.ensure_future(ask(packed, count))
+                await asyncio.sleep(0)
+                shared.abort("the test's hand")
+                return await answer
+
+            def make(again: int) -> list[Call]:
+                seen.append(again)
+                return [Call(ONCE, [key], (again,)) for key in FAR_APART]
+
+            # The request is on its way to this node, and its answer never comes.
+            monkeypatch.setattr(shared, "ask", ask_and_break)
+            answers = await soon(connections.run(make))
+            assert answers[1:] == [b"done", b"done"]
+            assert answers[0] in (b"done", b"recognised")
+            assert seen == [0, 1]
+    assert [int(cluster.node_of(key).execute("GET", key)) for key in FAR_APART] == [1, 1, 1]
+
+
+async def test_a_failing_call_does_not_keep_the_others_from_being_done(cluster: RedisCluster) -> None:
+    async with connected(cluster.url) as connections:
+        with pytest.raises(TaskHarborError, match="no"):
+            await connections.run(
+                lambda _: [
+                    Call("fail", [FAR_APART[0]], ("ERR no",)),
+                    Call(COUNT, [FAR_APART[1]], (1,)),
+                ]
+            )
+        assert await connections.run(call(READ, FAR_APART[1])) == [b"1"]
 
 
 # -- waking -------------------------------------------------------------------------------------------------
 
 
-def test_queues_on_several_nodes_wake_one_who_waits_for_all(cluster: RedisCluster) -> None:
-    async def use() -> None:
-        with nothing_unhandled():
-            async with connected(cluster.url) as connections:
-                waits = Waits(connections)
-                try:
-                    for queue in ("a", "b", "c"):
-                        waiting = await asleep(waits, "a", "b", "c")
-                        await stir(connections, queue)
-                        assert await soon(waiting)
-                finally:
-                    await waits.listener.close()
-
-    asyncio.run(use())
-
-
-def test_one_who_waits_hears_of_a_queue_that_has_gone_elsewhere(cluster: RedisCluster) -> None:
-    async def use() -> None:
-        with nothing_unhandled():
-            async with connected(cluster.url) as connections:
-                waits = Waits(connections)
-                source = cluster.node_of("{a}:n")
-                target = next(node for node in cluster.nodes if node is not source)
-                try:
-                    await quiet(waits, "a")
-                    cluster.move("{a}:n", target)
-                    await stir(connections, "a")
-                    assert await soon(waits("a"))
-                    waiting = await asleep(waits, "a")
-                    await stir(connections, "a")
+async def test_queues_on_several_nodes_wake_one_who_waits_for_all(cluster: RedisCluster) -> None:
+    with nothing_unhandled():
+        async with connected(cluster.url) as connections:
+            waits = Waits(connections)
+            try:
+                for queue in ("a", "b", "c"):
+                    waiting = await asleep(waits, "a", "b", "c")
+                    await stir(connections, queue)
                     assert await soon(waiting)
-                finally:
-                    await waits.listener.close()
-                    cluster.move("{a}:n", source)
+            finally:
+                await waits.listener.close()
 
-    asyncio.run(use())
+
+async def test_one_who_waits_hears_of_a_queue_that_has_gone_elsewhere(cluster: RedisCluster) -> None:
+    with nothing_unhandled():
+        async with connected(cluster.url) as connections:
+            waits = Waits(connections)
+            source = cluster.node_of("{a}:n")
+            target = next(node for node in cluster.nodes if node is not source)
+            try:
+                await quiet(waits, "a")
+                cluster.move("{a}:n", target)
+                await stir(connections, "a")
+                assert await soon(waits("a"))
+                waiting = await asleep(waits, "a")
+                await stir(connections, "a")
+                assert await soon(waiting)
+            finally:
+                await waits.listener.close()
+                cluster.move("{a}:n", source)
 
 
 async def quiet(waits: Waits, *queues: str) -> None:
@@ -261,25 +240,19 @@ async def insist(connections: Store, key: str) -> int:
         return int(answer)
 
 
-def test_a_failover_in_order_is_followed_and_loses_nothing(pairs: RedisCluster) -> None:
-    async def use() -> None:
-        with nothing_unhandled():
-            async with connected(pairs.url) as connections:
-                (before,) = await connections.run(call(COUNT, "{a}:n", 1))
-                await asyncio.to_thread(pairs.fail_over, "{a}:n")
-                assert await soon(insist(connections, "{a}:n")) == before + 1
-
-    asyncio.run(use())
+async def test_a_failover_in_order_is_followed_and_loses_nothing(pairs: RedisCluster) -> None:
+    with nothing_unhandled():
+        async with connected(pairs.url) as connections:
+            (before,) = await connections.run(call(COUNT, "{a}:n", 1))
+            await asyncio.to_thread(pairs.fail_over, "{a}:n")
+            assert await soon(insist(connections, "{a}:n")) == before + 1
 
 
-def test_a_master_that_is_killed_is_replaced(pairs: RedisCluster) -> None:
-    async def use() -> None:
-        async with connected(pairs.url + "?wait_replicas=1&wait_timeout=5") as careful:
-            (before,) = await careful.run(call(COUNT, "{b}:n", 1))
-        async with connected(pairs.url + "?timeout=2&connect_timeout=2") as connections:
-            await asyncio.to_thread(pairs.kill_master, "{b}:n")
-            assert await soon(insist(connections, "{b}:n")) == before + 1
-            # The others were never away.
-            assert await connections.run(call(READ, "{c}:nothing")) == [None]
-
-    asyncio.run(use())
+async def test_a_master_that_is_killed_is_replaced(pairs: RedisCluster) -> None:
+    async with connected(pairs.url + "?wait_replicas=1&wait_timeout=5") as careful:
+        (before,) = await careful.run(call(COUNT, "{b}:n", 1))
+    async with connected(pairs.url + "?timeout=2&connect_timeout=2") as connections:
+        await asyncio.to_thread(pairs.kill_master, "{b}:n")
+        assert await soon(insist(connections, "{b}:n")) == before + 1
+        # The others were never away.
+        assert await connections.run(call(READ, "{c}:nothing")) == [None]

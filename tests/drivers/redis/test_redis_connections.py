@@ -9,8 +9,18 @@ from collections.abc import Awaitable, Callable, Iterator
 import pytest
 import redis
 from redis.asyncio import Connection
-from redis_stage import COUNT, ONCE, READ, call, connected, load_stage, nothing_unhandled, soon, until
 
+from drivers.redis.redis_stage import (
+    COUNT,
+    ONCE,
+    READ,
+    call,
+    connected,
+    load_stage,
+    nothing_unhandled,
+    soon,
+    until,
+)
 from needing import REDIS_VERSIONS
 from taskharbor.drivers.redis.connection import SharedConnection
 from taskharbor.drivers.redis.library import Call
@@ -45,35 +55,26 @@ def with_no_trouble(use: Callable[[], Awaitable[None]]) -> None:
 # -- scripts ------------------------------------------------------------------------------------------------
 
 
-def test_answers_come_as_bytes_numbers_and_lists(server: RedisServer) -> None:
-    async def use() -> None:
-        async with connected(server.url) as connections:
-            assert await connections.run(call("echo", "{q}:a", b"\xff\x00")) == [
-                [b"\xff\x00", 1, None, [b"{q}:a"]]
-            ]
-
-    asyncio.run(use())
+async def test_answers_come_as_bytes_numbers_and_lists(server: RedisServer) -> None:
+    async with connected(server.url) as connections:
+        assert await connections.run(call("echo", "{q}:a", b"\xff\x00")) == [
+            [b"\xff\x00", 1, None, [b"{q}:a"]]
+        ]
 
 
-def test_several_calls_are_answered_in_order_and_no_call_by_nothing(server: RedisServer) -> None:
-    async def use() -> None:
-        async with connected(server.url) as connections:
-            answers = await connections.run(lambda _: [Call(COUNT, ["n"], (n,)) for n in (1, 10, 100)])
-            assert answers == [1, 11, 111]
-            assert await connections.run(lambda _: []) == []
-
-    asyncio.run(use())
+async def test_several_calls_are_answered_in_order_and_no_call_by_nothing(server: RedisServer) -> None:
+    async with connected(server.url) as connections:
+        answers = await connections.run(lambda _: [Call(COUNT, ["n"], (n,)) for n in (1, 10, 100)])
+        assert answers == [1, 11, 111]
+        assert await connections.run(lambda _: []) == []
 
 
-def test_calls_of_concurrent_tasks_share_one_connection(server: RedisServer) -> None:
-    async def use() -> None:
-        async with connected(server.url) as connections:
-            before = int(server.info("clients")["connected_clients"])
-            answers = await asyncio.gather(*(connections.run(call(COUNT, "n", 1)) for _ in range(100)))
-            assert sorted(answers) == [[n] for n in range(1, 101)]
-            assert int(server.info("clients")["connected_clients"]) == before
-
-    asyncio.run(use())
+async def test_calls_of_concurrent_tasks_share_one_connection(server: RedisServer) -> None:
+    async with connected(server.url) as connections:
+        before = int(server.info("clients")["connected_clients"])
+        answers = await asyncio.gather(*(connections.run(call(COUNT, "n", 1)) for _ in range(100)))
+        assert sorted(answers) == [[n] for n in range(1, 101)]
+        assert int(server.info("clients")["connected_clients"]) == before
 
 
 def test_a_caller_who_gives_up_takes_nobody_elses_answer(server: RedisServer) -> None:
@@ -88,87 +89,69 @@ def test_a_caller_who_gives_up_takes_nobody_elses_answer(server: RedisServer) ->
     with_no_trouble(use)
 
 
-def test_a_script_that_the_server_forgot_is_brought_again(server: RedisServer) -> None:
-    async def use() -> None:
-        async with connected(server.url) as connections:
-            for _ in range(2):
-                server.execute("FUNCTION", "FLUSH")
-                await connections.run(call(COUNT, "n", 1))
-                await connections.run(call(COUNT, "n", 1))
-            assert int(server.execute("GET", "n")) == 4
-
-    asyncio.run(use())
-
-
-def test_a_transaction_with_forgotten_scripts_happens_once_and_whole(server: RedisServer) -> None:
-    async def use() -> None:
-        async with connected(server.url) as connections:
-            server.execute("FUNCTION", "FLUSH")
-            assert await connections.run(lambda _: [Call(COUNT, ["n"], (1,)), Call(COUNT, ["n"], (1,))]) == [
-                1,
-                2,
-            ]
+async def test_a_script_that_the_server_forgot_is_brought_again(server: RedisServer) -> None:
+    async with connected(server.url) as connections:
+        for _ in range(2):
             server.execute("FUNCTION", "FLUSH")
             await connections.run(call(COUNT, "n", 1))
-            # One of the two is known now, and must not take effect without the other.
-            assert await connections.run(lambda _: [Call(COUNT, ["n"], (1,)), Call(READ, ["n"], ())]) == [
-                4,
-                b"4",
-            ]
-
-    asyncio.run(use())
+            await connections.run(call(COUNT, "n", 1))
+        assert int(server.execute("GET", "n")) == 4
 
 
-def test_what_a_function_says_becomes_our_error(server: RedisServer) -> None:
-    async def use() -> None:
-        async with connected(server.url) as connections:
-            with pytest.raises(TaskHarborError, match="what") as error:
-                await connections.run(lambda _: [Call("fail", ["k"], ("ERR what",))])
-            assert not isinstance(error.value, BackendUnavailable)
-            # The connection is as good as before.
-            assert await connections.run(call(COUNT, "n", 1)) == [1]
+async def test_a_transaction_with_forgotten_scripts_happens_once_and_whole(server: RedisServer) -> None:
+    async with connected(server.url) as connections:
+        server.execute("FUNCTION", "FLUSH")
+        assert await connections.run(lambda _: [Call(COUNT, ["n"], (1,)), Call(COUNT, ["n"], (1,))]) == [
+            1,
+            2,
+        ]
+        server.execute("FUNCTION", "FLUSH")
+        await connections.run(call(COUNT, "n", 1))
+        # One of the two is known now, and must not take effect without the other.
+        assert await connections.run(lambda _: [Call(COUNT, ["n"], (1,)), Call(READ, ["n"], ())]) == [
+            4,
+            b"4",
+        ]
 
-    asyncio.run(use())
+
+async def test_what_a_function_says_becomes_our_error(server: RedisServer) -> None:
+    async with connected(server.url) as connections:
+        with pytest.raises(TaskHarborError, match="what") as error:
+            await connections.run(lambda _: [Call("fail", ["k"], ("ERR what",))])
+        assert not isinstance(error.value, BackendUnavailable)
+        # The connection is as good as before.
+        assert await connections.run(call(COUNT, "n", 1)) == [1]
 
 
 # -- plain commands -----------------------------------------------------------------------------------------
 
 
-def test_commands_go_out_together_and_are_answered_in_order(server: RedisServer) -> None:
-    async def use() -> None:
-        async with connected(server.url) as connections:
-            assert await connections.commands([("SET", "a", "1"), ("GET", "a"), ("HGETALL", "h")]) == [
-                b"OK",
-                b"1",
-                [],
-            ]
-            assert await connections.commands([]) == []
-            seconds, _ = await connections.command("TIME")
-            assert int(seconds) > 1_500_000_000
-
-    asyncio.run(use())
+async def test_commands_go_out_together_and_are_answered_in_order(server: RedisServer) -> None:
+    async with connected(server.url) as connections:
+        assert await connections.commands([("SET", "a", "1"), ("GET", "a"), ("HGETALL", "h")]) == [
+            b"OK",
+            b"1",
+            [],
+        ]
+        assert await connections.commands([]) == []
+        seconds, _ = await connections.command("TIME")
+        assert int(seconds) > 1_500_000_000
 
 
-def test_the_database_of_the_url_is_used(server: RedisServer) -> None:
-    async def use() -> None:
-        async with connected(server.url.removesuffix("/0") + "/5") as connections:
-            await connections.command("SET", "here", "1")
-        assert server.execute("EXISTS", "here") == 0
-
-    asyncio.run(use())
+async def test_the_database_of_the_url_is_used(server: RedisServer) -> None:
+    async with connected(server.url.removesuffix("/0") + "/5") as connections:
+        await connections.command("SET", "here", "1")
+    assert server.execute("EXISTS", "here") == 0
 
 
 # -- lost connections ---------------------------------------------------------------------------------------
 
 
-def test_a_connection_that_is_given_up_before_anything_was_read_is_closed(server: RedisServer) -> None:
-    async def use() -> None:
-        connection = Connection(port=server.port)
-        await connection.connect()
-        SharedConnection(connection, 1.0).abort("nobody needs it")
-        assert not connection.is_connected
-
-    asyncio.run(use())
+async def test_a_connection_that_is_given_up_before_anything_was_read_is_closed(server: RedisServer) -> None:
+    connection = Connection(port=server.port)
+    await connection.connect()
+    SharedConnection(connection, 1.0).abort("nobody needs it")
+    assert not connection.is_connected
 
 
 def test_a_connection_that_died_while_idle_costs_nothing(server: RedisServer) -> None:
@@ -293,20 +276,17 @@ def test_a_server_that_is_gone_is_named_without_secrets(server: RedisServer) -> 
     with_no_trouble(use)
 
 
-def test_what_is_no_redis_server_is_recognised() -> None:
-    async def use() -> None:
-        async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await reader.read(10)
-            writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
-            await writer.drain()
-            writer.close()
+async def test_what_is_no_redis_server_is_recognised() -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(10)
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        await writer.drain()
+        writer.close()
 
-        async with await asyncio.start_server(answer, "127.0.0.1", 0) as other:
-            port = other.sockets[0].getsockname()[1]
-            with pytest.raises(BackendUnavailable, match="not a Redis server"):
-                await Store(parse_url(f"redis://127.0.0.1:{port}")).open()
-
-    asyncio.run(use())
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as other:
+        port = other.sockets[0].getsockname()[1]
+        with pytest.raises(BackendUnavailable, match="not a Redis server"):
+            await Store(parse_url(f"redis://127.0.0.1:{port}")).open()
 
 
 def test_a_closed_handle_says_so_and_closing_twice_is_harmless(server: RedisServer) -> None:
@@ -342,113 +322,90 @@ def test_closing_ends_calls_under_way(server: RedisServer) -> None:
 # -- who is let in, and what is refused ---------------------------------------------------------------------
 
 
-def test_a_password_is_asked_for_and_checked() -> None:
-    async def use() -> None:
-        with RedisServer.start(config={"requirepass": _PASSWORD}) as guarded:
-            bare = guarded.url.partition("@")[2]
-            for url, words in (
-                (f"redis://{bare}", "wants a password"),
-                (f"redis://:wrong{_PASSWORD}@{bare}", "password is wrong"),
-                (f"redis://nobody:{_PASSWORD}@{bare}", "password is wrong"),
-            ):
-                with pytest.raises(InvalidRequest, match=words) as error:
-                    await Store(parse_url(url)).open()
-                assert _PASSWORD not in str(error.value)
-            async with connected(guarded.url) as connections:
-                assert await connections.run(call(COUNT, "n", 1)) == [1]
-
-    asyncio.run(use())
+async def test_a_password_is_asked_for_and_checked() -> None:
+    with RedisServer.start(config={"requirepass": _PASSWORD}) as guarded:
+        bare = guarded.url.partition("@")[2]
+        for url, words in (
+            (f"redis://{bare}", "wants a password"),
+            (f"redis://:wrong{_PASSWORD}@{bare}", "password is wrong"),
+            (f"redis://nobody:{_PASSWORD}@{bare}", "password is wrong"),
+        ):
+            with pytest.raises(InvalidRequest, match=words) as error:
+                await Store(parse_url(url)).open()
+            assert _PASSWORD not in str(error.value)
+        async with connected(guarded.url) as connections:
+            assert await connections.run(call(COUNT, "n", 1)) == [1]
 
 
-def test_a_password_for_a_server_without_one_is_said(server: RedisServer) -> None:
-    async def use() -> None:
-        with pytest.raises((BackendUnavailable, InvalidRequest), match="no password, but"):
-            await Store(parse_url(server.url.replace("redis://", f"redis://:{_PASSWORD}@"))).open()
-
-    asyncio.run(use())
+async def test_a_password_for_a_server_without_one_is_said(server: RedisServer) -> None:
+    with pytest.raises((BackendUnavailable, InvalidRequest), match="no password, but"):
+        await Store(parse_url(server.url.replace("redis://", f"redis://:{_PASSWORD}@"))).open()
 
 
-def test_a_user_of_few_rights_is_told_which_are_missing(server: RedisServer) -> None:
+async def test_a_user_of_few_rights_is_told_which_are_missing(server: RedisServer) -> None:
     server.execute("ACL", "SETUSER", "weak", "on", f">{_PASSWORD}", "~other:*", "+@all")
 
-    async def use() -> None:
-        url = server.url.replace("redis://", f"redis://weak:{_PASSWORD}@")
+    url = server.url.replace("redis://", f"redis://weak:{_PASSWORD}@")
+    with pytest.raises(InvalidRequest, match="lacks a right"):
+        await Store(parse_url(url)).open()
+    async with connected(f"{url}?prefix=other:") as connections:
         with pytest.raises(InvalidRequest, match="lacks a right"):
-            await Store(parse_url(url)).open()
-        async with connected(f"{url}?prefix=other:") as connections:
-            with pytest.raises(InvalidRequest, match="lacks a right"):
-                await connections.run(call(COUNT, "n", 1))
-
-    asyncio.run(use())
+            await connections.run(call(COUNT, "n", 1))
 
 
-def test_a_database_that_is_not_there_is_said(server: RedisServer) -> None:
-    async def use() -> None:
-        with pytest.raises(BackendUnavailable, match="fewer databases"):
-            await Store(parse_url(server.url.removesuffix("/0") + "/99")).open()
-
-    asyncio.run(use())
+async def test_a_database_that_is_not_there_is_said(server: RedisServer) -> None:
+    with pytest.raises(BackendUnavailable, match="fewer databases"):
+        await Store(parse_url(server.url.removesuffix("/0") + "/99")).open()
 
 
-def test_a_full_house_is_said() -> None:
-    async def use() -> None:
-        with RedisServer.start(config={"maxclients": "2"}) as small:
-            async with connected(small.url), connected(small.url):
-                with pytest.raises(BackendUnavailable, match="maxclients"):
-                    await Store(parse_url(small.url)).open()
-
-    asyncio.run(use())
+async def test_a_full_house_is_said() -> None:
+    with RedisServer.start(config={"maxclients": "2"}) as small:
+        async with connected(small.url), connected(small.url):
+            with pytest.raises(BackendUnavailable, match="maxclients"):
+                await Store(parse_url(small.url)).open()
 
 
-def test_a_server_that_throws_keys_away_is_refused_unless_that_is_wanted(
+async def test_a_server_that_throws_keys_away_is_refused_unless_that_is_wanted(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async def use() -> None:
-        with RedisServer.start(config={"maxmemory-policy": "allkeys-lru"}) as careless:
-            async with connected(careless.url):
-                assert "noeviction" in caplog.text
-            careless.execute("CONFIG", "SET", "maxmemory", "100mb")
-            with pytest.raises(InvalidRequest, match="maxmemory-policy noeviction"):
-                await Store(parse_url(careless.url)).open()
-            async with connected(careless.url + "?eviction=accept"):
-                pass
-            # Only keys with a time to live go, and ours have none.
-            careless.execute("CONFIG", "SET", "maxmemory-policy", "volatile-lru")
-            async with connected(careless.url):
-                pass
-
     caplog.set_level(logging.WARNING, "taskharbor.redis")
-    asyncio.run(use())
+
+    with RedisServer.start(config={"maxmemory-policy": "allkeys-lru"}) as careless:
+        async with connected(careless.url):
+            assert "noeviction" in caplog.text
+        careless.execute("CONFIG", "SET", "maxmemory", "100mb")
+        with pytest.raises(InvalidRequest, match="maxmemory-policy noeviction"):
+            await Store(parse_url(careless.url)).open()
+        async with connected(careless.url + "?eviction=accept"):
+            pass
+        # Only keys with a time to live go, and ours have none.
+        careless.execute("CONFIG", "SET", "maxmemory-policy", "volatile-lru")
+        async with connected(careless.url):
+            pass
 
 
 @pytest.mark.parametrize("version", REDIS_VERSIONS)
-def test_a_server_that_takes_no_changes_without_replicas_says_so(version: str) -> None:
-    async def use() -> None:
-        with RedisServer.start(version=version, config={"min-replicas-to-write": "1"}) as alone:
-            async with connected(alone.url) as connections:
-                for calls in (1, 2):
-                    with pytest.raises(BackendUnavailable, match="min-replicas-to-write"):
-                        await connections.run(lambda _, calls=calls: [Call(COUNT, ["n"], (1,))] * calls)
-                assert await connections.run(call(READ, "n")) == [None]
-
-    asyncio.run(use())
+async def test_a_server_that_takes_no_changes_without_replicas_says_so(version: str) -> None:
+    with RedisServer.start(version=version, config={"min-replicas-to-write": "1"}) as alone:
+        async with connected(alone.url) as connections:
+            for calls in (1, 2):
+                with pytest.raises(BackendUnavailable, match="min-replicas-to-write"):
+                    await connections.run(lambda _, calls=calls: [Call(COUNT, ["n"], (1,))] * calls)
+            assert await connections.run(call(READ, "n")) == [None]
 
 
 @pytest.mark.parametrize("version", REDIS_VERSIONS)
-def test_a_server_that_somebodys_script_holds_says_so(version: str) -> None:
-    async def use() -> None:
-        with RedisServer.start(version=version, config={"lua-time-limit": "10"}) as held:
-            async with connected(held.url) as connections, connected(held.url) as other:
-                endless = asyncio.ensure_future(other.run(call("endless", "n")))
-                await until(lambda: _is_busy(held), "the script runs")
-                with pytest.raises(BackendUnavailable, match="FUNCTION KILL"):
-                    await connections.run(call(COUNT, "n", 1))
-                held.execute("FUNCTION", "KILL")
-                with pytest.raises(TaskHarborError):
-                    await endless
-                assert await connections.run(call(COUNT, "n", 1)) == [1]
-
-    asyncio.run(use())
+async def test_a_server_that_somebodys_script_holds_says_so(version: str) -> None:
+    with RedisServer.start(version=version, config={"lua-time-limit": "10"}) as held:
+        async with connected(held.url) as connections, connected(held.url) as other:
+            endless = asyncio.ensure_future(other.run(call("endless", "n")))
+            await until(lambda: _is_busy(held), "the script runs")
+            with pytest.raises(BackendUnavailable, match="FUNCTION KILL"):
+                await connections.run(call(COUNT, "n", 1))
+            held.execute("FUNCTION", "KILL")
+            with pytest.raises(TaskHarborError):
+                await endless
+            assert await connections.run(call(COUNT, "n", 1)) == [1]
 
 
 def _is_busy(server: RedisServer) -> bool:
@@ -471,22 +428,16 @@ def test_a_server_that_is_too_old_is_refused() -> None:
 
 
 @pytest.mark.installed
-def test_waiting_for_files_needs_a_server_that_can() -> None:
+async def test_waiting_for_files_needs_a_server_that_can() -> None:
     server = shared_redis("7.0")
 
-    async def use() -> None:
-        with pytest.raises(InvalidRequest, match=r"7\.2"):
-            await Store(parse_url(server.url + "?wait_aof=1")).open()
-
-    asyncio.run(use())
+    with pytest.raises(InvalidRequest, match=r"7\.2"):
+        await Store(parse_url(server.url + "?wait_aof=1")).open()
 
 
-def test_a_socket_in_the_file_system_works(server: RedisServer) -> None:
-    async def use() -> None:
-        path = server.data / "socket"
-        with RedisServer.start(config={"unixsocket": str(path), "unixsocketperm": "777"}) as local:
-            async with connected(f"redis+unix://{path}") as connections:
-                assert await connections.run(call(COUNT, "n", 1)) == [1]
-            assert int(local.execute("GET", "n")) == 1
-
-    asyncio.run(use())
+async def test_a_socket_in_the_file_system_works(server: RedisServer) -> None:
+    path = server.data / "socket"
+    with RedisServer.start(config={"unixsocket": str(path), "unixsocketperm": "777"}) as local:
+        async with connected(f"redis+unix://{path}") as connections:
+            assert await connections.run(call(COUNT, "n", 1)) == [1]
+        assert int(local.execute("GET", "n")) == 1

@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable
 
 import msgspec
 import pytest
-from redis_shelf import LEASE, Shelf, ack, fail, shelf
 
+from drivers.redis.redis_shelf import LEASE, Shelf, ack, fail, shelf
 from taskharbor.drivers.contract import FailurePayload, JobFilter, QueueSettings
 from taskharbor.drivers.redis import leases
 from taskharbor.drivers.redis.enqueue import deliver
@@ -54,66 +54,56 @@ async def _by_reclaim(on: Shelf) -> None:
 
 
 @pytest.mark.parametrize("next_one", [_by_reserve, _by_settle, _by_reclaim])
-def test_what_a_client_left_untold_is_told_by_the_next_one(
+async def test_what_a_client_left_untold_is_told_by_the_next_one(
     next_one: Callable[[Shelf], Awaitable[None]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def story() -> None:
-        async with shelf() as on:
-            ids = await _dead_and_untold(on, monkeypatch)
-            if next_one is not _by_reserve:
-                await on.enqueue(on.job())
-            await next_one(on)
-            assert await _told(on) == sorted(ids)
-            assert on.ask("EXISTS", "outbox") == 0
-
-    asyncio.run(story())
+    async with shelf() as on:
+        ids = await _dead_and_untold(on, monkeypatch)
+        if next_one is not _by_reserve:
+            await on.enqueue(on.job())
+        await next_one(on)
+        assert await _told(on) == sorted(ids)
+        assert on.ask("EXISTS", "outbox") == 0
 
 
-def test_two_who_tell_at_once_tell_it_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def story() -> None:
-        async with shelf() as on:
-            ids = await _dead_and_untold(on, monkeypatch, count=250)
-            store = on.driver._store
-            await asyncio.gather(*[deliver(store, "q") for _ in range(4)])
-            assert await _told(on) == sorted(ids)
-            assert on.ask("EXISTS", "outbox") == 0
-
-    asyncio.run(story())
+async def test_two_who_tell_at_once_tell_it_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with shelf() as on:
+        ids = await _dead_and_untold(on, monkeypatch, count=250)
+        store = on.driver._store
+        await asyncio.gather(*[deliver(store, "q") for _ in range(4)])
+        assert await _told(on) == sorted(ids)
+        assert on.ask("EXISTS", "outbox") == 0
 
 
-def test_a_settle_that_is_repeated_after_the_outage_tells_it_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def story() -> None:
-        async with shelf() as on:
-            await on.driver.configure("q", QueueSettings(failure_queue="failed"), now=on.now)
-            held = await on.lease(on.job())
-            lost = True
+async def test_a_settle_that_is_repeated_after_the_outage_tells_it_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with shelf() as on:
+        await on.driver.configure("q", QueueSettings(failure_queue="failed"), now=on.now)
+        held = await on.lease(on.job())
+        lost = True
 
-            async def dies_once(store: Store, queue: str) -> None:
-                nonlocal lost
-                if lost:
-                    lost = False
-                    raise BackendUnavailable("no answer")
-                await deliver(store, queue)
-
-            monkeypatch.setattr(leases, "deliver", dies_once)
-            with pytest.raises(BackendUnavailable):
-                await on.driver.settle([fail(held)], now=on.now)
-            await on.settle(fail(held))
-            assert await _told(on) == [held.id]
-
-    asyncio.run(story())
-
-
-def test_what_was_leased_is_not_lost_when_telling_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def story() -> None:
-        async with shelf() as on:
-            await _dead_and_untold(on, monkeypatch)
-            await on.enqueue(job := on.job())
-
-            async def dies(store: Store, queue: str) -> None:
+        async def dies_once(store: Store, queue: str) -> None:
+            nonlocal lost
+            if lost:
+                lost = False
                 raise BackendUnavailable("no answer")
+            await deliver(store, queue)
 
-            monkeypatch.setattr(leases, "deliver", dies)
-            assert [held.id for held in await on.reserve()] == [job.id]
+        monkeypatch.setattr(leases, "deliver", dies_once)
+        with pytest.raises(BackendUnavailable):
+            await on.driver.settle([fail(held)], now=on.now)
+        await on.settle(fail(held))
+        assert await _told(on) == [held.id]
 
-    asyncio.run(story())
+
+async def test_what_was_leased_is_not_lost_when_telling_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with shelf() as on:
+        await _dead_and_untold(on, monkeypatch)
+        await on.enqueue(job := on.job())
+
+        async def dies(store: Store, queue: str) -> None:
+            raise BackendUnavailable("no answer")
+
+        monkeypatch.setattr(leases, "deliver", dies)
+        assert [held.id for held in await on.reserve()] == [job.id]

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import re
 
 import pytest
 from redis.crc import key_slot
-from redis_shelf import BOOM, LEASE, NOW, Shelf, ack, fail, shelf, token
 
+from drivers.redis.redis_shelf import BOOM, LEASE, NOW, Shelf, ack, fail, shelf, token
 from taskharbor.drivers.contract import Discard, Extension, JobFilter, QueueSettings, Release, Retry
 from taskharbor.drivers.redis.library import FAMILIES, LAYOUT, lua
 from taskharbor.drivers.redis.options import parse_url
@@ -91,57 +90,48 @@ async def _drain(on: Shelf) -> None:
     assert all(job.state.is_terminal for job in page.jobs)
 
 
-def test_nothing_but_what_is_documented_remains_when_all_has_ended_and_expired() -> None:
-    async def story() -> None:
-        async with shelf() as on:
-            await _everything(on)
-            await _drain(on)
-            short = QueueSettings(keep_done_us=SECOND, keep_dead_us=SECOND, keep_attempts_us=SECOND)
-            await on.driver.configure("failed", short, now=on.now)
-            on.now += 3600 * SECOND
-            while await on.driver.prune(now=on.now, limit=7):
-                pass
-            assert on.all_keys() == FOR_GOOD | {"{failed}:settings"}
-
-    asyncio.run(story())
+async def test_nothing_but_what_is_documented_remains_when_all_has_ended_and_expired() -> None:
+    async with shelf() as on:
+        await _everything(on)
+        await _drain(on)
+        short = QueueSettings(keep_done_us=SECOND, keep_dead_us=SECOND, keep_attempts_us=SECOND)
+        await on.driver.configure("failed", short, now=on.now)
+        on.now += 3600 * SECOND
+        while await on.driver.prune(now=on.now, limit=7):
+            pass
+        assert on.all_keys() == FOR_GOOD | {"{failed}:settings"}
 
 
-def test_nothing_remains_of_purged_jobs_either() -> None:
-    async def story() -> None:
-        async with shelf() as on:
-            await _everything(on)
-            await _drain(on)
-            while await on.driver.purge(JobFilter(), limit=3):
-                pass
-            log = {"{q}:attempts", "{failed}:attempts", "{q}:late"}
-            assert on.all_keys() - log == FOR_GOOD
-
-    asyncio.run(story())
+async def test_nothing_remains_of_purged_jobs_either() -> None:
+    async with shelf() as on:
+        await _everything(on)
+        await _drain(on)
+        while await on.driver.purge(JobFilter(), limit=3):
+            pass
+        log = {"{q}:attempts", "{failed}:attempts", "{q}:late"}
+        assert on.all_keys() - log == FOR_GOOD
 
 
-def test_looking_at_what_does_not_exist_leaves_no_key() -> None:
-    async def story() -> None:
-        async with shelf() as on:
-            driver = on.driver
-            assert await on.reserve(10) == []
-            assert await driver.reclaim(now=on.now) == 0
-            assert await driver.reclaim(now=on.now, queue="q") == 0
-            await driver.stats(now=on.now, queue="q")
-            await driver.settings("q")
-            await driver.get(["x"], now=on.now)
-            await driver.list_jobs(JobFilter(queue="q"), now=on.now)
-            await driver.read_attempts()
-            await driver.job_attempts("x")
-            await driver.cancel(["x"], now=on.now)
-            await driver.requeue(["x"], now=on.now)
-            await driver.purge(JobFilter(queue="q"))
-            await driver.prune(now=on.now)
-            await driver.wait(["q"], now=on.now, timeout=0)
-            await driver.settle([Release("x", "0" * 24 + "q"), Release("x", "short")], now=on.now)
-            await driver.extend_lease([Extension("x", "0" * 24 + "q")], lease_for=LEASE, now=on.now)
-            assert on.all_keys() == set()
-
-    asyncio.run(story())
+async def test_looking_at_what_does_not_exist_leaves_no_key() -> None:
+    async with shelf() as on:
+        driver = on.driver
+        assert await on.reserve(10) == []
+        assert await driver.reclaim(now=on.now) == 0
+        assert await driver.reclaim(now=on.now, queue="q") == 0
+        await driver.stats(now=on.now, queue="q")
+        await driver.settings("q")
+        await driver.get(["x"], now=on.now)
+        await driver.list_jobs(JobFilter(queue="q"), now=on.now)
+        await driver.read_attempts()
+        await driver.job_attempts("x")
+        await driver.cancel(["x"], now=on.now)
+        await driver.requeue(["x"], now=on.now)
+        await driver.purge(JobFilter(queue="q"))
+        await driver.prune(now=on.now)
+        await driver.wait(["q"], now=on.now, timeout=0)
+        await driver.settle([Release("x", "0" * 24 + "q"), Release("x", "short")], now=on.now)
+        await driver.extend_lease([Extension("x", "0" * 24 + "q")], lease_for=LEASE, now=on.now)
+        assert on.all_keys() == set()
 
 
 @pytest.mark.parametrize("queue", NAMES)
@@ -165,49 +155,40 @@ def test_the_names_of_the_keys_are_those_of_seed_002() -> None:
 
 
 @pytest.mark.parametrize("queue", NAMES)
-def test_a_queue_of_any_name_works(queue: str) -> None:
-    async def story() -> None:
-        async with shelf() as on:
-            await on.enqueue(on.job(queue=queue), on.job(queue="other"))
-            (held,) = await on.reserve(queue=queue)
-            assert held.queue == queue
-            await on.settle(ack(held))
-            assert {stats.queue for stats in await on.driver.stats(now=on.now)} == {queue, "other"}
-            assert [row.queue for row in (await on.driver.read_attempts()).attempts] == [queue]
-
-    asyncio.run(story())
+async def test_a_queue_of_any_name_works(queue: str) -> None:
+    async with shelf() as on:
+        await on.enqueue(on.job(queue=queue), on.job(queue="other"))
+        (held,) = await on.reserve(queue=queue)
+        assert held.queue == queue
+        await on.settle(ack(held))
+        assert {stats.queue for stats in await on.driver.stats(now=on.now)} == {queue, "other"}
+        assert [row.queue for row in (await on.driver.read_attempts()).attempts] == [queue]
 
 
-def test_a_server_that_lost_its_data_learns_the_names_of_queues_again() -> None:
-    async def story() -> None:
-        async with shelf() as on:
-            await on.enqueue(on.job())
-            for key in on.all_keys():
-                on.server.execute("DEL", on.prefix + key)
-            job = on.job()
-            await on.enqueue(job, new_ids=True)
-            assert [stats.queue for stats in await on.driver.stats(now=on.now)] == ["q"]
-            assert (await on.get(job.id)).created_at_us == NOW
-
-    asyncio.run(story())
+async def test_a_server_that_lost_its_data_learns_the_names_of_queues_again() -> None:
+    async with shelf() as on:
+        await on.enqueue(on.job())
+        for key in on.all_keys():
+            on.server.execute("DEL", on.prefix + key)
+        job = on.job()
+        await on.enqueue(job, new_ids=True)
+        assert [stats.queue for stats in await on.driver.stats(now=on.now)] == ["q"]
+        assert (await on.get(job.id)).created_at_us == NOW
 
 
 @pytest.mark.parametrize("stored", [{"q": "1"}, {"": "1", "q": "1"}, {"": "99"}])
-def test_a_store_of_another_layout_is_refused(stored: dict[str, str]) -> None:
-    async def story() -> None:
-        async with shelf() as on:
-            for name, value in stored.items():
-                on.server.execute("HSET", f"{on.prefix}taskharbor:queues", name, value)
-            other = on.driver.clone()
-            with pytest.raises(InvalidRequest, match="another layout") as refused:
-                await other.open()
-            assert on.driver.options.place in str(refused.value)
-            with pytest.raises(InvalidRequest, match="another layout"):
-                await on.enqueue(on.job())
-            assert on.all_keys() == {"taskharbor:queues"}
-            assert on.server.execute("HLEN", f"{on.prefix}taskharbor:queues") == len(stored)
-
-    asyncio.run(story())
+async def test_a_store_of_another_layout_is_refused(stored: dict[str, str]) -> None:
+    async with shelf() as on:
+        for name, value in stored.items():
+            on.server.execute("HSET", f"{on.prefix}taskharbor:queues", name, value)
+        other = on.driver.clone()
+        with pytest.raises(InvalidRequest, match="another layout") as refused:
+            await other.open()
+        assert on.driver.options.place in str(refused.value)
+        with pytest.raises(InvalidRequest, match="another layout"):
+            await on.enqueue(on.job())
+        assert on.all_keys() == {"taskharbor:queues"}
+        assert on.server.execute("HLEN", f"{on.prefix}taskharbor:queues") == len(stored)
 
 
 def test_a_change_of_the_layout_has_another_number() -> None:

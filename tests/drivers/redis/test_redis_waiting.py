@@ -8,8 +8,8 @@ import logging
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
-from redis_stage import PATIENCE, Waits, nothing_unhandled, soon, until
 
+from drivers.redis.redis_stage import PATIENCE, Waits, nothing_unhandled, soon, until
 from taskharbor.drivers.redis import listener as listening
 from taskharbor.drivers.redis.options import parse_url
 from taskharbor.drivers.redis.store import Keys, Store, keys_of
@@ -95,215 +95,178 @@ async def bench(url: str, server: RedisAt) -> AsyncIterator[Bench]:
 # -- told ---------------------------------------------------------------------------------------------------
 
 
-def test_a_stir_wakes_and_one_from_before_the_wait_is_not_missed(server: RedisServer) -> None:
-    async def use() -> None:
-        async with bench(server.url, server) as it:
-            await it.quiet()
-            waiting = it.wait()
-            await it.asleep()
-            assert it.stir() == 1
-            assert await soon(waiting)
-            await it.quiet()
+async def test_a_stir_wakes_and_one_from_before_the_wait_is_not_missed(server: RedisServer) -> None:
+    async with bench(server.url, server) as it:
+        await it.quiet()
+        waiting = it.wait()
+        await it.asleep()
+        assert it.stir() == 1
+        assert await soon(waiting)
+        await it.quiet()
+        it.stir()
+        assert await soon(it.wait())
+        await it.quiet()
+        assert not await it.wait(timeout=0)
+
+
+async def test_other_queues_wake_nobody(server: RedisServer) -> None:
+    async with bench(server.url, server) as it:
+        await it.quiet("other")
+        await it.quiet("q")
+        waiting = it.wait("q")
+        await it.asleep()
+        it.stir("other")
+        done, _ = await asyncio.wait([waiting], timeout=0.05)
+        assert not done
+        it.stir("q")
+        assert await soon(waiting)
+
+
+async def test_a_queue_of_any_name_wakes(server: RedisServer) -> None:
+    async with bench(server.url, server) as it:
+        for queue in ("zwei ü", "{a}b", "}", "a%7D", " ", "x" * 200):
+            await it.quiet(queue)
+            waiting = it.wait(queue)
+            await it.asleep(queue)
+            it.stir(queue)
+            assert await soon(waiting), queue
+
+
+async def test_all_who_wait_on_one_handle_are_woken_by_one_message(server: RedisServer) -> None:
+    async with bench(server.url, server) as it:
+        await it.quiet()
+        waiting = [it.wait() for _ in range(5)]
+        await it.asleep(count=5)
+        assert it.stir() == 1
+        assert await soon(asyncio.gather(*waiting)) == [True] * 5
+
+
+async def test_a_server_that_lost_its_memory_neither_silences_nor_spins(server: RedisServer) -> None:
+    async with bench(server.url, server) as it:
+        for _ in range(5):
             it.stir()
-            assert await soon(it.wait())
-            await it.quiet()
-            assert not await it.wait(timeout=0)
-
-    asyncio.run(use())
-
-
-def test_other_queues_wake_nobody(server: RedisServer) -> None:
-    async def use() -> None:
-        async with bench(server.url, server) as it:
-            await it.quiet("other")
-            await it.quiet("q")
-            waiting = it.wait("q")
-            await it.asleep()
-            it.stir("other")
-            done, _ = await asyncio.wait([waiting], timeout=0.05)
-            assert not done
-            it.stir("q")
-            assert await soon(waiting)
-
-    asyncio.run(use())
-
-
-def test_a_queue_of_any_name_wakes(server: RedisServer) -> None:
-    async def use() -> None:
-        async with bench(server.url, server) as it:
-            for queue in ("zwei ü", "{a}b", "}", "a%7D", " ", "x" * 200):
-                await it.quiet(queue)
-                waiting = it.wait(queue)
-                await it.asleep(queue)
-                it.stir(queue)
-                assert await soon(waiting), queue
-
-    asyncio.run(use())
-
-
-def test_all_who_wait_on_one_handle_are_woken_by_one_message(server: RedisServer) -> None:
-    async def use() -> None:
-        async with bench(server.url, server) as it:
-            await it.quiet()
-            waiting = [it.wait() for _ in range(5)]
-            await it.asleep(count=5)
-            assert it.stir() == 1
-            assert await soon(asyncio.gather(*waiting)) == [True] * 5
-
-    asyncio.run(use())
-
-
-def test_a_server_that_lost_its_memory_neither_silences_nor_spins(server: RedisServer) -> None:
-    async def use() -> None:
-        async with bench(server.url, server) as it:
-            for _ in range(5):
-                it.stir()
-            await it.quiet()
-            server.execute("FLUSHALL")
-            await it.quiet()
-            waiting = it.wait()
-            await it.asleep()
-            it.stir()
-            assert await soon(waiting)
-
-    asyncio.run(use())
+        await it.quiet()
+        server.execute("FLUSHALL")
+        await it.quiet()
+        waiting = it.wait()
+        await it.asleep()
+        it.stir()
+        assert await soon(waiting)
 
 
 # -- by what a claim saw ------------------------------------------------------------------------------------
 
 
-def test_what_a_claim_has_seen_wakes_nobody(server: RedisServer) -> None:
-    async def use() -> None:
-        async with bench(server.url, server) as it:
-            await it.quiet()
-            it.stir()
-            it.listener.emptied["q"] = "1"
-            assert not await it.wait(timeout=0)
-            it.stir()
-            assert await soon(it.wait())
-
-    asyncio.run(use())
+async def test_what_a_claim_has_seen_wakes_nobody(server: RedisServer) -> None:
+    async with bench(server.url, server) as it:
+        await it.quiet()
+        it.stir()
+        it.listener.emptied["q"] = "1"
+        assert not await it.wait(timeout=0)
+        it.stir()
+        assert await soon(it.wait())
 
 
-def test_what_came_after_the_claim_wakes(server: RedisServer) -> None:
-    async def use() -> None:
-        async with bench(server.url, server) as it:
-            await it.quiet()
-            it.stir()
-            it.stir()
-            it.listener.emptied["q"] = "1"
-            assert await soon(it.wait())
-
-    asyncio.run(use())
+async def test_what_came_after_the_claim_wakes(server: RedisServer) -> None:
+    async with bench(server.url, server) as it:
+        await it.quiet()
+        it.stir()
+        it.stir()
+        it.listener.emptied["q"] = "1"
+        assert await soon(it.wait())
 
 
 # -- by time ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("family", ["waiting", "active"])
-def test_what_comes_due_ends_the_wait_once(server: RedisServer, family: str) -> None:
-    async def use() -> None:
-        async with bench(server.url, server) as it:
-            await it.quiet()
-            server.execute("ZADD", it.keys("q")[family], NOW + SECOND // 50, "one", NOW + 900 * SECOND, "two")
-            assert await soon(it.wait())
-            # It could not be claimed: that must not make a busy loop.
-            later = NOW + SECOND // 50
-            await it.wait(now=later, timeout=0)
-            assert not await it.wait(now=later, timeout=0.02)
-
-    asyncio.run(use())
+async def test_what_comes_due_ends_the_wait_once(server: RedisServer, family: str) -> None:
+    async with bench(server.url, server) as it:
+        await it.quiet()
+        server.execute("ZADD", it.keys("q")[family], NOW + SECOND // 50, "one", NOW + 900 * SECOND, "two")
+        assert await soon(it.wait())
+        # It could not be claimed: that must not make a busy loop.
+        later = NOW + SECOND // 50
+        await it.wait(now=later, timeout=0)
+        assert not await it.wait(now=later, timeout=0.02)
 
 
-def test_a_blocked_job_does_not_come_due(server: RedisServer) -> None:
-    async def use() -> None:
-        async with bench(server.url, server) as it:
-            await it.quiet()
-            server.execute("ZADD", it.keys("q")["waiting"], -(NOW + SECOND // 50), "blocked")
-            assert not await it.wait(timeout=0.1)
-
-    asyncio.run(use())
+async def test_a_blocked_job_does_not_come_due(server: RedisServer) -> None:
+    async with bench(server.url, server) as it:
+        await it.quiet()
+        server.execute("ZADD", it.keys("q")["waiting"], -(NOW + SECOND // 50), "blocked")
+        assert not await it.wait(timeout=0.1)
 
 
 # -- not told -----------------------------------------------------------------------------------------------
 
 
-def test_without_notifications_a_look_now_and_then_finds_what_moved(server: RedisServer) -> None:
-    async def use() -> None:
-        async with bench(server.url + "?notify=off&poll=0.01", server) as it:
-            await it.quiet()
-            waiting = it.wait()
-            await it.asleep()
-            assert it.stir() == 0
-            assert await soon(waiting)
-
-    asyncio.run(use())
+async def test_without_notifications_a_look_now_and_then_finds_what_moved(server: RedisServer) -> None:
+    async with bench(server.url + "?notify=off&poll=0.01", server) as it:
+        await it.quiet()
+        waiting = it.wait()
+        await it.asleep()
+        assert it.stir() == 0
+        assert await soon(waiting)
 
 
-def test_a_user_who_may_not_subscribe_looks_instead_and_is_told_why(
+async def test_a_user_who_may_not_subscribe_looks_instead_and_is_told_why(
     server: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING, "taskharbor.redis")
     server.execute("ACL", "SETUSER", "deaf", "on", ">word", "~*", "+@all", "resetchannels")
 
-    async def use() -> None:
-        url = server.url.replace("redis://", "redis://deaf:word@") + "?poll=0.01"
-        async with bench(url, server) as it:
-            for _ in range(100):
-                if not await it.wait(timeout=0.02) and caplog.text:
-                    break
-            waiting = it.wait()
-            await it.asleep()
-            assert it.stir() == 0
-            assert await soon(waiting)
-        assert "may not subscribe" in caplog.text
-
-    asyncio.run(use())
+    url = server.url.replace("redis://", "redis://deaf:word@") + "?poll=0.01"
+    async with bench(url, server) as it:
+        for _ in range(100):
+            if not await it.wait(timeout=0.02) and caplog.text:
+                break
+        waiting = it.wait()
+        await it.asleep()
+        assert it.stir() == 0
+        assert await soon(waiting)
+    assert "may not subscribe" in caplog.text
 
 
 # -- lines that do not hold ---------------------------------------------------------------------------------
 
 
-def test_a_lost_line_wakes_comes_back_and_is_heard_again(server: RedisServer) -> None:
-    async def use() -> None:
-        async with bench(server.url, server) as it:
-            await it.quiet()
-            waiting = it.wait()
-            await it.asleep()
-            assert server.execute("CLIENT", "KILL", "TYPE", "pubsub") == 1
-            assert await soon(waiting)
-            await it.quiet()
-            waiting = it.wait()
-            await it.asleep()
-            assert it.stir() == 1
-            assert await soon(waiting)
-
-    asyncio.run(use())
+async def test_a_lost_line_wakes_comes_back_and_is_heard_again(server: RedisServer) -> None:
+    async with bench(server.url, server) as it:
+        await it.quiet()
+        waiting = it.wait()
+        await it.asleep()
+        assert server.execute("CLIENT", "KILL", "TYPE", "pubsub") == 1
+        assert await soon(waiting)
+        await it.quiet()
+        waiting = it.wait()
+        await it.asleep()
+        assert it.stir() == 1
+        assert await soon(waiting)
 
 
-def test_a_line_that_went_dead_without_a_word_is_noticed(
+async def test_a_line_that_went_dead_without_a_word_is_noticed(
     server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(listening, "_PROBE", 0.05)
     monkeypatch.setattr(listening, "_PATIENCE", 0.05)
 
-    async def use() -> None:
-        with FaultProxy.to(server.url) as proxy:
-            async with bench(proxy.url_for(server.url), server) as it:
-                await it.quiet()
-                before = it.subscriptions()
-                waiting = it.wait()
-                await it.asleep()
-                proxy.stall()
-                assert await soon(waiting)
-                proxy.flow()
-                await until(lambda: bool(it.subscriptions() - before), "it listens again")
-                await it.quiet()
-
-    asyncio.run(use())
+    with FaultProxy.to(server.url) as proxy:
+        async with bench(proxy.url_for(server.url), server) as it:
+            await it.quiet()
+            before = it.subscriptions()
+            waiting = it.wait()
+            await it.asleep()
+            proxy.stall()
+            assert await soon(waiting)
+            proxy.flow()
+            await until(lambda: bool(it.subscriptions() - before), "it listens again")
+            await it.quiet()
 
 
-def test_a_line_that_is_alive_is_left_alone(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_line_that_is_alive_is_left_alone(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(listening, "_PROBE", 0.01)
     monkeypatch.setattr(listening, "_PATIENCE", 0.1)
 
@@ -311,32 +274,26 @@ def test_a_line_that_is_alive_is_left_alone(server: RedisServer, monkeypatch: py
         said = server.info("commandstats").get("cmdstat_ping", "calls=0,")
         return int(said.removeprefix("calls=").partition(",")[0])
 
-    async def use() -> None:
-        async with bench(server.url, server) as it:
-            await it.quiet()
-            subscriptions, before = it.subscriptions(), pings()
-            await until(lambda: pings() >= before + 3, "it is asked for signs of life")
-            assert it.subscriptions() == subscriptions
-
-    asyncio.run(use())
+    async with bench(server.url, server) as it:
+        await it.quiet()
+        subscriptions, before = it.subscriptions(), pings()
+        await until(lambda: pings() >= before + 3, "it is asked for signs of life")
+        assert it.subscriptions() == subscriptions
 
 
-def test_a_restart_of_the_server_wakes_and_the_next_stir_is_heard(server: RedisServer) -> None:
-    async def use() -> None:
-        async with bench(server.url, server) as it:
-            it.stir()
-            await it.quiet()
-            waiting = it.wait()
-            await it.asleep()
-            await asyncio.to_thread(server.restart)
-            assert await soon(waiting)
-            await it.quiet()
-            waiting = it.wait()
-            await it.asleep()
-            it.stir()
-            assert await soon(waiting)
-
-    asyncio.run(use())
+async def test_a_restart_of_the_server_wakes_and_the_next_stir_is_heard(server: RedisServer) -> None:
+    async with bench(server.url, server) as it:
+        it.stir()
+        await it.quiet()
+        waiting = it.wait()
+        await it.asleep()
+        await asyncio.to_thread(server.restart)
+        assert await soon(waiting)
+        await it.quiet()
+        waiting = it.wait()
+        await it.asleep()
+        it.stir()
+        assert await soon(waiting)
 
 
 async def go_on_waiting(it: Bench) -> None:
@@ -345,42 +302,33 @@ async def go_on_waiting(it: Bench) -> None:
         await it.wait(timeout=1)
 
 
-def test_a_wait_on_a_server_that_is_gone_says_so(server: RedisServer) -> None:
-    async def use() -> None:
-        with FaultProxy.to(server.url) as proxy:
-            async with bench(proxy.url_for(server.url), server) as it:
-                await it.quiet()
-                proxy.refuse()
-                proxy.cut()
-                with pytest.raises(BackendUnavailable, match="refused"):
-                    await soon(go_on_waiting(it))
-                proxy.accept()
-                await it.quiet()
-
-    asyncio.run(use())
-
-
-def test_a_cancelled_wait_keeps_the_wake_up_for_the_next(server: RedisServer) -> None:
-    async def use() -> None:
-        async with bench(server.url, server) as it:
+async def test_a_wait_on_a_server_that_is_gone_says_so(server: RedisServer) -> None:
+    with FaultProxy.to(server.url) as proxy:
+        async with bench(proxy.url_for(server.url), server) as it:
             await it.quiet()
-            waiting = it.wait()
-            await it.asleep()
-            it.stir()
-            waiting.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await waiting
-            assert await soon(it.wait())
-            assert not it.listener.notifications.is_awaited("q")
-
-    asyncio.run(use())
-
-
-def test_closing_ends_the_line(server: RedisServer) -> None:
-    async def use() -> None:
-        async with bench(server.url, server) as it:
+            proxy.refuse()
+            proxy.cut()
+            with pytest.raises(BackendUnavailable, match="refused"):
+                await soon(go_on_waiting(it))
+            proxy.accept()
             await it.quiet()
-            await it.listener.close()
-            await until(lambda: it.stir() == 0, "nobody listens any more")
 
-    asyncio.run(use())
+
+async def test_a_cancelled_wait_keeps_the_wake_up_for_the_next(server: RedisServer) -> None:
+    async with bench(server.url, server) as it:
+        await it.quiet()
+        waiting = it.wait()
+        await it.asleep()
+        it.stir()
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        assert await soon(it.wait())
+        assert not it.listener.notifications.is_awaited("q")
+
+
+async def test_closing_ends_the_line(server: RedisServer) -> None:
+    async with bench(server.url, server) as it:
+        await it.quiet()
+        await it.listener.close()
+        await until(lambda: it.stir() == 0, "nobody listens any more")
