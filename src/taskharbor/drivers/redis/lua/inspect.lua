@@ -170,7 +170,7 @@ end)
 --
 -- KEYS    the queue's
 -- ARGV    1, 2 unused, 3 the job's id
--- result  nothing where the job is not known; else the entries of the log that have its rows, newest first, as log_page.lua
+-- result  nothing where the job is not known; else the entries of the log that have its rows, newest first, as log_page
 --         answers
 define('job_rows', {'no-writes'}, function(keys, args)
   local id = args[3]

@@ -1,4 +1,4 @@
--- Keys of a queue. Every function that works on a queue takes them in this order; `keys.py` reads the names from these lines.
+-- Keys of a queue. Every function that works on a queue takes them in this order; `library.py` reads the names from these lines.
 local waiting        -- zset    job id -> run_at of every waiting job; negative where it is blocked
 local active         -- zset    id:worker -> when the lease expires
 local waiting_job    -- hash    job id -> stored job, while it waits
