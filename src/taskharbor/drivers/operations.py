@@ -64,11 +64,6 @@ def operation(scope: Scope, *, changes: bool = False) -> Callable[[Call], Call]:
     return register
 
 
-def by_fields(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of a call's fields, in their order, as a function of the call. What comes before the call is passed on."""
-    return lambda *given: function(*given[:-1], *msgspec.structs.astuple(given[-1]))
-
-
 # -- producing and working ----------------------------------------------------------------------------------
 
 
