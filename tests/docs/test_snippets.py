@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 FENCE = re.compile(r"^ *```(\w+)([^\n]*)\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
-LINK = re.compile(r"\]\(([^)#\s]+?)(?:#[^)]*)?\)")
+LINK = re.compile(r"\]\(([^)#\s]+?)(?:#([^)]*))?\)")
 
 
 def blocks(page: Path) -> list[tuple[str, str]]:
@@ -46,7 +46,22 @@ def test_console_blocks_run(page: Path, tmp_path: Path) -> None:
             assert ran.returncode == 0, f"{line}\n{ran.stdout}{ran.stderr}"
 
 
+def anchors(page: Path) -> set[str]:
+    """Of each heading, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.+)$", FENCE.sub("", page.read_text()), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md"], ids=lambda page: page.stem)
 def test_links_lead_somewhere(page: Path) -> None:
-    targets = [target for target in LINK.findall(page.read_text()) if "://" not in target]
-    assert [target for target in targets if not (page.parent / target).exists()] == []
+    links = [(page.parent / to, anchor) for to, anchor in LINK.findall(page.read_text()) if "://" not in to]
+    assert [to for to, _ in links if not to.exists()] == []
+    assert [(to, anchor) for to, anchor in links if anchor and anchor not in anchors(to)] == []
+
+
+def test_the_architecture_names_files_that_exist() -> None:
+    text = (ROOT / "docs/architecture.md").read_text()
+    named = re.findall(r"`((?:drivers|worker|testkit)/[\w/.]+\.(?:py|sql|lua))`", text)
+    folders = (ROOT, ROOT / "src/taskharbor")
+    assert named
+    assert [name for name in named if not any((folder / name).exists() for folder in folders)] == []
