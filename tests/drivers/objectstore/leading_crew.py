@@ -1,6 +1,6 @@
 """A broker's process, as far as leadership goes: writes marks whenever it believes that it leads, and says what it was told.
 
-    python leading_crew.py URL NAME TERM STOP_AFTER
+    python -m drivers.objectstore.leading_crew URL NAME TERM STOP_AFTER
 
 After STOP_AFTER marks it stops itself (SIGSTOP), between two writes.
 """

@@ -14,13 +14,13 @@ from taskharbor.jobs import SECOND, JobState
 from taskharbor.requests import new_ids
 from taskharbor_testkit.waits import waits_of
 
-PROGRAM = Path(__file__).with_name("another_process.py")
+PROGRAM = "drivers.objectstore.another_process"
+TESTS = Path(__file__).parents[2]
 
 
 def elsewhere(url: str, what: str) -> list[str]:
-    done = subprocess.run(
-        [sys.executable, str(PROGRAM), url, what], capture_output=True, text=True, timeout=60, check=True
-    )
+    command = [sys.executable, "-m", PROGRAM, url, what]
+    done = subprocess.run(command, cwd=TESTS, capture_output=True, text=True, timeout=60, check=True)
     return done.stdout.split()
 
 

@@ -18,7 +18,8 @@ from taskharbor.drivers.objectstore.catalog import state_name
 from taskharbor.drivers.objectstore.options import parse_url
 from taskharbor_testkit.servers.s3 import fresh_s3_url
 
-PROGRAM = Path(__file__).with_name("leading_crew.py")
+PROGRAM = "drivers.objectstore.leading_crew"
+TESTS = Path(__file__).parents[2]
 TERM = 2.0
 
 
@@ -44,7 +45,7 @@ class Broker:
 @asynccontextmanager
 async def broker(url: str, name: str, *, stop_after: int = 0) -> AsyncIterator[Broker]:
     process = await asyncio.create_subprocess_exec(
-        sys.executable, PROGRAM, url, name, str(TERM), str(stop_after), stdout=PIPE
+        *(sys.executable, "-m", PROGRAM, url, name, str(TERM), str(stop_after)), cwd=TESTS, stdout=PIPE
     )
     try:
         yield Broker(process)

@@ -181,11 +181,14 @@ def test_without_migrating_an_old_schema_is_refused(postgres_url: str, raw: Raw)
         asyncio.run(PostgresDriver.from_url(f"{postgres_url}&migrate=off").open())
 
 
-async def test_without_migrating_an_up_to_date_schema_is_used(postgres_url: str, record: MakeRecord) -> None:
+def test_without_migrating_an_up_to_date_schema_is_used(postgres_url: str, record: MakeRecord) -> None:
     apply(postgres_url, newer())
 
-    async with PostgresDriver.from_url(f"{postgres_url}&migrate=off") as driver:
-        await work(driver, record)
+    async def use() -> None:
+        async with PostgresDriver.from_url(f"{postgres_url}&migrate=off") as driver:
+            await work(driver, record)
+
+    asyncio.run(use())
 
 
 @pytest.mark.parametrize(

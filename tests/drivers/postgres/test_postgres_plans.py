@@ -240,9 +240,15 @@ async def _reads(url: str, call: Call) -> Reads:
 
 
 @pytest.mark.parametrize("case", _CASES)
-def test_a_call_reads_no_more_than_it_needs(request: pytest.FixtureRequest, url: str, case: str) -> None:
+def test_a_call_reads_no_more_than_it_needs(
+    request: pytest.FixtureRequest, url: str, raw_to: Callable[[str], Raw], case: str
+) -> None:
     if case in _AFTER_A_VACUUM:
         url = request.getfixturevalue("analyzed")
+    if case == "stats":
+        # Stats read the moves that are not folded. The first call notes how far the second may go.
+        for _ in range(2):
+            raw_to(url)("SELECT fold(0)")
     call, needed = _CASES[case]
     check(asyncio.run(_reads(url, call)), needed)
 
