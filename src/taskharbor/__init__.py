@@ -10,9 +10,21 @@
 
     greet.enqueue("Ada")        # then: taskharbor worker module:harbor
 
-What is exported here is the public API; the driver contract is public too, in `taskharbor.drivers.contract`.
+The names that are exported here are the public API. The driver contract is public too, in `taskharbor.drivers.contract`. A name
+is imported when it is first used, so `taskharbor --help` and a test run without a queue do not pay for it.
 
-Names are imported when they are first used: `taskharbor --help` and a test run that never touches a queue pay for neither.
+The modules, in the order in which a job passes through them:
+
+- `harbor`: the app. It declares jobs, enqueues them and runs them.
+- `handlers`, `batch_jobs`: the function behind a job type, for one job or for many jobs as a table.
+- `requests`: a request becomes a record. `codec` encodes its payload.
+- `client`: producers and operators. `transactions` enqueues within the caller's transaction.
+- `drivers`: the contract and the backends. `jobs` has the records that they store. `bulk` moves whole tables.
+- `broker`: a server that offers any driver over HTTP.
+- `worker`: claims jobs, runs their handlers, settles them. `middleware` is around each handler, `signals` are the exceptions that
+  a handler can raise, `retry` says when a failed job runs again.
+- `clock`, `errors`: the time and the exceptions that all of them use.
+- `cli` (with `__main__`), `testing`, `demo`, `spark`: the command line, helpers for tests, the demo, the Spark pipeline.
 """
 
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""`python -m taskharbor` is the command line: for supervised children, and where no script is installed."""
+"""The command line as `python -m taskharbor`: for supervised child processes, and for systems without the installed script."""
 
 from taskharbor.cli import main
 

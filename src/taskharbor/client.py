@@ -1,7 +1,7 @@
-"""The producer's and operator's side: requests in, answers out.
+"""Clients for producers and operators.
 
-`AsyncClient` does the work; `Client` is the same for synchronous code. Both sit on one driver and one clock, and
-know nothing of handlers.
+`AsyncClient` does the work. `Client` is the same for synchronous code. Both use one driver and one clock, and know nothing of
+handlers.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _POLL_LAST = 0.25
 
 
 class AsyncClient:
-    """Enqueue, look at and operate jobs from async code. Opens on first use; close it, or use `async with`."""
+    """Enqueues, inspects and operates jobs from async code. It opens on first use. Close it, or use `async with`."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class AsyncClient:
         await asyncio.shield(self._opening)
 
     async def now(self) -> Micros:
-        """The time every operation of this client is stamped with: the backend's, unless a clock was given."""
+        """The time that this client gives to every operation: the backend's, unless a clock was given."""
         if self._opening is None or not self._opening.done():
             await self._ready()
         if self._clock is not None:
@@ -116,37 +116,49 @@ class AsyncClient:
         return (await self.enqueue_batch([request]))[0]
 
     async def enqueue_batch(self, requests: Sequence[JobRequest]) -> list[Enqueued]:
-        """All or nothing, in one transaction."""
+        """Enqueue jobs in one transaction, all or none.
+
+        Returns:
+            Per request, the id and whether a job with this id or key was there already.
+
+        Raises:
+            InvalidRequest: A value is out of bounds. Nothing is stored.
+            BackendUnavailable: The backend does not answer. The jobs may be stored.
+        """
         now = await self.now()
         return await self._send(self.builder.build(requests, now), now, max(1, len(requests)))
 
     async def enqueue_many(self, requests: Iterable[JobRequest], *, chunk: int = CHUNK) -> list[Enqueued]:
-        """Any number, in transactions of `chunk`. All are checked before the first is sent."""
+        """Enqueue any number of jobs, in transactions of `chunk`. All are checked before the first is sent."""
         now = await self.now()
         return await self._send(self.builder.build(list(requests), now), now, chunk)
 
     async def enqueue_like(
         self, request: JobRequest, payloads: Sequence[bytes], *, chunk: int = CHUNK
     ) -> list[Enqueued]:
-        """One job per payload, otherwise all as the request says: the quickest way for many of one kind.
+        """Enqueue one job per payload. All other fields are the request's. This is the quickest way to enqueue many jobs of one
+        kind.
 
-        The payloads are encoded already, with the request's codec; the request's own is not looked at.
+        Args:
+            request: Type and options of the jobs. Its own payload is ignored.
+            payloads: Payloads that are encoded already, with the request's codec.
+            chunk: The number of jobs per transaction.
         """
         now = await self.now()
         return await self._send(self.builder.build_like(request, payloads, now), now, chunk)
 
     async def _send(self, records: list[JobRecord], now: Micros, chunk: int) -> list[Enqueued]:
-        """Where every enqueue goes through."""
+        """Send records in transactions of `chunk`. Every enqueue goes through here."""
         accepted: list[Enqueued] = []
         for batch in [records] if 0 < len(records) <= chunk else chunks(records, chunk):
-            # The builder has checked them.
+            # `builder` has checked the records.
             accepted += await self.driver.run(Enqueue(batch, now, new_ids=True))
         return accepted
 
     async def enqueue_stream(
         self, requests: Iterable[JobRequest], *, chunk: int = CHUNK
     ) -> AsyncIterator[list[Enqueued]]:
-        """For inputs of any length and for progress: each chunk is checked, sent and answered before the next is read."""
+        """Enqueue jobs from an input of any length. Each chunk is checked, sent and answered before the next is read."""
         for batch in chunks(requests, chunk):
             yield await self.enqueue_batch(batch)
 
@@ -211,14 +223,23 @@ class AsyncClient:
         return await self.driver.read_attempts(after=after, limit=limit)
 
     async def resolve(self, job_id: str) -> JobRecord:
-        """The job, or the one it was merged into."""
+        """Return the job, or the job that it was merged into.
+
+        Raises:
+            JobNotFound: No job has this id, or retention has removed it.
+        """
         record = await self.get(job_id)
         while record.merged_into is not None:
             record = await self.get(record.merged_into)
         return record
 
     async def wait_for(self, job_id: str, *, timeout: float | None = None) -> JobRecord:
-        """The job once it has ended (following a merge); WaitTimeout when that takes longer than `timeout` seconds."""
+        """Wait until the job has ended, and return it, or the job that it was merged into.
+
+        Raises:
+            JobNotFound: No job has this id, or retention has removed it.
+            WaitTimeout: The job has not ended after `timeout` seconds.
+        """
         loop = asyncio.get_running_loop()
         give_up = None if timeout is None else loop.time() + timeout
         pause = _POLL_FIRST
@@ -291,8 +312,8 @@ class AsyncClient:
 
 
 class Portal:
-    """One background event loop per process, which all synchronous clients share: a call costs a hand-over to a running loop and
-    never a new loop or connection."""
+    """The background event loop of the process. All synchronous clients share it, so a call needs no new loop and no new
+    connection."""
 
     def __init__(self) -> None:
         self._ready = threading.Event()
@@ -319,7 +340,7 @@ class Portal:
         try:
             return future.result()
         except BaseException:
-            future.cancel()  # Ctrl-C in the caller must not leave the work running behind its back.
+            future.cancel()  # After Ctrl-C in the caller the work does not go on.
             raise
 
 
@@ -329,7 +350,7 @@ _lock = threading.Lock()
 
 
 def portal() -> Portal:
-    """This process's portal; a forked child makes its own, because threads do not survive a fork."""
+    """Return the portal of this process. A forked child makes its own, because threads do not survive a fork."""
     global _portal, _owner
     with _lock:
         if _portal is None or _owner != os.getpid():
@@ -341,7 +362,7 @@ def portal() -> Portal:
 def _blocking(
     method: Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate[Client, P], T]:
-    """The same method for synchronous code."""
+    """Make the synchronous form of a method."""
 
     @functools.wraps(method)
     def call(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -351,7 +372,7 @@ def _blocking(
 
 
 class Client:
-    """The same for synchronous code: every call runs on this process's background event loop."""
+    """`AsyncClient` for synchronous code. Every call runs on the background event loop of the process."""
 
     def __init__(
         self,
@@ -405,7 +426,7 @@ class Client:
 
     def enqueue_many(self, requests: Iterable[JobRequest], *, chunk: int = CHUNK) -> list[Enqueued]:
         """Enqueue any number of jobs, in transactions of `chunk`. All are checked before the first is sent."""
-        # The caller's iterable runs in the caller's thread: it may do anything, the portal's loop may not.
+        # The iterable runs in the caller's thread: it may block, and the portal's loop may not.
         return portal().call(self._inner.enqueue_many(list(requests), chunk=chunk))
 
     def enqueue_stream(

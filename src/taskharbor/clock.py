@@ -1,8 +1,7 @@
-"""Where time comes from.
+"""Clocks. The core reads the time from a `Clock`, never from the operating system.
 
-The core asks a `Clock`, never the operating system. In production that is a `BackendClock`: the backend's time,
-sampled now and then and carried forward by a monotonic clock, so a worker whose own wall clock is an hour
-wrong neither steals a lease nor runs a job early. Tests inject a `FakeClock` and move it by hand.
+In production that is a `BackendClock`: the backend's time, read now and then and carried forward by a monotonic clock. So a
+worker whose own clock is an hour wrong neither steals a lease nor runs a job early. Tests use a `FakeClock` and move it by hand.
 """
 
 from __future__ import annotations
@@ -23,31 +22,31 @@ def monotonic_us() -> Micros:
 
 class Clock(Protocol):
     runs_by_itself: ClassVar[bool]
-    """Whether time passes without anybody moving it, so that another machine can carry it forward."""
+    """True if time passes by itself, so that another machine can carry it forward."""
 
     def now(self) -> Micros:
-        """The current instant, in microseconds UTC."""
+        """Return the current instant, in microseconds UTC."""
         ...
 
     async def refresh(self) -> None:
-        """Set it anew, where it follows another clock and that is due."""
+        """Set the clock again if it follows another clock and the next sample is due."""
 
 
 class SystemClock:
-    """The host's wall clock, for what never leaves the host."""
+    """The host's own clock, for instants that never leave the host."""
 
     runs_by_itself: ClassVar[bool] = True
 
     def now(self) -> Micros:
-        """The machine's time, in microseconds UTC."""
+        """Return the machine's time, in microseconds UTC."""
         return time.time_ns() // 1000
 
     async def refresh(self) -> None:
-        """It is the clock itself."""
+        """Do nothing: this clock follows no other clock."""
 
 
 class FakeClock:
-    """Stands still until told otherwise."""
+    """A clock that changes only by `advance`."""
 
     runs_by_itself: ClassVar[bool] = False
 
@@ -55,19 +54,19 @@ class FakeClock:
         self._now = start if isinstance(start, int) else to_micros(start)
 
     def now(self) -> Micros:
-        """The set time, in microseconds UTC."""
+        """Return the set time, in microseconds UTC."""
         return self._now
 
     async def refresh(self) -> None:
-        """It follows nothing but `advance`."""
+        """Do nothing: only `advance` moves this clock."""
 
     @property
     def now_datetime(self) -> datetime:
-        """The set time as a datetime."""
+        """Return the set time as a datetime."""
         return to_datetime(self._now)
 
     def advance(self, by: timedelta | float) -> Micros:
-        """Forward by a timedelta or by seconds."""
+        """Move the clock forward by a timedelta or by seconds, and return the new time."""
         step = to_micros(by) if isinstance(by, timedelta) else round(by * SECOND)
         if step < 0:
             raise ValueError("time only moves forward; make a new FakeClock to start earlier")
@@ -78,8 +77,8 @@ class FakeClock:
 class BackendClock:
     """The backend's time, at the cost of one sample every half minute.
 
-    A sample is trusted to half its round trip, so the quickest of a few is taken. Between samples `now()` never
-    goes back, even when a new sample says the old one was ahead.
+    A sample may be wrong by half its round trip, so the quickest of a few is taken. Between samples `now()` never goes back, even
+    if a new sample shows that the old one was ahead.
     """
 
     runs_by_itself: ClassVar[bool] = True
@@ -93,10 +92,10 @@ class BackendClock:
         self._sampled_at: Micros = 0
         self._latest: Micros = 0
         self.error: Micros = 0
-        """How far the last sample may be off: half its round trip."""
+        """The largest error of the last sample, in microseconds: half its round trip."""
 
     def now(self) -> Micros:
-        """The backend's time, in microseconds UTC, as far as it is known."""
+        """Return the backend's time, in microseconds UTC, as far as it is known."""
         if self._offset is None:
             raise RuntimeError("the clock was never synchronised: await sync() first")
         self._latest = max(self._latest, self._monotonic() + self._offset)
@@ -113,7 +112,7 @@ class BackendClock:
             await self.sync()
 
     async def sync(self, samples: int = 3) -> None:
-        """Read the backend's time."""
+        """Read the backend's time. The quickest of `samples` answers counts."""
         best: tuple[Micros, Micros] | None = None
         for _ in range(samples):
             before = self._monotonic()

@@ -1,8 +1,8 @@
-"""Payloads: codecs, and a function's call as a payload. Bytes on the wire, never code.
+"""Codecs for payloads, and calls of a function as payloads. A payload is data, never code.
 
-A record names its codec; an unknown name is an error, not an import. Decoding can validate against types in the
-same step, which is how payloads are checked before a handler runs. `Arguments` makes such a type of a function's signature: the
-call becomes one JSON object, checked at both ends.
+A record names its codec. An unknown name is an error, not an import. Decoding checks the payload against types in the same step,
+before a handler runs. `Arguments` makes such a type of a function's signature: the call becomes one JSON object, which is checked
+on both sides.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ class Codec(Protocol):
         ...
 
     def decode(self, data: bytes, type: Any = Any) -> Any:
-        """Decode and check against `type`; PayloadInvalid where it does not fit."""
+        """Decode and check against `type`. Raises PayloadInvalid if the data does not fit."""
 
 
 def _encode_hook(value: Any) -> Any:
-    dump = getattr(value, "model_dump", None)  # pydantic's, without importing it
+    dump = getattr(value, "model_dump", None)  # pydantic's method, without an import of pydantic
     if dump is not None:
         return dump(mode="json")
     raise NotImplementedError(f"{type(value).__name__} has no JSON form")
@@ -47,7 +47,7 @@ def _decode_hook(wanted: type, value: Any) -> Any:
 
 
 class _MsgspecCodec:
-    """What JSON and msgpack share: msgspec's encoders, a decoder per type, and errors of our own."""
+    """The common part of JSON and msgpack: msgspec's encoders, a decoder per type, and TaskHarbor's errors."""
 
     name: str
 
@@ -79,7 +79,7 @@ MSGPACK: Codec = _MsgspecCodec("msgpack", msgspec.msgpack)
 
 
 class CodecRegistry:
-    """The codecs a client or worker knows by name."""
+    """The codecs that a client or worker knows, by name."""
 
     def __init__(self, *extra: Codec) -> None:
         self._codecs = {codec.name: codec for codec in (JSON, MSGPACK, *extra)}
@@ -101,10 +101,10 @@ class CodecRegistry:
 
 
 class Arguments:
-    """Turns calls of one function into payloads and payloads into calls.
+    """Turns calls of one function into payloads, and payloads into calls.
 
-    `msgspec` builds a struct from the signature once; after that binding, encoding, decoding and validation each are
-    one call into C.
+    `msgspec` builds a struct from the signature once. After that, binding, encoding, decoding and validation are one call into C
+    each.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -128,12 +128,12 @@ class Arguments:
         self._keyword_names = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The call as a value of `type`; TypeError as Python itself would raise it."""
+        """Return the call as a value of `type`. Raises the TypeError that Python itself would raise."""
         if not self._has_variadic:
             try:
                 return self.type(*args, **kwargs)
             except TypeError:
-                pass  # The signature words it better.
+                pass  # `Signature.bind` has the better message.
         bound = self._signature.bind(*args, **kwargs)
         bound.apply_defaults()
         values = dict(bound.arguments)
@@ -141,7 +141,7 @@ class Arguments:
         return self.type(*first, **values)
 
     def encode(self, codec: Codec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
-        """Bind, encode, and check that the handler will be able to read it: better an error here than a dead job."""
+        """Bind and encode a call, and check that the handler can read it: an error here is better than a dead job."""
         payload = codec.encode(self.bind(args, kwargs))
         try:
             codec.decode(payload, self.type)
@@ -153,7 +153,7 @@ class Arguments:
         return codec.decode(payload, self.type)
 
     def caller(self, function: Callable[..., Any]) -> Callable[[Any], Any]:
-        """Calls `function` with the values of one of our `type`."""
+        """Make a callable that takes a value of `type` and calls `function` with its fields."""
         astuple, count, names = msgspec.structs.astuple, self._positional_count, self._keyword_names
         if self._has_variadic:
             return lambda value: self._call_variadic(function, astuple(value))

@@ -1,8 +1,8 @@
-"""Every error a user of TaskHarbor can meet.
+"""All errors that TaskHarbor raises.
 
-Two families: what the *driver* says of one job (`JobError` and below, delivered per item of a batch), and what
-the *caller* did wrong (`InvalidRequest`, `CodecError`, ...). Both say what was wrong, with which value, and what
-to do.
+There are two families. `JobError` and its subclasses are a driver's answers about one job, one per item of a batch. The others
+are mistakes of the caller (`InvalidRequest`, `CodecError` and so on) or of the surroundings. Every message says what was wrong,
+with which value, and what to do.
 """
 
 from __future__ import annotations
@@ -17,39 +17,39 @@ _STEP = re.compile(r"\.(\w+)|\[(\d+)\]")
 
 
 class TaskHarborError(Exception):
-    """The root: `except TaskHarborError` catches whatever this package raises on purpose."""
+    """The base class of all errors that this package raises on purpose."""
 
 
 class InvalidRequest(TaskHarborError, ValueError):
-    """A request, a setting or an option that cannot be honoured. Nothing was changed."""
+    """A request, a setting or an option has a value that is not allowed. Nothing was changed."""
 
 
 class CodecError(TaskHarborError, ValueError):
-    """A payload that cannot be encoded, or a codec nobody registered."""
+    """A payload cannot be encoded, or no codec of that name is registered."""
 
 
 class PayloadInvalid(CodecError):
-    """A stored payload that does not fit the handler's types. Never retried: it would fail again."""
+    """A stored payload does not fit the handler's types. It is never retried: it would fail again."""
 
 
 class MissingExtra(TaskHarborError, ImportError):
-    """A backend or feature whose packages are not installed; the message names the `pip install` line."""
+    """The packages of a backend or feature are not installed. The message names the `pip install` line."""
 
 
 class UnknownDriver(InvalidRequest):
-    """A URL whose scheme no installed driver answers to."""
+    """No installed driver knows the scheme of the URL."""
 
 
 class BackendUnavailable(TaskHarborError, ConnectionError):
-    """The backend did not answer. Whether the call took effect may be unknown; repeating it is safe."""
+    """The backend did not answer. The call may have taken effect; repeating it is safe."""
 
 
 class SchemaMismatch(TaskHarborError):
-    """The store was written by a version this one cannot work with, or still needs `taskharbor migrate`."""
+    """The store was written by a version that this one cannot work with, or it still needs `taskharbor migrate`."""
 
 
 class WaitTimeout(TaskHarborError, TimeoutError):
-    """A job did not end within the time the caller was ready to wait."""
+    """A job did not end within the time that the caller gave."""
 
 
 class JobTimeout(TaskHarborError, TimeoutError):
@@ -57,7 +57,7 @@ class JobTimeout(TaskHarborError, TimeoutError):
 
 
 class HandlerMissing(TaskHarborError, LookupError):
-    """A job of a type for which this worker has no handler."""
+    """This worker has no handler for the type of the job."""
 
 
 class WorkerProcessDied(TaskHarborError):
@@ -65,11 +65,11 @@ class WorkerProcessDied(TaskHarborError):
 
 
 class JobFailed(TaskHarborError):
-    """The job whose result was asked for ended without one (dead or cancelled)."""
+    """The job ended without a result: it is dead or cancelled."""
 
 
 class JobError(TaskHarborError):
-    """A driver's answer about one job. The driver changed nothing."""
+    """A driver's answer about one job. The driver changed nothing for it."""
 
     def __init__(self, job_id: str, detail: str = "") -> None:
         self.job_id = job_id
@@ -111,7 +111,7 @@ class KeyConflict(JobError):
 
 
 def field_error(made: Any, message: str) -> InvalidRequest:
-    """The error for a struct that msgspec refused with this message: names the field, its value and what is allowed there."""
+    """Make the error for a struct that msgspec refused with this message. It names the field, its value and what is allowed."""
     allowed, _, path = message.partition(" - at `$")
     steps = _STEP.findall(path.partition("[...]")[0])
     value, field = made, ""
@@ -124,7 +124,7 @@ def field_error(made: Any, message: str) -> InvalidRequest:
 
 
 def shown(field: str, value: Any) -> str:
-    """Short, and never the content of a job."""
+    """Return a short text for a value, without the content of a job."""
     if isinstance(value, bytes):
         return f"of {len(value)} bytes"
     if isinstance(value, str) and len(value) > _LONGEST_SHOWN:

@@ -1,4 +1,4 @@
-"""Handlers: the code behind a job type, how it wants to be run, and the options of its declaration and of its calls."""
+"""Handlers: the code behind a job type, where it runs, and the options of declarations and calls."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OnInvalid: TypeAlias = Literal["dead", "complete"]
 
 
 class Options(TypedDict, total=False):
-    """What a single call can say of its job: `add.options(delay=5, priority=1).enqueue(...)`."""
+    """Options of a single call: `add.options(delay=5, priority=1).enqueue(...)`."""
 
     queue: str
     run_at: datetime
@@ -40,7 +40,7 @@ class Options(TypedDict, total=False):
 
 
 class DeclaredOptions(TypedDict, total=False):
-    """What every declaration of a job accepts."""
+    """Options that every declaration of a job accepts."""
 
     name: str
     queue: str
@@ -55,13 +55,13 @@ class DeclaredOptions(TypedDict, total=False):
 
 
 class JobOptions(DeclaredOptions, total=False):
-    """What `@harbor.job(...)` accepts."""
+    """Options of `@harbor.job(...)`."""
 
     isolation: Isolation
 
 
 class Handler(msgspec.Struct, frozen=True, kw_only=True):
-    """One job type's code. `arguments` is None where the function takes the `Job` itself."""
+    """The code of one job type. `arguments` is None if the function takes the `Job` itself."""
 
     type: str
     function: Callable[..., Any]
@@ -74,7 +74,8 @@ class Handler(msgspec.Struct, frozen=True, kw_only=True):
     location: tuple[str, str] | None = None
     """Module and name under which a worker process finds the function again."""
     batch: BatchCall | None = None
-    """How a worker calls it for many jobs at once. `function` then runs a batch of one, for tools that go job by job."""
+    """The call for many jobs at once, if the job is a batch job. `function` then runs a batch of one, for tools that go job by
+    job."""
 
 
 def make_handler(
@@ -87,7 +88,12 @@ def make_handler(
     arguments: Arguments | None = None,
     batch: BatchCall | None = None,
 ) -> Handler:
-    """`async def` runs on the loop, `def` on threads, either in a process of its own where asked."""
+    """Make the handler of a job type. By default `async def` runs on the loop and `def` on threads; `isolation` can ask for a
+    process.
+
+    Raises:
+        InvalidRequest: The options do not fit the function.
+    """
     is_async = inspect.iscoroutinefunction(function)
     if isolation is None:
         isolation = "loop" if is_async else "thread"

@@ -1,4 +1,4 @@
-"""The app: a place to declare jobs, enqueue them and run them.
+"""The app: declares jobs, enqueues them and runs them.
 
     harbor = Harbor("sqlite:///jobs.db")
 
@@ -8,7 +8,7 @@
 
     greet.enqueue("Ada")
 
-Everything here is sugar over `Client`, `Worker` and a driver; nothing below knows of it.
+The app only combines `Client`, `Worker` and a driver. These know nothing of it.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ URL_VARIABLE = "TASKHARBOR_URL"
 
 
 class JobHandle(Generic[R]):
-    """What enqueue returns. Every question has a synchronous form and one ending in `_async`."""
+    """A handle on an enqueued job. Every method has a synchronous form and a form that ends in `_async`."""
 
     __slots__ = ("_harbor", "_result_type", "existed", "id")
 
@@ -57,7 +57,7 @@ class JobHandle(Generic[R]):
         self._harbor = harbor
         self.id = job_id
         self.existed = existed
-        """True where the enqueue met a job that was already there (same key or idempotency key)."""
+        """True if the enqueue found a job that was there already (same key or idempotency key)."""
         self._result_type = result_type
 
     def record(self) -> JobRecord:
@@ -89,7 +89,11 @@ class JobHandle(Generic[R]):
         return _decoded_progress(await self.record_async())
 
     def wait(self, timeout: float | None = None) -> JobRecord:
-        """The job once it has ended; WaitTimeout if that takes longer than `timeout` seconds."""
+        """Wait until the job has ended, and return it.
+
+        Raises:
+            WaitTimeout: The job has not ended after `timeout` seconds.
+        """
         return self._harbor.client.wait_for(self.id, timeout=timeout)
 
     async def wait_async(self, timeout: float | None = None) -> JobRecord:
@@ -97,7 +101,12 @@ class JobHandle(Generic[R]):
         return await self._harbor.async_client().wait_for(self.id, timeout=timeout)
 
     def result(self, timeout: float | None = None) -> R:
-        """What the handler returned, once it has; JobFailed if the job ended otherwise."""
+        """Wait until the job has ended, and return the handler's result.
+
+        Raises:
+            JobFailed: The job is dead or cancelled.
+            WaitTimeout: The job has not ended after `timeout` seconds.
+        """
         return self._decode(self.wait(timeout))
 
     async def result_async(self, timeout: float | None = None) -> R:
@@ -138,7 +147,8 @@ def _decoded_progress(record: JobRecord) -> Any:
 
 
 class JobType(Generic[P, R]):
-    """A declared job: the function, what it is called in the queue, and how to enqueue it. Types survive."""
+    """A declared job: the function, its name in the queue, and the calls that enqueue it. It keeps the function's parameter
+    types."""
 
     def __init__(self, harbor: Harbor, handler: Handler, options: Options, result_type: Any) -> None:
         self._harbor = harbor
@@ -160,7 +170,7 @@ class JobType(Generic[P, R]):
         return self.handler.function
 
     def options(self, **options: Unpack[Options]) -> typing.Self:
-        """The same job with other options, for the calls made through what this returns."""
+        """Return the same job with other options, for the calls that are made through the returned object."""
         unknown = set(options) - set(Options.__annotations__)
         if unknown:
             raise TypeError(
@@ -170,7 +180,7 @@ class JobType(Generic[P, R]):
         return self.__class__(self._harbor, self.handler, merged, self._result_type)
 
     def request(self, *args: P.args, **kwargs: P.kwargs) -> JobRequest:
-        """The call as a request, checked against the signature and not yet sent: for `harbor.enqueue_many`."""
+        """Return the call as a request for `harbor.enqueue_many`. It is checked against the signature and not sent."""
         payload = EncodedPayload(self._arguments.encode(self._codec, args, kwargs))
         return JobRequest(type=self.handler.type, payload=payload, **self._options)
 
@@ -202,7 +212,7 @@ class JobType(Generic[P, R]):
         return JobHandle(self._harbor, accepted.id, existed=accepted.existed, result_type=self._result_type)
 
     def enqueue_many(self, calls: Iterable[Sequence[Any] | Mapping[str, Any]]) -> list[JobHandle[R]]:
-        """One job per item, a few round trips in all: a tuple is positional arguments, a mapping named ones."""
+        """Enqueue one job per item, in a few round trips. A tuple holds positional arguments, a mapping named ones."""
         return self._handles(self._harbor.client.enqueue_like(self._template(), self._payloads(calls)))
 
     async def enqueue_many_async(
@@ -219,7 +229,7 @@ class JobType(Generic[P, R]):
     def within(self, transaction: Transaction) -> JobWithin[P, R]: ...
 
     def within(self, transaction: Any) -> JobWithin[P, R] | AsyncJobWithin[P, R]:
-        """Enqueue as part of a transaction of yours: the job is there if and only if that commits.
+        """Enqueue as part of a transaction of yours. The job is stored if and only if the transaction commits.
 
         `send.within(session).enqueue(...)`; on an asynchronous connection or session, `await` it.
         """
@@ -260,7 +270,7 @@ def _as_call(call: Sequence[Any] | Mapping[str, Any]) -> tuple[tuple[Any, ...], 
 
 
 class SyncJobType(JobType[P, R]):
-    """Declared on `def`: calling it runs the function here and now."""
+    """A job declared on `def`. A call runs the function directly."""
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         result: R = self.handler.function(*args, **kwargs)
@@ -268,7 +278,7 @@ class SyncJobType(JobType[P, R]):
 
 
 class AsyncJobType(JobType[P, R]):
-    """Declared on `async def`: calling it gives the coroutine."""
+    """A job declared on `async def`. A call returns the coroutine."""
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
         coroutine: Coroutine[Any, Any, R] = self.handler.function(*args, **kwargs)
@@ -276,7 +286,7 @@ class AsyncJobType(JobType[P, R]):
 
 
 class _Declare:
-    """The decorator that `@harbor.job(...)` makes: keeps parameters and result, for `async def` and `def`."""
+    """The decorator that `@harbor.job(...)` returns. It keeps parameters and result, for `async def` and `def`."""
 
     def __init__(self, harbor: Harbor, options: JobOptions) -> None:
         self._harbor = harbor
@@ -293,7 +303,7 @@ class _Declare:
 
 
 class Harbor:
-    """One app on one store. Made at import time, connects on first use."""
+    """One app on one store. Make it at import time; it connects on first use."""
 
     def __init__(
         self,
@@ -320,7 +330,7 @@ class Harbor:
         self.middleware: list[Middleware] = list(middleware)
         self.handlers: dict[str, Handler] = {}
         self.queues: list[str] = [queue]
-        """Where this app's jobs go: the default queue, and every queue a declaration names."""
+        """The queues of this app's jobs: the default queue, and every queue that a declaration names."""
         self.clock = clock
         self._lock = threading.Lock()
         self._client: tuple[int, Client] | None = None
@@ -329,7 +339,7 @@ class Harbor:
         self.use(url if url is not None else os.environ.get(URL_VARIABLE, DEFAULT_URL))
 
     def use(self, url: str | Driver) -> None:
-        """Point the app at another store: for tests, and for the command line's --url."""
+        """Use another store: for tests, and for the command line's --url."""
         self._driver = connect(url) if isinstance(url, str) else url
         self._client = None
         self._async_clients.clear()
@@ -338,7 +348,7 @@ class Harbor:
         """A new handle on this app's store, not yet open."""
         process = sys.modules.get("multiprocessing.process")
         if process is not None and getattr(process.current_process(), "_inheriting", False):
-            # A script that enqueues or works when it is imported would do so again in every process of its worker.
+            # A script that enqueues or works at import would do so again in every process of its worker.
             raise RuntimeError(
                 "this script is being imported by a worker process (isolation='process'), which must not enqueue or start "
                 'a worker: put that part of it under `if __name__ == "__main__":`'
@@ -347,7 +357,7 @@ class Harbor:
 
     @property
     def client(self) -> Client:
-        """For synchronous code. One per process, shared by all threads."""
+        """Return the client for synchronous code. There is one per process, shared by all threads."""
         with self._lock:
             if self._client is None or self._client[0] != os.getpid():
                 self._client = (
@@ -357,7 +367,7 @@ class Harbor:
             return self._client[1]
 
     def async_client(self) -> AsyncClient:
-        """For the running event loop: one per loop, made on first use."""
+        """Return the client for the running event loop. There is one per loop, made on first use."""
         loop = asyncio.get_running_loop()
         with self._lock:
             client = self._async_clients.get(loop)
@@ -369,7 +379,7 @@ class Harbor:
             return client
 
     def close(self) -> None:
-        """Let go of the synchronous client's connection. Harbor can be used again afterwards."""
+        """Close the synchronous client's connection. The app can be used again afterwards."""
         with self._lock:
             held, self._client = self._client, None
         if held is not None and held[0] == os.getpid():
@@ -437,10 +447,14 @@ class Harbor:
         row: Callable[..., Any] | None = None,
         **options: Any,
     ) -> Any:
-        """Declare a job whose handler takes a batch of them, as `pyarrow.Table` or `pandas.DataFrame` by its annotation.
+        """Declare a job whose handler takes a batch, as `pyarrow.Table` or `pandas.DataFrame` by its annotation.
 
-        It returns None when all rows are done, or an outcome for each: a result, or an exception. `row` (a dataclass, a
-        struct, a TypedDict) is what every payload must fit; up to `size` rows go into one call.
+        The handler returns None when all rows are done, or an outcome for each row: a result or an exception.
+
+        Args:
+            function: The handler.
+            row: A dataclass, a struct or a TypedDict that every payload must fit. None takes any JSON object.
+            options: Options of the declaration. `size` bounds the rows of one call.
         """
         from taskharbor.batch_jobs.declare import BatchJobOptions, declare_batch_job
 
@@ -455,8 +469,8 @@ class Harbor:
         return lambda decorated: declare_batch_job(self, decorated, row, given)
 
     def remember(self, handler: Handler, options: Mapping[str, Any]) -> Options:
-        """Take in a declared handler. Returns those of its options that every call has; a wrong one is refused here, where it
-        is written, and not when the first job is enqueued."""
+        """Store a declared handler. Returns those of its options that every call has. A wrong option is refused here, at the
+        declaration, and not when the first job is enqueued."""
         if handler.type in self.handlers:
             raise InvalidRequest(
                 f"a job named {handler.type!r} is declared already; give this one a name: @harbor.job(name=...)"
@@ -489,7 +503,7 @@ class Harbor:
         return (await self.enqueue_many_async([JobRequest(type=name, payload=payload, **options)]))[0]
 
     def enqueue_many(self, requests: Iterable[JobRequest]) -> list[JobHandle[Any]]:
-        """Requests of any types: `[add.request(1, 2), greet.request("Ada")]`."""
+        """Enqueue requests of any types: `[add.request(1, 2), greet.request("Ada")]`."""
         return [JobHandle(self, one.id, existed=one.existed) for one in self.client.enqueue_many(requests)]
 
     async def enqueue_many_async(self, requests: Iterable[JobRequest]) -> list[JobHandle[Any]]:
@@ -498,13 +512,13 @@ class Harbor:
         return [JobHandle(self, one.id, existed=one.existed) for one in accepted]
 
     def handle(self, job_id: str) -> JobHandle[Any]:
-        """A handle on a job known by its id alone."""
+        """Return a handle on a job by its id."""
         return JobHandle(self, job_id)
 
     # -- running ------------------------------------------------------------------------------------------
 
     def worker(self, **options: Any) -> Worker:
-        """A worker for this app's jobs; options as for `Worker`."""
+        """Return a worker for this app's jobs. The options are those of `Worker`."""
         from taskharbor.worker import Worker
 
         options.setdefault("queues", self.queues)

@@ -1,10 +1,12 @@
-"""The nouns of the system: what a user asks for, what a driver stores, what a handler sees.
+"""The records of the system: request, job, lease, attempt.
 
-`JobRequest` is the user's wish, `JobRecord` what every driver persists, `Lease` the right to work on a job for a
-while, `Attempt` one row of the log that every ended lease leaves behind. Instants are whole microseconds
-since the epoch, UTC, in fields ending in `_us`; each has a property of the same name without the ending that gives
-a timezone-aware `datetime`. Integers are exact in every backend and cost nothing per job on the hot path.
-`gc=False`: these hold plain values and can form no cycle, so the collector need not walk a million of them.
+`JobRequest` is the user's request. `JobRecord` is the job that every driver stores. `Lease` is the right to work on a job until
+an instant. `Attempt` is a row of the log; every lease that ends leaves one.
+
+Instants are whole microseconds since the epoch, UTC, in fields that end in `_us`. A property of the same name without the ending
+gives a timezone-aware `datetime`. Integers are exact in every backend and cost nothing on the hot path.
+
+`gc=False`: these structs hold plain values and form no cycle, so the garbage collector need not visit a million of them.
 """
 
 from __future__ import annotations
@@ -40,10 +42,10 @@ _MAX_MESSAGE_CHARS = 500
 MAX_PRIORITY = 32_767
 MAX_TRIES = 1_000_000
 LATEST: Micros = 2**53 - 1
-"""The last instant, in the year 2255, and the longest duration: still exact as a floating-point number, which Redis counts in."""
+"""The last instant, in the year 2255, and the longest duration. It is exact as a floating-point number; Redis counts in those."""
 
-# Types with bounds that every store can keep. msgspec checks them when it decodes; `drivers.dispatch` checks them in structs
-# that Python code made, and refuses what no bound can say: blank names, and texts with NUL or lone surrogates.
+# Types with bounds that every store can keep. msgspec checks them when it decodes. `drivers.dispatch` checks them in structs that
+# Python code made. It also refuses values that no bound can exclude: blank names, and texts with NUL or lone surrogates.
 Name: TypeAlias = Annotated[str, Meta(min_length=1, max_length=MAX_NAME_LENGTH)]
 Instant: TypeAlias = Annotated[Micros, Meta(ge=-LATEST, le=LATEST)]
 Duration: TypeAlias = Annotated[Micros, Meta(ge=0, le=LATEST)]
@@ -51,7 +53,7 @@ Count: TypeAlias = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Tries: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_TRIES)]
 Priority: TypeAlias = Annotated[int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)]
 Payload: TypeAlias = Annotated[bytes, Meta(max_length=2**28)]
-"""The copy that a failure queue gets, in base64, still fits into 512 MiB: the longest value of a Redis server."""
+"""The copy for a failure queue is in base64. It still fits into 512 MiB, the longest value of a Redis server."""
 Blob: TypeAlias = Annotated[bytes, Meta(max_length=1_048_576)]
 """A result, or progress."""
 Text: TypeAlias = Annotated[str, Meta(max_length=65_536)]
@@ -61,7 +63,7 @@ _ONE_MICROSECOND = timedelta(microseconds=1)
 
 
 def to_micros(when: datetime | timedelta) -> Micros:
-    """Exact, unlike `timestamp() * 1e6`, which rounds through a float."""
+    """Convert exactly. `timestamp() * 1e6` would round through a float."""
     if isinstance(when, timedelta):
         return when // _ONE_MICROSECOND
     if when.tzinfo is None:
@@ -76,7 +78,7 @@ def to_datetime(us: Micros) -> datetime:
 
 
 class JobState(StrEnum):
-    """A job that was accepted is in exactly one of these, until retention removes a terminal one."""
+    """The states of a job. An accepted job is in exactly one of them, until retention removes an ended job."""
 
     SCHEDULED = "scheduled"
     READY = "ready"
@@ -102,7 +104,7 @@ WAITING_STATES = frozenset({JobState.SCHEDULED, JobState.READY, JobState.BLOCKED
 
 
 class Outcome(StrEnum):
-    """Why a row of the attempt log was written."""
+    """The reason for a row of the attempt log."""
 
     DONE = "done"
     RETRIED = "retried"
@@ -118,10 +120,10 @@ UpdateRunAt: TypeAlias = Literal["yes", "no", "later", "earlier"]
 
 
 class UpdateFlags(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What an enqueue onto a job with the same key changes in it.
+    """The fields of a waiting job that an enqueue with the same key replaces.
 
-    The default replaces what to do (type, payload, codec, headers, timeout) and leaves when to do it, how often
-    to try, and what was already tried.
+    The default replaces type, payload, codec, headers and timeout. It keeps the time, the limits of retries, and the counts of
+    attempts and stalls.
     """
 
     payload: bool = True
@@ -138,16 +140,16 @@ def _storable(text: str, limit: int) -> str:
 
 
 class Failure(msgspec.Struct, frozen=True, gc=False):
-    """What went wrong in one execution, as the attempt log and `last_error` keep it."""
+    """The error of one execution, as the attempt log and `last_error` keep it."""
 
     type: Text
     message: Text
     detail: Text = ""
-    """A traceback, where there is one."""
+    """The traceback, if there is one."""
 
     @classmethod
     def of(cls, type: str, message: str, detail: str = "") -> Failure:
-        """A failure that every store can keep, of texts from anywhere: one odd file name in a message must not stop a batch."""
+        """Make a failure of any texts that every store can keep. One odd file name in a message must not stop a batch."""
         return cls(
             _storable(type, _MAX_ERROR_TYPE_CHARS),
             _storable(message, _MAX_MESSAGE_CHARS),
@@ -156,13 +158,13 @@ class Failure(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def text(self) -> str:
-        """What `last_error` stores: one line, then the traceback where there is one."""
+        """The text for `last_error`: one line, then the traceback if there is one."""
         line = f"{self.type}: {self.message}" if self.message else self.type
         return f"{line}\n{self.detail}" if self.detail else line
 
 
 class JobRequest(msgspec.Struct, kw_only=True):
-    """A user's wish. The client validates it, fills in what was left open and makes a `JobRecord` of it."""
+    """A user's request for a job. The client checks it, fills in the defaults and makes a `JobRecord` of it."""
 
     type: str
     payload: Any = None
@@ -182,7 +184,7 @@ class JobRequest(msgspec.Struct, kw_only=True):
 
 
 class Lease(msgspec.Struct, frozen=True, gc=False):
-    """The right to work on a job until `expires_at`, proved by a random token."""
+    """The right to work on a job until `expires_at`. A random token proves it."""
 
     job_id: str
     token: str
@@ -196,7 +198,7 @@ class Lease(msgspec.Struct, frozen=True, gc=False):
 
 
 class JobRecord(msgspec.Struct, kw_only=True, gc=False):
-    """A job as every driver stores it. Drivers persist these fields; the core gives them meaning."""
+    """A job as every driver stores it. Drivers store these fields; the core gives them meaning."""
 
     id: Name
     type: Name
@@ -211,24 +213,24 @@ class JobRecord(msgspec.Struct, kw_only=True, gc=False):
     """0: no timeout."""
     key: Name | None = None
     update: UpdateFlags | None = None
-    """How this request changes a job with the same key; kept while blocked, for the merge."""
+    """The change that this request makes to a job with the same key. Kept while the job is blocked, for the merge."""
     idempotency_key: Name | None = None
 
     max_attempts: Tries = DEFAULT_MAX_ATTEMPTS
-    """Bounds executions: the job dies when attempts + stalls reach it."""
+    """Bound of executions: the job dies when attempts + stalls reach it."""
     max_stalls: Tries = 0
-    """Bounds expired leases apart from that; 0: no bound of its own."""
+    """Bound of expired leases alone; 0: none."""
     backoff_min_us: Duration = DEFAULT_BACKOFF_MIN
     backoff_max_us: Duration = DEFAULT_BACKOFF_MAX
 
-    # From here on only a store decides: an enqueue ignores these.
+    # The store alone sets the fields from here on. An enqueue ignores them.
     state: JobState = JobState.READY
     attempts: int = 0
-    """Recorded failures."""
+    """The number of recorded failures."""
     stalls: int = 0
-    """Leases that expired."""
+    """The number of leases that expired."""
     fence: int = 0
-    """Leases granted so far; strictly increasing, so a resource can refuse an older holder."""
+    """The number of leases granted so far. It only grows, so a resource can refuse an older holder."""
     last_error: str | None = None
     failed_at_us: Micros | None = None
     finished_at_us: Micros | None = None
@@ -236,7 +238,7 @@ class JobRecord(msgspec.Struct, kw_only=True, gc=False):
     progress: bytes | None = None
     cancel_requested: bool = False
     merged_into: str | None = None
-    """Set on a cancelled job that was merged into another with the same key: read that one instead."""
+    """Set on a cancelled job that was merged into another with the same key: the id of that other job."""
 
     token: str | None = None
     worker: str | None = None
@@ -245,7 +247,7 @@ class JobRecord(msgspec.Struct, kw_only=True, gc=False):
 
     @property
     def lease(self) -> Lease | None:
-        """The lease, while the job is inflight."""
+        """The lease, or None if the job is not inflight."""
         if self.token is None or self.expires_at_us is None:
             return None
         return Lease(self.id, self.token, self.expires_at_us, self.cancel_requested)
@@ -287,11 +289,11 @@ class JobRecord(msgspec.Struct, kw_only=True, gc=False):
 
 
 class Attempt(msgspec.Struct, kw_only=True, frozen=True, gc=False):
-    """One row of the attempt log: how a lease ended, or how a job ended without one."""
+    """One row of the attempt log: the end of a lease, or the end of a job without one."""
 
     seq: int
-    """Names the row in its driver's log. Rows of one job are in the order of their numbers; where several writers commit
-    at once, the log as a whole is read in the order of commits, which may be another."""
+    """The number of the row in its driver's log. Rows of one job are in the order of their numbers. If several writers commit at
+    once, the log as a whole is read in the order of commits, which may be another."""
     job_id: str
     queue: str
     type: str
@@ -301,14 +303,14 @@ class Attempt(msgspec.Struct, kw_only=True, frozen=True, gc=False):
     worker: str | None
     created_at_us: Micros
     run_at_us: Micros
-    """When the job was due for this execution."""
+    """The instant at which the job was due for this execution."""
     reserved_at_us: Micros | None
-    """None where no lease was held (cancelled or merged while waiting, requeued)."""
+    """None if there was no lease (cancelled or merged while waiting, requeued)."""
     lease_expires_at_us: Micros | None
     ended_at_us: Micros
     outcome: Outcome
     state: JobState
-    """What the job became: an expired lease may leave it ready, dead or cancelled."""
+    """The job's state after the attempt. An expired lease may leave it ready, dead or cancelled."""
     error_type: str | None = None
     error_message: str | None = None
     payload_size: int = 0

@@ -1,8 +1,8 @@
-"""A handler's surroundings: the job or batch as it sees it, and the calls around its own.
+"""The job or batch that a handler sees, and the calls around a handler.
 
-Around a handler are recover, timeout, validate, and then the user's own middleware. A middleware is
-`async def mine(job, call_next)`: do something, `return await call_next(job)`, do something. `chain` makes one callable of them,
-once per handler; our own links take the call they go around and give another one, so that a job pays one call for each.
+Around a handler are recover, timeout, validate, and then the user's own middleware. A middleware is `async def mine(job,
+call_next)`: do something, `return await call_next(job)`, do something. `chain` makes one callable of them, once per handler.
+TaskHarbor's own middleware takes the inner call and returns the outer one, so a job pays one call for each.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ class Stoppable:
 
     _stop_reason: str | None = None
     _stop_event: threading.Event | None = None
-    """Made for those that wait for it."""
+    """Made when a thread first waits for it."""
     on_stop: Callable[[str], object] | None = None
-    """Called with the reason, in whatever thread asks first."""
+    """Called with the reason, in the thread that asks first."""
 
     @property
     def should_stop(self) -> bool:
@@ -53,16 +53,16 @@ class Stoppable:
         return self._stop_reason
 
     def wait_for_stop(self, timeout: float | None = None) -> bool:
-        """For threads: sleep that ends early when the work should stop. True if it should."""
+        """Sleep, in a thread, until `timeout` seconds have passed or the work should stop. Returns True if it should stop."""
         if self._stop_event is None:
             self._stop_event = threading.Event()
-        # Looked at again after the event exists: stop() may have come in between.
+        # Checked again now that the event exists: `stop` may have been called in between.
         if self._stop_reason is not None:
             self._stop_event.set()
         return self._stop_event.wait(timeout)
 
     def stop(self, reason: str) -> None:
-        """Ask it to stop. The first reason stays."""
+        """Ask the work to stop. The first reason stays."""
         if self._stop_reason is None:
             self._stop_reason = reason
             if self.on_stop is not None:
@@ -72,7 +72,8 @@ class Stoppable:
 
 
 class Job(Stoppable):
-    """The job that a handler is working on. Reading it costs nothing; `progress` travels with the next heartbeat."""
+    """The job that a handler is working on. Reading it needs no call to the backend. `progress` is sent with the
+    next heartbeat."""
 
     arguments: Any = None
     """The decoded and validated payload, once the validate middleware has run."""
@@ -119,7 +120,7 @@ class Job(Stoppable):
 
     @property
     def attempt(self) -> int:
-        """Which execution this is, from 1: failures and expired leases before it count."""
+        """The number of this execution, from 1. Failures and expired leases before it count."""
         return self.record.attempts + self.record.stalls + 1
 
     @property
@@ -129,7 +130,7 @@ class Job(Stoppable):
 
     @property
     def fence(self) -> int:
-        """Grows with every lease of this job: hand it to a resource that can refuse an older holder."""
+        """A number that grows with every lease of this job. Pass it to a resource that can refuse an older holder."""
         return self.record.fence
 
     @property
@@ -149,13 +150,13 @@ class Job(Stoppable):
 
     @property
     def deadline(self) -> datetime | None:
-        """When the timeout strikes; None where there is none."""
+        """The instant at which the timeout ends the execution, or None."""
         if not self.record.timeout_us:
             return None
         return to_datetime(self.started_at_us + self.record.timeout_us)
 
     def progress(self, value: Any) -> None:
-        """Report how far the job is (anything small that JSON can hold); visible to others from the next heartbeat on."""
+        """Report the progress of the job: any small value that JSON can hold. Others see it from the next heartbeat on."""
         encoded = msgspec.json.encode(value)
         if len(encoded) > MAX_PROGRESS_BYTES:
             raise InvalidRequest(f"progress of {len(encoded)} bytes; at most {MAX_PROGRESS_BYTES} are kept")
@@ -167,18 +168,22 @@ class Job(Stoppable):
 
 
 class Batch(Stoppable):
-    """The jobs of one call of a batch handler, and whether it should wind up."""
+    """The jobs of one call of a batch handler. The handler can ask it whether to stop."""
 
     def __init__(self, records: Sequence[JobRecord]) -> None:
         self.records = records
-        """In the order they were leased. A row that was rejected is in here and not in the frame."""
+        """The jobs in the order of their leases. A rejected row is in here and not in the frame."""
 
     def __len__(self) -> int:
         return len(self.records)
 
 
 def current_job() -> Job:
-    """The job this code runs for. Works in async handlers, in threads and in worker processes."""
+    """Return the job that this code runs for. Works in async handlers, in threads and in worker processes.
+
+    Raises:
+        RuntimeError: No job runs here.
+    """
     try:
         return _current.get()
     except LookupError:
@@ -186,11 +191,11 @@ def current_job() -> Job:
 
 
 set_current_job: Callable[[Job], object] = _current.set
-"""Say which job the code of this context runs for."""
+"""Set the job that the code of this context runs for."""
 
 
 def current_batch() -> Batch:
-    """The batch this code runs for."""
+    """Return the batch that this code runs for."""
     try:
         return _current_batch.get()
     except LookupError:
@@ -209,12 +214,12 @@ Middleware: TypeAlias = Callable[[Job, Call], Awaitable[Any]]
 
 
 def chain(handler: Handler, codecs: CodecRegistry, own: Sequence[Middleware], innermost: Call) -> Call:
-    """Everything around a call of the handler. The user's own middleware is innermost."""
+    """Make the call of a handler with all middleware around it. The user's own middleware is innermost."""
     return recover(timeout(validate(handler, codecs, compose(own, innermost))))
 
 
 def function_call(handler: Handler) -> Callable[[Job], Any]:
-    """A call of the handler's function: with the arguments in the payload, or with the `Job` itself."""
+    """Make the call of the handler's function: with the arguments in the payload, or with the `Job` itself."""
     if handler.arguments is None:
         return handler.function
     call = handler.arguments.caller(handler.function)
@@ -222,7 +227,7 @@ def function_call(handler: Handler) -> Callable[[Job], Any]:
 
 
 def compose(middleware: Sequence[Middleware], innermost: Call) -> Call:
-    """The first middleware is the outermost."""
+    """Put middleware around a call. The first is the outermost."""
     call = innermost
     for layer in reversed(middleware):
         call = _wrap(layer, call)
@@ -240,13 +245,13 @@ class Raised(msgspec.Struct, frozen=True):
 
 
 def recover(call: Call) -> Call:
-    """Turn whatever a handler raises into a value: one bad handler must never take its worker down."""
+    """Turn any exception of a handler into a value. A failing handler must never end its worker."""
 
     async def recovered(job: Job) -> Any:
         try:
             return await call(job)
         except (asyncio.CancelledError, GeneratorExit):
-            raise  # Said to the handler by somebody else, as a rule; the runner knows who.
+            raise  # As a rule somebody else cancelled the handler. The runner knows the reason.
         except BaseException as error:  # sys.exit() in a handler ends the job, not the worker.
             return Raised(error)
 
@@ -256,10 +261,10 @@ def recover(call: Call) -> Call:
 def timeout(call: Call) -> Call:
     """End an execution that takes longer than its job's timeout.
 
-    On the event loop and in worker processes that is a real end. A thread cannot be killed: it is asked to stop
-    (`job.should_stop`), and its lease is kept until it has, so that the job never runs twice at once.
+    On the event loop and in worker processes the execution really ends. A thread cannot be killed. It is asked to stop
+    (`job.should_stop`), and its lease is kept until it has ended, so that the job never runs twice at once.
     """
-    # Not a coroutine itself: a job without a timeout pays for none.
+    # Not a coroutine itself, so a job without a timeout costs none.
     return lambda job: (
         limited(job, job.record.timeout_us, partial(call, job)) if job.record.timeout_us else call(job)
     )
@@ -268,7 +273,7 @@ def timeout(call: Call) -> Call:
 async def limited(
     work: Stoppable, timeout_us: Micros, call: Callable[[], Awaitable[Any]], complaint: str = "took"
 ) -> Any:
-    """Await what `call` gives, within the time."""
+    """Await the result of `call`, for at most `timeout_us`."""
     seconds = timeout_us / SECOND
     too_long = f"{complaint} longer than its timeout of {seconds:g} s"
     try:
@@ -277,18 +282,19 @@ async def limited(
             return await call()
     except TimeoutError as error:
         if not scope.expired():
-            raise  # The handler's own.
+            raise  # The handler raised it itself.
         work.stop(TIMEOUT)
         raise JobTimeout(too_long) from error
     except asyncio.CancelledError as error:
-        # A thread past its time is waited for; whoever cancels it meanwhile does not undo that.
+        # A thread past its timeout is still waited for. A cancellation meanwhile does not change the reason.
         if scope.expired() and work.stop_reason == TIMEOUT:
             raise JobTimeout(too_long) from error
         raise
 
 
 def hold_timeout(job: Job) -> None:
-    """The time from here to `restart_timeout` is the worker's own (a process starts) and not charged to the handler."""
+    """Stop the timeout until `restart_timeout`. The worker needs this time itself (a process starts); the handler is
+    not charged."""
     _reschedule(job, None)
 
 
@@ -298,12 +304,12 @@ def restart_timeout(job: Job) -> None:
 
 def _reschedule(job: Job, when: float | None) -> None:
     if job.record.timeout_us:
-        with contextlib.suppress(RuntimeError):  # It has just struck: too late for either.
+        with contextlib.suppress(RuntimeError):  # The timeout has just ended the execution.
             _scope.get().reschedule(when)
 
 
 class PayloadRejected(Exception):
-    """Apart from CodecError, which a handler's own code may raise for reasons of its own."""
+    """The payload does not fit the handler. Not a CodecError, because a handler's own code may raise that for other reasons."""
 
     def __init__(self, cause: CodecError) -> None:
         super().__init__(str(cause))
@@ -311,7 +317,7 @@ class PayloadRejected(Exception):
 
 
 def validate(handler: Handler, codecs: CodecRegistry, call: Call) -> Call:
-    """Check payloads against the handler's types. An invalid payload would be invalid again: it is never retried."""
+    """Check payloads against the handler's types. An invalid payload is never retried: it would be invalid again."""
     if handler.arguments is None:
         return call
     payload_type = handler.arguments.type

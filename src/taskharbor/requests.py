@@ -1,11 +1,11 @@
-"""Request -> record: fill in what was left open, convert, encode, give an id.
+"""Makes a record of a request: defaults, conversions, encoding, an id.
 
-The client stores effective limits in the record, so a driver never needs a policy to apply them. Records are checked as every
-driver checks them (`drivers.dispatch`), all of a batch before any of it is sent: bad input changes nothing.
+The client stores effective limits in the record, so a driver needs no policy to apply them. Records are checked as every driver
+checks them (`drivers.dispatch`). All of a batch is checked before any of it is sent: bad input changes nothing.
 
-Ids are UUIDv7 strings, made in batches. Time-ordered ids keep a backend's id index append-mostly, which keeps inserts flat
-at ten million jobs. They are generated before the first try of an enqueue, so a repeated try (after an ambiguous commit) carries
-the same id and is recognised.
+Ids are UUIDv7 strings, made in batches. Ids in the order of time keep a backend's id index append-mostly, so inserts stay flat at
+ten million jobs. An id is made before the first try of an enqueue. So a repeated try (after an ambiguous commit) has the same id
+and is recognised.
 """
 
 from __future__ import annotations
@@ -40,22 +40,22 @@ _MOST_TEMPLATES = 1_000
 
 _lock = threading.Lock()
 _last = 0
-# Ids of one millisecond differ in these digits only: formatting them for each id would cost most of its time.
+# Ids of one millisecond differ in these digits only. Formatting all digits for each id would cost most of its time.
 _LAST_COUNT = 0xFFF
 _COUNTS = [f"{number:03x}" for number in range(_LAST_COUNT + 1)]
 
 _copy: Callable[[JobRecord], JobRecord] = JobRecord.__copy__  # type: ignore[attr-defined]
-"""Straight from msgspec: less than half the cost of making a record of its fields."""
+"""msgspec's own copy: less than half the cost of making a record from its fields."""
 
 
 class EncodedPayload(msgspec.Struct, frozen=True, gc=False):
-    """A payload that is bytes already (checked and encoded against a handler's types)."""
+    """A payload that is encoded already, after a check against a handler's types."""
 
     data: bytes
 
 
 class Defaults(msgspec.Struct, frozen=True, kw_only=True):
-    """What a client fills in where a request leaves it open."""
+    """The values that a client fills in for the fields that a request leaves open."""
 
     queue: str = DEFAULT_QUEUE
     codec: str = "json"
@@ -67,17 +67,17 @@ class Defaults(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AlikeJobs(Sequence[JobRecord]):
-    """Jobs that differ in nothing but their payloads: by the million, a record for each would cost more than storing it.
+    """Jobs that differ in nothing but their payloads. For millions of jobs, a record for each would cost more than storing it.
 
-    A sequence of records like any other. But code that knows it takes the template and the payloads, and no record is ever made.
-    Records get their ids when they are made: on the first look at one of them, and for all at once.
+    It is a sequence of records. Code that knows this class takes the template and the payloads, and no record is ever made. On
+    the first access to a record, all records are made and get their ids.
     """
 
     __slots__ = ("_records", "payloads", "template")
 
     def __init__(self, template: JobRecord, payloads: Sequence[bytes]) -> None:
         self.template = template
-        """Has neither an id nor a payload of its own."""
+        """The record without an id and without a payload."""
         self.payloads = payloads
         self._records: list[JobRecord] | None = None
 
@@ -99,7 +99,7 @@ class AlikeJobs(Sequence[JobRecord]):
         return self.records()[place]
 
     def records(self) -> list[JobRecord]:
-        """The same ones whenever asked: what is changed in them stays changed."""
+        """Return the records. Every call returns the same ones, so a change in them stays."""
         if self._records is None:
             template = self.template
             made = [_copy(template) for _ in self.payloads]
@@ -117,7 +117,7 @@ class RecordBuilder:
         self.defaults = defaults or Defaults()
         self.codecs = codecs or CodecRegistry()
         self._templates: dict[tuple[str, str, str], JobRecord] = {}
-        """By type, queue and codec: a record with the client's defaults."""
+        """Records with the client's defaults, by type, queue and codec."""
 
     def build(self, requests: Sequence[JobRequest], now: Micros) -> list[JobRecord]:
         for kind in set(map(type, requests)):
@@ -129,12 +129,12 @@ class RecordBuilder:
         return records
 
     def build_like(self, request: JobRequest, payloads: Sequence[bytes], now: Micros) -> list[JobRecord]:
-        """Jobs that differ in nothing but their (encoded) payloads: checked once, then copied."""
+        """Make records of jobs that differ in nothing but their (encoded) payloads. They are checked once and then copied."""
         return self.alike(request, payloads, now).records() if payloads else []
 
     def alike(self, request: JobRequest, payloads: Sequence[bytes], now: Micros) -> AlikeJobs:
-        """The same, for who stores them without making a record of each."""
-        # What is checked of a payload is its length.
+        """Do the same without a record for each job."""
+        # The only check of a payload is its length.
         longest = EncodedPayload(max(payloads, key=len, default=b""))
         (template,) = self.build([msgspec.structs.replace(request, payload=longest)], now)
         template.id = ""
@@ -174,7 +174,7 @@ class RecordBuilder:
             raise InvalidRequest("update flags say how to change a job with the same key: give a key too")
         if request.idempotency_key is not None:
             record.idempotency_key = _printable("idempotency_key", request.idempotency_key)
-        if request.max_attempts:  # 0 is the seeds' way to say "not set".
+        if request.max_attempts:  # 0 means "not set".
             record.max_attempts = request.max_attempts
         if request.max_stalls is not None:
             record.max_stalls = request.max_stalls
@@ -204,7 +204,7 @@ class RecordBuilder:
 
 
 def _printable(what: str, text: str) -> str:
-    """A driver takes any text; one with a line break in it is a mistake of the caller."""
+    """Refuse a text with a line break. A driver accepts it, but it is a mistake of the caller."""
     if isinstance(text, str) and not text.isprintable():
         raise InvalidRequest(f"{what} {text!r} has characters that cannot be printed")
     return text
@@ -252,13 +252,14 @@ def _backoff(bounds: tuple[float, float]) -> tuple[Micros, Micros]:
 
 
 def _noise() -> str:
-    """The end of an id, another for every call: who knows an id must not be able to guess the next one of the same process."""
+    """Return the random end of an id, another for every call. Nobody who knows an id can guess the next one of the
+    same process."""
     noise = os.urandom(8).hex()
     return f"-{'89ab'[int(noise[0], 16) & 3]}{noise[1:4]}-{noise[4:]}"
 
 
 def new_ids(count: int) -> list[str]:
-    """`count` fresh ids, strictly increasing within this process."""
+    """Return `count` new ids, strictly increasing within this process."""
     start = _next_number(count)
     tail = _noise()
     made: list[str] = []
@@ -275,7 +276,8 @@ def new_id() -> str:
 
 
 def _next_number(count: int) -> int:
-    """48 bits of milliseconds, then a 12-bit counter: one 60-bit number that only ever grows. The first of so many."""
+    """Return the first of `count` numbers: 48 bits of milliseconds, then a 12-bit counter, as one 60-bit number that
+    only grows."""
     global _last
     with _lock:
         start = max(_last + 1, (time.time_ns() // 1_000_000) << 12)
@@ -284,9 +286,9 @@ def _next_number(count: int) -> int:
 
 
 def new_id_head() -> str:
-    """What ids have in common that are made elsewhere, by appending a number of eight hexadecimal digits to this.
+    """Return the common beginning of ids that are made elsewhere. Each id is this text and a number of eight hexadecimal digits.
 
-    The time in milliseconds and 42 random bits, so nobody else has the same. The numbers may go up from anywhere.
+    It has the time in milliseconds and 42 random bits, so nobody else has the same. The numbers may begin anywhere.
     """
     time_part = f"{time.time_ns() // 1_000_000:012x}"
     noise = os.urandom(6).hex()
@@ -294,5 +296,5 @@ def new_id_head() -> str:
 
 
 def new_token() -> str:
-    """A lease token nobody can guess. One reserve call may use one token for all its jobs."""
+    """Return a lease token that nobody can guess. One reserve call may use one token for all its jobs."""
     return secrets.token_hex(12)

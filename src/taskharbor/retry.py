@@ -1,4 +1,4 @@
-"""When a failed job runs again."""
+"""Retry policies: the delay before a failed job runs again."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from taskharbor.jobs import SECOND, JobRecord, Micros
 
 class RetryPolicy(Protocol):
     def next_delay(self, job: JobRecord, attempts: int) -> Micros:
-        """How long to wait before the next execution, after the `attempts`-th recorded failure."""
+        """Return the delay before the next execution, in microseconds, after the `attempts`-th recorded failure."""
 
 
 class ExponentialBackoff:
-    """Doubles from the job's own minimum to its own maximum, with jitter within both, so that a crowd does not return at once."""
+    """Doubles from the job's own minimum to its own maximum. Jitter within both keeps many jobs from returning at
+    the same time."""
 
     def __init__(
         self, *, factor: float = 2.0, jitter: float = 0.1, random: random.Random | None = None
@@ -27,7 +28,7 @@ class ExponentialBackoff:
         self._random = random or _shared_random
 
     def next_delay(self, job: JobRecord, attempts: int) -> Micros:
-        """The delay before the next attempt, in microseconds."""
+        """Return the delay before the next attempt, in microseconds."""
         # Bounded before the power: 2.0 ** 2000 overflows, and the maximum is reached long before.
         steps = min(max(attempts - 1, 0), 64)
         delay = min(job.backoff_min_us * self._factor**steps, float(job.backoff_max_us))
@@ -37,7 +38,7 @@ class ExponentialBackoff:
 
 
 class FixedDelays:
-    """The delays as listed, in seconds; the last one repeats."""
+    """Fixed delays in seconds. The last one repeats."""
 
     def __init__(self, delays: Sequence[float]) -> None:
         if not delays or any(delay < 0 for delay in delays):
@@ -45,7 +46,7 @@ class FixedDelays:
         self._delays = [round(delay * SECOND) for delay in delays]
 
     def next_delay(self, job: JobRecord, attempts: int) -> Micros:
-        """The delay before the next attempt, in microseconds."""
+        """Return the delay before the next attempt, in microseconds."""
         return self._delays[min(max(attempts, 1), len(self._delays)) - 1]
 
 

@@ -1,4 +1,4 @@
-"""What a handler can raise to say how its job goes on, other than by failing."""
+"""Exceptions that a handler can raise to say how its job goes on, other than by failing."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from taskharbor.jobs import SECOND, Failure, Micros, to_micros
 
 
 class HandlerSignal(Exception):
-    """Base of the signals: not failures in themselves, so never worth a traceback."""
+    """Base class of the signals. They are not failures in themselves, so no traceback is kept."""
 
     failure: Failure | None = None
-    """What is recorded, for a signal that stands for one raised in another process."""
+    """The failure to record, for a signal that was raised in another process."""
 
 
 def _seconds(value: timedelta | float) -> Micros:
@@ -19,9 +19,9 @@ def _seconds(value: timedelta | float) -> Micros:
 
 
 class Retry(HandlerSignal):
-    """Fail this execution and run again after `delay`, or `at` a time, instead of by the retry policy.
+    """Fail this execution and run again after `delay`, or at the instant `at`, instead of by the retry policy.
 
-    Spends an attempt; the job still dies when its attempts are used up.
+    It spends an attempt. The job still dies when its attempts are used up.
     """
 
     def __init__(
@@ -38,22 +38,22 @@ class Retry(HandlerSignal):
             raise ValueError("give either delay or at, not both")
 
     def run_at(self, now: Micros) -> Micros | None:
-        """The instant of the next attempt, or None to leave it to the retry policy."""
+        """Return the instant of the next attempt, or None to leave it to the retry policy."""
         if self.at_us is not None:
             return self.at_us
         return None if self.delay_us is None else now + self.delay_us
 
 
 class Unrecoverable(HandlerSignal):
-    """No further try can help: the job goes to the dead letters at once."""
+    """End the job as dead at once: no further attempt can help."""
 
 
 class Discard(HandlerSignal):
-    """The job is no longer worth doing: it ends as cancelled, with the reason."""
+    """End the job as cancelled, with the reason: it is no longer needed."""
 
 
 class Snooze(HandlerSignal):
-    """Not now: run again after `delay`, without spending an attempt."""
+    """Run the job again after `delay`, without spending an attempt."""
 
     def __init__(self, delay: timedelta | float) -> None:
         super().__init__(f"snoozed for {delay}")

@@ -1,12 +1,12 @@
-"""Enqueueing within a transaction of the caller's: a job is there if and only if that transaction commits.
+"""Enqueues within a transaction of the caller. The job is stored if and only if that transaction commits.
 
     with Session(engine) as session, session.begin():
         session.add(order)
         session.flush()
         send_receipt.within(session).enqueue(order.id)
 
-Requests are checked and filled in as for every other enqueue; then they go into the caller's transaction instead of one
-of the driver's own. Which transactions can be joined is for the driver to say.
+Requests are checked and filled in as for every other enqueue. Then they go into the caller's transaction instead of one of the
+driver's own. The driver says which transactions it can join.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ CHUNK = 1000
 
 
 class Transaction(Protocol):
-    """What type checkers know a synchronous transaction by: a connection or session that commits and rolls back."""
+    """A synchronous transaction, for type checkers: a connection or session that commits and rolls back."""
 
     def commit(self) -> None: ...
 
@@ -49,7 +49,7 @@ def is_async(transaction: object) -> bool:
 
 
 class ClientWithin:
-    """What `client.within(transaction)` gives: the client's enqueues, as part of that transaction."""
+    """The client's enqueues as part of a transaction. `client.within(transaction)` returns it."""
 
     def __init__(
         self,
@@ -69,14 +69,14 @@ class ClientWithin:
         return self.enqueue_many([request])[0]
 
     def enqueue_many(self, requests: Iterable[JobRequest]) -> list[Enqueued]:
-        """Any number, a statement for every thousand. All are checked before the first is sent."""
+        """Enqueue any number of jobs, with a statement for every thousand. All are checked before the first is sent."""
         asked, now = list(requests), self._now()
         parts = _parts(self._builder.build(asked, now))
         return [one for part in parts for one in self._joined.enqueue(part, now=now)]
 
 
 class AsyncClientWithin:
-    """The same for asynchronous transactions."""
+    """`ClientWithin` for asynchronous transactions."""
 
     def __init__(
         self,
@@ -102,7 +102,7 @@ class AsyncClientWithin:
 
 
 class JobWithin(Generic[P, R]):
-    """What `job.within(transaction)` gives: a declared job's enqueues, as part of that transaction."""
+    """A declared job's enqueues as part of a transaction. `job.within(transaction)` returns it."""
 
     def __init__(self, job_type: JobType[P, R], client: ClientWithin) -> None:
         self._job_type = job_type
@@ -117,7 +117,7 @@ class JobWithin(Generic[P, R]):
 
 
 class AsyncJobWithin(Generic[P, R]):
-    """The same for asynchronous transactions."""
+    """`JobWithin` for asynchronous transactions."""
 
     def __init__(self, job_type: JobType[P, R], client: AsyncClientWithin) -> None:
         self._job_type = job_type

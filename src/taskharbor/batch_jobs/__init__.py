@@ -1,7 +1,10 @@
-"""Vectorised handlers: a batch of jobs as one Arrow table or pandas frame, one call, an outcome for every row.
+"""Batch handlers: many jobs as one Arrow table or pandas frame, in one call, with an outcome for every row.
 
-`declare` is `@harbor.batch_job`; `rows` makes a table of payloads and outcomes of what a handler returned, with `columns` for
-Arrow. The worker runs batches (`taskharbor.worker.batches`).
+- `declare`: `@harbor.batch_job`, its options, and the handler made of them.
+- `rows`: payloads become a table, and the handler's return value becomes outcomes.
+- `columns`: the columns of that table, for Arrow.
+
+The worker runs batches in `taskharbor.worker.batches`.
 """
 
 from taskharbor.middleware import Batch, current_batch

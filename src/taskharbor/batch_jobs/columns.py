@@ -1,4 +1,4 @@
-"""Payloads of many jobs as Arrow columns. A value that does not fit costs its own row only."""
+"""Payloads of many jobs as Arrow columns. If a value does not fit, only its own row is rejected."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _MISFITS = (pa.ArrowException, TypeError, ValueError, OverflowError)
 
 
 def arrow_type(hint: Any) -> pa.DataType | None:
-    """The column type a type hint asks for; None where Arrow has to look at the values."""
+    """Return the column type for a type hint; None if Arrow has to look at the values."""
     origin = typing.get_origin(hint)
     if origin is Annotated:
         return arrow_type(typing.get_args(hint)[0])
@@ -55,7 +55,7 @@ def arrow_type(hint: Any) -> pa.DataType | None:
 def columns_of_rows(
     rows: Sequence[Any], fields: Mapping[str, Any]
 ) -> tuple[dict[str, pa.Array], dict[int, str]]:
-    """The columns, by the type hints of their fields; or none, and why which of the rows cannot be in them."""
+    """Return the columns, by the type hints of their fields; or no columns, and the reason for each row that does not fit."""
     columns: dict[str, pa.Array] = {}
     for name, hint in fields.items():
         values = [row.get(name) if isinstance(row, dict) else getattr(row, name) for row in rows]
@@ -65,14 +65,14 @@ def columns_of_rows(
             columns[name] = pa.array(plain, kind)
         except _MISFITS as misfit:
             misfits = _declared_misfits(values, kind) if kind is not None else _odd_ones_out(values)
-            # Each fits alone and they still do not fit together: nobody can say which is to blame.
+            # Each row fits alone, but they do not fit together. Nobody can say which one is wrong, so all are rejected.
             found = misfits or dict.fromkeys(range(len(rows)), str(misfit))
             return {}, {index: f"the payload does not fit: {name}: {why}" for index, why in found.items()}
     return columns, {}
 
 
 def columns_of_jobs(names: Sequence[str], records: Sequence[JobRecord]) -> dict[str, pa.Array]:
-    """Columns about the jobs themselves that a handler asks for."""
+    """Return the columns about the jobs themselves that a handler asks for."""
     return {
         name: pa.array([read(record) for record in records], kind)
         for name in names
@@ -83,7 +83,7 @@ def columns_of_jobs(names: Sequence[str], records: Sequence[JobRecord]) -> dict[
 def as_table(columns: dict[str, pa.Array], count: int) -> pa.Table:
     if columns:
         return pa.table(columns)
-    # Jobs without any field are rows all the same.
+    # A table without columns still has one row per job.
     return pa.table({"": pa.nulls(count)}).select([])
 
 
@@ -98,7 +98,7 @@ def _declared_misfits(values: Sequence[Any], kind: pa.DataType) -> dict[int, str
 
 
 def _odd_ones_out(values: Sequence[Any]) -> dict[int, str]:
-    """Undeclared fields: what most rows have is right."""
+    """Find the rows that differ from most others in an undeclared field."""
     kinds = [_kind_of(value) for value in values]
     counts = Counter(kind for kind in kinds if kind not in ("null", None))
     usual = counts.most_common(1)[0][0] if counts else "null"

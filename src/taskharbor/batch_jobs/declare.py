@@ -1,4 +1,4 @@
-"""`@harbor.batch_job`: the declared batch job, what its declaration accepts, and the handler made of it."""
+"""`@harbor.batch_job`: the declared batch job, its options, and the handler made of it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ class BatchJobOptions(DeclaredOptions, total=False):
 
 
 class BatchJobType(JobType[P, Any], Generic[P]):
-    """Enqueued row by row, with the fields of its row type; run by the batch. Calling it with a frame runs it here and now."""
+    """A declared batch job. It is enqueued row by row, with the fields of its row type, and run in batches. A call with a frame
+    runs the function directly."""
 
     def __init__(self, harbor: Harbor, handler: Handler, options: Options, result_type: Any) -> None:
         super().__init__(harbor, handler, options, result_type)
@@ -75,7 +76,7 @@ def declare_batch_job(
 
 
 def _library(type: str, function: Callable[[Any], Any]) -> str:
-    """The library of the annotated frame. Read as text too, so that the library may be imported for type checkers only."""
+    """Return the library of the annotated frame. An annotation may be a text, so that the import is for type checkers only."""
     parameters = list(inspect.signature(function).parameters.values())
     annotation = parameters[0].annotation if len(parameters) == 1 else None
     if isinstance(annotation, str):

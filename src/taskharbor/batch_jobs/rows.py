@@ -1,4 +1,4 @@
-"""Payloads of one job type as rows of a table, each checked on its own; what a batch handler returned, as one outcome per row."""
+"""Payloads of one job type as rows of a table, each checked on its own; and the handler's return value as one outcome per row."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ JOB_COLUMNS: tuple[str, ...] = get_args(JobColumn)
 
 
 class BatchCall(msgspec.Struct, frozen=True, kw_only=True):
-    """The code behind a batch job, and how many rows it takes at once."""
+    """The code behind a batch job, and the number of rows that it takes at once."""
 
     function: Callable[[Any], Any]
     rows: Rows
@@ -33,17 +33,18 @@ class BatchCall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Prepared(msgspec.Struct):
-    """A batch on its way into a handler."""
+    """A batch that is ready for the handler."""
 
     table: Any
-    """Arrow's; only `columns` imports it, which is an extra."""
+    """An Arrow table. Only `columns` imports Arrow, because it is an extra."""
     kept: list[int]
     """Indexes of the jobs that became rows, in the table's order."""
     rejected: list[tuple[int, CodecError]]
 
 
 class Rows:
-    """`row` is what every payload must fit: a dataclass, a msgspec struct, a TypedDict; None takes any JSON object as it is."""
+    """Payloads of one job type. `row` is a dataclass, a msgspec struct or a TypedDict that every payload must fit; None takes any
+    JSON object as it is."""
 
     def __init__(self, type: str, row: Callable[..., Any] | None, job_columns: Sequence[str] = ()) -> None:
         self._name = type
@@ -63,7 +64,7 @@ class Rows:
             )
 
     def encode(self, codec: Codec, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
-        """One row as a payload, checked: better an error here than a dead job."""
+        """Encode one row as a payload and check it: an error here is better than a dead job."""
         if self._row is not None:
             value = self._row(*args, **kwargs)
         elif args and not (len(args) == 1 and isinstance(args[0], Mapping) and not kwargs):
@@ -80,7 +81,7 @@ class Rows:
         return payload
 
     def prepare(self, records: Sequence[JobRecord], codecs: CodecRegistry) -> Prepared:
-        """The payloads as a table. What does not fit is left out, each with its reason."""
+        """Make a table of the payloads. A payload that does not fit is left out, with the reason."""
         kept: list[int] = []
         values: list[Any] = []
         rejected: list[tuple[int, CodecError]] = []
@@ -105,7 +106,7 @@ class Rows:
     def _fields(self, values: list[Any]) -> Mapping[str, Any]:
         if self._hints is not None:
             return self._hints
-        # In the order they first appear.
+        # In the order of their first appearance.
         return {name: None for value in values for name in value if name not in self._job_columns}
 
 
@@ -140,11 +141,11 @@ def _hints(type: str, row: Callable[..., Any]) -> dict[str, Any]:
 
 
 class OutcomesMismatch(TypeError):
-    """The handler did not say what became of its rows: all of them count as failed."""
+    """The handler's return value does not fit its rows. All of them count as failed."""
 
 
 def per_row(returned: Any, count: int) -> list[Any]:
-    """For every row its result, or `Raised` where it was an exception. None stands for: all done."""
+    """Return the result of every row, or `Raised` for an exception. None from the handler means that all rows are done."""
     if returned is None:
         return [None] * count
     outcomes = _as_list(returned)
@@ -156,7 +157,7 @@ def per_row(returned: Any, count: int) -> list[Any]:
 
 
 def _as_list(returned: Any) -> list[Any]:
-    # Arrow's arrays and tables, then numpy's and pandas' own: values become Python's, so that they can be encoded.
+    # Arrays and tables of Arrow, then of numpy and pandas. Their values become Python's, so that they can be encoded.
     if hasattr(returned, "to_pylist"):
         return list(returned.to_pylist())
     if hasattr(returned, "to_dict") and hasattr(returned, "columns"):
