@@ -1,2 +1,12 @@
-"""Backends. `contract` says what each must do: its calls are in `operations`, their checks in `dispatch`, their values in
-`records`. `registry` finds a driver by URL; no driver imports another."""
+"""The driver contract and the backends. A call passes through these modules:
+
+- `contract`: the abstract driver, with a method for each call.
+- `operations`: each call as a struct with the bounds of its fields.
+- `dispatch`: checks a call once and passes it to the driver.
+- `records`: settlements, settings, filters and pages.
+- `waiting`: the loop that waits for work.
+- `registry`, `urls`: find a driver by URL, and read the options of the URL.
+- `migrations`: numbered steps of a SQL schema.
+- `engine`: the rules in SQL and Python, for SQLite, memory and object stores.
+- `sqlite`, `memory`, `objectstore`, `postgres`, `redis`, `http`: the drivers. No driver imports another.
+"""

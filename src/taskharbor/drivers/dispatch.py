@@ -1,8 +1,8 @@
-"""A call on its way into a driver: checked once, then handed to the function or method that carries it out.
+"""Checks a call once, then passes it to the function or method of the driver.
 
 Bounds are in the types of the fields, and decoding checks them. msgspec checks nothing when it converts a struct into its own
 type, so a struct that Python code made is converted into a twin of its type. Texts are checked by columns, all values of a field
-in a batch at once: blank names, NUL and lone surrogates are refused, which some store could not keep.
+in a batch at once: blank names, NUL and lone surrogates are refused, because some store could not keep them.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ _PORTION = 500
 
 
 class Dispatcher:
-    """The base of `Driver`: finds what carries out a call."""
+    """The base class of `Driver`: finds the function or method for a call."""
 
     functions: ClassVar[Mapping[type[op.Operation[Any]], Callable[..., Any]]] = {}
-    """The functions that carry out calls, by the type of call. `_apply` calls them. For a call that is not among them the driver
-    has a method `_name`, with the name of the call: `async def _reserve(self, call: Reserve) -> list[JobRecord]`."""
+    """The functions that carry out calls, by the type of call. `_apply` calls them. For any other call the driver has a method
+    `_name`, with the name of the call: `async def _reserve(self, call: Reserve) -> list[JobRecord]`."""
 
     def run(self, call: op.Operation[A]) -> Coroutine[Any, Any, A]:
-        """Carry out a call that was checked: the one way into a driver, which a wrapper can override for all calls."""
+        """Carry out a checked call. All calls enter a driver here, so a wrapper can override this one method for all of them."""
         if call.batch is not None and not getattr(call, call.batch):
             return _nothing()
         function = self.functions.get(type(call))
@@ -55,12 +55,12 @@ class Dispatcher:
 
 
 async def _nothing() -> Any:
-    """The answer to a batch without items."""
+    """Answer a batch without items."""
     return []
 
 
 def check(call: C) -> C:
-    """The same call, where all its values are allowed. Raises InvalidRequest."""
+    """Return the same call if all its values are allowed. Raises InvalidRequest."""
     _check_bounds(call, _twin(type(call)))
     if isinstance(call, op.Settle):
         for kind in set(map(type, call.settlements)):
@@ -71,7 +71,7 @@ def check(call: C) -> C:
 
 
 def listed(name: str, values: Iterable[T]) -> list[T]:
-    """An argument of a call as a list. One text is not taken for a list of its characters. Raises InvalidRequest."""
+    """Return an argument of a call as a list. A single text is not taken for a list of its characters. Raises InvalidRequest."""
     if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
         raise InvalidRequest(f"{name} {shown(name, values)}: expected a list")
     return list(values)
@@ -79,13 +79,14 @@ def listed(name: str, values: Iterable[T]) -> list[T]:
 
 def check_records(records: Sequence[JobRecord]) -> None:
     """Refuse records that no driver stores. Raises InvalidRequest."""
-    # In portions: what a check makes of each record stays in the processor's cache.
+    # In portions, so that the intermediate values of the checks stay in the processor's cache.
     for start in range(0, len(records), _PORTION):
         check(op.Enqueue(list(records[start : start + _PORTION]), 0))
 
 
 def check_texts(call: op.Operation[Any]) -> None:
-    """Refuse what decoding lets pass: texts that some store cannot keep, large headers, fields that contradict each other."""
+    """Refuse values that decoding accepts: texts that some store cannot keep, large headers, fields that contradict each
+    other."""
     _texts_of(type(call))([call])
     match call:
         case op.Reserve() | op.ExtendLease() if call.lease_for > LATEST - call.now:
@@ -105,7 +106,7 @@ def check_texts(call: op.Operation[Any]) -> None:
 
 def _check_bounds(made: msgspec.Struct, twin: type[msgspec.Struct]) -> None:
     try:
-        # Listed as built in, bytes are not read from base64 texts.
+        # bytes are listed as built in, so that they are not read from base64 texts.
         msgspec.convert(made, twin, from_attributes=True, builtin_types=(bytes,))
     except msgspec.ValidationError as error:
         raise field_error(made, str(error)) from None
@@ -113,17 +114,17 @@ def _check_bounds(made: msgspec.Struct, twin: type[msgspec.Struct]) -> None:
 
 @functools.cache
 def _twin(kind: type[msgspec.Struct]) -> type[msgspec.Struct]:
-    """A type with the same fields and bounds."""
+    """Make a type with the same fields and bounds."""
     fields = [(field.name, _twin_type(field.type)) for field in given_fields(kind)]
     return msgspec.defstruct(kind.__name__, fields, gc=False)
 
 
 def given_fields(kind: type[msgspec.Struct]) -> Sequence[msgspec.structs.FieldInfo]:
-    """Fields that a caller decides on."""
+    """Return the fields that a caller decides on."""
     fields = msgspec.structs.fields(kind)
     if kind is not JobRecord:
         return fields
-    # The store alone decides on state and what follows, whatever the given record says.
+    # The store alone decides on `state` and the fields after it, whatever the given record says.
     return fields[: [field.name for field in fields].index("state")]
 
 
@@ -151,7 +152,7 @@ def _twin_type(kind: Any) -> Any:
 
 @functools.cache
 def _texts_of(kind: type[msgspec.Struct]) -> Column:
-    """Checks of a struct's fields, for many structs of the kind."""
+    """Make the checks of a struct's fields, for many structs of the kind."""
     info = inspect.type_info(kind)
     assert isinstance(info, inspect.StructType)
     types = {field.name: field.type for field in info.fields}

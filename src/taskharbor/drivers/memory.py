@@ -1,7 +1,7 @@
 """The engine on a database in memory: one connection and a lock.
 
-No operation awaits while it holds the store's lock, or at all except `wait`; so handles on any number of event loops
-and threads can share a store, and a loop with virtual time drives it deterministically.
+No operation awaits while it holds the store's lock, or at all except `wait`. So handles on any number of event loops and threads
+can share a store, and a loop with virtual time drives it deterministically.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ _named_lock = threading.Lock()
 
 
 class MemoryStore:
-    """A database that lives as long as somebody holds it."""
+    """A database in memory. It lives as long as something refers to it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._connection = sqlite3.connect(
             ":memory:", isolation_level=None, check_same_thread=False, cached_statements=512
         )
-        # A commit of a database in memory that has grown looks at all its pages: few large ones keep claims flat.
+        # A commit of a large database in memory looks at all its pages. Few large pages keep the cost of a claim flat.
         self._connection.execute("PRAGMA page_size = 32768")
         self._connection.execute("PRAGMA temp_store = MEMORY")
         self._connection.execute("PRAGMA secure_delete = OFF")
@@ -48,7 +48,7 @@ class MemoryStore:
         self.run(lambda transaction: schema.apply(transaction.connection, schema.known()))
 
     def run(self, function: Callable[[Transaction], A]) -> A:
-        """In a transaction, which an error rolls back."""
+        """Call the function in a transaction. An error rolls it back."""
         connection = self._connection
         transaction = Transaction(connection)
         with self._lock:
@@ -66,10 +66,10 @@ class MemoryStore:
 
 
 class MemoryDriver(Driver):
-    """`memory://` is a new private store, `memory://name` the one store of that name in this process.
+    """A store in this process: `memory://` is new and private, `memory://name` is the one store of that name.
 
-    Closing a handle lets go of nothing: a named store outlives its last handle, so that a web application and a worker
-    in one process may come and go. `MemoryDriver.drop(name)` is how a test gets rid of it.
+    A named store outlives its last handle, so that a web application and a worker in one process may come and go.
+    `MemoryDriver.drop(name)` removes it, for tests.
     """
 
     capabilities: ClassVar[Capabilities] = Capabilities(
@@ -99,7 +99,7 @@ class MemoryDriver(Driver):
 
     @staticmethod
     def drop(name: str) -> bool:
-        """Forget the store of that name: the next `memory://name` is empty. Handles on the old one keep it."""
+        """Forget the store of that name: the next `memory://name` is empty. Handles on the old store keep it."""
         with _named_lock:
             return _named.pop(name, None) is not None
 

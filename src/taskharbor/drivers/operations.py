@@ -1,10 +1,10 @@
-"""The calls of the driver contract as data: one struct per call, with the bounds of its fields, the scope that a broker asks of
-the caller, whether it changes the store, and its answer.
+"""The calls of the driver contract as data: one struct per call. It has the bounds of its fields, the scope that a broker
+requires, whether it changes the store, and its answer.
 
-`Driver` makes these and a driver carries them out. The HTTP driver sends them as they are; a broker reads, checks and runs them.
-`Driver`'s methods of the same names say what each call does.
+`Driver` makes these structs and a driver carries them out. The HTTP driver sends them as they are. A broker reads, checks and
+runs them. `Driver`'s methods of the same names say what each call does.
 
-Bounds are in the types of the fields, and decoding checks them. `dispatch.check` checks what Python code made.
+Bounds are in the types of the fields, and decoding checks them. `dispatch.check` checks structs that Python code made.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Scope: TypeAlias = Literal["read", "produce", "bulk", "work", "admin"]
 
 
 class Operation(msgspec.Struct, Generic[A_co]):
-    """One call of the contract. `A_co` is its answer."""
+    """One call of the contract. `A_co` is the type of its answer."""
 
     name: ClassVar[str]
     """The method of `Driver` that makes this call."""
@@ -35,11 +35,11 @@ class Operation(msgspec.Struct, Generic[A_co]):
     """The method that carries it out in a driver that has one for each call."""
     scope: ClassVar[Scope]
     changes: ClassVar[bool]
-    """Whether it changes the store, so that it matters that a repeated try is recognised as such."""
+    """True if it changes the store, so that a repeated try must be recognised."""
     answer: ClassVar[Any]
     """The type of the answer."""
     batch: ClassVar[str | None]
-    """The field with the jobs of the call, where each is answered in its place."""
+    """The field with the jobs of the call, if each job has an answer in its place."""
 
 
 OPERATIONS: dict[str, type[Operation[Any]]] = {}
@@ -125,7 +125,7 @@ class Purge(Operation[int]):
     limit: Count = 1000
 
 
-# Workers sweep: what is due by a queue's own settings goes, and nothing else.
+# Workers sweep, so this needs no scope of an operator: it removes only what is due by a queue's own settings.
 @operation("work", changes=True)
 class Prune(Operation[int]):
     now: Instant
@@ -218,7 +218,7 @@ class PutBlob(Operation[bool]):
     blob: rec.BlobName
     data: bytes
     swaps: bool = False
-    """Whether the blob must hold what is expected."""
+    """True if the blob must hold the expected bytes."""
     expected: bytes | None = None
 
 
@@ -259,7 +259,7 @@ class Wait(Operation[rec.Woken]):
     now: Instant
     timeout: rec.Seconds
     seen: Text | None = None
-    """The text that the caller's last wait for these queues was told."""
+    """The text that the caller's last wait for these queues returned."""
 
 
 # -- between a client and its broker ------------------------------------------------------------------------

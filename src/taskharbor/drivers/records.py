@@ -1,6 +1,5 @@
-"""Structs that the driver contract takes and gives beside jobs: settlements, settings, filters, pages, and the job that a failure
-queue receives. Their bounds hold on every store; see `jobs` for the types.
-"""
+"""Structs of the driver contract beside jobs: settlements, settings, filters, pages, and the job for a failure queue. Their
+bounds hold on every store; `jobs` has the types."""
 
 from __future__ import annotations
 
@@ -32,24 +31,24 @@ LeaseTime: TypeAlias = Annotated[Micros, Meta(ge=1, le=LATEST)]
 PageSize: TypeAlias = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 LogPlace: TypeAlias = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 BlobName: TypeAlias = Annotated[str, Meta(pattern=r"\A(writes|staging(/[a-z0-9-]{1,64}){0,3})\Z")]
-"""The record of bulk writes, or below the folder of staged jobs: no other object of a store can be named."""
+"""The record of bulk writes, or a name below the folder of staged jobs. No other object of a store can be named."""
 BlobNames: TypeAlias = Annotated[list[BlobName], Meta(max_length=10_000)]
 Seconds: TypeAlias = Annotated[float, Meta(ge=0, le=86_400)]
 
 FAILURE_TYPE = "taskharbor.failure"
-"""Type of the job that a failure queue receives for every job that died."""
+"""Type of the job that a failure queue receives for every dead job."""
 
 
 class Enqueued(msgspec.Struct, frozen=True, gc=False):
-    """What became of one enqueued record."""
+    """The answer for one enqueued record."""
 
     id: str
-    """The job that will do the work: the new one, or the one that was already there."""
+    """The id of the job that will do the work: the new one, or one that was there already."""
     existed: bool = False
 
 
 class Ack(msgspec.Struct, frozen=True, gc=False, tag="ack"):
-    """The execution succeeded. -> done"""
+    """The execution succeeded; the job becomes done."""
 
     job_id: Name
     token: Text
@@ -57,7 +56,7 @@ class Ack(msgspec.Struct, frozen=True, gc=False, tag="ack"):
 
 
 class Retry(msgspec.Struct, frozen=True, gc=False, tag="retry"):
-    """The execution failed and the core grants another. -> ready or scheduled, by run_at"""
+    """The execution failed and the core grants another; the job becomes ready or scheduled, by run_at."""
 
     job_id: Name
     token: Text
@@ -68,7 +67,7 @@ class Retry(msgspec.Struct, frozen=True, gc=False, tag="retry"):
 
 
 class Fail(msgspec.Struct, frozen=True, gc=False, tag="fail"):
-    """The execution failed for good. -> dead, and a job in the failure queue where the queue names one"""
+    """The execution failed for good; the job becomes dead. If the queue names a failure queue, a job is added there."""
 
     job_id: Name
     token: Text
@@ -77,7 +76,7 @@ class Fail(msgspec.Struct, frozen=True, gc=False, tag="fail"):
 
 
 class Release(msgspec.Struct, frozen=True, gc=False, tag="release"):
-    """The job goes back unspent: no attempt, no stall. Keeps its place, or waits until `run_at_us` (a snooze)."""
+    """The job goes back and spends nothing: no attempt, no stall. It keeps its place, or waits until `run_at_us` (a snooze)."""
 
     job_id: Name
     token: Text
@@ -85,7 +84,7 @@ class Release(msgspec.Struct, frozen=True, gc=False, tag="release"):
 
 
 class Discard(msgspec.Struct, frozen=True, gc=False, tag="discard"):
-    """The holder ends the job on purpose: a cancel request was honoured, or the handler said so. -> cancelled"""
+    """The holder ends the job on purpose, because of a cancel request or by the handler; the job becomes cancelled."""
 
     job_id: Name
     token: Text
@@ -96,7 +95,7 @@ Settlement: TypeAlias = Ack | Retry | Fail | Release | Discard
 
 
 class Extension(msgspec.Struct, frozen=True, gc=False):
-    """A heartbeat for one job: proves the lease, carries progress up."""
+    """A heartbeat for one job: proves the lease and brings progress."""
 
     job_id: Name
     token: Text
@@ -105,21 +104,21 @@ class Extension(msgspec.Struct, frozen=True, gc=False):
 
 
 class QueueSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What an operator can say of a queue. Retention in microseconds; None keeps for ever."""
+    """An operator's settings of a queue. Retention is in microseconds; None keeps for ever."""
 
     paused: bool = False
     max_inflight: Count | None = None
-    """W: never more valid leases than this at once. None: no limit."""
+    """The limit of valid leases at one instant. None: no limit."""
     failure_queue: Name | None = None
     keep_done_us: Duration | None = 7 * DAY
-    """How long done and cancelled jobs stay after they ended."""
+    """The time that done and cancelled jobs stay after their end."""
     keep_dead_us: Duration | None = 90 * DAY
     keep_attempts_us: Duration | None = 30 * DAY
-    """How long rows of the attempt log stay after `ended_at`."""
+    """The time that rows of the attempt log stay after `ended_at`."""
 
 
 class QueueStats(msgspec.Struct, frozen=True, kw_only=True):
-    """A queue at a glance. Costs the same for ten jobs and for ten million."""
+    """Figures of a queue. They cost the same for ten jobs and for ten million."""
 
     queue: str
     counts: dict[JobState, int]
@@ -127,14 +126,14 @@ class QueueStats(msgspec.Struct, frozen=True, kw_only=True):
     done_total: int = 0
     dead_total: int = 0
     cancelled_total: int = 0
-    """Jobs that ever ended so, including those retention has removed. A merge counts as cancelled."""
+    """Jobs that ever ended so, including jobs that retention has removed. A merge counts as cancelled."""
     head_run_at_us: Micros | None = None
-    """When the job that would be claimed next became due: how far the queue lags behind."""
+    """The instant at which the next job to be claimed became due. It shows how far the queue lags behind."""
     settings: QueueSettings = QueueSettings()
 
 
 class JobFilter(msgspec.Struct, frozen=True, kw_only=True):
-    """Which jobs a listing or a purge means; what is None does not restrict."""
+    """Selects the jobs of a listing or a purge. A field that is None does not restrict."""
 
     queue: Name | None = None
     states: frozenset[JobState] | None = None
@@ -143,47 +142,48 @@ class JobFilter(msgspec.Struct, frozen=True, kw_only=True):
     worker: Name | None = None
     finished_before_us: Instant | None = None
     until: Text | None = None
-    """A listing ends with the job that this cursor of it stands behind. No purge heeds it."""
+    """A listing ends with the job at which this cursor stands. A purge ignores it."""
 
 
 class Page(msgspec.Struct, frozen=True):
-    """Part of a listing, newest accepted first. `cursor` is opaque; None when nothing follows."""
+    """Part of a listing, newest accepted first. `cursor` is opaque, and None if nothing follows."""
 
     jobs: list[JobRecord]
     cursor: str | None
 
 
 class AttemptPage(msgspec.Struct, frozen=True):
-    """Part of the attempt log, in log order. `cursor` resumes after the last row, even when no row came."""
+    """Part of the attempt log, in log order. `cursor` resumes after the last row, even if the page is empty."""
 
     attempts: list[Attempt]
     cursor: str
 
 
 class LogStream(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A sequence of rows of the attempt log. Each row has a place; no row ever appears before `last`."""
+    """A sequence of rows of the attempt log. Each row has a place. No new row appears at a place before `last`."""
 
     name: str
-    """Means something to the store only."""
+    """A name that only the store interprets."""
     queue: str | None
-    """The queue whose rows these are; None: of all queues."""
+    """The queue of these rows; None: all queues."""
     last: int
     """The place of the last row that was ever written; 0: none."""
     trimmed: int | None
     """The highest place of a row that retention removed; 0: none; None: the store does not know."""
     is_dense: bool
-    """Whether places follow one another without a gap, from 1 on."""
+    """True if places follow one another without a gap, from 1 on."""
 
 
 class LogState(msgspec.Struct, frozen=True):
-    """All streams of the attempt log. `store_id` tells a store from another, and from one that was there before."""
+    """All streams of the attempt log. `store_id` distinguishes the store from others, and from an earlier store in the same
+    place."""
 
     store_id: str
     streams: list[LogStream]
 
 
 class LogPage(msgspec.Struct, frozen=True):
-    """Rows of one stream, in order: all of those up to `place`, where the next page goes on."""
+    """Rows of one stream, in order: all rows up to `place`. The next page goes on from there."""
 
     attempts: list[Attempt]
     place: int
@@ -206,25 +206,25 @@ class Woken(msgspec.Struct, frozen=True):
 
 
 class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
-    """What workers, the conformance kit and `doctor` may expect of a driver beyond the contract."""
+    """Properties of a driver beyond the contract, for workers, the conformance kit and `doctor`."""
 
     durable: bool = True
-    """A job accepted survives the death of every process."""
+    """An accepted job survives the death of every process."""
     multi_process: bool = True
     """Several processes can open the same store."""
     passes_over_busy: bool = False
-    """`reserve` may leave out a job that another call is changing at that very moment, instead of waiting for it, and count the
-    lease of such a job as held. That call then wakes whoever waits. And of a job that another call is changing, a settlement
-    or heartbeat that does not hold the lease may be told by the error of the moment before or after."""
+    """`reserve` may leave out a job that another call is changing at that moment, instead of waiting for it, and may count the
+    lease of such a job as held. That other call then wakes the waiters. A settlement or heartbeat without the lease of such a job
+    may get the error of the moment before or after the change."""
     publishes_at_once: bool = False
     """`publish_blobs` turns any number of blobs into jobs in one transaction."""
     batch: int = 1000
-    """How many jobs a worker leases or settles in one call, where they are quick enough: more make a call cheaper per job, and
-    keep others waiting for longer."""
+    """The number of quick jobs that a worker leases or settles in one call. A larger number makes a call cheaper per job, and
+    makes others wait longer."""
 
 
 class Greeting(msgspec.Struct, kw_only=True):
-    """What a client must know of the broker and of the store behind it."""
+    """Facts about the broker and the store behind it that a client needs."""
 
     version: int
     capabilities: Capabilities
@@ -237,7 +237,7 @@ class Greeting(msgspec.Struct, kw_only=True):
 
 
 def gather_flags(kept: UpdateFlags, newer: UpdateFlags) -> UpdateFlags:
-    """Flags of a blocked job after one more enqueue onto it: no wish is dropped."""
+    """Return the flags of a blocked job after one more enqueue onto it. No request is dropped."""
     return UpdateFlags(
         payload=kept.payload or newer.payload,
         run_at=kept.run_at if newer.run_at == "no" else newer.run_at,
@@ -249,11 +249,11 @@ def gather_flags(kept: UpdateFlags, newer: UpdateFlags) -> UpdateFlags:
 EXPIRED_ERROR = Failure(
     "LeaseExpired", "the lease expired before the job was settled (worker lost or stalled)"
 )
-"""last_error of a job that died by a stall, and the error of every `expired` row."""
+"""The last_error of a job that died by a stall, and the error of every `expired` row."""
 
 
 class FailurePayload(msgspec.Struct, frozen=True, kw_only=True):
-    """Payload of a failure queue's job (JSON; bytes in base64): what died, with what payload, and why."""
+    """Payload of a failure queue's job (JSON; bytes in base64): the dead job, its payload and the error."""
 
     job_id: str
     queue: str
@@ -269,7 +269,7 @@ _encode_failure = msgspec.json.Encoder().encode
 
 
 def failure_record(dead: JobRecord, *, job_id: str, queue: str, now: Micros) -> JobRecord:
-    """The job that a failure queue receives. `dead` carries its final counters and last_error."""
+    """Make the job for a failure queue. `dead` has its final counters and last_error."""
     payload = FailurePayload(
         job_id=dead.id,
         queue=dead.queue,

@@ -1,4 +1,4 @@
-"""Finds the driver for a URL. Drivers announce themselves by entry point (`taskharbor.drivers`), ours like anyone's."""
+"""Finds the driver for a URL. All drivers register by entry point (`taskharbor.drivers`), TaskHarbor's own too."""
 
 from __future__ import annotations
 
@@ -14,23 +14,29 @@ GROUP = "taskharbor.drivers"
 
 
 def installed_drivers() -> dict[str, EntryPoint]:
-    """URL scheme -> entry point. Names only: nothing is imported until it is used."""
+    """Return the entry points by URL scheme. Nothing is imported until it is used."""
     return dict(_announced(tuple(sys.path)))
 
 
 @lru_cache(maxsize=4)
 def _announced(path: tuple[str, ...]) -> dict[str, EntryPoint]:
-    """Finding them reads the metadata of every installed package, which takes longer than to open a store."""
+    """Cached: a search reads the metadata of every installed package, which takes longer than opening a store."""
     return {point.name: point for point in entry_points(group=GROUP)}
 
 
 def _extra(point: EntryPoint) -> str:
-    """A driver's folder has the name of its extra; schemes may have several names for one driver."""
+    """Return the extra of a driver. A driver's folder has the name of its extra, while one driver may have several schemes."""
     return point.module.rpartition(".")[2] if point.module.startswith("taskharbor.") else point.name
 
 
 def connect(url: str) -> Driver:
-    """The driver that answers to a URL's scheme, not yet opened: `memory://`, `sqlite:///jobs.db`, ..."""
+    """Return the driver for a URL's scheme, not yet open: `memory://`, `sqlite:///jobs.db`, ...
+
+    Raises:
+        UnknownDriver: No installed driver knows the scheme.
+        MissingExtra: The packages of the driver are not installed.
+        InvalidRequest: An option of the URL is wrong.
+    """
     scheme, separator, _ = url.partition("://")
     if not separator or not scheme:
         raise InvalidRequest(f"{url!r} is not a driver URL: write it like sqlite:///jobs.db or memory://")

@@ -1,4 +1,4 @@
-"""Options in the URLs of stores, read the same way by every driver. No I/O: a wrong option is found before any work."""
+"""Options in the URLs of stores, which every driver reads in the same way. No I/O, so a wrong option is found before any work."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from urllib.parse import parse_qsl
 from taskharbor.errors import InvalidRequest
 
 Reader: TypeAlias = Callable[[str, str], object]
-"""Name and text of an option -> its value. Raises InvalidRequest, without quoting a secret."""
+"""A function of the name and text of an option that returns its value. Raises InvalidRequest, without quoting a secret."""
 
 
 def read_options(query: str, readers: Mapping[str, Reader], kind: str) -> dict[str, object]:
-    """The options of a URL. Of an option that is given twice, the last counts. `kind` names the URL in errors."""
+    """Return the options of a URL. If an option is given twice, the last counts. `kind` names the URL in errors."""
     found: dict[str, object] = {}
     for name, text in parse_qsl(query, keep_blank_values=True):
         read = readers.get(name)

@@ -1,8 +1,8 @@
 """Waiting for work: one loop for every driver and for the broker.
 
 A driver supplies a `Source`: the version of some queues, the time at which something in them comes due, and notifications of
-changes. The version decides, so a lost, doubled or late notification never loses a wake-up; it only says when to look.
-The caller keeps what a wait told (`seen`) and passes it to the next one, so no handle remembers its waits.
+changes. The version decides. A notification only says when to look, so a lost, doubled or late notification never loses a
+wake-up. The caller keeps the text of a wait (`seen`) and passes it to the next one, so no handle remembers its waits.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from taskharbor.jobs import SECOND, Micros
 log = logging.getLogger("taskharbor.waiting")
 
 ALWAYS: Micros = -(2**52)
-"""Before every instant that a store may hold."""
+"""An instant before every instant that a store may hold."""
 _FIRST_PAUSE = 0.05
 _LONGEST_PAUSE = 5.0
 """Seconds between two tries to connect a listener."""
@@ -36,39 +36,40 @@ class Look(NamedTuple):
     version: str
     """Opaque text, made and compared by the source alone."""
     is_changed: bool
-    """Whether something may have become runnable since the version that the caller has seen."""
+    """True if something may have become runnable since the version that the caller has seen."""
     due: Micros | None
-    """When the next scheduled job or lease comes due after `since`."""
+    """The instant at which the next scheduled job or lease comes due after `since`."""
 
     @classmethod
     def at(cls, versions: Iterable[object], seen: str | None, due: Micros | None) -> Look:
-        """For a source whose queues have versions that only have to be compared."""
+        """Make the look of a source whose versions only have to be compared."""
         version = ",".join(map(str, versions))
         return cls(version, version != seen, due)
 
 
 class Source(Protocol):
-    """The part of waiting that differs from store to store."""
+    """The part of waiting that differs between stores."""
 
     notifications: Notifications
     trusts_notifications: bool
-    """True: a notification ends the wait by itself. False: the queues are looked at first, because that is cheap here or a
+    """True: a notification ends the wait by itself. False: the queues are looked at first, because that is cheap or because a
     notification may be about other queues."""
 
     def listen(self, queues: Sequence[str]) -> float | None:
-        """Begin to listen for changes of the queues. Seconds after which to look again; None while every change notifies."""
+        """Begin to listen for changes of the queues. Returns the seconds after which to look again; None while every change
+        notifies."""
 
     async def look(self, queues: Sequence[str], version: str | None, since: Micros) -> Look:
-        """The state of the queues now, compared with `version` (None: nothing was seen yet)."""
+        """Return the state of the queues now, compared with `version` (None: nothing was seen yet)."""
 
 
 async def wait(source: Source, call: Wait) -> Woken:
-    """`Driver.wait` for a source. Without `seen` it returns at once."""
+    """Implement `Driver.wait` on a source. Without `seen` it returns at once."""
     loop = asyncio.get_running_loop()
     started, now, timeout = loop.time(), call.now, call.timeout
     queues = list(dict.fromkeys(call.queues))
     since, version = _read(call.seen)
-    # Subscribed before the first look, so that no change falls between the two.
+    # Subscribed before the first look, so that no change is missed between the two.
     with source.notifications.subscribe(queues) as notified:
         source.listen(queues)
         look = await source.look(queues, version, since)
@@ -76,7 +77,7 @@ async def wait(source: Source, call: Wait) -> Woken:
         is_due = look.due is not None and look.due - now <= timeout * SECOND
         deadline = started + (max(0, look.due - now) / SECOND if look.due is not None and is_due else timeout)
         if is_woken:
-            # A loop of waits that never have to wait must still let others run.
+            # A loop of waits that return at once must still let other tasks run.
             await asyncio.sleep(0)
         while not is_woken and (left := deadline - loop.time()) > 0:
             pause = source.listen(queues)
@@ -91,8 +92,8 @@ async def wait(source: Source, call: Wait) -> Woken:
 
 
 def _read(seen: str | None) -> tuple[Micros, str | None]:
-    """The time of the wait that told `seen`, and the version. Whatever was due by then its caller has tried to claim, so a due
-    job that cannot run (paused, no room) does not wake it again and again."""
+    """Return the time of the wait that returned `seen`, and the version. The caller has tried to claim all that was due by then.
+    So a due job that cannot run (paused, no room) does not wake it again."""
     since, slash, version = (seen or "").partition("/")
     if not slash or len(since) > 20 or not since.removeprefix("-").isdecimal():
         return ALWAYS, None
@@ -112,11 +113,11 @@ class Notifications:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self.waiters: dict[str, dict[asyncio.Event, asyncio.AbstractEventLoop]] = {}
-        """By queue; empty where nobody waits, so that there is nobody to notify."""
+        """Waiters by queue. Empty if nobody waits, so that a notification costs nothing."""
 
     @contextlib.contextmanager
     def subscribe(self, queues: Sequence[str]) -> Iterator[asyncio.Event]:
-        """The event is set by every notification of one of the queues."""
+        """Subscribe an event. Every notification of one of the queues sets it."""
         event, loop = asyncio.Event(), asyncio.get_running_loop()
         with self._lock:
             for queue in queues:
@@ -134,7 +135,7 @@ class Notifications:
         return queue in self.waiters
 
     def notify(self, queues: Iterable[str] | None = None) -> None:
-        """Something may have become runnable in these queues; None: in any queue."""
+        """Wake the waiters of these queues; None: of all queues. Something may have become runnable there."""
         here = asyncio._get_running_loop()
         with self._lock:
             names = self.waiters if queues is None else queues
@@ -143,7 +144,7 @@ class Notifications:
             if loop is here:
                 event.set()
             else:
-                # A loop that was closed under its waiter has nobody left to wake.
+                # A loop that was closed under its waiter has no waiter left.
                 with contextlib.suppress(RuntimeError):
                     loop.call_soon_threadsafe(event.set)
 
@@ -153,13 +154,13 @@ _shared_lock = threading.Lock()
 
 
 def shared_notifications(store: str) -> Notifications:
-    """The one registry of a store in this process, for all handles on it. A forked child has its own."""
+    """Return the one registry of a store in this process, for all handles on it. A forked child has its own."""
     with _shared_lock:
         return _shared.setdefault((os.getpid(), store), Notifications())
 
 
 async def keep_connected(listen: Callable[[], Awaitable[None]], on_lost: Callable[[], None]) -> None:
-    """Run a listener that returns or raises when its connection breaks, again and again."""
+    """Run a listener again and again. It returns or raises when its connection breaks."""
     pause = _FIRST_PAUSE
     while True:
         try:
