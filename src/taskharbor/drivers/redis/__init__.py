@@ -1,9 +1,17 @@
 """The Redis driver: `redis://host:6379/0`. Needs the extra `taskharbor[redis]`.
 
-In the order a call passes through them: `driver` (the contract); `enqueue`, `leases`, `operate`, `inspect` and `log` (one module
-per kind of call); `records` (stored jobs as records); `store` (keys, lost answers); `servers` (sentinels, clusters); `connection`
-(redis-py); `library` and `lua/` (what the server runs). `listener` waits for notifications, `options` reads URLs, `errors`
-translates what Redis answers.
+In the order in which a call passes through them:
+
+- `options`: reads the URL.
+- `driver`: the contract.
+- `enqueue`, `leases`, `operate`, `inspect`, `log`: one module per kind of call.
+- `records`: stored jobs as records.
+- `store`: the keys of queues, and calls whose answer was lost.
+- `servers`: sentinels and clusters.
+- `connection`: one server and the connections to it, by redis-py.
+- `library` and `lua/`: the functions that run on the server.
+- `listener`: notifications for waiters.
+- `errors`: TaskHarbor's errors for the errors of Redis.
 """
 
 from taskharbor.drivers.redis.driver import RedisDriver

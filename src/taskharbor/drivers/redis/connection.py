@@ -1,9 +1,9 @@
-"""One server and the connections to it. redis-py connects, authenticates, encrypts and parses; all calls of a handle share one
+"""One server and the connections to it. redis-py connects, authenticates, encrypts and parses. All calls of a handle share one
 connection, and replies come in the order of the commands.
 
 redis-py's client takes a connection per call from a pool, which costs up to four times the CPU (docs/decisions/redis-client.md).
-A caller that is cancelled costs nothing here: its reply is read and dropped. Nothing is repeated here; a caller whose reply was
-lost learns so and decides.
+If a caller is cancelled here, its reply is read and dropped. Nothing is repeated here; a caller whose reply was lost gets an
+error and decides.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from taskharbor.drivers.redis.library import Call, Library, Word
 from taskharbor.drivers.redis.options import Address, Options
 from taskharbor.errors import BackendUnavailable, InvalidRequest, TaskHarborError
 
-# The library's own annotation says a tuple of one.
+# The library's own annotation says a tuple of one item.
 pack = cast("Callable[[tuple[Word, ...]], bytes]", hiredis.pack_command)
 
 _KEEPALIVE = {
@@ -41,7 +41,7 @@ _KEEPALIVE = {
     )
     if hasattr(socket, name)
 }
-"""A dead peer is silent; without these the kernel waits for hours before it reports that."""
+"""A dead peer sends nothing. Without these options the kernel reports that only after hours."""
 _ASKING = pack(("ASKING",))
 _MULTI = pack(("MULTI",))
 _EXEC = pack(("EXEC",))
@@ -51,7 +51,7 @@ _LOADS = 4
 
 
 class ConnectionLost(Exception):
-    """No reply will come. Whether the server ran what was sent is not known."""
+    """No reply will come. The server may or may not have run the commands."""
 
 
 class _Pending(NamedTuple):
@@ -73,7 +73,7 @@ class SharedConnection:
         self._end = ConnectionLost("the connection is closed")
         self.lost = asyncio.Event()
         self.on_message: Callable[[Any], None] | None = None
-        """Takes every reply of a connection that has subscribed to something."""
+        """Called with every reply of a connection that has a subscription."""
         self._reader = self._loop.create_task(self._read())
 
     @property
@@ -91,9 +91,9 @@ class SharedConnection:
         return await answer
 
     def tell(self, packed: bytes) -> bool:
-        """Send commands; their replies, if nobody asked for them, go to `on_message`. Whether it is open."""
-        # redis-py's own way waits until the socket has taken it, and callers wait for replies anyway. A failure is not looked
-        # at: the reader learns of it too, perhaps after the server's reason.
+        """Send commands, and return whether the connection is open. Replies that nobody asked for go to `on_message`."""
+        # redis-py's own method waits until the socket has taken the bytes, and callers wait for replies anyway. A failure is
+        # ignored here: the reader sees it too, perhaps after the server's reason.
         writer = self._connection._writer
         if not self.is_open or writer is None:
             return False
@@ -111,7 +111,7 @@ class SharedConnection:
             self._watchdog.cancel()
             self._watchdog = None
         self._reader.cancel()
-        # redis-py's `disconnect` closes in order only, which waits for a peer that may be dead.
+        # redis-py's `disconnect` only closes in order, which waits for a peer that may be dead.
         if self._connection._writer is not None:
             self._connection._writer.transport.abort()
         self._connection._close()  # type: ignore[no-untyped-call]
@@ -138,7 +138,7 @@ class SharedConnection:
                         if not pending.answer.done():
                             pending.answer.set_result(pending.replies)
                 else:
-                    # Only a farewell comes unasked, for example to an idle client.
+                    # The only unexpected reply is an error before the server closes, for example to an idle client.
                     self.abort(str(reply))
         except InvalidResponse as error:
             self.abort(f"that is not a Redis server: {error}", error)
@@ -159,7 +159,7 @@ class SharedConnection:
 
 
 async def connect(address: Address, options: Options, *, is_sentinel: bool = False) -> SharedConnection:
-    """A connection that is ready for commands."""
+    """Return a connection that is ready for commands."""
     db = 0 if is_sentinel else options.db
     place = f"{address}/{db}"
     connection = _connection(
@@ -170,17 +170,17 @@ async def connect(address: Address, options: Options, *, is_sentinel: bool = Fal
         db=db,
         protocol=2,
         socket_connect_timeout=options.connect_timeout,
-        # Silence is noticed for the whole connection, not read by read.
+        # Silence is noticed for the whole connection, not for each read.
         socket_timeout=None,
         driver_info=None,
     )
     try:
-        # redis-py's own limit is for the connection alone, without the handshake; it comes first, to be named.
+        # redis-py's own limit excludes the handshake. It is the shorter one, so that its error is reported.
         async with asyncio.timeout(options.connect_timeout + 0.1):
             await connection.connect()  # type: ignore[no-untyped-call]
             shared = SharedConnection(connection, options.timeout)
             try:
-                # A server that refuses names for clients works all the same.
+                # A server that refuses names for clients works without.
                 await shared.ask(pack(("CLIENT", "SETNAME", "taskharbor")), 1)
             except BaseException:
                 shared.abort("no handshake")
@@ -207,7 +207,7 @@ def _connection(address: Address, options: Options, **settings: Any) -> Connecti
     if not options.tls:
         return Connection(**settings)
     encrypted = SSLConnection(**settings)
-    # redis-py's own context would trust the system's authorities beside the one that the URL names.
+    # redis-py's own context would trust the system's authorities beside the authority in the URL.
     encrypted.ssl_context.context = tls_context(options)
     return encrypted
 
@@ -230,7 +230,7 @@ def tls_context(options: Options) -> ssl.SSLContext:
 
 
 def _refused(error: RedisError, place: str, limit: float) -> TaskHarborError:
-    """The error of a connection that could not be made."""
+    """Make the error for a connection that failed."""
     found = error.__context__
     if isinstance(error, InvalidResponse):
         why = f"that is not a Redis server: {error}"
@@ -241,7 +241,7 @@ def _refused(error: RedisError, place: str, limit: float) -> TaskHarborError:
     elif isinstance(found, ssl.SSLError):
         why = f"no TLS with this server ({found.reason}): is it redis:// instead of rediss://, or the wrong port?"
     elif isinstance(found, ConnectionError) and found.errno:
-        # The event loop's own words do not say why.
+        # The event loop's own message does not give the reason.
         why = os.strerror(found.errno)
     elif isinstance(found, OSError):
         why = found.strerror or str(found)
@@ -253,7 +253,7 @@ def _refused(error: RedisError, place: str, limit: float) -> TaskHarborError:
 
 
 def failed(error: ConnectionLost, place: str) -> TaskHarborError:
-    """The error of a call whose reply never came."""
+    """Make the error for a call whose reply never came."""
     cause = error.__cause__
     if isinstance(cause, RedisError) and cause.status_code is not None:
         return translated(cause, place)
@@ -261,7 +261,8 @@ def failed(error: ConnectionLost, place: str) -> TaskHarborError:
 
 
 class Server:
-    """A server that `locate` finds: always at one address, or wherever the sentinels say. Connections are made on demand."""
+    """A server that `locate` finds: at one fixed address, or at the address that the sentinels name. Connections are made on
+    demand."""
 
     def __init__(
         self, locate: Callable[[], Awaitable[Address]] | Address, options: Options, library: Library
@@ -271,21 +272,21 @@ class Server:
         self._library = library
         self._waits = options.waits
         self._by_eval = False
-        """Whether the server refused the library. Tried again with every new connection."""
+        """True if the server refused the library. Tried again with every new connection."""
         self._shared: SharedConnection | None = None
         self._connections: weakref.WeakSet[SharedConnection] = weakref.WeakSet()
-        """All that were made here and are still in use, the listener's included."""
+        """All connections of this server that are still in use, the listener's included."""
         self._connecting = asyncio.Lock()
         self._is_closed = False
         self.address = locate if isinstance(locate, Address) else None
-        """Where it was found last."""
+        """The address at which it was found last."""
 
     @property
     def is_connected(self) -> bool:
         return self._shared is not None and self._shared.is_open
 
     async def connect(self) -> SharedConnection:
-        """The shared connection. Nothing of the caller's was sent if this raises."""
+        """Return the shared connection. If this raises, nothing of the caller's was sent."""
         if self._shared is None or not self._shared.is_open:
             async with self._connecting:
                 if self._shared is None or not self._shared.is_open:
@@ -294,7 +295,7 @@ class Server:
         return self._shared
 
     async def another_connection(self) -> SharedConnection:
-        """One for the caller alone."""
+        """Make a connection for the caller alone."""
         self._refuse_if_closed()
         self.address = self._locate if isinstance(self._locate, Address) else await self._locate()
         connection = await connect(self.address, self._options)
@@ -308,8 +309,8 @@ class Server:
             raise BackendUnavailable(f"{self._options.place}: this handle was closed")
 
     def drop(self, why: str, *, after: SharedConnection | None = None) -> None:
-        """Close all connections: what ended one has probably ended the others. `after` a connection failed: unless there is a
-        newer one already."""
+        """Close all connections: the cause that ended one has probably ended the others. With `after`, the connection that
+        failed: do nothing if there is a newer one already."""
         if after is not None and self._shared is not None and self._shared is not after:
             return
         self._shared = None
@@ -317,25 +318,25 @@ class Server:
             connection.abort(why)
 
     def close(self) -> None:
-        """The event loop lets go of the sockets in its next turns."""
+        """Close all connections. The event loop closes the sockets in its next turns."""
         self._is_closed = True
         self.drop("this handle was closed")
 
     # -- commands and calls -------------------------------------------------------------------------------
 
     async def call(self, calls: Sequence[Call], *, asking: bool = False) -> list[Any]:
-        """The answers of functions and commands; several are one transaction. Brings the library to a server that lacks it.
-        Raises ConnectionLost, or the first ResponseError."""
+        """Run functions and commands, and return their answers. Several are one transaction. Loads the library on a server that
+        lacks it. Raises ConnectionLost, or the first ResponseError."""
         is_full = False
         for _ in range(_LOADS):
-            # Of this try: a concurrent call may change it.
+            # For this try only: a concurrent call may change `_by_eval`.
             by_eval = self._by_eval or is_full
             try:
                 return await self._call(calls, asking, by_eval)
             except ResponseError as error:
                 if code_of(error) == "OOM" and not by_eval:
-                    # A full server refuses a function at once, but a script only when it needs memory: jobs that are there
-                    # may be found or changed.
+                    # A server with full memory refuses a function at once, but a script only when it needs memory. So a script
+                    # can still find or change jobs that exist.
                     is_full = True
                 elif not await self._is_prepared(error, calls[0].function, by_eval):
                     raise
@@ -355,7 +356,7 @@ class Server:
         replies = await self._ask(b"".join((*parts, wait)), len(parts) + (_WAIT_REPLIES if wait else 0))
         answers = replies[len(parts) - 1 : len(parts)]
         if len(calls) > 1:
-            # What was wrong is said where the command was refused; EXEC only says that something was.
+            # The reason is in the reply to the refused command. EXEC only says that one was refused.
             answers = replies[: len(parts)] if isinstance(answers[0], ResponseError) else answers[0]
         for answer in answers:
             if isinstance(answer, ResponseError):
@@ -365,7 +366,7 @@ class Server:
         return answers
 
     def packed(self, call: Call, by_eval: bool | None = None) -> bytes:
-        """The command that makes a call."""
+        """Return the bytes of the command for a call."""
         function, keys, args = call
         if function not in self._library.flags:
             return pack((function, *keys, *args))
@@ -389,10 +390,10 @@ class Server:
         return replies
 
     async def _is_prepared(self, error: ResponseError, function: str, by_eval: bool) -> bool:
-        """Whether a call that failed may succeed now: its function was missing and was loaded, or EVAL is to be used."""
+        """Return True if a failed call may succeed now: its function was missing and is loaded, or EVAL is to be used."""
         text = str(error).lower()
         if not by_eval and "'fcall'" in text and ("unknown command" in text or code_of(error) == "NOPERM"):
-            # This user, or nobody, may run functions on the server.
+            # This user, or every user, is forbidden to run functions on the server.
             self._by_eval = True
             return True
         if code_of(error) != "NOSCRIPT" and "function not found" not in text:
@@ -405,15 +406,18 @@ class Server:
         if isinstance(reply, ResponseError) and "already exists" not in str(reply):
             if by_eval or code_of(reply) in REDISCOVER:
                 raise reply
-            # FUNCTION is forbidden here, or the server takes no changes at the moment: EVAL needs no change.
+            # FUNCTION is forbidden here, or the server takes no changes at the moment. EVAL needs no change.
             self._by_eval = True
         return True
 
     # -- waiting for replicas -----------------------------------------------------------------------------
 
     def _packed_wait(self, calls: Sequence[Call]) -> bytes:
-        """WAIT and WAITAOF wait for the last write of their own connection. A repeated call may find that an earlier try has
-        written everything, on another connection; so a key that vanishes at once is written in any case."""
+        """Return the commands that wait for replicas or for the append-only file.
+
+        WAIT and WAITAOF wait for the last write of their own connection. A repeated call may find that an earlier try has written
+        everything, on another connection. So a key that vanishes at once is written in any case.
+        """
         if not self._waits or self._library.flags.get(calls[0].function, "no-writes") == "no-writes":
             return b""
         options = self._options
@@ -425,7 +429,7 @@ class Server:
 
     def _check_waited(self, reply: Any) -> None:
         options = self._options
-        # The reply to WAITAOF says first whether the server itself has it.
+        # The first value of WAITAOF's reply tells if the server itself has the write.
         own, replicas = reply if isinstance(reply, list) else (1, reply)
         wanted, where = options.wait_replicas, "in memory"
         if options.wait_aof is not None:

@@ -1,4 +1,4 @@
-"""A handle on a Redis store: the contract's face. The work itself is done by functions on the server."""
+"""A handle on a Redis store: the contract's methods. Functions on the server do the work."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ A = TypeVar("A")
 
 
 class RedisDriver(Driver):
-    """`redis://host:6379/0`; see `Options` for what may follow the question mark.
+    """`redis://host:6379/0`; `Options` lists the options of the URL.
 
-    Durability is the server's: what its append-only file has when the machine dies.
+    Durability depends on the server: after a crash of the machine, its append-only file decides.
     """
 
     capabilities: ClassVar[Capabilities] = Capabilities(durable=True, multi_process=True)
@@ -109,7 +109,7 @@ class RedisDriver(Driver):
 
     async def _prune(self, call: op.Prune) -> int:
         removed = await operate.prune(self._store, call.now, call.limit)
-        # Nobody else may ever come by: a bulk write whose publisher died must not stay half done.
+        # No other process may ever open this store: a bulk write whose publisher died must not stay half done.
         await finish_left_behind(self, call.now)
         return removed
 

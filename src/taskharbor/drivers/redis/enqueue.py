@@ -1,4 +1,4 @@
-"""Storing new jobs: from producers, from bulk writes, and from jobs that died and are told of in a failure queue."""
+"""Stores new jobs: of producers, of bulk writes, and the jobs for failure queues."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from taskharbor.jobs import DEFAULT_BACKOFF_MAX, DEFAULT_BACKOFF_MIN, SECOND, Jo
 from taskharbor.requests import new_token
 
 _PORTION = 100
-"""Deaths that are told of in one go."""
+"""Dead jobs that one call delivers to a failure queue."""
 _PLACE = Struct(">HQ")
-"""The client's part of PLACE."""
+"""The part of PLACE that the client makes."""
 _LOWEST_PRIORITY: Final[int] = LAYOUT["LOWEST_PRIORITY"]
 _NO_MORE = More()
 _DEFAULT_BACKOFF = (DEFAULT_BACKOFF_MIN, DEFAULT_BACKOFF_MAX)
@@ -31,7 +31,7 @@ async def enqueue(
 ) -> list[Enqueued]:
     queues = dict.fromkeys(record.queue for record in records)
     if len(queues) > 1 and len({(one.id, one.queue) for one in records}) > len({one.id for one in records}):
-        # One id for two queues: only what became of the first of them tells whether the second knows it.
+        # One id is given for two queues: the second enqueue depends on the result of the first.
         return [(await enqueue(store, [record], now))[0] for record in records]
     if not queues.keys() <= store.numbers.keys():
         await store.register(queues)
@@ -39,14 +39,14 @@ async def enqueue(
     answers = [Enqueued(record.id) for record in records]
     groups: dict[str, list[int]] = {}
     for n, record in enumerate(records):
-        # Of its own queue the function knows better.
+        # The function itself checks the ids of its own queue.
         if homes.get(record.id, record.queue) == record.queue:
             groups.setdefault(record.queue, []).append(n)
         else:
             answers[n] = Enqueued(record.id, True)
-    # Jobs of several queues are listed in the order they were given in, so they count from one number.
+    # Jobs of several queues are listed in the order in which they were given, so they count from one number.
     base: Word = await store.time() if len(groups) > 1 else ""
-    # Ids that were made for this call name it too.
+    # Ids that were made for this call also name it.
     name = records[0].id if new_ids else new_token()
     words = [
         (encode(ns) if len(groups) > 1 else b"", *_words([records[n] for n in ns])) for ns in groups.values()
@@ -65,13 +65,13 @@ async def enqueue(
                 answers[n] = Enqueued(job_id.decode(), True)
     firsts = [queue for queue, answer in zip(groups, said, strict=True) if answer[0]]
     if firsts:
-        # A server that came back without its data has forgotten the names too.
+        # A server that came back without its data has lost the names of the queues too.
         await store.register(firsts)
     return answers
 
 
 def _words(records: Iterable[JobRecord]) -> list[Word]:
-    """New jobs as `store` in `lua/enqueue.lua` takes them."""
+    """Return new jobs as arguments of `store` in `lua/enqueue.lua`."""
     words: list[Word] = []
     kind, place = None, b""
     for record in records:
@@ -85,7 +85,7 @@ def _words(records: Iterable[JobRecord]) -> list[Word]:
 
 
 def _new_job(record: JobRecord) -> bytes:
-    """A job that nothing has happened to, as it is stored in front of its number."""
+    """Return the stored form of a new job, without the number behind it."""
     body = b""
     if record.codec != "json" or record.headers or record.timeout_us:
         body = encode((record.codec, record.headers, record.timeout_us))
@@ -99,7 +99,7 @@ def _new_job(record: JobRecord) -> bytes:
             backoff_min_us=record.backoff_min_us,
             backoff_max_us=record.backoff_max_us,
         )
-        # An empty map would come back from Lua as an array.
+        # Lua would pack an empty map as an array.
         more = made != _NO_MORE and made
     head = encode(
         (
@@ -115,7 +115,7 @@ def _new_job(record: JobRecord) -> bytes:
 
 
 class Notice(msgspec.Struct, array_like=True):
-    """What stands in front of a dead job in the outbox."""
+    """The header in front of a dead job in the outbox."""
 
     id: str
     job_id: str
@@ -127,11 +127,11 @@ _decode_notice = msgspec.msgpack.Decoder(Notice).decode
 
 
 async def deliver(store: Store, queue: str) -> None:
-    """Tell the failure queue what waits in a queue's outbox.
+    """Deliver the dead jobs in a queue's outbox to its failure queue.
 
-    The step that makes a job dead writes down what is to be told, under the id it will have. The failure queue may live on
-    another server of a cluster, so that is told in a second step: by whoever made the job dead, or, if it died itself, by the
-    next one who moves jobs of that queue. The id makes it once.
+    The step that makes a job dead writes an entry into the outbox, with the id of the job for the failure queue. The failure
+    queue may be on another server of a cluster, so the delivery is a second step. The caller that made the job dead takes it; if
+    that caller dies, the next caller that moves jobs of the queue takes it. The id prevents a second delivery.
     """
     outbox = store.keys(queue)["outbox"]
     while entries := await store.command("LRANGE", outbox, 0, _PORTION - 1):
@@ -150,11 +150,11 @@ async def deliver(store: Store, queue: str) -> None:
 # -- bulk writes: blobs as keys of their own, portions noted beside their jobs ---------------------------------
 
 _BLOB_SECONDS = 2 * KEEP_STAGED // SECOND
-"""Abandoned blobs are removed before; on a store that nobody writes to any more they go by themselves."""
+"""Seconds that a blob lives. Abandoned blobs are removed earlier; this is for a store that nobody writes to any more."""
 
 
 def _index(store: Store) -> str:
-    """No queue's keys are named like it."""
+    """Return the key of the index of blobs. No key of a queue has this name."""
     return f"{store.prefix}{{taskharbor}}:blobs"
 
 
@@ -168,7 +168,7 @@ async def put_blob(store: Store, blob: str, data: bytes, swaps: bool, expected: 
         args = (data,) if expected is None else (data, expected)
         (is_swapped,) = await store.ask_all((Call("swap", (key,), args),))
         return bool(is_swapped)
-    # The name first: a blob that is not in the index is found by nobody.
+    # The name comes first: a blob that is not in the index cannot be found.
     await store.commands([("SADD", index, blob), ("EXPIRE", index, _BLOB_SECONDS)])
     await store.command("SET", key, data, "EX", _BLOB_SECONDS)
     return True
@@ -194,8 +194,8 @@ async def drop_blobs(store: Store, names: Sequence[str]) -> list[None]:
 async def publish_blobs(
     store: Store, series: str, number: int, portion: int, names: Sequence[str], now: Micros
 ) -> dict[str, int]:
-    """In all queues at once on one server; in a cluster in each of them. Whether another queue knows an id is not looked at:
-    writers make new ones."""
+    """Publish a portion of a bulk write: on one server in all queues at once, in a cluster queue by queue. Other queues are not
+    searched for the ids, because writers make new ones."""
     queues: dict[str, list[JobRecord]] = {}
     for data in await read_blobs(store, names):
         for job in [] if data is None else unpack(data):

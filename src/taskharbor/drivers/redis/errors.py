@@ -1,4 +1,4 @@
-"""TaskHarbor's errors for what Redis answers, with advice."""
+"""TaskHarbor's errors for the errors of Redis, with advice."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from redis.exceptions import RedisError
 from taskharbor.errors import BackendUnavailable, InvalidRequest, TaskHarborError
 
 REDISCOVER = frozenset({"READONLY", "MASTERDOWN"})
-"""Errors of a server that is no master any more."""
+"""Errors of a server that is no longer a master."""
 
 _ADVICE = {
     "READONLY": "the server is a replica: name the master, or let redis+sentinel:// or redis+cluster:// find it",
@@ -28,7 +28,7 @@ _ADVICE = {
     "DB index is out of range": "the server has fewer databases than that: lower the number in the URL",
     "unknown command": "the server is older than 7.0, or the command was renamed or forbidden there",
 }
-"""By the error's code, or by words in it."""
+"""Advice by the error's code, or by words in it."""
 _WRONG_PASSWORD = "user or password is wrong (special characters are written as %xx)"
 _WRONG_URL = {
     "NOAUTH": "the server wants a password: write redis://:password@host or redis://user:password@host",
@@ -38,16 +38,16 @@ _WRONG_URL = {
     "without any password configured": "the server has no password, but the URL gives one",
     "cluster support disabled": "the server is not part of a cluster: write redis:// instead of redis+cluster://",
 }
-"""The same for errors that only another URL can avoid."""
+"""The same for errors that only another URL avoids."""
 
 
 def code_of(error: RedisError) -> str:
-    """The word that says what kind of error it is. redis-py takes those it knows out of the text."""
+    """Return the code of an error, its first word. redis-py removes the codes that it knows from the text."""
     return error.status_code or str(error).partition(" ")[0]
 
 
 def translated(error: RedisError, place: str) -> TaskHarborError:
-    """The TaskHarbor error for what the server answered."""
+    """Return the TaskHarbor error for an error of the server."""
     text = " ".join(str(error).split())
     code = code_of(error)
     for advice, kind in ((_WRONG_URL, InvalidRequest), (_ADVICE, BackendUnavailable)):

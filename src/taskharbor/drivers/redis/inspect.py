@@ -1,4 +1,4 @@
-"""Looking without touching."""
+"""Reads jobs, listings and statistics, and changes nothing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from taskharbor.errors import InvalidRequest
 from taskharbor.jobs import TERMINAL_STATES, JobRecord, JobState, Micros
 
 _PORTION = 1000
-"""Jobs of a queue that a listing reads in one go, at most."""
+"""The most jobs of a queue that a listing reads in one call."""
 
 
 async def get(store: Store, job_ids: Sequence[str], now: Micros) -> list[JobRecord | None]:
@@ -30,7 +30,7 @@ async def get(store: Store, job_ids: Sequence[str], now: Micros) -> list[JobReco
             for job_id, value in zip(wanted, values, strict=True):
                 if value is not None:
                     found[job_id] = record_from(job_id, name, value, now)
-        # Somebody else may have made queues this handle has not heard of.
+        # Another process may have made queues that this handle does not know.
         if len(found) == len(set(job_ids)) or (await store.queues()).keys() <= asked:
             return [found.get(job_id) for job_id in job_ids]
 
@@ -44,14 +44,14 @@ async def list_jobs(store: Store, selection: JobFilter, now: Micros, limit: int,
     bounds = dict.fromkeys(numbers, "+inf")
     if cursor is not None:
         seq, last = _parsed(cursor)
-        # Of jobs with one number, those of the queue with the higher number come first.
+        # Among jobs with the same number, jobs of the queue with the higher number come first.
         bounds = {queue: f"{seq}" if number < last else f"({seq}" for queue, number in numbers.items()}
     wanted = _wanted(selection)
     if wanted is None:
         bounds = {}
     found: list[tuple[tuple[int, int], JobRecord]] = []
     certain = found
-    # One more than asked for tells whether anything follows.
+    # One more than the limit shows whether anything follows.
     portion = min(limit + 1, _PORTION)
     while bounds and len(certain) <= limit:
         answers = await store.ask_all(
@@ -67,7 +67,7 @@ async def list_jobs(store: Store, selection: JobFilter, now: Micros, limit: int,
             bounds[queue] = following.decode() if place > end else ""
             read_to = max(read_to, place)
         bounds = {queue: bound for queue, bound in bounds.items() if bound}
-        # What comes before the place to which every queue was read is all there.
+        # The jobs before the place to which every queue was read are complete.
         found.sort(key=itemgetter(0), reverse=True)
         certain = [one for one in found if one[0] >= read_to]
         portion = _PORTION
@@ -77,13 +77,13 @@ async def list_jobs(store: Store, selection: JobFilter, now: Micros, limit: int,
 
 
 def _wanted(selection: JobFilter) -> str | None:
-    """The stored states that can match, a digit each; empty for all, None where nothing can."""
+    """Return the stored states that can match, a digit each; empty for all, None if nothing can match."""
     states = set(STATES) if selection.states is None else selection.states
     if selection.worker is not None:
         states &= {JobState.INFLIGHT}
     if selection.finished_before_us is not None:
         states &= TERMINAL_STATES
-    # Which of those that wait are due is for the clock to say.
+    # The clock decides which of the waiting jobs are due.
     digits = {max(STATES.index(state), READY) for state in states}
     return None if not digits else "" if len(digits) == len(STATES) - 1 else "".join(map(str, sorted(digits)))
 
@@ -151,5 +151,5 @@ async def stats(store: Store, now: Micros, queue: str | None) -> list[QueueStats
 def settings_from(pairs: Sequence[bytes]) -> QueueSettings:
     said = dict(zip(pairs[::2], pairs[1::2], strict=True))
     values = {name.decode(): None if value == b"ever" else value.decode() for name, value in said.items()}
-    # Redis knows texts only: the types are those of the settings.
+    # Redis has texts only. The types are those of the settings.
     return msgspec.convert(values, QueueSettings, strict=False)

@@ -1,9 +1,9 @@
-"""Claiming, extending and ending leases. A claim whose answer was lost is asked for again by its own name, so nothing that it
-leased is forgotten.
+"""Claims, extends and ends leases. A claim whose answer was lost is repeated under its own name, so no job that it leased is
+forgotten.
 
 A blocking claim is sent to the server ahead of time, behind an `XREAD BLOCK` on the queue's stream of notifications. The server
-runs it the moment something may have become runnable, so that the answer already brings the job. It claims by the caller's clock,
-which the function works out from the server's. Each has a connection of its own while it blocks.
+runs it as soon as something may have become runnable, so the answer already brings the job. It claims by the caller's clock,
+which the function computes from the server's. Each blocking claim has its own connection while it blocks.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from taskharbor.requests import new_id, new_token
 log = logging.getLogger("taskharbor.redis")
 
 _FIRST = 5
-"""Where jobs begin in the answer."""
+"""The index of the first job in the answer."""
 _REST = 1.0
 _LONG_REST = 60.0
 """Seconds without blocking claims after the server refused one, and after it refused XREAD to this user."""
@@ -57,19 +57,19 @@ class Claims:
     def __init__(self, store: Store, emptied: dict[str, str]) -> None:
         self._store = store
         self._emptied = emptied
-        """By queue, its moves as a claim of all types saw them that took all there was."""
+        """The number of each queue's moves, as seen by a claim of all types that left no job."""
         self._unclear: dict[tuple[str, str], list[str]] = defaultdict(list)
-        """Tokens of claims whose answer never came, by queue and worker: the next one asks for their jobs first."""
+        """Tokens of claims whose answer never came, by queue and worker. The next claim asks for their jobs first."""
         self._giving_back: set[asyncio.Task[None]] = set()
         self._server_clock = BackendClock(store.time)
         self._views: dict[tuple[str, str, tuple[str, ...] | None], tuple[int, Micros]] = {}
-        """What a claim saw that took all there was: how often the queue had moved, and what comes due next (-1: nothing)."""
+        """The view of a claim that left no job: the number of the queue's moves, and the next due instant (-1: none)."""
         self._idle: dict[str, list[SharedConnection]] = {}
         """Connections for blocking claims, by queue."""
         self._rests_until: dict[str, float] = {}
 
     async def close(self) -> None:
-        """What is still under way needs the store: jobs to be given back."""
+        """Close the handle's claims. Claims that are still under way need the store to give jobs back."""
         await asyncio.gather(*self._giving_back, return_exceptions=True)
 
     async def reserve(self, call: Reserve) -> list[JobRecord]:
@@ -92,13 +92,14 @@ class Claims:
         return answers[0]
 
     def _call(self, call: Reserve, token: str, again: int, sent_at: Word = "") -> Call:
-        """`sent_at`: the server's time when the caller's is `now`, for a call that is sent ahead and run later."""
+        """Make the call of a claim. `sent_at` is the server's time when the caller's is `now`, for a call that is sent ahead and
+        run later."""
         types = b"" if call.types is None else encode(call.types)
         words = (call.lease_for, call.limit, call.worker, token, again, new_id(), types, sent_at)
         return self._store.call("reserve", call.queue, call.now, *words)
 
     async def _claimed(self, call: Reserve, token: str, answer: Sequence[Any]) -> list[JobRecord]:
-        """Read an answer, and remember what the claim saw for the one that follows."""
+        """Read an answer, and remember its view of the queue for the next claim."""
         untold, moves, due, reserved_at, expires_at = answer[:_FIRST]
         self._views.pop(_key(call), None)
         if moves >= 0:
@@ -109,21 +110,22 @@ class Claims:
             if call.types is None:
                 self._emptied[call.queue] = str(moves)
         if untold:
-            # Whoever moves jobs of this queue next will tell it; what was leased must not be lost for that.
+            # The next caller that moves jobs of this queue delivers them. The leased jobs must not be lost because of an error
+            # here.
             with contextlib.suppress(TaskHarborError):
                 await deliver(self._store, call.queue)
         ids, values = answer[_FIRST::2], answer[_FIRST + 1 :: 2]
         return leased_records(ids, values, call.queue, call.worker, token, reserved_at, expires_at)
 
     def _take_back(self, call: Reserve, token: str) -> None:
-        """The caller went away: whatever was leased would stall until the leases expire."""
+        """Give back the jobs of a claim whose caller went away. Otherwise they would stall until their leases expire."""
         back = asyncio.ensure_future(self._give_back(call, token))
         self._giving_back.add(back)
         back.add_done_callback(self._giving_back.discard)
 
     async def _give_back(self, call: Reserve, token: str) -> None:
-        """The same claim once more, for no job: what the earlier try leased goes back, and if the server has yet to read that
-        try, it comes to nothing."""
+        """Repeat the same claim with limit 0. Jobs that the earlier try leased go back. If the server has yet to read that try,
+        it does nothing."""
         nothing = Reserve(call.queue, 0, call.lease_for, call.now, call.worker, None)
         with contextlib.suppress(TaskHarborError):
             await self._ask(nothing, token, 1)
@@ -131,13 +133,13 @@ class Claims:
     # -- blocking claims ----------------------------------------------------------------------------------
 
     async def reserve_next(self, call: Reserve, timeout: float) -> list[JobRecord] | None:
-        """Claim once the queue has moved, something came due, or time is up. None if that cannot be: the last claim left
-        something, or the server refuses to block."""
+        """Claim once the queue has moved, something came due, or the time is up. Returns None if that is not possible: the last
+        claim left something, or the server refuses to block."""
         loop = asyncio.get_running_loop()
         store, options, queue = self._store, self._store.options, call.queue
         began = loop.time()
         view = self._views.pop(_key(call), None)
-        # A change that replicas are to have is waited for behind the call, which would block with it.
+        # With `wait_replicas` or `wait_aof` a change is confirmed behind the call, and the confirmation would block with it.
         if view is None or not options.notify or options.waits or self._unclear.get((queue, call.worker)):
             return None
         if began < self._rests_until.get(queue, 0.0):
@@ -154,9 +156,9 @@ class Claims:
         moves, due = view
         if due >= 0:
             seconds = min(seconds, (due - call.now) / SECOND - elapsed)
-        # Rather too early than too late: a job that is due by its producer's clock should be so by the claim's.
+        # Rather too early than too late: a job that is due by its producer's clock should be due by the claim's clock.
         sent_at = max(0, self._server_clock.now() - int(elapsed * SECOND) - self._server_clock.error)
-        milliseconds = max(1, math.ceil(seconds * 1000))  # 0 would be for ever.
+        milliseconds = max(1, math.ceil(seconds * 1000))  # 0 would mean for ever.
         token = new_token()
         block = pack(("XREAD", "BLOCK", milliseconds, "STREAMS", store.keys(queue)["notify"], f"{moves}-0"))
         claim = server.packed(self._call(call, token, 0, sent_at))
@@ -166,12 +168,12 @@ class Claims:
             self._unclear[queue, call.worker].append(token)
             return None
         except asyncio.CancelledError:
-            # Best before the server has run it; else what it leased is taken back.
+            # If the server has not run the claim yet, nothing happens; else its leases are given back.
             connection.abort("nobody waits for its answer any more")
             self._take_back(call, token)
             raise
         if isinstance(blocked, ResponseError) or isinstance(answer, ResponseError):
-            # A call by other means learns the reason, or goes where the queue is now.
+            # An ordinary call learns the reason, or goes to the server that has the queue now.
             is_forbidden = isinstance(blocked, ResponseError) and code_of(blocked) == "NOPERM"
             if is_forbidden:
                 log.warning(
@@ -230,8 +232,8 @@ async def extend_lease(
 async def _ask_queues(
     store: Store, function: str, items: Sequence[T], now: Micros, words: Callable[[Sequence[T]], list[Word]]
 ) -> dict[int, Any]:
-    """Ask each item's queue, as its token names it. What is not there is looked for everywhere: who gives a wrong token is
-    still told what is wrong with it."""
+    """Ask the queue of each item, which is part of its token. An item that is not found there is searched for in all queues, so
+    that a caller with a wrong token gets the right error."""
     answers: dict[int, Any] = {}
     told: dict[str, list[Word]] = {}
 
@@ -244,7 +246,7 @@ async def _ask_queues(
     while groups:
         told = {queue: words([items[n] for n in ns]) for queue, ns in groups.items()}
         for (queue, ns), (untold, *several) in zip(groups.items(), await store.run(make), strict=True):
-            # Of settlements nothing is said where all went well.
+            # The answer to settlements is empty if all succeeded.
             answers.update(zip(ns, several, strict=False))
             if untold:
                 await deliver(store, queue)
@@ -264,7 +266,7 @@ def _told(settlements: Sequence[Settlement]) -> list[Word]:
     others: list[tuple[int, Settlement]] = []
     results: list[bytes] = []
     place = 0
-    # One claim's leases have one token, and mostly end together.
+    # The leases of one claim have one token, and mostly end together.
     for token, run in groupby(settlements, _token):
         ids: list[Word] = []
         for one in run:
@@ -273,11 +275,11 @@ def _told(settlements: Sequence[Settlement]) -> list[Word]:
             if type(one) is not Ack:
                 others.append((place, one))
             elif one.result is not None:
-                # Binary values go apart: the server's unpacker knows text only.
+                # Binary values are separate: the server's unpacker only reads text.
                 others.append((place, Ack(one.job_id, "")))
                 results.append(one.result)
         leases += (token[:NONCE_LENGTH], len(ids), *ids)
-    # The first result stands last, so that its place does not depend on how many there are.
+    # The first result stands last, so that its place does not depend on the number of results.
     return [new_id(), encode(others) if others else b"", place, *leases, *reversed(results)]
 
 

@@ -1,7 +1,7 @@
-"""The server's side of the driver: one library of Lua functions, made of the files in `lua/` in the order given here.
+"""The server's part of the driver: one library of Lua functions, made of the files in `lua/` in the order given here.
 
-A server gets it once, by FUNCTION LOAD. Its name carries a hash of its text, so several releases can work on one server. Where a
-server refuses FUNCTION, the same text runs by EVAL behind another header, and defines all functions with every call.
+A server gets it once, by FUNCTION LOAD. Its name has a hash of its text, so several releases can work on one server. If a server
+refuses FUNCTION, the same text runs by EVAL behind another header, and defines all functions with every call.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _DEFINED = re.compile(r"^define\('(\w+)', \{(?:'([\w-]+)')?\}", re.MULTILINE)
 
 
 class Call(NamedTuple):
-    """One function or plain command, run once. Commands are written in capitals."""
+    """One call of a function or of a plain command. Commands are written in capitals."""
 
     function: str
     keys: Sequence[str]
@@ -32,19 +32,19 @@ class Call(NamedTuple):
 
 
 class Library:
-    """Lua functions from a text that declares each with `define`."""
+    """Lua functions from a text that declares each of them with `define`."""
 
     def __init__(self, text: str) -> None:
         self.name = f"taskharbor_{_sha1(text)[:16]}"
         self.flags: dict[str, str] = dict(_DEFINED.findall(text))
-        """Of each function: `no-writes`, `allow-oom` or nothing."""
+        """The flag of each function: `no-writes`, `allow-oom` or nothing."""
         self.source = f"#!lua name={self.name}\nlocal LIBRARY = '{self.name}'\n{lua('export_function')}{text}"
         by_eval = f"{lua('export_eval')}{text}{lua('dispatch')}"
-        # Without a header a script is refused at its first write that needs memory, not before it begins.
+        # Without a header, a server with full memory refuses a script at its first write, not before it begins.
         self.scripts = {
             name: f"#!lua flags={flag}\n{by_eval}" if flag else by_eval for name, flag in self.flags.items()
         }
-        """What EVAL runs for each function."""
+        """The script of each function, for EVAL."""
         self.hashes = {name: _sha1(script) for name, script in self.scripts.items()}
 
 
@@ -68,7 +68,7 @@ _FORMATS = {"I1": "B", "I2": "H", "I4": "I", "I8": "Q"}
 
 
 def layout(name: str) -> Struct:
-    """A format of `lua/layout.lua`."""
+    """Return a format of `lua/layout.lua`."""
     return Struct(re.sub(r"I\d", lambda found: _FORMATS[found[0]], LAYOUT[name]))
 
 

@@ -1,9 +1,9 @@
-"""Subscriptions to the channels of queues, and what Redis brings to `waiting.wait`.
+"""Subscriptions to the channels of queues, and the source for `waiting.wait`.
 
 Every function that may have made something runnable raises the queue's `moves`, which is its version, and publishes on its
-channel; the message only says when to look. A handle has one subscribed connection; a cluster carries messages to all nodes. It
-comes back by itself after an outage and then wakes all waiters: messages of that time were not heard. It is probed from time to
-time, because a connection that a firewall forgot is silent.
+channel. The message only says when to look. A handle has one subscribed connection; a cluster carries messages to all nodes.
+After an outage the handle subscribes again and wakes all waiters, because messages of that time were lost. The connection is
+probed from time to time: if a firewall forgot it, it is silent.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ _PATIENCE = 5.0
 
 
 class Listener:
-    """One handle's source of `waiting.wait`."""
+    """One handle's source for `waiting.wait`."""
 
     trusts_notifications = True
 
     def __init__(self, store: Store) -> None:
         self.notifications = Notifications()
         self.emptied: dict[str, str] = {}
-        """By queue, its moves as a claim saw them that took all there was: nothing older is left to be woken for."""
+        """The number of each queue's moves, as seen by a claim that left no job. Older changes need not wake anybody."""
         self.confirmed: set[str] = set()
-        """The queues of which every message is heard now."""
+        """The queues whose messages all arrive now."""
         self._store = store
         self._queues: dict[str, str] = {}
-        """By channel."""
+        """Queues by channel."""
         self._connection: SharedConnection | None = None
         self._is_alive = False
         self._task: asyncio.Task[None] | None = None
@@ -110,6 +110,6 @@ class Listener:
                 self._connection.abort(str(reply))
         elif isinstance(reply, list) and (queue := self._queues.get(reply[1].decode())) is not None:
             if reply[0] == b"subscribe":
-                # Messages from before were not heard, so this one notifies too.
+                # Messages from before the subscription were lost, so its confirmation notifies too.
                 self.confirmed.add(queue)
             self.notifications.notify((queue,))

@@ -1,7 +1,7 @@
 """The attempt log: one stream per queue, read as one log.
 
-A row's number is the server's time in microseconds when it was written, so that streams merge into one order; together with its
-queue's number it names the row. A cursor holds one place per queue, `number:place`, so nothing that is written late is skipped.
+A row's number is the server's time in microseconds when it was written, so streams merge into one order. Together with its
+queue's number it names the row. A cursor holds one place per queue, `number:place`, so a row that is written late is not skipped.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from taskharbor.jobs import Attempt, Outcome
 
 _OUTCOMES = tuple(Outcome)
 QUEUES = 2048
-"""Rows of the first so many queues have numbers that nobody shares."""
+"""The number of queues whose rows have numbers that no other row has."""
 _PORTION = 1000
 _END = 2**53
-"""No row has such a number."""
+"""A number above the number of every row."""
 _LOOK = 500
-"""Rows that are counted to tell how full the entries of a stream are."""
+"""Rows that are counted to estimate how full the entries of a stream are."""
 _CUT = 8
 _PROBES = 256
 """Places that one call looks at."""
@@ -41,16 +41,16 @@ _decode_error = msgspec.msgpack.Decoder(tuple[str, str]).decode
 
 
 class _Row(NamedTuple):
-    """A row behind what it is merged by."""
+    """A row with the fields that order it."""
 
     place: int
     number: int
-    """The queue's."""
+    """The number of the queue."""
     attempt: Attempt
 
 
 def _rows(page: Sequence[Any], queue: str, number: int, after: int = 0) -> Iterator[_Row]:
-    """The rows behind a place, from what `log_page` and `job_rows` answer."""
+    """Return the rows behind a place, from an answer of `log_page` or `job_rows`."""
     after = max(after, page[0])
     for stream_id, value in zip(page[1::2], page[2::2], strict=True):
         last = _place_of(stream_id)
@@ -91,7 +91,7 @@ def _rows(page: Sequence[Any], queue: str, number: int, after: int = 0) -> Itera
 
 
 def _place_of(stream_id: bytes) -> int:
-    """The number of an entry's last row."""
+    """Return the number of an entry's last row."""
     return int(stream_id.partition(b"-")[0])
 
 
@@ -120,7 +120,7 @@ async def read_attempts(store: Store, after: str | None, limit: int) -> AttemptP
 
 
 def _parsed(cursor: str | None) -> dict[int, int]:
-    """Place by number of the queue."""
+    """Return the place for each queue number."""
     places: dict[int, int] = {}
     for part in cursor.split(",") if cursor else ():
         number, _, place = part.partition(":")
@@ -139,7 +139,7 @@ async def job_attempts(store: Store, job_id: str) -> list[Attempt]:
     if queue is not None and page is not None:
         found = _rows_of(job_id, page, queue, store.numbers[queue])
     else:
-        # Nothing leads to the rows of a job that was removed, so the whole log is read.
+        # A removed job no longer points to its rows, so the whole log is read.
         for name, number in store.numbers.items():
             place = 0
             while len(page := await store.ask("log_page", name, 0, place, _END, _PORTION)) > 1:
@@ -156,7 +156,7 @@ def _rows_of(job_id: str, page: Sequence[Any], queue: str, number: int) -> list[
 
 
 async def log_streams(store: Store) -> LogState:
-    """The server writes one row after the other: a queue's counter is the end of its log."""
+    """Return a stream per queue. The server writes one row after the other, so a queue's counter is the end of its log."""
     key = f"{store.prefix}{{taskharbor}}:epoch"
     _, epoch = await store.commands([("SET", key, secrets.token_hex(4), "NX"), ("GET", key)])
     queues = list(await store.queues())
@@ -178,8 +178,8 @@ async def read_log(store: Store, stream: str, after: int, until: int, limit: int
 
 
 async def split_log(store: Store, stream: str, after: int, until: int, rows: int) -> list[int]:
-    """A stream cannot say how many rows are between two of its ids. So it is cut at equal distances of time, again and again, and
-    pieces without rows are left out; those that remain count alike."""
+    """Split a log. A stream cannot tell how many rows are between two of its ids. So it is cut at equal distances of time,
+    repeatedly, and pieces without rows are left out. Each remaining piece counts the same."""
     page = await store.ask("log_page", stream, 0, after, until, _LOOK)
     found = [row.place for row in _rows(page, stream, 0, after) if row.place <= until]
     count = len(found)
@@ -200,7 +200,7 @@ def _cut(low: int, high: int) -> list[int]:
 
 
 async def _with_rows(store: Store, queue: str, pieces: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Those of the pieces that hold rows."""
+    """Return the pieces that hold rows."""
     found: list[int] = []
     for start in range(0, len(pieces), _PROBES):
         places = [low for low, _ in pieces[start : start + _PROBES]]

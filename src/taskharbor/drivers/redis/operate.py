@@ -1,4 +1,4 @@
-"""The operator's changes, and the upkeep that workers do on the side."""
+"""The operator's changes, and the upkeep that workers do."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ERRORS: dict[int, type[JobError]] = {-1: JobNotFound, -2: JobFinished, -3: KeyC
 _STAYS = 10
 """Added to the state of a job that has not ended."""
 _PORTION = 1000
-"""Jobs that a purge looks at in one go."""
+"""Jobs that a purge looks at in one call."""
 
 
 async def cancel(store: Store, job_ids: Sequence[str], now: Micros) -> list[JobState | JobError]:
@@ -45,7 +45,7 @@ async def remove(store: Store, job_ids: Sequence[str]) -> list[JobState | JobErr
 async def _each(
     store: Store, job_ids: Sequence[str], call: Callable[[str, int, Sequence[str]], Call]
 ) -> list[JobState | JobError]:
-    """What the queue that has each job answers, asked in one go."""
+    """Ask the queue of each job, in one round trip, and return the answers."""
     homes = await store.located(job_ids)
     groups: dict[str, list[int]] = {}
     for n, job_id in enumerate(job_ids):
@@ -75,7 +75,7 @@ async def reclaim(store: Store, now: Micros, queue: str | None, limit: int) -> i
         if portion := min(count, limit):
             limit -= portion
             portions[name] = portion
-    # A repetition may end other leases than its first try: their deaths are told under other ids.
+    # A repeated call may end other leases than its first try, so their dead jobs need other ids in the failure queue.
     answers = await store.run(
         lambda _: [store.call("reclaim", name, now, portion, new_id()) for name, portion in portions.items()]
     )
@@ -97,7 +97,7 @@ async def purge(store: Store, selection: JobFilter, limit: int) -> int:
         page = await list_jobs(store, selection, 0, min(limit - removed, _PORTION), cursor)
         groups: dict[str, list[Word]] = {}
         for job in page.jobs:
-            # One that was requeued meanwhile has another end, or none.
+            # A job that was requeued meanwhile has another end, or none.
             groups.setdefault(job.queue, []).extend((job.id, job.finished_at_us or ""))
         answers = await store.ask_all([store.call("remove", name, 0, *ids) for name, ids in groups.items()])
         removed += sum(0 <= code < _STAYS for codes in answers for code in codes)

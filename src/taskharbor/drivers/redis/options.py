@@ -1,4 +1,4 @@
-"""What a `redis://host:port/db?option=value` URL says. Parsing does no I/O, so a wrong option is found before any work."""
+"""Options of a `redis://host:port/db?option=value` URL. Parsing does no I/O, so a wrong option is found before any work."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ class Address(NamedTuple):
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """A store's address and how to talk to it."""
+    """The address of a store and the options of its connections."""
 
     kind: Kind
     addresses: tuple[Address, ...]
-    """The server, the sentinels, or some nodes of the cluster. Of a Unix socket: its path, and port 0."""
+    """The server, the sentinels, or some nodes of the cluster. For a Unix socket: its path, and port 0."""
     place: str
-    """Where that is, for messages: no user, no password."""
+    """The address for messages, without user and password."""
     service: str = ""
-    """What the sentinels call the servers they watch."""
+    """The name that the sentinels have for the servers that they watch."""
     db: int = 0
     user: str | None = None
     password: str | None = None
@@ -47,10 +47,10 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     sentinel_password: str | None = None
     tls: bool = False
     tls_ca: str | None = None
-    """File with the certificates of those who may vouch for the server; without it, the system's."""
+    """File with the certificates of the authorities that the client trusts; without it, the system's."""
     tls_cert: str | None = None
     tls_key: str | None = None
-    """Files with the certificate and key this client shows, where the server asks for one."""
+    """Files with this client's certificate and key, for a server that asks for one."""
     tls_verify: bool = True
     prefix: str = ""
     """Put in front of every key."""
@@ -58,21 +58,21 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds of silence after which a connection with a call under way counts as dead."""
     connect_timeout: float = 5.0
     notify: bool = True
-    """off: no subscription; those who wait look by themselves."""
+    """off: no subscription; waiters look by themselves."""
     poll: float = 0.5
-    """Seconds between two looks of one who waits without being told (notify=off, or the subscription is down)."""
+    """Seconds between two looks of a waiter without notifications (notify=off, or the subscription is down)."""
     wait_replicas: int = 0
-    """Replicas that must have a change before its call is answered (WAIT)."""
+    """The number of replicas that must have a change before its call is answered (WAIT)."""
     wait_aof: int | None = None
-    """Replicas that must have a change in their append-only file, after the master itself (WAITAOF; Redis 7.2)."""
+    """The number of replicas that must have a change in their append-only file, after the master itself (WAITAOF; Redis 7.2)."""
     wait_timeout: float = 1.0
-    """Seconds to wait for them before the call fails with BackendUnavailable."""
+    """Seconds to wait for the replicas before the call fails with BackendUnavailable."""
     eviction: Literal["refuse", "accept"] = "refuse"
-    """accept: work even on a server that may throw keys away when its memory is full."""
+    """accept: also use a server that may remove keys when its memory is full."""
 
     @property
     def waits(self) -> bool:
-        """Whether calls wait for replicas or for the append-only file."""
+        """True if calls wait for replicas or for the append-only file."""
         return bool(self.wait_replicas or self.wait_aof is not None)
 
     def __repr__(self) -> str:
@@ -111,7 +111,7 @@ def _unix_place(place: str, own: dict[str, object]) -> dict[str, object]:
 
 
 def _place(kind: Kind, place: str, own: dict[str, object]) -> dict[str, object]:
-    """Where the servers are, by the part of the URL between account and options."""
+    """Return the addresses of the servers, from the part of the URL between account and options."""
     hosts, _, path = place.partition("/")
     addresses = tuple(_address(one, kind) for one in hosts.split(","))
     if kind == "single" and len(addresses) > 1:
@@ -141,7 +141,7 @@ def _address(text: str, kind: Kind) -> Address:
 
 
 def _misplaced(kind: Kind) -> InvalidRequest:
-    # The URL itself may hold a password that was not escaped, so it is not quoted.
+    # The URL may hold a password that was not escaped, so it is not quoted.
     return InvalidRequest(
         f"the Redis URL cannot be understood: write it like {_HOW[kind]}, special characters as %xx"
     )

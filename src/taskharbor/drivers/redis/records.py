@@ -1,4 +1,4 @@
-"""Stored jobs as records, by the layout in `lua/layout.lua`. Parts of a stored job have the record's names for their fields."""
+"""Stored jobs as records, by the layout in `lua/layout.lua`. The structs here use the record's names for their fields."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _SEQ_SIZE: Final[int] = LAYOUT["SEQ_SIZE"]
 
 
 def constant(field: str) -> str:
-    """The name in `lua/layout.lua` of a field."""
+    """Return the name of a field in `lua/layout.lua`."""
     return field.removesuffix("_us").upper()
 
 
 class More(msgspec.Struct, omit_defaults=True, gc=False, rename=lambda name: LAYOUT[constant(name)]):
-    """Fields that few jobs have. Of progress and result: whether they are there."""
+    """Fields that few jobs have. `progress` and `result` only tell if there is one."""
 
     last_error: str | None = None
     failed_at_us: Micros | None = None
@@ -46,7 +46,7 @@ class More(msgspec.Struct, omit_defaults=True, gc=False, rename=lambda name: LAY
 
 
 class Head(msgspec.Struct, array_like=True, gc=False):
-    """Fields that transitions look at and seldom change."""
+    """Fields that transitions read and seldom change."""
 
     run_at_us: Micros
     priority: int
@@ -63,7 +63,7 @@ class Head(msgspec.Struct, array_like=True, gc=False):
 
 
 class Body(msgspec.Struct, array_like=True, gc=False):
-    """Fields that only those who run the job look at."""
+    """Fields that only the worker reads."""
 
     codec: str
     headers: dict[str, str]
@@ -78,7 +78,7 @@ _copy: Callable[[JobRecord], JobRecord] = JobRecord.__copy__  # type: ignore[att
 
 
 class LeaseFront(NamedTuple):
-    """What stands in front of a job that is inflight, but for the token."""
+    """The fields in front of an inflight job, without the token."""
 
     worker: str | None
     expires_at: Micros | None
@@ -105,21 +105,21 @@ def record_from(job_id: str, queue: str, value: bytes, now: Micros) -> JobRecord
         return _record(job_id, queue, value, 0, now, NO_LEASE, None)
     lease = read_lease(value)
     at = lease.end + NONCE_LENGTH
-    # The queue saves settling the search by id; it grants nothing.
+    # The token names the queue, so that a settlement needs no search by id. The name proves nothing.
     return _record(job_id, queue, value, at, now, lease, value[lease.end : at].decode() + queue)
 
 
 def _record(
     job_id: str, queue: str, value: bytes, at: int, now: Micros, lease: LeaseFront, token: str | None
 ) -> JobRecord:
-    """From the front on, which is at `at`."""
+    """Read a stored job whose front is at `at`."""
     state, fence, _, finished_at, head_size, _ = FRONT.unpack_from(value, at)
     body_at = at + FRONT.size + head_size
     head = decode_head(value[at + FRONT.size : body_at])
     payload_at = body_at + head.body_size
     tail_at = payload_at + head.payload_size
     if token is not None:
-        # Behind the lease they are as the claim found them.
+        # Behind the lease, state and fence are those from before the claim.
         state, fence = INFLIGHT, fence + 1
     elif state == READY and head.run_at_us > now:
         state = SCHEDULED
@@ -156,14 +156,14 @@ def leased_records(
     reserved_at: Micros,
     expires_at: Micros,
 ) -> list[JobRecord]:
-    """The jobs of one claim, from what was stored while they waited."""
+    """Return the jobs of one claim, from their stored form while they waited."""
     lease = LeaseFront(worker, expires_at, reserved_at, 0)
     named_token = token + queue
     records: list[JobRecord] = []
     last: JobRecord | None = None
     before_payload = b""
     for job_id, value in zip(ids, values, strict=True):
-        # Neighbours often differ in id and payload only: what they have in common is read once.
+        # Neighbours often differ in id and payload only. The common part is read once.
         if last is not None and value.startswith(before_payload):
             record = _copy(last)
             record.id = job_id.decode()

@@ -1,10 +1,11 @@
-"""Which server holds a queue: the master that sentinels name, or the node of a cluster that has the queue's slot.
+"""Finds the server that holds a queue: the master that sentinels name, or the node of a cluster that has the queue's slot.
 
-Sentinel tells a former master last, and what that one accepts until then is lost. So connections to it are dropped at the news.
-redis-py's Sentinel class is not used: it takes a sentinel's word for who is master, and hears of no change.
+A former master learns of a failover last, and the writes that it accepts until then are lost. So connections to it are dropped as
+soon as a sentinel reports the change. redis-py's Sentinel class is not used: it believes a sentinel about the master without
+asking the server, and hears of no change.
 
 In a cluster all keys of a queue are in one slot, so each call goes to one server and is atomic there. redis-py's cluster client
-is not used: it sends ASKING on another connection than the command, and has no way to mark a repeated call as one.
+is not used: it sends ASKING on another connection than the command, and cannot mark a repeated call as one.
 """
 
 from __future__ import annotations
@@ -28,11 +29,12 @@ class Sentinels:
     def __init__(self, options: Options) -> None:
         self._options = options
         self._addresses = list(options.addresses)
-        """The one that answered last comes first."""
+        """The sentinel that answered last comes first."""
         self._master: Address | None = None
 
     async def master(self) -> Address:
-        """The address of a server that says itself that it is the master: right after a failover a sentinel may be behind."""
+        """Return the address of a server that itself says that it is the master. Right after a failover a sentinel may be
+        behind."""
         troubles: list[str] = []
         for address in list(self._addresses):
             try:
@@ -54,8 +56,8 @@ class Sentinels:
         )
 
     async def watch(self, on_change: Callable[[], None]) -> None:
-        """Call back whenever there is another master, until cancelled. Where no sentinel can be heard, one is tried after the
-        other; what was missed meanwhile counts as a change."""
+        """Call `on_change` for every new master, until cancelled. If no sentinel can be reached, one is tried after the other. An
+        interruption counts as a change."""
 
         async def watch_first() -> None:
             try:
@@ -66,7 +68,7 @@ class Sentinels:
         await keep_connected(watch_first, lambda: None)
 
     async def _watch(self, address: Address, on_change: Callable[[], None]) -> None:
-        """Until the connection breaks."""
+        """Watch one sentinel until the connection breaks."""
         before = await self._named_by(address)
         connection = await connect(address, self._options, is_sentinel=True)
 
@@ -128,7 +130,7 @@ class Cluster:
         return self._servers[address]
 
     def server_for(self, key: str | None) -> Server:
-        """The server that holds a key; without one, any, preferably one that is connected."""
+        """Return the server that holds a key; without a key, any server, preferably one that is connected."""
         if key is None:
             masters = sorted(self.masters(), key=lambda one: not one.is_connected)
             slot, server = 0, masters[0] if masters else None
@@ -142,7 +144,7 @@ class Cluster:
         return server
 
     async def refresh(self) -> None:
-        """Ask any node that answers which servers hold which slots. Callers that come meanwhile share the answer."""
+        """Ask any node that answers which servers hold which slots. Concurrent callers share the answer."""
         if self._refreshing is None:
             self._refreshing = asyncio.create_task(self._refresh())
             self._refreshing.add_done_callback(self._refreshed)
@@ -178,7 +180,7 @@ class Cluster:
     def _assign(self, ranges: list[Any], asked: Address) -> None:
         by_slot: list[Server | None] = [None] * REDIS_CLUSTER_HASH_SLOTS
         for first, last, (host, port, *_), *_replicas in ranges:
-            # A node that does not know its own name is at the address it was asked at.
+            # A node that does not know its own name is at the address at which it was asked.
             name = host.decode() if host and host != b"?" else asked.host
             by_slot[first : last + 1] = [self.server_at(Address(name, port))] * (last + 1 - first)
         self._by_slot = by_slot

@@ -1,7 +1,7 @@
-"""An open store: the keys of its queues, the way to the server that holds each, and the handling of lost answers.
+"""An open store: the keys of its queues, the server that holds each, and calls whose answer was lost.
 
-No background task keeps connections alive, and redis-py repeats nothing. The worker sits out an outage with its own backoff; here
-a call fails at once, or is repeated once on a fresh connection if the one it had turned out to be dead.
+No background task keeps connections alive, and redis-py repeats nothing. During an outage the worker repeats calls with its own
+backoff. Here a call fails at once, or is repeated once on a new connection if its own turned out to be dead.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ log = logging.getLogger("taskharbor.redis")
 OLDEST = (7, 0)
 HAS_WAITAOF = (7, 2)
 _REDIRECTS = 5
-"""How often a command may be redirected in a cluster before it is given up: a slot that has moved costs one."""
+"""The most redirections of a command in a cluster. A slot that has moved costs one."""
 
 Make: TypeAlias = Callable[[int], Sequence[Call]]
-"""The calls of an operation. 1 says that an earlier try of the same calls may have taken effect without an answer; as many calls
-come, for the same queues in the same order."""
+"""Makes the calls of an operation. The argument 1 says that an earlier try of the same calls may have taken effect without an
+answer. Then it makes as many calls, for the same queues in the same order."""
 
 
 class Keys:
-    """One queue's keys, and the channel on which it wakes those who wait. All share the hash tag `{queue}`: a cluster keeps a
-    queue in one place, and a transition is one call. `lua/queue.lua` names them and says what each holds."""
+    """The keys of one queue, and the channel that wakes its waiters. All have the hash tag `{queue}`, so a cluster keeps a queue
+    in one place, and a transition is one call. `lua/queue.lua` names the keys and describes their content."""
 
     def __init__(self, prefix: str, queue: str) -> None:
         self.prefix = f"{prefix}{{{tag(queue)}}}:"
@@ -52,12 +52,12 @@ keys_of = lru_cache(maxsize=10_000)(Keys)
 
 
 def tag(queue: str) -> str:
-    """A name as it stands between the braces: never empty and never cut short by a brace of its own."""
+    """Return a name as it stands between the braces: never empty, and without a closing brace of its own."""
     return queue.replace("%", "%25").replace("}", "%7D") or "%"
 
 
 class Store:
-    """A store as one open handle sees it: one server, a master behind sentinels, or a cluster."""
+    """A store, as one open handle sees it: one server, a master behind sentinels, or a cluster."""
 
     def __init__(self, options: Options, library: Library = LIBRARY) -> None:
         self.options = options
@@ -65,7 +65,7 @@ class Store:
         self.queues_key = f"{options.prefix}taskharbor:queues"
         """The hash of all queues: name -> number; no name -> version of the layout."""
         self.numbers: dict[str, int] = {}
-        """The queues known so far and their numbers. They are never taken back."""
+        """The known queues and their numbers. A number is never taken back."""
         self.cluster: Cluster | None = None
         self._library = library
         self._server: Server | None = None
@@ -73,7 +73,7 @@ class Store:
         self._last_heard: Sequence[bytes] = ()
 
     async def open(self) -> None:
-        """Connect. Refuses a server that cannot keep jobs, and a store of another layout."""
+        """Connect. Refuses a server that cannot keep jobs, and a store with another layout."""
         try:
             await self._connect()
             await self.queues()
@@ -109,12 +109,12 @@ class Store:
             if one is not None:
                 one.close()
         self._server = self.cluster = None
-        # The event loop ends readers and closes sockets in its next turns, and there may be none.
+        # The event loop ends readers and closes sockets in its next turns, and without these there may be none.
         for _ in range(3):
             await asyncio.sleep(0)
 
     def server_for(self, key: str | None) -> Server:
-        """The server that holds a key; without one, any."""
+        """Return the server that holds a key; without a key, any server."""
         if self.cluster is not None:
             return self.cluster.server_for(key)
         if self._server is None:
@@ -127,15 +127,16 @@ class Store:
         return keys_of(self.prefix, queue)
 
     def call(self, name: str, queue: str, now: Micros, *args: Word) -> Call:
-        """A function on the keys of a queue."""
+        """Make the call of a function on the keys of a queue."""
         keys = keys_of(self.prefix, queue)
         return Call(name, keys.all, (keys.channel if self.options.notify else "", now, *args))
 
     async def run(self, make: Make) -> list[Any]:
-        """The answers of the calls, in order. On one server several are one transaction; in a cluster each stands alone.
+        """Run calls and return their answers, in order. On one server several calls are one transaction; in a cluster each call
+        is separate.
 
-        `make(0)` says what to run. If the connection is lost before the answer comes, the same is run once more on a fresh one as
-        `make(1)`, and the functions recognise what their first try did.
+        `make(0)` makes the calls. If the connection is lost before the answer comes, `make(1)` makes them again for a new
+        connection, and the functions recognise the effects of the first try.
         """
         first = make(0)
 
@@ -155,33 +156,34 @@ class Store:
         )
         for answer in answers:
             if isinstance(answer, BaseException):
-                # Once the others are done.
+                # Raised after the other calls are done.
                 raise answer
         return [answer[0] for answer in answers if not isinstance(answer, BaseException)]
 
     async def ask_all(self, calls: Sequence[Call]) -> list[Any]:
-        """The answers of calls that may be repeated as they are."""
+        """Return the answers of calls that may be repeated as they are."""
         return await self.run(lambda _: calls)
 
     async def ask(self, name: str, queue: str, now: Micros, *args: Word) -> Any:
-        """The answer of a function that may be repeated as it is."""
+        """Return the answer of a function that may be repeated as it is."""
         (answer,) = await self.ask_all((self.call(name, queue, now, *args),))
         return answer
 
     async def command(self, *words: Word) -> Any:
-        """The answer to a command that may be repeated. Its key is its second word; without one, every server can answer."""
+        """Return the answer to a command that may be repeated. Its key is its second word; without one, every server can
+        answer."""
         (answer,) = await self.commands([words])
         return answer
 
     async def commands(self, many: Sequence[tuple[Word, ...]]) -> list[Any]:
-        """The same for several, in one round trip per server."""
+        """Do the same for several commands, in one round trip per server."""
         return await self.ask_all(
             [Call(str(words[0]), tuple(map(str, words[1:2])), words[2:]) for words in many]
         )
 
     async def _deliver(self, key: str | None, make: Make) -> list[Any]:
-        """Send calls to the server that holds a key until they are answered: once more where a connection or the master was
-        lost, and on along the redirections of a cluster."""
+        """Send calls to the server that holds a key until they are answered: once more if a connection or the master was lost,
+        and along the redirections of a cluster."""
         cluster, again, losses, redirects = self.cluster, 0, 0, 0
         target: Server | None = None
         asking = False
@@ -193,7 +195,7 @@ class Store:
                 if cluster:
                     await server.connect()
             except BackendUnavailable:
-                # Nothing was sent, and perhaps another node has taken over.
+                # Nothing was sent, and another node may have taken over.
                 losses, asking = losses + 1, False
                 if losses > 1:
                     raise
@@ -210,7 +212,7 @@ class Store:
                     is_known = is_redirected or code_of(error) in REDISCOVER
                     if not is_known or redirects > (_REDIRECTS if cluster else 1):
                         raise translated(error, place) from None
-                    # MovedError is an AskError.
+                    # MovedError is a subclass of AskError.
                     asking = is_redirected and not isinstance(error, MovedError)
                     if cluster and isinstance(error, AskError) and server.address:
                         target = cluster.server_at(Address(error.host or server.address.host, error.port))
@@ -224,12 +226,13 @@ class Store:
     # -- queues -------------------------------------------------------------------------------------------
 
     async def register(self, queues: Iterable[str]) -> None:
-        """Before a queue gets its first job or setting: what is not written down here is found by nobody."""
+        """Write down the names of queues, before they get their first job or setting. A queue that is not written down cannot be
+        found."""
         (answer,) = await self.ask_all((Call("register", (self.queues_key,), tuple(queues)),))
         self._learn(answer)
 
     async def queues(self) -> dict[str, int]:
-        """All there are now, with their numbers."""
+        """Return all queues and their numbers."""
         self._learn(await self.command("HGETALL", self.queues_key))
         return self.numbers
 
@@ -244,7 +247,7 @@ class Store:
             self._last_heard, self.numbers = pairs, numbers
 
     async def located(self, job_ids: Sequence[str]) -> dict[str, str]:
-        """Job id -> the queue that has it, of those that any queue has."""
+        """Return the queue of each job id that any queue has."""
         wanted = list(dict.fromkeys(job_ids))
         names = list(await self.queues()) if wanted else []
         answers = await self.commands([("ZMSCORE", self.keys(name)["jobs"], *wanted) for name in names])
@@ -270,13 +273,13 @@ async def _info(server: Server, place: str) -> dict[str, str]:
 
 
 def read_info(info: bytes) -> dict[str, str]:
-    """The answer to INFO."""
+    """Parse the answer to INFO."""
     lines = info.decode(errors="replace").splitlines()
     return dict(line.split(":", 1) for line in lines if ":" in line and not line.startswith("#"))
 
 
 def check(info: dict[str, str], options: Options, place: str) -> None:
-    """Refuse a server that cannot keep jobs, or lacks what the URL asks for."""
+    """Refuse a server that cannot keep jobs, or that lacks a feature that the URL asks for."""
     numbers = re.findall(r"\d+", info.get("redis_version", ""))[:2]
     version, said = tuple(map(int, numbers)), ".".join(numbers)
     if version < OLDEST:
@@ -284,7 +287,7 @@ def check(info: dict[str, str], options: Options, place: str) -> None:
     if options.wait_aof is not None and version < HAS_WAITAOF:
         raise InvalidRequest(f"{place}: wait_aof needs Redis 7.2, this is {said}: use wait_replicas")
     policy = info.get("maxmemory_policy", "noeviction")
-    # Policies that only touch keys with a time to live cannot hurt: ours have none.
+    # Policies that only remove keys with a time to live do no harm: the keys of jobs have none.
     if not policy.startswith("allkeys") or options.eviction == "accept":
         return
     if info.get("maxmemory", "0") != "0":

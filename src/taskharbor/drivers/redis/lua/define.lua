@@ -1,6 +1,7 @@
--- Registration of the functions. `export` is defined by export_function.lua or export_eval.lua, by how the server runs this text.
+-- Registers the functions. `export` is in export_function.lua or export_eval.lua; the way in which the server runs this text
+-- decides.
 
--- A library stays loaded, so variables of a call are set anew when the next one begins.
+-- A library stays loaded, so the variables of a call are set again when the next call begins.
 local function begin(keys, args)
   waiting, active, waiting_job, active_job, finished_job, ready, types, scheduled, jobs, done, dead, cancelled, waiting_key,
     active_key, accepted, led_here, settings, meta, attempts, late, outbox, repeated, notify = unpack(keys)
@@ -10,7 +11,7 @@ local function begin(keys, args)
 end
 
 -- Flags: `no-writes` for functions that only read; `allow-oom` for functions that a server with full memory still runs, so that
--- its jobs can be finished. Others are refused there before they begin.
+-- its jobs can be finished. Such a server refuses all other functions before they begin.
 local function define(name, flags, body)
   export(name, flags, function(keys, args)
     begin(keys, args)

@@ -1,8 +1,8 @@
--- Queues get their numbers, once and for all. Those who have one keep it. Nothing happens to a store of another layout.
+-- Give numbers to queues. A queue that has one keeps it. A store with another layout is not changed.
 --
 -- KEYS    1 the hash of all queues: name -> number; no name -> version of the layout
 -- ARGV    names
--- result  {name, number, ...} of all queues there are
+-- result  {name, number, ...} of all queues
 define('register', {}, function(keys, args)
   if redis.call('EXISTS', keys[1]) == 0 then redis.call('HSET', keys[1], '', LAYOUT_VERSION) end
   local is_known = tonumber(redis.call('HGET', keys[1], '')) == LAYOUT_VERSION
@@ -12,9 +12,10 @@ define('register', {}, function(keys, args)
   return redis.call('HGETALL', keys[1])
 end)
 
--- Store jobs in this order. They stand in `args` from `at` on, three values each: id, place in line up to run_at, and the stored
--- job without its number, which is `base` and its offset, or its place among them. Plain jobs are most of what comes: they are
--- stored together. Returns per job 0 where it was stored, else the id of the job that was there; and how many were stored.
+-- Store jobs in this order. They are in `args` from `at` on, three values each: id, place in line up to run_at, and the stored
+-- job without its number. The number is `base` plus the job's offset, or plus its place among them. Most jobs are plain, and
+-- plain jobs are stored together. Returns per job 0 if it was stored, else the id of the job that was there; and the number of
+-- stored jobs.
 local function store(args, at, base, offsets)
   local ids, count = {}, (#args - at + 1) / 3
   for n = 1, count do ids[n] = args[at + 3 * n - 3] end
@@ -22,7 +23,7 @@ local function store(args, at, base, offsets)
   local numbers, stored, waits, in_line, later = {}, {}, {}, {}, {}
   local answers, seen, added, last = {}, {}, 0, nil
   local pack, byte = struct.pack, string.byte
-  -- Written out where many have the same: Redis takes texts, and would write out every number anew.
+  -- Formatted once if many jobs have the same: Redis takes texts, and would format every number again.
   local last_place, score, is_due, names = nil, nil, nil, {}
   for n = 1, count do
     local id, place, value = ids[n], args[at + 3 * n - 2], args[at + 3 * n - 1]
@@ -69,10 +70,10 @@ end
 -- Store jobs by the contract's rules, one after the other.
 --
 -- KEYS    the queue's
--- ARGV    1 channel, 2 now, 3 name of the call, 4 whether it is sent again (1), 5 the number to begin with and 6 the offsets of
---         the jobs from it, packed (both empty for the next numbers; given where several queues get their jobs in one go), then
+-- ARGV    1 channel, 2 now, 3 name of the call, 4 whether the call is repeated (1), 5 the first number and 6 the packed offsets
+--         of the jobs from it (both empty: use the next numbers; given if several queues get their jobs in one call), then
 --         the jobs as `store` takes them
--- result  {1 where these are the queue's first jobs ever, else 0; unless all were stored, per job 0 where it was stored, else
+-- result  {1 if these are the queue's first jobs ever, else 0; unless all were stored, per job 0 if it was stored, else
 --         the id of the job that was there}
 define('enqueue', {}, function(keys, args)
   local known = call('HMGET', meta, 'seq', 'has_repeated')
@@ -88,12 +89,12 @@ define('enqueue', {}, function(keys, args)
   return answers
 end)
 
--- Store a portion of a bulk write, unless it was stored before, and note that it is.
+-- Store a portion of a bulk write, unless it was stored before, and note that it is stored.
 --
 -- KEYS    the queue's, 24 the note of the write's series: number, portion and jobs added so far, with colons between
 -- ARGV    1 channel, 2 now, 3 number of the write in its series, 4 portion, 5 seconds to keep the note, then the jobs as `store`
 --         takes them
--- result  how many jobs the write has added to this queue so far
+-- result  the number of jobs that the write has added to this queue so far
 define('publish', {}, function(keys, args)
   local number, portion = tonumber(args[3]), tonumber(args[4])
   local added = 0
@@ -112,11 +113,11 @@ define('publish', {}, function(keys, args)
   return added
 end)
 
--- Store bytes where the key holds others that are expected.
+-- Store bytes if the key holds the expected bytes.
 --
 -- KEYS    1 the key
--- ARGV    1 the bytes, 2 the bytes that are expected; where they are left out, there must be no key
--- result  1, or 0 where something else was found
+-- ARGV    1 the bytes, 2 the expected bytes; without them, the key must not exist
+-- result  1, or 0 if the key holds something else
 define('swap', {}, function(keys, args)
   if redis.call('GET', keys[1]) ~= (args[2] or false) then return 0 end
   redis.call('SET', keys[1], args[1])

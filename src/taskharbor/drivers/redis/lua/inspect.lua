@@ -1,4 +1,4 @@
--- The stored jobs of these ids, false for one that is not there.
+-- Return the stored jobs of these ids, false for an id that is not there.
 local function stored_jobs(ids)
   local values = call_with('HMGET', finished_job, ids)
   for _, family in ipairs({waiting_job, active_job}) do
@@ -19,12 +19,12 @@ define('find', {'no-writes'}, function(_, args)
   return stored_jobs(ids)
 end)
 
--- Jobs from a number down, newest first.
+-- Jobs in descending order of their numbers, newest first.
 --
 -- KEYS    the queue's
--- ARGV    1, 2 unused, 3 the highest number (as of a range: (5 is below 5), 4 how many jobs at most, 5 the states that are asked
---         for, a digit each; empty for all
--- result  {where to go on, as in 3, or empty where nothing follows; id, stored job, id, stored job, ...}
+-- ARGV    1, 2 unused, 3 the highest number (as of a range: (5 is below 5), 4 the most jobs, 5 the requested states, a digit
+--         each; empty for all
+-- result  {the number to go on from, as in 3, or empty if nothing follows; id, stored job, id, stored job, ...}
 define('page', {'no-writes'}, function(_, args)
   local bound, most, wanted = args[3], tonumber(args[4]), args[5]
   local FEW = 10000
@@ -34,7 +34,7 @@ define('page', {'no-writes'}, function(_, args)
     return wanted == '' or string.find(wanted, state, 1, true) ~= nil
   end
 
-  -- All jobs of the states asked for, in order, where they are few.
+  -- Few jobs are in the requested states: read all of them, in order.
   local function from_their_sets()
     local sets, count, ids = {}, 0, {}
     for _, set in ipairs({
@@ -70,7 +70,7 @@ define('page', {'no-writes'}, function(_, args)
   local ids, has_more = nil, nil
   if wanted ~= '' then ids, has_more = from_their_sets() end
   if not ids then
-    -- Else one looks through all jobs, some at a time.
+    -- Else read through all jobs, a portion at a time.
     local count = wanted == '' and most or LOOK_AT
     ids = call('ZREVRANGEBYSCORE', jobs, bound, '-inf', 'LIMIT', 0, count)
     has_more = #ids == count
@@ -91,11 +91,11 @@ define('page', {'no-writes'}, function(_, args)
   return answer
 end)
 
--- The queue at a glance; costs the same for ten jobs and for ten million.
+-- Figures of the queue. They cost the same for ten jobs and for ten million.
 --
 -- KEYS    the queue's
 -- ARGV    1 channel, 2 now
--- result  {1 where anybody ever used or configured it, its settings, jobs per state, done, dead and cancelled so far, run_at
+-- result  {1 if anybody ever used or configured it, its settings, jobs per state, done, dead and cancelled so far, run_at
 --         of the job that is claimed next or nothing}
 define('stats', {'allow-oom'}, function(keys, args)
   local is_known = call('EXISTS', meta, settings) > 0
@@ -103,7 +103,7 @@ define('stats', {'allow-oom'}, function(keys, args)
   wake()
 
   local _, next_ids = first_in_line(lines_of(nil, 1), 1)
-  -- The line's own figure cannot tell what was before 1970.
+  -- The score in the line has no instants before 1970.
   local head_run_at = next_ids[1] and load(waiting_job, next_ids[1]).head[RUN_AT]
 
   local counts = {
@@ -119,16 +119,16 @@ define('stats', {'allow-oom'}, function(keys, args)
   return {is_known and 1 or 0, call('HGETALL', settings), counts, totals, head_run_at or false}
 end)
 
--- The attempt log from a row on.
+-- Read the attempt log.
 --
 -- KEYS    the queue's
--- ARGV    1, 2 unused, 3 the number of the row to begin behind, 4 the number of the last, 5 how many rows
--- result  {up to which number rows are gone, place, entry, place, entry, ...}: entries with rows in between, up to the one that
---         makes them so many; the first and the last may have others as well
+-- ARGV    1, 2 unused, 3 the number of the row before the first, 4 the number of the last row, 5 the number of rows
+-- result  {the number up to which rows are gone, place, entry, place, entry, ...}: entries with rows in between, up to the entry
+--         that completes this number of rows; the first and the last entry may have other rows as well
 define('log_page', {'no-writes'}, function(keys, args)
   local gone = gone_up_to()
   local after, last, most = math.max(gone, tonumber(args[3])), tonumber(args[4]), tonumber(args[5])
-  -- An entry's rows have numbers without a gap, so none that lies behind this has one of those.
+  -- The rows of an entry have numbers without a gap, so an entry this far behind has no row in the range.
   local to = string.format('%.0f', last + MOST_ROWS - 1)
   local from = string.format('(%.0f', after)
   local answer, rows, count = {gone}, 0, 10
@@ -150,11 +150,11 @@ define('log_page', {'no-writes'}, function(keys, args)
   return answer
 end)
 
--- Where the rows of the attempt log are.
+-- Find the entries of rows in the attempt log.
 --
 -- KEYS    the queue's
 -- ARGV    1, 2 unused, then numbers of rows
--- result  per number the first and the last number of the entry that holds the next row behind it; 0, 0 where there is none
+-- result  per number the first and the last number of the entry that holds the next row behind it; 0, 0 if there is none
 define('log_probe', {'no-writes'}, function(keys, args)
   local answer = {}
   for n = 3, #args do
@@ -166,11 +166,11 @@ define('log_probe', {'no-writes'}, function(keys, args)
   return answer
 end)
 
--- One job's rows of the attempt log. Each leads to the one before it, and the job to the last of them.
+-- One job's rows of the attempt log. Each row points to the row before it, and the job points to its last row.
 --
 -- KEYS    the queue's
 -- ARGV    1, 2 unused, 3 the job's id
--- result  nothing where the job is not known; else the entries of the log that have its rows, newest first, as log_page
+-- result  nothing if the job is not known; else the entries of the log that have its rows, newest first, as log_page
 --         answers
 define('job_rows', {'no-writes'}, function(keys, args)
   local id = args[3]
@@ -180,7 +180,7 @@ define('job_rows', {'no-writes'}, function(keys, args)
   local number = unpacked(id, value).last_row
   while number > 0 do
     local found = call('XRANGE', attempts, number, '+', 'COUNT', 1)[1]
-    -- Else retention has taken it, and with it all before: what comes next may be a later row of the same job.
+    -- Else retention has removed this row and all rows before it. The next entry may hold a later row of the same job.
     local is_it = found and number_in(found[1]) - rows_in(found[2][2]) < number
     local before = is_it and row_before(found[2][2], id)
     if not before then break end

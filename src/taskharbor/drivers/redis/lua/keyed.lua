@@ -1,8 +1,8 @@
--- Jobs with a key: at most one waits and one is inflight. Flags say what a newer request changes in the one that waits.
--- See UPDATE in layout.lua.
+-- Jobs with a key: at most one waits and one is inflight. Flags say which fields of the waiting job a newer request changes. See
+-- UPDATE in layout.lua.
 local DEFAULT_FLAGS = {true, 'no', false, false}
 
--- Change a job by another request for the same key, as far as the flags say.
+-- Change a job by another request for the same key, according to the flags.
 local function apply_update(target, source, flags)
   local old, new = target.head, source.head
   local is_content, how, is_retry, resets_counts = unpack(flags)
@@ -25,12 +25,12 @@ local function apply_update(target, source, flags)
   if resets_counts then old[ATTEMPTS], old[STALLS] = 0, 0 end
 end
 
--- Flags of a blocked job after one more request: no wish is dropped.
+-- Return the flags of a blocked job after one more request. No request is dropped.
 local function gathered(kept, newer)
   return {kept[1] or newer[1], newer[2] == 'no' and kept[2] or newer[2], kept[3] or newer[3], kept[4] or newer[4]}
 end
 
--- An enqueue onto the one job that waits for this key.
+-- Enqueue onto the one job that waits for this key.
 local function update_waiting(job, newer, flags)
   if job.state == BLOCKED then
     apply_update(job, newer, flags)
@@ -43,7 +43,7 @@ local function update_waiting(job, newer, flags)
   end
 end
 
--- The one that was inflight has ended: whoever was blocked by it may run.
+-- The inflight job of the key has ended: its blocked job may run.
 local function unblock(key)
   local id = call('HGET', waiting_key, key)
   if not id or call('HEXISTS', active_key, key) == 1 then return end
@@ -51,7 +51,7 @@ local function unblock(key)
   if job.state == BLOCKED then line_up(job) end
 end
 
--- How a new job gets in, whoever brings it.
+-- Acceptance of a new job, from any caller.
 
 local function lead_here(idempotency_key, job, is_own)
   call('HSET', accepted, idempotency_key, job.id)
@@ -62,7 +62,7 @@ local function lead_here(idempotency_key, job, is_own)
   call('HSET', led_here, job.id, cmsgpack.pack(others))
 end
 
--- Store a job, whose id nobody knows, by the contract's other rules: 0, or the id of the job that will do its work.
+-- Store a job with an unknown id by the contract's other rules. Returns 0, or the id of the job that will do its work.
 local function accept(job)
   local idempotency_key, key = more(job, IDEMPOTENCY_KEY), job.head[KEY]
   local known = idempotency_key and call('HGET', accepted, idempotency_key)

@@ -1,6 +1,6 @@
--- How leases end, and what follows from that.
+-- Ends of leases, and the changes that follow.
 
--- Answers to those who say that they hold one.
+-- Answers to callers that name a lease.
 local OK, NOT_FOUND, NOT_INFLIGHT, MISMATCH, TOO_LATE = 0, -1, -2, -3, -4
 
 -- Variables of one call; see define.lua.
@@ -21,14 +21,14 @@ local function note_end(over_at)
   if over_at > latest_end then latest_end = over_at end
 end
 
--- Ends every call that may have ended leases. Returns the number of moves, if there was one.
+-- Runs at the end of every call that may have ended leases. Returns the number of moves, if there was one.
 local function close_up()
   close_log()
   if latest_end then call('HSET', meta, 'latest_end', latest_end) end
   return wake()
 end
 
--- Log the lease and take it away; when it ended. The job is nowhere until `finish` or `go_back`.
+-- Log the lease and remove it; return its end. The job is in no key until `finish` or `go_back`.
 local function end_lease(job, outcome, state, failure)
   local head = job.head
   local ended_at = math.max(now, job.reserved_at)
@@ -58,8 +58,8 @@ local function put_away(job, state, finished_at)
   call('HINCRBY', meta, TOTALS[state], 1)
 end
 
--- A job that died is told of in another queue, which may live on another server: so the step that makes it dead only writes
--- down what is to be told, under the id it will have there.
+-- Write an entry for the failure queue into the outbox, with the id of the new job there. The failure queue may be on another
+-- server, so the step that makes a job dead cannot enqueue there itself.
 local function tell_failure_queue(job)
   local id = deaths == 0 and failure_id or string.format('%s-%d', failure_id, deaths)
   deaths = deaths + 1
@@ -73,7 +73,7 @@ local function finish(job, state, finished_at)
   if state == DEAD and failure_queue then tell_failure_queue(job) end
 end
 
--- The blocked job's wishes go into the one that goes back to waiting.
+-- Merge the blocked job into the job that goes back to waiting.
 local function absorb(survivor, blocked)
   leave_line(blocked)
   call('HDEL', waiting_job, blocked.id)
@@ -102,7 +102,7 @@ local function is_spent(head)
     or (head[MAX_STALLS] > 0 and head[STALLS] >= head[MAX_STALLS])
 end
 
--- One line, then the traceback where there is one.
+-- One line, then the traceback if there is one.
 local function set_last_error(job, failure)
   local text = failure.type
   if failure.message ~= '' then text = text .. ': ' .. failure.message end
@@ -132,7 +132,7 @@ local function expire(job)
   end
 end
 
--- End up to `limit` leases that are over, in portions. How many.
+-- End up to `limit` expired leases, in portions. Returns their number.
 local function sweep(limit)
   local ended = 0
   while ended < limit do

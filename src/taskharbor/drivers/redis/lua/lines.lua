@@ -1,5 +1,5 @@
--- Where waiting jobs stand. Every one is in `waiting`; those that may be claimed are in `ready`, one line per type, those yet to
--- come due in `scheduled`.
+-- The lines of waiting jobs. Every waiting job is in `waiting`. Jobs that may be claimed are in `ready`, one line per type. Jobs
+-- that are not yet due are in `scheduled`.
 
 local function type_prefix(name)
   return struct.pack('>I2', #name) .. name
@@ -11,7 +11,7 @@ local function ready_member(job)
   return type_prefix(head[TYPE]) .. place .. job.id
 end
 
--- Instants before 1970 are as good as the first one after; the sign belongs to blocked jobs.
+-- Instants before 1970 become the first one after it: a negative score marks a blocked job.
 local function score_of(job)
   return math.max(job.head[RUN_AT], 1)
 end
@@ -36,7 +36,7 @@ local function block(job)
   call('ZADD', waiting, -score_of(job), job.id)
 end
 
--- Out of whatever line the job, unchanged so far, stands in. Its record stays.
+-- Remove an unchanged job from its line. Its record stays.
 local function leave_line(job)
   call('ZREM', waiting, job.id)
   if job.state == READY and call('ZREM', scheduled, job.id) == 0 then
@@ -45,7 +45,7 @@ local function leave_line(job)
   end
 end
 
--- Scheduled jobs whose time has come get in line, up to `limit` of them. Whether there were any.
+-- Move up to `limit` due jobs from `scheduled` into their lines. Returns true if there were any.
 local function promote(limit)
   local ids = call('ZRANGEBYSCORE', scheduled, '-inf', now, 'LIMIT', 0, limit)
   if #ids == 0 then return false end
@@ -62,10 +62,10 @@ local function promote(limit)
   return true
 end
 
--- Which jobs are next: a claim merges the lines it may take from.
+-- A claim merges the lines that it may take from, to find the next jobs.
 
--- The lines of these types, or of all; without those that are known to be empty. `members` are the next of a line, as far as they
--- were read from `from` on.
+-- Return the lines of these types, or of all types, without lines that are known to be empty. `members` are the next members of a
+-- line, as far as they were read from `from` on.
 local function lines_of(named, limit)
   local lines, seen = {}, {}
   local names = named or call('SMEMBERS', types)
@@ -84,8 +84,8 @@ local function lines_of(named, limit)
   return lines
 end
 
--- Read on in a line: its next member, with its place. False at its end. What is not due to this caller is passed over,
--- together with all of its rank that come behind it: somebody whose clock is ahead put them there.
+-- Return the next member of a line and its place; false at its end. A job that is not due by this caller's clock is passed over,
+-- with all later jobs of its rank: a caller whose clock is ahead put them there.
 local function step(line)
   while true do
     line.at = line.at + 1
@@ -115,7 +115,7 @@ local function comes_before(one, other)
   return one.seq < other.seq
 end
 
--- Let the line at `at` sink to its place in the heap: no line comes before the one above it.
+-- Move the line at `at` down to its place in the heap, so that no line comes before the line above it.
 local function sink(lines, at)
   local line, count = lines[at], #lines
   while 2 * at <= count do
@@ -128,7 +128,7 @@ local function sink(lines, at)
   lines[at] = line
 end
 
--- The first jobs of some lines, up to `limit`, in order: their members of `ready`, and their ids.
+-- Return the first jobs of some lines, up to `limit`, in order: their members of `ready`, and their ids.
 local function first_in_line(lines, limit)
   local members, ids, heap = {}, {}, {}
   for _, line in ipairs(lines) do
@@ -148,7 +148,8 @@ local function first_in_line(lines, limit)
   return members, ids
 end
 
--- The usual case: one line, whose next jobs are all of one rank and due. Takes them, or says nil where it is not that simple.
+-- The usual case: one line, whose next jobs are all of one rank and due. Takes them and returns their ids, or nil in any other
+-- case.
 local function take_in_a_row(line, limit)
   local members = call('ZRANGEBYLEX', ready, line.from, line.to, 'LIMIT', 0, limit)
   local count, skip = #members, line.skip
@@ -164,7 +165,7 @@ local function take_in_a_row(line, limit)
   return members
 end
 
--- Take the next jobs of these types out of their lines, up to `limit`: their ids, in order. Without types: of any type.
+-- Take the next jobs of these types (without types: of any type) out of their lines, up to `limit`. Returns their ids, in order.
 local function take(named, limit)
   local lines = lines_of(named, limit)
   local ids = #lines == 1 and take_in_a_row(lines[1], limit)

@@ -1,16 +1,17 @@
--- The attempt log; see layout.lua. Rows are numbered in the order they are written, and each names the previous row of its job.
+-- The attempt log; see layout.lua. Rows are numbered in the order in which they are written. Each row names the previous row of
+-- its job.
 
--- Who wants one row has to look through its entry, and readers get whole ones. Rows that ended before one in front of them
--- have an entry each: retention takes them out of the middle.
+-- The most rows of an entry. A search for one row reads its whole entry, and readers get whole entries. A row that ended before a
+-- row in front of it has its own entry, because retention removes it from the middle.
 local MOST_ROWS = 100
 
--- The number of the next row, once a script has written its first.
+-- The number of the next row, after a script has written its first.
 local next_row = nil
 local highest_end = nil
--- The entry that rows are added to, as its parts, and what its rows have in common.
+-- The parts of the open entry, and the values that its rows have in common.
 local parts, rows_in_entry, most_in_entry, first_row = nil, 0, 0, nil
 local of_lease, of_outcome, of_state, of_end, of_error = nil, nil, nil, nil, nil
--- The front of the last row, and of what: those of a batch are mostly the same.
+-- The front of the last row, and its values. The rows of a batch mostly have the same.
 local row_front, front_before, front_fence, front_head, front_id = nil, nil, nil, nil, nil
 
 local function close_entry()
@@ -36,7 +37,8 @@ local function open_entry(lease, outcome, state, ended_at, error)
   of_lease, of_outcome, of_state, of_end, of_error = lease, outcome, state, ended_at, error
 end
 
--- Add a row, and say the number of the first in its entry. Fence, head and what comes before are the stored job's as it was.
+-- Add a row, and return the number of the first row in its entry. `fence`, `before` and `head` are those of the stored job before
+-- the change.
 local function write_row(id, fence, before, head, lease, outcome, state, ended_at, error)
   if
     of_lease ~= lease or of_end ~= ended_at or of_outcome ~= outcome or of_state ~= state or of_error ~= error
@@ -55,10 +57,10 @@ local function write_row(id, fence, before, head, lease, outcome, state, ended_a
   return first_row
 end
 
--- `failure`, where there is one: {type, message, detail}.
+-- `failure`: {type, message, detail}, or nil.
 local function append_row(job, outcome, state, ended_at, failure)
   local error = failure and cmsgpack.pack({failure.type, failure.message}) or ''
-  -- Nobody asks the log for these, and a last error may be long.
+  -- The log does not need MORE, and a last error may be long.
   local head = job.head
   local kept = head[MORE]
   head[MORE] = false
@@ -75,13 +77,13 @@ local function close_log()
   call('HSET', meta, 'row', string.format('%.0f', next_row - 1), 'highest_end', highest_end)
 end
 
--- Entries of the log as a reader finds them.
+-- Entries of the log, for readers.
 
 local function number_in(place)
   return tonumber(string.match(place, '^%d+'))
 end
 
--- Rows up to this number are gone, whether their entry still lies there or not.
+-- Rows up to this number are gone, even if their entry is still there.
 local function gone_up_to()
   return tonumber(call('HGET', meta, 'gone') or 0)
 end
@@ -91,7 +93,8 @@ local function rows_in(value)
   return count
 end
 
--- Where the row of this job leads to: the number of the first row in an entry, or 0. Nothing where it has none here.
+-- Return the number to which the row of this job points: the first row in an entry, or 0. nil if the job has no row in this
+-- entry.
 local function row_before(value, id)
   local _, _, _, count, error_size, lease_size, at = struct.unpack(ENTRY, value)
   at = at + error_size + lease_size

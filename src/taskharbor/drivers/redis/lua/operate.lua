@@ -11,7 +11,7 @@ define('configure', {'allow-oom'}, function(keys, args)
   return false
 end)
 
--- Cancel what waits; ask the holder of what is inflight to stop.
+-- Cancel waiting jobs. Ask the holders of inflight jobs to stop.
 --
 -- KEYS    the queue's
 -- ARGV    1 channel, 2 now, then the ids
@@ -44,15 +44,15 @@ define('cancel', {'allow-oom'}, function(keys, args)
   return answers
 end)
 
--- Dead jobs get another chance.
+-- Make dead jobs ready again.
 --
 -- KEYS    the queue's
--- ARGV    1 channel, 2 now, 3 whether it is sent again (1), then the ids
+-- ARGV    1 channel, 2 now, 3 whether the call is repeated (1), then the ids
 -- result  per id: its state, or -1 not found, -3 another job of its key waits already, -4 not dead
 define('requeue', {'allow-oom'}, function(keys, args)
   local is_again = args[3] == '1'
 
-  -- An earlier try of this call may have brought it there.
+  -- An earlier try of this call may have made it ready.
   local function was_requeued(job)
     local head = job.head
     return is_again and head[RUN_AT] == now and head[ATTEMPTS] == 0 and head[STALLS] == 0

@@ -24,10 +24,10 @@ local repeated       -- zset    name of a call that was sent again -> when
 local notify         -- stream  one entry, the number of the queue's last move, for blocking claims
 
 -- Variables of one call; `begin` in define.lua sets them anew for each.
-local call           -- redis.call, which cannot be read while a library is loaded
-local channel        -- first argument: where moves are published; empty where nobody listens
+local call           -- redis.call; a library that is being loaded cannot read it
+local channel        -- first argument: the channel for notifications; empty if nobody listens
 local now            -- second argument: the caller's clock, the only one that functions compare with
-local is_stirred     -- whether something may have become runnable. Waiters are notified once, at the end of the call
+local is_stirred     -- true if something may have become runnable. Waiters are notified once, at the end of the call
 
 -- Runs a command with many values, in portions that fit on the Lua stack. Returns the replies, where there is one for each value.
 local function call_with(command, key, values)
@@ -46,9 +46,9 @@ local function wake()
   if not is_stirred then return nil end
   local moves = call('HINCRBY', meta, 'moves', 1)
   if channel ~= '' then
-    -- Refused to a user without channels, who then looks for jobs every `poll` seconds.
+    -- A user without rights on channels may not publish. Waiters then look for jobs every `poll` seconds.
     redis.pcall('PUBLISH', channel, moves)
-    -- Fails where somebody deleted the counter and left the stream; blocking claims then end a little later by themselves.
+    -- Fails if somebody deleted the counter and left the stream. Blocking claims then end a little later by themselves.
     redis.pcall('XADD', notify, 'MAXLEN', 1, moves .. '-0', 'm', '')
   end
   return moves
@@ -59,26 +59,26 @@ local function server_time()
   return tonumber(time[1]) * 1000000 + tonumber(time[2])
 end
 
--- A number that grows with everything that is accepted or logged, and is never given twice: the server's own time in
--- microseconds, or one more than the last where that is later. A replica that lost writes and is promoted goes on from its
--- own clock. It orders, and decides nothing else.
+-- Return a number that grows with every accepted job and every log row, and is never given twice: the server's own time in
+-- microseconds, or one more than the last if that is later. A promoted replica that lost writes goes on from its own clock. The
+-- number only orders.
 local function stamp_after(last)
   return math.max(server_time(), tonumber(last or 0) + 1)
 end
 
--- A call whose answer was lost is sent again under the same name. If the server reads the first try only after the second, the
--- first must do nothing.
+-- A call whose answer was lost is repeated under the same name. If the server reads the first try after the second, the first
+-- must do nothing.
 
 local KEEP_FOR = 3600 * 1000000
 
 local function note_repeated(name)
   call('ZREMRANGEBYSCORE', repeated, '-inf', now - KEEP_FOR)
   call('ZADD', repeated, now, name)
-  -- Claims and enqueues read this field anyway, and look at the set only if it is there.
+  -- Claims and enqueues read this field anyway, and look at the set only if the field exists.
   call('HSET', meta, 'has_repeated', 1)
 end
 
--- Whether this first try arrives after its own repetition.
+-- Return true if this first try arrives after its own repetition.
 local function is_overtaken(name)
   return call('EXISTS', repeated) == 1 and call('ZSCORE', repeated, name) ~= false
 end

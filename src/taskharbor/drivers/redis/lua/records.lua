@@ -1,4 +1,4 @@
--- Stored jobs as tables and back; see layout.lua.
+-- Stored jobs as Lua tables, and back; see layout.lua.
 
 local function unpacked(id, value)
   local job = {id = id}
@@ -22,7 +22,7 @@ local function unpacked(id, value)
   return job
 end
 
--- Without the token; empty where the job is not inflight.
+-- The lease without its token; empty if the job is not inflight.
 local function packed_lease(job)
   if job.state ~= INFLIGHT then return '' end
   return struct.pack(LEASE, INFLIGHT, job.expires_at, job.reserved_at, #job.worker) .. job.worker
@@ -66,18 +66,18 @@ local function set_more(job, name, value)
   end
 end
 
--- Body and payload, without what may come behind them.
+-- Body and payload, without the tail.
 local function content(job)
   return string.sub(job.rest, 1, job.head[BODY_SIZE] + job.head[PAYLOAD_SIZE])
 end
 
--- Whether any of these ids has to be written in another way to be part of a member.
+-- Return true if one of these ids must be escaped to be part of a member.
 local function is_one_special(ids)
   local all = table.concat(ids)
   return (string.find(all, ':', 1, true) or string.find(all, '%', 1, true)) ~= nil
 end
 
--- Seed 002's member. A colon in an id must not be taken for the one behind it.
+-- A member of `active`: id, colon, worker. A colon in an id is escaped, so that it is not taken for the one behind it.
 local function active_member(id, worker)
   if string.find(id, ':', 1, true) or string.find(id, '%', 1, true) then
     id = string.gsub(id, '[%%:]', {['%'] = '%25', [':'] = '%3A'})

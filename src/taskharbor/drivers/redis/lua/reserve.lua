@@ -1,4 +1,4 @@
--- The first instant after this one at which a job or the end of a lease comes due, or -1.
+-- Return the first later instant at which a job or the end of a lease comes due, or -1.
 local function next_due(since)
   local first = -1
   for _, key in ipairs({waiting, active}) do
@@ -17,22 +17,21 @@ define('look', {'no-writes'}, function(_, args)
   return {tonumber(call('HGET', meta, 'moves') or 0), next_due(args[2])}
 end)
 
--- End what is over, line up what came due, then lease the next jobs.
+-- End expired leases, promote due jobs, then lease the next jobs.
 --
 -- KEYS    the queue's
--- ARGV    1 channel, 2 now, 3 lease_for, 4 limit, 5 worker, 6 token, which is also the name of the call, 7 whether it is sent
---         again (1), 8 id for the failure queue, 9 types, packed; empty for all, 10 the server's time when the caller's was
---         `now`, where the call was sent ahead to be run when the queue moves; else empty
--- result  {how many wait in the outbox; how often the queue has moved and what comes due next (-1: nothing), where the claim
---         took all there was, else -1 twice (also where it was sent ahead and brought jobs); when the leases began and when they
---         expire; id, stored job as it waited, id, ...}
+-- ARGV    1 channel, 2 now, 3 lease_for, 4 limit, 5 worker, 6 token, which is also the name of the call, 7 whether the call is
+--         repeated (1), 8 id for the failure queue, 9 types, packed; empty for all, 10 the server's time when the caller's was
+--         `now`, if the call was sent ahead to be run when the queue moves; else empty
+-- result  {length of the outbox; number of the queue's moves and next due instant (-1: none), if the claim left no job, else -1
+--         twice (also if it was sent ahead and brought jobs); start and expiry of the leases; id, stored job as it waited, ...}
 define('reserve', {'allow-oom'}, function(keys, args)
   local lease_for, limit, worker, token = tonumber(args[3]), tonumber(args[4]), args[5], args[6]
   local is_again = args[7] == '1'
   failure_id = args[8]
   local is_sent_ahead = args[10] ~= ''
   if is_sent_ahead then
-    -- Still the caller's clock: only how long the call slept is the server's to say.
+    -- Still the caller's clock. The server's clock only tells how long the call was blocked.
     now = now + math.max(0, server_time() - tonumber(args[10]))
     args[2] = string.format('%.0f', now)
   end
@@ -49,7 +48,7 @@ define('reserve', {'allow-oom'}, function(keys, args)
   sweep(1000)
   local was_promoted = promote(10000)
 
-  -- What an earlier try of this call has leased: the caller gets it now, or it goes back unspent where it wants less.
+  -- Jobs that an earlier try of this call has leased: the caller gets them now. If it wants fewer, the others go back unspent.
   local function found_again()
     local all = call('HGETALL', active_job)
     for n = 1, #all, 2 do
@@ -72,7 +71,7 @@ define('reserve', {'allow-oom'}, function(keys, args)
     local said = call('HMGET', settings, 'paused', 'max_inflight')
     if said[1] == '1' then return 0 end
     if not said[2] then return limit end
-    -- A lease that is over frees its place, swept or not.
+    -- An expired lease frees its place, even before it is reclaimed.
     return math.min(limit, tonumber(said[2]) - call('ZCOUNT', active, '(' .. args[2], '+inf'))
   end
 
@@ -87,7 +86,7 @@ define('reserve', {'allow-oom'}, function(keys, args)
     local behind_id = not is_one_special(ids) and ':' .. worker
     for n = 1, #ids do
       local id, value = ids[n], values[n]
-      -- A key is taken along by the one that runs; only those who are not plain can have one.
+      -- The key is now held by the inflight job. Plain jobs have no key.
       local key = byte(value, PLAIN_AT) == 0 and unpacked(id, value).head[KEY]
       if key then
         call('HDEL', waiting_key, key)
@@ -109,25 +108,25 @@ define('reserve', {'allow-oom'}, function(keys, args)
     local ids = count > 0 and take(args[9] ~= '' and cmsgpack.unpack(args[9]), count) or {}
     if #ids > 0 then lease(ids) end
   end
-  -- Nobody who begins to wait now finds these among the scheduled.
+  -- A caller that begins to wait now does not find these among the scheduled jobs.
   if was_promoted and call('EXISTS', ready) == 1 then is_stirred = true end
   local moves = close_up() or tonumber(known[1] or 0)
   -- The caller of a blocking claim has jobs to begin with, and asks again.
   if is_sent_ahead and #answer > FIRST and deaths == 0 then return answer end
   answer[1] = call('LLEN', outbox)
   if #answer < FIRST + 2 * limit then
-    -- Who gets less than it asked for will wait next, and need not be woken for older changes.
+    -- A caller that gets fewer jobs than it asked for waits next. Older changes need not wake it.
     answer[2] = moves
     answer[3] = next_due(args[2])
   end
   return answer
 end)
 
--- Heartbeats: every valid lease holds until now + lease_for, or longer where it already did.
+-- Heartbeats: every valid lease lasts until now + lease_for, or longer if it already did.
 --
 -- KEYS    the queue's
 -- ARGV    1 channel, 2 now, 3 unused, 4 lease_for, then per heartbeat id, token, and progress behind a plus sign or nothing
--- result  {0, one per heartbeat}: {when the lease expires, 1 where a cancel was requested}, or an error as of settle.lua
+-- result  {0, one per heartbeat}: {expiry of the lease, 1 if a cancel was requested}, or an error as of settle.lua
 define('extend', {'allow-oom'}, function(keys, args)
   local until_then = now + tonumber(args[4])
 
@@ -156,11 +155,11 @@ define('extend', {'allow-oom'}, function(keys, args)
   return answers
 end)
 
--- End leases that are over.
+-- End expired leases.
 --
 -- KEYS    the queue's
 -- ARGV    1 channel, 2 now, 3 limit, 4 id for the failure queue
--- result  {how many wait in the outbox, how many leases were ended}
+-- result  {length of the outbox, number of ended leases}
 define('reclaim', {'allow-oom'}, function(keys, args)
   failure_id = args[4]
   local ended = sweep(tonumber(args[3]))

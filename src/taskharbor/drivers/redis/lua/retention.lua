@@ -1,4 +1,4 @@
--- Forget jobs that have ended, and the idempotency keys that led to them.
+-- Remove jobs that have ended, and the idempotency keys that led to them.
 
 local function forget_keys(ids, values)
   local has_others = call('EXISTS', led_here) == 1
@@ -14,7 +14,7 @@ local function forget_keys(ids, values)
   end
 end
 
--- `family` is the set of those that ended the same way.
+-- `family` is the set of the jobs that ended in the same state.
 local function forget(family, ids)
   if #ids == 0 then return end
   if call('EXISTS', accepted) == 1 then forget_keys(ids, call_with('HMGET', finished_job, ids)) end
@@ -26,8 +26,8 @@ end
 -- Remove jobs that have ended, by id.
 --
 -- KEYS    the queue's
--- ARGV    1 unused, 2 now, then in pairs: id, and when it must have ended or nothing
--- result  per id the state it was in; 10 more where it has not ended and stays, -1 where it is not found
+-- ARGV    1 unused, 2 now, then in pairs: id, and the instant at which it must have ended or nothing
+-- result  per id the state of the job; plus 10 if it has not ended and stays; -1 if it is not found
 define('remove', {'allow-oom'}, function(_, args)
   local families = {[DONE] = done, [DEAD] = dead, [CANCELLED] = cancelled}
   local chosen = {[DONE] = {}, [DEAD] = {}, [CANCELLED] = {}}
@@ -52,14 +52,14 @@ end)
 -- Apply the queue's retention to ended jobs and to the attempt log.
 --
 -- KEYS    the queue's
--- ARGV    1 channel, 2 now, 3 how many jobs at most, 4 how many rows at most,
---         5 to 7 how long done, dead jobs and rows are kept where nobody said otherwise
--- result  {how many jobs went, how many rows went}
+-- ARGV    1 channel, 2 now, 3 the most jobs, 4 the most rows,
+--         5 to 7 default retention of done jobs, dead jobs and rows
+-- result  {number of removed jobs, number of removed rows}
 define('prune', {'allow-oom'}, function(keys, args)
   local said = call('HMGET', settings, 'keep_done_us', 'keep_dead_us', 'keep_attempts_us')
   local FOR_EVER = 'ever'
 
-  -- What ended at this instant or before is due; false where nothing ever is.
+  -- Return the latest instant of an end that is due now; false if nothing is ever due.
   local function cutoff(n)
     local keep = said[n] or args[4 + n]
     return keep ~= FOR_EVER and now - tonumber(keep)
@@ -72,15 +72,15 @@ define('prune', {'allow-oom'}, function(keys, args)
     return #ids
   end
 
-  -- The highest number of a row that went: who reads on from a lower one has missed something.
+  -- The highest number of a removed row: a reader that goes on from a lower number has missed a row.
   local function note_trimmed(number)
     if number > tonumber(call('HGET', meta, 'trimmed') or 0) then
       call('HSET', meta, 'trimmed', string.format('%.0f', number))
     end
   end
 
-  -- Entries stand in the order they were written, which is that of their ends but for the few that `late` knows of. Where only a
-  -- part of one may go now, it stays, and its rows up to `gone` count as gone.
+  -- Entries are in the order in which they were written. That is the order of their ends, except for the few entries in `late`.
+  -- If only a part of an entry is due, the entry stays, and its rows up to `gone` count as gone.
   local function prune_front(ended_by, limit)
     local taken = 0
     local front = gone_up_to()
@@ -114,7 +114,7 @@ define('prune', {'allow-oom'}, function(keys, args)
     return taken
   end
 
-  -- These have an entry each.
+  -- Each of these rows has its own entry.
   local function prune_late(ended_by, limit)
     if limit <= 0 then return 0 end
     local numbers = call('ZRANGEBYSCORE', late, '-inf', ended_by, 'LIMIT', 0, limit)
@@ -134,7 +134,7 @@ define('prune', {'allow-oom'}, function(keys, args)
     local most_rows = tonumber(args[4])
     rows_gone = prune_front(ended_by, most_rows)
     rows_gone = rows_gone + prune_late(ended_by, most_rows - rows_gone)
-    -- A stream stays when its last row goes.
+    -- The stream itself stays when its last row is removed.
     if rows_gone > 0 and call('XLEN', attempts) == 0 then call('DEL', attempts) end
   end
   call('ZREMRANGEBYSCORE', repeated, '-inf', now - KEEP_FOR)

@@ -1,11 +1,11 @@
 -- End leases, each by its own settlement, in order.
 --
 -- KEYS    the queue's
--- ARGV    1 channel, 2 now, 3 whether the call is sent again (1), 4 id for the failure queue, 5 what is not a plain ack,
---         packed: {its place among the settlements, the settlement}, 6 how many settlements, then their leases in runs of the
---         same token: token, how many, ids; then the results of acks, the first of them last
--- result  {how many wait in the outbox, one number per settlement}: 0 done, -1 not found, -2 not inflight, -3 not the token, -4
---         expired; no numbers where all were done
+-- ARGV    1 channel, 2 now, 3 whether the call is repeated (1), 4 id for the failure queue, 5 the settlements that are not a plain
+--         ack, packed: {index, settlement}, 6 number of settlements, then their leases in runs of the same token: token, number,
+--         ids; then the results of acks, the first of them last
+-- result  {length of the outbox, one number per settlement}: 0 done, -1 not found, -2 not inflight, -3 not the token, -4
+--         expired; no numbers if all were done
 define('settle', {'allow-oom'}, function(keys, args)
   local is_again = args[3] == '1'
   failure_id = args[4]
@@ -23,7 +23,7 @@ define('settle', {'allow-oom'}, function(keys, args)
 
   local sub, pack_bytes, unpack_bytes = string.sub, struct.pack, struct.unpack
 
-  -- Plain acks are most of what comes: their changes are made together.
+  -- Most settlements are plain acks. Their changes are made together.
   local acked, members, stored, ends = {}, {}, {}, {}
 
   local function flush()
@@ -36,7 +36,7 @@ define('settle', {'allow-oom'}, function(keys, args)
     acked, members, stored, ends = {}, {}, {}, {}
   end
 
-  -- The last lease that was looked at, as it is stored, and the last front that was made: those of a batch are mostly the same.
+  -- The last stored lease and the last front. Those of a batch are mostly the same.
   local lease, lease_size, expires_at, reserved_at, logged_lease, lease_token, worker = nil, 0, nil, nil, nil, nil, nil
   local ended_at, digits = nil, nil
   local front, front_fence, front_row, front_head = nil, nil, nil, nil
@@ -56,7 +56,7 @@ define('settle', {'allow-oom'}, function(keys, args)
     front = nil
   end
 
-  -- A plain ack of a plain job under a valid lease: nothing but its front changes. Says false where it is anything else.
+  -- A plain ack of a plain job under a valid lease changes only the front of the job. Returns false in any other case.
   local function is_acked_plainly(id, token, value)
     if sub(value, 1, lease_size) ~= lease then look_at_lease(value) end
     if expires_at <= now or lease_token ~= token then return false end
@@ -120,14 +120,14 @@ define('settle', {'allow-oom'}, function(keys, args)
     end
   end
 
-  -- The job is already where the settlement would bring it: whatever the token, that is a success.
+  -- The job already has the state that the settlement would give it. That is a success, whatever the token.
   local function is_repeated(kind, state)
     return (kind == 'ack' and state == DONE)
       or (kind == 'fail' and (state == DONE or state == DEAD))
       or (kind == 'discard' and state == CANCELLED)
   end
 
-  -- Of a job that is not inflight.
+  -- The answer for a job that is not inflight.
   local function answer_about(kind, id, token)
     local job = load(finished_job, id)
     if job and is_repeated(kind, job.state) then return OK end
@@ -139,7 +139,7 @@ define('settle', {'allow-oom'}, function(keys, args)
 
   local PLAIN_ACK = {type = 'ack'}
 
-  -- `other`: the settlement, where it is not a plain ack.
+  -- `other`: the settlement, if it is not a plain ack.
   local function settle(id, token, other, value)
     if value and not other and is_acked_plainly(id, token, value) then return OK end
     local settlement = other or PLAIN_ACK
@@ -169,7 +169,7 @@ define('settle', {'allow-oom'}, function(keys, args)
   for n = 1, count do
     local id, value = ids[n], values[n]
     if seen[id] then
-      -- What was read in advance may be out of date.
+      -- The value that was read in advance may be out of date.
       flush()
       value = call('HGET', active_job, id)
     end
