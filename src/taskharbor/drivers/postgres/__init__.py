@@ -1,9 +1,16 @@
 """The PostgreSQL driver: `postgresql://user@host/database`. Needs the extra `taskharbor[postgres]`.
 
-`options` reads the URL, and `driver` carries out the contract's calls: by `enqueue`, `leases`, `operate` and `log`.
-`transactions` enqueues within transactions of the caller's, `notifications` wakes who waits. `rows` loads `sql/` and turns
-records into columns and back, `connections` runs statements. `migrations` installs `schema/` (tables) and `functions/` (the
-rules). `bulk` reads and writes whole tables.
+In the order in which a call passes through them:
+
+- `options`: reads the URL.
+- `driver`: the contract.
+- `enqueue`, `leases`, `operate`, `log`: one module per kind of call.
+- `transactions`: enqueues within transactions of the caller.
+- `rows`: loads `sql/`, and turns records into columns and back.
+- `connections`: runs statements.
+- `migrations`: installs `schema/` (tables) and `functions/` (the rules).
+- `notifications`: wakes waiters.
+- `bulk`: reads and writes whole tables.
 """
 
 from taskharbor.drivers.postgres.driver import PostgresDriver

@@ -49,7 +49,7 @@ from taskharbor.jobs import JobRecord, Micros
 from taskharbor.requests import AlikeJobs, new_id_head
 
 _CHUNK_JOBS = 10_000
-"""Of one row. With next to nothing to do per job, it is the round trips that count."""
+"""The most jobs of one staged row. There is little work per job, so round trips decide the cost."""
 _STAGING_LOST = "TH001"
 _NO_BATCH = [None] * 15
 
@@ -59,16 +59,16 @@ _EXPRESSIONS = {
     "max_stalls": "coalesce(r.max_stalls, 0)",
     "lease_expires_at": "r.expires_at",
     "codec": "coalesce(r.codec, 'json')",
-    # 0 and 1 both wait: which of them a job is follows from the clock.
+    # 0 and 1 both wait: the clock decides which of them a job is.
     "state": "CASE WHEN r.state > 1 THEN r.state WHEN r.run_at > %(now)s THEN 0::smallint ELSE 1::smallint END",
 }
-"""Columns of jobs that are kept otherwise than they are read. Instants and codes stay numbers, which cost Arrow nothing."""
+"""Columns of jobs that are stored otherwise than they are read. Instants and codes stay numbers, which cost Arrow nothing."""
 _LIVE_AND_DEAD = [0, 1, 2, 3, 5]
 
 
 def statement_of(part: Part, source: str, given: Mapping[str, Any]) -> str:
-    """A query for the rows of a source that a part selects. It has conditions for what is given and for nothing else: an index is
-    of use only to a condition that is there. Every value is a literal, quoted by the client library."""
+    """Make a query for the rows of a source that a part selects. It has conditions only for the values that are given, because an
+    index serves only a condition that is there. Every value is a literal, quoted by the client library."""
     expressions = {"priority": "r.rank"} if part.table == "attempts" else _EXPRESSIONS
     chosen = part.selection
     instant = "ended_at" if part.table == "attempts" else "created_at"
@@ -92,19 +92,19 @@ def statement_of(part: Part, source: str, given: Mapping[str, Any]) -> str:
 
 
 _BLOCKS_PER_PART = 256
-"""Two megabytes: less costs more to start than to read."""
+"""Two megabytes. A smaller part costs more to start than to read."""
 _PIECES_PER_PART = 4
 _BLOCKS_PER_STATEMENT = 16_384
-"""A few seconds' worth: while a statement runs, the server keeps all dead rows that it might still see, those of the
-queue's busiest table among them, and claims have to step over them."""
+"""A few seconds of reading. While a statement runs, the server keeps all dead rows that the statement might still see. Some of
+them are in the queue's busiest table, where claims have to step over them."""
 
 
 Blocks = tuple[str, int, int]
-"""A table, its first block, and the one after the last."""
+"""A table, its first block, and the block after the last."""
 
 
 def shared_out(sizes: Sequence[tuple[str, int]], parallelism: int) -> list[list[Blocks]]:
-    """About `parallelism` shares of all tables together, in pieces that are read by one statement each."""
+    """Cut all tables together into about `parallelism` shares. Each piece of a share is read by one statement."""
     total = sum(size for _, size in sizes)
     count = max(1, min(parallelism, total // _BLOCKS_PER_PART))
     step = max(1, min(total // (_PIECES_PER_PART * count), _BLOCKS_PER_STATEMENT))
@@ -120,8 +120,8 @@ _RANGE = ("after_xid", "after_seq", "until_xid", "until_seq")
 
 
 class PostgresBulkStore(BulkStore):
-    """Reads by connections that stay open. Every writing call opens one of its own, and brings the schema up to date: the first
-    task may come before anybody opened the store."""
+    """A bulk store on PostgreSQL. It reads by connections that stay open. Every writing call opens its own connection and brings
+    the schema up to date, because the first task may come before anybody opened the store."""
 
     def __init__(self, url: str) -> None:
         super().__init__(url)
@@ -148,7 +148,7 @@ class PostgresBulkStore(BulkStore):
         return self._parts_of_jobs(selection, parallelism)
 
     def _parts_of_attempts(self, selection: Selection, parallelism: int) -> list[Part]:
-        # In this order: whatever the snapshot shows lies in blocks that are there when the sizes are taken.
+        # In this order: all rows of the snapshot are in blocks that exist when the sizes are taken.
         snapshot, xmin = self._row("snapshot")
         days = [
             (name, size)
@@ -205,7 +205,7 @@ class PostgresBulkStore(BulkStore):
         return str(START)
 
     def latest(self) -> str:
-        """The last row that is certain, after a short wait for those that can be seen already."""
+        """Return the cursor of the last row that is certain, after a short wait for rows that can be seen already."""
         xid, seq, newest = self._row("end_of_log")
         if newest is not None and newest > xid:
             for _ in range(LOOKS):
@@ -236,10 +236,10 @@ class PostgresBulkStore(BulkStore):
         ]
 
     def _following(self, place: Place) -> Place | None:
-        """The first row after a cursor. Raises HistoryGone where rows were removed that a reader who comes back has not seen.
+        """Return the first row after a cursor. Raises HistoryGone if rows were removed that the reader has not seen.
 
-        Retention leaves a mark. Where there is none, a sign of it is a cursor whose own row is gone while numbers after it were
-        given out and the next row has not the next number.
+        Retention leaves a mark. Without a mark, there is one sign of removed rows: the cursor's own row is gone, numbers after it
+        were given out, and the next row does not have the next number.
         """
         is_there, xid, seq, last_number, has_begun, is_passed, is_mark = self._row(
             "around", place.xid, place.seq
@@ -260,10 +260,10 @@ class PostgresBulkStore(BulkStore):
         return None if xid is None else Place(xid, seq)
 
     def _edges(self, first: Place, last: Place, parallelism: int) -> list[Place]:
-        """Where to cut a range into about equal shares.
+        """Return the places that cut a range into about equal shares.
 
-        Numbers are given out densely and roughly in the order of commits, so a few looks at which numbers stand where tell how
-        the rows are spread over the transactions, which by themselves say nothing about it.
+        Numbers are given out densely and roughly in the order of commits. The numbers of transactions say nothing about the rows.
+        So a few probes find out which numbers are where, and thereby how the rows are spread over the transactions.
         """
         count = min(parallelism, (last.seq - first.seq) // _ROWS_PER_PART)
         span = last.xid - first.xid
@@ -281,7 +281,8 @@ class PostgresBulkStore(BulkStore):
     # -- writing ------------------------------------------------------------------------------------------------
 
     def stage(self, write: str, task: str, batches: Iterable[Sequence[JobRecord]]) -> int:
-        # One connection for all, and none after it: so all rows of a task were staged within one life of the server.
+        # One connection for all batches, and no second one after it: so all rows of a task were staged within one life of the
+        # server.
         session = run_sync(open_ready(self._options))
         count = number = 0
         try:
@@ -336,7 +337,8 @@ class PostgresBulkStore(BulkStore):
 
 
 def staged_values(jobs: Sequence[JobRecord]) -> Iterator[tuple[list[Any], int, str | None, int | None]]:
-    """Per row: the fields of its batch, how many jobs, and for jobs with keys what the rules take and how many locks."""
+    """Return per row: the fields of its batch, the number of jobs, and for jobs with keys the argument of the rules and the
+    number of locks."""
     if isinstance(jobs, AlikeJobs) and jobs.template.key is None and jobs.template.idempotency_key is None:
         yield batch_values([jobs.template], jobs.payloads, has_ids=False), len(jobs), None, None
         return
@@ -359,15 +361,15 @@ def staged_values(jobs: Sequence[JobRecord]) -> Iterator[tuple[list[Any], int, s
 
 _NO_SUCH_TABLE = "42P01"
 _BATCH_BYTES = 2_000_000
-"""About ten thousand attempts. With larger ones, who takes them waits longer for the first and then works alone on the last."""
+"""About ten thousand attempts. With larger batches a reader waits longer for the first, and works alone on the last."""
 
 
 def _read_arrow(options: Options, table: Table, statements: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """The rows of some statements, one after the other, in batches that fit the table's schema.
+    """Return the rows of some statements, one after the other, in batches that fit the table's schema.
 
-    Each statement is a transaction of its own: between two of them nothing is held open on the server.
+    Each statement is its own transaction. Between two of them nothing is held open on the server.
     """
-    # Imported here: who only plans or writes has no need of it, and it takes a while.
+    # Imported here: planning and writing do not need it, and the import takes a while.
     from adbc_driver_postgresql import StatementOptions, dbapi
 
     try:
@@ -387,12 +389,12 @@ def _read_arrow(options: Options, table: Table, statements: Sequence[str]) -> It
 
 @cache
 def _names_of(column: str) -> pa.Array:
-    # Made when it is needed: with its first array pyarrow imports pandas.
+    # Made on demand: with its first array pyarrow imports pandas.
     return pa.array([member.value for member in (STATES if column == "state" else OUTCOMES)])
 
 
 def _batch(table: Table, found: pa.RecordBatch) -> pa.RecordBatch:
-    """By position: what the server calls its columns does not matter."""
+    """Match columns by position. The server's names of the columns do not matter."""
     columns: list[Any] = []
     for field, column in zip(SCHEMAS[table], found.columns, strict=True):
         if field.name in ("state", "outcome"):

@@ -1,7 +1,7 @@
-"""A handle's connections: few, opened when they are needed, thrown away when anything goes wrong with one.
+"""A handle's connections: few, opened on demand, closed after any error.
 
-No background task keeps them alive. An outage is for the worker to sit out, with its own patience; here a call fails at
-once, or is repeated once on a fresh connection where the one it had turned out to be dead.
+No background task keeps them alive. During an outage the worker repeats calls with its own backoff. Here a call fails at once, or
+is repeated once on a new connection if its own turned out to be dead.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ _CONFLICTS = 10
 
 
 class Connection(AsyncConnection[Row]):
-    """One that keeps its socket registered with the event loop, and lets go at once when its caller is cancelled.
+    """A connection that keeps its socket registered with the event loop, and is closed at once when its caller is cancelled.
 
-    The library registers the socket for every answer and takes it out again, which costs dozens of microseconds. Of a caller that
-    is cancelled it would ask the server to stop, and wait for ten seconds on a line that went dead, longer than a lease may last;
-    here the connection is thrown away in any case.
+    The library registers the socket for every answer and removes it again, which costs dozens of microseconds. If a caller is
+    cancelled, the library asks the server to stop, and on a dead line waits for ten seconds, longer than a lease may last. Here
+    the connection is closed in any case.
     """
 
     _descriptor: int | None = None
     _ready: asyncio.Future[int] | None = None
     on_unasked: Callable[[], None] | None = None
-    """Called when something comes that nobody waits for. Usually the server says goodbye: the next call reads it."""
+    """Called when bytes come that nobody waits for. Usually the server closes the connection: the next call reads the reason."""
 
     async def wait(self, gen: Any, interval: float = 1.0, timeout: float | None = None) -> Any:
-        """Run a generator of the library's, which yields what it needs the socket to be ready for."""
+        """Run a generator of the library. It yields the readiness of the socket that it needs."""
         try:
             if timeout is not None:
                 return await waiting.wait_async(gen, self.pgconn.socket, interval, timeout)
@@ -54,7 +54,7 @@ class Connection(AsyncConnection[Row]):
         except StopIteration as end:
             return end.value
         except BaseException as error:
-            # The library closes a broken socket, and another may get its number then.
+            # The library closes a broken socket. Then another socket may get its number.
             self.end_watching()
             if isinstance(error, asyncio.CancelledError):
                 self.pgconn.finish()
@@ -94,24 +94,23 @@ class Connection(AsyncConnection[Row]):
 
 
 class Session:
-    """One connection, and statements that run with as little in between as there can be.
+    """One connection, with a short path for statements.
 
-    A cursor of the library works out for every call how each value is written, whether to prepare, and what to make of each
-    result, which an idle worker pays between hearing of a job and claiming it. The types of our values follow from the
-    statements, so all of them can be sent as text, and bytes as they are; and there is one result. Figures are in
-    `docs/decisions/postgres-client.md`.
+    A cursor of the library decides for every call how each value is written, whether to prepare, and how to read each result. An
+    idle worker pays for that between hearing of a job and claiming it. Here the statements fix the types of the values, so all of
+    them are sent as text, and bytes as they are; and there is one result. Figures are in `docs/decisions/postgres-client.md`.
     """
 
     def __init__(self, connection: Connection, options: Options) -> None:
         self.connection = connection
         self.schema = options.schema
         self._names: dict[str, bytes] | None = {} if options.prepare else None
-        """Of prepared statements; None where none are."""
+        """Names of prepared statements; None if statements are not prepared."""
         self._reading = Transformer(connection)
         self.stir = options.stir
         self.is_fresh = True
         self.is_repeated = False
-        """Whether an earlier try of the running call may have taken effect without an answer."""
+        """True if an earlier try of the running call may have taken effect without an answer."""
 
     async def rows(self, statement: str, values: Sequence[Any] = ()) -> list[Row]:
         pgconn = self.connection.pgconn
@@ -131,14 +130,14 @@ class Session:
         return self._reading.load_rows(0, result.ntuples, tuple)
 
     async def named(self, family: str, name: str, *values: Any) -> list[Row]:
-        """The rows of a statement in `sql/`."""
+        """Return the rows of a statement in `sql/`."""
         return await self.rows(load(family, self.schema)[name], values)
 
     async def value(self, statement: str, values: Sequence[Any] = ()) -> Any:
         return (await self.rows(statement, values))[0][0]
 
     async def call(self, function: str, *values: Any) -> Any:
-        """The one value that a function of the store returns."""
+        """Return the one value that a function of the store returns."""
         return await self.value(call(function, self.schema, len(values)), values)
 
     async def _prepare(self, statement: str, names: dict[str, bytes]) -> bytes:
@@ -157,23 +156,23 @@ class Session:
     def _written(self, values: Sequence[Any]) -> list[bytes | None]:
         written: list[bytes | None] = []
         for value in values:
-            # Subclasses, an enumeration say, are written like what they are made of.
+            # A subclass, for example an enumeration, is written like its base type.
             if isinstance(value, str):
                 text = value.encode()
                 if 0 in text:
-                    # It would end there.
+                    # PostgreSQL would end the text there.
                     raise psycopg.DataError("PostgreSQL text fields cannot contain NUL (0x00) bytes")
                 written.append(text)
             elif value is None or isinstance(value, bytes):
                 written.append(value)
             else:
-                # Where somebody counts microseconds in floats, too.
+                # Callers may count microseconds in floats.
                 written.append(b"%d" % (round(value) if isinstance(value, float) else value))
         return written
 
     @property
     def is_idle(self) -> bool:
-        """Whether another call may use it: alive, and in no transaction that something left behind."""
+        """True if another call may use it: it is alive, and in no transaction that something left behind."""
         return self.connection.pgconn.transaction_status == pq.TransactionStatus.IDLE
 
 
@@ -185,13 +184,13 @@ class Connections:
         self._busy: set[Session] = set()
         self._is_closed = False
         self.listening: Session | None = None
-        """The one that hears of new jobs. It is awake at that moment, so it also claims them: waking another process of the
-        server costs more than the claim itself."""
+        """The session that hears of new jobs. Its server process is awake at that moment, so it also claims them: waking another
+        process of the server costs more than the claim itself."""
         self.listening_is_lost: Callable[[], None] = lambda: None
 
     async def run(self, operation: Operation[T], *, where_heard: bool = False) -> T:
-        """The answer of an operation, which is one statement or one transaction and safe to repeat. `where_heard`: on the
-        connection that listens, if there is one that is free."""
+        """Run an operation and return its answer. It is one statement or one transaction, and safe to repeat. `where_heard`: on
+        the listening connection, if there is one and it is free."""
         is_repeated = False
         conflicts = 0
         if self._slots.locked():
@@ -214,14 +213,14 @@ class Connections:
                         await asyncio.sleep(random.random() * 0.002 * 2**conflicts)
                         continue
                     if is_lost(error):
-                        # The others are as old: whatever ended this one has probably ended them.
+                        # The others are as old: the cause that ended this one has probably ended them.
                         await self._drop_idle()
                         if not session.is_fresh and not is_repeated:
                             is_repeated = True
                             continue
                     raise translated(error, self._options) from error
                 except BaseException:
-                    # Cancelled in the middle of an exchange: what comes next on this connection is not known.
+                    # Cancelled in the middle of an exchange: the next bytes on this connection are not known.
                     await self._drop(session)
                     raise
                 self._busy.discard(session)
@@ -276,7 +275,7 @@ class Connections:
 
 async def connect(options: Options) -> Connection:
     try:
-        # The library prepares nothing: after a rollback it would let go of its statements, and of ours with them.
+        # The library prepares nothing: after a rollback it would drop its statements, and TaskHarbor's with them.
         return await Connection.connect(options.conninfo, autocommit=True, prepare_threshold=None)
     except psycopg.Error as error:
         raise translated(error, options) from error
@@ -284,7 +283,7 @@ async def connect(options: Options) -> Connection:
         raise BackendUnavailable(f"{options.place}: {error}") from error
 
 
-# -- what PostgreSQL's errors mean to somebody who wants their queue back ------------------------------------------
+# -- PostgreSQL's errors as TaskHarbor's ----------------------------------------------------------------------------
 
 _CROSSED = ("40001", "40P01")
 _SHUTDOWN = ("57P01", "57P02", "57P03", "57P05")
@@ -304,7 +303,7 @@ _ADVICE = {
     "57014": "the statement ran into the server's statement_timeout",
     "57P03": "the server is starting or stopping",
 }
-# A connection that is refused comes without a code, only with words.
+# A refused connection has no code, only a message.
 _SPOKEN = {
     "too many connections": "53300",
     "too many clients": "53300",
@@ -321,12 +320,12 @@ _BAD_VALUE = ("22", "23502", "23514")
 
 
 def is_conflict(error: psycopg.Error) -> bool:
-    """The server undid the call because it crossed another: do it again."""
+    """Return True if the server undid the call because of a conflict with another. It can be repeated."""
     return error.sqlstate in _CROSSED
 
 
 def is_lost(error: psycopg.Error) -> bool:
-    """The connection is gone, or of no use: whether the call took effect is not known."""
+    """Return True if the connection is lost or useless. The call may or may not have taken effect."""
     state = error.sqlstate
     if state is None:
         return isinstance(error, (psycopg.OperationalError, psycopg.InterfaceError))
@@ -334,7 +333,7 @@ def is_lost(error: psycopg.Error) -> bool:
 
 
 def translated(error: psycopg.Error, options: Options) -> Exception:
-    """The TaskHarbor error for what went wrong."""
+    """Return the TaskHarbor error for an error of psycopg."""
     state = error.sqlstate or ""
     text = " ".join(str(error).split())
     if state in MISSING:

@@ -1,4 +1,4 @@
-"""A handle on a PostgreSQL store: the contract's face. The work itself is done by functions in the database."""
+"""A handle on a PostgreSQL store: the contract's methods. Functions in the database do the work."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ _TEND_EVERY = 600.0
 
 
 class PostgresDriver(Driver):
-    """`postgresql://user@host/database`; see `Options` for what may follow the question mark.
+    """`postgresql://user@host/database`; `Options` lists the options of the URL.
 
-    Durability is the server's: with its defaults an answer means that the disk has it.
+    Durability depends on the server: with its defaults, an answer means that the disk has the change.
     """
 
     capabilities: ClassVar[Capabilities] = Capabilities(
@@ -84,7 +84,7 @@ class PostgresDriver(Driver):
         if listener is not None:
             await listener.close()
         if self._connections is not None:
-            # What is still under way needs them: jobs to be given back, notifications.
+            # Jobs that are being given back and notifications still need the connections.
             await asyncio.gather(*self._giving_back, return_exceptions=True)
             await self._throttle.close()
             connections, self._connections = self._connections, None
@@ -122,7 +122,7 @@ class PostgresDriver(Driver):
         try:
             return await self._claim(call, secret, tries)
         except asyncio.CancelledError:
-            # The caller went away, and with it the connection: whatever was leased would stall until the leases expire.
+            # The caller went away, and with it the connection. Jobs that were leased would stall until their leases expire.
             back = asyncio.ensure_future(self._give_back(call, secret, tries + 2))
             self._giving_back.add(back)
             back.add_done_callback(self._giving_back.discard)
@@ -135,13 +135,13 @@ class PostgresDriver(Driver):
                 where_heard=True,
             )
         except BackendUnavailable:
-            # Two may have been made: the first, and its repetition on a fresh connection.
+            # Two claims may have been made: the first, and its repetition on a new connection.
             self._claimer.lose_answer(call.queue, call.worker, secret, tries + 2)
             raise
 
     async def _give_back(self, call: op.Reserve, secret: str, tries: int) -> None:
-        """The same claim once more, for no job: what the earlier try leased beyond that goes back, and if the server has yet
-        to read that try, it comes to nothing."""
+        """Repeat the same claim with limit 0. Jobs that the earlier try leased go back. If the server has yet to read that try,
+        it does nothing."""
         with contextlib.suppress(TaskHarborError):
             await self._claim(replace(call, limit=0, types=None), secret, tries)
 
@@ -188,7 +188,7 @@ class PostgresDriver(Driver):
         instant = asyncio.get_running_loop().time()
         if instant >= self._next_tending:
             self._next_tending = instant + _TEND_EVERY
-            # Days to come get their partitions by the server's own clock: they are storage, not history.
+            # The server's own clock decides which days get partitions: they are storage, not history.
             await self._store_call("add_days", await self.time())
             removed = await self._store_call("drop_days", call.now)
         removed += await self._store_call("prune", call.now, call.limit)
@@ -197,7 +197,7 @@ class PostgresDriver(Driver):
     # -- in bulk ------------------------------------------------------------------------------------------
 
     async def _split_log(self, call: op.SplitLog) -> list[int]:
-        # Numbers of transactions say nothing about where rows are.
+        # Numbers of transactions do not tell where rows are.
         return []
 
     # -- waiting ------------------------------------------------------------------------------------------

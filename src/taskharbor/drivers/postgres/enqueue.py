@@ -1,6 +1,6 @@
-"""Storing new jobs: plain batches by one INSERT, all others by the contract's rules, each in one round trip.
+"""Stores new jobs: plain batches by one INSERT, all others by the contract's rules, each in one round trip.
 
-Also bulk writing through the driver contract, for brokers. Who reaches the server itself uses `bulk`, which is faster.
+Also bulk writing through the driver contract, for brokers. A program that reaches the server itself uses `bulk`, which is faster.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ async def enqueue(
     *,
     new_ids: bool,
 ) -> list[Enqueued]:
-    # An earlier try may have stored them: then not the plain way first.
+    # After an earlier try that may have stored the jobs, the plain way is not tried first.
     if not session.is_repeated:
         try:
             if new_ids and len(records) == 1 and await _stored_one(session, records[0], now, stir):
@@ -73,7 +73,7 @@ async def _stored_one(session: Session, job: JobRecord, now: Micros, stir: int) 
 
 
 def is_plain(records: Sequence[JobRecord]) -> bool:
-    """Whether the jobs fit a `job_batch`, and have no idempotency keys."""
+    """Return True if the jobs fit a `job_batch` and have no idempotency keys."""
     queue, rare = records[0].queue, rare_settings(records[0])
     return all(
         record.key is None
@@ -87,7 +87,7 @@ def is_plain(records: Sequence[JobRecord]) -> bool:
 def batch_values(
     records: Sequence[JobRecord], payloads: Sequence[bytes] | None = None, *, has_ids: bool = True
 ) -> list[Any]:
-    """The fields of a `job_batch`. `payloads`: of jobs that differ from the one record in nothing else."""
+    """Return the fields of a `job_batch`. `payloads`: for jobs that differ from the one record in nothing else."""
     first = records[0]
     own = [record.payload for record in records] if payloads is None else payloads
     headers = [to_json(record.headers) if record.headers else "" for record in records]
@@ -113,7 +113,7 @@ def batch_values(
 
 
 def _once_or_each(values: Sequence[T]) -> Sequence[T]:
-    """One value where all are the same."""
+    """Return one value if all are the same, else all values."""
     return values[:1] if values.count(values[0]) == len(values) else values
 
 
@@ -160,7 +160,7 @@ async def publish_blobs(
 
 
 async def _enqueue(session: Session, jobs: Sequence[JobRecord], now: Micros) -> int:
-    """Within the caller's transaction, in runs of jobs that are stored the same way."""
+    """Enqueue within the caller's transaction, in runs of jobs that are stored the same way."""
     added = 0
     for _, run in groupby(jobs, lambda job: (job.queue, job.key is None and job.idempotency_key is None)):
         some = list(run)

@@ -1,8 +1,8 @@
-"""Leases: claiming jobs, ending and extending leases, hundreds in one round trip.
+"""Leases: claims jobs, ends and extends leases, hundreds in one round trip.
 
-A claimer remembers a hint between two claims, which the server wrote and the server alone reads (see `functions/claim.sql`). It
-keeps claims flat while somebody else holds an old snapshot open: it says where the living jobs begin. It is never a source of
-truth; the server checks that it still holds.
+A claimer keeps a hint between two claims. Only the server writes and reads it (see `functions/claim.sql`). The hint says where
+the waiting jobs begin, so claims stay flat while another transaction holds an old snapshot open. The server checks that the hint
+still holds.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ class Claimer:
 
     def __init__(self) -> None:
         self._hints: dict[tuple[str, tuple[str, ...] | None], str] = {}
-        """By queue and types: where the living begin depends on both."""
+        """Hints by queue and types. The place of the first waiting jobs depends on both."""
         self._unclear: dict[tuple[str, str], list[tuple[str, int]]] = {}
-        """Secrets of calls whose answer never came and how often they were tried, by queue and worker: the next one asks for
-        their jobs first."""
+        """Secrets of calls whose answer never came, with the number of tries, by queue and worker. The next claim asks for their
+        jobs first."""
         self.emptied: dict[str, str] = {}
-        """Per queue, the hint of a claim that found less than it asked for: nothing older is left to be woken for."""
+        """The hint of a claim that found less than it asked for, by queue. Older changes need not wake anybody."""
 
     async def reserve(self, session: Session, call: Reserve, secret: str, tries: int) -> list[JobRecord]:
         queue, types = call.queue, call.types
@@ -60,17 +60,17 @@ class Claimer:
             hint = self._hints[place] = rows.pop()[1]
             if types is None and len(rows) < call.limit:
                 self.emptied[queue] = hint
-        # By priority, run_at and number: they come as they lie in the table.
+        # By priority, run_at and number. They come in the order of the table.
         rows.sort(key=lambda row: (-row[4], row[5], row[0]))
         return [leased_job(row, queue, secret, call.worker) for row in rows]
 
     def secret(self, queue: str, worker: str) -> tuple[str, int]:
-        """The secret to claim with, and how often a call with it may have leased jobs without anybody hearing of it."""
+        """Return the secret to claim with, and the number of calls with it that may have leased jobs without an answer."""
         unclear = self._unclear.get((queue, worker))
         return unclear.pop() if unclear else (new_token(), 0)
 
     def lose_answer(self, queue: str, worker: str, secret: str, tries: int) -> None:
-        """An outage: what comes back may be another server, with other transaction numbers."""
+        """Note a claim without an answer. After an outage the server may be another one, with other transaction numbers."""
         self._unclear.setdefault((queue, worker), []).append((secret, tries))
         self._hints.clear()
         self.emptied.clear()
@@ -106,7 +106,7 @@ def _leases(items: Sequence[Settlement] | Sequence[Extension]) -> tuple[str, str
 
 
 def _other(settlement: Settlement) -> dict[str, Any]:
-    """What the server needs to know of a settlement that is not a plain ack."""
+    """Return the fields of a settlement that is not a plain ack, for the server."""
     match settlement:
         case Ack(result=result):
             return {"kind": 0} | ({} if result is None else {"result": in_base64(result)})
@@ -148,6 +148,6 @@ async def extend_lease(
         left = [n for n in left if n not in answers]
         if not left:
             return [answers[n] for n in range(len(extensions))]
-        # Somebody is ending, cancelling or updating these at this moment.
+        # Another call is ending, cancelling or updating these at this moment.
         await asyncio.sleep(pause)
         pause = min(pause * 2, 0.05)

@@ -1,8 +1,8 @@
 """The attempt log, in an order that never skips a row that commits late.
 
-A cursor is `epoch.xid.seq`. Rows are read by the number of the transaction that wrote them, and only below the oldest
-transaction that still runs; in a restored cluster those numbers begin anew, which is what the epoch is for. The server keeps both
-in one number. To bulk readers that is the place of a row: rows of one transaction stay together.
+A cursor is `epoch.xid.seq`. Rows are read by the number of the transaction that wrote them, and only below the oldest transaction
+that still runs. In a restored cluster these numbers begin again, so each cluster has an epoch. The server keeps epoch and number
+in one number. For bulk readers that is the place of a row: rows of one transaction stay together.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from taskharbor.jobs import Attempt
 
 LOOKS = 20
 PAUSE = 0.005
-"""A row that is held back is usually held back by a transaction that ends in a moment: look a few times before saying
-that there is nothing new."""
+"""Seconds between looks. A row is usually held back by a transaction that ends in a moment, so a reader looks a few times before
+it reports that there is nothing new."""
 _STREAM = "log"
 _XID_BITS = 48
 
 
 class Place(msgspec.Struct, frozen=True, order=True):
-    """After which row to go on."""
+    """The row after which to go on."""
 
     xid: int
     """The number of the transaction, with the epoch in front."""
@@ -68,7 +68,7 @@ async def read_attempts(session: Session, after: str | None, limit: int) -> Atte
 
 
 async def _is_held_back(session: Session, look: int) -> bool:
-    """Whether rows are there that a reader may not have yet. Then the caller looks again, after a pause."""
+    """Return True if there are rows that a reader may not have yet. Then the caller looks again, after a pause."""
     ((is_held_back,),) = await session.named("log", "is_held_back")
     if is_held_back and look < LOOKS - 1:
         await asyncio.sleep(PAUSE)

@@ -1,8 +1,8 @@
-"""The schema: numbered steps for the tables (`schema/`), each in a transaction of its own, and the functions (`functions/`).
+"""The schema: numbered steps for the tables (`schema/`), each in its own transaction, and the functions (`functions/`).
 
 Every file in `functions/` holds the present body of one function or view. They are installed together, after the steps, whenever
-the store has others. They keep their names and parameters, so that processes of older versions keep working; what needs others
-is a new function. An older version leaves the functions of a newer one alone.
+the store has others. They keep their names and parameters, so that processes of older versions keep working; a change of
+parameters needs a new function. An older version leaves the functions of a newer one alone.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ from taskharbor.drivers.postgres.rows import quoted
 from taskharbor.errors import SchemaMismatch
 
 FUNCTIONS_VERSION = 1
-"""One more with every release that changes a function."""
+"""Raised by one with every release that changes a function."""
 MINIMUM_VERSION = 140_000
 _UNRELEASED = "0001_tables"
-"""A step of stores from before the first release, whose tables were others."""
+"""A step of stores from before the first release. Their tables were different."""
 
 
 @cache
 def known_steps() -> tuple[Migration, ...]:
-    """All of this version, the functions last."""
+    """Return all steps of this version, the functions last."""
     steps = known_migrations(__package__, "schema")
     found = sorted((files(__package__) / "functions").iterdir(), key=lambda file: file.name)
     text = "\n".join(file.read_text("utf-8") for file in found)
     digest = hashlib.sha256(text.encode()).hexdigest()[:8]
-    # One row tells which functions there are.
+    # One row records the installed functions.
     text += "\nDELETE FROM migrations WHERE starts_with(name, 'functions_');"
     return (*steps, Migration(f"functions_{FUNCTIONS_VERSION:04}_{digest}", text))
 
 
 async def open_ready(options: Options) -> Session:
-    """A session on a store that is up to date. Brings it there, or refuses it, as the options say."""
+    """Return a session on a store that is up to date. An old store is brought up to date or refused, according to the options."""
     session = Session(await connect(options), options)
     session.is_fresh = False
     try:
@@ -59,7 +59,7 @@ async def open_ready(options: Options) -> Session:
 async def migrate(
     session: Session, options: Options, *, dry_run: bool = False, known: Sequence[Migration] | None = None
 ) -> list[str]:
-    """Apply what is missing; the names of the steps taken."""
+    """Apply the missing steps, and return their names."""
     try:
         version = session.connection.info.server_version
         if version < MINIMUM_VERSION:
@@ -78,7 +78,8 @@ async def migrate(
 
 
 async def _check_isolation(session: Session, options: Options) -> None:
-    """The functions look again after every lock they waited for, which a snapshot of the whole transaction forbids."""
+    """Refuse an isolation level other than READ COMMITTED. The functions read again after every lock that they waited for, and a
+    snapshot of the whole transaction would hide the changes."""
     level = await session.value("SELECT current_setting('default_transaction_isolation')")
     if level != "read committed":
         raise SchemaMismatch(
@@ -119,19 +120,19 @@ async def _apply(session: Session, migration: Migration) -> None:
     schema = quoted(session.schema)
     connection = session.connection
     async with connection.transaction():
-        # One process at a time; the others find the step taken.
+        # One process at a time; the others then find the step applied.
         await session.named("migrate", "lock", session.schema)
         await session.named("migrate", "create_schema")
         await session.named("migrate", "create_table")
         if not await session.named("migrate", "is_applied", migration.name):
-            # Several statements in one go, which is for the library to send.
+            # Several statements in one call, which only the library can send.
             await connection.execute(f"SET LOCAL search_path TO {schema}, pg_temp")
             await connection.execute(migration.sql.replace("$schema", schema))
             await session.named("migrate", "record", migration.name, migration.breaks)
 
 
 async def _tend(session: Session, *, is_new: bool) -> None:
-    """What the tables need when they are new, have come to another cluster, or nobody worked here for a week."""
+    """Prepare the tables if they are new, have moved to another cluster, or nobody has worked here for a week."""
     ((has_moved, today, has_days),) = await session.named("migrate", "condition", session.schema)
     if has_moved:
         await session.call("begin_epoch")
@@ -139,6 +140,6 @@ async def _tend(session: Session, *, is_new: bool) -> None:
         try:
             await session.call("add_days", today)
         except (psycopg.errors.InsufficientPrivilege, psycopg.errors.LockNotAvailable):
-            # Rows go to the rest until somebody who may adds the days.
+            # Rows go to the rest until a user with the right to do so adds the days.
             if is_new:
                 raise

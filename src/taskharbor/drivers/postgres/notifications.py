@@ -1,12 +1,12 @@
-"""Wake-ups: the throttle that says when to NOTIFY, and the listener that hears it for `waiting.wait`.
+"""Notifications: the throttle that decides when to NOTIFY, and the listener for `waiting.wait`.
 
-All commits in a cluster that notify wait for each other, so only the first change after a quiet moment notifies in its own
-transaction. Changes within the next few milliseconds are notified of together, once: by the first change after that, or by the
+All commits in a cluster that notify wait for each other. So only the first change after a quiet moment notifies in its own
+transaction. Changes within the next few milliseconds share one notification: the first change after that sends it, or the
 throttle itself. If this process dies in between, waiters find the jobs when they next look by themselves.
 
-The version of a queue is a snapshot: a stirring move that the snapshot does not show is a change. NOTIFY only says when to
-look. The listening connection also claims the jobs it heard of. It comes back by itself after an outage, and wakes all waiters:
-notifications of that time were not heard. It is probed from time to time, because a connection that a firewall forgot is silent.
+The version of a queue is a snapshot: a stirring move that the snapshot does not show is a change. NOTIFY only says when to look.
+The listening connection also claims the jobs that it heard of. After an outage it connects again and wakes all waiters, because
+notifications of that time were lost. It is probed from time to time: if a firewall forgot the connection, it is silent.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from taskharbor.jobs import Micros
 
 _WINDOW = 0.01
 _GRACE = 0.001
-"""Seconds that the next change has to notify of the last ones as well: that saves a round trip."""
+"""Seconds in which the next change may take over the notification of the last ones. That saves a round trip."""
 _PROBE = 20.0
 _PATIENCE = 5.0
 """Seconds between two probes, and for the answer to one."""
@@ -40,14 +40,14 @@ class NotifyThrottle:
     def __init__(self, notify: Callable[[Iterable[str]], Awaitable[None]], mode: int) -> None:
         self._notify = notify
         self.mode = mode
-        """For changes that seldom make anything runnable: they are not throttled."""
+        """The mode for changes that seldom make anything runnable. They are not throttled."""
         self._last: dict[str, float] = {}
         self._due: set[str] = set()
         self._task: asyncio.Task[None] | None = None
 
     @contextlib.contextmanager
     def change(self, queues: set[str]) -> Iterator[int]:
-        """Around a change that makes something runnable in these queues. Gives the mode to write it with."""
+        """Surround a change that makes something runnable in these queues. Yields the mode to write it with."""
         if self.mode == SILENT or len(queues) > 1:
             yield self.mode
             return
@@ -56,12 +56,12 @@ class NotifyThrottle:
         mode = SILENT if instant - self._last.get(queue, 0.0) < _WINDOW else NOTIFYING
         if mode == NOTIFYING:
             self._last[queue] = instant
-            # Changes that are committed by now are notified of with this one.
+            # The notification of this change also covers changes that are committed by now.
             self._due.discard(queue)
         try:
             yield mode
         except BaseException:
-            # Others may have counted on its notification, and it may have been committed after all.
+            # Other changes may have relied on its notification, and it may have been committed after all.
             self._notify_soon(queue)
             raise
         if mode == SILENT:
@@ -90,7 +90,7 @@ class NotifyThrottle:
                 try:
                     await self._notify(queues)
                 except TaskHarborError:
-                    # The server is away: waiters look for themselves, and the next notification includes these.
+                    # The server is away. Waiters look by themselves, and the next notification includes these queues.
                     self._due |= queues
                     return
         finally:
@@ -98,7 +98,7 @@ class NotifyThrottle:
 
 
 class Listener:
-    """One handle's source of `waiting.wait`."""
+    """One handle's source for `waiting.wait`."""
 
     trusts_notifications = True
 
@@ -107,7 +107,7 @@ class Listener:
         self._options = options
         self._connections = connections
         self._emptied = emptied
-        """By queue, the hint of a claim that took all there was: nothing older is left to be woken for."""
+        """The hint of a claim that left no job, by queue. Older changes need not wake anybody."""
         self._task: asyncio.Task[None] | None = None
         self._broken = asyncio.Event()
         self.is_up = False
@@ -146,13 +146,13 @@ class Listener:
             connection.on_unasked = lambda: self._read(session)
             connection.begin_watching()
             self.is_up = True
-            # Notifications from before LISTEN were not heard.
+            # Notifications from before LISTEN were lost.
             self.notifications.notify()
             self._connections.listening = session
             self._connections.listening_is_lost = self._broken.set
             while not await set_within(self._broken, _PROBE):
                 async with asyncio.timeout(_PATIENCE):
-                    # Beside its claims, one after the other.
+                    # On the connection that also claims, so one after the other.
                     await session.rows("SELECT 1")
         finally:
             if self._connections.listening is session:
@@ -161,7 +161,7 @@ class Listener:
             await connection.close()
 
     def _read(self, session: Session) -> None:
-        """Called between two claims; during one the library itself hands on notifications."""
+        """Read notifications between two claims. During a claim the library itself passes them on."""
         pgconn = session.connection.pgconn
         try:
             pgconn.consume_input()

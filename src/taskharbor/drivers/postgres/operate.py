@@ -1,4 +1,4 @@
-"""What operators change, and what they look at: plain reads that never wait for a writer or hold one up."""
+"""The operator's changes and reads. The reads never wait for a writer and never make one wait."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from taskharbor.jobs import TERMINAL_STATES, JobRecord, JobState, Micros
 _CANCEL_ERRORS: dict[int, type[JobError]] = {-1: JobNotFound, -2: JobFinished}
 _REQUEUE_ERRORS: dict[int, type[JobError]] = {-1: JobNotFound, -2: JobNotDead, -3: KeyConflict}
 _WINDOW = 10_000
-"""Numbers looked through for jobs that ended before a listing looks further back, ten times as far each time."""
+"""Numbers that a listing searches for ended jobs before it looks further back, ten times as far each time."""
 
 
 async def cancel(session: Session, job_ids: Sequence[str], now: Micros) -> list[JobState | JobError]:
@@ -47,7 +47,7 @@ def _answers(
 
 async def purge(session: Session, selection: JobFilter, limit: int) -> int:
     if selection.worker is not None:
-        # A job that ended is nobody's.
+        # A job that has ended has no worker.
         return 0
     ended = TERMINAL_STATES if selection.states is None else TERMINAL_STATES & selection.states
     states = int_array(sorted(STATE_NUMBERS[state] for state in ended))
@@ -100,14 +100,14 @@ async def list_jobs(
     last = 0 if selection.until is None else _number(selection.until)
     waiting = set(STATES) if selection.states is None else set(selection.states)
     if selection.worker is not None:
-        # Nobody holds a job that waits or has ended.
+        # Only an inflight job has a worker.
         waiting &= {JobState.INFLIGHT}
     states = {STATE_NUMBERS[state] for state in waiting}
-    # Which of them waits is known by the clock only.
+    # Only the clock tells which of them a job is.
     stored = states | {0, READY} if states & {0, READY} else states
     types = None if selection.types is None else text_array(sorted(selection.types))
     by_name = [selection.queue, types, selection.key]
-    # One more than asked for tells whether anything follows.
+    # One more than the limit shows whether anything follows.
     end = [selection.finished_before_us, limit + 1]
     may_live = min(states, default=INFLIGHT) <= INFLIGHT
     if waiting == {JobState.DEAD}:

@@ -1,7 +1,7 @@
-"""What a `postgresql://host/database?option=value` URL says. Parsing does no I/O, so a wrong option is found before any work.
+"""Options of a `postgresql://host/database?option=value` URL. Parsing does no I/O, so a wrong option is found before any work.
 
-Options that are not TaskHarbor's are the client library's (`sslmode`, `target_session_attrs`, `connect_timeout`, ...)
-and go to it as they are, as does the rest of the URL: several hosts, a service, a socket directory.
+Other options are the client library's (`sslmode`, `target_session_attrs`, `connect_timeout`, ...) and are passed to it as they
+are, as is the rest of the URL: several hosts, a service, a socket directory.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from taskharbor.errors import InvalidRequest
 DEFAULT_SCHEMA = "taskharbor"
 SILENT = 1
 NOTIFYING = 2
-"""How a move is written that may have made something runnable."""
+"""The mode of a move that may have made something runnable and notifies."""
 
 _HOW = "write it like postgresql://user@host/database"
-# What a dead connection looks like is silence; without these the kernel waits for hours before it says so.
+# A dead connection is silent. Without these options the kernel reports that only after hours.
 _KEEPALIVES = {
     "keepalives": "1",
     "keepalives_idle": "30",
@@ -35,20 +35,20 @@ _KEEPALIVES = {
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """A store's address and how to talk to it."""
+    """The address of a store and the options of its connections."""
 
     conninfo: str
     place: str
-    """Host, port and database for messages: no user, no password."""
+    """Host, port and database for messages, without user and password."""
     schema: str = DEFAULT_SCHEMA
     pool_size: int = 4
-    """Connections per handle, at most. One more listens while the handle waits for work."""
+    """The most connections of a handle. One more listens while the handle waits for work."""
     pool_timeout: float = 30.0
     """Seconds to wait for a free connection before giving up."""
     notify: bool = True
-    """off: no LISTEN and no NOTIFY; those who wait look by themselves."""
+    """off: no LISTEN and no NOTIFY; waiters look by themselves."""
     poll: float = 0.5
-    """Seconds between two looks of one who waits without being told (notify=off, or the listening connection is down)."""
+    """Seconds between two looks of a waiter without notifications (notify=off, or the listening connection is down)."""
     prepare: bool = True
     """off: no prepared statements, for poolers in transaction mode that do not know them."""
     migrate: bool = True
@@ -56,7 +56,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def stir(self) -> int:
-        """How a move is written that may have made something runnable, where it is not throttled."""
+        """The mode of a move that may have made something runnable, if it is not throttled."""
         return NOTIFYING if self.notify else SILENT
 
     def __repr__(self) -> str:
@@ -78,14 +78,14 @@ def parse_url(url: str) -> Options:
     try:
         given = conninfo.conninfo_to_dict(f"postgresql://{address}?{urlencode(others, quote_via=quote)}")
     except psycopg.ProgrammingError:
-        # The library's own words quote the URL, and with it the password.
+        # The library's message would quote the URL, and with it the password.
         names = ", ".join(name for name, _ in others) or "none"
         raise InvalidRequest(
             f"the PostgreSQL URL cannot be understood (options given: {names}); {_HOW}, special characters as %xx; "
             f"TaskHarbor's own options are {', '.join(_OWN)}"
         ) from None
     place = f"{given.get('host') or 'local'}:{given.get('port') or 5432}/{given.get('dbname') or ''}"
-    # Texts of jobs are of any alphabet, whatever the environment says of this process.
+    # Texts of jobs have any alphabet, whatever the environment of this process says.
     merged: dict[str, Any] = {**_KEEPALIVES, **given, "client_encoding": "utf8"}
     return Options(conninfo=conninfo.make_conninfo(**merged), place=place, **own)
 

@@ -88,7 +88,7 @@ def load(family: str, schema: str) -> dict[str, str]:
 
 @cache
 def call(function: str, schema: str, count: int) -> str:
-    """A call of a function of the store with so many values. Their types are those of its parameters."""
+    """Return a call of a function of the store with `count` values. Their types are those of its parameters."""
     values = ", ".join(f"${n}" for n in range(1, count + 1))
     return f"SELECT * FROM {quoted(schema)}.{function}({values})"  # noqa: S608
 
@@ -99,7 +99,7 @@ def quoted(identifier: str) -> str:
 
 @cache
 def channel(schema: str) -> str:
-    """What those who wait listen to."""
+    """Return the channel for waiters."""
     return f"taskharbor:{schema}"
 
 
@@ -115,7 +115,7 @@ _ALWAYS = ("queue", "priority", "max_attempts")
 
 
 def given_columns(record: JobRecord) -> dict[str, Any]:
-    """A record as the columns of `jobs` that are not defaults, for storing it by the rules."""
+    """Return the columns of `jobs` that are not defaults, for storing a record by the rules."""
     return {
         column: stored_value(field, value)
         for field, column, default in _GIVEN
@@ -147,7 +147,7 @@ def escaped_texts(values: Iterable[str | None]) -> str:
 
 
 def text_array(values: Sequence[str]) -> str:
-    """Quotes and backslashes are rare in ids and types: look once, escape only where one was found."""
+    """Quotes and backslashes are rare in ids and types, so they are searched for once and escaped only if one was found."""
     joined = "".join(values)
     if '"' in joined or "\\" in joined:
         return escaped_texts(values)
@@ -159,7 +159,7 @@ def int_array(values: Iterable[int]) -> str:
 
 
 def ends(payloads: Sequence[bytes]) -> str:
-    """0 and the place where each ends in the joined payloads."""
+    """Return 0, and the end of each payload in the joined payloads."""
     return int_array(accumulate(map(len, payloads), initial=0))
 
 
@@ -168,8 +168,8 @@ def _escaped(value: str) -> str:
 
 
 def token_parts(token: str) -> tuple[str, int]:
-    """The secret of the claim and the job's number. The number saves settling the search by id. It grants nothing: id and secret
-    are still compared."""
+    """Return the secret of the claim and the job's number. With the number, settling needs no search by id. It proves nothing: id
+    and secret are still compared."""
     try:
         seq = int(token[SECRET_LENGTH:], 16)
     except ValueError:
@@ -181,7 +181,8 @@ def token_parts(token: str) -> tuple[str, int]:
 
 
 def leased_job(row: tuple[Any, ...], queue: str, secret: str, worker: str) -> JobRecord:
-    """From a row of `claim`. Written out: made of the names it would cost a worker twice as much for every job."""
+    """Make a record of a row of `claim`. Written out by hand: a loop over the names would cost a worker twice as much for every
+    job."""
     (
         seq, job_id, type_, payload, priority, run_at, created_at, max_attempts, attempts, stalls, fence, expires_at, reserved_at,
         *rare,
@@ -211,7 +212,7 @@ def leased_job(row: tuple[Any, ...], queue: str, secret: str, worker: str) -> Jo
 
 
 def job_record(row: tuple[Any, ...], now: Micros) -> JobRecord:
-    """From a row of the view `job_records`."""
+    """Make a record of a row of the view `job_records`."""
     fields = _decoded(_JOB_FIELDS, row[1:])
     if (token := fields.get("token")) is not None:
         fields["token"] = f"{token}{row[0]:x}"
@@ -222,7 +223,7 @@ def job_record(row: tuple[Any, ...], now: Micros) -> JobRecord:
 
 
 def _decoded(names: Iterable[str], row: Sequence[Any]) -> dict[str, Any]:
-    """What is not NULL, by field."""
+    """Return the values that are not NULL, by field."""
     fields = {name: value for name, value in zip(names, row, strict=False) if value is not None}
     if "headers" in fields:
         fields["headers"] = _decode_headers(fields["headers"])
@@ -232,7 +233,7 @@ def _decoded(names: Iterable[str], row: Sequence[Any]) -> dict[str, Any]:
 
 
 def attempt_record(row: tuple[Any, ...]) -> Attempt:
-    """From a row with the columns of an attempt."""
+    """Make an attempt of a row with the columns of an attempt."""
     fields = dict(zip(Attempt.__struct_fields__, row[1:], strict=False))
     fields["outcome"] = OUTCOMES[fields["outcome"]]
     fields["state"] = STATES[fields["state"]]

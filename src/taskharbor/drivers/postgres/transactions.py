@@ -1,7 +1,7 @@
-"""Enqueueing within the caller's transaction, on whichever library's connection it runs: psycopg, SQLAlchemy or Django.
+"""Enqueues within the caller's transaction, on a connection of psycopg, SQLAlchemy or Django.
 
-What is sent, and what its answer means, is the same for every library (`EnqueueStatement`). No library but psycopg is imported
-unless an object of it is given.
+The statement and the reading of its answer are the same for every library (`EnqueueStatement`). No library but psycopg is
+imported unless an object of it is given.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ ACCEPTED = (
 )
 _VALUE = re.compile(r"\$(\d+)")
 _LIKE_A_NAME = re.compile(r"(?<![:\w\\]):(?=\w)")
-"""What SQLAlchemy would take for a parameter; here it can only be part of the schema's name."""
+"""Text that SQLAlchemy would take for a parameter. Here it can only be part of the schema's name."""
 
 
 def join(transaction: Any, options: Options) -> JoinedTransaction | JoinedAsyncTransaction:
-    # By all base classes: people derive their own sessions and connections.
+    # By all base classes, because users derive their own sessions and connections.
     libraries = {base.__module__.partition(".")[0] for base in type(transaction).__mro__}
     if isinstance(transaction, Connection):
         return _Transaction(partial(_run_on_psycopg, transaction), options)
@@ -45,7 +45,8 @@ def join(transaction: Any, options: Options) -> JoinedTransaction | JoinedAsyncT
         return _AsyncTransaction(partial(_run_on_async_psycopg, transaction), options)
     if "sqlalchemy" in libraries and (joined := _join_sqlalchemy(transaction, options)) is not None:
         return joined
-    # `connection` is a proxy for the thread's own, and so are the connections of wrapping backends: asked, not tested by type.
+    # `connection` is a proxy for the thread's own, and so are the connections of wrapping backends. So it is asked, not tested by
+    # type.
     vendor = getattr(transaction, "vendor", None) if "django" in libraries else None
     if isinstance(vendor, str) and hasattr(transaction, "in_atomic_block"):
         _check_is_postgresql(vendor)
@@ -114,7 +115,7 @@ class EnqueueStatement:
 
 @contextmanager
 def _explaining(options: Options) -> Iterator[None]:
-    """The caller's library raises its own errors, which the caller's code knows how to treat; all but one are left alone."""
+    """Explain one error of the caller's library. All others are left alone, because the caller's code knows them."""
     try:
         yield
     except Exception as error:
@@ -128,7 +129,7 @@ def _explaining(options: Options) -> Iterator[None]:
 
 
 def _sqlstate(error: BaseException) -> str | None:
-    """SQLAlchemy and Django wrap what the library below them raised."""
+    """Return the code of an error. SQLAlchemy and Django wrap the error of the library below them."""
     for one in (error, getattr(error, "orig", None), error.__cause__):
         for name in ("sqlstate", "pgcode"):
             state = getattr(one, name, None)
@@ -156,7 +157,7 @@ def _check_is_postgresql(name: str) -> None:
 
 def _run_on_psycopg(connection: Connection[Any], statement: str, values: list[Any]) -> Rows:
     _check_transaction(connection)
-    # A cursor of its own: the connection's row and cursor factories are the caller's business.
+    # Its own cursor: the caller may have set other row and cursor factories on the connection.
     with RawCursor(connection, row_factory=tuple_row) as cursor:
         return cursor.execute(statement.encode(), values).fetchall()
 
@@ -176,7 +177,7 @@ def _run_on_django(connection: Any, statement: str, values: list[Any]) -> Rows:
     if not connection.in_atomic_block and connection.get_autocommit():
         raise _not_in_a_transaction("use `with transaction.atomic():`")
     with connection.cursor() as cursor:
-        # Each value stands in it once, in order.
+        # Each value is in the statement once, in order.
         cursor.execute(_VALUE.sub("%s", statement.replace("%", "%%")), values)
         rows: Rows = cursor.fetchall()
     return rows
@@ -188,7 +189,7 @@ def _join_sqlalchemy(transaction: Any, options: Options) -> JoinedTransaction | 
 
     if isinstance(transaction, (Session, scoped_session, Connection)):
         return _Transaction(partial(_run_on_sqlalchemy, transaction), options)
-    # Not imported here: this part of SQLAlchemy wants greenlet, which a synchronous program need not have.
+    # Not imported here: this part of SQLAlchemy needs greenlet, which a synchronous program need not have.
     asynchronous = sys.modules.get("sqlalchemy.ext.asyncio")
     if asynchronous is None:
         return None
@@ -200,7 +201,7 @@ def _join_sqlalchemy(transaction: Any, options: Options) -> JoinedTransaction | 
 
 
 def _run_on_sqlalchemy(transaction: Any, statement: str, values: list[Any]) -> Rows:
-    """On any driver for PostgreSQL that SQLAlchemy has."""
+    """Run a statement on any driver for PostgreSQL that SQLAlchemy has."""
     from sqlalchemy import Connection
 
     connection = transaction if isinstance(transaction, Connection) else transaction.connection()
@@ -211,9 +212,9 @@ def _run_on_sqlalchemy(transaction: Any, statement: str, values: list[Any]) -> R
 
 
 def as_text_clause(statement: str, values: Sequence[Any]) -> Any:
-    """A statement with bound parameters, whose types SQLAlchemy takes from the values."""
+    """Make a statement with bound parameters. SQLAlchemy takes their types from the values."""
     from sqlalchemy import text
 
-    # In parentheses, because a cast may follow: a name that is followed by a colon is not seen as one.
+    # In parentheses, because a cast may follow: SQLAlchemy does not see a name that a colon follows.
     named = _VALUE.sub(r"(:v\1)", _LIKE_A_NAME.sub(r"\:", statement))
     return text(named).bindparams(**{f"v{number}": value for number, value in enumerate(values, 1)})

@@ -1,8 +1,8 @@
 -- End leases, each by its own settlement, in order.
 --
 -- KEYS    the queue's
--- ARGV    1 channel, 2 now, 3 whether the call is repeated (1), 4 id for the failure queue, 5 the settlements that are not a plain
---         ack, packed: {index, settlement}, 6 number of settlements, then their leases in runs of the same token: token, number,
+-- ARGV    1 channel, 2 now, 3 whether the call is repeated (1), 4 id for the failure queue, 5 the settlements that are no plain
+--         acks, packed: {index, settlement}, 6 number of settlements, then their leases in runs of the same token: token, number,
 --         ids; then the results of acks, the first of them last
 -- result  {length of the outbox, one number per settlement}: 0 done, -1 not found, -2 not inflight, -3 not the token, -4
 --         expired; no numbers if all were done
