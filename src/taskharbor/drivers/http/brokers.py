@@ -1,7 +1,7 @@
-"""One call on its way to a broker: connections that stay open, repeated tries, and the leader among several brokers.
+"""Sends one call to a broker: open connections, repeated tries, and the leader among several brokers.
 
-A call that got no answer may have taken effect. It is tried again under the same name, so that a broker that has carried it
-out gives the same answer once more.
+A call without an answer may have taken effect. It is repeated under the same name, so a broker that has carried it out gives the
+same answer again.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class Elsewhere(Exception):
         super().__init__(reason)
         self.reason = reason
         self.leader = leader
-        """The one that can, where it is known."""
+        """The broker that can answer, if it is known."""
         self.is_leaderless = is_leaderless
-        """As far as this one knows, none can at the moment."""
+        """True if no broker leads at the moment, as far as this one knows."""
 
 
 class Later(Exception):
@@ -51,7 +51,7 @@ _read = msgspec.json.Decoder(dict[str, Any]).decode
 
 
 def refusal(base: str, status: int, headers: Mapping[str, str], body: bytes) -> Exception:
-    """`Elsewhere`, `Later`, or what the caller is to be told."""
+    """Return `Elsewhere`, `Later`, or the error for the caller."""
     code, detail, hint = _problem(body)
     said = f"{detail} ({hint})" if hint and detail else detail or f"status {status}"
     if status == 421:
@@ -74,7 +74,7 @@ def refusal(base: str, status: int, headers: Mapping[str, str], body: bytes) -> 
     if code == "schema_mismatch":
         return SchemaMismatch(f"the broker {base}: {said}")
     if status in (400, 408, 409, 413, 415, 422):
-        # What a driver says of bad input is told as it was said.
+        # The driver's message about bad input is passed on unchanged.
         return InvalidRequest(detail if code == "invalid_request" else f"broker {base}: {said}")
     if status >= 500:
         return Elsewhere(f"{base}: {said}")
@@ -82,7 +82,7 @@ def refusal(base: str, status: int, headers: Mapping[str, str], body: bytes) -> 
 
 
 def _problem(body: bytes) -> tuple[str, str, str]:
-    """Code, detail and hint of a refusal. Not every server on the way gives them."""
+    """Return code, detail and hint of a refusal. Not every server on the way gives them."""
     try:
         document = _read(body)
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -105,17 +105,17 @@ def unavailable(place: str, reasons: list[str]) -> BackendUnavailable:
 A = TypeVar("A")
 
 _MOST_MOVES = 3
-"""Leaders that a call follows one after the other, while they change."""
+"""The most changes of the leader that one call follows."""
 _MOST_PAUSES = 3
 _ELECTION_PAUSES = (0.1, 0.4, 1.0)
-"""Seconds until all brokers are asked again, where they are but none leads: one that has just started does so in a moment."""
+"""Seconds before all brokers are asked again, if they answer but none leads. A broker that has just started leads in a moment."""
 _MOST_HEARD = 32
 _LARGE = 1 << 20
 _KEEP_ALIVE = 60.0
 
 
 class _Lost(Exception):
-    """No answer came. `is_unclear`: it may have been under way. `is_slow`: it was waited for to the end."""
+    """No answer came. `is_unclear`: the call may have reached the broker. `is_slow`: the whole time-out has passed."""
 
     def __init__(self, reason: str, *, is_unclear: bool = True, is_slow: bool = False) -> None:
         super().__init__(reason)
@@ -131,12 +131,12 @@ class Brokers:
         self._options = options
         self._session: aiohttp.ClientSession | None = None
         self._current = options.bases[0]
-        """The broker that answered last: the leader, where there is one."""
+        """The broker that answered last: the leader, if there is one."""
         self._urls: dict[tuple[str, str], URL] = {}
         self._name = secrets.token_hex(8)
         self._numbers = count()
         self._heard: list[str] = []
-        """Names of calls whose answers have arrived, which no broker has been told yet."""
+        """Names of calls whose answers have arrived. No broker has been told yet."""
 
     async def open(self) -> None:
         if self._session is not None:
@@ -147,7 +147,7 @@ class Brokers:
         is_secret = self._options.bases[0].startswith("https:")
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(
-                # Whoever makes many calls at once wants them under way at once.
+                # A caller that makes many calls at once wants them under way at once.
                 limit=0,
                 keepalive_timeout=_KEEP_ALIVE,
                 ssl=_tls(self._options) if is_secret else True,
@@ -164,7 +164,7 @@ class Brokers:
             await session.close()
 
     def new_name(self) -> str:
-        """For a call that may be made again."""
+        """Return a name for a call that may be repeated."""
         return f"{self._name}-{next(self._numbers):x}"
 
     async def ask(
@@ -210,7 +210,7 @@ class Brokers:
         headers: dict[str, str] | None,
         patience: float,
     ) -> bytes:
-        """Each broker is tried once; one whose connection broke, or that names a leader, leads to one more try."""
+        """Try each broker once. A broken connection, or a broker that names a leader, gives one more try."""
         untried = [base for base in self._options.bases if base != self._current]
         base = self._current
         moves = pauses = elections = 0
@@ -222,7 +222,7 @@ class Brokers:
             except _Lost as lost:
                 reasons.append(lost.reason)
                 if lost.is_unclear and not (lost.is_slow or is_reconnected):
-                    # A broker may close a connection that was idle at the very moment it is used again.
+                    # A broker may close an idle connection at the moment at which it is used again.
                     is_reconnected = True
                     continue
             except Later as later:
@@ -251,7 +251,7 @@ class Brokers:
                 reasons.clear()
                 untried = list(self._options.bases)
             if not untried:
-                # Whoever asks next begins with another one.
+                # The next call begins with another broker.
                 self._current = self._after(base)
                 raise unavailable(self._options.place, reasons)
             base = untried.pop(0)
@@ -261,7 +261,8 @@ class Brokers:
         return bases[(bases.index(base) + 1) % len(bases)] if base in bases else bases[0]
 
     def _checked(self, leader: str) -> str:
-        """Where the token goes, and how: never over an open line, if the one it was given for is not."""
+        """Check the address of a leader before the token is sent there: never over an unencrypted connection if the URL was
+        encrypted."""
         leader = leader.rstrip("/")
         scheme = self._options.bases[0].partition(":")[0]
         if leader.partition("://")[0] != scheme:

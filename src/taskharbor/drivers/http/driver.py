@@ -1,4 +1,4 @@
-"""A handle on a store behind a broker: the contract's face. The broker calls the same methods on a driver of its own."""
+"""A handle on a store behind a broker: the contract's methods. The broker calls the same methods on its own driver."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from taskharbor.jobs import SECOND, Attempt, JobRecord, Micros
 A = TypeVar("A")
 
 _LONGEST_POLL = 25.0
-"""Seconds that a wait is silent. What stands between a client and a broker cuts connections that are silent for longer."""
+"""The longest silence of a wait, in seconds. Proxies cut connections that are silent for longer."""
 _MOST_LOST = 8
-"""Per queue and worker. A broker remembers an answer for a minute; who loses more than that has other troubles."""
+"""The most lost answers per queue and worker. A broker remembers an answer for a minute."""
 
 
 class HttpDriver(Driver):
-    """`http://127.0.0.1:7433` or `https://token@jobs.example.com`; see `Options` for what may follow the question mark.
+    """`http://127.0.0.1:7433` or `https://token@jobs.example.com`; `Options` lists the options of the URL.
 
     Durability is that of the store behind the broker.
     """
 
-    # What may be behind a broker. The handle knows better once it is open.
+    # Defaults for any store behind a broker. An open handle has the real ones.
     capabilities: ClassVar[Capabilities] = Capabilities(
         durable=True, multi_process=True, passes_over_busy=True
     )
@@ -68,7 +68,7 @@ class HttpDriver(Driver):
             await self._brokers.close()
             raise
         self._greeting = greeting
-        # A broker shares its store with all its clients, whatever the store could do without it.
+        # A broker shares its store with all its clients, whatever the store could do alone.
         self.__dict__["capabilities"] = Capabilities(
             durable=greeting.capabilities.durable,
             multi_process=True,
@@ -78,7 +78,7 @@ class HttpDriver(Driver):
     async def close(self) -> None:
         if self._greeting is None:
             return
-        # What is still under way needs the connections: jobs to be given back.
+        # Jobs that are being given back still need the connections.
         await asyncio.gather(*self._giving_back, return_exceptions=True)
         self._greeting = None
         await self._brokers.close()
@@ -89,7 +89,8 @@ class HttpDriver(Driver):
     # -- operations ---------------------------------------------------------------------------------------
 
     def run(self, call: op.Operation[A]) -> Coroutine[Any, Any, A]:
-        """Most calls go to the broker as they are; a batch and a page in as many parts as the broker's limits ask for."""
+        """Carry out a call. Most calls go to the broker as they are. A batch or a page is split if the broker's limits require
+        it."""
         if type(call) in (op.Enqueue, op.Reserve, op.Get, op.ListJobs, op.ReadAttempts, op.Wait):
             return super().run(call)
         if call.batch is not None:
@@ -110,7 +111,7 @@ class HttpDriver(Driver):
         try:
             return await self._brokers.ask(call, name=name)
         except asyncio.CancelledError:
-            # The caller went away: whatever was leased would stall until the leases expire.
+            # The caller went away. Leased jobs would stall until their leases expire.
             back = asyncio.ensure_future(self._give_back(call, name))
             self._giving_back.add(back)
             back.add_done_callback(self._giving_back.discard)
@@ -120,13 +121,13 @@ class HttpDriver(Driver):
             raise
 
     async def _give_back(self, call: op.Reserve, name: str) -> None:
-        """The same claim once more, for no job: what the earlier try leased goes back, and if the broker has yet to read that
-        try, it comes to nothing."""
+        """Repeat the same claim with limit 0. Jobs that the earlier try leased go back. If the broker has yet to read that try,
+        it does nothing."""
         with contextlib.suppress(TaskHarborError):
             await self._brokers.ask(replace(call, limit=0), name=name)
 
     async def _get(self, call: op.Get) -> list[JobRecord | None]:
-        """A broker answers an id once in a call."""
+        """Ask for each id once: a broker answers an id once in a call."""
         ids = list(dict.fromkeys(call.job_ids))
         found = dict(zip(ids, await self._run_in_parts(replace(call, job_ids=ids), "job_ids"), strict=True))
         return [found[job_id] for job_id in call.job_ids]
@@ -170,9 +171,9 @@ class HttpDriver(Driver):
         return answers
 
     def _bodies(self, call: op.Operation[Any], batch: str, items: list[Any]) -> Iterator[bytes]:
-        """The call in as few parts as the broker's limits allow, mostly one.
+        """Split the call into as few parts as the broker's limits allow, mostly one.
 
-        Each item is judged on its own in any case, so that a worker with many large results need not know of the limits.
+        Each item is judged on its own in any case, so a worker with many large results need not know the limits.
         """
         limits = self._limits
         for start in range(0, len(items), limits.max_batch):
@@ -202,13 +203,13 @@ class HttpDriver(Driver):
 
 
 class Claims:
-    """Reserves whose answer was lost: the next one for the same worker asks for their jobs first, by their names."""
+    """Reserves whose answer was lost. The next reserve for the same worker asks for their jobs first, by their names."""
 
     def __init__(self) -> None:
         self._lost: dict[tuple[str, str], list[str]] = {}
 
     def name(self, queue: str, worker: str) -> str | None:
-        """Under which to ask; None: under a new one."""
+        """Return the name to ask under; None: a new one."""
         lost = self._lost.get((queue, worker))
         if not lost:
             return None

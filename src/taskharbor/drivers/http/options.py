@@ -1,4 +1,4 @@
-"""What an `https://token@broker:7433` URL says. Parsing does no I/O, so a wrong option is found before any work."""
+"""Options of an `https://token@broker:7433` URL. Parsing does no I/O, so a wrong option is found before any work."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from taskharbor.drivers.urls import Reader, read_options, seconds, some_text
 from taskharbor.errors import InvalidRequest
 
 TOKEN = "TASKHARBOR_TOKEN"
-"""Environment variable with the token, for who does not want it in a URL."""
+"""Environment variable with the token, as an alternative to a token in the URL."""
 
 _HOW = "http://127.0.0.1:7433, https://token@jobs.example.com or http://one:7433,two:7433"
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """Where brokers are, and how to talk to them."""
+    """The addresses of brokers and the options of connections."""
 
     bases: tuple[str, ...]
-    """Their addresses, without an end: `http://host:7433`."""
+    """The addresses of the brokers, without a path: `http://host:7433`."""
     place: str
-    """Where that is, for messages: no token."""
+    """The addresses for messages, without the token."""
     token: str | None = None
     ca: str | None = None
-    """File with the certificates of those who may vouch for a broker; without it, the system's."""
+    """File with the certificates of the authorities that the client trusts; without it, the system's."""
     timeout: float = 30.0
-    """Seconds after which a call that was not answered counts as lost."""
+    """Seconds after which a call without an answer counts as lost."""
     connect_timeout: float = 5.0
 
     def __repr__(self) -> str:
@@ -64,7 +64,7 @@ def parse_url(url: str) -> Options:
 
 def _token(account: str) -> str:
     if ":" in account:
-        # Not quoted: a part of it is a secret.
+        # Not quoted, because a part of it is a secret.
         raise InvalidRequest("a broker wants a token and no user: write https://token@host, with : as %3A")
     return unquote(account)
 
@@ -83,7 +83,7 @@ def _address(text: str) -> str:
 
 
 def _not_understood() -> InvalidRequest:
-    # The URL itself may hold a token that was not escaped, so it is not quoted.
+    # The URL may hold a token that was not escaped, so it is not quoted.
     return InvalidRequest(
         f"the URL of the broker cannot be understood: write it like {_HOW}, special characters as %xx"
     )

@@ -21,11 +21,11 @@ PATH = "/v1/driver/"
 MSGPACK = "application/msgpack"
 
 REQUEST_ID = "TaskHarbor-Request"
-"""Header: a name that nobody else gives to a call. Who asks again under the same name gets the same answer."""
+"""Header: a name that no other call has. A call that is repeated under the same name gets the same answer."""
 HEARD = "TaskHarbor-Heard"
-"""Header: names of earlier calls whose answers have arrived, with a blank between them. Nobody will ask for those again."""
+"""Header: names of earlier calls whose answers have arrived, with a blank between them. They will not be repeated."""
 LEADER = "TaskHarbor-Leader"
-"""Header of a refusal: the address of the broker that would not have refused."""
+"""Header of a refusal: the address of the leader."""
 
 _KINDS = {kind.__name__: kind for kind in JobError.__subclasses__()}
 
@@ -41,7 +41,7 @@ encode_json = msgspec.json.Encoder(enc_hook=_encode_error).encode
 
 
 def _answer_type(answer: Any) -> tuple[Any, bool]:
-    """The type to decode an answer as, and whether errors can be in it."""
+    """Return the type of an answer, and whether it can hold errors."""
     if get_origin(answer) is not list:
         return answer, False
     (item,) = get_args(answer)
@@ -71,5 +71,5 @@ _READ_ANSWER = {name: _reader(call.answer) for name, call in OPERATIONS.items()}
 
 
 def read_answer(call: Operation[Any] | type[Operation[Any]], data: bytes) -> Any:
-    """Raises what msgspec raises for an answer of another form."""
+    """Decode an answer. Raises msgspec's errors for an answer of another form."""
     return _READ_ANSWER[call.name](data)

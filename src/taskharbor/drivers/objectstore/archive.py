@@ -31,11 +31,11 @@ from taskharbor.jobs import JobRecord, JobState, Micros
 MAGIC = b"THS3"
 MAX_CACHED_BYTES = 128 * 1024 * 1024
 LARGE = 256 * 1024
-"""Bytes of a segment from which on two requests for a part of it cost less than one for all."""
+"""Size in bytes from which two requests for parts of a segment cost less than one for all of it."""
 BEGINNING = 64 * 1024
 """Enough for the header, and for the rows of most segments."""
 ARCHIVED = frozenset({JobState.DONE, JobState.CANCELLED})
-"""States of jobs that leave for a segment."""
+"""States of jobs that move into a segment."""
 _START = len(MAGIC) + 4
 
 _SQL = load("archive", __package__)
@@ -48,7 +48,7 @@ _decode_found = msgspec.json.Decoder(list[tuple[str, int, int, int]]).decode
 
 
 class Segment:
-    """A segment that was read, or its beginning up to the last row. Its databases are opened when somebody needs them."""
+    """A segment that was read, or its beginning up to the last row. Its databases are opened on demand."""
 
     def __init__(self, data: bytes, where: str, queue: str) -> None:
         self.data = data
@@ -58,11 +58,11 @@ class Segment:
 
     @property
     def weight(self) -> int:
-        """About how much memory it takes: the databases, and two connections with their caches."""
+        """About the memory that it takes: the databases, and two connections with their caches."""
         return 6 * len(self.data) + 200_000
 
     def rows(self, entry: Entry) -> Transaction:
-        """The log as far as the entry says it is left, for the engine's functions."""
+        """Return the log, as far as retention has left it according to the entry, for the engine's functions."""
         self._rows.execute(_SQL["set_marks"], (entry.rows_gone_at, entry.rows_gone_seq, "[]"))
         return Transaction(self._rows)
 
@@ -92,7 +92,7 @@ class Segment:
 
 
 def rows_end(data: bytes, where: str) -> int:
-    """How much of the object has all its rows, as the beginning of the object tells."""
+    """Return the size of the object's beginning that has all its rows."""
     if data[: len(MAGIC)] != MAGIC or len(data) < _START:
         raise _damaged(where)
     return _START + int.from_bytes(data[len(MAGIC) : _START], "big")
@@ -111,13 +111,13 @@ class SegmentCache:
         self._blobs = blobs
         self._weight = 0
         self._kept: OrderedDict[tuple[str, bool], Segment] = OrderedDict()
-        """By name, and whether only the rows are there."""
+        """Segments by name, and by whether only the rows were read."""
 
     async def read(
         self, folder: str, queue: str, wanted: Sequence[Entry], *, rows_only: bool = False
     ) -> dict[str, Segment]:
-        """The segments that are there, by name. `rows_only`: of a large one its beginning, because jobs with their payloads may
-        be most of it."""
+        """Return the segments that exist, by name. `rows_only`: read only the beginning of a large segment, because jobs with
+        their payloads may be most of it."""
         found = await asyncio.gather(
             *(self._read(f"{folder}/{entry.name}", queue, entry, rows_only) for entry in wanted)
         )
@@ -175,7 +175,7 @@ def _empty_part() -> bytes:
 
 
 def pack(name: str, level: int, rows: bytes, jobs: bytes) -> tuple[Entry, bytes]:
-    """A segment of two databases, and its entry. Nothing here waits, so it can run in a thread."""
+    """Make a segment of two databases, and its entry. Nothing here waits, so it can run in a thread."""
     measured: list[Any] = []
     for database, statement in ((rows, "measure_rows"), (jobs, "measure_jobs")):
         measured += connect(database).execute(_SQL[statement]).fetchone()
@@ -185,7 +185,8 @@ def pack(name: str, level: int, rows: bytes, jobs: bytes) -> tuple[Entry, bytes]
 
 
 def merge(name: str, queue: str, parts: Sequence[tuple[Entry, bytes]]) -> tuple[Entry, bytes]:
-    """One segment of several, or of one without what is gone. Nothing here waits, so it can run in a thread."""
+    """Merge several segments into one, or rewrite one without its removed rows and jobs. Nothing here waits, so it can run in a
+    thread."""
     rows = jobs = b""
     for entry, data in parts:
         segment = Segment(data, entry.name, queue)
@@ -198,7 +199,7 @@ def merge(name: str, queue: str, parts: Sequence[tuple[Entry, bytes]]) -> tuple[
 # -- jobs in segments -----------------------------------------------------------------------------------------
 
 Loaded = Mapping[str, Segment]
-"""Segments by name: those that a step needs, which were read before it runs."""
+"""Segments by name. A step needs them, so they are read before it runs."""
 
 
 def find_jobs(
@@ -216,7 +217,7 @@ def get(pairs: Iterable[tuple[Entry, Segment]], job_ids: Sequence[str]) -> dict[
 
 
 def due(transaction: Transaction, now: Micros) -> list[tuple[Entry, Micros, Micros]]:
-    """Entries that retention takes something from, and by when jobs and rows must have ended."""
+    """Return the entries from which retention removes something, and the instants before which jobs and rows must have ended."""
     found = transaction.connection.execute(_SQL["retention"], {"now": now, "always": ALWAYS}).fetchone()
     jobs_by, rows_by = found or (ALWAYS, ALWAYS)
     return [
@@ -229,7 +230,8 @@ def due(transaction: Transaction, now: Micros) -> list[tuple[Entry, Micros, Micr
 def prune(
     transaction: Transaction, loaded: Loaded, now: Micros, most_jobs: int, most_rows: int
 ) -> tuple[int, int]:
-    """Apply retention to the segments and to the image, to at most so many jobs and rows; how many of each went."""
+    """Apply retention to the segments and to the image, to at most `most_jobs` and `most_rows`. Returns the numbers of removed
+    jobs and rows."""
     jobs = rows = 0
     for entry, jobs_by, rows_by in due(transaction, now):
         segment = loaded[entry.name]
@@ -255,7 +257,7 @@ def prune(
 def _oldest(
     transaction: Transaction, statement: str, by: Micros, limit: int
 ) -> tuple[list[tuple[Any, ...]], Micros]:
-    """Up to `limit` that ended by an instant, oldest first, and the end of the one after them."""
+    """Return up to `limit` items that ended by an instant, oldest first, and the end of the item after them."""
     found = transaction.connection.execute(_SQL[statement], (max(0, limit) + 1,)).fetchall()
     gone = [one for one in found[:limit] if one[0] <= by] if limit > 0 else []
     return gone, found[len(gone)][0] if len(found) > len(gone) else 0
@@ -264,7 +266,7 @@ def _oldest(
 def remove(
     transaction: Transaction, entry: Entry, segment: Segment, job_ids: Sequence[str]
 ) -> dict[str, JobState]:
-    """Take jobs from a segment; the states of those that were there, by id."""
+    """Remove jobs from a segment. Returns the states of the jobs that were there, by id."""
     (text,) = (
         segment.jobs(entry).connection.execute(_FIND, (to_json(list(dict.fromkeys(job_ids))),)).fetchone()
     )

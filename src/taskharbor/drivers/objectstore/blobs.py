@@ -26,11 +26,11 @@ Data: TypeAlias = bytes | tuple[bytes, ...]
 
 
 class Version(msgspec.Struct, frozen=True, eq=False, gc=False):
-    """The version of an object's content. Means something to its store only; equal where the content is the same write's."""
+    """The version of an object's content. Only its store interprets it. Equal versions come from the same write."""
 
     tag: str
     generation: str | None = None
-    """Where the store numbers its contents (Google's) and compares by that."""
+    """The number of the content, for a store that numbers contents (Google's) and compares by the number."""
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Version):
@@ -61,11 +61,11 @@ class Conflict(Exception):
 
 
 class Refused(Conflict):
-    """A refusal by a store that gets every write once: nothing of the write has landed, or ever will."""
+    """A refusal by a store that gets every write once: the write has not landed and never will."""
 
 
 class Unclear(Exception):
-    """A write without a certain answer (time-out, server error, cut connection): it has landed, or not, or will in a while."""
+    """A write without a certain answer (time-out, server error, cut connection). It has landed, has not, or will land later."""
 
 
 class Blobs(abc.ABC):
@@ -75,35 +75,39 @@ class Blobs(abc.ABC):
     """The store's address, for messages: never a secret. The same for all handles of this process on one store, and for no
     others."""
     is_remote: bool = True
-    """Behind a network, where bytes cost time and money. False for files and memory."""
+    """True for a store behind a network, where bytes cost time and money. False for files and memory."""
 
     def where(self, name: str) -> str:
-        """An object, for messages."""
+        """Return the name of an object for messages."""
         return f"{name} in {self.place}"
 
     @abc.abstractmethod
     async def read(self, name: str, unless: Version | None = None, size: int | None = None) -> Blob | None:
-        """The object, or None where there is none, or where it has the version `unless`. `size`: so many bytes of its beginning
-        are enough, and more may come. Raises BackendUnavailable after a few tries, as every read does."""
+        """Return the object, or None if there is none or if it has the version `unless`.
+
+        `size`: a beginning of this many bytes is enough, and more may come. Raises BackendUnavailable after a few tries, as every
+        read does.
+        """
 
     @abc.abstractmethod
     async def write(self, name: str, data: Data, known: Version | None) -> Version:
-        """Write where the version is still the known one; None: where there is nothing. One try: raises Conflict or Unclear."""
+        """Write if the version is still the known one; None: if there is no object. Tries once. Raises Conflict or Unclear."""
 
     @abc.abstractmethod
     async def put(self, name: str, data: bytes) -> None:
-        """Write, whatever is there: for names that nobody else uses. Tried again until it has landed, or BackendUnavailable."""
+        """Write without a condition, for names that nobody else uses. Repeats until the write has landed, or raises
+        BackendUnavailable."""
 
     @abc.abstractmethod
     async def delete(self, names: Sequence[str]) -> None:
-        """Remove them; those that are not there are fine."""
+        """Remove objects. A name that is not there is no error."""
 
     @abc.abstractmethod
     async def names(self, prefix: str) -> list[str]:
-        """All objects in that folder and below, in order. A prefix is a whole path: `a/b` does not find `a/bc`."""
+        """Return all objects in that folder and below, in order. A prefix is a whole path: `a/b` does not find `a/bc`."""
 
     async def now(self) -> Micros | None:
-        """The store's own time, to a second, where it can tell."""
+        """Return the store's own time, to a second, if the store can tell it."""
         return None
 
     async def close(self) -> None:  # noqa: B027
@@ -114,7 +118,7 @@ _random = random.Random()
 
 
 def retry_delays(*, first: float = 0.02, most: float = 1.0, tries: int = 5) -> Iterator[float]:
-    """Seconds to wait before each further try: twice as long each time, and never the same for two."""
+    """Yield the seconds to wait before each further try: twice as long each time, with jitter."""
     longest = first
     for _ in range(tries - 1):
         yield longest * (0.5 + _random.random() / 2)
@@ -128,18 +132,18 @@ async def pause(seconds: float) -> None:
 # -- the store's time -----------------------------------------------------------------------------------------
 
 RESOLUTION: Micros = 2 * SECOND
-"""Stores tell their time to a second, and after a round trip: a smaller difference says nothing."""
+"""Stores tell their time to a second, and after a round trip. A smaller difference means nothing."""
 ASK_EVERY: Micros = 600 * SECOND
-"""Two clocks that run at all stay together for that long."""
+"""The time for which two working clocks stay together."""
 MOST_JUMP: Micros = SECOND
-"""Where this machine's clock was set by more than this since, nothing is known any more."""
+"""If this machine's clock was set by more than this, the known difference is discarded."""
 
 
 _BOOT_TIME: int | None = getattr(time, "CLOCK_BOOTTIME", None)
 
 
 def steady_us() -> Micros:
-    """A clock that goes on while the machine sleeps, where there is one: a leader that slept must know how long."""
+    """Return a clock that goes on while the machine sleeps, if there is one: a leader that slept must know how long."""
     return (time.monotonic_ns() if _BOOT_TIME is None else time.clock_gettime_ns(_BOOT_TIME)) // 1000
 
 
@@ -152,7 +156,7 @@ class StoreTime:
         self._monotonic = monotonic
         self._correction: Micros = 0
         self._asked_at: tuple[Micros, Micros] | None = None
-        """When the store was asked last, by the steady clock and by the one that may be set."""
+        """The time of the last request to the store, by the steady clock and by the clock that may be set."""
 
     async def now(self) -> Micros:
         if not self._is_known():
@@ -178,14 +182,15 @@ _trusted: set[str] = set()
 
 
 async def probe(blobs: Blobs) -> None:
-    """Raises InvalidRequest where the store lies. A store that was found good is not asked again.
+    """Raise InvalidRequest if the store breaks the rules of conditional writes. A store that passed is not probed again.
 
-    Bad luck can look like a lie (a request sent twice on its way, an answer lost); but a liar lies every time.
+    A correct store can fail by accident (a request sent twice on its way, a lost answer), but a wrong store fails every time. So
+    a failed probe is repeated.
     """
     if blobs.place in _trusted:
         return
     for delay in (*retry_delays(tries=_PROBES), None):
-        # A name of its own each time: what became of one try must not spoil the next.
+        # A new name each time, so that one try does not affect the next.
         name = f"probe/{secrets.token_hex(12)}"
         try:
             await _examine(blobs, name)

@@ -40,9 +40,9 @@ from taskharbor.errors import BackendUnavailable, SchemaMismatch, TaskHarborErro
 
 WARN_BYTES = 8 * 1024 * 1024
 MAX_BYTES = 64 * 1024 * 1024
-"""Beyond this a state must not grow; what makes it smaller is always written."""
+"""The size limit of a state. A change that makes it smaller is always written."""
 COMPRESS_FROM = 64 * 1024
-"""Bytes of a state that is compressed on its way to a remote store."""
+"""Bytes from which a state is compressed on its way to a remote store."""
 
 FORMAT: Final = 3
 RING: Final = 64
@@ -54,11 +54,11 @@ _PAIR = b"\x92"
 _BIN32 = b"\xc6"
 
 _GATHER_SHARE = 0.5
-"""Wait for callers to come back for up to this share of the last pass's duration,"""
+"""Wait up to this share of the last pass's duration for callers to come back."""
 _GATHER_SECONDS = 0.05
-"""but no longer than this."""
+"""The longest wait for callers to come back, in seconds."""
 _WORTH_GATHERING = 0.001
-"""Seconds below which it is not worth it."""
+"""Waits shorter than this, in seconds, are skipped."""
 
 _log = logging.getLogger(__name__)
 
@@ -71,21 +71,21 @@ class Fate(Enum):
 
     LANDED = auto()
     REFUSED = auto()
-    """Another commit has its place; it can never land any more."""
+    """Another commit has its place, so it can never land."""
     OPEN = auto()
-    """The content is not that far yet: it may still land."""
+    """The content is older than the write: it may still land."""
     FORGOTTEN = auto()
-    """So many commits followed that the ring does not tell."""
+    """So many commits followed that the ring has lost its id."""
 
 
 class Header(msgspec.Struct, frozen=True, array_like=True, gc=False):
     format: int
     lineage: bytes
-    """Made with the object: an object that was removed and made again is told from an older content of itself."""
+    """Made with the object. It distinguishes an object that was removed and made again from an older content of itself."""
     epoch: int
-    """The epoch of the leader that may write without looking; 0: there never was one."""
+    """The epoch of the leader that may write without reading first; 0: there never was one."""
     serial: int
-    """Commits so far."""
+    """The number of commits so far."""
     ring: bytes
     """Ids of the last commits, the newest last."""
     packing: int = _PLAIN
@@ -93,7 +93,7 @@ class Header(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """CRC-32 of the header without this field and of the body: a database with a torn page can look whole."""
 
     def fate(self, serial: int, commit: bytes) -> Fate:
-        """The fate of a write that would have been, or was, the commit of that number."""
+        """Return the fate of a write whose commit has that number."""
         back = self.serial - serial
         if back < 0:
             return Fate.OPEN
@@ -139,11 +139,11 @@ def _checksum(header: Header, body: bytes) -> int:
 
 
 def unseal(data: bytes, where: str) -> tuple[Header, bytes]:
-    """Header and body. `where` it comes from is for the message, should it be something else."""
+    """Return header and body. `where` names the object in error messages."""
     try:
         header, body = _decode(data)
     except msgspec.MsgspecError:
-        # Not a SchemaMismatch, which ends a worker: the objects of other queues are well.
+        # Not a SchemaMismatch, which ends a worker: the objects of other queues are fine.
         raise BackendUnavailable(
             f"{where} is damaged, or not what TaskHarbor has written there: restore an earlier version of it, or name a place "
             "that is TaskHarbor's own"
@@ -171,7 +171,7 @@ class Call(msgspec.Struct, eq=False):
     step: Callable[[Any], Any]
     is_look: bool
     is_of_a_caller: bool
-    """One who may come back with the next change as soon as this one is answered."""
+    """True for a caller that may come back with the next change as soon as this one is answered."""
     future: asyncio.Future[Any]
     deadline: float
 
@@ -201,20 +201,20 @@ def fail(calls: Iterable[Call], error: Exception) -> None:
 
 
 def keep_unanswered(calls: list[Call]) -> bool:
-    """Drop the others; whether there are any."""
+    """Drop the calls that have an answer. Returns True if calls are left."""
     calls[:] = [call for call in calls if not call.future.done()]
     return bool(calls)
 
 
 class Attempt(msgspec.Struct, eq=False):
-    """A write that has no certain answer yet, and the outcomes to tell if it turns out to have landed."""
+    """A write without a certain answer, and the outcomes to report if it has landed."""
 
     serial: int
     commit: bytes
     outcomes: list[Outcome]
 
     def is_settled(self, header: Header, where: str) -> bool:
-        """True where this content tells the fate of the write. Its callers have an answer then, or their calls run again."""
+        """Return True if this content tells the fate of the write. Then its callers have an answer, or their calls run again."""
         match header.fate(self.serial, self.commit):
             case Fate.OPEN:
                 return False
@@ -233,22 +233,22 @@ class Attempt(msgspec.Struct, eq=False):
 
 
 class Term(Protocol):
-    """A leader's right to believe what it holds."""
+    """A leader's right to answer from the state that it holds."""
 
     @property
     def epoch(self) -> int: ...
 
     def is_valid(self) -> bool:
-        """False: somebody else may have taken over, so look before you answer."""
+        """False: another leader may have taken over, so the object must be read before an answer."""
 
 
 class Deposed(BackendUnavailable):
-    """There is a newer leader. This one never writes again; ask the other."""
+    """There is a newer leader. This one never writes again; callers ask the other one."""
 
 
 class State(Protocol):
     touched: bool
-    """Set by whatever changes the state, reset before each pass."""
+    """Set by every change of the state, and reset before each pass."""
 
     def serialize(self) -> bytes: ...
 
@@ -298,14 +298,14 @@ class CasObject(Generic[S]):
         """The header of the newest content that is known to have landed."""
         self._attempts: list[Attempt] = []
         self._last_failure = ""
-        """The store's words about the last write that failed."""
+        """The store's message about the last write that failed."""
         self._must_reload = False
         self._must_compare = False
         self._deposed = False
         self._closed = False
         self._has_warned = False
         self._gathered: asyncio.Future[None] | None = None
-        """While a pass is put off until so many callers are there:"""
+        """Set while a pass waits for callers to come back."""
         self._expected = 0
 
     @property
@@ -320,26 +320,26 @@ class CasObject(Generic[S]):
         return cast(R, await self._enter(step, is_look=False, is_of_a_caller=not is_housekeeping))
 
     async def look(self, step: Callable[[S], R]) -> R:
-        """Run a step that changes nothing, on landed state."""
+        """Run a step that changes nothing, on a state that has landed."""
         return cast(R, await self._enter(step, is_look=True, is_of_a_caller=False))
 
     async def refresh(self) -> None:
-        """Take notice of what other writers did, whatever the term says. `on_news` hears of it."""
+        """Read the changes of other writers, whatever the term says. `on_news` is called with them."""
         self.must_compare()
         await self.look(lambda state: None)
 
     def must_compare(self) -> None:
-        """The next pass compares with the object before it answers."""
+        """Make the next pass compare with the object before it answers."""
         self._must_compare = True
 
     def lead(self, term: Term | None) -> None:
-        """From the next pass on write under this term, after reading anew; None: as one of several writers."""
+        """From the next pass on write under this term, after reading again; None: as one of several writers."""
         self._term = term
         self._deposed = False
         self._must_reload = True
 
     async def close(self) -> None:
-        """Answers what has arrived, and takes nothing more."""
+        """Answer the calls that have arrived, and accept no more."""
         self._closed = True
         while self._passes is not None:
             await asyncio.wait((self._passes,))
@@ -377,13 +377,13 @@ class CasObject(Generic[S]):
             self._passes = None
 
     async def _gather(self, callers: int, spent: float) -> None:
-        """Callers that were answered just now mostly come back at once. A pass that began without them would make each of their
-        calls wait for two writes; so it begins when as many are there again, or a little later. One who comes alone never
-        waits for others."""
+        """Wait for callers to come back. Callers that were answered just now mostly come back at once. A pass without them would
+        make each of their calls wait for two writes. So the pass begins when as many callers are there again, or a little later.
+        A single caller never waits."""
         longest = min(spent * _GATHER_SHARE, _GATHER_SECONDS)
         if longest < _WORTH_GATHERING or self._closed:
             return
-        # Those who came meanwhile are waiting, and count beside those who come back.
+        # Callers that came meanwhile are waiting, and count beside the callers that come back.
         self._gathered = asyncio.get_running_loop().create_future()
         self._expected = callers + _callers(self._waiting)
         try:
@@ -400,18 +400,18 @@ class CasObject(Generic[S]):
             gathered.set_result(None)
 
     def _fail_all(self, calls: list[Call], error: Exception) -> None:
-        # Nothing is known of what is in memory now.
+        # The state in memory is unknown now.
         self._held = None
         fail(calls + self._waiting, error)
         self._waiting.clear()
 
     async def _settle(self, calls: list[Call]) -> None:
-        """Until each of the calls has its answer. Those that arrive meanwhile join when the calls have to be run again."""
+        """Run until each of the calls has its answer. Calls that arrive meanwhile join when the calls have to run again."""
         delays: Iterator[float] | None = None
         self._attempts.clear()
         try:
             while True:
-                # At once after a write that failed: the ring forgets, so whether it landed is asked before anything else.
+                # Right after a write that failed: the ring forgets ids, so the fate of that write is read before anything else.
                 is_fresh = await self._make_ready()
                 if delays is not None and keep_unanswered(calls) and (delay := next(delays)) > 0:
                     await pause(delay)
@@ -425,12 +425,12 @@ class CasObject(Generic[S]):
                 self._waiting.clear()
         except TaskHarborError as error:
             if self._attempts and not isinstance(error, BackendUnavailable):
-                # Other errors promise that nothing was changed, and a write of ours may still land.
+                # Other errors promise that nothing was changed, but this write may still land.
                 raise BackendUnavailable(str(error)) from error
             raise
 
     async def _make_ready(self) -> bool:
-        """Have a state to work on; whether it was read just now."""
+        """Make sure that a state is held. Returns True if it was read just now."""
         if self._deposed:
             raise self._is_deposed()
         if self._must_reload:
@@ -442,7 +442,7 @@ class CasObject(Generic[S]):
         return True
 
     async def _run(self, calls: list[Call], *, is_fresh: bool) -> bool:
-        """One pass over the calls. True: all are answered. False: run them again, on what is there by then."""
+        """Run one pass over the calls. True: all are answered. False: they must run again, on the newer content."""
         looks = [call for call in calls if call.is_look]
         changes = [call for call in calls if not call.is_look]
         if looks and not is_fresh and not self._is_believed():
@@ -467,11 +467,11 @@ class CasObject(Generic[S]):
         return self._held
 
     def _is_believed(self) -> bool:
-        """True where the held content is what is there, without a look."""
+        """Return True if the held content is current without a read."""
         term, held = self._term, self._held
         if term is None or held is None or self._must_compare:
             return False
-        # An object that does not carry our epoch yet can still be written by the leader before us.
+        # An object that does not have our epoch yet can still be written by the leader before us.
         is_ours = held.version is None or held.header.epoch == term.epoch
         return is_ours and term.is_valid()
 
@@ -486,13 +486,13 @@ class CasObject(Generic[S]):
     # -- writing ------------------------------------------------------------------------------------------
 
     async def _write(self, held: Content[S], outcomes: list[Outcome]) -> bool:
-        """One try, in the place of what was held, under our epoch or as one of several writers."""
+        """Try once to replace the held content, under our epoch or as one of several writers."""
         commit = new_commit()
         epoch = held.header.epoch if self._term is None else self._term.epoch
         header = held.header.after(commit, epoch=epoch)
         body = held.state.serialize()
         self._note_size(len(body))
-        # Until the write has landed, this state is a wish.
+        # Until the write has landed, this state may not be used.
         self._held = None
         if self._blobs.is_remote and len(body) >= COMPRESS_FROM:
             data = await asyncio.to_thread(seal, header, body, compress=True)
@@ -511,7 +511,7 @@ class CasObject(Generic[S]):
         return True
 
     def _settle_attempts(self, header: Header) -> None:
-        """Settle the writes that nobody answered for by what the object says."""
+        """Settle the writes without an answer by the content of the object."""
         self._attempts = [one for one in self._attempts if not one.is_settled(header, self.where)]
 
     def _note_size(self, size: int) -> None:
@@ -527,7 +527,7 @@ class CasObject(Generic[S]):
     # -- reading ------------------------------------------------------------------------------------------
 
     async def _read(self) -> Content[S]:
-        """The content that is there, and never older than what is known to have landed."""
+        """Return the stored content. It is never older than a content that is known to have landed."""
         delays: Iterator[float] | None = None
         while True:
             found = self._unpacked(await self._blobs.read(self.name))
@@ -540,11 +540,11 @@ class CasObject(Generic[S]):
                 break
             await pause(delay)
         if found.version is None:
-            return found  # It was removed; to make it again is as safe as to make it.
+            return found  # It was removed. Making it again is as safe as making it for the first time.
         raise BackendUnavailable(f"{self.where} shows an older content than it had before; try again later")
 
     async def _reread(self) -> bool:
-        """Compare with the object; whether there was something else, which is held from now on."""
+        """Compare with the object. Returns True if there was another content, which is held from now on."""
         self._must_compare = False
         held = self._content()
         blob = await self._blobs.read(self.name, held.version)
@@ -561,7 +561,7 @@ class CasObject(Generic[S]):
         return Content(self._decode(body), header, blob.version)
 
     def _accept(self, found: Content[S]) -> None:
-        """Hold this content, which is there now."""
+        """Hold this content, which is current."""
         self._held = found
         if found.version is not None:
             self._newest = found.header
@@ -576,7 +576,7 @@ class CasObject(Generic[S]):
 
 
 def _delays() -> Iterator[float]:
-    """Before each further run of the calls. The first one comes at once."""
+    """Yield the seconds before each further run of the calls. The first run comes at once."""
     yield 0.0
     yield from retry_delays(first=0.005, most=0.5, tries=1_000_000)
 

@@ -1,7 +1,7 @@
-"""The root object: which store this is, which queues it has, and who leads.
+"""The root object: the id of the store, its queues, and its leader.
 
-A queue is in here before its first object exists. So a new leader, who takes this object first, knows every object that the
-leader before it could still write to.
+A queue is in here before its first object exists. A new leader takes this object first, so it knows every object that the leader
+before it could still write to.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ MAX_SHARDS: Final = 64
 class Leader(msgspec.Struct, frozen=True, array_like=True, gc=False):
     id: str
     url: str
-    """Where clients find it."""
+    """The URL at which clients find it."""
     term_us: Micros
-    """How long it may be silent before another takes over."""
+    """The longest silence before another leader takes over."""
     renewals: int = 0
-    """Grows as long as it lives; that is how others see it."""
+    """Grows as long as the leader lives, so that others see that it does."""
 
 
 class Entries(msgspec.Struct, array_like=True):
@@ -40,7 +40,7 @@ class Entries(msgspec.Struct, array_like=True):
     shards: int
     """Objects per queue. Fixed when the store is made."""
     epoch: int = 0
-    """The epoch of the newest leader there was."""
+    """The epoch of the newest leader so far."""
     leader: Leader | None = None
     queues: list[str] = []
     """In the order in which they were added; none is ever removed."""
@@ -66,7 +66,7 @@ class CatalogState:
         return self.entries
 
     def add_queues(self, wanted: Iterable[str]) -> list[str]:
-        """All there are then."""
+        """Add queues, and return all queues."""
         queues = self.made().queues
         new = [queue for queue in wanted if queue not in queues]
         queues += new
@@ -79,17 +79,17 @@ class CatalogState:
 
 
 class Catalog:
-    """A handle on it. `open()` before anything else."""
+    """A handle on the catalog. Call `open()` first."""
 
     def __init__(self, blobs: Blobs, *, shards: int | None = None) -> None:
-        """`shards`: as many as the URL asks for; None takes what the store has, and 1 for a new one."""
+        """`shards`: the number that the URL asks for; None takes the store's number, and 1 for a new store."""
         self.blobs = blobs
         self.object = CasObject(blobs, CATALOG, CatalogState)
         self.store_id = ""
-        """Differs for every store that was ever made, at the same place too."""
+        """Unique for every store that was ever made, even at the same place."""
         self.shards = 0
         self.known: dict[str, None] = {}
-        """Queues that this handle has heard of. They are never taken back."""
+        """The queues that this handle knows. A queue is never removed."""
         self._wanted_shards = shards
 
     async def open(self) -> Self:
@@ -114,13 +114,13 @@ class Catalog:
         return state.entries
 
     async def add_queues(self, queues: Iterable[str]) -> None:
-        """Before a queue gets its first job or setting. Costs nothing for queues that are known."""
+        """Add queues before they get their first job or setting. Costs nothing for known queues."""
         unknown = [queue for queue in dict.fromkeys(queues) if queue not in self.known]
         if unknown:
             self._learn(await self.object.change(lambda state: state.add_queues(unknown)))
 
     async def queues(self) -> list[str]:
-        """All there are now."""
+        """Return all queues."""
         self._learn(await self.object.look(lambda state: list(state.made().queues)))
         return list(self.known)
 
@@ -128,11 +128,11 @@ class Catalog:
         self.known.update(dict.fromkeys(queues))
 
     def state_names(self, queues: Iterable[str]) -> Iterator[str]:
-        """The objects of these queues."""
+        """Return the names of the objects of these queues."""
         return (state_name(queue, shard) for queue in queues for shard in range(self.shards))
 
     async def leading(self) -> tuple[int, Leader | None]:
-        """Epoch and leader as the store says now."""
+        """Return epoch and leader as the store has them now."""
         self.object.must_compare()
         return await self.object.look(lambda state: (state.made().epoch, state.made().leader))
 
@@ -144,11 +144,11 @@ _DIGEST = 32
 
 
 def escaped(queue: str) -> str:
-    """A queue's name as a folder's. Two queues never share one."""
+    """Return the folder name of a queue. Two queues never share one."""
     folder = "".join(chr(byte) if _PLAIN.match(bytes((byte,))) else f"={byte:02x}" for byte in queue.encode())
     if len(folder) <= _LONGEST:
         return folder
-    # Too long to be spelled out, so this one cannot be read back; the catalog knows who it is.
+    # Too long to be spelled out, so the name cannot be read back; the catalog has it.
     digest = hashlib.blake2b(queue.encode(), digest_size=_DIGEST // 2).hexdigest()
     return f"{folder[: _LONGEST - _DIGEST - 2].rstrip('=')}=.{digest}"
 

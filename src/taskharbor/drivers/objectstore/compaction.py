@@ -31,13 +31,13 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 
 MAX_MERGED_BYTES = 32 * 1024 * 1024
-"""No segment is made larger than this: whoever looks for a job in it reads all of it."""
+"""The largest size of a segment: a search for a job reads all of it."""
 BUSY_FOR: Micros = 60 * SECOND
-"""So long nobody else begins what another process has begun,"""
+"""The time for which no other process begins work that one process has begun."""
 ABANDONED_AFTER: Micros = 3600 * SECOND
-"""and after this it is given up for them."""
+"""The time after which begun work counts as abandoned."""
 AT_THE_END = 5.0
-"""Seconds for which a handle that is closed waits for what it has begun."""
+"""Seconds that a closing handle waits for the work that it has begun."""
 AFTER_A_FAILURE = 5.0
 """Seconds after which compaction is tried again, at the earliest."""
 
@@ -60,7 +60,7 @@ class Compaction:
         self._hurry = asyncio.Event()
 
     def consider(self, image: Image) -> None:
-        """Begin where this image, which has landed, is due for it."""
+        """Begin compaction if this image, which has landed, is due for it."""
         loop = asyncio.get_running_loop()
         is_idle = self._task is None and not self._is_closed and loop.time() >= self._not_before
         if is_idle and image.look(self._due) is not None:
@@ -68,8 +68,8 @@ class Compaction:
             self._task.add_done_callback(self._done)
 
     async def close(self) -> None:
-        """Complete what has begun, unless the store takes too long: else processes that live for a moment each would let the
-        image grow without end."""
+        """Complete the work that has begun, unless the store takes too long. Otherwise processes that live for a moment each
+        would let the image grow without end."""
         self._is_closed = True
         self._hurry.set()
         task = self._task
@@ -80,7 +80,7 @@ class Compaction:
                 await asyncio.wait((task,))
 
     async def settled(self) -> None:
-        """Until nothing is due any more."""
+        """Wait until nothing is due any more."""
         while self._task is not None:
             await asyncio.wait((self._task,))
 
@@ -92,7 +92,7 @@ class Compaction:
         if error is None:
             self._has_failed = False
             return
-        # Nothing is lost: the image is as large as it was, and its next change after a while begins anew.
+        # Nothing is lost: the image keeps its size, and a later change begins compaction again.
         self._not_before = asyncio.get_running_loop().time() + AFTER_A_FAILURE
         if not isinstance(error, TaskHarborError) or not self._has_failed:
             _log.warning(
@@ -101,7 +101,7 @@ class Compaction:
         self._has_failed = True
 
     async def _compact(self) -> None:
-        # Other handles have seen the same image: the first one spares the rest the work.
+        # Other handles have seen the same image: the first one saves the others the work.
         with suppress(TimeoutError):
             await asyncio.wait_for(self._hurry.wait(), random.random() * (self._options.poll or 0.0))
         while (work := await self._shard.look(self._due)) is not None:
@@ -115,7 +115,7 @@ class Compaction:
     # -- what is due --------------------------------------------------------------------------------------
 
     def _due(self, transaction: Transaction) -> Callable[[], Awaitable[bool]] | None:
-        """The next piece of work. None: nothing is due, or some process has begun it lately, by whatever clock."""
+        """Return the next piece of work. None: nothing is due, or some process has begun it lately, by any clock."""
         if not _is_busy(transaction):
             if self._is_full(transaction):
                 return self._move_ended
@@ -130,8 +130,8 @@ class Compaction:
         return bool(is_full)
 
     def _to_merge(self, transaction: Transaction) -> list[Entry] | None:
-        """The first run of segments of one level that is long enough (they stay in the order of their rows), or one that is
-        worth being written again for itself."""
+        """Return the first long enough run of segments of one level (they stay in the order of their rows), or one segment that
+        is worth being rewritten alone."""
         found = entries(transaction)
         for level in range(self._options.levels):
             run: list[Entry] = []
@@ -142,7 +142,7 @@ class Compaction:
         return next(([entry] for entry in found if entry.is_wasteful), None)
 
     def _overdue(self, transaction: Transaction) -> list[str]:
-        """Loose segments that are to be removed."""
+        """Return loose segments that are to be removed."""
         now = wall_clock()
         values = (now - ABANDONED_AFTER, now - round(self._options.grace * SECOND))
         return [name for (name,) in transaction.connection.execute(_SQL["overdue"], values)]
@@ -202,8 +202,8 @@ class Compaction:
         build: Callable[[str], Awaitable[tuple[Entry, bytes]]],
         replace: Callable[[Transaction, Entry], bool],
     ) -> bool:
-        """Make a segment, and put it in the place of what it holds, which `replace` removes. False where that is not all there
-        any more, or the segment was given up."""
+        """Make a segment and put it in the place of its rows and jobs, which `replace` removes. Returns False if some of them are
+        gone, or if the segment was given up."""
         name = f"{wall_clock():015x}-{secrets.token_hex(6)}"
         if not await self._change(lambda transaction: _begin(transaction, name)):
             return False
@@ -226,7 +226,7 @@ class Compaction:
         return is_in_place
 
     async def _remove_overdue(self) -> bool:
-        """First nobody can make them part of the queue any more, then they are removed."""
+        """Remove overdue segments: first from the image, so that they cannot become part of the queue, then the objects."""
 
         def overdue(transaction: Transaction) -> list[str]:
             names = self._overdue(transaction)
@@ -241,17 +241,17 @@ class Compaction:
 
 
 def _execute(transaction: Transaction, statement: str, values: tuple[object, ...]) -> int:
-    """How many rows it changed."""
+    """Execute a statement and return the number of changed rows."""
     return transaction.connection.execute(_SQL[statement], values).rowcount
 
 
 def _is_busy(transaction: Transaction) -> bool:
-    """True where some process has begun lately, by whatever clock."""
+    """Return True if some process has begun lately, by any clock."""
     now = wall_clock()
     found = transaction.connection.execute(_SQL["busy"], (now - BUSY_FOR, now + BUSY_FOR)).fetchone()
     return found is not None
 
 
 def _begin(transaction: Transaction, name: str) -> bool:
-    """A segment of that name is about to be written: whoever finds it abandoned knows what to remove."""
+    """Note the name of a segment before it is written, so that an abandoned one can be removed."""
     return not _is_busy(transaction) and _execute(transaction, "begin", (name, wall_clock())) == 1

@@ -1,4 +1,4 @@
-"""A handle on an object store: the contract's calls, carried out by the engine on the shards that they concern."""
+"""A handle on an object store: the contract's calls, carried out by the engine on the shards of the jobs."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ _ARCHIVED_ANSWERS: Mapping[type[op.Operation[Any]], Callable[[Any, JobRecord], A
     op.Requeue: lambda _, job: JobNotDead(job.id),
     op.Get: lambda _, job: job,
 }
-"""The answers of calls for an item and its job, where that has left for a segment, which never changes."""
+"""The answers of calls about a job that has moved into a segment. Such a job never changes."""
 
 
 async def _by_id(store: Store, call: op.Operation[A]) -> A:
@@ -85,8 +85,8 @@ async def _by_id(store: Store, call: op.Operation[A]) -> A:
 class ObjectStoreDriver(Driver):
     """`s3://bucket/prefix`, `gs://bucket/prefix`, `az://container/prefix`, `file:///folder`, `mem://name`.
 
-    Several handles, in any number of processes, may work on one store directly: every write depends on the version that was
-    read, so nothing is lost, and they slow each other down. A broker in front of the store is the fast way for many.
+    Any number of handles and processes may work on one store directly. Every write depends on the version that was read, so
+    nothing is lost, but they slow each other down. For many clients, a broker in front of the store is faster.
     """
 
     capabilities: ClassVar[rec.Capabilities] = rec.Capabilities()
@@ -117,7 +117,7 @@ class ObjectStoreDriver(Driver):
         self._is_in_memory = is_in_memory
         self._store: Store | None = None
         self._turn = 0
-        """Which shard a reservation begins with."""
+        """The shard with which the next reservation begins."""
         if is_in_memory:
             self.capabilities = rec.Capabilities(durable=False, multi_process=False)  # type: ignore[misc]
 
@@ -163,18 +163,20 @@ class ObjectStoreDriver(Driver):
         return await function(self.store, call)
 
     async def time(self) -> Micros:
-        """The store's, where it differs from this machine's by more than can be told."""
-        # To ask the store is a write.
+        """Return the store's time if it differs from this machine's by more than the resolution of a store's clock."""
+        # Asking the store is a write.
         return self._clock.now() if self.store.reads_only else await self._time.now()
 
     # -- leading (for a broker) ---------------------------------------------------------------------------
 
     def candidate(self, *, url: str, term: float) -> Leadership:
-        """One that stands for leadership of the open store. `url`: where clients reach it. `term`: seconds it may be silent."""
+        """Make a candidate for the leadership of the open store. `url`: the address for clients. `term`: the longest silence in
+        seconds."""
         return Leadership(self.store, url=url, term=term)
 
     def expire_in_every_pass(self, clock: Callable[[], Micros] | None) -> None:
-        """With every write, also end what is over by this clock. Only for who leads: others' clocks may differ."""
+        """With every write, also end leases that have expired by this clock. Only for a leader: the clocks of others may
+        differ."""
         self.store.expires_by = clock
 
     # -- producing ----------------------------------------------------------------------------------------
@@ -186,7 +188,7 @@ class ObjectStoreDriver(Driver):
         for at, record in enumerate(records):
             shard = store.shard_of(record)
             if homes.setdefault(record.id, shard) is not shard:
-                # An id that is given to two queues in one batch is known to the second, which must see it.
+                # The second queue must see an id that the first queue gets in the same batch.
                 before = await self._enqueue(op.Enqueue(records[:at], call.now, call.new_ids))
                 return before + await self._enqueue(op.Enqueue(records[at:], call.now))
             parts.setdefault(shard, []).append(at)

@@ -261,9 +261,9 @@ class Leadership:
         self._leader = entry
         term.ends_at = began + self._length
         if self._leads.is_set():
-            # Others may have added queues without us.
+            # Others may have added queues.
             await self._store.catalog.object.refresh()
-            # And jobs: a queue that nobody writes to through us would never show theirs.
+            # Others may have added jobs too. Without a comparison, a queue that only others write to would never show them.
             self._store.compare_soon()
 
     def _replace_entry(self, state: CatalogState, epoch: int, entry: Leader | None) -> None:
@@ -274,13 +274,13 @@ class Leadership:
 
 
 def _longest_silence(leader: Leader) -> Micros:
-    """How long a leader may be silent. A little more than its term: no two clocks run at quite the same rate."""
+    """Return the longest silence of a leader. It is a little more than its term, because no two clocks run at the same rate."""
     return leader.term_us + leader.term_us // 10
 
 
 def _take_over(state: CatalogState, epoch: int, seen: Leader | None, mine: Leader) -> list[str] | None:
-    """The queues there are. None, and nothing is changed, where the catalog is not as it was seen any more: somebody else was
-    quicker, or a renewal that came in between keeps its leader in office."""
+    """Take over the leadership and return the queues. Returns None and changes nothing if the catalog has changed since it was
+    seen: another candidate was quicker, or a renewal in between keeps its leader."""
     entries = state.made()
     if entries.epoch != epoch or entries.leader != seen:
         return None

@@ -32,9 +32,9 @@ _MAGIC = b"TaskHarbor blob 1\n"
 _TAG = 16
 _HEAD = len(_MAGIC) + _TAG
 _PRIVATE = ".taskharbor"
-"""Locks and unfinished files: one folder, so that a listing never meets them."""
+"""Locks and unfinished files are in one folder, so that a listing never finds them."""
 _ANYTHING = "*"
-"""Instead of an expected version: whatever is there."""
+"""Stands for any version."""
 _LOCKS = 64
 _ABANDONED_AFTER = 3600.0
 _LOCK_WITHIN = 10.0
@@ -49,7 +49,7 @@ class LocalFiles(Blobs):
     is_remote = False
 
     def __init__(self, folder: str | Path, *, sync: bool = True) -> None:
-        """Without `sync` nothing waits for the disk: a crash of the machine may take what was answered."""
+        """Without `sync` no write waits for the disk: a crash of the machine may lose answered changes."""
         if sys.platform == "win32":
             raise InvalidRequest(
                 "file:// needs flock and rename as POSIX has them: use sqlite:// on this machine"
@@ -167,7 +167,7 @@ class LocalFiles(Blobs):
             raise Refused(f"{self.where(name)} has another version")
 
     def _fill(self, file: Path, parts: Iterable[bytes]) -> None:
-        """The whole file, on the disk."""
+        """Write the whole file to the disk."""
         descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         with os.fdopen(descriptor, "wb") as opened:
             opened.writelines(parts)
@@ -192,7 +192,7 @@ class LocalFiles(Blobs):
 
     @contextmanager
     def _locked(self, name: str) -> Iterator[None]:
-        """No other writer of that name, in any process. Held for a comparison and a rename, never while the disk works."""
+        """Exclude other writers of that name, in any process. Held for a comparison and a rename, never while the disk works."""
         # A few files serve all names; one per name could never be removed without a race for who has which.
         file = self._locks / f"{zlib.crc32(name.encode()) % _LOCKS:02d}"
         descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -218,7 +218,7 @@ class LocalFiles(Blobs):
             time.sleep(0.0005 + _random.random() * 0.001)
 
     def _make_ready(self) -> None:
-        """Before the first write; a reader makes nothing."""
+        """Make the folder before the first write. A reader makes nothing."""
         if not self._is_ready or not self._unfinished.is_dir():
             for folder in (self._locks, self._unfinished):
                 self._make_folder(folder)
@@ -226,7 +226,7 @@ class LocalFiles(Blobs):
             self._is_ready = True
 
     def _sweep(self) -> None:
-        """Remove what writers that were killed have left behind."""
+        """Remove files that killed writers have left behind."""
         long_ago = time.time() - _ABANDONED_AFTER
         for file in self._unfinished.glob("*"):
             try:

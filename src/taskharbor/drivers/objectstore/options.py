@@ -32,19 +32,19 @@ _HOW = {
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
     shards: int | None = None
-    """Objects per queue; None: as many as the store was made with."""
+    """Objects per queue; None: the number that the store was made with."""
     poll: float | None = 1.0
-    """Seconds between looks at a queue that one waits for, to see what other processes did. None: there are none."""
+    """Seconds between looks at a queue during a wait, to see the changes of other processes. None: no other process writes."""
     segment_rows: int = 1000
-    """Ended jobs or rows of the log that stay in a queue's state before they go to a segment,"""
+    """The number of ended jobs or log rows in a queue's state from which they go to a segment."""
     segment_bytes: int = 256 * 1024
-    """or bytes of them, whichever comes first."""
+    """The size in bytes of ended jobs and log rows from which they go to a segment."""
     merge: int = 16
-    """Segments of one size that become one of the next."""
+    """The number of segments of one size that become one of the next."""
     levels: int = 2
-    """How often a segment is merged at most."""
+    """The most merges of a segment."""
     grace: float = 3600.0
-    """Seconds for which a segment that was replaced stays, for those who are reading it."""
+    """Seconds that a replaced segment stays, for readers that are reading it."""
 
 
 _POLL = {"file": 0.05, "mem": None}
@@ -93,7 +93,7 @@ class StoreURL:
         self._number = f"#{next(_private_stores)}" if self.is_in_memory and not host else ""
 
     def __str__(self) -> str:
-        """For messages: no secret, and of the options only which server it is."""
+        """Return the URL for messages: no secret, and of the options only the server."""
         if self._scheme == "file":
             return f"file://{self._path}"
         address = f"{self._scheme}://{'/'.join(filter(None, (self._host, self._path)))}"
@@ -102,10 +102,10 @@ class StoreURL:
         return f"{address} at {urlsplit(server).netloc.rpartition('@')[2]}" if server else address
 
     def open(self) -> Blobs:
-        """A handle of one's own. Nothing is sent yet."""
+        """Return a new handle. Nothing is sent yet."""
         if self._scheme == "file":
             return LocalFiles(self._path, sync=self._store_options.get("sync", True))
-        # Only here: whoever keeps jobs in files needs no extra.
+        # Imported here: a store in files needs no extra.
         from taskharbor.drivers.objectstore.cloud import ObstoreBlobs
 
         if self.is_in_memory:
@@ -136,7 +136,7 @@ class StoreURL:
                 self._host,
                 prefix=self._path or None,
                 client_options=client,
-                # A repeated write could be refused by what its first try did; we know better what to do then.
+                # A repeated write could be refused because of its first try. The driver decides itself what to do then.
                 retry_config={"max_retries": 0, "retry_timeout": timedelta(seconds=0)},
                 **options,
             )

@@ -1,7 +1,7 @@
-"""The queues of an open store. A queue has one shard or several: each is an image in an object of its own, with its segments.
+"""The queues of an open store. A queue has one shard or several. Each shard is an image in its own object, with its segments.
 
-A shard acts on every image that has landed, by whatever process it was written: it wakes waiting workers, brings jobs to the
-failure queue, and begins compaction.
+A shard acts on every image that has landed, whichever process wrote it: it wakes waiting workers, delivers jobs to the failure
+queue, and begins compaction.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ R = TypeVar("R")
 
 MARKS = 2**15
 _TRIES = 20
-"""How often a call may find that it needs other segments than it has read: other writers merge them, but not all the time."""
+"""The most tries of a call that needs other segments than it has read. Other writers merge segments, but not all the time."""
 _DELIVER_AGAIN = 1.0
-"""Seconds after which jobs that could not be brought to their failure queue are tried again."""
+"""Seconds after which a failed delivery to a failure queue is repeated."""
 _KNOWN_JOBS = 100_000
-"""Jobs of which a handle remembers the shard."""
+"""The number of jobs whose shard a handle remembers."""
 _ALL = 2**31 - 1
 _SQL = load("image", __package__)
 
@@ -75,7 +75,7 @@ class Shard:
         return number * MARKS + self._mark if number else 0
 
     def own_number(self, public: int) -> int:
-        """The last one that is not after it."""
+        """Return the last own number that is not after the public one."""
         return (public - self._mark) // MARKS
 
     def public_rows(self, rows: Iterable[Attempt]) -> list[Attempt]:
@@ -94,13 +94,13 @@ class Shard:
         return answer
 
     async def look(self, step: Callable[[Transaction], R]) -> R:
-        """The answer of a step that changes nothing."""
+        """Return the answer of a step that changes nothing."""
         return await self.state.look(lambda image: image.look(step))
 
     async def change_with(
         self, needs: Callable[[Transaction], list[Entry]], step: Callable[[Transaction, Loaded], R]
     ) -> R:
-        """As `change`, for a step that needs segments. They are read first."""
+        """Run `change` for a step that needs segments. They are read first."""
         loaded: dict[str, Segment] = {}
 
         def run_if_loaded(transaction: Transaction) -> tuple[list[Entry], list[R]]:
@@ -129,7 +129,7 @@ class Shard:
         """The segments that are there, by name."""
         found = await self.store.cache.read(self.log_folder, self.queue, wanted, rows_only=rows_only)
         if len(found) < len(wanted):
-            # Merged since, most likely: what the image says by now is what counts.
+            # Most likely merged since: the newer image decides.
             self.state.must_compare()
         return found
 
@@ -154,19 +154,19 @@ class Shard:
         return made
 
     async def archived(self, job_ids: Sequence[str]) -> dict[str, JobRecord]:
-        """The jobs that segments have, by id."""
+        """Return the jobs that segments have, by id."""
         _, segments = await self.look_with(lambda transaction: (None, holding_jobs(transaction, job_ids)))
         return archive.get(segments, job_ids)
 
     async def known(self, job_ids: Sequence[str]) -> set[str]:
-        """The ids that this shard has, in its image or in a segment."""
+        """Return the ids that this shard has, in its image or in a segment."""
         here, segments = await self.look_with(
             lambda transaction: (known_ids(transaction, job_ids), holding_jobs(transaction, job_ids))
         )
         return here | archive.get(segments, job_ids).keys()
 
     async def refuse_when_full(self, records: Sequence[JobRecord]) -> None:
-        """Refuses jobs for which there is no room by what the object says now. Those that it knows need none."""
+        """Refuse jobs for which the object has no room now. Known jobs need none."""
         if not self.state.size:
             await self.look(lambda transaction: None)
         if self.state.size + sum(len(record.payload) for record in records) > MAX_BYTES:
@@ -195,7 +195,7 @@ class Shard:
             self.compaction.consider(image)
 
     def _start_delivery(self) -> asyncio.Task[None]:
-        """Bring jobs from the outbox to their queues, unless that is under way."""
+        """Deliver jobs from the outbox to their queues, unless a delivery is under way."""
         if self._delivery is None or self._delivery.done():
             self._delivery = asyncio.get_running_loop().create_task(self._deliver())
             self._delivery.add_done_callback(self._end_delivery)
@@ -211,18 +211,18 @@ class Shard:
 
     def _end_delivery(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and task.exception() is not None and not self._is_closing:
-            # Whoever waits for it has the error. The jobs are safe in the image, and due all the same.
+            # A caller that waits for the delivery gets the error. The jobs are safe in the image and still due.
             loop = asyncio.get_running_loop()
             self._second_try = loop.call_later(_DELIVER_AGAIN, self._start_delivery)
 
     async def settled(self) -> None:
-        """Until nothing is going on in the background."""
+        """Wait until no background work is left."""
         await self.compaction.settled()
         if self._delivery is not None:
             await asyncio.wait((self._delivery,))
 
     async def finish(self) -> None:
-        """Stop what goes on in the background."""
+        """Stop the background work."""
         self._is_closing = True
         if self._second_try is not None:
             self._second_try.cancel()
@@ -231,7 +231,7 @@ class Shard:
 
 
 def known_ids(transaction: Transaction, job_ids: Sequence[str]) -> set[str]:
-    """The ids that the image has."""
+    """Return the ids that the image has."""
     rows = transaction.connection.execute(_SQL["known_ids"], (to_json(list(job_ids)),))
     return {job_id for (job_id,) in rows}
 
@@ -243,12 +243,13 @@ def accept(
     numbers: Sequence[int],
     now: Micros,
 ) -> list[Enqueued]:
-    """Jobs whose ids are known, here or in a segment, change nothing: a repeated try may come after its job has ended."""
+    """Store jobs. A job whose id is known, here or in a segment, changes nothing: a repeated try may come after its job has
+    ended."""
     ids = [record.id for record in records]
     segments = [(entry, loaded[entry.name]) for entry in holding_jobs(transaction, ids)]
     archived = archive.get(segments, ids) if segments else {}
     new = [at for at, job_id in enumerate(ids) if job_id not in archived]
-    # No number is given out again, whatever the clock does: segments of a queue become one.
+    # No number is given out again, whatever the clock does, because segments of a queue are merged by number.
     last = max((one.last_job for one in entries(transaction)), default=0)
     made = engine.enqueue(
         transaction, [records[at] for at in new], now, numbers=[max(numbers[at], last + 1) for at in new]
@@ -263,7 +264,7 @@ class Store:
     trusts_notifications = False
 
     def __init__(self, blobs: Blobs, options: Options, *, reads_only: bool = False) -> None:
-        """`reads_only`: what follows from an image is left to others."""
+        """`reads_only`: other handles act on the images."""
         self.blobs = blobs
         self.options = options
         self.reads_only = reads_only
@@ -272,7 +273,7 @@ class Store:
         self.notifications = shared_notifications(blobs.place)
         self.term: Term | None = None
         self.expires_by: Callable[[], Micros] | None = None
-        """Where given, leases that are over by this clock end with every write."""
+        """If set, leases that have expired by this clock end with every write."""
         self._shards: dict[tuple[str, int], Shard] = {}
         self._homes: OrderedDict[str, Shard] = OrderedDict()
 
@@ -292,20 +293,20 @@ class Store:
         await self.blobs.close()
 
     async def settled(self) -> None:
-        """Until nothing is going on in the background."""
+        """Wait until no background work is left."""
         for shard in list(self._shards.values()):
             await shard.settled()
 
     def lead(self, term: Term | None) -> None:
-        """Write under this term from now on, and believe what is in memory as long as it is valid. One that was lost stays: an
-        object that has it is never written."""
+        """Write under this term from now on, and answer from memory as long as it is valid. A lost term stays: an object that has
+        it is never written."""
         self.term = term
         self.catalog.object.lead(term)
         for shard in self._shards.values():
             shard.state.lead(term)
 
     def compare_soon(self) -> None:
-        """Look at the objects once before answering from memory again: others may write to them as well."""
+        """Read the objects once before the next answer from memory: others may have written to them."""
         for shard in self._shards.values():
             shard.state.must_compare()
 
@@ -317,7 +318,8 @@ class Store:
     # -- shards -------------------------------------------------------------------------------------------
 
     def shard_of(self, record: JobRecord) -> Shard:
-        """Jobs that must know of each other are in one shard: by key, else by idempotency key, else anywhere."""
+        """Return the shard of a new job. Jobs that must know of each other are in one shard: by key, else by idempotency key,
+        else any shard."""
         name = record.key or record.idempotency_key or record.id
         return self._shard(record.queue, crc32(name.encode()) % self.catalog.shards)
 
@@ -325,7 +327,7 @@ class Store:
         return [self._shard(queue, number) for number in range(self.catalog.shards)]
 
     def shard_named(self, name: str) -> Shard:
-        """The shard whose log is the stream of that name."""
+        """Return the shard whose log is the stream of that name."""
         number, _, queue = name.partition(":")
         if not queue or number not in map(str, range(self.catalog.shards)):
             raise InvalidRequest(
@@ -334,7 +336,7 @@ class Store:
         return self._shard(queue, int(number))
 
     async def shards(self, queue: str | None = None) -> list[Shard]:
-        """The shards of one queue, or of all there are."""
+        """Return the shards of one queue, or of all queues."""
         queues = await self.catalog.queues() if queue is None else [queue]
         return [shard for name in queues for shard in self.shards_of(name)]
 
@@ -361,12 +363,12 @@ class Store:
         return changed
 
     async def add_queues(self, queues: Iterable[str]) -> None:
-        """Before a queue gets its first job or setting. Nearly always they are known."""
+        """Add queues before they get their first job or setting. Nearly always they are known."""
         if unknown := [queue for queue in queues if queue not in self.catalog.known]:
             await self.catalog.add_queues(unknown)
 
     async def deliver(self, notices: list[JobRecord]) -> None:
-        """Bring each to its queue. One that is there already, or was there and has ended, changes nothing."""
+        """Deliver each job to its queue. A job that is there already, or was there and has ended, changes nothing."""
         parts: dict[Shard, list[JobRecord]] = {}
         for notice in notices:
             parts.setdefault(self.shard_of(notice), []).append(notice)
@@ -381,7 +383,8 @@ class Store:
     # -- waiting (see `waiting.Source`) --------------------------------------------------------------------
 
     def listen(self, queues: Sequence[str]) -> float | None:
-        """Other processes notify nobody: their changes are seen in the queue's object, by a conditional read."""
+        """Return the seconds between looks. Other processes do not notify; a conditional read of the queue's object shows their
+        changes."""
         return self.options.poll
 
     async def look(self, queues: Sequence[str], version: str | None, since: Micros) -> Look:
@@ -398,7 +401,7 @@ class Store:
     # -- by id --------------------------------------------------------------------------------------------
 
     def note(self, job_ids: Iterable[str], shard: Shard) -> None:
-        """Remember where jobs were seen."""
+        """Remember the shards of jobs."""
         homes = self._homes
         for job_id in job_ids:
             homes[job_id] = shard
@@ -406,9 +409,9 @@ class Store:
             homes.popitem(last=False)
 
     async def known_elsewhere(self, targets: Mapping[str, Shard]) -> dict[str, Shard]:
-        """The shards that have the jobs, which are meant for the given ones. A shard that cannot be asked is passed over: who
-        repeats an enqueue asks the queue of the first try."""
-        # A single target looks for itself.
+        """Return the shards that have the jobs, which are meant for the given ones. A shard that cannot be asked is passed over:
+        a repeated enqueue asks the queue of the first try."""
+        # A single target checks its own ids.
         alone = set(targets.values()) if len(set(targets.values())) == 1 else set()
         shards = [shard for shard in await self.shards() if shard not in alone]
         answers = await asyncio.gather(
