@@ -1,18 +1,20 @@
 """The broker: a store behind HTTP, for clients in any language and for workers that cannot reach the store itself.
 
-`make_app` is an ASGI application over any driver; `taskharbor broker` serves it. The modules, as a request meets them:
+`make_app` is an ASGI application over any driver; `taskharbor broker` serves it. The modules, in the order in which a request
+passes through them:
 
-serving          the server: bounded headers and connections, TLS, a graceful stop
-app              makes the application: every path with its handler, and the OpenAPI document
-config, tokens   limits, and who may call
-gate             the application: checks of a request (host, origin, token, scope, rate, leadership), and the handler of its path
-exchange         the body as it is read, and clients that leave
-routes           the JSON API's table of routes, and how one is carried out
-models           bodies, queries and answers of the JSON API, derived from the records; the command line's JSON as well
-job_routes       submit, claim, heartbeat, settle
-operator_routes  health, inspection, cancel, requeue, purge, settings
-calls            the driver protocol
-replays          answers that are given again to a repeated request
-service          the open driver, its clock, leadership, sweeps, long polls
-problems         errors as answers
+    serving          the server: bounded headers and connections, TLS, a graceful stop
+    app              makes the application: every path with its handler, and the OpenAPI document
+    config, tokens   limits, and the tokens of callers
+    gate             the application: checks of a request (host, origin, token, scope, rate, leadership), and the handler of its
+    path
+    exchange         the body of a request, and clients that leave
+    routes           the JSON API's table of routes, and the handling of one
+    models           bodies, queries and answers of the JSON API, derived from the records; the command line's JSON as well
+    job_routes       submit, claim, heartbeat, settle
+    operator_routes  health, inspection, cancel, requeue, purge, settings
+    calls            the driver protocol
+    replays          answers that are given again to a repeated request
+    service          the open driver, its clock, leadership, sweeps, long polls
+    problems         errors as answers
 """

@@ -34,7 +34,14 @@ def make_app(
     candidacy: Candidacy | None = None,
     clock: Clock | None = None,
 ) -> BrokerApp:
-    """An application over any driver. `clock`: instead of the store's own time."""
+    """Make an application over any driver.
+
+    Args:
+        driver: The driver to serve. The application opens it.
+        config: Limits and tokens. None: the defaults.
+        candidacy: Makes this broker a candidate for leadership. None: it always answers.
+        clock: A clock instead of the store's own time.
+    """
     service = Service(driver, config, candidacy, clock)
     replays = Replays()
     paths = [served_path(route, service, replays) for route in ROUTES]
@@ -92,7 +99,7 @@ DESCRIPTION = (
 
 
 def openapi_document(routes: Sequence[Route]) -> dict[str, Any]:
-    """The OpenAPI 3.1 document of these routes."""
+    """Return the OpenAPI 3.1 document of these routes."""
     used = [
         model
         for route in routes

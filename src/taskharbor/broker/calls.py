@@ -51,7 +51,7 @@ class DriverCalls:
     async def answer(
         self, operation: type[op.Operation[Any]], request: Request, names: dict[str, str] | None = None
     ) -> Response:
-        """The answer to one call. Raises `Problem` where it is refused."""
+        """Answer one call. Raises `Problem` if it is refused."""
         is_json = _is_json(request)
         body = await request.body()
         try:
@@ -101,14 +101,14 @@ class DriverCalls:
         return await self._driver.run(call)
 
     def _still_holds(self, call: op.Operation[Any], answer: Any) -> bool:
-        """False where the leases of an earlier reserve are over: a new reserve deals with them."""
+        """Return False if the leases of an earlier reserve have expired: a new reserve handles them."""
         if not isinstance(call, op.Reserve):
             return True
         self._check_now(call)
         return all(job.expires_at_us is not None and job.expires_at_us > call.now for job in answer)
 
     async def _without_unwanted(self, name: Name, call: op.Reserve, jobs: list[JobRecord]) -> list[JobRecord]:
-        """The client did not hear of these jobs. What it does not want any more goes back unspent."""
+        """The client did not get these jobs. Jobs that it no longer wants go back unspent."""
         wanted = [job for job in jobs if call.types is None or job.type in call.types][: call.limit]
         if len(wanted) < len(jobs):
             kept = {job.id for job in wanted}
@@ -120,7 +120,7 @@ class DriverCalls:
     # -- checks ---------------------------------------------------------------------------------------------
 
     def _check(self, call: op.Operation[Any]) -> None:
-        """A broker alone refuses wrong clocks, and batches and pages beyond its own limits."""
+        """Refuse wrong clocks, and batches and pages beyond the broker's own limits."""
         most = self._config.max_batch
         length = 0 if call.batch is None else len(getattr(call, call.batch))
         if length > most:
@@ -131,28 +131,28 @@ class DriverCalls:
             detail = "job_ids: a job is named twice; ask for each once, or the answer may have any size"
             raise InvalidRequest(detail)
         if isinstance(call, op.Enqueue):
-            # Were it believed, a store might keep a second job under the id of another producer's.
+            # If the client's word were trusted, a store might keep a second job under the id of another producer's job.
             call.new_ids = False
         if hasattr(call, "now") and (call.changes or isinstance(call, op.Wait)):
             self._check_now(call)
 
     def _check_now(self, call: Any) -> None:
-        """A client whose clock is wrong could end leases of others, or run jobs early."""
+        """Refuse a wrong clock. A client with one could end leases of others, or run jobs early."""
         if self._config.trust_client_time:
             return
         now = self._service.now()
         skew = call.now - now
-        # A client that sends a million jobs stamps the last of them with the time of the first, which harms nobody.
+        # A client that sends a million jobs gives the last of them the time of the first, which does no harm.
         if abs(skew) > self._config.max_skew_us and not (isinstance(call, op.Enqueue) and skew < 0):
             detail = f"the call says it is {abs(skew) / SECOND:.1f} s {'later' if skew > 0 else 'earlier'} than it is here"
             raise Problem("clock_skew", detail)
         if not isinstance(call, (op.Enqueue, op.PublishBlobs)):
-            # Jobs that are due by their producer's clock are ready at once. No lease ends before its time here.
+            # Jobs that are due by their producer's clock are ready at once. No lease ends early here.
             call.now = min(call.now, now)
 
 
 def _without_tokens(answer: Any) -> Any:
-    """The token of a lease is enough to end its job, so only workers see it."""
+    """Remove lease tokens. A token is enough to end its job, so only workers see it."""
     if isinstance(answer, Page):
         return replace(answer, jobs=_without_tokens(answer.jobs))
     if not isinstance(answer, list):

@@ -1,4 +1,4 @@
-"""What a broker allows, and to whom. Everything here is decided once, before the first request."""
+"""Settings of a broker: limits and callers. All are decided once, before the first request."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ MIB = 1_048_576
 
 
 class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Limits and trust. The defaults suit a broker that serves its own machine."""
+    """Limits and tokens. The defaults suit a broker that serves its own machine."""
 
     tokens: tuple[Token, ...] = ()
-    """Who may call. None: anybody who can reach the port, which is why any other bind than loopback needs some."""
+    """The tokens of callers. Empty: everybody who can reach the port may call, so any other bind than loopback needs tokens."""
     host_names: tuple[str, ...] = ()
     """Names under which clients know this broker, besides loopback and the address they connect to."""
     advertise: str | None = None
@@ -22,20 +22,20 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     max_body_bytes: int = 32 * MIB
     max_depth: int = 64
-    """How deep a payload, a result or a progress may be nested."""
+    """The deepest nesting of a payload, a result or a progress."""
     max_batch: int = 10_000
-    """Jobs, settlements or ids in one call."""
+    """The most jobs, settlements or ids in one call."""
     max_header_bytes: int = 32_768
-    """Request line and headers together."""
+    """The most bytes of request line and headers together."""
     max_requests: int = 2000
-    """Calls under way at once, long polls included."""
+    """The most calls under way at once, long polls included."""
     max_waiting: int = 1000
-    """Long polls at once."""
+    """The most long polls at once."""
     max_connections: int = 4096
     body_seconds: float = 30.0
-    """How long a client may be silent in the middle of a request."""
+    """Seconds that a client may be silent in the middle of a request."""
     max_wait_seconds: float = 60.0
-    """The longest of long polls."""
+    """The longest long poll, in seconds."""
 
     rate: float | None = None
     """Requests per second for each token; None: no limit."""
@@ -43,9 +43,9 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Requests that a token may make at once; None: as many as in two seconds."""
 
     max_skew_us: Micros = 60 * SECOND
-    """How far a driver client's idea of now may be from ours."""
+    """The largest difference between a driver client's clock and the broker's."""
     trust_client_time: bool = False
-    """Take a driver client's time as it is. For tests and simulations: whoever sets the clock can end any lease."""
+    """Accept a driver client's time as it is. For tests and simulations: a client that sets the clock can end any lease."""
     sweeps: bool = True
     """End expired leases and apply retention now and then, as workers do."""
     access_log: bool = False

@@ -1,4 +1,4 @@
-"""The two directions of a request: a body that is counted while it is read, and an answer that is given once."""
+"""The two directions of a request: a body that is counted while it is read, and an answer that is sent once."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _DRAINED_SECONDS = 2.0
 
 
 class ClientGone(Exception):
-    """Nobody is there to be answered."""
+    """The client has left, so there is nobody to answer."""
 
 
 class Exchange:
-    """A request's `receive` that does not take more than allowed nor wait for ever, and its `send`."""
+    """A request's `receive`, with limits of size and time, and its `send`."""
 
     __slots__ = ("_config", "_got", "_is_whole", "_receive", "_send", "status")
 
@@ -36,12 +36,13 @@ class Exchange:
         self._got = 0
         self._is_whole = False
         self.status: int | None = None
-        """Of the answer, once it has begun."""
+        """The status of the answer, once the answer has begun."""
 
     async def receive(self) -> Message:
-        """The next message of the request. Raises `Problem` where it is too large or too slow, ClientGone where it left."""
+        """Return the next message of the request. Raises `Problem` if it is too large or too slow, ClientGone if the client
+        left."""
         if self._is_whole:
-            # What follows the body is only ever the end of the connection, which may take its time.
+            # After the body only the end of the connection follows, at any time.
             return await self._receive()
         try:
             async with asyncio.timeout(self._config.body_seconds):
@@ -58,14 +59,14 @@ class Exchange:
         return message
 
     async def send(self, message: Message) -> None:
-        """A message of the answer, with the headers that every answer has."""
+        """Send a message of the answer, with the headers that every answer has."""
         if message["type"] == "http.response.start":
             self.status = message["status"]
             message["headers"] = [*message.get("headers", ()), *_ON_EVERY_ANSWER]
         await self._send(message)
 
     async def give(self, problem: Problem) -> None:
-        """Unless an answer has begun: then the connection can only be cut, which the server does."""
+        """Answer with a problem, unless an answer has begun: then the server can only cut the connection."""
         if self.status is not None:
             return
         response = problem.response()
@@ -79,7 +80,7 @@ class Exchange:
             await self.send({"type": "http.response.body", "body": b""})
 
     async def _drain(self) -> None:
-        """Read on for a moment: a connection that is closed with unread bytes takes the answer with it."""
+        """Read on for a moment. If a connection is closed with unread bytes, the answer is lost."""
         left = _DRAINED_BYTES
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(min(_DRAINED_SECONDS, self._config.body_seconds)):
@@ -92,7 +93,7 @@ class Exchange:
 
 def too_large(limit: int) -> Problem:
     """The refusal of a body that is larger than `limit` bytes."""
-    # What is still on its way would be taken for the next request.
+    # The bytes that are still on their way would be taken for the next request.
     return Problem("too_large", f"the body is larger than {limit} bytes", Connection="close")
 
 
@@ -116,11 +117,11 @@ class Departure:
 
     @property
     def has_left(self) -> bool:
-        """Whether the client has left."""
+        """True if the client has left."""
         return self._left is not None and self._left.done()
 
     async def unless_left(self, work: Coroutine[Any, Any, T]) -> T:
-        """The result of the work. Raises ClientGone, and cancels the work, where the client leaves first."""
+        """Return the result of the work. If the client leaves first, cancel the work and raise ClientGone."""
         assert self._left is not None
         task = asyncio.ensure_future(work)
         try:

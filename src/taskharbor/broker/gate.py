@@ -32,7 +32,7 @@ log = logging.getLogger("taskharbor.broker")
 access = logging.getLogger("taskharbor.broker.access")
 
 CALLER = "taskharbor.caller"
-"""Where in the ASGI scope a handler finds the `Caller`."""
+"""The key in the ASGI scope under which a handler finds the `Caller`."""
 
 KEPT_BUCKETS = 10_000
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
@@ -41,11 +41,11 @@ WRONG_TOKENS_AT_ONCE = 20.0
 
 
 Endpoint: TypeAlias = Callable[[Request, dict[str, str]], Awaitable[Response]]
-"""A request and the names in its path -> the answer."""
+"""A function of a request and the names in its path that returns the answer."""
 
 
 class ServedPath(msgspec.Struct, frozen=True):
-    """One method of one path, and what must be true before its endpoint runs. `{name}` in the path stands for one part of it."""
+    """One method of one path, and the conditions for its endpoint. `{name}` in the path stands for one part of it."""
 
     method: str
     path: str
@@ -107,7 +107,7 @@ class BrokerApp:
         except ClientGone:
             pass
         except Exception as error:
-            # By its kind and place only: a message may repeat what the request carried.
+            # Only kind and place: a message may repeat values of the request.
             trace = "".join(traceback.format_tb(error.__traceback__))
             log.error(
                 "%s in %s %s\n%s", type(error).__name__, scope["method"], _printable(scope["path"]), trace
@@ -127,7 +127,7 @@ class BrokerApp:
         return problem_of(error if isinstance(error, TaskHarborError) else TaskHarborError())
 
     def _admit(self, scope: Scope) -> tuple[ServedPath, dict[str, str]]:
-        # Of a header that comes twice, no one can say which of the two another program believed.
+        # If a header comes twice, another program may have used either of the two.
         host = origin = authorization = length = None
         for name, value in scope["headers"]:
             if name == b"host":
@@ -213,18 +213,18 @@ def _printable(text: str) -> str:
 
 
 class Rates:
-    """A bucket for each name, which fills at a steady rate and holds a burst. Names that anybody can make up are bounded: the
-    oldest are forgotten."""
+    """A token bucket for each name, which fills at a steady rate and holds a burst. Anybody can invent names, so their number is
+    bounded: the oldest are forgotten."""
 
     def __init__(self, rate: float, burst: float, time: Callable[[], float] = time.monotonic) -> None:
         self._rate = rate
         self._burst = max(1.0, burst)
         self._time = time
         self._buckets: dict[str, tuple[float, float]] = {}
-        """What is left in each, and since when."""
+        """The tokens that are left in each bucket, and since when."""
 
     def take(self, name: str) -> float:
-        """0 where there was one to take; else the seconds until there is."""
+        """Take one token. Returns 0 if there was one, else the seconds until there is."""
         now = self._time()
         if name not in self._buckets and len(self._buckets) >= KEPT_BUCKETS:
             del self._buckets[next(iter(self._buckets))]
@@ -253,7 +253,7 @@ def split_host(text: str) -> tuple[str, str]:
 
 
 class Routes:
-    """Plain paths by one look-up; those with names in them one after the other."""
+    """The table of paths. A plain path is found by one look-up; paths with names are tried one after the other."""
 
     def __init__(self, paths: Sequence[ServedPath]) -> None:
         self._plain: dict[str, dict[str, ServedPath]] = {}
@@ -269,11 +269,11 @@ class Routes:
                 self._plain[path] = methods
 
     def find(self, scope: Scope) -> tuple[ServedPath, dict[str, str]]:
-        """What serves a request, and the names in its path. Raises `Problem` where nothing does."""
+        """Return the path that serves a request, and the names in it. Raises `Problem` if there is none."""
         names: dict[str, str] = {}
         methods = self._plain.get(scope["path"])
         if methods is None:
-            # As it was sent: a slash within a name is %2F there, and a plain one in the path that was decoded.
+            # The path as it was sent: a slash within a name is %2F there, and a plain slash in the decoded path.
             raw = scope.get("raw_path")
             path = scope["path"] if raw is None else raw.decode("latin-1")
             for pattern, candidates in self._patterns:
@@ -305,14 +305,15 @@ class KnownHosts:
         self._names = LOOPBACK_NAMES | {name.lower().strip("[]").removesuffix(".") for name in names if name}
 
     def knows(self, header: bytes | None, local_address: str | None) -> bool:
-        """`local_address`: the one the client connected to. A page cannot make a name of its own out of a plain address."""
+        """Return True if the header names this broker. `local_address`: the address that the client connected to. A web page
+        cannot give itself a plain address as its name."""
         if header is None:
             return False
         name, _ = split_host(header.decode("latin-1"))
         return name in self._names or (local_address is not None and name == local_address)
 
     def same_origin(self, origin: bytes, host: bytes) -> bool:
-        """True where a page of this very broker sent the request. `null` and unreadable origins are strangers."""
+        """Return True if a page of this broker sent the request. `null` and unreadable origins are not."""
         scheme, _, rest = origin.decode("latin-1").partition("://")
         port = _DEFAULT_PORTS.get(scheme)
         if port is None:

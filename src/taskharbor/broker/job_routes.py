@@ -40,7 +40,7 @@ T = TypeVar("T")
 
 
 async def in_turns(items: Iterable[T]) -> list[T]:
-    """The items of a batch. Checking their values may take seconds, in which other requests get their turns."""
+    """Return the items of a batch. Checking them may take seconds, so other requests get their turns meanwhile."""
     made: list[T] = []
     began = time.perf_counter()
     for item in items:
@@ -63,14 +63,14 @@ _NO_BRACKET = bytes(set(range(256)) - set(b"[]{}"))
 def _content(
     value: models.AnyJSON, data: bytes | None, call: RouteCall, most: int, name: str
 ) -> bytes | None:
-    """The bytes of a JSON value or of a text in base64, of which a request has one at most. `most`: bytes."""
+    """Return the bytes of a JSON value or of a text in base64. A request has at most one of them. `most`: the limit in bytes."""
     if isinstance(value, UnsetType):
         return None if data is None else _checked_size(data, most, name)
     if data is not None:
         raise invalid(f"give either {name} or {name}_base64, not both")
     text = _checked_size(bytes(value), most, name)
     max_depth = call.service.config.max_depth
-    # Most values have fewer brackets than are allowed to be open at once.
+    # Most values have fewer brackets than the allowed depth.
     if text.count(b"[") + text.count(b"{") > max_depth and _is_deeper(text, max_depth):
         raise Problem("too_deep", f"the {name} is nested more than {max_depth} deep")
     try:
@@ -88,14 +88,15 @@ def _checked_size(data: bytes, most: int, name: str) -> bytes:
 
 
 def _reason(error: Exception) -> str:
-    """The reason and the place of a bad value; never a piece of it."""
+    """Return the reason and the place of a bad value, without its content."""
     if isinstance(error, UnicodeDecodeError):
         return "it is not UTF-8"
     return "it is nested too deep" if isinstance(error, RecursionError) else str(error)
 
 
 def _is_deeper(data: bytes, max_depth: int) -> bool:
-    """Each round removes the innermost brackets, which takes less time than a loop over all of them."""
+    """Return True if the nesting is deeper. Each round removes the innermost brackets, which is quicker than a loop over all of
+    them."""
     brackets = _STRING.sub(b"", data).translate(_ONE_KIND, _NO_BRACKET)
     for _ in range(max_depth):
         brackets = brackets.replace(b"[]", b"")
@@ -108,7 +109,7 @@ _builder = RecordBuilder()
 
 
 class _Shape(msgspec.Struct):
-    """Just enough to see which of the two it is."""
+    """Just enough fields to distinguish the two forms."""
 
     jobs: msgspec.Raw | UnsetType = UNSET
 
@@ -159,7 +160,7 @@ _WORK: dict[str, Any] = {"tag": "work", "scope": "work"}
 
 
 def _are_still_leased(claimed: models.ClaimedJobs, now: Micros) -> bool:
-    """An answer with nothing in it holds nothing: whoever asks again wants jobs."""
+    """Return True if the leases of an answer are still valid. An empty answer holds nothing: a repeated request wants jobs."""
     return bool(claimed.jobs) and all(
         job.expires_at is not None and job.expires_at > to_datetime(now) for job in claimed.jobs
     )
@@ -181,7 +182,7 @@ async def claim(call: RouteCall) -> models.ClaimedJobs:
         with Departure(call.request) as departure:
             records = await _wait_for_jobs(call, departure)
             if departure.has_left and records:
-                # Nobody is there any more to do the work: it need not wait for the leases to end.
+                # Nobody is left to do the work, so it need not wait for the leases to expire.
                 unused = [Release(record.id, record.token or "") for record in records]
                 await call.service.driver.settle(unused, now=call.service.now())
                 raise ClientGone
@@ -223,7 +224,7 @@ async def _wait_for_jobs(call: RouteCall, departure: Departure) -> list[JobRecor
 async def extend(
     call: RouteCall, beats: Sequence[tuple[str, models.HeartbeatRequest | models.HeartbeatItem]]
 ) -> list[models.HeldLease | JobError]:
-    """The lease of each job from now on, or the error that kept it from being extended."""
+    """Return the new lease of each job, or its error."""
     driver, now = call.service.driver, call.service.now()
     nameless = [job_id for job_id, beat in beats if beat.token is None]
     records = dict(zip(nameless, await driver.get(nameless, now=now), strict=True))
@@ -240,7 +241,7 @@ async def extend(
 
 
 _NO_LEASE = "none"
-"""Where a job is not inflight, the driver has the right word for it whatever the token."""
+"""A token for a job that is not inflight. The driver then returns the right error, whatever the token."""
 
 
 def _token_of(job_id: str, proof: models.LeaseProof, record: JobRecord | None) -> str | JobError:
@@ -284,11 +285,11 @@ _ACTIONS: dict[type, models.SettleAction] = {
 async def settle(
     call: RouteCall, ends: Sequence[tuple[str, models.SettleRequest]]
 ) -> list[models.SettledJob | JobError]:
-    """What was written for each job, or the error that kept it from being written."""
+    """Settle jobs. Returns the settlement that was written for each, or its error."""
     driver, now = call.service.driver, call.service.now()
     failing = (models.RetryRequest, models.FailRequest)
     needed = [job_id for job_id, end in ends if end.token is None or isinstance(end, failing)]
-    # Attempts cannot change under a lease, so what is read here still holds when the token is checked.
+    # Attempts cannot change under a lease, so the values that are read here still hold when the token is checked.
     records = dict(zip(needed, await driver.get(needed, now=now), strict=True))
     settlements = await in_turns(
         _settlement(job_id, end, records.get(job_id), now, call) for job_id, end in ends
@@ -322,7 +323,7 @@ def _settlement(
     is_wanted = isinstance(end, models.RetryRequest) or end.retryable
     has_ended = record.state in (JobState.DONE, JobState.DEAD)
     if not is_wanted or has_ended or attempts + record.stalls >= record.max_attempts:
-        # Of a job that has ended, a failure that is told again is no error.
+        # A repeated failure of a job that has ended is no error.
         return Fail(job_id, token, attempts, failure)
     run_at = _when(end, now) if isinstance(end, models.RetryRequest) else None
     if run_at is None:

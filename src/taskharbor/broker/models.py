@@ -45,7 +45,7 @@ Form: TypeAlias = Literal["instant", "seconds", "same"]
 
 AwareTime: TypeAlias = Annotated[datetime, Meta(tz=True)]
 InstantText: TypeAlias = Annotated[str, Meta(extra_json_schema={"format": "date-time"})]
-"""In a query: numbers in quotes would pass for instants there."""
+"""An instant in a query. There, numbers in quotes would be accepted as instants."""
 DurationSeconds: TypeAlias = Annotated[float, Meta(ge=0, le=LATEST // SECOND)]
 Delay: TypeAlias = Annotated[float, Meta(ge=0, lt=1e10, description="Seconds.")]
 Timeout: TypeAlias = Annotated[float, Meta(ge=0.001, lt=1e10)]
@@ -86,11 +86,17 @@ def derived(
     presence: Literal["required", "default", "optional"] = "required",
     ignores: type[msgspec.Struct] | None = None,
 ) -> Callable[[type[M]], type[M]]:
-    """A decorator that gives a model the fields of a record, before those that it declares itself.
+    """Make a decorator that gives a model the fields of a record, before the fields that it declares itself.
 
-    A field that the model declares too has the model's type. `names`: only these fields; `without`: all but these; both separated
-    by blanks. `presence`: fields are required, have the record's defaults, or may be left out or null. `ignores`: the fields of
-    this model are accepted as well, and say nothing.
+    A field that the model declares too has the model's type.
+
+    Args:
+        record: The record.
+        names: Only these fields, separated by blanks.
+        without: All fields but these, separated by blanks.
+        rename: Other names for fields.
+        presence: Fields are required, have the record's defaults, or may be left out or null.
+        ignores: A model whose fields are accepted as well and have no effect.
     """
     wanted = [
         field
@@ -133,7 +139,7 @@ def derived(
 
 
 def model_of(model: type[M], record: msgspec.Struct, **more: Any) -> M:
-    """A model with the fields of a record. `more`: further fields, or other values for these."""
+    """Make a model with the fields of a record. `more`: further fields, or other values for these."""
     for name, theirs, form in _derived_fields(model):
         if name not in more:
             value = getattr(record, theirs)
@@ -144,7 +150,7 @@ def model_of(model: type[M], record: msgspec.Struct, **more: Any) -> M:
 
 
 def record_of(record: type[R], model: msgspec.Struct) -> R:
-    """The record that a request describes: the reverse of `model_of`."""
+    """Make the record that a request describes: the reverse of `model_of`."""
     given: dict[str, Any] = {}
     for name, theirs, form in _derived_fields(type(model)):
         value = getattr(model, name)
@@ -162,7 +168,7 @@ def _derived_fields(model: type) -> list[tuple[str, str, Form]]:
 
 @functools.lru_cache(4096)
 def _instant(us: Micros) -> datetime:
-    """Cached: jobs of one batch have most of theirs in common."""
+    """Cached: jobs of one batch mostly share their instants."""
     return to_datetime(us)
 
 
@@ -182,7 +188,7 @@ class SubmittedJobs(msgspec.Struct):
 
 @derived(JobRecord, without="payload update timeout_us backoff_min_us backoff_max_us result progress token")
 class JobView(msgspec.Struct, kw_only=True):
-    """A job as it is stored. The payload is there where it was asked for: as JSON, or in base64 where its codec is another."""
+    """A job as it is stored. With the payload if it was asked for: as JSON, or in base64 if its codec is another."""
 
     expires_at: AwareTime | None
     timeout_seconds: float | None
@@ -201,7 +207,7 @@ class ClaimedJob(JobView, kw_only=True):
 
 
 class ClaimedJobs(msgspec.Struct):
-    """Empty where nothing was runnable."""
+    """The claimed jobs. Empty if nothing was runnable."""
 
     jobs: list[ClaimedJob]
 
@@ -218,7 +224,7 @@ _decode = msgspec.json.Decoder().decode
 
 
 def job_view(record: JobRecord, *, payload: bool) -> JobView:
-    """A job for whoever looks at it. `payload`: with payload and result."""
+    """Make the view of a job for a reader. `payload`: with payload and result."""
     job = _job_view(JobView, record)
     if record.progress is not None:
         job.progress = _raw_json(record.progress) or UNSET
@@ -228,7 +234,7 @@ def job_view(record: JobRecord, *, payload: bool) -> JobView:
 
 
 def claimed_job(record: JobRecord) -> ClaimedJob:
-    """A job for its holder."""
+    """Make the view of a job for its holder."""
     job = _job_view(ClaimedJob, record, token=record.token)
     _add_contents(job, record)
     return job
@@ -241,7 +247,7 @@ def _job_view(model: type[J], record: JobRecord, **more: Any) -> J:
 
 
 def _add_contents(job: JobView, record: JobRecord) -> None:
-    """Payload and result, as JSON where they are."""
+    """Add payload and result, as JSON if they are."""
     for name, data in (("payload", record.payload), ("result", record.result)):
         value = _raw_json(data) if data and record.codec == "json" else None
         if value is not None:
@@ -251,7 +257,7 @@ def _add_contents(job: JobView, record: JobRecord) -> None:
 
 
 def _raw_json(data: bytes) -> msgspec.Raw | None:
-    """Stored bytes for an answer; None where they are not JSON after all: not every producer's JSON was checked."""
+    """Return stored bytes for an answer; None if they are not JSON: not every producer's JSON was checked."""
     try:
         _decode(data)
     except (ValueError, RecursionError):
@@ -286,7 +292,7 @@ class QueueView(msgspec.Struct, kw_only=True):
 
 @derived(QueueStats, without="head_run_at_us")
 class QueueStatsView(msgspec.Struct, kw_only=True):
-    """A queue at a glance. `lag_seconds`: for how long its next job has been due."""
+    """Figures of a queue. `lag_seconds`: the time for which its next job has been due."""
 
     done_total: int
     completed_total: int = msgspec.field(name="completedTotal")
@@ -326,14 +332,14 @@ def stats_view(stats: Sequence[QueueStats], now: Micros) -> StatsView:
 
 @derived(Lease, rename={"job_id": "id"})
 class HeldLease(msgspec.Struct):
-    """The lease that holds from now on. Where a cancel is requested, stop and discard the job."""
+    """The lease from now on. If a cancel is requested, stop and discard the job."""
 
 
 SettleAction: TypeAlias = Literal["complete", "retry", "fail", "release", "discard"]
 
 
 class SettledJob(msgspec.Struct, kw_only=True):
-    """What was written. A failure is a `retry` until the job's attempts are used up, then a `fail`."""
+    """The settlement that was written. A failure is a `retry` until the job's attempts are used up, then a `fail`."""
 
     id: str
     applied: SettleAction
@@ -348,20 +354,20 @@ class ChangedJob(msgspec.Struct):
 
 
 class RemovedJobs(msgspec.Struct):
-    """How many jobs were removed."""
+    """The number of removed jobs."""
 
     removed: int
 
 
 class BrokerTime(msgspec.Struct):
-    """The broker's clock, which is the store's: what every lease is measured by."""
+    """The broker's clock, which is the store's. All leases are measured by it."""
 
     time: AwareTime
     microseconds: int
 
 
 class LeaderView(msgspec.Struct):
-    """`is_elected`: whether one of several brokers leads. Where not, any number of them answer."""
+    """The leader. `is_elected`: true if one of several brokers leads. If false, any number of them answer."""
 
     is_leader: bool
     is_elected: bool
@@ -369,7 +375,7 @@ class LeaderView(msgspec.Struct):
 
 
 class Health(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """Whether the broker lives, or is ready."""
+    """The health of the broker: alive, or ready."""
 
     status: str
     version: str = ""
@@ -390,7 +396,7 @@ def job_error_code(error: JobError) -> str:
 
 
 class ItemError(msgspec.Struct):
-    """Why one job of a batch was left as it was."""
+    """The reason why one job of a batch was not changed."""
 
     code: str
     detail: str
@@ -424,7 +430,7 @@ class RequestModel(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 @derived(UpdateFlags, presence="default")
 class KeyUpdate(RequestModel):
-    """How an enqueue changes a job with the same key."""
+    """The change that an enqueue makes to a job with the same key."""
 
 
 @derived(
@@ -434,8 +440,8 @@ class KeyUpdate(RequestModel):
     ignores=JobView,
 )
 class NewJob(RequestModel):
-    """A job to do. Give the payload as any JSON value, or as bytes in base64 with the name of their codec. A job that was listed
-    can be sent as it is: what only the store decides on is ignored."""
+    """A job to do. Give the payload as any JSON value, or as bytes in base64 with the name of their codec. A job from a listing
+    can be sent as it is: fields that only the store sets are ignored."""
 
     type: Name
     payload: AnyJSON = UNSET
@@ -449,7 +455,7 @@ class NewJob(RequestModel):
 
 
 class NewJobs(RequestModel):
-    """Jobs to do, stored all or not at all."""
+    """Jobs to do, stored all or none."""
 
     jobs: Annotated[list[NewJob], Meta(min_length=1)]
 
@@ -458,7 +464,7 @@ _REQUESTED = set(JobRequest.__struct_fields__) & set(NewJob.__struct_fields__) -
 
 
 def job_request(job: NewJob, payload: Any) -> JobRequest:
-    """The request that a new job describes, with this payload."""
+    """Make the request that a new job describes, with this payload."""
     request = JobRequest(payload=payload, **{name: getattr(job, name) for name in _REQUESTED})
     if job.max_attempts_camel is not None:
         request.max_attempts = job.max_attempts_camel
@@ -468,7 +474,7 @@ def job_request(job: NewJob, payload: Any) -> JobRequest:
 
 
 class ClaimRequest(RequestModel):
-    """Which jobs a worker takes, for how long, and how long it waits for one."""
+    """The jobs that a worker claims, the length of the lease, and the longest wait for a job."""
 
     queue: Name = "default"
     types: list[Name] | None = None
@@ -509,7 +515,7 @@ class HeartbeatRequest(LeaseProof):
 
 
 class ErrorReport(RequestModel):
-    """What went wrong. Longer texts are cut."""
+    """The error of an execution. Longer texts are cut."""
 
     type: str = "Error"
     message: str = ""
@@ -517,7 +523,7 @@ class ErrorReport(RequestModel):
 
 
 class CompleteRequest(LeaseProof):
-    """The job is done. The result is kept as long as the job is."""
+    """The job is done. The result is kept as long as the job."""
 
     result: AnyJSON = UNSET
     result_base64: bytes | None = None
@@ -540,14 +546,14 @@ class FailRequest(LeaseProof):
 
 
 class ReleaseRequest(LeaseProof):
-    """The job goes back unspent: no attempt is counted."""
+    """The job goes back and spends nothing: no attempt is counted."""
 
     delay_seconds: Delay | None = None
     run_at: AwareTime | None = None
 
 
 class DiscardRequest(LeaseProof):
-    """The job is no longer worth doing: it ends as cancelled."""
+    """The job is no longer needed: it ends as cancelled."""
 
     reason: str | ErrorReport | None = None
 
@@ -580,7 +586,7 @@ SettleItem: Any = functools.reduce(operator.or_, map(_settle_item, SETTLE_REQUES
 
 
 class SettleBatch(RequestModel):
-    """How many jobs ended."""
+    """The number of jobs that ended."""
 
     settlements: Annotated[list[SettleItem], Meta(min_length=1)]
 
@@ -597,12 +603,12 @@ class JobIds(RequestModel):
 
 @derived(QueueSettings, presence="default")
 class QueueSettingsRequest(RequestModel):
-    """A queue's settings, as a whole: what is left out gets its default. `null` keeps for ever, or sets no limit."""
+    """A queue's settings, as a whole: a field that is left out gets its default. `null` keeps for ever, or sets no limit."""
 
 
 @derived(JobFilter, without="worker until", presence="default")
 class PurgeRequest(RequestModel):
-    """Which ended jobs to remove. Jobs that have not ended are never touched."""
+    """The ended jobs to remove. Jobs that have not ended are never removed."""
 
     states: list[JobState] | None = None
     types: list[Name] | None = None
@@ -610,7 +616,7 @@ class PurgeRequest(RequestModel):
 
 
 class JobsQuery(RequestModel):
-    """What is left out does not restrict. There is no null in a query, so nothing here is None."""
+    """A selection of jobs. A field that is left out does not restrict. A query has no null, so no field is None."""
 
     queue: Name | UnsetType = UNSET
     state: list[JobState] = []
@@ -624,13 +630,13 @@ class JobsQuery(RequestModel):
 
 
 class AttemptsQuery(RequestModel):
-    """Where to read the attempt log on."""
+    """The place from which to read the attempt log."""
 
     after: str | UnsetType = UNSET
     limit: PageLimit = 100
 
 
 class StatsQuery(RequestModel):
-    """Which queue; left out: all."""
+    """The queue to show; left out: all queues."""
 
     queue: Name | UnsetType = UNSET

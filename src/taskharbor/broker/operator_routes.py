@@ -45,7 +45,7 @@ async def ready(call: RouteCall) -> models.Health | Reply:
     if not service.is_leading:
         return Reply(503, models.Health(status="not ready", reason="standby"))
     try:
-        # A leader's term says that the store answers; asking it for the time can be a write.
+        # A leader's term shows that the store answers. Asking the store for the time can be a write.
         if service.leads is None:
             await service.driver.time()
     except (TaskHarborError, OSError):
@@ -55,7 +55,7 @@ async def ready(call: RouteCall) -> models.Health | Reply:
 
 @_state("/v1/leader", "Which broker leads.")
 async def leader(call: RouteCall) -> models.LeaderView:
-    """Which broker leads."""
+    """Names the broker that leads."""
     service = call.service
     return models.LeaderView(service.is_leading, service.leads is not None, service.leader_url)
 

@@ -1,6 +1,6 @@
-"""What went wrong, for the caller: `application/problem+json` (RFC 9457) with a stable code, a sentence and what to do.
+"""Errors as answers: `application/problem+json` (RFC 9457) with a stable code, a sentence and advice.
 
-Nothing here repeats a payload or a secret, and what the broker did not expect is told in no more words than "internal".
+Nothing here repeats a payload or a secret. An unexpected error of the broker is only called "internal".
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ CODES: dict[str, tuple[int, str]] = {
 
 
 class Problem(Exception):
-    """Ends a request with this answer. `hint`: instead of the usual one. `retry_after`: seconds."""
+    """Ends a request with this answer. `hint` replaces the usual one. `retry_after` is in seconds."""
 
     def __init__(
         self, code: str, detail: str, *, hint: str = "", retry_after: float = 0.0, **headers: str
@@ -102,7 +102,7 @@ class Problem(Exception):
 
 
 def invalid(detail: str, hint: str = "") -> Problem:
-    """The refusal of a request that cannot be honoured."""
+    """Make the refusal of a request with a value that is not allowed."""
     return Problem("invalid_request", detail, hint=hint)
 
 
@@ -116,7 +116,7 @@ def not_leader(leader_url: str | None) -> Problem:
 
 
 def problem_of(error: TaskHarborError) -> Problem:
-    """A contract error as an answer."""
+    """Return the answer for an error of the contract."""
     if isinstance(error, JobError):
         return Problem(job_error_code(error), str(error))
     if isinstance(error, (InvalidRequest, CodecError)):

@@ -22,7 +22,7 @@ MOST_HEARD = 64
 
 
 class Name(NamedTuple):
-    """What a caller calls one of its calls."""
+    """The name that a caller gives to one of its calls."""
 
     caller: str
     request: str
@@ -47,7 +47,7 @@ class _Kept:
 
 
 class Replays:
-    """Used from the server's loop. What is kept is bounded: in time, in bytes, and in number."""
+    """The kept answers. Used from the server's loop. They are bounded in time, in bytes and in number."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class Replays:
         self._max_bytes = max_bytes
         self._time = time or (lambda: asyncio.get_running_loop().time())
         self._kept: dict[Name, _Kept] = {}
-        """In the order they were asked for."""
+        """Kept answers in the order of their requests."""
         self._bytes = 0
 
     def __len__(self) -> int:
@@ -73,15 +73,15 @@ class Replays:
         make: Callable[[], Awaitable[Any]],
         still_holds: Callable[[Any], bool] = lambda answer: True,
     ) -> Replay:
-        """The answer that was made under this name, also by a call that is still under way, where it still holds; else the one
-        made now."""
+        """Return the answer that was made under this name, also by a call that is still under way, if it still holds; else make
+        one now."""
         while (kept := self._kept.get(name)) is not None:
             if kept.operation != operation:
                 raise InvalidRequest(
                     f"the request id was used for {kept.operation} already: make a new one for every call, "
                     "and keep it for repeated tries of the same call only"
                 )
-            # Where the client of the call under way leaves, this call is made in its place.
+            # If the client of the call under way leaves, this call is made in its place.
             with contextlib.suppress(ClientGone):
                 answer = await asyncio.shield(kept.answer)
                 if still_holds(answer):
@@ -98,7 +98,7 @@ class Replays:
         return Replay(answer, False)
 
     def weigh(self, name: Name, size: int) -> None:
-        """How much the answer of this name takes. Makes room by forgetting the oldest."""
+        """Note the size of the answer of this name. Makes room by forgetting the oldest."""
         kept = self._kept.get(name)
         if kept is not None:
             self._bytes += size - kept.size
@@ -106,21 +106,21 @@ class Replays:
         self._make_room()
 
     def replace(self, name: Name, answer: Any) -> None:
-        """What whoever asks again is to be told from now on."""
+        """Replace the answer for a repeated call of this name."""
         kept = self._kept.get(name)
         if kept is not None:
             kept.answer = asyncio.get_running_loop().create_future()
             kept.answer.set_result(answer)
 
     def forget(self, name: Name) -> None:
-        """Whoever asks again under this name makes a new call."""
+        """Forget the answer: a repeated call of this name is a new call."""
         kept = self._kept.get(name)
         if kept is not None and kept.answer.done():
             del self._kept[name]
             self._bytes -= kept.size
 
     def heard(self, caller: str, requests: Iterable[str]) -> None:
-        """These answers have arrived."""
+        """Note that these answers have arrived."""
         for request in requests:
             self.forget(Name(caller, request))
 
@@ -140,24 +140,24 @@ class Replays:
 
 
 def _hand_on(error: BaseException, answer: asyncio.Future[Any]) -> None:
-    """Whoever waits for the same answer fails likewise."""
+    """Pass an error on to the callers that wait for the same answer."""
     if isinstance(error, Exception):
         answer.set_exception(error)
     else:
         answer.set_exception(BackendUnavailable("the broker gave up the call; repeating it is safe"))
-    # Mostly nobody waits.
+    # Mostly nobody waits for it.
     answer.exception()
 
 
 def request_name(caller: str, request: str) -> Name:
-    """Raises InvalidRequest where the caller's name for a request is none."""
+    """Make the name of a request. Raises InvalidRequest if the caller's text cannot be a name."""
     if not 0 < len(request) <= LONGEST_NAME:
         raise InvalidRequest(f"a request id has 1 to {LONGEST_NAME} characters, not {len(request)}")
     return Name(caller, request)
 
 
 def heard_names(text: str | None) -> list[str]:
-    """Names of earlier requests whose answers have arrived. Raises InvalidRequest where there are too many."""
+    """Return the names of earlier requests whose answers have arrived. Raises InvalidRequest if there are too many."""
     names = text.split() if text else []
     if len(names) > MOST_HEARD:
         raise InvalidRequest(f"{len(names)} answers heard of at once: name at most {MOST_HEARD}")

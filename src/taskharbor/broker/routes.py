@@ -38,7 +38,7 @@ class RouteCall(msgspec.Struct):
     request: Request
     caller: Caller
     names: dict[str, str]
-    """From the path."""
+    """The names from the path."""
     query: Any = None
     body: Any = None
 
@@ -59,7 +59,7 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     method: str
     path: str
     name: str
-    """Unique; the OpenAPI operationId."""
+    """The unique name; the OpenAPI operationId."""
     summary: str
     tag: str
     handle: Handle
@@ -69,7 +69,7 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     body: Any = None
     """The struct that a body is decoded into; None: there is none."""
     body_choices: tuple[Any, ...] = ()
-    """Where the body is one of several structs, `handle` decodes it itself."""
+    """The structs of a body that can have several forms. `handle` decodes it itself."""
     is_body_optional: bool = False
     query: Any = None
     answer: Any = None
@@ -77,9 +77,9 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     """Successes with another status or another body."""
     status: int = 200
     problems: tuple[int, ...] = ()
-    """Beyond those that every route may give."""
+    """Statuses of problems beyond those of every route."""
     still_holds: Callable[[Any, Micros], bool] | None = None
-    """Where a caller may give its request a name and ask again under it: whether an answer that was kept is still good."""
+    """Tells if a kept answer is still valid, for a route whose caller may name its request and repeat it."""
 
 
 ROUTES: list[Route] = []
@@ -87,7 +87,7 @@ ROUTES: list[Route] = []
 
 
 def route(method: str, path: str, summary: str, *, name: str = "", **more: Any) -> Callable[[Handle], Handle]:
-    """A decorator that registers a handler. Its name and the type of its answer are the route's, unless other ones are given."""
+    """Make a decorator that registers a handler. Its name and the type of its answer are the route's, unless others are given."""
 
     def register(handle: Handle) -> Handle:
         fields = {"name": name or handle.__name__, "handle": handle, **more}
@@ -100,7 +100,7 @@ def route(method: str, path: str, summary: str, *, name: str = "", **more: Any) 
 
 
 HandleJobs: TypeAlias = Callable[[RouteCall, Sequence[tuple[str, Any]]], Awaitable[Sequence[Any]]]
-"""Does the work for several jobs: pairs of a job's id and what is asked for it -> an answer or a `JobError` for each."""
+"""A function for several jobs: takes pairs of a job's id and its request, and returns an answer or a `JobError` for each."""
 
 
 def route_one(action: str, summary: str, handle: HandleJobs, **more: Any) -> None:
@@ -133,7 +133,7 @@ def route_many(
 
 
 def served_path(route: Route, service: Service, replays: Replays) -> ServedPath:
-    """A route with its endpoint. Everything that can be decided before a request comes is decided here."""
+    """Make the endpoint of a route. All decisions that need no request are made here."""
     decode = None if route.body is None else msgspec.json.Decoder(route.body).decode
     takes_body = decode is not None or bool(route.body_choices)
     lists = _list_fields(route.query)
@@ -169,7 +169,7 @@ def served_path(route: Route, service: Service, replays: Replays) -> ServedPath:
 
 
 async def _handle_once(route: Route, call: RouteCall, data: bytes, given: str, replays: Replays) -> Any:
-    """The answer that this very request was given before, where it still holds; else a new one."""
+    """Return the answer that this request got before, if it still holds; else a new one."""
     still_holds = route.still_holds
     assert still_holds is not None
     name = request_name(call.caller.name, given)
@@ -182,20 +182,20 @@ async def _handle_once(route: Route, call: RouteCall, data: bytes, given: str, r
 
 
 def check_batch(length: int, most: int) -> None:
-    """Raises `Problem` where a batch has more items than are accepted."""
+    """Raise `Problem` if a batch has more items than are accepted."""
     if length > most:
         raise Problem("too_many_items", f"{length} items in one request: at most {most} are accepted")
 
 
 def check_media_type(request: Request) -> None:
-    """A page of another site can post plain text and forms without asking first, but not this."""
+    """Check the media type. A web page of another site can post plain text and forms without asking first, but not JSON."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != JSON:
         raise Problem("unsupported_media_type", "the body must be JSON")
 
 
 def decoded(decode: Callable[[bytes], Any], data: bytes) -> Any:
-    """The body as a model. Raises `Problem` where it is none."""
+    """Decode a body as a model. Raises `Problem` if it does not fit."""
     try:
         return decode(data)
     except msgspec.ValidationError as error:
@@ -209,7 +209,7 @@ def decoded(decode: Callable[[bytes], Any], data: bytes) -> Any:
 
 
 def decoded_query(query: bytes, wanted: Any, lists: frozenset[str]) -> Any:
-    """The query as a model; `lists` are the parameters that may be repeated. Raises `Problem` where it is none."""
+    """Decode a query as a model; `lists` are the parameters that may be repeated. Raises `Problem` if it does not fit."""
     given: dict[str, Any] = {}
     try:
         pairs = parse_qsl(

@@ -1,4 +1,4 @@
-"""The broker's inside: one open driver, its clock, leadership, sweeps, and the clients that wait for jobs."""
+"""The open driver of a broker, its clock, leadership, sweeps, and the clients that wait for jobs."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ LEAD_AGAIN_SECONDS = 1.0
 
 
 class Leads(Protocol):
-    """The leadership of this broker, which it needs to answer. A store that several brokers share has none, and all answer."""
+    """The leadership that a broker needs to answer. A store that several brokers share has none, and all of them answer."""
 
     @property
     def is_leader(self) -> bool: ...
 
     @property
     def leader_url(self) -> str | None:
-        """Where the leader is, as far as is known; our own address while we lead."""
+        """The address of the leader, as far as it is known; this broker's own while it leads."""
 
     async def run(self) -> None:
         """Take, renew, lose and take again, until cancelled."""
@@ -44,7 +44,7 @@ class Leads(Protocol):
         """Give leadership back at once, so that a standby need not wait for the term to end."""
 
     def look_now(self) -> None:
-        """A call failed in a way that a new leader would explain: do not wait for the next renewal to find out."""
+        """Check the leadership now: a call failed in a way that a new leader would explain."""
 
 
 Candidacy: TypeAlias = Callable[[Driver], Leads]
@@ -52,14 +52,15 @@ Candidacy: TypeAlias = Callable[[Driver], Leads]
 
 
 def candidacy_for(driver: Driver, *, url: str, term: float) -> Candidacy | None:
-    """`url`: where clients reach this broker, should it lead. `term`: seconds that a leader may be silent."""
+    """Make a candidacy. `url`: the address of this broker for clients, if it leads. `term`: the longest silence of a leader in
+    seconds."""
     if not callable(getattr(driver, "candidate", None)):
         return None
     return lambda led: led.candidate(url=url, term=term)  # type: ignore[attr-defined]
 
 
 class Service:
-    """What every request works with. Made anywhere, started on the server's loop."""
+    """The state that all requests share. Made anywhere, started on the server's loop."""
 
     def __init__(
         self,
@@ -71,7 +72,7 @@ class Service:
         self.driver = driver
         self.config = config or BrokerConfig()
         self.leads: Leads | None = None
-        """None: over this store any number of brokers answer."""
+        """None: any number of brokers answer over this store."""
         self._candidacy = candidacy
         self.stopping = asyncio.Event()
         """Set: long polls are answered at once, and new calls are refused."""
@@ -82,18 +83,18 @@ class Service:
         self._is_started = False
 
     def now(self) -> Micros:
-        """The time that leases are measured by."""
+        """Return the time that leases are measured by."""
         return self._clock.now()
 
     @property
     def is_leading(self) -> bool:
-        """Whether this broker answers calls."""
+        """True if this broker answers calls."""
         return self._candidacy is None or (self.leads is not None and self.leads.is_leader)
 
     @property
     def leader_url(self) -> str | None:
-        """Where another leads, or we do. None while nobody is known: one who lost its term without noticing yet still has its
-        own name there, and must not send its callers to itself."""
+        """The address of the leader: of this broker or another. None while no leader is known. A broker that lost its term
+        without noticing still finds its own address there, and must not send its callers to itself."""
         leads = self.leads
         if leads is None:
             return self.config.advertise if self._candidacy is None else None
@@ -119,7 +120,7 @@ class Service:
         self._is_started = True
 
     def stop_waiting(self) -> None:
-        """The first half of a stop: nobody is kept waiting any more."""
+        """Begin a stop: answer all long polls."""
         self.stopping.set()
         self.long_polls.stop()
 
@@ -146,11 +147,11 @@ class Service:
 
     @property
     def _sweeps(self) -> bool:
-        """Where clients bring their own time, ours must not end their leases."""
+        """True if this broker sweeps. If clients give their own time, the broker's clock must not end their leases."""
         return self.config.sweeps and not self.config.trust_client_time
 
     async def _tend(self) -> None:
-        """Keeps the clock set, and sweeps: workers do that on the side, clients in other languages do not."""
+        """Keep the clock set, and sweep. Workers sweep too, but clients in other languages do not."""
         sweep = SweepLoop(self.driver, clock=self._clock)
         while True:
             await asyncio.sleep(TEND_SECONDS)
@@ -163,7 +164,7 @@ class Service:
                 log.debug("the sweep failed (%s); it is repeated", type(error).__name__)
 
     async def _lead(self, leads: Leads) -> None:
-        """A term that was lost, or a store that was away, is no reason to stop: stand by and try again."""
+        """Lead until stopped. After a lost term or an outage of the store, stand by and try again."""
         while True:
             try:
                 await leads.run()
@@ -177,11 +178,11 @@ class Service:
 # number it saw last misses nothing, whether or not it was waiting at that moment.
 
 LOOK_AGAIN = 1.0
-"""Seconds after which the store is asked anew: only then it tells what comes due that was stored since."""
+"""Seconds after which the store is asked again. Only then it tells the due times of jobs that were stored since."""
 MOST_WATCHED = 10_000
-"""Queues at once: names cost a caller nothing."""
+"""The most queues that are watched at once: a caller can name any number."""
 FORGET_AFTER = 5.0
-"""Seconds for which a queue is watched after the last call that named it: long enough to ask again after an answer."""
+"""Seconds that a queue is watched after the last call that named it: long enough to ask again after an answer."""
 
 
 class _Watcher:
@@ -195,7 +196,7 @@ class _Watcher:
 
 
 class LongPolls:
-    """The waits of all clients, and a source of `waiting.wait`. Used on the server's loop."""
+    """The waits of all clients, and a source for `waiting.wait`. Used on the server's loop."""
 
     trusts_notifications = False
 
@@ -206,7 +207,7 @@ class LongPolls:
         self._now = now
         self._is_stopped = False
         self._name = secrets.token_hex(4)
-        """Numbers of another broker, or of this one before a restart, mean nothing here."""
+        """A random name: numbers of another broker, or of this one before a restart, mean nothing here."""
         self._number = 0
         self._watchers: dict[str, _Watcher] = {}
         self.waiting = 0

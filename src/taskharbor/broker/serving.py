@@ -1,4 +1,4 @@
-"""Serves a broker: uvicorn's protocol, with a start and a stop of our own.
+"""Serves a broker: uvicorn's protocol, with its own start and stop.
 
 A stop answers long polls at once, lets running calls finish, and gives leadership back before the process ends.
 """
@@ -28,14 +28,14 @@ GRACE_SECONDS = 10.0
 
 
 class TLS(msgspec.Struct, frozen=True):
-    """Files in PEM form."""
+    """Certificate and key, as files in PEM form."""
 
     certificate: Path
     key: Path | None = None
-    """None: it is in the certificate's file."""
+    """None: the key is in the certificate's file."""
 
     def check(self) -> None:
-        """Say what is wrong with the files before anything is started."""
+        """Check the files before anything is started. Raises InvalidRequest."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         try:
             context.load_cert_chain(self.certificate, self.key)
@@ -55,7 +55,7 @@ class TLS(msgspec.Struct, frozen=True):
 
 _log = logging.getLogger("taskharbor.broker.http")
 _log.setLevel(logging.CRITICAL)
-"""Strangers decide how often it has something to say. Whoever looks for the reason of a 400 gives it a lower level."""
+"""Clients decide how often it logs. To find the reason of a 400, give it a lower level."""
 
 _REFUSED = b"HTTP/1.1 %s\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 _TOO_LONG = _REFUSED % b"431 Request Header Fields Too Large"
@@ -67,7 +67,7 @@ class TooLong(Exception):
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """HTTP with an upper bound on what is around a body: uvicorn has none, neither in bytes nor in time.
+    """HTTP with limits on everything around a body: uvicorn has none, neither in bytes nor in time.
 
     `BrokerServer` makes a subclass with other limits.
     """
@@ -75,16 +75,16 @@ class BoundedProtocol(HttpToolsProtocol):
     max_header_bytes = 32_768
     max_connections = 4096
     head_seconds = 10.0
-    """From the first byte of a request, or from the connection, to the end of the headers."""
+    """Seconds from the first byte of a request, or from the connection, to the end of the headers."""
 
     _head_bytes = 0
-    """Read since the last headers or the last piece of a body: of a head, of trailers, or of a chunk's extensions."""
+    """Bytes since the last headers or the last piece of a body: of headers, of trailers, or of a chunk's extensions."""
     _is_too_long = False
     _timer: asyncio.TimerHandle | None = None
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        # Ours leaves out what queries say. This one would write it wherever the program has a handler for everything.
+        # The broker's own access log leaves out queries. uvicorn's would write them to any handler of the root logger.
         self.access_log = False
         self.logger = _log
 
@@ -102,7 +102,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         self._head_bytes += len(data)
         super().data_received(data)
-        # A header that does not end is not handed over either, so it is seen here.
+        # The parser does not report a header that does not end, so it is checked here.
         if self._head_bytes > self.max_header_bytes and not self.transport.is_closing():
             self._is_too_long = True
             self.send_400_response("")
@@ -116,7 +116,7 @@ class BoundedProtocol(HttpToolsProtocol):
         size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
         if size > self.max_header_bytes:
             self._is_too_long = True
-            # Comes out of the parser as an error of its own, and ends in `send_400_response`.
+            # The parser turns it into its own error, which ends in `send_400_response`.
             raise TooLong
         self._head_bytes = 0
         self._stop_timer()
@@ -137,7 +137,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
 
 class BrokerServer(uvicorn.Server):
-    """Stops when told, not at the next tick; and leaves signals to whoever started it."""
+    """A server that stops as soon as it is told, not at the next tick. It leaves signals to the program that started it."""
 
     def __init__(self, app: BrokerApp, tls: TLS | None, grace: float) -> None:
         config = app.service.config
@@ -165,7 +165,7 @@ class BrokerServer(uvicorn.Server):
         self._forced = asyncio.Event()
 
     def stop(self) -> None:
-        """Gracefully; the second time at once."""
+        """Stop gracefully; the second time at once."""
         if self._asked.is_set():
             self._forced.set()
         self._asked.set()
@@ -209,7 +209,7 @@ async def serve(
     grace: float = GRACE_SECONDS,
     when_ready: Callable[[BrokerServer], None] = lambda server: None,
 ) -> None:
-    """Until the server given to `when_ready` is told to stop."""
+    """Serve until `when_ready`'s server is told to stop."""
     await app.service.start()
     try:
         server = BrokerServer(app, tls, grace)
@@ -229,9 +229,9 @@ def parse_bind(text: str) -> tuple[str, int]:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A listening socket, bound before anything else is done: two brokers never share a port by mistake."""
+    """Return a listening socket, bound before anything else is done: two brokers never share a port by mistake."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # Named, since asyncio switches off the delay of small packets only where the protocol is known to be TCP.
+    # With the protocol named, because asyncio switches off the delay of small packets only if it knows that the protocol is TCP.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -245,7 +245,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def check_exposure(host: str, *, has_tokens: bool) -> None:
-    """Raises InvalidRequest where other hosts could call without a token."""
+    """Raise InvalidRequest if other hosts could call without a token."""
     if not has_tokens and not is_loopback(host):
         raise InvalidRequest(
             f"the bind address {host} can be reached from other hosts, and no token is set: anybody could take or delete jobs"

@@ -1,7 +1,7 @@
-"""Who calls, and what they may do.
+"""Tokens: the callers of a broker, and their scopes.
 
-A token is `name:scope[,scope]:secret`. Only a digest of the secret is kept, and a presented one is compared with every digest in
-constant time: neither how long it takes nor a memory dump says how close a guess was.
+A token is `name:scope[,scope]:secret`. Only a digest of the secret is kept. A presented secret is compared with every digest in
+constant time, so neither the duration nor a memory dump tells how close a guess was.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _SECRET = re.compile(r"[A-Za-z0-9._~+/=-]+")
 
 
 class Caller(msgspec.Struct, frozen=True):
-    """One who may call. `name` is for logs, limits and repeated tries; it is no secret."""
+    """A caller. `name` is for logs, limits and repeated tries; it is no secret."""
 
     name: str
     scopes: frozenset[Scope]
-    """With all that they imply."""
+    """The scopes, with all that they imply."""
 
 
 class Token(msgspec.Struct, frozen=True):
@@ -44,7 +44,7 @@ class Token(msgspec.Struct, frozen=True):
 
 
 EVERYBODY = Caller("everybody", frozenset(SCOPES))
-"""Who calls a broker without tokens."""
+"""The caller of a broker without tokens."""
 
 
 class Guard:
@@ -54,14 +54,14 @@ class Guard:
         self._tokens = tuple(tokens)
 
     def caller(self, authorization: bytes | None) -> Caller | None:
-        """The caller of an `Authorization` header; None where it is missing or wrong."""
+        """Return the caller of an `Authorization` header; None if it is missing or wrong."""
         if not self._tokens:
             return EVERYBODY
         if authorization is None or authorization[:7].lower() != b"bearer ":
             return None
         digest = hashlib.sha256(authorization[7:].strip()).digest()
         found: Caller | None = None
-        # Every one is compared, whether or not one has matched.
+        # All tokens are compared, even after a match.
         for token in self._tokens:
             if hmac.compare_digest(token.digest, digest):
                 found = token.caller
@@ -69,7 +69,7 @@ class Guard:
 
 
 def parse_token(text: str, *, where: str = "the token") -> Token:
-    """Errors name the place and never repeat the text: it may be a secret with a typing error in front."""
+    """Read a token. Errors name the place and never repeat the text: it may be a secret with a typing error in front."""
     name, first, rest = text.strip().partition(":")
     scopes, second, secret = rest.partition(":")
     if not first or not second:
@@ -90,7 +90,7 @@ def parse_token(text: str, *, where: str = "the token") -> Token:
 
 
 def parse_tokens(lines: Iterable[str], *, where: str) -> tuple[Token, ...]:
-    """One a line; empty lines and lines that begin with # say nothing."""
+    """Read tokens, one per line. Empty lines and lines that begin with # are skipped."""
     tokens: dict[str, Token] = {}
     for number, line in enumerate(lines, 1):
         text = line.strip()
@@ -106,7 +106,7 @@ def parse_tokens(lines: Iterable[str], *, where: str) -> tuple[Token, ...]:
 
 
 def read_token_file(path: Path) -> tuple[Token, ...]:
-    """The tokens of a file. Raises InvalidRequest where it cannot be read or is not of the form."""
+    """Read the tokens of a file. Raises InvalidRequest if it cannot be read or has another form."""
     try:
         text = path.read_text()
     except OSError as error:
@@ -117,16 +117,16 @@ def read_token_file(path: Path) -> tuple[Token, ...]:
 
 
 def others_can_read(path: Path) -> bool:
-    """Whether everybody on this machine can. (On Windows nobody can tell from the mode.)"""
+    """True if every user of this machine can read the file. (On Windows the mode does not tell.)"""
     return os.name == "posix" and bool(path.stat().st_mode & 0o004)
 
 
 def tokens_from_environment(environment: dict[str, str] | os._Environ[str]) -> tuple[Token, ...]:
-    """The tokens of the environment; none where it has none."""
+    """Return the tokens of the environment; empty if it has none."""
     text = environment.get(ENVIRONMENT, "")
     return parse_tokens(text.split(), where=f"${ENVIRONMENT}") if text.strip() else ()
 
 
 def _with_implied(scopes: Sequence[Scope]) -> frozenset[Scope]:
-    """Admin implies all; whoever may do anything may look."""
+    """Add implied scopes: admin implies all, and every scope implies read."""
     return frozenset(SCOPES) if "admin" in scopes else frozenset(scopes) | {"read"}

@@ -1,6 +1,12 @@
-"""Whole tables in and out of a store, for callers that move millions of rows.
+"""Bulk access: whole tables in and out of a store, for callers that move millions of rows.
 
-One mechanism over the driver contract, in the order data passes through it: `stage` packs new jobs into blobs of the store,
-`publish` turns the blobs into jobs, `cursors` and `read` cut the tables into parts and read them, `tables` makes Arrow batches,
-`store` is the synchronous interface, which PostgreSQL implements in its own way. `read`, `tables` and `store` need pyarrow.
+One mechanism over the driver contract, in the order in which data passes through it:
+
+- `stage`: packs new jobs into blobs of the store.
+- `publish`: turns the blobs into jobs.
+- `cursors`, `read`: cut the tables into parts and read them.
+- `tables`: makes Arrow batches.
+- `store`: the synchronous interface, which PostgreSQL implements in its own way.
+
+`read`, `tables` and `store` need pyarrow.
 """

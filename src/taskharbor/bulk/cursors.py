@@ -15,8 +15,9 @@ class HistoryGone(TaskHarborError):
 
 
 class Cursor(msgspec.Struct, array_like=True, frozen=True):
-    """The last place that was read in each stream. Of a stream that is not named nothing was read, and all its rows must be
-    there; unless `is_open`: then the reader takes it from wherever it begins by then. The beginning is that of any store."""
+    """The last place that was read in each stream. Of a stream without a place nothing was read, and all its rows must be there.
+    With `is_open`, the reader takes such a stream from its present beginning. The cursor of the beginning is the same for every
+    store."""
 
     store_id: str = ""
     is_open: bool = True
@@ -34,9 +35,9 @@ class LogRange(msgspec.Struct, frozen=True):
     after: int
     until: int
     is_strict: bool = False
-    """Whether all of them must be there."""
+    """True if all rows must be there."""
     is_resumed: bool = False
-    """Whether `after` is the place of a row that was read."""
+    """True if `after` is the place of a row that was read."""
 
 
 _encode = msgspec.json.Encoder(order="sorted").encode
@@ -77,8 +78,9 @@ def ranges_between(log: LogState, first: Cursor, last: Cursor) -> list[LogRange]
 
 
 def never_back(log: LogState, first: Cursor, last: Cursor) -> Cursor:
-    """`last`, but nowhere before `first`: where retention took the end of a log, it ends before its reader. Unless the store
-    itself went back, because a replica that lacked the last rows took over: the reader steps back with it."""
+    """Return `last`, but no place before `first`. If retention removed the end of a log, the log ends before its reader. One
+    exception: the store itself went back, because a replica without the last rows took over. Then the reader steps back with
+    it."""
     ends = {one.name: one.last for one in log.streams}
     back = {
         name: min(place, ends.get(name, place))
@@ -116,7 +118,8 @@ def _gone(one: LogRange, how: str, advice: str) -> HistoryGone:
 
 
 async def limited(driver: Driver, log: LogState, first: Cursor, last: Cursor, rows: int) -> Cursor:
-    """The cursor after at most so many rows; at least one where there is one. Each stream gets its share of them."""
+    """Return the cursor after at most `rows` rows, and after at least one if there is one. Each stream gets its share of the
+    rows."""
     ranges = ranges_between(log, first, last)
     dense = {one.name for one in log.streams if one.is_dense}
     places = {one.stream: one.after for one in ranges}

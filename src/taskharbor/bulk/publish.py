@@ -27,9 +27,9 @@ log = logging.getLogger("taskharbor.bulk")
 
 RECORD: Final = "writes"
 KEEP_SINGLE: Final[Micros] = 30 * DAY
-"""A write of its own is published again soon, if at all."""
+"""The time that a single write is remembered. It is published again soon, if at all."""
 KEEP_SERIES: Final[Micros] = 400 * DAY
-"""A stream may rest for long."""
+"""The time that a series is remembered: a stream may pause for long."""
 MOST_SINGLE: Final = 2_000
 LEFT_BEHIND: Final[Micros] = 60 * SECOND
 """Others finish a decided write after this time. If its publisher still lives, nothing is done twice."""
@@ -46,7 +46,7 @@ class Plan(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Mark(msgspec.Struct, array_like=True, frozen=True):
-    """The latest write of a series that is over, and how many jobs it added."""
+    """The latest finished write of a series, and the number of jobs that it added."""
 
     number: int
     added: int
@@ -63,7 +63,7 @@ class Writes(msgspec.Struct, array_like=True):
     marks: dict[str, Mark] = {}
 
     def mark_of(self, write: str) -> Mark | None:
-        """The mark, where the write is over, or a later one of its series is."""
+        """Return the mark if the write, or a later one of its series, is finished."""
         series, number = series_of(write)
         mark = self.marks.get(series)
         return mark if mark is not None and mark.number >= number else None
@@ -91,7 +91,8 @@ class Writes(msgspec.Struct, array_like=True):
         return mark
 
     def abandon(self, write: str, now: Micros) -> Plan | None:
-        """The plan, where it is too late. A write of a series may be staged again, and then be published."""
+        """Forget a write that is not decided. Returns the plan if it is too late. A write of a series may be staged again, and
+        then be published."""
         plan = self.plans.get(write)
         if plan is None and series_of(write)[1] == SINGLE:
             self.close(write, 0, now)
@@ -118,7 +119,7 @@ async def _look(driver: Driver) -> Writes:
 
 
 async def _change(driver: Driver, step: Callable[[Writes], R]) -> R:
-    """Change the record by compare-and-swap. Every step may be repeated: it finds what it did before."""
+    """Change the record by compare-and-swap. Every step may be repeated: it finds its earlier effect."""
     while True:
         (before,) = await driver.read_blobs([RECORD])
         writes = Writes() if before is None else _decode(before)
@@ -130,12 +131,13 @@ async def _change(driver: Driver, step: Callable[[Writes], R]) -> R:
 
 
 async def is_over(driver: Driver, write: str) -> bool:
-    """Whether the write was published or abandoned: nothing that is staged for it is wanted any more."""
+    """True if the write was published or abandoned. Nothing that is staged for it is needed any more."""
     return (await _look(driver)).mark_of(write) is not None
 
 
 async def publish(driver: Driver, write: str, tasks: Sequence[str], now: Micros) -> int:
-    """Publish what these tasks staged, and drop what others did. How many jobs the write added, now or before."""
+    """Publish the jobs that these tasks staged, and drop the jobs of others. Returns the number of jobs that the write added, now
+    or before."""
     await finish_left_behind(driver, now, except_for=write)
     writes = await _look(driver)
     mark, plan = writes.mark_of(write), writes.plans.get(write)
@@ -166,7 +168,7 @@ async def publish(driver: Driver, write: str, tasks: Sequence[str], now: Micros)
 
 
 async def abandon(driver: Driver, write: str) -> None:
-    """Drop what was staged. A write that is decided already is published instead."""
+    """Drop the staged jobs of a write. A write that is decided already is published instead."""
     plan = await _change(driver, lambda writes: writes.abandon(write, wall_clock()))
     if plan is not None:
         await _finish(driver, plan, await driver.time())
@@ -186,7 +188,8 @@ async def finish_left_behind(driver: Driver, now: Micros, *, except_for: str | N
 
 @contextlib.contextmanager
 def _only_warned() -> Iterator[None]:
-    """A write that cannot be finished, since its queue is full or its plan was forged, must not stop others."""
+    """Log an error and go on. A write that cannot be finished, because its queue is full or its plan was forged, must not stop
+    others."""
     try:
         yield
     except BackendUnavailable:

@@ -1,4 +1,4 @@
-"""Reading tables through the driver contract: the planner cuts them into parts, and tasks in other processes read one each."""
+"""Reads tables through the driver contract: the planner cuts them into parts, and tasks in other processes read one part each."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from taskharbor.drivers.contract import Driver, JobFilter, JobShare
 from taskharbor.jobs import Attempt, JobRecord
 
 ROWS_PER_PART = 20_000
-"""A part of fewer rows costs more to start than to read."""
+"""The least rows of a part. A smaller part costs more to start than to read."""
 JOBS_PER_PART = 10_000
 
 _PIECES_PER_PART = 4
@@ -69,7 +69,7 @@ async def table_parts(driver: Driver, table: Table, selection: Selection, parall
 async def log_parts(
     driver: Driver, ranges: Sequence[LogRange], selection: Selection, parallelism: int
 ) -> list[Part]:
-    """Shares of these ranges, each of about the same number of rows."""
+    """Cut these ranges into shares of about the same number of rows."""
     pieces: list[LogRange] = []
     for one in ranges:
         edges = await driver.split_log(
@@ -103,7 +103,7 @@ def _joined(pieces: Sequence[LogRange]) -> list[LogRange]:
 
 
 def read_part(driver: Driver, part: Part) -> Iterator[pa.RecordBatch]:
-    """The rows of one part. From a thread that is not the portal's."""
+    """Read the rows of one part. Call it from a thread that is not the portal's."""
     if part.table == "attempts":
         return _read_attempts(driver, part)
     if part.table == "jobs":
@@ -116,7 +116,7 @@ def _read_attempts(driver: Driver, part: Part) -> Iterator[pa.RecordBatch]:
     pages = (page for one in ranges for page in _pages(partial(_log_page, driver, one), one.after))
     yield from _batches(pages, attempts_batch, part.selection, "ended_at")
     if any(one.is_strict for one in ranges):
-        # Rows that retention took while this was read are missing from it.
+        # Rows that retention removed during the read are missing from it.
         portal().call(_check(driver, ranges))
 
 
@@ -176,7 +176,7 @@ def _batches(
     instant: str,
     weigh: Callable[[T], int] = lambda row: 0,
 ) -> Iterator[pa.RecordBatch]:
-    """The selected rows of the pages, in batches that are neither too long nor too heavy."""
+    """Yield the selected rows of the pages, in batches that are neither too long nor too large."""
     rows: list[T] = []
     weight = 0
     for page in chain(pages, [None]):
@@ -190,7 +190,7 @@ def _batches(
 
 
 def _pages(ask: Callable[[P], Coroutine[Any, Any, tuple[list[T], P | None]]], start: P) -> Iterator[list[T]]:
-    """Page after page; the next one is on its way while the caller works on the last."""
+    """Yield page after page. The next page is requested while the caller works on the last."""
 
     asked: Future[tuple[list[T], P | None]] | None = portal().begin(ask(start))
     try:

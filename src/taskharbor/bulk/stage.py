@@ -26,7 +26,7 @@ from taskharbor.requests import AlikeJobs, new_id, new_ids
 FOLDER: Final = "staging"
 KEEP_STAGED: Final[Micros] = 3 * DAY
 BLOB_JOBS: Final = 10_000
-"""Jobs of one blob. A blob costs a round trip, and on an object store money."""
+"""The most jobs of one blob. A blob costs a round trip, and on an object store money."""
 BLOB_BYTES: Final = 4 * 1024 * 1024
 SINGLE: Final = -1
 """The number of a write that belongs to no series."""
@@ -35,24 +35,24 @@ _END: Final = "end"
 
 
 class StagingLost(TaskHarborError):
-    """What tasks had staged is gone, so the write cannot be published. Nothing of it became a job: write it again."""
+    """Staged jobs of a write are gone, so it cannot be published. None of them became a job: write it again."""
 
 
 # -- names of writes ------------------------------------------------------------------------------------------
 
 
 def new_write() -> str:
-    """The name of a write of its own. A name is published at most once, however often somebody tries."""
+    """Return the name of a single write. A name is published at most once, however often it is tried."""
     return f"write-{new_id()}"
 
 
 def numbered_write(series: str, number: int) -> str:
-    """The name of one batch of a stream. Of a series the store remembers the latest number that was published."""
+    """Return the name of one batch of a stream. The store remembers the latest published number of a series."""
     return f"{series}/{number}"
 
 
 def series_of(write: str) -> tuple[str, int]:
-    """(series, number) of a write; a write of its own is a series of one."""
+    """Return series and number of a write; a single write is a series of one."""
     series, separator, number = write.rpartition("/")
     return (series, int(number)) if separator and number.isdecimal() and len(number) < 20 else (write, SINGLE)
 
@@ -60,7 +60,7 @@ def series_of(write: str) -> tuple[str, int]:
 # -- jobs as bytes --------------------------------------------------------------------------------------------
 
 _FIELDS: Final = [(field.name, field.type) for field in given_fields(JobRecord)]
-# Its instances are no concern of the garbage collector, unlike tuples.
+# A struct that the garbage collector ignores, unlike a tuple.
 _Row: Any = msgspec.defstruct("_Row", _FIELDS, array_like=True, gc=False)
 _values: Callable[[JobRecord], tuple[Any, ...]] = attrgetter(*(name for name, _ in _FIELDS))
 _encode = msgspec.msgpack.Encoder().encode
@@ -68,7 +68,7 @@ _decode = msgspec.msgpack.Decoder(list[_Row]).decode
 
 
 def pack(jobs: Sequence[JobRecord]) -> bytes:
-    """New jobs as bytes: the fields that an enqueue reads."""
+    """Pack new jobs into bytes: the fields that an enqueue reads."""
     if not isinstance(jobs, AlikeJobs):
         return _encode(list(map(_values, jobs)))
     _, kind, queue, _, *rest = _values(jobs.template)
@@ -77,7 +77,7 @@ def pack(jobs: Sequence[JobRecord]) -> bytes:
 
 
 def unpack(data: bytes) -> list[JobRecord]:
-    """Raises InvalidRequest for what is no such blob, or holds jobs that no driver stores."""
+    """Unpack jobs. Raises InvalidRequest for another kind of blob, or for jobs that no driver stores."""
     try:
         jobs = [JobRecord(**asdict(row)) for row in _decode(data)]
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
@@ -126,11 +126,11 @@ class StagedBlob(msgspec.Struct, array_like=True, frozen=True):
 
 
 class TaskEnd(msgspec.Struct, array_like=True):
-    """All that one task staged."""
+    """The list of all that one task staged."""
 
     blobs: list[StagedBlob]
     sizes: dict[str, int]
-    """Bytes by queue, about what the jobs add to it."""
+    """Bytes by queue: about the size that the jobs add to it."""
 
 
 _decode_end = msgspec.msgpack.Decoder(TaskEnd).decode
@@ -149,7 +149,7 @@ def _digest(name: str) -> str:
 
 
 class TaskStaging:
-    """One task's part of a write, on its way into the store."""
+    """One task's part of a write, while it is staged."""
 
     def __init__(self, driver: Driver, write: str, task: str) -> None:
         self._driver = driver
@@ -174,7 +174,7 @@ class TaskStaging:
 
 
 async def ends_of(driver: Driver, write: str, tasks: Sequence[str]) -> dict[str, TaskEnd]:
-    """What the tasks staged, of those that came to their end and whose blobs are all there."""
+    """Return the lists of the tasks that finished and whose blobs are all there."""
     there = await driver.list_blobs(folder_of(write))
     folders = {name.rpartition("/")[0]: name for name in there if name.endswith(f"-{_END}")}
     wanted = {task: f"{folder_of(write)}/{_digest(task)}" for task in tasks}
@@ -193,7 +193,7 @@ async def drop_staged(driver: Driver, write: str) -> None:
 
 
 async def drop_abandoned(driver: Driver, kept: Iterable[str], now: Micros) -> None:
-    """Remove what was staged for writes that nobody ever published. `kept`: writes that somebody is publishing."""
+    """Remove staged jobs of writes that nobody published. `kept`: writes that are being published."""
     folders: dict[str, list[str]] = {}
     for name in await driver.list_blobs(FOLDER):
         folders.setdefault("/".join(name.split("/")[:2]), []).append(name)
@@ -205,7 +205,7 @@ async def drop_abandoned(driver: Driver, kept: Iterable[str], now: Micros) -> No
 
 
 def _staged_at(name: str) -> Micros:
-    """A name that tells no time is of nobody's write: it is as old as can be."""
+    """Return the time in a blob's name. A name without a time belongs to no write, so it counts as oldest."""
     try:
         return int(name.rpartition("/")[2].partition("-")[0], 16)
     except ValueError:

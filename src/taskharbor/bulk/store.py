@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 def run_sync(work: Coroutine[Any, Any, T]) -> T:
-    """Run a driver's work for a caller without an event loop."""
+    """Run a driver's coroutine for a caller without an event loop."""
     return portal().call(work)
 
 
@@ -51,18 +51,18 @@ class BulkStore(Protocol):
         """Cover the table as it is now, in at most about `parallelism` parts; at least one, even where nothing is there."""
 
     def read(self, part: Part) -> Iterator[pa.RecordBatch]:
-        """The rows of one part, in batches that fit `bulk.tables` exactly."""
+        """Yield the rows of one part, in batches that fit `bulk.tables` exactly."""
 
     # -- the attempt log as a stream ----------------------------------------------------------------------------
 
     def start(self) -> str:
-        """The cursor before the first row that is kept."""
+        """Return the cursor before the first row that is kept."""
 
     def latest(self) -> str:
-        """A cursor at the end of the log: nothing can appear before it any more."""
+        """Return a cursor at the end of the log. No row can appear before it any more."""
 
     def between(self, after: str, until: str, *, parallelism: int) -> list[Part]:
-        """Cover the rows after one cursor up to and including another. Raises `HistoryGone` where some were removed."""
+        """Cover the rows after one cursor up to and including another. Raises `HistoryGone` if some were removed."""
 
     def limited(self, after: str, until: str, *, rows: int | None) -> str:
         """A cursor at most `rows` rows after `after` (None: any number), and not after `until`; at least one row further where
@@ -79,11 +79,11 @@ class BulkStore(Protocol):
         jobs. A write that was published before stays as it is, and the answer is the same. `now`: the store's time if None."""
 
     def abandon(self, write: str) -> None:
-        """Drop what was staged for a write that will not be published."""
+        """Drop the staged jobs of a write that will not be published."""
 
 
 class DriverStore(BulkStore):
-    """Any driver as a bulk store. A reader's handle is opened apart from a writer's, since it must not write."""
+    """A bulk store over any driver. A reader's handle is opened separately from a writer's, since it must not write."""
 
     def __init__(self, url: str, driver: Driver | None = None) -> None:
         super().__init__(url)
@@ -147,7 +147,7 @@ class DriverStore(BulkStore):
         asked: Future[None] | None = None
         try:
             for jobs in chunked(batches, stage.BLOB_JOBS):
-                # One blob goes out while the next is made.
+                # One blob is sent while the next is made.
                 if asked is not None:
                     asked.result()
                 asked = portal().begin(staging.put(jobs))
@@ -158,7 +158,7 @@ class DriverStore(BulkStore):
                 wait([asked])
         count = run_sync(staging.complete())
         if run_sync(publish.is_over(driver, write)):
-            # It was published without this task, or abandoned: the task must leave nothing behind.
+            # The write was published without this task, or abandoned. The task must leave nothing behind.
             run_sync(staging.drop())
             return 0
         return count

@@ -21,7 +21,7 @@ Table: TypeAlias = Literal["attempts", "jobs", "queues"]
 
 
 class Selection(msgspec.Struct, frozen=True, kw_only=True):
-    """Which rows; a field that is None does not restrict. Instants are those of `ended_at` (attempts) and `created_at` (jobs):
+    """A selection of rows. A field that is None does not restrict. Instants are `ended_at` (attempts) and `created_at` (jobs):
     from `since_us` on, and before `until_us`."""
 
     queue: str | None = None
@@ -32,7 +32,7 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):
-    """A share of a table that one task reads. `bounds` means something to the store that made it, and to nobody else."""
+    """A share of a table that one task reads. Only the store that made it interprets `bounds`."""
 
     table: Table
     selection: Selection = Selection()
@@ -116,12 +116,12 @@ QUEUES = _schema(
 SCHEMAS: dict[Table, pa.Schema] = {"attempts": ATTEMPTS, "jobs": JOBS, "queues": QUEUES}
 
 _JOB_NAMES = {"lease_expires_at": "expires_at"}
-"""Columns whose records have another name for it."""
+"""Columns whose field in the record has another name."""
 _encode_json = msgspec.json.Encoder().encode
 
 
 def _columns(table: Table, names: dict[str, str]) -> list[Callable[[Any], Any]]:
-    """How each column's value is read from a record."""
+    """Return the functions that read each column's value from a record."""
     return [
         attrgetter(names.get(one.name, one.name) + ("_us" if pa.types.is_timestamp(one.type) else ""))
         if one.name not in ("state", "outcome")
@@ -162,7 +162,7 @@ def _batch(table: Table, columns: Sequence[Sequence[Any]]) -> pa.RecordBatch:
 
 
 def fitted(table: Table, columns: Sequence[pa.Array]) -> pa.RecordBatch:
-    """Columns in the schema's order, cast where they differ. Whole numbers become instants without being copied."""
+    """Put columns in the schema's order, and cast them if they differ. Whole numbers become instants without a copy."""
     schema = SCHEMAS[table]
     cast = [
         column if column.type == field.type else column.cast(field.type)
@@ -172,7 +172,7 @@ def fitted(table: Table, columns: Sequence[pa.Array]) -> pa.RecordBatch:
 
 
 def selected(batch: pa.RecordBatch, selection: Selection, instant: str) -> pa.RecordBatch:
-    """The rows of a batch that are selected. `instant`: the column that `since_us` and `until_us` mean."""
+    """Return the selected rows of a batch. `instant`: the column that `since_us` and `until_us` apply to."""
     if selection == Selection():
         return batch
     at = batch.column(instant).cast(pa.int64())

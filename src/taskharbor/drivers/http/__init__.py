@@ -1,9 +1,9 @@
-"""The driver for who has no way to the store: every call goes to a broker, which makes it there.
+"""The HTTP driver, for programs that cannot reach the store: every call goes to a broker, which makes it there.
 
+options     the options of the URL
 driver      the handle: contract calls, clones, waiting
-options     what the URL says
-protocol    form of calls and answers, as both ends know it: the broker reads this file too
-brokers     one call on its way: connections, repeated tries, the leader among several brokers
+protocol    the form of calls and answers, for both sides: the broker uses this file too
+brokers     sends one call: connections, repeated tries, the leader among several brokers
 """
 
 from __future__ import annotations

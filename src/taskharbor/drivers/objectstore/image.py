@@ -211,7 +211,7 @@ def holding_jobs(transaction: Transaction, job_ids: Sequence[str]) -> list[Entry
 
 
 def put_entry(transaction: Transaction, entry: Entry) -> None:
-    """Where nothing is left of it, it is retired."""
+    """Store the entry of a segment, or retire the segment if nothing is left in it."""
     if entry.rows or entry.jobs:
         transaction.connection.execute(_SQL["put"], (entry.name, entry.last_row, to_json(entry)))
     else:

@@ -40,7 +40,7 @@ _STEPS = 64
 class Cursor(msgspec.Struct, array_like=True, frozen=True):
     store_id: str
     positions: dict[str, Annotated[int, Meta(ge=0, lt=engine.FOREVER)]]
-    """By shard, the number of the last row that was read. A cursor of jobs has one, of the last job of a page."""
+    """The number of the last row that was read, for each shard. A cursor of jobs has one number, of the last job of a page."""
 
 
 _encode = msgspec.msgpack.Encoder(order="sorted").encode

@@ -110,7 +110,7 @@ class Leadership:
 
     @property
     def leader_url(self) -> str | None:
-        """Where the leader is, as far as is known."""
+        """The address of the leader, as far as it is known."""
         return None if self._leader is None else self._leader.url
 
     @property
