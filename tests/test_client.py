@@ -5,7 +5,14 @@ import pytest
 
 from taskharbor import AsyncClient, Client, FakeClock, JobFilter, JobRequest, JobState, QueueSettings
 from taskharbor.drivers.memory import MemoryDriver
-from taskharbor.errors import InvalidRequest, JobFinished, JobNotDead, JobNotFound, WaitTimeout
+from taskharbor.errors import (
+    BackendUnavailable,
+    InvalidRequest,
+    JobFinished,
+    JobNotDead,
+    JobNotFound,
+    WaitTimeout,
+)
 from taskharbor.jobs import SECOND, Failure
 
 
@@ -142,3 +149,26 @@ def test_a_synchronous_call_from_the_portals_own_loop_does_not_hang(client: Clie
 
     with pytest.raises(RuntimeError, match="wait for itself"):
         portal().call(misuse())
+
+
+async def test_a_client_whose_first_call_found_the_backend_away_opens_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    driver = MemoryDriver()
+    opened = driver.open
+
+    async def refused() -> None:
+        raise BackendUnavailable("nobody listens")
+
+    monkeypatch.setattr(driver, "open", refused)
+    client = AsyncClient(driver)
+    for _ in range(2):
+        with pytest.raises(BackendUnavailable, match="nobody listens"):
+            await client.enqueue(JobRequest(type="t"))
+    await client.close()
+    with pytest.raises(BackendUnavailable, match="nobody listens"):
+        await client.enqueue(JobRequest(type="t"))
+    monkeypatch.setattr(driver, "open", opened)
+    accepted = await client.enqueue(JobRequest(type="t"))
+    assert (await client.get(accepted.id)).state is JobState.READY
+    await client.close()

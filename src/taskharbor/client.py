@@ -7,6 +7,7 @@ handlers.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import os
 import threading
@@ -71,9 +72,10 @@ class AsyncClient:
 
     async def close(self) -> None:
         """Close the connections. The client opens them again when it is used again."""
-        if self._opening is not None:
-            await self._opening
-            self._opening = None
+        opening, self._opening = self._opening, None
+        if opening is not None:
+            with contextlib.suppress(Exception):  # Who began it was told.
+                await opening
             await self.driver.close()
 
     async def __aenter__(self) -> Self:
@@ -83,14 +85,15 @@ class AsyncClient:
         await self.close()
 
     async def _ready(self) -> None:
-        if self._opening is None or (self._opening.done() and self._opening.exception()):
-            self._opening = asyncio.ensure_future(self.driver.open())
-        await asyncio.shield(self._opening)
+        opening = self._opening
+        if opening is None or (opening.done() and (opening.cancelled() or opening.exception() is not None)):
+            self._opening = opening = asyncio.ensure_future(self.driver.open())
+        if not opening.done():
+            await asyncio.shield(opening)
 
     async def now(self) -> Micros:
         """The time that this client gives to every operation: the backend's, unless a clock was given."""
-        if self._opening is None or not self._opening.done():
-            await self._ready()
+        await self._ready()
         if self._clock is not None:
             return self._clock.now()
         if self._backend_clock is None:
