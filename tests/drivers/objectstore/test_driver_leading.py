@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
 
 from drivers.objectstore.faulty_blobs import FaultyBlobs, Weather
 from drivers.objectstore.held_blobs import HeldBlobs
@@ -12,6 +15,7 @@ from taskharbor.drivers.contract import FAILURE_TYPE, Ack, JobFilter, QueueSetti
 from taskharbor.drivers.objectstore import ObjectStoreDriver
 from taskharbor.drivers.objectstore.options import Options
 from taskharbor.jobs import SECOND, JobState
+from worker.stage import eventually
 
 
 class ForEver:
@@ -106,3 +110,28 @@ def test_a_thousand_jobs_from_many_clients_take_few_writes() -> None:
         assert (weather.writes - before) / 1000 < 0.05
 
     run(test)
+
+
+async def test_a_damaged_object_that_keeps_a_broker_from_leading_is_named_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    url = f"file://{tmp_path}/store"
+    async with ObjectStoreDriver.from_url(url) as driver:
+        await driver.enqueue([a_job(queue="sound"), a_job(queue="damaged")], now=NOW)
+    state = tmp_path / "store/queues/damaged/0/state"
+    whole = state.read_bytes()
+    state.write_bytes(whole[:5000] + bytes([whole[5000] ^ 255]) + whole[5001:])
+    async with ObjectStoreDriver.from_url(url) as driver:
+        candidate = driver.candidate(url="http://here", term=0.1)
+        standing = asyncio.ensure_future(candidate.run())
+        async with asyncio.timeout(30):
+            await eventually(lambda: bool(caplog.messages))
+            assert not candidate.is_leader
+            state.write_bytes(whole)
+            await candidate.wait_until_leading()
+        standing.cancel()
+        await asyncio.gather(standing, return_exceptions=True)
+        await candidate.resign()
+    (told,) = caplog.messages
+    assert "cannot lead yet" in told
+    assert "queues/damaged/0/state" in told

@@ -234,12 +234,16 @@ class Leadership:
 
     async def _fence(self, term: LeaderTerm, queues: list[str]) -> None:
         catalog = self._catalog
+        told: set[str] = set()
         while True:
             try:
                 await raise_epochs(catalog.blobs, catalog.state_names(queues), term)
                 break
-            except* BackendUnavailable:
-                pass  # `take_step` tells of it, and goes on renewing.
+            except* BackendUnavailable as failed:
+                # `take_step` goes on renewing, and knows nothing of a single object.
+                for reason in {str(error) for error in failed.exceptions} - told:
+                    _log.warning("cannot lead yet: %s", reason)
+                    told.add(reason)
             await self._sleep(self._length / SECOND / 10)
         if self._term is term:
             self._store.lead(term)
