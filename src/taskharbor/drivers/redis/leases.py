@@ -18,6 +18,7 @@ from itertools import groupby
 from operator import attrgetter
 from typing import Any, TypeVar
 
+from msgspec.structs import replace
 from redis.exceptions import ResponseError
 
 from taskharbor.clock import BackendClock
@@ -234,6 +235,7 @@ async def _ask_queues(
 ) -> dict[int, Any]:
     """Ask the queue of each item, which is part of its token. An item that is not found there is searched for in all queues, so
     that a caller with a wrong token gets the right error."""
+    items = list(items)
     answers: dict[int, Any] = {}
     told: dict[str, list[Word]] = {}
 
@@ -257,6 +259,8 @@ async def _ask_queues(
             home = homes.get(items[n].job_id, asked)
             if home != asked:
                 groups.setdefault(home, []).append(n)
+                # A token of another queue is no lease's: the rest of it must not count there.
+                items[n] = replace(items[n], token="")
                 del answers[n]
     return answers
 

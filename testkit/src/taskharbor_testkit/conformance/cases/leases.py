@@ -114,6 +114,14 @@ async def a_token_of_another_job_does_not_fit(t: Twin) -> None:
     await t.refuses(errors.LeaseMismatch, ack(with_token(two, str(one.token))))
 
 
+async def a_token_that_is_cut_or_continued_does_not_fit(t: Twin) -> None:
+    held = await t.lease(t.job())
+    token = str(held.token)
+    for wrong in {token + "x", token[:-1], token[:24], token[:24] + "other"} - {token}:
+        await t.refuses(errors.LeaseMismatch, ack(with_token(held, wrong)))
+        await t.refuses_beat(errors.LeaseMismatch, with_token(held, wrong))
+
+
 async def the_first_holder_is_a_stranger_after_a_reclaim(t: Twin) -> None:
     """A stale worker changes nothing, even while the next one works."""
     first = await _expired(t)
