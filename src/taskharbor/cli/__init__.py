@@ -1,9 +1,15 @@
-"""The command line. `root` is the command; the modules beside it have the subcommands, those on one subject together.
+"""The command line. `root` is the command. The modules, in the order in which an invocation passes through them:
 
-They share `options` (--url, --json and --debug, accepted before and after the subcommand; options of several commands; values; a
-client on the chosen URL), `apps` (the app that `module:name` means), `problems` (errors and exit codes) and `output` (tables,
-progress, durations and times as text). JSON documents are the models of the HTTP API (`taskharbor.broker.models`).
-rich is imported where something is drawn, never at import time, so `taskharbor --help` answers at once.
+- `root`: the command and its subcommands.
+- `options`: --url, --json and --debug, accepted before and after the subcommand; options of several commands; kinds of values; a
+  client on the chosen URL.
+- `apps`: the app for `module:name`.
+- `enqueue`, `worker`, `broker`: add jobs, run them, serve a store.
+- `jobs`, `queues`, `dlq`: list and inspect jobs; queues and statistics; cancel, and dead jobs.
+- `doctor`, `pipeline`, `demo`: checks and migrations; the Spark pipeline; the demo.
+- `output`: tables, progress, durations and times as text. JSON documents are the models of the HTTP API
+  (`taskharbor.broker.models`).
+- `problems`: errors and exit codes.
 """
 
 from __future__ import annotations

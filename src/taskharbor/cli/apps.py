@@ -1,4 +1,4 @@
-"""Finds the app that `module:name` means, and says what there is instead where it is not there."""
+"""Finds the app for `module:name`. If it is not there, the error names the apps that are."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def load_app(reference: str) -> Harbor:
 
 
 def put_current_folder_first() -> None:
-    """`python -m` does so by itself, the console script does not."""
+    """Put the current folder first. `python -m` does so by itself, the console script does not."""
     here = os.getcwd()
     if here not in sys.path and "" not in sys.path:
         sys.path.insert(0, here)
@@ -92,7 +92,7 @@ def _apps_in(module: ModuleType) -> list[str]:
 
 
 def _candidates_hint() -> str:
-    """Apps declared in files nearby, found by reading and not by importing."""
+    """Return a hint with the apps in files nearby. The files are read, not imported."""
     found: list[str] = []
     for file in sorted([*Path().glob("*.py"), *Path().glob("[!._]*/*.py")])[:500]:
         try:

@@ -1,4 +1,4 @@
-"""`taskharbor demo`: what the queue promises, shown on a killed worker; then proved from its log, where Spark can run."""
+"""`taskharbor demo`: shows the queue's guarantees with a killed worker, and checks them from its log if Spark can run."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ def _next_steps(database: str | None) -> RenderableType:
 
 
 def _command_name() -> str:
-    """How to call us from where the reader stands: `make demo` runs a script that is not on the PATH."""
+    """Return the command for the reader to type. `make demo` runs a script that is not on the PATH."""
     if shutil.which("taskharbor") is not None:
         return "taskharbor"
     script = Path(sys.argv[0])

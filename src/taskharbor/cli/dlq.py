@@ -1,4 +1,4 @@
-"""`taskharbor cancel` and `taskharbor dlq`: end jobs, look at dead ones, send them round again, or let them go."""
+"""`taskharbor cancel` and `taskharbor dlq`: cancel jobs; list, requeue and purge dead jobs."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def cancel(settings: Invocation, ids: tuple[str, ...]) -> int:
 def tell(
     results: Iterable[tuple[str, JobState | JobError]], settings: Invocation, words: dict[JobState, str]
 ) -> int:
-    """One line per job, errors on stderr; the exit code."""
+    """Print one line per job, errors on stderr. Returns the exit code."""
     code = 0
     for job_id, result in results:
         if not isinstance(result, JobError):

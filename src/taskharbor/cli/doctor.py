@@ -1,6 +1,6 @@
-"""`taskharbor doctor`: is everything there, does the backend answer, and what to do where not.
+"""`taskharbor doctor`: checks the installation and the backend, and gives advice.
 
-It knows drivers by their contract alone, so it works the same on a driver somebody else wrote.
+It knows drivers by their contract alone, so it works the same on any driver.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ async def _examine(settings: Invocation) -> list[Check]:
                 return checks
             checks += [check async for check in _backend(driver)]
     except (TaskHarborError, OSError) as error:
-        # A timeout of ours is an OSError without words.
+        # A timeout of the doctor's own is an OSError without a message.
         found = str(error) or f"no answer within {ANSWER_SECONDS:g} s"
         checks.append(Check("backend", "fail", found, "is it running, and is the URL right?"))
     finally:
@@ -162,7 +162,8 @@ async def _backend(driver: Driver) -> AsyncIterator[Check]:
 
 
 async def _write(driver: Driver) -> Check:
-    """A store may answer readers and refuse writers: a full disk, a replica, a limit on memory."""
+    """Check that the store accepts writes. It may answer readers and refuse writers: a full disk, a replica, a limit on
+    memory."""
     name = f"staging/doctor/{new_id()}/0"
     try:
         took = await _timed(driver.put_blob(name, bytes(4096)))

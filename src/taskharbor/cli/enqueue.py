@@ -1,6 +1,6 @@
 """`taskharbor enqueue`: one job from the command line, or many from JSON lines.
 
-Lines go in chunks: memory stays flat, and a bad line stops them at a place one can go on from.
+Lines are sent in chunks, so memory stays flat. After a bad line the user can go on from that line.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ def _request(line: bytes) -> JobRequest:
 
 
 def _reason(line: bytes, error: Exception) -> str:
-    """Names the value that was refused beside what is expected."""
+    """Return the reason, with the refused value beside the expected one."""
     try:
         fields = json.loads(line, object_hook=lambda named: SimpleNamespace(**named))
     except (ValueError, RecursionError):
@@ -208,7 +208,7 @@ class Lines:
 
 
 def enqueue_lines(settings: Invocation, source: BinaryIO, *, chunk: int, ids: bool) -> None:
-    """Chunk by chunk: each is accepted before the next is read."""
+    """Enqueue chunk by chunk. Each is accepted before the next is read."""
     lines, size = Lines(source), _size(source)
     started = time.monotonic()
     accepted = existed = 0
@@ -226,13 +226,13 @@ def enqueue_lines(settings: Invocation, source: BinaryIO, *, chunk: int, ids: bo
                 show(f"{accepted:,} jobs", lines.bytes_read, size)
             bad = lines.bad
         except (BackendUnavailable, KeyboardInterrupt) as error:
-            # The chunk under way may have been accepted or not.
+            # The chunk under way may or may not have been accepted.
             line = lines.pending[0][0] if lines.pending else 1
             said = f"{accepted} jobs before line {line} were accepted, of the next {chunk} some may be"
             hint = "look at `taskharbor stats` before you go on; with --once NAME a file can be sent again"
             raise _stopped(error, said, hint, accepted=accepted, line=line) from error
         except (InvalidRequest, CodecError):
-            # The chunk was refused as a whole: accept what stands before the line that is to blame.
+            # The chunk was refused as a whole. Enqueue the lines before the bad one.
             good, bad = _blame(lines, client)
             batch = client.enqueue_batch(good) if good else []
             accepted += len(batch)
@@ -246,10 +246,10 @@ def enqueue_lines(settings: Invocation, source: BinaryIO, *, chunk: int, ids: bo
 
 
 def enqueue_once(settings: Invocation, source: BinaryIO, name: str) -> None:
-    """All lines as one bulk write: staged first, then published. The store remembers the write's name."""
+    """Enqueue all lines as one bulk write: staged first, then published. The store remembers the write's name."""
     lines, size = Lines(source), _size(source)
     started = time.monotonic()
-    # The end keeps a name like `load/7` from being number 7 of a series: that would leave out `load/6` afterwards.
+    # The colon at the end keeps a name like `load/7` from being number 7 of a series. A later `load/6` would be left out.
     write = f"once:{name}:"
     with (
         opt.open_client(settings, creating=True) as client,

@@ -86,7 +86,7 @@ def list_jobs(
 
 
 class Listing:
-    """Jobs page by page; `cursor` says where it stopped, None at the end."""
+    """Jobs page by page. `cursor` is the place where it stopped, None at the end."""
 
     def __init__(self, client: Client, selection: JobFilter, limit: int | None, cursor: str | None) -> None:
         self._client = client
@@ -108,7 +108,7 @@ class Listing:
     def show(
         self, settings: Invocation, columns: Iterable[Column], nothing: str, *, payload: bool = False
     ) -> None:
-        """A document for each job, or a table. Where it stopped stands on stderr: stdout has jobs and nothing else."""
+        """Print a document for each job, or a table. The cursor goes to stderr: stdout has only jobs."""
         if settings.json:
             for job in self:
                 out.emit(job_view(job, payload=payload))
@@ -122,7 +122,7 @@ class Listing:
 
 
 def _columns(now: Micros, queue_shown: bool) -> list[Column]:
-    """The id always whole (it is what one copies); what does not fit a narrow terminal is left out or cut."""
+    """Return the columns. The id is always whole, for copying. Other columns are cut or left out on a narrow terminal."""
     return [
         Column("id"),
         Column("type", shrinks=1),
@@ -135,14 +135,14 @@ def _columns(now: Micros, queue_shown: bool) -> list[Column]:
 
 
 def moment(job: JobRecord, now: Micros) -> str:
-    """The instant that matters in its state: due, leased or ended."""
+    """Return the most important instant of a job in its state: due, leased or ended."""
     if job.state is JobState.INFLIGHT:
         return out.relative_text(job.reserved_at_us or now, now)
     return out.relative_text(job.run_at_us if job.finished_at_us is None else job.finished_at_us, now)
 
 
 def remark(job: JobRecord) -> str:
-    """What else matters of a job: a merge, its last error, or its key."""
+    """Return a remark on a job: a merge, its last error, or its key."""
     if job.merged_into:
         return f"merged into {job.merged_into}"
     if job.last_error and job.state is not JobState.DONE:
@@ -154,7 +154,7 @@ def remark(job: JobRecord) -> str:
 
 
 class InspectedJob(JobView, kw_only=True):
-    """A job and how its leases ended."""
+    """A job and its attempts."""
 
     timeline: list[AttemptView]
 
@@ -297,7 +297,7 @@ class _Row(NamedTuple):
 
 
 def timeline(job: JobRecord, attempts: list[Attempt], now: Micros, screen: Console) -> RenderableType:
-    """Instants are counted from when the job was accepted; the bar spans from there to its end, or to now."""
+    """Draw the attempts of a job. Instants count from its acceptance; the bar spans from there to its end, or to now."""
     running = job.state is JobState.INFLIGHT and job.reserved_at_us is not None
     if not attempts and not running:
         return cell("timeline: not tried yet", "bright_black")

@@ -1,5 +1,5 @@
-"""Options of the commands: those that all have, those that several share, the kinds of values they take, and the store that --url
-names: a client on it, or a clear word about why there is none."""
+"""Options of the commands: the common ones, those of several commands, and kinds of values; and a client on the store of --url,
+or a clear error."""
 
 from __future__ import annotations
 
@@ -198,7 +198,7 @@ command = partial(click.command, cls=Command)
 
 
 class Group(Command, click.Group):
-    """A group of commands that forgives typing: it names the command that was probably meant."""
+    """A group of commands. For a mistyped name, the error suggests the most similar command."""
 
     command_class = Command
 
@@ -268,7 +268,7 @@ def open_client(settings: Invocation, *, creating: bool = False) -> Iterator[Cli
 
 
 def require_store(settings: Invocation) -> None:
-    """Looking must not create: an empty new database would answer a wrong --url with "no jobs"."""
+    """Refuse a store file that does not exist. A new empty database would answer a wrong --url with "no jobs"."""
     file = store_file(settings.url)
     if file is None or file.exists():
         return
@@ -291,7 +291,7 @@ def store_file(url: str) -> Path | None:
 
 
 def shown_url(url: str) -> str:
-    """The URL without what is secret in it: passwords, tokens, keys."""
+    """Return the URL without passwords, tokens and keys."""
     base, question, query = url.partition("?")
     scheme, separator, rest = base.partition("://")
     authority, slash, path = rest.partition("/")

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 PIPED_WIDTH = 200
-"""Columns where nobody looks at a terminal: enough not to cut anything that a script may want."""
+"""Width of the output without a terminal: wide enough that nothing is cut for a script."""
 
 WIDE = 90
 """Width of a screen from which on tables are shown in full."""
@@ -106,7 +106,8 @@ class Column(NamedTuple):
     """The cell of an item; None: the item's field of the title's name."""
     right: bool = False
     shrinks: int = 0
-    """Where a row is too wide, the columns with the highest number give way first; those with 0 never do."""
+    """The order in which columns are narrowed if a row is too wide: the highest number first. Columns with 0 are never
+    narrowed."""
     footer: str = ""
     least: int = 0
     """The narrowest screen that shows it."""
@@ -175,7 +176,7 @@ def _widths(available: int, columns: Sequence[Column], rows: Sequence[Sequence[T
 
 
 def is_narrow(screen: Console) -> bool:
-    """Whether tables leave something out here."""
+    """True if tables leave something out at this width."""
     return screen.width < WIDE
 
 

@@ -1,4 +1,4 @@
-"""What went wrong, in one line, and the exit code that goes with it.
+"""Errors of commands, in one line each, and the exit codes.
 
   0  it worked
   1  it could not be done (no such job, a worker that failed, a check of `doctor` or `demo`)
@@ -65,7 +65,7 @@ class BadInput(CommandFailed):
 
 
 def report(error: BaseException, settings: Invocation) -> int:
-    """Say what happened on stderr; the exit code."""
+    """Print the error on stderr, and return the exit code."""
     if settings.debug and not isinstance(error, (KeyboardInterrupt, click.Abort)):
         traceback.print_exception(error)
     problem = error if isinstance(error, CommandFailed) else _problem_of(error, settings)

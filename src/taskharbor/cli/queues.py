@@ -100,7 +100,7 @@ def retention(
     dead: timedelta | None,
     attempts: timedelta | None,
 ) -> None:
-    """How long ended jobs and the attempt log stay: 7d, 12h, forever."""
+    """Set how long ended jobs and the attempt log stay: 7d, 12h, forever."""
     given = {"keep_done_us": done, "keep_dead_us": dead, "keep_attempts_us": attempts}
     changes = {
         name: None if age is opt.Duration.FOREVER else to_micros(age)
@@ -206,7 +206,7 @@ def _watch(settings: Invocation, looks: Iterator[tuple[list[QueueStats], Micros]
 
 
 class Rate:
-    """How many jobs end per second, between two looks."""
+    """The number of jobs that end per second, between two looks."""
 
     def __init__(self) -> None:
         self._before: tuple[float, int] | None = None
@@ -255,7 +255,7 @@ def _count(state: JobState, one: QueueStats) -> Text:
 
 
 def _lag(one: QueueStats, now: Micros) -> Text:
-    """How long the next job has been waiting past its time. A paused queue lags on purpose."""
+    """Return the time for which the next job has been due. A paused queue lags on purpose."""
     if one.settings.paused:
         return cell("paused", "yellow")
     if one.head_run_at_us is None or one.head_run_at_us >= now:

@@ -326,7 +326,7 @@ def _line(now: Progress) -> str:
 
 
 def show_summary(settings: Invocation, summary: DrainSummary) -> None:
-    """What a run's workers did: a table, or a document."""
+    """Print a summary of a run's workers: a table, or a document."""
     if settings.json:
         asdict = msgspec.structs.asdict
         workers = [{**asdict(one), "done": one.done, "failed": one.failed} for one in summary.workers]

@@ -1,7 +1,7 @@
-"""`taskharbor demo`: a few thousand jobs, two workers, one of them killed in the middle, and the proof that nothing went wrong.
+"""`taskharbor demo`: a few thousand jobs and two workers, one of which is killed in the middle; then a check of the result.
 
 app       the jobs
-workload  what is enqueued, and how each job is meant to end
-run       the story from the first enqueue to the last job: the worker processes, the kill, and the judgement
-analysis  pipeline, audit and report over the same store, where Spark can run
+workload  the jobs to enqueue, and the expected end of each
+run       a run from the first enqueue to the last job: the worker processes, the kill, and the verdict
+analysis  pipeline, audit and report over the same store, if Spark can run
 """

@@ -1,6 +1,6 @@
-"""The second half of the demo: what happened in the first goes through the pipeline and the audit, and becomes a report.
+"""The second half of the demo: pipeline, audit and report over the store of the first half.
 
-Everything of Spark is imported when it is needed: without PySpark or Java the demo is its first half and one line more.
+Spark is imported on demand. Without PySpark or Java the demo has only its first half, and prints one more line.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ SMALL = {
 
 
 class AnalysisFailed(TaskHarborError):
-    """Spark is there, but did not get to the end."""
+    """Spark is installed, but failed."""
 
 
 class Analysis(msgspec.Struct, frozen=True, kw_only=True):
-    """What the audit found, and where the report is."""
+    """The findings of the audit, and the path of the report."""
 
     report: str
-    """Where the page is."""
+    """The path of the page."""
     leases: int
     jobs: int
     violations: dict[str, int]
@@ -47,7 +47,7 @@ class Analysis(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_clean(self) -> bool:
-        """Whether no guarantee was broken."""
+        """True if no guarantee was broken."""
         return not self.violations
 
     def document(self) -> dict[str, Any]:
@@ -65,7 +65,7 @@ class Analysis(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def missing() -> str | None:
-    """What to install for this half of the demo, in one line; None where everything is there."""
+    """Return one line with the packages to install for this half of the demo; None if all are there."""
     from taskharbor.spark.session import SparkUnavailable, check
 
     try:
@@ -136,7 +136,8 @@ def _started(folder: Path) -> Session:
 
 @contextmanager
 def _errors_into(log: Path) -> Iterator[None]:
-    """Java keeps the stderr it was started with: what Spark has to say while it works goes to a file, not between our lines."""
+    """Send the stderr of Spark to a file. Java keeps the stderr that it was started with, and would write between the demo's
+    lines."""
     sys.stderr.flush()
     ours = os.dup(2)
     try:

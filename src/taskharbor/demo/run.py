@@ -1,4 +1,4 @@
-"""The demo's story: enqueue, two worker processes, a kill in the middle, until every job has ended."""
+"""A run of the demo: enqueue, two worker processes, a kill in the middle, until every job has ended."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from taskharbor.jobs import Attempt, JobRecord, JobState, Micros, Outcome
 
 LEASE = 2.0
 KILL_AT = 0.4
-"""Which part of the jobs has ended when a worker is killed."""
+"""The share of jobs that have ended when a worker is killed."""
 LONGEST_SECONDS = 180.0
 WORKERS = ("worker-a", "worker-b")
 _LOOK_EVERY = 0.1
 
 
 class Kill(msgspec.Struct, frozen=True):
-    """The worker that was killed, when, and the jobs that it held."""
+    """The killed worker, the time of the kill, and the jobs that it held."""
 
     worker: str
     pid: int
@@ -45,40 +45,40 @@ class Kill(msgspec.Struct, frozen=True):
 
 
 class DemoVerdict(msgspec.Struct, frozen=True, kw_only=True):
-    """The numbers; `well` says whether they are as they must be."""
+    """The figures of a demo. `well` tells if they are as expected."""
 
     accepted: int
     done: int
     dead: int
     cancelled: int
     lost: int
-    """Accepted, and in no terminal state at the end (or gone)."""
+    """Jobs that were accepted, and at the end are gone or in no terminal state."""
     doubled: int
-    """Ended more than once, by the attempt log."""
+    """Jobs that ended more than once, by the attempt log."""
     unlogged: int
-    """In a terminal state that the attempt log knows nothing of."""
+    """Jobs in a terminal state without a row in the attempt log."""
     unexpected: int
-    """Ended otherwise than their kind is meant to."""
+    """Jobs that did not end as expected."""
     overlapping_leases: int
     """Pairs of leases of one job that were valid at the same time."""
     executions: int
     retried: int
     expired: int
-    """Leases that ran out."""
+    """Leases that expired."""
     w_limit: int
     w_max_overlap: int
     """Most leases of the limited queue that were valid at the same instant, by the attempt log."""
 
     @property
     def well(self) -> bool:
-        """Whether every job ended once and as it was meant to."""
+        """True if every job ended once and as expected."""
         sums_up = self.accepted == self.done + self.dead + self.cancelled
         faults = self.lost + self.doubled + self.unlogged + self.unexpected + self.overlapping_leases
         return sums_up and not faults and self.w_max_overlap <= self.w_limit
 
 
 class DemoOutcome(msgspec.Struct, frozen=True):
-    """How a demo ended."""
+    """The result of a demo."""
 
     verdict: DemoVerdict
     kill: Kill | None
@@ -90,7 +90,7 @@ class DemoOutcome(msgspec.Struct, frozen=True):
 
     @property
     def well(self) -> bool:
-        """Whether the verdict is good and the jobs of the killed worker went on."""
+        """True if the verdict is good and the jobs of the killed worker went on."""
         return self.verdict.well and self.kill is not None and self.recovered == len(self.kill.held)
 
 
@@ -138,8 +138,8 @@ class WorkerProcesses:
         return self._processes[name].pid
 
     def kill_if(self, name: str, holds: Callable[[], list[str]]) -> list[str]:
-        """SIGKILL the worker while it holds jobs; which ones. It is frozen first, so that what it holds cannot change
-        between the look and the kill. Nothing is killed where it holds nothing."""
+        """Kill the worker with SIGKILL while it holds jobs, and return these jobs. It is frozen first, so that they cannot change
+        between the look and the kill. If it holds nothing, it is not killed."""
         process = self._processes[name]
         process.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
@@ -151,7 +151,7 @@ class WorkerProcesses:
         return held
 
     def check(self) -> None:
-        """Raise where a worker ended that was not killed by us."""
+        """Raise if a worker ended that the demo did not kill."""
         for name, process in self._processes.items():
             if process.poll() is not None:
                 tail = self._log_file(name).read_text("utf-8", errors="replace").strip().splitlines()[-3:]
@@ -202,7 +202,7 @@ class Demo:
     # -- while they work ------------------------------------------------------------------------------------
 
     def _attend(self, workers: WorkerProcesses, unwanted: list[str], started: float) -> None:
-        """Look, and act when its time has come, until nothing is left to do."""
+        """Look, and act when the time has come, until nothing is left to do."""
         waves = iter(self._work.waves)
         pause = threading.Event()
         total = len(self._work.first) + sum(map(len, self._work.waves))
@@ -363,8 +363,8 @@ def most_at_once(intervals: Iterable[tuple[Micros, Micros]]) -> int:
 
 
 def recovery(held: Sequence[str], attempts: Iterable[Attempt], killed_at: Micros) -> tuple[int, Micros]:
-    """How many of the jobs that a killed worker held went on, and how long after the kill the last one did: another worker took
-    them up, or they died with their lease because it was their last execution."""
+    """Return the number of the killed worker's jobs that went on, and the time from the kill to the last of them. Another worker
+    took a job up, or it died with its lease because that was its last execution."""
     wanted = set(held)
     taken_up: dict[str, Micros] = {}
     for attempt in attempts:

@@ -1,4 +1,4 @@
-"""What the demo enqueues: a seeded mix, and how each kind of job is meant to end."""
+"""The jobs of the demo: a seeded mix, and the expected end of each kind of job."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MEANT_TO_END: dict[str, frozenset[JobState]] = {
 
 
 class Workload(msgspec.Struct, frozen=True):
-    """What the demo enqueues, and when."""
+    """The jobs of the demo, and the times at which they are enqueued."""
 
     first: list[JobRequest]
     """Enqueued before the workers start."""

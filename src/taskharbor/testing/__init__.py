@@ -1,4 +1,4 @@
-"""What users' tests import: jobs on a private store, a clock to step, and questions about what was enqueued.
+"""Helpers for users' tests: jobs on a private store, a clock to move, and assertions about enqueued jobs.
 
     from taskharbor.testing import drain, assert_enqueued, memory_store
 
@@ -8,8 +8,15 @@
             assert_enqueued(harbor, send_mail, args={"to": "ada@example.org"})
             assert drain(harbor).done == 1
 
-pytest is not needed; with it, the fixtures of `taskharbor.testing.plugin` are there without an import. Names are
-loaded on first use, because that plugin makes every pytest run of every user import this package.
+- `inlining`: a private store for an app; jobs that run when they are enqueued.
+- `assertions`: assertions about enqueued jobs.
+- `draining`: runs all runnable jobs in this thread.
+- `session`: all of this as methods of one object.
+- `plugin`: the pytest fixtures.
+- `broker`: a real broker in a thread.
+
+pytest is not needed. With it, the fixtures of `plugin` are there without an import. Names are loaded on first use, because that
+plugin makes every pytest run of every user import this package.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""Questions about what was enqueued, with answers that show what was enqueued instead.
+"""Assertions about enqueued jobs. A failure shows the jobs that were enqueued instead.
 
-Plain functions that work in synchronous and asynchronous tests alike. A job counts whatever has become of it since;
-`states` narrows that down.
+Plain functions for synchronous and asynchronous tests. A job counts in every state; `states` restricts that.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ _SHOWN = 20
 
 
 class Expected(TypedDict, total=False):
-    """What a job can be asked for; everything given must hold."""
+    """The properties of an expected job. All that are given must match."""
 
     args: Mapping[str, Any] | Sequence[Any]
     """Some of its arguments, by name (nested ones too) or the first few by position."""
@@ -37,7 +36,7 @@ class Expected(TypedDict, total=False):
 def enqueued(
     harbor: Harbor, job: JobType[..., Any] | str | None = None, **expected: Unpack[Expected]
 ) -> list[JobRecord]:
-    """The jobs that fit, oldest first."""
+    """Return the jobs that fit, oldest first."""
     return [record for record in _all_jobs(harbor) if _fits(harbor, record, job, expected)]
 
 
@@ -48,7 +47,7 @@ def assert_enqueued(
     count: int | None = None,
     **expected: Unpack[Expected],
 ) -> list[JobRecord]:
-    """Fail unless a job that fits was enqueued (exactly `count`, where given). Returns those that were."""
+    """Fail unless a job that fits was enqueued (exactly `count`, if given). Returns the jobs that fit."""
     found = enqueued(harbor, job, **expected)
     if count is None and not found:
         raise AssertionError(f"{_wish(job, expected)} was not enqueued.\n{_inventory(harbor)}")
@@ -113,7 +112,7 @@ def _arguments(harbor: Harbor, record: JobRecord) -> Any:
 
 
 def _as_stored(harbor: Harbor, record: JobRecord, wanted: Any) -> Any:
-    """The expected arguments as the codec would have stored them: dates as text, tuples as lists."""
+    """Return the expected arguments as the codec would have stored them: dates as text, tuples as lists."""
     if (
         not isinstance(wanted, Mapping)
         and isinstance(wanted, Sequence)
@@ -130,7 +129,7 @@ def _as_stored(harbor: Harbor, record: JobRecord, wanted: Any) -> Any:
 
 
 def _contains(actual: Any, wanted: Any) -> bool:
-    """Mappings may have more than is wanted, at any depth; everything else must be equal."""
+    """Return True if the values fit. Mappings may have more fields than expected, at any depth; everything else must be equal."""
     if isinstance(wanted, Mapping):
         return isinstance(actual, Mapping) and all(
             name in actual and _contains(actual[name], value) for name, value in wanted.items()

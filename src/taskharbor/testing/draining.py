@@ -43,7 +43,7 @@ class Executed(msgspec.Struct, frozen=True):
     """The job as the handler saw it."""
     outcome: Outcome
     error: BaseException | None = None
-    """What made it fail, as it was raised. A snooze or a discard is not a failure."""
+    """The exception that made it fail. A snooze or a discard is not a failure."""
 
     @property
     def type(self) -> str:
@@ -74,7 +74,7 @@ class DrainReport:
 
     @property
     def retried(self) -> int:
-        """Failed, and waiting for another try."""
+        """Executions that failed and wait for another attempt."""
         return self.counts[Outcome.RETRIED]
 
     @property
@@ -89,16 +89,16 @@ class DrainReport:
 
     @property
     def released(self) -> int:
-        """Snoozed."""
+        """Executions that were snoozed."""
         return self.counts[Outcome.RELEASED]
 
     @property
     def errors(self) -> list[BaseException]:
-        """What handlers raised, with their tracebacks."""
+        """The exceptions of handlers, with their tracebacks."""
         return [one.error for one in self.executed if one.error is not None]
 
     def raise_errors(self) -> None:
-        """Raise what handlers raised: the exception itself, or a group where there are several."""
+        """Raise the exceptions of handlers: the exception itself, or a group if there are several."""
         errors = self.errors
         if len(errors) == 1:
             raise errors[0]
@@ -184,7 +184,7 @@ async def _names(client: AsyncClient, queues: Sequence[str] | None) -> list[str]
 
 
 async def _step_to_next(harbor: Harbor, client: AsyncClient, queues: Sequence[str] | None) -> bool:
-    """Move the clock to when the next scheduled job is due; False where there is none."""
+    """Move the clock to the due time of the next scheduled job. Returns False if there is none."""
     paused = {stats.queue for stats in await client.stats() if stats.settings.paused}
     due: list[Micros] = []
     cursor: str | None = None
@@ -216,7 +216,7 @@ async def execute(harbor: Harbor, client: AsyncClient, record: JobRecord) -> Exe
     (refused,) = await client.driver.settle([settlement], now=await client.now())
     if refused is not None:
         raise refused
-    # What the backend made of it: a job that was cancelled meanwhile is not retried, whatever the handler did.
+    # The backend's own outcome: a job that was cancelled meanwhile is not retried, whatever the handler did.
     outcome = (await client.driver.job_attempts(record.id))[-1].outcome
     return Executed(record, outcome, error if isinstance(settlement, (Retry, Fail)) else None)
 
@@ -234,7 +234,7 @@ async def _run(
 
 
 async def call(harbor: Harbor, handler: Handler, record: JobRecord, now: Micros) -> Any:
-    """The handler's result, or `Raised`: through the whole chain, in a context of its own."""
+    """Return the handler's result, or `Raised`. The call goes through the whole chain, in its own context."""
     job = Job(record, now)
 
     async def in_context() -> Any:
@@ -252,7 +252,7 @@ async def call(harbor: Harbor, handler: Handler, record: JobRecord, now: Micros)
 
 
 def error_of(outcome: Any) -> BaseException | None:
-    """What the handler raised; None where it returned."""
+    """Return the exception of the handler; None if it returned."""
     if not isinstance(outcome, Raised):
         return None
     error = outcome.error
@@ -276,7 +276,7 @@ def _innermost(handler: Handler) -> Call:
 
 @contextmanager
 def outside_the_loop() -> Iterator[None]:
-    """Plain code called from a coroutine: for its duration no event loop runs in this thread."""
+    """Run plain code that a coroutine called. Meanwhile no event loop runs in this thread."""
     outer = _get_running_loop()
     _set_running_loop(None)
     try:
@@ -286,7 +286,7 @@ def outside_the_loop() -> Iterator[None]:
 
 
 def run_here(work: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine to its end in this thread, on a loop of its own that nobody else ever sees."""
+    """Run a coroutine to its end in this thread, on a separate loop."""
     with outside_the_loop():
         loop = asyncio.new_event_loop()
         try:

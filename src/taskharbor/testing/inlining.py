@@ -1,5 +1,5 @@
-"""Private stores for the time of a test, and jobs that run where they are enqueued: for tests that care about the effect and not
-about the queue."""
+"""Private stores for the time of a test, and jobs that run when they are enqueued: for tests of the effect and not of the
+queue."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def inline(harbor: Harbor, *, raise_errors: bool = True) -> Iterator[Harbor]:
 
 
 async def _run_all(harbor: Harbor, raise_errors: bool) -> None:
-    """Everything else has been run already: what is runnable is what was just enqueued."""
+    """Run all runnable jobs. All earlier jobs have been run already, so these are the jobs that were just enqueued."""
     async with AsyncClient(harbor.driver(), clock=harbor.clock) as client:
         for _ in range(LIMIT):
             executed = await run_next(harbor, client, None)
@@ -134,7 +134,7 @@ async def _run_all(harbor: Harbor, raise_errors: bool) -> None:
 
 
 def _then_run(method: Callable[Concatenate[Client, P], T]) -> Callable[Concatenate[_InlineClient, P], T]:
-    """The same enqueue, with its jobs run before it returns."""
+    """Make an enqueue whose jobs have run when it returns."""
 
     @functools.wraps(method)
     def call(self: _InlineClient, /, *args: P.args, **kwargs: P.kwargs) -> T:

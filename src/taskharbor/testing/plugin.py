@@ -78,5 +78,5 @@ def taskharbor_app(request: pytest.FixtureRequest) -> Harbor:
 
 @pytest.fixture
 def harbor_testing(taskharbor_app: Harbor, taskharbor_memory: UseMemory) -> HarborTesting:
-    """The app on a private store, with everything to test it in one hand."""
+    """The app on a private store, with all test functions as methods."""
     return taskharbor_memory(taskharbor_app)

@@ -1,4 +1,4 @@
-"""Everything in one hand: what the pytest fixtures give to a test."""
+"""`HarborTesting`: the object that the pytest fixtures give to a test."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 def _on_harbor(function: Callable[Concatenate[Harbor, P], T]) -> Callable[Concatenate[HarborTesting, P], T]:
-    """The same function for the app under test."""
+    """Make a method of a function whose first argument is the app under test."""
 
     @functools.wraps(function)
     def call(self: HarborTesting, /, *args: P.args, **kwargs: P.kwargs) -> T:
