@@ -15,11 +15,11 @@ from taskharbor.spark.audit.violations import Kind, Rule, broken, clock_slack, i
 _QUEUE = ("source", "queue")
 _NARROWEST = 60 * SECOND
 _CARRIED_IN, _ENDED, _GRANTED = 0, 1, 2
-"""In this order at one instant: what is over at an instant makes room for what begins at it."""
+"""The order at one instant: an end makes room for a start."""
 
 
 def check_limits(attempts: DataFrame, limits: DataFrame) -> DataFrame:
-    """`limits`: source, queue, max_inflight and observed_at, as often as somebody looked."""
+    """Find leases beyond the limit. `limits`: source, queue, max_inflight and observed_at, a row for each observation."""
     watched = F.broadcast(_limits_over_time(limits))
     leases = (
         attempts.where(is_leased() & (F.col("reserved_at") < valid_until()))
@@ -79,7 +79,7 @@ def _limits_over_time(limits: DataFrame) -> DataFrame:
 
 
 def _limit_at(at: Column) -> Column:
-    """The largest that may have held at the instant; null where there may have been none."""
+    """Return the largest limit that may have held at the instant; null if there may have been none."""
     holding = F.filter(
         "stretches",
         lambda one: (
@@ -92,8 +92,8 @@ def _limit_at(at: Column) -> Column:
 
 
 def _levels_at_grants(leases: DataFrame) -> DataFrame:
-    """For every lease how many were valid when it was granted, itself included."""
-    # As wide as a lease is long on average: then no more rows come of this than twice the leases.
+    """Return for every lease the number of valid leases when it was granted, itself included."""
+    # As wide as the average lease, so the result has at most twice as many rows as there are leases.
     widths = leases.groupBy(*_QUEUE).agg(
         F.greatest(F.avg(F.col("end") - F.col("start")).cast("bigint"), F.lit(_NARROWEST)).alias("width")
     )
@@ -117,7 +117,7 @@ def _levels_at_grants(leases: DataFrame) -> DataFrame:
         )
         .select(*_QUEUE, "smallest", "job_id", "fence", "bucket", F.explode(events).alias("event"))
         .select(*_QUEUE, "smallest", "job_id", "fence", "bucket", "event.*")
-        # A row that is there twice is one lease; that it is there twice is for another check to say.
+        # A duplicated row is one lease. Another check reports the duplicate.
         .withColumn("is_copy", F.coalesce(F.lag(event).over(in_bucket) == event, F.lit(False)))
         .withColumn("step", F.when(F.col("is_copy"), 0).otherwise(F.col("step")))
         .withColumn(

@@ -180,7 +180,7 @@ def _end_rules() -> list[Rule]:
 
 
 def check_keys(attempts: DataFrame) -> DataFrame:
-    """Of the jobs of one key never two are leased at once."""
+    """Find leases of two jobs of one key that were valid at once."""
     before = (
         Window.partitionBy("key", "queue", "source")
         .orderBy("reserved_at", "until", "job_id", "fence")
@@ -196,7 +196,7 @@ def check_keys(attempts: DataFrame) -> DataFrame:
         [
             Rule(
                 Kind.KEY_HELD_TWICE,
-                # Two leases of the same job are another matter.
+                # Another check handles two leases of the same job.
                 (F.col("reserved_at") < F.col("held.until")) & (F.col("held.job_id") != F.col("job_id")),
                 F.col("reserved_at"),
                 "job {job_id} of key {key} was leased (lease {fence}) at {reserved_at} while job {held.job_id} held lease "

@@ -28,7 +28,7 @@ STATES_AFTER: dict[Outcome, tuple[JobState, ...]] = {
 ALWAYS_LEASED = (Outcome.DONE, Outcome.DEAD, Outcome.RETRIED, Outcome.RELEASED, Outcome.EXPIRED)
 NEVER_LEASED = (Outcome.MERGED, Outcome.REQUEUED)
 BY_THE_HOLDER = (Outcome.DONE, Outcome.DEAD, Outcome.RETRIED, Outcome.RELEASED, Outcome.CANCELLED)
-"""What ends a lease by a settlement; all others have no lease or outlived it."""
+"""Outcomes that end a lease by a settlement. With all others there was no lease, or it had expired."""
 
 
 def check_single_rows(attempts: DataFrame) -> DataFrame:
@@ -108,7 +108,7 @@ def _leased_before_it_was_there() -> Column:
 
 
 def check_row_numbers(attempts: DataFrame) -> DataFrame:
-    """One violation per number, however often it is there."""
+    """Find numbers that several rows have. One violation per number."""
     row = F.struct("job_id", "fence", "queue", "ended_at")
     repeated = (
         attempts.groupBy("seq", "source")

@@ -1,4 +1,4 @@
-"""All checks together, over a DataFrame, a lake or a store, and what they come to."""
+"""All checks together, over a DataFrame, a lake or a store, and their result."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def audit(
 
 
 def audit_lake(spark: SparkSession, lake: Lake, *, live_jobs: DataFrame | None = None) -> AuditResult:
-    """Everything the lake has, with W as the pipeline saw it whenever it ran."""
+    """Audit the whole lake, with the limits that the pipeline saw at its runs."""
     attempts = lake.read(spark, "silver.attempts")
     limits = lake.read(spark, "bronze.queues").select("source", "queue", "max_inflight", "observed_at")
     as_logged = lake.read(spark, "bronze.attempts")
@@ -60,13 +60,13 @@ def audit_lake(spark: SparkSession, lake: Lake, *, live_jobs: DataFrame | None =
 
 
 def audit_store(spark: SparkSession, url: str) -> AuditResult:
-    """Straight from a store, without a lake: what its log still has, against its jobs and its limits as they are now."""
+    """Audit a store directly, without a lake: the present log, against the present jobs and limits."""
     # Read once and kept: a log that grows or is pruned between two checks would contradict itself.
     attempts = _read(spark, url, "attempts").persist(StorageLevel.MEMORY_AND_DISK)
     jobs = _read(spark, url, "jobs").select("source", "id", "state", "fence", "created_at")
     queues = _read(spark, url, "queues").select("source", "queue", "max_inflight")
     try:
-        # Only now, so that the jobs are read after it.
+        # Read now, so that the jobs are read after the log.
         attempts.count()
         jobs = jobs.persist(StorageLevel.MEMORY_AND_DISK)
         limits = queues.withColumn("observed_at", F.lit(datetime.now(UTC)))
@@ -81,7 +81,8 @@ def audit_store(spark: SparkSession, url: str) -> AuditResult:
 
 
 def _not_ended_since(spark: SparkSession, url: str, lost: DataFrame) -> DataFrame:
-    """A job may have ended, and been removed, after the log was read and before the jobs were: the log says so by now."""
+    """Remove jobs that have ended since. A job may have ended, and been removed, after the log was read and before the jobs were.
+    The newer log has its end."""
     last = (
         _read(spark, url, "attempts").groupBy("job_id", "source").agg(F.max_by("state", "seq").alias("state"))
     )
@@ -97,7 +98,8 @@ def _read(spark: SparkSession, url: str, table: str) -> DataFrame:
 
 
 def check_live_jobs(attempts: DataFrame, live_jobs: DataFrame) -> DataFrame:
-    """`live_jobs`: source, id, state, fence and created_at of what the store holds, read after the attempts."""
+    """Compare the log with the store. `live_jobs`: source, id, state, fence and created_at of the stored jobs, read after the
+    attempts."""
     row = F.struct("queue", "fence", "state", "ended_at", "created_at")
     last = (
         attempts.groupBy("job_id", "source")
@@ -178,8 +180,9 @@ class AuditResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def summarise(violations: DataFrame, attempts: DataFrame) -> AuditResult:
-    """Runs the audit and counts. What comes to the driver is bounded, however much is wrong."""
-    # The earliest of each share rather than of all: one pass, nothing kept or sorted, and the very first is always among them.
+    """Run the audit and count. The data that comes to the driver is bounded, whatever the number of violations."""
+    # The earliest of each share instead of the earliest of all: one pass, nothing kept or sorted, and the very first is always
+    # among them.
     share = F.pmod(F.hash("source", "job_id"), F.lit(_SHARES))
     earliest = F.min(F.struct("at", *(name for name in SCHEMA.names if name != "at")))
     found = violations.groupBy("kind", share.alias("share")).agg(
@@ -203,7 +206,7 @@ def summarise(violations: DataFrame, attempts: DataFrame) -> AuditResult:
 
 
 def replaced(result: AuditResult, kind: str, by: AuditResult) -> AuditResult:
-    """The same, with what another look at one kind came to."""
+    """Return the result with one kind replaced by the result of another look at it."""
     kinds = {name: count for name, count in result.kinds.items() if name != kind} | by.kinds
     examples = [example for example in result.examples if example.kind != kind] + by.examples
     return msgspec.structs.replace(result, kinds=kinds, examples=examples)

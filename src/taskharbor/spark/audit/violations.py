@@ -1,4 +1,4 @@
-"""The one shape of a violation, how rules over rows become such rows, and what all rules mean by a lease."""
+"""The form of a violation, rules over rows that make violations, and the meaning of a lease for all rules."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType, Tim
 
 
 class Kind(StrEnum):
-    """Each is something that a correct driver never writes, whatever crashed and whoever raced."""
+    """The kinds of violations. A correct driver never causes one, whatever crashes or races happened."""
 
     OVERLAPPING_LEASES = "overlapping_leases"
     """Two leases of one job were valid at once."""
@@ -71,8 +71,8 @@ SCHEMA = StructType(
 )
 
 CLOCK_SLACK_SECONDS = 5
-"""How far apart the clocks of two callers may be read where the log cannot tell which of two calls came first. Far more than
-a sampled backend clock is off by, and far less than a lease."""
+"""The largest difference between the clocks of two callers, in seconds, for calls whose order the log does not tell. Far more
+than the error of a sampled backend clock, and far less than a lease."""
 
 _NAME = re.compile(r"\{([\w.]+)\}")
 
@@ -93,8 +93,8 @@ class Rule(NamedTuple):
 
 
 def broken(rows: DataFrame, rules: Sequence[Rule]) -> DataFrame:
-    """One violation for every rule that a row breaks, in one pass over the rows."""
-    # Almost no row breaks any rule: those that do are found before any sentence is made.
+    """Return one violation for every rule that a row breaks, in one pass over the rows."""
+    # Almost no row breaks a rule. The rows that do are found before any sentence is made.
     suspects = rows.where(reduce(or_, (F.coalesce(rule.broken, F.lit(False)) for rule in rules)))
     findings = F.array(*(F.when(rule.broken, _finding(rule)) for rule in rules))
     return suspects.select(
@@ -133,12 +133,12 @@ def _sentence(rule: Rule) -> Column:
 
 
 def is_leased() -> Column:
-    """Rows of jobs that were cancelled or merged while waiting, or requeued, tell of no lease."""
+    """True for rows with a lease. Rows of jobs that were cancelled or merged while waiting, or requeued, have none."""
     return F.col("reserved_at").isNotNull() & F.col("lease_expires_at").isNotNull()
 
 
 def valid_until() -> Column:
-    """A lease is valid from reserved_at up to, not including, this instant."""
+    """Return the end of the lease's validity. It is valid from reserved_at up to, not including, this instant."""
     return F.least("ended_at", "lease_expires_at")
 
 

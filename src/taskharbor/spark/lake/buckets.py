@@ -27,9 +27,9 @@ def start_of(bucket: Column, length_us: int) -> Column:
 
 
 def touched_buckets(length_us: int) -> Column:
-    """Of a silver attempt: the buckets in which its lease began, was valid or ended; of one without a lease, that of its end.
+    """Return the buckets in which a silver attempt's lease began, was valid or ended; without a lease, the bucket of its end.
 
-    Between the expiry of a lease and the moment somebody noticed there may be days: those are left out.
+    Between the expiry of a lease and its end in the log there may be days. They are left out.
     """
     ended = bucket_of(F.col("ended_at"), length_us)
     began = bucket_of(F.col("reserved_at"), length_us)
@@ -41,7 +41,7 @@ def touched_buckets(length_us: int) -> Column:
 
 
 def busy_within(bucket: Column, length_us: int) -> Column:
-    """For how many microseconds of the bucket the lease was valid."""
+    """Return the microseconds of the bucket in which the lease was valid."""
     start = bucket * F.lit(length_us).cast("long")
     until = F.least(F.unix_micros("valid_until"), start + F.lit(length_us).cast("long"))
     since = F.greatest(F.unix_micros("reserved_at"), start)
@@ -50,12 +50,12 @@ def busy_within(bucket: Column, length_us: int) -> Column:
 
 
 GROWTH = 1.04
-"""How much wider each bucket is. Percentiles are within half of this: 2%."""
+"""The factor by which each bucket is wider than the one before. Percentiles are within half of the growth: 2%."""
 PERCENTS = (50, 95, 99)
 
 
 def bucket(duration_us: Column) -> Column:
-    """The bucket of a duration. Less than nothing, which clocks of several machines can make, counts as nothing."""
+    """Return the bucket of a duration. A negative duration, which clocks of several machines can cause, counts as 0."""
     above_zero = F.greatest(duration_us, F.lit(0).cast("long")) + 1
     return F.floor(F.ln(above_zero) / F.lit(math.log(GROWTH))).cast("int")
 

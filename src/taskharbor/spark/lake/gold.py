@@ -176,7 +176,7 @@ def gold_concurrency(minutes: DataFrame, queues: DataFrame) -> DataFrame:
 
 
 def daily_changes(tallies: DataFrame) -> DataFrame:
-    """By how much these tallies (or gold minutes) change the backlog of each queue on each date."""
+    """Return the change of the backlog of each queue on each date, from these tallies (or gold minutes)."""
     found = tallies.groupBy("source", "queue", "date").agg(_change().alias("change"))
     return declared(found, "state.backlog_days")
 

@@ -1,10 +1,10 @@
-"""Where the lake's tables lie, how they are read, and how a change to several of them takes effect as one.
+"""The folders of the lake's tables, reading them, and changes to several tables that take effect as one.
 
     LAKE/silver/attempts/write=00000042-5f2c81d0/date=2026-01-31/part-….parquet
     LAKE/_lake/manifest-00000042.json
 
-Files are never changed once written. A `Change` writes new directories, which nobody sees until its manifest lists them; a
-crash before that leaves directories that no manifest lists, and `vacuum` removes those.
+Files are never changed once written. A `Change` writes new directories, which nobody sees until its manifest lists them. A crash
+before that leaves directories that no manifest lists, and `vacuum` removes those.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Lake:
         self.path = Path(path).absolute()
 
     def manifest(self) -> Manifest:
-        """What is in the lake now."""
+        """Return the newest manifest."""
         return newest(self.path)
 
     def dates(self, table: str) -> list[date]:
@@ -51,7 +51,7 @@ class Lake:
         *,
         manifest: Manifest | None = None,
     ) -> DataFrame:
-        """The rows that the newest manifest lists (or the given one does); of these dates only where some are named."""
+        """Return the rows that the newest manifest (or the given one) lists; only of `dates` if some are given."""
         if table not in TABLES:
             raise InvalidRequest(f"the lake has no table {table!r}: it has {', '.join(TABLES)}")
         by_date = (self.manifest() if manifest is None else manifest).tables.get(table, {})
@@ -73,7 +73,7 @@ class Lake:
 
 
 class Change:
-    """What one run does to the lake. It sees its own writes; nobody else does before `commit`."""
+    """The changes of one run to the lake. The run sees its own writes; others see them after `commit`."""
 
     def __init__(self, lake: Lake, before: Manifest, made_by: str) -> None:
         self.lake = lake
@@ -133,7 +133,7 @@ class Change:
         return written
 
     def sweep(self) -> None:
-        """Remove what only this change needed. Where this is missed, vacuum does it."""
+        """Remove files that only this change needed. If this is missed, vacuum removes them."""
         for written in self._scratch:
             shutil.rmtree(self.lake.path / written.name, ignore_errors=True)
 

@@ -42,11 +42,11 @@ class Manifest(msgspec.Struct, kw_only=True):
     """`run`, `compact` or `vacuum`."""
     made_at: str = ""
     run: int = 0
-    """How many runs there were; the number of the last one."""
+    """The number of runs so far, which is the number of the last one."""
     cursors: dict[str, str] = {}
-    """How far the log of each source was read."""
+    """The cursor up to which the log of each source was read."""
     objectives: str = ""
-    """For which objectives the table `gold.objectives` was made."""
+    """The objectives for which the table `gold.objectives` was made."""
     tables: dict[str, dict[str, list[Directory]]] = {}
     """Table, date, directories."""
 
@@ -60,7 +60,7 @@ class Manifest(msgspec.Struct, kw_only=True):
 
 
 def numbers(lake: Path) -> list[int]:
-    """The manifests there are, oldest first."""
+    """Return the numbers of the manifests, oldest first."""
     folder = lake / FOLDER
     if not folder.is_dir():
         return []
@@ -69,7 +69,7 @@ def numbers(lake: Path) -> list[int]:
 
 
 def newest(lake: Path) -> Manifest:
-    """What is in the lake; an empty manifest with the number 0 where nothing is."""
+    """Return the newest manifest; an empty one with the number 0 if there is none."""
     there = numbers(lake)
     return load(lake, there[-1]) if there else Manifest()
 
@@ -86,7 +86,7 @@ def load(lake: Path, number: int) -> Manifest:
 
 
 def commit(lake: Path, manifest: Manifest) -> None:
-    """Make it the newest, or raise LakeChanged where its number is taken."""
+    """Make it the newest manifest. Raises LakeChanged if its number is taken."""
     folder = lake / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
     target = path_of(lake, manifest.number)

@@ -1,4 +1,4 @@
-"""Gold objectives: how fast a queue uses up what its objective allows to go wrong.
+"""Gold objectives: the rate at which a queue uses up the failures that its objective allows.
 
 A burn rate of 1 uses up the allowance exactly; 14 uses up that of a month in about two days.
 """
@@ -39,7 +39,8 @@ class _Document(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def load_objectives(path: Path) -> list[Objective]:
-    """From a TOML file with tables `[[objectives]]`, or a JSON file with a list or an object `{"objectives": [...]}`."""
+    """Read objectives from a TOML file with tables `[[objectives]]`, or a JSON file with a list or an object `{"objectives":
+    [...]}`."""
     try:
         text = path.read_text()
         found = tomllib.loads(text) if path.suffix == ".toml" else msgspec.json.decode(text)
@@ -55,7 +56,7 @@ def load_objectives(path: Path) -> list[Objective]:
 
 
 def checked(objectives: Sequence[Objective]) -> list[Objective]:
-    """Raises InvalidRequest where one cannot be computed."""
+    """Check objectives. Raises InvalidRequest if one cannot be computed."""
     for one in objectives:
         if not 0 < one.target < 1:
             raise InvalidRequest(
@@ -74,7 +75,7 @@ def checked(objectives: Sequence[Objective]) -> list[Objective]:
 
 
 def attempt_objectives(attempts: DataFrame, objectives: Sequence[Objective]) -> DataFrame:
-    """What each silver attempt says of each objective, in the hour in which it ended."""
+    """Judge each silver attempt by each objective, in the hour in which it ended."""
     judged = attempts.withColumn("one", F.explode(F.filter(F.array(*map(_judged, objectives)), F.isnotnull)))
     rows = judged.select(
         "source",
@@ -98,7 +99,7 @@ def _burn_rate() -> Column:
 
 
 def _judged(one: Objective) -> Column:
-    """What the attempt says of the objective; null where it says nothing."""
+    """Return true or false for an attempt, as the objective judges it; null if it does not apply."""
     if one.kind == "success":
         concerned = F.col("state").isin(JobState.DONE.value, JobState.DEAD.value)
         bad = F.col("state") == JobState.DEAD.value

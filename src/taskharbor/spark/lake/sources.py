@@ -1,4 +1,4 @@
-"""Where a run gets its rows: a store, from where the last run stopped, or a DataFrame of attempts."""
+"""Sources of a run's rows: a store, from the place where the last run stopped, or a DataFrame of attempts."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from taskharbor.spark.session import require_shared_store
 
 
 class News(NamedTuple):
-    """What a source has that the lake has not."""
+    """Rows of a source that the lake does not have yet."""
 
     attempts: DataFrame | None
-    """None where nothing is new."""
+    """None if nothing is new."""
     queues: DataFrame | None
     until: str | None
-    """The cursor after these rows; None where it is the highest `seq` among them."""
+    """The cursor after these rows; None: it is the highest `seq` among them."""
 
 
 _NAMING = ("schema", "prefix", "db", "endpoint", "base_url", "account_name")
-"""Options that say which store it is."""
+"""Options that identify the store."""
 
 
 def source_name(url: str) -> str:
-    """Names a store without its secrets, and alike from whichever folder it is looked at."""
+    """Return a name of a store without its secrets, the same from every folder."""
     scheme, separator, rest = url.partition("://")
     if not separator:
         raise InvalidRequest(f"{url!r} is not the URL of a store: use for example sqlite:///jobs.db")
@@ -47,7 +47,7 @@ def source_name(url: str) -> str:
 
 
 def news_of_store(spark: SparkSession, url: str, after: str | None) -> News:
-    """Rows after the cursor, up to where nothing can appear any more that comes before."""
+    """Return the rows after the cursor, up to the place before which no row can appear any more."""
     require_shared_store(url)
     parallelism = max(2, spark.sparkContext.defaultParallelism)
     with open_store(url) as store:

@@ -205,7 +205,7 @@ class Objective(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReportData(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that the report shows. `sources` names the stores without secrets; `verdict` is None without an audit.
+    """All figures of the report. `sources` names the stores without secrets; `verdict` is None without an audit.
 
     `lease_ends` counts the rows of the log that had a lease by outcome, `job_ends` the jobs by state.
     """

@@ -54,7 +54,7 @@ def log_ticks(low: float, high: float) -> list[Tick]:
 
 
 def time_ticks(start: Micros, end: Micros, most: int) -> list[Tick]:
-    """Whole steps of the clock. Midnight has the day instead of the time."""
+    """Return ticks at whole steps of the clock. Midnight shows the day instead of the time."""
     step = _time_step(max(1, end - start) / most)
     ticks = []
     for at in range(-(-start // step) * step, end + 1, step):

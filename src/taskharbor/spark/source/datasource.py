@@ -226,7 +226,7 @@ class TaskHarborStreamReader(DataSourceStreamReader, streams.SupportsTriggerAvai
         self._options = options
         self._opened: BulkStore | None = None
         self._target: str | None = None
-        """Where a query with Trigger.AvailableNow ends, whatever is written meanwhile."""
+        """The cursor at which a query with Trigger.AvailableNow ends, whatever is written meanwhile."""
 
     @property
     def _store(self) -> BulkStore:

@@ -58,7 +58,7 @@ _CONVERTERS: Final[dict[str, Callable[[Any], Any]]] = {
     "backoff": tuple,
     "headers": _headers,
 }
-"""How Arrow's value becomes the field's, where the two differ."""
+"""Functions that turn Arrow's value into the field's, if the two differ."""
 
 OPTIONS: Final[dict[str, Callable[[str], Any]]] = {
     "type": str,

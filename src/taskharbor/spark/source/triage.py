@@ -70,7 +70,7 @@ class TriageWriter(DataSourceArrowWriter):
 
 
 class Summary:
-    """What became of the jobs: how many ended up in which state, how many could not be touched, and why."""
+    """The result for the jobs: the number per state, and the number and the reasons of jobs that could not be changed."""
 
     def __init__(self, action: str, answers: Iterable[JobState | JobError]) -> None:
         self.action = action

@@ -33,12 +33,12 @@ ENQUEUE = "enqueue"
 
 _KNOWN_OPTIONS = {"url", "mode", *OPTIONS}
 _SPARK_OPTIONS = {"path", "checkpointlocation", "queryname", "outputmode"}
-"""What Spark itself passes on."""
+"""Options that Spark itself passes on."""
 
 
 @dataclass
 class StagedTask(WriterCommitMessage):
-    """What a task tells the one who publishes."""
+    """A task's message to the publisher."""
 
     write: str
     task: str
@@ -145,7 +145,7 @@ def _publish(url: str, write: str, staged: Sequence[StagedTask]) -> None:
 
 
 def _staged(messages: Sequence[WriterCommitMessage | None]) -> list[StagedTask]:
-    """By partition, so that jobs are stored in the DataFrame's order."""
+    """Return the messages by partition, so that jobs are stored in the DataFrame's order."""
     staged = [message for message in messages if isinstance(message, StagedTask)]
     if len(staged) != len(messages):
         raise TaskHarborError("a task of this write did not say what it staged: nothing was published")

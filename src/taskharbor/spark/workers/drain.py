@@ -63,7 +63,7 @@ MOST_LOSSES = 10
 """In a row, for one worker: then it is not the executors that are at fault."""
 DEFAULT_GRACE = 30.0
 _AFTER_GRACE = 10.0
-"""What a worker takes beyond its grace period: noticing the mark, ending handlers that do not stop, writing, reporting."""
+"""Seconds that a worker needs beyond its grace period: to notice the mark, end handlers that do not stop, write and report."""
 _AFTER_CANCEL = 15.0
 
 
@@ -73,13 +73,13 @@ class ExecutorWorker(msgspec.Struct, kw_only=True):
     number: int
     name: str = ""
     host: str = ""
-    """Where it ended; empty where its last executor was lost."""
+    """The host on which it ended; empty if its last executor was lost."""
     outcomes: dict[str, int] = {}
-    """How many executions ended how, as far as reported: what a lost executor did is known to the store only."""
+    """The number of executions by outcome, as far as reported: only the store knows those of a lost executor."""
     seconds: float = 0.0
     submitted: int = 0
     lost: int = 0
-    """How many Spark jobs of it failed, with its executor or by cancellation."""
+    """The number of its Spark jobs that failed, with its executor or by cancellation."""
 
     @property
     def done(self) -> int:
@@ -100,7 +100,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     waiting: int
     inflight: int
     workers: int
-    """How many are still at work."""
+    """The number of workers that are still running."""
     stopping: bool = False
 
 
@@ -310,7 +310,7 @@ class _Run:
         self._tell(client, queues, ended_before, 0)
 
     def _is_marked(self, client: Client) -> bool:
-        """Whether somebody else set the mark: then lost workers are not submitted again."""
+        """True if somebody else set the mark. Then lost workers are not submitted again."""
         try:
             return is_marked(client, self._name)
         except (BackendUnavailable, OSError):
@@ -381,7 +381,7 @@ def _context(spark: SparkSession) -> SparkContext:
 
 
 def _check(harbor: Harbor, store: Driver, options: WorkerOptions) -> None:
-    """What is wrong is said here, and not by an executor."""
+    """Check app, store and options here, so that a mistake is reported before an executor starts."""
     if not store.capabilities.multi_process:
         raise InvalidRequest(
             "this store lives in one process and executors would not see it: use one like sqlite:///jobs.db or postgresql://..."

@@ -1,6 +1,6 @@
-"""What runs inside a Spark task: the app's ordinary worker, on the task's main thread, until its bounds or a stop.
+"""The worker inside a Spark task: the app's ordinary worker, on the task's main thread, until its bounds or a stop.
 
-Nothing here may count on being cleaned up: a lost executor or a cancelled task dies at any line, and leases expire.
+Nothing here may depend on clean-up: a lost executor or a cancelled task dies at any line, and leases expire.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class WorkerOptions(TypedDict, total=False):
 
 
 class Order(msgspec.Struct, kw_only=True):
-    """What a task is sent. Plain data: the app itself is imported where the task runs."""
+    """The data that a task gets. Plain values: the app itself is imported in the task."""
 
     run: str
     number: int
@@ -48,7 +48,7 @@ class Order(msgspec.Struct, kw_only=True):
 
 
 class TaskReport(msgspec.Struct, kw_only=True):
-    """What one task says of its worker at the end. A task whose executor died says nothing."""
+    """The report of a task about its worker. A task whose executor died gives none."""
 
     worker: str
     host: str
