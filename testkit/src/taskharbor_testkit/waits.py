@@ -1,4 +1,4 @@
-"""A caller of `wait`, for tests: it passes on what it was told, as a worker does."""
+"""A caller of `wait`, for tests. It passes the text of a wait to the next one, as a worker does."""
 
 from __future__ import annotations
 

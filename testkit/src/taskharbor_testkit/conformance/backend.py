@@ -29,7 +29,7 @@ class Store:
 
     def __init__(self, first: Driver, url: str | None = None) -> None:
         self.url = url
-        """Where another process can open the same store; None where there is no such way."""
+        """The URL by which another process can open the same store; None if there is no such way."""
         self.capabilities = first.capabilities
         self._first = first
         self._handles: list[Driver] = []

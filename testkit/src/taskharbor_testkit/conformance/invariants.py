@@ -34,7 +34,7 @@ class InvariantBroken(Mismatch):
 
 
 class Span(msgspec.Struct, frozen=True):
-    """How long one lease was valid: from `start` up to, not including, `end`."""
+    """The time in which one lease was valid: from `start` up to, not including, `end`."""
 
     job_id: str
     fence: int
@@ -210,7 +210,7 @@ def check_no_overlap(leases: Iterable[Span]) -> None:
 
 
 def most_at_once(leases: Iterable[Span]) -> int:
-    """How many leases were valid at the busiest instant. At one instant ends come before starts."""
+    """Return the number of valid leases at the busiest instant. At one instant, ends come before starts."""
     steps = sorted(
         step for span in leases if span.start < span.end for step in ((span.start, 1), (span.end, -1))
     )

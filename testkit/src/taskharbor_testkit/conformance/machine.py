@@ -40,7 +40,7 @@ VARIABLES = "TASKHARBOR_CONFORMANCE_"
 
 
 class Effort(msgspec.Struct, frozen=True, kw_only=True):
-    """How hard the machine tries: a little in every run, a lot when asked, and always reproducibly."""
+    """The effort of the machine: small in every run, large on request, and always reproducible."""
 
     examples: int = 60
     """Histories to try."""
@@ -49,8 +49,8 @@ class Effort(msgspec.Struct, frozen=True, kw_only=True):
     seed: int | None = None
     """None: the same histories in every run. A number: others, and the same ones for the same number."""
     shrink: bool = True
-    """Whether to look for the shortest history once one failed; that takes longer than finding it, minutes perhaps.
-    From the environment: on, except in CI, where a time-out would swallow what was found."""
+    """True: after a failure, look for the shortest history that fails. That takes longer than finding the failure, perhaps
+    minutes. From the environment: on, except in CI, where a time-out would lose the failure."""
 
     @classmethod
     def from_environment(cls, share: float = 1.0) -> Self:

@@ -22,7 +22,7 @@ MACHINE = "machine.agrees_with_the_model"
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """How one case ended."""
+    """The result of one case."""
 
     name: str
     outcome: Literal["passed", "failed", "skipped"]

@@ -1,8 +1,8 @@
-"""Everything a store shows, read in one go, and what differs between that and the model.
+"""A snapshot of all that a store shows, and its differences from the model.
 
-A case rarely knows all it should assert; comparing *everything visible* after every call is what finds the
-structure nobody thought of. Where the contract leaves something open (order of log rows within one call,
-whether flags outlive the blocked state), the comparison leaves it open too, and says so here and nowhere else.
+A case rarely knows all that it should assert. The comparison of *everything visible* after every call finds errors that nobody
+thought of. If the contract leaves something open (order of log rows within one call, whether flags outlive the blocked state),
+the comparison leaves it open too, and only this module says so.
 """
 
 from __future__ import annotations

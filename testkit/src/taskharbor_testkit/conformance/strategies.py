@@ -23,7 +23,7 @@ limits = st.sampled_from((1, 2, 3, 10, 0))
 page_sizes = st.sampled_from((1, 2, 3, 10))
 time_steps = st.sampled_from((1, SECOND - 1, SECOND, 2 * SECOND, 3 * SECOND, 10 * SECOND))
 lags = st.sampled_from((0,) * 8 + (1, 3, SECOND // 2, SECOND))
-"""How long before its call takes effect a caller read the clock."""
+"""The time between a caller's reading of the clock and the effect of its call."""
 
 flags = st.none() | st.builds(
     UpdateFlags, st.booleans(), st.sampled_from(get_args(UpdateRunAt)), st.booleans(), st.booleans()
@@ -54,7 +54,7 @@ verbs = st.sampled_from(("ack", "ack", "retry", "fail", "release", "snooze", "di
 reservations = st.fixed_dictionaries(
     {"queue": queues, "limit": limits, "lease": leases, "worker": workers, "types": types, "lag": lags}
 )
-"""How a reserve is called."""
+"""The arguments of a reserve."""
 
 picks = st.lists(pick, min_size=1, max_size=3)
 
@@ -66,7 +66,7 @@ ends = st.fixed_dictionaries(
         "lag": lags,
     }
 )
-"""How leases are extended or ended: which ones, by which settlement, how late."""
+"""The ends and extensions of leases: the leases, the settlement, the delay."""
 
 settings = st.builds(
     QueueSettings,

@@ -113,7 +113,7 @@ class Twin:
         raise Mismatch(f"no order of these calls explains what happened:\n{listed}\n" + "\n".join(reasons))
 
     async def look(self) -> Snapshot:
-        """Everything visible, and the log once more as a reader that resumes from its cursor sees it."""
+        """Take a snapshot, and read the log once more as a reader that resumes from its cursor."""
         shown = await snapshot.take(self._observer, self.now)
         page = await snapshot.read_log(self._observer, self._feed_cursor, limit=5)
         self._feed += page.attempts
@@ -161,7 +161,7 @@ class Twin:
         return await self.call(op.Enqueue(list(records), self.now, self.are_new(records)), by)
 
     def are_new(self, records: Sequence[JobRecord]) -> bool:
-        """Whether to tell the driver that the ids are new: every other time that they are."""
+        """Return True if the driver is told that the ids are new: every other time that they are."""
         ids = {record.id for record in records}
         is_new = len(ids) == len(records) and not ids & self._ids
         self._ids |= ids

@@ -101,7 +101,7 @@ def _planted(plan: HistoryPlan, numbers: Iterable[pa.RecordBatch]) -> Iterator[p
 
 
 def _places_of_violations(plan: HistoryPlan) -> dict[int, list[Kind]]:
-    """Which unit gets which kinds. Only queues with keys can break the rule about keys."""
+    """Return the kinds of violations for each unit. Only queues with keys can break the rule about keys."""
     kinds = list(PLANTERS)
     slots = plan.slots()
     keyed = [slot.index for slot in slots if slot.queue.keyed > 0]

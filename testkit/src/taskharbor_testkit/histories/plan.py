@@ -25,17 +25,17 @@ WEEKEND = 0.45
 
 
 class QueuePlan(msgspec.Struct, frozen=True):
-    """How one queue behaves. Shares and rates are between 0 and 1, times in seconds."""
+    """The behaviour of one queue. Shares and rates are between 0 and 1, times in seconds."""
 
     name: str
     share: float
-    """Of all rows, in proportion to the other queues'."""
+    """The queue's part of all rows, in proportion to the other queues."""
     types: tuple[str, ...]
     """The first is the most frequent."""
     run: float
     """A typical execution. Shortened where a day could not hold them all."""
     spread: float = 0.8
-    """Of the log-normal run times."""
+    """The spread of the log-normal run times."""
     failing: float = 0.03
     poisoned: float = 0.003
     """Jobs that fail every time."""
@@ -109,6 +109,6 @@ def make_plan(
 
 
 def split(total: int, weights: Sequence[float]) -> list[int]:
-    """Whole numbers in proportion to the weights, and exactly `total` together."""
+    """Return whole numbers in proportion to the weights that add up to exactly `total`."""
     reached = [round(total * part / sum(weights)) for part in accumulate(weights)]
     return [upto - before for before, upto in pairwise([0, *reached])]

@@ -29,7 +29,7 @@ BREATH: Micros = 2000
 LONGEST: Micros = 600 * SECOND
 ROWS_PER_JOB = 1.15
 BUSY = 0.4
-"""How much of a day a slot runs jobs, at most on average; twice that at the peak."""
+"""The share of a day in which a slot runs jobs, at most and on average; twice that at the peak."""
 KEYS = 40
 
 _DUE, _REQUEUE, _CANCEL = range(3)
@@ -140,7 +140,7 @@ class SlotDay:
         return self._now >= self._hurry
 
     def _left(self) -> Micros:
-        """How long what comes next may take, so that all that is still to come finds its place in the day."""
+        """Return the longest time for the next step that leaves room in the day for all later ones."""
         return (self._start + DAY - self._now) // (2 * (self._quota - len(self._rows)) + 2)
 
     def _pass(self, micros: float) -> None:
@@ -158,7 +158,7 @@ class SlotDay:
     # -- jobs -----------------------------------------------------------------------------------------------
 
     def _room(self) -> int:
-        """How many rows may still be promised."""
+        """Return the number of rows that may still be promised."""
         return self._quota - len(self._rows) - self._owed
 
     def _arrive(self, at: Micros) -> None:

@@ -134,7 +134,7 @@ class Store:
         self.reclaim_jobs(due, now=now)
 
     def room(self, queue: str, now: Micros) -> int:
-        """How many more leases the queue's settings allow."""
+        """Return the number of further leases that the queue's settings allow."""
         limit = self.settings(queue).max_inflight
         if self.is_paused(queue):
             return 0
@@ -378,7 +378,7 @@ class Store:
     # -- the rules they share -----------------------------------------------------------------------------
 
     def promote(self, now: Micros) -> None:
-        """By the caller's clock alone: a job that is due by one clock may not be by the next one."""
+        """Promote due jobs. Only the caller's clock decides: a job that is due by one clock may not be due by the next one."""
         for job in self.jobs.values():
             if job.state is JobState.SCHEDULED and job.run_at_us <= now:
                 self.line_up(job, now)

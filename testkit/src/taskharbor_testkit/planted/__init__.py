@@ -6,7 +6,8 @@ PLANTED.md beside the package's README is its output.
 
 - `registry`: the list of bugs;
 - `producing`, `leasing`, `settling`, `operating`: the bugs, by part of the contract;
-- `table`: the cases that catch each bug.
+- `table`: the cases that catch each bug;
+- `__main__`: prints that table.
 """
 
 from taskharbor_testkit.planted import leasing, operating, producing, settling

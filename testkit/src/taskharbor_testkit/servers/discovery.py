@@ -119,7 +119,7 @@ def _fits(version: str, wanted: str) -> bool:
 
 
 def _installed() -> bool:
-    """Whether servers that are installed count."""
+    """True if installed servers are used."""
     source = os.environ.get(SOURCE, "")
     if source not in ("", "pip"):
         raise ValueError(f"{SOURCE}={source}: write pip, or leave it empty to use installed servers too")

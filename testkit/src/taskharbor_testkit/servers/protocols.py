@@ -47,7 +47,7 @@ class WireProtocol(Protocol):
         """The messages that these bytes complete."""
 
     def runs(self, message: bytes, match: bytes) -> bool:
-        """Whether a client's message runs something that contains `match`."""
+        """Return True if a client's message runs something that contains `match`."""
 
 
 # PostgreSQL
@@ -167,7 +167,7 @@ class RedisProtocol:
         self._awaited: deque[tuple[int, bool]] = deque()
         """For each request that is complete: how many replies it still gets, and whether it is about subscriptions."""
         self._commands = 0
-        """Of the transaction that the client is in the middle of."""
+        """The number of commands in the client's open transaction."""
         self._replies = 0
         """To those commands, as many as have come."""
         self._subscribes = False

@@ -88,7 +88,7 @@ class FaultProxy(Closing):
 
     @property
     def connections(self) -> int:
-        """How many are open now."""
+        """The number of open connections."""
         return len(self._connections)
 
     def cut(self) -> None:
@@ -215,7 +215,7 @@ class _Connection:
 
     def __init__(self, proxy: FaultProxy) -> None:
         self.answers_to_pass: int | None = None
-        """How many answers still reach the client before one is lost; None: all."""
+        """The number of answers that still reach the client before one is lost; None: all."""
         self._proxy = proxy
         self._protocol = proxy._protocol()
         self._listens = asyncio.Event()

@@ -123,7 +123,7 @@ class RedisServer(ServerProcess, RedisAt):
         return follower
 
     def follows(self) -> bool:
-        """Whether it is a replica that is connected to its master and has a copy."""
+        """True if it is a replica that is connected to its master and has a copy."""
         return self.info("replication").get("master_link_status") == "up"
 
     def is_master(self) -> bool:

@@ -63,7 +63,7 @@ class S3Server(ServerProcess):
         return self.url(f"th-{secrets.token_hex(6)}", **options)
 
     def plan(self, *faults: str) -> None:
-        """What becomes of the next conditional writes, in this order; what is left of an earlier plan is forgotten."""
+        """Set the faults of the next conditional writes, in this order. The rest of an earlier plan is forgotten."""
         self._ask("POST", _PLAN, json.dumps(faults).encode())
 
     def _ask(self, method: str, path: str, body: bytes | None = None) -> None:

@@ -14,6 +14,7 @@ failing seed fails again, exactly.
     guarantees   the guarantees, by name
     world        a run from beginning to end: `simulate(seed) -> Report`
     planted      bugs that must be found
+    __main__     runs seeds from the command line
 """
 
 from taskharbor_testkit.simulation.guarantees import GUARANTEES

@@ -26,7 +26,7 @@ from taskharbor_testkit.simulation.scheduler import Process, Scheduler
 T = TypeVar("T")
 
 CLOCK_TOLERANCE: Micros = SECOND // 4
-"""How far a process's idea of backend time may be off: half a round trip, and drift between samples."""
+"""The largest error of a process's idea of backend time: half a round trip, and drift between samples."""
 
 _SILENT = {"time", "stats", "get"}
 """Calls that the trace leaves out."""
@@ -35,7 +35,7 @@ _UNENDED = JobFilter(states=frozenset(JobState) - TERMINAL_STATES)
 
 
 class Weather(msgspec.Struct, kw_only=True):
-    """How the network behaves for now."""
+    """The present behaviour of the network."""
 
     slowest: float
     """One way takes up to this many seconds."""

@@ -36,7 +36,7 @@ class Evidence(msgspec.Struct, kw_only=True):
     with_failure_queue: Collection[str]
     """Queues whose dead jobs are told to a failure queue."""
     patience_us: Micros
-    """How long a handler may go on after its lease: a heartbeat to notice, a moment to wind up."""
+    """The time that a handler may go on after its lease: a heartbeat to notice, a moment to finish."""
 
     def nothing_lost(self) -> Iterator[str]:
         """An accepted job is never lost: after any crash it ends in exactly one terminal state."""

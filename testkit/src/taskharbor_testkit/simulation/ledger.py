@@ -60,7 +60,7 @@ class Claim(msgspec.Struct, eq=False):
     before: JobRecord | None
     """The job before the call."""
     is_valid: bool
-    """By this ledger: the lease is the job's current one and has not expired."""
+    """True if, by this ledger, the lease is the job's current one and has not expired."""
     answer: JobError | None = None
     changed: bool = False
     """The call changed the job. Looked at for claims that are not valid."""
@@ -103,7 +103,7 @@ class Ledger:
         self.is_closed = False
         """The run is over: abandoned handlers that are cancelled now are not part of it."""
         self.calls = 0
-        """How many calls have taken effect."""
+        """The number of calls that have taken effect."""
         self.accepted: dict[str, JobRecord] = {}
         """Every job the backend accepted, as it was requested."""
         self.leases: list[GrantedLease] = []

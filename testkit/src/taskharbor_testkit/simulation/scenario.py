@@ -28,7 +28,7 @@ LAST_ACTS = ("return", "return", "return", "raise", "give_up", "discard", "block
 class WorkerPlan(msgspec.Struct, frozen=True):
     machine: Machine
     options: dict[str, Any]
-    """Of `Worker`."""
+    """Options of `Worker`."""
 
 
 HEALER = WorkerPlan(
@@ -61,7 +61,7 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
     kind: str
     worker: int
     seconds: float
-    """How long it lasts; for a kill or a stop, how long until the next worker takes the place."""
+    """The duration in seconds; for a kill or a stop, the time until the next worker takes the place."""
 
 
 class Scenario(msgspec.Struct, frozen=True, kw_only=True):

@@ -242,7 +242,7 @@ class Scheduler:
 
 
 class Machine(msgspec.Struct, frozen=True):
-    """How wrong a machine's clock is."""
+    """The error of a machine's clock."""
 
     offset: float
     rate: float
@@ -273,7 +273,7 @@ class Process:
         self._disturbed.append((self._scheduler.now, self._scheduler.now + seconds))
 
     def was_disturbed(self, start_us: Micros, end_us: Micros) -> bool:
-        """Whether there was a disturbance between two instants of backend time, ends included."""
+        """Return True if there was a disturbance between two instants of backend time, ends included."""
         start, end = (start_us - EPOCH) / SECOND, (end_us - EPOCH) / SECOND
         return any(first <= end and last >= start for first, last in self._disturbed)
 

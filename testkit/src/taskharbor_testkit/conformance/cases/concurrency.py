@@ -193,7 +193,7 @@ async def one_lease_settled_from_many_sides_ends_once(t: Twin) -> None:
 
 
 async def settle_and_enqueue_of_one_key_leave_no_orphan(t: Twin) -> None:
-    """Whoever comes first: the new job is blocked and then freed, or it simply waits. Never stuck."""
+    """If the enqueue comes first, the new job is blocked and then freed; else it simply waits. It is never stuck."""
     handles = [await t.store.connect() for _ in range(2)]
     for settlement in (ack, fail, release, lambda job: retry(job, t.now)) * 2:
         held = await t.lease(t.job(key="k"))

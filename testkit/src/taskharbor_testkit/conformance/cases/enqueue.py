@@ -142,7 +142,7 @@ async def an_idempotency_key_is_known_after_the_end(t: Twin) -> None:
 
 
 async def an_idempotency_key_is_forgotten_with_the_job(t: Twin) -> None:
-    """By an operator's purge and by retention."""
+    """An operator's purge and retention both remove the key."""
     await t.configure(keep_done_us=1)
     for remove in (t.purge, t.prune):
         job = await t.add(key="k", idempotency_key="i")

@@ -19,7 +19,7 @@ async def get_answers_in_the_given_order(t: Twin) -> None:
 
 
 async def a_scheduled_job_whose_time_has_come_reads_as_ready(t: Twin) -> None:
-    """By get, in listings and filters, and in the counts: no sweep needed."""
+    """In get, in listings and filters, and in the counts; no sweep is needed."""
     job = await t.add(run_at_us=t.now + SECOND)
     t.now += SECOND - 1
     await t.shows(job, state="scheduled")
@@ -139,7 +139,7 @@ _filters("empty_sets_match_nothing", ({"states": frozenset()}, ""), ({"types": f
 
 
 async def stats_name_every_queue_in_order(t: Twin) -> None:
-    """Those with settings and those that ever had a job."""
+    """Stats list queues with settings and queues that ever had a job."""
     await t.configure("b", paused=True)
     await t.enqueue(t.job(queue="c"), t.job(queue="a"))
     assert [stats.queue for stats in await t.driver.stats(now=t.now)] == ["a", "b", "c"]
@@ -149,7 +149,7 @@ async def stats_name_every_queue_in_order(t: Twin) -> None:
 
 
 async def the_head_is_the_job_claimed_next(t: Twin) -> None:
-    """By claim order, not by the oldest run_at."""
+    """The claim order decides, not the oldest run_at."""
     assert (await t.stats()).head_run_at_us is None
     await t.add(run_at_us=t.now - 500)
     assert (await t.stats()).head_run_at_us == t.now - 500

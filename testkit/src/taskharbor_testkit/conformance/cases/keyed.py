@@ -176,7 +176,7 @@ async def updating_a_ready_job_may_schedule_it(t: Twin) -> None:
 
 
 async def an_update_leaves_who_the_job_is(t: Twin) -> None:
-    """Whatever the flags: id, priority, created_at, place of insertion and idempotency key stay."""
+    """With all flags, id, priority, created_at, place of insertion and idempotency key stay."""
     job, behind = await t.add(key="k", priority=3, idempotency_key="i"), await t.add(priority=3)
     t.advance(1)
     flags = UpdateFlags(payload=True, retry=True, reset_counts=True)

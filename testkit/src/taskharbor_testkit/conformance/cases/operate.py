@@ -70,7 +70,8 @@ _with_request("discard_honours_a_cancel_request", SETTLEMENTS["discard"], "cance
 
 
 async def a_cancel_request_outlives_the_holder(t: Twin) -> None:
-    """Where the holder dies, the stall ends the job cancelled: nobody runs it again. So it is where the request comes late."""
+    """If the holder dies, the stall ends the job as cancelled, and nobody runs it again. The same holds if the request comes
+    late."""
     early, late = await _requested(t), await t.lease(t.job())
     t.advance(30)
     assert await t.cancel(late.id) == ["inflight"]

@@ -126,7 +126,7 @@ async def insertion_holds_across_batches_and_handles(t: Twin) -> None:
 
 
 async def order_holds_over_several_reserves(t: Twin) -> None:
-    """Of several workers, on several handles."""
+    """With several workers, on several handles."""
     jobs = [t.job(priority=n % 3) for n in range(12)]
     await t.enqueue(*jobs)
     handles = [await t.store.connect() for _ in range(3)] * 2
@@ -177,7 +177,7 @@ async def a_released_job_keeps_its_place(t: Twin) -> None:
 
 
 async def a_reclaimed_job_keeps_its_place(t: Twin) -> None:
-    """By reclaim or by reserve: a crash under a long backlog does not send the job to the back."""
+    """With reclaim and with reserve: a crash under a long backlog does not send the job to the back."""
     jobs = await t.add_many(14)
     await t.reserve(2, lease=10)
     t.advance(10)

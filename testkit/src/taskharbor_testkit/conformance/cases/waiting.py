@@ -231,7 +231,7 @@ async def what_another_made_ready_and_left_is_not_missed(t: Twin) -> None:
 
 
 async def callers_of_one_handle_miss_nothing_that_another_was_told(t: Twin) -> None:
-    """What a caller has seen is in the text it was told, not in the handle."""
+    """The text of a caller's last wait holds all that the caller has seen, not the handle."""
     first, second = Waits(t.driver), Waits(t.driver)
     await _quiet(first, t)
     await _quiet(second, t)
@@ -247,7 +247,7 @@ async def without_seen_the_answer_comes_at_once(t: Twin) -> None:
 
 
 async def a_due_job_that_cannot_run_does_not_spin(t: Twin) -> None:
-    """Of a paused queue, a due job wakes its waiter once and not for ever."""
+    """A due job of a paused queue wakes its waiter once, not again and again."""
     await t.enqueue(t.job(run_at_us=t.now + SECOND))
     await t.configure(paused=True)
     t.advance(2)
