@@ -1,4 +1,4 @@
--- Forget what was staged. A series goes on: its write may be staged again, under the same name.
+-- Remove the staged jobs of a write. A series goes on: its write may be staged again, under the same name.
 CREATE OR REPLACE FUNCTION abandon_write(p_write text, p_series text, p_number bigint) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM pg_advisory_xact_lock(write_lock(p_write));

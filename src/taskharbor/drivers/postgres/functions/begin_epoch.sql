@@ -1,4 +1,4 @@
--- A new epoch of the log where the tables have come to another cluster. Returns the present one.
+-- Begin a new epoch of the log if the tables have moved to another cluster. Returns the present epoch.
 CREATE OR REPLACE FUNCTION begin_epoch() RETURNS bigint LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM pg_advisory_xact_lock(queue_lock(-2));
@@ -7,7 +7,7 @@ BEGIN
     FROM (SELECT * FROM epochs ORDER BY epoch DESC LIMIT 1) AS e, pg_control_system() AS c
     WHERE e.system_id <> c.system_identifier;
     IF FOUND THEN
-        -- The numbers in `moves` mean nothing here either: all of it belongs to the past.
+        -- The transaction numbers in `moves` mean nothing here either: all of them count as past.
         UPDATE upkeep SET folded_at = '-infinity', horizon = '18446744073709551615';
         PERFORM fold(0);
         UPDATE moves SET folded = pg_current_xact_id() WHERE folded IS NOT NULL;

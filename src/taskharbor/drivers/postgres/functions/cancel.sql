@@ -1,4 +1,4 @@
--- Per job the state it is in now, or -1 not found, -2 finished.
+-- Returns per job its state, or -1 not found, -2 finished.
 CREATE OR REPLACE FUNCTION cancel(p_ids text[], p_now bigint, p_stir integer) RETURNS smallint[] LANGUAGE plpgsql AS $$
 DECLARE
     v_answers smallint[] := '{}';
@@ -7,7 +7,7 @@ DECLARE
     v_after jobs;
     v_state smallint;
 BEGIN
-    -- In the order of `settle`, running jobs before those that wait for them.
+    -- In the order of `settle`: inflight jobs before the jobs that they block.
     PERFORM FROM jobs WHERE id = ANY (p_ids) ORDER BY state < 3, key IS NOT NULL, seq FOR UPDATE;
     FOREACH v_id IN ARRAY p_ids LOOP
         SELECT * INTO v_job FROM jobs WHERE id = v_id FOR UPDATE;

@@ -1,4 +1,4 @@
--- What one more request with the same key changes in a job. Nothing where there is none.
+-- Return a job as one more request with the same key changes it. Returns nothing if there is no job.
 CREATE OR REPLACE FUNCTION changed_by(p_job jobs, p_by jobs, p_flags smallint) RETURNS jobs LANGUAGE plpgsql AS $$
 DECLARE
     v_flags smallint := CASE WHEN p_by.id IS NULL THEN 0 ELSE coalesce(p_flags, 1) END;

@@ -1,11 +1,11 @@
--- Claiming jobs. One transaction, row locks that are skipped where somebody else holds them, one index walk per rank.
+-- Claim jobs, in one transaction. Rows that another call has locked are skipped. One index walk per rank.
 --
--- A claim walks an index from its front, and the front of a busy queue is where the dead entries are: those of jobs claimed
--- before, which nobody may remove while some transaction holds an old snapshot. So a claimer keeps a hint, which only this
--- function and `watch` read: where the living begin (per rank the place of the first waiting job, the earliest expiry of a lease)
--- and the snapshot in which that was true. Whatever came to stand before these places afterwards came by a transaction that this
--- snapshot does not show, and every such transaction has left a row in `moves`. Thus the hint is exact, not a guess; and without
--- one, or when moves that it has not seen may have been folded, everything is looked at from the beginning.
+-- A claim walks an index from its front. In a busy queue the dead entries are at the front: those of jobs claimed before, which
+-- nobody may remove while some transaction holds an old snapshot. So a claimer keeps a hint, which only this function and `watch`
+-- read. The hint says where the waiting jobs begin (per rank the place of the first waiting job, and the earliest expiry of a
+-- lease), and in which snapshot that was true. A job that came before these places later was written by a transaction that this
+-- snapshot does not show. Every such transaction has left a row in `moves`. So the hint is exact, not a guess. Without a hint, or
+-- if moves that it has not seen may have been folded, the claim looks from the beginning.
 --
 -- Returns the jobs, and at last a row without a number: its id is the hint for the next claim of the same queue and types.
 CREATE OR REPLACE FUNCTION claim(
@@ -13,9 +13,9 @@ CREATE OR REPLACE FUNCTION claim(
     p_try integer, p_stir integer, p_hint claim_hint
 ) RETURNS SETOF jobs LANGUAGE plpgsql AS $$
 DECLARE
-    -- Short claims that one look serves: to find out where the living begin costs as much as the rest of such a claim.
+    -- Short claims that one look serves. Finding the first waiting job would cost as much as the rest of such a claim.
     c_uses CONSTANT integer := 16;
-    -- Of queues with more ranks nothing is remembered.
+    -- Queues with more ranks get no hint.
     c_ranks CONSTANT integer := 64;
     v_queue record;
     v_limited boolean := false;
@@ -40,13 +40,13 @@ BEGIN
     -- Assignments, not PERFORM: an expression costs a tenth of a statement.
     v_lock := CASE WHEN v_limited THEN pg_advisory_xact_lock(queue_lock(v_next.queue_id))::text
                    ELSE pg_advisory_xact_lock_shared(queue_lock(v_next.queue_id))::text END;
-    -- Nobody else has this secret, but another try of this very call may still be at work, or begin late: its answer was
-    -- lost. One after the other, and after the latest try no earlier one does anything.
+    -- No other call has this secret, but another try of this call may still be running, or begin late, because its answer was
+    -- lost. The lock makes them run one after the other. After the latest try, no earlier one does anything.
     v_lock := pg_advisory_xact_lock(hashtextextended(p_secret, 0));
-    -- Before anything is read: what commits from here on is not seen, and will be looked at next time.
+    -- Before anything is read: changes that commit from here on are not seen, and the next claim looks at them.
     v_next.seen := pg_current_snapshot();
-    -- Under the lock: the settings do not change until this claim is over. And in one statement: a folding in between would
-    -- take away moves that were not read yet. What can be worked out here is: an expression of its own costs more.
+    -- Under the lock, so the settings do not change until this claim is over. In one statement, because a folding in between
+    -- would remove moves that were not read yet. Values that can be computed here are: a separate expression costs more.
     SELECT q.id, q.max_inflight, CASE WHEN q.paused THEN 0 ELSE p_limit END AS room, new.low_run_at, new.ranks,
            EXISTS (SELECT FROM repeated WHERE call = p_secret AND try > p_try) AS is_outdated,
            p_hint.seen IS NOT NULL AND NOT coalesce(new.is_folded, false) AS is_known,
@@ -66,7 +66,7 @@ BEGIN
     ) AS new
     WHERE q.id = v_next.queue_id AND q.name = p_queue;
     IF v_queue.max_inflight IS NOT NULL AND NOT v_limited OR NOT FOUND THEN
-        -- The limit is new, or the claimer remembers another queue: from the beginning, with all that this takes.
+        -- The limit is new, or the claimer's hint is of another queue: look from the beginning.
         RETURN QUERY SELECT * FROM claim(p_queue, p_types, p_limit, p_lease_for, p_now, p_worker, p_secret, p_try, p_stir, NULL);
         RETURN;
     END IF;
@@ -76,7 +76,7 @@ BEGIN
     IF p_try > 0 THEN
         INSERT INTO repeated AS r (call, try) VALUES (p_secret, p_try)
         ON CONFLICT (call) DO UPDATE SET try = excluded.try;
-        -- If it took effect, these are its jobs, and their lease counts from now. More than is asked for now goes back.
+        -- If it took effect, these are its jobs, and their lease counts from now. Jobs beyond the present limit go back.
         PERFORM settle_one(c.id, c.seq, p_secret, '{"kind": 3}', p_now, p_stir, false)
         FROM (SELECT j.id, j.seq FROM jobs AS j
               WHERE j.queue_id = v_queue.id AND j.state = 3 AND coalesce(j.expires_at, j.run_at) > p_now AND j.token = p_secret
@@ -97,7 +97,7 @@ BEGIN
     v_next.floor := v_queue.floor;
     v_next.low_expiry := CASE WHEN v_knows THEN v_queue.low_expiry ELSE -1 END;
     IF v_knows AND NOT v_queue.is_in_place THEN
-        -- Something began to wait before a place that was known, or with a rank that was not.
+        -- A job began to wait before a known place, or with an unknown rank.
         SELECT array_agg(h.rank ORDER BY h.rank), array_agg(h.run_at ORDER BY h.rank), array_agg(h.seq ORDER BY h.rank)
         INTO v_next.ranks, v_next.run_ats, v_next.seqs
         FROM (
@@ -108,7 +108,7 @@ BEGIN
         ) AS h;
     END IF;
     IF v_next.low_expiry <= p_now AND reclaim(p_queue, v_next.low_expiry, p_now, 1000, p_stir) > 0 THEN
-        -- What was reclaimed stands anywhere.
+        -- Reclaimed jobs can be at any place.
         v_knows := false;
     END IF;
     IF NOT v_knows THEN
@@ -121,8 +121,8 @@ BEGIN
     v_room := v_queue.room;
     IF v_queue.max_inflight IS NOT NULL THEN
         SELECT least(v_room, v_queue.max_inflight - count(*)) INTO v_room FROM (
-            -- Whatever is over and free has been reclaimed. What is over and busy counts: a heartbeat that is under way may
-            -- have begun in time, and make it valid again.
+            -- All expired leases without a row lock are reclaimed. An expired lease with a lock counts: a heartbeat that is under
+            -- way may have begun in time, and make it valid again.
             SELECT FROM jobs AS j WHERE j.queue_id = v_queue.id AND j.state = 3
             LIMIT v_queue.max_inflight
         ) AS leased;
@@ -145,7 +145,7 @@ BEGIN
         END IF;
         SELECT * INTO v_first
         FROM first_of_types(v_queue.id, v_next.ranks[i], v_next.run_ats[i], v_next.seqs[i], p_types, v_room, p_now);
-        -- Of these types, none lives before the first that is found: the claimer's next claim begins there.
+        -- Of these types, no job waits before the first that is found: the next claim begins there.
         v_next.run_ats[i] := coalesce(v_first.run_at, v_next.run_ats[i]);
         v_next.seqs[i] := coalesce(v_first.seq, v_next.seqs[i]);
         LOOP
@@ -162,15 +162,15 @@ BEGIN
             v_room := v_room - v_got.jobs;
             v_scheduled := v_scheduled + v_got.scheduled;
             EXIT WHEN v_room < 1 OR v_first.last_seq IS NULL;
-            -- Others hold some of them: further on there may be more.
+            -- Others hold some of them: there may be more further on.
             SELECT * INTO v_first
             FROM first_of_types(v_queue.id, v_next.ranks[i], v_first.last_run_at, v_first.last_seq + 1, p_types, v_room, p_now);
         END LOOP;
     END LOOP;
     IF v_places IS NOT NULL THEN
         RETURN QUERY
-        -- The rows are locked, so whatever ended before can be seen now. `now` may have been read before that end: the log
-        -- must not show one lease beside the other.
+        -- The rows are locked, so all earlier ends can be seen now. `now` may have been read before such an end: the log must not
+        -- show the two leases at once.
         WITH begin AS MATERIALIZED (
             SELECT greatest(p_now, v_next.floor, max(m.latest_end)) AS at FROM moves AS m
             WHERE m.queue_id = v_queue.id
@@ -187,7 +187,7 @@ BEGIN
     END IF;
 
     IF v_queue.is_known AND v_room > 0 AND v_next.uses < c_uses AND NOT coalesce(v_next.low_expiry <= p_now, false) THEN
-        -- The places still hold, as of now, and few have died since: to look where the living begin would cost more.
+        -- The places still hold, and few entries have died since. Finding the first waiting job again would cost more.
         v_next.uses := v_next.uses + 1;
     ELSIF coalesce(cardinality(v_next.ranks), 0) <= c_ranks THEN
         v_next.uses := 0;

@@ -1,5 +1,5 @@
--- Give the jobs of a write that have idempotency keys their numbers, and put a row into `idempotency` for the first job of each
--- key. Whether each job has one: those without do not become jobs.
+-- Give numbers to the jobs of a write that have idempotency keys, and put a row into `idempotency` for the first job of each key.
+-- Returns per job whether it has a row: jobs without one are not stored.
 CREATE OR REPLACE FUNCTION claim_idempotency_keys(p_write text, p_tasks text[]) RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
     v_given bigint := 0;
@@ -14,8 +14,8 @@ BEGIN
         UPDATE staged SET seqs = ARRAY(SELECT nextval('job_seq') FROM generate_series(1, v_found.jobs)) WHERE ctid = v_found.ctid;
         v_given := v_given + v_found.jobs;
     END LOOP;
-    -- As in `enqueue_by_rules`: in one order for everybody. No lock is held for it: who comes with the same key meets the row. To
-    -- look for each key before its row is stored costs two thirds more, so that is done only where one is known.
+    -- As in `enqueue_by_rules`, in the same order for all callers. No lock is held: a caller with the same key meets the row.
+    -- Looking for each key before its row is stored costs two thirds more, so that is done only if a key is known.
     BEGIN
         INSERT INTO idempotency (queue_id, idempotency_key, job_seq, job_id)
         SELECT k.queue_id, k.key, k.seq, k.id FROM staged_keys AS k WHERE k.write = p_write ORDER BY k.key, k.queue_id;
@@ -28,7 +28,7 @@ BEGIN
     IF v_claimed = v_given THEN
         RETURN true;
     END IF;
-    -- Keys that lead to jobs that are gone lead to these from now on.
+    -- Keys that lead to removed jobs lead to these from now on.
     FOR v_found IN
         SELECT k.* FROM staged_keys AS k JOIN idempotency AS i ON i.queue_id = k.queue_id AND i.idempotency_key = k.key
         WHERE k.write = p_write AND i.job_seq <> k.seq AND NOT is_kept(i.job_id) ORDER BY k.key, k.queue_id

@@ -5,7 +5,7 @@ CREATE OR REPLACE FUNCTION configure(
 DECLARE
     v_queue integer := queue_id_of(p_queue);
 BEGIN
-    -- No claim is under way while the settings change, or it would go by those of before.
+    -- No claim is under way while the settings change: it would use the old ones.
     PERFORM pg_advisory_xact_lock(queue_lock(v_queue));
     UPDATE queues SET paused = p_paused, max_inflight = p_max_inflight, failure_queue = p_failure_queue,
                       keep_done_us = p_keep_done_us, keep_dead_us = p_keep_dead_us, keep_attempts_us = p_keep_attempts_us

@@ -1,5 +1,5 @@
--- History goes by whole days: a day that no queue keeps any more is dropped, and where some queues keep it longer, the rows of
--- the others are removed once. How many rows went.
+-- Remove history by whole days. A day that no queue keeps any more is dropped. If some queues keep it longer, the rows of the
+-- others are removed once. Returns the number of removed rows.
 CREATE OR REPLACE FUNCTION drop_days(p_now bigint) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
     v_day record;
@@ -20,7 +20,7 @@ BEGIN
         ) AS days WHERE until <= p_now ORDER BY name
     LOOP
         BEGIN
-            -- Nobody else removes from this day while it is counted; the parent is locked only for the moment of the drop.
+            -- Nobody else removes from this day while it is counted. The parent is locked only for the moment of the drop.
             EXECUTE format('LOCK TABLE %I IN SHARE ROW EXCLUSIVE MODE', v_day.name);
             v_due := ARRAY(
                 SELECT q.id FROM queues AS q
@@ -38,7 +38,7 @@ BEGIN
             END IF;
             v_gone := v_gone + v_here;
         EXCEPTION WHEN lock_not_available THEN
-            -- Somebody reads the history: next time. Waiting would hold up everybody behind this lock.
+            -- Somebody reads the history: try next time. Waiting would block all callers behind this lock.
             NULL;
         END;
     END LOOP;

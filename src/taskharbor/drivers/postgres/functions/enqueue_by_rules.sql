@@ -1,7 +1,7 @@
--- Jobs of any kind, in order. p_jobs: objects with the columns of `jobs` that are given, and `queue`. p_is_repeated: an
--- earlier try may have stored them, or may do so later: from now on it may not.
--- Where the snapshot of the caller's transaction stands still (REPEATABLE READ, SERIALIZABLE), jobs of a key that came after it cannot
--- be seen, so no rule about keys can be kept. Then nothing is done, and no row comes back.
+-- Store jobs of any kind, in order. p_jobs: objects with the given columns of `jobs`, and `queue`. p_is_repeated: an earlier try
+-- may have stored them, or may try later: from now on it may not. If the snapshot of the caller's transaction is fixed
+-- (REPEATABLE READ, SERIALIZABLE), later jobs of a key cannot be seen, so no rule about keys can be kept. Then nothing is done,
+-- and no row comes back.
 CREATE OR REPLACE FUNCTION enqueue_by_rules(
     p_jobs json, p_payloads bytea, p_ends integer[], p_now bigint, p_stir integer, p_is_repeated boolean
 ) RETURNS TABLE (job_id text, existed boolean) LANGUAGE plpgsql AS $$
@@ -26,19 +26,19 @@ BEGIN
     v_new.attempts := 0;
     v_new.stalls := 0;
     v_new.cancel_requested := false;
-    -- In one order for everybody, so that two batches do not wait for each other.
+    -- In the same order for all callers, so that two batches do not wait for each other.
     PERFORM pg_advisory_xact_lock(l.number) FROM (
         SELECT DISTINCT key_lock((v_queues ->> (g ->> 'queue'))::integer, g ->> 'key') AS number
         FROM json_array_elements(p_jobs) AS g WHERE g ->> 'key' IS NOT NULL ORDER BY 1
     ) AS l;
-    -- The running jobs of these keys, which the new ones may be blocked by, in the order in which settling locks them.
+    -- The inflight jobs of these keys, which may block the new ones, in the order in which settling locks them.
     PERFORM FROM jobs AS j
     WHERE j.key IS NOT NULL AND j.state = 3 AND (j.queue_id, j.key) IN (
         SELECT (v_queues ->> (g ->> 'queue'))::integer, g ->> 'key' FROM json_array_elements(p_jobs) AS g)
     ORDER BY j.seq FOR KEY SHARE OF j;
-    -- Each idempotency key gets a row for the first job that has it, in one order for everybody: by the key first, since a sort by
-    -- a number that is the same for most compares all texts in full. Where another transaction has put one there and not ended,
-    -- this waits for it.
+    -- Each idempotency key gets a row for the first job that has it, in the same order for all callers. The key comes first in
+    -- that order: a sort by a number that most rows share compares all texts in full. If another open transaction has put a row
+    -- there, this waits for it.
     INSERT INTO idempotency (queue_id, idempotency_key, job_seq, job_id)
     SELECT DISTINCT ON (2, 1) (v_queues ->> (g.value ->> 'queue'))::integer, (g.value ->> 'idempotency_key') COLLATE "C",
            v_seqs[g.ordinality], g.value ->> 'id'
@@ -59,7 +59,7 @@ BEGIN
             SELECT i.job_id INTO v_known FROM idempotency AS i
             WHERE i.queue_id = v_job.queue_id AND i.idempotency_key = v_job.idempotency_key;
             IF FOUND AND v_known <> v_job.id AND NOT is_kept(v_known) THEN
-                -- It leads to a job that is gone. Of several who find that, the first leads it to its own.
+                -- It leads to a removed job. The first caller that finds that lets it lead to its own job.
                 SELECT i.job_id INTO v_known FROM idempotency AS i
                 WHERE i.queue_id = v_job.queue_id AND i.idempotency_key = v_job.idempotency_key FOR UPDATE;
             END IF;
@@ -82,7 +82,7 @@ BEGIN
             END IF;
         END IF;
         IF v_job.idempotency_key IS NOT NULL AND existed THEN
-            -- What was put there for this job, which was not stored.
+            -- Remove the row of a job that was not stored.
             DELETE FROM idempotency
             WHERE queue_id = v_job.queue_id AND idempotency_key = v_job.idempotency_key AND job_seq = v_job.seq;
         END IF;
@@ -92,7 +92,7 @@ BEGIN
         INSERT INTO repeated (call, try) SELECT g ->> 'id', 1 FROM json_array_elements(p_jobs) AS g
         ON CONFLICT (call) DO NOTHING;
     END IF;
-    -- A queue that was only named, and made here: every job for it was known before, elsewhere.
+    -- A queue that was only named and made here: every job for it was known before, elsewhere.
     DELETE FROM queues WHERE id > v_last AND id <> ALL (v_used) AND xmin = pg_current_xact_id()::xid;
 END $$ SET search_path FROM CURRENT SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off
    SET plan_cache_mode = force_generic_plan;

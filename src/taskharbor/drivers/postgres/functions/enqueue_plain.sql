@@ -1,12 +1,12 @@
--- Jobs without keys and idempotency keys, with ids never seen before. Where one was, unique_violation is raised, nothing has
--- happened, and the caller goes by the rules.
+-- Store jobs without keys and idempotency keys, with new ids. If an id is known, unique_violation is raised, nothing has
+-- happened, and the caller uses the rules.
 CREATE OR REPLACE FUNCTION enqueue_plain(p_batch job_batch, p_now bigint, p_stir integer, p_new_ids boolean) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
     v_jobs bigint := store_batch(p_batch, p_now, p_stir);
 BEGIN
-    -- Only now, in a later snapshot than the INSERT's: whoever ended meanwhile is seen here. A job does not end before it was
-    -- made, so that only the latest days are searched; the hour is for clocks that disagree.
+    -- In a later snapshot than the INSERT's, so that jobs that ended meanwhile are seen. A job does not end before it was made,
+    -- so only the latest days are searched; the hour is for clocks that differ.
     IF p_new_ids THEN
         IF EXISTS (SELECT FROM repeated WHERE call = ANY (p_batch.ids)) THEN
             RAISE unique_violation USING MESSAGE = 'a later try has stored this batch';

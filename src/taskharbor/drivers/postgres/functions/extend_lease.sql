@@ -1,6 +1,6 @@
--- Heartbeats. First a row with code 0 for every lease that was extended, which is all there is where nothing is wrong; else another
--- row for every one of the batch: 1 not found, 2 not inflight, 3 mismatch, 4 expired, 5 fine, but extended above or held by somebody
--- else at this moment. A heartbeat never waits for a lock while it holds others: what somebody else is at is to be asked again.
+-- Heartbeats. First a row with code 0 for every extended lease. If all were extended, that is all. Else another row for every
+-- item of the batch: 1 not found, 2 not inflight, 3 mismatch, 4 expired, 5 fine, but extended above or locked by another call at
+-- this moment. A heartbeat never waits for a lock while it holds others: the caller asks again for a locked one.
 CREATE OR REPLACE FUNCTION extend_lease(
     p_seqs bigint[], p_ids text[], p_secrets text[], p_progress jsonb, p_lease_for bigint, p_now bigint
 ) RETURNS TABLE (n integer, code integer, expires_at bigint, cancel_requested boolean) LANGUAGE plpgsql AS $$
@@ -12,12 +12,12 @@ BEGIN
     WITH held AS MATERIALIZED (
         SELECT g.n::integer AS n, j.ctid AS place
         FROM unnest(p_seqs, p_ids, p_secrets) WITH ORDINALITY AS g(seq, id, secret, n) JOIN jobs AS j ON j.id = g.id
-        -- "+ 0" keeps the planner from walking all leases for each of the batch.
+        -- "+ 0" keeps the planner from walking all leases for each item of the batch.
         WHERE j.seq = g.seq AND j.token = g.secret AND j.state + 0 = 3 AND j.expires_at + 0 > p_now
         FOR NO KEY UPDATE OF j SKIP LOCKED
     )
     UPDATE jobs AS j SET
-        -- A heartbeat that arrives late, with an old `now`, takes nothing away.
+        -- A heartbeat that arrives late, with an old `now`, does not shorten the lease.
         expires_at = greatest(j.expires_at, p_now + p_lease_for),
         progress = coalesce(decode(p_progress ->> held.n::text, 'base64'), j.progress)
     FROM held WHERE j.ctid = held.place

@@ -1,6 +1,6 @@
--- Where the first waiting jobs of several types lie, in claim order, from a place on: one rank of a queue. Each type has a
--- line of its own. A portion of every line is read, and more of a line as long as all that was read of it is among the first.
--- `last_*`: the last of them, where there may be more. Runs with the settings of `claim`.
+-- Find the first waiting jobs of several types, in claim order, from a place on: one rank of a queue. Each type has its own line.
+-- A portion of every line is read, and more of a line as long as all that was read of it is among the first. `last_*`: the last
+-- of them, if there may be more. Runs with the settings of `claim`.
 CREATE OR REPLACE FUNCTION first_of_types(
     p_queue_id integer, p_rank smallint, p_run_at bigint, p_seq bigint, p_types text[], p_limit integer, p_now bigint,
     OUT places tid[], OUT types text[], OUT run_at bigint, OUT seq bigint, OUT last_run_at bigint, OUT last_seq bigint

@@ -1,4 +1,4 @@
--- Fold moves, at most every p_every seconds; who finds another at it goes away.
+-- Fold moves, at most every p_every seconds. If another call is folding, do nothing.
 CREATE OR REPLACE FUNCTION fold(p_every double precision) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     v_upkeep upkeep;

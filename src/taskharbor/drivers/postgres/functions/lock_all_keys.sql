@@ -1,4 +1,5 @@
--- Until the end of the transaction. Gives up soon where somebody else's transaction lasts: those who come later stand in line.
+-- Lock all keys until the end of the transaction. Gives up soon if another transaction lasts, because later callers wait behind
+-- it.
 CREATE OR REPLACE FUNCTION lock_all_keys() RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM pg_advisory_xact_lock(queue_lock(-4));

@@ -1,5 +1,5 @@
--- Whether a task may stage for a write: not once it was published or abandoned. Then the task is late, or the batch of a stream
--- is done over. Volatile, so that it looks after it has the lock and not before.
+-- Return true if a task may stage for a write: not after it was published or abandoned. Then the task is late, or a batch of a
+-- stream is repeated. Volatile, so that it looks after it has the lock and not before.
 CREATE OR REPLACE FUNCTION may_stage(p_write text, p_series text, p_number bigint) RETURNS boolean LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
     PERFORM pg_advisory_xact_lock_shared(write_lock(p_write));

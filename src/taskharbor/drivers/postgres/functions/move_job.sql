@@ -1,5 +1,5 @@
--- A job's lease ends, or it ends without one. p_held: the job as it was, of which the caller holds the row lock. p_job: as it is to
--- be, by its state: 1, it waits again and absorbs a blocked job of its key; 4, 5, 6, it has ended, a blocked job of its key may run,
+-- End a job's lease, or end a job without one. p_held: the job before; the caller holds its row lock. p_job: the job afterwards,
+-- by its state: 1, it waits again and absorbs a blocked job of its key; 4, 5, 6, it has ended, a blocked job of its key may run,
 -- and the failure queue is served.
 CREATE OR REPLACE FUNCTION move_job(
     p_held jobs, p_job jobs, p_outcome integer, p_now bigint, p_stir integer,

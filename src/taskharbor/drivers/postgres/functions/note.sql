@@ -1,5 +1,5 @@
--- A row of `moves` for one job that came from a state (NULL: from outside) and is now as given. The batch forms write their own
--- sums. p_latest_end: until when a lease that ended here was valid.
+-- Write a row of `moves` for one job that came from a state (NULL: new) and is now as given. The batch functions write their own
+-- sums. p_latest_end: the end of validity of a lease that ended here.
 CREATE OR REPLACE FUNCTION note(p_from integer, p_job jobs, p_stir integer, p_latest_end bigint DEFAULT NULL)
 RETURNS void LANGUAGE plpgsql AS $$
 DECLARE

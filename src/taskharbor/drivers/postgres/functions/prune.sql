@@ -1,4 +1,4 @@
--- Retention row by row, for what belongs to no day, and for the dead. How many rows went.
+-- Apply retention row by row, to rows that belong to no day, and to dead jobs. Returns the number of removed rows.
 CREATE OR REPLACE FUNCTION prune(p_now bigint, p_limit integer) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
     v_jobs bigint := remove_rows('finished_rest', format('j.finished_at <= %s - q.keep_done_us', p_now), p_limit);

@@ -1,5 +1,5 @@
--- Make the jobs of these tasks visible and forget those of all others. How many became jobs. p_id_head and a number of eight
--- hexadecimal digits make an id that nobody has.
+-- Make the jobs of these tasks visible and remove those of all others. Returns the number of new jobs. p_id_head and a number of
+-- eight hexadecimal digits make an id that no other job has.
 CREATE OR REPLACE FUNCTION publish_write(
     p_write text, p_series text, p_number bigint, p_tasks text[], p_now bigint, p_stir integer, p_id_head text
 ) RETURNS bigint LANGUAGE plpgsql AS $$
@@ -12,7 +12,7 @@ DECLARE
     v_jobs bigint := 0;
     v_are_new boolean;
 BEGIN
-    -- Whoever publishes the same write at the same moment waits here, and then finds it done.
+    -- A caller that publishes the same write at the same moment waits here, and then finds it published.
     PERFORM pg_advisory_xact_lock(write_lock(p_write));
     INSERT INTO published AS p (series, number, jobs) VALUES (p_series, p_number, 0)
     ON CONFLICT (series) DO UPDATE SET number = excluded.number, portion = excluded.portion, published_at = excluded.published_at, jobs = 0
@@ -32,13 +32,13 @@ BEGIN
     END IF;
     DELETE FROM staged WHERE write = p_write AND (is_last OR task <> ALL (p_tasks));
 
-    -- A lock for every key, until the end of the transaction, is too much for the table of locks that all who use the server
-    -- share. Whoever needs that many takes one for all keys instead, and holds up everybody else who has to do with keys.
+    -- A lock for every key, until the end of the transaction, is too much for the server's shared table of locks. A write with so
+    -- many keys takes one lock for all keys instead. All other callers with keys wait for it.
     SELECT sum(s.locks) INTO v_locks FROM staged AS s WHERE s.write = p_write;
     IF v_locks > current_setting('max_locks_per_transaction')::bigint * current_setting('max_connections')::bigint / 2 THEN
         PERFORM lock_all_keys();
     END IF;
-    -- Jobs with keys first, in the order in which everybody takes locks.
+    -- Jobs with keys first, in the order in which all callers take locks.
     FOR v_chunk IN
         SELECT * FROM staged AS s WHERE s.write = p_write AND s.by_rules IS NOT NULL
         ORDER BY array_position(p_tasks, s.task), s.number
@@ -61,7 +61,7 @@ BEGIN
 
     DELETE FROM staged WHERE write = p_write;
     UPDATE published SET jobs = v_jobs WHERE series = p_series;
-    -- What writers left behind that died, and writes that nobody will publish again.
+    -- Remove staged jobs of dead writers, and writes that nobody will publish again.
     DELETE FROM staged WHERE write IN (
         SELECT write FROM staged GROUP BY write HAVING max(staged_at) < clock_timestamp() - interval '3 days');
     DELETE FROM published

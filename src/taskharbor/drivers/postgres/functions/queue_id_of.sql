@@ -1,4 +1,4 @@
--- The number of a queue; one that was never heard of begins to exist.
+-- Return the number of a queue. A new queue is added.
 CREATE OR REPLACE FUNCTION queue_id_of(p_name text) RETURNS integer LANGUAGE plpgsql AS $$
 DECLARE
     v_id integer;

@@ -1,5 +1,5 @@
--- End up to p_limit leases of a queue (NULL: of any) that are over, from p_low on. How many. Skips what somebody else is working on.
--- The job goes back to its place, or ends where it has stalled too often.
+-- End up to p_limit expired leases of a queue (NULL: of any), from p_low on. Returns their number. Jobs that another call has
+-- locked are skipped. The job goes back to its place, or ends if it has stalled too often.
 CREATE OR REPLACE FUNCTION reclaim(p_queue text, p_low bigint, p_now bigint, p_limit integer, p_stir integer)
 RETURNS integer LANGUAGE plpgsql AS $$
 DECLARE

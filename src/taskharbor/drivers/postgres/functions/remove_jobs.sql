@@ -1,4 +1,4 @@
--- What an operator names by id: only what has ended goes. Also says of those that have not what they are.
+-- Remove ended jobs by id, for an operator. Also returns the states of the jobs that have not ended.
 CREATE OR REPLACE FUNCTION remove_jobs(p_ids text[]) RETURNS TABLE (id text, state smallint) LANGUAGE plpgsql AS $$
 DECLARE
     v_ended text[] := ARRAY(SELECT e.id FROM ended AS e WHERE e.id = ANY (p_ids) FOR UPDATE);

@@ -1,6 +1,6 @@
--- Remove rows of a part of the history, with what belongs to them: of jobs the idempotency keys and the counts; of the log, the last
--- that went is noted. How many.
--- p_where: a condition on a row `j` and its queue `q`; NULL: the table is about to be dropped, so its rows stay in it.
+-- Remove rows of a part of the history. For jobs, also their idempotency keys and counts; for the log, the last removed row is
+-- noted. Returns the number of rows. p_where: a condition on a row `j` and its queue `q`; NULL: the table is about to be dropped,
+-- so its rows stay in it.
 CREATE OR REPLACE FUNCTION remove_rows(p_table regclass, p_where text, p_limit bigint DEFAULT NULL) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
     v_is_log boolean := p_table::text LIKE 'attempts%';

@@ -1,4 +1,4 @@
--- Per job the state it is in now, or -1 not found, -2 not dead, -3 its key waits already.
+-- Returns per job its state, or -1 not found, -2 not dead, -3 its key waits already.
 CREATE OR REPLACE FUNCTION requeue(p_ids text[], p_now bigint, p_stir integer, p_is_repeated boolean) RETURNS smallint[] LANGUAGE plpgsql AS $$
 DECLARE
     v_answers smallint[] := '{}';
@@ -13,7 +13,7 @@ BEGIN
         SELECT * INTO v_job FROM dead WHERE id = v_id FOR UPDATE;
         IF NOT FOUND THEN
             v_answers := v_answers || CASE
-                -- The answer to the first try was lost, and this is what it wrote.
+                -- The answer to the first try was lost, and this is its effect.
                 WHEN p_is_repeated AND EXISTS (SELECT FROM attempts WHERE job_id = v_id AND outcome = 7 AND ended_at = p_now)
                 THEN coalesce((SELECT state FROM jobs WHERE id = v_id), 1)
                 WHEN is_kept(v_id) THEN -2 ELSE -1 END::smallint;

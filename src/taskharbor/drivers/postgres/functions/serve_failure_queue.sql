@@ -1,4 +1,4 @@
--- The job that a failure queue receives: the same bytes that `failure_record` makes.
+-- Enqueue the job for a failure queue, with the same bytes that `failure_record` makes.
 CREATE OR REPLACE FUNCTION serve_failure_queue(p_dead jobs, p_now bigint, p_stir integer) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     v_source queues;

@@ -1,8 +1,8 @@
--- End leases. A lease is known by the job's number (which the token carries), its id and the secret.
--- p_others: what is not a plain ack, by place in the batch: {kind, run_at, attempts, type, message, error, result, is_duplicate}.
--- kind: 0 ack, 1 retry, 2 fail, 3 release, 4 discard. is_duplicate: the job is in the batch more than once. NULL where all are
--- plain. An object that is looked up, because joining a list would walk it anew for every row.
--- p_is_repeated: an earlier try of this call may have taken effect. Answers in order; NULL where every one succeeded.
+-- End leases. A lease is known by the job's number (part of the token), its id and the secret. p_others: settlements that are not
+-- a plain ack, by place in the batch: {kind, run_at, attempts, type, message, error, result, is_duplicate}. kind: 0 ack, 1 retry,
+-- 2 fail, 3 release, 4 discard. is_duplicate: the job is in the batch more than once. NULL if all are plain. It is an object,
+-- because joining a list would walk it again for every row. p_is_repeated: an earlier try of this call may have taken effect.
+-- Answers in order; NULL if all succeeded.
 CREATE OR REPLACE FUNCTION settle(
     p_seqs bigint[], p_ids text[], p_secrets text[], p_others jsonb, p_now bigint, p_stir integer, p_is_repeated boolean
 ) RETURNS smallint[] LANGUAGE plpgsql AS $$
@@ -11,8 +11,9 @@ DECLARE
     v_one record;
     v_answers smallint[];
 BEGIN
-    -- Whoever locks several jobs takes those without a key first, then those with one, each by number: so no two calls wait
-    -- for each other. What comes first here are plain acks of jobs without a key; so the others of that kind are locked along.
+    -- A caller that locks several jobs takes those without a key first, then those with one, each by number. So no two calls wait
+    -- for each other. Plain acks of jobs without a key come first here; so other settlements of jobs without a key are locked
+    -- with them.
     IF EXISTS (SELECT FROM jsonb_each(p_others) AS o(n, e) WHERE o.e ->> 'kind' <> '0' OR o.e ? 'is_duplicate') THEN
         PERFORM FROM jobs WHERE id = ANY (p_ids) AND key IS NULL ORDER BY seq FOR UPDATE;
     END IF;
@@ -24,7 +25,7 @@ BEGIN
         ORDER BY g.seq
     ), gone AS (
         DELETE FROM jobs AS j USING given AS g
-        -- "+ 0" keeps the planner from walking all leases for each of the batch: it must go by the id.
+        -- "+ 0" keeps the planner from walking all leases for each item of the batch: it must use the id.
         WHERE j.id = g.id AND j.seq = g.seq AND j.token = g.secret AND j.state + 0 = 3 AND j.expires_at + 0 > p_now
           AND j.key IS NULL
         RETURNING j.*, g.n, g.given_result, greatest(p_now, j.reserved_at) AS ended_at
@@ -53,12 +54,12 @@ BEGIN
         RETURN NULL;
     END IF;
     v_answers := array_fill(0::smallint, ARRAY[cardinality(p_ids)]);
-    -- Before their rows, and in the same order as `enqueue_by_rules`: so neither waits for what the other holds.
+    -- Before their rows, and in the same order as `enqueue_by_rules`, so that neither waits for a lock of the other.
     PERFORM pg_advisory_xact_lock(l.number) FROM (
         SELECT DISTINCT key_lock(j.queue_id, j.key) AS number
         FROM jobs AS j WHERE j.id = ANY (p_ids) AND j.key IS NOT NULL ORDER BY 1
     ) AS l;
-    -- By number, but those of one job as they were given: the second finds what the first one did.
+    -- By number, but settlements of one job in the given order: the second finds the effect of the first.
     FOR v_one IN
         SELECT g.seq, g.id, g.secret, g.n, p_others -> g.n::text AS what
         FROM unnest(p_seqs, p_ids, p_secrets) WITH ORDINALITY AS g(seq, id, secret, n)

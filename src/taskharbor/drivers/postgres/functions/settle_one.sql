@@ -1,5 +1,5 @@
--- One settlement of any kind, by the contract's rules. 0 done; 1 not found, 2 not inflight, 3 mismatch, 4 expired.
--- p_what: see `settle`.
+-- One settlement of any kind, by the contract's rules. 0 done; 1 not found, 2 not inflight, 3 mismatch, 4 expired. p_what: see
+-- `settle`.
 CREATE OR REPLACE FUNCTION settle_one(
     p_id text, p_seq bigint, p_secret text, p_what jsonb, p_now bigint, p_stir integer, p_is_repeated boolean
 ) RETURNS smallint LANGUAGE plpgsql AS $$
@@ -9,14 +9,14 @@ DECLARE
     v_job jobs;
     v_state smallint;
 BEGIN
-    -- FOR UPDATE, although less would do for the change: it waits for who is adding a job that this one blocks.
+    -- FOR UPDATE, although less would do for the change: it waits for a caller that adds a job which this one blocks.
     SELECT * INTO v_held FROM jobs WHERE id = p_id AND state + 0 = 3 AND token = p_secret AND seq = p_seq FOR UPDATE;
     IF NOT FOUND THEN
-        -- A token that is gone does not come back: no need to get into the way of who holds the job now.
+        -- A token that is gone does not come back, so the present holder's row is not locked.
         SELECT * INTO v_held FROM jobs WHERE id = p_id;
     END IF;
     IF p_is_repeated AND v_kind IN (1, 3) AND (v_held.token = p_secret) IS NOT TRUE AND EXISTS (
-        -- The answer to the first try was lost, and this is what it wrote.
+        -- The answer to the first try was lost, and this is its effect.
         SELECT FROM attempts WHERE job_id = p_id AND outcome IN (1, 4, 5)
         AND (ended_at = p_now OR ended_at > p_now AND ended_at = reserved_at)
     ) THEN
@@ -24,7 +24,7 @@ BEGIN
     END IF;
     IF v_held.seq IS NULL THEN
         SELECT state INTO v_state FROM ended WHERE id = p_id;
-        -- Terminal idempotence: whoever repeats an end finds it reached.
+        -- Terminal idempotence: a repeated end succeeds.
         RETURN CASE WHEN v_state IS NULL THEN 1
                     WHEN v_kind = 0 AND v_state = 4 OR v_kind = 2 AND v_state IN (4, 5) OR v_kind = 4 AND v_state = 6 THEN 0
                     ELSE 2 END;

@@ -1,6 +1,6 @@
--- Store a batch of jobs by one INSERT. How many. Runs with the settings of its callers.
--- p_seqs: numbers of jobs with idempotency keys, of which only those are stored that the key leads to; p_are_new: it does for all.
--- Jobs without ids get them here: p_id_head and eight hexadecimal digits, from p_first on.
+-- Store a batch of jobs by one INSERT. Returns their number. Runs with the settings of its callers. p_seqs: numbers of jobs with
+-- idempotency keys; only jobs to which the key leads are stored; p_are_new: all of them are. Jobs without ids get them here:
+-- p_id_head and eight hexadecimal digits, from p_first on.
 CREATE OR REPLACE FUNCTION store_batch(
     p_batch job_batch, p_now bigint, p_stir integer, p_seqs bigint[] DEFAULT NULL, p_are_new boolean DEFAULT true,
     p_id_head text DEFAULT NULL, p_first bigint DEFAULT 0

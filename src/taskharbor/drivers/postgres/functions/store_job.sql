@@ -17,7 +17,7 @@ BEGIN
                 v_was := v_waiting.state;
                 v_waiting := changed_by(v_waiting, p_job, v_flags);
                 IF v_was = 2 THEN
-                    -- One more wish for a job that will be merged or run later: no flag is dropped.
+                    -- One more request for a job that will be merged or run later: no flag is dropped.
                     v_waiting.flags := (coalesce(v_waiting.flags, 1) & 7) | (v_flags & 7)
                         | CASE WHEN v_flags >> 3 = 0 THEN coalesce(v_waiting.flags, 1) & 24 ELSE v_flags & 24 END;
                 ELSE
@@ -30,8 +30,8 @@ BEGIN
                 existed := true;
                 RETURN;
             END IF;
-            -- Held until this transaction ends: who settles the running job must find the one that is blocked by it.
-            -- Heartbeats do not mind this kind of lock.
+            -- Held until this transaction ends: a caller that settles the inflight job must find the job that it blocks.
+            -- Heartbeats do not conflict with this kind of lock.
             PERFORM FROM jobs WHERE queue_id = p_job.queue_id AND key = p_job.key AND state = 3 FOR KEY SHARE;
             IF FOUND THEN
                 p_job.state := 2;
@@ -42,7 +42,7 @@ BEGIN
             INSERT INTO jobs SELECT p_job.*
             ON CONFLICT (id) DO NOTHING RETURNING seq INTO v_seq;
         EXCEPTION WHEN unique_violation THEN
-            -- The running job of this key has just gone back to waiting: look again.
+            -- The inflight job of this key has just gone back to waiting: look again.
             CONTINUE;
         END;
         job_id := p_job.id;
@@ -52,8 +52,8 @@ BEGIN
             RETURN;
         END IF;
         IF p_job.key IS NOT NULL AND p_job.state <> 2 THEN
-            -- Between the two looks the running job may have gone back to waiting, and been claimed again before this one was
-            -- stored. From now on it cannot: this one has the place of the key among those that wait.
+            -- Between the two looks the inflight job may have gone back to waiting, and been claimed again before this one was
+            -- stored. From now on it cannot: this job has the place of the key among the waiting jobs.
             PERFORM FROM jobs WHERE queue_id = p_job.queue_id AND key = p_job.key AND state = 3 FOR KEY SHARE;
             IF FOUND THEN
                 DELETE FROM jobs WHERE id = p_job.id;
@@ -61,7 +61,7 @@ BEGIN
             END IF;
         END IF;
         IF EXISTS (SELECT FROM ended WHERE id = p_job.id) THEN
-            -- It was there, ran and ended while this one looked elsewhere.
+            -- It was there, ran and ended between the two looks.
             DELETE FROM jobs WHERE id = p_job.id;
             existed := true;
             RETURN;

@@ -1,4 +1,4 @@
--- For whoever writes a move that stirs. Not a trigger, which every statement that writes moves would pay for.
+-- Notify waiters of a stirring move. Not a trigger, because every statement that writes moves would pay for it.
 CREATE OR REPLACE FUNCTION tell_waiters(p_queue_id integer, p_stir integer) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     IF p_stir = 2 THEN

@@ -1,4 +1,4 @@
--- Write all that can change in a job that has not ended, but for a new lease.
+-- Write all columns of a job that can change before its end, except a new lease.
 CREATE OR REPLACE FUNCTION update_job(p_job jobs) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     UPDATE jobs SET

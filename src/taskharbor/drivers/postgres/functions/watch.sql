@@ -1,7 +1,7 @@
--- Whether something may have become runnable in one of the queues since each was last looked at, and when the next waiting job
--- or lease comes due after p_since. What was seen: the snapshot that the last call told (p_seen), or of a queue of which a claim
--- has taken all there was, the hint that the claim gave (p_hints, NULL where there is none). A function, because only a function
--- can say that the plan is made once: making it costs ten times as much as the look.
+-- Tell if something may have become runnable in one of the queues since the last look at each, and when the next waiting job or
+-- lease comes due after p_since. The last look is the snapshot that the last call returned (p_seen); or, if a claim has left no
+-- job in a queue, the hint of that claim (p_hints, NULL if there is none). A function, because only a function can fix that the
+-- plan is made once: planning costs ten times as much as the look.
 CREATE OR REPLACE FUNCTION watch(p_names text[], p_hints claim_hint[], p_seen pg_snapshot, p_since bigint)
 RETURNS TABLE (snapshot text, is_stirred boolean, due bigint) LANGUAGE plpgsql STABLE AS $$
 BEGIN
