@@ -17,8 +17,8 @@ CREATE TABLE queues (
     keep_attempts_us bigint
 );
 
--- Jobs that have not ended: the only rows that are ever updated. Who ends a job deletes its row here and writes it to
--- `ended` in the same transaction.
+-- Jobs that have not ended: the only rows that are ever updated. The transaction that ends a job deletes its row here and writes
+-- it to `ended`.
 CREATE TABLE jobs (
     seq              bigint NOT NULL DEFAULT nextval('job_seq'),
     run_at           bigint NOT NULL,
@@ -26,7 +26,7 @@ CREATE TABLE jobs (
     reserved_at      bigint,
     expires_at       bigint,
     failed_at        bigint,
-    -- This, merged_into and result are of jobs that have ended: see `ended`.
+    -- This column, merged_into and result are for jobs that have ended: see `ended`.
     finished_at      bigint,
     timeout_us       bigint,
     backoff_min_us   bigint,
@@ -39,8 +39,8 @@ CREATE TABLE jobs (
     stalls           integer NOT NULL DEFAULT 0,
     -- Minus the priority: an index in one direction serves "priority descending, run_at ascending".
     rank             smallint NOT NULL,
-    -- 0 and 1 both wait: which of them a job is in truth follows from run_at and the caller's clock. What is stored is
-    -- what it was when it was written, so that the counters can be moved without counting.
+    -- 0 and 1 both wait: run_at and the caller's clock decide which of them a job is. The stored value is that of the write, so
+    -- that the counters can change without counting.
     state            smallint NOT NULL,
     -- Flags of UpdateFlags: 1 payload, 2 retry, 4 reset_counts, 8 * (0 no, 1 yes, 2 later, 3 earlier) for run_at.
     flags            smallint,
@@ -61,15 +61,15 @@ CREATE TABLE jobs (
 ) WITH (fillfactor = 85, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000,
         autovacuum_analyze_scale_factor = 0.05, autovacuum_vacuum_cost_delay = 0);
 
--- Every index is paid for when a job is stored and again when it is claimed. Numbers are only looked for in ranges, by
--- listings, and rows lie in their order: a summary per range of pages is enough.
+-- Every index costs time when a job is stored and again when it is claimed. Only listings search for numbers, in ranges, and rows
+-- are in the order of numbers. So a summary per range of pages (BRIN) is enough.
 CREATE INDEX jobs_places ON jobs USING brin (seq) WITH (pages_per_range = 32, autosummarize = on);
 CREATE INDEX jobs_waiting ON jobs (queue_id, rank, run_at, seq) WHERE state <= 1;
 -- For claims by type, which most workers make.
 CREATE INDEX jobs_waiting_type ON jobs (queue_id, type, rank, run_at, seq) WHERE state <= 1;
--- When something is to be done about those that are scheduled, which have no expires_at, and those that are leased.
+-- The next due time: of scheduled jobs, which have no expires_at, and of leased jobs.
 CREATE INDEX jobs_due ON jobs (queue_id, state, coalesce(expires_at, run_at)) WHERE state = 0 OR state = 3;
--- Of each key one job waits and one is inflight.
+-- At most one job of each key waits, and one is inflight.
 CREATE UNIQUE INDEX jobs_key ON jobs (queue_id, key, (state = 3)) WHERE key IS NOT NULL;
 
 -- Jobs that have ended, as rows of the same shape.
@@ -91,17 +91,18 @@ CREATE TABLE idempotency (
     idempotency_key  text COLLATE "C" NOT NULL,
     job_seq          bigint NOT NULL,
     job_id           text COLLATE "C" NOT NULL,
-    -- The key of a request that changed this job, which waited for the same `key`. All others are found by the job's own key.
+    -- The idempotency key of a request that changed this job, which waited for the same `key`. Other keys are found by the job's
+    -- own column.
     is_led           boolean NOT NULL DEFAULT false,
     PRIMARY KEY (queue_id, idempotency_key)
 );
 CREATE INDEX idempotency_led ON idempotency (job_seq) WHERE is_led;
 
--- The clusters that the tables have been in: dump and restore bring them to another, where transactions are numbered anew.
+-- The clusters in which the tables have been. Dump and restore move them to another, where transaction numbers begin again.
 CREATE TABLE epochs (
     epoch           bigint PRIMARY KEY,
     system_id       bigint NOT NULL,
-    -- In the last row: the last row of the log, in the order of readers, that retention removed. Who comes from before it has
+    -- In the last row: the last row of the log, in the order of readers, that retention removed. A reader from before it has
     -- missed rows.
     trimmed_xid     bigint NOT NULL DEFAULT 0,
     trimmed_seq     bigint NOT NULL DEFAULT 0
@@ -141,14 +142,14 @@ CREATE INDEX attempts_job ON attempts (job_id);
 CREATE INDEX attempts_ended ON attempts USING brin (ended_at) WITH (pages_per_range = 32, autosummarize = on);
 CREATE TABLE attempts_rest PARTITION OF attempts DEFAULT;
 
--- What every transaction changed, one row per queue and batch, only ever appended: counters as rows that are updated would
--- grow a chain of dead versions while somebody holds a snapshot. Of each queue the old ones are folded into one from time to time.
--- It also tells a claimer what it must look at again: see `claim`.
+-- The changes of every transaction, one row per queue and batch, only ever appended. Counters in updated rows would grow a chain
+-- of dead versions while somebody holds a snapshot. The old rows of each queue are folded into one from time to time. The table
+-- also tells a claimer what it must look at again: see `claim`.
 CREATE TABLE moves (
     xid             xid8 NOT NULL DEFAULT pg_current_xact_id(),
-    -- Of a row that others were folded into: they were of transactions before this one.
+    -- For a row that others were folded into: their transactions were before this one.
     folded          xid8,
-    -- The earliest run_at among jobs that began to wait here, whatever their rank.
+    -- The earliest run_at among jobs that began to wait here, of any rank.
     low_run_at      bigint,
     -- The latest run_at among jobs stored as ready (not as scheduled).
     high_run_at     bigint,
@@ -156,7 +157,7 @@ CREATE TABLE moves (
     low_expires_at  bigint,
     -- The latest instant at which a lease that ended here was valid: no later lease begins before it.
     latest_end      bigint,
-    -- How many jobs came to be in each state (or left it); NULL: none.
+    -- The number of jobs that entered each state (negative: left it); NULL: none.
     scheduled       bigint,
     ready           bigint,
     blocked         bigint,
@@ -168,39 +169,39 @@ CREATE TABLE moves (
     dead_total      bigint,
     cancelled_total bigint,
     queue_id        integer NOT NULL,
-    -- 0: nobody needs to know. 1: something may have become runnable. 2: and those who wait are to be told.
+    -- 0: no notice. 1: something may have become runnable. 2: and waiters are notified.
     stir            smallint NOT NULL DEFAULT 0,
     ranks           smallint[]
 );
--- For those who publish all tables: rows without a key can then still be deleted.
+-- For servers that publish all tables (logical replication): rows without a key can then still be deleted.
 ALTER TABLE moves REPLICA IDENTITY FULL;
 CREATE INDEX moves_order ON moves (queue_id, xid);
 
--- Days of which a queue's rows were removed before those of others: looked through once, not at every upkeep.
+-- Days whose rows of one queue were removed before those of others: searched once, not at every upkeep.
 CREATE TABLE swept (
     day             text NOT NULL,
     queue_id        integer NOT NULL,
     PRIMARY KEY (day, queue_id)
 );
 
--- When moves were folded last, and the oldest transaction that ran then: the next folding goes that far. So the moves of the
--- last while stay, and claimers that have looked within it lose track of nothing.
+-- The time of the last folding, and the oldest transaction that ran then: the next folding goes that far. So recent moves stay,
+-- and the hints of recent claims stay valid.
 CREATE TABLE upkeep (
     folded_at       timestamptz NOT NULL,
     horizon         xid8 NOT NULL
 );
 INSERT INTO upkeep VALUES ('-infinity', '0');
 
--- Calls of which the answer was lost and that were made again: the secret of a claim or the id of a job, and the number of the
--- latest try. The server may read an earlier try only now, from a connection that nobody listens to any more: it would lease
--- jobs to nobody, or store a job that has run and is gone.
+-- Calls that were repeated because their answer was lost: the secret of a claim or the id of a job, and the number of the latest
+-- try. The server may read an earlier try only now, from a connection that its client has left. It would lease jobs to nobody, or
+-- store a job that has run and is removed.
 CREATE TABLE repeated (
     call            text COLLATE "C" PRIMARY KEY,
     try             integer NOT NULL,
     made_at         timestamptz NOT NULL DEFAULT clock_timestamp()
 );
 
--- What a claimer remembers between two claims: see `claim`.
+-- The hint that a claimer keeps between two claims: see `claim`.
 CREATE TYPE claim_hint AS (
     queue_id         integer,
     -- The snapshot in which the rest was true.
@@ -209,7 +210,7 @@ CREATE TYPE claim_hint AS (
     floor            bigint,
     -- The earliest expiry of a lease.
     low_expiry       bigint,
-    -- Of each rank the place of the first waiting job.
+    -- The place of the first waiting job, for each rank.
     ranks            smallint[],
     run_ats          bigint[],
     seqs             bigint[],
@@ -217,8 +218,8 @@ CREATE TYPE claim_hint AS (
     uses             integer
 );
 
--- Jobs of one queue without keys. An array has a value for each, or one for all. Payloads come as one value with the places where
--- they end: an array of a thousand byte strings costs more to build.
+-- Jobs of one queue without keys. An array has a value for each job, or one for all. Payloads are one joined value with the ends
+-- of each: an array of a thousand byte strings costs more to build.
 CREATE TYPE job_batch AS (
     queue            text,
     ids              text[],
@@ -226,7 +227,7 @@ CREATE TYPE job_batch AS (
     run_ats          bigint[],
     created_ats      bigint[],
     ranks            smallint[],
-    -- NULL: no job has any; an empty text: this one has none.
+    -- NULL: no job has any; an empty text: this job has none.
     headers          text[],
     idempotency_keys text[],
     max_attempts     integer,
@@ -240,43 +241,44 @@ CREATE TYPE job_batch AS (
     ends             integer[]
 );
 
--- Jobs by the million: put down by many tasks where nobody sees them, then published in one transaction. A row holds thousands of
--- jobs, so that staging, finding and forgetting them costs next to nothing per job. Unlogged: what a crash of the server takes
--- away was visible to nobody, and publishing finds that it is gone.
+-- Bulk writes: many tasks stage jobs here, where no reader sees them, and one transaction publishes them. A row holds thousands
+-- of jobs, so staging, finding and removing them costs next to nothing per job. Unlogged: rows that a crash of the server removes
+-- were visible to nobody, and publishing finds that they are gone.
 CREATE UNLOGGED TABLE staged (
     write            text COLLATE "C" NOT NULL,
     task             text COLLATE "C" NOT NULL,
-    -- Counts up within the task. A last row without jobs says that the task is complete, and by its number how many came before.
+    -- Counts up within the task. A last row without jobs says that the task is complete; its number is the number of rows before
+    -- it.
     number           integer NOT NULL,
     is_last          boolean NOT NULL DEFAULT false,
     staged_at        timestamptz NOT NULL DEFAULT clock_timestamp(),
     jobs             integer NOT NULL DEFAULT 0,
-    -- Jobs without ids get them when they are published: in the order of the jobs, which spares the index a search for each.
+    -- Jobs without ids get them when they are published, in the order of the jobs. So the index needs no search for each.
     batch            job_batch,
-    -- Numbers of jobs with idempotency keys. Who publishes gives them out before anything else.
+    -- Numbers of jobs with idempotency keys. The publisher gives them out before anything else.
     seqs             bigint[],
-    -- Jobs with keys, as `enqueue_by_rules` takes them; the batch then holds their payloads only. And how many locks it takes.
+    -- Jobs with keys, as `enqueue_by_rules` takes them, and the number of locks. The batch then holds only their payloads.
     by_rules         json,
     locks            integer
 ) WITH (autovacuum_vacuum_threshold = 100);
 CREATE INDEX staged_write ON staged (write);
--- Compressing what is read once, a moment later, would cost more than all the rest.
+-- Not compressed: the rows are read once, a moment later, and compressing them would cost more than all the rest.
 ALTER TABLE staged ALTER COLUMN batch SET STORAGE EXTERNAL, ALTER COLUMN by_rules SET STORAGE EXTERNAL,
     ALTER COLUMN seqs SET STORAGE EXTERNAL;
 
--- Writes that were published, so that publishing one again changes nothing. A series of numbered writes (the batches of a
--- stream) has one row, with the latest number: earlier ones are never published after it. A write of its own has number -1.
--- jobs NULL: abandoned, so that a task that comes late leaves nothing behind.
+-- Published writes, so that publishing one again changes nothing. A series of numbered writes (the batches of a stream) has one
+-- row, with the latest number: earlier ones are never published after it. A single write has number -1. jobs NULL: abandoned, so
+-- that a late task leaves nothing behind.
 CREATE TABLE published (
     series         text COLLATE "C" PRIMARY KEY,
     number         bigint NOT NULL,
-    -- The last portion that became jobs, of a write that comes through the driver contract; others become jobs as a whole.
+    -- The last portion that became jobs, for a write through the driver contract. Other writes become jobs as a whole.
     portion        integer NOT NULL DEFAULT 2147483647,
     published_at   timestamptz NOT NULL DEFAULT clock_timestamp(),
     jobs           bigint
 );
 
--- Blobs of bulk writes that come through the driver contract (see `taskharbor.bulk`), and the record of decisions about them.
+-- Blobs of bulk writes through the driver contract (see `taskharbor.bulk`), and the record of decisions about them.
 CREATE TABLE blobs (
     name           text COLLATE "C" PRIMARY KEY,
     data           bytea NOT NULL

@@ -1,14 +1,14 @@
 -- Sources of rows: read by statements whose values are literals.
 
 -- name: attempts_of_blocks
--- What was committed when the read was planned, whenever this part of it comes to be read: rows are never changed, and
--- each carries the number of its transaction.
+-- The rows that were committed when the read was planned, whenever this part is read. Rows never change, and each has the number
+-- of its transaction.
 SELECT a.*, q.name AS queue FROM $schema./*table*/ AS a JOIN $schema.queues AS q ON q.id = a.queue_id
 WHERE a.ctid >= %(from)s::tid AND a.ctid < %(to)s::tid
     AND (a.xid < %(xmin)s OR pg_visible_in_snapshot((a.xid & 281474976710655)::text::xid8, %(snapshot)s::pg_snapshot))
 
 -- name: attempts_of_range
--- Between two cursors. Nothing can appear there any more, so no snapshot is needed.
+-- Rows between two cursors. No row can appear there any more, so no snapshot is needed.
 SELECT a.*, q.name AS queue FROM $schema.attempts AS a JOIN $schema.queues AS q ON q.id = a.queue_id
 WHERE (a.xid, a.seq) > (%(after_xid)s, %(after_seq)s) AND (a.xid, a.seq) <= (%(until_xid)s, %(until_seq)s)
 
@@ -24,7 +24,7 @@ WHERE j.ctid >= %(from)s::tid AND j.ctid < %(to)s::tid
 -- Planning.
 
 -- name: days
--- The tables of a partitioned one: how many blocks each has, and which instants it holds (NULL: any).
+-- The partitions of a table: the number of blocks of each, and the instants that it holds (NULL: any).
 SELECT c.relname::text, pg_relation_size(c.oid) / current_setting('block_size')::bigint,
     substring(pg_get_expr(c.relpartbound, c.oid) FROM 'FROM \(''?(-?\d+)''?\)')::bigint,
     substring(pg_get_expr(c.relpartbound, c.oid) FROM 'TO \(''?(-?\d+)''?\)')::bigint
@@ -36,8 +36,8 @@ ORDER BY c.relname
 SELECT pg_current_snapshot()::text, $schema.log_xid(pg_snapshot_xmin(pg_current_snapshot()))
 
 -- name: end_of_log
--- The last row that is certain (below the oldest transaction that still runs nothing can appear any more), or the beginning; and
--- the number of the newest transaction of which rows can be seen at all.
+-- The last row that is certain (no row can appear below the oldest running transaction), or the beginning; and the number of the
+-- newest transaction with visible rows.
 SELECT coalesce(certain.xid, $schema.log_xid('0')), coalesce(certain.seq, 0), (SELECT max(a.xid) FROM $schema.attempts AS a)
 FROM (SELECT) AS always
     LEFT JOIN LATERAL (
@@ -49,8 +49,8 @@ FROM (SELECT) AS always
 SELECT $schema.log_xid(pg_snapshot_xmin(pg_current_snapshot())) > $1::bigint
 
 -- name: around
--- Of a cursor: whether its own row is still there, the next row, the number given out last, and whether the cursor's transaction
--- has begun in this cluster at all. Also whether retention removed rows after the cursor's, or its own as the last.
+-- For a cursor: whether its own row is still there, the next row, the last given number, and whether the cursor's transaction has
+-- begun in this cluster at all. Also whether retention removed rows after the cursor's, or its own as the last.
 SELECT EXISTS (SELECT FROM $schema.attempts AS a WHERE a.xid = $1::bigint AND a.seq = $2::bigint), following.xid, following.seq,
     (SELECT last_value FROM $schema.attempt_seq), $1 < $schema.log_xid(pg_snapshot_xmax(pg_current_snapshot())),
     (e.trimmed_xid, e.trimmed_seq) > ($1, $2), (e.trimmed_xid, e.trimmed_seq) = ($1, $2)
@@ -65,6 +65,6 @@ WHERE (a.xid, a.seq) > ($1::bigint, $2::bigint) AND (a.xid, a.seq) <= ($3::bigin
 ORDER BY a.xid, a.seq OFFSET $5::bigint LIMIT 1
 
 -- name: probes
--- The first number at or after each of some transactions: how densely the log is written between them.
+-- The first number at or after each of some transactions. They show how many rows are between them.
 SELECT (SELECT a.seq FROM $schema.attempts AS a WHERE (a.xid, a.seq) > (p.xid, 0) ORDER BY a.xid, a.seq LIMIT 1)
 FROM unnest($1::bigint[]) WITH ORDINALITY AS p(xid, n) ORDER BY p.n

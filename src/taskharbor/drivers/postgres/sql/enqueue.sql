@@ -1,8 +1,8 @@
 -- name: plain
 SELECT $schema.enqueue_plain(ROW(/*batch*/)::$schema.job_batch, $18::bigint, $19::integer, $20::boolean)
 
--- A single job with a new id that uses nothing but defaults, on a queue that exists: what a web request does, so every
--- microsecond counts, and a function that stores it would cost dozens of them.
+-- A single job with a new id and only defaults, on a queue that exists. That is the case of a web request, so every microsecond
+-- counts, and a function would cost dozens of them.
 -- name: one
 WITH job AS (
     INSERT INTO $schema.jobs (id, queue_id, type, run_at, created_at, rank, max_attempts, state, payload)
@@ -19,7 +19,7 @@ RETURNING CASE WHEN $10::integer = 2 THEN pg_notify($11, $9) END
 -- name: by_rules
 SELECT job_id, existed FROM $schema.enqueue_by_rules($1::json, $2::bytea, $3::integer[], $4::bigint, $5::integer, $6::boolean)
 
--- Of a bulk write: see `may_stage`.
+-- For a bulk write: see `may_stage`.
 -- name: stage
 INSERT INTO $schema.staged (batch, write, task, number, jobs, by_rules, locks)
 SELECT ROW(/*batch*/)::$schema.job_batch, $18, $19, $20::integer, $21::integer, $22::json, $23::integer

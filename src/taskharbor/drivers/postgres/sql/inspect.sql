@@ -4,9 +4,9 @@ SELECT /*job*/ FROM $schema.job_records WHERE id = ANY ($1::text[])
 -- name: newest
 SELECT last_value + 1 FROM $schema.job_seq
 
--- Only numbers from a window: a summary finds them, an index would have to be kept up at every move of a job. States 0 and 1 both
--- wait: which of them a job is follows from the clock. What is NULL restricts nothing.
--- $6: whether a job that has not ended may be among them; otherwise that table is not looked at.
+-- Only numbers from a window: a summary finds them, and an index would have to be updated at every move of a job. States 0 and 1
+-- both wait: the clock decides which of them a job is. A value that is NULL does not restrict. $6: whether a job that has not
+-- ended may match; otherwise that table is not read.
 -- name: list
 SELECT /*job*/ FROM $schema.job_records AS j
 WHERE j.seq < $1::bigint AND j.seq >= $2::bigint AND j.state = ANY ($3::smallint[])
@@ -16,7 +16,8 @@ WHERE j.seq < $1::bigint AND j.seq >= $2::bigint AND j.state = ANY ($3::smallint
     AND ($10::text IS NULL OR j.worker = $10) AND ($11::bigint IS NULL OR j.finished_at < $11)
 ORDER BY j.seq DESC LIMIT $12::bigint
 
--- Of dead jobs alone the index by number gives the newest, however far apart they are. The planner must not take the whole window.
+-- For dead jobs alone the index by number gives the newest, however far apart they are. The planner must not take the whole
+-- window.
 -- name: list_dead
 SELECT /*job*/ FROM (
     SELECT d.seq AS number FROM $schema.dead AS d
@@ -28,8 +29,8 @@ SELECT /*job*/ FROM (
 ORDER BY j.seq DESC
 
 -- name: stats
--- Jobs stored as scheduled that are due by the caller's clock, and those
--- stored as ready that are not, are counted apart; of the latter there can be any only up to high_run_at.
+-- Jobs stored as scheduled that are due by the caller's clock, and jobs stored as ready that are not, are counted separately. The
+-- latter exist only up to high_run_at.
 SELECT q.name, q.paused, q.max_inflight, q.failure_queue, q.keep_done_us, q.keep_dead_us, q.keep_attempts_us,
     s.scheduled - due.jobs + early.jobs, s.ready + due.jobs - early.jobs, s.blocked, s.inflight, s.done, s.dead, s.cancelled,
     s.done_total, s.dead_total, s.cancelled_total, head.run_at

@@ -2,13 +2,13 @@
 SELECT max(epoch) FROM $schema.epochs
 
 -- name: page
--- In commit order, as far as it is certain: below the oldest transaction that still runs nothing can appear any more.
+-- In commit order, as far as it is certain: no row can appear below the oldest running transaction.
 SELECT /*attempt*/ FROM $schema.attempts AS a JOIN (SELECT id AS queue_id, name AS queue FROM $schema.queues) AS q USING (queue_id)
 WHERE (a.xid, a.seq) > ($1::bigint, $2::bigint) AND a.xid < $schema.log_xid(pg_snapshot_xmin(pg_current_snapshot()))
 ORDER BY a.xid, a.seq LIMIT $3::bigint
 
 -- name: is_held_back
--- Whether rows are there that a reader may not have yet.
+-- True if there are rows that a reader may not have yet.
 SELECT EXISTS (SELECT FROM $schema.attempts AS a WHERE a.xid >= $schema.log_xid(pg_snapshot_xmin(pg_current_snapshot())))
 
 -- name: of_job
@@ -16,7 +16,7 @@ SELECT /*attempt*/ FROM $schema.attempts AS a JOIN (SELECT id AS queue_id, name 
 WHERE a.job_id = $1 ORDER BY a.seq
 
 -- name: stream
--- Whose it is, how far retention has removed rows, and the last transaction of which all rows can be seen.
+-- The store's id, the last row that retention removed, and the last transaction whose rows are all visible.
 SELECT (SELECT system_id FROM $schema.epochs ORDER BY epoch LIMIT 1), e.trimmed_xid, greatest(e.trimmed_xid, (
     SELECT a.xid FROM $schema.attempts AS a WHERE a.xid < $schema.log_xid(pg_snapshot_xmin(pg_current_snapshot()))
     ORDER BY a.xid DESC, a.seq DESC LIMIT 1))

@@ -14,7 +14,7 @@ CREATE SCHEMA IF NOT EXISTS $schema
 CREATE TABLE IF NOT EXISTS $schema.migrations (name text PRIMARY KEY, breaks boolean NOT NULL, applied_at timestamptz DEFAULT now())
 
 -- name: is_applied
--- Functions of a later version (functions_0002...) are as good.
+-- Functions of a later version (functions_0002...) count as well.
 SELECT 1 FROM $schema.migrations
 WHERE name = $1 OR starts_with($1, 'functions_') AND starts_with(name, 'functions_') AND left(name, 14) > left($1, 14)
 
@@ -22,7 +22,7 @@ WHERE name = $1 OR starts_with($1, 'functions_') AND starts_with(name, 'function
 INSERT INTO $schema.migrations (name, breaks) VALUES ($1, $2)
 
 -- name: condition
--- Whether the tables were brought here from another cluster; the server's time; whether tomorrow has its partitions.
+-- True if the tables came from another cluster; the server's time; true if tomorrow has its partitions.
 SELECT (SELECT system_id FROM $schema.epochs ORDER BY epoch DESC LIMIT 1) <> (SELECT system_identifier FROM pg_control_system()),
     (extract(epoch FROM clock_timestamp()) * 1000000)::bigint,
     to_regclass(format('%I.%I', $1::text,
