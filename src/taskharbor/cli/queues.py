@@ -58,7 +58,7 @@ _names = click.argument("names", nargs=-1, required=True, metavar="QUEUE...")
 @queues.command()
 @_names
 def pause(settings: Invocation, names: tuple[str, ...]) -> None:
-    """Start nothing more from a queue. What runs, finishes; enqueueing goes on."""
+    """Pause queues: no more jobs start. Running jobs finish; enqueueing goes on."""
     _change_all(settings, names, paused=True)
 
 
@@ -176,7 +176,7 @@ def stats(settings: Invocation, queue: str | None, watch: bool, interval: float,
                 screen = out.console()
                 screen.print(view(*next(looks), screen))
         except KeyboardInterrupt:
-            # The way to end a watch, not an error.
+            # Ctrl-C ends a watch. That is no error.
             if not watch:
                 raise
 
@@ -212,7 +212,7 @@ class Rate:
         self._before: tuple[float, int] | None = None
 
     def update(self, taken: list[QueueStats]) -> str:
-        """The pace since the last look, as text."""
+        """Return the pace since the last look, as text."""
         ended = sum(map(_ended_ever, taken))
         now = time.monotonic()
         before, self._before = self._before, (now, ended)
@@ -222,7 +222,7 @@ class Rate:
 
 
 def view(taken: list[QueueStats], now: Micros, screen: Console) -> RenderableType:
-    """The table, with a sum under it where there are several queues."""
+    """Return the table, with a sum under it if there are several queues."""
     if not taken:
         return cell(NO_QUEUES)
 

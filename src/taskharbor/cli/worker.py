@@ -63,7 +63,7 @@ class FileWatcher:
 
 
 def modification_times(folder: Path) -> dict[str, int]:
-    """The `.py` files below a folder, without those of environments and builds, and when each was changed."""
+    """Return the `.py` files below a folder, without those of environments and builds, and the time of each one's last change."""
     found: dict[str, int] = {}
     for here, folders, files in os.walk(folder):
         folders[:] = [name for name in folders if name not in _LEFT_OUT and not name.startswith(".")]
@@ -76,7 +76,7 @@ def modification_times(folder: Path) -> dict[str, int]:
 
 
 def app_folder(module: str) -> Path:
-    """The folder of the module's topmost package (or of the module itself), found without importing it."""
+    """Return the folder of the module's topmost package (or of the module itself), without importing it."""
     try:
         spec = importlib.util.find_spec(module.partition(".")[0])
     except (ImportError, ValueError):
@@ -93,7 +93,7 @@ AFTER_GRACE = 10.0
 
 
 def stop_with_parent(stop: Callable[[], None], grace: float, fd: int = 0) -> None:
-    """Watch the parent's end of our stdin. It closes with the parent, even with one that was killed."""
+    """Watch the parent's end of stdin. It closes with the parent, even if the parent was killed."""
 
     def watch() -> None:
         try:
@@ -111,7 +111,7 @@ def stop_with_parent(stop: Callable[[], None], grace: float, fd: int = 0) -> Non
 
 
 def report_to_parent(snapshot: Callable[[], dict[str, Any]], fd: int) -> None:
-    """Write a line about ourselves every second, for the health endpoint that the parent serves."""
+    """Write a status line every second, for the health endpoint that the parent serves."""
 
     def tell() -> None:
         pause = threading.Event()
@@ -203,7 +203,7 @@ def _supervise(settings: Invocation, app: str, options: dict[str, Any]) -> int:
     count, reload = options["processes"], options["reload"]
     label = f"{count} worker processes" if count > 1 else "worker, reloading"
     if reload:
-        # Not imported here: the parent must outlive an app that does not import at the moment.
+        # Not imported here: the parent must outlive an app that cannot be imported at the moment.
         _banner(None, label, options, options["queues"])
     else:
         harbor = _app(settings, app)
@@ -231,7 +231,7 @@ def _supervise(settings: Invocation, app: str, options: dict[str, Any]) -> int:
 
 
 def child_command(argv: list[str], number: int, status_fd: int, options: dict[str, Any]) -> list[str]:
-    """The same command line with what is the parent's own taken back: of an option given twice, the last counts."""
+    """Return the same command line without the parent's own options: of an option given twice, the last counts."""
     own = ["--processes", "1", "--no-reload", "--health", OFF, "--supervised", str(status_fd)]
     if options["name"]:
         own += ["--name", f"{options['name']}-{number}" if options["processes"] > 1 else options["name"]]
@@ -251,7 +251,7 @@ def _banner(harbor: Harbor | None, label: str, options: dict[str, Any], queues: 
 # -- workers on Spark's executors ---------------------------------------------------------------------------
 
 LINE_EVERY = 5.0
-"""Seconds between lines of progress where nobody looks at a terminal."""
+"""Seconds between lines of progress without a terminal."""
 
 
 @opt.command(
@@ -275,7 +275,7 @@ def spark_worker(settings: Invocation, /, app: str | None, **options: Any) -> No
         return
     if app is None:
         raise BadInput("which app?", hint="name it like jobs:harbor")
-    # Spark is an extra, and takes a second to import: not before somebody asks for it.
+    # Spark is an extra, and takes a second to import: imported on demand.
     from taskharbor.spark.session import local_session
     from taskharbor.spark.workers import run_on_executors
 

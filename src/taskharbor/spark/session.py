@@ -1,4 +1,4 @@
-"""A SparkSession on this machine, with what PySpark needs said once."""
+"""A SparkSession on this machine, with the settings that PySpark needs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 MINIMUM_JAVA = 17
 
 Session: TypeAlias = "SparkSession"
-"""For annotations where PySpark itself is not to be imported."""
+"""For annotations in modules that do not import PySpark."""
 
 
 class SparkUnavailable(TaskHarborError):
@@ -54,7 +54,7 @@ def require_shared_store(url: str) -> None:
 
 
 def java_version() -> int | None:
-    """The major version of the Java that Spark would use; None where there is none."""
+    """Return the major version of the Java that Spark would use; None if there is none."""
     home = os.environ.get("JAVA_HOME")
     java = str(Path(home) / "bin" / "java") if home else shutil.which("java")
     if java is None:
@@ -73,9 +73,9 @@ def java_version() -> int | None:
 def local_session(
     name: str = "taskharbor", *, master: str | None = None, settings: Mapping[str, str] | None = None
 ) -> SparkSession:
-    """The running session, or a new one. Under spark-submit the master is whatever was submitted to."""
+    """Return the running session, or a new one. Under spark-submit the master is that of the submission."""
     check()
-    # Executors would otherwise pick whichever python3 comes first.
+    # Executors would otherwise use the first python3 on the PATH.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     from pyspark.sql import SparkSession
@@ -105,7 +105,7 @@ FOR_MILLIONS = {
     "spark.driver.extraJavaOptions": "-XX:+UseParallelGC",
     "spark.driver.memory": "3g",
 }
-"""Settings for a session on one machine that will work for minutes rather than seconds."""
+"""Settings for a session on one machine that works for minutes rather than seconds."""
 
 _ALWAYS = {
     "spark.sql.session.timeZone": "UTC",

@@ -26,7 +26,7 @@ from taskharbor.jobs import JobRecord, Micros
 R = TypeVar("R")
 
 NANOSECONDS = 15_625
-"""Per number: so a number takes six bytes, in a row and in each index, until the year 2039, and eight after that."""
+"""Nanoseconds per number. So a number takes six bytes, in a row and in each index, until the year 2039, and eight after that."""
 PAGE_BYTES = 1024
 """Small pages: every queue has some thirty tables and indexes, and most queues have few jobs."""
 
@@ -56,7 +56,7 @@ class Image:
     """A database, as the state of a compare-and-swap object. `touched` says that something changed."""
 
     def __init__(self, data: bytes, where: str, queue: str) -> None:
-        """`data`: as `serialize` gave it; empty for a queue that nobody has used."""
+        """`data`: the bytes that `serialize` returned; empty for a queue that nobody has used."""
         self.touched = False
         self.connection = connect(data or empty())
         try:
@@ -70,7 +70,7 @@ class Image:
         self.connection.close()
 
     def change(self, function: Callable[[Transaction], R]) -> tuple[R, bool]:
-        """The answer, and whether jobs for other queues follow from it, which are in the outbox now."""
+        """Run a function in a transaction. Returns its answer, and whether the outbox now holds jobs for other queues."""
         execute = self.connection.execute
         outbox: list[JobRecord] = []
         execute("SAVEPOINT step")
@@ -80,7 +80,7 @@ class Image:
             answer = function(Transaction(self.connection, outbox))
             for record in outbox:
                 execute(_SQL["add_notice"], (record.id, _encode(record)))
-            # Where nothing changed but the numbering, nothing is to be written.
+            # If only the numbering changed, nothing has to be written.
             if self.connection.total_changes == before + 1:
                 execute("ROLLBACK TO step")
             else:
@@ -102,7 +102,7 @@ class Image:
         return found
 
     def outbox(self) -> list[JobRecord]:
-        """Jobs for other queues that have not arrived there yet."""
+        """Return the jobs for other queues that have not arrived there yet."""
         return [_decode(record) for (record,) in self.connection.execute(_SQL["notices"])]
 
     def serialize(self) -> bytes:
@@ -115,7 +115,8 @@ class Image:
 
 
 def connect(data: bytes = b"") -> sqlite3.Connection:
-    """A database that was serialised, or an empty one. In a new connection: one with an open cursor would crash the process."""
+    """Open a serialised database, or an empty one, in a new connection: a connection with an open cursor would crash the
+    process."""
     connection = sqlite3.connect(
         ":memory:", isolation_level=None, check_same_thread=False, cached_statements=512
     )
@@ -127,7 +128,7 @@ def connect(data: bytes = b"") -> sqlite3.Connection:
 
 
 def check(connection: sqlite3.Connection, where: str, queue: str) -> None:
-    """Give a database the schema of this version. Raises SchemaMismatch, or BackendUnavailable where it is another queue's."""
+    """Give a database the schema of this version. Raises SchemaMismatch, or BackendUnavailable if it belongs to another queue."""
     missing = schema.pending(connection, where, _known())
     if missing:
         connection.execute("BEGIN")
@@ -147,7 +148,7 @@ def _known() -> tuple[Migration, ...]:
 
 @cache
 def empty() -> bytes:
-    """The image of a queue that nobody has used."""
+    """Return the image of a queue that nobody has used."""
     connection = connect()
     check(connection, "", "")
     data = connection.serialize()
@@ -159,10 +160,10 @@ def empty() -> bytes:
 
 
 class Entry(msgspec.Struct, frozen=True, array_like=True):
-    """A segment as its queue's image knows it. The first and last numbers and ids are those it was made with."""
+    """A segment in the list of its queue's image. The first and last numbers and ids are those from its making."""
 
     name: str
-    # How often it was merged.
+    # The number of merges.
     level: int
     # Bytes of the object.
     size: int
@@ -180,31 +181,32 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
     first_job_id: str
     last_job_id: str
     oldest_job: Micros
-    # Retention has taken everything up to here, in the order of (end, number).
+    # Retention has removed all rows and jobs up to here, in the order of (end, number).
     rows_gone_at: Micros = ALWAYS
     rows_gone_seq: int = 0
     jobs_gone_at: Micros = ALWAYS
     jobs_gone_seq: int = 0
-    # Numbers of jobs that are gone besides.
+    # Numbers of jobs that were removed besides.
     purged: tuple[int, ...] = ()
 
     @property
     def is_wasteful(self) -> bool:
-        """It holds payloads of jobs that are all gone, which its rows may outlive by weeks, or much to leave out."""
+        """True if it is worth being rewritten: all its jobs are gone while its rows may stay for weeks, or a large part is
+        gone."""
         return (self.jobs == 0 and self.last_job > 0) or len(self.purged) >= _MANY
 
 
 def entries(transaction: Transaction) -> list[Entry]:
-    """In the order of their rows."""
+    """Return the entries in the order of their rows."""
     return [_decode_entry(text) for (text,) in transaction.connection.execute(_SQL["entries"])]
 
 
-# Most entries are as they were at the last look.
+# Most entries have not changed since the last look.
 _decode_entry = lru_cache(4096)(msgspec.json.Decoder(Entry).decode)
 
 
 def holding_jobs(transaction: Transaction, job_ids: Sequence[str]) -> list[Entry]:
-    """Entries of segments that may hold one of the jobs. Most ids that are asked for are newer than all that has ended."""
+    """Return the entries of segments that may hold one of the jobs. Most requested ids are newer than all ended jobs."""
     oldest = min(job_ids, default="")
     found = [one for one in entries(transaction) if one.jobs and oldest <= one.last_job_id]
     return [one for one in found if any(one.first_job_id <= id_ <= one.last_job_id for id_ in job_ids)]
@@ -219,12 +221,12 @@ def put_entry(transaction: Transaction, entry: Entry) -> None:
 
 
 def retire(transaction: Transaction, names: Sequence[str]) -> None:
-    """Segments that were replaced or are empty. Somebody may still be reading them."""
+    """Retire segments that were replaced or are empty. Somebody may still be reading them."""
     transaction.connection.execute(_SQL["drop"], (to_json(list(names)),))
     now = wall_clock()
     transaction.connection.executemany(_SQL["retire"], [(name, now) for name in names])
 
 
 def wall_clock() -> Micros:
-    """Only tells how old objects are; no job is judged by it."""
+    """Return the machine's time. It only tells the age of objects; no job is judged by it."""
     return time.time_ns() // 1000

@@ -69,13 +69,14 @@ def _positions(cursor: str, store_id: str, *, of_jobs: bool = False) -> dict[str
 
 
 async def list_jobs(store: Store, call: op.ListJobs) -> rec.Page:
-    """Numbers follow time between queues, so they are the order of the whole store; a cursor is the last one and its shard."""
+    """List jobs. Numbers follow time between queues, so they give the order of the whole store. A cursor is the last number and
+    its shard."""
     store_id = store.catalog.store_id
     before, behind = (engine.FOREVER, "") if call.cursor is None else _place(call.cursor, store_id)
     end = (0, "") if call.selection.until is None else _place(call.selection.until, store_id)
 
     async def part(shard: Shard) -> list[tuple[tuple[int, str], JobRecord]]:
-        # Of jobs with the same number, which takes two machines and bad luck, the shard's name decides.
+        # Jobs of two machines can by chance have the same number. Then the shard's name decides.
         is_later = call.cursor is not None and shard.name < behind
         found = await _list_shard(shard, call.selection, call.now, call.limit + 1, before + is_later)
         return [((number, shard.name), job) for number, job in found]
@@ -99,7 +100,8 @@ def _place(cursor: str, store_id: str) -> tuple[int, str]:
 async def _list_shard(
     shard: Shard, selection: rec.JobFilter, now: Micros, limit: int, before: int
 ) -> list[tuple[int, JobRecord]]:
-    """The newest accepted first. A segment is read when the page has come to its newest job, or may come to it soon."""
+    """List the jobs of a shard, newest accepted first. A segment is read when the page has reached its newest job, or may reach
+    it soon."""
     is_archived = selection.states is None or bool(selection.states & ARCHIVED)
     wanted: set[str] = set()
 
@@ -132,7 +134,7 @@ async def stats(store: Store, call: op.Stats) -> list[rec.QueueStats]:
 
 
 async def _queue_stats(shards: Sequence[Shard], now: Micros) -> rec.QueueStats | None:
-    """The counters of one queue; None: nobody ever used it. Counters go on counting the jobs that have left for segments."""
+    """Return the figures of one queue; None: nobody ever used it. The counters include jobs that have moved into segments."""
     parts = await asyncio.gather(
         *(shard.look(lambda transaction: engine.stats(transaction, now, None)) for shard in shards)
     )
@@ -154,7 +156,7 @@ async def _queue_stats(shards: Sequence[Shard], now: Micros) -> rec.QueueStats |
 
 
 async def read_attempts(store: Store, call: op.ReadAttempts) -> rec.AttemptPage:
-    """A shard that cannot be read keeps nobody from the rows of the others: its own are read when it can be."""
+    """Read the log. A shard that cannot be read does not block the rows of the others: its rows are read later."""
     store_id = store.catalog.store_id
     positions = {} if call.after is None else _positions(call.after, store_id)
 
@@ -174,12 +176,12 @@ async def read_attempts(store: Store, call: op.ReadAttempts) -> rec.AttemptPage:
 
 
 async def _rows(shard: Shard, after: int, until: int, limit: int) -> list[Attempt]:
-    """The first rows between two numbers of the shard. All rows of an image come after those of its segments."""
+    """Return the first rows between two numbers of the shard. All rows of an image come after those of its segments."""
 
     def step(transaction: Transaction) -> tuple[list[Attempt], list[Entry]]:
         needed: list[Entry] = []
         for entry in _with_rows(transaction, after, until):
-            # The first one may have been read in part; all others count in full.
+            # The first segment may have been read in part; all others count in full.
             if sum(one.rows for one in needed[1:]) < limit:
                 needed.append(entry)
         return engine.attempts_between(transaction, after, until, limit), needed
@@ -192,14 +194,14 @@ async def _rows(shard: Shard, after: int, until: int, limit: int) -> list[Attemp
 
 
 def _with_rows(transaction: Transaction, after: int, until: int) -> list[Entry]:
-    """Segments that hold rows of this range, in their order."""
+    """Return the segments that hold rows of this range, in their order."""
     return [
         one for one in entries(transaction) if one.rows and one.last_row > after and one.first_row <= until
     ]
 
 
 async def job_attempts(store: Store, call: op.JobAttempts) -> list[Attempt]:
-    """Rows outlive their jobs, so every queue is asked."""
+    """Return the rows of a job. Rows outlive their jobs, so every queue is asked."""
     job_id = call.job_id
 
     def step(transaction: Transaction) -> tuple[list[Attempt], list[Entry]]:
@@ -217,7 +219,7 @@ async def job_attempts(store: Store, call: op.JobAttempts) -> list[Attempt]:
 
 
 async def log_streams(store: Store, call: op.LogStreams) -> rec.LogState:
-    """Every image of a queue follows another: the last number of one that has landed is the end of its log."""
+    """Return the streams. Every image of a queue follows another, so the last number of a landed image is the end of its log."""
 
     async def stream(shard: Shard) -> rec.LogStream:
         last, trimmed = await shard.look(
@@ -260,7 +262,7 @@ async def split_log(store: Store, call: op.SplitLog) -> list[int]:
 
 
 async def split_jobs(store: Store, call: op.SplitJobs) -> list[rec.JobShare]:
-    """Queue by queue: a listing of several reads a page of each."""
+    """Split queue by queue, because a listing of several queues reads a page of each."""
 
     def step(transaction: Transaction) -> list[tuple[int, int]]:
         points = [(seq, 1) for (seq,) in transaction.connection.execute(_SQL["job_numbers"])]
@@ -283,7 +285,7 @@ async def split_jobs(store: Store, call: op.SplitJobs) -> list[rec.JobShare]:
 
 
 def _spread(first: int, last: int, count: int) -> list[tuple[int, int]]:
-    """So many things between two numbers, as if they lay evenly: some of the numbers, each with its share."""
+    """Return some numbers between two, each with its share of `count` items, as if the items were spread evenly."""
     steps = min(count, _STEPS)
     return [
         (first + (last - first) * (n + 1) // steps, count * (n + 1) // steps - count * n // steps)
@@ -292,7 +294,7 @@ def _spread(first: int, last: int, count: int) -> list[tuple[int, int]]:
 
 
 def _cuts(points: Sequence[tuple[int, int]], parts: int) -> list[int]:
-    """Numbers that cut the things at these numbers into so many shares of about the same size."""
+    """Return the numbers that cut the items into `parts` shares of about the same size."""
     total = sum(count for _, count in points)
     found: list[int] = []
     seen = 0

@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 
 
 class UnreadState:
-    """The state of an object, as it is: a new leader signs it and looks at nothing."""
+    """The unread body of an object: a new leader changes the epoch and keeps the body."""
 
     def __init__(self, body: bytes) -> None:
         self.body = body
@@ -46,7 +46,7 @@ class UnreadState:
 
 
 async def raise_epochs(blobs: Blobs, names: Iterable[str], term: Term) -> None:
-    """The objects carry the epoch of this term afterwards, and their bodies stay. Where there was none, there is an empty one."""
+    """Give the objects the epoch of this term. Their bodies stay. A missing object is made, empty."""
     remaining = iter(names)
 
     async def take_next() -> None:
@@ -64,7 +64,7 @@ class LeaderTerm:
     def __init__(self, epoch: int, ends_at: Micros, monotonic: Callable[[], Micros]) -> None:
         self.epoch = epoch
         self.ends_at = ends_at
-        """Never later than its length after the beginning of a renewal that has landed."""
+        """Never later than the term's length after the beginning of a renewal that has landed."""
         self._monotonic = monotonic
 
     def is_valid(self) -> bool:
@@ -72,7 +72,7 @@ class LeaderTerm:
 
 
 class Leadership:
-    """One candidate. `run()` is its life: stands by, leads, and stands by again should it be deposed."""
+    """One candidate. `run()` stands by, leads, and stands by again if another leader takes over."""
 
     def __init__(
         self,
@@ -83,15 +83,15 @@ class Leadership:
         monotonic: Callable[[], Micros] = steady_us,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
     ) -> None:
-        """`url`: where clients reach this broker, should it lead. `term`: seconds that it may be silent."""
+        """`url`: the address of this broker for clients, if it leads. `term`: the longest silence in seconds."""
         self.lost = asyncio.Event()
-        """Set whenever leadership went to another; cleared when it is ours again."""
+        """Set when another broker has the leadership; cleared when this one has it again."""
         self._store = store
-        # A handle of our own: the driver's is fenced off with the rest of the driver when leadership is lost.
+        # A separate handle: the driver's handle is fenced off with the rest of the driver when leadership is lost.
         self._catalog = Catalog(store.catalog.blobs)
         self._length: Micros = round(term * SECOND)
         self._entry = Leader(secrets.token_hex(8), url, self._length)
-        """Our own, as it is written while we lead."""
+        """This candidate's own entry, as it is written while it leads."""
         self._monotonic = monotonic
         self._sleep = sleep
         self._term: LeaderTerm | None = None
@@ -121,7 +121,7 @@ class Leadership:
         await self._leads.wait()
 
     async def run(self) -> None:
-        """Until cancelled. Give leadership back with `resign()` afterwards."""
+        """Run until cancelled. Then give leadership back with `resign()`."""
         try:
             while True:
                 await self.take_step()
@@ -130,7 +130,7 @@ class Leadership:
             await self._stop_fencing()
 
     def look_now(self) -> None:
-        """A call was told `Deposed`: do not wait for the next renewal to find out."""
+        """Check now: a call got `Deposed`, so there is no need to wait for the next renewal."""
         self._nudged.set()
 
     async def _rest(self) -> None:
@@ -146,14 +146,14 @@ class Leadership:
         self._nudged.clear()
 
     def _rest_us(self) -> Micros:
-        """Until something is due: a renewal, a look, or the end of another's term."""
+        """Return the time until something is due: a renewal, a look, or the end of another's term."""
         rest = self._length // 3
         if self._term is None and self._leader is not None:
             rest = min(rest, self._seen_since + _longest_silence(self._leader) - self._monotonic())
         return max(rest, 1000)
 
     async def take_step(self) -> None:
-        """Do what is due now: renew, or look whether there is a leader, and take over if not."""
+        """Take the step that is due: renew, or look for a leader and take over if there is none."""
         try:
             await self._catalog.open()
             if self._term is None:
@@ -171,7 +171,7 @@ class Leadership:
             self._is_failing = False
 
     async def resign(self) -> None:
-        """Give leadership back, so that another can take it at once. Harmless where it is not ours."""
+        """Give leadership back, so that another can take it at once. Harmless for a candidate that does not lead."""
         term = self._term
         if term is None:
             return
@@ -184,7 +184,7 @@ class Leadership:
             )
 
     async def _end_term(self) -> None:
-        """Answer nothing from now on."""
+        """Stop answering calls."""
         if self._term is not None:
             self._term.ends_at = ALWAYS
         self._term = self._leader = self._seen = None
@@ -199,9 +199,9 @@ class Leadership:
         epoch, leader = seen = await self._catalog.leading()
         self._leader = leader
         if seen != self._seen:
-            # By our own clock, and after the look: that is later than the renewal we saw began.
+            # By this machine's clock, and after the look: that is later than the beginning of the renewal that was seen.
             self._seen, self._seen_since = seen, self._monotonic()
-        # One of our own that we do not hold: its answer was lost when we took it.
+        # The entry is our own, but we do not hold it: its answer was lost when we took it.
         if (
             leader is None
             or leader.id == self._entry.id

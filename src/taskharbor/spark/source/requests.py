@@ -33,7 +33,7 @@ _decode_headers = msgspec.json.Decoder(dict[str, str]).decode
 
 
 class RowRefused(InvalidRequest):
-    """A row that cannot be a job. Nothing of the write is published."""
+    """A row cannot be a job. No row of the write is published."""
 
 
 def _number(value: Any) -> Any:
@@ -76,7 +76,7 @@ OPTIONS: Final[dict[str, Callable[[str], Any]]] = {
 
 
 class RowsToJobs:
-    """Made where the write is planned, used by its tasks."""
+    """Turns rows into jobs. Made when the write is planned, used by its tasks."""
 
     def __init__(self, columns: Sequence[str], options: Mapping[str, str]) -> None:
         self._fields = [name for name in columns if name in FIELDS]
@@ -92,12 +92,12 @@ class RowsToJobs:
             raise InvalidRequest(
                 "of what type are these jobs? Add a column `type`, or .option('type', '...') for all rows"
             )
-        # What is wrong with an option is wrong with every row: say so before any of them is read.
+        # A wrong option is wrong for every row, so it is reported before any row is read.
         probe = {"type": "any"} | self._defaults
         RecordBuilder().build([JobRequest(**probe)], 0)
 
     def records(self, batch: pa.RecordBatch, builder: RecordBuilder, now: Micros) -> Sequence[JobRecord]:
-        """The jobs of a batch, checked. Raises RowRefused for the first row that cannot be one."""
+        """Return the jobs of a batch, checked. Raises RowRefused for the first row that cannot be one."""
         try:
             return self._records(batch, builder, now)
         except (TaskHarborError, msgspec.MsgspecError, TypeError, ValueError) as error:
@@ -105,7 +105,7 @@ class RowsToJobs:
             raise InvalidRequest(f"these rows cannot be jobs: {error}") from error
 
     def _refuse(self, batch: pa.RecordBatch, builder: RecordBuilder, now: Micros) -> None:
-        """Find the row, one by one: the way that is never taken when all is well."""
+        """Find the refused row, one by one. This is slow, and only done after an error."""
         for number in range(batch.num_rows):
             row = batch.slice(number, 1)
             try:
@@ -125,7 +125,7 @@ class RowsToJobs:
                 for payload, one in zip(payloads, fields, strict=True)
             ]
             return builder.build(requests, now)
-        # Most rows have their fields in common with many others: checked once for all of them.
+        # Most rows share their fields with many others: checked once for all of them.
         fields_of = {row: self._row_fields(row) for row in kinds_of_rows}
         codecs = {row: _codec(one, builder) for row, one in fields_of.items()}
         payloads = self._payloads(batch, builder, [codecs[row] for row in rows])
@@ -149,7 +149,7 @@ class RowsToJobs:
             if value is not None:
                 convert = _CONVERTERS.get(name)
                 fields[name] = value if convert is None else convert(value)
-                # A row's own time goes before everybody's.
+                # A row's own time wins over the option for all rows.
                 if name in _TIMES and _TIMES[name] not in self._fields:
                     fields.pop(_TIMES[name], None)
         if "type" not in fields:
@@ -204,7 +204,7 @@ def _values(column: Any) -> list[Any]:
 
 
 def _few_kinds(rows: list[tuple[Any, ...]]) -> set[tuple[Any, ...]] | None:
-    """The distinct rows, where it pays to go by them."""
+    """Return the distinct rows, if there are few; else None."""
     try:
         found = set(rows)
     except TypeError:
@@ -218,7 +218,7 @@ def _codec(fields: Mapping[str, Any], builder: RecordBuilder) -> str:
 
 
 def _objects(names: Sequence[str], columns: list[list[Any]], count: int, *, are_json: bool) -> list[Any]:
-    """Rows as values that are encoded like `dict(zip(names, row))`."""
+    """Return rows as values that are encoded like `dict(zip(names, row))`."""
     row_type = _row_type(tuple(names)) if are_json and names else None
     if row_type is not None:
         return list(map(row_type, *columns))
@@ -229,7 +229,7 @@ def _objects(names: Sequence[str], columns: list[list[Any]], count: int, *, are_
 
 @functools.cache
 def _row_type(names: tuple[str, ...]) -> type[msgspec.Struct] | None:
-    """A structure costs a fraction of what a dict costs to make. None where a name cannot be a field's in JSON."""
+    """Make a struct type for rows, which costs a fraction of a dict. None if a name cannot be a field's in JSON."""
     fields = {f"field_{number}": name for number, name in enumerate(names)}
     try:
         return msgspec.defstruct("Row", list(fields), rename=fields, gc=False)
@@ -245,7 +245,7 @@ def _encoded(values: Sequence[Any], builder: RecordBuilder, codecs: Sequence[str
 
 
 def _shown(row: pa.RecordBatch) -> str:
-    """One row for an error message: whatever is long is cut."""
+    """Return one row for an error message. Long values are cut."""
     parts = []
     for name in row.schema.names:
         text = repr(_values(row.column(name))[0])

@@ -37,7 +37,7 @@ _WORK_STATES = (JobState.READY, JobState.SCHEDULED, JobState.BLOCKED)
 
 
 def absolute_url(url: str) -> str:
-    """An SQLite file named from this folder, named from the root: executors stand elsewhere."""
+    """Return the URL with an absolute path for an SQLite file: executors run in another folder."""
     scheme, mark, rest = url.partition("://")
     if scheme != "sqlite" or not rest.startswith("/") or rest.startswith("//"):
         return url
@@ -46,7 +46,7 @@ def absolute_url(url: str) -> str:
 
 
 def look(client: Client, queues: list[str]) -> tuple[int, int, int]:
-    """Jobs that ever ended, that wait, that are under way."""
+    """Return the numbers of jobs that ever ended, that wait, and that are inflight."""
     ended = waiting = inflight = 0
     for queue in queues:
         for stats in client.stats(queue):
@@ -60,7 +60,7 @@ log = logging.getLogger("taskharbor.spark")
 
 LOOK_EVERY = 1.0
 MOST_LOSSES = 10
-"""In a row, for one worker: then it is not the executors that are at fault."""
+"""The most losses of one worker in a row. With more, the executors are not the cause."""
 DEFAULT_GRACE = 30.0
 _AFTER_GRACE = 10.0
 """Seconds that a worker needs beyond its grace period: to notice the mark, end handlers that do not stop, write and report."""
@@ -68,7 +68,7 @@ _AFTER_CANCEL = 15.0
 
 
 class ExecutorWorker(msgspec.Struct, kw_only=True):
-    """One of the workers that were asked for, over all executors it had to move to."""
+    """One of the workers, over all executors on which it ran."""
 
     number: int
     name: str = ""
@@ -96,7 +96,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
 
     seconds: float
     ended: int
-    """Jobs that ended since the start, whoever ran them."""
+    """Jobs that ended since the start, on any worker."""
     waiting: int
     inflight: int
     workers: int
@@ -106,10 +106,10 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
 
 class DrainSummary(msgspec.Struct, kw_only=True):
     run: str
-    """Names this run: `ask_to_stop(url, run)` ends it from anywhere."""
+    """The name of this run: `ask_to_stop(url, run)` ends it from anywhere."""
     workers: list[ExecutorWorker]
     ended: int
-    """Jobs that ended in the meantime by the store's count, which knows what lost executors did."""
+    """Jobs that ended in the meantime by the store's count, which includes those of lost executors."""
     seconds: float
     stopped: bool = False
     """It was asked to stop."""
@@ -248,7 +248,7 @@ class _Run:
             self._give_up(f"worker {worker.number} could not be submitted: {type(error).__name__}: {error}")
 
     def _submit(self, worker: ExecutorWorker) -> TaskReport | None:
-        """The task's report; None where it was lost."""
+        """Submit a worker and return the task's report; None if the task was lost."""
         from py4j.protocol import Py4JError  # type: ignore[import-untyped]
         from pyspark.errors import PySparkException
 
@@ -357,7 +357,7 @@ class _Run:
         )
 
     def _interrupts(self) -> AbstractContextManager[None]:
-        """PySpark's own handler of Ctrl-C cancels every job at once; here the first one asks, the second cancels."""
+        """Handle Ctrl-C. PySpark's own handler cancels every job at once; here the first one asks, the second cancels."""
 
         def on_signal(number: int) -> None:
             if self._cancelled:

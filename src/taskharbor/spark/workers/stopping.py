@@ -27,7 +27,7 @@ def ask_to_stop(store: str | Driver, run: str) -> None:
 
 
 def set_mark(client: Client, run: str) -> None:
-    """Setting it twice changes nothing."""
+    """Set the mark. Setting it twice changes nothing."""
     now = client.now()
     mark = JobRecord(id=run, type=TYPE, queue=QUEUE, run_at_us=now, created_at_us=now)
     portal().call(client.driver.enqueue([mark], now=now))
@@ -51,7 +51,7 @@ def watching(client: Client, run: str, found: Callable[[], None]) -> Iterator[No
 
     def look() -> None:
         while not over.is_set():
-            # The worker rides an outage out, and so does this.
+            # The worker waits for the end of an outage, and so does this.
             with suppress(BackendUnavailable, OSError):
                 if is_marked(client, run):
                     found()

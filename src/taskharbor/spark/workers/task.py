@@ -55,11 +55,11 @@ class TaskReport(msgspec.Struct, kw_only=True):
     outcomes: dict[str, int]
     seconds: float
     problem: str = ""
-    """Why the worker could not work, where that is not the executor's fault: it would be the same on any other."""
+    """The reason why the worker could not work, if it would be the same on any other executor."""
 
 
 def work(orders: Iterable[Order]) -> Iterator[TaskReport]:
-    """For `mapPartitions`: one order per partition."""
+    """Run workers in `mapPartitions`, with one order per partition."""
     for order in orders:
         yield _work(order)
 
@@ -73,7 +73,7 @@ def _work(order: Order) -> TaskReport:
     try:
         outcomes = _run_worker(order, name)
     except Exception as error:
-        # As a value: raised, Spark would try the task again and again on other executors.
+        # Returned as a value: after an exception, Spark would repeat the task on other executors.
         problem = f"{type(error).__name__}: {error}"
         if isinstance(error, BadInput):
             problem += (
