@@ -37,7 +37,7 @@ CREATE TEMP TABLE marks AS SELECT 0 AS gone_at, 0 AS gone_seq, '[]' AS purged
 UPDATE marks SET gone_at = ?, gone_seq = ?, purged = ?
 
 -- name: view_of_rows
--- In front of the table: rows that retention took are not seen.
+-- Hides the rows that retention has removed.
 CREATE TEMP VIEW attempts AS
 SELECT * FROM main.attempts WHERE (ended_at, seq) > (SELECT gone_at, gone_seq FROM marks)
 
@@ -54,7 +54,7 @@ SELECT finished_at, seq, id, state FROM jobs ORDER BY finished_at, seq LIMIT ?
 SELECT ended_at, seq FROM attempts ORDER BY ended_at, seq LIMIT ?
 
 -- name: retention
--- The instants by which jobs and rows of the log must have ended to be taken.
+-- Jobs and rows of the log that ended by these instants are due for removal.
 SELECT coalesce(:now - keep_done_us, :always), coalesce(:now - keep_attempts_us, :always) FROM queues
 
 -- name: forget_keys

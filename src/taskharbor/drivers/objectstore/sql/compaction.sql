@@ -1,5 +1,5 @@
 -- name: is_full
--- So many rows or jobs could go to a segment, or, in an image that is large enough for that, so many bytes.
+-- True if enough rows or jobs could move to a segment, or, in a large enough image, enough bytes.
 WITH ended AS NOT MATERIALIZED (
     SELECT seq, payload_size FROM jobs INDEXED BY jobs_ended WHERE finished_at IS NOT NULL AND state IN (4, 6)
 )
@@ -24,7 +24,7 @@ INSERT INTO loose_segments (name, is_begun, since) VALUES (?, 1, ?)
 DELETE FROM loose_segments WHERE name = ? AND is_begun
 
 -- name: abandon
--- They will not become part of the queue, even if their writers believe so. Nobody reads them, so they may go at once.
+-- These segments never become part of the queue, even if their writers still work. Nobody reads them, so they are removed at once.
 UPDATE loose_segments SET is_begun = 0, since = 0 WHERE is_begun AND name IN (SELECT value FROM json_each(?))
 
 -- name: forget
@@ -34,7 +34,7 @@ DELETE FROM loose_segments WHERE name IN (SELECT value FROM json_each(?))
 SELECT json_group_array(seq) FROM jobs WHERE state IN (4, 6)
 
 -- name: taken
--- How many of the rows and jobs of a segment are still here. What has ended never changes.
+-- The number of a segment's rows and jobs that are still here. Ended jobs and rows never change.
 SELECT (SELECT count(*) FROM attempts WHERE seq <= ?),
     (SELECT count(*) FROM jobs WHERE state IN (4, 6) AND seq IN (SELECT value FROM json_each(?)))
 

@@ -1,5 +1,5 @@
 -- name: number_rows
--- Rows of the log that follow get greater numbers than this.
+-- Later rows of the log get numbers above this one.
 UPDATE sqlite_sequence SET seq = max(seq, ?) WHERE name = 'attempts'
 
 -- name: add_notice
@@ -27,7 +27,7 @@ SELECT freelist_count, page_count FROM pragma_freelist_count, pragma_page_count
 SELECT id FROM jobs WHERE id IN (SELECT value FROM json_each(?))
 
 -- name: log_marks
--- The numbers of the last row and of the last one that retention took.
+-- The numbers of the last row and of the last row that retention removed.
 SELECT max(
     coalesce((SELECT max(seq) FROM attempts), 0), coalesce((SELECT max(last_row) FROM segments), 0), trimmed
 ), trimmed FROM log_marks
