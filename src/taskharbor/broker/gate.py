@@ -1,7 +1,7 @@
-"""The way of a request to its handler: everything that is checked before, the handler of its path, and the answer on its way out.
+"""Takes a request to its handler: the checks before it, the handler of its path, and the answer.
 
-One pass over the headers, no body read yet: host, origin, who calls and what they may, how often, whether we lead, how much is
-under way. The body is counted while it is read, so one that is too large is refused before it is in memory.
+One pass over the headers, before the body is read, checks host, origin, caller and scopes, rate, leadership, and the number of
+calls under way. The body is counted while it is read, so a body that is too large is refused before it is in memory.
 """
 
 from __future__ import annotations

@@ -219,7 +219,7 @@ def progress(settings: Invocation, *, every: float = 0.0, on_terminal_only: bool
 
 
 def rounded(value: Any) -> Any:
-    """Seconds in a document to the millisecond, which is enough for whoever reads them."""
+    """Round the seconds in a document to the millisecond, which is enough for readers."""
     if isinstance(value, dict):
         return {name: rounded(one) for name, one in value.items()}
     if isinstance(value, list):

@@ -38,7 +38,7 @@ _END = b"\0"
 
 @contextmanager
 def tuned_interpreter() -> Iterator[None]:
-    """Set switches and collector, and put them back. Whoever has chosen settings of their own keeps them."""
+    """Set switches and collector, and put them back. Settings that the program has chosen itself stay."""
     interval, threshold = sys.getswitchinterval(), gc.get_threshold()
     sys.setswitchinterval(min(interval, SWITCH_SECONDS))
     sets_collector = gc.isenabled() and threshold[0] <= YOUNG_OBJECTS

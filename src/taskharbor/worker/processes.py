@@ -80,7 +80,7 @@ class ProcessPool:
             if not process.has_answered and job.stop_reason == SHUTDOWN:
                 await process.wind_up(_WIND_UP_SECONDS)
             elif process.has_answered:
-                return self._result(job, await process.outcome())  # It was quicker than whoever cancelled it.
+                return self._result(job, await process.outcome())  # It ended before the cancellation took effect.
             raise
         finally:
             await self._put_back(process)
@@ -296,7 +296,7 @@ class WorkerProcess:
 
     def forget_job(self) -> None:
         assert self._job is not None
-        self._job.on_stop = None  # Whoever asks it to stop from now on does not mean the next job here.
+        self._job.on_stop = None  # A later request to stop is not for the next job of this process.
         self._job = None
 
     def _tell(self, message: child.Down) -> None:

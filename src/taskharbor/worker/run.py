@@ -312,7 +312,7 @@ class ThreadPool:
                 except asyncio.CancelledError as error:
                     if future.done():
                         break  # The thread ended before it could be asked to stop, or raised this itself.
-                    # Whoever cancels by hand sets the reason first; without one it was the timeout.
+                    # A cancellation by hand sets the reason first; without one it was the timeout.
                     work.stop(TIMEOUT)
                     cancelled = error
                     if self._closed:

@@ -86,7 +86,7 @@ def _seqs(
         "limit": limit,
     }
     if queue is not None and numbers is not None and JobState.BLOCKED not in (selection.states or ()):
-        # A scheduled job that is due reads as ready, so who wants ready ones looks at both.
+        # A scheduled job that is due reads as ready, so a filter for ready jobs reads both states.
         stored = set(numbers) | ({SCHEDULED} if READY in numbers else set())
         if sum(counters[number] for number in stored) <= _FEW:
             flags = {

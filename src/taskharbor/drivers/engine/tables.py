@@ -236,7 +236,7 @@ def is_next_due(transaction: Transaction, queue: int, run_at: Micros) -> bool:
 
 
 class Counts:
-    """Deltas of one call. `flush` also says which queues have something new for those who wait."""
+    """Changes of the counters in one call. `flush` also returns the queues whose waiters are to be woken."""
 
     def __init__(self, transaction: Transaction) -> None:
         self._transaction = transaction
@@ -260,11 +260,11 @@ class Counts:
         self._stirred.add(queue)
 
     def schedule(self, queue: int, run_at: Micros) -> None:
-        """A job was scheduled: of interest to those who wait only if it is due before all others."""
+        """Note a scheduled job. Waiters need to know only if it is due before all others."""
         self._scheduled[queue] = min(run_at, self._scheduled.get(queue, run_at))
 
     def end_lease(self, queue: int, over_at: Micros) -> None:
-        """No later lease of the queue may begin before this. Whoever ends a lease also moves its job."""
+        """Note the end of a lease: no later lease of the queue may begin before it. The caller also moves the job."""
         self._ends[queue] = max(over_at, self._ends.get(queue, over_at))
 
     def flush(self) -> None:

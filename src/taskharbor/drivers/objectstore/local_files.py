@@ -158,7 +158,7 @@ class LocalFiles(Blobs):
         except BaseException:
             prepared.unlink(missing_ok=True)
             raise
-        # Not under the lock: whoever builds on this rename brings it to the disk with its own.
+        # Not under the lock: a later write that builds on this rename brings it to the disk with its own.
         self._sync_folder(path.parent)
         return Version(tag.hex())
 
@@ -193,7 +193,7 @@ class LocalFiles(Blobs):
     @contextmanager
     def _locked(self, name: str) -> Iterator[None]:
         """Exclude other writers of that name, in any process. Held for a comparison and a rename, never while the disk works."""
-        # A few files serve all names; one per name could never be removed without a race for who has which.
+        # A few files serve all names. With one file per name, removing it would race with its next user.
         file = self._locks / f"{zlib.crc32(name.encode()) % _LOCKS:02d}"
         descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:

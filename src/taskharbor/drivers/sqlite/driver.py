@@ -220,7 +220,7 @@ class Database:
         real_path = os.path.realpath(options.path)
         self.notifications = shared_notifications(real_path)
         self.pipes = f"{real_path}-notifications"
-        """The folder with the pipes of those who wait."""
+        """The folder with the pipes of waiters."""
         self.commits = 0
         """Transactions that wrote something: each of them is one sync with durability=full."""
         self.handles = 0

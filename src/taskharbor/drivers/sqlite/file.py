@@ -120,7 +120,7 @@ def _prepare(connection: Connection, options: Options, writing: bool) -> None:
 
 
 def translated(error: Exception, path: Path) -> Exception:
-    """The TaskHarbor error for what went wrong in an operation; whatever is not ours stays what it is."""
+    """Return the TaskHarbor error for an error in an operation. An error that is not SQLite's is returned unchanged."""
     if isinstance(error, TaskHarborError):
         return error
     if isinstance(

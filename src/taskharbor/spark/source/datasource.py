@@ -51,7 +51,7 @@ class TaskHarborDataSource(DataSource):
         return "taskharbor"
 
     def schema(self) -> StructType:
-        # Spark asks this first, when the DataFrame is made: whatever is wrong with the options is said here.
+        # Spark asks for this first, when the DataFrame is made, so wrong options are reported here.
         return _spark_schema(read_options(self.options))
 
     def reader(self, schema: StructType) -> TaskHarborReader:

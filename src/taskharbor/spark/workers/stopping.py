@@ -1,7 +1,7 @@
 """The stop mark: a cancelled job under the run's name, in a queue that nobody serves. Once it is there, the workers stop.
 
-The store is the one place that every executor can reach, on any cluster and through any driver, or it could not work at
-all: no port has to be opened for this, and anybody who has the store's URL can stop a run, from anywhere.
+Every executor can reach the store, on any cluster and through any driver; otherwise it could not work at all. So no port has to
+be opened for this, and anybody who has the store's URL can stop a run, from anywhere.
 """
 
 from __future__ import annotations
