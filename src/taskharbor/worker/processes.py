@@ -80,7 +80,9 @@ class ProcessPool:
             if not process.has_answered and job.stop_reason == SHUTDOWN:
                 await process.wind_up(_WIND_UP_SECONDS)
             elif process.has_answered:
-                return self._result(job, await process.outcome())  # It ended before the cancellation took effect.
+                return self._result(
+                    job, await process.outcome()
+                )  # It ended before the cancellation took effect.
             raise
         finally:
             await self._put_back(process)
