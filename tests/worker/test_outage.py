@@ -2,14 +2,11 @@
 
 import asyncio
 from collections import Counter
-from typing import Any
 
 import pytest
 
-from taskharbor import Job, JobRecord, JobState, Outcome
-from taskharbor.drivers.memory import MemoryDriver
-from taskharbor.errors import BackendUnavailable
-from worker.stage import EVERYTHING, Stage, Trouble, eventually, logged, running, stage
+from taskharbor import Job, JobState, Outcome
+from worker.stage import EVERYTHING, Stage, Trouble, eventually, logged, running
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
@@ -119,24 +116,3 @@ async def test_what_ended_during_an_outage_is_written_before_its_lease_is_over(
     pauses.append(settle._longest_pause)
     # Between two heartbeats a lease has at least two thirds of its time left.
     assert pauses[0] <= 1.0
-
-
-class OneQueueFails(MemoryDriver):
-    """A store in which one queue cannot be claimed from, as if its object were damaged."""
-
-    async def reserve(self, queue: str, **options: Any) -> list[JobRecord]:
-        if queue == "damaged":
-            raise BackendUnavailable(f"{queue} is damaged")
-        return await super().reserve(queue, **options)
-
-
-async def test_a_queue_that_fails_does_not_hold_up_the_others() -> None:
-    driver = OneQueueFails()
-    async with stage(driver) as here:
-        ids = await here.enqueue_many(10, queue="sound")
-        worker = here.worker(lambda job: None, queues=["damaged", "sound"])
-        async with running(worker):
-            for job_id in ids:
-                assert (await here.ended(job_id)).state is JobState.DONE
-            later = await here.enqueue(queue="sound")
-            assert (await here.ended(later)).state is JobState.DONE

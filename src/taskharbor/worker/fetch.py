@@ -242,30 +242,19 @@ class FetchLoop:
             await self._room.wait()
 
     async def _look(self, wanted: int) -> int:
-        """Look at every queue, again while none of them can be claimed from. Return the number of jobs."""
+        """One look at every queue, each beginning with another one so that none starves."""
         async with self._allowance.turn:
-            look = partial(self._look_once, self._at_most(wanted))
-            found = await self._outage.ride_out(look, give_up=lambda: self._stopping)
+            wanted, found = self._at_most(wanted), 0
+            for offset in range(len(self._queues)):
+                queue = self._queues[(self._turn + offset) % len(self._queues)]
+                limit = wanted - found
+                if limit <= 0 or self._stopping:
+                    break
+                claim = partial(self._claim, self._driver.reserve, queue, limit)
+                records = await self._outage.ride_out(claim, give_up=lambda: self._stopping)
+                self._take(records)
+                found += len(records)
         self._turn += 1
-        return found
-
-    async def _look_once(self, wanted: int) -> int:
-        """Each look begins with another queue, so that none starves. A queue that fails does not hold up the others."""
-        found, failure = 0, None
-        for offset in range(len(self._queues)):
-            queue = self._queues[(self._turn + offset) % len(self._queues)]
-            limit = wanted - found
-            if limit <= 0 or self._stopping:
-                break
-            try:
-                records = await self._claim(self._driver.reserve, queue, limit)
-            except (BackendUnavailable, OSError) as error:
-                failure = error
-                continue
-            self._take(records)
-            found += len(records)
-        if failure is not None and found == 0:
-            raise failure
         return found
 
     def _at_most(self, wanted: int) -> int:
