@@ -7,7 +7,6 @@ handlers.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import os
 import threading
@@ -74,8 +73,8 @@ class AsyncClient:
         """Close the connections. The client opens them again when it is used again."""
         opening, self._opening = self._opening, None
         if opening is not None:
-            with contextlib.suppress(Exception):  # Who began it was told.
-                await opening
+            # A failed opening raises in the call that began it, not here.
+            await asyncio.wait([opening])
             await self.driver.close()
 
     async def __aenter__(self) -> Self:

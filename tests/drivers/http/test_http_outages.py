@@ -98,7 +98,7 @@ async def test_a_worker_comes_through_brokers_that_are_killed_again_and_again(tm
                         ids += await here.enqueue_many(40)
                         await asyncio.wait_for(held.wait(), 30)
                         await asyncio.to_thread(broker.kill)
-                        hold.set()  # What runs now ends while no broker is there.
+                        hold.set()  # The jobs that run now end while no broker is there.
                         broker = await started(brokers, store)
                         proxy.reroute("127.0.0.1", urlsplit(broker.url).port or 0)
                         proxy.cut()

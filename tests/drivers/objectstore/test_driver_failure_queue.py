@@ -119,7 +119,7 @@ async def test_a_handle_whose_delivery_failed_tries_again_by_itself(monkeypatch:
         held = await _a_held_job(driver)
         with pytest.raises(BackendUnavailable):
             await driver.settle([Fail(held.id, held.token or "", 1, BOOM)], now=NOW)
-        # What the caller does with an unclear answer: it asks again, and the job is dead already.
+        # The caller repeats a call whose answer is unclear, and the job is dead already.
         assert await driver.settle([Fail(held.id, held.token or "", 1, BOOM)], now=NOW) == [None]
         await was_delivered.wait()
         await driver.store.settled()

@@ -192,7 +192,7 @@ async def test_a_store_of_another_layout_is_refused(stored: dict[str, str]) -> N
 
 
 def test_a_change_of_the_layout_has_another_number() -> None:
-    """Who changes `layout.lua` in a way that stored jobs show raises LAYOUT_VERSION, and writes both down here."""
+    """A change of `layout.lua` that stored jobs show needs a new LAYOUT_VERSION. Both are noted here."""
     code = re.sub(r"\s*--.*", "", lua("layout"))
     digest = hashlib.sha1(code.encode(), usedforsecurity=False).hexdigest()[:8]
     assert (LAYOUT["LAYOUT_VERSION"], digest) == (2, "630b3a20")

@@ -110,7 +110,7 @@ TABLES: dict[str, StructType] = {
         _all(LONG, "total bad"),
         _all(REAL, "target burn_rate"),
     ),
-    # What one run adds to the minutes. Never listed: it lives as long as the run.
+    # The minutes that one run adds. Never listed: they live as long as the run.
     "state.tallies": _table(_CELL, _all(INSTANT, "minute"), _TALLIES),
     # Waits and runs as histograms whose buckets grow by a constant factor, so that they add up over time and runs.
     "state.durations": _table(
