@@ -9,11 +9,11 @@ READY := $(VENV)/.ready
 demo: $(READY)
 	$(BIN)/taskharbor demo
 
-# Everything that needs no server to be installed: pip brings PostgreSQL, Valkey and an S3.
+# For every change. It needs no installed server: pip brings PostgreSQL, Valkey and an S3.
 test: $(READY)
-	$(BIN)/python -m pytest -n auto --dist loadgroup -m 'not installed' $(ARGS)
+	$(BIN)/python -m pytest -n auto --dist loadgroup -m 'not installed and not slow' $(ARGS)
 
-# Also what needs Redis 7.0, PgBouncer and PostgreSQL's contrib modules.
+# Also the same on other servers and with larger numbers, and what needs Redis 7.0, PgBouncer and PostgreSQL's contrib modules.
 test-all: $(READY)
 	$(BIN)/python -m pytest -n auto --dist loadgroup $(ARGS)
 
