@@ -26,6 +26,7 @@ Fill = Callable[[AsyncClient, int, Sequence[str]], Coroutine[Any, Any, None]]
 Stores = Callable[[], AbstractContextManager[Sequence[str]]]
 """The URLs of two empty stores."""
 
+AHEAD = "of other types ahead"
 _WAITING = 1_000
 _CLAIMED = 100
 _LOOKS = 200
@@ -62,11 +63,12 @@ def figures(
     rounds: int,
     settle_down: Callable[[], None] = lambda: None,
 ) -> list[Callable[[], Figure]]:
+    """Every kind of neighbour with one type. Jobs of other types also with many types, at most a million of them."""
     return [
+        *(partial(_beside, stores, *kind, more, 1, rounds, settle_down) for kind in kinds.items()),
         *(
-            partial(_beside, stores, *kind, more, types, rounds, settle_down)
-            for kind in kinds.items()
-            for types in TYPES
+            partial(_beside, stores, AHEAD, kinds[AHEAD], min(more, 1_000_000), types, rounds, settle_down)
+            for types in TYPES[1:]
         ),
         *(partial(_against_any, stores, types, rounds) for types in TYPES),
     ]

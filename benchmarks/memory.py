@@ -44,7 +44,7 @@ def drain(count: int, rounds: int, types: int) -> Figure:
 
 def figures(quick: bool) -> list[Callable[[], Figure]]:
     rounds, count, many = (1, 20_000, 20_000) if quick else (3, 100_000, 1_000_000)
-    kinds = {"waiting": claims.fill_waiting, "of other types ahead": claims.fill_ahead}
+    kinds = {"waiting": claims.fill_waiting, claims.AHEAD: claims.fill_ahead}
     return [
         *(partial(drain, count, rounds, types) for types in TYPES),
         *claims.figures(lambda: nullcontext(["memory://", "memory://"]), kinds, many, rounds),

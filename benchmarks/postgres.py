@@ -181,7 +181,7 @@ def figures(quick: bool) -> list[Callable[[], Figure]]:
     many = 20_000 if quick else 10_000_000
     kinds = {
         "waiting": fill_waiting,
-        "of other types ahead": fill_ahead,
+        claims.AHEAD: fill_ahead,
         "scheduled": fill_scheduled,
         "in the history": fill_history,
     }

@@ -161,7 +161,7 @@ def figures(quick: bool) -> list[Callable[[], Figure]]:
     many = 20_000 if quick else 1_000_000
     kinds = {
         "waiting": claims.fill_waiting,
-        "of other types ahead": claims.fill_ahead,
+        claims.AHEAD: claims.fill_ahead,
         "scheduled": claims.fill_scheduled,
         "in the history": claims.fill_history,
     }

@@ -118,7 +118,7 @@ def figures(quick: bool) -> list[Callable[[], Figure]]:
     rounds = 1 if quick else 3
     count = 20_000 if quick else 100_000
     many = 20_000 if quick else 1_000_000
-    kinds = {"waiting": claims.fill_waiting, "of other types ahead": claims.fill_ahead}
+    kinds = {"waiting": claims.fill_waiting, claims.AHEAD: claims.fill_ahead}
     return [
         *(
             partial(drain, count, rounds, synchronous, types)
