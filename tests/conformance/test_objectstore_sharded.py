@@ -13,6 +13,8 @@ from taskharbor_testkit.conformance.backend import Backend
 from taskharbor_testkit.conformance.case import Case, run_case
 from taskharbor_testkit.conformance.cases.keyed import COMBINATIONS, MEETINGS
 
+pytestmark = pytest.mark.slow
+
 BACKEND = Backend.from_url("mem://{fresh}?shards=3")
 
 

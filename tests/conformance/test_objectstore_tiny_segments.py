@@ -1,4 +1,4 @@
-"""The kit with segments of three rows that are merged by twos, and calls that end only when the folding is done.
+"""The kit with segments of three rows that are merged by twos, and calls that end only when ended jobs are in segments.
 
 So nearly everything that ended is read from the archive by the next call, and what was merged is gone at once.
 """
@@ -15,7 +15,7 @@ TINY = Options(poll=None, segment_rows=3, merge=2, levels=3, grace=0.0)
 CHANGES = ("enqueue", "reserve", "extend_lease", "settle", "reclaim", "cancel", "requeue", "purge", "prune")
 
 
-def _then_folded(name: str) -> Callable[..., Any]:
+def _then_archived(name: str) -> Callable[..., Any]:
     async def call(self: ObjectStoreDriver, *args: Any, **kwargs: Any) -> Any:
         answer = await getattr(ObjectStoreDriver, name)(self, *args, **kwargs)
         await self.store.settled()
@@ -24,7 +24,7 @@ def _then_folded(name: str) -> Callable[..., Any]:
     return call
 
 
-PatientDriver = type("PatientDriver", (ObjectStoreDriver,), {name: _then_folded(name) for name in CHANGES})
+PatientDriver = type("PatientDriver", (ObjectStoreDriver,), {name: _then_archived(name) for name in CHANGES})
 
 
 def _driver(tmp_path: Path) -> ObjectStoreDriver:

@@ -2,8 +2,12 @@
 
 from pathlib import Path
 
+import pytest
+
 from taskharbor_testkit.conformance import conformance_tests
 from taskharbor_testkit.servers import shared_redis, with_fresh_prefix
+
+pytestmark = pytest.mark.slow
 
 _USER = ("on", ">secret", "~*", "&*", "+@all", "-fcall", "-fcall_ro", "-function")
 
