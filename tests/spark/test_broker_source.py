@@ -23,7 +23,7 @@ else:
 from spark.written import ask, jobs_in
 from taskharbor.bulk import publish
 from taskharbor.bulk.stage import new_write
-from taskharbor.bulk.store import DriverStore, open_store
+from taskharbor.bulk.store import BulkStore, open_store
 from taskharbor.jobs import JobRecord
 from taskharbor.spark.lake.sources import source_name
 from taskharbor.testing.broker import running_broker
@@ -162,7 +162,7 @@ def test_a_publisher_whose_clock_is_wrong_publishes_all_the_same(
 ) -> None:
     """A broker refuses calls from clocks that are far off, and Spark's machines have clocks of their own."""
     with open_store(url) as store:
-        assert isinstance(store, DriverStore)
+        assert type(store) is BulkStore
         write = new_write()
         jobs = [JobRecord(id=str(n), type="t", run_at_us=1, created_at_us=1) for n in range(3)]
         store.stage(write, "0.1", [jobs])

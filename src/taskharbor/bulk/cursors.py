@@ -117,35 +117,34 @@ def _gone(one: LogRange, how: str, advice: str) -> HistoryGone:
     )
 
 
-async def limited(driver: Driver, log: LogState, first: Cursor, last: Cursor, rows: int) -> Cursor:
-    """Return the cursor after at most `rows` rows, and after at least one if there is one. Each stream gets its share of the
-    rows."""
-    ranges = ranges_between(log, first, last)
+async def limited(driver: Driver, after: str, until: str, rows: int | None) -> str:
+    """Return the cursor after at most `rows` rows (None: any number), and after at least one if there is one. Each stream gets
+    its share of the rows."""
+    log = await driver.log_streams()
+    first = parse(after, log)
+    last = never_back(log, first, parse(until, log))
+    if last.places == first.places:
+        return after
+    left = ranges_between(log, first, last) if rows is not None else []
+    places = {one.stream: one.after for one in left}
     dense = {one.name for one in log.streams if one.is_dense}
-    places = {one.stream: one.after for one in ranges}
-    while rows > 0 and ranges:
-        share = -(-rows // len(ranges))
-        ahead: list[LogRange] = []
-        for one in ranges:
-            wanted = min(share, rows)
-            if wanted and one.stream in dense:
+    while rows and left:
+        share = -(-rows // len(left))
+        for one in left:
+            wanted, place = min(share, rows), places[one.stream]
+            if one.stream in dense:
                 # Only retention leaves holes, and it marks them.
-                place = min(places[one.stream] + wanted, one.until)
+                places[one.stream] = min(place + wanted, one.until)
                 rows -= wanted
             elif wanted:
                 page = await driver.read_log(
-                    one.stream, after=places[one.stream], until=one.until, limit=min(wanted, 10_000)
+                    one.stream, after=place, until=one.until, limit=min(wanted, 10_000)
                 )
-                place = page.place
-                rows -= len(page.attempts)
-            else:
-                place = places[one.stream]
-            places[one.stream] = place
-            if place < one.until:
-                ahead.append(one)
-        ranges = ahead
-    if not ranges:
-        return last
+                places[one.stream] = page.place
+                rows = max(0, rows - len(page.attempts))
+        left = [one for one in left if places[one.stream] < one.until]
+    if not left:
+        return str(last)
     begun = {name: place for name, place in places.items() if place}
     others = {name: place for name, place in last.places.items() if name not in places}
-    return Cursor(log.store_id, first.is_open, {**others, **begun})
+    return str(Cursor(log.store_id, first.is_open, {**others, **begun}))

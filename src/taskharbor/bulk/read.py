@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import msgspec
 import pyarrow as pa
 
-from taskharbor.bulk.cursors import LogRange, check_history
+from taskharbor.bulk.cursors import LogRange, check_history, parse, ranges_between
 from taskharbor.bulk.tables import Part, Selection, Table, attempts_batch, jobs_batch, queues_batch, selected
 from taskharbor.client import portal
 from taskharbor.drivers.contract import Driver, JobFilter, JobShare
@@ -44,7 +44,7 @@ async def table_parts(driver: Driver, table: Table, selection: Selection, parall
             for one in log.streams
             if one.last and (selection.queue is None or one.queue in (None, selection.queue))
         ]
-        return await log_parts(driver, ranges, selection, parallelism) or [
+        return await _log_parts(driver, ranges, selection, parallelism) or [
             Part(table=table, selection=selection, bounds={"ranges": []})
         ]
     now = await driver.time()
@@ -66,7 +66,15 @@ async def table_parts(driver: Driver, table: Table, selection: Selection, parall
     ]
 
 
-async def log_parts(
+async def log_parts_between(driver: Driver, after: str, until: str, parallelism: int) -> list[Part]:
+    """Cover the rows of the log after one cursor up to and including another. Raises HistoryGone if some were removed."""
+    log = await driver.log_streams()
+    ranges = ranges_between(log, parse(after, log), parse(until, log))
+    await check_history(driver, log, ranges)
+    return await _log_parts(driver, ranges, Selection(), parallelism)
+
+
+async def _log_parts(
     driver: Driver, ranges: Sequence[LogRange], selection: Selection, parallelism: int
 ) -> list[Part]:
     """Cut these ranges into shares of about the same number of rows."""

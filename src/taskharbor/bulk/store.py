@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import Future, wait
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import pyarrow as pa
 
@@ -28,13 +28,15 @@ def run_sync(work: Coroutine[Any, Any, T]) -> T:
     return portal().call(work)
 
 
-class BulkStore(Protocol):
-    """A store, opened by a URL. Reading never blocks or slows claims."""
+class BulkStore:
+    """A store, opened by a URL, over the driver contract. Reading never blocks or slows claims. A reader's handle is opened
+    separately from a writer's, since it must not write."""
 
-    url: str
-
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, driver: Driver | None = None) -> None:
         self.url = url
+        self._reader = connect(url) if driver is None else driver
+        self._writer = self._reader.clone()
+        self._opened: set[Driver] = set()
 
     def __enter__(self) -> Self:
         return self
@@ -44,54 +46,6 @@ class BulkStore(Protocol):
 
     def close(self) -> None:
         """Close all connections. Safe to call twice."""
-
-    # -- reading ----------------------------------------------------------------------------------------------
-
-    def parts(self, table: Table, selection: Selection, *, parallelism: int) -> list[Part]:
-        """Cover the table as it is now, in at most about `parallelism` parts; at least one, even where nothing is there."""
-
-    def read(self, part: Part) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of one part, in batches that fit `bulk.tables` exactly."""
-
-    # -- the attempt log as a stream ----------------------------------------------------------------------------
-
-    def start(self) -> str:
-        """Return the cursor before the first row that is kept."""
-
-    def latest(self) -> str:
-        """Return a cursor at the end of the log. No row can appear before it any more."""
-
-    def between(self, after: str, until: str, *, parallelism: int) -> list[Part]:
-        """Cover the rows after one cursor up to and including another. Raises `HistoryGone` if some were removed."""
-
-    def limited(self, after: str, until: str, *, rows: int | None) -> str:
-        """A cursor at most `rows` rows after `after` (None: any number), and not after `until`; at least one row further where
-        there is one. Never before `after`: where `until` is, because retention took the rows at the end, it is `after`."""
-
-    # -- writing ------------------------------------------------------------------------------------------------
-
-    def stage(self, write: str, task: str, batches: Iterable[Sequence[JobRecord]]) -> int:
-        """Put down one task's jobs where nobody sees them; how many. A task that is tried again uses another name. A batch may be
-        `AlikeJobs`, which get their ids here or when they are published."""
-
-    def publish(self, write: str, tasks: Sequence[str], *, now: Micros | None = None) -> int:
-        """Make the jobs of these tasks visible by the rules of `Driver.enqueue`, and drop those of all others. How many became
-        jobs. A write that was published before stays as it is, and the answer is the same. `now`: the store's time if None."""
-
-    def abandon(self, write: str) -> None:
-        """Drop the staged jobs of a write that will not be published."""
-
-
-class DriverStore(BulkStore):
-    """A bulk store over any driver. A reader's handle is opened separately from a writer's, since it must not write."""
-
-    def __init__(self, url: str, driver: Driver | None = None) -> None:
-        super().__init__(url)
-        self._reader = connect(url) if driver is None else driver
-        self._writer = self._reader.clone()
-        self._opened: set[Driver] = set()
-
-    def close(self) -> None:
         opened, self._opened = self._opened, set()
         for driver in opened:
             run_sync(driver.close())
@@ -108,40 +62,40 @@ class DriverStore(BulkStore):
             self._opened.add(self._writer)
         return self._writer
 
+    # -- reading ----------------------------------------------------------------------------------------------
+
     def parts(self, table: Table, selection: Selection, *, parallelism: int) -> list[Part]:
+        """Cover the table as it is now, in at most about `parallelism` parts; at least one, even where nothing is there."""
         return run_sync(read.table_parts(self._reading(), table, selection, parallelism))
 
     def read(self, part: Part) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of one part, in batches that fit `bulk.tables` exactly."""
         return read.read_part(self._reading(), part)
 
+    # -- the attempt log as a stream ----------------------------------------------------------------------------
+
     def start(self) -> str:
+        """Return the cursor before the first row that is kept."""
         return str(cursors.Cursor())
 
     def latest(self) -> str:
+        """Return a cursor at the end of the log. No row can appear before it any more."""
         return str(cursors.at_end(run_sync(self._reading().log_streams())))
 
     def between(self, after: str, until: str, *, parallelism: int) -> list[Part]:
-        async def plan(driver: Driver) -> list[Part]:
-            log = await driver.log_streams()
-            first, last = cursors.parse(after, log), cursors.parse(until, log)
-            ranges = cursors.ranges_between(log, first, last)
-            await cursors.check_history(driver, log, ranges)
-            return await read.log_parts(driver, ranges, Selection(), parallelism)
-
-        return run_sync(plan(self._reading()))
+        """Cover the rows after one cursor up to and including another. Raises `HistoryGone` if some were removed."""
+        return run_sync(read.log_parts_between(self._reading(), after, until, parallelism))
 
     def limited(self, after: str, until: str, *, rows: int | None) -> str:
-        async def limit(driver: Driver) -> str:
-            log = await driver.log_streams()
-            first = cursors.parse(after, log)
-            last = cursors.never_back(log, first, cursors.parse(until, log))
-            if last.places == first.places:
-                return after
-            return str(last if rows is None else await cursors.limited(driver, log, first, last, rows))
+        """Return a cursor at most `rows` rows after `after` (None: any number), and not after `until`; at least one row further
+        if there is one. Never before `after`: if retention took the rows at the end, so that `until` is, it is `after`."""
+        return run_sync(cursors.limited(self._reading(), after, until, rows))
 
-        return run_sync(limit(self._reading()))
+    # -- writing ------------------------------------------------------------------------------------------------
 
     def stage(self, write: str, task: str, batches: Iterable[Sequence[JobRecord]]) -> int:
+        """Put down one task's jobs where nobody sees them. Returns their number. A task that is tried again uses another name. A
+        batch may be `AlikeJobs`, which get their ids here or when they are published."""
         driver = self._writing()
         staging = TaskStaging(driver, write, task)
         asked: Future[None] | None = None
@@ -164,11 +118,15 @@ class DriverStore(BulkStore):
         return count
 
     def publish(self, write: str, tasks: Sequence[str], *, now: Micros | None = None) -> int:
+        """Make the jobs of these tasks visible by the rules of `Driver.enqueue`, and drop those of all others. Returns the number
+        of new jobs. A write that was published before stays as it is, and the answer is the same. `now`: the store's time if
+        None."""
         driver = self._writing()
         at = run_sync(driver.time()) if now is None else now
         return run_sync(publish.publish(driver, write, tasks, at))
 
     def abandon(self, write: str) -> None:
+        """Drop the staged jobs of a write that will not be published."""
         run_sync(publish.abandon(self._writing(), write))
 
 
@@ -179,4 +137,4 @@ def open_store(url: str) -> BulkStore:
     """
     driver = connect(url)
     own = type(driver).bulk_store(url)
-    return DriverStore(url, driver) if own is None else own
+    return BulkStore(url, driver) if own is None else own

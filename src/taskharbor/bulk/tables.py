@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
+from enum import Enum
 from operator import attrgetter
-from typing import Any, Literal, TypeAlias
+from types import NoneType
+from typing import Any, Literal, TypeAlias, get_args, get_type_hints
 
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from taskharbor.drivers.contract import QueueStats
-from taskharbor.jobs import Attempt, JobRecord, JobState, Micros
+from taskharbor.jobs import Attempt, JobRecord, JobState, Micros, Outcome
 
 Table: TypeAlias = Literal["attempts", "jobs", "queues"]
 
@@ -41,108 +43,63 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
 
 INSTANT = pa.timestamp("us", tz="UTC")
 
+_JOB_FIELDS = [
+    *("id", "queue", "type", "state", "key", "idempotency_key", "priority", "run_at_us", "created_at_us"),
+    *("attempts", "stalls", "fence", "max_attempts", "max_stalls", "worker", "reserved_at_us"),
+    *("expires_at_us", "failed_at_us", "finished_at_us", "last_error", "merged_into", "codec", "headers"),
+    *("payload", "result"),
+]
+_NAMES = {"expires_at_us": "lease_expires_at"}
+"""Columns whose field in the record has another name. An instant's column has the name of the field without `_us`."""
+_TYPES = {str: pa.string(), bytes: pa.binary(), int: pa.int32(), JobState: pa.string(), Outcome: pa.string()}
+_LONG = {"seq", "fence"}
 
-def _schema(*fields: tuple[str, pa.DataType, bool]) -> pa.Schema:
-    return pa.schema([pa.field(name, kind, nullable=nullable) for name, kind, nullable in fields])
+_encode_json = msgspec.json.Encoder().encode
+_Reader: TypeAlias = Callable[[Any], Any]
+"""A function that returns a column's value of a record."""
 
 
-ATTEMPTS = _schema(
-    ("seq", pa.int64(), False),
-    ("job_id", pa.string(), False),
-    ("queue", pa.string(), False),
-    ("type", pa.string(), False),
-    ("key", pa.string(), True),
-    ("priority", pa.int32(), False),
-    ("fence", pa.int64(), False),
-    ("worker", pa.string(), True),
-    ("created_at", INSTANT, False),
-    ("run_at", INSTANT, False),
-    ("reserved_at", INSTANT, True),
-    ("lease_expires_at", INSTANT, True),
-    ("ended_at", INSTANT, False),
-    ("outcome", pa.string(), False),
-    ("state", pa.string(), False),
-    ("error_type", pa.string(), True),
-    ("error_message", pa.string(), True),
-    ("payload_size", pa.int32(), False),
+def _columns(record: type[msgspec.Struct], fields: Sequence[str]) -> tuple[pa.Schema, list[_Reader]]:
+    """Make columns of a record's fields."""
+    hints = get_type_hints(record)
+    columns: list[pa.Field] = []
+    readers: list[_Reader] = []
+    for field in fields:
+        kinds = get_args(hints[field]) or (hints[field],)
+        is_instant = field.endswith("_us")
+        kind = INSTANT if is_instant else pa.int64() if field in _LONG else _TYPES[kinds[0]]
+        is_nullable = NoneType in kinds or field == "headers"
+        columns.append(pa.field(_NAMES.get(field, field.removesuffix("_us")), kind, nullable=is_nullable))
+        readers.append(attrgetter(f"{field}._value_" if issubclass(kinds[0], Enum) else field))
+    return pa.schema(columns), readers
+
+
+ATTEMPTS, _ATTEMPT_READERS = _columns(Attempt, Attempt.__struct_fields__)
+JOBS, _JOB_READERS = _columns(JobRecord, _JOB_FIELDS)
+_JOB_READERS[_JOB_FIELDS.index("headers")] = lambda job: (
+    _encode_json(job.headers).decode() if job.headers else None
 )
-
-JOBS = _schema(
-    ("id", pa.string(), False),
-    ("queue", pa.string(), False),
-    ("type", pa.string(), False),
-    ("state", pa.string(), False),
-    ("key", pa.string(), True),
-    ("idempotency_key", pa.string(), True),
-    ("priority", pa.int32(), False),
-    ("run_at", INSTANT, False),
-    ("created_at", INSTANT, False),
-    ("attempts", pa.int32(), False),
-    ("stalls", pa.int32(), False),
-    ("fence", pa.int64(), False),
-    ("max_attempts", pa.int32(), False),
-    ("max_stalls", pa.int32(), False),
-    ("worker", pa.string(), True),
-    ("reserved_at", INSTANT, True),
-    ("lease_expires_at", INSTANT, True),
-    ("failed_at", INSTANT, True),
-    ("finished_at", INSTANT, True),
-    ("last_error", pa.string(), True),
-    ("merged_into", pa.string(), True),
-    ("codec", pa.string(), False),
-    ("headers", pa.string(), True),  # JSON
-    ("payload", pa.binary(), False),
-    ("result", pa.binary(), True),
-)
-
-QUEUES = _schema(
-    ("queue", pa.string(), False),
-    ("scheduled", pa.int64(), False),
-    ("ready", pa.int64(), False),
-    ("blocked", pa.int64(), False),
-    ("inflight", pa.int64(), False),
-    ("done", pa.int64(), False),
-    ("dead", pa.int64(), False),
-    ("cancelled", pa.int64(), False),
-    ("done_total", pa.int64(), False),
-    ("dead_total", pa.int64(), False),
-    ("cancelled_total", pa.int64(), False),
-    ("head_run_at", INSTANT, True),
-    ("paused", pa.bool_(), False),
-    ("max_inflight", pa.int32(), True),
-    ("failure_queue", pa.string(), True),
+_COUNTS = (*(state.value for state in JobState), "done_total", "dead_total", "cancelled_total")
+QUEUES = pa.schema(
+    [
+        pa.field("queue", pa.string(), nullable=False),
+        *(pa.field(name, pa.int64(), nullable=False) for name in _COUNTS),
+        pa.field("head_run_at", INSTANT),
+        pa.field("paused", pa.bool_(), nullable=False),
+        pa.field("max_inflight", pa.int32()),
+        pa.field("failure_queue", pa.string()),
+    ]
 )
 
 SCHEMAS: dict[Table, pa.Schema] = {"attempts": ATTEMPTS, "jobs": JOBS, "queues": QUEUES}
 
-_JOB_NAMES = {"lease_expires_at": "expires_at"}
-"""Columns whose field in the record has another name."""
-_encode_json = msgspec.json.Encoder().encode
-
-
-def _columns(table: Table, names: dict[str, str]) -> list[Callable[[Any], Any]]:
-    """Return the functions that read each column's value from a record."""
-    return [
-        attrgetter(names.get(one.name, one.name) + ("_us" if pa.types.is_timestamp(one.type) else ""))
-        if one.name not in ("state", "outcome")
-        else attrgetter(f"{one.name}._value_")
-        for one in SCHEMAS[table]
-    ]
-
-
-_ATTEMPT_COLUMNS = _columns("attempts", {})
-_JOB_COLUMNS = _columns("jobs", _JOB_NAMES)
-_JOB_COLUMNS[JOBS.get_field_index("headers")] = lambda job: (
-    _encode_json(job.headers).decode() if job.headers else None
-)
-
 
 def attempts_batch(attempts: Sequence[Attempt]) -> pa.RecordBatch:
-    return _batch("attempts", [list(map(read, attempts)) for read in _ATTEMPT_COLUMNS])
+    return _batch("attempts", [list(map(read, attempts)) for read in _ATTEMPT_READERS])
 
 
 def jobs_batch(jobs: Sequence[JobRecord]) -> pa.RecordBatch:
-    return _batch("jobs", [list(map(read, jobs)) for read in _JOB_COLUMNS])
+    return _batch("jobs", [list(map(read, jobs)) for read in _JOB_READERS])
 
 
 def queues_batch(queues: Iterable[QueueStats]) -> pa.RecordBatch:

@@ -28,7 +28,7 @@ from psycopg import sql
 
 from taskharbor.bulk.cursors import HistoryGone
 from taskharbor.bulk.stage import StagingLost, chunked, series_of, wall_clock
-from taskharbor.bulk.store import BulkStore, DriverStore, run_sync
+from taskharbor.bulk.store import BulkStore, run_sync
 from taskharbor.bulk.tables import SCHEMAS, Part, Selection, Table, fitted
 from taskharbor.drivers.postgres.connections import Connections, Row, translated
 from taskharbor.drivers.postgres.enqueue import batch_values, rare_settings, rule_values
@@ -129,6 +129,7 @@ class PostgresBulkStore(BulkStore):
         self._connections = Connections(self._options)
 
     def close(self) -> None:
+        super().close()
         run_sync(self._connections.close())
 
     def _rows(self, name: str, *values: Any, family: str = "bulk_reading") -> list[Row]:
@@ -142,7 +143,7 @@ class PostgresBulkStore(BulkStore):
 
     def parts(self, table: Table, selection: Selection, *, parallelism: int) -> list[Part]:
         if table == "queues":
-            return [Part(table=table, selection=selection)]
+            return super().parts(table, selection, parallelism=parallelism)
         if table == "attempts":
             return self._parts_of_attempts(selection, parallelism)
         return self._parts_of_jobs(selection, parallelism)
@@ -177,13 +178,8 @@ class PostgresBulkStore(BulkStore):
 
     def read(self, part: Part) -> Iterator[pa.RecordBatch]:
         if part.table == "queues":
-            return self._read_queues(part)
+            return super().read(part)
         return _read_arrow(self._options, part.table, self._statements(part))
-
-    def _read_queues(self, part: Part) -> Iterator[pa.RecordBatch]:
-        with DriverStore(self.url) as store:
-            for planned in store.parts("queues", part.selection, parallelism=1):
-                yield from store.read(planned)
 
     def _statements(self, part: Part) -> list[str]:
         sources = load("bulk_reading", self._options.schema)
