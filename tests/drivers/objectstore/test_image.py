@@ -11,7 +11,7 @@ import pytest
 from drivers.objectstore.held_blobs import HeldBlobs
 from drivers.objectstore.jobs_here import NOW, a_job, run_through
 from taskharbor.drivers.contract import Ack, Fail, JobFilter, QueueSettings
-from taskharbor.drivers.engine import enqueue, inspect, operate, reserve, settle, tables
+from taskharbor.drivers.engine import enqueue, inspect, operate, reserve, settle
 from taskharbor.drivers.engine.tables import Transaction
 from taskharbor.drivers.migrations import Migration
 from taskharbor.drivers.objectstore import ObjectStoreDriver, archive, compaction, image
@@ -50,7 +50,7 @@ def shown(state: Image) -> tuple[Any, ...]:
             inspect.stats(transaction, NOW, None),
             inspect.attempts_between(transaction, 0, inspect.FOREVER, 1000),
             inspect.watch(transaction, ["q"], ALWAYS),
-            tables.settings_of(transaction, "q"),
+            inspect.settings(transaction, "q"),
         )
     )
 
@@ -59,7 +59,7 @@ def a_full_image() -> Image:
     """Every state a job can be in, with every kind of field filled."""
     state = Image(b"", "here", "q")
     settings = QueueSettings(max_inflight=5, failure_queue="failed", keep_dead_us=None)
-    change(state, lambda transaction: tables.configure(transaction, "q", settings))
+    change(state, lambda transaction: operate.configure(transaction, "q", settings, NOW))
     keyed = a_job(key="k", headers={"trace": "1"}, payload=b"\x00\xff", idempotency_key="i", priority=3)
     add(state, keyed, a_job(), a_job(payload=b"x" * 5000), a_job())
     held = claim(state, 4)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from taskharbor.drivers.engine.reserve import OF_ONE_TYPE
 from taskharbor.drivers.engine.tables import load
 from taskharbor.drivers.sqlite import SQLiteDriver
 
@@ -23,11 +24,11 @@ _PLANS = [
     ("reserve", "due_priorities", "jobs_scheduled"),
     ("reserve", "promote", "jobs_scheduled"),
     ("reserve", "put_back", "jobs_ready"),
-    ("reserve", "due_priorities_by_type", "jobs_scheduled_type"),
-    ("reserve", "promote_by_type", "jobs_scheduled_type"),
+    ("reserve of one type", "due_priorities", "jobs_scheduled_type"),
+    ("reserve of one type", "promote", "jobs_scheduled_type"),
     ("reserve", "probe", "jobs_leases"),
     ("reserve", "valid_leases", "jobs_leases"),
-    ("settle", "load_expired", "jobs_leases"),
+    ("settle", "expired", "jobs_leases"),
     ("unit", "load", "jobs_id"),
     ("unit", "load_waiting", "jobs_waiting_key"),
     ("unit", "load_inflight", "jobs_inflight_key"),
@@ -41,6 +42,7 @@ _PLANS = [
     ("inspect", "attempts", "INTEGER PRIMARY KEY"),
     ("inspect", "job_attempts", "attempts_job"),
     ("inspect", "watch", "jobs_scheduled"),
+    ("queues", "earliest_scheduled", "jobs_scheduled"),
 ]
 
 _SOURCES = {"first_of_any_type", "first_of_one_type", "chosen"}
@@ -52,7 +54,7 @@ async def test_the_plan_searches_its_index(
     driver: SQLiteDriver, query: Query, family: str, name: str, index: str
 ) -> None:
     await driver.migrate()
-    statements = load(family)
+    statements = OF_ONE_TYPE if family.endswith("type") else load(family)
     sql = statements[name]
     if name in _SOURCES:
         sql = statements["leased_rows"].replace("/*jobs*/", sql)

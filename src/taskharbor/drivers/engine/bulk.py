@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-
-import msgspec
+from typing import Any
 
 from taskharbor.bulk.publish import KEEP_SERIES, KEEP_SINGLE
 from taskharbor.bulk.stage import unpack
@@ -14,12 +13,11 @@ from taskharbor.drivers.contract import JobShare, LogPage, LogState, LogStream
 from taskharbor.drivers.engine.enqueue import enqueue
 from taskharbor.drivers.engine.inspect import attempts_between
 from taskharbor.drivers.engine.operate import remove_jobs
-from taskharbor.drivers.engine.tables import STATES, Transaction, load, to_json
+from taskharbor.drivers.engine.tables import STATES, Transaction, fetch, load, to_json
 from taskharbor.errors import JobError, JobNotFound
 from taskharbor.jobs import JobState
 
 _SQL = load("bulk")
-_decode_found = msgspec.json.Decoder(list[tuple[str, int, int, int]]).decode
 
 
 def log_streams(transaction: Transaction) -> LogState:
@@ -42,12 +40,11 @@ def split_jobs(transaction: Transaction, queue: str | None, parts: int) -> list[
 
 
 def remove(transaction: Transaction, job_ids: Sequence[str]) -> list[JobState | JobError]:
-    (text,) = transaction.connection.execute(
-        _SQL["find"], (to_json(list(dict.fromkeys(job_ids))),)
-    ).fetchone()
     answers: dict[str, JobState | JobError] = {}
     gone: list[tuple[int, int, int]] = []
-    for job_id, seq, queue, number in _decode_found(text):
+    for job_id, seq, queue, number in fetch(
+        transaction, _SQL["find"], (to_json(list(dict.fromkeys(job_ids))),)
+    ):
         state = STATES[number]
         if state.is_terminal:
             gone.append((seq, queue, number))
@@ -81,7 +78,9 @@ def drop_blobs(transaction: Transaction, names: Sequence[str]) -> list[None]:
     return [None] * len(names)
 
 
-def publish_blobs(transaction: Transaction, call: op.PublishBlobs) -> dict[str, int]:
+def publish_blobs(transaction: Transaction, *fields: Any) -> dict[str, int]:
+    call = op.PublishBlobs(*fields)
+
     def add() -> int:
         added = 0
         for name in call.names:

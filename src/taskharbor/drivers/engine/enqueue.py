@@ -10,14 +10,14 @@ from operator import attrgetter
 from sqlite3 import Connection
 from typing import Any
 
-import msgspec
-
 from taskharbor.drivers.contract import Enqueued, gather_flags
 from taskharbor.drivers.engine.tables import (
     BLOCKED,
     DEFAULT_SPEC,
     INLINE_PAYLOAD,
+    Spec,
     Transaction,
+    fetch,
     forget_queue,
     in_steps,
     insert_rows,
@@ -35,24 +35,13 @@ from taskharbor.jobs import DEFAULT_FLAGS, JobRecord, Micros
 
 _SQL = load("enqueue")
 _QUEUES = load("queues")
-_decode_ids = msgspec.json.Decoder(list[str]).decode
-_decode_seqs = msgspec.json.Decoder(list[tuple[str, int]]).decode
-_decode_known = msgspec.json.Decoder(list[tuple[int, str, str]]).decode
 
 _queue_of = attrgetter("queue")
 _place_of = attrgetter("queue", "run_at_us")
 _key_of = attrgetter("key")
 _idempotency_key_of = attrgetter("idempotency_key")
-_VALUES = {
-    "id": attrgetter("id"),
-    "type": attrgetter("type"),
-    "priority": attrgetter("priority"),
-    "run_at": attrgetter("run_at_us"),
-    "created_at": attrgetter("created_at_us"),
-    "max_attempts": attrgetter("max_attempts"),
-    "max_stalls": attrgetter("max_stalls"),
-    "payload": attrgetter("payload"),
-}
+_FIELDS = ("id", "type", "priority", "run_at_us", "created_at_us", "max_attempts", "max_stalls", "payload")
+_VALUES = {field.removesuffix("_us"): attrgetter(field) for field in _FIELDS}
 """Columns that hold a field of the record as it is."""
 
 
@@ -101,8 +90,7 @@ def _enqueue_plain(
         new: Sequence[JobRecord] = records
         answers = list(map(Enqueued, columns["id"]))
     else:
-        (text,) = connection.execute(_SQL["ids_after"], (last,)).fetchone()
-        stored = set(_decode_ids(text))
+        stored = set(fetch(transaction, _SQL["ids_after"], (last,)))
         new, answers = [], []
         for record in records:
             answers.append(Enqueued(record.id, record.id not in stored))
@@ -119,7 +107,7 @@ def _enqueue_plain(
 
 def _specs(records: Sequence[JobRecord]) -> list[str | None]:
     specs = list(map(spec_values, records))
-    return [None] if specs.count(DEFAULT_SPEC) == len(specs) else list(map(spec_text, records))
+    return [None] if specs.count(DEFAULT_SPEC) == len(specs) else [spec_text(Spec(*one)) for one in specs]
 
 
 def _insert(connection: Connection, columns: dict[str, list[Any]], now: Micros) -> int:
@@ -154,8 +142,8 @@ def _insert_statements(columns: tuple[str, ...], own: tuple[str, ...], count: in
 
 
 def _insert_long(transaction: Transaction, payloads: dict[str, bytes]) -> None:
-    (text,) = transaction.connection.execute(_SQL["seqs_by_id"], (to_json(list(payloads)),)).fetchone()
-    rows = [(seq, payloads[job_id]) for job_id, seq in _decode_seqs(text)]
+    seqs = fetch(transaction, _SQL["seqs_by_id"], (to_json(list(payloads)),))
+    rows = [(seq, payloads[job_id]) for job_id, seq in seqs]
     insert_rows(transaction.connection, _SQL["insert_payload"], rows)
 
 
@@ -215,8 +203,8 @@ def _known_idempotency(
     ]
     if not wanted:
         return {}
-    (text,) = transaction.connection.execute(_SQL["known_idempotency"], (to_json(wanted),)).fetchone()
-    return {(queue, key): job_id for queue, key, job_id in _decode_known(text)}
+    found = fetch(transaction, _SQL["known_idempotency"], (to_json(wanted),))
+    return {(queue, key): job_id for queue, key, job_id in found}
 
 
 def _store(unit: Unit, record: JobRecord, queue: int, number: int) -> Enqueued:

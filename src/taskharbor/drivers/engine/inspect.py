@@ -7,18 +7,17 @@ from typing import Any
 
 import msgspec
 
-from taskharbor.drivers.contract import AttemptPage, JobFilter, Page, QueueStats
+from taskharbor.drivers.contract import AttemptPage, JobFilter, Page, QueueSettings, QueueStats
 from taskharbor.drivers.engine.tables import (
-    INFLIGHT,
     READY,
     SCHEDULED,
     STATE_NUMBERS,
     STATES,
     Transaction,
     attempt_from_row,
+    fetch,
     load,
     record_from_row,
-    settings_from,
     to_json,
 )
 from taskharbor.errors import InvalidRequest
@@ -31,7 +30,6 @@ _FEW = 10_000
 FOREVER = 2**63 - 1
 
 _decode_versions = msgspec.json.Decoder(list[tuple[str, int]]).decode
-_decode_places = msgspec.json.Decoder(list[tuple[int, int]]).decode
 
 
 def get(transaction: Transaction, job_ids: Sequence[str], now: Micros) -> list[JobRecord | None]:
@@ -89,11 +87,7 @@ def _seqs(
         # A scheduled job that is due reads as ready, so a filter for ready jobs reads both states.
         stored = set(numbers) | ({SCHEDULED} if READY in numbers else set())
         if sum(counters[number] for number in stored) <= _FEW:
-            flags = {
-                "scheduled": SCHEDULED in stored,
-                "ready": READY in stored,
-                "inflight": INFLIGHT in stored,
-            }
+            flags = {state.value: number in stored for number, state in enumerate(STATES)}
             return [seq for (seq,) in execute(_SQL["gather"], values | flags)]
     return [seq for (seq,) in execute(_SQL["scan"], values)]
 
@@ -113,10 +107,11 @@ def _stats_from(transaction: Transaction, row: tuple[Any, ...], now: Micros) -> 
     if counts[JobState.READY]:
         heads.append(execute(_SQL["head_ready"], (number,)).fetchone())
     if counts[JobState.SCHEDULED]:
-        due, due_heads = execute(_SQL["due_scheduled"], {"queue": number, "now": now}).fetchone()
-        counts[JobState.SCHEDULED] -= due
-        counts[JobState.READY] += due
-        heads += _decode_places(due_heads)
+        levels = fetch(transaction, _SQL["due_scheduled"], {"queue": number, "now": now})
+        for priority, run_at, due in levels:
+            counts[JobState.SCHEDULED] -= due
+            counts[JobState.READY] += due
+            heads += [] if run_at is None else [(priority, run_at)]
     return QueueStats(
         queue=row[0],
         counts=counts,
@@ -124,8 +119,18 @@ def _stats_from(transaction: Transaction, row: tuple[Any, ...], now: Micros) -> 
         dead_total=row[10],
         cancelled_total=row[11],
         head_run_at_us=min(heads)[1] if heads else None,
-        settings=settings_from(row[12:18]),
+        settings=_settings_from(row[12:18]),
     )
+
+
+def settings(transaction: Transaction, queue: str) -> QueueSettings:
+    row = transaction.connection.execute(_SQL["settings"], (queue,)).fetchone()
+    return QueueSettings() if row is None else _settings_from(row)
+
+
+def _settings_from(row: Sequence[Any]) -> QueueSettings:
+    paused, *others = row
+    return QueueSettings(**dict(zip(QueueSettings.__struct_fields__, (bool(paused), *others), strict=True)))
 
 
 def read_attempts(transaction: Transaction, after: str | None, limit: int) -> AttemptPage:

@@ -5,23 +5,24 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-import msgspec
+from msgspec.structs import astuple
 
-from taskharbor.drivers.contract import JobFilter
+from taskharbor.drivers.contract import JobFilter, QueueSettings
 from taskharbor.drivers.engine.tables import (
     BLOCKED,
     CANCELLED,
     DEAD,
     DONE,
     INFLIGHT,
-    OUTCOME_NUMBERS,
     READY,
     STATE_NUMBERS,
     STATES,
     Counts,
     Transaction,
-    known_queue_id,
+    fetch,
     load,
+    queue_id,
+    queue_ids,
     to_json,
 )
 from taskharbor.drivers.engine.unit import Unit
@@ -30,11 +31,6 @@ from taskharbor.jobs import TERMINAL_STATES, JobState, Micros, Outcome
 
 _SQL = load("operate")
 _FOREVER = 2**63 - 1
-
-_decode_ints = msgspec.json.Decoder(list[int]).decode
-_decode_retention = msgspec.json.Decoder(list[tuple[int, int | None, int | None, int | None]]).decode
-
-_CANCELLED, _REQUEUED = OUTCOME_NUMBERS[Outcome.CANCELLED], OUTCOME_NUMBERS[Outcome.REQUEUED]
 
 
 def cancel(transaction: Transaction, job_ids: Sequence[str], now: Micros) -> list[JobState | JobError]:
@@ -68,7 +64,7 @@ def _cancel(unit: Unit, job_id: str) -> JobState | JobError:
         job.cancel_requested = 1
         unit.touch(job)
     elif job.state != CANCELLED:
-        unit.end(job, CANCELLED, _CANCELLED)
+        unit.end(job, CANCELLED, Outcome.CANCELLED)
     return STATES[job.state]
 
 
@@ -84,8 +80,14 @@ def _requeue(unit: Unit, job_id: str) -> JobState | JobError:
     job.attempts = job.stalls = 0
     job.finished_at = None
     unit.place(job, READY if unit.inflight(job.queue_id, job.key) is None else BLOCKED)
-    unit.log(job, _REQUEUED, job.state)
+    unit.log(job, Outcome.REQUEUED, job.state)
     return STATES[job.state]
+
+
+def configure(transaction: Transaction, queue: str, settings: QueueSettings, now: Micros) -> None:
+    number = queue_id(transaction, queue)
+    transaction.connection.execute(_SQL["configure"], (*astuple(settings), number))
+    transaction.notifies = True
 
 
 def purge(transaction: Transaction, selection: JobFilter, limit: int) -> int:
@@ -96,7 +98,7 @@ def purge(transaction: Transaction, selection: JobFilter, limit: int) -> int:
     types = None if selection.types is None else to_json(sorted(selection.types))
     before = _FOREVER if selection.finished_before_us is None else selection.finished_before_us
     removed = 0
-    for queue in _queues(transaction, selection.queue):
+    for queue in queue_ids(transaction, selection.queue):
         for state in sorted(STATE_NUMBERS[one] for one in states):
             removed += _remove(transaction, queue, state, before, limit - removed, types, selection.key)
     return removed
@@ -110,9 +112,8 @@ def prune(transaction: Transaction, now: Micros, limit: int) -> int:
 def prune_up_to(transaction: Transaction, now: Micros, most_jobs: int, most_rows: int) -> tuple[int, int]:
     """Remove what retention gives up, at most so many jobs and rows of the log; how many of each."""
     execute = transaction.connection.execute
-    (text,) = execute(_SQL["retention"]).fetchone()
     jobs = rows = 0
-    for queue, keep_done, keep_dead, keep_attempts in _decode_retention(text):
+    for queue, keep_done, keep_dead, keep_attempts in fetch(transaction, _SQL["retention"]):
         for state, keep in ((DONE, keep_done), (CANCELLED, keep_done), (DEAD, keep_dead)):
             if keep is not None:
                 jobs += _remove(transaction, queue, state, now - keep + 1, most_jobs - jobs)
@@ -122,14 +123,6 @@ def prune_up_to(transaction: Transaction, now: Micros, most_jobs: int, most_rows
             if gone:
                 execute(_SQL["trimmed"], max(gone))
     return jobs, rows
-
-
-def _queues(transaction: Transaction, name: str | None) -> list[int]:
-    if name is not None:
-        number = known_queue_id(transaction, name)
-        return [] if number is None else [number]
-    (text,) = transaction.connection.execute(_SQL["retention"]).fetchone()
-    return [queue for queue, *_ in _decode_retention(text)]
 
 
 def _remove(
@@ -144,10 +137,9 @@ def _remove(
     """Up to `limit` jobs that ended before an instant, with everything that belongs to them."""
     if limit < 1:
         return 0
-    execute = transaction.connection.execute
     values = {"queue": queue, "state": state, "before": before, "types": types, "key": key, "limit": limit}
-    (seqs,) = execute(_SQL["ended"], values).fetchone()
-    return remove_jobs(transaction, [(seq, queue, state) for seq in _decode_ints(seqs)])
+    seqs = fetch(transaction, _SQL["ended"], values)
+    return remove_jobs(transaction, [(seq, queue, state) for seq in seqs])
 
 
 def remove_jobs(transaction: Transaction, jobs: Sequence[tuple[int, int, int]]) -> int:

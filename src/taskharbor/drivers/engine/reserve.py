@@ -22,6 +22,7 @@ from taskharbor.drivers.engine.tables import (
     Counts,
     Transaction,
     apply_spec,
+    fetch,
     load,
     to_json,
 )
@@ -37,13 +38,15 @@ _FIRST_OF_ANY_TYPE, _FIRST_OF_ONE_TYPE, _CHOSEN = (
     _SQL["leased_rows"].replace("/*jobs*/", _SQL[jobs])
     for jobs in ("first_of_any_type", "first_of_one_type", "chosen")
 )
-_Place: TypeAlias = tuple[int, int, int]
+OF_ONE_TYPE = {
+    name: _SQL[name]
+    .replace("jobs_scheduled", "jobs_scheduled_type")
+    .replace("state = 0", "state = 0 AND type = :type")
+    for name in ("due_priorities", "promote")
+}
+_Place: TypeAlias = list[int]
 """Minus the priority, run_at, seq: smaller is earlier in line."""
 _decode_rows = msgspec.json.Decoder().decode
-_decode_ints = msgspec.json.Decoder(list[int]).decode
-_decode_jobs = msgspec.json.Decoder(list[tuple[int, str]]).decode
-_decode_types = msgspec.json.Decoder(list[str]).decode
-_decode_lines = msgspec.json.Decoder(list[list[_Place]]).decode
 _INFLIGHT = JobState.INFLIGHT
 
 
@@ -136,7 +139,7 @@ def _choose(
         if ready <= len(types):
             # So few that to look at all of them costs less than one seek per type.
             known = set(types)
-            jobs = _decode_jobs(execute(_SQL["ready_types"], (number,)).fetchone()[0])
+            jobs = fetch(transaction, _SQL["ready_types"], (number,))
             seqs = [seq for seq, type_ in jobs if type_ in known][:limit]
         else:
             seqs = _first_of(transaction, number, limit, types)
@@ -147,18 +150,15 @@ def _choose(
 def _first_of(transaction: Transaction, number: int, limit: int, types: list[str]) -> list[int]:
     """The first ready jobs of several types. Each type has a line of its own: a portion of each is read, and more of those
     whose next job may come before the last one chosen."""
-    execute = transaction.connection.execute
     if len(types) > limit:
         values = {"types": to_json(types), "queue": number, "limit": limit}
-        types = _decode_types(execute(_SQL["first_types"], values).fetchone()[0])
+        types = fetch(transaction, _SQL["first_types"], values)
     lines: dict[str, list[_Place]] = {}
     first: list[_Place] = []
     portion = limit // max(1, len(types)) + 1
     while types:
         values = {"types": to_json(types), "queue": number, "limit": portion}
-        lines.update(
-            zip(types, _decode_lines(execute(_SQL["first_by_type"], values).fetchone()[0]), strict=True)
-        )
+        lines.update(zip(types, fetch(transaction, _SQL["first_by_type"], values), strict=True))
         first = sorted(chain.from_iterable(lines.values()))[:limit]
         is_full = len(first) == limit
         types = [
@@ -176,34 +176,27 @@ def _promote(
     """Make due scheduled jobs ready, in claim order and at least `limit` of them: so a claim takes the right ones.
 
     Returns how many became ready."""
-    execute = transaction.connection.execute
     most = max(limit, PROMOTE_AT_LEAST)
-    (text,) = execute(_SQL["due_priorities"], {"queue": number, "now": now}).fetchone()
-    promoted = 0
-    for priority in _decode_ints(text):
-        promoted += execute(_SQL["promote"], (number, priority, now, most - promoted)).rowcount
-        if promoted >= most:
-            break
+    promoted = _promote_due(transaction, _SQL, {"queue": number, "now": now}, most)
     if promoted >= most and types is not None:
         values = {"types": to_json(types), "queue": number}
-        (text,) = execute(_SQL["scheduled_types"], values).fetchone()
-        for one in _decode_types(text):
-            promoted += _promote_type(transaction, number, limit, now, one)
+        for one in fetch(transaction, _SQL["scheduled_types"], values):
+            due = {"queue": number, "now": now, "type": one}
+            promoted += _promote_due(transaction, OF_ONE_TYPE, due, limit)
     if promoted:
         counts.move(number, SCHEDULED, READY, promoted)
     return promoted
 
 
-def _promote_type(transaction: Transaction, number: int, limit: int, now: Micros, type_: str) -> int:
-    execute = transaction.connection.execute
-    values = {"queue": number, "now": now, "type": type_}
-    (text,) = execute(_SQL["due_priorities_by_type"], values).fetchone()
+def _promote_due(
+    transaction: Transaction, statements: dict[str, str], values: dict[str, Any], most: int
+) -> int:
     promoted = 0
-    for priority in _decode_ints(text):
-        if promoted >= limit:
+    for priority in fetch(transaction, statements["due_priorities"], values):
+        if promoted >= most:
             break
-        place = (number, type_, priority, now, limit - promoted)
-        promoted += execute(_SQL["promote_by_type"], place).rowcount
+        place = values | {"priority": priority, "limit": most - promoted}
+        promoted += transaction.connection.execute(statements["promote"], place).rowcount
     return promoted
 
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-import msgspec
-
 from taskharbor.drivers.contract import (
     EXPIRED_ERROR,
     Ack,
@@ -26,30 +24,23 @@ from taskharbor.drivers.engine.tables import (
     DEAD,
     DONE,
     INFLIGHT,
-    OUTCOME_NUMBERS,
     TOKEN_LENGTH,
     Transaction,
+    fetch,
     insert_rows,
-    known_queue_id,
     lease_token,
     load,
+    queue_ids,
     to_json,
 )
-from taskharbor.drivers.engine.unit import EXPIRED, Job, Unit
+from taskharbor.drivers.engine.unit import Job, Unit
 from taskharbor.errors import JobError, JobNotFound, JobNotInflight, LeaseExpired, LeaseMismatch
 from taskharbor.jobs import Failure, Lease, Micros, Outcome
 
 _SQL = load("settle")
 
-_DONE, _RETRIED, _DEAD = (OUTCOME_NUMBERS[one] for one in (Outcome.DONE, Outcome.RETRIED, Outcome.DEAD))
-_RELEASED, _CANCELLED = OUTCOME_NUMBERS[Outcome.RELEASED], OUTCOME_NUMBERS[Outcome.CANCELLED]
-
 _AGREED: dict[type, tuple[int, ...]] = {Ack: (DONE,), Fail: (DONE, DEAD), Discard: (CANCELLED,)}
 """Ends that a settlement may find already reached: it succeeds and changes nothing."""
-
-_decode_ids = msgspec.json.Decoder(list[str]).decode
-_decode_ints = msgspec.json.Decoder(list[int]).decode
-_decode_leases = msgspec.json.Decoder(list[tuple[int, str, int, str | None, int | None, int]]).decode
 
 
 def settle(transaction: Transaction, settlements: Sequence[Settlement], now: Micros) -> list[JobError | None]:
@@ -91,8 +82,7 @@ def _settle_acks(transaction: Transaction, acks: Sequence[Ack], now: Micros) -> 
     if queue == last_queue:
         per_queue = {queue: count}
     else:
-        (text,) = execute(_SQL["queues_of"], (wanted,)).fetchone()
-        per_queue = Counter(_decode_ints(text))
+        per_queue = Counter(fetch(transaction, _SQL["queues_of"], (wanted,)))
     execute(_SQL["log_acks"], (now, wanted))
     execute(_SQL["finish_acks"], (now, wanted))
     results = [(seq, ack.result) for seq, ack in zip(seqs, acks, strict=True) if ack.result is not None]
@@ -132,25 +122,25 @@ def _settle_one(unit: Unit, settlement: Settlement, results: list[tuple[int, byt
         case Ack(result=result):
             if result is not None:
                 results.append((job.seq, result))
-            unit.end(job, DONE, _DONE)
+            unit.end(job, DONE, Outcome.DONE)
         case Retry(run_at_us=run_at, attempts=attempts, error=error):
             _record_failure(job, attempts, error, unit.now)
             if job.cancel_requested:
-                unit.end(job, CANCELLED, _CANCELLED, error)
+                unit.end(job, CANCELLED, Outcome.CANCELLED, error)
             else:
-                unit.back_to_waiting(job, _RETRIED, run_at, error)
+                unit.back_to_waiting(job, Outcome.RETRIED, run_at, error)
         case Fail(attempts=attempts, error=error):
             _record_failure(job, attempts, error, unit.now)
-            unit.end(job, DEAD, _DEAD, error)
+            unit.end(job, DEAD, Outcome.DEAD, error)
         case Release(run_at_us=later):
             if job.cancel_requested:
-                unit.end(job, CANCELLED, _CANCELLED)
+                unit.end(job, CANCELLED, Outcome.CANCELLED)
             else:
-                unit.back_to_waiting(job, _RELEASED, later)
+                unit.back_to_waiting(job, Outcome.RELEASED, later)
         case Discard(reason=reason):
             if reason is not None:
                 job.last_error = reason.text
-            unit.end(job, CANCELLED, _CANCELLED, reason)
+            unit.end(job, CANCELLED, Outcome.CANCELLED, reason)
     return None
 
 
@@ -181,8 +171,8 @@ def extend_lease(
     transaction: Transaction, extensions: Sequence[Extension], lease_for: Micros, now: Micros
 ) -> list[Lease | JobError]:
     execute = transaction.connection.execute
-    (text,) = execute(_SQL["leases"], (to_json([one.job_id for one in extensions]),)).fetchone()
-    jobs = {row[1]: row for row in _decode_leases(text)}
+    found = fetch(transaction, _SQL["leases"], (to_json([one.job_id for one in extensions]),))
+    jobs = {row[1]: row for row in found}
     expires_at = now + lease_for
     extended: list[int] = []
     answers: list[Lease | JobError] = []
@@ -214,12 +204,8 @@ def release_all(transaction: Transaction, leases: Sequence[Lease], now: Micros) 
 
 
 def reclaim(transaction: Transaction, now: Micros, queue: str | None, limit: int) -> int:
-    if queue is not None:
-        number = known_queue_id(transaction, queue)
-        return 0 if number is None else reclaim_queue(transaction, number, now, limit)
-    (text,) = transaction.connection.execute(_SQL["queues_with_leases"]).fetchone()
     ended = 0
-    for number in _decode_ints(text):
+    for number in queue_ids(transaction, queue):
         ended += reclaim_queue(transaction, number, now, limit - ended)
     return ended
 
@@ -227,8 +213,7 @@ def reclaim(transaction: Transaction, now: Micros, queue: str | None, limit: int
 def reclaim_queue(transaction: Transaction, queue: int, now: Micros, limit: int) -> int:
     if limit < 1:
         return 0
-    (text,) = transaction.connection.execute(_SQL["load_expired"], (queue, now, limit)).fetchone()
-    job_ids = _decode_ids(text)
+    job_ids = fetch(transaction, _SQL["expired"], (queue, now, limit))
     if not job_ids:
         return 0
     unit = Unit(transaction, now)
@@ -244,9 +229,9 @@ def reclaim_queue(transaction: Transaction, queue: int, now: Micros, limit: int)
 def _expire(unit: Unit, job: Job) -> None:
     job.stalls += 1
     if job.cancel_requested:
-        unit.end(job, CANCELLED, EXPIRED, EXPIRED_ERROR)
+        unit.end(job, CANCELLED, Outcome.EXPIRED, EXPIRED_ERROR)
     elif job.attempts + job.stalls >= job.max_attempts or 0 < job.max_stalls <= job.stalls:
         job.last_error = EXPIRED_ERROR.text
-        unit.end(job, DEAD, EXPIRED, EXPIRED_ERROR)
+        unit.end(job, DEAD, Outcome.EXPIRED, EXPIRED_ERROR)
     else:
-        unit.back_to_waiting(job, EXPIRED, error=EXPIRED_ERROR)
+        unit.back_to_waiting(job, Outcome.EXPIRED, error=EXPIRED_ERROR)

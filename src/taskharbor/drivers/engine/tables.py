@@ -1,8 +1,9 @@
 """The tables of the queue: transactions and their statements, records as rows, queues, and counters.
 
-Statements are in `sql/`, a file per family of operations, each under a `-- name:` line. `/*rows: n*/` in a statement stands for
-row values of n columns. Such a statement takes many rows in one step, because Python gives up the GIL at every step and a busy
-handler thread may keep it for milliseconds.
+Statements are in `sql/`, a file per family of operations, each under a `-- name:` line. `/*name*/` in a statement stands for
+another one of its file or of `parts.sql`, `/*rows: n*/` for row values of n columns. A statement takes many rows in one step, and
+returns many as one JSON text, because Python gives up the GIL at every step and a busy handler thread may keep it for
+milliseconds.
 
 States and outcomes are small integers in the file. What SQL never looks at travels in one JSON column, which is NULL for a job
 that uses only defaults: most of them, and each column costs time at every move of the job. A job carries the number of its queue:
@@ -13,7 +14,7 @@ the work.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from itertools import chain
@@ -22,7 +23,7 @@ from sqlite3 import Connection
 from typing import Any
 
 import msgspec
-from msgspec.structs import astuple, replace
+from msgspec.structs import astuple
 
 from taskharbor.drivers.contract import QueueSettings
 from taskharbor.jobs import (
@@ -37,6 +38,7 @@ from taskharbor.jobs import (
 )
 
 _NAME = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
+_PART = re.compile(r"/\*(\w+)\*/")
 _ROWS = re.compile(r"/\*rows: (\d+)\*/")
 _STEPS = (200, 50, 10, 1)
 """Rows per step: a few sizes, so that every one of them is a statement prepared once."""
@@ -64,18 +66,21 @@ class Transaction(msgspec.Struct):
     """True if the commit wakes waiters."""
 
 
+def _read(family: str, package: str) -> dict[str, str]:
+    text = (files(package) / "sql" / f"{family}.sql").read_text("utf-8")
+    pieces = _NAME.split(text)[1:]
+    return {name: body.strip() for name, body in zip(pieces[::2], pieces[1::2], strict=True)}
+
+
 @cache
 def load(family: str, package: str = __package__) -> dict[str, str]:
-    """The statements of one file of a package's folder `sql`, by name. One whose name ends with `columns` is part of others,
-    which have its name in a comment."""
-    text = (files(package) / "sql" / f"{family}.sql").read_text("utf-8")
-    parts = _NAME.split(text)[1:]
-    statements = {name: body.strip() for name, body in zip(parts[::2], parts[1::2], strict=True)}
-    for part in [name for name in statements if name.endswith("columns")]:
-        statements = {
-            name: body.replace(f"/*{part}*/", statements[part]) for name, body in statements.items()
-        }
-    return statements
+    """Return the statements of one file of a package's folder `sql`, by name."""
+    statements = _read(family, package)
+    parts = _read("parts", __package__) | statements
+    return {
+        name: _PART.sub(lambda match: parts.get(match[1], match[0]), body)
+        for name, body in statements.items()
+    }
 
 
 @cache
@@ -103,8 +108,14 @@ def insert_rows(connection: Connection, statement: str, rows: Sequence[tuple[Any
         start = end
 
 
+def fetch(transaction: Transaction, statement: str, values: Sequence[Any] | Mapping[str, Any] = ()) -> Any:
+    """Return the value that a statement returns as JSON."""
+    (text,) = transaction.connection.execute(statement, values).fetchone()
+    return msgspec.json.decode(text)
+
+
 _QUEUES = load("queues")
-_DEFAULTS = QueueSettings()
+_FIRST = -(2**63)
 
 
 # -- records and rows -----------------------------------------------------------------------------------------
@@ -136,9 +147,8 @@ def spec_of(record: JobRecord) -> Spec:
     return Spec(*spec_values(record))
 
 
-def spec_text(record: JobRecord) -> str | None:
-    values = spec_values(record)
-    return None if values == DEFAULT_SPEC else to_json(Spec(*values))
+def spec_text(spec: Spec) -> str | None:
+    return None if spec == Spec() else to_json(spec)
 
 
 def read_spec(text: str | None) -> Spec:
@@ -185,23 +195,17 @@ def lease_token(secret: str, seq: int) -> str:
 # -- queues and counters --------------------------------------------------------------------------------------
 
 
-class QueueRow(msgspec.Struct, frozen=True):
-    name: str
-    max_inflight: int | None
-    failure_queue: str | None
-
-
-def known_queue_id(transaction: Transaction, name: str) -> int | None:
-    row = transaction.connection.execute(_QUEUES["id_of"], (name,)).fetchone()
-    return None if row is None else int(row[0])
+def queue_ids(transaction: Transaction, name: str | None) -> list[int]:
+    """The number of a queue, if it is known; the numbers of all queues if the name is None."""
+    return [number for (number,) in transaction.connection.execute(_QUEUES["ids"], {"name": name})]
 
 
 def queue_id(transaction: Transaction, name: str) -> int:
     """The queue's number; a queue nobody knew yet gets one."""
-    known = known_queue_id(transaction, name)
-    if known is not None:
-        return known
-    return transaction.connection.execute(_QUEUES["add"], (name, *astuple(_DEFAULTS))).lastrowid or 0
+    row = transaction.connection.execute(_QUEUES["id_of"], (name,)).fetchone()
+    if row is not None:
+        return int(row[0])
+    return transaction.connection.execute(_QUEUES["add"], (name, *astuple(QueueSettings()))).lastrowid or 0
 
 
 def forget_queue(transaction: Transaction, number: int) -> None:
@@ -209,29 +213,10 @@ def forget_queue(transaction: Transaction, number: int) -> None:
     transaction.connection.execute(_QUEUES["remove"], (number,))
 
 
-def queue_row(transaction: Transaction, number: int) -> QueueRow:
-    return QueueRow(*transaction.connection.execute(_QUEUES["row"], (number,)).fetchone())
-
-
-def configure(transaction: Transaction, name: str, settings: QueueSettings) -> None:
-    number = queue_id(transaction, name)
-    transaction.connection.execute(_QUEUES["configure"], (*astuple(settings), number))
-    transaction.notifies = True
-
-
-def settings_of(transaction: Transaction, name: str) -> QueueSettings:
-    row = transaction.connection.execute(_QUEUES["settings"], (name,)).fetchone()
-    return _DEFAULTS if row is None else settings_from(row)
-
-
-def settings_from(row: Sequence[Any]) -> QueueSettings:
-    settings = QueueSettings(**dict(zip(QueueSettings.__struct_fields__, row, strict=True)))
-    return replace(settings, paused=bool(settings.paused))
-
-
 def is_next_due(transaction: Transaction, queue: int, run_at: Micros) -> bool:
     """True if a scheduled job is due before all others, so that waiters must learn of it."""
-    (earliest,) = transaction.connection.execute(_QUEUES["earliest_scheduled"], {"queue": queue}).fetchone()
+    values = {"queue": queue, "since": _FIRST}
+    (earliest,) = transaction.connection.execute(_QUEUES["earliest_scheduled"], values).fetchone()
     return earliest is not None and run_at <= earliest
 
 

@@ -24,15 +24,14 @@ from taskharbor.drivers.engine.tables import (
     READY,
     SCHEDULED,
     Counts,
-    QueueRow,
     Spec,
     Transaction,
     insert_rows,
     lease_token,
     load,
     queue_id,
-    queue_row,
     read_spec,
+    spec_of,
     spec_text,
     to_json,
 )
@@ -42,7 +41,11 @@ from taskharbor.requests import new_id
 _SQL = load("unit")
 _ENQUEUE = load("enqueue")
 
-MERGED, EXPIRED = OUTCOME_NUMBERS[Outcome.MERGED], OUTCOME_NUMBERS[Outcome.EXPIRED]
+
+class QueueRow(msgspec.Struct, frozen=True):
+    name: str
+    max_inflight: int | None
+    failure_queue: str | None
 
 
 class Job(msgspec.Struct, array_like=True, eq=False):
@@ -88,7 +91,7 @@ class Job(msgspec.Struct, array_like=True, eq=False):
         return None if self.payload_size > INLINE_PAYLOAD else self.payload
 
 
-decode_jobs = msgspec.json.Decoder(list[Job]).decode
+_decode_jobs = msgspec.json.Decoder(list[Job]).decode
 
 
 # Values of the statements of those names, in the order of their columns.
@@ -99,6 +102,18 @@ _moved = attrgetter(
 _inserted = attrgetter(
     *("seq", "queue_id", "state", "priority", "run_at", "created_at", "max_attempts", "max_stalls", "id"),
     *("type", "key", "spec", "payload_size", "inline_payload"),
+)
+_rewritten = attrgetter(
+    *(
+        "type",
+        "spec",
+        "max_attempts",
+        "max_stalls",
+        "payload_size",
+        "has_new_payload",
+        "inline_payload",
+        "seq",
+    )
 )
 _logged = attrgetter(
     *("id", "queue_id", "type", "key", "priority", "fence", "worker", "created_at", "run_at", "reserved_at"),
@@ -118,7 +133,7 @@ def new_job(record: JobRecord, queue: int, seq: int) -> Job:
         max_stalls=record.max_stalls,
         type=record.type,
         key=record.key,
-        spec=spec_text(record),
+        spec=spec_text(spec_of(record)),
         payload_size=len(record.payload),
         payload=record.payload,
         is_new=True,
@@ -161,7 +176,7 @@ class Unit:
     def _fetch(self, statement: str, wanted: Sequence[Any]) -> list[Job]:
         (text,) = self.connection.execute(_SQL[statement], (to_json(wanted),)).fetchone()
         # A job seen before stays the object it was: it may have been changed since.
-        return [self._jobs.setdefault(job.id, job) for job in decode_jobs(text)]
+        return [self._jobs.setdefault(job.id, job) for job in _decode_jobs(text)]
 
     def job(self, job_id: str) -> Job | None:
         return self._jobs.get(job_id)
@@ -174,7 +189,8 @@ class Unit:
 
     def queue(self, number: int) -> QueueRow:
         if number not in self._queues:
-            self._queues[number] = queue_row(self.transaction, number)
+            row = self.connection.execute(_SQL["queue"], (number,)).fetchone()
+            self._queues[number] = QueueRow(*row)
         return self._queues[number]
 
     def payload(self, job: Job) -> bytes:
@@ -210,7 +226,7 @@ class Unit:
     def touch(self, job: Job) -> None:
         self._moved[job.seq] = job
 
-    def end(self, job: Job, state: int, outcome: int, error: Failure | None = None) -> None:
+    def end(self, job: Job, state: int, outcome: Outcome, error: Failure | None = None) -> None:
         """A job's end: done, dead or cancelled. Serves a blocked job of its key and the failure queue."""
         was_inflight = job.state == INFLIGHT
         job.finished_at = self.log(job, outcome, state, error)
@@ -230,7 +246,7 @@ class Unit:
                 self.transaction.outbox.append(record)
 
     def back_to_waiting(
-        self, job: Job, outcome: int, run_at: Micros | None = None, error: Failure | None = None
+        self, job: Job, outcome: Outcome, run_at: Micros | None = None, error: Failure | None = None
     ) -> None:
         """The lease ends, the job does not. It absorbs a blocked job of its key."""
         blocked = self.waiting(job.queue_id, job.key)
@@ -244,7 +260,7 @@ class Unit:
         if blocked is not None and spec is not None:
             self.change(job, blocked, spec, flags)
             blocked.merged_into = job.id
-            self.end(blocked, CANCELLED, MERGED)
+            self.end(blocked, CANCELLED, Outcome.MERGED)
         self.wait_by_run_at(job)
 
     def _drop_lease(self, job: Job) -> None:
@@ -272,7 +288,7 @@ class Unit:
         self.touch(job)
 
     def set_spec(self, job: Job, spec: Spec) -> None:
-        job.spec = None if spec == Spec() else to_json(spec)
+        job.spec = spec_text(spec)
         job.has_new_spec = True
 
     def insert(self, record: JobRecord, queue: int, state: int | None = None, number: int = 0) -> Job:
@@ -288,7 +304,7 @@ class Unit:
             self.place(job, state)
         return job
 
-    def log(self, job: Job, outcome: int, state: int, error: Failure | None = None) -> Micros:
+    def log(self, job: Job, outcome: Outcome, state: int, error: Failure | None = None) -> Micros:
         """A row for what ends now, with the job as it is before the change; the time it ended at."""
         ended_at = self.now
         if job.reserved_at is not None:
@@ -297,7 +313,7 @@ class Unit:
             assert job.expires_at is not None
             self.counts.end_lease(job.queue_id, min(ended_at, job.expires_at))
         error_type, message = (None, None) if error is None else (error.type, error.message)
-        self._log.append((*_logged(job), ended_at, outcome, state, error_type, message))
+        self._log.append((*_logged(job), ended_at, OUTCOME_NUMBERS[outcome], state, error_type, message))
         return ended_at
 
     def _dead_record(self, job: Job) -> JobRecord:
@@ -338,14 +354,11 @@ class Unit:
 
     def _rewrite(self, job: Job) -> None:
         execute = self.connection.execute
-        settings = (job.type, job.spec, job.max_attempts, job.max_stalls)
-        if not job.has_new_payload:
-            execute(_SQL["rewrite_spec"], (*settings, job.seq))
-            return
-        execute(_SQL["rewrite"], (*settings, job.payload_size, job.inline_payload, job.seq))
-        execute(_SQL["drop_payload"], (job.seq,))
-        if job.payload_size > INLINE_PAYLOAD:
-            insert_rows(self.connection, _ENQUEUE["insert_payload"], [(job.seq, job.payload)])
+        execute(_SQL["rewrite"], _rewritten(job))
+        if job.has_new_payload:
+            execute(_SQL["drop_payload"], (job.seq,))
+            if job.payload_size > INLINE_PAYLOAD:
+                insert_rows(self.connection, _ENQUEUE["insert_payload"], [(job.seq, job.payload)])
 
 
 def _changed_run_at(run_at: Micros, given: Micros, flags: UpdateFlags) -> Micros:

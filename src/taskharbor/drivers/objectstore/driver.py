@@ -15,7 +15,7 @@ from taskharbor.clock import Clock, SystemClock
 from taskharbor.drivers import operations as op
 from taskharbor.drivers import records as rec
 from taskharbor.drivers.contract import Driver
-from taskharbor.drivers.engine import bulk, operate, reserve, settle, tables
+from taskharbor.drivers.engine import bulk, operate, reserve, settle
 from taskharbor.drivers.engine import inspect as engine
 from taskharbor.drivers.engine.calls import FUNCTIONS
 from taskharbor.drivers.engine.tables import STATE_NUMBERS, Transaction, load
@@ -269,14 +269,14 @@ class ObjectStoreDriver(Driver):
         await self.store.add_queues([call.queue])
         await asyncio.gather(
             *(
-                shard.change(lambda transaction: tables.configure(transaction, call.queue, call.settings))
+                shard.change(lambda transaction: operate.configure(transaction, *astuple(call)))
                 for shard in self.store.shards_of(call.queue)
             )
         )
 
     async def _settings(self, call: op.Settings) -> rec.QueueSettings:
         first, *_ = self.store.shards_of(call.queue)
-        return await first.look(lambda transaction: tables.settings_of(transaction, call.queue))
+        return await first.look(lambda transaction: engine.settings(transaction, call.queue))
 
     async def _prune(self, call: op.Prune) -> int:
         jobs = rows = 0

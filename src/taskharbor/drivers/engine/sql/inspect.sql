@@ -4,19 +4,16 @@ SELECT jobs.seq, jobs.id, jobs.type, queues.name, coalesce(payload, (SELECT body
     priority, run_at, created_at, job_key, max_attempts, max_stalls, state, attempts, stalls, fence, last_error,
     failed_at, finished_at, (SELECT body FROM results WHERE results.seq = jobs.seq), progress, cancel_requested,
     merged_into, token, worker, expires_at, reserved_at, spec
+FROM json_each(?) AS wanted CROSS JOIN jobs
 
 -- name: by_id
-/*columns*/
-FROM json_each(?) AS wanted CROSS JOIN jobs ON jobs.id = wanted.value CROSS JOIN queues ON queues.id = jobs.queue_id
+/*columns*/ ON jobs.id = wanted.value CROSS JOIN queues ON queues.id = jobs.queue_id
 
 -- name: by_seq
-/*columns*/
-FROM json_each(?) AS wanted CROSS JOIN jobs ON jobs.seq = wanted.value CROSS JOIN queues ON queues.id = jobs.queue_id
+/*columns*/ ON jobs.seq = wanted.value CROSS JOIN queues ON queues.id = jobs.queue_id
 
--- name: scan
--- Newest first past a cursor: right where matches are dense, which the counters tell beforehand.
-SELECT seq FROM jobs
-WHERE seq < :before AND seq >= :until
+-- name: matching
+seq < :before AND seq >= :until
     AND (:queue IS NULL OR queue_id = :queue)
     AND (:states IS NULL OR CASE WHEN state = 0 AND run_at <= :now THEN 1 ELSE state END IN (SELECT value FROM json_each(:states)))
     AND (:types IS NULL OR type IN (SELECT value FROM json_each(:types)))
@@ -25,28 +22,23 @@ WHERE seq < :before AND seq >= :until
     AND (:finished_before IS NULL OR finished_at < :finished_before)
 ORDER BY seq DESC LIMIT :limit
 
+-- name: scan
+-- Newest first past a cursor: right where matches are dense, which the counters tell beforehand.
+SELECT seq FROM jobs WHERE /*matching*/
+
 -- name: gather
 -- Few jobs in the wanted states: fetch them by their states' indexes and sort.
 SELECT seq FROM (
-    SELECT seq, queue_id, state, run_at, type, job_key, worker, finished_at FROM jobs INDEXED BY jobs_scheduled
-    WHERE :scheduled AND queue_id = :queue AND state = 0
+    SELECT seq FROM jobs INDEXED BY jobs_scheduled WHERE :scheduled AND queue_id = :queue AND state = 0
     UNION ALL
-    SELECT seq, queue_id, state, run_at, type, job_key, worker, finished_at FROM jobs INDEXED BY jobs_ready
-    WHERE :ready AND queue_id = :queue AND state = 1
+    SELECT seq FROM jobs INDEXED BY jobs_ready WHERE :ready AND queue_id = :queue AND state = 1
     UNION ALL
-    SELECT seq, queue_id, state, run_at, type, job_key, worker, finished_at FROM jobs INDEXED BY jobs_leases
-    WHERE :inflight AND queue_id = :queue AND state = 3
+    SELECT seq FROM jobs INDEXED BY jobs_leases WHERE :inflight AND queue_id = :queue AND state = 3
     UNION ALL
-    SELECT seq, queue_id, state, run_at, type, job_key, worker, finished_at FROM jobs INDEXED BY jobs_ended
+    SELECT seq FROM jobs INDEXED BY jobs_ended
     WHERE queue_id = :queue AND finished_at IS NOT NULL AND state IN (SELECT value FROM json_each(:states))
-)
-WHERE seq < :before AND seq >= :until
-    AND (CASE WHEN state = 0 AND run_at <= :now THEN 1 ELSE state END) IN (SELECT value FROM json_each(:states))
-    AND (:types IS NULL OR type IN (SELECT value FROM json_each(:types)))
-    AND (:key IS NULL OR job_key = :key)
-    AND (:worker IS NULL OR worker = :worker)
-    AND (:finished_before IS NULL OR finished_at < :finished_before)
-ORDER BY seq DESC LIMIT :limit
+) CROSS JOIN jobs USING (seq)
+WHERE /*matching*/
 
 -- name: counters
 SELECT id, scheduled, ready, blocked, inflight, done, dead, cancelled FROM queues WHERE name = ?
@@ -56,30 +48,17 @@ SELECT name, id, scheduled, ready, blocked, inflight, done, dead, cancelled, don
     paused, max_inflight, failure_queue, keep_done_us, keep_dead_us, keep_attempts_us
 FROM queues WHERE :queue IS NULL OR name = :queue ORDER BY name
 
+-- name: settings
+SELECT paused, max_inflight, failure_queue, keep_done_us, keep_dead_us, keep_attempts_us FROM queues WHERE name = ?
+
 -- name: due_scheduled
--- How many scheduled jobs are due but not promoted yet, and the first of them per priority.
-WITH RECURSIVE levels (priority) AS (
-    SELECT (SELECT priority FROM jobs INDEXED BY jobs_scheduled WHERE queue_id = :queue AND state = 0 ORDER BY priority DESC LIMIT 1)
-    UNION ALL
-    SELECT (
-        SELECT priority FROM jobs INDEXED BY jobs_scheduled
-        WHERE queue_id = :queue AND state = 0 AND priority < levels.priority ORDER BY priority DESC LIMIT 1
-    )
-    FROM levels WHERE levels.priority IS NOT NULL
-),
-due (priority, jobs, run_at) AS (
-    SELECT priority,
-        (
-            SELECT count(*) FROM jobs INDEXED BY jobs_scheduled
-            WHERE queue_id = :queue AND state = 0 AND priority = levels.priority AND run_at <= :now
-        ),
-        (
-            SELECT run_at FROM jobs INDEXED BY jobs_scheduled
-            WHERE queue_id = :queue AND state = 0 AND priority = levels.priority AND run_at <= :now ORDER BY run_at LIMIT 1
-        )
-    FROM levels WHERE priority IS NOT NULL
-)
-SELECT coalesce(sum(jobs), 0), json_group_array(json_array(-priority, run_at)) FILTER (WHERE jobs > 0) FROM due
+-- Per priority: the first scheduled job that is due but not promoted yet, and the number of such jobs.
+WITH RECURSIVE wanted (id) AS (SELECT :queue), /*levels*/
+SELECT json_group_array(json((
+    SELECT json_array(-levels.priority, min(run_at), count(*)) FROM jobs INDEXED BY jobs_scheduled
+    WHERE queue_id = :queue AND state = 0 AND priority = levels.priority AND run_at <= :now
+)))
+FROM levels WHERE priority IS NOT NULL
 
 -- name: head_ready
 SELECT -priority, run_at FROM jobs INDEXED BY jobs_ready
@@ -113,27 +92,10 @@ WHERE job_id = :id ORDER BY attempts.seq
 WITH RECURSIVE wanted (id, name, stirred) AS (
     SELECT queues.id, name, stirred FROM json_each(:queues) AS given CROSS JOIN queues ON queues.name = given.value
 ),
-levels (queue_id, priority) AS (
-    SELECT id, (
-        SELECT priority FROM jobs INDEXED BY jobs_scheduled WHERE queue_id = wanted.id AND state = 0 ORDER BY priority DESC LIMIT 1
-    ) FROM wanted
-    UNION ALL
-    SELECT levels.queue_id, (
-        SELECT priority FROM jobs INDEXED BY jobs_scheduled
-        WHERE queue_id = levels.queue_id AND state = 0 AND priority < levels.priority ORDER BY priority DESC LIMIT 1
-    )
-    FROM levels WHERE levels.priority IS NOT NULL
-)
+/*levels*/
 SELECT
     (SELECT json_group_array(json_array(name, stirred)) FROM wanted),
-    (
-        SELECT min((
-            SELECT run_at FROM jobs INDEXED BY jobs_scheduled
-            WHERE queue_id = levels.queue_id AND state = 0 AND priority = levels.priority AND run_at > :since
-            ORDER BY run_at LIMIT 1
-        ))
-        FROM levels WHERE priority IS NOT NULL
-    ),
+    (SELECT min((/*due*/)) FROM levels WHERE priority IS NOT NULL),
     (
         SELECT min((
             SELECT expires_at FROM jobs INDEXED BY jobs_leases

@@ -1,3 +1,9 @@
+-- name: configure
+UPDATE queues
+SET paused = ?, max_inflight = ?, failure_queue = ?, keep_done_us = ?, keep_dead_us = ?, keep_attempts_us = ?,
+    stirred = stirred + 1
+WHERE id = ?
+
 -- name: retention
 SELECT json_group_array(json_array(id, keep_done_us, keep_dead_us, keep_attempts_us)) FROM queues
 

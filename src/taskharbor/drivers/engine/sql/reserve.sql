@@ -10,16 +10,8 @@ FROM queues WHERE name = ?
 SELECT count(*) FROM jobs INDEXED BY jobs_leases WHERE queue_id = ? AND state = 3 AND expires_at > ?
 
 -- name: due_priorities
--- Which priorities have due scheduled jobs, highest first: one seek per distinct priority.
-WITH RECURSIVE levels (priority) AS (
-    SELECT (SELECT priority FROM jobs INDEXED BY jobs_scheduled WHERE queue_id = :queue AND state = 0 ORDER BY priority DESC LIMIT 1)
-    UNION ALL
-    SELECT (
-        SELECT priority FROM jobs INDEXED BY jobs_scheduled
-        WHERE queue_id = :queue AND state = 0 AND priority < levels.priority ORDER BY priority DESC LIMIT 1
-    )
-    FROM levels WHERE levels.priority IS NOT NULL
-)
+-- Which priorities have due scheduled jobs, highest first.
+WITH RECURSIVE wanted (id) AS (SELECT :queue), /*levels*/
 SELECT json_group_array(priority) FROM levels
 WHERE priority IS NOT NULL AND EXISTS (
     SELECT 1 FROM jobs INDEXED BY jobs_scheduled
@@ -30,8 +22,8 @@ WHERE priority IS NOT NULL AND EXISTS (
 UPDATE jobs SET state = 1
 WHERE seq IN (
     SELECT seq FROM jobs INDEXED BY jobs_scheduled
-    WHERE queue_id = ? AND state = 0 AND priority = ? AND run_at <= ?
-    ORDER BY run_at, seq LIMIT ?
+    WHERE queue_id = :queue AND state = 0 AND priority = :priority AND run_at <= :now
+    ORDER BY run_at, seq LIMIT :limit
 )
 
 -- name: leased_rows
@@ -116,31 +108,4 @@ SELECT json_group_array(value) FROM json_each(:types) AS wanted
 WHERE EXISTS (
     SELECT 1 FROM jobs INDEXED BY jobs_scheduled_type
     WHERE queue_id = :queue AND state = 0 AND type = wanted.value
-)
-
--- name: due_priorities_by_type
-WITH RECURSIVE levels (priority) AS (
-    SELECT (
-        SELECT priority FROM jobs INDEXED BY jobs_scheduled_type
-        WHERE queue_id = :queue AND state = 0 AND type = :type ORDER BY priority DESC LIMIT 1
-    )
-    UNION ALL
-    SELECT (
-        SELECT priority FROM jobs INDEXED BY jobs_scheduled_type
-        WHERE queue_id = :queue AND state = 0 AND type = :type AND priority < levels.priority ORDER BY priority DESC LIMIT 1
-    )
-    FROM levels WHERE levels.priority IS NOT NULL
-)
-SELECT json_group_array(priority) FROM levels
-WHERE priority IS NOT NULL AND EXISTS (
-    SELECT 1 FROM jobs INDEXED BY jobs_scheduled_type
-    WHERE queue_id = :queue AND state = 0 AND type = :type AND priority = levels.priority AND run_at <= :now
-)
-
--- name: promote_by_type
-UPDATE jobs SET state = 1
-WHERE seq IN (
-    SELECT seq FROM jobs INDEXED BY jobs_scheduled_type
-    WHERE queue_id = ? AND state = 0 AND type = ? AND priority = ? AND run_at <= ?
-    ORDER BY run_at, seq LIMIT ?
 )

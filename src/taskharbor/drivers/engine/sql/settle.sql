@@ -42,12 +42,9 @@ UPDATE jobs SET expires_at = max(expires_at, ?) WHERE seq IN (SELECT value FROM 
 -- name: set_progress
 UPDATE jobs SET progress = ? WHERE seq = ?
 
--- name: load_expired
+-- name: expired
 SELECT json_group_array(id) FROM (
     SELECT id FROM jobs INDEXED BY jobs_leases
     WHERE queue_id = ? AND state = 3 AND expires_at <= ?
     ORDER BY expires_at LIMIT ?
 )
-
--- name: queues_with_leases
-SELECT json_group_array(id) FROM queues WHERE inflight > 0

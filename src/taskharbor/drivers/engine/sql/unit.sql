@@ -1,23 +1,25 @@
 -- name: columns
+-- The fields of `unit.Job`, in their order.
 SELECT json_group_array(json_array(
     jobs.seq, jobs.id, queue_id, priority, run_at, created_at, max_attempts, max_stalls, jobs.type, job_key, spec,
     payload_size, state, expires_at, token, worker, reserved_at, fence, attempts, stalls, cancel_requested, finished_at,
     failed_at, last_error, merged_into
 ))
+FROM json_each(?) AS wanted CROSS JOIN jobs
 
 -- name: load
-/*columns*/
-FROM json_each(?) AS wanted CROSS JOIN jobs ON jobs.id = wanted.value
+/*columns*/ ON jobs.id = wanted.value
 
 -- name: load_waiting
-/*columns*/
-FROM json_each(?) AS wanted CROSS JOIN jobs INDEXED BY jobs_waiting_key
+/*columns*/ INDEXED BY jobs_waiting_key
 WHERE queue_id = wanted.value ->> 0 AND job_key = wanted.value ->> 1 AND job_key IS NOT NULL AND state < 3
 
 -- name: load_inflight
-/*columns*/
-FROM json_each(?) AS wanted CROSS JOIN jobs INDEXED BY jobs_inflight_key
+/*columns*/ INDEXED BY jobs_inflight_key
 WHERE queue_id = wanted.value ->> 0 AND job_key = wanted.value ->> 1 AND job_key IS NOT NULL AND state = 3
+
+-- name: queue
+SELECT name, max_inflight, failure_queue FROM queues WHERE id = ?
 
 -- name: payload
 SELECT coalesce(payload, (SELECT body FROM payloads WHERE payloads.seq = jobs.seq)) FROM jobs WHERE seq = ?
@@ -36,10 +38,9 @@ SET state = moved.state, run_at = moved.run_at, expires_at = moved.expires_at, t
 FROM moved WHERE jobs.seq = moved.seq
 
 -- name: rewrite
-UPDATE jobs SET type = ?, spec = ?, max_attempts = ?, max_stalls = ?, payload_size = ?, payload = ? WHERE seq = ?
-
--- name: rewrite_spec
-UPDATE jobs SET type = ?, spec = ?, max_attempts = ?, max_stalls = ? WHERE seq = ?
+UPDATE jobs
+SET type = ?, spec = ?, max_attempts = ?, max_stalls = ?, payload_size = ?, payload = CASE WHEN ? THEN ? ELSE payload END
+WHERE seq = ?
 
 -- name: drop_payload
 DELETE FROM payloads WHERE seq = ?
