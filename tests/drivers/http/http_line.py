@@ -8,10 +8,10 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
+from records import make_record
 from taskharbor.drivers.http import HttpDriver
 from taskharbor.drivers.memory import MemoryDriver
 from taskharbor.jobs import SECOND, Attempt, JobRecord, JobState, Micros
-from taskharbor.requests import new_ids
 from taskharbor.testing.broker import RunningBroker, broker_thread
 from taskharbor_testkit.servers import FaultProxy
 from taskharbor_testkit.servers.protocols import Received, Sent
@@ -60,11 +60,8 @@ def proxy_to(url: str) -> FaultProxy:
     return FaultProxy(parts.hostname or "", parts.port or 0, HttpProtocol)
 
 
-def records(count: int, *, queue: str = "q", now: Micros = NOW, **fields: Any) -> list[JobRecord]:
-    return [
-        JobRecord(id=job_id, type="t", queue=queue, run_at_us=now, created_at_us=now, **fields)
-        for job_id in new_ids(count)
-    ]
+def records(count: int, *, now: Micros = NOW, **fields: Any) -> list[JobRecord]:
+    return [make_record(now=now, **fields) for _ in range(count)]
 
 
 class Line:

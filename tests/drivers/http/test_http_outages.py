@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import os
 import random
-import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
@@ -14,7 +13,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from drivers.http.http_line import NOW, line, proxy_to, records
+from drivers.http.http_line import NOW, Line, line, proxy_to, records
 from taskharbor import Job, JobState, Outcome
 from taskharbor.drivers.http import HttpDriver
 from taskharbor.drivers.memory import MemoryDriver, MemoryStore
@@ -52,6 +51,11 @@ class Leader:
 def broker_on(store: MemoryStore, leads: Leader | None = None) -> Iterator[str]:
     with running_broker(MemoryDriver(store), leads=leads, trust_client_time=True) as url:
         yield url
+
+
+async def ready_in(store: MemoryStore) -> int:
+    (stats,) = await MemoryDriver(store).stats(now=NOW, queue="q")
+    return stats.counts[JobState.READY]
 
 
 def both(first: str, second: str) -> str:
@@ -93,7 +97,7 @@ async def test_a_worker_comes_through_brokers_that_are_killed_again_and_again(tm
             with logged() as said:
                 async with running(here.worker(handle, lease=60.0, poll_interval=0.2)):
                     ids: list[str] = []
-                    for _ in range(3):
+                    for _ in range(2):
                         held.clear()
                         ids += await here.enqueue_many(40)
                         await asyncio.wait_for(held.wait(), 30)
@@ -115,19 +119,16 @@ async def test_a_worker_comes_through_brokers_that_are_killed_again_and_again(tm
         check_no_overlap(spans(rows, ()))
 
 
-async def test_an_idle_worker_learns_of_a_job_at_once_and_asks_for_nothing_meanwhile() -> None:
-    async with line() as here:
-        ran = asyncio.Event()
+async def test_an_idle_worker_learns_of_a_job_at_once_and_asks_for_nothing_meanwhile(here: Line) -> None:
+    ran = asyncio.Event()
 
-        async def handle(job: Job) -> None:
-            ran.set()
+    async def handle(job: Job) -> None:
+        ran.set()
 
-        async with stage(here.near.clone()) as theirs, running(theirs.worker(handle, poll_interval=60.0)):
-            await eventually(lambda: here.broker.app.service.long_polls.waiting == 1)
-            began = time.monotonic()
-            await theirs.enqueue()
-            await asyncio.wait_for(ran.wait(), 30)
-            assert time.monotonic() - began < 10  # Far less than the poll interval.
+    async with stage(here.near.clone()) as theirs, running(theirs.worker(handle, poll_interval=600.0)):
+        await eventually(lambda: here.broker.app.service.long_polls.waiting == 1)
+        await theirs.enqueue()
+        await asyncio.wait_for(ran.wait(), 30)
 
 
 async def test_nothing_is_lost_or_doubled_on_a_line_that_is_cut_again_and_again() -> None:
@@ -208,8 +209,7 @@ async def test_a_standby_sends_its_clients_to_the_leader_it_names() -> None:
                 await driver.enqueue(records(1), now=NOW)
                 standby.leader_url = None  # Nobody asks it again.
                 await driver.enqueue(records(1), now=NOW)
-    (stats,) = await MemoryDriver(store).stats(now=NOW, queue="q")
-    assert stats.counts[JobState.READY] == 2
+    assert await ready_in(store) == 2
 
 
 async def test_when_leadership_moves_the_client_moves_too() -> None:
@@ -226,8 +226,7 @@ async def test_when_leadership_moves_the_client_moves_too() -> None:
             first.is_leader, second.is_leader = True, False
             first.leader_url = second.leader_url = None
             await driver.enqueue(records(1), now=NOW)
-    (stats,) = await MemoryDriver(store).stats(now=NOW, queue="q")
-    assert stats.counts[JobState.READY] == 3
+    assert await ready_in(store) == 3
 
 
 async def test_no_leader_at_all_is_unavailable_and_two_that_name_each_other_do_not_loop() -> None:
@@ -277,8 +276,7 @@ async def test_a_broker_that_hangs_is_passed_over_for_another() -> None:
             proxy.stall()
             await driver.enqueue(records(1), now=NOW)
             proxy.flow()
-    (stats,) = await MemoryDriver(store).stats(now=NOW, queue="q")
-    assert stats.counts[JobState.READY] == 1
+    assert await ready_in(store) == 1
 
 
 async def test_a_wait_may_take_longer_than_the_timeout_of_a_call() -> None:
@@ -292,17 +290,18 @@ async def test_a_wait_may_take_longer_than_the_timeout_of_a_call() -> None:
         assert await waiting
 
 
-async def test_a_client_that_leaves_frees_its_place_among_those_who_wait() -> None:
-    async with line() as here:
-        long_polls = here.broker.app.service.long_polls
-        while await waits_of(here.near)(["q"], now=NOW, timeout=0):
-            pass
-        waiting = asyncio.ensure_future(waits_of(here.near)(["q"], now=NOW, timeout=60))
-        await eventually(lambda: long_polls.waiting == 1)
-        waiting.cancel()
-        await eventually(lambda: long_polls.waiting == 0)
+async def test_a_client_that_leaves_frees_its_place_among_those_who_wait(here: Line) -> None:
+    long_polls = here.broker.app.service.long_polls
+    while await waits_of(here.near)(["q"], now=NOW, timeout=0):
+        pass
+    waiting = asyncio.ensure_future(waits_of(here.near)(["q"], now=NOW, timeout=60))
+    await eventually(lambda: long_polls.waiting == 1)
+    waiting.cancel()
+    await eventually(lambda: long_polls.waiting == 0)
 
 
-def test_a_handle_that_is_not_open_says_so() -> None:
-    with pytest.raises(BackendUnavailable, match="not open"):
-        asyncio.run(HttpDriver.from_url("http://127.0.0.1:1").time())
+async def test_a_handle_that_is_not_open_says_so() -> None:
+    driver = HttpDriver.from_url("http://127.0.0.1:1")
+    for call in (driver.time(), driver.enqueue(records(1), now=NOW)):
+        with pytest.raises(BackendUnavailable, match="not open"):
+            await call

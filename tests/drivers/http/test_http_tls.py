@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 
 import pytest
@@ -25,27 +24,28 @@ async def test_a_broker_that_is_vouched_for_is_talked_to(url: str, certificate: 
         assert await driver.time() > 0
 
 
-def test_a_broker_that_nobody_vouches_for_is_refused(url: str) -> None:
-    with pytest.raises(BackendUnavailable, match=r"nobody vouches.*\?ca="):
-        asyncio.run(HttpDriver.from_url(url).open())
+@pytest.mark.parametrize(
+    ("change", "by", "says"),
+    [
+        ("", "", r"nobody vouches.*\?ca="),
+        ("127.0.0.1", "localhost", "vouches"),
+        ("https:", "http:", "no broker answers"),
+    ],
+    ids=["no authority", "a certificate for another name", "no TLS where it is wanted"],
+)
+async def test_others_are_refused(
+    url: str, certificate: Certificate, change: str, by: str, says: str
+) -> None:
+    ca = f"?ca={certificate.authority}" if by == "localhost" else ""
+    with pytest.raises(BackendUnavailable, match=says):
+        await HttpDriver.from_url(url.replace(change, by) + ca).open()
 
 
-def test_a_certificate_for_another_name_is_refused(url: str, certificate: Certificate) -> None:
-    named = url.replace("127.0.0.1", "localhost")
-    with pytest.raises(BackendUnavailable, match="vouches"):
-        asyncio.run(HttpDriver.from_url(f"{named}?ca={certificate.authority}").open())
-
-
-def test_tls_with_a_broker_that_has_none_is_said() -> None:
+async def test_tls_with_a_broker_that_has_none_is_said() -> None:
     with running_broker("memory://") as plain, pytest.raises(BackendUnavailable, match="http://"):
-        asyncio.run(HttpDriver.from_url(plain.replace("http:", "https:")).open())
+        await HttpDriver.from_url(plain.replace("http:", "https:")).open()
 
 
-def test_no_tls_with_a_broker_that_wants_it_is_said(url: str) -> None:
-    with pytest.raises(BackendUnavailable, match="no broker answers"):
-        asyncio.run(HttpDriver.from_url(url.replace("https:", "http:")).open())
-
-
-def test_a_file_that_is_not_there_is_named(url: str) -> None:
+async def test_a_file_that_is_not_there_is_named(url: str) -> None:
     with pytest.raises(InvalidRequest, match=r"ca=/missing\.pem"):
-        asyncio.run(HttpDriver.from_url(f"{url}?ca=/missing.pem").open())
+        await HttpDriver.from_url(f"{url}?ca=/missing.pem").open()

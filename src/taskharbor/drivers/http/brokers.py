@@ -11,6 +11,7 @@ import io
 import secrets
 import ssl
 from collections.abc import Mapping
+from dataclasses import dataclass
 from itertools import count
 from typing import Any, TypeVar, cast
 
@@ -26,41 +27,35 @@ from taskharbor.errors import BackendUnavailable, InvalidRequest, SchemaMismatch
 LONGEST_PAUSE = 5.0
 
 
-class Elsewhere(Exception):
-    """This broker cannot answer, but another may."""
+@dataclass(eq=False)
+class NoAnswer(Exception):
+    """This broker did not answer the call. Another may, or this one on another connection or after a pause."""
 
-    def __init__(self, reason: str, leader: str | None = None, *, is_leaderless: bool = False) -> None:
-        super().__init__(reason)
-        self.reason = reason
-        self.leader = leader
-        """The broker that can answer, if it is known."""
-        self.is_leaderless = is_leaderless
-        """True if no broker leads at the moment, as far as this one knows."""
-
-
-class Later(Exception):
-    """This broker will answer, after a pause."""
-
-    def __init__(self, reason: str, seconds: float) -> None:
-        super().__init__(reason)
-        self.reason = reason
-        self.seconds = seconds
+    reason: str
+    leader: str | None = None
+    """The broker that can answer, if it is known."""
+    is_leaderless: bool = False
+    """True if no broker leads at the moment, as far as this one knows."""
+    pause: float | None = None
+    """The seconds after which this broker will answer."""
+    is_cut: bool = False
+    """True if the connection broke after the call may have reached the broker."""
 
 
 _read = msgspec.json.Decoder(dict[str, Any]).decode
 
 
 def refusal(base: str, status: int, headers: Mapping[str, str], body: bytes) -> Exception:
-    """Return `Elsewhere`, `Later`, or the error for the caller."""
+    """Return `NoAnswer`, or the error for the caller."""
     code, detail, hint = _problem(body)
     said = f"{detail} ({hint})" if hint and detail else detail or f"status {status}"
     if status == 421:
         if code == "not_leader":
             leader = headers.get(LEADER)
-            return Elsewhere(said, leader, is_leaderless=leader is None)
+            return NoAnswer(said, leader, is_leaderless=leader is None)
         return InvalidRequest(f"the broker {base} refuses the call: {said}")
     if status == 429:
-        return Later(f"the broker {base} refuses the call: {said}", _pause(headers))
+        return NoAnswer(f"the broker {base} refuses the call: {said}", pause=_pause(headers))
     if status == 401:
         return InvalidRequest(
             f"the broker {base} refuses the token, or wants one: put it into the URL (https://token@host) or into {TOKEN}"
@@ -77,7 +72,7 @@ def refusal(base: str, status: int, headers: Mapping[str, str], body: bytes) -> 
         # The driver's message about bad input is passed on unchanged.
         return InvalidRequest(detail if code == "invalid_request" else f"broker {base}: {said}")
     if status >= 500:
-        return Elsewhere(f"{base}: {said}")
+        return NoAnswer(f"{base}: {said}")
     return TaskHarborError(f"the broker {base} gave an answer that nobody understands: {said}")
 
 
@@ -97,11 +92,6 @@ def _pause(headers: Mapping[str, str]) -> float:
         return 1.0
 
 
-def unavailable(place: str, reasons: list[str]) -> BackendUnavailable:
-    told = "; ".join(dict.fromkeys(reasons)) or "no answer"
-    return BackendUnavailable(f"no broker answers at {place}: {told}")
-
-
 A = TypeVar("A")
 
 _MOST_MOVES = 3
@@ -112,16 +102,6 @@ _ELECTION_PAUSES = (0.1, 0.4, 1.0)
 _MOST_HEARD = 32
 _LARGE = 1 << 20
 _KEEP_ALIVE = 60.0
-
-
-class _Lost(Exception):
-    """No answer came. `is_unclear`: the call may have reached the broker. `is_slow`: the whole time-out has passed."""
-
-    def __init__(self, reason: str, *, is_unclear: bool = True, is_slow: bool = False) -> None:
-        super().__init__(reason)
-        self.reason = reason
-        self.is_unclear = is_unclear
-        self.is_slow = is_slow
 
 
 class Brokers:
@@ -163,6 +143,11 @@ class Brokers:
         if session is not None:
             await session.close()
 
+    def not_open(self) -> BackendUnavailable:
+        return BackendUnavailable(
+            f"the driver for {self._options.place} is not open: await open() first, or use `async with`"
+        )
+
     def new_name(self) -> str:
         """Return a name for a call that may be repeated."""
         return f"{self._name}-{next(self._numbers):x}"
@@ -181,9 +166,7 @@ class Brokers:
         """
         session = self._session
         if session is None:
-            raise BackendUnavailable(
-                f"the driver for {self._options.place} is not open: await open() first, or use `async with`"
-            )
+            raise self.not_open()
         headers: dict[str, str] | None = None
         if body is None:
             body = encode(call)
@@ -219,23 +202,21 @@ class Brokers:
         while True:
             try:
                 answer = await self._send(session, base, operation, body, headers, patience)
-            except _Lost as lost:
-                reasons.append(lost.reason)
-                if lost.is_unclear and not (lost.is_slow or is_reconnected):
+            except NoAnswer as no:
+                if no.pause is not None:
+                    pauses += 1
+                    if pauses > _MOST_PAUSES:
+                        raise BackendUnavailable(no.reason) from None
+                    await asyncio.sleep(no.pause)
+                    continue
+                reasons.append(no.reason)
+                if no.is_cut and not is_reconnected:
                     # A broker may close an idle connection at the moment at which it is used again.
                     is_reconnected = True
                     continue
-            except Later as later:
-                pauses += 1
-                if pauses > _MOST_PAUSES:
-                    raise BackendUnavailable(later.reason) from None
-                await asyncio.sleep(later.seconds)
-                continue
-            except Elsewhere as elsewhere:
-                reasons.append(elsewhere.reason)
-                is_leaderless |= elsewhere.is_leaderless
-                if elsewhere.leader is not None and moves < _MOST_MOVES:
-                    leader = self._checked(elsewhere.leader)
+                is_leaderless |= no.is_leaderless
+                if no.leader is not None and moves < _MOST_MOVES:
+                    leader = self._checked(no.leader)
                     if leader != base:
                         moves += 1
                         base = leader
@@ -253,7 +234,8 @@ class Brokers:
             if not untried:
                 # The next call begins with another broker.
                 self._current = self._after(base)
-                raise unavailable(self._options.place, reasons)
+                told = "; ".join(dict.fromkeys(reasons))
+                raise BackendUnavailable(f"no broker answers at {self._options.place}: {told}")
             base = untried.pop(0)
 
     def _after(self, base: str) -> str:
@@ -303,13 +285,13 @@ class Brokers:
             ) from None
         except aiohttp.ClientConnectorSSLError as error:
             reason = f"no TLS there ({_why(error)}); a broker without a certificate is at http://"
-            raise _Lost(f"{base}: {reason}", is_unclear=False) from None
+            raise NoAnswer(f"{base}: {reason}") from None
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-            raise _Lost(f"{base}: {_why(error)}", is_unclear=False) from None
+            raise NoAnswer(f"{base}: {_why(error)}") from None
         except TimeoutError:
-            raise _Lost(f"{base}: no answer within {options.timeout + patience:g} s", is_slow=True) from None
+            raise NoAnswer(f"{base}: no answer within {options.timeout + patience:g} s") from None
         except (aiohttp.ClientError, OSError) as error:
-            raise _Lost(f"{base}: {_why(error)}") from None
+            raise NoAnswer(f"{base}: {_why(error)}", is_cut=True) from None
         if response.status == 200:
             return answer
         raise refusal(base, response.status, response.headers, answer)

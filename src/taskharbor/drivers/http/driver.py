@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import defaultdict, deque
 from collections.abc import Coroutine, Iterator
 from typing import Any, ClassVar, Self, TypeVar, cast
 
@@ -40,7 +41,8 @@ class HttpDriver(Driver):
     def __init__(self, options: Options) -> None:
         self.options = options
         self._brokers = Brokers(options)
-        self._claims = Claims()
+        self._lost_claims = defaultdict[tuple[str, str], deque[str]](lambda: deque(maxlen=_MOST_LOST))
+        """Names of reserves whose answer was lost, by queue and worker. The next reserve asks for their jobs first."""
         self._greeting: Greeting | None = None
         self._giving_back: set[asyncio.Task[None]] = set()
 
@@ -107,7 +109,8 @@ class HttpDriver(Driver):
         return await self._brokers.ask(call, body)
 
     async def _reserve(self, call: op.Reserve) -> list[JobRecord]:
-        name = self._claims.name(call.queue, call.worker) or self._brokers.new_name()
+        lost = self._lost_claims[call.queue, call.worker]
+        name = lost.pop() if lost else self._brokers.new_name()
         try:
             return await self._brokers.ask(call, name=name)
         except asyncio.CancelledError:
@@ -117,7 +120,7 @@ class HttpDriver(Driver):
             back.add_done_callback(self._giving_back.discard)
             raise
         except BackendUnavailable:
-            self._claims.lose_answer(call.queue, call.worker, name)
+            lost.append(name)
             raise
 
     async def _give_back(self, call: op.Reserve, name: str) -> None:
@@ -159,9 +162,7 @@ class HttpDriver(Driver):
     @property
     def _limits(self) -> Greeting:
         if self._greeting is None:
-            raise BackendUnavailable(
-                f"the driver for {self.options.place} is not open: await open() first, or use `async with`"
-            )
+            raise self._brokers.not_open()
         return self._greeting
 
     async def _run_in_parts(self, call: op.Operation[Any], batch: str) -> list[Any]:
@@ -200,25 +201,3 @@ class HttpDriver(Driver):
             if told.woken or loop.time() - began >= call.timeout:
                 return told
             seen = told.seen
-
-
-class Claims:
-    """Reserves whose answer was lost. The next reserve for the same worker asks for their jobs first, by their names."""
-
-    def __init__(self) -> None:
-        self._lost: dict[tuple[str, str], list[str]] = {}
-
-    def name(self, queue: str, worker: str) -> str | None:
-        """Return the name to ask under; None: a new one."""
-        lost = self._lost.get((queue, worker))
-        if not lost:
-            return None
-        name = lost.pop()
-        if not lost:
-            del self._lost[queue, worker]
-        return name
-
-    def lose_answer(self, queue: str, worker: str, name: str) -> None:
-        lost = self._lost.setdefault((queue, worker), [])
-        lost.append(name)
-        del lost[:-_MOST_LOST]
