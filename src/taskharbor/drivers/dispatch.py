@@ -61,11 +61,11 @@ async def _nothing() -> Any:
 
 def check(call: C) -> C:
     """Return the same call if all its values are allowed. Raises InvalidRequest."""
-    _check_bounds(call, _twin(type(call)))
-    if isinstance(call, op.Settle):
-        for kind in set(map(type, call.settlements)):
-            same = op.Settle([one for one in call.settlements if type(one) is kind], 0)
-            _check_bounds(same, _batch_twin(kind))
+    try:
+        # bytes are listed as built in, so that they are not read from base64 texts.
+        msgspec.convert(call, _twin(type(call)), from_attributes=True, builtin_types=(bytes,))
+    except msgspec.ValidationError as error:
+        raise field_error(call, str(error)) from None
     check_texts(call)
     return call
 
@@ -104,19 +104,11 @@ def check_texts(call: op.Operation[Any]) -> None:
                 )
 
 
-def _check_bounds(made: msgspec.Struct, twin: type[msgspec.Struct]) -> None:
-    try:
-        # bytes are listed as built in, so that they are not read from base64 texts.
-        msgspec.convert(made, twin, from_attributes=True, builtin_types=(bytes,))
-    except msgspec.ValidationError as error:
-        raise field_error(made, str(error)) from None
-
-
 @functools.cache
 def _twin(kind: type[msgspec.Struct]) -> type[msgspec.Struct]:
     """Make a type with the same fields and bounds."""
     fields = [(field.name, _twin_type(field.type)) for field in given_fields(kind)]
-    return msgspec.defstruct(kind.__name__, fields, gc=False)
+    return msgspec.defstruct(kind.__name__, fields, gc=False, tag=kind.__struct_config__.tag)
 
 
 def given_fields(kind: type[msgspec.Struct]) -> Sequence[msgspec.structs.FieldInfo]:
@@ -128,23 +120,12 @@ def given_fields(kind: type[msgspec.Struct]) -> Sequence[msgspec.structs.FieldIn
     return fields[: [field.name for field in fields].index("state")]
 
 
-@functools.cache
-def _batch_twin(kind: type) -> type[msgspec.Struct]:
-    if kind not in _SETTLEMENTS:
-        raise InvalidRequest(f"{kind.__name__} is not a settlement")
-    return msgspec.defstruct("Settle", [("settlements", list[_twin(kind)])])  # type: ignore[misc]
-
-
-_SETTLEMENTS = get_args(get_args(msgspec.structs.fields(op.Settle)[0].type)[0])
-
-
 def _twin_type(kind: Any) -> Any:
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
         return _twin(kind)
     arguments = get_args(kind)
     if get_origin(kind) is list:
-        # A union of structs has tags, which only encoded structs have: `check` converts one kind after the other.
-        return list if set(get_args(arguments[0])) >= set(_SETTLEMENTS) else list[_twin_type(arguments[0])]  # type: ignore[misc]
+        return list[_twin_type(arguments[0])]  # type: ignore[misc]
     if isinstance(kind, UnionType):
         return functools.reduce(operator.or_, map(_twin_type, arguments))
     return kind

@@ -33,7 +33,9 @@ _named_lock = threading.Lock()
 
 
 class MemoryStore:
-    """A database in memory. It lives as long as something refers to it."""
+    """A database in memory, and the source of its waiters. It lives as long as something refers to it."""
+
+    trusts_notifications = False
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -64,6 +66,13 @@ class MemoryStore:
             self.notifications.notify()
         return answer
 
+    def listen(self, queues: Sequence[str]) -> None:
+        return None
+
+    async def look(self, queues: Sequence[str], version: str | None, since: Micros) -> Look:
+        versions, due = self.run(lambda transaction: inspect.watch(transaction, queues, since))
+        return Look.at((versions.get(queue, 0) for queue in queues), version, due)
+
 
 class MemoryDriver(Driver):
     """A store in this process: `memory://` is new and private, `memory://name` is the one store of that name.
@@ -80,7 +89,6 @@ class MemoryDriver(Driver):
     def __init__(self, store: MemoryStore | None = None, *, clock: Clock | None = None) -> None:
         self._store = MemoryStore() if store is None else store
         self._clock: Clock = SystemClock() if clock is None else clock
-        self._source = _Source(self._store)
 
     @classmethod
     def from_url(cls, url: str) -> Self:
@@ -119,21 +127,4 @@ class MemoryDriver(Driver):
         return self._store.run(lambda transaction: function(transaction, *astuple(call)))
 
     async def _wait(self, call: op.Wait) -> Woken:
-        return await wait(self._source, call)
-
-
-class _Source:
-    """The queues of a store, for `waiting.wait`."""
-
-    trusts_notifications = False
-
-    def __init__(self, store: MemoryStore) -> None:
-        self._store = store
-        self.notifications = store.notifications
-
-    def listen(self, queues: Sequence[str]) -> None:
-        return None
-
-    async def look(self, queues: Sequence[str], version: str | None, since: Micros) -> Look:
-        versions, due = self._store.run(lambda transaction: inspect.watch(transaction, queues, since))
-        return Look.at((versions.get(queue, 0) for queue in queues), version, due)
+        return await wait(self._store, call)

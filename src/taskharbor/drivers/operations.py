@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Annotated, Any, ClassVar, Generic, Literal, TypeAlias, TypeVar, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Generic, Literal, TypeAlias, TypeVar, get_args
 
 import msgspec
 from msgspec import Meta
@@ -46,18 +46,16 @@ OPERATIONS: dict[str, type[Operation[Any]]] = {}
 """Every call by its name."""
 
 
-def operation(scope: Scope, *, changes: bool = False) -> Callable[[Call], Call]:
+def operation(scope: Scope, *, changes: bool = False, has_batch: bool = False) -> Callable[[Call], Call]:
+    """Register a call. `has_batch`: its first field lists jobs or names, and each has an answer in its place."""
+
     def register(call: Call) -> Call:
         call.name = re.sub(r"(?<!^)(?=[A-Z])", "_", call.__name__).lower()
         call.method = f"_{call.name}"
         call.scope = scope
         call.changes = changes
         (call.answer,) = get_args(call.__orig_bases__[0])  # type: ignore[attr-defined]
-        first = next(iter(msgspec.structs.fields(call)), None)
-        kind = None if first is None else first.type
-        kind = get_args(kind)[0] if get_origin(kind) is Annotated else kind
-        is_batch = get_origin(kind) is list and get_origin(call.answer) is list
-        call.batch = first.name if first is not None and is_batch else None
+        call.batch = call.__struct_fields__[0] if has_batch else None
         OPERATIONS[call.name] = call
         return call
 
@@ -67,7 +65,7 @@ def operation(scope: Scope, *, changes: bool = False) -> Callable[[Call], Call]:
 # -- producing and working ----------------------------------------------------------------------------------
 
 
-@operation("produce", changes=True)
+@operation("produce", changes=True, has_batch=True)
 class Enqueue(Operation[list[rec.Enqueued]]):
     records: list[JobRecord]
     now: Instant
@@ -84,14 +82,14 @@ class Reserve(Operation[list[JobRecord]]):
     types: list[Name] | None = None
 
 
-@operation("work", changes=True)
+@operation("work", changes=True, has_batch=True)
 class ExtendLease(Operation[list[Lease | JobError]]):
     extensions: list[rec.Extension]
     lease_for: rec.LeaseTime
     now: Instant
 
 
-@operation("work", changes=True)
+@operation("work", changes=True, has_batch=True)
 class Settle(Operation[list[JobError | None]]):
     settlements: list[rec.Settlement]
     now: Instant
@@ -107,13 +105,13 @@ class Reclaim(Operation[int]):
 # -- operating ----------------------------------------------------------------------------------------------
 
 
-@operation("admin", changes=True)
+@operation("admin", changes=True, has_batch=True)
 class Cancel(Operation[list[JobState | JobError]]):
     job_ids: list[Name]
     now: Instant
 
 
-@operation("admin", changes=True)
+@operation("admin", changes=True, has_batch=True)
 class Requeue(Operation[list[JobState | JobError]]):
     job_ids: list[Name]
     now: Instant
@@ -147,7 +145,7 @@ class Settings(Operation[rec.QueueSettings]):
     queue: Name
 
 
-@operation("read")
+@operation("read", has_batch=True)
 class Get(Operation[list[JobRecord | None]]):
     job_ids: list[Name]
     now: Instant
@@ -208,7 +206,7 @@ class SplitJobs(Operation[list[rec.JobShare]]):
     parts: Annotated[int, Meta(ge=1, le=10_000)]
 
 
-@operation("admin", changes=True)
+@operation("admin", changes=True, has_batch=True)
 class Remove(Operation[list[JobState | JobError]]):
     job_ids: list[Name]
 
@@ -222,7 +220,7 @@ class PutBlob(Operation[bool]):
     expected: bytes | None = None
 
 
-@operation("bulk")
+@operation("bulk", has_batch=True)
 class ReadBlobs(Operation[list[bytes | None]]):
     names: rec.BlobNames
 
@@ -232,7 +230,7 @@ class ListBlobs(Operation[list[str]]):
     folder: rec.BlobName
 
 
-@operation("bulk", changes=True)
+@operation("bulk", changes=True, has_batch=True)
 class DropBlobs(Operation[list[None]]):
     names: rec.BlobNames
 

@@ -3,7 +3,7 @@ bounds hold on every store; `jobs` has the types."""
 
 from __future__ import annotations
 
-from typing import Annotated, TypeAlias
+from typing import Annotated, ClassVar, TypeAlias
 
 import msgspec
 from msgspec import Meta
@@ -47,47 +47,49 @@ class Enqueued(msgspec.Struct, frozen=True, gc=False):
     existed: bool = False
 
 
-class Ack(msgspec.Struct, frozen=True, gc=False, tag="ack"):
-    """The execution succeeded; the job becomes done."""
+class _Settlement(msgspec.Struct, frozen=True, gc=False, tag=str.lower):
+    """A lease and its end. On the wire, `type` distinguishes the kinds."""
 
     job_id: Name
     token: Text
+
+
+class Ack(_Settlement, frozen=True):
+    """The execution succeeded; the job becomes done."""
+
+    type: ClassVar = "ack"
     result: Blob | None = None
 
 
-class Retry(msgspec.Struct, frozen=True, gc=False, tag="retry"):
+class Retry(_Settlement, frozen=True):
     """The execution failed and the core grants another; the job becomes ready or scheduled, by run_at."""
 
-    job_id: Name
-    token: Text
+    type: ClassVar = "retry"
     run_at_us: Instant
     attempts: Count
     """The new number of recorded failures."""
     error: Failure
 
 
-class Fail(msgspec.Struct, frozen=True, gc=False, tag="fail"):
+class Fail(_Settlement, frozen=True):
     """The execution failed for good; the job becomes dead. If the queue names a failure queue, a job is added there."""
 
-    job_id: Name
-    token: Text
+    type: ClassVar = "fail"
     attempts: Count
     error: Failure
 
 
-class Release(msgspec.Struct, frozen=True, gc=False, tag="release"):
+class Release(_Settlement, frozen=True):
     """The job goes back and spends nothing: no attempt, no stall. It keeps its place, or waits until `run_at_us` (a snooze)."""
 
-    job_id: Name
-    token: Text
+    type: ClassVar = "release"
     run_at_us: Instant | None = None
 
 
-class Discard(msgspec.Struct, frozen=True, gc=False, tag="discard"):
+class Discard(_Settlement, frozen=True):
     """The holder ends the job on purpose, because of a cancel request or by the handler; the job becomes cancelled."""
 
-    job_id: Name
-    token: Text
+    type: ClassVar = "discard"
     reason: Failure | None = None
 
 
