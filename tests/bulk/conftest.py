@@ -1,4 +1,4 @@
-"""Every kind of bulk store."""
+"""A bulk store of every kind, with a look behind its back."""
 
 from __future__ import annotations
 
@@ -7,14 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from bulk.bulk_history import KINDS
-from taskharbor.bulk.store import BulkStore, DriverStore, open_store
-from taskharbor.drivers.memory import MemoryDriver
-
-FILES = {
-    "files": "segment_rows=10000",
-    "files, small segments": "segment_rows=3&merge=2",
-}
+from bulk.stores import KINDS, Behind, BehindBlobs, BehindPostgres, fresh_url, postgres_session
+from taskharbor.bulk.store import BulkStore, open_store
 
 
 @pytest.fixture(params=KINDS)
@@ -24,21 +18,21 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def url(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    if kind.startswith("postgres"):
-        yield request.getfixturevalue("postgres_url")
-    elif kind == "redis":
-        yield request.getfixturevalue("redis_url")
-    elif kind in FILES:
-        yield f"file://{tmp_path}/store?sync=off&{FILES[kind]}"
-    elif kind == "memory":
-        yield f"memory://{tmp_path.name}"
-        MemoryDriver.drop(tmp_path.name)
-    else:
-        yield f"sqlite:///{tmp_path}/jobs.db?durability=normal"
+    with fresh_url(kind, tmp_path, request) as url:
+        yield url
 
 
 @pytest.fixture
 def store(url: str, kind: str) -> Iterator[BulkStore]:
     # As brokers and the command line write to PostgreSQL.
-    with DriverStore(url) if kind.endswith("by the contract") else open_store(url) as store:
+    with BulkStore(url) if kind.endswith("by the contract") else open_store(url) as store:
         yield store
+
+
+@pytest.fixture
+def behind(url: str, kind: str) -> Iterator[Behind]:
+    if kind == "postgres":
+        with postgres_session(url) as session:
+            yield BehindPostgres(session)
+    else:
+        yield BehindBlobs(url)

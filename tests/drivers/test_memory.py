@@ -22,7 +22,6 @@ from taskharbor.drivers.memory import MemoryDriver
 from taskharbor.drivers.registry import connect
 from taskharbor.errors import InvalidRequest
 from taskharbor.jobs import SECOND, Failure, JobRecord, JobState, Micros, Outcome
-from taskharbor.requests import new_ids
 from taskharbor_testkit.waits import waits_of
 
 T = TypeVar("T")
@@ -139,30 +138,25 @@ async def test_nobody_outside_holds_what_is_inside() -> None:
 
 
 async def test_many_loops_share_a_store_without_losing_or_doubling() -> None:
-    total, workers = 3000, 6
+    total, workers = 900, 6
     driver = MemoryDriver()
+    await driver.configure("q", QueueSettings(max_inflight=60), now=NOW)
+    gauge = threading.Semaphore(60)
 
     async def work(index: int) -> list[str]:
         handle = driver.clone()
-        mine = new_ids(total // workers)
         done: list[str] = []
-        for start in range(0, len(mine), 50):
-            await handle.enqueue(
-                [job(job_id, priority=index % 2) for job_id in mine[start : start + 50]], now=NOW
-            )
-            for held in await lease(handle, 37):
-                settlement = (
-                    Release(held.id, held.token or "")
-                    if held.fence == 1 and int(held.id[:13].replace("-", ""), 16) % 3 == 0
-                    else Ack(held.id, held.token or "")
-                )
-                assert await handle.settle([settlement], now=NOW) == [None]
-                if isinstance(settlement, Ack):
-                    done.append(held.id)
-        while batch := await lease(handle, 37):
-            acks = [Ack(held.id, held.token or "") for held in batch]
-            assert await handle.settle(acks, now=NOW) == [None] * len(acks)
-            done += [held.id for held in batch]
+        for _ in range(total // workers // 50):
+            await handle.enqueue([job(priority=index % 2) for _ in range(50)], now=NOW)
+        while (await handle.stats(now=NOW))[0].done_total < total:
+            batch = await lease(handle, 20)
+            for _ in batch:
+                assert gauge.acquire(blocking=False), "more valid leases than max_inflight"
+            for held in batch:
+                gauge.release()
+                end = Release if held.fence == 1 and hash(held.id) % 3 == 0 else Ack
+                assert await handle.settle([end(held.id, held.token or "")], now=NOW) == [None]
+                done += [held.id] if end is Ack else []
         return done
 
     done = [job_id for part in in_threads(workers, work) for job_id in part]
@@ -174,28 +168,6 @@ async def test_many_loops_share_a_store_without_losing_or_doubling() -> None:
     rows = (await driver.read_attempts(limit=100_000)).attempts
     assert [row.seq for row in rows] == sorted({row.seq for row in rows})
     assert sum(row.outcome is Outcome.DONE for row in rows) == total
-
-
-def test_max_inflight_holds_whatever_races() -> None:
-    driver = MemoryDriver()
-    asyncio.run(driver.configure("q", QueueSettings(max_inflight=5), now=NOW))
-    asyncio.run(driver.enqueue([job(job_id) for job_id in new_ids(500)], now=NOW))
-    gauge = threading.Semaphore(5)
-
-    async def work(index: int) -> int:
-        handle, done = driver.clone(), 0
-        while True:
-            batch = await lease(handle, 3)
-            if not batch and (await handle.stats(now=NOW, queue="q"))[0].counts[JobState.READY] == 0:
-                return done
-            for _ in batch:
-                assert gauge.acquire(blocking=False), "more valid leases than max_inflight"
-            for held in batch:
-                gauge.release()
-                await handle.ack(held.id, held.token or "", now=NOW)
-            done += len(batch)
-
-    assert sum(in_threads(4, work)) == 500
 
 
 # -- waiting ----------------------------------------------------------------------------------------------
@@ -287,15 +259,3 @@ async def test_order_over_types_priorities_and_moves() -> None:
     assert [one.id for one in taken] == some
     rest = [one.id for one in expected if one.id not in some]
     assert [one.id for one in await lease(driver, 1000)] == rest
-
-
-async def test_pages_after_jobs_were_removed() -> None:
-    driver = MemoryDriver()
-    await driver.enqueue([job(f"{n:04}") for n in range(2000)], now=NOW)
-    await driver.cancel([f"{n:04}" for n in range(1500)], now=NOW)
-    first = await driver.list_jobs(JobFilter(), now=NOW, limit=300)
-    assert await driver.purge(JobFilter(), limit=2000) == 1500
-    second = await driver.list_jobs(JobFilter(), now=NOW, limit=300, cursor=first.cursor)
-    assert [one.id for one in first.jobs + second.jobs] == [f"{n:04}" for n in range(1999, 1499, -1)]
-    assert second.cursor is None
-    assert len((await driver.read_attempts(limit=5000)).attempts) == 1500

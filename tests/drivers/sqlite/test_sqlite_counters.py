@@ -44,7 +44,7 @@ def test_random_histories_agree_with_the_model(tmp_path: Path, monkeypatch: pyte
 
     monkeypatch.setattr(DriverMachine, "enqueueing", with_long_payloads)
     seed = Effort.from_environment().seed or random.randrange(2**32)
-    effort = Effort(examples=6, steps=60, seed=seed, shrink=False)
+    effort = Effort(examples=4, steps=50, seed=seed, shrink=False)
     print(f"replay with {effort}")
     report = check(f"sqlite:///{tmp_path}/{{fresh}}.db?durability=normal", only="machine.*", effort=effort)
     assert report.ok, report.failures[0].message

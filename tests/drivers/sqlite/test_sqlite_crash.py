@@ -1,4 +1,4 @@
-"""200 processes killed with SIGKILL at random moments: what was answered holds, and nothing happens twice."""
+"""Processes killed with SIGKILL at random moments: what was answered holds, and nothing happens twice."""
 
 from __future__ import annotations
 
@@ -20,24 +20,23 @@ from taskharbor.jobs import JobState, Outcome
 
 Query = Callable[..., list[tuple[Any, ...]]]
 
-KILLS = 200
 NURSERY = Path(__file__).with_name("crash_nursery.py")
 SEED = "TASKHARBOR_SQLITE_CRASH_SEED"
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_two_hundred_kills_lose_and_double_nothing(driver: SQLiteDriver, path: Path, query: Query) -> None:
+@pytest.mark.parametrize("kills", [25, pytest.param(200, marks=pytest.mark.slow)])
+def test_kills_lose_and_double_nothing(driver: SQLiteDriver, path: Path, query: Query, kills: int) -> None:
     seed = int(os.environ.get(SEED) or random.randrange(2**32))
     print(f"replay with {SEED}={seed}")
-    command = [sys.executable, str(NURSERY), f"sqlite:///{path}", str(KILLS), str(seed)]
+    command = [sys.executable, str(NURSERY), f"sqlite:///{path}", str(kills), str(seed)]
     told = subprocess.run(command, capture_output=True, text=True, timeout=150)
     assert told.returncode == 0, told.stderr[-3000:]
     lines = [line.split() for line in told.stdout.splitlines()]
-    assert lines.count(["ready"]) == KILLS
+    assert lines.count(["ready"]) == kills
     accepted = [line[1] for line in lines if line[0] == "accepted"]
     done = [line[1] for line in lines if line[0] == "done"]
-    assert len(accepted) > KILLS
-    assert len(done) > KILLS
+    assert min(len(accepted), len(done)) > kills
 
     assert query("PRAGMA integrity_check") == [("ok",)]
     stored = Counter(job_id for (job_id,) in query("SELECT id FROM jobs"))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -68,10 +67,8 @@ async def test_another_process_wakes_a_waiter(
     await asyncio.sleep(0)
     await opened.stats(now=NOW)
     assert len(_pipes(path)) == 1
-    start = time.monotonic()
     await process.communicate(b"go\n")
     assert await waiter is True
-    assert time.monotonic() - start < 20
     assert process.returncode == 0
 
 

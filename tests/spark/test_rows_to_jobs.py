@@ -11,7 +11,7 @@ import msgspec
 import pyarrow as pa
 import pytest
 
-from bulk_writing.bulk_harness import NOW
+from records import NOW
 from taskharbor.errors import InvalidRequest
 from taskharbor.jobs import JobRecord, UpdateFlags, to_micros
 from taskharbor.requests import RecordBuilder

@@ -1,0 +1,521 @@
+"""Staging and publishing: all of a write at once, once, and nothing of what was not published."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import msgspec
+import pytest
+
+from bulk.stores import NOW, Behind, BehindPostgres, jobs_in, record, stats_of, within, write_jobs
+from taskharbor.bulk import stage
+from taskharbor.bulk.publish import RECORD, Plan, Writes, publish
+from taskharbor.bulk.stage import (
+    BLOB_BYTES,
+    StagedBlob,
+    StagingLost,
+    TaskStaging,
+    chunked,
+    folder_of,
+    new_write,
+    numbered_write,
+    pack,
+    series_of,
+    unpack,
+)
+from taskharbor.bulk.store import BulkStore, open_store
+from taskharbor.drivers import operations as op
+from taskharbor.drivers.contract import Driver
+from taskharbor.drivers.memory import MemoryDriver
+from taskharbor.drivers.postgres import bulk as postgres_bulk
+from taskharbor.drivers.registry import connect
+from taskharbor.errors import BackendUnavailable, InvalidRequest
+from taskharbor.jobs import JobRecord, JobState, UpdateFlags
+from taskharbor.requests import AlikeJobs
+from taskharbor_testkit.waits import waits_of
+
+on_postgres = pytest.mark.parametrize("kind", ["postgres"], indirect=True)
+
+_UUID7 = re.compile("[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
+_ODD: dict[str, Any] = {
+    "type": 'o\'dd "type" \\',
+    "queue": "other",
+    "codec": "msgpack",
+    "headers": {"a": '"\\{}', "b": "ü"},
+    "priority": -7,
+    "run_at_us": NOW + 5_000_000,
+    "timeout_us": 9,
+    "max_attempts": 2,
+    "max_stalls": 3,
+    "backoff_min_us": 5,
+    "backoff_max_us": 6,
+}
+"""A value that is no default, for every field that jobs may have in common."""
+
+
+@pytest.fixture
+def small_blobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stage, "BLOB_JOBS", 500)
+    monkeypatch.setattr(postgres_bulk, "_CHUNK_JOBS", 500)
+
+
+def alike(count: int, **fields: Any) -> AlikeJobs:
+    return AlikeJobs(record(id="", **fields), [b"{}"] * count)
+
+
+def run_all(*work: Callable[[], object]) -> None:
+    """Each in a thread of its own; the error of one is raised here."""
+    errors: list[BaseException] = []
+
+    def guarded(one: Callable[[], object]) -> None:
+        try:
+            one()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=guarded, args=(one,)) for one in work]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+
+
+def publish_anew(url: str, write: str) -> int:
+    with open_store(url) as own:
+        return own.publish(write, ["0.1"], now=NOW)
+
+
+# -- what becomes of staged jobs ------------------------------------------------------------------------------
+
+
+def test_a_published_job_is_the_job_that_was_staged(store: BulkStore, url: str) -> None:
+    records = [
+        record(payload=b'{"n":1}'),
+        record(payload=bytes(range(256)), **_ODD),
+        record(payload=b"x" * 70_000, update=None),
+        record(key="k", idempotency_key="i", update=UpdateFlags(run_at="later"), payload=b"{}"),
+    ]
+    write = new_write()
+    assert store.stage(write, "0.1", [records[:2], records[2:]]) == 4
+    assert jobs_in(url) == {}
+    assert store.publish(write, ["0.1"], now=NOW) == 4
+    found = jobs_in(url)
+    for wanted in records:
+        wanted.state = JobState.SCHEDULED if wanted.run_at_us > NOW else JobState.READY
+        assert found[wanted.id] == wanted
+    assert stats_of(url, "q").counts[JobState.READY] == 3
+    assert stats_of(url, "other").counts[JobState.SCHEDULED] == 1
+
+
+@pytest.mark.parametrize("fields", [{}, _ODD], ids=["defaults", "odd"])
+def test_alike_jobs_have_every_field_of_the_template_and_a_payload_each(
+    store: BulkStore, url: str, fields: dict[str, Any]
+) -> None:
+    template = record(id="", **fields)
+    payloads = [b"", bytes(range(256)), b'{"n":1}', b"x" * 70_000]
+    assert write_jobs(store, AlikeJobs(template, payloads)) == 4
+    found = jobs_in(url)
+    assert sorted(job.payload for job in found.values()) == sorted(payloads)
+    template.state = JobState.SCHEDULED if fields else JobState.READY
+    for job_id, job in found.items():
+        assert _UUID7.fullmatch(job_id)
+        template.id, template.payload = job_id, job.payload
+        assert job == template
+    assert stats_of(url, template.queue).counts[template.state] == 4
+
+
+@pytest.mark.usefixtures("small_blobs")
+def test_jobs_are_claimed_in_the_order_in_which_they_were_written(store: BulkStore, url: str) -> None:
+    payloads = iter([b"%d" % number for number in range(2000)])
+
+    def some(count: int) -> list[bytes]:
+        return [next(payloads) for _ in range(count)]
+
+    def others(count: int) -> list[JobRecord]:
+        return [record(payload=payload, type=f"t{number % 3}") for number, payload in enumerate(some(count))]
+
+    template = record(id="")
+    first: list[Sequence[JobRecord]] = [
+        others(10),
+        AlikeJobs(template, some(617)),
+        others(75),
+        AlikeJobs(template, some(1)),
+    ]
+    second: list[Sequence[JobRecord]] = [
+        AlikeJobs(template, some(100)),
+        others(3),
+        alike(9, run_at_us=NOW + 1),
+    ]
+    write = new_write()
+    store.stage(write, "1.7", second)
+    store.stage(write, "0.9", first)
+    assert store.publish(write, ["0.9", "1.7"], now=NOW) == 815
+    claimed = within(url, lambda driver: driver.reserve("q", limit=999, lease_for=9, now=NOW, worker="w"))
+    assert [job.payload for job in claimed] == [b"%d" % number for number in range(806)]
+    counts = stats_of(url, "q").counts
+    assert (counts[JobState.INFLIGHT], counts[JobState.SCHEDULED]) == (806, 9)
+
+
+def test_keys_and_idempotency_keys_go_by_the_rules(store: BulkStore, url: str) -> None:
+    known = [record(idempotency_key="known"), record(key="waits")]
+    within(url, lambda driver: driver.enqueue(known, now=NOW))
+    jobs = [
+        record(idempotency_key="known"),
+        record(idempotency_key="new"),
+        record(idempotency_key="new"),
+        record(key="waits", payload=b'"changed"'),
+        record(key="fresh"),
+        record(),
+    ]
+    assert write_jobs(store, jobs, AlikeJobs(record(id="", key="alike"), [b"1", b"2", b"3"])) == 4
+    found = jobs_in(url)
+    assert len(found) == 6
+    payloads = {job.key: job.payload for job in found.values() if job.key is not None}
+    assert payloads == {"waits": b'"changed"', "fresh": b"", "alike": b"3"}
+
+
+def test_an_idempotency_key_is_one_job_whether_its_jobs_have_keys_or_not(store: BulkStore, url: str) -> None:
+    jobs = [
+        record(idempotency_key="a", run_at_us=NOW + 1),
+        record(key="one", idempotency_key="a"),
+        record(),
+        record(key="two", idempotency_key="b"),
+        record(idempotency_key="b", priority=3),
+        record(idempotency_key="c"),
+        record(key="two", idempotency_key="d"),
+        record(idempotency_key="d"),
+    ]
+    assert write_jobs(store, jobs) == len(jobs_in(url)) == 4
+    again = [record(idempotency_key=key) for key in "abcd"]
+    answers = within(url, lambda driver: driver.enqueue(again, now=NOW))
+    assert all(answer.existed for answer in answers)
+    # The request with the key d was merged into the job that waits for the key two.
+    assert answers[1].id == answers[3].id == jobs[3].id
+
+
+@pytest.mark.parametrize("kind", ["memory", "redis", "files"], indirect=True)
+def test_a_job_that_is_staged_twice_or_known_is_one_job(store: BulkStore, url: str) -> None:
+    known, twice, keyed = record(), record(), record(key="k")
+    within(url, lambda driver: driver.enqueue([known], now=NOW))
+    assert write_jobs(store, [known, twice, keyed, twice, keyed, record()]) == 3
+    assert len(jobs_in(url)) == 4
+
+
+def test_somebody_who_waits_is_woken(store: BulkStore, url: str) -> None:
+    write = new_write()
+    store.stage(write, "0.1", [[record()]])
+
+    async def wait_and_publish(driver: Driver) -> bool:
+        await waits_of(driver)(["q"], now=NOW, timeout=0.01)
+        waiting = asyncio.ensure_future(waits_of(driver)(["q"], now=NOW, timeout=30))
+        await asyncio.to_thread(store.publish, write, ["0.1"], now=NOW)
+        return await waiting
+
+    assert within(url, wait_and_publish) is True
+
+
+# -- which jobs are published, and how often ------------------------------------------------------------------
+
+
+def test_jobs_of_tasks_that_were_not_named_are_forgotten(store: BulkStore, url: str, behind: Behind) -> None:
+    write = new_write()
+    good, lost = record(), record()
+    store.stage(write, "0.1", [[lost]])
+    store.stage(write, "0.2", [[good]])
+    assert store.stage(write, "0.3", []) == 0
+    assert store.publish(write, ["0.2", "0.3"], now=NOW) == 1
+    assert list(jobs_in(url)) == [good.id]
+    assert not behind.has_staged(write)
+
+
+def test_publishing_again_changes_nothing_and_gives_the_first_number(store: BulkStore, url: str) -> None:
+    for _ in range(2):
+        write = new_write()
+        for task in ("0.1", "1.2"):
+            store.stage(write, task, [[record()], alike(20)])
+        assert store.publish(write, ["0.1", "1.2"], now=NOW) == 42
+        assert store.publish(write, ["0.1", "1.2"], now=NOW) == 42
+    assert len(jobs_in(url)) == 84
+
+
+def test_two_who_publish_the_same_write_at_once_publish_it_once(store: BulkStore, url: str) -> None:
+    write = new_write()
+    store.stage(write, "0.1", [[record() for _ in range(300)]])
+    answers: list[int] = []
+    run_all(*[lambda: answers.append(publish_anew(url, write))] * 4)
+    assert answers == [300] * 4
+    assert stats_of(url, "q").counts[JobState.READY] == 300
+
+
+def test_a_batch_of_a_stream_that_is_done_over_is_published_once(
+    store: BulkStore, url: str, behind: Behind
+) -> None:
+    first, second = numbered_write("stream-a", 0), numbered_write("stream-a", 1)
+    for write, count in ((first, 3), (second, 2)):
+        for attempt in range(2):
+            store.stage(write, f"0.{attempt}", [[record() for _ in range(count)]])
+            assert store.publish(write, [f"0.{attempt}"], now=NOW) == count
+    store.stage(first, "0.9", [[record()]])
+    assert store.publish(first, ["0.9"], now=NOW) == 0
+    assert len(jobs_in(url)) == 5
+    assert not behind.has_staged(first)
+    assert behind.published() == {"stream-a"}
+
+
+def test_an_abandoned_write_leaves_nothing_and_takes_nothing_more(
+    store: BulkStore, url: str, behind: Behind
+) -> None:
+    write = new_write()
+    store.stage(write, "0.1", [[record()]])
+    store.abandon(write)
+    store.stage(write, "1.2", [[record()]])
+    assert not behind.has_staged(write)
+    assert store.publish(write, ["1.2"], now=NOW) == 0
+    assert jobs_in(url) == {}
+
+
+def test_an_abandoned_batch_of_a_stream_may_be_tried_again(store: BulkStore, url: str) -> None:
+    write = numbered_write("stream-b", 4)
+    store.stage(write, "0.1", [[record()]])
+    store.abandon(write)
+    store.stage(write, "0.2", [[record()]])
+    assert store.publish(write, ["0.2"], now=NOW) == 1
+    assert len(jobs_in(url)) == 1
+
+
+@pytest.mark.usefixtures("small_blobs")
+def test_what_is_not_all_there_is_not_published(store: BulkStore, url: str, behind: Behind) -> None:
+    def batches() -> Iterator[list[JobRecord]]:
+        yield [record()]
+        raise ArithmeticError("the input broke off")
+
+    write = new_write()
+    with pytest.raises(ArithmeticError):
+        store.stage(write, "0.2", batches())
+    store.stage(write, "0.1", [[record() for _ in range(501)]])
+    behind.lose_some()
+    for task in ("0.1", "0.2", "5.5"):
+        with pytest.raises(StagingLost, match=re.escape(task)):
+            store.publish(write, [task], now=NOW)
+    assert jobs_in(url) == {}
+
+
+def test_what_dead_writers_left_is_removed_in_time(store: BulkStore, behind: Behind) -> None:
+    old, older = new_write(), new_write()
+    for write in (old, older):
+        store.stage(write, "0.1", [[record()]])
+    for write in (new_write(), numbered_write("stream", 3)):
+        store.stage(write, "0.1", [[record()]])
+        store.publish(write, ["0.1"], now=NOW)
+    behind.pass_days(older)
+    last = new_write()
+    store.stage(last, "0.1", [[record()]])
+    store.publish(last, ["0.1"], now=NOW)
+    assert (behind.has_staged(old), behind.has_staged(older)) == (True, False)
+    assert behind.published() == {last, "stream"}
+
+
+# -- blobs, and plans of publishers that died -----------------------------------------------------------------
+
+
+def plan(write: str, blob: str) -> Plan:
+    """A plan whose publisher died long ago."""
+    return Plan(write, 0, [[StagedBlob(blob, 5)]])
+
+
+FORGED = {
+    "no such blob": plan("w", "staging/nothing"),
+    "no blob of a bulk write": plan("w", "../catalog"),
+    "no jobs in it": plan("w", f"{folder_of('w')}/task/0-000000"),
+    "a series without a name": plan("", "staging/nothing"),
+    "a series with a long name": plan("x" * 300, "staging/nothing"),
+    "a number that no store keeps": plan(f"s/{2**64}", "staging/nothing"),
+    "a number of many digits": plan(f"s/{'9' * 5000}", "staging/nothing"),
+}
+
+
+@pytest.mark.parametrize("forged", FORGED.values(), ids=FORGED)
+async def test_a_plan_that_cannot_be_carried_out_stops_no_other_write(forged: Plan) -> None:
+    driver = MemoryDriver()
+    await driver.put_blob(f"{folder_of('w')}/task/0-000000", b"nonsense")
+    for name in (forged.write, "another key"):
+        await driver.put_blob(RECORD, msgspec.msgpack.encode(Writes({name: forged})))
+        for _ in range(2):
+            write = new_write()
+            staging = TaskStaging(driver, write, "0.1")
+            await staging.put([record()])
+            await staging.complete()
+            assert await publish(driver, write, ["0.1"], NOW) == 1
+
+
+async def test_an_outage_while_a_plan_is_carried_out_is_not_taken_for_a_bad_plan() -> None:
+    class Away(MemoryDriver):
+        async def run(self, call: op.Operation[Any]) -> Any:
+            if isinstance(call, op.PublishBlobs):
+                raise BackendUnavailable("away")
+            return await super().run(call)
+
+    driver = Away()
+    await driver.put_blob(RECORD, msgspec.msgpack.encode(Writes({"w": plan("w", "staging/nothing")})))
+    with pytest.raises(BackendUnavailable):
+        await publish(driver, new_write(), [], NOW)
+
+
+async def test_calls_go_on_after_a_blob_with_known_ids_was_published(url: str) -> None:
+    async with connect(url) as driver:
+        known = record(id="known")
+        await driver.enqueue([known], now=NOW)
+        for n in range(3):
+            new = record(id=f"new-{n}")
+            await driver.put_blob("staging/w/t/0", pack([known, new]))
+            await driver.publish_blobs(["staging/w/t/0"], series=f"s{n}", number=-1, portion=1, now=NOW)
+            await driver.enqueue([record()], now=NOW)
+            assert (await driver.get([new.id], now=NOW))[0] is not None
+            await driver.stats(now=NOW)
+
+
+async def test_bad_names_and_records_are_refused_and_stop_nobody(url: str) -> None:
+    async with connect(url) as driver:
+        await driver.enqueue([record()], now=NOW)
+        await driver.put_blob("staging/w/t/0", pack([record()]))
+        for stream in ("abc", "0", "9" * 30):
+            with contextlib.suppress(InvalidRequest):
+                await driver.read_log(stream, after=0, until=10, limit=10)
+        with pytest.raises(InvalidRequest):
+            await driver.split_jobs(queue=None, parts=2**31 - 1)
+        with contextlib.suppress(InvalidRequest):
+            await driver.put_blob("staging/w", b"where a folder may be")
+        with contextlib.suppress(InvalidRequest):
+            await driver.drop_blobs(["staging/w"])
+        await driver.put_blob("writes", b"nothing that anybody can read")
+        await driver.prune(now=NOW)
+        await driver.enqueue([record()], now=NOW)
+
+
+def test_a_write_of_its_own_is_told_from_one_of_a_series() -> None:
+    write = new_write()
+    assert series_of(write) == (write, -1)
+    assert series_of(numbered_write("a/b", 12)) == ("a/b", 12)
+
+
+@pytest.mark.parametrize("is_alike", [False, True])
+def test_chunks_hold_all_jobs_in_order_and_not_too_many_bytes(is_alike: bool) -> None:
+    payloads = [b"%d" % n for n in range(205)] + [b"x" * (BLOB_BYTES // 3)] * 10
+    jobs = [record(payload=payload) for payload in payloads]
+    assert unpack(pack(jobs[:3])) == jobs[:3]
+    for most in (100, 300):
+        chunks = list(chunked([AlikeJobs(record(id=""), payloads) if is_alike else jobs], most))
+        assert all(isinstance(chunk, AlikeJobs) == is_alike and len(chunk) <= most for chunk in chunks)
+        assert all(sum(len(job.payload) for job in chunk) <= BLOB_BYTES for chunk in chunks)
+        assert [job.payload for chunk in chunks for job in chunk] == payloads
+
+
+@pytest.mark.parametrize("field", ["id", "type", "queue", "codec", "key"])
+def test_what_no_store_can_hold_is_refused_when_it_is_staged(field: str) -> None:
+    odd = msgspec.structs.replace(record(), **{field: "a\0b"})
+    batches: list[Sequence[JobRecord]] = [[record(), odd]]
+    batches += [] if field == "id" else [AlikeJobs(odd, [b"{}", b"{}"])]
+    for batch in batches:
+        with pytest.raises(InvalidRequest, match=f"{field} .*NUL"):
+            list(chunked([batch], 10))
+
+
+# -- PostgreSQL: keys that others use at the same time ----------------------------------------------------------
+
+
+@on_postgres
+def test_more_keys_than_the_server_has_locks_are_published_beside_others_with_the_same_keys(
+    store: BulkStore, url: str, behind: BehindPostgres
+) -> None:
+    """By one lock for all keys instead of one for each."""
+    write = new_write()
+    ((room,),) = behind.rows(
+        "SELECT current_setting('max_locks_per_transaction')::int * current_setting('max_connections')::int / 2"
+    )
+    keys = [f"k{n}" for n in range(room + 100)]
+    store.stage(write, "0.1", [[record(idempotency_key=key, payload=b"") for key in keys]])
+    stop = threading.Event()
+    enqueued: set[str] = set()
+    added: list[int] = []
+
+    async def enqueue_some(driver: Driver) -> None:
+        while not stop.is_set():
+            some = [record(idempotency_key=keys[n * 37 % len(keys)]) for n in range(20)]
+            enqueued.update(answer.id for answer in await driver.enqueue(some, now=NOW))
+
+    def publish_all() -> None:
+        try:
+            added.append(store.publish(write, ["0.1"], now=NOW))
+        finally:
+            stop.set()
+
+    run_all(partial(within, url, enqueue_some), publish_all)
+    assert len(enqueued) == 20
+    jobs = jobs_in(url)
+    assert len(jobs) == len({job.idempotency_key for job in jobs.values()}) == len(keys)
+    assert added[0] + len(jobs.keys() & enqueued) >= len(keys)
+
+
+@on_postgres
+def test_publishers_and_single_enqueues_with_the_same_idempotency_keys_make_one_job_each(
+    store: BulkStore, url: str
+) -> None:
+    keys = [f"k{n}" for n in range(600)]
+    writes = [new_write(), new_write()]
+    for write, some in zip(writes, (keys, keys[::-1]), strict=True):
+        jobs = [record(idempotency_key=key, payload=key.encode()) for key in some]
+        store.stage(write, "0.1", [jobs[:200], jobs[200:]])
+    running = list(writes)
+    answers: dict[str, set[str]] = {key: set() for key in keys}
+
+    async def enqueue_some(driver: Driver, start: int, step: int) -> None:
+        at = start
+        while running:
+            some = [keys[(at + n * step) % len(keys)] for n in range(5)]
+            at += 5 * step
+            made = [record(idempotency_key=key, payload=key.encode()) for key in some]
+            for key, answer in zip(some, await driver.enqueue(made, now=NOW), strict=True):
+                answers[key].add(answer.id)
+
+    def publish_one(write: str) -> None:
+        try:
+            publish_anew(url, write)
+        finally:
+            running.remove(write)
+
+    run_all(
+        *(partial(publish_one, write) for write in writes),
+        *(
+            partial(within, url, partial(enqueue_some, start=start, step=step))
+            for start, step in ((0, 37), (599, -53))
+        ),
+    )
+    found = jobs_in(url).values()
+    assert sorted(job.idempotency_key or "" for job in found) == sorted(keys)
+    by_key = {job.idempotency_key: job.id for job in found}
+    assert all(ids <= {by_key[key]} for key, ids in answers.items())
+    assert all(job.payload.decode() == job.idempotency_key for job in found)
+    assert stats_of(url, "q").counts[JobState.READY] == len(keys)
+
+
+@on_postgres
+def test_an_idempotency_key_whose_job_is_gone_makes_a_new_one(
+    store: BulkStore, url: str, behind: BehindPostgres
+) -> None:
+    old = [record(idempotency_key=f"k{n}") for n in range(3)]
+    within(url, lambda driver: driver.enqueue(old, now=NOW))
+    within(url, lambda driver: driver.cancel([job.id for job in old[:2]], now=NOW))
+    # As when retention of another version left the keys.
+    behind.rows("DELETE FROM finished")
+    new = [record(idempotency_key=f"k{n}") for n in (2, 1, 0, 1, 5)]
+    assert write_jobs(store, new) == 3
+    assert jobs_in(url).keys() == {old[2].id, new[1].id, new[2].id, new[4].id}
+    (again,) = within(url, lambda driver: driver.enqueue([record(idempotency_key="k1")], now=NOW))
+    assert again.id == new[1].id
