@@ -145,11 +145,11 @@ def test_the_fixtures_are_listed_with_what_they_do(suite: pytest.Pytester) -> No
 @pytest.mark.parametrize(
     ("module", "unwanted"),
     [
-        ("taskharbor.testing.plugin", "taskharbor.testing.session"),
+        ("taskharbor.testing.plugin", "taskharbor.testing.inlining"),
         ("taskharbor.testing.plugin", "taskharbor.drivers.memory"),
         ("taskharbor.testing.plugin", "taskharbor_testkit.simulation"),
-        ("taskharbor.testing.session", "pytest"),
-        ("taskharbor.testing.session", "taskharbor_testkit.simulation"),
+        ("taskharbor.testing.inlining", "pytest"),
+        ("taskharbor.testing.inlining", "taskharbor_testkit.simulation"),
     ],
 )
 def test_imports_stay_where_they_are_needed(module: str, unwanted: str) -> None:

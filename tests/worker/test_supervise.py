@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from taskharbor.cli.worker import FileWatcher, app_folder
+from taskharbor.cli.worker import app_folder, watched_files
 from taskharbor.worker.supervise import Supervisor
 
 PATIENT = """
@@ -197,9 +197,7 @@ def test_the_watcher_sees_changes_of_python_files_only(tmp_path: Path) -> None:
     (tmp_path / "jobs.py").write_text("x = 1")
     (tmp_path / ".venv").mkdir()
     seen: queue.SimpleQueue[str] = queue.SimpleQueue()
-    watcher = FileWatcher(tmp_path, seen.put, interval=0.01)
-    watcher.start()
-    try:
+    with watched_files(tmp_path, seen.put, interval=0.01):
         (tmp_path / "notes.txt").write_text("no")
         (tmp_path / ".venv" / "other.py").write_text("no")
         (tmp_path / "package").mkdir()
@@ -207,8 +205,6 @@ def test_the_watcher_sees_changes_of_python_files_only(tmp_path: Path) -> None:
         assert seen.get(timeout=20).endswith("new.py")
         (tmp_path / "jobs.py").unlink()
         assert seen.get(timeout=20).endswith("jobs.py")
-    finally:
-        watcher.stop()
 
 
 def test_the_apps_folder_is_found_without_importing_it(

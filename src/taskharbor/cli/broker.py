@@ -26,7 +26,6 @@ from taskharbor.jobs import to_micros
 if TYPE_CHECKING:
     from taskharbor.broker.serving import TLS, BrokerServer
     from taskharbor.broker.tokens import Token
-    from taskharbor.drivers.contract import Driver
 
 log = logging.getLogger("taskharbor.broker")
 
@@ -47,7 +46,7 @@ _MAKE_TOKENS = (
     "--host-name host_names", "NAME", "A name under which clients know this broker; repeat.", multiple=True
 )
 @option("--advertise", "URL", "Where clients reach this broker.  [default: the bind address]")
-@option("--term", opt.DURATION, "How long a leader may be silent (object stores).", "15s")
+@option("--term", opt.duration, "How long a leader may be silent (object stores).", "15s")
 @option("--tls-cert", opt.FILE, "Certificate chain (PEM): serve https.")
 @option("--tls-key", opt.FILE, "Its key, where it is in another file.")
 @option("--rate", click.FloatRange(min=0.1), "Requests per second and token.  [default: any]")
@@ -55,18 +54,22 @@ _MAKE_TOKENS = (
 @option("--max-body", click.FloatRange(min=0.001, max=1024), "Largest request, in MiB.", 32.0)
 @option("--max-batch", opt.COUNT, "Most jobs in one request.", 10_000)
 @option("--max-waiting", opt.COUNT, "Most long polls at once.", 1000)
-@option("--max-skew", opt.DURATION, "How wrong a worker's clock may be.", "60s")
+@option("--max-skew", opt.duration, "How wrong a worker's clock may be.", "60s")
 @flag("--trust-client-time", "Take clients' time as it is (tests, simulations).", hidden=True)
-@option("--grace", opt.DURATION, "How long a stop waits for calls.", "10s")
+@option("--grace", opt.duration, "How long a stop waits for calls.", "10s")
 @flag("--access-log", "Log every request (no payloads, no values of queries).")
 @opt.log_options
 def broker(settings: Invocation, /, **options: Any) -> None:
     """Serve a store over HTTP: a JSON API, and http:// for workers."""
+    from taskharbor.worker.health import is_loopback
+    from taskharbor.worker.interpreter import tuned_interpreter
     from taskharbor.worker.logs import set_up_logs
 
     try:
         import taskharbor.broker.serving as serving
-        from taskharbor.worker.health import is_loopback
+        from taskharbor.broker.app import make_app
+        from taskharbor.broker.config import MIB, BrokerConfig
+        from taskharbor.broker.service import candidacy_for
     except ImportError as missing:
         raise MissingExtra(
             f"the broker needs packages that are not installed ({missing}): pip install 'taskharbor[broker]'"
@@ -81,65 +84,47 @@ def broker(settings: Invocation, /, **options: Any) -> None:
     if tls is None and tokens and not is_loopback(host):
         log.warning("tokens and payloads travel unencrypted: use --tls-cert, or a proxy with TLS in front")
     driver = connect(url)
-    # Without options, which may hold keys.
-    shown = opt.shown_url(url).partition("?")[0]
     with closing(_listen(host, port)) as listener:
-        _run(shown, driver, tokens, host, listener, tls, options)
+        bound = serving.url_of(listener, tls=tls is not None)
+        address = options["advertise"] or bound
+        candidacy = candidacy_for(driver, url=address, term=options["term"].total_seconds())
+        is_unknown = listener.getsockname()[0] in ("0.0.0.0", "::") and not options["advertise"]
+        if candidacy is not None and is_unknown:
+            said = "standbys and clients must be told where this broker is, and its bind address does not say"
+            raise BadInput(said, hint="give --advertise, like --advertise http://queue-1.internal:7433")
+        same = ("rate", "burst", "max_batch", "max_waiting", "trust_client_time", "access_log")
+        config = BrokerConfig(
+            tokens=tokens,
+            host_names=(*options["host_names"], host),
+            advertise=address,
+            max_body_bytes=round(options["max_body"] * MIB),
+            max_skew_us=to_micros(options["max_skew"]),
+            **{name: options[name] for name in same},
+        )
+
+        def when_ready(server: BrokerServer) -> None:
+            def stop(number: int) -> None:
+                log.info("%s: finishing running calls; once more: at once", signal.Signals(number).name)
+                server.stop()
+
+            loop = asyncio.get_running_loop()
+            for number in (signal.SIGINT, signal.SIGTERM):
+                # On a platform without them, or on a thread of somebody's, a stop comes another way.
+                with suppress(NotImplementedError, RuntimeError, ValueError):
+                    loop.add_signal_handler(number, stop, number)
+            # Without options, which may hold keys.
+            log.info("serving %s at %s", opt.shown_url(url).partition("?")[0], bound)
+            parts = [f"broker at {address}", *(["one of several leads"] if candidacy is not None else [])]
+            banner(options["log_format"], parts, f"{address}/openapi.json says what it takes; ")
+
+        async def live() -> None:
+            app, grace = make_app(driver, config, candidacy), options["grace"].total_seconds()
+            await serving.serve(app, listener, tls=tls, grace=grace, when_ready=when_ready)
+
+        # As for a worker: what is computed beside the requests must not hold them up.
+        with tuned_interpreter():
+            asyncio.run(live())
     log.info("stopped")
-
-
-def _run(
-    shown: str,
-    driver: Driver,
-    tokens: tuple[Token, ...],
-    host: str,
-    listener: socket.socket,
-    tls: TLS | None,
-    options: dict[str, Any],
-) -> None:
-    from taskharbor.broker.app import make_app
-    from taskharbor.broker.config import MIB, BrokerConfig
-    from taskharbor.broker.service import candidacy_for
-    from taskharbor.broker.serving import serve, url_of
-    from taskharbor.worker.interpreter import tuned_interpreter
-
-    bound = url_of(listener, tls=tls is not None)
-    address = options["advertise"] or bound
-    candidacy = candidacy_for(driver, url=address, term=options["term"].total_seconds())
-    if candidacy is not None and not options["advertise"] and listener.getsockname()[0] in ("0.0.0.0", "::"):
-        said = "standbys and clients must be told where this broker is, and its bind address does not say"
-        raise BadInput(said, hint="give --advertise, like --advertise http://queue-1.internal:7433")
-    same = ("rate", "burst", "max_batch", "max_waiting", "trust_client_time", "access_log")
-    config = BrokerConfig(
-        tokens=tokens,
-        host_names=(*options["host_names"], host),
-        advertise=address,
-        max_body_bytes=round(options["max_body"] * MIB),
-        max_skew_us=to_micros(options["max_skew"]),
-        **{name: options[name] for name in same},
-    )
-
-    def when_ready(server: BrokerServer) -> None:
-        def stop(number: int) -> None:
-            log.info("%s: finishing running calls; once more: at once", signal.Signals(number).name)
-            server.stop()
-
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            # On a platform without them, or on a thread of somebody's, a stop comes another way.
-            with suppress(NotImplementedError, RuntimeError, ValueError):
-                loop.add_signal_handler(number, stop, number)
-        log.info("serving %s at %s", shown, bound)
-        parts = [f"broker at {address}", *(["one of several leads"] if candidacy is not None else [])]
-        banner(options["log_format"], parts, f"{address}/openapi.json says what it takes; ")
-
-    async def live() -> None:
-        app = make_app(driver, config, candidacy)
-        await serve(app, listener, tls=tls, grace=options["grace"].total_seconds(), when_ready=when_ready)
-
-    # As for a worker: what is computed beside the requests must not hold them up.
-    with tuned_interpreter():
-        asyncio.run(live())
 
 
 @contextmanager
@@ -164,14 +149,14 @@ def _tokens(file: Path | None) -> tuple[Token, ...]:
 def _tls(certificate: Path | None, key: Path | None) -> TLS | None:
     from taskharbor.broker.serving import TLS
 
-    if certificate is None:
-        if key is not None:
-            hint = "give both, or a certificate file with the key in it"
-            raise BadInput("--tls-key is given without --tls-cert", hint=hint)
-        return None
-    tls = TLS(certificate, key)
-    tls.check()
-    return tls
+    if certificate is not None:
+        tls = TLS(certificate, key)
+        tls.check()
+        return tls
+    if key is not None:
+        hint = "give both, or a certificate file with the key in it"
+        raise BadInput("--tls-key is given without --tls-cert", hint=hint)
+    return None
 
 
 def _listen(host: str, port: int) -> socket.socket:

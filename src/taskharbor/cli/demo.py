@@ -40,16 +40,14 @@ def demo(settings: Invocation, jobs: int, seed: int, keep: bool, report: Path, q
     from taskharbor.demo.workload import make_workload
 
     folder = Path(tempfile.mkdtemp(prefix="taskharbor-demo-"))
-    well = False
+    kept = True
     try:
-        if not settings.json:
-            click.echo(f"{jobs:,} jobs of 8 types, two worker processes; one of them will be killed.")
-            click.echo(f"The queue is an SQLite file in {folder}")
+        _say(settings, f"{jobs:,} jobs of 8 types, two worker processes; one of them will be killed.")
+        _say(settings, f"The queue is an SQLite file in {folder}")
         with progress(settings) as show:
             run = Demo(folder, make_workload(jobs, seed), show)
             outcome = run.run()
-        if not settings.json:
-            console().print(_summary(outcome))
+        _say(settings, _summary(outcome))
         analysis = lacking = None
         if outcome.well and not queue_only:
             lacking = missing()
@@ -61,21 +59,25 @@ def demo(settings: Invocation, jobs: int, seed: int, keep: bool, report: Path, q
         if settings.json:
             document = {"seed": seed, "database": run.url, "kept": kept, "lacking": lacking}
             emit({**_document(outcome), **document, "audit": analysis and analysis.document()})
-        else:
-            if analysis is not None:
-                console().print(_proof(analysis))
-            if lacking is not None:
-                click.echo(lacking)
-            console().print(_next_steps(run.url if kept else None))
+        if analysis is not None:
+            _say(settings, _proof(analysis))
+        if lacking is not None:
+            _say(settings, lacking)
+        _say(settings, _next_steps(run.url if kept else None))
     except KeyboardInterrupt:
-        well = True  # Nothing to look into: somebody had seen enough.
+        kept = keep  # Nothing to look into: somebody had seen enough.
         raise
     finally:
-        if keep or not well:
+        if kept:
             click.echo(f"kept: {folder} (database and the workers' logs)", err=True)
         else:
             shutil.rmtree(folder, ignore_errors=True)
     return 0 if well else FAILED
+
+
+def _say(settings: Invocation, text: RenderableType) -> None:
+    if not settings.json:
+        console().print(text, soft_wrap=isinstance(text, str))
 
 
 def _document(outcome: DemoOutcome) -> dict[str, Any]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import timedelta
+from typing import Any
 
 import click
 
 from taskharbor.broker.models import ChangedJob, RemovedJobs, batch_item
 from taskharbor.cli import options as opt
-from taskharbor.cli.jobs import LARGEST_PAGE, Listing, cursor_option, limit_option, types_option
+from taskharbor.cli.jobs import LARGEST_PAGE, Listing, cursor_option, limit_option, select, types_option
 from taskharbor.cli.options import Invocation, flag, option
 from taskharbor.cli.output import WIDE, Column, answer, cell, duration_text, emit, relative_text
 from taskharbor.cli.problems import FAILED, BadInput, say_error
@@ -18,7 +19,7 @@ from taskharbor.drivers.records import JobFilter
 from taskharbor.errors import JobError
 from taskharbor.jobs import JobRecord, JobState, Micros, to_micros
 
-DEAD = frozenset({JobState.DEAD})
+DEAD = (JobState.DEAD,)
 
 
 @opt.command()
@@ -65,12 +66,10 @@ def dlq(settings: Invocation) -> None:
 @types_option
 @limit_option
 @cursor_option
-def list_dead(
-    settings: Invocation, queue: str | None, types: tuple[str, ...], limit: int, cursor: str | None
-) -> None:
+def list_dead(settings: Invocation, /, limit: int, cursor: str | None, **selected: Any) -> None:
     """List dead jobs with what killed them."""
     with opt.open_client(settings) as client:
-        listing = Listing(client, _selection(queue, types), limit, cursor)
+        listing = Listing(client, select(states=DEAD, **selected), limit, cursor)
         listing.show(settings, _columns(client.now()), "no dead jobs")
 
 
@@ -79,15 +78,9 @@ def list_dead(
 @flag("--all everything", "Every dead job.")
 @opt.queue_option
 @types_option
-def requeue(
-    settings: Invocation,
-    ids: tuple[str, ...],
-    everything: bool,
-    queue: str | None,
-    types: tuple[str, ...],
-) -> int:
+def requeue(settings: Invocation, /, ids: tuple[str, ...], everything: bool, **selected: Any) -> int:
     """Send dead jobs round again, with all their attempts: by id, or by --all, --queue, --type."""
-    if bool(ids) == bool(everything or queue or types):
+    if bool(ids) == (everything or any(selected.values())):
         wanted = "say which: either ids, or a selection by --all, --queue or --type"
         raise BadInput(wanted, hint="`taskharbor dlq list` shows what is there")
     with opt.open_client(settings) as client:
@@ -95,7 +88,7 @@ def requeue(
             blocked = "waits for the running job of its key"
             words = {JobState.READY: "is ready again", JobState.BLOCKED: blocked}
             return tell(zip(ids, client.requeue_many(ids), strict=True), settings, words)
-        listing = Listing(client, _selection(queue, types), None, None)
+        listing = Listing(client, select(states=DEAD, **selected), None, None)
         results: list[JobState | JobError] = []
         for page in chunks(listing, LARGEST_PAGE):
             results += client.requeue_many([job.id for job in page])
@@ -111,19 +104,13 @@ def requeue(
 @dlq.command()
 @opt.queue_option
 @types_option
-@option("--older-than", opt.DURATION, "Only what died longer ago than this: 7d, 12h.", metavar="AGE")
+@option("--older-than", opt.duration, "Only what died longer ago than this: 7d, 12h.", metavar="AGE")
 @flag("--yes -y", "Do not ask.")
-def purge(
-    settings: Invocation,
-    queue: str | None,
-    types: tuple[str, ...],
-    older_than: timedelta | None,
-    yes: bool,
-) -> None:
+def purge(settings: Invocation, /, older_than: timedelta | None, yes: bool, **selected: Any) -> None:
     """Remove dead jobs for good."""
     with opt.open_client(settings) as client:
         before = None if older_than is None else client.now() - to_micros(older_than)
-        selection = _selection(queue, types, before)
+        selection = select(states=DEAD, finished_before_us=before, **selected)
         if not yes:
             _confirm(client, selection, settings, older_than)
         removed = 0
@@ -144,17 +131,15 @@ def _confirm(
     click.confirm(f"Remove {many} dead jobs{where}{age} for good?", abort=True, err=True)
 
 
-def _selection(queue: str | None, types: tuple[str, ...], before: Micros | None = None) -> JobFilter:
-    return JobFilter(queue=queue, states=DEAD, types=frozenset(types) or None, finished_before_us=before)
-
-
 def _columns(now: Micros) -> tuple[Column, ...]:
     return (
         Column("id"),
-        Column("what died", lambda job: cell(f"{job.type}: {_reason(job)}", "red"), shrinks=1, most=WIDE - 1),
-        Column("type", shrinks=1, least=WIDE),
+        Column(
+            "what died", lambda job: cell(f"{job.type}: {_reason(job)}", "red"), shrinks=True, most=WIDE - 1
+        ),
+        Column("type", shrinks=True, least=WIDE),
         Column("died", lambda job: relative_text(job.finished_at_us or now, now), least=WIDE),
-        Column("because", lambda job: cell(_reason(job), "red"), shrinks=2, least=WIDE),
+        Column("because", lambda job: cell(_reason(job), "red"), shrinks=True, least=WIDE),
     )
 
 

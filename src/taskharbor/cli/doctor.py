@@ -78,10 +78,8 @@ async def _examine(settings: Invocation) -> list[Check]:
             return checks
     try:
         async with asyncio.timeout(ANSWER_SECONDS):
-            checks.append(await _schema(driver))
-            if checks[-1].verdict == "fail":
-                return checks
-            checks += [check async for check in _backend(driver)]
+            async for check in _backend(driver):
+                checks += [check]
     except (TaskHarborError, OSError) as error:
         # A timeout of the doctor's own is an OSError without a message.
         found = str(error) or f"no answer within {ANSWER_SECONDS:g} s"
@@ -99,19 +97,21 @@ def _packages() -> Check:
             found.append(f"{name} {version(name)}")
         except PackageNotFoundError:
             missing.append(name)
-    if missing:
-        return Check("packages", "fail", ", ".join(found), f"pip install {' '.join(missing)}")
-    return Check("packages", "ok", ", ".join(found))
+    advice = f"pip install {' '.join(missing)}" if missing else ""
+    return Check("packages", "fail" if missing else "ok", ", ".join(found), advice)
 
 
 def _promises(driver: Driver) -> Check:
     able = driver.capabilities
     lacks = [] if able.durable else ["jobs die with the process"]
     lacks += [] if able.multi_process else ["only this process sees them"]
-    if lacks:
-        advice = "fine for tests; use sqlite:///jobs.db to keep jobs"
-        return Check("promises", "warn", "; ".join(lacks), advice)
-    return Check("promises", "ok", "jobs survive every process; many processes can share the store")
+    advice = "fine for tests; use sqlite:///jobs.db to keep jobs" if lacks else ""
+    kept = "jobs survive every process; many processes can share the store"
+    return _warning_if(advice, "promises", "; ".join(lacks) or kept)
+
+
+def _warning_if(advice: str, name: str, found: str) -> Check:
+    return Check(name, "warn" if advice else "ok", found, advice)
 
 
 def _file(file: Path) -> Check:
@@ -128,30 +128,21 @@ def _file(file: Path) -> Check:
     return Check("file", "ok", f"{path}, {file.stat().st_size / 1_048_576:.1f} MiB, writable")
 
 
-async def _schema(driver: Driver) -> Check:
-    missing = await driver.migrate(dry_run=True)
-    if missing:
-        steps = f"{len(missing)} steps to take: {', '.join(missing)}"
-        return Check("schema", "warn", steps, "taskharbor migrate")
-    return Check("schema", "ok", "up to date")
-
-
 async def _backend(driver: Driver) -> AsyncIterator[Check]:
+    missing = await driver.migrate(dry_run=True)
+    steps = f"{len(missing)} steps to take: {', '.join(missing)}" if missing else "up to date"
+    yield _warning_if("taskharbor migrate" if missing else "", "schema", steps)
     await driver.open()
-    round_trips = [await _timed(driver.settings("default")) for _ in range(5)]
-    best = min(round_trips)
-    slow = best > SLOW_ROUND_TRIP
-    advice = "every batch waits that long: run workers near the backend" if slow else ""
-    yield Check("round trip", "warn" if slow else "ok", f"a read takes {duration_text(best)}", advice)
+    best = min([await _timed(driver.settings("default")) for _ in range(5)])
+    slow = "every batch waits that long: run workers near the backend" if best > SLOW_ROUND_TRIP else ""
+    yield _warning_if(slow, "round trip", f"a read takes {duration_text(best)}")
     yield await _write(driver)
     wall = time.time_ns() // 1000
     backend_time = await driver.time()
-    offset = backend_time - (wall + time.time_ns() // 1000) // 2
-    if abs(offset) > LARGE_OFFSET:
-        advice = "leases follow the backend's clock, so nothing breaks; check NTP on this host all the same"
-        yield Check("clock", "warn", f"this host is {duration_text(abs(offset))} off the backend", advice)
-    else:
-        yield Check("clock", "ok", f"{duration_text(abs(offset))} off the backend's")
+    offset = abs(backend_time - (wall + time.time_ns() // 1000) // 2)
+    advice = "leases follow the backend's clock, so nothing breaks; check NTP on this host all the same"
+    found = f"this host is {duration_text(offset)} off the backend"
+    yield _warning_if(advice if offset > LARGE_OFFSET else "", "clock", found)
     stats = await driver.stats(now=await driver.time())
     counts = {state: sum(one.counts.get(state, 0) for one in stats) for state in JobState}
     told = ", ".join(f"{count} {state}" for state, count in counts.items() if count) or "no jobs"

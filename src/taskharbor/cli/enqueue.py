@@ -5,15 +5,14 @@ Lines are sent in chunks, so memory stays flat. After a bad line the user can go
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import sys
 import time
-from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from types import SimpleNamespace
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import click
 import msgspec
@@ -24,10 +23,11 @@ from taskharbor.cli import options as opt
 from taskharbor.cli.options import Invocation, flag, option
 from taskharbor.cli.output import answer, emit, progress
 from taskharbor.cli.problems import INTERRUPTED, UNAVAILABLE, BadInput, CommandFailed
-from taskharbor.client import CHUNK, Client, chunks, portal
+from taskharbor.client import CHUNK, chunks, portal
+from taskharbor.drivers.operations import Enqueue
 from taskharbor.drivers.records import Enqueued
 from taskharbor.errors import BackendUnavailable, CodecError, InvalidRequest, field_error
-from taskharbor.jobs import JobRequest, UpdateFlags
+from taskharbor.jobs import JobRecord, JobRequest, Micros, UpdateFlags
 from taskharbor.requests import EncodedPayload, RecordBuilder, new_id
 
 _LONGEST_NAME = 200
@@ -48,8 +48,8 @@ _LONGEST_NAME = 200
 @option("--arg -a arguments", "K=V", "One field of the payload; JSON, else text.", multiple=True)
 @option("--queue -q", "QUEUE", "Queue.  [default: default]")
 @option("--priority -p", int, "Higher runs first.  [default: 0]")
-@option("--delay", opt.DURATION, "Run after this: 90, 10m, 2h.")
-@option("--run-at", opt.Instant(), "Run at this time (ISO 8601; local without a zone).", metavar="TIME")
+@option("--delay", opt.duration, "Run after this: 90, 10m, 2h.")
+@option("--run-at", opt.instant, "Run at this time (ISO 8601; local without a zone).", metavar="TIME")
 @option("--key", "KEY", "One waiting job per key: a second one changes the first.")
 @flag("--update-payload/--no-update-payload", "With --key: replace what to do.", default=None)
 @option("--update-run-at", click.Choice(["yes", "no", "later", "earlier"]), "With --key: move it in time.")
@@ -57,7 +57,7 @@ _LONGEST_NAME = 200
 @flag("--update-reset-counts/--no-update-reset-counts", "With --key: forget what was tried.", default=None)
 @option("--idempotency-key", "KEY", "The same key twice is one job.")
 @option("--max-attempts", opt.COUNT, "Executions before it is dead.")
-@option("--timeout", opt.DURATION, "Longest execution.")
+@option("--timeout", opt.duration, "Longest execution.")
 @option("--header -H headers", "K=V", "A header; repeat for more.", multiple=True)
 @option("--from source", click.File("rb"), "Many jobs: JSON lines from a file or stdin.", metavar="FILE|-")
 @option("--chunk", click.IntRange(1, 10_000), "With --from: jobs per transaction.", CHUNK)
@@ -167,27 +167,54 @@ def _reason(line: bytes, error: Exception) -> str:
     return str(field_error(fields, str(error))) if " - at `$." in str(error) else str(error)
 
 
-class BadLine(Exception):
+class BadLine(NamedTuple):
     """A line that cannot be a job."""
 
-    def __init__(self, number: int, reason: str) -> None:
-        super().__init__(f"line {number}: {reason}")
-        self.number = number
+    number: int
+    reason: str
+
+    def __str__(self) -> str:
+        return f"line {self.number}: {self.reason}"
 
 
 class Lines:
-    """Requests from a file, remembering which line each came from until its chunk is answered.
+    """The jobs of a file of JSON lines, in chunks.
 
-    A line that cannot be read ends the iteration instead of breaking it, so that what stood before it is still sent.
+    A line that cannot be a job ends the iteration instead of breaking it, so that what stood before it is still sent.
     """
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
+        self.size: int | None = None
+        with suppress(OSError, AttributeError):
+            self.size = os.fstat(file.fileno()).st_size or None
         self.bytes_read = 0
-        self.pending: deque[tuple[int, JobRequest]] = deque()
+        self.next_line = 1
+        """The line after those of the chunks that were sent."""
         self.bad: BadLine | None = None
 
-    def __iter__(self) -> Iterator[JobRequest]:
+    def chunks(self, size: int, clock: Callable[[], Micros]) -> Iterator[list[JobRecord]]:
+        """Yield up to `size` records at once, made at the clock's time. A chunk is read when the one before it was sent."""
+        builder = RecordBuilder()
+        for chunk in chunks(self._requests(), size):
+            now, records = clock(), []
+            try:
+                records = builder.build([request for _, request in chunk], now)
+            except (InvalidRequest, CodecError):
+                # Refused as a whole, because of one line.
+                for number, request in chunk:
+                    try:
+                        records += builder.build([request], now)
+                    except (InvalidRequest, CodecError) as error:
+                        self.bad = BadLine(number, str(error))
+                        break
+            if records:
+                yield records
+            if self.bad is not None:
+                return
+            self.next_line = chunk[-1][0] + 1
+
+    def _requests(self) -> Iterator[tuple[int, JobRequest]]:
         number = 0
         while raw := self._file.readline(LONGEST_LINE + 1):
             number += 1
@@ -203,42 +230,33 @@ class Lines:
             except (msgspec.DecodeError, UnicodeDecodeError) as error:
                 self.bad = BadLine(number, _reason(raw, error))
                 return
-            self.pending.append((number, request))
-            yield request
+            yield number, request
 
 
 def enqueue_lines(settings: Invocation, source: BinaryIO, *, chunk: int, ids: bool) -> None:
     """Enqueue chunk by chunk. Each is accepted before the next is read."""
-    lines, size = Lines(source), _size(source)
-    started = time.monotonic()
+    lines, started = Lines(source), time.monotonic()
     accepted = existed = 0
-    bad: BadLine | None = None
     with (
         opt.open_client(settings, creating=True) as client,
         progress(settings, on_terminal_only=True) as show,
     ):
         try:
-            for batch in client.enqueue_stream(lines, chunk=chunk):
-                lines.pending.clear()
+            for records in lines.chunks(chunk, client.now):
+                # `chunks` has checked the records.
+                call = Enqueue(records, records[0].created_at_us, new_ids=True)
+                batch = portal().call(client.driver.run(call))
                 accepted += len(batch)
                 existed += sum(one.existed for one in batch)
                 _print_ids(batch, settings, ids)
-                show(f"{accepted:,} jobs", lines.bytes_read, size)
-            bad = lines.bad
+                show(f"{accepted:,} jobs", lines.bytes_read, lines.size)
         except (BackendUnavailable, KeyboardInterrupt) as error:
             # The chunk under way may or may not have been accepted.
-            line = lines.pending[0][0] if lines.pending else 1
+            line = lines.next_line
             said = f"{accepted} jobs before line {line} were accepted, of the next {chunk} some may be"
             hint = "look at `taskharbor stats` before you go on; with --once NAME a file can be sent again"
             raise _stopped(error, said, hint, accepted=accepted, line=line) from error
-        except (InvalidRequest, CodecError):
-            # The chunk was refused as a whole. Enqueue the lines before the bad one.
-            good, bad = _blame(lines, client)
-            batch = client.enqueue_batch(good) if good else []
-            accepted += len(batch)
-            existed += sum(one.existed for one in batch)
-            _print_ids(batch, settings, ids)
-    if bad is not None:
+    if (bad := lines.bad) is not None:
         said = f"{bad}; {accepted} jobs before it were accepted"
         hint = f"mend it, then go on from there: tail -n +{bad.number} FILE | taskharbor enqueue --from -"
         raise BadInput(said, hint=hint, line=bad.number, accepted=accepted)
@@ -247,8 +265,7 @@ def enqueue_lines(settings: Invocation, source: BinaryIO, *, chunk: int, ids: bo
 
 def enqueue_once(settings: Invocation, source: BinaryIO, name: str) -> None:
     """Enqueue all lines as one bulk write: staged first, then published. The store remembers the write's name."""
-    lines, size = Lines(source), _size(source)
-    started = time.monotonic()
+    lines, started = Lines(source), time.monotonic()
     # The colon at the end keeps a name like `load/7` from being number 7 of a series. A later `load/6` would be left out.
     write = f"once:{name}:"
     with (
@@ -263,20 +280,14 @@ def enqueue_once(settings: Invocation, source: BinaryIO, name: str) -> None:
             else:
                 click.echo(f"{name!r} was used before, for {before} jobs: this file was not read", err=True)
             return
-        task, builder, staged = new_id(), RecordBuilder(), 0
+        task, staged = new_id(), 0
         staging = stage.TaskStaging(driver, write, task)
         try:
-            for batch in chunks(lines, stage.BLOB_JOBS):
-                try:
-                    records = builder.build(batch, now)
-                except (InvalidRequest, CodecError):
-                    lines.bad = _blame(lines, client)[1]
-                    break
+            for records in lines.chunks(stage.BLOB_JOBS, lambda: now):
                 for jobs in stage.chunked([records], stage.BLOB_JOBS):
                     call(staging.put(jobs))
-                lines.pending.clear()
-                staged += len(batch)
-                show(f"{staged:,} jobs", lines.bytes_read, size)
+                staged += len(records)
+                show(f"{staged:,} jobs", lines.bytes_read, lines.size)
             if lines.bad is not None:
                 call(staging.drop())
                 raise BadInput(f"{lines.bad}; nothing was enqueued", line=lines.bad.number, accepted=0)
@@ -311,25 +322,6 @@ def _summary(settings: Invocation, accepted: int, existed: int, seconds: float) 
     click.echo(f"{accepted} jobs accepted{there} in {seconds:.1f} s{rate}", err=True)
 
 
-def _blame(lines: Lines, client: Client) -> tuple[list[JobRequest], BadLine]:
-    builder, now = RecordBuilder(), client.now()
-    good: list[JobRequest] = []
-    for number, request in lines.pending:
-        try:
-            builder.build([request], now)
-        except (InvalidRequest, CodecError) as error:
-            return good, BadLine(number, str(error))
-        good.append(request)
-    raise AssertionError("a chunk was refused, and none of its lines is to blame")
-
-
 def _print_ids(batch: list[Enqueued], settings: Invocation, ids: bool = True) -> None:
     for one in batch if ids else ():
         answer(settings, one, one.id)
-
-
-def _size(source: BinaryIO) -> int | None:
-    try:
-        return os.fstat(source.fileno()).st_size or None
-    except (OSError, io.UnsupportedOperation, AttributeError):
-        return None

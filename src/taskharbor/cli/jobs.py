@@ -17,7 +17,7 @@ from taskharbor.client import Client
 from taskharbor.codec import CodecRegistry
 from taskharbor.drivers.records import JobFilter
 from taskharbor.errors import CodecError
-from taskharbor.jobs import Attempt, JobRecord, JobState, Micros, Outcome
+from taskharbor.jobs import Attempt, JobRecord, JobState, Micros, Outcome, to_datetime
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -61,28 +61,20 @@ cursor_option = option("--cursor", "CURSOR", "Go on where a listing stopped.")
 @cursor_option
 @flag("--payload", "With --json: payloads and results too.")
 def list_jobs(
-    settings: Invocation,
-    queue: str | None,
-    state: tuple[str, ...],
-    types: tuple[str, ...],
-    key: str | None,
-    worker: str | None,
-    limit: int,
-    everything: bool,
-    cursor: str | None,
-    payload: bool,
+    settings: Invocation, /, limit: int, everything: bool, cursor: str | None, payload: bool, **selected: Any
 ) -> None:
     """List jobs, newest accepted first."""
-    selection = JobFilter(
-        queue=queue,
-        states=frozenset(JobState(one) for one in state) or None,
-        types=frozenset(types) or None,
-        key=key,
-        worker=worker,
-    )
+    states = tuple(map(JobState, selected.pop("state")))
     with open_client(settings) as client:
-        listing = Listing(client, selection, None if everything else limit, cursor)
-        listing.show(settings, _columns(client.now(), queue is None), "no jobs match", payload=payload)
+        listing = Listing(client, select(states=states, **selected), None if everything else limit, cursor)
+        columns = _columns(client.now(), selected["queue"] is None)
+        listing.show(settings, columns, "no jobs match", payload=payload)
+
+
+def select(**selected: Any) -> JobFilter:
+    """The filter that options describe. One that may be repeated is a tuple; an empty one does not restrict."""
+    sets = {name: frozenset(value) or None for name, value in selected.items() if isinstance(value, tuple)}
+    return JobFilter(**selected | sets)
 
 
 class Listing:
@@ -125,12 +117,12 @@ def _columns(now: Micros, queue_shown: bool) -> list[Column]:
     """Return the columns. The id is always whole, for copying. Other columns are cut or left out on a narrow terminal."""
     return [
         Column("id"),
-        Column("type", shrinks=1),
-        *([Column("queue", shrinks=2, least=WIDE)] if queue_shown else []),
+        Column("type", shrinks=True),
+        *([Column("queue", shrinks=True, least=WIDE)] if queue_shown else []),
         Column("state", lambda job: out.state_cell(job.state)),
         Column("failed", lambda job: f"{job.attempts + job.stalls}/{job.max_attempts}", True, least=WIDE),
         Column("when", lambda job: moment(job, now), least=WIDE),
-        Column("key / reason", lambda job: cell(remark(job), "bright_black"), shrinks=3, least=120),
+        Column("key / reason", lambda job: cell(remark(job), "bright_black"), shrinks=True, least=120),
     ]
 
 
@@ -221,7 +213,7 @@ def _facts(job: JobRecord, now: Micros) -> Table:
 
 
 def _instant(when: Micros, now: Micros) -> Any:
-    text = cell(out.local_text(when))
+    text = cell(to_datetime(when).astimezone().strftime("%Y-%m-%d %H:%M:%S"))
     text.append(f"  {out.relative_text(when, now)}", "bright_black")
     return text
 
@@ -261,12 +253,10 @@ def _show_value(screen: Console, label: str, codec: str, data: bytes, full: bool
     text = msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
     if len(text) <= 60:
         text = msgspec.json.encode(value).decode()
-    screen.print()
-    screen.print(cell(f"{label} ({codec}, {len(data)} bytes)", "bold"))
     if not full and len(text) > SHOWN_CHARACTERS:
         cut = len(text) - SHOWN_CHARACTERS
         text = f"{text[:SHOWN_CHARACTERS]}\n... {cut} more characters: --full shows them"
-    screen.print(out.plain(text), style="cyan", soft_wrap=True)
+    _show_section(screen, f"{label} ({codec}, {len(data)} bytes)", out.plain(text), "cyan")
 
 
 def _show_error(screen: Console, job: JobRecord, now: Micros, full: bool) -> None:
@@ -274,87 +264,75 @@ def _show_error(screen: Console, job: JobRecord, now: Micros, full: bool) -> Non
     first, *trace = out.plain(job.last_error).splitlines()
     when = f"  {out.relative_text(job.failed_at_us, now)}" if job.failed_at_us is not None else ""
     over = "" if job.state is not JobState.DONE else "  (an earlier try; the job is done)"
-    screen.print()
-    screen.print(cell(f"last error{when}{over}", "bold"))
-    screen.print(first, style="red", soft_wrap=True)
-    if trace and not full and len(trace) > SHOWN_TRACE_LINES:
+    _show_section(screen, f"last error{when}{over}", first, "red")
+    if not full and len(trace) > SHOWN_TRACE_LINES:
         cut = len(trace) - SHOWN_TRACE_LINES
         trace = [f"  ... {cut} lines left out: --full shows them", *trace[-SHOWN_TRACE_LINES:]]
     for line in trace:
         screen.print(line, style="bright_black", soft_wrap=True)
 
 
+def _show_section(screen: Console, heading: str, text: str, style: str) -> None:
+    screen.print()
+    screen.print(cell(heading, "bold"))
+    screen.print(text, style=style, soft_wrap=True)
+
+
 class _Row(NamedTuple):
     """One execution in the timeline."""
 
-    start: Micros
+    reserved: Micros | None
     end: Micros
-    was_leased: bool
     outcome: str
     style: str
     worker: str | None
     error: str = ""
 
+    @property
+    def start(self) -> Micros:
+        return self.end if self.reserved is None else self.reserved
+
 
 def timeline(job: JobRecord, attempts: list[Attempt], now: Micros, screen: Console) -> RenderableType:
     """Draw the attempts of a job. Instants count from its acceptance; the bar spans from there to its end, or to now."""
-    running = job.state is JobState.INFLIGHT and job.reserved_at_us is not None
-    if not attempts and not running:
-        return cell("timeline: not tried yet", "bright_black")
-    end = job.finished_at_us if job.finished_at_us is not None else now
-    span = Span(job.created_at_us, max([end, *(one.ended_at_us for one in attempts)]), screen)
     rows = [
         _Row(
-            one.ended_at_us if one.reserved_at_us is None else one.reserved_at_us,
+            one.reserved_at_us,
             one.ended_at_us,
-            one.reserved_at_us is not None,
             str(one.outcome),
             OUTCOME_STYLES[one.outcome],
             one.worker,
             ": ".join(part for part in (one.error_type, one.error_message) if part),
         )
-        for one in attempts[-SHOWN:]
+        for one in attempts
     ]
-    if running and job.reserved_at_us is not None:
-        rows.append(
-            _Row(job.reserved_at_us, max(now, job.reserved_at_us), True, "running", "yellow", job.worker)
-        )
+    if job.state is JobState.INFLIGHT and (since := job.reserved_at_us) is not None:
+        rows.append(_Row(since, max(now, since), "running", "yellow", job.worker))
+    if not rows:
+        return cell("timeline: not tried yet", "bright_black")
+    accepted, ended = job.created_at_us, now if job.finished_at_us is None else job.finished_at_us
+    length = max(1, max(ended, *(row.end for row in rows)) - accepted)
+    width = 12 if out.is_narrow(screen) else 24
+    on, off = ("█", "·") if (screen.encoding or "").lower().startswith("utf") else ("#", ".")
+
+    def bar(row: _Row) -> Text:
+        first, last = ((when - accepted) * width // length for when in (row.start, row.end))
+        first = min(width - 1, max(0, first))
+        last = min(width, max(first, last) + 1)
+        text = cell(off * first, "bright_black")
+        text.append(on * (last - first), row.style)
+        return text.append(off * (width - last), "bright_black")
+
+    def took(row: _Row) -> str:
+        return "-" if row.reserved is None else out.duration_text(row.end - row.reserved)
+
     columns = (
-        Column("at", lambda row: f"+{out.duration_text(max(0, row.start - job.created_at_us))}", right=True),
-        Column(
-            "took", lambda row: out.duration_text(row.end - row.start) if row.was_leased else "-", right=True
-        ),
-        Column(span.heading(), lambda row: span.bar(row.start, row.end, row.style)),
+        Column("at", lambda row: f"+{out.duration_text(max(0, row.start - accepted))}", right=True),
+        Column("took", took, right=True),
+        Column(out.duration_text(length).rjust(width), bar),
         Column("outcome", lambda row: cell(row.outcome, row.style)),
-        Column("worker", lambda row: cell(row.worker or "-", "bright_black"), shrinks=1, least=WIDE),
-        Column("error", lambda row: cell(row.error, "bright_black"), shrinks=2),
+        Column("worker", lambda row: cell(row.worker or "-", "bright_black"), shrinks=True, least=WIDE),
+        Column("error", lambda row: cell(row.error, "bright_black"), shrinks=True),
     )
-    some = "" if len(attempts) <= SHOWN else f" (the last {SHOWN} of {len(attempts)})"
-    return out.table(screen, columns, rows, title=f"timeline{some}")
-
-
-class Span:
-    """A stretch of time drawn over a few columns."""
-
-    def __init__(self, start: Micros, end: Micros, screen: Console) -> None:
-        self._start = start
-        self._length = max(1, end - start)
-        self._columns = 12 if out.is_narrow(screen) else 24
-        unicode = (screen.encoding or "").lower().startswith("utf")
-        self._on, self._off = ("█", "·") if unicode else ("#", ".")
-
-    def heading(self) -> str:
-        """The title of the column: how long it is."""
-        return out.duration_text(self._length).rjust(self._columns)
-
-    def bar(self, start: Micros, end: Micros, style: str) -> Text:
-        """A part of the stretch, drawn."""
-        first = min(self._columns - 1, max(0, self._column(start)))
-        last = min(self._columns, max(first + 1, self._column(end) + 1))
-        text = cell(self._off * first, "bright_black")
-        text.append(self._on * (last - first), style)
-        text.append(self._off * (self._columns - last), "bright_black")
-        return text
-
-    def _column(self, when: Micros) -> int:
-        return (when - self._start) * self._columns // self._length
+    some = "" if len(rows) <= SHOWN else f" (the last {SHOWN} of {len(rows)})"
+    return out.table(screen, columns, rows[-SHOWN:], title=f"timeline{some}")

@@ -4,6 +4,7 @@ or a clear error."""
 from __future__ import annotations
 
 import difflib
+import inspect
 import re
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -11,7 +12,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 from urllib.parse import unquote
 
 import click
@@ -21,90 +22,59 @@ from taskharbor.cli.problems import BadInput, CommandFailed
 from taskharbor.client import Client
 from taskharbor.harbor import DEFAULT_URL
 
-if TYPE_CHECKING:
-    ParamType = click.ParamType[Any]
-else:
-    ParamType = click.ParamType  # Generic only since click 8.2 or so; 8.1 will do.
-
 F = TypeVar("F", bound=Callable[..., Any])
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
 _PART = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d|w)")
 _WHOLE = re.compile(rf"(?:{_PART.pattern}\s*)+")
 _LONGEST = 100 * 366 * 86_400.0
-
-
-# -- values ---------------------------------------------------------------------------------------------------
-
-
-class Duration(ParamType):
-    """`90`, `1.5s`, `10m`, `2h30m`, `7d`: a timedelta. Where it says so, also `forever`."""
-
-    name = "duration"
-    FOREVER = timedelta.max
-
-    def __init__(self, *, or_forever: bool = False) -> None:
-        self._or_forever = or_forever
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> timedelta:
-        if isinstance(value, timedelta):
-            return value
-        if self._or_forever and str(value).lower() in ("forever", "none", "never"):
-            return self.FOREVER
-        seconds = parse_seconds(str(value))
-        if seconds is None:
-            self.fail(
-                f"{value!r} is not a duration: write seconds, or like 500ms, 30s, 10m, 2h30m, 7d", param, ctx
-            )
-        return timedelta(seconds=seconds)
-
-
-class Instant(ParamType):
-    """ISO 8601; without a zone it is this computer's local time."""
-
-    name = "time"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> datetime:
-        if isinstance(value, datetime):
-            return value
-        try:
-            return datetime.fromisoformat(str(value)).astimezone()
-        except (ValueError, OverflowError):
-            wanted = "write like 2026-08-01T09:30 (local) or 2026-08-01T09:30Z"
-            self.fail(f"{value!r} is not a time: {wanted}", param, ctx)
-
-
-class CountOrNone(ParamType):
-    """A number from 1, or `none`; 0 stands for none, which the contract writes as None."""
-
-    name = "number|none"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        if isinstance(value, int):
-            return value
-        if value.lower() == "none":
-            return 0
-        if not value.isdecimal() or int(value) < 1:
-            self.fail(f"{value!r}: a whole number from 1, or none; to stop a queue, pause it", param, ctx)
-        return int(value)
-
-
-DURATION = Duration()
+FOREVER = timedelta.max
 COUNT = click.IntRange(min=1)
 FILE = click.Path(path_type=Path, dir_okay=False)
 FOLDER = click.Path(path_type=Path, file_okay=False)
 
 
-def parse_seconds(text: str) -> float | None:
-    """The seconds of a duration as a person writes it; None where it is none."""
-    text = text.strip().lower()
+# -- values ---------------------------------------------------------------------------------------------------
+
+
+# A function as the type of an option: its name is the value's name in the help.
+
+
+def duration(text: str) -> timedelta:
+    """`90`, `1.5s`, `10m`, `2h30m`, `7d`."""
+    written = text.strip().lower()
     try:
-        seconds = float(text)
+        seconds = float(written)
     except ValueError:
-        if not _WHOLE.fullmatch(text):
-            return None
-        seconds = sum(float(number) * _UNITS[unit] for number, unit in _PART.findall(text))
-    return seconds if 0 <= seconds <= _LONGEST else None
+        parts = _PART.findall(written) if _WHOLE.fullmatch(written) else [(-1, "s")]
+        seconds = sum(float(number) * _UNITS[unit] for number, unit in parts)
+    if not 0 <= seconds <= _LONGEST:
+        wanted = "write seconds, or like 500ms, 30s, 10m, 2h30m, 7d"
+        raise click.BadParameter(f"{text!r} is not a duration: {wanted}")
+    return timedelta(seconds=seconds)
+
+
+def age(text: str) -> timedelta:
+    """A duration, or `FOREVER`."""
+    return FOREVER if text.lower() in ("forever", "none", "never") else duration(text)
+
+
+def instant(text: str) -> datetime:
+    """ISO 8601; without a zone it is this computer's local time."""
+    try:
+        return datetime.fromisoformat(text).astimezone()
+    except (ValueError, OverflowError):
+        wanted = "write like 2026-08-01T09:30 (local) or 2026-08-01T09:30Z"
+        raise click.BadParameter(f"{text!r} is not a time: {wanted}") from None
+
+
+def count_or_none(text: str) -> int:
+    """A number from 1, or `none`; 0 stands for none, which the contract writes as None."""
+    if text.lower() == "none":
+        return 0
+    if not text.isdecimal() or int(text) < 1:
+        raise click.BadParameter(f"{text!r}: a whole number from 1, or none; to stop a queue, pause it")
+    return int(text)
 
 
 def parse_pairs(pairs: tuple[str, ...], option: str, example: str = "name=value") -> dict[str, str]:
@@ -223,31 +193,30 @@ log_options = together(
     click.option("--log-format", default="text", type=click.Choice(["text", "json"])),
 )
 
-_REPEATED = ("queues", "types")
-_WORKER_VALUES = ("concurrency", "prefetch", "until_empty", "max_jobs", "name")
-_WORKER_DURATIONS = ("lease", "heartbeat", "poll_interval", "grace", "max_seconds")
-
 worker_options = together(
     option("--queue -q queues", "QUEUE", "Serve this queue; repeat.  [default: the app's]", multiple=True),
     option("--type -t types", "TYPE", "Run only this type; repeat.  [default: all]", multiple=True),
     option("--concurrency -c", COUNT, "Jobs at once, per worker process.", 20),
-    option("--lease", DURATION, "How long the jobs of a worker that died wait.", "15s"),
-    option("--poll-interval", DURATION, "Between looks at an idle queue.", "1s"),
+    option("--lease", duration, "How long the jobs of a worker that died wait.", "15s"),
+    option("--poll-interval", duration, "Between looks at an idle queue.", "1s"),
     option("--prefetch", click.IntRange(min=0), "Most jobs to lease ahead.", 4000),
-    option("--grace", DURATION, "How long a stop waits for jobs.", "30s"),
+    option("--grace", duration, "How long a stop waits for jobs.", "30s"),
     flag("--until-empty", "Stop when nothing is left to do."),
     option("--max-jobs", COUNT, "Stop each worker after so many jobs."),
-    option("--max-seconds", DURATION, "Stop after so long."),
+    option("--max-seconds", duration, "Stop after so long."),
 )
 """Options of everything that runs jobs."""
 
 
 def chosen_options(options: dict[str, Any]) -> dict[str, Any]:
     """A worker's options as keyword arguments of `Harbor.worker`; an option that was not given is left out."""
-    given = {name: value for name, value in options.items() if value is not None}
-    chosen = {name: given[name] for name in _WORKER_VALUES if name in given}
-    chosen |= {name: given[name].total_seconds() for name in _WORKER_DURATIONS if name in given}
-    return chosen | {name: list(given[name]) for name in _REPEATED if given[name]}
+    from taskharbor.worker import Worker
+
+    return {
+        name: value.total_seconds() if isinstance(value, timedelta) else value
+        for name in inspect.signature(Worker).parameters
+        if (value := options.get(name)) not in (None, ())
+    }
 
 
 # -- the store ------------------------------------------------------------------------------------------------

@@ -8,8 +8,9 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -18,7 +19,7 @@ import msgspec
 
 import taskharbor
 from taskharbor.cli.options import Invocation
-from taskharbor.jobs import SECOND, JobState, Micros, to_datetime
+from taskharbor.jobs import SECOND, JobState, Micros
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -30,10 +31,8 @@ PIPED_WIDTH = 200
 
 WIDE = 90
 """Width of a screen from which on tables are shown in full."""
-GAP = 2
-NARROWEST = 6
 
-_STATES = {
+STATES = {
     JobState.SCHEDULED: ("blue", "sched"),
     JobState.READY: ("cyan", "ready"),
     JobState.BLOCKED: ("magenta", "block"),
@@ -42,9 +41,7 @@ _STATES = {
     JobState.DEAD: ("red", "dead"),
     JobState.CANCELLED: ("bright_black", "canc"),
 }
-STATE_STYLES = {state: style for state, (style, _) in _STATES.items()}
-SHORT_STATES = {state: short for state, (_, short) in _STATES.items()}
-"""For narrow terminals."""
+"""The colour of each state, and its name on a narrow terminal."""
 
 
 def emit(document: Any) -> None:
@@ -95,7 +92,7 @@ def cell(text: str, style: str = "") -> Text:
 
 def state_cell(state: JobState) -> Text:
     """A state in its colour."""
-    return cell(str(state), STATE_STYLES[state])
+    return cell(str(state), STATES[state][0])
 
 
 class Column(NamedTuple):
@@ -105,9 +102,8 @@ class Column(NamedTuple):
     draw: Callable[[Any], Text | str] | None = None
     """The cell of an item; None: the item's field of the title's name."""
     right: bool = False
-    shrinks: int = 0
-    """The order in which columns are narrowed if a row is too wide: the highest number first. Columns with 0 are never
-    narrowed."""
+    shrinks: bool = False
+    """Cut if a row is too wide: the widest column first."""
     footer: str = ""
     least: int = 0
     """The narrowest screen that shows it."""
@@ -118,16 +114,11 @@ class Column(NamedTuple):
 def table(
     screen: Console, columns: Iterable[Column], items: Iterable[Any], *, title: str | None = None
 ) -> Table:
-    """Columns with no lines but one under the header: reads well, copies well, fits narrow terminals.
-
-    rich would narrow all columns alike, ids too; so the widths are chosen here.
-    """
+    """Columns with no lines but one under the header: reads well, copies well, fits narrow terminals."""
     from rich import box
     from rich.table import Table
 
     columns = [column for column in columns if column.least <= screen.width <= column.most]
-    draws = [column.draw or attrgetter(column.title) for column in columns]
-    rows = [[as_cell(draw(item)) for draw in draws] for item in items]
     drawn = Table(
         box=box.SIMPLE_HEAD,
         title=title,
@@ -140,14 +131,22 @@ def table(
         show_edge=False,
         show_footer=any(column.footer for column in columns),
     )
-    for column, width in zip(columns, _widths(screen.width, columns, rows), strict=True):
+    for column in columns:
         justify: Any = "right" if column.right else "left"
+        # rich narrows the columns that may wrap. Their texts themselves do not wrap: they are cut.
         drawn.add_column(
-            column.title, column.footer, justify=justify, width=width, no_wrap=True, overflow="ellipsis"
+            _on_one_line(column.title), column.footer, justify=justify, no_wrap=not column.shrinks
         )
-    for row in rows:
-        drawn.add_row(*row)
+    draws = [column.draw or attrgetter(column.title) for column in columns]
+    for item in items:
+        drawn.add_row(*(_on_one_line(draw(item)) for draw in draws))
     return drawn
+
+
+def _on_one_line(drawn: Text | str) -> Text:
+    text = as_cell(drawn)
+    text.no_wrap, text.overflow = True, "ellipsis"
+    return text
 
 
 def print_table(columns: Iterable[Column], items: Iterable[Any]) -> None:
@@ -159,20 +158,6 @@ def print_table(columns: Iterable[Column], items: Iterable[Any]) -> None:
 def as_cell(drawn: Text | str) -> Text:
     """Text for a table, drawn or not."""
     return cell(drawn) if isinstance(drawn, str) else drawn
-
-
-def _widths(available: int, columns: Sequence[Column], rows: Sequence[Sequence[Text]]) -> list[int]:
-    widths = [
-        max([len(column.title), len(column.footer), *(row[index].cell_len for row in rows)])
-        for index, column in enumerate(columns)
-    ]
-    excess = sum(widths) + GAP * (len(columns) - 1) + 1 - available
-    for index in sorted(range(len(columns)), key=lambda index: -columns[index].shrinks):
-        if excess > 0 and columns[index].shrinks:
-            given = min(excess, max(0, widths[index] - NARROWEST))
-            widths[index] -= given
-            excess -= given
-    return widths
 
 
 def is_narrow(screen: Console) -> bool:
@@ -217,6 +202,8 @@ def progress(settings: Invocation, *, every: float = 0.0, on_terminal_only: bool
 
 # -- texts ----------------------------------------------------------------------------------------------------
 
+_UNITS = (("d", 86_400), ("h", 3600), ("m", 60), ("s", 1))
+
 
 def rounded(value: Any) -> Any:
     """Round the seconds in a document to the millisecond, which is enough for readers."""
@@ -229,24 +216,18 @@ def rounded(value: Any) -> Any:
 
 def duration_text(duration: Micros) -> str:
     """Two figures that matter: 12 ms, 1.4 s, 3 m 20 s, 2 h 5 m, 4 d."""
-    sign, us = ("-", -duration) if duration < 0 else ("", duration)
-    seconds = us / SECOND
-    if us < 1000:
-        return f"{sign}{us} µs" if us else "0 s"
-    if seconds < 0.9995:
-        return f"{sign}{us / 1000:.0f} ms"
-    if seconds < 59.95:
-        return f"{sign}{seconds:.1f} s"
-    whole = round(seconds)
-    for unit, size, smaller, small_size in (
-        ("d", 86_400, "h", 3600),
-        ("h", 3600, "m", 60),
-        ("m", 60, "s", 1),
-    ):
-        if whole >= size:
-            rest = whole % size // small_size
-            return f"{sign}{whole // size} {unit}" + (f" {rest} {smaller}" if rest else "")
-    return f"{sign}{whole} s"
+    if duration < 0:
+        return f"-{duration_text(-duration)}"
+    if duration < 1000:
+        return f"{duration} µs" if duration else "0 s"
+    if duration < 0.9995 * SECOND:
+        return f"{duration / 1000:.0f} ms"
+    if duration < 59.95 * SECOND:
+        return f"{duration / SECOND:.1f} s"
+    whole = round(duration / SECOND)
+    (unit, size), (smaller, small) = next(pair for pair in pairwise(_UNITS) if whole >= pair[0][1])
+    rest = whole % size // small
+    return f"{whole // size} {unit}" + (f" {rest} {smaller}" if rest else "")
 
 
 def relative_text(when: Micros, now: Micros) -> str:
@@ -259,16 +240,10 @@ def relative_text(when: Micros, now: Micros) -> str:
 
 def coarse_text(duration: Micros) -> str:
     """One unit, for tables: 20 s, 3 m, 2 h."""
-    seconds = duration / SECOND
-    for unit, size in (("d", 86_400), ("h", 3600), ("m", 60)):
-        if seconds >= size:
-            return f"{seconds // size:.0f} {unit}"
-    return f"{seconds:.0f} s"
-
-
-def local_text(when: Micros) -> str:
-    """An instant in local time."""
-    return to_datetime(when).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    for unit, size in _UNITS[:-1]:
+        if duration >= size * SECOND:
+            return f"{duration // (size * SECOND)} {unit}"
+    return f"{duration / SECOND:.0f} s"
 
 
 def kept_text(kept: Micros | None) -> str:

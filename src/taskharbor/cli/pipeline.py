@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 _lake = option("--lake folder", opt.FOLDER, "The folder of the lake.", "lake")
 _master = option("--master", "URL", "Where Spark runs.  [default: this machine's cores, or spark-submit's]")
+_session_options = opt.together(_master, _lake)
 
 
 @click.group(cls=opt.Group)
@@ -37,13 +38,12 @@ def pipeline(settings: Invocation) -> None:
 
 @pipeline.command()
 @option("--objectives", opt.FILE, "Objectives in TOML or JSON; they hold for later runs too.")
-@_master
-@_lake
+@_session_options
 def run(settings: Invocation, folder: Path, objectives: Path | None, master: str | None) -> None:
     """Take in what is new since the last run."""
     opt.require_store(settings)
     began = time.monotonic()
-    with _session(settings, folder, master) as (spark, lake, show):
+    with _session(settings, folder, master, may_be_new=True) as (spark, lake, show):
         from taskharbor.spark.lake import load_objectives, run_pipeline
 
         startup = time.monotonic() - began
@@ -57,11 +57,9 @@ def run(settings: Invocation, folder: Path, objectives: Path | None, master: str
 
 
 @pipeline.command()
-@_master
-@_lake
+@_session_options
 def audit(settings: Invocation, folder: Path, master: str | None) -> int:
     """Check the guarantees over everything the lake holds; exit with 1 where one was broken."""
-    _require_lake(folder)
     with _session(settings, folder, master) as (spark, lake, show):
         from taskharbor.spark.audit import audit_lake
 
@@ -76,11 +74,9 @@ def audit(settings: Invocation, folder: Path, master: str | None) -> int:
 
 @pipeline.command()
 @option("--output -o", opt.FILE, "The page to write.  [default: report.html in the lake]")
-@_master
-@_lake
+@_session_options
 def report(settings: Invocation, folder: Path, output: Path | None, master: str | None) -> None:
     """Write one HTML page with everything worth seeing."""
-    _require_lake(folder)
     with _session(settings, folder, master) as (spark, lake, show):
         from taskharbor.spark.audit import audit_lake
         from taskharbor.spark.report import collect, summary, write_page
@@ -98,11 +94,9 @@ def report(settings: Invocation, folder: Path, output: Path | None, master: str 
 
 
 @pipeline.command()
-@_master
-@_lake
+@_session_options
 def compact(settings: Invocation, folder: Path, master: str | None) -> None:
     """Make few files of the many small ones that runs leave."""
-    _require_lake(folder)
     with _session(settings, folder, master) as (spark, lake, show):
         from taskharbor.spark.lake import compact as compact_lake
 
@@ -119,7 +113,7 @@ def compact(settings: Invocation, folder: Path, master: str | None) -> None:
 @pipeline.command()
 @option("--keep", opt.COUNT, "Keep what the newest so many states of the lake need, for their readers.", 2)
 @option(
-    "--unlisted-for", opt.DURATION, "Leave younger files alone: an unfinished run may be writing them.", "6h"
+    "--unlisted-for", opt.duration, "Leave younger files alone: an unfinished run may be writing them.", "6h"
 )
 @option("--before", click.DateTime(["%Y-%m-%d"]), "Drop the rows of earlier dates.", metavar="DATE")
 @_lake
@@ -146,8 +140,12 @@ def vacuum(
 
 
 @contextmanager
-def _session(settings: Invocation, folder: Path, master: str | None) -> Iterator[tuple[Any, Any, out.Show]]:
+def _session(
+    settings: Invocation, folder: Path, master: str | None, *, may_be_new: bool = False
+) -> Iterator[tuple[Any, Any, out.Show]]:
     """A SparkSession, the lake, and how to show progress. No type is named: no command imports PySpark."""
+    if not may_be_new:
+        _require_lake(folder)
     with out.progress(settings) as show:
         from taskharbor.spark.session import FOR_MILLIONS, local_session
 
@@ -206,15 +204,7 @@ def _audit_view(result: AuditResult) -> RenderableType:
 @option("--violations", click.IntRange(min=0), "Break the guarantees this often.", 0)
 @option("--lake", opt.FOLDER, "Run it through this lake.")
 @option("--parquet", opt.FOLDER, "Write it below this folder: attempts, queues, planted.")
-def history(
-    settings: Invocation,
-    rows: int,
-    days: int,
-    seed: int,
-    violations: int,
-    lake: Path | None,
-    parquet: Path | None,
-) -> None:
+def history(settings: Invocation, /, lake: Path | None, parquet: Path | None, **wanted: int) -> None:
     """Make up a realistic history, clean or with planted violations."""
     folder = lake or parquet
     if folder is None or (lake is not None and parquet is not None):
@@ -232,8 +222,14 @@ def history(
     spark = local_session("taskharbor history")
     began = time.monotonic()
     write = write_parquet if lake is None else fill_lake
-    count = write(spark, folder, rows=rows, days=days, seed=seed, violations=violations)
-    seconds = time.monotonic() - began
-    document = {"rows": rows, "planted": count, "seed": seed, "seconds": seconds, "path": str(folder)}
+    count = write(spark, folder, **wanted)
+    seconds, rows = time.monotonic() - began, wanted["rows"]
+    document = {
+        "rows": rows,
+        "planted": count,
+        "seed": wanted["seed"],
+        "seconds": seconds,
+        "path": str(folder),
+    }
     text = f"{rows:,} attempts, {count:,} violations planted, in {folder} ({seconds:.1f} s)"
     out.answer(settings, out.rounded(document), text)

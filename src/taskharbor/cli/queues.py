@@ -21,7 +21,7 @@ from taskharbor.cli.output import WIDE, Column, cell, count_text
 from taskharbor.cli.problems import BadInput
 from taskharbor.client import Client
 from taskharbor.drivers.records import QueueSettings, QueueStats
-from taskharbor.jobs import WAITING_STATES, JobState, Micros, to_micros
+from taskharbor.jobs import SECOND, WAITING_STATES, JobState, Micros, to_micros
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -71,7 +71,7 @@ def resume(settings: Invocation, names: tuple[str, ...]) -> None:
 
 @queues.command()
 @click.argument("queue", metavar="QUEUE")
-@option("--max-inflight", opt.CountOrNone(), "Never more jobs at once, over all workers.", metavar="N|none")
+@option("--max-inflight", opt.count_or_none, "Never more jobs at once, over all workers.", metavar="N|none")
 @option("--failure-queue", "QUEUE|none", "Enqueue a job there for every one that dies here.")
 def limit(settings: Invocation, queue: str, max_inflight: int | None, failure_queue: str | None) -> None:
     """Limit how many run at once, and name a failure queue."""
@@ -85,7 +85,7 @@ def limit(settings: Invocation, queue: str, max_inflight: int | None, failure_qu
     _change_all(settings, (queue,), **changes)
 
 
-_age = functools.partial(click.option, type=opt.Duration(or_forever=True), metavar="AGE|forever")
+_age = functools.partial(click.option, type=opt.age, metavar="AGE|forever")
 
 
 @queues.command()
@@ -93,18 +93,11 @@ _age = functools.partial(click.option, type=opt.Duration(or_forever=True), metav
 @_age("--done", help="Keep done and cancelled jobs so long.")
 @_age("--dead", help="Keep dead jobs so long.")
 @_age("--attempts", help="Keep the attempt log so long.")
-def retention(
-    settings: Invocation,
-    queue: str,
-    done: timedelta | None,
-    dead: timedelta | None,
-    attempts: timedelta | None,
-) -> None:
+def retention(settings: Invocation, /, queue: str, **ages: timedelta | None) -> None:
     """Set how long ended jobs and the attempt log stay: 7d, 12h, forever."""
-    given = {"keep_done_us": done, "keep_dead_us": dead, "keep_attempts_us": attempts}
     changes = {
-        name: None if age is opt.Duration.FOREVER else to_micros(age)
-        for name, age in given.items()
+        f"keep_{name}_us": None if age is opt.FOREVER else to_micros(age)
+        for name, age in ages.items()
         if age is not None
     }
     if not changes:
@@ -133,12 +126,12 @@ def _sentence(settings: QueueSettings) -> str:
 
 def _show(stats: list[QueueStats]) -> None:
     columns = (
-        Column("queue", shrinks=1),
+        Column("queue", shrinks=True),
         Column("", lambda one: cell("paused", "yellow") if one.settings.paused else cell("on", "green")),
         Column("waiting", lambda one: _sum(one, *WAITING_STATES), right=True),
         Column("running", lambda one: _sum(one, JobState.INFLIGHT), right=True),
         Column("limit", lambda one: str(one.settings.max_inflight or "-"), right=True),
-        Column("failures to", lambda one: one.settings.failure_queue or "-", shrinks=2, least=WIDE),
+        Column("failures to", lambda one: one.settings.failure_queue or "-", shrinks=True, least=WIDE),
         Column("keeps done / dead / attempts", lambda one: _kept(one.settings), least=WIDE),
         Column("keeps", lambda one: _kept(one.settings), most=WIDE - 1),
     )
@@ -197,28 +190,15 @@ def _watch(settings: Invocation, looks: Iterator[tuple[list[QueueStats], Micros]
     from rich.live import Live
 
     screen = out.console()
-    rate = Rate()
+    before: tuple[Micros, int] | None = None
     with Live(console=screen, auto_refresh=False, transient=False) as live:
         for taken, now in looks:
-            pace = rate.update(taken)
+            ended, pace = sum(map(_ended_ever, taken)), ""
+            if before is not None and now > before[0]:
+                pace = f"{(ended - before[1]) * SECOND / (now - before[0]):.0f} jobs/s  "
+            before = now, ended
             line = f"{opt.shown_url(settings.url)}  {time.strftime('%H:%M:%S')}  {pace}Ctrl-C ends this"
             live.update(Group(cell(line, "bright_black"), view(taken, now, screen)), refresh=True)
-
-
-class Rate:
-    """The number of jobs that end per second, between two looks."""
-
-    def __init__(self) -> None:
-        self._before: tuple[float, int] | None = None
-
-    def update(self, taken: list[QueueStats]) -> str:
-        """Return the pace since the last look, as text."""
-        ended = sum(map(_ended_ever, taken))
-        now = time.monotonic()
-        before, self._before = self._before, (now, ended)
-        if before is None or now <= before[0]:
-            return ""
-        return f"{(ended - before[1]) / (now - before[0]):.0f} jobs/s  "
 
 
 def view(taken: list[QueueStats], now: Micros, screen: Console) -> RenderableType:
@@ -229,10 +209,10 @@ def view(taken: list[QueueStats], now: Micros, screen: Console) -> RenderableTyp
     def footer(text: str) -> str:
         return text if len(taken) > 1 else ""
 
-    columns = [Column("queue", shrinks=1, footer=footer("all"))]
+    columns = [Column("queue", shrinks=True, footer=footer("all"))]
     for state in JobState:
         total = sum(one.counts.get(state, 0) for one in taken)
-        title = out.SHORT_STATES[state] if out.is_narrow(screen) else str(state)
+        title = out.STATES[state][1] if out.is_narrow(screen) else str(state)
         # A narrow screen has no room for columns of zeros.
         least = 0 if total or state is JobState.READY else WIDE
         draw = functools.partial(_count, state)
@@ -251,7 +231,7 @@ def _ended_ever(one: QueueStats) -> int:
 
 def _count(state: JobState, one: QueueStats) -> Text:
     count = one.counts.get(state, 0)
-    return cell(count_text(count), out.STATE_STYLES[state] if count else "bright_black")
+    return cell(count_text(count), out.STATES[state][0] if count else "bright_black")
 
 
 def _lag(one: QueueStats, now: Micros) -> Text:

@@ -7,8 +7,9 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterable
-from contextlib import ExitStack, suppress
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,31 +36,26 @@ _LEFT_OUT = {"__pycache__", "node_modules", "site-packages", "venv", "build", "d
 MOST_FILES = 5000
 
 
-class FileWatcher:
-    """Looks at the `.py` files under a folder every `interval` seconds, on a daemon thread."""
+@contextmanager
+def watched_files(folder: Path, changed: Callable[[str], None], *, interval: float = 0.5) -> Iterator[None]:
+    """Look at the `.py` files under a folder every `interval` seconds, on a daemon thread, until the end of the block."""
+    stopped = threading.Event()
+    before = modification_times(folder)
 
-    def __init__(self, folder: Path, changed: Callable[[str], None], *, interval: float = 0.5) -> None:
-        self._folder = folder
-        self._changed = changed
-        self._interval = interval
-        self._stopped = threading.Event()
-        self._seen = modification_times(folder)
+    def watch() -> None:
+        seen = before
+        while not stopped.wait(interval):
+            now = modification_times(folder)
+            if now != seen:
+                differing = sorted(path for path, _ in now.items() ^ seen.items())
+                seen = now
+                changed(os.path.relpath(differing[0]))
 
-    def start(self) -> None:
-        """Begin to look."""
-        threading.Thread(target=self._run, name="taskharbor-reload", daemon=True).start()
-
-    def stop(self) -> None:
-        """Look no more."""
-        self._stopped.set()
-
-    def _run(self) -> None:
-        while not self._stopped.wait(self._interval):
-            now = modification_times(self._folder)
-            if now != self._seen:
-                differing = sorted(path for path, _ in now.items() ^ self._seen.items())
-                self._seen = now
-                self._changed(os.path.relpath(differing[0]))
+    threading.Thread(target=watch, name="taskharbor-reload", daemon=True).start()
+    try:
+        yield
+    finally:
+        stopped.set()
 
 
 def modification_times(folder: Path) -> dict[str, int]:
@@ -81,9 +77,7 @@ def app_folder(module: str) -> Path:
         spec = importlib.util.find_spec(module.partition(".")[0])
     except (ImportError, ValueError):
         spec = None
-    if spec is None or not spec.origin:
-        return Path.cwd()
-    return Path(spec.origin).parent
+    return Path(spec.origin).parent if spec is not None and spec.origin else Path.cwd()
 
 
 log = logging.getLogger("taskharbor.worker")
@@ -96,11 +90,9 @@ def stop_with_parent(stop: Callable[[], None], grace: float, fd: int = 0) -> Non
     """Watch the parent's end of stdin. It closes with the parent, even if the parent was killed."""
 
     def watch() -> None:
-        try:
+        with suppress(OSError):
             while os.read(fd, 1024):
                 pass
-        except OSError:
-            pass
         log.warning("the parent process is gone: stopping")
         last_resort = threading.Timer(grace + AFTER_GRACE, os._exit, (1,))
         last_resort.daemon = True
@@ -114,14 +106,11 @@ def report_to_parent(snapshot: Callable[[], dict[str, Any]], fd: int) -> None:
     """Write a status line every second, for the health endpoint that the parent serves."""
 
     def tell() -> None:
-        pause = threading.Event()
-        try:
-            with open(fd, "wb", buffering=0) as pipe:
-                while True:
-                    pipe.write(msgspec.json.encode(snapshot()) + b"\n")
-                    pause.wait(REPORT_EVERY)
-        except OSError:
-            pass  # The parent is gone; `stop_with_parent` sees that too.
+        # An error: the parent is gone. `stop_with_parent` sees that too.
+        with suppress(OSError), open(fd, "wb", buffering=0) as pipe:
+            while True:
+                pipe.write(msgspec.json.encode(snapshot()) + b"\n")
+                time.sleep(REPORT_EVERY)
 
     threading.Thread(target=tell, name="taskharbor-report", daemon=True).start()
 
@@ -137,7 +126,7 @@ OFF = "off"
 )
 @click.argument("app", metavar="MODULE[:APP]")
 @opt.worker_options
-@option("--heartbeat", opt.DURATION, "Between renewals.  [default: a third of the lease]")
+@option("--heartbeat", opt.duration, "Between renewals.  [default: a third of the lease]")
 @option("--name", "NAME", "The worker's name.  [default: host, pid, noise]")
 @option("--processes", click.IntRange(1, 256), "Worker processes.", 1)
 @flag("--reload/--no-reload", "Restart when a .py file of the app changes (development).", show_default=False)
@@ -156,14 +145,13 @@ def worker(settings: Invocation, /, app: str, **options: Any) -> int | None:
     harbor = _app(settings, app)
     one = harbor.worker(**opt.chosen_options(options))
     supervised = options["supervised"]
-    with ExitStack() as stack:
-        if supervised is not None:
-            stop_with_parent(one.stop, options["grace"].total_seconds())
-            if supervised >= 0:
-                report_to_parent(one.snapshot, supervised)
-        else:
-            _banner(harbor, f"worker {one.name}", options, one.config.queues)
-            _serve_health(stack, options, lambda: _look(one))
+    if supervised is None:
+        _banner(harbor, f"worker {one.name}", options, one.config.queues)
+    else:
+        stop_with_parent(one.stop, options["grace"].total_seconds())
+        if supervised >= 0:
+            report_to_parent(one.snapshot, supervised)
+    with _health(options, lambda: _look(one)):
         one.run()
     return None
 
@@ -180,8 +168,11 @@ def _look(one: Worker) -> tuple[bool, dict[str, Any]]:
     return bool(snapshot["serving"] and snapshot["backend_answers"]), snapshot
 
 
-def _serve_health(stack: ExitStack, options: dict[str, Any], look: Look) -> None:
-    if not options["health"] or options["health"] == OFF:
+@contextmanager
+def _health(options: dict[str, Any], look: Look) -> Iterator[None]:
+    """The health endpoint, if it was asked for, until the end of the block."""
+    if options["health"] in (None, "", OFF):
+        yield
         return
     from taskharbor.worker.health import HealthServer, parse_address
 
@@ -189,12 +180,14 @@ def _serve_health(stack: ExitStack, options: dict[str, Any], look: Look) -> None
     try:
         server = HealthServer(host, port, look)
     except OSError as error:
-        raise CommandFailed(
-            f"cannot serve health at {host}:{port}: {error.strerror or error}", hint="choose another port"
-        ) from error
+        said = f"cannot serve health at {host}:{port}: {error.strerror or error}"
+        raise CommandFailed(said, hint="choose another port") from error
     server.start()
-    stack.callback(server.stop)
     click.echo(f"health at http://{server.address}/health and /ready", err=True)
+    try:
+        yield
+    finally:
+        server.stop()
 
 
 def _supervise(settings: Invocation, app: str, options: dict[str, Any]) -> int:
@@ -209,9 +202,8 @@ def _supervise(settings: Invocation, app: str, options: dict[str, Any]) -> int:
         harbor = _app(settings, app)
         if not harbor.driver().capabilities.multi_process:
             hint = "leave out --processes, or use a store like sqlite:///jobs.db"
-            raise BadInput(
-                "this store lives in one process; several would not see each other's jobs", hint=hint
-            )
+            said = "this store lives in one process; several would not see each other's jobs"
+            raise BadInput(said, hint=hint)
         harbor.worker(**opt.chosen_options(options))  # So that a bad option is said once, not once per child.
         _banner(harbor, label, options, options["queues"] or harbor.queues)
     supervisor = Supervisor(
@@ -221,12 +213,9 @@ def _supervise(settings: Invocation, app: str, options: dict[str, Any]) -> int:
         finite=bool(options["until_empty"] or options["max_jobs"] or options["max_seconds"]),
         reload=reload,
     )
-    with ExitStack() as stack:
-        if reload:
-            watcher = FileWatcher(app_folder(app.partition(":")[0]), supervisor.changed)
-            watcher.start()
-            stack.callback(watcher.stop)
-        _serve_health(stack, options, supervisor.look)
+    folder = app_folder(app.partition(":")[0])
+    watch = watched_files(folder, supervisor.changed) if reload else nullcontext()
+    with watch, _health(options, supervisor.look):
         return supervisor.run()
 
 
@@ -270,12 +259,16 @@ LINE_EVERY = 5.0
 @option("--stop stopped_run", "RUN", "Stop a run, from anywhere: its name is shown when it starts.")
 def spark_worker(settings: Invocation, /, app: str | None, **options: Any) -> None:
     """Run jobs of the app that MODULE:APP names, inside Spark tasks."""
-    if options["stopped_run"]:
-        _stop(settings, options["stopped_run"])
+    # Spark is an extra, and takes a second to import: imported on demand.
+    if run := options["stopped_run"]:
+        from taskharbor.spark.workers.stopping import ask_to_stop
+
+        opt.require_store(settings)
+        ask_to_stop(settings.url, run)
+        out.answer(settings, {"run": run, "asked_to_stop": True}, f"run {run} was asked to stop")
         return
     if app is None:
         raise BadInput("which app?", hint="name it like jobs:harbor")
-    # Spark is an extra, and takes a second to import: imported on demand.
     from taskharbor.spark.session import local_session
     from taskharbor.spark.workers import run_on_executors
 
@@ -304,14 +297,6 @@ def spark_worker(settings: Invocation, /, app: str | None, **options: Any) -> No
     show_summary(settings, summary)
 
 
-def _stop(settings: Invocation, run: str) -> None:
-    from taskharbor.spark.workers.stopping import ask_to_stop
-
-    opt.require_store(settings)
-    ask_to_stop(settings.url, run)
-    out.answer(settings, {"run": run, "asked_to_stop": True}, f"run {run} was asked to stop")
-
-
 def _line(now: Progress) -> str:
     pace = now.ended / now.seconds if now.seconds > 0 else 0.0
     parts = [
@@ -335,7 +320,7 @@ def show_summary(settings: Invocation, summary: DrainSummary) -> None:
         return
     columns = (
         Column("worker", lambda one: str(one.number), right=True, footer="all"),
-        Column("host", lambda one: cell(one.host or "lost", "" if one.host else "red"), shrinks=1),
+        Column("host", lambda one: cell(one.host or "lost", "" if one.host else "red"), shrinks=True),
         Column("done", lambda one: count_text(one.done), right=True, footer=count_text(summary.done)),
         Column("failed", lambda one: _fault(one.failed), right=True, footer=count_text(summary.failed)),
         Column("lost", lambda one: _fault(one.lost), right=True, footer=count_text(summary.lost)),

@@ -18,7 +18,6 @@ import msgspec
 from taskharbor.errors import TaskHarborError
 
 if TYPE_CHECKING:
-    from taskharbor.spark.report import ReportData
     from taskharbor.spark.session import Session
 
 LOG = "spark.log"
@@ -85,15 +84,24 @@ def analyse(
     began = time.monotonic()
     say("starting Spark")
     try:
-        session = _started(folder) if spark is None else spark
+        from taskharbor.spark.audit import audit_lake
+        from taskharbor.spark.lake import Lake, run_pipeline
+        from taskharbor.spark.report import collect, write_page
+        from taskharbor.spark.session import local_session
+
+        with _errors_into(folder / LOG):
+            session = spark or local_session("taskharbor demo", settings=SMALL)
         try:
-            data = _from_store_to_numbers(session, url, folder / "lake", say)
+            lake = Lake(folder / "lake")
+            run_pipeline(session, lake, url, progress=lambda step, number, steps: say(f"pipeline: {step}"))
+            say("auditing every lease")
+            audit = audit_lake(session, lake)
+            say("counting for the report")
+            data = collect(session, lake, audit=audit)
         finally:
             if spark is None:
                 session.stop()
         say("writing the report")
-        from taskharbor.spark.report import write_page
-
         page = write_page(data, report)
     except Exception as error:
         if isinstance(error, TaskHarborError):
@@ -109,29 +117,6 @@ def analyse(
         violations=verdict.kinds,
         seconds=time.monotonic() - began,
     )
-
-
-def _from_store_to_numbers(
-    spark: Session, url: str, lake_folder: Path, say: Callable[[str], None]
-) -> ReportData:
-    from taskharbor.spark.audit import audit_lake
-    from taskharbor.spark.lake.layout import Lake
-    from taskharbor.spark.lake.run import run_pipeline
-    from taskharbor.spark.report import collect
-
-    lake = Lake(lake_folder)
-    run_pipeline(spark, lake, url, progress=lambda step, number, steps: say(f"pipeline: {step}"))
-    say("auditing every lease")
-    audit = audit_lake(spark, lake)
-    say("counting for the report")
-    return collect(spark, lake, audit=audit)
-
-
-def _started(folder: Path) -> Session:
-    from taskharbor.spark.session import local_session
-
-    with _errors_into(folder / LOG):
-        return local_session("taskharbor demo", settings=SMALL)
 
 
 @contextmanager

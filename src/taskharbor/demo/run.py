@@ -9,14 +9,15 @@ import sys
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import accumulate, combinations
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from taskharbor.client import Client
+from taskharbor.client import Client, chunks
 from taskharbor.demo.app import API_LIMIT, API_QUEUE
 from taskharbor.demo.workload import MEANT_TO_END, Workload
 from taskharbor.drivers.contract import JobFilter, QueueSettings
@@ -126,20 +127,13 @@ class WorkerProcesses:
         # The hidden option ties the worker's life to ours: with the demo gone, its workers go too.
         command += ["--grace", "5", "--log-format", "json", "--supervised=-1"]
         environment = {key: value for key, value in os.environ.items() if not key.startswith("TASKHARBOR")}
-        with open(self._log_file(name), "wb") as log:
+        with open(self._folder / f"{name}.log", "wb") as log:
             options: dict[str, Any] = {"stdout": log, "stderr": log, "env": environment}
             return subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True, **options)
 
-    def _log_file(self, name: str) -> Path:
-        return self._folder / f"{name}.log"
-
-    def pid(self, name: str) -> int:
-        """The process id of a worker."""
-        return self._processes[name].pid
-
-    def kill_if(self, name: str, holds: Callable[[], list[str]]) -> list[str]:
-        """Kill the worker with SIGKILL while it holds jobs, and return these jobs. It is frozen first, so that they cannot change
-        between the look and the kill. If it holds nothing, it is not killed."""
+    def kill_if(self, name: str, holds: Callable[[], list[str]]) -> tuple[int, list[str]]:
+        """Kill the worker with SIGKILL while it holds jobs, and return its process id and these jobs. It is frozen first, so that
+        they cannot change between the look and the kill. If it holds nothing, it is not killed."""
         process = self._processes[name]
         process.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
@@ -148,13 +142,18 @@ class WorkerProcesses:
             self._end(name, grace=0)
         else:
             process.send_signal(signal.SIGCONT)
-        return held
+        return process.pid, held
 
     def check(self) -> None:
         """Raise if a worker ended that the demo did not kill."""
         for name, process in self._processes.items():
             if process.poll() is not None:
-                tail = self._log_file(name).read_text("utf-8", errors="replace").strip().splitlines()[-3:]
+                tail = (
+                    (self._folder / f"{name}.log")
+                    .read_text("utf-8", errors="replace")
+                    .strip()
+                    .splitlines()[-3:]
+                )
                 said = " | ".join(tail) or "nothing"
                 raise WorkerGone(f"{name} ended with exit code {process.returncode}; its last words: {said}")
 
@@ -234,11 +233,9 @@ class Demo:
     def _try_to_kill(self, workers: WorkerProcesses, ended: int, started: float) -> None:
         """Kill the worker that holds most, if it still does when it is frozen; otherwise at the next look."""
         victim = max(workers.names, key=lambda name: len(self._held_by(name)))
-        pid = workers.pid(victim)
-        held = workers.kill_if(victim, lambda: self._held_by(victim))
+        pid, held = workers.kill_if(victim, lambda: self._held_by(victim))
         if held:
-            after = time.monotonic() - started
-            self._kill = Kill(victim, pid, after, ended, held, self._client.now())
+            self._kill = Kill(victim, pid, time.monotonic() - started, ended, held, self._client.now())
 
     def _held_by(self, worker: str) -> list[str]:
         selection = JobFilter(worker=worker, states=frozenset({JobState.INFLIGHT}))
@@ -247,36 +244,20 @@ class Demo:
     # -- afterwards -----------------------------------------------------------------------------------------
 
     def _judge(self, unwanted: list[str], seconds: float) -> DemoOutcome:
-        ids, kill = list(self._ids), self._kill
+        ids, kill, work = list(self._ids), self._kill, self._work
         attempts = list(self._attempts())
-        verdict = judge(
-            ids,
-            self._records(ids),
-            attempts,
-            cancelled_by_us=frozenset(unwanted),
-            limited_queue=API_QUEUE,
-            limit=API_LIMIT,
-        )
+        found = [record for part in chunks(ids, 500) for record in self._client.get_many(part)]
+        jobs = {record.id: record for record in found if record is not None}
+        verdict = judge(ids, jobs, attempts, unwanted)
         recovered, after = recovery(kill.held, attempts, kill.at_us) if kill else (0, 0)
-        work = self._work
         requests = len(work.first) + len(work.unwanted) + sum(map(len, work.waves))
         return DemoOutcome(verdict, kill, recovered, after, seconds, requests)
 
-    def _records(self, ids: list[str]) -> dict[str, JobRecord]:
-        found: dict[str, JobRecord] = {}
-        for start in range(0, len(ids), 500):
-            records = self._client.get_many(ids[start : start + 500])
-            found.update((record.id, record) for record in records if record is not None)
-        return found
-
     def _attempts(self) -> Iterator[Attempt]:
-        cursor: str | None = None
-        while True:
-            page = self._client.read_attempts(after=cursor)
-            if not page.attempts:
-                return
+        page = self._client.read_attempts()
+        while page.attempts:
             yield from page.attempts
-            cursor = page.cursor
+            page = self._client.read_attempts(after=page.cursor)
 
 
 # -- the judgement: functions over jobs and rows, nothing remembered --------------------------------------
@@ -286,16 +267,14 @@ def judge(
     accepted: Sequence[str],
     jobs: Mapping[str, JobRecord],
     attempts: Sequence[Attempt],
-    *,
-    cancelled_by_us: frozenset[str],
-    limited_queue: str,
-    limit: int,
+    cancelled_by_us: Collection[str],
 ) -> DemoVerdict:
     """Counts what became of the accepted jobs, from their records and the attempt log."""
     states = Counter(jobs[job_id].state for job_id in accepted if job_id in jobs)
     ends = Counter(one.job_id for one in attempts if one.state.is_terminal)
     ended = [job_id for job_id in accepted if job_id in jobs and jobs[job_id].state.is_terminal]
     outcomes = Counter(one.outcome for one in attempts)
+    leases = valid_leases(attempts)
     return DemoVerdict(
         accepted=len(accepted),
         done=states[JobState.DONE],
@@ -306,60 +285,43 @@ def judge(
         unlogged=sum(ends[job_id] == 0 for job_id in ended),
         unexpected=sum(not _as_meant(jobs[job_id], cancelled_by_us) for job_id in ended),
         overlapping_leases=overlapping_leases(attempts),
-        executions=sum(one.reserved_at_us is not None for one in attempts),
+        executions=len(leases),
         retried=outcomes[Outcome.RETRIED],
         expired=outcomes[Outcome.EXPIRED],
-        w_limit=limit,
-        w_max_overlap=most_at_once(
-            validity
-            for one in attempts
-            if one.queue == limited_queue and (validity := _validity(one)) is not None
-        ),
+        w_limit=API_LIMIT,
+        w_max_overlap=most_at_once((start, end) for one, start, end in leases if one.queue == API_QUEUE),
     )
 
 
-def _as_meant(job: JobRecord, cancelled_by_us: frozenset[str]) -> bool:
+def _as_meant(job: JobRecord, cancelled_by_us: Collection[str]) -> bool:
     if job.id in cancelled_by_us:
         return job.state is JobState.CANCELLED
     return job.state in MEANT_TO_END.get(job.type, {JobState.DONE})
 
 
-def _validity(attempt: Attempt) -> tuple[Micros, Micros] | None:
-    """When the lease of this row was valid: from its grant until it was ended or ran out, whichever was first."""
-    if attempt.reserved_at_us is None:
-        return None
-    over = attempt.ended_at_us
-    if attempt.lease_expires_at_us is not None:
-        over = min(over, attempt.lease_expires_at_us)
-    return attempt.reserved_at_us, over
+def valid_leases(attempts: Iterable[Attempt]) -> list[tuple[Attempt, Micros, Micros]]:
+    """When the lease of each row was valid: from its grant until it was ended or ran out, whichever was first."""
+    return [
+        (one, one.reserved_at_us, min(one.ended_at_us, one.lease_expires_at_us or one.ended_at_us))
+        for one in attempts
+        if one.reserved_at_us is not None
+    ]
 
 
 def overlapping_leases(attempts: Iterable[Attempt]) -> int:
     """Pairs of leases of one job that were valid at the same time."""
     leases: defaultdict[str, list[tuple[Micros, Micros]]] = defaultdict(list)
-    for attempt in attempts:
-        validity = _validity(attempt)
-        if validity is not None:
-            leases[attempt.job_id].append(validity)
-    pairs = 0
-    for of_one_job in leases.values():
-        of_one_job.sort()
-        for index, (_, end) in enumerate(of_one_job):
-            pairs += sum(start < end for start, _ in of_one_job[index + 1 :])
-    return pairs
+    for one, start, end in valid_leases(attempts):
+        leases[one.job_id].append((start, end))
+    pairs = (pair for of_one_job in leases.values() for pair in combinations(sorted(of_one_job), 2))
+    return sum(later_start < end for (_, end), (later_start, _) in pairs)
 
 
 def most_at_once(intervals: Iterable[tuple[Micros, Micros]]) -> int:
     """The largest number of half-open intervals that share an instant."""
-    edges: list[tuple[Micros, int]] = []
-    for start, end in intervals:
-        if start < end:
-            edges += [(start, 1), (end, -1)]
-    most = now = 0
-    for _, step in sorted(edges):  # At one instant the ends come before the beginnings.
-        now += step
-        most = max(most, now)
-    return most
+    edges = [edge for start, end in intervals if start < end for edge in ((start, 1), (end, -1))]
+    # At one instant the ends come before the beginnings.
+    return max(accumulate(step for _, step in sorted(edges)), default=0)
 
 
 def recovery(held: Sequence[str], attempts: Iterable[Attempt], killed_at: Micros) -> tuple[int, Micros]:

@@ -8,10 +8,9 @@
             assert_enqueued(harbor, send_mail, args={"to": "ada@example.org"})
             assert drain(harbor).done == 1
 
-- `inlining`: a private store for an app; jobs that run when they are enqueued.
+- `inlining`: a private store for an app; jobs that run when they are enqueued; all of this as methods of one object.
 - `assertions`: assertions about enqueued jobs.
 - `draining`: runs all runnable jobs in this thread.
-- `session`: all of this as methods of one object.
 - `plugin`: the pytest fixtures.
 - `broker`: a real broker in a thread.
 
@@ -33,25 +32,24 @@ if TYPE_CHECKING:
     from taskharbor.testing.draining import Executed as Executed
     from taskharbor.testing.draining import drain as drain
     from taskharbor.testing.draining import drain_async as drain_async
+    from taskharbor.testing.inlining import HarborTesting as HarborTesting
     from taskharbor.testing.inlining import inline as inline
     from taskharbor.testing.inlining import memory_store as memory_store
     from taskharbor.testing.inlining import run_inline as run_inline
     from taskharbor.testing.inlining import run_inline_async as run_inline_async
-    from taskharbor.testing.session import HarborTesting as HarborTesting
 
 _HOMES = {
-    "taskharbor.clock": ("FakeClock",),
-    "taskharbor.testing.assertions": ("assert_enqueued", "enqueued", "refute_enqueued"),
-    "taskharbor.testing.draining": ("DrainReport", "Executed", "drain", "drain_async"),
-    "taskharbor.testing.inlining": ("inline", "memory_store", "run_inline", "run_inline_async"),
-    "taskharbor.testing.session": ("HarborTesting",),
+    "taskharbor.clock": "FakeClock",
+    "taskharbor.testing.assertions": "assert_enqueued enqueued refute_enqueued",
+    "taskharbor.testing.draining": "DrainReport Executed drain drain_async",
+    "taskharbor.testing.inlining": "HarborTesting inline memory_store run_inline run_inline_async",
 }
+_home_of = {name: home for home, names in _HOMES.items() for name in names.split()}
 
-__all__ = sorted(name for names in _HOMES.values() for name in names)
+__all__ = sorted(_home_of)
 
 
 def __getattr__(name: str) -> Any:
-    for home, names in _HOMES.items():
-        if name in names:
-            return getattr(importlib.import_module(home), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in _home_of:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_home_of[name]), name)

@@ -10,7 +10,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, TypedDict, Unpack
 
-from taskharbor.drivers.contract import JobFilter
 from taskharbor.errors import CodecError
 from taskharbor.harbor import Harbor, JobType
 from taskharbor.jobs import SECOND, JobRecord, JobState, to_micros
@@ -70,14 +69,12 @@ def refute_enqueued(
 
 
 def _all_jobs(harbor: Harbor) -> list[JobRecord]:
-    jobs: list[JobRecord] = []
-    cursor: str | None = None
-    while True:
-        page = harbor.client.list_jobs(JobFilter(), limit=1000, cursor=cursor)
-        jobs += page.jobs
-        cursor = page.cursor
-        if cursor is None:
-            return jobs[::-1]
+    page = harbor.client.list_jobs(limit=1000)
+    jobs = page.jobs
+    while page.cursor is not None:
+        page = harbor.client.list_jobs(limit=1000, cursor=page.cursor)
+        jobs = [*jobs, *page.jobs]
+    return jobs[::-1]
 
 
 def _fits(harbor: Harbor, record: JobRecord, job: JobType[..., Any] | str | None, expected: Expected) -> bool:
@@ -113,11 +110,7 @@ def _arguments(harbor: Harbor, record: JobRecord) -> Any:
 
 def _as_stored(harbor: Harbor, record: JobRecord, wanted: Any) -> Any:
     """Return the expected arguments as the codec would have stored them: dates as text, tuples as lists."""
-    if (
-        not isinstance(wanted, Mapping)
-        and isinstance(wanted, Sequence)
-        and not isinstance(wanted, (str, bytes))
-    ):
+    if isinstance(wanted, Sequence) and not isinstance(wanted, (str, bytes)):
         handler = harbor.handlers.get(record.type)
         if handler is not None and handler.arguments is not None:
             try:

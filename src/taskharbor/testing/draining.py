@@ -159,7 +159,7 @@ async def drain_async(
 
 async def run_next(harbor: Harbor, client: AsyncClient, queues: Sequence[str] | None) -> Executed | None:
     """Run the next runnable job, if there is one."""
-    for queue in await _names(client, queues):
+    for queue in [stats.queue for stats in await client.stats()] if queues is None else queues:
         now = await client.now()
         leased = await client.driver.reserve(queue, limit=1, lease_for=LEASE, now=now, worker=NAME)
         if leased:
@@ -177,34 +177,20 @@ def clock_of(harbor: Harbor) -> FakeClock:
     return harbor.clock
 
 
-async def _names(client: AsyncClient, queues: Sequence[str] | None) -> list[str]:
-    if queues is not None:
-        return list(queues)
-    return [stats.queue for stats in await client.stats()]
-
-
 async def _step_to_next(harbor: Harbor, client: AsyncClient, queues: Sequence[str] | None) -> bool:
     """Move the clock to the due time of the next scheduled job. Returns False if there is none."""
-    paused = {stats.queue for stats in await client.stats() if stats.settings.paused}
-    due: list[Micros] = []
-    cursor: str | None = None
-    while True:
-        page = await client.list_jobs(
-            JobFilter(states=frozenset({JobState.SCHEDULED})), limit=1000, cursor=cursor
-        )
-        due += [
-            job.run_at_us
-            for job in page.jobs
-            if job.queue not in paused and (queues is None or job.queue in queues)
-        ]
-        cursor = page.cursor
-        if cursor is None:
-            break
-    if not due:
-        return False
-    clock = clock_of(harbor)
-    clock.advance(timedelta(microseconds=min(due) - clock.now()))
-    return True
+    running = {stats.queue for stats in await client.stats() if not stats.settings.paused}
+    wanted = running if queues is None else running.intersection(queues)
+    scheduled = JobFilter(states=frozenset({JobState.SCHEDULED}))
+    page = await client.list_jobs(scheduled, limit=1000)
+    due = [job.run_at_us for job in page.jobs if job.queue in wanted]
+    while page.cursor is not None:
+        page = await client.list_jobs(scheduled, limit=1000, cursor=page.cursor)
+        due += [job.run_at_us for job in page.jobs if job.queue in wanted]
+    if due:
+        clock = clock_of(harbor)
+        clock.advance(timedelta(microseconds=min(due) - clock.now()))
+    return bool(due)
 
 
 # -- one execution ----------------------------------------------------------------------------------------
@@ -212,25 +198,21 @@ async def _step_to_next(harbor: Harbor, client: AsyncClient, queues: Sequence[st
 
 async def execute(harbor: Harbor, client: AsyncClient, record: JobRecord) -> Executed:
     """Run a leased job and settle it."""
-    settlement, error = await _run(harbor, client, record)
+    handler = harbor.handlers.get(record.type)
+    settlement: Settlement
+    error: BaseException | None
+    if handler is None:
+        settlement, error = no_handler(record), HandlerMissing(f"no handler for type {record.type!r}")
+    else:
+        result = await call(harbor, handler, record, await client.now())
+        settlement = decide(record, handler, result, harbor.codecs, await client.now())
+        error = error_of(result)
     (refused,) = await client.driver.settle([settlement], now=await client.now())
     if refused is not None:
         raise refused
     # The backend's own outcome: a job that was cancelled meanwhile is not retried, whatever the handler did.
     outcome = (await client.driver.job_attempts(record.id))[-1].outcome
     return Executed(record, outcome, error if isinstance(settlement, (Retry, Fail)) else None)
-
-
-async def _run(
-    harbor: Harbor, client: AsyncClient, record: JobRecord
-) -> tuple[Settlement, BaseException | None]:
-    handler = harbor.handlers.get(record.type)
-    if handler is None:
-        settlement = no_handler(record)
-        return settlement, HandlerMissing(f"no handler for type {record.type!r}")
-    outcome = await call(harbor, handler, record, await client.now())
-    settlement = decide(record, handler, outcome, harbor.codecs, await client.now())
-    return settlement, error_of(outcome)
 
 
 async def call(harbor: Harbor, handler: Handler, record: JobRecord, now: Micros) -> Any:

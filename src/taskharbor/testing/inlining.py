@@ -1,5 +1,5 @@
 """Private stores for the time of a test, and jobs that run when they are enqueued: for tests of the effect and not of the
-queue."""
+queue. `HarborTesting` has all of it as methods."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Concatenate, ParamSpec, TypeVar
 
 import msgspec
 
@@ -21,6 +21,7 @@ from taskharbor.drivers.records import Enqueued
 from taskharbor.harbor import Harbor, JobType
 from taskharbor.jobs import JobRecord, JobState, Micros
 from taskharbor.requests import RecordBuilder
+from taskharbor.testing import assertions, draining
 from taskharbor.testing.draining import call, error_of, run_here, run_next
 
 LIMIT = 1000
@@ -88,22 +89,16 @@ def inline(harbor: Harbor, *, raise_errors: bool = True) -> Iterator[Harbor]:
     """
     with nullcontext() if isinstance(harbor._driver, PrivateDriver) else memory_store(harbor):
         before = (harbor._client, harbor._async_clients, harbor.__dict__.get("async_client"))
-        harbor._async_clients = weakref.WeakKeyDictionary()
-        settings: dict[str, Any] = {
-            "defaults": harbor.defaults,
-            "codecs": harbor.codecs,
-            "clock": harbor.clock,
-        }
+        clients: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncClient]
+        clients = harbor._async_clients = weakref.WeakKeyDictionary()
 
         def async_client() -> AsyncClient:
             loop = asyncio.get_running_loop()
-            client = harbor._async_clients.get(loop)
-            if client is None:
-                client = _InlineAsyncClient(harbor, raise_errors, settings)
-                harbor._async_clients[loop] = client
-            return client
+            if loop not in clients:
+                clients[loop] = _InlineAsyncClient(harbor, raise_errors)
+            return clients[loop]
 
-        harbor._client = (os.getpid(), _InlineClient(harbor, raise_errors, settings))
+        harbor._client = (os.getpid(), _InlineClient(harbor, raise_errors))
         harbor.__dict__["async_client"] = async_client
         try:
             yield harbor
@@ -146,8 +141,8 @@ def _then_run(method: Callable[Concatenate[Client, P], T]) -> Callable[Concatena
 
 
 class _InlineClient(Client):
-    def __init__(self, harbor: Harbor, raise_errors: bool, settings: dict[str, Any]) -> None:
-        super().__init__(harbor.driver(), **settings)
+    def __init__(self, harbor: Harbor, raise_errors: bool) -> None:
+        super().__init__(harbor.driver(), defaults=harbor.defaults, codecs=harbor.codecs, clock=harbor.clock)
         self._harbor = harbor
         self._raise_errors = raise_errors
 
@@ -158,8 +153,8 @@ class _InlineClient(Client):
 
 
 class _InlineAsyncClient(AsyncClient):
-    def __init__(self, harbor: Harbor, raise_errors: bool, settings: dict[str, Any]) -> None:
-        super().__init__(harbor.driver(), **settings)
+    def __init__(self, harbor: Harbor, raise_errors: bool) -> None:
+        super().__init__(harbor.driver(), defaults=harbor.defaults, codecs=harbor.codecs, clock=harbor.clock)
         self._harbor = harbor
         self._raise_errors = raise_errors
 
@@ -167,3 +162,39 @@ class _InlineAsyncClient(AsyncClient):
         accepted = await super()._send(records, now, chunk)
         await _run_all(self._harbor, self._raise_errors)
         return accepted
+
+
+# -- the app under test as one object ----------------------------------------------------------------------
+
+
+def _on_harbor(function: Callable[Concatenate[Harbor, P], T]) -> Callable[Concatenate[HarborTesting, P], T]:
+    """Make a method of a function whose first argument is the app under test."""
+
+    @functools.wraps(function)
+    def call(self: HarborTesting, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return function(self.harbor, *args, **kwargs)
+
+    return call
+
+
+class HarborTesting:
+    """An app on a private store, with this package's functions as methods: the object that the pytest fixtures give to a test."""
+
+    def __init__(self, harbor: Harbor) -> None:
+        self.harbor = harbor
+
+    @property
+    def clock(self) -> FakeClock:
+        """The clock that stands still."""
+        return draining.clock_of(self.harbor)
+
+    def advance(self, by: timedelta | float) -> None:
+        """Let time pass, by a timedelta or by seconds."""
+        self.clock.advance(by)
+
+    drain = _on_harbor(draining.drain)
+    drain_async = _on_harbor(draining.drain_async)
+    inline = _on_harbor(inline)
+    enqueued = _on_harbor(assertions.enqueued)
+    assert_enqueued = _on_harbor(assertions.assert_enqueued)
+    refute_enqueued = _on_harbor(assertions.refute_enqueued)

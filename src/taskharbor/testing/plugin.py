@@ -22,7 +22,7 @@ import pytest
 if TYPE_CHECKING:
     from taskharbor.clock import Clock, FakeClock
     from taskharbor.harbor import Harbor
-    from taskharbor.testing.session import HarborTesting
+    from taskharbor.testing.inlining import HarborTesting
 
 INI = "taskharbor_app"
 
@@ -50,8 +50,7 @@ def taskharbor_clock() -> FakeClock:
 @pytest.fixture
 def taskharbor_memory(taskharbor_clock: FakeClock) -> Iterator[UseMemory]:
     """`taskharbor_memory(harbor)` gives any app a private store for this test, on the test's fake clock."""
-    from taskharbor.testing.inlining import memory_store
-    from taskharbor.testing.session import HarborTesting
+    from taskharbor.testing.inlining import HarborTesting, memory_store
 
     with ExitStack() as stack:
 
