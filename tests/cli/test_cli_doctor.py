@@ -21,17 +21,16 @@ def verdicts(text: str) -> dict[str, str]:
 def test_doctor_on_a_store_in_memory_warns(run: Run, client: Client) -> None:
     client.configure("mail", QueueSettings(paused=True))
     found = verdicts(run("doctor", "--json").stdout)
-    assert found == {
-        "python": "ok",
-        "packages": "ok",
-        "driver": "ok",
-        "promises": "warn",
-        "schema": "ok",
-        "round trip": "ok",
-        "write": "ok",
-        "clock": "ok",
-        "queues": "ok",
-        "paused": "warn",
+    assert [name for name, verdict in found.items() if verdict != "ok"] == ["promises", "paused"]
+    assert found.keys() >= {
+        "python",
+        "packages",
+        "driver",
+        "schema",
+        "round trip",
+        "write",
+        "clock",
+        "queues",
     }
     assert "-> taskharbor queues resume mail" in run("doctor").stdout
 
@@ -62,11 +61,14 @@ def test_migrate(run: Run, tmp_path: Path) -> None:
     assert run("migrate").stdout == "up to date\n"
 
 
-def test_a_store_that_takes_no_writes_is_found_out(
+def test_a_store_that_takes_no_writes_is_found_out_and_nothing_is_left_behind(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = f"sqlite:///{tmp_path}/jobs.db"
     run("enqueue", "greet", "--url", url)
+    run("doctor", "--url", url)
+    with Client(url) as client:
+        assert portal().call(client.driver.list_blobs("staging")) == []
 
     async def refused(driver: SQLiteDriver, name: str, data: bytes) -> None:
         raise BackendUnavailable("the disk is full")
@@ -74,11 +76,3 @@ def test_a_store_that_takes_no_writes_is_found_out(
     monkeypatch.setattr(SQLiteDriver, "put_blob", refused)
     checks = json.loads(run("doctor", "--url", url, "--json", code=1).stdout)["checks"]
     assert [check["found"] for check in checks if check["verdict"] == "fail"] == ["the disk is full"]
-
-
-def test_doctor_leaves_nothing_behind(run: Run, tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path}/jobs.db"
-    run("enqueue", "greet", "--url", url)
-    run("doctor", "--url", url)
-    with Client(url) as client:
-        assert portal().call(client.driver.list_blobs("staging")) == []

@@ -22,27 +22,21 @@ def test_every_command_has_a_place_in_the_help_and_a_help_of_its_own(run: Run) -
         assert "--url" in run(command.name or "", "--help").stdout
 
 
-def test_without_arguments_it_shows_the_help(run: Run) -> None:
-    assert "Start here" in run().stdout
-
-
 def test_help_does_not_import_rich() -> None:
-    code = "import sys; sys.argv = ['taskharbor', '--help']\nfrom taskharbor.cli import main\n"
+    """Without arguments it shows the help."""
+    code = "import sys\nfrom taskharbor.cli import main\n"
     code += "try:\n    main()\nfinally:\n    print('RICH' if 'rich' in sys.modules else 'PLAIN')"
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
-    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert "Start here" in done.stdout
     assert done.stdout.endswith("PLAIN\n")
 
 
-@pytest.mark.parametrize("args", [["--json", "stats"], ["stats", "--json"]])
-def test_json_stands_on_either_side(run: Run, url: str, args: list[str]) -> None:
+@pytest.mark.parametrize(
+    "args", [["--json", "--url", "memory://a", "stats"], ["stats", "--json", "--url", "memory://a"]]
+)
+def test_json_and_url_stand_on_either_side(run: Run, args: list[str]) -> None:
     assert json.loads(run(*args).stdout) == {"completedTotal": 0, "queues": []}
-
-
-@pytest.mark.parametrize("args", [["--url", "memory://a", "stats"], ["stats", "--url", "memory://a"]])
-def test_url_stands_on_either_side(run: Run, args: list[str]) -> None:
-    assert "no queues yet" in run(*args).stdout
 
 
 def test_the_nearer_url_wins_and_the_command_line_beats_the_environment(
@@ -67,14 +61,10 @@ def test_a_typo_in_a_command_or_option_is_met_with_a_suggestion(run: Run, url: s
     assert "did you mean 'requeue'" in run("dlq", "reque", code=2).stderr
 
 
-def test_errors_are_one_line_and_a_hint_without_a_traceback(run: Run, url: str) -> None:
-    errors = run("inspect", "nobody", code=1).stderr.splitlines()
-    assert errors[0] == "error: job nobody: no job with this id (never accepted, or removed by retention)"
-    assert errors[1].startswith("hint: ")
-    assert len(errors) == 2
-
-
-def test_debug_shows_the_traceback(run: Run, url: str) -> None:
+def test_errors_are_one_line_and_a_hint_with_a_traceback_on_request(run: Run, url: str) -> None:
+    first, second = run("inspect", "nobody", code=1).stderr.splitlines()
+    assert first == "error: job nobody: no job with this id (never accepted, or removed by retention)"
+    assert second.startswith("hint: ")
     assert "Traceback" in run("inspect", "nobody", "--debug", code=1).stderr
 
 
@@ -116,22 +106,8 @@ def test_the_default_store_is_a_file_in_the_current_folder(run: Run, tmp_path: P
     assert job_id in run("list").stdout
 
 
-def test_python_dash_m_is_the_same_command() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "taskharbor", "--version"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
-    assert done.stdout.startswith("taskharbor ")
-
-
-@pytest.mark.parametrize("shell", ["zsh", "fish"])
-def test_completion_prints_the_script(run: Run, shell: str) -> None:
-    assert "_TASKHARBOR_COMPLETE" in run("completion", shell).stdout
-
-
-def test_completion_completes(monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
+def test_completion(run: Run) -> None:
+    for shell in ("zsh", "fish"):
+        assert "_TASKHARBOR_COMPLETE" in run("completion", shell).stdout
     environment = {"_TASKHARBOR_COMPLETE": "zsh_complete", "COMP_WORDS": "taskharbor ins", "COMP_CWORD": "1"}
     assert "inspect" in run(env=environment).stdout

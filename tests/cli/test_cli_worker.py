@@ -68,58 +68,50 @@ def states(url: str) -> set[JobState]:
 
 def test_drains_the_apps_own_store_and_exits_with_0(run: Run, make_app: MakeApp) -> None:
     enqueue("sqlite:///own.db")
-    result = run("worker", f"{make_app()}:harbor", "--until-empty")
-    assert states("sqlite:///own.db") == {JobState.DONE}
-    assert "stopped after 3 executions" in result.stderr
-
-
-def test_the_apps_url_beats_the_environment_but_not_the_command_line(
-    run: Run, make_app: MakeApp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TASKHARBOR_URL", "sqlite:///environment.db")
-    run("worker", make_app(), "--until-empty")
-    assert (tmp_path / "own.db").exists()
-    assert not (tmp_path / "environment.db").exists()
-    run("worker", make_app(), "--until-empty", "--url", "sqlite:///given.db")
-    assert (tmp_path / "given.db").exists()
-
-
-def test_an_app_without_a_url_takes_the_environments(
-    run: Run, make_app: MakeApp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TASKHARBOR_URL", "sqlite:///environment.db")
-    run("worker", make_app(""), "--until-empty")
-    assert (tmp_path / "environment.db").exists()
-
-
-def test_logs_in_json(run: Run, make_app: MakeApp) -> None:
-    result = run("worker", make_app(), "--until-empty", "--log-format", "json", "--name", "w")
+    result = run("worker", f"{make_app()}:harbor", "--until-empty", "--log-format", "json", "--name", "w")
     messages = [json.loads(line)["message"] for line in result.stderr.splitlines()]
+    assert states("sqlite:///own.db") == {JobState.DONE}
     assert messages[0] == "worker w serves default"
+    assert any("stopped after 3 executions" in message for message in messages)
 
 
-def test_what_cannot_be_found_is_met_with_what_can(run: Run, make_app: MakeApp, tmp_path: Path) -> None:
-    name = make_app()
-    assert f"apps found here: {name}:harbor" in run("worker", "no_such_module", code=2).stderr
-    assert f"it has {name}:harbor" in run("worker", f"{name}:app", code=2).stderr
-    assert "is a SyncJobType, not a Harbor" in run("worker", f"{name}:slow", code=2).stderr
-    assert f"try {name}:harbor" in run("worker", f"{name}.py:harbor", code=2).stderr
-    assert "no module named 'no_such_package'" in run("worker", "no_such_package.jobs:app", code=2).stderr
-    empty = make_app(text="x = 1")
-    assert "nothing in it is a Harbor" in run("worker", empty, code=2).stderr
-    two = make_app(text="from taskharbor import Harbor\na = Harbor('memory://')\nb = Harbor('memory://')")
-    assert f"{two}:a or {two}:b" in run("worker", two, code=2).stderr
+@pytest.mark.parametrize(
+    ("own", "args", "made"),
+    [
+        ("sqlite:///own.db", [], "own.db"),
+        ("sqlite:///own.db", ["--url", "sqlite:///given.db"], "given.db"),
+        ("", [], "environment.db"),
+    ],
+)
+def test_the_apps_url_beats_the_environment_but_not_the_command_line(
+    run: Run, make_app: MakeApp, monkeypatch: pytest.MonkeyPatch, own: str, args: list[str], made: str
+) -> None:
+    monkeypatch.setenv("TASKHARBOR_URL", "sqlite:///environment.db")
+    run("worker", make_app(own), "--until-empty", *args)
+    assert [path.name for path in Path().glob("*.db")] == [made]
 
 
-def test_an_app_that_does_not_import_says_where(run: Run, make_app: MakeApp) -> None:
-    broken = make_app(text="import taskharbor\n1 / 0")
-    errors = run("worker", broken, code=2).stderr
-    assert "ZeroDivisionError: division by zero" in errors
-    assert f"{broken}.py, line 2" in errors
-    wrong = make_app(text="def f(:")
-    assert "SyntaxError" in run("worker", wrong, code=2).stderr
-    needy = make_app(text="import a_package_nobody_has")
-    assert f"importing {needy} failed: ModuleNotFoundError" in run("worker", needy, code=2).stderr
+@pytest.mark.parametrize(
+    ("text", "named", "complaint"),
+    [
+        (APP, "no_such_module", "apps found here: {app}:harbor"),
+        (APP, "no_such_package.jobs:app", "no module named 'no_such_package'"),
+        (APP, "{app}:app", "it has {app}:harbor"),
+        (APP, "{app}:slow", "is a SyncJobType, not a Harbor"),
+        (APP, "{app}.py:harbor", "try {app}:harbor"),
+        ("x = 1", "{app}", "nothing in it is a Harbor"),
+        ("from taskharbor import Harbor\na, b = Harbor(), Harbor()", "{app}", "{app}:a or {app}:b"),
+        ("import taskharbor\n1 / 0", "{app}", "ZeroDivisionError: division by zero"),
+        ("import taskharbor\n1 / 0", "{app}", "{app}.py, line 2"),
+        ("def f(:", "{app}", "SyntaxError"),
+        ("import a_package_nobody_has", "{app}", "importing {app} failed: ModuleNotFoundError"),
+    ],
+)
+def test_an_app_that_cannot_be_loaded_is_met_with_what_can_be_or_where(
+    run: Run, make_app: MakeApp, text: str, named: str, complaint: str
+) -> None:
+    app = make_app(text=text)
+    assert complaint.format(app=app) in run("worker", named.format(app=app), code=2).stderr
 
 
 @pytest.mark.parametrize(
@@ -200,21 +192,14 @@ def test_several_processes_drain_together(make_app: MakeApp) -> None:
     assert states("sqlite:///own.db") == {JobState.DONE}
 
 
-def test_several_processes_stop_on_one_signal(make_app: MakeApp) -> None:
-    with worker(make_app(), "--processes", "2", "--name", "w") as process:
-        until(process, "serves", times=2)
-        process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=30) == 0
-
-
-def test_a_killed_child_is_replaced(make_app: MakeApp) -> None:
+def test_a_killed_child_is_replaced_and_all_stop_on_one_signal(make_app: MakeApp) -> None:
     with worker(make_app(), "--processes", "2", "--name", "w") as process:
         pid = int(until(process, "worker process 1 started").partition("pid ")[2].partition('"')[0])
         until(process, "serves", times=2)
         os.kill(pid, signal.SIGKILL)
         assert "SIGKILL" in until(process, "starts again")
         until(process, "worker w-1 serves")
-        process.send_signal(signal.SIGTERM)
+        process.send_signal(signal.SIGINT)
         assert process.wait(timeout=30) == 0
 
 

@@ -48,14 +48,8 @@ def job(job_id: str, state: JobState = JobState.DONE, **changes: Any) -> JobReco
 
 
 def verdict(jobs: list[JobRecord], rows: list[Attempt], accepted: list[str] | None = None) -> DemoVerdict:
-    return judge(
-        [one.id for one in jobs] if accepted is None else accepted,
-        {one.id: one for one in jobs},
-        rows,
-        cancelled_by_us=frozenset({"c"}),
-        limited_queue="api",
-        limit=2,
-    )
+    ids = [one.id for one in jobs] if accepted is None else accepted
+    return judge(ids, {one.id: one for one in jobs}, rows, {"c"})
 
 
 def test_all_is_well() -> None:
@@ -94,7 +88,9 @@ def test_every_fault_is_seen(
     assert not found.well
 
 
-def test_too_many_at_once_are_seen() -> None:
+def test_too_many_at_once_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("taskharbor.demo.run.API_LIMIT", 2)
+
     def found(*leases: Attempt) -> tuple[int, bool]:
         jobs = [job(name, queue="api", type="call_api") for name in {one.job_id for one in leases}]
         told = verdict(jobs, list(leases))
@@ -126,11 +122,9 @@ def test_recovery_counts_what_was_taken_up_after_the_kill() -> None:
     rows = [row("a", 10, 120, Outcome.EXPIRED), row("a", 120, 130), row("b", 10, 20), row("c", 150, 160)]
     assert recovery(["a", "c"], rows, killed_at=50) == (2, 100)
     assert recovery(["b"], rows, killed_at=50) == (0, 0)
-
-
-def test_a_job_whose_last_execution_was_killed_needs_nobody_to_take_it_up() -> None:
-    rows = [row("a", 10, 120, Outcome.EXPIRED, state=JobState.DEAD)]
-    assert recovery(["a"], rows, killed_at=50) == (1, 70)
+    # A job whose last execution was killed needs nobody to take it up.
+    dead = row("a", 10, 120, Outcome.EXPIRED, state=JobState.DEAD)
+    assert recovery(["a"], [dead], killed_at=50) == (1, 70)
 
 
 def test_the_same_seed_makes_the_same_workload() -> None:

@@ -7,7 +7,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import psycopg
@@ -22,9 +23,9 @@ from taskharbor_testkit.servers import (
     PostgresAt,
     PostgresServer,
     ServerMissing,
+    drop_schema,
     postgres_versions,
     reaper,
-    shared_postgres,
 )
 from taskharbor_testkit.servers.discovery import find_pgbouncer, find_postgres, find_redis, redis_versions
 from taskharbor_testkit.servers.process import ServerFailed
@@ -63,16 +64,6 @@ def notes(server: PostgresAt) -> list[object]:
 # Servers
 
 
-def test_every_major_that_is_installed_starts(server: PostgresServer) -> None:
-    assert server.version in postgres_versions()
-    for version in postgres_versions():
-        with PostgresServer.start(version=version) as server:
-            assert server.version == PostgresAt(server.url).version == version
-            assert server.execute("SHOW timezone") == [("UTC",)]
-            assert server.execute("SHOW fsync") == [("off",)]
-        assert not server.data.exists()
-
-
 @pytest.mark.usefixtures("server")
 def test_the_newest_major_is_the_default_unless_one_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     versions = postgres_versions()
@@ -107,78 +98,20 @@ def test_installed_servers_are_ignored_where_only_those_of_wheels_are_wanted(
         find_redis()
 
 
-def test_settings_win(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_win(server: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert server.execute("SHOW timezone") == [("UTC",)]
+    assert server.execute("SHOW fsync") == [("off",)]
     monkeypatch.setenv("PGPORT", "1")
-    with PostgresServer.start(durable=True, settings={"search_path": "it's, public"}) as server:
-        assert server.execute("SHOW fsync") == [("on",)]
-        assert server.execute("SHOW search_path") == [("it's, public",)]
-
-
-def test_a_setting_that_postgres_refuses_is_in_the_message() -> None:
+    with PostgresServer.start(durable=True, settings={"search_path": "it's, public"}) as other:
+        assert other.execute("SHOW fsync") == [("on",)]
+        assert other.execute("SHOW search_path") == [("it's, public",)]
+        url = other.create_database("two words")
+        assert PostgresAt(url).execute("SELECT current_database()") == [("two words",)]
+    assert not other.data.exists()
     with pytest.raises(ServerFailed, match="max_connections"):
         PostgresServer.start(settings={"max_connections": "many"})
-
-
-@pytest.mark.usefixtures("server")
-def test_a_major_that_nobody_has_is_missing() -> None:
     with pytest.raises(ServerMissing, match=r"PostgreSQL 7 was not found \(found: \[\d"):
         PostgresServer.start(version=7)
-
-
-def test_a_port_that_was_taken_meanwhile_is_given_up(
-    server: PostgresServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from taskharbor_testkit.servers import process
-
-    ports = iter([server.port, process.free_port()])
-    monkeypatch.setattr(process, "free_port", lambda: next(ports))
-    with PostgresServer.start() as other:
-        assert other.port != server.port
-        assert other.execute("SELECT 1") == [(1,)]
-
-
-def test_databases_are_created(server: PostgresServer) -> None:
-    assert PostgresAt(server.create_database("two words")).execute("SELECT current_database()") == [
-        ("two words",)
-    ]
-
-
-def test_commits_survive_every_way_to_stop(table: PostgresServer) -> None:
-    port = table.port
-    table.execute("INSERT INTO notes VALUES ('kept')")
-    table.restart()
-    table.restart("immediate")
-    table.kill()
-    assert not table.running
-    table.restart()
-    assert (table.port, notes(table)) == (port, ["kept"])
-
-
-def test_a_paused_server_answers_when_it_is_resumed(server: PostgresServer) -> None:
-    answers: list[object] = []
-    with connect(server.url) as connection:
-        server.pause()
-        asking = threading.Thread(target=lambda: answers.append(connection.execute("SELECT 1").fetchone()))
-        asking.start()
-        assert answers == []
-        server.resume()
-        asking.join()
-    assert answers == [(1,)]
-
-
-def test_a_standby_takes_over() -> None:
-    with PostgresServer.start() as primary:
-        primary.execute("CREATE TABLE notes (note text)")
-        with primary.standby() as standby, FaultProxy.to(primary.url) as proxy:
-            primary.execute("INSERT INTO notes VALUES ('replicated')")
-            standby.catch_up()
-            with pytest.raises(psycopg.errors.ReadOnlySqlTransaction):
-                standby.execute("INSERT INTO notes VALUES ('refused')")
-            primary.kill()
-            standby.promote()
-            proxy.reroute("127.0.0.1", standby.port)
-            PostgresAt(proxy.url_for(primary.url)).execute("INSERT INTO notes VALUES ('taken')")
-            assert notes(standby) == ["replicated", "taken"]
 
 
 @pytest.mark.usefixtures("server")
@@ -233,23 +166,15 @@ def test_missing_servers_skip_here_and_fail_in_ci(monkeypatch: pytest.MonkeyPatc
         need("a submarine")
 
 
-# Fixtures
-
-
 def test_each_test_has_a_schema_of_its_own(postgres_server: PostgresAt, postgres_url: str) -> None:
     url, _, schema = postgres_url.partition("?schema=")
     assert url == postgres_server.url
     assert schema.startswith("th_")
-    assert postgres_server.execute("SELECT to_regnamespace(%s)", [schema]) == [(None,)]
+    exists = f"SELECT to_regnamespace('{schema}') IS NOT NULL"
+    assert postgres_server.execute(exists) == [(False,)]
     postgres_server.execute(f"CREATE SCHEMA {schema} CREATE TABLE left_behind ()")
-
-
-def test_schemas_are_gone_afterwards(postgres_server: PostgresAt) -> None:
-    assert postgres_server.execute("SELECT to_regclass('left_behind')") == [(None,)]
-
-
-def test_the_oldest_server_is_shared_too(oldest_postgres_server: PostgresServer) -> None:
-    assert oldest_postgres_server is shared_postgres(min(postgres_versions()))
+    drop_schema(postgres_url)
+    assert postgres_server.execute(exists) == [(False,)]
 
 
 # The proxy
@@ -274,17 +199,12 @@ def test_a_url_keeps_everything_but_the_address(proxy: FaultProxy) -> None:
     )
 
 
-def test_a_cut_ends_connections_and_takes_new_ones(table: PostgresServer, proxy: FaultProxy) -> None:
+def test_cut_and_refused_connections(table: PostgresServer, proxy: FaultProxy) -> None:
     url = proxy.url_for(table.url)
     with connect(url) as connection:
         proxy.cut()
         with pytest.raises(LOST):
             connection.execute("SELECT 1")
-    assert PostgresAt(url).execute("SELECT 1") == [(1,)]
-
-
-def test_refused_connections_leave_open_ones_alone(table: PostgresServer, proxy: FaultProxy) -> None:
-    url = proxy.url_for(table.url)
     with connect(url) as connection:
         proxy.refuse()
         with pytest.raises(psycopg.OperationalError, match="refused"):
@@ -292,17 +212,18 @@ def test_refused_connections_leave_open_ones_alone(table: PostgresServer, proxy:
         assert connection.execute("SELECT 1").fetchone() == (1,)
         proxy.accept()
         assert PostgresAt(url).execute("SELECT 1") == [(1,)]
-
-
-def test_a_server_that_is_down_resets_its_clients(proxy: FaultProxy) -> None:
+    # A server that is down.
     proxy.reroute("127.0.0.1", 1)
     with pytest.raises(psycopg.OperationalError):
-        connect(proxy.url_for("postgresql://postgres@db/postgres"))
+        connect(url)
 
 
-def test_a_stalled_proxy_carries_nothing_until_it_flows(table: PostgresServer, proxy: FaultProxy) -> None:
+def test_a_stalled_proxy_carries_nothing_until_it_flows_not_even_a_farewell(
+    table: PostgresServer, proxy: FaultProxy
+) -> None:
     answers: list[object] = []
-    with connect(proxy.url_for(table.url)) as connection:
+    sessions = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'leaving'"
+    with connect(f"{proxy.url_for(table.url)}?application_name=leaving") as connection:
         proxy.stall()
         insert = "INSERT INTO notes VALUES ('late') RETURNING note"
         asking = threading.Thread(target=lambda: answers.append(connection.execute(insert).fetchone()))
@@ -310,15 +231,8 @@ def test_a_stalled_proxy_carries_nothing_until_it_flows(table: PostgresServer, p
         assert (answers, notes(table)) == ([], [])
         proxy.flow()
         asking.join()
-    assert (answers, notes(table)) == ([("late",)], ["late"])
-
-
-def test_a_stalled_proxy_does_not_tell_that_a_client_is_gone(
-    table: PostgresServer, proxy: FaultProxy
-) -> None:
-    sessions = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'leaving'"
-    with connect(f"{proxy.url_for(table.url)}?application_name=leaving"):
         proxy.stall()
+    assert (answers, notes(table)) == ([("late",)], ["late"])
     assert table.execute(sessions) == [(1,)]
     proxy.flow()
     deadline = time.monotonic() + 10
@@ -326,62 +240,89 @@ def test_a_stalled_proxy_does_not_tell_that_a_client_is_gone(
         assert time.monotonic() < deadline
 
 
-def test_a_request_is_dropped_before_the_server_sees_it(table: PostgresServer, proxy: FaultProxy) -> None:
+def test_a_fault_is_for_the_nth_request_unless_disarmed(table: PostgresServer, proxy: FaultProxy) -> None:
     with connect(proxy.url_for(table.url)) as connection:
+        proxy.cut_before_request()
+        proxy.disarm()
+        insert(connection, "disarmed")
         proxy.cut_before_request(n=2)
-        connection.execute("INSERT INTO notes VALUES ('first')")
+        insert(connection, "first")
         with pytest.raises(LOST):
-            connection.execute("INSERT INTO notes VALUES (%s)", ["second"])
+            insert(connection, "second")
     assert proxy.triggered.wait(10)
-    assert notes(table) == ["first"]
-
-
-def test_an_answer_is_lost_after_the_commit(table: PostgresServer, proxy: FaultProxy) -> None:
     with connect(proxy.url_for(table.url)) as connection:
         proxy.cut_after_request()
         with pytest.raises(LOST):
-            connection.execute("INSERT INTO notes VALUES (%s)", ["ambiguous"])
+            insert(connection, "unanswered")
         assert proxy.triggered.wait(10)
-        assert notes(table) == ["ambiguous"]
         assert proxy.connections == 0
+    assert notes(table) == ["disarmed", "first", "unanswered"]
 
 
-@pytest.mark.parametrize(("then", "kept"), [("drop", []), ("lose_answer", ["a", "b"])])
-def test_the_fate_of_a_commit(table: PostgresServer, proxy: FaultProxy, then: Fault, kept: list[str]) -> None:
-    with connect(proxy.url_for(table.url)) as connection:
-        proxy.on_request(b"COMMIT", then)
-        connection.autocommit = False
-        connection.execute("INSERT INTO notes VALUES ('a')")
-        connection.execute("INSERT INTO notes VALUES (%s)", ["b"])
-        with pytest.raises(LOST):
-            connection.commit()
-    assert proxy.triggered.wait(10)
-    assert notes(table) == kept
+Session = psycopg.Connection[tuple[object, ...]]
 
 
-@pytest.mark.parametrize(("then", "kept"), [("drop", ["1"]), ("lose_answer", ["1", "2"])])
-def test_a_prepared_statement_is_recognised_when_it_runs(
-    table: PostgresServer, proxy: FaultProxy, then: Fault, kept: list[str]
+def insert(connection: Session, note: str = "note") -> None:
+    connection.execute("INSERT INTO notes VALUES (%s)", [note])
+
+
+PREPARED = b"INSERT INTO notes VALUES ('note')"
+
+
+def run_prepared(connection: Session, name: bytes = b"early") -> None:
+    connection.pgconn.exec_prepared(name, [])
+    connection.execute("SELECT 1")
+
+
+def prepare_and_run(connection: Session) -> None:
+    """To prepare a statement is not to run it."""
+    connection.pgconn.prepare(b"later", PREPARED)
+    run_prepared(connection, b"later")
+
+
+def insert_in_transaction(connection: Session) -> None:
+    connection.autocommit = False
+    insert(connection)
+    connection.commit()
+
+
+def copy(connection: Session, *, extended: bool = True) -> None:
+    server = connection.pgconn
+    command = b"COPY notes FROM STDIN"
+    server.send_query_params(command, []) if extended else server.send_query(command)
+    connection.wait(generators.execute(server))
+    connection.wait(generators.copy_to(server, b"note\n"))
+    connection.wait(generators.copy_end(server, None))
+
+
+@pytest.mark.parametrize(
+    ("act", "match", "faults"),
+    [
+        (insert, b"INTO notes", ["drop", "lose_answer"]),
+        (run_prepared, b"INTO notes", ["drop", "lose_answer"]),
+        (prepare_and_run, b"INTO notes", ["drop", "lose_answer"]),
+        (insert_in_transaction, b"COMMIT", ["drop", "lose_answer"]),
+        (copy, b"COPY notes", ["lose_answer"]),
+        (copy, b"note\n", ["lose_answer"]),
+        (partial(copy, extended=False), b"COPY notes", ["lose_answer"]),
+        (partial(copy, extended=False), b"note\n", ["lose_answer"]),
+    ],
+)
+def test_the_fate_of_a_request(
+    table: PostgresServer,
+    proxy: FaultProxy,
+    act: Callable[[Session], None],
+    match: bytes,
+    faults: list[Fault],
 ) -> None:
-    insert = "INSERT INTO notes VALUES (%s)"
-    with connect(proxy.url_for(table.url)) as connection:
-        connection.execute(insert, ["1"], prepare=True)
-        proxy.on_request(b"INTO notes", then)
-        connection.execute("SELECT 1", prepare=True)
-        with pytest.raises(LOST):
-            connection.execute(insert, ["2"], prepare=True)
-    assert proxy.triggered.wait(10)
-    assert notes(table) == kept
-
-
-def test_to_prepare_a_statement_is_not_to_run_it(table: PostgresServer, proxy: FaultProxy) -> None:
-    with connect(proxy.url_for(table.url)) as connection:
-        proxy.on_request(b"INTO notes", "lose_answer")
-        connection.pgconn.prepare(b"later", b"INSERT INTO notes VALUES ('later')")
-        assert not proxy.triggered.is_set()
-        connection.pgconn.exec_prepared(b"later", [])
+    for fault in faults:
+        with connect(proxy.url_for(table.url)) as connection:
+            connection.pgconn.prepare(b"early", PREPARED)
+            proxy.on_request(match, fault)
+            with pytest.raises(LOST):
+                act(connection)
         assert proxy.triggered.wait(10)
-    assert notes(table) == ["later"]
+        assert notes(table) == ([] if fault == "drop" else ["note"])
 
 
 def test_in_a_pipeline_earlier_answers_arrive_and_later_requests_do_not(
@@ -411,34 +352,6 @@ def test_in_a_pipeline_earlier_answers_arrive_and_later_requests_do_not(
             answers.read(1)
     assert proxy.triggered.wait(10)
     assert notes(table) == ["answered", "lost"]
-
-
-@pytest.mark.parametrize("match", [b"COPY notes", b"second"])
-@pytest.mark.parametrize("extended", [True, False])
-def test_copied_data_arrives_and_its_answer_is_lost(
-    table: PostgresServer, proxy: FaultProxy, match: bytes, extended: bool
-) -> None:
-    def copy(connection: psycopg.Connection[tuple[object, ...]]) -> None:
-        server = connection.pgconn
-        command = b"COPY notes FROM STDIN"
-        server.send_query_params(command, []) if extended else server.send_query(command)
-        connection.wait(generators.execute(server))
-        connection.wait(generators.copy_to(server, b"first\nsecond\n"))
-        connection.wait(generators.copy_end(server, None))
-
-    with connect(proxy.url_for(table.url)) as connection:
-        proxy.on_request(match, "lose_answer")
-        with pytest.raises(LOST):
-            copy(connection)
-    assert proxy.triggered.wait(10)
-    assert notes(table) == ["first", "second"]
-
-
-def test_what_is_disarmed_does_not_happen(table: PostgresServer, proxy: FaultProxy) -> None:
-    with connect(proxy.url_for(table.url)) as connection:
-        proxy.cut_before_request()
-        proxy.disarm()
-        assert connection.execute("SELECT 1").fetchone() == (1,)
 
 
 # PgBouncer

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from taskharbor import FakeClock, Harbor, SystemClock
@@ -11,65 +9,45 @@ from taskharbor.drivers.memory import MemoryDriver
 from taskharbor.testing import memory_store
 
 
-def test_the_apps_own_store_is_not_touched() -> None:
-    harbor = Harbor("memory://")
-
-    @harbor.job
-    def note() -> None: ...
-
-    note.enqueue()
-    with memory_store(harbor) as same:
-        assert same is harbor
-        assert harbor.client.list_jobs().jobs == []
-        note.enqueue()
-        note.enqueue()
-    assert len(harbor.client.list_jobs().jobs) == 1
-
-
-async def test_clients_and_clock_come_back() -> None:
+async def test_the_apps_own_store_clients_and_clock_come_back_untouched() -> None:
     clock = FakeClock()
     harbor = Harbor("memory://", clock=clock)
-
+    harbor.enqueue("note")
     client, async_client = harbor.client, harbor.async_client()
-    with memory_store(harbor):
+    with memory_store(harbor) as same:
+        assert same is harbor
         assert harbor.client is not client
         assert harbor.async_client() is not async_client
         assert harbor.clock is not clock
+        assert harbor.client.list_jobs().jobs == []
+        harbor.enqueue("note")
     assert harbor.client is client
     assert harbor.async_client() is async_client
     assert harbor.clock is clock
+    assert len(client.list_jobs().jobs) == 1
 
 
-def test_they_come_back_after_an_error_too() -> None:
-    harbor = Harbor("memory://")
-    driver = harbor._driver
+def test_they_come_back_after_an_error_too_and_are_not_opened_meanwhile() -> None:
+    class NeverOpened(MemoryDriver):
+        async def open(self) -> None:
+            raise AssertionError("the app's own store was opened")
 
+    driver = NeverOpened()
+    harbor = Harbor(driver)
+    with memory_store(harbor):
+        harbor.enqueue("note")
     with pytest.raises(ValueError, match="oops"), memory_store(harbor):
         raise ValueError("oops")
-
     assert harbor._driver is driver
 
 
 def test_time_stands_still_at_the_present_unless_a_clock_is_given() -> None:
     harbor = Harbor("memory://")
     before = SystemClock().now()
-
     with memory_store(harbor):
         assert isinstance(harbor.clock, FakeClock)
         assert before <= harbor.clock.now() <= SystemClock().now()
     clock = FakeClock(1_000_000)
     with memory_store(harbor, clock=clock):
-        assert harbor.client.now() == 1_000_000
         clock.advance(5)
         assert harbor.client.now() == 6_000_000
-
-
-def test_nothing_is_opened_for_an_app_on_a_file(tmp_path: Path) -> None:
-    class NeverOpened(MemoryDriver):
-        async def open(self) -> None:
-            raise AssertionError("the app's own store was opened")
-
-    harbor = Harbor(NeverOpened())
-
-    with memory_store(harbor):
-        harbor.enqueue("note")
