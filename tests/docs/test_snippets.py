@@ -6,11 +6,12 @@ newcomer can follow.
 
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
+
+from taskharbor.cli.root import root
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -32,18 +33,15 @@ def test_python_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_console_blocks_run(page: Path, tmp_path: Path) -> None:
-    for language, source in blocks(page):
-        if language != "console":
-            continue
-        for line in source.splitlines():
-            words = shlex.split(line.removeprefix("$ "), comments=True)
-            if not line.startswith("$ ") or words[0] != "taskharbor":
-                continue
-            ran = subprocess.run(
-                [sys.executable, "-m", *words], cwd=tmp_path, capture_output=True, text=True, timeout=120
-            )
-            assert ran.returncode == 0, f"{line}\n{ran.stdout}{ran.stderr}"
+def test_console_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("TASKHARBOR_URL", raising=False)
+    console = [source for language, source in blocks(page) if language == "console"]
+    for line in "".join(console).splitlines():
+        words = shlex.split(line.removeprefix("$ "), comments=True)
+        if line.startswith("$ ") and words[0] == "taskharbor":
+            ran = CliRunner().invoke(root, words[1:])
+            assert ran.exit_code == 0, f"{line}\n{ran.output}"
 
 
 def anchors(page: Path) -> set[str]:
