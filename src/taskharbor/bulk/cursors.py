@@ -14,7 +14,7 @@ class HistoryGone(TaskHarborError):
     """Retention removed rows of the attempt log that a reader had not seen yet."""
 
 
-class Cursor(msgspec.Struct, array_like=True, frozen=True):
+class LogCursor(msgspec.Struct, array_like=True, frozen=True):
     """The last place that was read in each stream. Of a stream without a place nothing was read, and all its rows must be there.
     With `is_open`, the reader takes such a stream from its present beginning. The cursor of the beginning is the same for every
     store."""
@@ -41,10 +41,10 @@ class LogRange(msgspec.Struct, frozen=True):
 
 
 _encode = msgspec.json.Encoder(order="sorted").encode
-_decode = msgspec.json.Decoder(Cursor).decode
+_decode = msgspec.json.Decoder(LogCursor).decode
 
 
-def parse(text: str, log: LogState) -> Cursor:
+def parse(text: str, log: LogState) -> LogCursor:
     try:
         cursor = _decode(text)
     except msgspec.MsgspecError:
@@ -58,11 +58,11 @@ def parse(text: str, log: LogState) -> Cursor:
     return cursor
 
 
-def at_end(log: LogState) -> Cursor:
-    return Cursor(log.store_id, False, {one.name: one.last for one in log.streams if one.last})
+def at_end(log: LogState) -> LogCursor:
+    return LogCursor(log.store_id, False, {one.name: one.last for one in log.streams if one.last})
 
 
-def ranges_between(log: LogState, first: Cursor, last: Cursor) -> list[LogRange]:
+def ranges_between(log: LogState, first: LogCursor, last: LogCursor) -> list[LogRange]:
     return [
         LogRange(
             one.name,
@@ -77,7 +77,7 @@ def ranges_between(log: LogState, first: Cursor, last: Cursor) -> list[LogRange]
     ]
 
 
-def never_back(log: LogState, first: Cursor, last: Cursor) -> Cursor:
+def never_back(log: LogState, first: LogCursor, last: LogCursor) -> LogCursor:
     """Return `last`, but no place before `first`. If retention removed the end of a log, the log ends before its reader. One
     exception: the store itself went back, because a replica without the last rows took over. Then the reader steps back with
     it."""
@@ -87,7 +87,7 @@ def never_back(log: LogState, first: Cursor, last: Cursor) -> Cursor:
         for name, place in first.places.items()
         if last.places.get(name, 0) < place
     }
-    return Cursor(last.store_id, last.is_open, {**last.places, **back}) if back else last
+    return LogCursor(last.store_id, last.is_open, {**last.places, **back}) if back else last
 
 
 async def check_history(driver: Driver, log: LogState, ranges: Iterable[LogRange]) -> None:
@@ -147,4 +147,4 @@ async def limited(driver: Driver, after: str, until: str, rows: int | None) -> s
         return str(last)
     begun = {name: place for name, place in places.items() if place}
     others = {name: place for name, place in last.places.items() if name not in places}
-    return str(Cursor(log.store_id, first.is_open, {**others, **begun}))
+    return str(LogCursor(log.store_id, first.is_open, {**others, **begun}))

@@ -76,7 +76,7 @@ class BulkStore:
 
     def start(self) -> str:
         """Return the cursor before the first row that is kept."""
-        return str(cursors.Cursor())
+        return str(cursors.LogCursor())
 
     def latest(self) -> str:
         """Return a cursor at the end of the log. No row can appear before it any more."""

@@ -14,7 +14,7 @@ from records import NOW, make_record
 from taskharbor.drivers.engine.tables import OUTCOMES, STATES
 from taskharbor.drivers.migrations import BREAKS, Migration, known_migrations
 from taskharbor.drivers.sqlite import SQLiteDriver
-from taskharbor.drivers.sqlite.file import Options, apply_pending, open_connection
+from taskharbor.drivers.sqlite.file import SQLiteOptions, apply_pending, open_connection
 from taskharbor.errors import SchemaMismatch
 
 Query = Callable[..., list[tuple[Any, ...]]]
@@ -22,29 +22,22 @@ NAMES = [migration.name for migration in known_migrations("taskharbor.drivers.en
 
 
 def _apply(path: Path, *more: Migration) -> list[str]:
-    options = Options(path=path)
+    options = SQLiteOptions(path=path)
     with closing(open_connection(options, writing=True)) as connection:
         return apply_pending(connection, options, [*known_migrations("taskharbor.drivers.engine"), *more])
 
 
-async def test_a_dry_run_names_the_steps_and_makes_nothing(driver: SQLiteDriver, path: Path) -> None:
+async def test_migrating_takes_every_step_once_and_a_dry_run_none(driver: SQLiteDriver, path: Path) -> None:
+    assert [int(name[:4]) for name in NAMES] == list(range(1, len(NAMES) + 1))
     assert await driver.migrate(dry_run=True) == NAMES
     assert not path.exists()
-
-
-async def test_migrating_takes_every_step_once(driver: SQLiteDriver) -> None:
     assert await driver.migrate() == NAMES
     assert await driver.migrate() == []
-    assert await driver.migrate(dry_run=True) == []
 
 
 async def test_opening_migrates(opened: SQLiteDriver, query: Query) -> None:
     assert await opened.migrate(dry_run=True) == []
     assert query("SELECT name FROM taskharbor_migrations ORDER BY name") == [(name,) for name in NAMES]
-
-
-def test_names_are_numbered_in_order() -> None:
-    assert [int(name[:4]) for name in NAMES] == list(range(1, len(NAMES) + 1))
 
 
 async def test_an_older_version_works_beside_a_newer_one(driver: SQLiteDriver, path: Path) -> None:

@@ -33,7 +33,7 @@ from taskharbor.drivers.engine.tables import (
     queue_ids,
     to_json,
 )
-from taskharbor.drivers.engine.unit import Job, Unit
+from taskharbor.drivers.engine.unit import UNIT, JobRow, Unit
 from taskharbor.errors import JobError, JobNotFound, JobNotInflight, LeaseExpired, LeaseMismatch
 from taskharbor.jobs import Failure, Lease, Micros, Outcome
 
@@ -86,8 +86,7 @@ def _settle_acks(transaction: Transaction, acks: Sequence[Ack], now: Micros) -> 
     execute(_SQL["log_acks"], (now, wanted))
     execute(_SQL["finish_acks"], (now, wanted))
     results = [(seq, ack.result) for seq, ack in zip(seqs, acks, strict=True) if ack.result is not None]
-    if results:
-        insert_rows(transaction.connection, _SQL["insert_result"], results)
+    insert_rows(transaction.connection, UNIT["insert_result"], results)
     for number, jobs in per_queue.items():
         (max_inflight,) = execute(_SQL["count_acks"], (jobs, jobs, jobs, now, number)).fetchone()
         if max_inflight is not None:
@@ -100,14 +99,12 @@ def _settle_by_rules(
 ) -> list[JobError | None]:
     unit = Unit(transaction, now)
     unit.load(one.job_id for one in settlements)
-    results: list[tuple[int, bytes]] = []
-    answers = [_settle_one(unit, one, results) for one in settlements]
+    answers = [_settle_one(unit, one) for one in settlements]
     unit.flush()
-    insert_rows(transaction.connection, _SQL["insert_result"], results)
     return answers
 
 
-def _settle_one(unit: Unit, settlement: Settlement, results: list[tuple[int, bytes]]) -> JobError | None:
+def _settle_one(unit: Unit, settlement: Settlement) -> JobError | None:
     job = unit.job(settlement.job_id)
     if job is None:
         return JobNotFound(settlement.job_id)
@@ -120,8 +117,7 @@ def _settle_one(unit: Unit, settlement: Settlement, results: list[tuple[int, byt
         return refused
     match settlement:
         case Ack(result=result):
-            if result is not None:
-                results.append((job.seq, result))
+            job.result = result
             unit.end(job, DONE, Outcome.DONE)
         case Retry(run_at_us=run_at, attempts=attempts, error=error):
             _record_failure(job, attempts, error, unit.now)
@@ -149,7 +145,7 @@ def settle_ended(settlement: Settlement, state: int) -> JobError | None:
     return None if state in _AGREED.get(type(settlement), ()) else JobNotInflight(settlement.job_id)
 
 
-def _record_failure(job: Job, attempts: int, error: Failure, now: Micros) -> None:
+def _record_failure(job: JobRow, attempts: int, error: Failure, now: Micros) -> None:
     job.attempts = attempts
     job.last_error = error.text
     job.failed_at = now
@@ -226,7 +222,7 @@ def reclaim_queue(transaction: Transaction, queue: int, now: Micros, limit: int)
     return len(job_ids)
 
 
-def _expire(unit: Unit, job: Job) -> None:
+def _expire(unit: Unit, job: JobRow) -> None:
     job.stalls += 1
     if job.cancel_requested:
         unit.end(job, CANCELLED, Outcome.EXPIRED, EXPIRED_ERROR)

@@ -38,7 +38,7 @@ from taskharbor.drivers.engine.tables import (
 from taskharbor.jobs import DEFAULT_FLAGS, Failure, JobRecord, Micros, Outcome, UpdateFlags
 from taskharbor.requests import new_id
 
-_SQL = load("unit")
+UNIT = load("unit")
 _ENQUEUE = load("enqueue")
 
 
@@ -48,7 +48,7 @@ class QueueRow(msgspec.Struct, frozen=True):
     failure_queue: str | None
 
 
-class Job(msgspec.Struct, array_like=True, eq=False):
+class JobRow(msgspec.Struct, array_like=True, eq=False):
     """A row of `jobs`, in the order of `unit.sql`'s columns; then what only the unit knows."""
 
     seq: int
@@ -81,6 +81,7 @@ class Job(msgspec.Struct, array_like=True, eq=False):
     is_new: bool = False
     has_new_spec: bool = False
     has_new_payload: bool = False
+    result: bytes | None = None
 
     @property
     def full_token(self) -> str | None:
@@ -91,7 +92,7 @@ class Job(msgspec.Struct, array_like=True, eq=False):
         return None if self.payload_size > INLINE_PAYLOAD else self.payload
 
 
-_decode_jobs = msgspec.json.Decoder(list[Job]).decode
+_decode_jobs = msgspec.json.Decoder(list[JobRow]).decode
 
 
 # Values of the statements of those names, in the order of their columns.
@@ -121,8 +122,8 @@ _logged = attrgetter(
 )
 
 
-def new_job(record: JobRecord, queue: int, seq: int) -> Job:
-    return Job(
+def new_job(record: JobRecord, queue: int, seq: int) -> JobRow:
+    return JobRow(
         seq=seq,
         id=record.id,
         queue_id=queue,
@@ -148,10 +149,10 @@ class Unit:
         self.connection = transaction.connection
         self.now = now
         self.counts = Counts(transaction)
-        self._jobs: dict[str, Job] = {}
-        self._waiting: dict[tuple[int, str], Job | None] = {}
-        self._inflight: dict[tuple[int, str], Job | None] = {}
-        self._moved: dict[int, Job] = {}
+        self._jobs: dict[str, JobRow] = {}
+        self._waiting: dict[tuple[int, str], JobRow | None] = {}
+        self._inflight: dict[tuple[int, str], JobRow | None] = {}
+        self._moved: dict[int, JobRow] = {}
         self._log: list[tuple[Any, ...]] = []
         self._queues: dict[int, QueueRow] = {}
         self._last_seq = 0
@@ -173,34 +174,34 @@ class Unit:
             by_key.update(dict.fromkeys(wanted))
             by_key.update({(job.queue_id, job.key or ""): job for job in self._fetch(statement, wanted)})
 
-    def _fetch(self, statement: str, wanted: Sequence[Any]) -> list[Job]:
-        (text,) = self.connection.execute(_SQL[statement], (to_json(wanted),)).fetchone()
+    def _fetch(self, statement: str, wanted: Sequence[Any]) -> list[JobRow]:
+        (text,) = self.connection.execute(UNIT[statement], (to_json(wanted),)).fetchone()
         # A job seen before stays the object it was: it may have been changed since.
         return [self._jobs.setdefault(job.id, job) for job in _decode_jobs(text)]
 
-    def job(self, job_id: str) -> Job | None:
+    def job(self, job_id: str) -> JobRow | None:
         return self._jobs.get(job_id)
 
-    def waiting(self, queue: int, key: str | None) -> Job | None:
+    def waiting(self, queue: int, key: str | None) -> JobRow | None:
         return None if key is None else self._waiting.get((queue, key))
 
-    def inflight(self, queue: int, key: str | None) -> Job | None:
+    def inflight(self, queue: int, key: str | None) -> JobRow | None:
         return None if key is None else self._inflight.get((queue, key))
 
     def queue(self, number: int) -> QueueRow:
         if number not in self._queues:
-            row = self.connection.execute(_SQL["queue"], (number,)).fetchone()
+            row = self.connection.execute(UNIT["queue"], (number,)).fetchone()
             self._queues[number] = QueueRow(*row)
         return self._queues[number]
 
-    def payload(self, job: Job) -> bytes:
+    def payload(self, job: JobRow) -> bytes:
         if job.payload is None:
-            (job.payload,) = self.connection.execute(_SQL["payload"], (job.seq,)).fetchone()
+            (job.payload,) = self.connection.execute(UNIT["payload"], (job.seq,)).fetchone()
         return job.payload or b""
 
     # -- moving -------------------------------------------------------------------------------------------
 
-    def place(self, job: Job, state: int) -> None:
+    def place(self, job: JobRow, state: int) -> None:
         """Give a job its new state, with the counters and key tables that follow from it."""
         self.counts.move(
             job.queue_id, None if job.is_new and job.seq not in self._moved else job.state, state
@@ -220,13 +221,13 @@ class Unit:
         elif state == SCHEDULED:
             self.counts.schedule(job.queue_id, job.run_at)
 
-    def wait_by_run_at(self, job: Job) -> None:
+    def wait_by_run_at(self, job: JobRow) -> None:
         self.place(job, SCHEDULED if job.run_at > self.now else READY)
 
-    def touch(self, job: Job) -> None:
+    def touch(self, job: JobRow) -> None:
         self._moved[job.seq] = job
 
-    def end(self, job: Job, state: int, outcome: Outcome, error: Failure | None = None) -> None:
+    def end(self, job: JobRow, state: int, outcome: Outcome, error: Failure | None = None) -> None:
         """A job's end: done, dead or cancelled. Serves a blocked job of its key and the failure queue."""
         was_inflight = job.state == INFLIGHT
         job.finished_at = self.log(job, outcome, state, error)
@@ -246,7 +247,7 @@ class Unit:
                 self.transaction.outbox.append(record)
 
     def back_to_waiting(
-        self, job: Job, outcome: Outcome, run_at: Micros | None = None, error: Failure | None = None
+        self, job: JobRow, outcome: Outcome, run_at: Micros | None = None, error: Failure | None = None
     ) -> None:
         """The lease ends, the job does not. It absorbs a blocked job of its key."""
         blocked = self.waiting(job.queue_id, job.key)
@@ -263,13 +264,13 @@ class Unit:
             self.end(blocked, CANCELLED, Outcome.MERGED)
         self.wait_by_run_at(job)
 
-    def _drop_lease(self, job: Job) -> None:
+    def _drop_lease(self, job: JobRow) -> None:
         if job.state == INFLIGHT and self.queue(job.queue_id).max_inflight is not None:
             self.counts.stir(job.queue_id)
         job.token = job.worker = job.expires_at = job.reserved_at = None
         job.cancel_requested = 0
 
-    def change(self, job: Job, by: Job, by_spec: Spec, flags: UpdateFlags) -> None:
+    def change(self, job: JobRow, by: JobRow, by_spec: Spec, flags: UpdateFlags) -> None:
         """Change a job by one more request with the same key."""
         spec = read_spec(job.spec)
         if flags.payload:
@@ -287,11 +288,11 @@ class Unit:
         self.set_spec(job, spec)
         self.touch(job)
 
-    def set_spec(self, job: Job, spec: Spec) -> None:
+    def set_spec(self, job: JobRow, spec: Spec) -> None:
         job.spec = spec_text(spec)
         job.has_new_spec = True
 
-    def insert(self, record: JobRecord, queue: int, state: int | None = None, number: int = 0) -> Job:
+    def insert(self, record: JobRecord, queue: int, state: int | None = None, number: int = 0) -> JobRow:
         """A new job, ready or scheduled by its run_at unless a state is given. Its number is at least the one given."""
         if not self._last_seq:
             (self._last_seq,) = self.connection.execute(_ENQUEUE["last_seq"]).fetchone()
@@ -304,7 +305,7 @@ class Unit:
             self.place(job, state)
         return job
 
-    def log(self, job: Job, outcome: Outcome, state: int, error: Failure | None = None) -> Micros:
+    def log(self, job: JobRow, outcome: Outcome, state: int, error: Failure | None = None) -> Micros:
         """A row for what ends now, with the job as it is before the change; the time it ended at."""
         ended_at = self.now
         if job.reserved_at is not None:
@@ -316,7 +317,7 @@ class Unit:
         self._log.append((*_logged(job), ended_at, OUTCOME_NUMBERS[outcome], state, error_type, message))
         return ended_at
 
-    def _dead_record(self, job: Job) -> JobRecord:
+    def _dead_record(self, job: JobRow) -> JobRecord:
         spec = read_spec(job.spec)
         return JobRecord(
             id=job.id,
@@ -341,22 +342,24 @@ class Unit:
             [job for job in moved if job.state > INFLIGHT and not job.is_new],
             [job for job in moved if job.state <= INFLIGHT and not job.is_new],
         ):
-            insert_rows(self.connection, _SQL["move"], list(map(_moved, group)))
+            insert_rows(self.connection, UNIT["move"], list(map(_moved, group)))
         for job in moved:
             if not job.is_new and (job.has_new_spec or job.has_new_payload):
                 self._rewrite(job)
         new = [job for job in moved if job.is_new]
-        insert_rows(self.connection, _SQL["insert"], list(map(_inserted, new)))
+        insert_rows(self.connection, UNIT["insert"], list(map(_inserted, new)))
         long = [(job.seq, job.payload) for job in new if job.payload_size > INLINE_PAYLOAD]
         insert_rows(self.connection, _ENQUEUE["insert_payload"], long)
-        insert_rows(self.connection, _SQL["log"], self._log)
+        results = [(job.seq, job.result) for job in moved if job.result is not None]
+        insert_rows(self.connection, UNIT["insert_result"], results)
+        insert_rows(self.connection, UNIT["log"], self._log)
         self.counts.flush()
 
-    def _rewrite(self, job: Job) -> None:
+    def _rewrite(self, job: JobRow) -> None:
         execute = self.connection.execute
-        execute(_SQL["rewrite"], _rewritten(job))
+        execute(UNIT["rewrite"], _rewritten(job))
         if job.has_new_payload:
-            execute(_SQL["drop_payload"], (job.seq,))
+            execute(UNIT["drop_payload"], (job.seq,))
             if job.payload_size > INLINE_PAYLOAD:
                 insert_rows(self.connection, _ENQUEUE["insert_payload"], [(job.seq, job.payload)])
 

@@ -12,6 +12,7 @@ import secrets
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import count
 from typing import Any, TypeVar, cast
 
@@ -19,7 +20,7 @@ import aiohttp
 import msgspec
 from yarl import URL
 
-from taskharbor.drivers.http.options import TOKEN, Options
+from taskharbor.drivers.http.options import TOKEN, HttpOptions
 from taskharbor.drivers.http.protocol import HEARD, LEADER, MSGPACK, PATH, REQUEST_ID, encode, read_answer
 from taskharbor.drivers.operations import Operation
 from taskharbor.errors import BackendUnavailable, InvalidRequest, SchemaMismatch, TaskHarborError
@@ -104,15 +105,19 @@ _LARGE = 1 << 20
 _KEEP_ALIVE = 60.0
 
 
+@lru_cache
+def _url(base: str, operation: str) -> URL:
+    return URL(f"{base}{PATH}{operation}")
+
+
 class Brokers:
     """One handle's connections. Used from one event loop."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: HttpOptions) -> None:
         self._options = options
         self._session: aiohttp.ClientSession | None = None
         self._current = options.bases[0]
         """The broker that answered last: the leader, if there is one."""
-        self._urls: dict[tuple[str, str], URL] = {}
         self._name = secrets.token_hex(8)
         self._numbers = count()
         self._heard: list[str] = []
@@ -262,16 +267,13 @@ class Brokers:
         headers: dict[str, str] | None,
         patience: float,
     ) -> bytes:
-        url = self._urls.get((base, operation))
-        if url is None:
-            url = self._urls[base, operation] = URL(f"{base}{PATH}{operation}")
         options = self._options
         timeout = aiohttp.ClientTimeout(
             total=options.timeout + patience, sock_connect=options.connect_timeout
         )
         try:
             async with session.post(
-                url,
+                _url(base, operation),
                 data=body if len(body) < _LARGE else io.BytesIO(body),
                 headers=headers,
                 timeout=timeout,
@@ -310,7 +312,7 @@ def _why(error: BaseException) -> str:
     ).__name__
 
 
-def _tls(options: Options) -> ssl.SSLContext:
+def _tls(options: HttpOptions) -> ssl.SSLContext:
     try:
         return ssl.create_default_context(cafile=options.ca)
     except (OSError, ssl.SSLError) as error:

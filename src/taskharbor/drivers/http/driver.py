@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from taskharbor.drivers import operations as op
 from taskharbor.drivers.contract import AttemptPage, Capabilities, Driver, Enqueued, Page, Woken
 from taskharbor.drivers.http.brokers import Brokers
-from taskharbor.drivers.http.options import Options, parse_url
+from taskharbor.drivers.http.options import HttpOptions, parse_url
 from taskharbor.drivers.http.protocol import VERSION, encode
 from taskharbor.drivers.records import Greeting
 from taskharbor.errors import BackendUnavailable, InvalidRequest, SchemaMismatch, TaskHarborError
@@ -28,7 +28,7 @@ _MOST_LOST = 8
 
 
 class HttpDriver(Driver):
-    """`http://127.0.0.1:7433` or `https://token@jobs.example.com`; `Options` lists the options of the URL.
+    """`http://127.0.0.1:7433` or `https://token@jobs.example.com`; `HttpOptions` lists the options of the URL.
 
     Durability is that of the store behind the broker.
     """
@@ -38,7 +38,7 @@ class HttpDriver(Driver):
         durable=True, multi_process=True, passes_over_busy=True
     )
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: HttpOptions) -> None:
         self.options = options
         self._brokers = Brokers(options)
         self._lost_claims = defaultdict[tuple[str, str], deque[str]](lambda: deque(maxlen=_MOST_LOST))

@@ -16,7 +16,7 @@ TOKEN = "TASKHARBOR_TOKEN"
 _HOW = "http://127.0.0.1:7433, https://token@jobs.example.com or http://one:7433,two:7433"
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True):
+class HttpOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The addresses of brokers and the options of connections."""
 
     bases: tuple[str, ...]
@@ -31,10 +31,10 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     connect_timeout: float = 5.0
 
     def __repr__(self) -> str:
-        return f"Options({self.place!r})"
+        return f"HttpOptions({self.place!r})"
 
 
-def parse_url(url: str) -> Options:
+def parse_url(url: str) -> HttpOptions:
     scheme, separator, rest = url.partition("://")
     if not separator or scheme not in ("http", "https"):
         raise _not_understood()
@@ -58,7 +58,7 @@ def parse_url(url: str) -> Options:
             "place": ",".join(addresses),
             "token": token,
         },
-        Options,
+        HttpOptions,
     )
 
 

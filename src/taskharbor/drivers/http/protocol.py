@@ -40,21 +40,13 @@ encode = msgspec.msgpack.Encoder(enc_hook=_encode_error).encode
 encode_json = msgspec.json.Encoder(enc_hook=_encode_error).encode
 
 
-def _answer_type(answer: Any) -> tuple[Any, bool]:
-    """Return the type of an answer, and whether it can hold errors."""
-    if get_origin(answer) is not list:
-        return answer, False
-    (item,) = get_args(answer)
-    if JobError not in get_args(item):
-        return answer, False
-    (other,) = (one for one in get_args(item) if one is not JobError)
-    return list[other | tuple[str, str, str]], True  # type: ignore[valid-type]
-
-
 def _reader(answer: Any) -> Callable[[bytes], Any]:
-    kind, has_errors = _answer_type(answer)
-    decode = msgspec.msgpack.Decoder(kind).decode
-    return (lambda data: _with_errors(decode(data))) if has_errors else decode
+    items = get_args(get_args(answer)[0]) if get_origin(answer) is list else ()
+    if JobError not in items:
+        return msgspec.msgpack.Decoder(answer).decode
+    (other,) = (one for one in items if one is not JobError)
+    decode = msgspec.msgpack.Decoder(list[other | tuple[str, str, str]]).decode  # type: ignore[valid-type]
+    return lambda data: _with_errors(decode(data))
 
 
 def _with_errors(items: list[Any]) -> list[Any]:

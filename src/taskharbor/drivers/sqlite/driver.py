@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from functools import partial
 from queue import Empty, SimpleQueue
 from sqlite3 import Connection
@@ -30,7 +31,7 @@ from taskharbor.drivers.engine import settle
 from taskharbor.drivers.engine.calls import FUNCTIONS
 from taskharbor.drivers.engine.tables import Transaction
 from taskharbor.drivers.sqlite.file import (
-    Options,
+    SQLiteOptions,
     apply_pending,
     is_busy,
     migrate,
@@ -60,7 +61,7 @@ _forked: list[object] = []
 class _Shared:
     """The database that a driver and its clones share. The first handle opens it, the last closes it."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: SQLiteOptions) -> None:
         self.options = options
         self.lock = threading.Lock()
         self.database: Database | None = None
@@ -95,7 +96,7 @@ class SQLiteDriver(Driver):
         durable=True, multi_process=True, publishes_at_once=True
     )
 
-    def __init__(self, options: Options, shared: _Shared | None = None) -> None:
+    def __init__(self, options: SQLiteOptions, shared: _Shared | None = None) -> None:
         self._options = options
         self._shared = _Shared(options) if shared is None else shared
         self._database: Database | None = None
@@ -186,35 +187,28 @@ def _release(jobs: Sequence[JobRecord], now: Micros) -> Callable[[Transaction], 
     return (lambda tx: settle.release_all(tx, leases, now)) if leases else None
 
 
-class Operation(Generic[T]):
+@dataclass(slots=True, eq=False)
+class QueuedCall(Generic[T]):
     """A function, and who waits for what it returns."""
 
-    __slots__ = ("error", "future", "result", "run", "undo")
-
-    def __init__(
-        self,
-        run: Callable[[Transaction], T],
-        future: asyncio.Future[T] | None = None,
-        undo: Undo | None = None,
-    ) -> None:
-        self.run = run
-        self.future = future
-        self.undo = undo
-        self.result: T | None = None
-        self.error: Exception | None = None
+    run: Callable[[Transaction], T]
+    future: asyncio.Future[T] | None = None
+    undo: Undo | None = None
+    result: T | None = None
+    error: Exception | None = None
 
     @property
     def is_wanted(self) -> bool:
         return self.future is None or not self.future.cancelled()
 
 
-Inbox = SimpleQueue[Operation[Any] | None]
+Inbox = SimpleQueue[QueuedCall[Any] | None]
 
 
 class Database:
     """The threads of one file. Handles share it and count themselves in `handles`."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: SQLiteOptions) -> None:
         self.options = options
         self.pid = os.getpid()
         real_path = os.path.realpath(options.path)
@@ -255,7 +249,7 @@ class Database:
 
     async def _ask(self, inbox: Inbox, run: Callable[[Transaction], T], undo: Undo | None = None) -> T:
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self._put(inbox, Operation(run, future, undo))
+        self._put(inbox, QueuedCall(run, future, undo))
         try:
             return await future
         except asyncio.CancelledError:
@@ -264,7 +258,7 @@ class Database:
                 self._take_back(undo, future.result())
             raise
 
-    def _put(self, inbox: Inbox, operation: Operation[Any]) -> None:
+    def _put(self, inbox: Inbox, operation: QueuedCall[Any]) -> None:
         if os.getpid() != self.pid:
             raise BackendUnavailable(
                 f"{self.options.path} was opened by process {self.pid}, and process {os.getpid()} was forked from it: "
@@ -278,7 +272,7 @@ class Database:
         operation = None if undo is None else undo(result)
         if operation is not None:
             with contextlib.suppress(BackendUnavailable):
-                self._put(self._writes, Operation(operation))
+                self._put(self._writes, QueuedCall(operation))
 
     # -- the writer's thread ------------------------------------------------------------------------------
 
@@ -308,9 +302,9 @@ class Database:
             connection.close()
         self._closing.set_result(None)
 
-    def _take_group(self) -> tuple[list[Operation[Any]], bool]:
+    def _take_group(self) -> tuple[list[QueuedCall[Any]], bool]:
         """Take all queued calls. The flag is False when the sentinel came."""
-        group: list[Operation[Any]] = []
+        group: list[QueuedCall[Any]] = []
         operation = self._writes.get()
         try:
             while operation is not None:
@@ -323,7 +317,7 @@ class Database:
             return group, True
         return group, False
 
-    def _commit_group(self, connection: Connection, group: list[Operation[Any]]) -> None:
+    def _commit_group(self, connection: Connection, group: list[QueuedCall[Any]]) -> None:
         notifies = False
         if len(group) > 1:
             try:
@@ -340,14 +334,14 @@ class Database:
             if os.path.isdir(self.pipes):
                 notify_processes(self.pipes)
 
-    def _commit_alone(self, connection: Connection, operation: Operation[Any]) -> bool:
+    def _commit_alone(self, connection: Connection, operation: QueuedCall[Any]) -> bool:
         try:
             return self._commit(connection, [operation])
         except Exception as error:
             operation.error = translated(error, self.options.path)
             return False
 
-    def _commit(self, connection: Connection, group: list[Operation[Any]]) -> bool:
+    def _commit(self, connection: Connection, group: list[QueuedCall[Any]]) -> bool:
         begin(connection, self.options.busy_timeout)
         transaction = Transaction(connection)
         before = connection.total_changes
@@ -388,9 +382,9 @@ class Database:
 
     # -- answers ------------------------------------------------------------------------------------------
 
-    def _answer(self, group: list[Operation[Any]]) -> None:
+    def _answer(self, group: list[QueuedCall[Any]]) -> None:
         """One wake-up per event loop, whatever the number of callers."""
-        by_loop: dict[asyncio.AbstractEventLoop, list[Operation[Any]]] = {}
+        by_loop: dict[asyncio.AbstractEventLoop, list[QueuedCall[Any]]] = {}
         for operation in group:
             if operation.future is not None:
                 by_loop.setdefault(operation.future.get_loop(), []).append(operation)
@@ -403,7 +397,7 @@ class Database:
                     if operation.error is None:
                         self._take_back(operation.undo, operation.result)
 
-    def _deliver(self, operations: list[Operation[Any]]) -> None:
+    def _deliver(self, operations: list[QueuedCall[Any]]) -> None:
         for operation in operations:
             future = operation.future
             assert future is not None

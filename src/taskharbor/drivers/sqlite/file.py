@@ -43,7 +43,7 @@ DEFAULT_BUSY_TIMEOUT = 10.0
 _HOW = "write it like sqlite:///relative.db or sqlite:////absolute/path.db"
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True):
+class SQLiteOptions(msgspec.Struct, frozen=True, kw_only=True):
     path: Path
     durability: Durability = "full"
     """full: a commit is on the disk before it is answered. normal: the last commits before a power loss may be gone;
@@ -52,7 +52,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds to wait for another process's transaction before giving up."""
 
 
-def parse_url(url: str) -> Options:
+def parse_url(url: str) -> SQLiteOptions:
     scheme, separator, rest = url.partition("://")
     if scheme != "sqlite" or not separator:
         raise InvalidRequest(f"{url!r} is not an SQLite URL: {_HOW}")
@@ -64,7 +64,7 @@ def parse_url(url: str) -> Options:
         raise InvalidRequest(f"{url!r} names no file: {_HOW}; for a store in memory use memory://")
     if "\0" in name or name.endswith("/"):
         raise InvalidRequest(f"{url!r} does not name a file: {_HOW}")
-    return msgspec.convert({"path": Path(name), **read_options(query, _OWN, "SQLite")}, Options)
+    return msgspec.convert({"path": Path(name), **read_options(query, _OWN, "SQLite")}, SQLiteOptions)
 
 
 _OWN: dict[str, Reader] = {
@@ -73,7 +73,7 @@ _OWN: dict[str, Reader] = {
 }
 
 
-def open_connection(options: Options, *, writing: bool) -> Connection:
+def open_connection(options: SQLiteOptions, *, writing: bool) -> Connection:
     """A connection in WAL mode. Raises TaskHarborError, never sqlite3's own."""
     if sqlite3.sqlite_version_info < MINIMUM_VERSION:
         raise TaskHarborError(
@@ -101,7 +101,7 @@ def open_connection(options: Options, *, writing: bool) -> Connection:
     return connection
 
 
-def _prepare(connection: Connection, options: Options, writing: bool) -> None:
+def _prepare(connection: Connection, options: SQLiteOptions, writing: bool) -> None:
     (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
     if mode != "wal":
         connection.close()
@@ -147,7 +147,7 @@ def is_busy(error: sqlite3.Error) -> bool:
 
 
 def apply_pending(
-    connection: Connection, options: Options, known: Sequence[Migration] | None = None
+    connection: Connection, options: SQLiteOptions, known: Sequence[Migration] | None = None
 ) -> list[str]:
     """Apply what is missing; the names of the steps taken. Safe when several processes start at once."""
     steps = schema.known() if known is None else known
@@ -166,7 +166,7 @@ def apply_pending(
     return [migration.name for migration in missing]
 
 
-def migrate(options: Options, *, dry_run: bool) -> list[str]:
+def migrate(options: SQLiteOptions, *, dry_run: bool) -> list[str]:
     """For `taskharbor migrate`: on a connection of its own, so that a dry run touches nothing."""
     steps = schema.known()
     if dry_run and not options.path.exists():

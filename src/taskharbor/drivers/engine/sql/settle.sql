@@ -29,9 +29,6 @@ SET inflight = inflight - ?, done = done + ?, done_total = done_total + ?,
 WHERE id = ?
 RETURNING max_inflight
 
--- name: insert_result
-INSERT OR REPLACE INTO results (seq, body) VALUES /*rows: 2*/
-
 -- name: leases
 SELECT json_group_array(json_array(jobs.seq, jobs.id, state, token, expires_at, cancel_requested))
 FROM json_each(?) AS wanted CROSS JOIN jobs ON jobs.id = wanted.value

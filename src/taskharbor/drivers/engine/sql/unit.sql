@@ -1,5 +1,5 @@
 -- name: columns
--- The fields of `unit.Job`, in their order.
+-- The fields of `unit.JobRow`, in their order.
 SELECT json_group_array(json_array(
     jobs.seq, jobs.id, queue_id, priority, run_at, created_at, max_attempts, max_stalls, jobs.type, job_key, spec,
     payload_size, state, expires_at, token, worker, reserved_at, fence, attempts, stalls, cancel_requested, finished_at,
@@ -51,6 +51,9 @@ INSERT INTO jobs (
     payload
 )
 VALUES /*rows: 14*/
+
+-- name: insert_result
+INSERT OR REPLACE INTO results (seq, body) VALUES /*rows: 2*/
 
 -- name: log
 INSERT INTO attempts (
