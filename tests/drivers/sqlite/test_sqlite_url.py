@@ -15,10 +15,6 @@ from taskharbor.errors import BackendUnavailable, InvalidRequest, TaskHarborErro
 
 def test_three_slashes_are_relative_and_four_absolute() -> None:
     assert parse_url("sqlite:///jobs.db").path == Path("jobs.db")
-    assert parse_url("sqlite:////var/lib/jobs.db").path == Path("/var/lib/jobs.db")
-
-
-def test_escapes_and_options_are_understood() -> None:
     options = parse_url("sqlite:////tmp/a%20b%3F.db?durability=normal&busy_timeout=2.5")
     assert (options.path, options.durability, options.busy_timeout) == (Path("/tmp/a b?.db"), "normal", 2.5)
 
@@ -39,13 +35,8 @@ def test_escapes_and_options_are_understood() -> None:
     ],
 )
 def test_what_makes_no_sense_is_refused_before_any_work(url: str) -> None:
-    with pytest.raises(InvalidRequest):
-        SQLiteDriver.from_url(url)
-
-
-def test_memory_is_refused_with_a_hint() -> None:
-    with pytest.raises(InvalidRequest, match="memory://"):
-        SQLiteDriver.from_url("sqlite:///:memory:")
+    with pytest.raises(InvalidRequest, match="memory://" if "memory" in url else None):
+        parse_url(url)
 
 
 async def test_a_missing_folder_is_named(tmp_path: Path) -> None:
