@@ -1,4 +1,4 @@
-"""A store for one test: a handle on it, jobs for it, and a look at the keys behind its back."""
+"""A store for one test: a handle on it, jobs for it, a look at its keys, and a line to the server that faults can be put on."""
 
 from __future__ import annotations
 
@@ -6,14 +6,22 @@ import contextlib
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
-from taskharbor.drivers.contract import Ack, Fail, Release, Retry
+from drivers.redis.redis_stage import nothing_unhandled
+from records import NOW, make_record, present
+from taskharbor.drivers.contract import Ack, Discard, Fail, Release, Retry
 from taskharbor.drivers.redis import RedisDriver
+from taskharbor.drivers.redis.library import LIBRARY
 from taskharbor.drivers.redis.store import keys_of
-from taskharbor.jobs import SECOND, Failure, JobRecord
-from taskharbor.requests import new_id
-from taskharbor_testkit.servers import RedisAt, given_or_shared_redis, with_fresh_prefix
+from taskharbor.jobs import SECOND, Attempt, Failure, JobRecord, JobState
+from taskharbor_testkit.servers import (
+    FaultProxy,
+    RedisAt,
+    RedisServer,
+    given_or_shared_redis,
+    shared_redis,
+    with_fresh_prefix,
+)
 
-NOW = 1_700_000_000 * SECOND
 LEASE = 30 * SECOND
 BOOM = Failure("ValueError", "boom")
 
@@ -25,41 +33,45 @@ class Shelf:
         self.prefix = driver.options.prefix
         self.now = NOW
 
-    def job(self, **fields: Any) -> JobRecord:
-        given: dict[str, Any] = {
-            "id": new_id(),
-            "type": "mail",
-            "queue": "q",
-            "payload": b"{}",
-            "run_at_us": self.now,
-            "created_at_us": self.now,
-        }
-        return JobRecord(**(given | fields))
+    def job(self, id: str | None = None, **fields: Any) -> JobRecord:
+        return make_record(id, now=self.now, **({"payload": b"{}"} | fields))
+
+    def jobs(self, count: int, **fields: Any) -> list[JobRecord]:
+        return [self.job(**fields) for _ in range(count)]
 
     async def enqueue(self, *jobs: JobRecord, new_ids: bool = False) -> list[str]:
         """The ids of the jobs that will do the work."""
         return [one.id for one in await self.driver.enqueue(jobs, now=self.now, new_ids=new_ids)]
 
     async def reserve(
-        self, limit: int = 1, *, types: Sequence[str] | None = None, queue: str = "q"
+        self, limit: int = 1, *, types: Sequence[str] | None = None, queue: str = "q", worker: str = "w1"
     ) -> list[JobRecord]:
         return await self.driver.reserve(
-            queue, limit=limit, lease_for=LEASE, now=self.now, worker="w1", types=types
+            queue, limit=limit, lease_for=LEASE, now=self.now, worker=worker, types=types
         )
 
-    async def lease(self, job: JobRecord) -> JobRecord:
-        await self.enqueue(job)
-        (held,) = await self.reserve(queue=job.queue)
-        assert held.id == job.id
+    async def claimed(self, count: int, **fields: Any) -> list[JobRecord]:
+        """New jobs, all inflight."""
+        jobs = self.jobs(count, **fields)
+        await self.enqueue(*jobs, new_ids=True)
+        held = await self.reserve(count, queue=jobs[0].queue)
+        assert [job.id for job in held] == [job.id for job in jobs]
         return held
 
-    async def settle(self, *settlements: Ack | Retry | Fail | Release) -> None:
+    async def settle(self, *settlements: Ack | Retry | Fail | Release | Discard) -> None:
         assert await self.driver.settle(settlements, now=self.now) == [None] * len(settlements)
 
     async def get(self, job_id: str) -> JobRecord:
         (job,) = await self.driver.get([job_id], now=self.now)
-        assert job is not None
-        return job
+        return present(job)
+
+    async def log(self, job_id: str) -> list[Attempt]:
+        return await self.driver.job_attempts(job_id)
+
+    async def counts(self, queue: str = "q") -> dict[JobState, int]:
+        """The states of a queue that have any jobs."""
+        (stats,) = await self.driver.stats(now=self.now, queue=queue)
+        return {state: count for state, count in stats.counts.items() if count}
 
     # -- behind its back ----------------------------------------------------------------------------------
 
@@ -72,6 +84,18 @@ class Shelf:
         return {key.decode().removeprefix(self.prefix) for key in found}
 
 
+class Line(Shelf):
+    """The same, and a handle `near` that reaches the server by way of a fault proxy."""
+
+    def __init__(self, near: RedisDriver, far: RedisDriver, server: RedisServer, proxy: FaultProxy) -> None:
+        super().__init__(far, server)
+        self.near = near
+        self.proxy = proxy
+
+    async def claim(self, limit: int = 1, *, worker: str = "w") -> list[JobRecord]:
+        return await self.near.reserve("q", limit=limit, lease_for=LEASE, now=self.now, worker=worker)
+
+
 @contextlib.asynccontextmanager
 async def shelf(**options: str) -> AsyncIterator[Shelf]:
     server = given_or_shared_redis()
@@ -80,9 +104,26 @@ async def shelf(**options: str) -> AsyncIterator[Shelf]:
         yield Shelf(driver, server)
 
 
+@contextlib.asynccontextmanager
+async def line() -> AsyncIterator[Line]:
+    server = shared_redis()
+    url = with_fresh_prefix(server.url)
+    # So that the first request for a function is the one that runs it.
+    if not server.execute("FUNCTION", "LIST", "LIBRARYNAME", LIBRARY.name):
+        server.execute("FUNCTION", "LOAD", LIBRARY.source)
+    with nothing_unhandled(), FaultProxy.to(server.url) as proxy:
+        near = RedisDriver.from_url(proxy.url_for(url))
+        async with near, RedisDriver.from_url(url) as far:
+            yield Line(near, far, server, proxy)
+
+
+def runs(name: str) -> bytes:
+    """What a request contains that runs this function."""
+    return f"{LIBRARY.name}_{name}\r\n".encode()
+
+
 def token(job: JobRecord) -> str:
-    assert job.token is not None
-    return job.token
+    return present(job.token)
 
 
 def ack(job: JobRecord) -> Ack:
@@ -91,3 +132,7 @@ def ack(job: JobRecord) -> Ack:
 
 def fail(job: JobRecord) -> Fail:
     return Fail(job.id, token(job), job.attempts + 1, BOOM)
+
+
+def release(job: JobRecord) -> Release:
+    return Release(job.id, token(job))

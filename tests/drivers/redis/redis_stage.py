@@ -8,12 +8,15 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any, TypeVar
 
+import pytest
+
 from taskharbor.drivers.operations import Wait
 from taskharbor.drivers.redis.library import TEXT, Call, Library
 from taskharbor.drivers.redis.listener import Listener
 from taskharbor.drivers.redis.options import parse_url
 from taskharbor.drivers.redis.store import Store
 from taskharbor.drivers.waiting import wait
+from taskharbor.errors import BackendUnavailable, InvalidRequest
 from taskharbor_testkit.servers import RedisServer
 
 T = TypeVar("T")
@@ -26,7 +29,7 @@ STAGE = Library(
 define('count', {}, function(keys, args) return redis.call('INCRBY', keys[1], args[1]) end)
 define('read', {'no-writes'}, function(keys, args) return redis.call('GET', keys[1]) end)
 define('once', {}, function(keys, args)
-  if args[1] == '1' and redis.call('EXISTS', keys[1]) == 1 then return 'recognised' end
+  if is_again and redis.call('EXISTS', keys[1]) == 1 then return 'recognised' end
   redis.call('INCR', keys[1])
   return 'done'
 end)
@@ -54,18 +57,38 @@ def load_stage(server: RedisServer) -> None:
         server.execute("FUNCTION", "LOAD", STAGE.source)
 
 
-def call(function: str, key: str, *args: Any) -> Callable[[int], list[Call]]:
-    return lambda _: [Call(function, [key], args)]
+def call(function: str, key: str, *args: Any) -> list[Call]:
+    return [Call(function, [key], args)]
 
 
 @contextlib.asynccontextmanager
-async def connected(url: str) -> AsyncIterator[Store]:
-    connections = Store(parse_url(url), STAGE)
-    await connections.open()
-    try:
-        yield connections
-    finally:
-        await connections.close()
+async def connected(url: str, options: str = "") -> AsyncIterator[Store]:
+    with nothing_unhandled():
+        connections = Store(parse_url(url + options), STAGE)
+        await connections.open()
+        try:
+            yield connections
+        finally:
+            await connections.close()
+
+
+async def refused(url: str) -> str:
+    """Why a store cannot be opened."""
+    with pytest.raises((BackendUnavailable, InvalidRequest)) as error:
+        await Store(parse_url(url)).open()
+    return str(error.value)
+
+
+async def insist(connections: Store, key: str) -> int:
+    """Count, as a worker does: until somebody answers. Right after a failover the servers may not agree yet."""
+    async with asyncio.timeout(PATIENCE):
+        while True:
+            try:
+                (answer,) = await connections.run(call(COUNT, key, 1))
+            except BackendUnavailable:
+                await asyncio.sleep(0.01)
+                continue
+            return int(answer)
 
 
 async def soon(waited_for: Awaitable[T]) -> T:
@@ -102,7 +125,16 @@ class Waits:
 
     def __init__(self, connections: Store) -> None:
         self.listener = Listener(connections)
+        self._has_notifications = connections.options.notify
         self._seen: dict[tuple[str, ...], str] = {}
+
+    async def quiet(self, *queues: str) -> None:
+        """Until the handle is subscribed, unless it has no notifications, and has nothing more to say."""
+        for _ in range(500):
+            is_told = self.listener.listen(queues) is None or not self._has_notifications
+            if not await self(*queues, timeout=0.02) and is_told:
+                return
+        raise AssertionError("it does not fall silent")
 
     async def __call__(self, *queues: str, now: int = 0, timeout: float = PATIENCE) -> bool:
         told = await wait(self.listener, Wait(list(queues), now, timeout, self._seen.get(queues)))

@@ -1,69 +1,64 @@
-"""Redis by the million: history that was trimmed, readers that come back, writers that die, and tasks that come late."""
+"""Bulk reading and writing on Redis: history that was trimmed, readers that come back, and writers that die.
+
+`tests/bulk` and `tests/bulk_writing` show on Redis what all stores do alike.
+"""
 
 from __future__ import annotations
 
-import asyncio
 import json
 import random
 import threading
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from typing import Any, TypeVar
-from urllib.parse import parse_qsl, urlsplit
+from typing import Any
 
 import pytest
-from redis import Redis
 
+from bulk.bulk_history import within
+from records import make_record
 from taskharbor.bulk import publish, read, stage
 from taskharbor.bulk.cursors import HistoryGone
 from taskharbor.bulk.stage import StagingLost, new_write, numbered_write
 from taskharbor.bulk.store import BulkStore, open_store
-from taskharbor.bulk.tables import Selection
-from taskharbor.drivers.contract import Ack, Driver, Fail, QueueSettings, Retry, Settlement
+from taskharbor.bulk.tables import Selection, Table
+from taskharbor.drivers.contract import Ack, Driver, QueueSettings
+from taskharbor.drivers.redis.library import Call
+from taskharbor.drivers.redis.options import parse_url
 from taskharbor.drivers.redis.store import Store
-from taskharbor.drivers.registry import connect
 from taskharbor.errors import BackendUnavailable, InvalidRequest, TaskHarborError
-from taskharbor.jobs import SECOND, Failure, JobRecord, JobState, Micros
-from taskharbor.requests import new_id, new_ids
-from taskharbor_testkit.servers import RedisServer, shared_redis_cluster, with_fresh_prefix
+from taskharbor.jobs import SECOND, JobRecord, JobState, Micros
+from taskharbor_testkit.servers import RedisAt, RedisServer, shared_redis_cluster, with_fresh_prefix
 
-T = TypeVar("T")
 DAY = 86_400 * SECOND
-EVERYTHING = Selection()
+
+and_in_a_cluster = pytest.mark.parametrize(
+    "several", ["one server", pytest.param("cluster", marks=pytest.mark.slow)], indirect=True
+)
 
 
-def within(url: str, use: Callable[[Driver], Awaitable[T]]) -> T:
-    async def run() -> T:
-        async with connect(url) as driver:
-            return await use(driver)
-
-    return asyncio.run(run())
-
-
-def records(count: int, now: Micros, *, queue: str = "q", **fields: Any) -> list[JobRecord]:
-    return [
-        JobRecord(id=job_id, type="t", queue=queue, run_at_us=now, created_at_us=now, **fields)
-        for job_id in new_ids(count)
-    ]
-
-
-async def finish(driver: Driver, count: int, *, queue: str = "q", later: Micros = 0) -> None:
-    """So many jobs, done at once: as many rows of the log."""
-    now = await driver.time() + later
-    await driver.enqueue(records(count, now, queue=queue), now=now, new_ids=True)
-    held = await driver.reserve(queue, limit=count, lease_for=60 * SECOND, now=now, worker="w")
-    assert await driver.settle([Ack(job.id, job.token or "") for job in held], now=now) == [None] * count
+def records(count: int, now: Micros = 1, *, queue: str = "q") -> list[JobRecord]:
+    return [make_record(queue=queue, now=now) for _ in range(count)]
 
 
 def add(url: str, count: int, *, queue: str = "q", later: Micros = 0) -> None:
-    within(url, lambda driver: finish(driver, count, queue=queue, later=later))
+    """So many jobs, done at once: as many rows of the log."""
+
+    async def finish(driver: Driver) -> None:
+        now = await driver.time() + later
+        await driver.enqueue(records(count, now, queue=queue), now=now, new_ids=True)
+        held = await driver.reserve(queue, limit=count, lease_for=60 * SECOND, now=now, worker="w")
+        assert set(await driver.settle([Ack(job.id, job.token or "") for job in held], now=now)) <= {None}
+
+    within(url, finish)
 
 
-def forget_history(url: str, queue: str = "q") -> None:
+def forget_history(url: str, queue: str = "q", *, rows: int = 1000) -> None:
+    """Retention takes so many rows at most."""
+
     async def remove(driver: Driver) -> None:
         now = await driver.time()
         await driver.configure(queue, QueueSettings(keep_attempts_us=DAY), now=now)
-        await driver.prune(now=now + 2 * DAY)
+        await driver.prune(now=now + 2 * DAY, limit=rows)
 
     within(url, remove)
 
@@ -77,24 +72,11 @@ def every_seq(url: str) -> list[int]:
     return [one.seq for one in within(url, lambda driver: driver.read_attempts(limit=1_000_000)).attempts]
 
 
-def client_and_prefix(url: str) -> tuple[Redis, str]:
-    return Redis.from_url(url.partition("?")[0]), dict(parse_qsl(urlsplit(url).query)).get("prefix", "")
-
-
-def keys(url: str) -> dict[str, int]:
-    """Every key of the store, and for how long it stays: -1 for ever."""
-    client, prefix = client_and_prefix(url)
-    with client:
-        found = [key.decode() for key in client.scan_iter(match=f"{prefix}*", count=1000)]
-        return {key.removeprefix(prefix): client.ttl(key) for key in found}
-
-
 def waiting(url: str, *queues: str) -> dict[str, int]:
     async def count(driver: Driver) -> dict[str, int]:
         now = await driver.time()
-        return {
-            queue: (await driver.stats(now=now, queue=queue))[0].counts[JobState.READY] for queue in queues
-        }
+        stats = [(await driver.stats(now=now, queue=queue))[0] for queue in queues]
+        return {one.queue: one.counts[JobState.READY] for one in stats}
 
     return within(url, count)
 
@@ -105,39 +87,38 @@ def store(redis_url: str) -> Iterator[BulkStore]:
         yield opened
 
 
+@pytest.fixture
+def several(request: pytest.FixtureRequest) -> str:
+    if request.param == "cluster":
+        return with_fresh_prefix(shared_redis_cluster().url)
+    url: str = request.getfixturevalue("redis_url")
+    return url
+
+
 # -- history that is gone ---------------------------------------------------------------------------------------------
 
 
-def test_history_of_one_queue_that_was_removed_unread_is_named(store: BulkStore, redis_url: str) -> None:
-    add(redis_url, 3, queue="kept")
-    add(redis_url, 3, queue="short")
-    cursor = store.latest()
-    add(redis_url, 2, queue="kept")
-    add(redis_url, 2, queue="short")
-    forget_history(redis_url, "short")
-    with pytest.raises(HistoryGone, match=r"queue 'short' after \d+ were removed by retention"):
-        store.between(cursor, store.latest(), parallelism=2)
-
-
-def test_history_of_a_queue_that_the_reader_never_saw_is_missed_too(store: BulkStore, redis_url: str) -> None:
+def test_history_of_a_queue_that_the_reader_never_saw_is_missed_and_named(
+    store: BulkStore, redis_url: str
+) -> None:
     add(redis_url, 3)
     cursor = store.latest()
     add(redis_url, 3, queue="new")
     forget_history(redis_url, "new")
     add(redis_url, 1, queue="new", later=2 * DAY)
-    with pytest.raises(HistoryGone, match="queue 'new' after 0"):
+    with pytest.raises(HistoryGone, match=r"queue 'new' after 0 were removed by retention"):
         store.between(cursor, store.latest(), parallelism=2)
     # Who begins anew takes what there is.
     assert len(seqs(store, store.start(), store.latest())) == 4
 
 
-def test_a_stream_that_somebody_trimmed_by_hand_is_a_loud_error(store: BulkStore, redis_url: str) -> None:
+def test_a_stream_that_somebody_trimmed_by_hand_is_a_loud_error(
+    store: BulkStore, redis_server: RedisAt, redis_url: str
+) -> None:
     add(redis_url, 5)
     cursor = store.latest()
     add(redis_url, 5)
-    client, prefix = client_and_prefix(redis_url)
-    with client:
-        client.xtrim(f"{prefix}{{q}}:attempts", maxlen=1, approximate=False)
+    redis_server.execute("XTRIM", f"{parse_url(redis_url).prefix}{{q}}:attempts", "MAXLEN", 1)
     with pytest.raises(HistoryGone, match="by hand"):
         store.between(cursor, store.latest(), parallelism=2)
 
@@ -186,22 +167,15 @@ def test_rows_that_share_an_entry_are_read_once_wherever_it_is_cut(
 
 
 def test_a_reader_that_has_seen_all_that_went_misses_nothing(store: BulkStore, redis_url: str) -> None:
-    async def remove(driver: Driver, rows: int) -> None:
-        now = await driver.time()
-        await driver.configure("q", QueueSettings(keep_attempts_us=DAY), now=now)
-        assert await driver.prune(now=now + 2 * DAY, limit=rows) == rows
-
     for count in (6, 4, 5):
         add(redis_url, count)
-    expected = every_seq(redis_url)
-    cursor = store.limited(store.start(), store.latest(), rows=6)
-    within(redis_url, lambda driver: remove(driver, 6))
-    assert sorted(seqs(store, cursor, store.latest())) == expected[6:]
-    cursor = store.limited(cursor, store.latest(), rows=2)
-    within(redis_url, lambda driver: remove(driver, 2))
-    assert every_seq(redis_url) == expected[8:]
-    assert sorted(seqs(store, cursor, store.latest())) == expected[8:]
-    within(redis_url, lambda driver: remove(driver, 1))
+    expected, cursor = every_seq(redis_url), store.start()
+    for rows in (6, 2):
+        cursor = store.limited(cursor, store.latest(), rows=rows)
+        forget_history(redis_url, rows=rows)
+        expected = expected[rows:]
+        assert every_seq(redis_url) == sorted(seqs(store, cursor, store.latest())) == expected
+    forget_history(redis_url, rows=1)
     with pytest.raises(HistoryGone, match="retention"):
         seqs(store, cursor, store.latest())
 
@@ -230,431 +204,236 @@ def test_a_promoted_replica_that_lacks_rows_is_read_on_from_where_it_is() -> Non
                 assert len(seqs(store, stepped_back, store.latest())) == 3
 
 
-def test_a_server_that_came_back_without_its_data_is_another_store() -> None:
-    with RedisServer.start() as server:
+def test_a_server_that_came_back_without_its_data_is_another_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stage, "BLOB_JOBS", 10)
+    with RedisServer.start() as server, open_store(server.url) as store:
         add(server.url, 5)
-        with open_store(server.url) as store:
-            cursor = store.latest()
+        cursor = store.latest()
+
+        def batches() -> Iterator[Sequence[JobRecord]]:
+            yield records(10)
+            # One chunk is on its way while the next is made; by the third the first is there.
+            yield records(10)
             server.flush()
-            add(server.url, 5)
-            with pytest.raises(InvalidRequest, match=r"lost all its data.*fresh checkpoint"):
-                store.limited(cursor, store.latest(), rows=None)
+            yield records(10)
+
+        write = new_write()
+        store.stage(write, "0.1", batches())
+        with pytest.raises(StagingLost, match="nothing was published"):
+            store.publish(write, ["0.1"], now=2)
+        add(server.url, 5)
+        with pytest.raises(InvalidRequest, match=r"lost all its data.*fresh checkpoint"):
+            store.limited(cursor, store.latest(), rows=None)
 
 
 # -- reading while jobs flow -------------------------------------------------------------------------------------------
 
 
-async def _commit(url: str, number: int, dice: random.Random, jobs: int, stop: threading.Event) -> None:
-    queues = ("one", "two", "three")
-    async with connect(url) as driver:
-        for _ in range(jobs // 20):
-            queue = dice.choice(queues)
-            now = await driver.time()
-            await driver.enqueue(records(20, now, queue=queue), now=now, new_ids=True)
-            held = await driver.reserve(
-                dice.choice(queues),
-                limit=dice.randrange(1, 50),
-                lease_for=600 * SECOND,
-                now=now,
-                worker=f"w{number}",
-            )
-            now = await driver.time()
-            ends: list[Settlement] = [
-                Retry(job.id, job.token or "", now, 1, Failure("OSError", "again"))
-                if job.fence == 1 and dice.random() < 0.2
-                else Ack(job.id, job.token or "")
-                for job in held
-            ]
-            assert await driver.settle(ends, now=now) == [None] * len(ends)
-    stop.set()
-
-
-@pytest.mark.parametrize("kind", ["one server", "cluster"])
+@and_in_a_cluster
 def test_a_reader_that_is_stopped_at_random_sees_every_row_once_while_others_work(
-    kind: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+    several: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seed = random.randrange(2**32)
     print(f"seed {seed}")
     dice = random.Random(seed)
     monkeypatch.setattr(read, "ROWS_PER_PART", 100)
-    if kind == "cluster":
-        url = with_fresh_prefix(shared_redis_cluster().url)
-    else:
-        url = request.getfixturevalue("redis_url")
-    stops = [threading.Event() for _ in range(4)]
-    committers = [
-        threading.Thread(
-            target=lambda n=n, stop=stop: asyncio.run(_commit(url, n, random.Random(seed + n), 1000, stop))
-        )
-        for n, stop in enumerate(stops)
-    ]
+
+    def work() -> None:
+        for _ in range(20):
+            add(several, dice.randrange(1, 40), queue=dice.choice(("one", "two", "three")))
+
+    committers = [threading.Thread(target=work) for _ in range(3)]
     for thread in committers:
         thread.start()
     seen: list[int] = []
-    try:
-        with open_store(url) as first:
-            cursor = first.start()
-        is_over = False
-        while not is_over:
-            is_over = all(not thread.is_alive() for thread in committers)
-            with open_store(url) as store:
-                for _ in range(dice.randrange(1, 4)):
-                    most = dice.choice([None, 1, 70, 400])
-                    until = store.limited(cursor, store.latest(), rows=most)
-                    found = seqs(store, cursor, until, parallelism=dice.randrange(1, 5))
-                    assert found or not seen or until == cursor
-                    assert most is None or len(found) <= most
-                    if dice.random() < 0.3:
-                        # Stopped before it could say that it is done: the same range is read again.
-                        assert sorted(seqs(store, cursor, until)) == sorted(found)
-                    seen += found
-                    cursor = until
-        with open_store(url) as store:
-            seen += seqs(store, cursor, store.latest())
-    finally:
-        for thread in committers:
-            thread.join()
-    assert all(stop.is_set() for stop in stops)
-    assert Counter(seen) == Counter(every_seq(url))
-    assert len(seen) > 1000
-
-
-def test_every_job_is_read_once_while_workers_move_them(store: BulkStore, redis_url: str) -> None:
-    async def fill(driver: Driver) -> None:
-        now = await driver.time()
-        await driver.enqueue(records(3000, now), now=now, new_ids=True)
-
-    async def move(driver: Driver) -> None:
-        now = await driver.time()
-        while held := await driver.reserve("q", limit=50, lease_for=600 * SECOND, now=now, worker="w"):
-            back: list[Settlement] = [
-                Retry(job.id, job.token or "", now, 1, Failure("OSError", "again"))
-                if job.fence == 1
-                else Ack(job.id, job.token or "")
-                for job in held
-            ]
-            await driver.settle(back, now=now)
-
-    within(redis_url, fill)
-    parts = store.parts("jobs", EVERYTHING, parallelism=2)
-    worker = threading.Thread(target=lambda: within(redis_url, move))
-    worker.start()
-    try:
-        looks = 0
-        while worker.is_alive() or not looks:
-            looks += 1
-            found = Counter(
-                job_id
-                for part in parts
-                for batch in store.read(part)
-                for job_id in batch.column("id").to_pylist()
-            )
-            assert len(found) == 3000
-            assert set(found.values()) == {1}
-    finally:
-        worker.join()
-
-
-def test_jobs_that_ended_in_one_microsecond_are_all_read_and_each_once(
-    store: BulkStore, redis_url: str
-) -> None:
-    async def fill(driver: Driver) -> list[str]:
-        now = await driver.time()
-        await driver.enqueue(records(500, now), now=now, new_ids=True)
-        held = await driver.reserve("q", limit=500, lease_for=60 * SECOND, now=now, worker="w")
-        error = Failure("ValueError", "no")
-        ends: list[Settlement] = [
-            Fail(job.id, job.token or "", 1, error) if n % 3 else Ack(job.id, job.token or "")
-            for n, job in enumerate(held)
-        ]
-        await driver.settle(ends, now=now)
-        return [job.id for n, job in enumerate(held) if n % 3]
-
-    dead = within(redis_url, fill)
-    parts = store.parts("jobs", Selection(state=JobState.DEAD), parallelism=2)
-    found = [one for part in parts for batch in store.read(part) for one in batch.column("id").to_pylist()]
-    assert sorted(found) == sorted(dead)
+    is_over = False
+    with open_store(several) as first:
+        cursor = first.start()
+    while not is_over:
+        is_over = all(not thread.is_alive() for thread in committers)
+        with open_store(several) as store:
+            for _ in range(dice.randrange(1, 4)):
+                most = dice.choice([None, 1, 70, 400])
+                until = store.limited(cursor, store.latest(), rows=most)
+                found = seqs(store, cursor, until, parallelism=dice.randrange(1, 5))
+                assert most is None or len(found) <= most
+                if dice.random() < 0.3:
+                    # Stopped before it could say that it is done: the same range is read again.
+                    assert sorted(seqs(store, cursor, until)) == sorted(found)
+                seen += found
+                cursor = until
+    with open_store(several) as store:
+        seen += seqs(store, cursor, store.latest())
+    assert Counter(seen) == Counter(every_seq(several))
+    assert len(seen) > 300
 
 
 # -- writing ---------------------------------------------------------------------------------------------------------
 
 
-def lasting(url: str) -> set[str]:
-    return {key for key, left in keys(url).items() if left == -1}
+def keys(server: RedisAt, url: str) -> dict[str, int]:
+    """Every key of the store, and for how long it stays: -1 for ever."""
+    prefix = parse_url(url).prefix
+    found = [key.decode() for key in server.execute("KEYS", f"{prefix}*")]
+    return {key.removeprefix(prefix): server.execute("TTL", key) for key in found}
 
 
-def test_an_aborted_write_leaves_nothing_that_stays(store: BulkStore, redis_url: str) -> None:
+def test_what_a_write_leaves_goes_by_itself(store: BulkStore, redis_server: RedisAt, redis_url: str) -> None:
     write = new_write()
-    store.stage(write, "0.1", [records(1500, 1), records(10, 1, queue="other")])
-    # Were the writer to die now, all of it would go by itself.
-    assert lasting(redis_url) == set()
+    store.stage(write, "0.1", [records(1500), records(10, queue="other")])
+    # Were the writer to die now, all of it would go.
+    assert -1 not in keys(redis_server, redis_url).values()
     store.abandon(write)
-    assert set(keys(redis_url)) == {"{writes}:blob"}
-
-
-def test_a_published_write_leaves_its_jobs_the_record_and_a_note(store: BulkStore, redis_url: str) -> None:
+    assert set(keys(redis_server, redis_url)) == {"{writes}:blob"}
     write = numbered_write("stream", 7)
-    store.stage(write, "0.1", [records(10, 1)])
+    store.stage(write, "0.1", [records(10)])
     assert store.publish(write, ["0.1"], now=2) == 10
-    found = keys(redis_url)
+    found = keys(redis_server, redis_url)
     assert {key for key, left in found.items() if left != -1} == {"{q}:published:stream"}
     assert [key for key in found if "blob" in key] == ["{writes}:blob"]
 
 
-def test_a_task_that_is_still_at_it_when_the_write_is_published_leaves_nothing(
-    store: BulkStore, redis_url: str
+def on_run(
+    monkeypatch: pytest.MonkeyPatch, run: Callable[[Callable[..., Awaitable[Any]], Sequence[Call]], Any]
 ) -> None:
-    """A speculative copy of a task: the other one won."""
-    write = new_write()
-    goes_on, is_begun = threading.Event(), threading.Event()
+    """Let something else stand between the driver and its store."""
+    plain = Store.run
 
-    def batches() -> Iterator[Sequence[JobRecord]]:
-        yield records(1500, 1)
-        is_begun.set()
-        assert goes_on.wait(60)
-        yield records(1500, 1, queue="other")
+    def runs(connections: Store, calls: Sequence[Call], **options: bool) -> Any:
+        return run(lambda **more: plain(connections, calls, **options | more), calls)
 
-    staged: list[int] = []
-
-    def stage_slowly() -> None:
-        with open_store(redis_url) as own:
-            staged.append(own.stage(write, "0.2", batches()))
-
-    slow = threading.Thread(target=stage_slowly)
-    slow.start()
-    try:
-        assert is_begun.wait(60)
-        store.stage(write, "0.1", [records(5, 1)])
-        assert store.publish(write, ["0.1"], now=2) == 5
-    finally:
-        goes_on.set()
-        slow.join()
-    assert staged == [0]
-    assert [key for key in keys(redis_url) if "blob" in key] == ["{writes}:blob"]
-    assert waiting(redis_url, "q", "other") == {"q": 5, "other": 0}
-
-
-def test_what_is_staged_while_the_server_loses_its_data_is_not_published(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(stage, "BLOB_JOBS", 10)
-    with RedisServer.start() as server, open_store(server.url) as store:
-        write = new_write()
-
-        def batches() -> Iterator[Sequence[JobRecord]]:
-            yield records(10, 1)
-            # One chunk is on its way while the next is made; by the third the first is there.
-            yield records(10, 1)
-            server.flush()
-            yield records(10, 1)
-
-        store.stage(write, "0.1", batches())
-        with pytest.raises(StagingLost, match="nothing was published"):
-            store.publish(write, ["0.1"], now=2)
+    monkeypatch.setattr(Store, "run", runs)
 
 
 def test_every_step_of_a_write_may_be_carried_out_twice(
     store: BulkStore, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As when an answer was lost and the call is sent again."""
-    run = Store.run
 
-    async def twice(connections: Store, make: Any) -> list[Any]:
-        await run(connections, make)
-        return await run(connections, lambda _: make(1))
+    async def twice(run: Callable[..., Awaitable[Any]], calls: Sequence[Call]) -> Any:
+        await run()
+        return await run(is_again=True)
 
-    monkeypatch.setattr(Store, "run", twice)
-    monkeypatch.setattr(publish, "BLOB_JOBS", 700)
-    monkeypatch.setattr(stage, "BLOB_JOBS", 700)
+    on_run(monkeypatch, twice)
+    monkeypatch.setattr(publish, "BLOB_JOBS", 70)
+    monkeypatch.setattr(stage, "BLOB_JOBS", 70)
     write = new_write()
-    jobs = [*records(1500, 1), *records(20, 1, queue="keyed")]
-    for n, job in enumerate(jobs[-20:]):
-        job.key = f"k{n % 10}"
-    assert store.stage(write, "0.1", [jobs]) == 1520
-    assert store.publish(write, ["0.1"], now=2) == 1510
-    assert waiting(redis_url, "q", "keyed") == {"q": 1500, "keyed": 10}
-    assert store.publish(write, ["0.1"], now=2) == 1510
+    jobs = [*records(150), *(make_record(queue="keyed", key=f"k{n % 10}") for n in range(20))]
+    assert store.stage(write, "0.1", [jobs]) == 170
+    for _ in range(2):
+        assert store.publish(write, ["0.1"], now=2) == 160
+        assert waiting(redis_url, "q", "keyed") == {"q": 150, "keyed": 10}
 
 
-class Dying:
-    """A publisher that loses its server after so many steps."""
+def test_a_small_write_appears_in_all_its_queues_at_once(
+    store: BulkStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On one server: nobody can look in between."""
+    steps: list[int] = []
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
-        self._left = steps
-        self._run = Store.run
-        self._patch = monkeypatch
-        dying = self
+    def counted(run: Callable[..., Awaitable[Any]], calls: Sequence[Call]) -> Any:
+        steps.append(sum(call.function == "publish" for call in calls))
+        return run()
 
-        async def run(connections: Store, make: Any) -> list[Any]:
-            if any(call.function == "publish" for call in make(0)):
-                if not dying._left:
-                    raise BackendUnavailable("the publisher died")
-                dying._left -= 1
-            return await dying._run(connections, make)
-
-        monkeypatch.setattr(Store, "run", run)
-
-    def live(self) -> None:
-        self._patch.setattr(Store, "run", self._run)
-
-
-@pytest.fixture(params=["one server", "cluster"])
-def several(request: pytest.FixtureRequest) -> str:
-    if request.param == "cluster":
-        return with_fresh_prefix(shared_redis_cluster().url)
-    url: str = request.getfixturevalue("redis_url")
-    return url
+    on_run(monkeypatch, counted)
+    write = new_write()
+    store.stage(write, "0.1", [[*records(50, queue="a"), *records(50, queue="b")]])
+    assert store.publish(write, ["0.1"], now=2) == 100
+    assert [step for step in steps if step] == [2]
 
 
 QUEUES = ("alpha", "beta", "gamma")
+TASKS = ["0.1", "1.1", "2.1"]
+ALL = dict.fromkeys(QUEUES, 50)
 
 
 def half_published(url: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A write of which something can be seen, and something not yet."""
+    """A write of which something can be seen, and something not yet: its publisher lost the server after one step."""
     write = new_write()
+    left = 1
+
+    async def dying(run: Callable[..., Awaitable[Any]], calls: Sequence[Call]) -> Any:
+        nonlocal left
+        left -= any(call.function == "publish" for call in calls)
+        if left < 0:
+            raise BackendUnavailable("the publisher died")
+        return await run()
+
+    monkeypatch.setattr(publish, "BLOB_JOBS", 70)
     with open_store(url) as store:
-        for task, queue in enumerate(QUEUES):
-            store.stage(write, f"{task}.1", [records(50, 1, queue=queue)])
-        monkeypatch.setattr(publish, "BLOB_JOBS", 70)
-        dying = Dying(monkeypatch, 1)
-        with pytest.raises(BackendUnavailable, match="died"):
-            store.publish(write, ["0.1", "1.1", "2.1"], now=2)
-        dying.live()
+        for task, queue in zip(TASKS, QUEUES, strict=True):
+            store.stage(write, task, [records(50, queue=queue)])
+        with monkeypatch.context() as patch:
+            on_run(patch, dying)
+            with pytest.raises(BackendUnavailable, match="died"):
+                store.publish(write, TASKS, now=2)
     assert 0 < sum(waiting(url, *QUEUES).values()) < 150
     return write
 
 
-def test_a_publisher_that_tries_again_finishes_what_it_began(
-    several: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write = half_published(several, monkeypatch)
-    with open_store(several) as store:
-        assert store.publish(write, ["0.1", "1.1", "2.1"], now=3) == 150
-    assert waiting(several, *QUEUES) == dict.fromkeys(QUEUES, 50)
-
-
-def test_what_a_dead_publisher_began_is_finished_by_the_next_write(
-    several: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    half_published(several, monkeypatch)
-    monkeypatch.setattr(publish, "LEFT_BEHIND", 0)
-    with open_store(several) as store:
-        other = new_write()
-        store.stage(other, "0.1", [records(1, 1, queue="delta")])
-        assert store.publish(other, ["0.1"], now=3) == 1
-    assert waiting(several, *QUEUES, "delta") == dict.fromkeys(QUEUES, 50) | {"delta": 1}
-
-
-def test_what_a_dead_publisher_began_is_finished_by_the_upkeep_of_any_worker(
-    several: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write = half_published(several, monkeypatch)
-
+@pytest.mark.parametrize(
+    "by", ["its publisher", "another write", "abandoning it", "the upkeep of any worker"]
+)
+@and_in_a_cluster
+def test_what_a_publisher_began_is_finished(several: str, by: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async def keep_up(driver: Driver) -> None:
         await driver.prune(now=await driver.time())
 
-    within(several, keep_up)
-    assert sum(waiting(several, *QUEUES).values()) < 150, "it may be about to finish it itself"
-    monkeypatch.setattr(publish, "LEFT_BEHIND", 0)
-    within(several, keep_up)
-    assert waiting(several, *QUEUES) == dict.fromkeys(QUEUES, 50)
-    with open_store(several) as store:
-        assert store.publish(write, ["0.1", "1.1", "2.1"], now=3) == 150
-
-
-def test_what_was_begun_cannot_be_abandoned_any_more(several: str, monkeypatch: pytest.MonkeyPatch) -> None:
     write = half_published(several, monkeypatch)
+    within(several, keep_up)
+    assert sum(waiting(several, *QUEUES).values()) < 150, "the publisher may be about to finish it itself"
+    monkeypatch.setattr(publish, "LEFT_BEHIND", 0)
     with open_store(several) as store:
-        store.abandon(write)
-    assert waiting(several, *QUEUES) == dict.fromkeys(QUEUES, 50)
+        if by == "another write":
+            other = new_write()
+            store.stage(other, "0.1", [records(1, queue="delta")])
+            assert store.publish(other, ["0.1"], now=3) == 1
+        elif by == "abandoning it":
+            store.abandon(write)
+        elif by == "the upkeep of any worker":
+            within(several, keep_up)
+        if by != "its publisher":
+            assert waiting(several, *QUEUES) == ALL
+        assert store.publish(write, TASKS, now=3) == 150
+    assert waiting(several, *QUEUES) == ALL
 
 
 def test_jobs_that_a_node_lost_while_they_were_published_are_reported(
-    redis_url: str, monkeypatch: pytest.MonkeyPatch
+    store: BulkStore, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write = half_published(redis_url, monkeypatch)
     # The last of the write's blobs, with the jobs of `gamma`.
     names = within(redis_url, lambda driver: driver.list_blobs(stage.folder_of(write)))
-    blobs = [name for name in names if not name.endswith("-end")]
-    within(
-        redis_url, lambda driver: driver.drop_blobs([max(blobs, key=lambda name: name.rpartition("/")[2])])
+    last = max(
+        (name for name in names if not name.endswith("-end")), key=lambda name: name.rpartition("/")[2]
     )
-    with open_store(redis_url) as store:
-        with pytest.raises(TaskHarborError, match=r"50 jobs of .* were lost .* the other 100 are jobs now"):
-            store.publish(write, ["0.1", "1.1", "2.1"], now=3)
-        assert store.publish(write, ["0.1", "1.1", "2.1"], now=3) == 100
+    within(redis_url, lambda driver: driver.drop_blobs([last]))
+    with pytest.raises(TaskHarborError, match=r"50 jobs of .* were lost .* the other 100 are jobs now"):
+        store.publish(write, TASKS, now=3)
+    assert store.publish(write, TASKS, now=3) == 100
     assert waiting(redis_url, *QUEUES) == {"alpha": 50, "beta": 50, "gamma": 0}
-
-
-def test_a_small_write_appears_in_all_its_queues_at_once(
-    redis_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """On one server: nobody can look in between."""
-    steps: list[int] = []
-    run = Store.run
-
-    async def counted(connections: Store, make: Any) -> list[Any]:
-        steps.append(sum(call.function == "publish" for call in make(0)))
-        return await run(connections, make)
-
-    monkeypatch.setattr(Store, "run", counted)
-    with open_store(redis_url) as store:
-        write = new_write()
-        store.stage(write, "0.1", [[*records(50, 1, queue="a"), *records(50, 1, queue="b")]])
-        assert store.publish(write, ["0.1"], now=2) == 100
-    assert [step for step in steps if step] == [2]
-
-
-def test_an_id_that_is_known_is_not_stored_again(store: BulkStore, redis_url: str) -> None:
-    (known,) = records(1, 1)
-    within(redis_url, lambda driver: driver.enqueue([known], now=2))
-    write = new_write()
-    fresh = new_id()
-    jobs = records(3, 1)
-    jobs[0].id, jobs[1].id, jobs[2].id = known.id, fresh, fresh
-    store.stage(write, "0.1", [jobs])
-    assert store.publish(write, ["0.1"], now=2) == 1
-    assert waiting(redis_url, "q") == {"q": 2}
-
-
-def test_published_jobs_are_worked_off(store: BulkStore, redis_url: str) -> None:
-    """What publishing stores is what an enqueue stores."""
-    write = new_write()
-    store.stage(write, "0.1", [records(300, 1, payload=b'{"n":1}', headers={"a": "b"})])
-    store.publish(write, ["0.1"], now=2)
-
-    async def drain(driver: Driver) -> int:
-        done = 0
-        while held := await driver.reserve("q", limit=100, lease_for=60 * SECOND, now=3, worker="w"):
-            assert {(job.payload, job.headers["a"]) for job in held} == {(b'{"n":1}', "b")}
-            assert await driver.settle([Ack(job.id, job.token or "") for job in held], now=3) == [None] * len(
-                held
-            )
-            done += len(held)
-        return done
-
-    assert within(redis_url, drain) == 300
-    assert len(every_seq(redis_url)) == 300
 
 
 @pytest.mark.parametrize("queue", ['we"ird }{ % ☂\\', "taskharbor", "staged:x:y"])
 def test_a_queue_may_have_any_name(store: BulkStore, redis_url: str, queue: str) -> None:
     write = numbered_write('odd: {series} / "☂"', 3)
-    store.stage(write, "0.1", [records(30, 1, queue=queue)])
+    store.stage(write, "0.1", [records(30, queue=queue)])
     assert store.publish(write, ["0.1"], now=2) == 30
     add(redis_url, 5, queue=queue)
     cursor = store.limited(store.start(), store.latest(), rows=2)
     assert len(seqs(store, cursor, store.latest())) == 3
-    for table, count in (("attempts", 5), ("jobs", 35), ("queues", 1)):
+    tables: dict[Table, int] = {"attempts": 5, "jobs": 35, "queues": 1}
+    for table, count in tables.items():
         parts = store.parts(table, Selection(queue=queue), parallelism=2)
-        batches = [batch for part in parts for batch in store.read(part)]
-        assert sum(batch.num_rows for batch in batches) == count
-        assert {name for batch in batches for name in batch.column("queue").to_pylist()} == {queue}
+        found = [
+            name for part in parts for batch in store.read(part) for name in batch.column("queue").to_pylist()
+        ]
+        assert found == [queue] * count
 
 
 def test_a_password_is_in_no_message() -> None:
     with open_store("redis://me:secret@127.0.0.1:1/0") as store:
-        for use in (store.latest, lambda: store.stage("w", "0.1", [records(1, 1)])):
+        for use in (store.latest, lambda: store.stage("w", "0.1", [records(1)])):
             with pytest.raises(BackendUnavailable) as error:
                 use()
             assert "secret" not in str(error.value)

@@ -27,6 +27,7 @@ from taskharbor_testkit.servers import RedisServer
 SEED = "TASKHARBOR_REDIS_CHAOS_SEED"
 
 
+@pytest.mark.slow
 @pytest.mark.xdist_group("spark")  # Its session judges the log.
 @pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="needs POSIX signals")
 @pytest.mark.timeout(600)

@@ -9,25 +9,12 @@ from typing import Any
 import pytest
 from redis.crc import key_slot
 
-from drivers.redis.redis_stage import (
-    COUNT,
-    ONCE,
-    READ,
-    Waits,
-    call,
-    connected,
-    nothing_unhandled,
-    soon,
-    until,
-)
-from needing import REDIS_VERSIONS
+from drivers.redis.redis_stage import COUNT, ONCE, READ, Waits, call, connected, insist, refused, soon, until
+from needing import REDIS_VERSIONS, Entered
 from taskharbor.drivers.redis.library import Call
-from taskharbor.drivers.redis.options import parse_url
 from taskharbor.drivers.redis.store import Store, keys_of
-from taskharbor.errors import BackendUnavailable, InvalidRequest, TaskHarborError
-from taskharbor_testkit.servers import RedisCluster, RedisServer
-
-STIR = "stir"
+from taskharbor.errors import BackendUnavailable, TaskHarborError
+from taskharbor_testkit.servers import RedisCluster, RedisServer, shared_redis
 
 FAR_APART = ["{a}:n", "{b}:n", "{c}:n"]
 """Keys on three nodes."""
@@ -39,10 +26,19 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[RedisCluster]:
         yield started
 
 
-@pytest.fixture(autouse=True)
-def _clean(request: pytest.FixtureRequest) -> None:
-    if "cluster" in request.fixturenames:
-        request.getfixturevalue("cluster").flush()
+@pytest.fixture
+def connections(cluster: RedisCluster) -> Entered:
+    cluster.flush()
+    return Entered(connected(cluster.url))
+
+
+@pytest.fixture
+def route(cluster: RedisCluster) -> Iterator[tuple[RedisServer, RedisServer]]:
+    """The node that holds queue `a`, and another one. In the end the queue is where it was."""
+    source = cluster.node_of("{a}:n")
+    yield source, next(node for node in cluster.nodes if node is not source)
+    if cluster.node_of("{a}:n") is not source:
+        cluster.move("{a}:n", source)
 
 
 def test_slots_are_reckoned_as_the_server_does(cluster: RedisCluster) -> None:
@@ -50,209 +46,142 @@ def test_slots_are_reckoned_as_the_server_does(cluster: RedisCluster) -> None:
         assert key_slot(key.encode()) == cluster.slot_of(key), key
 
 
-async def test_calls_for_several_nodes_are_answered_in_order(cluster: RedisCluster) -> None:
-    async with connected(cluster.url) as connections:
-        assert connections.cluster is not None
-        assert len({connections.server_for(key) for key in FAR_APART}) == 3
-        keys = [*FAR_APART, *FAR_APART]
-        answers = await connections.run(lambda _: [Call(COUNT, [key], (1,)) for key in keys])
-        assert answers == [1, 1, 1, 2, 2, 2]
-        assert await connections.commands([("GET", key) for key in FAR_APART]) == [b"2"] * 3
-        assert len(await connections.command("TIME")) == 2
+async def test_calls_for_several_nodes_are_answered_in_order(connections: Store) -> None:
+    assert len({connections.server_for(key) for key in FAR_APART}) == 3
+    answers = await connections.run([Call(COUNT, [key], (1,)) for key in FAR_APART * 2])
+    assert answers == [1, 1, 1, 2, 2, 2]
+    assert await connections.commands([("GET", key) for key in FAR_APART]) == [b"2"] * 3
+    assert len(await connections.command("TIME")) == 2
 
 
 async def test_a_plain_url_to_one_node_is_recognised_as_a_cluster(cluster: RedisCluster) -> None:
     async with connected(cluster.nodes[1].url) as connections:
         assert connections.cluster is not None
-        for key in FAR_APART:
-            assert await connections.run(call(COUNT, key, 1)) == [1]
+        assert await connections.commands([("GET", key) for key in FAR_APART])
 
 
 async def test_a_cluster_url_to_a_plain_server_is_refused() -> None:
-    with (
-        RedisServer.start() as plain,
-        pytest.raises((BackendUnavailable, InvalidRequest), match="cluster"),
-    ):
-        await Store(parse_url(plain.url.replace("redis://", "redis+cluster://"))).open()
+    assert "cluster" in await refused(shared_redis().url.replace("redis://", "redis+cluster://"))
 
 
 async def test_nodes_that_do_not_answer_are_passed_over_when_the_store_is_opened(
     cluster: RedisCluster,
 ) -> None:
     async with connected(cluster.url.replace("://", "://127.0.0.1:1,", 1)) as connections:
-        assert await connections.run(call(COUNT, "{a}:n", 1)) == [1]
+        assert await connections.run(call(READ, "{a}:nothing")) == [None]
 
 
-async def test_scripts_that_nodes_forgot_are_brought_again(cluster: RedisCluster) -> None:
-    async with connected(cluster.url) as connections:
-        for expected in (1, 2):
-            for node in cluster.nodes:
-                node.execute("FUNCTION", "FLUSH")
-            answers = await connections.run(lambda _: [Call(COUNT, [key], (1,)) for key in FAR_APART])
-            assert answers == [expected] * 3
+async def test_functions_that_nodes_forgot_are_brought_again(
+    cluster: RedisCluster, connections: Store
+) -> None:
+    for expected in (1, 2):
+        for node in cluster.nodes:
+            node.execute("FUNCTION", "FLUSH")
+        answers = await connections.run([Call(COUNT, [key], (1,)) for key in FAR_APART])
+        assert answers == [expected] * 3
 
 
-async def test_a_queue_that_moved_is_followed_and_found_at_once_from_then_on(cluster: RedisCluster) -> None:
-    with nothing_unhandled():
-        async with connected(cluster.url) as connections:
-            await connections.run(call(COUNT, "{a}:n", 1))
-            source = cluster.node_of("{a}:n")
-            target = next(node for node in cluster.nodes if node is not source)
-            cluster.move("{a}:n", target)
-            assert await connections.run(call(COUNT, "{a}:n", 1)) == [2]
-            assert str(connections.server_for("{a}:n").address) == f"127.0.0.1:{target.port}"
-            assert await connections.command("GET", "{a}:n") == b"2"
-            cluster.move("{a}:n", source)
-            assert await connections.command("GET", "{a}:n") == b"2"
+async def test_a_queue_that_moved_is_followed_and_found_at_once_from_then_on(
+    cluster: RedisCluster, connections: Store, route: tuple[RedisServer, RedisServer]
+) -> None:
+    source, target = route
+    await connections.run(call(COUNT, "{a}:n", 1))
+    cluster.move("{a}:n", target)
+    assert await connections.run(call(COUNT, "{a}:n", 1)) == [2]
+    assert str(connections.server_for("{a}:n").address) == f"127.0.0.1:{target.port}"
+    cluster.move("{a}:n", source)
+    assert await connections.command("GET", "{a}:n") == b"2"
 
 
-async def test_a_queue_on_its_way_is_asked_for_where_it_goes(cluster: RedisCluster) -> None:
-    async with connected(cluster.url) as connections:
-        source = cluster.node_of("{a}:n")
-        target = next(node for node in cluster.nodes if node is not source)
-        cluster.begin_move("{a}:n", target)
-        # Nothing of it is left at the source: the server there says ASK.
-        assert await connections.run(call(COUNT, "{a}:n", 1)) == [1]
-        assert await connections.command("GET", "{a}:n") == b"1"
-        # Some of its keys are there and some are not: the server says TRYAGAIN.
-        with pytest.raises(BackendUnavailable, match="being moved"):
-            await connections.run(lambda _: [Call("read_two", ["{a}:n", "{a}:other"], ())])
-        cluster.move("{a}:n", target)
-        assert await connections.run(call(COUNT, "{a}:n", 1)) == [2]
-        cluster.move("{a}:n", source)
+async def test_a_queue_on_its_way_is_asked_for_where_it_goes(
+    cluster: RedisCluster, connections: Store, route: tuple[RedisServer, RedisServer]
+) -> None:
+    cluster.begin_move("{a}:n", route[1])
+    # Nothing of it is left at the source: the server there says ASK.
+    assert await connections.run(call(COUNT, "{a}:n", 1)) == [1]
+    assert await connections.command("GET", "{a}:n") == b"1"
+    # Some of its keys are there and some are not: the server says TRYAGAIN.
+    with pytest.raises(BackendUnavailable, match="being moved"):
+        await connections.run([Call("read_two", ["{a}:n", "{a}:other"], ())])
+    cluster.move("{a}:n", route[1])
+    assert await connections.run(call(COUNT, "{a}:n", 1)) == [2]
 
 
 async def test_a_lost_answer_of_one_node_repeats_only_its_calls(
-    cluster: RedisCluster, monkeypatch: pytest.MonkeyPatch
+    cluster: RedisCluster, connections: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen: list[int] = []
+    shared = await connections.server_for("{a}:n").connect()
+    ask = shared.ask
 
-    with nothing_unhandled():
-        async with connected(cluster.url) as connections:
-            shared = await connections.server_for("{a}:n").connect()
-            ask = shared.ask
+    async def ask_and_break(packed: bytes, count: int) -> list[Any]:
+        answer = asyncio.ensure_future(ask(packed, count))
+        await asyncio.sleep(0)
+        shared.abort("the test's hand")
+        return await answer
 
-            async def ask_and_break(packed: bytes, count: int) -> list[Any]:
-                answer = asyncio.ensure_future(ask(packed, count))
-                await asyncio.sleep(0)
-                shared.abort("the test's hand")
-                return await answer
-
-            def make(again: int) -> list[Call]:
-                seen.append(again)
-                return [Call(ONCE, [key], (again,)) for key in FAR_APART]
-
-            # The request is on its way to this node, and its answer never comes.
-            monkeypatch.setattr(shared, "ask", ask_and_break)
-            answers = await soon(connections.run(make))
-            assert answers[1:] == [b"done", b"done"]
-            assert answers[0] in (b"done", b"recognised")
-            assert seen == [0, 1]
+    # The request is on its way to this node, and its answer never comes.
+    monkeypatch.setattr(shared, "ask", ask_and_break)
+    answers = await soon(connections.run([Call(ONCE, [key], ()) for key in FAR_APART]))
+    assert answers[1:] == [b"done", b"done"]
+    assert answers[0] in (b"done", b"recognised")
     assert [int(cluster.node_of(key).execute("GET", key)) for key in FAR_APART] == [1, 1, 1]
 
 
-async def test_a_failing_call_does_not_keep_the_others_from_being_done(cluster: RedisCluster) -> None:
-    async with connected(cluster.url) as connections:
-        with pytest.raises(TaskHarborError, match="no"):
-            await connections.run(
-                lambda _: [
-                    Call("fail", [FAR_APART[0]], ("ERR no",)),
-                    Call(COUNT, [FAR_APART[1]], (1,)),
-                ]
-            )
-        assert await connections.run(call(READ, FAR_APART[1])) == [b"1"]
+async def test_a_failing_call_does_not_keep_the_others_from_being_done(connections: Store) -> None:
+    with pytest.raises(TaskHarborError, match="no"):
+        await connections.run([*call("fail", FAR_APART[0], "ERR no"), *call(COUNT, FAR_APART[1], 1)])
+    assert await connections.run(call(READ, FAR_APART[1])) == [b"1"]
 
 
 # -- waking -------------------------------------------------------------------------------------------------
 
 
-async def test_queues_on_several_nodes_wake_one_who_waits_for_all(cluster: RedisCluster) -> None:
-    with nothing_unhandled():
-        async with connected(cluster.url) as connections:
-            waits = Waits(connections)
-            try:
-                for queue in ("a", "b", "c"):
-                    waiting = await asleep(waits, "a", "b", "c")
-                    await stir(connections, queue)
-                    assert await soon(waiting)
-            finally:
-                await waits.listener.close()
-
-
-async def test_one_who_waits_hears_of_a_queue_that_has_gone_elsewhere(cluster: RedisCluster) -> None:
-    with nothing_unhandled():
-        async with connected(cluster.url) as connections:
-            waits = Waits(connections)
-            source = cluster.node_of("{a}:n")
-            target = next(node for node in cluster.nodes if node is not source)
-            try:
-                await quiet(waits, "a")
-                cluster.move("{a}:n", target)
-                await stir(connections, "a")
-                assert await soon(waits("a"))
-                waiting = await asleep(waits, "a")
-                await stir(connections, "a")
-                assert await soon(waiting)
-            finally:
-                await waits.listener.close()
-                cluster.move("{a}:n", source)
-
-
-async def quiet(waits: Waits, *queues: str) -> None:
-    for _ in range(500):
-        if not await waits(*queues, timeout=0.02) and waits.listener.listen(queues) is None:
-            return
-    raise AssertionError("it does not fall silent")
-
-
 async def asleep(waits: Waits, *queues: str) -> asyncio.Task[bool]:
     """A wait that is under way. One that an earlier message ends, which took its time from node to node, is begun again."""
     while True:
-        await quiet(waits, *queues)
+        await waits.quiet(*queues)
         waiting = asyncio.create_task(waits(*queues))
         await until(lambda: waiting.done() or waits.listener.notifications.is_awaited("a"), "it waits")  # noqa: B023
         if not waiting.done():
             return waiting
 
 
-async def stir(connections: Store, queue: str) -> None:
-    keys = keys_of("", queue)
-    await connections.run(lambda _: [Call(STIR, [keys["meta"]], [keys.channel])])
+async def test_one_who_waits_hears_of_queues_on_all_nodes_also_of_one_that_has_moved(
+    cluster: RedisCluster, connections: Store, route: tuple[RedisServer, RedisServer]
+) -> None:
+    async def stir(queue: str) -> None:
+        keys = keys_of("", queue)
+        await connections.run(call("stir", keys["meta"], keys.channel))
+
+    waits = Waits(connections)
+    try:
+        for queue in ("a", "b", "c"):
+            waiting = await asleep(waits, "a", "b", "c")
+            await stir(queue)
+            assert await soon(waiting)
+        await waits.quiet("a", "b", "c")
+        cluster.move("{a}:n", route[1])
+        await stir("a")
+        assert await soon(waits("a", "b", "c"))
+        waiting = await asleep(waits, "a", "b", "c")
+        await stir("a")
+        assert await soon(waiting)
+    finally:
+        await waits.listener.close()
 
 
 # -- nodes that go ------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def pairs() -> Iterator[RedisCluster]:
-    with RedisCluster.start(replicas=True) as started:
-        yield started
-
-
-async def insist(connections: Store, key: str) -> int:
-    """As a worker does: until somebody answers."""
-    while True:
-        try:
-            (answer,) = await connections.run(call(COUNT, key, 1))
-        except BackendUnavailable:
-            await asyncio.sleep(0.01)
-            continue
-        return int(answer)
-
-
-async def test_a_failover_in_order_is_followed_and_loses_nothing(pairs: RedisCluster) -> None:
-    with nothing_unhandled():
-        async with connected(pairs.url) as connections:
-            (before,) = await connections.run(call(COUNT, "{a}:n", 1))
+async def test_a_failover_in_order_and_a_killed_master_are_followed_and_lose_nothing() -> None:
+    with RedisCluster.start(replicas=True) as pairs:
+        async with connected(pairs.url, "?wait_replicas=1&wait_timeout=5") as careful:
+            (before,) = await careful.run(call(COUNT, "{b}:n", 1))
+        async with connected(pairs.url, "?timeout=2&connect_timeout=2") as connections:
+            (first,) = await connections.run(call(COUNT, "{a}:n", 1))
             await asyncio.to_thread(pairs.fail_over, "{a}:n")
-            assert await soon(insist(connections, "{a}:n")) == before + 1
-
-
-async def test_a_master_that_is_killed_is_replaced(pairs: RedisCluster) -> None:
-    async with connected(pairs.url + "?wait_replicas=1&wait_timeout=5") as careful:
-        (before,) = await careful.run(call(COUNT, "{b}:n", 1))
-    async with connected(pairs.url + "?timeout=2&connect_timeout=2") as connections:
-        await asyncio.to_thread(pairs.kill_master, "{b}:n")
-        assert await soon(insist(connections, "{b}:n")) == before + 1
-        # The others were never away.
-        assert await connections.run(call(READ, "{c}:nothing")) == [None]
+            assert await insist(connections, "{a}:n") == first + 1
+            await asyncio.to_thread(pairs.kill_master, "{b}:n")
+            assert await insist(connections, "{b}:n") == before + 1
+            # The others were never away.
+            assert await connections.run(call(READ, "{c}:nothing")) == [None]

@@ -1,31 +1,97 @@
-"""Which keys there are, where they live, and that none is left behind once everything has ended and expired."""
+"""The keys of a queue: what each holds, where they live, and that none is left behind once everything has ended and expired."""
 
 from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Coroutine
+from typing import Any
 
 import pytest
 from redis.crc import key_slot
 
-from drivers.redis.redis_shelf import BOOM, LEASE, NOW, Shelf, ack, fail, shelf, token
+from drivers.redis.redis_shelf import BOOM, LEASE, Shelf, ack, fail, release, token
+from records import NOW
 from taskharbor.drivers.contract import Discard, Extension, JobFilter, QueueSettings, Release, Retry
 from taskharbor.drivers.redis.library import FAMILIES, LAYOUT, lua
 from taskharbor.drivers.redis.options import parse_url
 from taskharbor.drivers.redis.store import Store, keys_of
 from taskharbor.errors import InvalidRequest
-from taskharbor.jobs import SECOND, UpdateFlags
+from taskharbor.jobs import SECOND, JobState, Micros, UpdateFlags
 
-TYPES = {
-    "waiting": "zset", "active": "zset", "waiting_job": "hash", "active_job": "hash", "finished_job": "hash", "ready": "zset",
-    "types": "set", "scheduled": "zset", "jobs": "zset", "done": "zset", "dead": "zset", "cancelled": "zset",
-    "waiting_key": "hash", "active_key": "hash", "accepted": "hash", "led_here": "hash", "settings": "hash", "meta": "hash",
-    "attempts": "stream",
-}  # fmt: skip
-"""Of a busy queue. What is only there in trouble: late, outbox, repeated."""
+TYPES = dict(re.findall(r"^local (\w+) +-- (zset|set|hash|list|stream)", lua("queue"), re.MULTILINE))
+IN_TROUBLE = {"late", "outbox", "repeated"}
+"""Keys that are only there then."""
 FOR_GOOD = {"taskharbor:queues", "{q}:meta", "{q}:notify", "{q}:settings", "{failed}:meta", "{failed}:notify"}
 
 NAMES = ["q", "a b", "a}b", "{a}", "}", "{", "%7D", "%", "ü🚢", "a:b", "*", "x" * 200]
+
+
+# -- what they hold -----------------------------------------------------------------------------------------
+
+
+async def test_a_job_moves_from_waiting_to_active_under_its_workers_name(on: Shelf) -> None:
+    """ZREM from waiting, waiting_job becomes active_job, id:worker in active until the deadline."""
+    job = on.job(key="k")
+    await on.enqueue(job)
+    assert on.ask("ZSCORE", "waiting", job.id) == str(on.now).encode()
+    assert on.ask("HEXISTS", "waiting_job", job.id)
+    (held,) = await on.reserve()
+    assert on.ask("ZCARD", "waiting") == on.ask("HLEN", "waiting_job") == on.ask("ZCARD", "ready") == 0
+    assert on.ask("HKEYS", "active_job") == [held.id.encode()]
+    member = f"{held.id}:w1"
+    assert on.ask("ZRANGE", "active", 0, -1, "WITHSCORES") == [member.encode(), str(on.now + LEASE).encode()]
+    assert on.ask("HGETALL", "active_key") == [b"k", held.id.encode()]
+    # A heartbeat moves the deadline of what exists and adds nothing.
+    beat = Extension(held.id, token(held))
+    await on.driver.extend_lease([beat], lease_for=2 * LEASE, now=on.now)
+    assert on.ask("ZSCORE", "active", member) == str(on.now + 2 * LEASE).encode()
+    await on.settle(ack(held))
+    await on.driver.extend_lease([beat], lease_for=2 * LEASE, now=on.now)
+    assert on.ask("ZCARD", "active") == 0
+
+
+@pytest.mark.parametrize("job_id", ["a:b", "a%3Ab", "%", ":", "a:b:c%25"])
+async def test_a_colon_in_an_id_is_not_taken_for_the_one_behind_it(on: Shelf, job_id: str) -> None:
+    jobs = [on.job(one) for one in dict.fromkeys([job_id, "a", "a:b", "a%3Ab", "a%253Ab"])]
+    await on.enqueue(*jobs)
+    held = [*await on.reserve(2), *await on.reserve(10)]
+    assert on.ask("ZCARD", "active") == len(jobs)
+    await on.settle(ack(held[0]))
+    on.now += LEASE
+    assert await on.driver.reclaim(now=on.now) == len(jobs) - 1
+    again = await on.reserve(10)
+    assert [job.id for job in again] == [job.id for job in held[1:]]
+    assert {job.stalls for job in again} == {1}
+
+
+@pytest.mark.parametrize("run_at", [NOW, NOW + SECOND, 1, 0, -5])
+async def test_a_blocked_job_has_a_negative_score_that_flips_when_the_other_ends(
+    on: Shelf, run_at: Micros
+) -> None:
+    (held,) = await on.claimed(1, key="k")
+    blocked = on.job(key="k", run_at_us=run_at)
+    await on.enqueue(blocked)
+    score = max(run_at, 1)
+    assert on.ask("ZSCORE", "waiting", blocked.id) == str(-score).encode()
+    assert await on.counts() == {JobState.INFLIGHT: 1, JobState.BLOCKED: 1}
+    assert await on.reserve(10) == []
+    await on.settle(ack(held))
+    assert on.ask("ZSCORE", "waiting", blocked.id) == str(score).encode()
+    freed = await on.get(blocked.id)
+    assert freed.run_at_us == run_at
+    assert freed.state is (JobState.SCHEDULED if run_at > on.now else JobState.READY)
+
+
+async def test_cancelling_a_waiting_job_takes_it_out_of_set_and_hash(on: Shelf) -> None:
+    jobs = [on.job(key="k"), on.job(), on.job(run_at_us=on.now + SECOND)]
+    await on.enqueue(*jobs)
+    await on.driver.cancel([job.id for job in jobs], now=on.now)
+    for family in ("waiting", "waiting_job", "waiting_key", "ready", "scheduled"):
+        assert on.ask("EXISTS", family) == 0, family
+
+
+# -- what is left -------------------------------------------------------------------------------------------
 
 
 async def _everything(on: Shelf) -> None:
@@ -35,160 +101,146 @@ async def _everything(on: Shelf) -> None:
     )
     await on.driver.configure("q", settings, now=on.now)
     await on.enqueue(
-        *[on.job(max_attempts=9) for _ in range(8)],
+        *on.jobs(8, max_attempts=9),
         on.job(key="k", idempotency_key="i1"),
         on.job(idempotency_key="i2"),
         on.job(run_at_us=on.now + 5 * SECOND),
         on.job(key="later", run_at_us=on.now + 5 * SECOND),
     )
     await on.enqueue(on.job(key="later", idempotency_key="i3", update=UpdateFlags(run_at="yes")))
-    done, dead, retried, released, dropped, stalled, beaten, wanted, keyed, known, moved = await on.reserve(
-        100
-    )
+    done, dead, retried, released, dropped, _, beaten, wanted, keyed, known, moved = await on.reserve(100)
     await on.enqueue(on.job(key="k", idempotency_key="i4"), on.job())
     await on.driver.cancel([wanted.id], now=on.now)
     await on.driver.extend_lease(
         [Extension(beaten.id, token(beaten), b"half")], lease_for=2 * LEASE, now=on.now
     )
-    assert {family for family in TYPES if on.ask("EXISTS", family)} >= set(TYPES) - {
-        "done",
-        "dead",
-        "cancelled",
-    } - {
-        "finished_job",
-        "attempts",
-    }
+    there = {family for family in FAMILIES if on.ask("EXISTS", family)}
     await on.settle(
         ack(done),
         fail(dead),
         Retry(retried.id, token(retried), on.now + SECOND, 1, BOOM),
-        Release(released.id, token(released)),
-        Discard(dropped.id, token(dropped), BOOM),  # type: ignore[arg-type]
-        Release(wanted.id, token(wanted)),
-        Release(keyed.id, token(keyed)),
+        release(released),
+        Discard(dropped.id, token(dropped), BOOM),
+        release(wanted),
+        release(keyed),
         ack(known),
         ack(moved),
     )
-    for family, kind in TYPES.items():
-        if on.ask("EXISTS", family):
-            assert on.ask("TYPE", family) == kind.encode(), family
+    there |= {family for family in FAMILIES if on.ask("EXISTS", family)}
+    assert there == set(FAMILIES) - IN_TROUBLE
+    for family in there:
+        assert on.ask("TYPE", family).decode() in (TYPES[family], "none"), family
     await on.driver.requeue([dead.id], now=on.now)
     # A row that ends before one in front of it, because its caller's clock is behind.
     (one,) = await on.reserve()
     assert await on.driver.settle([ack(one)], now=on.now - 10) == [None]
     on.now += LEASE
     await on.driver.reclaim(now=on.now)
-    assert stalled.id
-
-
-async def _drain(on: Shelf) -> None:
     for queue in ("q", "failed"):
         on.now += 3 * LEASE
         while held := await on.reserve(100, queue=queue):
-            await on.settle(*[ack(job) for job in held])
+            await on.settle(*map(ack, held))
+    assert len(await on.log(dead.id)) == 3
+    assert (await on.get(dead.id)).state is JobState.DONE
+    await on.driver.wait(["q"], now=on.now, timeout=0)
     page = await on.driver.list_jobs(JobFilter(), now=on.now, limit=1000)
     assert all(job.state.is_terminal for job in page.jobs)
+    assert await on.counts("failed") == {JobState.DONE: 1}
 
 
-async def test_nothing_but_what_is_documented_remains_when_all_has_ended_and_expired() -> None:
-    async with shelf() as on:
-        await _everything(on)
-        await _drain(on)
-        short = QueueSettings(keep_done_us=SECOND, keep_dead_us=SECOND, keep_attempts_us=SECOND)
-        await on.driver.configure("failed", short, now=on.now)
-        on.now += 3600 * SECOND
-        while await on.driver.prune(now=on.now, limit=7):
-            pass
-        assert on.all_keys() == FOR_GOOD | {"{failed}:settings"}
+@pytest.mark.parametrize("is_forgetful", [False, True], ids=["usual server", "forgetful server"])
+async def test_nothing_but_what_is_documented_remains_when_all_has_ended_and_expired(
+    on: Shelf, is_forgetful: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also on a server that forgets all functions before every call."""
+    run = Store.run
+
+    def forget_and_run(connections: Store, *calls: Any, **options: Any) -> Coroutine[Any, Any, list[Any]]:
+        if is_forgetful:
+            on.server.execute("FUNCTION", "FLUSH")
+        return run(connections, *calls, **options)
+
+    monkeypatch.setattr(Store, "run", forget_and_run)
+    await _everything(on)
+    short = QueueSettings(keep_done_us=SECOND, keep_dead_us=SECOND, keep_attempts_us=SECOND)
+    await on.driver.configure("failed", short, now=on.now)
+    on.now += 3600 * SECOND
+    while await on.driver.prune(now=on.now, limit=7):
+        pass
+    assert on.all_keys() == FOR_GOOD | {"{failed}:settings"}
 
 
-async def test_nothing_remains_of_purged_jobs_either() -> None:
-    async with shelf() as on:
-        await _everything(on)
-        await _drain(on)
-        while await on.driver.purge(JobFilter(), limit=3):
-            pass
-        log = {"{q}:attempts", "{failed}:attempts", "{q}:late"}
-        assert on.all_keys() - log == FOR_GOOD
+async def test_nothing_remains_of_purged_jobs_either(on: Shelf) -> None:
+    await _everything(on)
+    while await on.driver.purge(JobFilter(), limit=3):
+        pass
+    assert on.all_keys() - {"{q}:attempts", "{failed}:attempts", "{q}:late"} == FOR_GOOD
 
 
-async def test_looking_at_what_does_not_exist_leaves_no_key() -> None:
-    async with shelf() as on:
-        driver = on.driver
-        assert await on.reserve(10) == []
-        assert await driver.reclaim(now=on.now) == 0
-        assert await driver.reclaim(now=on.now, queue="q") == 0
-        await driver.stats(now=on.now, queue="q")
-        await driver.settings("q")
-        await driver.get(["x"], now=on.now)
-        await driver.list_jobs(JobFilter(queue="q"), now=on.now)
-        await driver.read_attempts()
-        await driver.job_attempts("x")
-        await driver.cancel(["x"], now=on.now)
-        await driver.requeue(["x"], now=on.now)
-        await driver.purge(JobFilter(queue="q"))
-        await driver.prune(now=on.now)
-        await driver.wait(["q"], now=on.now, timeout=0)
-        await driver.settle([Release("x", "0" * 24 + "q"), Release("x", "short")], now=on.now)
-        await driver.extend_lease([Extension("x", "0" * 24 + "q")], lease_for=LEASE, now=on.now)
-        assert on.all_keys() == set()
+async def test_looking_at_what_does_not_exist_leaves_no_key(on: Shelf) -> None:
+    driver = on.driver
+    assert await on.reserve(10) == []
+    assert await driver.reclaim(now=on.now) == 0
+    assert await driver.reclaim(now=on.now, queue="q") == 0
+    await driver.stats(now=on.now, queue="q")
+    await driver.settings("q")
+    await driver.get(["x"], now=on.now)
+    await driver.list_jobs(JobFilter(queue="q"), now=on.now)
+    await driver.read_attempts()
+    await driver.job_attempts("x")
+    await driver.cancel(["x"], now=on.now)
+    await driver.requeue(["x"], now=on.now)
+    await driver.purge(JobFilter(queue="q"))
+    await driver.prune(now=on.now)
+    await driver.wait(["q"], now=on.now, timeout=0)
+    await driver.settle([Release("x", "0" * 24 + "q"), Release("x", "short")], now=on.now)
+    await driver.extend_lease([Extension("x", "0" * 24 + "q")], lease_for=LEASE, now=on.now)
+    assert on.all_keys() == set()
 
 
-@pytest.mark.parametrize("queue", NAMES)
-def test_all_keys_of_a_queue_are_in_one_slot(queue: str) -> None:
-    keys = keys_of("", queue)
-    assert len(set(keys.all)) == len(FAMILIES)
-    assert len({key_slot(key.encode()) for key in (*keys.all, keys.channel)}) == 1
+# -- where they are -----------------------------------------------------------------------------------------
 
 
-def test_no_two_queues_share_a_key() -> None:
-    keys = [key for queue in NAMES for key in keys_of("p:", queue).all]
-    assert len(set(keys)) == len(keys)
-    assert Store(parse_url("redis://localhost?prefix=p:")).queues_key not in keys
+def test_the_keys_of_a_queue_are_in_one_slot_and_no_other_queue_has_them() -> None:
+    assert keys_of("", "mail").all[:2] == ("{mail}:waiting", "{mail}:active"), "as seed 002 names them"
+    every = [keys_of("p:", queue) for queue in NAMES]
+    for keys in every:
+        assert len({key_slot(key.encode()) for key in (*keys.all, keys.channel)}) == 1
+    queues_key = Store(parse_url("redis://localhost?prefix=p:")).queues_key
+    assert len({key for keys in every for key in keys.all} | {queues_key}) == len(NAMES) * len(FAMILIES) + 1
 
 
-def test_the_names_of_the_keys_are_those_of_seed_002() -> None:
-    keys = keys_of("", "mail")
-    assert keys["waiting"] == "{mail}:waiting"
-    assert keys["active_job"] == "{mail}:active_job"
-    assert keys.all[:2] == ("{mail}:waiting", "{mail}:active")
-
-
-@pytest.mark.parametrize("queue", NAMES)
-async def test_a_queue_of_any_name_works(queue: str) -> None:
-    async with shelf() as on:
+async def test_a_queue_of_any_name_works(on: Shelf) -> None:
+    for queue in NAMES:
         await on.enqueue(on.job(queue=queue), on.job(queue="other"))
         (held,) = await on.reserve(queue=queue)
         assert held.queue == queue
         await on.settle(ack(held))
-        assert {stats.queue for stats in await on.driver.stats(now=on.now)} == {queue, "other"}
-        assert [row.queue for row in (await on.driver.read_attempts()).attempts] == [queue]
+    assert {stats.queue for stats in await on.driver.stats(now=on.now)} == {*NAMES, "other"}
+    assert [row.queue for row in (await on.driver.read_attempts()).attempts] == NAMES
 
 
-async def test_a_server_that_lost_its_data_learns_the_names_of_queues_again() -> None:
-    async with shelf() as on:
-        await on.enqueue(on.job())
-        for key in on.all_keys():
-            on.server.execute("DEL", on.prefix + key)
-        job = on.job()
-        await on.enqueue(job, new_ids=True)
-        assert [stats.queue for stats in await on.driver.stats(now=on.now)] == ["q"]
-        assert (await on.get(job.id)).created_at_us == NOW
+async def test_a_server_that_lost_its_data_learns_the_names_of_queues_again(on: Shelf) -> None:
+    await on.enqueue(on.job())
+    for key in on.all_keys():
+        on.server.execute("DEL", on.prefix + key)
+    job = on.job()
+    await on.enqueue(job, new_ids=True)
+    assert [stats.queue for stats in await on.driver.stats(now=on.now)] == ["q"]
+    assert (await on.get(job.id)).created_at_us == NOW
 
 
 @pytest.mark.parametrize("stored", [{"q": "1"}, {"": "1", "q": "1"}, {"": "99"}])
-async def test_a_store_of_another_layout_is_refused(stored: dict[str, str]) -> None:
-    async with shelf() as on:
-        for name, value in stored.items():
-            on.server.execute("HSET", f"{on.prefix}taskharbor:queues", name, value)
-        other = on.driver.clone()
-        with pytest.raises(InvalidRequest, match="another layout") as refused:
-            await other.open()
-        assert on.driver.options.place in str(refused.value)
-        with pytest.raises(InvalidRequest, match="another layout"):
-            await on.enqueue(on.job())
-        assert on.all_keys() == {"taskharbor:queues"}
-        assert on.server.execute("HLEN", f"{on.prefix}taskharbor:queues") == len(stored)
+async def test_a_store_of_another_layout_is_refused(on: Shelf, stored: dict[str, str]) -> None:
+    for name, value in stored.items():
+        on.server.execute("HSET", f"{on.prefix}taskharbor:queues", name, value)
+    with pytest.raises(InvalidRequest, match="another layout") as refused:
+        await on.driver.clone().open()
+    assert on.driver.options.place in str(refused.value)
+    with pytest.raises(InvalidRequest, match="another layout"):
+        await on.enqueue(on.job())
+    assert on.all_keys() == {"taskharbor:queues"}
+    assert on.server.execute("HLEN", f"{on.prefix}taskharbor:queues") == len(stored)
 
 
 def test_a_change_of_the_layout_has_another_number() -> None:

@@ -4,7 +4,7 @@ In the order in which a call passes through them:
 
 - `options`: reads the URL.
 - `driver`: the contract.
-- `enqueue`, `leases`, `operate`, `inspect`, `log`: one module per kind of call.
+- `enqueue`, `leases`, `operate`, `log`: one module per kind of call.
 - `records`: stored jobs as records.
 - `store`: the keys of queues, and calls whose answer was lost.
 - `servers`: sentinels and clusters.

@@ -31,16 +31,8 @@ from taskharbor.errors import BackendUnavailable, InvalidRequest, TaskHarborErro
 # The library's own annotation says a tuple of one item.
 pack = cast("Callable[[tuple[Word, ...]], bytes]", hiredis.pack_command)
 
-_KEEPALIVE = {
-    getattr(socket, name): value
-    for name, value in (
-        ("TCP_KEEPIDLE", 30),
-        ("TCP_KEEPINTVL", 10),
-        ("TCP_KEEPCNT", 3),
-        ("TCP_USER_TIMEOUT", 30_000),
-    )
-    if hasattr(socket, name)
-}
+_PROBES = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 30_000}
+_KEEPALIVE = {getattr(socket, name): value for name, value in _PROBES.items() if hasattr(socket, name)}
 """A dead peer sends nothing. Without these options the kernel reports that only after hours."""
 _ASKING = pack(("ASKING",))
 _MULTI = pack(("MULTI",))
@@ -185,16 +177,11 @@ async def connect(address: Address, options: Options, *, is_sentinel: bool = Fal
             except BaseException:
                 shared.abort("no handshake")
                 raise
-    except TimeoutError:
-        raise BackendUnavailable(
-            f"{place}: connected, but no answer within {options.connect_timeout:g} s"
-        ) from None
-    except ConnectionLost as error:
-        if error.__cause__ is None:
-            raise BackendUnavailable(
-                f"{place}: connected, but no answer within {options.timeout:g} s"
-            ) from None
-        raise failed(error, place) from None
+    except (TimeoutError, ConnectionLost) as error:
+        if isinstance(error, ConnectionLost) and error.__cause__ is not None:
+            raise failed(error, place) from None
+        limit = min(options.connect_timeout, options.timeout)
+        raise BackendUnavailable(f"{place}: connected, but no answer within {limit:g} s") from None
     except RedisError as error:
         raise _refused(error, place, options.connect_timeout) from error
     return shared
@@ -270,7 +257,6 @@ class Server:
         self._locate = locate
         self._options = options
         self._library = library
-        self._waits = options.waits
         self._by_eval = False
         """True if the server refused the library. Tried again with every new connection."""
         self._shared: SharedConnection | None = None
@@ -324,7 +310,7 @@ class Server:
 
     # -- commands and calls -------------------------------------------------------------------------------
 
-    async def call(self, calls: Sequence[Call], *, asking: bool = False) -> list[Any]:
+    async def call(self, calls: Sequence[Call], *, is_again: bool = False, asking: bool = False) -> list[Any]:
         """Run functions and commands, and return their answers. Several are one transaction. Loads the library on a server that
         lacks it. Raises ConnectionLost, or the first ResponseError."""
         is_full = False
@@ -332,7 +318,7 @@ class Server:
             # For this try only: a concurrent call may change `_by_eval`.
             by_eval = self._by_eval or is_full
             try:
-                return await self._call(calls, asking, by_eval)
+                return await self._call(calls, is_again, asking, by_eval)
             except ResponseError as error:
                 if code_of(error) == "OOM" and not by_eval:
                     # A server with full memory refuses a function at once, but a script only when it needs memory. So a script
@@ -344,12 +330,12 @@ class Server:
             f"{self.address}: the server forgets functions as soon as it has loaded them"
         )
 
-    async def _call(self, calls: Sequence[Call], asking: bool, by_eval: bool) -> list[Any]:
+    async def _call(self, calls: Sequence[Call], is_again: bool, asking: bool, by_eval: bool) -> list[Any]:
         assert not by_eval or len({self._library.flags.get(one.function) for one in calls}) == 1, (
             "by EVAL, calls of different scripts in one transaction could fail alone"
         )
         wait = self._packed_wait(calls)
-        packed = [self.packed(call, by_eval) for call in calls]
+        packed = [self._packed(call, is_again, by_eval) for call in calls]
         parts = [_ASKING, *packed] if asking else packed
         if len(calls) > 1:
             parts = [_MULTI, *parts, _EXEC]
@@ -365,20 +351,21 @@ class Server:
             self._check_waited(replies[-1])
         return answers
 
-    def packed(self, call: Call, by_eval: bool | None = None) -> bytes:
-        """Return the bytes of the command for a call."""
+    def packed(self, call: Call) -> bytes:
+        """Return the bytes of the command for a call, to be sent as the first try."""
+        return self._packed(call, False, self._by_eval)
+
+    def _packed(self, call: Call, is_again: bool, by_eval: bool) -> bytes:
         function, keys, args = call
         if function not in self._library.flags:
             return pack((function, *keys, *args))
-        if self._by_eval if by_eval is None else by_eval:
-            sha = self._library.hashes[function]
-            return pack(("EVALSHA", sha, len(keys), *keys, *args, function))
-        return pack(("FCALL", f"{self._library.name}_{function}", len(keys), *keys, *args))
+        words = (len(keys), *keys, *args, int(is_again))
+        if by_eval:
+            return pack(("EVALSHA", self._library.hashes[function], *words, function))
+        return pack(("FCALL", f"{self._library.name}_{function}", *words))
 
     async def _ask(self, packed: bytes, count: int) -> list[Any]:
-        connection = self._shared
-        if connection is None or not connection.is_open:
-            connection = await self.connect()
+        connection = await self.connect()
         try:
             replies = await connection.ask(packed, count)
         except ConnectionLost as error:
@@ -418,14 +405,14 @@ class Server:
         WAIT and WAITAOF wait for the last write of their own connection. A repeated call may find that an earlier try has written
         everything, on another connection. So a key that vanishes at once is written in any case.
         """
-        if not self._waits or self._library.flags.get(calls[0].function, "no-writes") == "no-writes":
+        if not self._options.waits or self._library.flags.get(calls[0].function, "no-writes") == "no-writes":
             return b""
         options = self._options
-        limit = max(1, round(options.wait_timeout * 1000))
         mark = pack(("SET", f"{calls[0].keys[0]}:waited", "", "PX", 1))
-        if options.wait_aof is not None:
-            return mark + pack(("WAITAOF", 1, options.wait_aof, limit))
-        return mark + pack(("WAIT", options.wait_replicas, limit))
+        wait = (
+            ("WAIT", options.wait_replicas) if options.wait_aof is None else ("WAITAOF", 1, options.wait_aof)
+        )
+        return mark + pack((*wait, max(1, round(options.wait_timeout * 1000))))
 
     def _check_waited(self, reply: Any) -> None:
         options = self._options

@@ -10,7 +10,7 @@ import msgspec
 from taskharbor.bulk.publish import finish_left_behind
 from taskharbor.drivers import operations as op
 from taskharbor.drivers.contract import Capabilities, Driver, Woken
-from taskharbor.drivers.redis import enqueue, inspect, leases, log, operate
+from taskharbor.drivers.redis import enqueue, leases, log, operate
 from taskharbor.drivers.redis.listener import Listener
 from taskharbor.drivers.redis.options import Options, parse_url
 from taskharbor.drivers.redis.store import Store
@@ -69,31 +69,12 @@ class RedisDriver(Driver):
         return await self._store.time()
 
     functions: ClassVar[dict[type[op.Operation[Any]], Callable[..., Any]]] = {
-        op.Enqueue: enqueue.enqueue,
-        op.ExtendLease: leases.extend_lease,
-        op.Settle: leases.settle,
-        op.Reclaim: operate.reclaim,
-        op.Cancel: operate.cancel,
-        op.Requeue: operate.requeue,
-        op.Purge: operate.purge,
-        op.Remove: operate.remove,
-        op.Configure: operate.configure,
-        op.Settings: operate.settings_of,
-        op.Get: inspect.get,
-        op.ListJobs: inspect.list_jobs,
-        op.SplitJobs: inspect.split_jobs,
-        op.Stats: inspect.stats,
-        op.ReadAttempts: log.read_attempts,
-        op.JobAttempts: log.job_attempts,
-        op.LogStreams: log.log_streams,
-        op.ReadLog: log.read_log,
-        op.SplitLog: log.split_log,
-        op.PutBlob: enqueue.put_blob,
-        op.ReadBlobs: enqueue.read_blobs,
-        op.ListBlobs: enqueue.list_blobs,
-        op.DropBlobs: enqueue.drop_blobs,
-        op.PublishBlobs: enqueue.publish_blobs,
+        call: getattr(module, name)
+        for name, call in op.OPERATIONS.items()
+        for module in (enqueue, leases, operate, log)
+        if hasattr(module, name)
     }
+    """The functions of these modules that have the name of a call."""
 
     def _apply(
         self, function: Callable[..., Coroutine[Any, Any, A]], call: op.Operation[A]
@@ -108,7 +89,7 @@ class RedisDriver(Driver):
         return None if self._open_store is None else await self._claims.reserve_next(call, timeout)
 
     async def _prune(self, call: op.Prune) -> int:
-        removed = await operate.prune(self._store, call.now, call.limit)
+        removed = await operate.prune_queues(self._store, call.now, call.limit)
         # No other process may ever open this store: a bulk write whose publisher died must not stay half done.
         await finish_left_behind(self, call.now)
         return removed

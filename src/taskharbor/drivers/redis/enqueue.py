@@ -48,22 +48,16 @@ async def enqueue(
     base: Word = await store.time() if len(groups) > 1 else ""
     # Ids that were made for this call also name it.
     name = records[0].id if new_ids else new_token()
-    words = [
-        (encode(ns) if len(groups) > 1 else b"", *_words([records[n] for n in ns])) for ns in groups.values()
-    ]
-
-    def make(again: int) -> list[Call]:
-        return [
-            store.call("enqueue", queue, now, name, again, base, *jobs)
-            for queue, jobs in zip(groups, words, strict=True)
-        ]
-
-    said = await store.run(make)
-    for ns, (_, *known) in zip(groups.values(), said, strict=True):
-        for n, job_id in zip(ns, known, strict=False):
+    words = {
+        queue: (name, base, encode(ns) if base else b"", *_words([records[n] for n in ns]))
+        for queue, ns in groups.items()
+    }
+    said = await store.ask_queues("enqueue", now, words)
+    for queue, (_, *known) in said.items():
+        for n, job_id in zip(groups[queue], known, strict=False):
             if job_id:
                 answers[n] = Enqueued(job_id.decode(), True)
-    firsts = [queue for queue, answer in zip(groups, said, strict=True) if answer[0]]
+    firsts = [queue for queue, answer in said.items() if answer[0]]
     if firsts:
         # A server that came back without its data has lost the names of the queues too.
         await store.register(firsts)
@@ -166,7 +160,7 @@ async def put_blob(store: Store, blob: str, data: bytes, swaps: bool, expected: 
     index, key = _index(store), _blob(store, blob)
     if swaps:
         args = (data,) if expected is None else (data, expected)
-        (is_swapped,) = await store.ask_all((Call("swap", (key,), args),))
+        (is_swapped,) = await store.run([Call("swap", (key,), args)])
         return bool(is_swapped)
     # The name comes first: a blob that is not in the index cannot be found.
     await store.commands([("SADD", index, blob), ("EXPIRE", index, _BLOB_SECONDS)])
@@ -204,12 +198,8 @@ async def publish_blobs(
         return {}
     await store.register(queues)
     keep = (KEEP_SINGLE if number < 0 else KEEP_SERIES) // SECOND
-    calls = [
-        store.call("publish", queue, now, number, portion, keep, *_words(jobs))
-        for queue, jobs in queues.items()
-    ]
-    noted = [store.keys(queue)[f"published:{series}"] for queue in queues]
-    answers = await store.ask_all(
-        [one._replace(keys=(*one.keys, note)) for one, note in zip(calls, noted, strict=True)]
-    )
-    return dict(zip(queues, answers, strict=True))
+    calls: list[Call] = []
+    for queue, jobs in queues.items():
+        call = store.call("publish", queue, now, number, portion, keep, *_words(jobs))
+        calls.append(call._replace(keys=(*call.keys, store.keys(queue)[f"published:{series}"])))
+    return dict(zip(queues, await store.run(calls), strict=True))

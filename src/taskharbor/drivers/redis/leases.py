@@ -13,8 +13,8 @@ import contextlib
 import logging
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from itertools import groupby
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import groupby, repeat
 from operator import attrgetter
 from typing import Any, TypeVar
 
@@ -33,8 +33,11 @@ from taskharbor.drivers.redis.store import Store
 from taskharbor.errors import (
     BackendUnavailable,
     JobError,
+    JobFinished,
+    JobNotDead,
     JobNotFound,
     JobNotInflight,
+    KeyConflict,
     LeaseExpired,
     LeaseMismatch,
     TaskHarborError,
@@ -75,9 +78,10 @@ class Claims:
 
     async def reserve(self, call: Reserve) -> list[JobRecord]:
         unclear = self._unclear.get((call.queue, call.worker))
-        token, again = (unclear.pop(), 1) if unclear else (new_token(), 0)
+        is_again = bool(unclear)
+        token = unclear.pop() if unclear else new_token()
         try:
-            answer = await self._ask(call, token, again)
+            (answer,) = await self._store.run([self._call(call, token)], is_again=is_again)
         except asyncio.CancelledError:
             self._take_back(call, token)
             raise
@@ -86,17 +90,11 @@ class Claims:
             raise
         return await self._claimed(call, token, answer)
 
-    async def _ask(self, call: Reserve, token: str, again: int) -> list[Any]:
-        answers: list[list[Any]] = await self._store.run(
-            lambda repeated: [self._call(call, token, again or repeated)]
-        )
-        return answers[0]
-
-    def _call(self, call: Reserve, token: str, again: int, sent_at: Word = "") -> Call:
+    def _call(self, call: Reserve, token: str, sent_at: Word = "") -> Call:
         """Make the call of a claim. `sent_at` is the server's time when the caller's is `now`, for a call that is sent ahead and
         run later."""
         types = b"" if call.types is None else encode(call.types)
-        words = (call.lease_for, call.limit, call.worker, token, again, new_id(), types, sent_at)
+        words = (call.lease_for, call.limit, call.worker, token, new_id(), types, sent_at)
         return self._store.call("reserve", call.queue, call.now, *words)
 
     async def _claimed(self, call: Reserve, token: str, answer: Sequence[Any]) -> list[JobRecord]:
@@ -129,7 +127,7 @@ class Claims:
         it does nothing."""
         nothing = Reserve(call.queue, 0, call.lease_for, call.now, call.worker, None)
         with contextlib.suppress(TaskHarborError):
-            await self._ask(nothing, token, 1)
+            await self._store.run([self._call(nothing, token)], is_again=True)
 
     # -- blocking claims ----------------------------------------------------------------------------------
 
@@ -162,7 +160,7 @@ class Claims:
         milliseconds = max(1, math.ceil(seconds * 1000))  # 0 would mean for ever.
         token = new_token()
         block = pack(("XREAD", "BLOCK", milliseconds, "STREAMS", store.keys(queue)["notify"], f"{moves}-0"))
-        claim = server.packed(self._call(call, token, 0, sent_at))
+        claim = server.packed(self._call(call, token, sent_at))
         try:
             blocked, answer = await connection.ask(block + claim, 2)
         except ConnectionLost:
@@ -204,71 +202,81 @@ def _key(call: Reserve) -> tuple[str, str, tuple[str, ...] | None]:
 
 # -- settlements and heartbeats -------------------------------------------------------------------------------
 
-T = TypeVar("T", Settlement, Extension)
+T = TypeVar("T")
+L = TypeVar("L", Settlement, Extension)
 
 _NOT_FOUND = -1
-_ERRORS: dict[int, type[JobError]] = {
-    _NOT_FOUND: JobNotFound,
-    -2: JobNotInflight,
-    -3: LeaseMismatch,
-    -4: LeaseExpired,
-}
+_ERRORS = (JobNotFound, JobNotInflight, LeaseMismatch, LeaseExpired, JobFinished, KeyConflict, JobNotDead)
+"""The errors of `lua/leases.lua`, from -1 down."""
 _token = attrgetter("token")
 
 
+def job_error(job_id: str, code: int) -> JobError:
+    return _ERRORS[-1 - code](job_id)
+
+
+async def ask_items(
+    store: Store,
+    function: str,
+    now: Micros,
+    items: Sequence[T],
+    queues: Sequence[str | None],
+    words: Callable[[list[T]], Iterable[Word]],
+) -> list[Any]:
+    """Ask the queue of each item about it, in one round trip, and return the answers in order. An item without a queue is not
+    found. `words` makes the arguments for some of the items."""
+    groups: dict[str, list[int]] = {}
+    for n, queue in enumerate(queues):
+        if queue is not None:
+            groups.setdefault(queue, []).append(n)
+    told = {queue: words([items[n] for n in ns]) for queue, ns in groups.items()}
+    said = await store.ask_queues(function, now, told)
+    answers: list[Any] = [_NOT_FOUND] * len(queues)
+    for queue, (untold, *several) in said.items():
+        # No answers mean that all settlements succeeded.
+        for n, answer in zip(groups[queue], several or repeat(0), strict=False):
+            answers[n] = answer
+        if untold:
+            await deliver(store, queue)
+    return answers
+
+
 async def settle(store: Store, settlements: Sequence[Settlement], now: Micros) -> list[JobError | None]:
-    answers = await _ask_queues(store, "settle", settlements, now, _told)
-    if not answers:
-        return [None] * len(settlements)
-    return [_ERRORS[answers[n]](one.job_id) if answers.get(n) else None for n, one in enumerate(settlements)]
+    codes = await _ask_holders(store, "settle", settlements, now, _endings)
+    return [
+        job_error(one.job_id, code) if code else None for one, code in zip(settlements, codes, strict=True)
+    ]
 
 
 async def extend_lease(
     store: Store, extensions: Sequence[Extension], lease_for: Micros, now: Micros
 ) -> list[Lease | JobError]:
-    answers = await _ask_queues(store, "extend", extensions, now, lambda items: [lease_for, *_beats(items)])
-    return [_lease(one, answers[n]) for n, one in enumerate(extensions)]
+    answers = await _ask_holders(store, "extend", extensions, now, lambda items: [lease_for, *_beats(items)])
+    return [_lease(one, answer) for one, answer in zip(extensions, answers, strict=True)]
 
 
-async def _ask_queues(
-    store: Store, function: str, items: Sequence[T], now: Micros, words: Callable[[Sequence[T]], list[Word]]
-) -> dict[int, Any]:
+async def _ask_holders(
+    store: Store, function: str, items: Sequence[L], now: Micros, words: Callable[[Sequence[L]], list[Word]]
+) -> list[Any]:
     """Ask the queue of each item, which is part of its token. An item that is not found there is searched for in all queues, so
     that a caller with a wrong token gets the right error."""
-    items = list(items)
-    answers: dict[int, Any] = {}
-    told: dict[str, list[Word]] = {}
-
-    def make(again: int) -> list[Call]:
-        return [store.call(function, queue, now, again, *args) for queue, args in told.items()]
-
-    groups: dict[str, list[int]] = {}
-    for n, item in enumerate(items):
-        groups.setdefault(item.token[NONCE_LENGTH:], []).append(n)
-    while groups:
-        told = {queue: words([items[n] for n in ns]) for queue, ns in groups.items()}
-        for (queue, ns), (untold, *several) in zip(groups.items(), await store.run(make), strict=True):
-            # The answer to settlements is empty if all succeeded.
-            answers.update(zip(ns, several, strict=False))
-            if untold:
-                await deliver(store, queue)
-        lost = {n: queue for queue, ns in groups.items() for n in ns if answers.get(n) == _NOT_FOUND}
-        homes = await store.located([items[n].job_id for n in lost]) if lost else {}
-        groups = {}
-        for n, asked in lost.items():
-            home = homes.get(items[n].job_id, asked)
-            if home != asked:
-                groups.setdefault(home, []).append(n)
-                # A token of another queue is no lease's: the rest of it must not count there.
-                items[n] = replace(items[n], token="")
-                del answers[n]
+    named = [item.token[NONCE_LENGTH:] for item in items]
+    answers = await ask_items(store, function, now, items, named, words)
+    if _NOT_FOUND in answers:
+        lost = [n for n, answer in enumerate(answers) if answer == _NOT_FOUND]
+        # A token of another queue is no lease's: the rest of it must not count there.
+        others = [replace(items[n], token="") for n in lost]
+        homes = await store.located([item.job_id for item in others])
+        queues = [homes.get(item.job_id) for item in others]
+        again = await ask_items(store, function, now, others, queues, words)
+        for n, answer in zip(lost, again, strict=True):
+            answers[n] = answer
     return answers
 
 
-def _told(settlements: Sequence[Settlement]) -> list[Word]:
+def _endings(settlements: Sequence[Settlement]) -> list[Word]:
     leases: list[Word] = []
-    others: list[tuple[int, Settlement]] = []
-    results: list[bytes] = []
+    others: list[Word] = []
     place = 0
     # The leases of one claim have one token, and mostly end together.
     for token, run in groupby(settlements, _token):
@@ -277,14 +285,12 @@ def _told(settlements: Sequence[Settlement]) -> list[Word]:
             place += 1
             ids.append(one.job_id)
             if type(one) is not Ack:
-                others.append((place, one))
+                others += (place, encode(one), b"")
             elif one.result is not None:
                 # Binary values are separate: the server's unpacker only reads text.
-                others.append((place, Ack(one.job_id, "")))
-                results.append(one.result)
+                others += (place, b"", one.result)
         leases += (token[:NONCE_LENGTH], len(ids), *ids)
-    # The first result stands last, so that its place does not depend on the number of results.
-    return [new_id(), encode(others) if others else b"", place, *leases, *reversed(results)]
+    return [new_id(), place, *leases, *others]
 
 
 def _beats(extensions: Sequence[Extension]) -> Iterator[Word]:
@@ -296,6 +302,6 @@ def _beats(extensions: Sequence[Extension]) -> Iterator[Word]:
 
 def _lease(extension: Extension, answer: Any) -> Lease | JobError:
     if isinstance(answer, int):
-        return _ERRORS[answer](extension.job_id)
+        return job_error(extension.job_id, answer)
     expires_at, is_cancelled = answer
     return Lease(extension.job_id, extension.token, expires_at, bool(is_cancelled))

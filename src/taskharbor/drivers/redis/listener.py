@@ -64,7 +64,7 @@ class Listener:
         return None if self.confirmed.issuperset(queues) else options.poll
 
     async def look(self, queues: Sequence[str], version: str | None, since: Micros) -> Look:
-        answers = await self._store.ask_all([self._store.call("look", queue, since) for queue in queues])
+        answers = (await self._store.ask_queues("look", since, dict.fromkeys(queues, ()))).values()
         moves = [str(moves) for moves, _ in answers]
         seen = (version or "").split(",")
         if len(seen) == len(moves):

@@ -17,17 +17,14 @@ import msgspec
 
 from taskharbor.drivers.contract import AttemptPage, LogPage, LogState, LogStream
 from taskharbor.drivers.redis.library import layout
-from taskharbor.drivers.redis.records import NO_LEASE, STATES, decode_head, read_lease
+from taskharbor.drivers.redis.records import END, NO_LEASE, STATES, decode_head, read_lease, read_pair
 from taskharbor.drivers.redis.store import Store
-from taskharbor.errors import InvalidRequest
 from taskharbor.jobs import Attempt, Outcome
 
 _OUTCOMES = tuple(Outcome)
 QUEUES = 2048
 """The number of queues whose rows have numbers that no other row has."""
 _PORTION = 1000
-_END = 2**53
-"""A number above the number of every row."""
 _LOOK = 500
 """Rows that are counted to estimate how full the entries of a stream are."""
 _CUT = 8
@@ -99,17 +96,15 @@ def _place_of(stream_id: bytes) -> int:
 
 
 async def read_attempts(store: Store, after: str | None, limit: int) -> AttemptPage:
-    places = _parsed(after)
+    # The place for each queue number.
+    places = dict(read_pair(part, ":") for part in after.split(",")) if after else {}
     numbers = await store.queues()
-    pages = await store.ask_all(
-        [
-            store.call("log_page", queue, 0, places.get(number, 0), _END, limit)
-            for queue, number in numbers.items()
-        ]
-    )
+    begins = {queue: places.get(number, 0) for queue, number in numbers.items()}
+    words = {queue: (begin, END, limit) for queue, begin in begins.items()}
+    pages = await store.ask_queues("log_page", 0, words)
     lines = [
-        list(_rows(page, queue, number, places.get(number, 0)))
-        for (queue, number), page in zip(numbers.items(), pages, strict=True)
+        list(_rows(page, queue, numbers[queue], begins[queue]))
+        for queue, page in pages.items()
         if len(page) > 1
     ]
     rows = (lines[0] if len(lines) == 1 else list(merge(*lines, key=itemgetter(0, 1))))[:limit]
@@ -117,19 +112,6 @@ async def read_attempts(store: Store, after: str | None, limit: int) -> AttemptP
         places[row.number] = row.place
     cursor = ",".join(f"{number}:{place}" for number, place in sorted(places.items()))
     return AttemptPage([row.attempt for row in rows], cursor)
-
-
-def _parsed(cursor: str | None) -> dict[int, int]:
-    """Return the place for each queue number."""
-    places: dict[int, int] = {}
-    for part in cursor.split(",") if cursor else ():
-        number, _, place = part.partition(":")
-        if not (number.isdecimal() and place.isdecimal() and len(part) < 40):
-            raise InvalidRequest(
-                f"{part[:60]!r} is not a cursor of this log: pass on what the last page gave"
-            )
-        places[int(number)] = int(place)
-    return places
 
 
 async def job_attempts(store: Store, job_id: str) -> list[Attempt]:
@@ -142,7 +124,7 @@ async def job_attempts(store: Store, job_id: str) -> list[Attempt]:
         # A removed job no longer points to its rows, so the whole log is read.
         for name, number in store.numbers.items():
             place = 0
-            while len(page := await store.ask("log_page", name, 0, place, _END, _PORTION)) > 1:
+            while len(page := await store.ask("log_page", name, 0, place, END, _PORTION)) > 1:
                 found += _rows_of(job_id, page, name, number)
                 place = _place_of(page[-2])
     return sorted(found, key=attrgetter("seq"))

@@ -8,6 +8,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from taskharbor.drivers.redis.library import LAYOUT, layout
+from taskharbor.errors import InvalidRequest
 from taskharbor.jobs import (
     DEFAULT_BACKOFF_MAX,
     DEFAULT_BACKOFF_MIN,
@@ -18,6 +19,8 @@ from taskharbor.jobs import (
 )
 
 STATES: Final = tuple(JobState)
+END: Final = 2**53
+"""A number above the number of every job and of every row of the log."""
 SCHEDULED, READY, INFLIGHT = LAYOUT["SCHEDULED"], LAYOUT["READY"], LAYOUT["INFLIGHT"]
 NONCE_LENGTH: Final[int] = LAYOUT["TOKEN_SIZE"]
 FRONT = layout("FRONT")
@@ -75,6 +78,16 @@ decode_head = msgspec.msgpack.Decoder(Head).decode
 _decode_body = msgspec.msgpack.Decoder(Body).decode
 # Unbound and straight from msgspec: a third of the cost of making one field by field.
 _copy: Callable[[JobRecord], JobRecord] = JobRecord.__copy__  # type: ignore[attr-defined]
+
+
+def read_pair(cursor: str, separator: str) -> tuple[int, int]:
+    """Parse a cursor that consists of two numbers."""
+    one, _, other = cursor.partition(separator)
+    if not (one.isdecimal() and other.isdecimal() and len(cursor) < 40):
+        raise InvalidRequest(
+            f"{cursor[:60]!r} is not a cursor of this store: pass on what the last page gave"
+        )
+    return int(one), int(other)
 
 
 class LeaseFront(NamedTuple):

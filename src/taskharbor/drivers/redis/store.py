@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, TypeAlias
+from typing import Any
 
 from redis.exceptions import AskError, MovedError, ResponseError
 
@@ -29,10 +29,6 @@ OLDEST = (7, 0)
 HAS_WAITAOF = (7, 2)
 _REDIRECTS = 5
 """The most redirections of a command in a cluster. A slot that has moved costs one."""
-
-Make: TypeAlias = Callable[[int], Sequence[Call]]
-"""Makes the calls of an operation. The argument 1 says that an earlier try of the same calls may have taken effect without an
-answer. Then it makes as many calls, for the same queues in the same order."""
 
 
 class Keys:
@@ -131,43 +127,35 @@ class Store:
         keys = keys_of(self.prefix, queue)
         return Call(name, keys.all, (keys.channel if self.options.notify else "", now, *args))
 
-    async def run(self, make: Make) -> list[Any]:
+    async def run(self, calls: Sequence[Call], *, is_again: bool = False) -> list[Any]:
         """Run calls and return their answers, in order. On one server several calls are one transaction; in a cluster each call
         is separate.
 
-        `make(0)` makes the calls. If the connection is lost before the answer comes, `make(1)` makes them again for a new
-        connection, and the functions recognise the effects of the first try.
+        If the connection is lost before the answer comes, the calls are sent again on a new connection, with a word that says so.
+        The functions then recognise the effects of the first try. `is_again` says it for the first try here too.
         """
-        first = make(0)
-
-        def calls(again: int) -> Sequence[Call]:
-            return make(1) if again else first
-
-        def one(n: int) -> Make:
-            return lambda again: calls(again)[n : n + 1]
-
-        if not first:
+        if not calls:
             return []
         if self.cluster is None:
-            return await self._deliver(None, calls)
-        keys = [call.keys[0] if call.keys else None for call in first]
-        answers = await asyncio.gather(
-            *(self._deliver(key, one(n)) for n, key in enumerate(keys)), return_exceptions=True
+            return await self._deliver(calls, is_again)
+        several = await asyncio.gather(
+            *(self._deliver([call], is_again) for call in calls), return_exceptions=True
         )
-        for answer in answers:
-            if isinstance(answer, BaseException):
+        answers: list[Any] = []
+        for one in several:
+            if isinstance(one, BaseException):
                 # Raised after the other calls are done.
-                raise answer
-        return [answer[0] for answer in answers if not isinstance(answer, BaseException)]
+                raise one
+            answers += one
+        return answers
 
-    async def ask_all(self, calls: Sequence[Call]) -> list[Any]:
-        """Return the answers of calls that may be repeated as they are."""
-        return await self.run(lambda _: calls)
+    async def ask_queues(self, name: str, now: Micros, words: Mapping[str, Iterable[Word]]) -> dict[str, Any]:
+        """Run a function on several queues, and return the answers by queue. `words` are its arguments for each of them."""
+        answers = await self.run([self.call(name, queue, now, *args) for queue, args in words.items()])
+        return dict(zip(words, answers, strict=True))
 
     async def ask(self, name: str, queue: str, now: Micros, *args: Word) -> Any:
-        """Return the answer of a function that may be repeated as it is."""
-        (answer,) = await self.ask_all((self.call(name, queue, now, *args),))
-        return answer
+        return (await self.ask_queues(name, now, {queue: args}))[queue]
 
     async def command(self, *words: Word) -> Any:
         """Return the answer to a command that may be repeated. Its key is its second word; without one, every server can
@@ -177,14 +165,13 @@ class Store:
 
     async def commands(self, many: Sequence[tuple[Word, ...]]) -> list[Any]:
         """Do the same for several commands, in one round trip per server."""
-        return await self.ask_all(
-            [Call(str(words[0]), tuple(map(str, words[1:2])), words[2:]) for words in many]
-        )
+        return await self.run([Call(str(words[0]), tuple(map(str, words[1:2])), words[2:]) for words in many])
 
-    async def _deliver(self, key: str | None, make: Make) -> list[Any]:
-        """Send calls to the server that holds a key until they are answered: once more if a connection or the master was lost,
-        and along the redirections of a cluster."""
-        cluster, again, losses, redirects = self.cluster, 0, 0, 0
+    async def _deliver(self, calls: Sequence[Call], is_again: bool) -> list[Any]:
+        """Send calls to the server that holds the first call's key until they are answered: once more if a connection or the
+        master was lost, and along the redirections of a cluster."""
+        cluster, losses, redirects = self.cluster, 0, 0
+        key = calls[0].keys[0] if calls[0].keys else None
         target: Server | None = None
         asking = False
         while True:
@@ -201,9 +188,9 @@ class Store:
                     raise
             else:
                 try:
-                    return await server.call(make(again), asking=asking)
+                    return await server.call(calls, is_again=is_again, asking=asking)
                 except ConnectionLost as error:
-                    losses, again, asking = losses + 1, 1, False
+                    losses, is_again, asking = losses + 1, True, False
                     if losses > 1:
                         raise failed(error, place) from None
                 except ResponseError as error:
@@ -228,7 +215,7 @@ class Store:
     async def register(self, queues: Iterable[str]) -> None:
         """Write down the names of queues, before they get their first job or setting. A queue that is not written down cannot be
         found."""
-        (answer,) = await self.ask_all((Call("register", (self.queues_key,), tuple(queues)),))
+        (answer,) = await self.run([Call("register", (self.queues_key,), tuple(queues))])
         self._learn(answer)
 
     async def queues(self) -> dict[str, int]:

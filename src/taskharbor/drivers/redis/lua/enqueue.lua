@@ -70,20 +70,19 @@ end
 -- Store jobs by the contract's rules, one after the other.
 --
 -- KEYS    the queue's
--- ARGV    1 channel, 2 now, 3 name of the call, 4 whether the call is repeated (1), 5 the first number and 6 the packed offsets
---         of the jobs from it (both empty: use the next numbers; given if several queues get their jobs in one call), then
---         the jobs as `store` takes them
+-- ARGV    1 channel, 2 now, 3 name of the call, 4 the first number and 5 the packed offsets of the jobs from it (both empty: use
+--         the next numbers; given if several queues get their jobs in one call), then the jobs as `store` takes them
 -- result  {1 if these are the queue's first jobs ever, else 0; unless all were stored, per job 0 if it was stored, else
 --         the id of the job that was there}
 define('enqueue', {}, function(keys, args)
   local known = call('HMGET', meta, 'seq', 'has_repeated')
-  if args[4] == '1' then
+  if is_again then
     note_repeated(args[3])
   elseif known[2] and is_overtaken(args[3]) then
     return {0}
   end
-  local base = args[5] == '' and stamp_after(known[1]) or math.max(tonumber(args[5]), tonumber(known[1] or 0) + 1)
-  local answers, count = store(args, 7, base, args[6] ~= '' and cmsgpack.unpack(args[6]))
+  local base = args[4] == '' and stamp_after(known[1]) or math.max(tonumber(args[4]), tonumber(known[1] or 0) + 1)
+  local answers, count = store(args, 6, base, args[5] ~= '' and cmsgpack.unpack(args[5]))
   if count == #answers then answers = {} end
   table.insert(answers, 1, known[1] and 0 or 1)
   return answers

@@ -22,11 +22,10 @@ end)
 -- Jobs in descending order of their numbers, newest first.
 --
 -- KEYS    the queue's
--- ARGV    1, 2 unused, 3 the highest number (as of a range: (5 is below 5), 4 the most jobs, 5 the requested states, a digit
---         each; empty for all
--- result  {the number to go on from, as in 3, or empty if nothing follows; id, stored job, id, stored job, ...}
+-- ARGV    1, 2 unused, 3 the number below which to begin, 4 the most jobs, 5 the requested states, a digit each; empty for all
+-- result  {the number below which to go on, or 0 if nothing follows; id, stored job, id, stored job, ...}
 define('page', {'no-writes'}, function(_, args)
-  local bound, most, wanted = args[3], tonumber(args[4]), args[5]
+  local below, most, wanted = tonumber(args[3]), tonumber(args[4]), args[5]
   local FEW = 10000
   local LOOK_AT = 5000
 
@@ -34,32 +33,28 @@ define('page', {'no-writes'}, function(_, args)
     return wanted == '' or string.find(wanted, state, 1, true) ~= nil
   end
 
+  local function number_of(id)
+    return tonumber(call('ZSCORE', jobs, id))
+  end
+
   -- Few jobs are in the requested states: read all of them, in order.
   local function from_their_sets()
-    local sets, count, ids = {}, 0, {}
+    local count, ids, found = 0, {}, {}
     for _, set in ipairs({
       {READY, waiting, '(0', '+inf'}, {BLOCKED, waiting, '-inf', '(0'}, {INFLIGHT, active, '-inf', '+inf'},
       {DONE, done, '-inf', '+inf'}, {DEAD, dead, '-inf', '+inf'}, {CANCELLED, cancelled, '-inf', '+inf'},
     }) do
-      if is_wanted(set[1]) then
-        local key = set[2]
-        sets[#sets + 1] = set
-        count = count + call('ZCOUNT', key, set[3], set[4])
+      local state, key, low, high = unpack(set)
+      if is_wanted(state) then
+        count = count + call('ZCOUNT', key, low, high)
+        if count > FEW then return nil end
+        for _, member in ipairs(call('ZRANGEBYSCORE', key, low, high)) do
+          ids[#ids + 1] = key == active and id_in(member) or member
+        end
       end
     end
-    if count > FEW then return nil end
-    for _, set in ipairs(sets) do
-      local key = set[2]
-      for _, member in ipairs(call('ZRANGEBYSCORE', key, set[3], set[4])) do
-        ids[#ids + 1] = key == active and id_in(member) or member
-      end
-    end
-    local below = bound == '+inf' and math.huge or tonumber((string.gsub(bound, '^%(', '')))
-    local is_open = string.sub(bound, 1, 1) == '('
-    local found = {}
     for n, seq in ipairs(call_with('ZMSCORE', jobs, ids)) do
-      seq = tonumber(seq)
-      if seq < below or (seq == below and not is_open) then found[#found + 1] = {seq, ids[n]} end
+      if tonumber(seq) < below then found[#found + 1] = {tonumber(seq), ids[n]} end
     end
     table.sort(found, function(one, other) return one[1] > other[1] end)
     local page = {}
@@ -72,18 +67,18 @@ define('page', {'no-writes'}, function(_, args)
   if not ids then
     -- Else read through all jobs, a portion at a time.
     local count = wanted == '' and most or LOOK_AT
-    ids = call('ZREVRANGEBYSCORE', jobs, bound, '-inf', 'LIMIT', 0, count)
+    ids = call('ZREVRANGEBYSCORE', jobs, '(' .. args[3], '-inf', 'LIMIT', 0, count)
     has_more = #ids == count
   end
   local values = stored_jobs(ids)
-  local answer = {has_more and '(' .. call('ZSCORE', jobs, ids[#ids]) or ''}
+  local answer = {has_more and number_of(ids[#ids]) or 0}
   local found = 0
   for n = 1, #ids do
     if is_wanted(string.byte(values[n])) then
       found = found + 1
       answer[2 * found], answer[2 * found + 1] = ids[n], values[n]
       if found == most and n < #ids then
-        answer[1] = '(' .. call('ZSCORE', jobs, ids[n])
+        answer[1] = number_of(ids[n])
         break
       end
     end

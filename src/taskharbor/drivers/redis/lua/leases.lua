@@ -1,7 +1,7 @@
 -- Ends of leases, and the changes that follow.
 
--- Answers to callers that name a lease.
-local OK, NOT_FOUND, NOT_INFLIGHT, MISMATCH, TOO_LATE = 0, -1, -2, -3, -4
+-- Errors, and what a lease is told that ended as it should. `leases.py` lists the errors in the same order.
+local OK, NOT_FOUND, NOT_INFLIGHT, MISMATCH, TOO_LATE, FINISHED, KEY_WAITS, NOT_DEAD = 0, -1, -2, -3, -4, -5, -6, -7
 
 -- Variables of one call; see define.lua.
 local latest_end      -- latest end of a lease in this queue, once one has ended
@@ -28,6 +28,15 @@ local function close_up()
   return wake()
 end
 
+-- Returns {length of the outbox, an answer per item}. Items are in `args` from `first` on, with up to three values each.
+local function answer_each(args, first, size, answer)
+  local answers = {0}
+  for n = first, #args, size do answers[#answers + 1] = answer(args[n], args[n + 1], args[n + 2]) end
+  close_up()
+  answers[1] = call('LLEN', outbox)
+  return answers
+end
+
 -- Log the lease and remove it; return its end. The job is in no key until `finish` or `go_back`.
 local function end_lease(job, outcome, state, failure)
   local head = job.head
@@ -49,11 +58,16 @@ end
 
 local TOTALS = {[DONE] = 'done_total', [DEAD] = 'dead_total', [CANCELLED] = 'cancelled_total'}
 
+-- The key of the jobs that ended in this state.
+local function ended_in(state)
+  return state == DONE and done or state == DEAD and dead or cancelled
+end
+
 local function put_away(job, state, finished_at)
   job.state = state
   job.finished_at = finished_at
   call('HSET', finished_job, job.id, packed(job))
-  local ended = state == DONE and done or state == DEAD and dead or cancelled
+  local ended = ended_in(state)
   call('ZADD', ended, finished_at, job.id)
   call('HINCRBY', meta, TOTALS[state], 1)
 end

@@ -15,9 +15,9 @@ end)
 --
 -- KEYS    the queue's
 -- ARGV    1 channel, 2 now, then the ids
--- result  per id: its state, or -1 not found, -2 has ended otherwise
+-- result  {length of the outbox, per id its state or an error}
 define('cancel', {'allow-oom'}, function(keys, args)
-  local function cancel(id)
+  return answer_each(args, 3, 1, function(id)
     local job = load(waiting_job, id)
     if job then
       append_row(job, OUTCOME_CANCELLED, CANCELLED, now)
@@ -34,40 +34,33 @@ define('cancel', {'allow-oom'}, function(keys, args)
       return INFLIGHT
     end
     job = load(finished_job, id)
-    if not job then return -1 end
-    return job.state == CANCELLED and CANCELLED or -2
-  end
-
-  local answers = {}
-  for n = 3, #args do answers[n - 2] = cancel(args[n]) end
-  close_up()
-  return answers
+    if not job then return NOT_FOUND end
+    return job.state == CANCELLED and CANCELLED or FINISHED
+  end)
 end)
 
 -- Make dead jobs ready again.
 --
 -- KEYS    the queue's
--- ARGV    1 channel, 2 now, 3 whether the call is repeated (1), then the ids
--- result  per id: its state, or -1 not found, -3 another job of its key waits already, -4 not dead
+-- ARGV    1 channel, 2 now, then the ids
+-- result  {length of the outbox, per id its state or an error}
 define('requeue', {'allow-oom'}, function(keys, args)
-  local is_again = args[3] == '1'
-
   -- An earlier try of this call may have made it ready.
   local function was_requeued(job)
     local head = job.head
     return is_again and head[RUN_AT] == now and head[ATTEMPTS] == 0 and head[STALLS] == 0
   end
 
-  local function requeue(id)
+  return answer_each(args, 3, 1, function(id)
     local job = load(finished_job, id)
     if not job then
       job = load(waiting_job, id)
       if job and was_requeued(job) then return job.state end
-      return (job or call('HEXISTS', active_job, id) == 1) and -4 or -1
+      return (job or call('HEXISTS', active_job, id) == 1) and NOT_DEAD or NOT_FOUND
     end
-    if job.state ~= DEAD then return -4 end
+    if job.state ~= DEAD then return NOT_DEAD end
     local head, key = job.head, job.head[KEY]
-    if key and call('HEXISTS', waiting_key, key) == 1 then return -3 end
+    if key and call('HEXISTS', waiting_key, key) == 1 then return KEY_WAITS end
     call('HDEL', finished_job, id)
     call('ZREM', dead, id)
     head[ATTEMPTS], head[STALLS], head[RUN_AT] = 0, 0, now
@@ -81,10 +74,5 @@ define('requeue', {'allow-oom'}, function(keys, args)
     end
     line_up(job)
     return READY
-  end
-
-  local answers = {}
-  for n = 4, #args do answers[n - 3] = requeue(args[n]) end
-  close_up()
-  return answers
+  end)
 end)

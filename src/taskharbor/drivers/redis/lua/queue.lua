@@ -25,6 +25,7 @@ local notify         -- stream  one entry, the number of the queue's last move, 
 
 -- Variables of one call; `begin` in define.lua sets them anew for each.
 local call           -- redis.call; a library that is being loaded cannot read it
+local is_again       -- true if the call is repeated, because the answer to an earlier try was lost
 local channel        -- first argument: the channel for notifications; empty if nobody listens
 local now            -- second argument: the caller's clock, the only one that functions compare with
 local is_stirred     -- true if something may have become runnable. Waiters are notified once, at the end of the call

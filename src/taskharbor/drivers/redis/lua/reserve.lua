@@ -20,19 +20,18 @@ end)
 -- End expired leases, promote due jobs, then lease the next jobs.
 --
 -- KEYS    the queue's
--- ARGV    1 channel, 2 now, 3 lease_for, 4 limit, 5 worker, 6 token, which is also the name of the call, 7 whether the call is
---         repeated (1), 8 id for the failure queue, 9 types, packed; empty for all, 10 the server's time when the caller's was
---         `now`, if the call was sent ahead to be run when the queue moves; else empty
+-- ARGV    1 channel, 2 now, 3 lease_for, 4 limit, 5 worker, 6 token, which is also the name of the call, 7 id for the failure
+--         queue, 8 types, packed; empty for all, 9 the server's time when the caller's was `now`, if the call was sent ahead to
+--         be run when the queue moves; else empty
 -- result  {length of the outbox; number of the queue's moves and next due instant (-1: none), if the claim left no job, else -1
 --         twice (also if it was sent ahead and brought jobs); start and expiry of the leases; id, stored job as it waited, ...}
 define('reserve', {'allow-oom'}, function(keys, args)
   local lease_for, limit, worker, token = tonumber(args[3]), tonumber(args[4]), args[5], args[6]
-  local is_again = args[7] == '1'
-  failure_id = args[8]
-  local is_sent_ahead = args[10] ~= ''
+  failure_id = args[7]
+  local is_sent_ahead = args[9] ~= ''
   if is_sent_ahead then
     -- Still the caller's clock. The server's clock only tells how long the call was blocked.
-    now = now + math.max(0, server_time() - tonumber(args[10]))
+    now = now + math.max(0, server_time() - tonumber(args[9]))
     args[2] = string.format('%.0f', now)
   end
   local answer = {0, -1, -1, 0, 0}
@@ -105,7 +104,7 @@ define('reserve', {'allow-oom'}, function(keys, args)
 
   if not (is_again and (found_again() or limit == 0)) then
     local count = room()
-    local ids = count > 0 and take(args[9] ~= '' and cmsgpack.unpack(args[9]), count) or {}
+    local ids = count > 0 and take(args[8] ~= '' and cmsgpack.unpack(args[8]), count) or {}
     if #ids > 0 then lease(ids) end
   end
   -- A caller that begins to wait now does not find these among the scheduled jobs.
@@ -125,12 +124,12 @@ end)
 -- Heartbeats: every valid lease lasts until now + lease_for, or longer if it already did.
 --
 -- KEYS    the queue's
--- ARGV    1 channel, 2 now, 3 unused, 4 lease_for, then per heartbeat id, token, and progress behind a plus sign or nothing
--- result  {0, one per heartbeat}: {expiry of the lease, 1 if a cancel was requested}, or an error as of settle.lua
+-- ARGV    1 channel, 2 now, 3 lease_for, then per heartbeat id, token, and progress behind a plus sign or nothing
+-- result  {length of the outbox, one per heartbeat}: {expiry of the lease, 1 if a cancel was requested}, or an error
 define('extend', {'allow-oom'}, function(keys, args)
-  local until_then = now + tonumber(args[4])
+  local until_then = now + tonumber(args[3])
 
-  local function extend(id, token, progress)
+  return answer_each(args, 4, 3, function(id, token, progress)
     local job = load(active_job, id)
     if not job then
       local is_known = call('HEXISTS', waiting_job, id) == 1 or call('HEXISTS', finished_job, id) == 1
@@ -148,11 +147,7 @@ define('extend', {'allow-oom'}, function(keys, args)
     end
     call('HSET', active_job, id, packed(job))
     return {job.expires_at, more(job, CANCEL_REQUESTED) and 1 or 0}
-  end
-
-  local answers = {0}
-  for n = 5, #args, 3 do answers[#answers + 1] = extend(args[n], args[n + 1], args[n + 2]) end
-  return answers
+  end)
 end)
 
 -- End expired leases.
@@ -161,7 +156,8 @@ end)
 -- ARGV    1 channel, 2 now, 3 limit, 4 id for the failure queue
 -- result  {length of the outbox, number of ended leases}
 define('reclaim', {'allow-oom'}, function(keys, args)
-  failure_id = args[4]
+  -- A repeated call may end other leases than its first try, so their dead jobs need other ids in the failure queue.
+  failure_id = args[4] .. (is_again and '-again' or '')
   local ended = sweep(tonumber(args[3]))
   close_up()
   return {call('LLEN', outbox), ended}

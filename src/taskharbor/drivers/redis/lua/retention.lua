@@ -27,25 +27,21 @@ end
 --
 -- KEYS    the queue's
 -- ARGV    1 unused, 2 now, then in pairs: id, and the instant at which it must have ended or nothing
--- result  per id the state of the job; plus 10 if it has not ended and stays; -1 if it is not found
+-- result  {length of the outbox, per id the state of the job; plus 10 if it has not ended and stays; or an error}
 define('remove', {'allow-oom'}, function(_, args)
-  local families = {[DONE] = done, [DEAD] = dead, [CANCELLED] = cancelled}
   local chosen = {[DONE] = {}, [DEAD] = {}, [CANCELLED] = {}}
 
-  local function look_at(id, finished_at)
+  local answers = answer_each(args, 3, 2, function(id, finished_at)
     local job = load(finished_job, id)
     if job and (finished_at == '' or job.finished_at == tonumber(finished_at)) then
       table.insert(chosen[job.state], id)
       return job.state
     end
     job = job or load(waiting_job, id) or load(active_job, id)
-    if not job then return -1 end
+    if not job then return NOT_FOUND end
     return 10 + (job.state == READY and job.head[RUN_AT] > now and SCHEDULED or job.state)
-  end
-
-  local answers = {}
-  for n = 3, #args, 2 do answers[#answers + 1] = look_at(args[n], args[n + 1]) end
-  for state, ids in pairs(chosen) do forget(families[state], ids) end
+  end)
+  for state, ids in pairs(chosen) do forget(ended_in(state), ids) end
   return answers
 end)
 

@@ -1,24 +1,13 @@
 -- End leases, each by its own settlement, in order.
 --
 -- KEYS    the queue's
--- ARGV    1 channel, 2 now, 3 whether the call is repeated (1), 4 id for the failure queue, 5 the settlements that are no plain
---         acks, packed: {index, settlement}, 6 number of settlements, then their leases in runs of the same token: token, number,
---         ids; then the results of acks, the first of them last
--- result  {length of the outbox, one number per settlement}: 0 done, -1 not found, -2 not inflight, -3 not the token, -4
---         expired; no numbers if all were done
+-- ARGV    1 channel, 2 now, 3 id for the failure queue, 4 number of settlements, then their leases in runs of the same token:
+--         token, number, ids; then for each settlement that is no plain ack: its place, the packed settlement (empty for an ack
+--         with a result), the result of an ack
+-- result  {length of the outbox, one number per settlement: 0 or an error}; no numbers if all are 0
 define('settle', {'allow-oom'}, function(keys, args)
-  local is_again = args[3] == '1'
-  failure_id = args[4]
-  local count = tonumber(args[6])
-  local others, results = {}, 0
-  for _, other in ipairs(args[5] ~= '' and cmsgpack.unpack(args[5]) or {}) do
-    local place, settlement = other[1], other[2]
-    if settlement.type == 'ack' then
-      settlement.result = args[#args - results]
-      results = results + 1
-    end
-    others[place] = settlement
-  end
+  failure_id = args[3]
+  local count = tonumber(args[4])
   read_settings()
 
   local sub, pack_bytes, unpack_bytes = string.sub, struct.pack, struct.unpack
@@ -153,8 +142,8 @@ define('settle', {'allow-oom'}, function(keys, args)
     return OK
   end
 
-  local ids, tokens = {}, {}
-  local at = 7
+  local ids, tokens, others = {}, {}, {}
+  local at = 5
   while #ids < count do
     local token, several = args[at], tonumber(args[at + 1])
     for n = at + 2, at + 1 + several do
@@ -162,6 +151,9 @@ define('settle', {'allow-oom'}, function(keys, args)
       tokens[#tokens + 1] = token
     end
     at = at + 2 + several
+  end
+  for n = at, #args, 3 do
+    others[tonumber(args[n])] = args[n + 1] == '' and {type = 'ack', result = args[n + 2]} or cmsgpack.unpack(args[n + 1])
   end
   local values = call_with('HMGET', active_job, ids)
   is_id_special = is_one_special(ids)
