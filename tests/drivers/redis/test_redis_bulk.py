@@ -1,6 +1,6 @@
 """Bulk reading and writing on Redis: history that was trimmed, readers that come back, and writers that die.
 
-`tests/bulk` and `tests/bulk_writing` show on Redis what all stores do alike.
+`tests/bulk` shows on Redis what all stores do alike.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from bulk.bulk_history import within
+from bulk.stores import within
 from records import make_record
 from taskharbor.bulk import publish, read, stage
 from taskharbor.bulk.cursors import HistoryGone
