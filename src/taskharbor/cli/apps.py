@@ -29,17 +29,21 @@ def load_app(reference: str) -> Harbor:
     if not name or (colon and not attribute):
         raise BadInput(f"{reference!r}: write it like module:harbor", hint=_candidates_hint())
     module = _import(name)
-    if colon:
-        return _pick(module, attribute)
-    for usual in USUAL_NAMES:
-        if isinstance(getattr(module, usual, None), Harbor):
-            return _pick(module, usual)
-    apps = _apps_in(module)
-    if len(apps) == 1:
-        return _pick(module, apps[0])
-    if apps:
-        raise BadInput(f"{name} has several apps", hint=" or ".join(f"{name}:{one}" for one in apps))
-    raise BadInput(f"{name} has no app: nothing in it is a Harbor", hint=_candidates_hint())
+    apps = [one for one, value in vars(module).items() if isinstance(value, Harbor) and one[0] != "_"]
+    if not colon:
+        usual = [one for one in USUAL_NAMES if one in apps] or apps
+        if not usual:
+            raise BadInput(f"{name} has no app: nothing in it is a Harbor", hint=_candidates_hint())
+        if len(usual) > 1 and usual[0] not in USUAL_NAMES:
+            raise BadInput(f"{name} has several apps", hint=" or ".join(f"{name}:{one}" for one in apps))
+        attribute = usual[0]
+    found = getattr(module, attribute, None)
+    if isinstance(found, Harbor):
+        return found
+    hint = f"it has {', '.join(f'{name}:{one}' for one in apps)}" if apps else _candidates_hint()
+    if found is None:
+        raise BadInput(f"{name} has no {attribute!r}", hint=hint)
+    raise BadInput(f"{name}:{attribute} is a {type(found).__name__}, not a Harbor", hint=hint)
 
 
 def put_current_folder_first() -> None:
@@ -63,32 +67,14 @@ def _import(name: str) -> ModuleType:
 
 
 def _broken(name: str, error: Exception) -> BadInput:
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if "importlib" not in frame.filename and frame.filename != __file__]
-    where = f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""
     if isinstance(error, SyntaxError):
-        where = f" ({error.filename}, line {error.lineno})"
-        return BadInput(f"importing {name} failed: {type(error).__name__}: {error.msg}{where}")
-    return BadInput(
-        f"importing {name} failed: {type(error).__name__}: {error}{where}", hint="--debug shows the traceback"
-    )
-
-
-def _pick(module: ModuleType, attribute: str) -> Harbor:
-    found = getattr(module, attribute, None)
-    if isinstance(found, Harbor):
-        return found
-    apps = _apps_in(module)
-    hint = f"it has {', '.join(f'{module.__name__}:{one}' for one in apps)}" if apps else _candidates_hint()
-    if found is None:
-        raise BadInput(f"{module.__name__} has no {attribute!r}", hint=hint)
-    raise BadInput(f"{module.__name__}:{attribute} is a {type(found).__name__}, not a Harbor", hint=hint)
-
-
-def _apps_in(module: ModuleType) -> list[str]:
-    return [
-        name for name, value in vars(module).items() if isinstance(value, Harbor) and not name.startswith("_")
-    ]
+        said, hint, where = error.msg, "", f" ({error.filename}, line {error.lineno})"
+    else:
+        frames = traceback.extract_tb(error.__traceback__)
+        own = [frame for frame in frames if "importlib" not in frame.filename and frame.filename != __file__]
+        where = f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""
+        said, hint = str(error), "--debug shows the traceback"
+    return BadInput(f"importing {name} failed: {type(error).__name__}: {said}{where}", hint=hint)
 
 
 def _candidates_hint() -> str:

@@ -13,14 +13,13 @@ import click
 import msgspec
 
 from taskharbor.cli.options import FILE, Invocation, command, flag, option
-from taskharbor.cli.output import console, duration_text, emit, progress, rounded
+from taskharbor.cli.output import cell, console, duration_text, emit, progress, rounded
 from taskharbor.cli.problems import FAILED
 from taskharbor.jobs import SECOND
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from taskharbor.demo.analysis import Analysis
     from taskharbor.demo.run import DemoOutcome
 
 
@@ -60,7 +59,9 @@ def demo(settings: Invocation, jobs: int, seed: int, keep: bool, report: Path, q
             document = {"seed": seed, "database": run.url, "kept": kept, "lacking": lacking}
             emit({**_document(outcome), **document, "audit": analysis and analysis.document()})
         if analysis is not None:
-            _say(settings, _proof(analysis))
+            style = "bold green" if analysis.is_clean else "bold red"
+            _say(settings, cell(f"{analysis.verdict}  (pipeline and audit, {analysis.seconds:.0f} s)", style))
+            _say(settings, f"Report: {analysis.report}\n")
         if lacking is not None:
             _say(settings, lacking)
         _say(settings, _next_steps(run.url if kept else None))
@@ -106,12 +107,10 @@ def _summary(outcome: DemoOutcome) -> RenderableType:
     ended = verdict.done + verdict.dead + verdict.cancelled
     unexpected, shared = verdict.unexpected + verdict.unlogged, verdict.overlapping_leases
     most, limit = verdict.w_max_overlap, verdict.w_limit
+    headline = Text("Something went wrong: see the numbers in red.", "bold red")
     if outcome.well:
-        headline = Text(
-            f"{verdict.accepted:,} jobs accepted, {ended:,} ended, each exactly once.", "bold green"
-        )
-    else:
-        headline = Text("Something went wrong: see the numbers in red.", "bold red")
+        told = f"{verdict.accepted:,} jobs accepted, {ended:,} ended, each exactly once."
+        headline = Text(told, "bold green")
     numbers = Table.grid(padding=(0, 2))
     numbers.add_column(justify="right", no_wrap=True)
     numbers.add_column(no_wrap=True)
@@ -139,15 +138,6 @@ def _summary(outcome: DemoOutcome) -> RenderableType:
         padding=(1, 2),
         width=min(88, console().width),
     )
-
-
-def _proof(analysis: Analysis) -> RenderableType:
-    from rich.text import Text
-
-    text = Text(analysis.verdict, "bold green" if analysis.is_clean else "bold red")
-    text.append(f"  (pipeline and audit, {analysis.seconds:.0f} s)\n", "not bold bright_black")
-    text.append(f"Report: {analysis.report}\n", "not bold default")
-    return text
 
 
 def _story(outcome: DemoOutcome) -> str:

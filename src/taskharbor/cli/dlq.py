@@ -88,7 +88,7 @@ def requeue(settings: Invocation, /, ids: tuple[str, ...], everything: bool, **s
             blocked = "waits for the running job of its key"
             words = {JobState.READY: "is ready again", JobState.BLOCKED: blocked}
             return tell(zip(ids, client.requeue_many(ids), strict=True), settings, words)
-        listing = Listing(client, select(states=DEAD, **selected), None, None)
+        listing = Listing(client, select(states=DEAD, **selected))
         results: list[JobState | JobError] = []
         for page in chunks(listing, LARGEST_PAGE):
             results += client.requeue_many([job.id for job in page])

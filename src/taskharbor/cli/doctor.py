@@ -22,6 +22,7 @@ import taskharbor
 from taskharbor.cli.options import Invocation, command, flag, shown_url, store_file
 from taskharbor.cli.output import answer, duration_text, emit, plain
 from taskharbor.cli.problems import FAILED
+from taskharbor.client import portal
 from taskharbor.drivers.contract import Driver
 from taskharbor.drivers.registry import connect, installed_drivers
 from taskharbor.errors import InvalidRequest, TaskHarborError
@@ -177,14 +178,10 @@ async def _timed(call: Awaitable[object]) -> Micros:
 @flag("--dry-run", "Only say what would be done.")
 def migrate(settings: Invocation, dry_run: bool) -> None:
     """Bring the store's schema up to date."""
-    steps = asyncio.run(_migrate(settings.url, dry_run))
+    driver, call = connect(settings.url), portal().call
+    try:
+        steps = call(driver.migrate(dry_run=dry_run))
+    finally:
+        call(driver.close())
     lines = [f"{'would apply' if dry_run else 'applied'} {step}" for step in steps]
     answer(settings, {"steps": steps, "dry_run": dry_run}, "\n".join(lines) or "up to date")
-
-
-async def _migrate(url: str, dry_run: bool) -> list[str]:
-    driver = connect(url)
-    try:
-        return await driver.migrate(dry_run=dry_run)
-    finally:
-        await driver.close()

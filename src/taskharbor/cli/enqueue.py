@@ -302,14 +302,10 @@ def enqueue_once(settings: Invocation, source: BinaryIO, name: str) -> None:
 
 
 def _stopped(error: BaseException, said: str, hint: str, **details: int) -> CommandFailed:
-    is_interrupt = isinstance(error, KeyboardInterrupt)
-    return CommandFailed(
-        f"{'interrupted' if is_interrupt else error}; {said}",
-        hint=hint,
-        code=INTERRUPTED if is_interrupt else UNAVAILABLE,
-        kind="Aborted" if is_interrupt else "BackendUnavailable",
-        **details,
-    )
+    what, kind, code = str(error), "BackendUnavailable", UNAVAILABLE
+    if isinstance(error, KeyboardInterrupt):
+        what, kind, code = "interrupted", "Aborted", INTERRUPTED
+    return CommandFailed(f"{what}; {said}", hint=hint, code=code, kind=kind, **details)
 
 
 def _summary(settings: Invocation, accepted: int, existed: int, seconds: float) -> None:

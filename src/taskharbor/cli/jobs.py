@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterable, Iterator
+from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
@@ -33,8 +34,6 @@ OUTCOME_STYLES = {
     Outcome.DEAD: "red",
     Outcome.EXPIRED: "magenta",
     Outcome.RELEASED: "blue",
-    Outcome.CANCELLED: "bright_black",
-    Outcome.MERGED: "bright_black",
     Outcome.REQUEUED: "cyan",
 }
 SHOWN = 50
@@ -66,7 +65,7 @@ def list_jobs(
     """List jobs, newest accepted first."""
     states = tuple(map(JobState, selected.pop("state")))
     with open_client(settings) as client:
-        listing = Listing(client, select(states=states, **selected), None if everything else limit, cursor)
+        listing = Listing(client, select(states=states, **selected), inf if everything else limit, cursor)
         columns = _columns(client.now(), selected["queue"] is None)
         listing.show(settings, columns, "no jobs match", payload=payload)
 
@@ -80,19 +79,20 @@ def select(**selected: Any) -> JobFilter:
 class Listing:
     """Jobs page by page. `cursor` is the place where it stopped, None at the end."""
 
-    def __init__(self, client: Client, selection: JobFilter, limit: int | None, cursor: str | None) -> None:
+    def __init__(
+        self, client: Client, selection: JobFilter, limit: float = inf, cursor: str | None = None
+    ) -> None:
         self._client = client
         self._selection = selection
         self._left = limit
         self.cursor = cursor
 
     def __iter__(self) -> Iterator[JobRecord]:
-        while self._left != 0:
-            size = LARGEST_PAGE if self._left is None else min(self._left, LARGEST_PAGE)
+        while self._left > 0:
+            size = int(min(self._left, LARGEST_PAGE))
             page = self._client.list_jobs(self._selection, limit=size, cursor=self.cursor)
             self.cursor = page.cursor
-            if self._left is not None:
-                self._left -= len(page.jobs)
+            self._left -= len(page.jobs)
             yield from page.jobs
             if page.cursor is None:
                 return
@@ -219,13 +219,11 @@ def _instant(when: Micros, now: Micros) -> Any:
 
 
 def _tries(job: JobRecord) -> str:
-    spent = f"{job.attempts + job.stalls} of {job.max_attempts} spent"
-    if not job.attempts and not job.stalls:
+    spent = [(job.attempts, "failed"), (job.stalls, "lost with a worker")]
+    parts = ", ".join(f"{count} {how}" for count, how in spent if count)
+    if not parts:
         return f"none spent, {job.max_attempts} allowed"
-    parts = [f"{job.attempts} failed"] if job.attempts else []
-    if job.stalls:
-        parts.append(f"{job.stalls} lost with a worker")
-    return f"{spent}: {', '.join(parts)}"
+    return f"{job.attempts + job.stalls} of {job.max_attempts} spent: {parts}"
 
 
 def _lease(job: JobRecord, now: Micros) -> str:
@@ -300,7 +298,7 @@ def timeline(job: JobRecord, attempts: list[Attempt], now: Micros, screen: Conso
             one.reserved_at_us,
             one.ended_at_us,
             str(one.outcome),
-            OUTCOME_STYLES[one.outcome],
+            OUTCOME_STYLES.get(one.outcome, "bright_black"),
             one.worker,
             ": ".join(part for part in (one.error_type, one.error_message) if part),
         )

@@ -5,6 +5,7 @@ Nothing stored in a job can steer the terminal.
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
@@ -181,11 +182,9 @@ def progress(settings: Invocation, *, every: float = 0.0, on_terminal_only: bool
         columns = (TextColumn("{task.description}", style="bold"), BarColumn(), TimeElapsedColumn())
         with Progress(*columns, console=screen, transient=True) as bar:
             task = bar.add_task("", total=None)
-
-            def update(text: str, done: int = 0, total: int | None = None, /) -> None:
-                bar.update(task, description=text, completed=done, total=total)
-
-            yield update
+            yield lambda text, done=0, total=None: bar.update(
+                task, description=text, completed=done, total=total
+            )
         return
     last, due = "", 0.0
 
@@ -205,13 +204,9 @@ def progress(settings: Invocation, *, every: float = 0.0, on_terminal_only: bool
 _UNITS = (("d", 86_400), ("h", 3600), ("m", 60), ("s", 1))
 
 
-def rounded(value: Any) -> Any:
-    """Round the seconds in a document to the millisecond, which is enough for readers."""
-    if isinstance(value, dict):
-        return {name: rounded(one) for name, one in value.items()}
-    if isinstance(value, list):
-        return [rounded(one) for one in value]
-    return round(value, 3) if isinstance(value, float) else value
+def rounded(document: Any) -> Any:
+    """The document as plain values, with seconds rounded to the millisecond, which is enough for readers."""
+    return json.loads(msgspec.json.encode(document), parse_float=lambda text: round(float(text), 3))
 
 
 def duration_text(duration: Micros) -> str:

@@ -51,7 +51,7 @@ def run(settings: Invocation, folder: Path, objectives: Path | None, master: str
         summary = run_pipeline(spark, lake, settings.url, objectives=wanted, progress=show)
     summary.startup_seconds = startup
     if settings.json:
-        out.emit(out.rounded(msgspec.to_builtins(summary)))
+        out.emit(out.rounded(summary))
     else:
         _print_run(summary)
 
@@ -107,7 +107,7 @@ def compact(settings: Invocation, folder: Path, master: str | None) -> None:
     )
     if not summary.tables:
         text = "nothing to do: every date is in few files already"
-    out.answer(settings, out.rounded(msgspec.to_builtins(summary)), text)
+    out.answer(settings, out.rounded(summary), text)
 
 
 @pipeline.command()

@@ -44,24 +44,26 @@ _HINTS: tuple[tuple[type[TaskHarborError], str], ...] = (
 
 
 class CommandFailed(Exception):
-    """A problem the command line found itself."""
+    """A problem the command line found itself. `details`: more for the JSON form, like counts and ids."""
+
+    code = FAILED
+    kind = "Failed"
 
     def __init__(
-        self, message: str, *, hint: str = "", code: int = FAILED, kind: str = "Failed", **details: Any
+        self, message: str, *, hint: str = "", code: int = 0, kind: str = "", **details: Any
     ) -> None:
         super().__init__(message)
         self.hint = hint
-        self.code = code
-        self.kind = kind
+        self.code = code or self.code
+        self.kind = kind or self.kind
         self.details = details
-        """More for the JSON form: counts, ids."""
 
 
 class BadInput(CommandFailed):
     """Input that cannot be used: exit code 2."""
 
-    def __init__(self, message: str, *, hint: str = "", **details: Any) -> None:
-        super().__init__(message, hint=hint, code=BAD_INPUT, kind="BadInput", **details)
+    code = BAD_INPUT
+    kind = "BadInput"
 
 
 def report(error: BaseException, settings: Invocation) -> int:
@@ -71,12 +73,8 @@ def report(error: BaseException, settings: Invocation) -> int:
     problem = error if isinstance(error, CommandFailed) else _problem_of(error, settings)
     message, hint = str(problem), problem.hint
     if settings.json:
-        document = {
-            "error": message,
-            "kind": problem.kind,
-            **({"hint": hint} if hint else {}),
-            **problem.details,
-        }
+        advice = {"hint": hint} if hint else {}
+        document = {"error": message, "kind": problem.kind, **advice, **problem.details}
         click.echo(msgspec.json.encode(document).decode(), err=True)
         return problem.code
     say_error(message)

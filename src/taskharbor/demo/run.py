@@ -28,6 +28,7 @@ LEASE = 2.0
 KILL_AT = 0.4
 """The share of jobs that have ended when a worker is killed."""
 LONGEST_SECONDS = 180.0
+STOP_SECONDS = 8.0
 WORKERS = ("worker-a", "worker-b")
 _LOOK_EVERY = 0.1
 
@@ -117,9 +118,13 @@ class WorkerProcesses:
             yield
         finally:
             for process in self._processes.values():
-                process.send_signal(signal.SIGTERM)
-            for name in list(self._processes):
-                self._end(name, grace=8)
+                process.terminate()
+            for process in self._processes.values():
+                with process:
+                    try:
+                        process.wait(timeout=STOP_SECONDS)
+                    except subprocess.TimeoutExpired:
+                        process.kill()
 
     def _start(self, name: str) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "taskharbor", "worker", "taskharbor.demo.app:harbor"]
@@ -139,7 +144,8 @@ class WorkerProcesses:
         os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
         held = holds()
         if held:
-            self._end(name, grace=0)
+            with self._processes.pop(name):
+                process.kill()
         else:
             process.send_signal(signal.SIGCONT)
         return process.pid, held
@@ -156,14 +162,6 @@ class WorkerProcesses:
                 )
                 said = " | ".join(tail) or "nothing"
                 raise WorkerGone(f"{name} ended with exit code {process.returncode}; its last words: {said}")
-
-    def _end(self, name: str, *, grace: float) -> None:
-        """Wait for the end of a worker, and kill it when the grace is over."""
-        with self._processes.pop(name) as process:
-            try:
-                process.wait(timeout=grace)
-            except subprocess.TimeoutExpired:
-                process.kill()
 
 
 class Demo:

@@ -8,13 +8,16 @@ from __future__ import annotations
 import inspect
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Any, TypedDict, Unpack
+from typing import Any, NoReturn, TypeAlias, TypedDict, Unpack
 
 from taskharbor.errors import CodecError
 from taskharbor.harbor import Harbor, JobType
 from taskharbor.jobs import SECOND, JobRecord, JobState, to_micros
 
 _SHOWN = 20
+
+AnyJobType: TypeAlias = JobType[..., Any] | str | None
+"""A declared job, or a type by its name; None: any."""
 
 
 class Expected(TypedDict, total=False):
@@ -32,40 +35,28 @@ class Expected(TypedDict, total=False):
     states: Collection[JobState]
 
 
-def enqueued(
-    harbor: Harbor, job: JobType[..., Any] | str | None = None, **expected: Unpack[Expected]
-) -> list[JobRecord]:
+def enqueued(harbor: Harbor, job: AnyJobType = None, **expected: Unpack[Expected]) -> list[JobRecord]:
     """Return the jobs that fit, oldest first."""
     return [record for record in _all_jobs(harbor) if _fits(harbor, record, job, expected)]
 
 
 def assert_enqueued(
-    harbor: Harbor,
-    job: JobType[..., Any] | str | None = None,
-    *,
-    count: int | None = None,
-    **expected: Unpack[Expected],
+    harbor: Harbor, job: AnyJobType = None, *, count: int | None = None, **expected: Unpack[Expected]
 ) -> list[JobRecord]:
     """Fail unless a job that fits was enqueued (exactly `count`, if given). Returns the jobs that fit."""
     found = enqueued(harbor, job, **expected)
     if count is None and not found:
-        raise AssertionError(f"{_wish(job, expected)} was not enqueued.\n{_inventory(harbor)}")
+        _fail(harbor, job, expected, "was not enqueued")
     if count is not None and len(found) != count:
-        raise AssertionError(
-            f"{_wish(job, expected)} was enqueued {_times(len(found))}, not {_times(count)}.\n{_inventory(harbor)}"
-        )
+        _fail(harbor, job, expected, f"was enqueued {_times(len(found))}, not {_times(count)}")
     return found
 
 
-def refute_enqueued(
-    harbor: Harbor, job: JobType[..., Any] | str | None = None, **expected: Unpack[Expected]
-) -> None:
+def refute_enqueued(harbor: Harbor, job: AnyJobType = None, **expected: Unpack[Expected]) -> None:
     """Fail if a job that fits was enqueued."""
     found = enqueued(harbor, job, **expected)
     if found:
-        raise AssertionError(
-            f"{_wish(job, expected)} was enqueued {_times(len(found))}.\n{_inventory(harbor)}"
-        )
+        _fail(harbor, job, expected, f"was enqueued {_times(len(found))}")
 
 
 def _all_jobs(harbor: Harbor) -> list[JobRecord]:
@@ -77,7 +68,7 @@ def _all_jobs(harbor: Harbor) -> list[JobRecord]:
     return jobs[::-1]
 
 
-def _fits(harbor: Harbor, record: JobRecord, job: JobType[..., Any] | str | None, expected: Expected) -> bool:
+def _fits(harbor: Harbor, record: JobRecord, job: AnyJobType, expected: Expected) -> bool:
     if job is not None and record.type != _type_of(job):
         return False
     return all(_holds(harbor, record, name, value) for name, value in expected.items())
@@ -141,19 +132,15 @@ def _times(count: int) -> str:
     return "once" if count == 1 else f"{count} times"
 
 
-def _wish(job: JobType[..., Any] | str | None, expected: Expected) -> str:
+def _fail(harbor: Harbor, job: AnyJobType, expected: Expected, what: str) -> NoReturn:
     details = ", ".join(f"{name}={value!r}" for name, value in expected.items())
-    what = "any job" if job is None else _type_of(job)
-    return f"{what} with {details}" if details else what
-
-
-def _inventory(harbor: Harbor) -> str:
+    wish = "any job" if job is None else _type_of(job)
+    wish = f"{wish} with {details}" if details else wish
     jobs = _all_jobs(harbor)
-    if not jobs:
-        return "Nothing was enqueued at all."
-    lines = list(_described(harbor, jobs[-_SHOWN:]))
     left_out = f" (the last {_SHOWN} of {len(jobs)})" if len(jobs) > _SHOWN else ""
-    return "\n".join([f"Enqueued were{left_out}:", *lines])
+    lines = [f"Enqueued were{left_out}:", *_described(harbor, jobs[-_SHOWN:])]
+    found = "\n".join(lines) if jobs else "Nothing was enqueued at all."
+    raise AssertionError(f"{wish} {what}.\n{found}")
 
 
 def _described(harbor: Harbor, jobs: Sequence[JobRecord]) -> Iterator[str]:

@@ -113,11 +113,7 @@ class DrainReport:
 
 
 def drain(
-    harbor: Harbor,
-    queues: Sequence[str] | None = None,
-    *,
-    with_scheduled: bool = False,
-    limit: int = 10_000,
+    harbor: Harbor, queues: Sequence[str] | None = None, *, with_scheduled: bool = False, limit: int = 10_000
 ) -> DrainReport:
     """Run what is runnable in all queues, or in these. From async code: `await drain_async(...)`.
 
@@ -133,11 +129,7 @@ def drain(
 
 
 async def drain_async(
-    harbor: Harbor,
-    queues: Sequence[str] | None = None,
-    *,
-    with_scheduled: bool = False,
-    limit: int = 10_000,
+    harbor: Harbor, queues: Sequence[str] | None = None, *, with_scheduled: bool = False, limit: int = 10_000
 ) -> DrainReport:
     """As `drain`, with handlers on the calling event loop."""
     if with_scheduled:
