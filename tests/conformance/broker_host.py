@@ -52,7 +52,7 @@ class Host:
             await self._serving
         self._server = ready.result()
         if isinstance(app.service.leads, Leadership):
-            await app.service.leads.wait_until_leading()
+            await app.service.leads.leads.wait()
         return url
 
     async def rest(self) -> None:

@@ -1,6 +1,6 @@
 """The kit's cases about keys, on queues of three shards: all jobs of a key are in one of them, and there every rule holds.
 
-Order, W and the sequence of leases in the log hold per shard only, so cases about those do not apply; `test_driver_shards` has
+Order, W and the sequence of leases in the log hold per shard only, so cases about those do not apply; `test_queue` has
 what does. For the same reason every combination of flags has a store to itself here.
 """
 

@@ -1,15 +1,21 @@
-"""A state of a compare-and-swap object, of the simplest kind: a list to which each step adds a mark that nobody else has."""
+"""A compare-and-swap object of the simplest kind: a list to which each step adds a mark that nobody else has."""
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import itertools
-from collections.abc import Callable
+import selectors
+from collections.abc import Callable, Coroutine
+from typing import Any, ParamSpec
 
 import msgspec
 
 from taskharbor.drivers.objectstore.blobs import Blobs
 from taskharbor.drivers.objectstore.cas import CasObject, Term
+from taskharbor.drivers.objectstore.catalog import Catalog, state_name
 
+P = ParamSpec("P")
 NAME = "queues/marks/0/state"
 
 
@@ -27,8 +33,8 @@ class Marks:
         return msgspec.msgpack.encode(self.marks)
 
 
-def marks_object(blobs: Blobs, *, term: Term | None = None, give_up_after: float = 30.0) -> CasObject[Marks]:
-    return CasObject(blobs, NAME, Marks, term=term, give_up_after=give_up_after)
+def marks_object(blobs: Blobs, *, name: str = NAME, **options: Any) -> CasObject[Marks]:
+    return CasObject(blobs, name, Marks, **options)
 
 
 def add(mark: str) -> Callable[[Marks], int]:
@@ -53,16 +59,72 @@ def all_marks(state: Marks) -> list[str]:
     return list(state.marks)
 
 
-class FixedTerm:
-    """Of a leader who believes what it is told to believe."""
+class FixedTerm(Term):
+    """The term of a leader that believes what it is told to believe."""
 
-    def __init__(self, epoch: int, *, valid: bool = True) -> None:
-        self._epoch = epoch
-        self.valid = valid
+    def __init__(self, epoch: int) -> None:
+        super().__init__(epoch, 1, lambda: 0)
 
-    @property
-    def epoch(self) -> int:
-        return self._epoch
+    def end(self) -> None:
+        self.ends_at = 0
 
-    def is_valid(self) -> bool:
-        return self.valid
+
+class LedStore:
+    """The part of a driver that leadership needs: a catalog, and an object of marks per queue."""
+
+    def __init__(self, blobs: Blobs) -> None:
+        self.catalog = Catalog(blobs)
+        self._blobs = blobs
+        self._term: Term | None = None
+        self._objects: dict[str, CasObject[Marks]] = {}
+
+    def lead(self, term: Term | None) -> None:
+        self._term = term
+        self.catalog.object.lead(term)
+        for cas in self._objects.values():
+            cas.lead(term)
+
+    def compare_soon(self) -> None:
+        for cas in self._objects.values():
+            cas.must_compare()
+
+    async def object(self, queue: str) -> CasObject[Marks]:
+        await self.catalog.add_queues([queue])
+        if queue not in self._objects:
+            self._objects[queue] = marks_object(self._blobs, name=state_name(queue, 0), term=self._term)
+        return self._objects[queue]
+
+
+# -- time that passes at once -----------------------------------------------------------------------------------------
+
+
+class _Jumping(selectors.SelectSelector):
+    passed = 0.0
+
+    def select(self, timeout: float | None = None) -> list[Any]:
+        if timeout is None:
+            raise RuntimeError("everybody waits for somebody: nothing is due any more")
+        self.passed += max(timeout, 0.0)
+        return super().select(0)
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """An event loop on which nobody ever waits: where it would sleep, its clock jumps. For code without sockets and threads."""
+
+    def __init__(self) -> None:
+        self._jumping = _Jumping()
+        super().__init__(self._jumping)
+
+    def time(self) -> float:
+        return self._jumping.passed
+
+
+def in_virtual_time(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
+    """Run a test on a loop with virtual time."""
+
+    @functools.wraps(test)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+            runner.run(test(*args, **kwargs))
+
+    return run

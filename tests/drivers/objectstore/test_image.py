@@ -8,13 +8,14 @@ from typing import Any, TypeVar
 
 import pytest
 
-from drivers.objectstore.held_blobs import HeldBlobs
-from drivers.objectstore.jobs_here import NOW, a_job, run_through
-from taskharbor.drivers.contract import Ack, Fail, JobFilter, QueueSettings
+from drivers.objectstore.fake_blobs import HeldBlobs
+from drivers.objectstore.harness import driver_on, finish
+from records import NOW, make_record
+from taskharbor.drivers.contract import Ack, Fail, JobFilter, QueueSettings, Settlement
 from taskharbor.drivers.engine import enqueue, inspect, operate, reserve, settle
 from taskharbor.drivers.engine.tables import Transaction
 from taskharbor.drivers.migrations import Migration
-from taskharbor.drivers.objectstore import ObjectStoreDriver, archive, compaction, image
+from taskharbor.drivers.objectstore import archive, compaction, image
 from taskharbor.drivers.objectstore.image import Image, entries, take_numbers
 from taskharbor.drivers.waiting import ALWAYS
 from taskharbor.errors import BackendUnavailable, SchemaMismatch
@@ -60,53 +61,45 @@ def a_full_image() -> Image:
     state = Image(b"", "here", "q")
     settings = QueueSettings(max_inflight=5, failure_queue="failed", keep_dead_us=None)
     change(state, lambda transaction: operate.configure(transaction, "q", settings, NOW))
-    keyed = a_job(key="k", headers={"trace": "1"}, payload=b"\x00\xff", idempotency_key="i", priority=3)
-    add(state, keyed, a_job(), a_job(payload=b"x" * 5000), a_job())
+    keyed = make_record(key="k", headers={"trace": "1"}, payload=b"\x00\xff", idempotency_key="i", priority=3)
+    add(state, keyed, make_record(), make_record(payload=b"x" * 5000), make_record())
     held = claim(state, 4)
     boom = Failure("ValueError", "boom", "Traceback")
-    ends = [Ack(held[1].id, held[1].token or "", b"r"), Fail(held[2].id, held[2].token or "", 1, boom)]
+    ends: list[Settlement] = [
+        Ack(held[1].id, held[1].token or "", b"r"),
+        Fail(held[2].id, held[2].token or "", 1, boom),
+    ]
     change(state, lambda transaction: settle.settle(transaction, ends, NOW))
     add(
         state,
-        a_job(key="k", update=UpdateFlags(run_at="later")),
-        a_job(run_at_us=NOW + SECOND),
-        a_job(type="sms", max_stalls=2, timeout_us=SECOND),
+        make_record(key="k", update=UpdateFlags(run_at="later")),
+        make_record(run_at_us=NOW + SECOND),
+        make_record(type="sms", max_stalls=2, timeout_us=SECOND),
     )
     change(state, lambda transaction: operate.cancel(transaction, [held[3].id], NOW))
     return state
 
 
-def test_an_image_that_was_written_and_read_shows_the_same() -> None:
+def test_an_image_that_was_written_and_read_shows_the_same_and_goes_on_the_same() -> None:
+    """The same jobs are reserved in the same order, the same leases end at the same time. Looking touches nothing."""
     state = a_full_image()
     again = read_again(state)
     assert shown(again) == shown(state)
     assert [notice.queue for notice in again.outbox()] == ["failed"]
     assert again.outbox() == state.outbox()
+    assert claim(again, 5, types=[]) == []
     assert not again.touched
-
-
-def test_an_image_that_was_read_goes_on_as_the_one_that_was_written() -> None:
-    """The same jobs are reserved in the same order, the same leases end at the same time."""
-    state = a_full_image()
-    again = read_again(state)
     for now in (NOW, NOW + SECOND, NOW + 11 * SECOND):
         assert [job.id for job in claim(again, 2, now=now)] == [job.id for job in claim(state, 2, now=now)]
 
 
-def test_looking_touches_nothing() -> None:
-    state = read_again(a_full_image())
-    shown(state)
-    claim(state, 5, types=[])
-    assert not state.touched
-
-
 def test_a_step_that_raises_changes_nothing_and_leaves_the_steps_before_it() -> None:
     state = a_full_image()
-    add(state, a_job())
+    add(state, make_record())
     before, image_before = shown(state), state.serialize()
 
     def half_a_step(transaction: Transaction) -> None:
-        enqueue.enqueue(transaction, [a_job()], NOW)
+        enqueue.enqueue(transaction, [make_record()], NOW)
         raise ValueError("half way")
 
     with pytest.raises(ValueError, match="half way"):
@@ -135,7 +128,7 @@ def test_an_image_can_be_opened_anywhere() -> None:
 def test_an_image_shrinks_when_its_jobs_are_gone() -> None:
     state = Image(b"", "here", "q")
     empty = len(state.serialize())
-    jobs = [a_job(payload=b"x" * 500) for _ in range(500)]
+    jobs = [make_record(payload=b"x" * 500) for _ in range(500)]
     add(state, *jobs)
     full = len(state.serialize())
     change(state, lambda transaction: transaction.connection.execute("DELETE FROM jobs").rowcount)
@@ -145,13 +138,15 @@ def test_an_image_shrinks_when_its_jobs_are_gone() -> None:
 
 def test_numbers_of_a_queue_grow_even_where_the_clock_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
     state = Image(b"", "here", "q")
-    add(state, a_job())
+    add(state, make_record())
     numbers = [7, 7, 3]
     change(
         state,
-        lambda transaction: enqueue.enqueue(transaction, [a_job(), a_job(), a_job()], NOW, numbers=numbers),
+        lambda transaction: enqueue.enqueue(
+            transaction, [make_record(), make_record(), make_record()], NOW, numbers=numbers
+        ),
     )
-    change(state, lambda transaction: enqueue.enqueue(transaction, [a_job(key="k")], NOW, numbers=[1]))
+    change(state, lambda transaction: enqueue.enqueue(transaction, [make_record(key="k")], NOW, numbers=[1]))
     found = state.look(
         lambda transaction: inspect.find_jobs(transaction, JobFilter(), NOW, 9, inspect.FOREVER)
     )
@@ -209,9 +204,9 @@ async def test_rows_of_two_queues_that_count_alike_have_numbers_of_their_own(
     """Two processes may take the same numbers at the same moment."""
     monkeypatch.setattr(image, "take_numbers", lambda count: 7)
 
-    async with ObjectStoreDriver(HeldBlobs) as driver:
-        await run_through(driver, 5, queue="one")
-        await run_through(driver, 5, queue="two")
+    async with driver_on(HeldBlobs()) as driver:
+        await finish(driver, 5, queue="one")
+        await finish(driver, 5, queue="two")
         rows = (await driver.read_attempts()).attempts
         assert len({row.seq for row in rows}) == len(rows) == 10
         (some,) = [one for one in (await driver.log_streams()).streams if one.queue == "one"]

@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 
-from drivers.objectstore.held_blobs import HeldBlobs
-from drivers.objectstore.jobs_here import NOW, a_job, run_through
+from drivers.objectstore.fake_blobs import HeldBlobs
+from drivers.objectstore.harness import driver_on, finish
+from records import NOW, make_record
 from taskharbor.drivers.contract import JobFilter
-from taskharbor.drivers.objectstore import ObjectStoreDriver, cas, image
-from taskharbor.drivers.objectstore.blobs import Blob, Conflict, Unclear
+from taskharbor.drivers.objectstore import cas, image
+from taskharbor.drivers.objectstore.blobs import Conflict, Unclear
 from taskharbor.drivers.objectstore.cas import Attempt, CasObject, Content, answer, new_commit, seal
 from taskharbor.drivers.objectstore.catalog import state_name
 from taskharbor.drivers.objectstore.image import Image
-from taskharbor.drivers.objectstore.options import Options
 from taskharbor.errors import BackendUnavailable
 
 STATE = state_name("q", 0)
-
-
-def driver_on(blobs: HeldBlobs) -> ObjectStoreDriver:
-    return ObjectStoreDriver(lambda: blobs, Options(poll=None, segment_rows=50))
 
 
 async def ids_there(blobs: HeldBlobs) -> set[str]:
@@ -36,7 +31,7 @@ async def ids_there(blobs: HeldBlobs) -> set[str]:
 
 
 async def what_was_answered_is_in_the_object(blobs: HeldBlobs) -> None:
-    job, other = a_job(), a_job()
+    job, other = make_record(), make_record()
     async with driver_on(blobs) as driver:
         await driver.enqueue([job], now=NOW)
         await driver.enqueue([other], now=NOW)
@@ -44,9 +39,9 @@ async def what_was_answered_is_in_the_object(blobs: HeldBlobs) -> None:
 
 
 async def a_refused_write_runs_again_on_what_is_there(blobs: HeldBlobs) -> None:
-    ours, theirs = a_job(), a_job()
+    ours, theirs = make_record(), make_record()
     async with driver_on(blobs) as one, driver_on(blobs) as two:
-        await one.enqueue([a_job()], now=NOW)
+        await one.enqueue([make_record()], now=NOW)
         await two.enqueue([theirs], now=NOW)
         (answer,) = await one.enqueue([ours], now=NOW, new_ids=True)
         assert not answer.existed
@@ -55,20 +50,19 @@ async def a_refused_write_runs_again_on_what_is_there(blobs: HeldBlobs) -> None:
 
 async def a_damaged_object_is_refused(blobs: HeldBlobs) -> None:
     async with driver_on(blobs) as driver:
-        await driver.enqueue([a_job(payload=b"payload")], now=NOW)
-    there = blobs.objects[STATE]
-    blobs.objects[STATE] = Blob(there.data.replace(b"payload", b"pAyload"), there.version)
+        await driver.enqueue([make_record(payload=b"payload")], now=NOW)
+    blobs.keep(STATE, blobs.objects[STATE].data.replace(b"payload", b"pAyload"))
     with pytest.raises(BackendUnavailable, match="damaged"):
         await ids_there(blobs)
 
 
 async def an_object_stays_small_when_its_jobs_have_left(blobs: HeldBlobs) -> None:
-    async with driver_on(blobs) as driver:
-        await driver.enqueue([a_job()], now=NOW)
+    async with driver_on(blobs, segment_rows=50) as driver:
+        await driver.enqueue([make_record()], now=NOW)
         empty = len(blobs.objects[STATE].data)
-        await run_through(driver, 500)
+        await finish(driver, 300)
         await driver.store.settled()
-        await driver.enqueue([a_job()], now=NOW)
+        await driver.enqueue([make_record()], now=NOW)
         assert len(blobs.objects[STATE].data) < 1.5 * empty
 
 
@@ -136,22 +130,18 @@ BUGS: list[tuple[Callable[[pytest.MonkeyPatch], None], Scenario]] = [
 ]
 
 
-async def _run(scenario: Scenario) -> None:
-    await scenario(HeldBlobs())
-
-
 @pytest.mark.parametrize(
     "scenario", dict.fromkeys(scenario for _, scenario in BUGS), ids=lambda one: one.__name__
 )
-def test_without_a_bug(scenario: Scenario) -> None:
-    asyncio.run(_run(scenario))
+async def test_without_a_bug(scenario: Scenario) -> None:
+    await scenario(HeldBlobs())
 
 
 @pytest.mark.parametrize(("plant", "scenario"), BUGS, ids=[plant.__name__ for plant, _ in BUGS])
-def test_the_scenario_catches(
+async def test_the_scenario_catches(
     plant: Callable[[pytest.MonkeyPatch], None], scenario: Scenario, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plant(monkeypatch)
     # An assertion of the scenario, or an error where the image cannot be opened at all.
     with pytest.raises((Exception, pytest.fail.Exception)):
-        asyncio.run(_run(scenario))
+        await scenario(HeldBlobs())

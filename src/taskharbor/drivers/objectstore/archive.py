@@ -12,7 +12,7 @@ import asyncio
 import sqlite3
 import zlib
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from functools import cache, cached_property
 from typing import Any
 
@@ -198,8 +198,8 @@ def merge(name: str, queue: str, parts: Sequence[tuple[Entry, bytes]]) -> tuple[
 
 # -- jobs in segments -----------------------------------------------------------------------------------------
 
-Loaded = Mapping[str, Segment]
-"""Segments by name. A step needs them, so they are read before it runs."""
+Segments = Sequence[tuple[Entry, Segment]]
+"""Segments with their entries in the image. A step needs them, so they are read before it runs."""
 
 
 def find_jobs(
@@ -210,45 +210,48 @@ def find_jobs(
     return inspect.find_jobs(segment.jobs(entry), replace(selection, queue=None), 0, limit, before)
 
 
-def get(pairs: Iterable[tuple[Entry, Segment]], job_ids: Sequence[str]) -> dict[str, JobRecord]:
+def get(segments: Segments, job_ids: Sequence[str]) -> dict[str, JobRecord]:
     """The jobs that segments have, by id."""
-    found = [job for entry, segment in pairs for job in inspect.get(segment.jobs(entry), job_ids, 0)]
+    found = [job for entry, segment in segments for job in inspect.get(segment.jobs(entry), job_ids, 0)]
     return {job.id: job for job in found if job is not None}
 
 
-def due(transaction: Transaction, now: Micros) -> list[tuple[Entry, Micros, Micros]]:
-    """Return the entries from which retention removes something, and the instants before which jobs and rows must have ended."""
+def _retention(transaction: Transaction, now: Micros) -> tuple[Micros, Micros]:
+    """Return the instants by which jobs and rows must have ended to be removed."""
     found = transaction.connection.execute(_SQL["retention"], {"now": now, "always": ALWAYS}).fetchone()
-    jobs_by, rows_by = found or (ALWAYS, ALWAYS)
+    return found or (ALWAYS, ALWAYS)
+
+
+def due(transaction: Transaction, now: Micros) -> list[Entry]:
+    """Return the entries from which retention removes something."""
+    jobs_by, rows_by = _retention(transaction, now)
     return [
-        (one, jobs_by, rows_by)
+        one
         for one in entries(transaction)
         if (one.jobs and one.oldest_job <= jobs_by) or (one.rows and one.oldest_row <= rows_by)
     ]
 
 
 def prune(
-    transaction: Transaction, loaded: Loaded, now: Micros, most_jobs: int, most_rows: int
+    transaction: Transaction, segments: Segments, now: Micros, most_jobs: int, most_rows: int
 ) -> tuple[int, int]:
-    """Apply retention to the segments and to the image, to at most `most_jobs` and `most_rows`. Returns the numbers of removed
-    jobs and rows."""
+    """Apply retention to the segments that are due and to the image, to at most `most_jobs` and `most_rows`. Returns the numbers
+    of removed jobs and rows."""
     jobs = rows = 0
-    for entry, jobs_by, rows_by in due(transaction, now):
-        segment = loaded[entry.name]
-        if entry.jobs:
-            gone, oldest = _oldest(segment.jobs(entry), "oldest_jobs", jobs_by, most_jobs - jobs)
-            if gone:
-                _forget(transaction, [(job_id, state) for _, _, job_id, state in gone])
-                left, (at, seq, *_) = entry.jobs - len(gone), gone[-1]
-                entry = replace(entry, jobs=left, jobs_gone_at=at, jobs_gone_seq=seq, oldest_job=oldest)
-            jobs += len(gone)
-        if entry.rows:
-            gone, oldest = _oldest(segment.rows(entry), "oldest_rows", rows_by, most_rows - rows)
-            if gone:
-                transaction.connection.execute(_OPERATE["trimmed"], (max(seq for _, seq in gone),))
-                left, (at, seq) = entry.rows - len(gone), gone[-1]
-                entry = replace(entry, rows=left, rows_gone_at=at, rows_gone_seq=seq, oldest_row=oldest)
-            rows += len(gone)
+    jobs_by, rows_by = _retention(transaction, now)
+    for entry, segment in segments:
+        gone, oldest = _oldest(segment.jobs(entry), "oldest_jobs", jobs_by, most_jobs - jobs)
+        if gone:
+            _forget(transaction, [(job_id, state) for _, _, job_id, state in gone])
+            left, (at, seq, *_) = entry.jobs - len(gone), gone[-1]
+            entry = replace(entry, jobs=left, jobs_gone_at=at, jobs_gone_seq=seq, oldest_job=oldest)
+        jobs += len(gone)
+        gone, oldest = _oldest(segment.rows(entry), "oldest_rows", rows_by, most_rows - rows)
+        if gone:
+            transaction.connection.execute(_OPERATE["trimmed"], (max(seq for _, seq in gone),))
+            left, (at, seq) = entry.rows - len(gone), gone[-1]
+            entry = replace(entry, rows=left, rows_gone_at=at, rows_gone_seq=seq, oldest_row=oldest)
+        rows += len(gone)
         put_entry(transaction, entry)
     here = operate.prune_up_to(transaction, now, most_jobs - jobs, most_rows - rows)
     return jobs + here[0], rows + here[1]

@@ -125,10 +125,6 @@ def retry_delays(*, first: float = 0.02, most: float = 1.0, tries: int = 5) -> I
         longest = min(most, longest * 2)
 
 
-async def pause(seconds: float) -> None:
-    await asyncio.sleep(seconds)
-
-
 # -- the store's time -----------------------------------------------------------------------------------------
 
 RESOLUTION: Micros = 2 * SECOND
@@ -196,7 +192,7 @@ async def probe(blobs: Blobs) -> None:
             await _examine(blobs, name)
         except (InvalidRequest, Unclear) as error:
             if delay is not None:
-                await pause(delay)
+                await asyncio.sleep(delay)
             elif isinstance(error, InvalidRequest):
                 raise
             else:

@@ -33,10 +33,10 @@ from taskharbor.drivers.objectstore.blobs import (
     Refused,
     Unclear,
     Version,
-    pause,
     retry_delays,
 )
 from taskharbor.errors import BackendUnavailable, SchemaMismatch, TaskHarborError
+from taskharbor.jobs import Micros
 
 WARN_BYTES = 8 * 1024 * 1024
 MAX_BYTES = 64 * 1024 * 1024
@@ -232,14 +232,18 @@ class Attempt(msgspec.Struct, eq=False):
 # -- the object -----------------------------------------------------------------------------------------------
 
 
-class Term(Protocol):
-    """A leader's right to answer from the state that it holds."""
+class Term:
+    """A leader's right to answer from the state that it holds. It lasts as long as it is renewed in time."""
 
-    @property
-    def epoch(self) -> int: ...
+    def __init__(self, epoch: int, ends_at: Micros, monotonic: Callable[[], Micros]) -> None:
+        self.epoch = epoch
+        self.ends_at = ends_at
+        """Never later than the term's length after the beginning of a renewal that has landed."""
+        self._monotonic = monotonic
 
     def is_valid(self) -> bool:
         """False: another leader may have taken over, so the object must be read before an answer."""
+        return self._monotonic() < self.ends_at
 
 
 class Deposed(BackendUnavailable):
@@ -414,7 +418,7 @@ class CasObject(Generic[S]):
                 # Right after a write that failed: the ring forgets ids, so the fate of that write is read before anything else.
                 is_fresh = await self._make_ready()
                 if delays is not None and keep_unanswered(calls) and (delay := next(delays)) > 0:
-                    await pause(delay)
+                    await asyncio.sleep(delay)
                     self._give_up_late(calls)
                     await self._reread()
                     is_fresh = True
@@ -538,7 +542,7 @@ class CasObject(Generic[S]):
             delay = next(delays, None)
             if delay is None:
                 break
-            await pause(delay)
+            await asyncio.sleep(delay)
         if found.version is None:
             return found  # It was removed. Making it again is as safe as making it for the first time.
         raise BackendUnavailable(f"{self.where} shows an older content than it had before; try again later")

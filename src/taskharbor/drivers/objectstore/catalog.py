@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 import secrets
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Final, Self
 
 import msgspec
@@ -92,10 +92,17 @@ class Catalog:
         """The queues that this handle knows. A queue is never removed."""
         self._wanted_shards = shards
 
-    async def open(self) -> Self:
-        """Make the store, or check that it has the shards that the URL asks for. Opening twice is harmless."""
+    async def open(self, *, makes: bool = True) -> Self:
+        """Make the store, or check that it has the shards that the URL asks for. Opening twice is harmless.
+
+        `makes`: if False, a store that is not there is an error.
+        """
         if not self.store_id:
             entries = await self.object.look(lambda state: state.entries)
+            if entries is None and not makes:
+                raise BackendUnavailable(
+                    f"{self.blobs.place}: there is no such store; it is made when the first job is enqueued"
+                )
             if entries is None:
                 entries = await self.object.change(self._make)
             if self._wanted_shards not in (None, entries.shards):
@@ -126,10 +133,6 @@ class Catalog:
 
     def _learn(self, queues: Iterable[str]) -> None:
         self.known.update(dict.fromkeys(queues))
-
-    def state_names(self, queues: Iterable[str]) -> Iterator[str]:
-        """Return the names of the objects of these queues."""
-        return (state_name(queue, shard) for queue in queues for shard in range(self.shards))
 
     async def leading(self) -> tuple[int, Leader | None]:
         """Return epoch and leader as the store has them now."""

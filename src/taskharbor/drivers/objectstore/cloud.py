@@ -6,6 +6,7 @@ compare-and-swap object, which knows its commit ids, can tell. Reads are repeate
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
@@ -18,7 +19,6 @@ from taskharbor.drivers.objectstore.blobs import (
     Data,
     Unclear,
     Version,
-    pause,
     retry_delays,
 )
 from taskharbor.errors import BackendUnavailable, InvalidRequest, MissingExtra, TaskHarborError
@@ -157,7 +157,7 @@ class ObstoreBlobs(Blobs):
                     raise BackendUnavailable(
                         f"{self.place} did not {what}: {_words(error)}; is it there, and can it be reached from here?"
                     ) from error
-            await pause(wait)
+            await asyncio.sleep(wait)
 
     def _version(self, tag: str | None, generation: str | None) -> Version:
         if not tag:

@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any, ClassVar, Self, TypeVar
 
-from msgspec.structs import astuple
+from msgspec.structs import astuple, replace
 
 from taskharbor.bulk.publish import finish_left_behind
 from taskharbor.bulk.stage import unpack
@@ -20,9 +20,9 @@ from taskharbor.drivers.engine import inspect as engine
 from taskharbor.drivers.engine.calls import FUNCTIONS
 from taskharbor.drivers.engine.tables import STATE_NUMBERS, Transaction, load
 from taskharbor.drivers.objectstore import archive, inspect
-from taskharbor.drivers.objectstore.archive import ARCHIVED, Loaded
+from taskharbor.drivers.objectstore.archive import ARCHIVED, Segments
 from taskharbor.drivers.objectstore.blobs import Blobs, Conflict, StoreTime, Unclear, probe
-from taskharbor.drivers.objectstore.image import Entry, entries, holding_jobs, take_numbers
+from taskharbor.drivers.objectstore.image import holding_jobs, take_numbers
 from taskharbor.drivers.objectstore.leadership import Leadership
 from taskharbor.drivers.objectstore.options import Options, parse_url
 from taskharbor.drivers.objectstore.queue import Shard, Store, accept
@@ -41,8 +41,8 @@ from taskharbor.jobs import JobRecord, JobState, Micros
 
 A = TypeVar("A")
 
-_AT_ONCE = 8
-"""Segments that a purge looks into in one step."""
+_PORTION = 1000
+"""Archived jobs that a purge removes in one step."""
 _TRIES = 6
 _PAUSE = 0.05
 _PLAIN, _ZLIB = b"\0", b"\1"
@@ -138,7 +138,7 @@ class ObjectStoreDriver(Driver):
         try:
             if not reads_only:
                 await probe(store.blobs)
-            await store.open()
+            await store.catalog.open(makes=not reads_only)
         except BaseException:
             await store.close()
             raise
@@ -194,7 +194,7 @@ class ObjectStoreDriver(Driver):
             parts.setdefault(shard, []).append(at)
         for shard, part in parts.items():
             await shard.refuse_when_full([records[at] for at in part])
-        await self.store.add_queues(shard.queue for shard in parts)
+        await self.store.catalog.add_queues(shard.queue for shard in parts)
         elsewhere = {} if call.new_ids else await store.known_elsewhere(homes)
         answers = {at: rec.Enqueued(record.id, True) for at, record in enumerate(records)}
         first = take_numbers(len(records))
@@ -266,7 +266,7 @@ class ObjectStoreDriver(Driver):
                 f"max_inflight={most} cannot be shared by {number} shards, each of which needs one at least: "
                 f"allow {number} or more, or keep this queue in a store without shards"
             )
-        await self.store.add_queues([call.queue])
+        await self.store.catalog.add_queues([call.queue])
         await asyncio.gather(
             *(
                 shard.change(lambda transaction: operate.configure(transaction, *astuple(call)))
@@ -285,8 +285,8 @@ class ObjectStoreDriver(Driver):
             nonlocal jobs, rows
             left = call.limit - jobs, call.limit - rows
             some_jobs, some_rows = await shard.change_with(
-                lambda transaction: [entry for entry, *_ in archive.due(transaction, call.now)],
-                lambda transaction, loaded: archive.prune(transaction, loaded, call.now, *left),
+                lambda transaction: archive.due(transaction, call.now),
+                lambda transaction, segments: archive.prune(transaction, segments, call.now, *left),
             )
             jobs += some_jobs
             rows += some_rows
@@ -299,48 +299,26 @@ class ObjectStoreDriver(Driver):
 
     async def _purge(self, call: op.Purge) -> int:
         selection = call.selection
-        is_archived = selection.states is None or bool(selection.states & ARCHIVED)
+        ended = ARCHIVED if selection.states is None else ARCHIVED & selection.states
+        archived = replace(selection, states=ended)
 
         async def purge(shard: Shard, limit: int) -> int:
             removed = await shard.change(lambda transaction: operate.purge(transaction, selection, limit))
-            seen: set[str] = set()
-
-            def some_segments(transaction: Transaction) -> list[Entry]:
-                # Segments may be merged meanwhile: the one that they have become has another name.
-                return [one for one in entries(transaction) if one.jobs and one.name not in seen][:_AT_ONCE]
-
-            def purge_segments(transaction: Transaction, loaded: Loaded) -> tuple[list[Entry], int]:
-                some, gone = some_segments(transaction), 0
-                for entry in some:
-                    found = archive.find_jobs(entry, loaded[entry.name], selection, limit - removed - gone)
-                    ids = [job.id for _, job in found]
-                    gone += len(archive.remove(transaction, entry, loaded[entry.name], ids))
-                return some, gone
-
-            has_more = is_archived
-            while has_more and removed < limit:
-                some, gone = await shard.change_with(some_segments, purge_segments)
-                seen.update(entry.name for entry in some)
-                has_more = bool(some)
-                removed += gone
+            while removed < limit:
+                portion = min(limit - removed, _PORTION)
+                found = await inspect.list_shard(shard, archived, 0, portion)
+                if not found:
+                    break
+                answers = await shard.remove([job.id for _, job in found])
+                removed += sum(isinstance(answer, JobState) for answer in answers)
             return removed
 
         return await self.store.change_each(selection.queue, call.limit, purge)
 
     async def _remove(self, call: op.Remove) -> list[JobState | JobError]:
-        async def ask(shard: Shard, at: list[int]) -> list[JobState | JobError]:
-            own = [call.job_ids[one] for one in at]
-
-            def step(transaction: Transaction, loaded: Loaded) -> list[JobState | JobError]:
-                archived: dict[str, JobState] = {}
-                for entry in holding_jobs(transaction, own):
-                    archived |= archive.remove(transaction, entry, loaded[entry.name], own)
-                answers = bulk.remove(transaction, own)
-                return [archived.get(job_id, answer) for job_id, answer in zip(own, answers, strict=True)]
-
-            return await shard.change_with(lambda transaction: holding_jobs(transaction, own), step)
-
-        return await self.store.by_id(call.job_ids, ask)
+        return await self.store.by_id(
+            call.job_ids, lambda shard, at: shard.remove([call.job_ids[one] for one in at])
+        )
 
     # -- blobs --------------------------------------------------------------------------------------------
 
@@ -389,21 +367,20 @@ class ObjectStoreDriver(Driver):
         parts: dict[Shard, list[int]] = {}
         for at, job in enumerate(jobs):
             parts.setdefault(self.store.shard_of(job), []).append(at)
-        await self.store.add_queues(shard.queue for shard in parts)
+        await self.store.catalog.add_queues(shard.queue for shard in parts)
 
         async def publish(shard: Shard, part: list[int]) -> int:
             records, numbers = [jobs[at] for at in part], [first + at for at in part]
 
-            def add(transaction: Transaction, loaded: Loaded) -> int:
+            def add(transaction: Transaction, segments: Segments) -> int:
                 shard.check_room(sum(len(record.payload) for record in records))
-                answers = accept(transaction, loaded, records, numbers, call.now)
+                answers = accept(transaction, segments, records, numbers, call.now)
                 return sum(not answer.existed for answer in answers)
 
-            ids = [record.id for record in records]
             return await shard.change_with(
-                lambda transaction: holding_jobs(transaction, ids),
-                lambda transaction, loaded: bulk.publish_once(
-                    transaction, call, lambda: add(transaction, loaded)
+                lambda transaction: holding_jobs(transaction, [record.id for record in records]),
+                lambda transaction, segments: bulk.publish_once(
+                    transaction, call, lambda: add(transaction, segments)
                 ),
             )
 

@@ -16,6 +16,7 @@ from typing import TypeVar
 
 import msgspec
 
+from taskharbor.bulk.stage import wall_clock
 from taskharbor.drivers.engine import schema
 from taskharbor.drivers.engine.tables import Transaction, load, to_json
 from taskharbor.drivers.migrations import Migration, known_migrations
@@ -225,8 +226,3 @@ def retire(transaction: Transaction, names: Sequence[str]) -> None:
     transaction.connection.execute(_SQL["drop"], (to_json(list(names)),))
     now = wall_clock()
     transaction.connection.executemany(_SQL["retire"], [(name, now) for name in names])
-
-
-def wall_clock() -> Micros:
-    """Return the machine's time. It only tells the age of objects; no job is judged by it."""
-    return time.time_ns() // 1000

@@ -78,7 +78,7 @@ async def list_jobs(store: Store, call: op.ListJobs) -> rec.Page:
     async def part(shard: Shard) -> list[tuple[tuple[int, str], JobRecord]]:
         # Jobs of two machines can by chance have the same number. Then the shard's name decides.
         is_later = call.cursor is not None and shard.name < behind
-        found = await _list_shard(shard, call.selection, call.now, call.limit + 1, before + is_later)
+        found = await list_shard(shard, call.selection, call.now, call.limit + 1, before + is_later)
         return [((number, shard.name), job) for number, job in found]
 
     parts = await asyncio.gather(*map(part, await store.shards(call.selection.queue)))
@@ -97,8 +97,8 @@ def _place(cursor: str, store_id: str) -> tuple[int, str]:
     return number, name
 
 
-async def _list_shard(
-    shard: Shard, selection: rec.JobFilter, now: Micros, limit: int, before: int
+async def list_shard(
+    shard: Shard, selection: rec.JobFilter, now: Micros, limit: int, before: int = engine.FOREVER
 ) -> list[tuple[int, JobRecord]]:
     """List the jobs of a shard, newest accepted first. A segment is read when the page has reached its newest job, or may reach
     it soon."""

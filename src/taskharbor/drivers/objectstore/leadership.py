@@ -11,14 +11,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from taskharbor.drivers.objectstore.blobs import Blobs, steady_us
 from taskharbor.drivers.objectstore.cas import CasObject, Deposed, Term
-from taskharbor.drivers.objectstore.catalog import Catalog, CatalogState, Leader
+from taskharbor.drivers.objectstore.catalog import Catalog, CatalogState, Leader, state_name
 from taskharbor.drivers.waiting import ALWAYS
 from taskharbor.errors import BackendUnavailable
 from taskharbor.jobs import SECOND, Micros
@@ -58,19 +59,6 @@ async def raise_epochs(blobs: Blobs, names: Iterable[str], term: Term) -> None:
             group.create_task(take_next())
 
 
-class LeaderTerm:
-    """A term that lasts as long as it is renewed in time."""
-
-    def __init__(self, epoch: int, ends_at: Micros, monotonic: Callable[[], Micros]) -> None:
-        self.epoch = epoch
-        self.ends_at = ends_at
-        """Never later than the term's length after the beginning of a renewal that has landed."""
-        self._monotonic = monotonic
-
-    def is_valid(self) -> bool:
-        return self._monotonic() < self.ends_at
-
-
 class Leadership:
     """One candidate. `run()` stands by, leads, and stands by again if another leader takes over."""
 
@@ -81,11 +69,10 @@ class Leadership:
         url: str,
         term: float = DEFAULT_TERM,
         monotonic: Callable[[], Micros] = steady_us,
-        sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
     ) -> None:
         """`url`: the address of this broker for clients, if it leads. `term`: the longest silence in seconds."""
-        self.lost = asyncio.Event()
-        """Set when another broker has the leadership; cleared when this one has it again."""
+        self.leads = asyncio.Event()
+        """Set while this candidate has the leadership and all queues know it."""
         self._store = store
         # A separate handle: the driver's handle is fenced off with the rest of the driver when leadership is lost.
         self._catalog = Catalog(store.catalog.blobs)
@@ -93,9 +80,7 @@ class Leadership:
         self._entry = Leader(secrets.token_hex(8), url, self._length)
         """This candidate's own entry, as it is written while it leads."""
         self._monotonic = monotonic
-        self._sleep = sleep
-        self._term: LeaderTerm | None = None
-        self._leads = asyncio.Event()
+        self._term: Term | None = None
         self._leader: Leader | None = None
         self._seen: tuple[int, Leader | None] | None = None
         self._seen_since: Micros = 0
@@ -106,7 +91,7 @@ class Leadership:
     @property
     def is_leader(self) -> bool:
         """True while calls may be answered here."""
-        return self._leads.is_set() and self._term is not None and self._term.is_valid()
+        return self.leads.is_set() and self._term is not None and self._term.is_valid()
 
     @property
     def leader_url(self) -> str | None:
@@ -116,9 +101,6 @@ class Leadership:
     @property
     def epoch(self) -> int | None:
         return None if self._term is None else self._term.epoch
-
-    async def wait_until_leading(self) -> None:
-        await self._leads.wait()
 
     async def run(self) -> None:
         """Run until cancelled. Then give leadership back with `resign()`."""
@@ -134,15 +116,9 @@ class Leadership:
         self._nudged.set()
 
     async def _rest(self) -> None:
-        waits = (
-            asyncio.ensure_future(self._sleep(self._rest_us() / SECOND)),
-            asyncio.ensure_future(self._nudged.wait()),
-        )
-        try:
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for wait in waits:
-                wait.cancel()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._rest_us() / SECOND):
+                await self._nudged.wait()
         self._nudged.clear()
 
     def _rest_us(self) -> Micros:
@@ -188,10 +164,9 @@ class Leadership:
         if self._term is not None:
             self._term.ends_at = ALWAYS
         self._term = self._leader = self._seen = None
-        self._leads.clear()
+        self.leads.clear()
         await self._stop_fencing()
         self._catalog.object.lead(None)
-        self.lost.set()
 
     # -- standing by --------------------------------------------------------------------------------------
 
@@ -211,7 +186,7 @@ class Leadership:
 
     async def _take(self, epoch: int, leader: Leader | None) -> None:
         catalog = self._catalog
-        term = LeaderTerm(epoch + 1, ALWAYS, self._monotonic)
+        term = Term(epoch + 1, ALWAYS, self._monotonic)
         began = self._monotonic()
         # The catalog's object carries the new epoch from this write on.
         catalog.object.lead(term)
@@ -232,23 +207,23 @@ class Leadership:
         )
         await asyncio.wait((self._fencing,), timeout=self._length / SECOND / 6)
 
-    async def _fence(self, term: LeaderTerm, queues: list[str]) -> None:
-        catalog = self._catalog
+    async def _fence(self, term: Term, queues: list[str]) -> None:
+        blobs, shards = self._catalog.blobs, range(self._catalog.shards)
+        names = [state_name(queue, shard) for queue in queues for shard in shards]
         told: set[str] = set()
         while True:
             try:
-                await raise_epochs(catalog.blobs, catalog.state_names(queues), term)
+                await raise_epochs(blobs, names, term)
                 break
             except* BackendUnavailable as failed:
                 # `take_step` goes on renewing, and knows nothing of a single object.
                 for reason in {str(error) for error in failed.exceptions} - told:
                     _log.warning("cannot lead yet: %s", reason)
                     told.add(reason)
-            await self._sleep(self._length / SECOND / 10)
+            await asyncio.sleep(self._length / SECOND / 10)
         if self._term is term:
             self._store.lead(term)
-            self.lost.clear()
-            self._leads.set()
+            self.leads.set()
 
     async def _stop_fencing(self) -> None:
         fencing, self._fencing = self._fencing, None
@@ -258,13 +233,13 @@ class Leadership:
 
     # -- leading ------------------------------------------------------------------------------------------
 
-    async def _renew(self, term: LeaderTerm) -> None:
+    async def _renew(self, term: Term) -> None:
         began = self._monotonic()
         self._entry = entry = msgspec.structs.replace(self._entry, renewals=self._entry.renewals + 1)
         await self._catalog.object.change(lambda state: self._replace_entry(state, term.epoch, entry))
         self._leader = entry
         term.ends_at = began + self._length
-        if self._leads.is_set():
+        if self.leads.is_set():
             # Others may have added queues.
             await self._store.catalog.object.refresh()
             # Others may have added jobs too. Without a comparison, a queue that only others write to would never show them.

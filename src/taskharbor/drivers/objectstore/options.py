@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import threading
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from functools import cached_property, partial
@@ -74,7 +73,6 @@ _SWITCHES = {
 }
 
 _named: dict[str, MemoryStore] = {}
-_named_lock = threading.Lock()
 _private_stores = itertools.count()
 
 
@@ -116,10 +114,7 @@ class StoreURL:
     def _memory(self) -> MemoryStore:
         from obstore.store import MemoryStore
 
-        if not self._host:
-            return MemoryStore()
-        with _named_lock:
-            return _named.setdefault(self._host, MemoryStore())
+        return _named.setdefault(self._host, MemoryStore()) if self._host else MemoryStore()
 
     def _remote(self) -> Any:
         from obstore.store import AzureStore, GCSStore, S3Store

@@ -16,11 +16,11 @@ from zlib import crc32
 import msgspec
 
 from taskharbor.drivers.contract import Enqueued
+from taskharbor.drivers.engine import bulk, inspect, settle
 from taskharbor.drivers.engine import enqueue as engine
-from taskharbor.drivers.engine import inspect, settle
 from taskharbor.drivers.engine.tables import Transaction, load, to_json
 from taskharbor.drivers.objectstore import archive
-from taskharbor.drivers.objectstore.archive import Loaded, Segment, SegmentCache
+from taskharbor.drivers.objectstore.archive import Segment, SegmentCache, Segments
 from taskharbor.drivers.objectstore.blobs import Blobs
 from taskharbor.drivers.objectstore.cas import MAX_BYTES, CasObject, Term
 from taskharbor.drivers.objectstore.catalog import Catalog, log_folder, state_name
@@ -28,8 +28,8 @@ from taskharbor.drivers.objectstore.compaction import Compaction
 from taskharbor.drivers.objectstore.image import Entry, Image, entries, holding_jobs, take_numbers
 from taskharbor.drivers.objectstore.options import Options
 from taskharbor.drivers.waiting import Look, shared_notifications
-from taskharbor.errors import BackendUnavailable, InvalidRequest, JobNotFound, TaskHarborError
-from taskharbor.jobs import Attempt, JobRecord, Micros
+from taskharbor.errors import BackendUnavailable, InvalidRequest, JobError, JobNotFound, TaskHarborError
+from taskharbor.jobs import Attempt, JobRecord, JobState, Micros
 
 A = TypeVar("A")
 R = TypeVar("R")
@@ -98,14 +98,16 @@ class Shard:
         return await self.state.look(lambda image: image.look(step))
 
     async def change_with(
-        self, needs: Callable[[Transaction], list[Entry]], step: Callable[[Transaction, Loaded], R]
+        self, needs: Callable[[Transaction], list[Entry]], step: Callable[[Transaction, Segments], R]
     ) -> R:
         """Run `change` for a step that needs segments. They are read first."""
         loaded: dict[str, Segment] = {}
 
         def run_if_loaded(transaction: Transaction) -> tuple[list[Entry], list[R]]:
-            missing = [entry for entry in needs(transaction) if entry.name not in loaded]
-            return missing, [] if missing else [step(transaction, loaded)]
+            wanted = needs(transaction)
+            if missing := [entry for entry in wanted if entry.name not in loaded]:
+                return missing, []
+            return [], [step(transaction, [(entry, loaded[entry.name]) for entry in wanted])]
 
         for _ in range(_TRIES):
             missing, answers = await self.change(run_if_loaded)
@@ -116,7 +118,7 @@ class Shard:
 
     async def look_with(
         self, step: Callable[[Transaction], tuple[R, list[Entry]]], *, rows_only: bool = False
-    ) -> tuple[R, list[tuple[Entry, Segment]]]:
+    ) -> tuple[R, Segments]:
         """The answer of a step that changes nothing, and the segments that it names, as they were in the image it saw."""
         for _ in range(_TRIES):
             answer, wanted = await self.look(step)
@@ -145,10 +147,9 @@ class Shard:
         self, records: Sequence[JobRecord], numbers: Sequence[int], now: Micros
     ) -> list[Enqueued]:
         """`numbers`: the least number that each job may get, in rising order."""
-        ids = [record.id for record in records]
         made = await self.change_with(
-            lambda transaction: holding_jobs(transaction, ids),
-            lambda transaction, loaded: accept(transaction, loaded, records, numbers, now),
+            lambda transaction: holding_jobs(transaction, [record.id for record in records]),
+            lambda transaction, segments: accept(transaction, segments, records, numbers, now),
         )
         self.store.note((one.id for one in made), self)
         return made
@@ -164,6 +165,18 @@ class Shard:
             lambda transaction: (known_ids(transaction, job_ids), holding_jobs(transaction, job_ids))
         )
         return here | archive.get(segments, job_ids).keys()
+
+    async def remove(self, job_ids: Sequence[str]) -> list[JobState | JobError]:
+        """Remove jobs that have ended, from the image and from segments."""
+
+        def step(transaction: Transaction, segments: Segments) -> list[JobState | JobError]:
+            archived: dict[str, JobState] = {}
+            for segment in segments:
+                archived |= archive.remove(transaction, *segment, job_ids)
+            answers = bulk.remove(transaction, job_ids)
+            return [archived.get(job_id, answer) for job_id, answer in zip(job_ids, answers, strict=True)]
+
+        return await self.change_with(lambda transaction: holding_jobs(transaction, job_ids), step)
 
     async def refuse_when_full(self, records: Sequence[JobRecord]) -> None:
         """Refuse jobs for which the object has no room now. Known jobs need none."""
@@ -238,7 +251,7 @@ def known_ids(transaction: Transaction, job_ids: Sequence[str]) -> set[str]:
 
 def accept(
     transaction: Transaction,
-    loaded: Loaded,
+    segments: Segments,
     records: Sequence[JobRecord],
     numbers: Sequence[int],
     now: Micros,
@@ -246,7 +259,6 @@ def accept(
     """Store jobs. A job whose id is known, here or in a segment, changes nothing: a repeated try may come after its job has
     ended."""
     ids = [record.id for record in records]
-    segments = [(entry, loaded[entry.name]) for entry in holding_jobs(transaction, ids)]
     archived = archive.get(segments, ids) if segments else {}
     new = [at for at, job_id in enumerate(ids) if job_id not in archived]
     # No number is given out again, whatever the clock does, because segments of a queue are merged by number.
@@ -276,13 +288,6 @@ class Store:
         """If set, leases that have expired by this clock end with every write."""
         self._shards: dict[tuple[str, int], Shard] = {}
         self._homes: OrderedDict[str, Shard] = OrderedDict()
-
-    async def open(self) -> None:
-        if self.reads_only and await self.catalog.object.look(lambda state: state.entries) is None:
-            raise BackendUnavailable(
-                f"{self.blobs.place}: there is no such store; it is made when the first job is enqueued"
-            )
-        await self.catalog.open()
 
     async def close(self) -> None:
         # Jobs that are under way to failure queues end up in other shards, so those are closed after.
@@ -362,17 +367,12 @@ class Store:
             raise errors[0]
         return changed
 
-    async def add_queues(self, queues: Iterable[str]) -> None:
-        """Add queues before they get their first job or setting. Nearly always they are known."""
-        if unknown := [queue for queue in queues if queue not in self.catalog.known]:
-            await self.catalog.add_queues(unknown)
-
     async def deliver(self, notices: list[JobRecord]) -> None:
         """Deliver each job to its queue. A job that is there already, or was there and has ended, changes nothing."""
         parts: dict[Shard, list[JobRecord]] = {}
         for notice in notices:
             parts.setdefault(self.shard_of(notice), []).append(notice)
-        await self.add_queues(shard.queue for shard in parts)
+        await self.catalog.add_queues(shard.queue for shard in parts)
         await asyncio.gather(
             *(
                 shard.enqueue(part, [take_numbers(1) for _ in part], part[0].created_at_us)

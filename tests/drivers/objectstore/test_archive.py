@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from drivers.objectstore.jobs_here import NOW, a_job
+from records import NOW, make_record
 from taskharbor.drivers.contract import Ack, JobFilter
 from taskharbor.drivers.engine import enqueue, inspect, reserve, settle
 from taskharbor.drivers.engine.tables import Transaction
@@ -38,7 +38,7 @@ def an_image(jobs: Sequence[JobRecord], ends: Sequence[int]) -> Image:
 
 
 def done_jobs(count: int, first: int = 0, payload: bytes = b"p" * 50) -> list[JobRecord]:
-    return [a_job(id=f"j{n:05}", payload=payload, run_at_us=0) for n in range(first, first + count)]
+    return [make_record(f"j{n:05}", payload=payload, run_at_us=0) for n in range(first, first + count)]
 
 
 def built(name: str, ends: Sequence[int], first: int = 0) -> tuple[Made, Image]:
@@ -107,14 +107,8 @@ def test_merging_leaves_out_what_is_gone() -> None:
     second = opened(built("b", [NOW + n for n in range(10, 20)], first=10)[0])
     oldest = sorted((row.ended_at_us, row.seq) for row in rows_between(*first))[:4]
     _, third = jobs_of(*first, "j00003").popitem()
-    worn = replace(
-        first[0],
-        rows=6,
-        rows_gone_at=oldest[-1][0],
-        rows_gone_seq=oldest[-1][1],
-        jobs=9,
-        purged=(third[0],),
-    )
+    at, seq = oldest[-1]
+    worn = replace(first[0], rows=6, rows_gone_at=at, rows_gone_seq=seq, jobs=9, purged=(third[0],))
     # Segments of one queue have rows of their own; these two were made apart and have the same numbers.
     later = replace(second[0], rows_gone_at=NOW + 18, rows_gone_seq=FOREVER)
     entry, segment = opened(merge("c", "q", [(worn, first[1].data), (later, second[1].data)]))
@@ -143,7 +137,7 @@ def test_an_object_that_is_no_segment_is_refused() -> None:
         Segment(data[:7], "here", "q")
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     ends=st.lists(st.integers(1, 30), min_size=1, max_size=30),
     takes=st.lists(st.tuples(st.integers(0, 35), st.integers(1, 12)), max_size=8),
@@ -165,7 +159,11 @@ def test_retention_takes_what_is_due_oldest_first(ends: list[int], takes: list[t
         wanted = [one for one in left if one[0] <= by * SECOND][:limit]
         taken, _ = image.change(
             lambda transaction, by=by, limit=limit: archive.prune(  # type: ignore[misc]
-                transaction, {"a": segment}, by * SECOND, limit, limit
+                transaction,
+                [(one, segment) for one in archive.due(transaction, by * SECOND)],
+                by * SECOND,
+                limit,
+                limit,
             )
         )
         assert taken == (len(wanted), len(wanted))

@@ -1,11 +1,12 @@
-"""A program of its own for tests of files: processes that write the same object, and are killed while they do.
+"""A program for tests of files: processes that write the same object, and are killed while they do.
 
-Forks, so it must be small and without threads; what it found is its output, as JSON.
+It forks, so it must be small and without threads. It prints what it found as JSON.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import os
 import random
@@ -13,15 +14,15 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from taskharbor.drivers.objectstore import local_files
-from taskharbor.drivers.objectstore.blobs import Blobs, Conflict
+from taskharbor.drivers.objectstore.blobs import Conflict
 from taskharbor.drivers.objectstore.local_files import LocalFiles
 
 NAME = "queues/q/0/state"
 SIZE = 100_000
+POINTS = ("open", "rename", "fsync", "mkdir", "unlink", "close", "fdopen")
 
 
 def content(number: int) -> bytes:
@@ -36,15 +37,12 @@ def number_in(data: bytes) -> int:
     return number
 
 
-async def increment(blobs: Blobs) -> int:
+async def increment(blobs: LocalFiles) -> int:
     while True:
         blob = await blobs.read(NAME)
         number = 0 if blob is None else number_in(blob.data)
         try:
-            if blob is None:
-                await blobs.write(NAME, content(1), None)
-            else:
-                await blobs.write(NAME, content(number + 1), blob.version)
+            await blobs.write(NAME, content(number + 1), None if blob is None else blob.version)
         except Conflict:
             continue
         return number + 1
@@ -60,28 +58,32 @@ def current(folder: str) -> int:
     return asyncio.run(look())
 
 
-def child(work: Callable[[], None]) -> int:
+def child(folder: str, tell: Callable[[int], object], times: int = 1_000_000) -> int:
+    """A process that increments so many times, and tells of each."""
+
+    async def work() -> None:
+        blobs = LocalFiles(folder)
+        for _ in range(times):
+            tell(await increment(blobs))
+
     pid = os.fork()
     if pid:
         return pid
     try:
-        work()
+        asyncio.run(work())
         os._exit(0)
     finally:
         os._exit(1)
 
 
+def exit_code(pid: int) -> int:
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
 def many(folder: str, processes: int, increments: int) -> dict[str, Any]:
     """All of them increment; nothing may be lost."""
-
-    async def work() -> None:
-        blobs = LocalFiles(folder)
-        for _ in range(increments):
-            await increment(blobs)
-
-    pids = [child(lambda: asyncio.run(work())) for _ in range(processes)]
-    codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
-    return {"codes": codes, "number": current(folder)}
+    pids = [child(folder, id, increments) for _ in range(processes)]
+    return {"codes": [exit_code(pid) for pid in pids], "number": current(folder)}
 
 
 def random_kills(folder: str, seed: int, rounds: int) -> dict[str, Any]:
@@ -90,19 +92,16 @@ def random_kills(folder: str, seed: int, rounds: int) -> dict[str, Any]:
     confirmed = 0
     for _ in range(rounds):
         reading, writing = os.pipe()
-
-        async def work(said: int = writing) -> None:
-            blobs = LocalFiles(folder)
-            while True:
-                os.write(said, f"{await increment(blobs)}\n".encode())
-
-        victim, other = (child(lambda: asyncio.run(work())) for _ in range(2))
+        victim, other = (
+            child(folder, lambda number: os.write(writing, f"{number}\n".encode()))  # noqa: B023
+            for _ in range(2)
+        )
         os.close(writing)
         lines = os.fdopen(reading)
         confirmed = max(confirmed, int(lines.readline()))
         time.sleep(chance.random() * 0.02)
         os.kill(victim, signal.SIGKILL)
-        os.waitpid(victim, 0)
+        exit_code(victim)
         before = current(folder)
         # The other goes on: no lock was left behind.
         for line in lines:
@@ -110,7 +109,7 @@ def random_kills(folder: str, seed: int, rounds: int) -> dict[str, Any]:
             if confirmed > before + 1:
                 break
         os.kill(other, signal.SIGKILL)
-        os.waitpid(other, 0)
+        exit_code(other)
         confirmed = max(confirmed, *(int(line) for line in lines if line.endswith("\n")), 0)
         lines.close()
         if current(folder) < confirmed:
@@ -118,51 +117,36 @@ def random_kills(folder: str, seed: int, rounds: int) -> dict[str, Any]:
     return {"confirmed": confirmed, "number": current(folder)}
 
 
-POINTS = ("open", "rename", "fsync", "mkdir", "unlink", "close", "fdopen")
-
-
 def kill_points(folder: str) -> dict[str, Any]:
     """A writer that dies before its first step at the disk, before its second, ... until one survives."""
-    point = 0
     numbers = []
-    while True:
+    for point in itertools.count(1):
         before = current(folder)
-        point += 1
-        pid = child(partial(die_at, folder, point))
-        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        local_files.os = DyingOs(point)  # type: ignore[attr-defined,assignment]
+        status = exit_code(child(folder, id, 1))
+        local_files.os = os  # type: ignore[attr-defined]
         after = current(folder)
-        if after not in (before, before + 1):
-            return {"point": point, "before": before, "after": after}
+        if after not in (before, before + 1) or status not in (0, -signal.SIGKILL):
+            return {"point": point, "before": before, "after": after, "status": status}
         numbers.append(after - before)
         if status == 0:
-            return {"points": point, "steps": numbers}
-        if status != -signal.SIGKILL:
-            return {"point": point, "status": status}
+            break
+    return {"points": point, "steps": numbers}
 
 
-def die_at(folder: str, point: int) -> None:
-    asyncio.run(dying(folder, point))
+class DyingOs:
+    """Kills the process before the step of that number."""
 
+    def __init__(self, point: int) -> None:
+        self._point = point
+        self._calls = 0
 
-async def dying(folder: str, point: int) -> None:
-    blobs = LocalFiles(folder)
-    calls = iter(range(1, 1_000_000))
-
-    class DyingOs:
-        def __getattr__(self, name: str) -> Any:
-            real = getattr(os, name)
-            if name not in POINTS:
-                return real
-
-            def counted(*args: Any, **kwargs: Any) -> Any:
-                if next(calls) == point:
-                    os.kill(os.getpid(), signal.SIGKILL)
-                return real(*args, **kwargs)
-
-            return counted
-
-    local_files.os = DyingOs()  # type: ignore[attr-defined]
-    await increment(blobs)
+    def __getattr__(self, name: str) -> Any:
+        if name in POINTS:
+            self._calls += 1
+            if self._calls == self._point:
+                os.kill(os.getpid(), signal.SIGKILL)
+        return getattr(os, name)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,244 @@
+"""Compaction: ended jobs leave the image for segments, beside the calls, and no caller notices. Damaged objects."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from drivers.objectstore.fake_blobs import HeldBlobs
+from drivers.objectstore.harness import claim, counts, driver_on, finish, jobs_of
+from records import NOW, make_record
+from taskharbor.drivers.contract import Ack, Extension, JobFilter, QueueSettings
+from taskharbor.drivers.engine.tables import Transaction
+from taskharbor.drivers.objectstore import ObjectStoreDriver, compaction, image
+from taskharbor.drivers.objectstore.blobs import Blob, Data, Version
+from taskharbor.drivers.objectstore.catalog import log_folder, state_name
+from taskharbor.drivers.objectstore.image import entries
+from taskharbor.errors import BackendUnavailable, JobFinished, JobNotInflight
+from taskharbor.jobs import SECOND, JobState
+
+FEW: dict[str, Any] = {"segment_rows": 10, "merge": 3}
+DONE, READY = JobState.DONE, JobState.READY
+
+
+@pytest.fixture
+def blobs() -> HeldBlobs:
+    return HeldBlobs()
+
+
+@pytest.fixture
+def pass_time(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """A wall clock that is moved by hand."""
+    time = [2_000_000_000 * SECOND]
+    for module in (image, compaction):
+        monkeypatch.setattr(module, "wall_clock", lambda: time[0])
+
+    def move(seconds: int) -> None:
+        time[0] += seconds * SECOND
+
+    return move
+
+
+async def rows_in(driver: ObjectStoreDriver, *tables: str) -> list[int]:
+    """The number of rows in tables of the image."""
+
+    def count(transaction: Transaction) -> list[int]:
+        select = "SELECT count(*) FROM {}"
+        return [transaction.connection.execute(select.format(table)).fetchone()[0] for table in tables]
+
+    return await driver.store.shards_of("q")[0].look(count)
+
+
+async def entries_of(driver: ObjectStoreDriver) -> list[image.Entry]:
+    return await driver.store.shards_of("q")[0].look(entries)
+
+
+def segments_there(blobs: HeldBlobs) -> list[str]:
+    return [name for name in blobs.objects if name.startswith(log_folder("q", 0))]
+
+
+async def test_ended_jobs_and_rows_leave_the_state_for_a_segment_and_answer_as_before(
+    blobs: HeldBlobs,
+) -> None:
+    async with driver_on(blobs, **FEW) as driver, driver.clone() as other:
+        ids = await finish(driver, 12)
+        await driver.enqueue([make_record()], now=NOW)
+        await driver.store.settled()
+        assert await rows_in(driver, "jobs", "attempts", "payloads", "results") == [1, 0, 0, 0]
+        assert len(segments_there(blobs)) == 1
+        assert await counts(driver, DONE, READY) == [12, 1]
+        found = await driver.get(ids, now=NOW)
+        assert [job and job.state for job in found] == [DONE] * 12
+
+        assert await other.settle([Ack(ids[0], "any")], now=NOW) == [None]
+        (error,) = await other.cancel([ids[1]], now=NOW)
+        assert isinstance(error, JobFinished)
+        (refused,) = await other.extend_lease([Extension(ids[2], "any")], lease_for=SECOND, now=NOW)
+        assert isinstance(refused, JobNotInflight)
+        (again,) = await other.enqueue([make_record(ids[3])], now=NOW, new_ids=True)
+        assert again.existed, "a repeated enqueue of a job that has ended made a second one"
+
+
+async def test_small_segments_become_larger_ones_and_those_that_were_replaced_go_an_hour_later(
+    blobs: HeldBlobs, pass_time: Callable[[int], None]
+) -> None:
+    async with driver_on(blobs, **FEW) as driver:
+        for _ in range(3):
+            await finish(driver, 10)
+            await driver.store.settled()
+        assert [entry.level for entry in await entries_of(driver)] == [1]
+        assert len(segments_there(blobs)) == 4, "somebody may still be reading the three that were merged"
+        pass_time(3600)
+        await driver.enqueue([make_record()], now=NOW)
+        await driver.store.settled()
+        assert len(segments_there(blobs)) == 1
+        assert await rows_in(driver, "loose_segments") == [0]
+        assert len((await driver.list_jobs(JobFilter(), now=NOW, limit=100)).jobs) == 31
+        assert len((await driver.read_attempts()).attempts) == 30
+
+
+class DiesBeforeItIsInPlace(HeldBlobs):
+    """Ends the process, so to speak, once a segment is written: nothing after that arrives."""
+
+    is_dead = False
+
+    async def put(self, name: str, data: bytes) -> None:
+        await super().put(name, data)
+        self.is_dead = True
+
+    async def write(self, name: str, data: Data, known: Version | None) -> Version:
+        if self.is_dead:
+            raise BackendUnavailable("gone")
+        return await super().write(name, data, known)
+
+    async def delete(self, names: Sequence[str]) -> None:
+        if not self.is_dead:
+            await super().delete(names)
+
+
+async def test_a_crash_before_a_segment_is_in_place_loses_nothing_and_the_orphan_is_removed(
+    blobs: HeldBlobs, pass_time: Callable[[int], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    dying = DiesBeforeItIsInPlace()
+    async with driver_on(dying, **FEW) as driver:
+        ids = await finish(driver, 10)
+        await driver.store.settled()
+        assert "could not be compacted" in caplog.text
+        (orphan,) = segments_there(dying)
+    blobs.objects = dying.objects
+    pass_time(3600)
+    async with driver_on(blobs, **FEW) as driver:
+        await driver.enqueue([make_record()], now=NOW)
+        await driver.store.settled()
+        assert orphan not in segments_there(blobs)
+        assert len(segments_there(blobs)) == 1
+        assert [job and job.state for job in await driver.get(ids, now=NOW)] == [DONE] * 10
+        assert len((await driver.read_attempts()).attempts) == 10
+
+
+async def test_two_handles_that_compact_at_once_keep_one_segment(blobs: HeldBlobs) -> None:
+    # The first one is told to leave it be until both are due.
+    async with driver_on(blobs, segment_rows=1000) as producer:
+        await finish(producer, 20)
+    async with driver_on(blobs, **FEW) as one, driver_on(blobs, **FEW) as two:
+        await asyncio.gather(one.stats(now=NOW), two.stats(now=NOW))
+        await asyncio.gather(one.store.settled(), two.store.settled())
+        for driver in (one, two):
+            assert len((await driver.list_jobs(JobFilter(), now=NOW, limit=100)).jobs) == 20
+            assert len((await driver.read_attempts()).attempts) == 20
+        assert len(segments_there(blobs)) == 1
+
+
+async def test_retention_reaches_into_segments_and_drops_empty_ones(blobs: HeldBlobs) -> None:
+    async with driver_on(blobs, **FEW) as driver:
+        kept = QueueSettings(keep_done_us=SECOND, keep_attempts_us=5 * SECOND)
+        await driver.configure("q", kept, now=NOW)
+        await finish(driver, 10)
+        await driver.store.settled()
+        assert await driver.prune(now=NOW + 2 * SECOND, limit=4) == 4
+        assert await driver.prune(now=NOW + 2 * SECOND) == 6
+        await driver.store.settled()
+        left = [entry.last_job for entry in await entries_of(driver)]
+        assert left == [0], "payloads of jobs that are gone are still stored beside the rows"
+        assert await driver.prune(now=NOW + 6 * SECOND) == 10
+        assert await entries_of(driver) == []
+        (stats,) = await driver.stats(now=NOW)
+        assert (stats.counts[DONE], stats.done_total) == (0, 10)
+
+
+async def test_a_purge_takes_every_job_that_matches_while_segments_are_merged() -> None:
+    """Segments that are merged while the purge is under way have another name by then."""
+
+    class Merging(HeldBlobs):
+        """Gives compaction time between the steps of a call."""
+
+        async def read(
+            self, name: str, unless: Version | None = None, size: int | None = None
+        ) -> Blob | None:
+            for _ in range(0 if unless is None else 20):
+                await asyncio.sleep(0)
+            return await super().read(name, unless, size)
+
+    async with driver_on(Merging(), segment_rows=3, merge=2, grace=0.0) as driver:
+        for _ in range(8):
+            for _ in range(3):
+                await finish(driver, 4)
+            assert [await driver.purge(JobFilter(), limit=1000)] == [12]
+
+
+async def test_a_job_that_is_removed_twice_in_a_call_takes_no_other_with_it(blobs: HeldBlobs) -> None:
+    """The other one was hidden, and its id was accepted anew."""
+    async with driver_on(blobs, **FEW) as driver:
+        first, *others = await finish(driver, 10)
+        await driver.store.settled()
+        assert await driver.remove([first, first]) == [DONE, DONE]
+        found = await driver.get([first, *others], now=NOW)
+        assert [job is not None for job in found] == [False, *[True] * 9]
+        assert await counts(driver, DONE) == [9]
+
+
+async def test_a_segment_that_somebody_removed_is_named_in_the_error(blobs: HeldBlobs) -> None:
+    async with driver_on(blobs, **FEW) as driver:
+        await finish(driver, 10)
+        await driver.store.settled()
+    (name,) = segments_there(blobs)
+    del blobs.objects[name]
+    async with driver_on(blobs, **FEW) as driver:
+        with pytest.raises(BackendUnavailable, match="restore"):
+            await driver.list_jobs(JobFilter(), now=NOW)
+        assert len(await driver.stats(now=NOW)) == 1, "what is in the state does not depend on it"
+
+
+@pytest.mark.parametrize("how", ["cut short", "another object of the store"])
+async def test_a_damaged_queue_keeps_nobody_from_the_others(blobs: HeldBlobs, how: str) -> None:
+    async with driver_on(blobs, **FEW) as driver:
+        for queue in ("a", "b"):
+            await driver.configure(queue, QueueSettings(keep_done_us=0, keep_attempts_us=0), now=NOW)
+            await finish(driver, 3, queue=queue)
+            await driver.enqueue([make_record(f"{queue}1", queue=queue)], now=NOW)
+            await claim(driver, queue=queue)
+    name = state_name("a", 0)
+    blobs.keep(name, blobs.objects[name].data[:1000] if how == "cut short" else blobs.objects["catalog"].data)
+    later = NOW + 5 * SECOND
+    async with driver_on(blobs, **FEW) as driver:
+        for sweep in (driver.prune(now=later), driver.reclaim(now=later)):
+            with pytest.raises(BackendUnavailable, match=name):
+                await sweep
+        assert await counts(driver, DONE, READY, queue="b", now=later) == [0, 1]
+        assert (await driver.get(["b1"], now=NOW))[0] is not None
+        assert await driver.cancel(["b1"], now=later) == [JobState.CANCELLED]
+        (made,) = await driver.enqueue(jobs_of(1, queue="b"), now=later)
+        assert not made.existed
+        page = await driver.read_attempts()
+        assert {row.queue for row in page.attempts} == {"b"}
+        for call in (
+            driver.get(["a1"], now=NOW),
+            driver.read_attempts(after=page.cursor),
+            driver.purge(JobFilter()),
+        ):
+            with pytest.raises(BackendUnavailable, match=name):
+                await call
+        assert await counts(driver, JobState.CANCELLED, queue="b", now=later) == [0]

@@ -1,0 +1,333 @@
+"""Leadership: one leader at a time, by no clock but its own, and a leader that was away too long is refused everywhere."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from drivers.objectstore.fake_blobs import FAULTS, STORM, Fault, FaultyBlobs, HeldBlobs, Weather
+from drivers.objectstore.marks import LedStore, VirtualLoop, add, all_marks, in_virtual_time, marks_object
+from records import NOW, make_record
+from taskharbor.drivers.objectstore import ObjectStoreDriver
+from taskharbor.drivers.objectstore import blobs as backoff
+from taskharbor.drivers.objectstore.blobs import Blobs
+from taskharbor.drivers.objectstore.cas import Deposed, unseal
+from taskharbor.drivers.objectstore.catalog import Catalog, state_name
+from taskharbor.drivers.objectstore.leadership import Leadership
+from taskharbor.errors import BackendUnavailable
+from taskharbor.jobs import SECOND
+from worker.stage import eventually
+
+TERM = 12.0
+
+
+class Broker:
+    """A candidate whose clock is moved by hand, and has nothing to do with any other."""
+
+    def __init__(self, blobs: Blobs, name: str, *, start: float = 0.0) -> None:
+        self.clock = start
+        self.store = LedStore(blobs)
+        clock = lambda: round(self.clock * SECOND)  # noqa: E731
+        self.leadership = Leadership(self.store, url=f"http://{name}", term=TERM, monotonic=clock)  # type: ignore[arg-type]
+
+    async def step(self, seconds: float = 0.0) -> None:
+        self.clock += seconds
+        await self.leadership.take_step()
+
+    def is_leading(self) -> bool:
+        return self.leadership.is_leader
+
+
+async def opened(blobs: Blobs, name: str = "one", *, start: float = 0.0) -> Broker:
+    broker = Broker(blobs, name, start=start)
+    await broker.store.catalog.open()
+    return broker
+
+
+async def pair(blobs: Blobs) -> tuple[Broker, Broker]:
+    """A leader, and one that stands by."""
+    one, other = await opened(blobs, start=1e6), await opened(blobs, "other", start=3.0)
+    await one.step()
+    await other.step()
+    assert (one.is_leading(), other.is_leading()) == (True, False)
+    return one, other
+
+
+async def test_the_first_leads_and_stays_while_it_renews_and_the_second_knows_where_it_is() -> None:
+    one, other = await pair(HeldBlobs())
+    assert one.leadership.leader_url == other.leadership.leader_url == "http://one"
+    assert one.leadership.epoch == 1
+    await one.leadership.leads.wait()
+    for _ in range(20):
+        await one.step(TERM / 3)
+        await other.step(TERM / 3)
+        assert (one.is_leading(), other.is_leading()) == (True, False)
+
+
+async def test_a_leader_silent_for_a_term_is_followed_and_steps_down_when_it_wakes() -> None:
+    one, other = await pair(HeldBlobs())
+    cas = await one.store.object("mail")
+    assert await cas.change(add("by one")) == 0
+
+    await other.step(TERM)
+    assert not other.is_leading(), "a little more than a term, for clocks that run differently"
+    one.clock += TERM
+    assert not one.is_leading(), "it stops by its own clock before anybody else may begin"
+    await other.step(TERM / 10)
+    assert other.is_leading()
+    assert other.leadership.epoch == 2
+    assert await (await other.store.object("mail")).change(add("by other")) == 1
+
+    for late in (cas.change(add("too late")), cas.look(all_marks), one.store.object("a new queue")):
+        with pytest.raises(Deposed):
+            await late
+    await one.step()
+    assert not one.is_leading()
+    assert one.leadership.epoch is None
+    await one.step()
+    assert one.leadership.leader_url == "http://other"
+    with pytest.raises(Deposed):
+        await cas.change(add("still too late"))
+    assert await (await other.store.object("mail")).look(all_marks) == ["by one", "by other"]
+
+
+async def test_a_sleeper_cannot_write_even_if_it_still_believes_in_its_term() -> None:
+    held = HeldBlobs()
+    one, other = await pair(held)
+    cas, empty = await one.store.object("mail"), await one.store.object("empty")
+    await cas.change(add("before"))
+    assert state_name("empty", 0) not in held.objects
+    await other.step(TERM * 1.1)
+    assert one.is_leading(), "its clock stood still, with the whole machine"
+    header, body = unseal(held.objects[state_name("empty", 0)].data, "")
+    assert (header.epoch, body) == (2, b""), "a queue without an object yet is signed too"
+    for late in (cas, empty):
+        with pytest.raises(Deposed):
+            await late.change(add("lost"))
+
+
+async def test_a_renewal_in_the_last_moment_keeps_the_leader_in_office() -> None:
+    one, other = await pair(HeldBlobs())
+    other.clock += TERM * 1.1
+    read = other.leadership._catalog.leading
+
+    async def read_then_renew() -> Any:
+        seen = await read()
+        await one.step()
+        return seen
+
+    other.leadership._catalog.leading = read_then_renew  # type: ignore[method-assign]
+    await other.leadership.take_step()
+    assert (one.is_leading(), other.is_leading()) == (True, False)
+    await one.step()
+    assert one.is_leading()
+
+
+async def test_of_several_that_want_it_at_once_one_gets_it() -> None:
+    held = HeldBlobs()
+    brokers = [await opened(held, f"b{number}") for number in range(5)]
+    await asyncio.gather(*(broker.step() for broker in brokers))
+    assert sum(broker.is_leading() for broker in brokers) == 1
+    await asyncio.gather(*(broker.step() for broker in brokers))
+    assert len({broker.leadership.leader_url for broker in brokers}) == 1
+
+
+async def test_leadership_given_back_is_taken_at_once() -> None:
+    one, other = await pair(HeldBlobs())
+    await one.leadership.resign()
+    assert not one.is_leading()
+    await other.step()
+    assert other.is_leading()
+    await one.leadership.resign()
+    assert other.is_leading(), "a candidate that does not lead has nothing to give back"
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+async def test_taking_and_renewing_survive_every_fault(fault: Fault) -> None:
+    weather = Weather()
+    broker = await opened(FaultyBlobs(HeldBlobs(), weather))
+    await broker.store.catalog.add_queues(["mail"])
+    for _ in range(3):
+        weather.next_write(fault)
+        await broker.step(TERM / 3)
+        await weather.land()
+        assert broker.is_leading()
+    assert broker.leadership.epoch == 1
+
+
+async def test_a_candidate_that_took_it_without_hearing_so_takes_it_again_at_once() -> None:
+    weather = Weather()
+    blobs = FaultyBlobs(HeldBlobs(), weather)
+    broker = await opened(blobs)
+    await broker.leadership._catalog.open()
+    weather.next_write(Fault.LOST_AFTER, *[Fault.LOST_BEFORE] * 5)
+    weather.writes = 0
+    read = blobs.read
+
+    async def unreadable(name: str, *rest: Any) -> Any:
+        if weather.writes:
+            raise BackendUnavailable("gone")
+        return await read(name, *rest)
+
+    blobs.read = unreadable  # type: ignore[method-assign,assignment]
+    await broker.step()
+    assert not broker.is_leading()
+    blobs.read = read  # type: ignore[method-assign]
+    weather.clear_up()
+    await broker.step()
+    assert broker.is_leading()
+    assert broker.leadership.epoch == 2
+
+
+@in_virtual_time
+async def test_a_store_that_is_away_ends_the_term_and_its_return_renews_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    weather = Weather()
+    broker = await opened(FaultyBlobs(HeldBlobs(), weather))
+    await broker.step()
+    assert broker.is_leading()
+    weather.next_write(*[Fault.LOST_BEFORE] * 10_000)
+    for _ in range(4):
+        await broker.step(TERM / 3)
+    assert not broker.is_leading()
+    weather.clear_up()
+    await broker.step()
+    assert broker.is_leading()
+    assert broker.leadership.epoch == 1
+    assert sum("nobody can lead for now" in record.message for record in caplog.records) == 1
+
+
+async def test_a_leader_hears_of_queues_that_others_added() -> None:
+    held = HeldBlobs()
+    one, _ = await pair(held)
+    direct = await Catalog(held).open()
+    await direct.add_queues(["by hand"])
+    await one.step(TERM / 3)
+    assert await one.store.catalog.queues() == ["by hand"]
+
+
+async def test_a_damaged_object_that_keeps_a_broker_from_leading_is_named_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    url = f"file://{tmp_path}/store"
+    async with ObjectStoreDriver.from_url(url) as driver:
+        await driver.enqueue([make_record(queue="sound"), make_record(queue="damaged")], now=NOW)
+    state = tmp_path / "store/queues/damaged/0/state"
+    whole = state.read_bytes()
+    state.write_bytes(whole[:5000] + bytes([whole[5000] ^ 255]) + whole[5001:])
+    async with ObjectStoreDriver.from_url(url) as driver:
+        candidate = driver.candidate(url="http://here", term=0.1)
+        standing = asyncio.ensure_future(candidate.run())
+        async with asyncio.timeout(30):
+            await eventually(lambda: bool(caplog.messages))
+            assert not candidate.is_leader
+            state.write_bytes(whole)
+            await candidate.leads.wait()
+        standing.cancel()
+        await asyncio.gather(standing, return_exceptions=True)
+        await candidate.resign()
+    (told,) = caplog.messages
+    assert "cannot lead yet" in told
+    assert "queues/damaged/0/state" in told
+
+
+# -- all of it at once ------------------------------------------------------------------------------------
+
+
+class Machine(Leadership):
+    """A broker on a machine of its own, which may stand still at any moment while its clock and the world go on."""
+
+    def __init__(self, blobs: Blobs, name: str, chance: random.Random) -> None:
+        offset = chance.random() * 1e6
+        self.loop = asyncio.get_running_loop()
+        self.chance = chance
+        self.frozen_until = 0.0
+        self.answered: list[str] = []
+        self.led = LedStore(blobs)
+        clock = lambda: round((self.loop.time() + offset) * SECOND)  # noqa: E731
+        super().__init__(self.led, url=f"http://{name}", term=3.0, monotonic=clock)  # type: ignore[arg-type]
+
+    async def _rest(self) -> None:
+        await super()._rest()
+        await self.thaw()
+
+    async def thaw(self) -> None:
+        while (left := self.frozen_until - self.loop.time()) > 0:  # noqa: ASYNC110 - it is time that is waited for
+            await asyncio.sleep(left)
+
+    async def serve(self, marks: Callable[[], str]) -> None:
+        while True:
+            await asyncio.sleep(self.chance.random() * 0.2)
+            await self.thaw()
+            if self.is_leader:
+                mark = marks()
+                try:
+                    cas = await self.led.object(self.chance.choice(["a", "b"]))
+                    await self.thaw()
+                    await cas.change(add(mark))
+                except Deposed:
+                    self.look_now()
+                except BackendUnavailable:
+                    pass
+                else:
+                    self.answered.append(mark)
+
+
+@pytest.mark.parametrize("weather", [Weather, lambda chance: Weather(chance, STORM)], ids=["calm", "storm"])
+def test_brokers_that_freeze_and_wake_never_lead_together_and_lose_nothing(
+    weather: Callable[[random.Random], Weather],
+) -> None:
+    # A story in which nobody had to take over shows nothing, and is told about once in four hundred times.
+    for _ in range(5):
+        seed = random.SystemRandom().randrange(2**32)
+        print(f"seed {seed}")
+        backoff._random.seed(seed)
+        with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+            if runner.run(freeze_and_wake(seed, weather(random.Random(seed)))):
+                return
+    raise AssertionError("five times nobody took over, or hardly anything was done")
+
+
+async def freeze_and_wake(seed: int, weather: Weather) -> bool:
+    """True if it shows anything."""
+    chance = weather.random
+    held = HeldBlobs()
+    numbers = iter(range(1_000_000))
+    loop = asyncio.get_running_loop()
+    machines = [Machine(FaultyBlobs(held, weather), f"m{number}", chance) for number in range(3)]
+    direct = await Catalog(held).open()
+    leaders: set[int] = set()
+    tasks = [asyncio.ensure_future(machine.run()) for machine in machines]
+    tasks += [asyncio.ensure_future(machine.serve(lambda: f"x{next(numbers)}")) for machine in machines]
+    while loop.time() < 120.0:
+        await asyncio.sleep(0.05)
+        now_leading = [number for number, machine in enumerate(machines) if machine.is_leader]
+        assert len(now_leading) <= 1, f"seed {seed}: {now_leading} lead together at {loop.time():g}"
+        leaders.update(now_leading)
+        if chance.random() < 0.01:
+            chance.choice(machines).frozen_until = loop.time() + chance.random() * 10
+        if chance.random() < 0.05:
+            await weather.land()
+    weather.clear_up()
+    for machine in machines:
+        machine.frozen_until = 0.0
+    await asyncio.sleep(20)
+    assert sum(machine.is_leader for machine in machines) == 1, f"seed {seed}: nobody leads"
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    for machine in machines:
+        await machine.resign()
+    landed: list[str] = []
+    for queue in await direct.queues():
+        landed += await marks_object(held, name=state_name(queue, 0)).look(all_marks)
+    answered = [mark for machine in machines for mark in machine.answered]
+    assert len(landed) == len(set(landed)), f"seed {seed}: doubled"
+    assert set(answered) <= set(landed), f"seed {seed}: lost"
+    return len(leaders) > 1 and len(answered) > 100

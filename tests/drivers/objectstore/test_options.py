@@ -1,0 +1,144 @@
+"""URLs: the address of a store and its options, handles that share a store by its URL, and handles used the wrong way."""
+
+from __future__ import annotations
+
+import secrets
+from pathlib import Path
+
+import pytest
+
+from drivers.objectstore.harness import claim, finish
+from records import NOW, make_record
+from taskharbor.drivers.contract import JobFilter, QueueSettings
+from taskharbor.drivers.objectstore import ObjectStoreDriver
+from taskharbor.drivers.objectstore.options import parse_url
+from taskharbor.drivers.registry import connect
+from taskharbor.errors import BackendUnavailable, InvalidRequest
+
+
+@pytest.mark.parametrize(
+    ("url", "place"),
+    [
+        ("s3://bucket/some/prefix?region=eu-central-1", "s3://bucket/some/prefix"),
+        ("s3://bucket", "s3://bucket"),
+        ("s3://b/p/?endpoint=http://me:hidden@127.0.0.1:9000", "s3://b/p at 127.0.0.1:9000"),
+        ("gs://bucket/p", "gs://bucket/p"),
+        ("az://container/p?account_name=a&account_key=aGlkZGVu", "az://container/p"),
+        ("file:///var/lib/x%20y", "file:///var/lib/x y"),
+        ("mem://name", "mem://name"),
+        ("mem://", "mem://"),
+    ],
+)
+def test_a_store_is_named_without_its_secrets(url: str, place: str) -> None:
+    assert isinstance(connect(url), ObjectStoreDriver)
+    assert str(parse_url(url)) == place
+    # A private store in memory has a number besides, which tells it from others.
+    assert parse_url(url).open().place.partition("#")[0] == place
+
+
+def test_options_of_the_driver_are_told_from_those_of_the_store() -> None:
+    parsed = parse_url("s3://b/p?region=r&shards=4&poll=2")
+    assert (parsed.options.shards, parsed.options.poll) == (4, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("ftp://x", "not an object-store URL"),
+        ("s3:///prefix", "write it like s3://bucket"),
+        ("s3://b/a/../b", "write it like s3://bucket"),
+        ("s3://key:hidden@bucket", "no user and password"),
+        ("s3://b?allow_http=yes", "choose on or off"),
+        ("s3://b?timeout=never", "seconds between"),
+        ("s3://b?region=", "leave the option out"),
+        ("file://relative/path", "write it like file:///"),
+        ("file://", "write it like file:///"),
+        ("mem://a/b", "write it like mem://name"),
+        ("s3://b/p#x", "no part after #"),
+        ("s3://b/p?colour=red", r"'colour'.*region"),
+        ("file:///p?region=r", "'region'"),
+        ("mem://name?shards=0", "shards"),
+        ("mem://name?shards=many", "shards"),
+        ("mem://name?shards=1000", "shards"),
+        ("mem://name?poll=-1", "poll"),
+        ("mem://name?poll=soon", "poll"),
+        ("mem://name?segment_rows=0", "segment_rows"),
+        ("mem://name?merge=1", "merge"),
+    ],
+)
+def test_a_wrong_url_is_refused_with_the_right_one(url: str, says: str) -> None:
+    with pytest.raises(InvalidRequest, match=says) as refusal:
+        parse_url(url)
+    assert "hidden" not in str(refusal.value)
+
+
+async def test_memory_is_shared_by_name_and_otherwise_private() -> None:
+    name = f"mem://{secrets.token_hex(6)}"
+    async with connect(name) as one, connect(name) as other, connect("mem://") as alone:
+        await one.enqueue([make_record()], now=NOW)
+        assert len(await other.stats(now=NOW)) == 1
+        await alone.enqueue([make_record()], now=NOW)
+        async with alone.clone() as its_clone, connect("mem://") as another:
+            assert len(await its_clone.stats(now=NOW)) == 1
+            assert await another.stats(now=NOW) == []
+    assert parse_url(name).open().place == parse_url(name).open().place
+
+
+def test_a_store_in_memory_claims_no_durability_and_one_in_a_folder_does(tmp_path: Path) -> None:
+    in_memory = connect("mem://").capabilities
+    in_a_folder = connect(f"file://{tmp_path}").capabilities
+    assert (in_memory.durable, in_memory.multi_process) == (False, False)
+    assert (in_a_folder.durable, in_a_folder.multi_process) == (True, True)
+
+
+async def test_a_handle_that_is_not_open_says_so_and_a_closed_one_can_be_opened_again(tmp_path: Path) -> None:
+    driver = connect(f"file://{tmp_path}/store")
+    for _ in range(2):
+        with pytest.raises(BackendUnavailable, match=r"open\(\)"):
+            await driver.stats(now=NOW)
+        await driver.open()
+        await driver.open()
+        await driver.enqueue([make_record("a")], now=NOW)
+        assert len((await driver.list_jobs(JobFilter(), now=NOW)).jobs) == 1
+        await driver.close()
+        await driver.close()
+
+
+async def test_any_name_will_do_for_a_queue(tmp_path: Path) -> None:
+    """Names become folders: whatever is in them must neither collide nor escape."""
+    names = ["q", "Q", "../up", "a/b", "a%2fb", " x ", "ü", "x" * 200, ".", "con:", "q=51"]
+    async with connect(f"file://{tmp_path}/store?sync=off") as driver:
+        for name in names:
+            await driver.enqueue([make_record(queue=name)], now=NOW)
+        assert sorted(stats.queue for stats in await driver.stats(now=NOW)) == sorted(names)
+        for name in names:
+            assert [job.queue for job in await claim(driver, 9, queue=name)] == [name]
+    assert [path.name for path in tmp_path.iterdir()] == ["store"]
+
+
+async def test_a_cursor_of_another_store_is_refused() -> None:
+    async with connect("mem://") as one, connect("mem://") as other:
+        await finish(one, 3)
+        after = (await one.read_attempts(limit=2)).cursor
+        cursor = (await one.list_jobs(JobFilter(), now=NOW, limit=2)).cursor
+        assert cursor is not None
+        assert len((await one.list_jobs(JobFilter(), now=NOW, cursor=cursor)).jobs) == 1
+        for foreign in (
+            other.read_attempts(after=after),
+            other.list_jobs(JobFilter(), now=NOW, cursor=cursor),
+            other.list_jobs(JobFilter(until=cursor), now=NOW),
+        ):
+            with pytest.raises(InvalidRequest, match="another store"):
+                await foreign
+        for broken in ("", "x", "!!", "gA=="):
+            with pytest.raises(InvalidRequest, match="not a cursor"):
+                await one.read_attempts(after=broken)
+            with pytest.raises(InvalidRequest, match="not a cursor"):
+                await one.list_jobs(JobFilter(), now=NOW, cursor=broken)
+
+
+async def test_settings_of_a_queue_that_nobody_used_are_the_defaults_and_make_no_queue() -> None:
+    async with connect("mem://") as driver:
+        assert await driver.settings("new") == QueueSettings()
+        assert await claim(driver, queue="new") == []
+        assert await driver.stats(now=NOW) == []
