@@ -104,22 +104,9 @@ def test_a_large_range_is_shared_out_evenly(
 
 @and_as_brokers_read
 def test_history_that_was_removed_unread_is_a_loud_error(store: BulkStore, url: str) -> None:
+    """But rows that were read are nobody's loss. A queue may be kept shorter than others."""
     add(url, 5, "read")
     cursor = store.latest()
-    add(url, 5, "unread")
-
-    within(url, partial(remove, least=10, plain=1))
-    add(url, 2, "new", later=9 * DAY)
-    with pytest.raises(HistoryGone, match=r"removed by retention.*checkpoint"):
-        store.between(cursor, store.latest(), parallelism=2)
-    assert len(seqs(store, store.start(), store.latest())) == 2
-
-
-@and_as_brokers_read
-def test_history_that_was_removed_after_it_was_read_is_nobodys_loss(store: BulkStore, url: str) -> None:
-    add(url, 5, "read")
-    cursor = store.latest()
-
     within(url, partial(remove, least=5, plain=1))
     # The end of the log is gone, so what is left ends before the cursor; the reader must not go back.
     assert store.limited(cursor, store.latest(), rows=None) == cursor
@@ -127,18 +114,14 @@ def test_history_that_was_removed_after_it_was_read_is_nobodys_loss(store: BulkS
     add(url, 2, "new", later=9 * DAY)
     assert len(seqs(store, cursor, store.latest())) == 2
 
-
-@and_as_brokers_read
-def test_rows_of_a_queue_that_is_kept_shorter_are_missed_too(store: BulkStore, url: str) -> None:
     add(url, 5, "read", queue="short")
-    add(url, 5, "kept")
     cursor = store.latest()
     add(url, 5, "unread", queue="short")
-    add(url, 5, "also-kept")
-
+    add(url, 5, "kept")
     within(url, partial(remove, least=10, short=1, plain=99))
     with pytest.raises(HistoryGone, match=r"removed by retention.*checkpoint"):
         store.between(cursor, store.latest(), parallelism=2)
+    assert len(seqs(store, store.start(), store.latest())) == 7
 
 
 def test_a_cursor_of_another_store_is_refused(store: BulkStore, url: str, kind: str) -> None:
@@ -169,25 +152,15 @@ def test_a_row_that_commits_late_is_not_skipped(postgres_url: str) -> None:
         before = store.latest()
         late = log_one(slow, "late")
         add(postgres_url, 3, "quick")
-        held = store.latest()
-        assert held == before
-        # A batch read needs no order, so it shows what is committed; and not what is not.
-        everything = rows(store, store.parts("attempts", EVERYTHING, parallelism=2))
-        assert len(everything) == 4
+        assert store.latest() == before
+        # A batch read needs no order, so it shows what is committed when it is planned.
+        planned = store.parts("attempts", EVERYTHING, parallelism=2)
+        assert len(rows(store, planned)) == 4
         slow.commit()
-        found = seqs(store, held, store.latest())
+        assert len(rows(store, planned)) == 4
+        found = seqs(store, before, store.latest())
         assert len(found) == 4
         assert late in found
-
-
-def test_a_planned_read_does_not_show_what_commits_afterwards(postgres_url: str) -> None:
-    add(postgres_url, 2, "first")
-    with open_store(postgres_url) as store, postgres_session(postgres_url, autocommit=False) as slow:
-        log_one(slow, "late")
-        add(postgres_url, 3, "quick")
-        parts = store.parts("attempts", EVERYTHING, parallelism=2)
-        slow.commit()
-        assert len(rows(store, parts)) == 5
 
 
 def test_rows_of_an_earlier_cluster_come_first_and_once(postgres_url: str) -> None:
