@@ -3,4 +3,4 @@
 from conformance.recycled_postgres import recycler
 from taskharbor_testkit.conformance import conformance_tests
 
-globals().update(conformance_tests(lambda tmp_path: recycler().fresh_url()))
+globals().update(conformance_tests(lambda tmp_path: recycler().fresh_url(), share=1 / 3))

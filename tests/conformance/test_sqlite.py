@@ -2,4 +2,4 @@
 
 from taskharbor_testkit.conformance import conformance_tests
 
-globals().update(conformance_tests(lambda tmp_path: f"sqlite:///{tmp_path}/jobs.db"))
+globals().update(conformance_tests(lambda tmp_path: f"sqlite:///{tmp_path}/jobs.db", share=1 / 3))

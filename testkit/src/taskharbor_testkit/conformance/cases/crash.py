@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import pickle
 import sys
-from functools import partial
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 from taskharbor.bulk.stage import pack
 from taskharbor.drivers import operations as op
-from taskharbor.drivers.contract import JobFilter, QueueSettings
+from taskharbor.drivers.contract import Driver, JobFilter, QueueSettings
 from taskharbor.drivers.registry import connect
 from taskharbor.jobs import SECOND
 from taskharbor_testkit.conformance.case import Skip
@@ -57,15 +58,36 @@ async def everything_is_there_when_all_handles_were_closed(t: Twin) -> None:
     await t.driver.open()
 
 
-async def _victim(url: str, call: op.Operation[Any] | None) -> Any:
-    """Another process makes the call and is killed by SIGKILL right after the answer, or in the middle of a stream of batches."""
+class _Victim:
+    """A process that makes every call in a child, which is killed by SIGKILL right after the answer. A call that is None makes
+    the child enqueue a stream of batches, and die in the middle of it."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+
+    async def run(self, call: op.Operation[Any] | None) -> Any:
+        stdin, stdout = self._process.stdin, self._process.stdout
+        assert stdin is not None
+        assert stdout is not None
+        stdin.write(pickle.dumps(call))
+        try:
+            size = await asyncio.wait_for(stdout.readexactly(8), 60)
+        except asyncio.IncompleteReadError:
+            _, told = await self._process.communicate()
+            raise AssertionError(f"the process should have killed itself: {told.decode()}") from None
+        answer = await stdout.readexactly(int.from_bytes(size))
+        return pickle.loads(answer) if call is not None else None  # noqa: S301
+
+
+@asynccontextmanager
+async def _victim(url: str) -> AsyncIterator[_Victim]:
     command = (sys.executable, "-m", "taskharbor_testkit.conformance.victim", url)
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, stderr=pipe)
-    out, err = await asyncio.wait_for(process.communicate(pickle.dumps(call)), 60)
-    assert process.returncode is not None
-    assert process.returncode < 0, f"the process should have killed itself: {err.decode()}"
-    return pickle.loads(out) if call is not None else None  # noqa: S301
+    try:
+        yield _Victim(process)
+    finally:
+        await process.communicate(b"")  # With an input, because only then it closes the pipe.
 
 
 def _url(t: Twin) -> str:
@@ -76,10 +98,15 @@ def _url(t: Twin) -> str:
 
 
 async def every_call_answered_before_a_kill_holds(t: Twin) -> None:
-    """Each call is made by a process of its own. It dies before it can make another, so nothing is left to a later write."""
-    doomed = connect(_url(t))
-    # Never opened: the public methods of a driver check their arguments and hand the call to `run`.
-    doomed.run = partial(_victim, _url(t))  # type: ignore[method-assign]
+    """A process of its own makes each call. It dies before it can make another, so nothing is left to a later write."""
+    async with _victim(_url(t)) as victim:
+        # Never opened: the public methods of a driver check their arguments and hand the call to `run`.
+        doomed = connect(_url(t))
+        doomed.run = victim.run  # type: ignore[method-assign]
+        await _make_every_call(t, doomed)
+
+
+async def _make_every_call(t: Twin, doomed: Driver) -> None:
     waiting, *jobs = [t.job(priority=-n) for n in range(6)]
     await t.enqueue(waiting, *jobs, by=doomed)
     await t.call(op.Cancel([waiting.id], t.now), doomed)
@@ -105,7 +132,8 @@ async def every_call_answered_before_a_kill_holds(t: Twin) -> None:
 
 async def a_batch_cut_off_by_the_kill_is_all_or_nothing(t: Twin) -> None:
     """The process dies at an arbitrary point of a stream of batches of ten; no batch is there in part."""
-    await _victim(_url(t), None)
+    async with _victim(_url(t)) as victim:
+        await victim.run(None)
     batches: dict[str, int] = {}
     for job in (await t.driver.list_jobs(JobFilter(), now=START, limit=100_000)).jobs:
         batches[job.headers["batch"]] = batches.get(job.headers["batch"], 0) + 1
