@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-all lint bench clean
+.PHONY: demo test test-all soak lint bench clean
 
 demo: $(READY)
 	$(BIN)/taskharbor demo
@@ -16,6 +16,10 @@ test: $(READY)
 # Also the same on other servers and with larger numbers, and what needs Redis 7.0, PgBouncer and PostgreSQL's contrib modules.
 test-all: $(READY)
 	$(BIN)/python -m pytest -n auto --dist loadgroup $(ARGS)
+
+# The randomised tests with large counts: hours. It writes benchmarks/soak.json.
+soak: $(READY)
+	$(BIN)/python -m benchmarks.soak $(ARGS)
 
 lint: $(READY)
 	$(BIN)/ruff check .
