@@ -43,14 +43,6 @@ async def opened(url: str) -> AsyncIterator[Blobs]:
         await blobs.close()
 
 
-@asynccontextmanager
-async def several(url: str, count: int) -> AsyncIterator[list[Blobs]]:
-    handles = [parse_url(url).open() for _ in range(count)]
-    yield handles
-    for blobs in handles:
-        await blobs.close()
-
-
 @pytest.fixture(params=["file", "mem", "s3"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "s3":
@@ -117,25 +109,14 @@ async def test_objects_may_be_empty_or_large(blobs: Blobs) -> None:
 
 async def test_of_many_who_create_or_replace_at_once_one_succeeds(url: str) -> None:
     version: Version | None = None
-    async with several(url, 8) as handles:
-        for turn in range(4):
-            writes = [one.write("a", f"{turn} {n}".encode(), version) for n, one in enumerate(handles)]
-            answers = await asyncio.gather(*writes, return_exceptions=True)
-            assert all(isinstance(answer, Version | Conflict) for answer in answers)
-            (version,) = [answer for answer in answers if isinstance(answer, Version)]
-
-
-async def test_compare_and_swap_objects_of_several_handles_lose_nothing(url: str) -> None:
-    async with several(url, 4) as handles:
-        cas = [marks_object(blobs) for blobs in handles]
-
-        async def work(number: int) -> None:
-            for step in range(5):
-                await cas[number % 4].change(add(f"{number}.{step}"))
-
-        await asyncio.gather(*(work(number) for number in range(12)))
-        marks = await cas[0].look(all_marks)
-        assert len(marks) == len(set(marks)) == 60
+    handles = [parse_url(url).open() for _ in range(8)]
+    for turn in range(4):
+        writes = [one.write("a", f"{turn} {n}".encode(), version) for n, one in enumerate(handles)]
+        answers = await asyncio.gather(*writes, return_exceptions=True)
+        assert all(isinstance(answer, Version | Conflict) for answer in answers)
+        (version,) = [answer for answer in answers if isinstance(answer, Version)]
+    for one in handles:
+        await one.close()
 
 
 async def test_the_probe_trusts_it_and_leaves_nothing_behind(blobs: Blobs) -> None:

@@ -1,156 +1,76 @@
-"""The image of a queue: what was written reads the same, what failed changes nothing, and what is deleted takes no room."""
+"""The image of a queue: a failed step changes nothing, a foreign image is refused, and numbers grow. And planted bugs with
+database images: each scenario passes, and each fails once its bug is planted."""
 
 from __future__ import annotations
 
-import sqlite3
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 import pytest
 
 from drivers.objectstore.fake_blobs import HeldBlobs
-from drivers.objectstore.harness import driver_on, finish
+from drivers.objectstore.harness import driver_on, finish, jobs_of
 from records import NOW, make_record
-from taskharbor.drivers.contract import Ack, Fail, JobFilter, QueueSettings, Settlement
-from taskharbor.drivers.engine import enqueue, inspect, operate, reserve, settle
+from taskharbor.drivers.contract import JobFilter
+from taskharbor.drivers.engine import enqueue, inspect
 from taskharbor.drivers.engine.tables import Transaction
 from taskharbor.drivers.migrations import Migration
-from taskharbor.drivers.objectstore import archive, compaction, image
-from taskharbor.drivers.objectstore.image import Image, entries, take_numbers
-from taskharbor.drivers.waiting import ALWAYS
+from taskharbor.drivers.objectstore import cas, compaction, image
+from taskharbor.drivers.objectstore.blobs import Conflict, Unclear
+from taskharbor.drivers.objectstore.cas import Attempt, CasObject, Content, answer, new_commit, seal
+from taskharbor.drivers.objectstore.catalog import state_name
+from taskharbor.drivers.objectstore.image import Image, take_numbers
 from taskharbor.errors import BackendUnavailable, SchemaMismatch
-from taskharbor.jobs import SECOND, Failure, JobRecord, UpdateFlags
+from taskharbor.jobs import JobRecord
 
 R = TypeVar("R")
+
+
+def an_image(*numbers: int) -> Image:
+    """The image of queue `q`, with a job for each of these numbers."""
+    state = Image(b"", "here", "q")
+    change(state, lambda transaction: enqueue.enqueue(transaction, jobs_of(1), NOW))
+    change(
+        state,
+        lambda transaction: enqueue.enqueue(transaction, jobs_of(len(numbers)), NOW, numbers=numbers),
+    )
+    return state
 
 
 def change(state: Image, step: Callable[[Transaction], R]) -> R:
     return state.change(step)[0]
 
 
-def add(state: Image, *jobs: JobRecord) -> None:
-    first = take_numbers(len(jobs))
-    numbers = [first + at for at in range(len(jobs))]
-    change(state, lambda transaction: enqueue.enqueue(transaction, jobs, NOW, numbers=numbers))
-
-
-def claim(state: Image, limit: int, *, now: int = NOW, types: list[str] | None = None) -> list[JobRecord]:
-    return change(
-        state, lambda transaction: reserve.reserve(transaction, "q", limit, 10 * SECOND, now, "w", types)
-    )
-
-
-def read_again(state: Image) -> Image:
-    return Image(state.serialize(), "here", "q")
-
-
-def shown(state: Image) -> tuple[Any, ...]:
+def jobs_in(state: Image) -> list[tuple[int, JobRecord]]:
     return state.look(
-        lambda transaction: (
-            inspect.find_jobs(transaction, JobFilter(), NOW, 1000, inspect.FOREVER),
-            inspect.stats(transaction, NOW, None),
-            inspect.attempts_between(transaction, 0, inspect.FOREVER, 1000),
-            inspect.watch(transaction, ["q"], ALWAYS),
-            inspect.settings(transaction, "q"),
-        )
+        lambda transaction: inspect.find_jobs(transaction, JobFilter(), NOW, 9, inspect.FOREVER)
     )
-
-
-def a_full_image() -> Image:
-    """Every state a job can be in, with every kind of field filled."""
-    state = Image(b"", "here", "q")
-    settings = QueueSettings(max_inflight=5, failure_queue="failed", keep_dead_us=None)
-    change(state, lambda transaction: operate.configure(transaction, "q", settings, NOW))
-    keyed = make_record(key="k", headers={"trace": "1"}, payload=b"\x00\xff", idempotency_key="i", priority=3)
-    add(state, keyed, make_record(), make_record(payload=b"x" * 5000), make_record())
-    held = claim(state, 4)
-    boom = Failure("ValueError", "boom", "Traceback")
-    ends: list[Settlement] = [
-        Ack(held[1].id, held[1].token or "", b"r"),
-        Fail(held[2].id, held[2].token or "", 1, boom),
-    ]
-    change(state, lambda transaction: settle.settle(transaction, ends, NOW))
-    add(
-        state,
-        make_record(key="k", update=UpdateFlags(run_at="later")),
-        make_record(run_at_us=NOW + SECOND),
-        make_record(type="sms", max_stalls=2, timeout_us=SECOND),
-    )
-    change(state, lambda transaction: operate.cancel(transaction, [held[3].id], NOW))
-    return state
-
-
-def test_an_image_that_was_written_and_read_shows_the_same_and_goes_on_the_same() -> None:
-    """The same jobs are reserved in the same order, the same leases end at the same time. Looking touches nothing."""
-    state = a_full_image()
-    again = read_again(state)
-    assert shown(again) == shown(state)
-    assert [notice.queue for notice in again.outbox()] == ["failed"]
-    assert again.outbox() == state.outbox()
-    assert claim(again, 5, types=[]) == []
-    assert not again.touched
-    for now in (NOW, NOW + SECOND, NOW + 11 * SECOND):
-        assert [job.id for job in claim(again, 2, now=now)] == [job.id for job in claim(state, 2, now=now)]
 
 
 def test_a_step_that_raises_changes_nothing_and_leaves_the_steps_before_it() -> None:
-    state = a_full_image()
-    add(state, make_record())
-    before, image_before = shown(state), state.serialize()
+    state = an_image(5)
+    before = jobs_in(state)
 
     def half_a_step(transaction: Transaction) -> None:
-        enqueue.enqueue(transaction, [make_record()], NOW)
+        enqueue.enqueue(transaction, jobs_of(1), NOW)
         raise ValueError("half way")
 
     with pytest.raises(ValueError, match="half way"):
         state.change(half_a_step)
-    assert shown(state) == before == shown(Image(image_before, "here", "q"))
+    assert jobs_in(state) == before == jobs_in(Image(state.serialize(), "here", "q"))
 
 
 def test_an_image_is_taken_after_commit_only() -> None:
     """Inside a transaction SQLite gives the old pages, or a mixture of old and new ones that looks whole."""
-    state = a_full_image()
+    state = an_image(5)
     with pytest.raises(AssertionError, match="COMMIT"):
         state.change(lambda transaction: state.serialize())
 
 
-def test_an_image_can_be_opened_anywhere() -> None:
-    """One in WAL mode could not: there is no file beside it."""
-    state = a_full_image()
-    data = state.serialize()
-    assert data[18:20] == b"\x01\x01", "the image asks for a write-ahead log"
-    other = sqlite3.connect(":memory:")
-    other.deserialize(data)
-    assert other.execute("PRAGMA integrity_check").fetchone() == ("ok",)
-    other.close()
-
-
-def test_an_image_shrinks_when_its_jobs_are_gone() -> None:
-    state = Image(b"", "here", "q")
-    empty = len(state.serialize())
-    jobs = [make_record(payload=b"x" * 500) for _ in range(500)]
-    add(state, *jobs)
-    full = len(state.serialize())
-    change(state, lambda transaction: transaction.connection.execute("DELETE FROM jobs").rowcount)
-    assert len(state.serialize()) < empty + (full - empty) / 3
-    assert state.connection.execute("PRAGMA freelist_count").fetchone() == (0,)
-
-
 def test_numbers_of_a_queue_grow_even_where_the_clock_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    state = Image(b"", "here", "q")
-    add(state, make_record())
-    numbers = [7, 7, 3]
-    change(
-        state,
-        lambda transaction: enqueue.enqueue(
-            transaction, [make_record(), make_record(), make_record()], NOW, numbers=numbers
-        ),
-    )
+    state = an_image(7, 7, 3)
     change(state, lambda transaction: enqueue.enqueue(transaction, [make_record(key="k")], NOW, numbers=[1]))
-    found = state.look(
-        lambda transaction: inspect.find_jobs(transaction, JobFilter(), NOW, 9, inspect.FOREVER)
-    )
-    assert len({number for number, _ in found}) == 5
+    assert len({number for number, _ in jobs_in(state)}) == 5
     monkeypatch.setattr("time.time_ns", lambda: 0)
     first = take_numbers(10)
     assert take_numbers(1) == first + 10
@@ -169,33 +89,24 @@ def test_an_image_of_a_newer_version_is_refused(monkeypatch: pytest.MonkeyPatch)
 
 def test_an_image_of_another_queue_is_refused() -> None:
     """A restore that went wrong must not run one queue's jobs as another's."""
-    data = a_full_image().serialize()
     with pytest.raises(BackendUnavailable, match="here holds queue 'q' and belongs to 'r'"):
-        Image(data, "here", "r")
+        Image(an_image(5).serialize(), "here", "r")
 
 
 def test_a_segment_that_was_given_up_never_becomes_part_of_the_queue() -> None:
     """Its writer may only have been asleep, and its object may be gone."""
-    state = a_full_image()
-    rows, jobs = (
-        archive.copied(state.connection, archive.ROWS),
-        archive.copied(state.connection, archive.JOBS),
-    )
-    entry, _ = archive.pack("slow", 0, rows, jobs)
-    assert (entry.jobs, entry.rows) == (1, 2), "dead jobs stay: they may be requeued"
+    state = an_image(5)
 
     def ends(state: Image) -> int:
-        """How its writer asks, before it puts the segment in its place."""
-        return change(
-            read_again(state), lambda transaction: compaction._execute(transaction, "end", ("slow",))
-        )
+        """As its writer asks, before it puts the segment in its place."""
+        again = Image(state.serialize(), "here", "q")
+        return change(again, lambda transaction: compaction._execute(transaction, "end", ("slow",)))
 
     assert not ends(state), "it was never begun"
     change(state, lambda transaction: compaction._begin(transaction, "slow"))
     assert ends(state)
     change(state, lambda transaction: compaction._execute(transaction, "abandon", ('["slow"]',)))
     assert not ends(state)
-    assert state.look(entries) == []
 
 
 async def test_rows_of_two_queues_that_count_alike_have_numbers_of_their_own(
@@ -212,3 +123,128 @@ async def test_rows_of_two_queues_that_count_alike_have_numbers_of_their_own(
         (some,) = [one for one in (await driver.log_streams()).streams if one.queue == "one"]
         page = await driver.read_log(some.name, after=0, until=some.last)
         assert {row.seq for row in page.attempts} == {row.seq for row in rows if row.queue == "one"}
+
+
+# -- planted bugs -----------------------------------------------------------------------------------------
+
+STATE = state_name("q", 0)
+
+
+async def ids_there(blobs: HeldBlobs) -> set[str]:
+    """As a process sees them that comes new to the store."""
+    async with driver_on(blobs) as driver:
+        return {job.id for job in (await driver.list_jobs(JobFilter(), now=NOW, limit=1000)).jobs}
+
+
+async def what_was_answered_is_in_the_object(blobs: HeldBlobs) -> None:
+    job, other = make_record(), make_record()
+    async with driver_on(blobs) as driver:
+        await driver.enqueue([job], now=NOW)
+        await driver.enqueue([other], now=NOW)
+        assert await ids_there(blobs) == {job.id, other.id}
+
+
+async def a_refused_write_runs_again_on_what_is_there(blobs: HeldBlobs) -> None:
+    ours, theirs = make_record(), make_record()
+    async with driver_on(blobs) as one, driver_on(blobs) as two:
+        await one.enqueue([make_record()], now=NOW)
+        await two.enqueue([theirs], now=NOW)
+        (answer,) = await one.enqueue([ours], now=NOW, new_ids=True)
+        assert not answer.existed
+    assert {ours.id, theirs.id} < await ids_there(blobs)
+
+
+async def a_damaged_object_is_refused(blobs: HeldBlobs) -> None:
+    async with driver_on(blobs) as driver:
+        await driver.enqueue([make_record(payload=b"payload")], now=NOW)
+    blobs.keep(STATE, blobs.objects[STATE].data.replace(b"payload", b"pAyload"))
+    with pytest.raises(BackendUnavailable, match="damaged"):
+        await ids_there(blobs)
+
+
+async def an_object_stays_small_when_its_jobs_have_left(blobs: HeldBlobs) -> None:
+    async with driver_on(blobs, segment_rows=50) as driver:
+        await driver.enqueue([make_record()], now=NOW)
+        empty = len(blobs.objects[STATE].data)
+        await finish(driver, 300)
+        await driver.store.settled()
+        await driver.enqueue([make_record()], now=NOW)
+        assert len(blobs.objects[STATE].data) < 1.5 * empty
+
+
+def takes_images_inside_a_transaction(patch: pytest.MonkeyPatch) -> None:
+    change = Image.change
+
+    def without_commit(self: Image, function: Any) -> Any:
+        if not self.connection.in_transaction:
+            self.connection.execute("BEGIN")
+        return change(self, function)
+
+    patch.setattr(Image, "change", without_commit)
+    patch.setattr(Image, "serialize", lambda self: self.connection.serialize())
+
+
+def asks_for_a_write_ahead_log(patch: pytest.MonkeyPatch) -> None:
+    serialize = Image.serialize
+
+    def as_wal(self: Image) -> bytes:
+        data = serialize(self)
+        return data[:18] + b"\x02\x02" + data[20:]
+
+    patch.setattr(Image, "serialize", as_wal)
+
+
+def keeps_the_connection_of_a_refused_write(patch: pytest.MonkeyPatch) -> None:
+    async def write(self: Any, held: Any, outcomes: Any) -> bool:
+        commit = new_commit()
+        header = held.header.after(commit, epoch=0)
+        body = held.state.serialize()
+        self._note_size(len(body))
+        try:
+            version = await self._blobs.write(self.name, seal(header, body), held.version)
+        except (Conflict, Unclear):
+            newer = await self._read()
+            newer.state = held.state
+            self._held = newer
+            self._attempts.append(Attempt(header.serial, commit, outcomes))
+            return False
+        self._held = Content(held.state, header, version)
+        answer(outcomes)
+        return True
+
+    patch.setattr(CasObject, "_write", write)
+
+
+def carries_no_checksum(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(cas, "crc32", lambda data, start=0: 0)
+
+
+def is_never_vacuumed(patch: pytest.MonkeyPatch) -> None:
+    patch.setitem(image._SQL, "pages", "SELECT 0, 1")
+
+
+Scenario = Callable[[HeldBlobs], Awaitable[None]]
+BUGS: list[tuple[Callable[[pytest.MonkeyPatch], None], Scenario]] = [
+    (takes_images_inside_a_transaction, what_was_answered_is_in_the_object),
+    (asks_for_a_write_ahead_log, what_was_answered_is_in_the_object),
+    (keeps_the_connection_of_a_refused_write, a_refused_write_runs_again_on_what_is_there),
+    (carries_no_checksum, a_damaged_object_is_refused),
+    (is_never_vacuumed, an_object_stays_small_when_its_jobs_have_left),
+]
+
+
+@pytest.mark.parametrize(
+    "scenario", dict.fromkeys(scenario for _, scenario in BUGS), ids=lambda one: one.__name__
+)
+async def test_without_a_bug(scenario: Scenario) -> None:
+    await scenario(HeldBlobs())
+
+
+@pytest.mark.parametrize(("plant", "scenario"), BUGS, ids=[plant.__name__ for plant, _ in BUGS])
+async def test_the_scenario_catches(
+    plant: Callable[[pytest.MonkeyPatch], None], scenario: Scenario, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(monkeypatch)
+    # An assertion of the scenario, or an error where the image cannot be opened at all.
+    with pytest.raises((Exception, pytest.fail.Exception)):
+        await scenario(HeldBlobs())

@@ -128,15 +128,6 @@ async def test_a_renewal_in_the_last_moment_keeps_the_leader_in_office() -> None
     assert one.is_leading()
 
 
-async def test_of_several_that_want_it_at_once_one_gets_it() -> None:
-    held = HeldBlobs()
-    brokers = [await opened(held, f"b{number}") for number in range(5)]
-    await asyncio.gather(*(broker.step() for broker in brokers))
-    assert sum(broker.is_leading() for broker in brokers) == 1
-    await asyncio.gather(*(broker.step() for broker in brokers))
-    assert len({broker.leadership.leader_url for broker in brokers}) == 1
-
-
 async def test_leadership_given_back_is_taken_at_once() -> None:
     one, other = await pair(HeldBlobs())
     await one.leadership.resign()

@@ -9,7 +9,7 @@ import pytest
 
 from drivers.objectstore.harness import claim, finish
 from records import NOW, make_record
-from taskharbor.drivers.contract import JobFilter, QueueSettings
+from taskharbor.drivers.contract import JobFilter
 from taskharbor.drivers.objectstore import ObjectStoreDriver
 from taskharbor.drivers.objectstore.options import parse_url
 from taskharbor.drivers.registry import connect
@@ -91,17 +91,9 @@ def test_a_store_in_memory_claims_no_durability_and_one_in_a_folder_does(tmp_pat
     assert (in_a_folder.durable, in_a_folder.multi_process) == (True, True)
 
 
-async def test_a_handle_that_is_not_open_says_so_and_a_closed_one_can_be_opened_again(tmp_path: Path) -> None:
-    driver = connect(f"file://{tmp_path}/store")
-    for _ in range(2):
-        with pytest.raises(BackendUnavailable, match=r"open\(\)"):
-            await driver.stats(now=NOW)
-        await driver.open()
-        await driver.open()
-        await driver.enqueue([make_record("a")], now=NOW)
-        assert len((await driver.list_jobs(JobFilter(), now=NOW)).jobs) == 1
-        await driver.close()
-        await driver.close()
+async def test_a_handle_that_is_not_open_says_so() -> None:
+    with pytest.raises(BackendUnavailable, match=r"open\(\)"):
+        await connect("mem://").stats(now=NOW)
 
 
 async def test_any_name_will_do_for_a_queue(tmp_path: Path) -> None:
@@ -135,10 +127,3 @@ async def test_a_cursor_of_another_store_is_refused() -> None:
                 await one.read_attempts(after=broken)
             with pytest.raises(InvalidRequest, match="not a cursor"):
                 await one.list_jobs(JobFilter(), now=NOW, cursor=broken)
-
-
-async def test_settings_of_a_queue_that_nobody_used_are_the_defaults_and_make_no_queue() -> None:
-    async with connect("mem://") as driver:
-        assert await driver.settings("new") == QueueSettings()
-        assert await claim(driver, queue="new") == []
-        assert await driver.stats(now=NOW) == []

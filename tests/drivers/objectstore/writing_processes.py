@@ -80,41 +80,24 @@ def exit_code(pid: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-def many(folder: str, processes: int, increments: int) -> dict[str, Any]:
-    """All of them increment; nothing may be lost."""
-    pids = [child(folder, id, increments) for _ in range(processes)]
-    return {"codes": [exit_code(pid) for pid in pids], "number": current(folder)}
-
-
-def random_kills(folder: str, seed: int, rounds: int) -> dict[str, Any]:
-    """Two writers at a time, one of which is killed at some moment. What was confirmed must be there afterwards."""
+def many(folder: str, processes: int, victims: int, increments: int, seed: int) -> dict[str, Any]:
+    """All of them increment, and some are killed at some moment: no confirmed write may be lost, and no lock left behind."""
     chance = random.Random(seed)
-    confirmed = 0
-    for _ in range(rounds):
-        reading, writing = os.pipe()
-        victim, other = (
-            child(folder, lambda number: os.write(writing, f"{number}\n".encode()))  # noqa: B023
-            for _ in range(2)
-        )
-        os.close(writing)
-        lines = os.fdopen(reading)
-        confirmed = max(confirmed, int(lines.readline()))
-        time.sleep(chance.random() * 0.02)
-        os.kill(victim, signal.SIGKILL)
-        exit_code(victim)
-        before = current(folder)
-        # The other goes on: no lock was left behind.
-        for line in lines:
-            confirmed = max(confirmed, int(line))
-            if confirmed > before + 1:
-                break
-        os.kill(other, signal.SIGKILL)
-        exit_code(other)
-        confirmed = max(confirmed, *(int(line) for line in lines if line.endswith("\n")), 0)
-        lines.close()
-        if current(folder) < confirmed:
-            return {"lost": [confirmed, current(folder)]}
-    return {"confirmed": confirmed, "number": current(folder)}
+    reading, writing = os.pipe()
+    pids = [
+        child(folder, lambda number: os.write(writing, f"{number}\n".encode()), increments)
+        for _ in range(processes)
+    ]
+    os.close(writing)
+    with os.fdopen(reading) as lines:
+        confirmed = []
+        for victim in pids[:victims]:
+            confirmed.append(int(lines.readline()))
+            time.sleep(chance.random() * 0.02)
+            os.kill(victim, signal.SIGKILL)
+        confirmed += map(int, lines)
+    codes = [exit_code(pid) for pid in pids]
+    return {"codes": codes[victims:], "confirmed": confirmed, "number": current(folder)}
 
 
 def kill_points(folder: str) -> dict[str, Any]:
@@ -151,9 +134,5 @@ class DyingOs:
 
 if __name__ == "__main__":
     story, folder, *numbers = sys.argv[1:]
-    stories: dict[str, Callable[..., dict[str, Any]]] = {
-        "many": many,
-        "random_kills": random_kills,
-        "kill_points": kill_points,
-    }
-    print(json.dumps(stories[story](folder, *map(int, numbers))))
+    found = many(folder, *map(int, numbers)) if story == "many" else kill_points(folder)
+    print(json.dumps(found))
