@@ -10,7 +10,7 @@ import taskharbor.signals as signals
 from records import NOW, make_record
 from taskharbor import CodecError, CodecRegistry, FixedDelays, JobRecord, PayloadInvalid
 from taskharbor.drivers.contract import Ack, Discard, Fail, Release, Retry, Settlement
-from taskharbor.handlers import make_handler
+from taskharbor.handlers import Handler
 from taskharbor.jobs import MAX_ERROR_CHARS, MAX_RESULT_BYTES, SECOND, Failure, to_micros
 from taskharbor.middleware import PayloadRejected, Raised
 from taskharbor.worker.decide import RemoteError, decide, describe, no_handler
@@ -24,7 +24,7 @@ async def nothing(job: Any) -> None: ...
 
 
 def decided(outcome: Any, *, job: JobRecord | None = None, **handler: Any) -> Settlement:
-    return decide(job or record(), make_handler("t", nothing, **handler), outcome, CodecRegistry(), NOW)
+    return decide(job or record(), Handler("t", nothing, **handler), outcome, CodecRegistry(), NOW)
 
 
 def raised(error: BaseException) -> Raised:

@@ -9,7 +9,7 @@ import pytest
 from records import make_record
 from taskharbor import CodecRegistry, Job, JobTimeout
 from taskharbor.codec import Arguments
-from taskharbor.handlers import make_handler
+from taskharbor.handlers import Handler
 from taskharbor.jobs import SECOND
 from taskharbor.middleware import (
     TIMEOUT,
@@ -153,7 +153,7 @@ def add(a: int, b: int = 2) -> int:
 
 
 def validating(innermost: Call, **handler: Any) -> Call:
-    return validate(make_handler("t", add, **handler), CodecRegistry(), innermost)
+    return validate(Handler("t", add, **handler), CodecRegistry(), innermost)
 
 
 def test_validate_decodes_for_whoever_comes_after() -> None:

@@ -89,45 +89,23 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
-    "taskharbor.client": ("AsyncClient", "Client"),
-    "taskharbor.clock": ("BackendClock", "Clock", "FakeClock", "SystemClock"),
-    "taskharbor.codec": ("JSON", "MSGPACK", "Codec", "CodecRegistry"),
-    "taskharbor.drivers.contract": ("Driver", "JobFilter", "QueueSettings", "QueueStats"),
-    "taskharbor.drivers.registry": ("connect",),
-    "taskharbor.errors": (
-        "BackendUnavailable",
-        "CodecError",
-        "InvalidRequest",
-        "JobError",
-        "JobFailed",
-        "JobNotFound",
-        "JobNotInflight",
-        "JobTimeout",
-        "LeaseExpired",
-        "LeaseMismatch",
-        "MissingExtra",
-        "PayloadInvalid",
-        "TaskHarborError",
-        "WaitTimeout",
-    ),
-    "taskharbor.harbor": ("AsyncJobType", "Harbor", "JobHandle", "JobType", "SyncJobType"),
-    "taskharbor.jobs": (
-        "Attempt",
-        "Failure",
-        "JobRecord",
-        "JobRequest",
-        "JobState",
-        "Lease",
-        "Outcome",
-        "UpdateFlags",
-    ),
-    "taskharbor.middleware": ("Job", "Middleware", "current_job"),
-    "taskharbor.requests": ("Defaults",),
-    "taskharbor.retry": ("ExponentialBackoff", "FixedDelays", "RetryPolicy"),
-    "taskharbor.signals": ("Discard", "Retry", "Snooze", "Unrecoverable"),
-    "taskharbor.worker": ("Worker",),
+    "client": "AsyncClient Client",
+    "clock": "BackendClock Clock FakeClock SystemClock",
+    "codec": "JSON MSGPACK Codec CodecRegistry",
+    "drivers.contract": "Driver JobFilter QueueSettings QueueStats",
+    "drivers.registry": "connect",
+    "errors": "BackendUnavailable CodecError InvalidRequest JobError JobFailed JobNotFound JobNotInflight JobTimeout"
+    " LeaseExpired LeaseMismatch MissingExtra PayloadInvalid TaskHarborError WaitTimeout",
+    "harbor": "AsyncJobType Harbor JobHandle JobType SyncJobType",
+    "jobs": "Attempt Failure JobRecord JobRequest JobState Lease Outcome UpdateFlags",
+    "middleware": "Job Middleware current_job",
+    "requests": "Defaults",
+    "retry": "ExponentialBackoff FixedDelays RetryPolicy",
+    "signals": "Discard Retry Snooze Unrecoverable",
+    "worker": "Worker",
 }
-_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+"""Names by the module that has them."""
+_HOME_OF = {name: f"taskharbor.{module}" for module, names in _HOMES.items() for name in names.split()}
 
 __all__ = ["__version__", *sorted(_HOME_OF)]
 

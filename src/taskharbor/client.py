@@ -21,6 +21,8 @@ from taskharbor.drivers.contract import (
     Driver,
     Enqueued,
     JobFilter,
+    JoinedAsyncTransaction,
+    JoinedTransaction,
     Page,
     QueueSettings,
     QueueStats,
@@ -30,7 +32,7 @@ from taskharbor.drivers.registry import connect
 from taskharbor.errors import InvalidRequest, JobError, JobNotFound, WaitTimeout
 from taskharbor.jobs import Attempt, JobRecord, JobRequest, JobState, Micros
 from taskharbor.requests import Defaults, RecordBuilder
-from taskharbor.transactions import AsyncClientWithin, AsyncTransaction, ClientWithin, Transaction
+from taskharbor.transactions import AsyncClientWithin, AsyncTransaction, ClientWithin, Transaction, joined_as
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -166,7 +168,9 @@ class AsyncClient:
 
     def within(self, transaction: AsyncTransaction) -> AsyncClientWithin:
         """Enqueue as part of a transaction of yours: `await client.within(connection).enqueue(request)`."""
-        return AsyncClientWithin(self.driver.within(transaction), self.builder, self.now)
+        complaint = "the transaction is synchronous and would block the event loop: use Client, or an asynchronous connection"
+        joined = joined_as(JoinedAsyncTransaction, self.driver.within(transaction), complaint)
+        return AsyncClientWithin(joined, self.builder, self.now)
 
     # -- looking ------------------------------------------------------------------------------------------
 
@@ -318,16 +322,9 @@ class Portal:
     connection."""
 
     def __init__(self) -> None:
-        self._ready = threading.Event()
         self.loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._run, name="taskharbor-portal", daemon=True)
+        self._thread = threading.Thread(target=self.loop.run_forever, name="taskharbor-portal", daemon=True)
         self._thread.start()
-        self._ready.wait()
-
-    def _run(self) -> None:
-        asyncio.set_event_loop(self.loop)
-        self.loop.call_soon(self._ready.set)
-        self.loop.run_forever()
 
     def begin(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         """Start the work, and do not wait for it."""
@@ -440,7 +437,11 @@ class Client:
 
     def within(self, transaction: Transaction) -> ClientWithin:
         """Enqueue as part of a transaction of yours: `client.within(connection).enqueue(request)`."""
-        return ClientWithin(self.driver.within(transaction), self._inner.builder, self.now)
+        complaint = (
+            "the transaction is asynchronous, the client is not: use AsyncClient, and await the enqueue"
+        )
+        joined = joined_as(JoinedTransaction, self.driver.within(transaction), complaint)
+        return ClientWithin(joined, self._inner.builder, self.now)
 
 
 def chunks(items: Iterable[T], size: int) -> Iterator[list[T]]:

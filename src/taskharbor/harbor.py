@@ -31,18 +31,19 @@ from taskharbor.codec import Arguments, Codec, CodecRegistry
 from taskharbor.drivers.contract import Driver, Enqueued
 from taskharbor.drivers.registry import connect
 from taskharbor.errors import InvalidRequest, JobFailed
-from taskharbor.handlers import Handler, JobOptions, Options, make_handler
+from taskharbor.handlers import Handler, JobOptions, Options
 from taskharbor.jobs import JobRecord, JobRequest, JobState
 from taskharbor.requests import Defaults, EncodedPayload, RecordBuilder
 from taskharbor.transactions import AsyncJobWithin, AsyncTransaction, JobWithin, Transaction, is_async
 
 if TYPE_CHECKING:
-    from taskharbor.batch_jobs.declare import BatchJobOptions, BatchJobType
+    from taskharbor.batch_jobs import BatchJobOptions, BatchJobType
     from taskharbor.middleware import Middleware
     from taskharbor.worker import Worker
 
 P = ParamSpec("P")
 R = TypeVar("R")
+C = TypeVar("C", Client, AsyncClient)
 
 DEFAULT_URL = "sqlite:///taskharbor.db"
 URL_VARIABLE = "TASKHARBOR_URL"
@@ -155,9 +156,9 @@ class JobType(Generic[P, R]):
         self.handler = handler
         self._options = options
         self._result_type = result_type
-        self.__doc__ = handler.function.__doc__
-        self.__name__ = getattr(handler.function, "__name__", handler.type)
-        self.__wrapped__ = handler.function
+        self.__wrapped__ = handler.function if handler.batch is None else handler.batch.function
+        self.__doc__ = self.__wrapped__.__doc__
+        self.__name__ = getattr(self.__wrapped__, "__name__", handler.type)
 
     @property
     def type(self) -> str:
@@ -171,11 +172,7 @@ class JobType(Generic[P, R]):
 
     def options(self, **options: Unpack[Options]) -> typing.Self:
         """Return the same job with other options, for the calls that are made through the returned object."""
-        unknown = set(options) - set(Options.__annotations__)
-        if unknown:
-            raise TypeError(
-                f"unknown option {', '.join(sorted(unknown))}; known: {', '.join(Options.__annotations__)}"
-            )
+        _refuse_unknown(options, Options, "a call")
         merged = typing.cast(Options, {**self._options, **options})
         return self.__class__(self._harbor, self.handler, merged, self._result_type)
 
@@ -269,6 +266,12 @@ def _as_call(call: Sequence[Any] | Mapping[str, Any]) -> tuple[tuple[Any, ...], 
     return tuple(call), {}
 
 
+def _refuse_unknown(options: Mapping[str, Any], known: type[Any], what: str) -> None:
+    if unknown := options.keys() - known.__annotations__.keys():
+        names = ", ".join(known.__annotations__)
+        raise TypeError(f"unknown option {', '.join(sorted(unknown))} for {what}; known: {names}")
+
+
 class SyncJobType(JobType[P, R]):
     """A job declared on `def`. A call runs the function directly."""
 
@@ -360,10 +363,7 @@ class Harbor:
         """Return the client for synchronous code. There is one per process, shared by all threads."""
         with self._lock:
             if self._client is None or self._client[0] != os.getpid():
-                self._client = (
-                    os.getpid(),
-                    Client(self.driver(), defaults=self.defaults, codecs=self.codecs, clock=self.clock),
-                )
+                self._client = (os.getpid(), self._connected(Client))
             return self._client[1]
 
     def async_client(self) -> AsyncClient:
@@ -372,11 +372,11 @@ class Harbor:
         with self._lock:
             client = self._async_clients.get(loop)
             if client is None:
-                client = AsyncClient(
-                    self.driver(), defaults=self.defaults, codecs=self.codecs, clock=self.clock
-                )
-                self._async_clients[loop] = client
+                client = self._async_clients[loop] = self._connected(AsyncClient)
             return client
+
+    def _connected(self, kind: type[C]) -> C:
+        return kind(self.driver(), defaults=self.defaults, codecs=self.codecs, clock=self.clock)
 
     def close(self) -> None:
         """Close the synchronous client's connection. The app can be used again afterwards."""
@@ -405,15 +405,12 @@ class Harbor:
 
     def job(self, function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
         """Declare a job on `async def` (runs on the event loop) or `def` (runs on a thread); bare or with options."""
-        unknown = set(options) - set(JobOptions.__annotations__)
-        if unknown:
-            known = ", ".join(JobOptions.__annotations__)
-            raise TypeError(f"unknown option {', '.join(sorted(unknown))} for a job; known: {known}")
+        _refuse_unknown(options, JobOptions, "a job")
         declare = _Declare(self, typing.cast(JobOptions, options))
         return declare if function is None else declare(function)
 
     def _declare(self, function: Callable[..., Any], options: JobOptions) -> JobType[..., Any]:
-        handler = make_handler(
+        handler = Handler(
             options.get("name") or function.__name__,
             function,
             isolation=options.get("isolation"),
@@ -456,13 +453,9 @@ class Harbor:
             row: A dataclass, a struct or a TypedDict that every payload must fit. None takes any JSON object.
             options: Options of the declaration. `size` bounds the rows of one call.
         """
-        from taskharbor.batch_jobs.declare import BatchJobOptions, declare_batch_job
+        from taskharbor.batch_jobs import BatchJobOptions, declare_batch_job
 
-        known = BatchJobOptions.__annotations__
-        if unknown := set(options) - set(known):
-            raise TypeError(
-                f"unknown option {', '.join(sorted(unknown))} for a batch job; known: row, {', '.join(known)}"
-            )
+        _refuse_unknown(options, BatchJobOptions, "a batch job")
         given = typing.cast(BatchJobOptions, options)
         if function is not None:
             return declare_batch_job(self, function, row, given)
@@ -521,11 +514,13 @@ class Harbor:
         """Return a worker for this app's jobs. The options are those of `Worker`."""
         from taskharbor.worker import Worker
 
-        options.setdefault("queues", self.queues)
-        options.setdefault("middleware", self.middleware)
-        options.setdefault("codecs", self.codecs)
-        options.setdefault("clock", self.clock)
-        worker = Worker(self.driver(), **options)
+        own = {
+            "queues": self.queues,
+            "middleware": self.middleware,
+            "codecs": self.codecs,
+            "clock": self.clock,
+        }
+        worker = Worker(self.driver(), **(own | options))
         for handler in self.handlers.values():
             worker.add_handler(handler)
         return worker

@@ -215,7 +215,14 @@ Middleware: TypeAlias = Callable[[Job, Call], Awaitable[Any]]
 
 def chain(handler: Handler, codecs: CodecRegistry, own: Sequence[Middleware], innermost: Call) -> Call:
     """Make the call of a handler with all middleware around it. The user's own middleware is innermost."""
-    return recover(timeout(validate(handler, codecs, compose(own, innermost))))
+    call = innermost
+    for layer in reversed(own):
+        call = _wrap(layer, call)
+    return recover(timeout(validate(handler, codecs, call)))
+
+
+def _wrap(layer: Middleware, call_next: Call) -> Call:
+    return lambda job: layer(job, call_next)
 
 
 def function_call(handler: Handler) -> Callable[[Job], Any]:
@@ -224,18 +231,6 @@ def function_call(handler: Handler) -> Callable[[Job], Any]:
         return handler.function
     call = handler.arguments.caller(handler.function)
     return lambda job: call(job.arguments)
-
-
-def compose(middleware: Sequence[Middleware], innermost: Call) -> Call:
-    """Put middleware around a call. The first is the outermost."""
-    call = innermost
-    for layer in reversed(middleware):
-        call = _wrap(layer, call)
-    return call
-
-
-def _wrap(layer: Middleware, call_next: Call) -> Call:
-    return lambda job: layer(job, call_next)
 
 
 class Raised(msgspec.Struct, frozen=True):
@@ -292,17 +287,9 @@ async def limited(
         raise
 
 
-def hold_timeout(job: Job) -> None:
-    """Stop the timeout until `restart_timeout`. The worker needs this time itself (a process starts); the handler is
-    not charged."""
-    _reschedule(job, None)
-
-
-def restart_timeout(job: Job) -> None:
-    _reschedule(job, asyncio.get_running_loop().time() + job.record.timeout_us / SECOND)
-
-
-def _reschedule(job: Job, when: float | None) -> None:
+def reschedule_timeout(job: Job, when: float | None) -> None:
+    """Let the timeout end the execution at this time of the loop; None stops it. A worker that needs time itself (a process
+    starts) does not charge the handler for it."""
     if job.record.timeout_us:
         with contextlib.suppress(RuntimeError):  # The timeout has just ended the execution.
             _scope.get().reschedule(when)

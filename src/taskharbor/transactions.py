@@ -15,6 +15,8 @@ import inspect
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar
 
+import msgspec
+
 from taskharbor.drivers.contract import Enqueued, JoinedAsyncTransaction, JoinedTransaction
 from taskharbor.errors import InvalidRequest
 from taskharbor.jobs import JobRecord, JobRequest, Micros
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 R = TypeVar("R")
+J = TypeVar("J")
 
 CHUNK = 1000
 """Records per statement."""
@@ -48,22 +51,19 @@ def is_async(transaction: object) -> bool:
     return inspect.iscoroutinefunction(getattr(transaction, "commit", None))
 
 
-class ClientWithin:
+def joined_as(kind: type[J], joined: object, complaint: str) -> J:
+    """Return the joined transaction if it is of the client's kind. Raises InvalidRequest."""
+    if not isinstance(joined, kind):
+        raise InvalidRequest(complaint)
+    return joined
+
+
+class ClientWithin(msgspec.Struct, frozen=True):
     """The client's enqueues as part of a transaction. `client.within(transaction)` returns it."""
 
-    def __init__(
-        self,
-        joined: JoinedTransaction | JoinedAsyncTransaction,
-        builder: RecordBuilder,
-        now: Callable[[], Micros],
-    ) -> None:
-        if not isinstance(joined, JoinedTransaction):
-            raise InvalidRequest(
-                "the transaction is asynchronous, the client is not: use AsyncClient, and await the enqueue"
-            )
-        self._joined = joined
-        self._builder = builder
-        self._now = now
+    _joined: JoinedTransaction
+    _builder: RecordBuilder
+    _now: Callable[[], Micros]
 
     def enqueue(self, request: JobRequest) -> Enqueued:
         return self.enqueue_many([request])[0]
@@ -75,22 +75,12 @@ class ClientWithin:
         return [one for part in parts for one in self._joined.enqueue(part, now=now)]
 
 
-class AsyncClientWithin:
+class AsyncClientWithin(msgspec.Struct, frozen=True):
     """`ClientWithin` for asynchronous transactions."""
 
-    def __init__(
-        self,
-        joined: JoinedTransaction | JoinedAsyncTransaction,
-        builder: RecordBuilder,
-        now: Callable[[], Awaitable[Micros]],
-    ) -> None:
-        if not isinstance(joined, JoinedAsyncTransaction):
-            raise InvalidRequest(
-                "the transaction is synchronous and would block the event loop: use Client, or an asynchronous connection"
-            )
-        self._joined = joined
-        self._builder = builder
-        self._now = now
+    _joined: JoinedAsyncTransaction
+    _builder: RecordBuilder
+    _now: Callable[[], Awaitable[Micros]]
 
     async def enqueue(self, request: JobRequest) -> Enqueued:
         return (await self.enqueue_many([request]))[0]
@@ -101,12 +91,11 @@ class AsyncClientWithin:
         return [one for part in parts for one in await self._joined.enqueue(part, now=now)]
 
 
-class JobWithin(Generic[P, R]):
+class JobWithin(msgspec.Struct, Generic[P, R], frozen=True):
     """A declared job's enqueues as part of a transaction. `job.within(transaction)` returns it."""
 
-    def __init__(self, job_type: JobType[P, R], client: ClientWithin) -> None:
-        self._job_type = job_type
-        self._client = client
+    _job_type: JobType[P, R]
+    _client: ClientWithin
 
     def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:
         accepted = self._client.enqueue(self._job_type.request(*args, **kwargs))
@@ -116,12 +105,11 @@ class JobWithin(Generic[P, R]):
         return self._job_type._handles(self._client.enqueue_many(self._job_type._requests(calls)))
 
 
-class AsyncJobWithin(Generic[P, R]):
+class AsyncJobWithin(msgspec.Struct, Generic[P, R], frozen=True):
     """`JobWithin` for asynchronous transactions."""
 
-    def __init__(self, job_type: JobType[P, R], client: AsyncClientWithin) -> None:
-        self._job_type = job_type
-        self._client = client
+    _job_type: JobType[P, R]
+    _client: AsyncClientWithin
 
     async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle[R]:
         accepted = await self._client.enqueue(self._job_type.request(*args, **kwargs))

@@ -7,7 +7,7 @@ from typing import Any
 from records import make_record
 from taskharbor import CodecRegistry, Job
 from taskharbor.drivers.contract import Ack, Discard, Release, Retry
-from taskharbor.handlers import make_handler
+from taskharbor.handlers import Handler
 from taskharbor.jobs import SECOND
 from taskharbor.middleware import recover
 from taskharbor.worker.run import CANCELLED, LEASE_LOST, SHUTDOWN, Hold, Runner
@@ -19,7 +19,7 @@ class Bench:
         self.left: list[Hold] = []
         chain = recover(handler)
         self.runner = Runner(
-            {"t": (make_handler("t", handler), chain)},
+            {"t": (Handler("t", handler), chain)},
             concurrency=concurrency,
             codecs=CodecRegistry(),
             now=lambda: 5 * SECOND,

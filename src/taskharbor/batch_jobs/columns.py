@@ -39,13 +39,11 @@ _MISFITS = (pa.ArrowException, TypeError, ValueError, OverflowError)
 def arrow_type(hint: Any) -> pa.DataType | None:
     """Return the column type for a type hint; None if Arrow has to look at the values."""
     origin = typing.get_origin(hint)
-    if origin is Annotated:
+    if origin in (Annotated, typing.Required, typing.NotRequired):
         return arrow_type(typing.get_args(hint)[0])
     if origin in (typing.Union, types.UnionType):
         rest = [one for one in typing.get_args(hint) if one is not type(None)]
         return arrow_type(rest[0]) if len(rest) == 1 else None
-    if origin in (typing.Required, typing.NotRequired):
-        return arrow_type(typing.get_args(hint)[0])
     if origin is list:
         inner = arrow_type(typing.get_args(hint)[0])
         return None if inner is None else pa.list_(inner)

@@ -25,7 +25,7 @@ import msgspec
 
 from taskharbor.codec import Arguments, Codec, CodecRegistry
 from taskharbor.errors import InvalidRequest
-from taskharbor.handlers import Handler, make_handler
+from taskharbor.handlers import Handler
 from taskharbor.jobs import Failure, JobRecord, Micros
 from taskharbor.middleware import Call, Job, Raised, function_call, set_current_job, validate
 from taskharbor.signals import Discard, HandlerSignal, Retry, Snooze, Unrecoverable
@@ -132,7 +132,7 @@ def find(wanted: Wanted) -> Handler:
             )
     declared = getattr(found, "handler", None)  # A JobType stands where its function stood.
     function = declared.function if isinstance(declared, Handler) else found
-    return make_handler(wanted.type, function, arguments=None if wanted.takes_job else Arguments(function))
+    return Handler(wanted.type, function, arguments=None if wanted.takes_job else Arguments(function))
 
 
 def main(connection: Connection, orders: Orders) -> None:

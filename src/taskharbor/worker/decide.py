@@ -102,7 +102,8 @@ def _is_own(trace: TracebackType) -> bool:
 
 def _delay(record: JobRecord, handler: Handler, attempts: int) -> Micros:
     try:
-        return max(0, int(handler.retry.next_delay(record, attempts)))
+        policy = handler.retry or DEFAULT_RETRY
+        return max(0, int(policy.next_delay(record, attempts)))
     except Exception:
         log.exception("the retry policy of %s failed; the default one is used", record.type)
         return DEFAULT_RETRY.next_delay(record, attempts)

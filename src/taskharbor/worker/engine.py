@@ -5,16 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from taskharbor.clock import Clock
 from taskharbor.drivers.contract import Driver, JobFilter, Release
 from taskharbor.errors import BackendUnavailable, TaskHarborError
-from taskharbor.jobs import JobState, Outcome
-from taskharbor.worker.fetch import Allowance, Assignment, FetchLoop
+from taskharbor.jobs import JobState
+from taskharbor.worker.fetch import Assignment, BackendLoop, FetchLoop
 from taskharbor.worker.heartbeat import HeartbeatLoop
-from taskharbor.worker.run import SHUTDOWN, Hold
+from taskharbor.worker.run import SHUTDOWN
 from taskharbor.worker.settle import SettleLoop
 
 log = logging.getLogger("taskharbor.worker")
@@ -26,44 +25,20 @@ PRUNE_EVERY = 60.0
 SWEEP_BATCH = 1000
 
 
-class Engine:
+class Engine(BackendLoop):
     """One run of a worker, seen from the backend. Everything here happens on the loop that `run` was started on."""
 
-    def __init__(
-        self,
-        assignment: Assignment,
-        *,
-        outcomes: Counter[Outcome],
-        allowance: Allowance,
-        rng: random.Random | None = None,
-        has_own_thread: bool = False,
-    ) -> None:
-        self._config = assignment.config
-        self._driver = assignment.driver
-        self._clock = assignment.clock
-        self._runner = assignment.runner
-        self.holds = assignment.holds
-        self.outage = assignment.outage
-        self.siblings: Sequence[Engine] = ()
-        """All engines of this worker, where it has several: none stops for want of work while another has some."""
-        self._loop = asyncio.get_running_loop()
+    def __init__(self, assignment: Assignment) -> None:
+        super().__init__(assignment)
+        self._changed = assignment.changed
         self._stop = asyncio.Event()
         self.is_serving = False
         """True from the backend's first answer until a stop is asked for."""
         self._in_a_hurry = False
-        self._changed = asyncio.Event()
-        self._closing_at: float | None = None
-        self._fetch = FetchLoop(assignment, allowance=allowance, has_own_thread=has_own_thread)
-        self._heartbeat = HeartbeatLoop(assignment, self._abort)
-        self._settle = SettleLoop(
-            assignment,
-            outcomes=outcomes,
-            made_room=self._fetch.made_room,
-            all_settled=self._changed.set,
-            give_up=self._past_closing,
-            heartbeat_over=self._heartbeat.is_over.wait,
-        )
-        self._sweep = SweepLoop(self._driver, clock=self._clock, rng=rng)
+        self._fetch = FetchLoop(assignment)
+        self._heartbeat = HeartbeatLoop(assignment)
+        self._settle = SettleLoop(assignment, self._fetch.made_room)
+        self._sweep = SweepLoop(self._driver, clock=self._clock, rng=assignment.rng)
         self._runner.finished = self._settle.finished
 
     # -- from other threads --------------------------------------------------------------------------------
@@ -91,8 +66,8 @@ class Engine:
     async def _reach(self) -> bool:
         """Until the backend answers for the first time; False if we are asked to stop before it does."""
         try:
-            await self.outage.ride_out(self._driver.open, give_up=self._stop.is_set)
-            await self.outage.ride_out(self._clock.refresh, give_up=self._stop.is_set)
+            await self._outage.ride_out(self._driver.open, give_up=self._stop.is_set)
+            await self._outage.ride_out(self._clock.refresh, give_up=self._stop.is_set)
         except (BackendUnavailable, OSError) as error:
             log.warning("stopped before the backend answered: %s", error)
             return False
@@ -132,18 +107,18 @@ class Engine:
     async def _shut_down(self, fetching: asyncio.Future[None]) -> None:
         """Stop fetching, finish what runs within the grace period, give back the rest, write everything."""
         grace = 0.0 if self._in_a_hurry else self._config.grace
-        self._closing_at = self._loop.time() + grace + 2 * _ABORT_SECONDS
+        self.assignment.closing_at = self._loop.time() + grace + 2 * _ABORT_SECONDS
         self._fetch.stop()
         # A reserve that is under way may take long where the backend hangs: what it still brings is given back too.
         self._runner.call(self._runner.release_buffered)
         await self._until_settled(fetching, grace, unless=lambda: self._in_a_hurry)
-        if self.holds or not fetching.done():
+        if self._holds or not fetching.done():
             self._runner.call(self._runner.abort_running, SHUTDOWN)
             await self._until_settled(fetching, _ABORT_SECONDS)
         if not fetching.done():
             fetching.cancel()
             await asyncio.wait([fetching], timeout=_ABORT_SECONDS)
-        if self.holds:
+        if self._holds:
             await self._give_back()
 
     async def _until_settled(
@@ -155,7 +130,7 @@ class Engine:
         """Until nothing is held or on its way here, the time is up, or there is a reason not to wait."""
         try:
             async with asyncio.timeout(seconds):
-                while (self.holds or not fetching.done()) and not unless():
+                while (self._holds or not fetching.done()) and not unless():
                     self._changed.clear()
                     await self._changed.wait()
         except TimeoutError:
@@ -163,10 +138,10 @@ class Engine:
 
     async def _give_back(self) -> None:
         """Handlers that cannot be stopped die with the process: their jobs are released now, not at lease end."""
-        unwritten = sum(hold.settling for hold in self.holds)
+        unwritten = sum(hold.settling for hold in self._holds)
         if unwritten:
             log.warning("%d jobs ended but could not be written; they run again", unwritten)
-        stuck = [hold for hold in self.holds if not hold.settling and not hold.lost]
+        stuck = [hold for hold in self._holds if not hold.settling and not hold.lost]
         for hold in stuck:
             hold.lost = True
         if not stuck:
@@ -174,7 +149,7 @@ class Engine:
         log.warning("%d handlers did not stop in time; their jobs are given back", len(stuck))
         try:
             async with asyncio.timeout(_ABORT_SECONDS):
-                await self._heartbeat.is_over.wait()
+                await self.assignment.heartbeat_over.wait()
                 releases = [Release(hold.record.id, hold.token) for hold in stuck]
                 await self._driver.settle(releases, now=self._clock.now())
         except (BackendUnavailable, OSError) as error:
@@ -183,13 +158,11 @@ class Engine:
     async def _stop_when_empty(self) -> None:
         while True:
             await self._fetch.is_idle.wait()
-            if not self._anything_in_hand() and await self.outage.ride_out(self._is_empty):
+            in_hand = any(one.holds for one in self.assignment.siblings)
+            if not in_hand and await self._outage.ride_out(self._is_empty):
                 self.ask_to_stop()
                 return
             await asyncio.sleep(0.05)
-
-    def _anything_in_hand(self) -> bool:
-        return bool(self.holds) or any(sibling.holds for sibling in self.siblings)
 
     async def _is_empty(self) -> bool:
         """Nothing to do now or under way anywhere. What is scheduled for later does not count."""
@@ -209,14 +182,6 @@ class Engine:
             return True
         wanted = JobFilter(queue=queue, states=frozenset(states), types=frozenset(types))
         return bool((await self._driver.list_jobs(wanted, now=self._clock.now(), limit=1)).jobs)
-
-    # -- between the loops ---------------------------------------------------------------------------------
-
-    def _abort(self, hold: Hold, reason: str) -> None:
-        self._runner.call(self._runner.abort, hold, reason)
-
-    def _past_closing(self) -> bool:
-        return self._closing_at is not None and self._loop.time() > self._closing_at
 
 
 class SweepLoop:

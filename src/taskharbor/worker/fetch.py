@@ -12,16 +12,19 @@ import logging
 import random
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from types import SimpleNamespace
+from typing import Annotated, Any, TypeVar
 
 import msgspec
+from msgspec import Meta
 
 from taskharbor.clock import Clock
 from taskharbor.drivers.contract import Driver
-from taskharbor.errors import BackendUnavailable
-from taskharbor.jobs import JobRecord, Micros
+from taskharbor.errors import BackendUnavailable, field_error
+from taskharbor.jobs import JobRecord, Micros, Outcome
 from taskharbor.worker.run import BufferedRunner, Hold
 
 log = logging.getLogger("taskharbor.worker")
@@ -44,20 +47,28 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """A worker's settings, checked and in the units the loops use."""
 
     name: str
-    queues: tuple[str, ...]
+    queues: Annotated[tuple[str, ...], Meta(min_length=1)]
     types: tuple[str, ...] | None
     claims: tuple[str, ...] | None = None
     """The types that one engine claims; None: all of the worker's types."""
-    concurrency: int
+    concurrency: Annotated[int, Meta(ge=1)]
     lease_us: Micros
     heartbeat: float
-    poll_interval: float
-    prefetch: int
-    batch: int
-    grace: float
+    poll_interval: Annotated[float, Meta(gt=0)]
+    prefetch: Annotated[int, Meta(ge=0)]
+    batch: Annotated[int, Meta(ge=1)]
+    grace: Annotated[float, Meta(ge=0)]
     until_empty: bool
-    max_jobs: int | None
+    max_jobs: Annotated[int, Meta(ge=1)] | None
     max_seconds: float | None
+
+    @classmethod
+    def checked(cls, **values: Any) -> WorkerConfig:
+        """Make the settings if all are within bounds. Raises InvalidRequest."""
+        try:
+            return msgspec.convert(values, cls)
+        except msgspec.ValidationError as error:
+            raise field_error(SimpleNamespace(**values), str(error)) from None
 
 
 class Outage:
@@ -133,37 +144,62 @@ class Allowance:
         """True if several fetch loops share it."""
 
 
-class Assignment(msgspec.Struct, eq=False):
-    """One engine's part of a worker's jobs, and what its loops share."""
+class Assignment(msgspec.Struct, eq=False, kw_only=True):
+    """One engine's part of a worker's jobs, and what its loops share. Belongs to the backend's loop once the engine runs."""
 
     config: WorkerConfig
     driver: Driver
     clock: Clock
     runner: BufferedRunner
     outage: Outage
+    outcomes: Counter[Outcome]
+    allowance: Allowance
+    siblings: Sequence[Assignment]
+    """All assignments of this worker: none stops for want of work while another has some."""
+    rng: random.Random | None
+    has_own_thread: bool
+    """True if the backend's loop runs on another thread than the handlers' loop."""
     holds: dict[Hold, None] = {}
     """Jobs that are leased and not settled, oldest first. Not by job id: a job whose lease was lost may come back to this very
     worker while the old execution still winds up."""
+    changed: asyncio.Event = msgspec.field(default_factory=asyncio.Event)
+    """Set when the engine has to look again at whether it is done."""
+    heartbeat_over: asyncio.Event = msgspec.field(default_factory=asyncio.Event)
+    """Set while no heartbeat is under way: every hold then has the token that is valid now."""
+    closing_at: float | None = None
+    """The time of the loop at which nothing more is written."""
+
+    def is_past_closing(self) -> bool:
+        return self.closing_at is not None and asyncio.get_running_loop().time() > self.closing_at
 
 
-class FetchLoop:
-    def __init__(self, assignment: Assignment, *, allowance: Allowance, has_own_thread: bool) -> None:
-        self._config = config = assignment.config
+class BackendLoop:
+    """The base of the backend's loops: the parts of their assignment."""
+
+    def __init__(self, assignment: Assignment) -> None:
+        self.assignment = assignment
+        self._config = assignment.config
         self._driver = assignment.driver
         self._clock = assignment.clock
         self._runner = assignment.runner
         self._holds = assignment.holds
         self._outage = assignment.outage
-        self._allowance = allowance
-        self._has_own_thread = has_own_thread
-        self._queues = list(config.queues)
-        self._types = config.types if config.claims is None else config.claims
+        self._loop = asyncio.get_running_loop()
+
+
+class FetchLoop(BackendLoop):
+    """Keeps the runner supplied with leased jobs."""
+
+    def __init__(self, assignment: Assignment) -> None:
+        super().__init__(assignment)
+        self._allowance = assignment.allowance
+        self._queues = list(self._config.queues)
+        self._types = self._config.types if self._config.claims is None else self._config.claims
         # A claim that blocks on the server takes our clock along, so it has to be one that runs by itself; and it would keep
         # other queues, and other loops with the same allowance, waiting.
         self._makes_blocking_claims = (
-            len(self._queues) == 1 and assignment.clock.runs_by_itself and not allowance.is_shared
+            len(self._queues) == 1 and self._clock.runs_by_itself and not self._allowance.is_shared
         )
-        self._loop = asyncio.get_running_loop()
         self._pace = Pace(self._loop.time)
         self._room = asyncio.Event()
         self._wants_room = False
@@ -209,7 +245,7 @@ class FetchLoop:
                     await self._let_begin()
 
     async def _let_begin(self) -> None:
-        if self._has_own_thread:
+        if self.assignment.has_own_thread:
             time.sleep(_ASIDE)  # noqa: ASYNC251
         await asyncio.sleep(_LET_BEGIN)
 

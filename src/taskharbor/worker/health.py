@@ -26,21 +26,23 @@ DEFAULT_HOST = "127.0.0.1"
 _SLOWEST_CLIENT = 5.0
 
 
-class HealthServer:
+class HealthServer(ThreadingHTTPServer):
     """Serves from `start` until `stop`. Port 0 takes any free port; `address` says which."""
 
+    daemon_threads = True
+
     def __init__(self, host: str, port: int, look: Look) -> None:
-        self._server = _Server(host, port, look)
+        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._look = look
+        self._started = time.monotonic()
+        super().__init__((host, port), _Handler)
         self._thread = threading.Thread(
-            target=self._server.serve_forever,
-            kwargs={"poll_interval": 0.1},
-            name="taskharbor-health",
-            daemon=True,
+            target=self.serve_forever, args=(0.1,), name="taskharbor-health", daemon=True
         )
 
     @property
     def address(self) -> str:
-        host, port = self._server.server_address[:2]
+        host, port = self.server_address[:2]
         shown = host.decode() if isinstance(host, bytes) else str(host)
         return f"[{shown}]:{port}" if ":" in shown else f"{shown}:{port}"
 
@@ -49,19 +51,9 @@ class HealthServer:
 
     def stop(self) -> None:
         if self._thread.is_alive():
-            self._server.shutdown()
+            self.shutdown()
             self._thread.join(1)
-        self._server.server_close()
-
-
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-
-    def __init__(self, host: str, port: int, look: Look) -> None:
-        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._look = look
-        self._started = time.monotonic()
-        super().__init__((host, port), _Handler)
+        self.server_close()
 
     def answer(self, path: str) -> tuple[HTTPStatus, dict[str, Any]]:
         uptime = round(time.monotonic() - self._started, 1)
@@ -80,7 +72,7 @@ class _Server(ThreadingHTTPServer):
 
 class _Handler(BaseHTTPRequestHandler):
     timeout = _SLOWEST_CLIENT
-    server: _Server
+    server: HealthServer
 
     def do_GET(self) -> None:
         self._send(*self.server.answer(self.path))

@@ -8,42 +8,37 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from taskharbor.drivers.contract import Extension
 from taskharbor.errors import BackendUnavailable, JobError
 from taskharbor.jobs import Lease
-from taskharbor.worker.fetch import Assignment
+from taskharbor.worker.fetch import Assignment, BackendLoop
 from taskharbor.worker.run import CANCELLED, LEASE_LOST, Hold
 
 log = logging.getLogger("taskharbor.worker")
 
 
-class HeartbeatLoop:
-    def __init__(self, assignment: Assignment, abort: Callable[[Hold, str], None]) -> None:
-        self._driver = assignment.driver
-        self._holds = assignment.holds
-        self._lease_for = assignment.config.lease_us
-        self._interval = assignment.config.heartbeat
-        self._clock = assignment.clock
-        self._abort = abort
-        self.is_over = asyncio.Event()
-        """Set while no heartbeat is under way: every hold then has the token that is valid now."""
-        self.is_over.set()
+class HeartbeatLoop(BackendLoop):
+    """Extends leases, and hears of those that are lost or asked to stop."""
+
+    def __init__(self, assignment: Assignment) -> None:
+        super().__init__(assignment)
+        assignment.heartbeat_over.set()
 
     async def run(self) -> None:
-        pause = self._interval
+        pause = interval = self._config.heartbeat
         while True:
             await asyncio.sleep(pause)
             try:
                 # A half-open connection would hang here while leases run out: better to ask again.
-                async with asyncio.timeout(self._interval):
+                async with asyncio.timeout(interval):
                     await self.beat()
-                pause = self._interval
+                pause = interval
             except (BackendUnavailable, OSError) as error:
                 log.debug("heartbeat failed: %s", error)
                 # Sooner than usual: leases are running out meanwhile.
-                pause = min(self._interval, 0.2)
+                pause = min(interval, 0.2)
             self._drop_expired()
 
     async def beat(self) -> None:
@@ -56,14 +51,14 @@ class HeartbeatLoop:
             Extension(hold.record.id, hold.token, None if report is hold.reported else report)
             for hold, report in zip(held, reports, strict=True)
         ]
-        self.is_over.clear()
+        self.assignment.heartbeat_over.clear()
         try:
             answers = await self._driver.extend_lease(
-                extensions, lease_for=self._lease_for, now=self._clock.now()
+                extensions, lease_for=self._config.lease_us, now=self._clock.now()
             )
             self._take_in(held, reports, answers)
         finally:
-            self.is_over.set()
+            self.assignment.heartbeat_over.set()
 
     def _take_in(
         self, held: list[Hold], reports: list[bytes | None], answers: Sequence[Lease | JobError]
@@ -78,12 +73,12 @@ class HeartbeatLoop:
             hold.expires_at_us = answer.expires_at_us
             hold.reported = report
             if answer.cancel_requested and hold.settlement is None:
-                self._abort(hold, CANCELLED)
+                self._runner.call(self._runner.abort, hold, CANCELLED)
 
     def _lose(self, hold: Hold, how: str) -> None:
         log.warning("lease of %s %s %s", hold.record.type, hold.record.id, how)
         hold.lost = True
-        self._abort(hold, LEASE_LOST)
+        self._runner.call(self._runner.abort, hold, LEASE_LOST)
 
     def _drop_expired(self) -> None:
         """During an outage nobody refuses us, but a lease that ran out is over all the same."""

@@ -28,7 +28,7 @@ from taskharbor.codec import JSON, MSGPACK, Codec, CodecRegistry
 from taskharbor.errors import InvalidRequest, WorkerProcessDied
 from taskharbor.handlers import Handler
 from taskharbor.jobs import SECOND
-from taskharbor.middleware import Job, hold_timeout, restart_timeout
+from taskharbor.middleware import Job, reschedule_timeout
 from taskharbor.worker.child import Began, Logged, Progress, Ready, Returned, Run, Stop, Stopping, Threw
 from taskharbor.worker.decide import RemoteError
 from taskharbor.worker.interpreter import exit_reason
@@ -109,7 +109,7 @@ class ProcessPool:
                 return process
         loop = asyncio.get_running_loop()
         began = loop.time()
-        hold_timeout(job)
+        reschedule_timeout(job, None)
         process = WorkerProcess(self._orders, self._gone)
         self._processes[process] = None
         try:
@@ -118,7 +118,7 @@ class ProcessPool:
             process.kill()
             raise
         job.started_at_us += round((loop.time() - began) * SECOND)
-        restart_timeout(job)
+        reschedule_timeout(job, loop.time() + job.record.timeout_us / SECOND)
         return process
 
     async def _put_back(self, process: WorkerProcess) -> None:

@@ -9,43 +9,28 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
 from taskharbor.drivers.contract import Ack, Discard, Fail, Release, Retry, Settlement
 from taskharbor.errors import JobError, LeaseMismatch
 from taskharbor.jobs import Outcome
-from taskharbor.worker.fetch import Assignment
+from taskharbor.worker.fetch import Assignment, BackendLoop
 from taskharbor.worker.run import Hold
 
 log = logging.getLogger("taskharbor.worker")
 
 
-class SettleLoop:
-    def __init__(
-        self,
-        assignment: Assignment,
-        *,
-        outcomes: Counter[Outcome],
-        made_room: Callable[[], None],
-        all_settled: Callable[[], None],
-        give_up: Callable[[], bool],
-        heartbeat_over: Callable[[], Awaitable[object]],
-    ) -> None:
-        self._driver = assignment.driver
-        self._most_at_once = assignment.driver.capabilities.batch
-        self._holds = assignment.holds
-        self._clock = assignment.clock
-        self._outage = assignment.outage
+class SettleLoop(BackendLoop):
+    """Writes settlements. `made_room` is called for every execution that ended."""
+
+    def __init__(self, assignment: Assignment, made_room: Callable[[], None]) -> None:
+        super().__init__(assignment)
+        self._most_at_once = self._driver.capabilities.batch
         # After an outage the write must come before the leases are over.
-        self._longest_pause = assignment.config.heartbeat / 2
-        self._outcomes = outcomes
+        self._longest_pause = self._config.heartbeat / 2
         self._made_room = made_room
-        self._all_settled = all_settled
-        self._give_up = give_up
-        self._heartbeat_over = heartbeat_over
-        self._loop = asyncio.get_running_loop()
         self._finished: deque[Hold] = deque()
         self._wake = asyncio.Event()
         self._asleep = False
@@ -91,7 +76,7 @@ class SettleLoop:
         ]
         if outrun:
             # A heartbeat on its way may have changed the token under a settlement: the new one is tried too.
-            await self._heartbeat_over()
+            await self.assignment.heartbeat_over.wait()
             again = dict(zip(outrun, await self._write(outrun), strict=True))
             answers = [again.get(hold, answer) for hold, answer in zip(batch, answers, strict=True)]
         for hold in batch:
@@ -100,10 +85,10 @@ class SettleLoop:
 
     def _flushed(self, written: Sequence[Hold]) -> None:
         if not self._holds:
-            self._all_settled()
+            self.assignment.changed.set()
         kinds = Counter([type(hold.settlement) for hold in written])
         for kind, count in kinds.items():
-            self._outcomes[_OUTCOMES[kind]] += count
+            self.assignment.outcomes[_OUTCOMES[kind]] += count
         if Retry in kinds or Fail in kinds:
             for hold in written:
                 if isinstance(hold.settlement, (Retry, Fail)):
@@ -128,7 +113,7 @@ class SettleLoop:
         settlements = [_current(hold) for hold in batch]
         return await self._outage.ride_out(
             lambda: self._driver.settle(settlements, now=self._clock.now()),
-            give_up=self._give_up,
+            give_up=self.assignment.is_past_closing,
             longest_pause=self._longest_pause,
         )
 

@@ -30,6 +30,12 @@ BAD_INPUT = 2
 FRESH_SECONDS = 5.0
 """Seconds after which a child without a new report no longer counts as ready."""
 
+RESTART_PAUSES = (0.5, 30.0)
+"""Seconds before a crashed child starts again: after its first crash, and at most. The pause doubles from crash to crash."""
+
+STEADY_SECONDS = 60.0
+"""Seconds after which a child's earlier crashes no longer count."""
+
 
 class Slot(msgspec.Struct, eq=False):
     """A place for one child, and what happened to the children in it."""
@@ -60,17 +66,11 @@ class Supervisor:
         grace: float = 30.0,
         finite: bool = False,
         reload: bool = False,
-        first_pause: float = 0.5,
-        longest_pause: float = 30.0,
-        steady_after: float = 60.0,
     ) -> None:
         self._command = command
         self._grace = grace
         self._finite = finite
         self._reload = reload
-        self._first_pause = first_pause
-        self._longest_pause = longest_pause
-        self._steady_after = steady_after
         self._slots = [Slot(number) for number in range(1, processes + 1)]
         self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._asked = 0
@@ -157,12 +157,10 @@ class Supervisor:
         finally:
             os.close(writing)
         slot.process, slot.started, slot.due, slot.reloading = process, time.monotonic(), None, False
-        threading.Thread(target=self._await_end, args=(slot, process), daemon=True).start()
+        ended = partial(self._ended, slot)
+        threading.Thread(target=lambda: self._events.put(partial(ended, process.wait())), daemon=True).start()
         threading.Thread(target=_read_reports, args=(slot, reading), daemon=True).start()
         log.info("worker process %d started, pid %d", slot.number, process.pid)
-
-    def _await_end(self, slot: Slot, process: subprocess.Popen[bytes]) -> None:
-        self._events.put(partial(self._ended, slot, process.wait()))
 
     def _ended(self, slot: Slot, code: int) -> None:
         if slot.process is not None and slot.process.stdin is not None:
@@ -177,10 +175,9 @@ class Supervisor:
         elif self._finite and code == 0:
             log.info("worker process %d has finished", slot.number)
         elif self._reload and code != 0:
+            reason = exit_reason(code)
             log.warning(
-                "worker process %d ended with %s; a change of a file starts it again",
-                slot.number,
-                exit_reason(code),
+                "worker process %d ended with %s; a change of a file starts it again", slot.number, reason
             )
         elif code == BAD_INPUT:
             log.error("worker process %d refused to start; giving up", slot.number)
@@ -191,9 +188,10 @@ class Supervisor:
 
     def _restart_later(self, slot: Slot, code: int) -> None:
         now = time.monotonic()
-        if now - slot.started >= self._steady_after:
+        if now - slot.started >= STEADY_SECONDS:
             slot.crashes = 0
-        pause = min(self._longest_pause, self._first_pause * 2**slot.crashes)
+        first, longest = RESTART_PAUSES
+        pause = min(longest, first * 2**slot.crashes)
         slot.crashes += 1
         slot.due = now + pause
         log.warning(

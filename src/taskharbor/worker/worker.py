@@ -26,20 +26,19 @@ import msgspec
 from taskharbor.clock import BackendClock, Clock
 from taskharbor.codec import CodecRegistry
 from taskharbor.drivers.contract import Driver
-from taskharbor.drivers.dispatch import check
+from taskharbor.drivers.dispatch import check, listed
 from taskharbor.drivers.operations import Reserve
 from taskharbor.drivers.registry import connect
 from taskharbor.errors import InvalidRequest
-from taskharbor.handlers import Handler, Isolation, OnInvalid, make_handler
+from taskharbor.handlers import Handler, Isolation, OnInvalid
 from taskharbor.jobs import SECOND, Outcome
 from taskharbor.middleware import Call, Job, Middleware, chain, function_call
 from taskharbor.retry import RetryPolicy
-from taskharbor.worker.batches import BatchRunner
 from taskharbor.worker.engine import Engine
 from taskharbor.worker.fetch import Allowance, Assignment, Outage, WorkerConfig
 from taskharbor.worker.interpreter import interrupts, tuned_interpreter
 from taskharbor.worker.processes import ProcessPool
-from taskharbor.worker.run import BufferedRunner, Runner, ThreadPool
+from taskharbor.worker.run import BatchRunner, BufferedRunner, Runner, ThreadPool
 
 log = logging.getLogger("taskharbor.worker")
 
@@ -115,25 +114,16 @@ class Worker:
         rng: Random | None = None,
     ) -> None:
         seconds = lease.total_seconds() if isinstance(lease, timedelta) else lease
-        _require(bool(queues), "a worker needs at least one queue")
-        for what, names in (("queues", queues), ("types", types)):
-            _require(not isinstance(names, str), f"{what} {names!r}: give a list of names, not one string")
-        _require(concurrency >= 1, f"concurrency {concurrency}: at least 1")
-        _require(seconds >= SHORTEST_LEASE, f"lease of {seconds:g} s: at least {SHORTEST_LEASE:g} s")
-        _require(prefetch >= 0, f"prefetch {prefetch}: not negative")
-        _require(batch is None or batch >= 1, f"batch {batch}: at least 1")
-        _require(poll_interval > 0, f"poll_interval {poll_interval}: more than 0")
-        _require(grace >= 0, f"grace {grace}: not negative")
-        _require(max_jobs is None or max_jobs >= 1, f"max_jobs {max_jobs}: at least 1")
         beat = seconds / 3 if heartbeat is None else heartbeat
-        _require(
-            0 < beat <= seconds / 2, f"heartbeat every {beat:g} s: at most half the lease of {seconds:g} s"
-        )
+        if seconds < SHORTEST_LEASE:
+            raise InvalidRequest(f"lease of {seconds:g} s: at least {SHORTEST_LEASE:g} s")
+        if not 0 < beat <= seconds / 2:
+            raise InvalidRequest(f"heartbeat every {beat:g} s: at most half the lease of {seconds:g} s")
         self.driver = connect(driver) if isinstance(driver, str) else driver
-        self.config = WorkerConfig(
+        self.config = WorkerConfig.checked(
             name=name or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}",
-            queues=tuple(dict.fromkeys(queues)),
-            types=None if types is None else tuple(types),
+            queues=tuple(dict.fromkeys(listed("queues", queues))),
+            types=None if types is None else tuple(listed("types", types)),
             concurrency=concurrency,
             lease_us=round(seconds * SECOND),
             heartbeat=beat,
@@ -182,7 +172,7 @@ class Worker:
         on_invalid: OnInvalid = "dead",
     ) -> None:
         """Run `handler(job)` for every job of this type."""
-        self.add_handler(make_handler(type, handler, isolation=isolation, retry=retry, on_invalid=on_invalid))
+        self.add_handler(Handler(type, handler, isolation=isolation, retry=retry, on_invalid=on_invalid))
 
     def add_handler(self, handler: Handler) -> None:
         """Add a handler that is made already."""
@@ -198,8 +188,8 @@ class Worker:
             "queues": list(self.config.queues),
             "running": bool(engines),
             "serving": bool(engines) and all(engine.is_serving for engine in engines),
-            "backend_answers": bool(engines) and not any(engine.outage.is_on for engine in engines),
-            "held": sum(len(engine.holds) for engine in engines),
+            "backend_answers": bool(engines) and not any(one.assignment.outage.is_on for one in engines),
+            "held": sum(len(engine.assignment.holds) for engine in engines),
             "outcomes": {str(outcome): count for outcome, count in self.outcomes.items()},
         }
 
@@ -217,13 +207,13 @@ class Worker:
 
         def backend() -> None:
             try:
-                asyncio.run(self._serve(assignments, has_own_thread=True))
+                asyncio.run(self._serve(assignments))
             except BaseException as error:
                 ended.set_exception(error)
             else:
                 ended.set_result(None)
 
-        with self._assignments() as assignments:
+        with self._assignments(has_own_thread=True) as assignments:
             threading.Thread(target=backend, name="taskharbor-backend", daemon=True).start()
             await self._until_ended(asyncio.wrap_future(ended))
 
@@ -248,7 +238,7 @@ class Worker:
                 engine.request_stop(now=now)
 
     @contextmanager
-    def _assignments(self) -> Iterator[list[Assignment]]:
+    def _assignments(self, *, has_own_thread: bool = False) -> Iterator[list[Assignment]]:
         """The parts that one run needs on the handlers' loop."""
         with self._lock:
             if self._is_running:
@@ -261,13 +251,27 @@ class Worker:
         try:
             isolated = [handler for handler in handlers if handler.isolation == "process"]
             self._processes = ProcessPool(isolated, codecs=self._codecs) if isolated else None
+            shares = list(share_out(self.config, handlers))
+            most = self.config.max_jobs
+            shared = None if most is None else Allowance(most, is_shared=len(shares) > 1)
             assignments: list[Assignment] = []
-            for config, batched in share_out(self.config, handlers):
+            for config, batched in shares:
                 # A handle each: large claims and writes do not wait for small ones, nor those for them.
                 driver = self.driver.clone() if assignments else self.driver
                 clock = self._clock or BackendClock(driver.time)
-                runner = self._runner(config, batched, clock, threads)
-                assignments.append(Assignment(config, driver, clock, runner, Outage(self._rng)))
+                assignment = Assignment(
+                    config=config,
+                    driver=driver,
+                    clock=clock,
+                    runner=self._runner(config, batched, clock, threads),
+                    outage=Outage(self._rng),
+                    outcomes=self.outcomes,
+                    allowance=shared or Allowance(),
+                    siblings=assignments,
+                    rng=self._rng,
+                    has_own_thread=has_own_thread,
+                )
+                assignments.append(assignment)
             yield assignments
         finally:
             threads.close()
@@ -297,21 +301,8 @@ class Worker:
             return lambda job: threads.run(job, partial(call, job))
         return call
 
-    async def _serve(self, assignments: Sequence[Assignment], *, has_own_thread: bool = False) -> None:
-        most = self.config.max_jobs
-        shared = None if most is None else Allowance(most, is_shared=len(assignments) > 1)
-        engines = [
-            Engine(
-                assignment,
-                outcomes=self.outcomes,
-                allowance=shared or Allowance(),
-                rng=self._rng,
-                has_own_thread=has_own_thread,
-            )
-            for assignment in assignments
-        ]
-        for engine in engines:
-            engine.siblings = engines
+    async def _serve(self, assignments: Sequence[Assignment]) -> None:
+        engines = [Engine(assignment) for assignment in assignments]
         with self._lock:
             self._engines = engines
             asked = self._stop_asked
@@ -345,8 +336,3 @@ class Worker:
                 os._exit(128 + number)
 
         return interrupts(on_signal)
-
-
-def _require(condition: bool, complaint: str) -> None:
-    if not condition:
-        raise InvalidRequest(complaint)

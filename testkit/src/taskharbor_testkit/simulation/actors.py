@@ -14,7 +14,7 @@ from taskharbor.clock import BackendClock
 from taskharbor.codec import Arguments
 from taskharbor.drivers.contract import FAILURE_TYPE
 from taskharbor.errors import BackendUnavailable
-from taskharbor.handlers import make_handler
+from taskharbor.handlers import Handler
 from taskharbor.jobs import JobRecord, JobRequest, Micros
 from taskharbor.middleware import Job, current_job
 from taskharbor.requests import RecordBuilder
@@ -61,7 +61,7 @@ class Handlers(msgspec.Struct):
     def register(self, worker: Worker, retry: RetryPolicy) -> None:
         worker.register(WORK, self.work, retry=retry)
         worker.register(FAILURE_TYPE, self.failure, retry=retry)
-        worker.add_handler(make_handler(TYPED, self.typed, retry=retry, arguments=_TYPED_ARGUMENTS))
+        worker.add_handler(Handler(TYPED, self.typed, retry=retry, arguments=_TYPED_ARGUMENTS))
 
     async def work(self, job: Job) -> int:
         with self._recorded(job):
