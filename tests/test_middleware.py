@@ -16,9 +16,8 @@ from taskharbor.middleware import (
     Call,
     PayloadRejected,
     Raised,
-    hold_timeout,
     recover,
-    restart_timeout,
+    reschedule_timeout,
     timeout,
     validate,
 )
@@ -41,9 +40,6 @@ def raising(error: BaseException) -> Call:
         raise error
 
     return call
-
-
-# -- compose --------------------------------------------------------------------------------------------------------
 
 
 # -- recover --------------------------------------------------------------------------------------------------------
@@ -118,31 +114,25 @@ def test_a_cancellation_after_the_time_was_up_does_not_undo_it() -> None:
         run(timeout(slow_to_stop), timeout_us=SHORT)
 
 
-def test_a_timeout_can_be_held_while_the_worker_is_busy_with_itself() -> None:
+@pytest.mark.parametrize("timeout_us", [SHORT, 0])
+def test_a_timeout_can_be_held_while_the_worker_is_busy_with_itself(timeout_us: int) -> None:
     async def needs_a_process(job: Job) -> str:
-        hold_timeout(job)
+        reschedule_timeout(job, None)
         await asyncio.sleep(3 * SHORT / SECOND)
-        restart_timeout(job)
+        reschedule_timeout(job, asyncio.get_running_loop().time() + 30)
         return "ran"
 
-    assert run(timeout(needs_a_process), timeout_us=SHORT) == "ran"
+    assert run(timeout(needs_a_process), timeout_us=timeout_us) == "ran"
 
+
+def test_a_timeout_that_was_held_ends_what_takes_too_long() -> None:
     async def restarted(job: Job) -> None:
-        hold_timeout(job)
-        restart_timeout(job)
-        await asyncio.Event().wait()
+        reschedule_timeout(job, None)
+        reschedule_timeout(job, asyncio.get_running_loop().time())
+        await for_ever(job)
 
     with pytest.raises(JobTimeout):
         run(timeout(restarted), timeout_us=SHORT)
-
-
-def test_holding_where_there_is_no_timeout_does_nothing() -> None:
-    async def call(job: Job) -> str:
-        hold_timeout(job)
-        restart_timeout(job)
-        return "r"
-
-    assert run(timeout(call)) == "r"
 
 
 # -- validate -------------------------------------------------------------------------------------------------------

@@ -9,9 +9,9 @@ import asyncio
 import random
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from chaos.batches import BATCH, CONTENTS, LIMIT, Contents, make_batches
 from chaos.checks import check_executions, check_jobs, check_log
@@ -222,24 +222,21 @@ class Chaos:
         check_executions(attempts, self._fleet.executions())
 
     async def _whole_log(self) -> list[Attempt]:
-        attempts: list[Attempt] = []
-        cursor: str | None = None
-        while True:
-            page = await insist(partial(self._driver.read_attempts, after=cursor, limit=5000))
-            if not page.attempts:
-                return attempts
-            attempts += page.attempts
-            cursor = page.cursor
+        return [row async for row in pages(self._driver.read_attempts, "after", "attempts", limit=5000)]
 
     async def _all_jobs(self) -> list[JobRecord]:
-        jobs: list[JobRecord] = []
-        cursor: str | None = None
         now = await insist(self._driver.time)
-        while True:
-            page = await insist(
-                partial(self._driver.list_jobs, JobFilter(), now=now, limit=1000, cursor=cursor)
-            )
-            jobs += page.jobs
-            cursor = page.cursor
-            if cursor is None:
-                return jobs
+        read = partial(self._driver.list_jobs, JobFilter(), now=now)
+        return [job async for job in pages(read, "cursor", "jobs", limit=1000)]
+
+
+async def pages(read: Callable[..., Any], after: str, rows: str, *, limit: int) -> AsyncIterator[Any]:
+    """All rows of the pages, until one is empty or the last."""
+    cursor: str | None = None
+    while True:
+        page = await insist(partial(read, **{after: cursor, "limit": limit}))
+        for row in getattr(page, rows):
+            yield row
+        cursor = page.cursor
+        if cursor is None or not getattr(page, rows):
+            return

@@ -10,10 +10,8 @@ import os
 import random
 import signal
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from chaos.batches import Contents, fewer
@@ -27,27 +25,6 @@ from taskharbor.spark.audit import audit_store
 from taskharbor_testkit.servers.s3 import fresh_s3_url
 
 SEED = "TASKHARBOR_OBJECTSTORE_CHAOS_SEED"
-DIRECTLY: Contents = {**fewer(5), ("plain", "slow"): 600}
-
-
-class Setting(msgspec.Struct, frozen=True, kw_only=True):
-    """A store for the storm, with terms, time-outs and a number of jobs that it can bear."""
-
-    url: Callable[[Path], str]
-    term: float
-    timeout: float
-    contents: Contents
-    least: int
-    """Jobs that must have been accepted."""
-
-
-SETTINGS = {
-    "file": Setting(
-        url=lambda folder: f"file://{folder}/store", term=1.0, timeout=1.0, contents=fewer(4), least=5000
-    ),
-    # Its server is written in Python and has a share of this machine: writes take longer, and so does every takeover.
-    "s3": Setting(url=lambda _: fresh_s3_url(), term=3.0, timeout=3.0, contents=fewer(10), least=1900),
-}
 
 pytestmark = pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="needs POSIX signals")
 
@@ -68,13 +45,22 @@ def check_story(chaos: Chaos) -> None:
 
 @pytest.mark.xdist_group("spark")  # Its session judges the log.
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("setting", SETTINGS.values(), ids=SETTINGS)
+@pytest.mark.parametrize(
+    ("kind", "fewer_by", "rounds"),
+    [
+        ("file", 20, 1),
+        pytest.param("file", 4, 2, marks=pytest.mark.slow),
+        pytest.param("s3", 10, 2, marks=pytest.mark.slow),
+    ],
+)
 def test_chaos_through_two_brokers_loses_and_doubles_nothing(
-    setting: Setting, tmp_path: Path, request: pytest.FixtureRequest
+    kind: str, fewer_by: int, rounds: int, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     seed = new_seed()
-    store = setting.url(tmp_path)
-    pair = BrokerPair(store, term=setting.term, timeout=setting.timeout)
+    store = f"file://{tmp_path}/store" if kind == "file" else fresh_s3_url()
+    # The S3 server is written in Python and has a share of this machine: writes take longer, and so does every takeover.
+    seconds = 1.0 if kind == "file" else 3.0
+    pair = BrokerPair(store, term=seconds, timeout=seconds)
     with pair.at_work():
         pair.leader()
         strikes = itertools.cycle((pair.kill_leader, pair.freeze_leader))
@@ -83,20 +69,27 @@ def test_chaos_through_two_brokers_loses_and_doubles_nothing(
             lambda: next(strikes)(),
             Fleet(pair.url, tmp_path),
             seed,
-            contents=setting.contents,
-            blows=("kill",) * 5 + ("freeze",) * 3 + ("crash",) * 4,
+            contents=fewer(fewer_by),
+            blows=(("kill",) * 2 + ("freeze",) + ("crash",) * 2) * rounds,
         )
         asyncio.run(chaos.run())
     check_story(chaos)
-    assert len(chaos.answered) >= setting.least
-    assert (pair.killed_leaders, pair.frozen_leaders) == (2, 2)
+    assert len(chaos.answered) >= 20_000 // fewer_by
+    assert (pair.killed_leaders, pair.frozen_leaders) == (rounds, rounds)
     # Started only now: Java would take its share of the machine while workers are frozen and killed.
     audited = audit_store(request.getfixturevalue("spark"), store)
     assert audited.rows == len(chaos.told)
     assert audited.is_clean, audited
 
 
-def test_chaos_of_many_writers_without_a_broker_loses_and_doubles_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("contents", "rounds"),
+    [(fewer(20), 1), pytest.param(fewer(5), 3, marks=pytest.mark.slow)],
+    ids=["few", "many"],
+)
+def test_chaos_of_many_writers_without_a_broker_loses_and_doubles_nothing(
+    contents: Contents, rounds: int, tmp_path: Path
+) -> None:
     seed = new_seed()
     store = f"file://{tmp_path}/store"
     chaos = Chaos(
@@ -104,8 +97,8 @@ def test_chaos_of_many_writers_without_a_broker_loses_and_doubles_nothing(tmp_pa
         lambda: None,
         Fleet(store, tmp_path),
         seed,
-        contents=DIRECTLY,
-        blows=("kill",) * 5 + ("freeze",) * 3,
+        contents={**contents, ("plain", "slow"): 200 * rounds},
+        blows=("kill", "kill", "freeze") * rounds,
         # Whoever is frozen with a lock in its hands stops everybody: that is what a folder's limits are.
         is_held_up=lambda: is_locked(store),
     )

@@ -15,12 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import taskharbor.signals as signals
-from taskharbor import Harbor, Job, current_job
+from taskharbor import JSON, Harbor, Job, current_job
 from taskharbor.drivers.memory import MemoryDriver
 
 harbor = Harbor(MemoryDriver(), backoff=(0, 0))
 log = logging.getLogger("worker.isolated")
 variable: ContextVar[str] = ContextVar("variable", default="clean")
+
+once = harbor.job(isolation="process", max_attempts=1)
 
 
 class Rot13:
@@ -29,13 +31,9 @@ class Rot13:
     name = "rot13"
 
     def encode(self, value: Any) -> bytes:
-        from taskharbor import JSON
-
         return bytes(byte ^ 0x55 for byte in JSON.encode(value))
 
     def decode(self, data: bytes, type: Any = Any) -> Any:
-        from taskharbor import JSON
-
         return JSON.decode(bytes(byte ^ 0x55 for byte in data), type)
 
 
@@ -46,12 +44,12 @@ def touch(path: str) -> None:
     Path(path).write_text(str(os.getpid()))
 
 
-@harbor.job(isolation="process")
+@once
 def add(a: int, b: int = 1) -> int:
     return a + b
 
 
-@harbor.job(isolation="process")
+@once
 async def add_async(a: int, b: int = 1) -> int:
     await asyncio.sleep(0)
     return a + b
@@ -64,28 +62,16 @@ def undeclared(a: int) -> int:
 declared_elsewhere = harbor.job(isolation="process", name="declared")(undeclared)
 
 
-@harbor.job(isolation="process")
-def who() -> tuple[int, str]:
-    return os.getpid(), threading.current_thread().name
-
-
-@harbor.job(isolation="process")
-async def who_async() -> tuple[int, str, int]:
-    return os.getpid(), threading.current_thread().name, id(asyncio.get_running_loop())
-
-
-@harbor.job(isolation="process")
-def leak() -> str:
+@once
+def who() -> tuple[int, str, str]:
     before = variable.get()
     variable.set("dirty")
-    return before
+    return os.getpid(), threading.current_thread().name, before
 
 
-@harbor.job(isolation="process")
-async def leak_async() -> str:
-    before = variable.get()
-    variable.set("dirty")
-    return before
+@once
+async def who_async() -> tuple[tuple[int, str, str], int]:
+    return who.function(), id(asyncio.get_running_loop())
 
 
 @harbor.job(isolation="process", max_attempts=1, timeout=60)
@@ -109,43 +95,32 @@ class Custom(Exception):
     pass
 
 
-@harbor.job(isolation="process", max_attempts=1)
-def fail(kind: str) -> None:
-    match kind:
-        case "custom":
-            raise Custom("of our own")
-        case "exit":
-            sys.exit(7)
-        case "stop":
-            raise StopIteration
-        case "keyboard":
-            raise KeyboardInterrupt
-        case "cancelled":
-            raise asyncio.CancelledError
-
-
-@harbor.job(isolation="process", max_attempts=1, name="fail_async")
-async def fail_async(kind: str) -> None:
-    fail.function(kind)
-
-
 class Declined(signals.Unrecoverable):
     pass
 
 
-@harbor.job(isolation="process")
-def signal_up(kind: str) -> str:
-    if current_job().fence > 1:
-        return "second time"
-    match kind:
-        case "retry":
-            raise signals.Retry("in an hour", delay=3600)
-        case "snooze":
-            raise signals.Snooze(3600)
-        case "discard":
-            raise signals.Discard("stale")
-        case _:
-            raise Declined("no money")
+@once
+def fail(kind: str) -> None:
+    errors: dict[str, BaseException] = {
+        "custom": Custom("of our own"),
+        "exit": SystemExit(7),
+        "stop": StopIteration(),
+        "keyboard": KeyboardInterrupt(),
+        "cancelled": asyncio.CancelledError(),
+        "retry": signals.Retry("in an hour", delay=3600),
+        "snooze": signals.Snooze(3600),
+        "discard": signals.Discard("stale"),
+        "unrecoverable": Declined("no money"),
+    }
+    raise errors[kind]
+
+
+@once
+async def fail_async(kind: str) -> None:
+    fail.function(kind)
+
+
+fail_twice = harbor.job(isolation="process", max_attempts=2, name="fail_twice")(fail.function)
 
 
 @harbor.job(isolation="process", max_attempts=2)
@@ -156,7 +131,7 @@ def die(path: str) -> str:
     return "survived"
 
 
-@harbor.job(isolation="process", max_attempts=1)
+@once
 def die_after_a_fork(forked: str) -> None:
     pid = os.fork()
     if pid == 0:
@@ -166,7 +141,7 @@ def die_after_a_fork(forked: str) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-@harbor.job(isolation="process", max_attempts=1)
+@once
 def fork_and_return(how: str) -> str:
     pid = os.fork()
     if pid == 0 and how == "raises":
@@ -176,34 +151,27 @@ def fork_and_return(how: str) -> str:
     return "parent" if pid else "fork"
 
 
-@harbor.job(isolation="process", max_attempts=1)
+@once
 def close_connection() -> str:
     os.closerange(3, 100)
     return "closed"
 
 
-@harbor.job(isolation="process", max_attempts=1, timeout=0.3)
+@once
 def spin(started: str) -> None:
     touch(started)
     while True:
         pass
 
 
-@harbor.job(isolation="process", max_attempts=1)
-def spin_for_ever(started: str) -> None:
-    touch(started)
-    while True:
-        pass
-
-
-@harbor.job(isolation="process", max_attempts=1)
+@once
 def sleep_for_ever(started: str) -> None:
     touch(started)
     while True:
         time.sleep(3600)
 
 
-@harbor.job(isolation="process", max_attempts=1)
+@once
 async def tidy(started: str, tidied: str) -> None:
     touch(started)
     try:
@@ -213,14 +181,14 @@ async def tidy(started: str, tidied: str) -> None:
             file.write(current_job().stop_reason or "")
 
 
-@harbor.job(isolation="process", max_attempts=1)
+@once
 def with_a_child(started: str) -> None:
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"])
     Path(started).write_text(str(child.pid))
     child.wait()
 
 
-@harbor.job(isolation="process")
+@once
 def print_and_log() -> None:
     print("printed in a process")
     print("complained in a process", file=sys.stderr)
@@ -232,29 +200,24 @@ def print_and_log() -> None:
         log.exception("went wrong")
 
 
-@harbor.job(isolation="process")
+@once
 def odd_result(kind: str) -> Any:
-    match kind:
-        case "large":
-            return "x" * 100_000
-        case "object":
-            return object()
-        case "nested":
-            return {"when": [1, None, {"deep": True}], "big": 2**60}
+    nested = {"when": [1, None, {"deep": True}], "big": 2**60}
+    return {"large": "x" * 100_000, "object": object(), "nested": nested}[kind]
 
 
-@harbor.job(isolation="process")
+@once
 def large_payload(text: str) -> int:
     return len(text)
 
 
-@harbor.job(isolation="process")
+@once
 def stops_itself() -> bool:
     current_job().stop("enough")
     return current_job().should_stop
 
 
-@harbor.job(isolation="process")
+@once
 def waits_for_stop(started: str) -> tuple[bool, str | None]:
     touch(started)
     job = current_job()
@@ -269,15 +232,10 @@ class Holder:
     def method(self, job: Job) -> None: ...
 
 
-@harbor.job(isolation="process")
+@once
 def open_files() -> list[str]:
-    return sorted(
-        {os.readlink(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd") if _is_open(name)}
-    )
-
-
-def _is_open(name: str) -> bool:
-    return os.path.islink(f"/proc/self/fd/{name}")
+    links = [f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd")]
+    return sorted({os.readlink(link) for link in links if os.path.islink(link)})
 
 
 if os.environ.get("TASKHARBOR_TEST_SLOW_IMPORT"):

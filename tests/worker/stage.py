@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from typing import Any, NoReturn, TypeVar
 
 from records import present
 from taskharbor import AsyncClient, BackendUnavailable, Clock, Job, JobRecord, JobRequest, JobState, Worker
-from taskharbor.drivers.contract import Driver, Extension, QueueSettings, QueueStats, Settlement, Woken
+from taskharbor.drivers.contract import Driver, QueueSettings
 from taskharbor.drivers.memory import MemoryDriver
-from taskharbor.errors import JobError
-from taskharbor.jobs import SECOND, Attempt, Lease, Micros, Outcome
+from taskharbor.drivers.operations import Operation
+from taskharbor.jobs import SECOND, Attempt, Micros, Outcome
 
+A = TypeVar("A")
 T = TypeVar("T")
 
 PATIENCE = 30.0
@@ -27,6 +29,10 @@ class Stage:
     def __init__(self, driver: Driver | None = None, clock: Clock | None = None) -> None:
         self.driver = driver or MemoryDriver()
         self.client = AsyncClient(self.driver.clone(), clock=clock)
+
+    def again(self) -> Stage:
+        """The same store, for another event loop."""
+        return Stage(self.driver)
 
     async def enqueue(self, type: str = "work", payload: Any = None, **options: Any) -> str:
         accepted = await self.client.enqueue(JobRequest(type=type, payload=payload, **options))
@@ -122,6 +128,24 @@ async def finish(work: Awaitable[T]) -> T:
         assert not limit.expired(), f"did not end within {PATIENCE:g} s"
 
 
+class ThreadGate:
+    """A plain handler, of a job or of a batch, that tells when it has begun and waits until it may go on."""
+
+    def __init__(self, result: Any = None) -> None:
+        self._began, self.go_on = threading.Event(), threading.Event()
+        self.calls = 0
+        self._result = result
+
+    def handler(self, work: Any) -> Any:
+        self.calls += 1
+        self._began.set()
+        assert self.go_on.wait(PATIENCE)
+        return self._result
+
+    async def began(self) -> None:
+        assert await asyncio.to_thread(self._began.wait, PATIENCE)
+
+
 class Gate:
     """A handler that tells when it has begun, waits until it may go on, and keeps the reason it was stopped for."""
 
@@ -206,23 +230,8 @@ class TroubledDriver(MemoryDriver):
     async def time(self) -> Micros:
         return await self._through("time", super().time())
 
-    async def reserve(self, queue: str, **options: Any) -> list[JobRecord]:
-        return await self._through("reserve", super().reserve(queue, **options))
-
-    async def extend_lease(self, extensions: Sequence[Extension], **options: Any) -> list[Lease | JobError]:
-        return await self._through("extend_lease", super().extend_lease(extensions, **options))
-
-    async def settle(self, settlements: Sequence[Settlement], *, now: Micros) -> list[JobError | None]:
-        return await self._through("settle", super().settle(settlements, now=now))
-
-    async def reclaim(self, **options: Any) -> int:
-        return await self._through("reclaim", super().reclaim(**options))
-
-    async def stats(self, **options: Any) -> list[QueueStats]:
-        return await self._through("stats", super().stats(**options))
-
-    async def wait(self, queues: Sequence[str], **options: Any) -> Woken:
-        return await self._through("wait", super().wait(queues, **options))
+    def run(self, call: Operation[A]) -> Coroutine[Any, Any, A]:
+        return self._through(call.name, super().run(call))
 
 
 @contextlib.asynccontextmanager
@@ -239,10 +248,14 @@ class Calls(logging.Handler):
 
     def __init__(self) -> None:
         super().__init__()
-        self.messages: list[str] = []
+        self.records: list[logging.LogRecord] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.messages.append(record.getMessage())
+        self.records.append(record)
+
+    @property
+    def messages(self) -> list[str]:
+        return [record.getMessage() for record in self.records]
 
     def count(self, text: str) -> int:
         return sum(text in message for message in self.messages)

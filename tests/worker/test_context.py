@@ -17,21 +17,34 @@ variable: ContextVar[str] = ContextVar("variable", default="clean")
 
 
 @pytest.mark.parametrize("kind", ["loop", "thread"])
-async def test_context_variables_do_not_leak_from_job_to_job(kind: str, here: Stage) -> None:
+async def test_a_context_lasts_as_long_as_its_job_and_no_longer(kind: str, here: Stage) -> None:
     seen: list[str] = []
+    later: list[str] = []
+    orphans: list[asyncio.Task[None]] = []
+    done = asyncio.Event()
 
     def look(job: Job) -> None:
         seen.append(variable.get())
         variable.set(job.id)
 
+    async def orphan() -> None:
+        await done.wait()
+        later.append(variable.get())
+
     async def on_loop(job: Job) -> None:
         look(job)
+        await asyncio.sleep(0)
+        assert variable.get() == job.id
+        orphans.append(asyncio.create_task(orphan()))
 
-    await here.enqueue_many(5)
+    ids = await here.enqueue_many(5)
     variable.set("clean")
     await here.drain(on_loop if kind == "loop" else look, concurrency=1)
+    done.set()
+    await eventually(lambda: len(later) == len(orphans))
     assert seen == ["clean"] * 5
     assert variable.get() == "clean"
+    assert later == (ids if kind == "loop" else [])
 
 
 @pytest.mark.parametrize("kind", ["loop", "thread"])
@@ -56,9 +69,6 @@ async def test_current_job_is_the_one_that_runs_here(kind: str, here: Stage) -> 
     ids = await here.enqueue_many(3)
     await here.drain(on_loop if kind == "loop" else on_thread, concurrency=3)
     assert pairs == {(job_id, job_id) for job_id in ids}
-
-
-def test_there_is_no_current_job_outside() -> None:
     with pytest.raises(RuntimeError, match="inside a handler only"):
         current_job()
 
@@ -77,79 +87,41 @@ async def test_what_a_job_says_of_itself(here: Stage) -> None:
     assert record.state is JobState.DONE, record.last_error
 
 
-# -- middleware, through a worker -----------------------------------------------------------------------------------
-
-
-def test_middleware_of_the_app_wraps_every_handler_in_order() -> None:
+def test_middleware_of_the_app_wraps_every_handler_in_order_and_may_answer_fail_or_change_the_result() -> (
+    None
+):
     seen: list[str] = []
 
     def named(name: str) -> Any:
         async def layer(job: Job, call_next: Any) -> Any:
             seen.append(f"{name}: {job.type} {job.arguments.n}")
-            result = await call_next(job)
-            seen.append(f"{name}: {result}")
-            return result
+            if job.headers.get("say") == "cached":
+                return "from the cache"
+            if job.headers.get("say") == "refuse":
+                raise PermissionError("not you")
+            return f"{name} {await call_next(job)}"
 
         return layer
 
-    harbor = Harbor(MemoryDriver(), middleware=[named("outer"), named("inner")])
+    harbor = Harbor(MemoryDriver(), middleware=[named("outer"), named("inner")], max_attempts=1)
 
     @harbor.job
-    async def double(n: int) -> int:
+    async def double(n: int) -> Any:
         return 2 * n
 
     @harbor.job
-    def triple(n: int) -> int:
+    def triple(n: int) -> Any:
         return 3 * n
 
-    double.enqueue(2)
-    triple.enqueue(3)
+    invalid = harbor.enqueue("double", {"n": "x"})
+    handles = [double.enqueue(2), triple.enqueue(3), double.options(headers={"say": "cached"}).enqueue(4)]
+    refused = double.options(headers={"say": "refuse"}).enqueue(5)
     harbor.worker(until_empty=True, concurrency=1).run()
-    assert seen == [
-        *("outer: double 2", "inner: double 2", "inner: 4", "outer: 4"),
-        *("outer: triple 3", "inner: triple 3", "inner: 9", "outer: 9"),
-    ]
-
-
-def test_middleware_may_answer_fail_or_change_the_result() -> None:
-    async def gate(job: Job, call_next: Any) -> Any:
-        if job.headers.get("say") == "cached":
-            return "from the cache"
-        if job.headers.get("say") == "refuse":
-            raise PermissionError("not you")
-        return (await call_next(job)).upper()
-
-    harbor = Harbor(MemoryDriver(), middleware=[gate], max_attempts=1)
-    calls: list[str] = []
-
-    @harbor.job
-    async def greet(name: str) -> str:
-        calls.append(name)
-        return f"hello {name}"
-
-    cached = greet.options(headers={"say": "cached"}).enqueue("a")
-    refused = greet.options(headers={"say": "refuse"}).enqueue("b")
-    served = greet.enqueue("c")
-    harbor.worker(until_empty=True).run()
-    assert cached.result(30) == "from the cache"
-    assert served.result(30) == "HELLO C"
+    assert [handle.result(30) for handle in handles] == ["outer inner 4", "outer inner 9", "from the cache"]
     assert present(refused.record().last_error).startswith("PermissionError: not you")
-    assert calls == ["c"]
-
-
-def test_middleware_does_not_see_an_invalid_payload() -> None:
-    seen: list[str] = []
-
-    async def layer(job: Job, call_next: Any) -> Any:
-        seen.append(job.id)
-        return await call_next(job)
-
-    harbor = Harbor(MemoryDriver(), middleware=[layer])
-
-    @harbor.job
-    async def typed(n: int) -> None: ...
-
-    handle = harbor.enqueue("typed", {"n": "x"})
-    harbor.worker(until_empty=True).run()
-    assert handle.state() is JobState.DEAD
-    assert seen == []
+    # No middleware sees an invalid payload.
+    assert invalid.state() is JobState.DEAD
+    assert seen == [
+        *("outer: double 2", "inner: double 2", "outer: triple 3", "inner: triple 3"),
+        *("outer: double 4", "outer: double 5"),
+    ]

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from records import present
 from taskharbor import Job, JobState, LeaseMismatch, Outcome
-from taskharbor.drivers.contract import Driver, Extension, Settlement
+from taskharbor.drivers.contract import Extension, Settlement
 from taskharbor.drivers.memory import MemoryDriver
 from taskharbor.drivers.registry import connect
 from taskharbor.errors import JobError
@@ -29,20 +29,14 @@ from worker.stage import (
 )
 
 
-@pytest.fixture(params=["memory", "sqlite"])
-def driver(request: pytest.FixtureRequest, tmp_path: Any) -> Driver:
-    return MemoryDriver() if request.param == "memory" else connect(f"sqlite:///{tmp_path}/jobs.db")
+async def test_a_handler_that_blocks_its_loop_for_three_leases_keeps_its_lease(tmp_path: Any) -> None:
+    runs: list[int] = []
 
+    async def blocks(job: Job) -> None:
+        runs.append(job.fence)
+        threading.Event().wait(3.2)
 
-async def test_a_handler_that_blocks_its_loop_for_three_leases_keeps_its_lease(driver: Driver) -> None:
-    async with stage(driver) as here:
-        runs: list[int] = []
-
-        async def blocks(job: Job) -> str:
-            runs.append(job.fence)
-            threading.Event().wait(3.2)
-            return "still mine"
-
+    async with stage(connect(f"sqlite:///{tmp_path}/jobs.db")) as here:
         job_id = await here.enqueue()
         await here.drain(blocks, lease=1.0)
         assert runs == [1]
@@ -50,7 +44,6 @@ async def test_a_handler_that_blocks_its_loop_for_three_leases_keeps_its_lease(d
         assert attempt.outcome is Outcome.DONE
         assert attempt.ended_at_us - present(attempt.reserved_at_us) > 3 * SECOND
         assert present(attempt.lease_expires_at_us) > attempt.ended_at_us
-        assert (await here.get(job_id)).stalls == 0
 
 
 async def test_a_lost_lease_cancels_the_handler_and_nothing_is_written_for_it(here: Stage) -> None:
@@ -72,7 +65,6 @@ async def test_a_lost_lease_cancels_the_handler_and_nothing_is_written_for_it(he
 @pytest.mark.parametrize("how", ["returns", "raises"])
 async def test_a_stale_worker_changes_nothing(how: str, here: Stage) -> None:
     """Not even where it finds out by settling: the handler does not stop, and its worker's heart stands still."""
-
     began, go_on = asyncio.Event(), asyncio.Event()
 
     async def stale(job: Job) -> str:
@@ -104,95 +96,64 @@ async def test_a_stale_worker_changes_nothing(how: str, here: Stage) -> None:
     assert before[0].result == b'"fence 2"'
 
 
-async def test_a_cancel_request_cancels_an_async_handler(here: Stage) -> None:
-    gate = Gate()
-    job_id = await here.enqueue()
-    async with running(here.worker(gate.handler, heartbeat=0.02)):
-        await gate.began.wait()
-        assert await here.client.cancel(job_id) is JobState.INFLIGHT
-        record = await here.ended(job_id)
-    assert record.state is JobState.CANCELLED
-    assert gate.reasons == ["cancelled"]
-    assert await here.outcomes(job_id) == [Outcome.CANCELLED]
-
-
-async def test_a_cancel_request_is_seen_by_a_thread(here: Stage) -> None:
+@pytest.mark.parametrize("kind", ["loop", "thread", "stubborn"])
+async def test_a_cancel_request_reaches_the_handler(kind: str, here: Stage) -> None:
     began = threading.Event()
-    seen: list[Any] = []
+    reasons: list[str | None] = []
 
-    def handler(job: Job) -> None:
+    def on_thread(job: Job) -> None:
         began.set()
-        seen.append(job.wait_for_stop(PATIENCE))
-        seen.append((job.should_stop, job.stop_reason))
+        assert job.wait_for_stop(PATIENCE)
+        reasons.append(job.stop_reason)
 
-    job_id = await here.enqueue()
-    async with running(here.worker(handler, heartbeat=0.02)):
-        await eventually(began.is_set)
-        await here.client.cancel(job_id)
-        assert (await here.ended(job_id)).state is JobState.CANCELLED
-    assert seen == [True, (True, "cancelled")]
-
-
-async def test_a_handler_that_finishes_in_spite_of_a_cancel_request_is_done(here: Stage) -> None:
-    began = asyncio.Event()
-
-    async def stubborn(job: Job) -> str:
+    async def on_loop(job: Job) -> str:
         began.set()
         try:
             await never()
         except asyncio.CancelledError:
-            return "too late to stop"
+            reasons.append(job.stop_reason)
+            if kind == "loop":
+                raise
+        return "too late to stop"
 
     job_id = await here.enqueue()
-    async with running(here.worker(stubborn, heartbeat=0.02)):
-        await began.wait()
-        await here.client.cancel(job_id)
+    async with running(here.worker(on_thread if kind == "thread" else on_loop, heartbeat=0.02)):
+        await eventually(began.is_set)
+        assert await here.client.cancel(job_id) is JobState.INFLIGHT
         record = await here.ended(job_id)
-    assert (record.state, record.result) == (JobState.DONE, b'"too late to stop"')
+    assert reasons == ["cancelled"]
+    # A handler that finishes all the same is done.
+    expected = Outcome.DONE if kind == "stubborn" else Outcome.CANCELLED
+    assert await here.outcomes(job_id) == [expected]
+    assert record.result == (b'"too late to stop"' if kind == "stubborn" else None)
 
 
-async def test_progress_is_seen_by_others_while_the_job_runs(here: Stage) -> None:
-    reported, go_on, finish = asyncio.Event(), asyncio.Event(), asyncio.Event()
+async def test_progress_is_sent_once_and_seen_by_others_while_the_job_runs() -> None:
+    sent: list[bytes | None] = []
+
+    class Recording(MemoryDriver):
+        async def extend_lease(self, extensions: Sequence[Extension], **options: Any) -> Any:
+            sent.extend(extension.progress for extension in extensions)
+            return await super().extend_lease(extensions, **options)
+
+    go_on, finish = asyncio.Event(), asyncio.Event()
 
     async def handler(job: Job) -> None:
         job.progress({"done": 1})
-        reported.set()
         await go_on.wait()
         job.progress({"done": 2})
         await finish.wait()
 
-    job_id = await here.enqueue()
-
-    async with running(here.worker(handler, heartbeat=0.02)):
-        await reported.wait()
-        await here.until(job_id, lambda job: job.progress == b'{"done":1}')
-        go_on.set()
-        await here.until(job_id, lambda job: job.progress == b'{"done":2}')
-        finish.set()
-        await here.ended(job_id)
-    assert (await here.get(job_id)).progress is None
-
-
-async def test_progress_is_sent_once() -> None:
-    class Recording(MemoryDriver):
-        sent: list[bytes | None] = []  # noqa: RUF012
-
-        async def extend_lease(self, extensions: Sequence[Extension], **options: Any) -> Any:
-            Recording.sent.extend(extension.progress for extension in extensions)
-            return await super().extend_lease(extensions, **options)
-
     async with stage(Recording()) as here:
-        finish = asyncio.Event()
-
-        async def handler(job: Job) -> None:
-            job.progress(1)
-            await finish.wait()
-
-        await here.enqueue()
+        job_id = await here.enqueue()
         async with running(here.worker(handler, heartbeat=0.01)):
-            await eventually(lambda: len(Recording.sent) >= 4)
+            await here.until(job_id, lambda job: job.progress == b'{"done":1}')
+            go_on.set()
+            await here.until(job_id, lambda job: job.progress == b'{"done":2}')
+            await eventually(lambda: sent[-2:] == [None, None])
             finish.set()
-        assert [report for report in Recording.sent if report is not None] == [b"1"]
+            assert (await here.ended(job_id)).progress is None
+    assert [report for report in sent if report is not None] == [b'{"done":1}', b'{"done":2}']
 
 
 # -- tokens that change ---------------------------------------------------------------------------------------------
@@ -201,12 +162,11 @@ async def test_progress_is_sent_once() -> None:
 class RotatingDriver(MemoryDriver):
     """Every heartbeat changes the token, as the contract allows; and its answer can be made to wait."""
 
-    def __init__(self, store: Any = None, *, clock: Any = None) -> None:
-        super().__init__(store, clock=clock)
+    def __init__(self) -> None:
+        super().__init__()
         self.rotations = 0
         self.mismatches = 0
-        self.slow = threading.Event()
-        self.extended = threading.Event()
+        self.is_slow = False
         self.go_on = threading.Event()
         self._tokens: dict[str, tuple[str, str]] = {}
         """By job: the token that is valid, and the one that the store knows."""
@@ -224,18 +184,16 @@ class RotatingDriver(MemoryDriver):
                 self.rotations += 1
                 token = f"token {self.rotations}"
                 self._tokens[answer.job_id] = (token, answer.token)
-                answers[at] = Lease(answer.job_id, token, answer.expires_at_us, answer.cancel_requested)
-        self.extended.set()
-        if self.slow.is_set():
+                answers[at] = replace(answer, token=token)
+        if self.is_slow:
             await eventually(self.go_on.is_set)
         return answers
 
     async def settle(self, settlements: Sequence[Settlement], *, now: Micros) -> list[JobError | None]:
         translated = [replace(one, token=self._stored(one.job_id, one.token)) for one in settlements]
         answers = await super().settle(translated, now=now)
-        refused = sum(isinstance(answer, LeaseMismatch) for answer in answers)
-        if refused:
-            self.mismatches += refused
+        if any(isinstance(answer, LeaseMismatch) for answer in answers):
+            self.mismatches += 1
             self.go_on.set()
         return answers
 
@@ -244,35 +202,19 @@ class RotatingDriver(MemoryDriver):
         return stored if token == valid else "no longer valid"
 
 
-async def test_settling_uses_the_latest_token() -> None:
+@pytest.mark.parametrize("is_slow", [False, True])
+async def test_settling_uses_the_latest_token(is_slow: bool) -> None:
+    """Also where a heartbeat has reached the backend but not come back: nobody here knows the token that is valid there."""
     driver = RotatingDriver()
+    driver.is_slow = is_slow
+
+    async def handler(job: Job) -> None:
+        await eventually(lambda: driver.rotations >= (1 if is_slow else 3))
+
     async with stage(driver) as here:
-
-        async def handler(job: Job) -> str:
-            await eventually(lambda: driver.rotations >= 3)
-            return "done"
-
         job_id = await here.enqueue()
-        await here.drain(handler, heartbeat=0.01)
-        assert (await here.get(job_id)).state is JobState.DONE
-        assert await here.outcomes(job_id) == [Outcome.DONE]
-
-
-async def test_a_token_that_changes_while_the_settlement_is_on_its_way() -> None:
-    """The heartbeat has reached the backend but not come back: nobody here knows the token that is valid there."""
-
-    driver = RotatingDriver()
-    driver.slow.set()
-    async with stage(driver) as here:
-
-        async def handler(job: Job) -> str:
-            await eventually(driver.extended.is_set)
-            return "done"
-
-        job_id = await here.enqueue()
-        await here.drain(handler, lease=60.0, heartbeat=0.5)
-        assert driver.mismatches == 1
-        assert (await here.get(job_id)).state is JobState.DONE
+        await here.drain(handler, lease=60.0, heartbeat=0.5 if is_slow else 0.01)
+        assert driver.mismatches == is_slow
         assert await here.outcomes(job_id) == [Outcome.DONE]
 
 
@@ -281,10 +223,8 @@ async def test_a_token_that_changes_while_the_settlement_is_on_its_way() -> None
 
 async def test_an_outage_longer_than_the_lease_cancels_the_handler(troubled: Stage, trouble: Trouble) -> None:
     began, cancelled = asyncio.Event(), asyncio.Event()
-    executions: list[int] = []
 
     async def handler(job: Job) -> str:
-        executions.append(job.fence)
         began.set()
         if job.fence > 1:
             return "second"
@@ -302,8 +242,7 @@ async def test_an_outage_longer_than_the_lease_cancels_the_handler(troubled: Sta
         assert present(lost.expires_at_us) <= await troubled.client.now()
         trouble.before = set()
         record = await troubled.ended(job_id)
-    assert executions == [1, 2]
-    assert (record.result, record.stalls, record.attempts) == (b'"second"', 1, 0)
+    assert (record.result, record.stalls, record.attempts, record.fence) == (b'"second"', 1, 0, 2)
 
 
 async def test_a_heartbeat_that_hangs_is_asked_again(troubled: Stage, trouble: Trouble) -> None:

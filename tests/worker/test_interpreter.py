@@ -1,49 +1,135 @@
+"""A worker's process: Python's settings, and signals, which are heard in whatever thread they arrive, each once."""
+
+from __future__ import annotations
+
+import asyncio
 import gc
+import os
+import queue
+import signal
+import subprocess
 import sys
+import threading
+from collections.abc import Callable
+
+import pytest
 
 from taskharbor import Harbor
-from taskharbor.worker.interpreter import SWITCH_SECONDS, YOUNG_OBJECTS
+from taskharbor.worker.interpreter import SWITCH_SECONDS, YOUNG_OBJECTS, interrupts
+
+posix = pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="needs POSIX signals")
+BOTH = (signal.SIGINT, signal.SIGTERM)
 
 
-def settings() -> tuple[float, tuple[int, int, int]]:
-    return sys.getswitchinterval(), gc.get_threshold()
-
-
-def test_a_worker_sets_python_up_for_its_process_and_puts_it_back() -> None:
+@pytest.mark.parametrize("chosen", [None, (50_000, 20, 30)], ids=["python's", "the program's"])
+def test_a_worker_sets_python_up_for_its_process_and_puts_it_back(
+    chosen: tuple[int, int, int] | None,
+) -> None:
     harbor = Harbor("memory://")
-    seen: list[tuple[float, tuple[int, int, int]]] = []
-    frozen: list[int] = []
+    seen: list[tuple[float, tuple[int, int, int], int]] = []
+
+    def look() -> None:
+        seen.append((sys.getswitchinterval(), gc.get_threshold(), gc.get_freeze_count()))
 
     @harbor.job
-    async def look() -> None:
-        seen.append(settings())
-        frozen.append(gc.get_freeze_count())
+    async def job() -> None:
+        look()
 
-    before = settings()
-    frozen.append(gc.get_freeze_count())
-    look.enqueue()
-    harbor.worker(until_empty=True).run()
-    assert settings() == before
-    ((switch, threshold),) = seen
-    assert switch == min(before[0], SWITCH_SECONDS)
-    assert threshold[0] == YOUNG_OBJECTS
-    assert frozen[1] > frozen[0] + 1000
-
-
-def test_somebody_elses_settings_are_left_alone() -> None:
-    harbor = Harbor("memory://")
-    seen: list[tuple[int, int, int]] = []
-
-    @harbor.job
-    async def look() -> None:
-        seen.append(gc.get_threshold())
-
-    before = gc.get_threshold()
-    gc.set_threshold(50_000, 20, 30)
+    python = gc.get_threshold()
+    gc.set_threshold(*(chosen or python))
     try:
-        look.enqueue()
+        look()
+        job.enqueue()
         harbor.worker(until_empty=True).run()
-        assert seen == [(50_000, 20, 30)]
-        assert gc.get_threshold() == (50_000, 20, 30)
+        look()
+        before, during, after = seen
+        assert after[:2] == before[:2]
+        assert during[0] == min(before[0], SWITCH_SECONDS)
+        if chosen is None:
+            assert during[1][0] == YOUNG_OBJECTS
+            assert during[2] > before[2] + 1000
+        else:
+            assert during[1] == chosen
     finally:
-        gc.set_threshold(*before)
+        gc.set_threshold(*python)
+
+
+def to_another_thread(number: int) -> None:
+    """As the kernel may choose to: no wait of the main thread is interrupted by it."""
+    thread = threading.Thread(target=lambda: signal.pthread_kill(threading.get_ident(), number))
+    thread.start()
+    thread.join()
+
+
+def to_the_process(number: int) -> None:
+    os.kill(os.getpid(), number)
+
+
+@posix
+@pytest.mark.parametrize("send", [to_another_thread, to_the_process])
+def test_a_signal_is_heard_once_and_what_was_there_before_is_there_afterwards(
+    send: Callable[[int], None],
+) -> None:
+    heard: queue.Queue[int] = queue.Queue()
+    before, threads = [signal.getsignal(number) for number in BOTH], threading.active_count()
+    with interrupts(heard.put):
+        for number in (*BOTH, *BOTH):
+            send(number)
+            assert heard.get(timeout=30) == number
+    assert heard.empty()
+    assert [signal.getsignal(number) for number in BOTH] == before
+    assert signal.set_wakeup_fd(-1) == -1
+    assert threading.active_count() == threads
+
+
+@posix
+def test_an_event_loop_that_takes_the_pipe_for_itself_hides_nothing() -> None:
+    heard: queue.Queue[int] = queue.Queue()
+
+    async def with_a_signal_of_its_own() -> None:
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGUSR1, lambda: None)
+        to_the_process(signal.SIGTERM)
+        assert await asyncio.to_thread(heard.get, timeout=30) == signal.SIGTERM
+        loop.remove_signal_handler(signal.SIGUSR1)
+
+    with interrupts(heard.put):
+        asyncio.run(with_a_signal_of_its_own())
+
+
+async def test_outside_of_the_main_thread_nothing_happens() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+
+    def elsewhere() -> None:
+        with interrupts(lambda number: None):
+            assert signal.getsignal(signal.SIGTERM) == before
+
+    await asyncio.to_thread(elsewhere)
+
+
+IDLE = """
+import logging, signal, sys, threading
+from taskharbor import Harbor
+
+class Misled(threading.Thread):
+    def run(self):
+        sys.stdin.readline()
+        signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+
+logging.basicConfig(level="INFO", stream=sys.stdout)
+Misled(daemon=True).start()
+Harbor("memory://").worker(name="idle").run()
+"""
+
+
+@posix
+def test_an_idle_worker_stops_by_a_signal_that_another_thread_received() -> None:
+    command = [sys.executable, "-c", IDLE]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert any("serves" in line for line in process.stdout)
+            process.communicate("now\n", timeout=60)
+            assert process.returncode == 0
+        finally:
+            process.kill()

@@ -2,50 +2,46 @@
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from taskharbor import FakeClock, InvalidRequest, Job, JobState, Outcome, Worker
 from taskharbor.drivers.memory import MemoryDriver
+from taskharbor.drivers.registry import connect
 from taskharbor.errors import TaskHarborError
-from worker.stage import PATIENCE, Gate, Stage, TroubledDriver, eventually, finish, running, stage
+from worker.stage import PATIENCE, Gate, Stage, eventually, finish, running, stage
 
 
 async def nothing(job: Job) -> None: ...
 
 
-async def test_a_worker_can_be_run_twice(here: Stage) -> None:
-    worker = here.worker(nothing, until_empty=True)
-    for _ in range(2):
-        job_id = await here.enqueue()
-        await finish(worker.run_async())
-        assert await here.state(job_id) is JobState.DONE
-    assert worker.outcomes == {Outcome.DONE: 2}
+def test_a_worker_can_be_run_again_and_on_one_loop_after_another(tmp_path: Path) -> None:
+    driver = connect(f"sqlite:///{tmp_path}/jobs.db")
+    worker = Stage(driver).worker(nothing, until_empty=True)
+
+    async def run_twice() -> None:
+        async with stage(driver) as here:
+            for _ in range(2):
+                job_id = await here.enqueue()
+                await finish(worker.run_async())
+                assert await here.state(job_id) is JobState.DONE
+
+    asyncio.run(run_twice())
+    asyncio.run(run_twice())
+    assert worker.outcomes == {Outcome.DONE: 4}
 
 
-def test_a_worker_can_be_run_on_one_loop_after_another(tmp_path: Any) -> None:
-    worker = Worker(f"sqlite:///{tmp_path}/jobs.db", until_empty=True)
-    for _ in range(2):
-        asyncio.run(finish(worker.run_async()))
-
-
-async def test_a_worker_runs_once_at_a_time(here: Stage) -> None:
-    worker = here.worker(nothing)
-    async with running(worker):
-        await eventually(lambda: worker.snapshot()["serving"])
-        with pytest.raises(RuntimeError, match="running already"):
-            await worker.run_async()
-        assert worker.snapshot()["serving"]
-
-
-async def test_a_worker_that_drains_runs_but_does_not_serve(here: Stage) -> None:
+async def test_a_worker_runs_once_at_a_time_and_drains_without_serving(here: Stage) -> None:
     gate = Gate()
     await here.enqueue()
     worker = here.worker(gate.handler)
     async with running(worker):
         await gate.began.wait()
+        with pytest.raises(RuntimeError, match="running already"):
+            await worker.run_async()
+        assert worker.snapshot()["serving"]
         worker.stop()
         await eventually(lambda: not worker.snapshot()["serving"])
         assert worker.snapshot()["running"]
@@ -54,56 +50,50 @@ async def test_a_worker_that_drains_runs_but_does_not_serve(here: Stage) -> None
         await eventually(lambda: not worker.snapshot()["running"])
 
 
-async def test_stop_before_start_takes_no_job(here: Stage) -> None:
+async def test_a_stop_before_the_start_takes_no_job_and_holds_for_one_run(here: Stage) -> None:
     job_id = await here.enqueue()
-    worker = here.worker(nothing)
+    worker = here.worker(nothing, until_empty=True)
     worker.stop()
     await finish(worker.run_async())
     assert await here.outcomes(job_id) == []
-    again = here.worker(nothing, until_empty=True)
-    again.stop()
-    await finish(again.run_async())
-    await finish(again.run_async())
+    await finish(worker.run_async())
     assert await here.state(job_id) is JobState.DONE
 
 
-async def test_max_jobs_takes_so_many_and_finishes_them(here: Stage) -> None:
-    ids = await here.enqueue_many(7)
-    worker = here.worker(nothing, max_jobs=5, grace=0.0)
-    await finish(worker.run_async())
-    states = [await here.state(job_id) for job_id in ids]
-    assert states == [JobState.DONE] * 5 + [JobState.READY] * 2
-    assert await here.outcomes(ids[5]) == []
-
-
-async def test_max_jobs_waits_for_the_last_one_however_long_it_takes(here: Stage) -> None:
+async def test_max_jobs_takes_so_many_and_waits_for_the_last_however_long_it_takes(here: Stage) -> None:
     gate = Gate()
-    job_id = await here.enqueue()
-    task = asyncio.ensure_future(here.worker(gate.handler, max_jobs=1, grace=0.0).run_async())
+    ids = await here.enqueue_many(7)
+    task = asyncio.ensure_future(here.worker(gate.handler, max_jobs=5, grace=0.0).run_async())
     await gate.began.wait()
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(asyncio.shield(task), 0.1)
     gate.go_on.set()
     await finish(task)
-    assert await here.state(job_id) is JobState.DONE
-
-
-async def test_max_seconds(here: Stage) -> None:
+    assert [await here.state(job_id) for job_id in ids] == [JobState.DONE] * 5 + [JobState.READY] * 2
+    assert await here.outcomes(ids[5]) == []
     await finish(here.worker(nothing, max_seconds=0.05).run_async())
 
 
 # -- until empty ----------------------------------------------------------------------------------------------------
 
 
-async def test_until_empty_leaves_what_is_for_later_and_what_is_paused(here: Stage) -> None:
-    now = await here.enqueue()
+async def test_until_empty_serves_what_its_jobs_enqueue_and_leaves_what_is_not_for_now(here: Stage) -> None:
+    seen: list[bytes] = []
+
+    async def chain(job: Job) -> None:
+        seen.append(job.payload)
+        if job.payload != b"0":
+            await here.enqueue(payload=int(job.payload) - 1)
+
+    await here.enqueue(payload=3)
     later = await here.enqueue(delay=3600)
     paused = await here.enqueue(queue="paused")
     await here.pause("paused")
-    await here.drain(nothing, queues=["default", "paused"])
-    assert await here.state(now) is JobState.DONE
-    assert await here.state(later) is JobState.SCHEDULED
-    assert await here.state(paused) is JobState.READY
+    other = await here.enqueue("somebody else's")
+    await here.drain(chain, queues=["default", "paused"], types=["work"])
+    assert seen == [b"3", b"2", b"1", b"0"]
+    states = [await here.state(job_id) for job_id in (later, paused, other)]
+    assert states == [JobState.SCHEDULED, JobState.READY, JobState.READY]
 
 
 async def test_until_empty_waits_for_what_another_worker_holds(here: Stage) -> None:
@@ -120,81 +110,38 @@ async def test_until_empty_waits_for_what_another_worker_holds(here: Stage) -> N
     assert await here.outcomes(job_id) == [Outcome.RELEASED, Outcome.DONE]
 
 
-async def test_until_empty_serves_jobs_that_its_jobs_enqueue(here: Stage) -> None:
-    seen: list[bytes] = []
-
-    async def chain(job: Job) -> None:
-        seen.append(job.payload)
-        if job.payload != b"0":
-            await here.enqueue(payload=int(job.payload) - 1)
-
-    await here.enqueue(payload=5)
-    await here.drain(chain)
-    assert seen == [b"5", b"4", b"3", b"2", b"1", b"0"]
-
-
-async def test_until_empty_with_types_does_not_wait_for_others_jobs(here: Stage) -> None:
-    mine, other = await here.enqueue(), await here.enqueue("somebody else's")
-    await here.drain(nothing, types=["work"])
-    assert await here.state(mine) is JobState.DONE
-    assert await here.state(other) is JobState.READY
-
-
 # -- what to claim --------------------------------------------------------------------------------------------------
 
 
-def queues_in_order() -> tuple[list[str], Callable[[Job], Awaitable[None]]]:
+async def test_queues_are_served_in_turn_and_a_backlog_starves_none(here: Stage) -> None:
     order: list[str] = []
 
     async def handler(job: Job) -> None:
         order.append(job.queue)
 
-    return order, handler
-
-
-async def test_queues_are_served_in_turn(here: Stage) -> None:
-    order, handler = queues_in_order()
     for queue in ("a", "b", "c"):
         await here.enqueue_many(20, queue=queue)
     await here.drain(handler, queues=["a", "b", "c"], concurrency=1, prefetch=0)
-    assert set(order[:3]) == {"a", "b", "c"}
-    for start in range(0, 60, 3):
-        assert sorted(order[start : start + 3]) == ["a", "b", "c"]
-
-
-async def test_a_backlog_in_one_queue_does_not_starve_another(here: Stage) -> None:
-    order, handler = queues_in_order()
-    await here.enqueue_many(500, queue="busy")
-    await here.enqueue(queue="quiet")
-    await here.drain(handler, queues=["busy", "quiet"], concurrency=2, batch=10)
-    assert order.index("quiet") < 100
+    assert all(sorted(order[start : start + 3]) == ["a", "b", "c"] for start in range(0, 60, 3))
+    order.clear()
+    await here.enqueue_many(500, queue="a")
+    await here.enqueue(queue="b")
+    await here.drain(handler, queues=["a", "b"], concurrency=2, batch=10)
+    assert order.index("b") < 100
 
 
 async def test_slow_jobs_are_not_hoarded(here: Stage) -> None:
-    go_on = asyncio.Event()
-    taken: dict[str, int] = {"one": 0, "two": 0}
-
-    def blocking(name: str) -> Any:
-        async def handler(job: Job) -> None:
-            taken[name] += 1
-            await go_on.wait()
-
-        return handler
-
+    gates = [Gate(), Gate()]
+    one, two = (here.worker(gate.handler, concurrency=2) for gate in gates)
     await here.enqueue_many(10)
-    one, two = (
-        here.worker(blocking("one"), concurrency=2),
-        here.worker(blocking("two"), concurrency=2),
-    )
     async with running(one):
-        await eventually(lambda: taken["one"] == 2)
+        await eventually(lambda: one.snapshot()["held"] == 2)
         async with running(two):
-            await eventually(lambda: taken["two"] == 2)
-            assert (one.snapshot()["held"], two.snapshot()["held"]) == (2, 2)
-            go_on.set()
-
-
-# -- time -----------------------------------------------------------------------------------------------------------
+            await gates[1].began.wait()
+            await eventually(lambda: two.snapshot()["held"] == 2)
+            assert one.snapshot()["held"] == 2
+            for gate in gates:
+                gate.go_on.set()
 
 
 async def test_a_given_clock_is_the_only_one() -> None:
@@ -212,58 +159,52 @@ async def test_a_given_clock_is_the_only_one() -> None:
 # -- when something breaks ------------------------------------------------------------------------------------------
 
 
+class Bug(TaskHarborError):
+    pass
+
+
+async def broken(*args: Any, **options: Any) -> Any:
+    raise Bug
+
+
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("operation", ["reserve", "settle", "extend_lease"])
 async def test_a_driver_that_breaks_ends_the_worker_with_its_error(operation: str) -> None:
-    class Bug(TaskHarborError):
-        pass
+    driver = MemoryDriver()
 
-    driver = TroubledDriver()
+    async def handler(job: Job) -> None:
+        if operation == "extend_lease":
+            await asyncio.Event().wait()
 
-    async def broken(*args: Any, **options: Any) -> Any:
-        raise Bug(operation)
-
-    async with stage(MemoryDriver(driver._store)) as here:
-
-        async def handler(job: Job) -> None:
-            if operation == "extend_lease":
-                await asyncio.Event().wait()
-
+    async with stage(driver.clone()) as here:
         await here.enqueue()
         # With all the time in the world: what broke cannot be waited for.
         worker = Worker(driver, heartbeat=0.02, grace=100 * PATIENCE)
         worker.register("work", handler)
         setattr(driver, operation, broken)
-        with pytest.raises(Bug, match=operation):
+        with pytest.raises(Bug):
             await finish(worker.run_async())
 
 
 @pytest.mark.usefixtures("impatient")
 async def test_a_loop_that_breaks_while_the_last_job_is_waited_for_ends_the_worker() -> None:
-    class Bug(TaskHarborError):
-        pass
-
-    class Breaking(MemoryDriver):
-        async def settle(self, *args: Any, **options: Any) -> Any:
-            raise Bug("settle")
-
     driver = MemoryDriver()
-    async with stage(driver) as here:
-        fetched = threading.Event()
+    fetched = threading.Event()
 
-        async def handler(job: Job) -> None:
-            await eventually(fetched.is_set)
+    async def handler(job: Job) -> None:
+        await eventually(fetched.is_set)
 
+    async with stage(driver.clone()) as here:
         await here.enqueue()
-        worker = Worker(Breaking(driver._store), max_jobs=1, grace=100 * PATIENCE)
+        worker = Worker(driver, max_jobs=1, grace=100 * PATIENCE)
         worker.register("work", handler)
+        driver.settle = broken  # type: ignore[method-assign]
         task = asyncio.ensure_future(worker.run_async())
         await eventually(lambda: worker.snapshot()["held"] == 1)
-        engine = worker._engines[0]
-        assert engine is not None
         # By then the fetch is over and the engine waits for the job, without a limit: a break must end that wait.
         for _ in range(20):
-            await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(asyncio.sleep(0), engine._loop))
+            turn = asyncio.run_coroutine_threadsafe(asyncio.sleep(0), worker._engines[0]._loop)
+            await asyncio.wrap_future(turn)
         fetched.set()
         with pytest.raises(Bug):
             await finish(task)

@@ -1,18 +1,19 @@
-"""What becomes of a job by what its handler does, through a whole worker."""
+"""What becomes of a job by what its handler does and how long it takes, through a whole worker."""
 
 import asyncio
 import sys
+import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import taskharbor.signals as signals
 from records import present
-from taskharbor import FixedDelays, Harbor, Job, JobRecord, JobState, Outcome, QueueSettings
-from taskharbor.drivers.memory import MemoryDriver
+from taskharbor import FixedDelays, Harbor, Job, JobState, Outcome, QueueSettings
 from taskharbor.jobs import LATEST, MAX_RESULT_BYTES, SECOND
-from worker.stage import Stage
+from worker.stage import PATIENCE, Stage, eventually, never, running
 
 
 class Abort(BaseException):
@@ -25,19 +26,6 @@ def raising(error: BaseException | type[BaseException]) -> Callable[[Job], Any]:
 
     return handler
 
-
-async def run_once(here: Stage, function: Callable[[Job], Any], way: str, **options: Any) -> JobRecord:
-    """The job's record after one run of its handler, on the event loop or on a thread."""
-
-    async def on_loop(job: Job) -> Any:
-        return function(job)
-
-    job_id = await here.enqueue(**options)
-    await here.drain(on_loop if way == "loop" else function)
-    return await here.get(job_id)
-
-
-both_ways = pytest.mark.parametrize("way", ["loop", "thread"])
 
 OUTCOMES: list[tuple[Callable[[Job], Any], Outcome, JobState, int, str | None]] = [
     (lambda job: {"seen": job.attempt}, Outcome.DONE, JobState.DONE, 0, None),
@@ -57,35 +45,35 @@ OUTCOMES: list[tuple[Callable[[Job], Any], Outcome, JobState, int, str | None]] 
 ]
 
 
-@both_ways
-@pytest.mark.parametrize(("function", "outcome", "state", "attempts", "error"), OUTCOMES)
-async def test_how_a_handler_ends_decides_and_never_harms_the_worker(
-    here: Stage,
-    way: str,
-    function: Callable[[Job], Any],
-    outcome: Outcome,
-    state: JobState,
-    attempts: int,
-    error: str | None,
-) -> None:
+@pytest.mark.parametrize("way", ["loop", "thread"])
+async def test_how_a_handler_ends_decides_and_never_harms_the_worker(here: Stage, way: str) -> None:
     """What is written in each case: tests/test_decide.py."""
-    record = await run_once(here, function, way, max_attempts=1)
-    assert (record.state, record.attempts, record.stalls) == (state, attempts, 0)
-    assert (record.last_error or "").startswith(error or "")
-    (attempt,) = await here.log(record.id)
-    assert attempt.outcome is outcome
-    assert attempt.error_type == (error and error.partition(":")[0])
+    functions = [case[0] for case in OUTCOMES]
+
+    def on_thread(job: Job) -> Any:
+        return functions[int(job.payload)](job)
+
+    async def on_loop(job: Job) -> Any:
+        return on_thread(job)
+
+    ids = await here.enqueue_many(len(OUTCOMES), max_attempts=1)
+    await here.drain(on_loop if way == "loop" else on_thread)
+    for job_id, (_, outcome, state, attempts, error) in zip(ids, OUTCOMES, strict=True):
+        record = await here.get(job_id)
+        assert (record.state, record.attempts, record.stalls) == (state, attempts, 0)
+        assert (record.last_error or "").startswith(error or "")
+        (attempt,) = await here.log(record.id)
+        assert attempt.outcome is outcome
+        assert attempt.error_type == (error and error.partition(":")[0])
 
 
-@both_ways
-async def test_a_failure_is_retried_within_the_jobs_backoff(here: Stage, way: str) -> None:
-    record = await run_once(here, raising(ValueError), way, backoff=(300, 3000))
+async def test_a_failure_is_retried_within_the_jobs_backoff(here: Stage) -> None:
+    job_id = await here.enqueue(backoff=(300, 3000))
+    await here.drain(raising(ValueError))
+    record = await here.get(job_id)
     assert (record.state, record.attempts, record.stalls) == (JobState.SCHEDULED, 1, 0)
-    error = present(record.last_error)
-    assert error.startswith("ValueError")
-    assert "Traceback" in error
+    assert "Traceback" in present(record.last_error)
     assert 0.9 * 300 * SECOND <= record.run_at_us - present(record.failed_at_us) <= 1.1 * 300 * SECOND
-    assert await here.outcomes(record.id) == [Outcome.RETRIED]
 
 
 async def test_retry_by_the_handlers_own_delay_and_policy_until_attempts_are_spent(here: Stage) -> None:
@@ -99,8 +87,6 @@ async def test_retry_by_the_handlers_own_delay_and_policy_until_attempts_are_spe
     worker.register("work", handler, retry=FixedDelays([0]))
     job_id = await here.enqueue(max_attempts=4)
     await worker.run_async()
-    record = await here.get(job_id)
-    assert (record.state, record.attempts) == (JobState.DEAD, 4)
     assert seen == [1, 2, 3, 4]
     assert await here.outcomes(job_id) == [Outcome.RETRIED] * 3 + [Outcome.DEAD]
     assert [attempt.fence for attempt in await here.log(job_id)] == [1, 2, 3, 4]
@@ -118,40 +104,78 @@ async def test_no_handler_is_dead_with_that_reason_and_the_failure_queue_hears_o
     assert stats.counts[JobState.READY] == 1
 
 
-def test_invalid_payloads() -> None:
-    harbor = Harbor(MemoryDriver())
-
-    @harbor.job
-    async def strict(n: int) -> None:
-        raise AssertionError("never called")
-
-    @harbor.job(on_invalid="complete")
-    async def lenient(n: int) -> None:
-        raise AssertionError("never called")
-
-    bad = harbor.enqueue("strict", {"n": "one"})
-    tolerated = harbor.enqueue("lenient", {"n": "one"})
-    harbor.worker(until_empty=True).run()
-    record = bad.record()
-    assert (record.state, record.attempts) == (JobState.DEAD, 0)
-    assert present(record.last_error).startswith("PayloadInvalid: the payload does not fit")
-    assert tolerated.record().state is JobState.DONE
-
-
-def test_an_error_with_text_no_backend_stores_spoils_nothing(tmp_path: Any) -> None:
+def test_what_no_backend_stores_and_invalid_payloads_spoil_nothing(tmp_path: Path) -> None:
     harbor = Harbor(f"sqlite:///{tmp_path}/jobs.db")
 
     @harbor.job(max_attempts=1)
-    async def odd() -> None:
+    async def odd(n: int) -> None:
         raise OSError("no such file: caf\udce9\0")
 
-    @harbor.job(max_attempts=2)
-    async def late() -> None:
+    @harbor.job(on_invalid="complete")
+    async def late(n: int) -> None:
         raise signals.Retry(delay=1e15)
 
-    one, two = odd.enqueue(), late.enqueue()
+    handles = [odd.enqueue(1), late.enqueue(1)]
+    handles += [harbor.enqueue(name, {"n": "one"}) for name in ("odd", "late")]
     harbor.worker(until_empty=True).run()
-    assert present(one.record().last_error).startswith("OSError: no such file: caf\\udce9")
-    assert two.record().state is JobState.SCHEDULED
-    assert two.record().run_at_us == LATEST
+    failed, put_off, invalid, tolerated = (handle.record() for handle in handles)
+    assert present(failed.last_error).startswith("OSError: no such file: caf\\udce9")
+    assert (put_off.state, put_off.run_at_us) == (JobState.SCHEDULED, LATEST)
+    assert (invalid.state, invalid.attempts) == (JobState.DEAD, 0)
+    assert present(invalid.last_error).startswith("PayloadInvalid: the payload does not fit")
+    assert tolerated.state is JobState.DONE
     harbor.close()
+
+
+# -- timeouts on the event loop and on threads (in processes: test_processes) ---------------------------------------
+
+
+async def test_an_async_handler_is_cancelled_by_its_timeout_and_retried_as_usual(here: Stage) -> None:
+    async def handler(job: Job) -> str:
+        if job.attempt == 1:
+            await never()
+        return "second time"
+
+    last, job_id = [await here.enqueue(timeout=0.05, backoff=(0, 0), max_attempts=n) for n in (1, 2)]
+    await here.drain(handler)
+    record = await here.get(last)
+    assert (record.state, record.attempts) == (JobState.DEAD, 1)
+    assert record.last_error == "JobTimeout: took longer than its timeout of 0.05 s"
+    assert await here.outcomes(job_id) == [Outcome.RETRIED, Outcome.DONE]
+
+
+@pytest.mark.parametrize("is_stopped_as_well", [False, True])
+async def test_a_thread_keeps_its_lease_until_it_ends_and_then_has_timed_out(
+    here: Stage, is_stopped_as_well: bool
+) -> None:
+    told, go_on = threading.Event(), threading.Event()
+    reasons: list[str | None] = []
+
+    def handler(job: Job) -> str:
+        job.wait_for_stop(PATIENCE)
+        reasons.append(job.stop_reason)
+        told.set()
+        go_on.wait(PATIENCE)
+        return "too late"
+
+    job_id = await here.enqueue(timeout=0.05, max_attempts=1)
+    worker = here.worker(handler, heartbeat=0.02)
+    async with running(worker):
+        await eventually(told.is_set)
+        first = present((await here.get(job_id)).expires_at_us)
+        await here.until(job_id, lambda job: present(job.expires_at_us) > first)
+        if is_stopped_as_well:
+            (hold,) = worker._engines[0].assignment.holds
+            worker.stop(now=True)
+            await eventually(lambda: hold.task is None or hold.task.cancelling() >= 2)
+        go_on.set()
+        record = await here.ended(job_id)
+    assert (record.state, record.attempts, record.stalls) == (JobState.DEAD, 1, 0)
+    assert present(record.last_error).startswith("JobTimeout")
+    assert reasons == ["timeout"]
+
+
+async def test_a_thread_that_ends_in_time_is_done(here: Stage) -> None:
+    job_id = await here.enqueue(timeout=PATIENCE)
+    await here.drain(lambda job: str(job.timeout))
+    assert (await here.get(job_id)).state is JobState.DONE

@@ -1,7 +1,6 @@
 """Handlers in processes of their own."""
 
 import asyncio
-import logging
 import os
 import signal
 import subprocess
@@ -42,7 +41,7 @@ def drain(**options: Any) -> Worker:
 @asynccontextmanager
 async def serving(**options: Any) -> AsyncIterator[Worker]:
     """A worker runs beside the block."""
-    worker = isolated.harbor.worker(**options)
+    worker = isolated.harbor.worker(**{"concurrency": 1, **options})
     async with running(worker):
         yield worker
     await isolated.harbor.close_async()
@@ -59,39 +58,49 @@ def is_alive(pid: int) -> bool:
 
 async def is_written(path: Path) -> int:
     """What a handler wrote there, once it has: its process's id."""
+    await eventually(lambda: path.exists() and path.read_text() != "")
+    return int(path.read_text())
 
-    def read() -> str:
-        return path.read_text() if path.exists() else ""
 
-    await eventually(lambda: read() != "")
-    return int(read())
+def last_error(handle: JobHandle[Any]) -> str:
+    return present(handle.record().last_error)
 
 
 # -- results and errors ---------------------------------------------------------------------------------------------
 
 
-def test_sync_and_async_handlers_run_on_the_main_thread_of_one_process_that_is_kept() -> None:
+def test_handlers_run_on_the_main_thread_of_one_process_that_is_kept(harbor: Harbor) -> None:
     handles: list[JobHandle[Any]] = [
         isolated.add.enqueue(1, b=2),
         isolated.add_async.enqueue(3),
         isolated.declared_elsewhere.enqueue(21),
         isolated.add.options(codec="msgpack").enqueue(5),
         isolated.add.options(codec="rot13").enqueue(6),
+        # Larger than any socket's buffer.
+        isolated.large_payload.enqueue("x" * 1_000_000),
+        isolated.odd_result.enqueue("nested"),
     ]
+    not_kept = [isolated.odd_result.enqueue(kind) for kind in ("large", "object")]
     callers = [isolated.who.enqueue() for _ in range(2)]
     async_callers = [isolated.who_async.enqueue() for _ in range(2)]
-    leaks = [leak.enqueue() for leak in (isolated.leak, isolated.leak_async) for _ in range(2)]
-    drain()
-    assert [handle.result(PATIENCE) for handle in handles] == [3, 4, 42, 6, 7]
-    seen = [caller.result(PATIENCE) for caller in callers]
-    assert seen[0] == seen[1]
-    pid, thread = seen[0]
-    assert pid != os.getpid()
-    assert thread == "MainThread"
-    first, second = (caller.result(PATIENCE) for caller in async_callers)
+    invalid = harbor.enqueue("add", {"a": "one"})
+    with logged() as told:
+        drain()
+    nested = {"when": [1, None, {"deep": True}], "big": 2**60}
+    assert [handle.result(PATIENCE) for handle in handles] == [3, 4, 42, 6, 7, 1_000_000, nested]
+    # A result that is too large, or has no form, is no reason to do the work again.
+    assert [(one.state(), one.result(PATIENCE)) for one in not_kept] == [(JobState.DONE, None)] * 2
+    assert told.count("is not kept") == 2
+    assert last_error(invalid).startswith("PayloadInvalid")
+    first, second = (caller.result(PATIENCE) for caller in callers)
+    pid, thread, variable = first
     assert first == second
-    assert first[:2] == (pid, "MainThread")
-    assert [leak.result(PATIENCE) for leak in leaks] == ["clean"] * 4
+    assert pid != os.getpid()
+    # What one job binds to a context variable, the next does not see.
+    assert (thread, variable) == ("MainThread", "clean")
+    first_async, second_async = (caller.result(PATIENCE) for caller in async_callers)
+    assert first_async == second_async
+    assert first_async[0] == first
     assert not is_alive(pid)
 
 
@@ -105,22 +114,21 @@ def test_a_handler_that_takes_the_job() -> None:
     assert handle.result(PATIENCE) == [handle.id, "[1,2]", "raw"]
 
 
-@pytest.mark.parametrize("name", ["fail", "fail_async"])
-def test_an_error_keeps_its_type_message_and_traceback(name: str, harbor: Harbor) -> None:
+def test_an_error_keeps_its_type_message_and_traceback(harbor: Harbor) -> None:
     kinds = {
-        "custom": ("Custom", "of our own"),
-        "exit": ("SystemExit", "7"),
-        "stop": ("RuntimeError", ""),
-        "keyboard": ("KeyboardInterrupt", ""),
-        "cancelled": ("CancelledError", ""),
+        "custom": "Custom: of our own",
+        "exit": "SystemExit: 7",
+        "stop": "RuntimeError",
+        "keyboard": "KeyboardInterrupt",
+        "cancelled": "CancelledError",
     }
-    handles = {kind: harbor.enqueue(name, {"kind": kind}) for kind in kinds}
+    cases = [(name, kind) for name in ("fail", "fail_async") for kind in kinds]
+    handles = [harbor.enqueue(name, {"kind": kind}) for name, kind in cases]
     drain()
-    for kind, (error_type, message) in kinds.items():
-        record = handles[kind].record()
-        assert record.state is JobState.DEAD, kind
-        first, *trace = present(record.last_error).splitlines()
-        assert first.startswith(f"{error_type}: {message}" if message else error_type)
+    for (name, kind), handle in zip(cases, handles, strict=True):
+        assert handle.state() is JobState.DEAD, kind
+        first, *trace = last_error(handle).splitlines()
+        assert first.startswith(kinds[kind])
         if (name, kind) != ("fail_async", "stop"):  # Python makes that a RuntimeError where we await it.
             assert "isolated.py" in "\n".join(trace), kind
         assert "child.py" not in "\n".join(trace), kind
@@ -128,7 +136,7 @@ def test_an_error_keeps_its_type_message_and_traceback(name: str, harbor: Harbor
 
 def test_signals_cross_over_with_their_times() -> None:
     retry, snooze, discard, declined = (
-        isolated.signal_up.enqueue(kind) for kind in ("retry", "snooze", "discard", "unrecoverable")
+        isolated.fail_twice.enqueue(kind) for kind in ("retry", "snooze", "discard", "unrecoverable")
     )
     drain()
     record = retry.record()
@@ -137,29 +145,8 @@ def test_signals_cross_over_with_their_times() -> None:
     assert 3500 < (record.run_at - present(record.failed_at)).total_seconds() <= 3600
     record = snooze.record()
     assert (record.state, record.attempts, record.stalls) == (JobState.SCHEDULED, 0, 0)
-    assert discard.record().last_error == "Discard: stale"
-    assert discard.state() is JobState.CANCELLED
-    assert (declined.state(), declined.record().last_error) == (JobState.DEAD, "Declined: no money")
-
-
-def test_large_payloads_arrive_and_results_too_large_or_without_a_form_are_not_kept() -> None:
-    large, odd, nested = (isolated.odd_result.enqueue(kind) for kind in ("large", "object", "nested"))
-    # Larger than any socket's buffer.
-    payload = isolated.large_payload.enqueue("x" * 1_000_000)
-    with logged() as told:
-        drain()
-    assert payload.result(PATIENCE) == 1_000_000
-    assert (large.state(), large.result(PATIENCE)) == (JobState.DONE, None)
-    assert (odd.state(), odd.result(PATIENCE)) == (JobState.DONE, None)
-    assert nested.result(PATIENCE) == {"when": [1, None, {"deep": True}], "big": 2**60}
-    assert told.count("is not kept") == 2
-
-
-def test_invalid_payloads_never_reach_the_process(harbor: Harbor) -> None:
-    handle = harbor.enqueue("add", {"a": "one"})
-    worker = drain()
-    assert present(handle.record().last_error).startswith("PayloadInvalid")
-    assert worker.outcomes == {Outcome.DEAD: 1}
+    assert (discard.state(), last_error(discard)) == (JobState.CANCELLED, "Discard: stale")
+    assert (declined.state(), last_error(declined)) == (JobState.DEAD, "Declined: no money")
 
 
 def test_middleware_runs_here_and_sees_plain_results(harbor: Harbor) -> None:
@@ -180,18 +167,22 @@ def test_middleware_runs_here_and_sees_plain_results(harbor: Harbor) -> None:
 # -- while it runs --------------------------------------------------------------------------------------------------
 
 
-async def test_the_job_can_be_asked_and_reports_progress(tmp_path: Path) -> None:
+async def test_the_job_can_be_asked_reports_progress_and_is_spared_signals_of_the_terminal(
+    tmp_path: Path,
+) -> None:
     started, go_on = tmp_path / "started", tmp_path / "go_on"
-    handle = await isolated.introspect.options(headers={"trace": "abc"}).enqueue_async(
-        str(started), str(go_on)
-    )
+    job = isolated.introspect.options(headers={"trace": "abc"})
+    handle = await job.enqueue_async(str(started), str(go_on))
     async with serving(heartbeat=0.02):
-        await is_written(started)
+        pid = await is_written(started)
 
         async def is_seen() -> bool:
             return bool(await handle.progress_async() == {"at": 1})
 
         await eventually(is_seen)
+        assert os.getpgid(pid) != os.getpgid(0)
+        os.kill(pid, signal.SIGINT)
+        os.kill(pid, signal.SIGTERM)
         go_on.touch()
         assert await handle.result_async(PATIENCE) == {
             "id": handle.id,
@@ -213,7 +204,7 @@ async def test_stop_requests_travel_both_ways(harbor: Harbor, tmp_path: Path) ->
     harbor.middleware.append(layer)
     upward = await isolated.stops_itself.enqueue_async()
     downward = await isolated.waits_for_stop.enqueue_async(str(tmp_path / "started"))
-    async with serving(concurrency=1):
+    async with serving():
         assert await upward.result_async(PATIENCE) is True
         assert jobs[0].stop_reason == "enough"
         await is_written(tmp_path / "started")
@@ -246,36 +237,23 @@ async def test_a_late_stop_request_does_not_reach_the_next_job_of_the_process(
 
 
 def test_output_and_logs_come_through(capfd: pytest.CaptureFixture[str]) -> None:
-    records: list[logging.LogRecord] = []
-
-    class Keep(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            records.append(record)
-
-    keep = Keep()
-    logger = logging.getLogger("worker.isolated")
-    logger.addHandler(keep)
-    logger.setLevel(logging.INFO)
-    try:
+    with logged("worker.isolated") as told:
         isolated.print_and_log.enqueue()
         drain()
-    finally:
-        logger.removeHandler(keep)
-        logger.setLevel(logging.NOTSET)
     printed = capfd.readouterr()
     assert "printed in a process" in printed.out
     assert "complained in a process" in printed.err
-    assert [record.getMessage() for record in records] == ["logged in a process", "went wrong"]
-    assert records[0].colour == "blue"  # type: ignore[attr-defined]
-    assert records[0].funcName == "print_and_log"
-    assert "ValueError: with a traceback" in str(records[1].exc_text)
+    assert told.messages == ["logged in a process", "went wrong"]
+    assert told.records[0].colour == "blue"  # type: ignore[attr-defined]
+    assert told.records[0].funcName == "print_and_log"
+    assert "ValueError: with a traceback" in str(told.records[1].exc_text)
 
 
 # -- the end of a process -------------------------------------------------------------------------------------------
 
 
 def test_a_timeout_kills_a_busy_loop_and_the_next_job_gets_a_new_process(tmp_path: Path) -> None:
-    spinning = isolated.spin.enqueue(str(tmp_path / "started"))
+    spinning = isolated.spin.options(timeout=0.3).enqueue(str(tmp_path / "started"))
     after = isolated.who.enqueue()
     drain()
     record = spinning.record()
@@ -294,7 +272,7 @@ def test_starting_a_process_is_not_charged_to_the_handler(monkeypatch: pytest.Mo
     assert handle.result(PATIENCE) > 0
 
 
-@pytest.mark.parametrize("job", [isolated.spin_for_ever, isolated.sleep_for_ever], ids=["busy", "asleep"])
+@pytest.mark.parametrize("job", [isolated.spin, isolated.sleep_for_ever], ids=["busy", "asleep"])
 async def test_a_cancel_request_kills_and_nothing_is_written_before_the_process_is_dead(
     job: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -323,27 +301,23 @@ async def test_a_kill_takes_along_what_the_handler_started(tmp_path: Path) -> No
         await eventually(lambda: not is_alive(grandchild))
 
 
-async def test_a_shutdown_lets_an_async_handler_clean_up_and_gives_the_job_back(tmp_path: Path) -> None:
-    handle = await isolated.tidy.enqueue_async(str(tmp_path / "started"), str(tmp_path / "tidied"))
-    async with serving() as worker:
-        pid = await is_written(tmp_path / "started")
-        worker.stop(now=True)
-        await eventually(lambda: not worker.snapshot()["running"])
-    record = await handle.record_async()
-    assert (record.state, record.attempts, record.stalls) == (JobState.READY, 0, 0)
-    assert (tmp_path / "tidied").read_text() == "shutdown"
-    assert not is_alive(pid)
-
-
-async def test_a_shutdown_does_not_wait_for_a_busy_loop(tmp_path: Path) -> None:
-    handle = await isolated.spin_for_ever.enqueue_async(str(tmp_path / "started"))
+@pytest.mark.parametrize("name", ["tidy", "spin"])
+async def test_a_shutdown_lets_an_async_handler_clean_up_and_does_not_wait_for_a_busy_loop(
+    name: str, tmp_path: Path
+) -> None:
+    started, tidied = tmp_path / "started", tmp_path / "tidied"
+    if name == "tidy":
+        handle = await isolated.tidy.enqueue_async(str(started), str(tidied))
+    else:
+        handle = await isolated.spin.enqueue_async(str(started))
     async with serving(grace=0.0) as worker:
-        pid = await is_written(tmp_path / "started")
+        pid = await is_written(started)
         worker.stop()
         await eventually(lambda: not worker.snapshot()["running"])
         assert not is_alive(pid)
     record = await handle.record_async()
     assert (record.state, record.attempts, record.stalls) == (JobState.READY, 0, 0)
+    assert name == "spin" or tidied.read_text() == "shutdown"
 
 
 def test_a_process_that_dies_fails_its_job_which_is_retried(tmp_path: Path) -> None:
@@ -360,63 +334,36 @@ def test_a_process_is_known_to_be_dead_though_a_fork_of_it_keeps_its_connection_
     handle = isolated.die_after_a_fork.enqueue(str(tmp_path / "forked"))
     try:
         drain()
-        assert present(handle.record().last_error).startswith("WorkerProcessDied")
+        assert last_error(handle).startswith("WorkerProcessDied")
     finally:
         os.kill(int((tmp_path / "forked").read_text()), signal.SIGKILL)
 
 
-@pytest.mark.parametrize("how", ["returns", "raises"])
-def test_a_fork_of_a_handler_answers_for_no_job(how: str) -> None:
-    """The fork has a copy of the connection. What it answered was taken for the end of the next job."""
-    forked = isolated.fork_and_return.enqueue(how)
+def test_neither_a_fork_nor_a_closed_connection_answers_for_another_job() -> None:
+    """A fork has a copy of the connection. What it answered was taken for the end of the next job."""
+    forked = [isolated.fork_and_return.enqueue(how) for how in ("returns", "raises")]
+    closed = isolated.close_connection.enqueue()
     after = [isolated.add.enqueue(n) for n in range(3)]
     drain()
-    assert forked.record().last_error is None
-    assert forked.result() == "parent"
+    assert [one.result() for one in forked] == ["parent", "parent"]
+    assert last_error(closed).startswith("WorkerProcessDied")
     assert [one.result() for one in after] == [1, 2, 3]
 
 
-def test_a_handler_that_closes_its_connection_does_not_wait_for_ever() -> None:
-    handle, after = isolated.close_connection.enqueue(), isolated.add.enqueue(1)
-    drain()
-    assert present(handle.record().last_error).startswith("WorkerProcessDied")
-    assert after.result() == 2
-
-
-async def test_an_idle_process_that_dies_costs_no_job_anything() -> None:
-    async with serving(concurrency=1):
-        pid, _ = await (await isolated.who.enqueue_async()).result_async(PATIENCE)
-        os.kill(pid, signal.SIGKILL)
+@pytest.mark.parametrize("when", ["idle", "with the job on its way"])
+async def test_a_process_that_dies_before_its_job_has_begun_costs_the_job_nothing(when: str) -> None:
+    async with serving() as worker:
+        pid, *_ = await (await isolated.who.enqueue_async()).result_async(PATIENCE)
+        # A process that is stopped cannot read the job.
+        os.kill(pid, signal.SIGKILL if when == "idle" else signal.SIGSTOP)
         handle = await isolated.who.enqueue_async()
+        if when != "idle":
+            (process,) = present(worker._processes)._processes
+            await eventually(lambda: not process.has_answered)
+            os.kill(pid, signal.SIGKILL)
         assert (await handle.result_async(PATIENCE))[0] != pid
         record = await handle.record_async()
         assert (record.attempts, record.fence) == (0, 1)
-
-
-async def test_a_job_sent_to_a_process_that_is_dying_has_not_been_tried() -> None:
-    """Stopped first, so that it cannot read the job, then killed with the job on its way."""
-
-    async with serving(concurrency=1) as worker:
-        pid, _ = await (await isolated.who.enqueue_async()).result_async(PATIENCE)
-        os.kill(pid, signal.SIGSTOP)
-        handle = await isolated.who.enqueue_async()
-        (process,) = worker._processes._processes  # type: ignore[union-attr]
-        await eventually(lambda: not process.has_answered)
-        os.kill(pid, signal.SIGKILL)
-        assert (await handle.result_async(PATIENCE))[0] != pid
-        record = await handle.record_async()
-        assert (record.attempts, record.fence) == (0, 1)
-
-
-async def test_signals_of_the_terminal_do_not_reach_the_process(tmp_path: Path) -> None:
-    handle = await isolated.introspect.enqueue_async(str(tmp_path / "started"), str(tmp_path / "go_on"))
-    async with serving():
-        pid = await is_written(tmp_path / "started")
-        assert os.getpgid(pid) != os.getpgid(0)
-        os.kill(pid, signal.SIGINT)
-        os.kill(pid, signal.SIGTERM)
-        (tmp_path / "go_on").touch()
-        assert (await handle.result_async(PATIENCE))["should_stop"] is False
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -462,39 +409,16 @@ def test_what_a_process_could_not_find_is_refused_before_work_begins() -> None:
         Worker("memory://").register("work", lambda job: None, isolation="process")
 
 
-SCRIPT = """
-import sys, os
-from taskharbor import Harbor
-
-harbor = Harbor("memory://")
-
-@harbor.job(isolation="process")
-def add(a: int, b: int) -> int:
-    return a + b
-
-if __name__ == "__main__":
-    handle = add.enqueue(2, 3)
-    harbor.worker(until_empty=True).run()
-    print(handle.result(30))
-"""
-
-
-@pytest.mark.parametrize("how", ["script", "module"])
-def test_handlers_of_the_main_module(how: str, tmp_path: Path) -> None:
-    (tmp_path / "my_app.py").write_text(SCRIPT)
-    command = ["my_app.py"] if how == "script" else ["-m", "my_app"]
-    ended = subprocess.run(
-        [sys.executable, *command], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
-    )
-    assert (ended.stdout.strip(), ended.returncode) == ("5", 0), ended.stderr
-
-
-ORPHANS = """
+APP = """
 import os, sys, time
 from pathlib import Path
 from taskharbor import Harbor
 
-harbor = Harbor("memory://")
+harbor = Harbor(sys.argv[1] if len(sys.argv) > 1 else "memory://")
+
+@harbor.job(isolation="process")
+def add(a: int, b: int) -> int:
+    return a + b
 
 @harbor.job(isolation="process")
 def busy(path: str) -> None:
@@ -511,46 +435,60 @@ def asleep(path: str) -> None:
 def in_c(path: str) -> None:
     Path(path).write_text(str(os.getpid()))
     sum(range(10**15))  # Keeps the interpreter to itself.
-
+"""
+SUM = """
+if __name__ == "__main__":
+    handle = add.enqueue(2, 3)
+    harbor.worker(until_empty=True).run()
+    print(handle.result(30))
+"""
+ORPHANS = """
 if __name__ == "__main__":
     for job in (busy, asleep, in_c):
-        job.enqueue(sys.argv[1] + job.__name__)
+        job.enqueue(job.__name__)
     harbor.worker().run()
 """
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-async def test_processes_die_with_a_worker_that_is_killed(tmp_path: Path) -> None:
-    (tmp_path / "my_app.py").write_text(ORPHANS)
-    worker = subprocess.Popen([sys.executable, "my_app.py", f"{tmp_path}/"], cwd=tmp_path)
-
-    try:
-        pids = [await is_written(tmp_path / name) for name in ("busy", "asleep", "in_c")]
-    finally:
-        worker.kill()
-        worker.wait()
-    for pid in pids:
-        await eventually(lambda pid=pid: not is_alive(pid))  # type: ignore[misc]
-
-
 UNGUARDED = """
-from taskharbor import Harbor
-
-harbor = Harbor("sqlite:///{path}")
-
-@harbor.job(isolation="process")
-def double(n: int) -> int:
-    return n * 2
-
-double.enqueue(1)
+add.enqueue(1, 2)
 harbor.worker(until_empty=True).run()
 """
 
 
-def test_a_script_that_enqueues_on_import_does_not_do_so_again_in_its_processes(tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(UNGUARDED.format(path=tmp_path / "jobs.db"))
-    ran = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=PATIENCE * 4)
-    assert 'under `if __name__ == "__main__":`' in ran.stderr
-    with Client(f"sqlite:///{tmp_path}/jobs.db") as client:
+@pytest.fixture
+def run_app(tmp_path: Path) -> Callable[..., "subprocess.Popen[str]"]:
+    def run(end: str, *command: str) -> subprocess.Popen[str]:
+        (tmp_path / "my_app.py").write_text(APP + end)
+        line = [sys.executable, *(command or ("my_app.py",))]
+        return subprocess.Popen(line, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    return run
+
+
+@pytest.mark.parametrize("command", [["my_app.py"], ["-m", "my_app"]], ids=["script", "module"])
+def test_handlers_of_the_main_module(command: list[str], run_app: Callable[..., Any]) -> None:
+    process = run_app(SUM, *command)
+    said, complained = process.communicate(timeout=PATIENCE * 4)
+    assert (said.strip(), process.returncode) == ("5", 0), complained
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+async def test_processes_die_with_a_worker_that_is_killed(
+    run_app: Callable[..., Any], tmp_path: Path
+) -> None:
+    worker = run_app(ORPHANS)
+    try:
+        pids = [await is_written(tmp_path / name) for name in ("busy", "asleep", "in_c")]
+    finally:
+        worker.kill()
+        worker.communicate(timeout=PATIENCE)
+    await eventually(lambda: not any(map(is_alive, pids)))
+
+
+def test_a_script_that_enqueues_on_import_does_not_do_so_again_in_its_processes(
+    run_app: Callable[..., Any], tmp_path: Path
+) -> None:
+    url = f"sqlite:///{tmp_path}/jobs.db"
+    _, complained = run_app(UNGUARDED, "my_app.py", url).communicate(timeout=PATIENCE * 4)
+    assert 'under `if __name__ == "__main__":`' in complained
+    with Client(url) as client:
         assert len(client.list_jobs().jobs) == 1

@@ -10,7 +10,6 @@ import pytest
 
 from taskharbor import Job, JobState, Outcome
 from taskharbor.drivers.memory import MemoryDriver
-from taskharbor.jobs import JobRecord
 from worker.stage import (
     EVERYTHING,
     PATIENCE,
@@ -20,14 +19,16 @@ from worker.stage import (
     eventually,
     finish,
     logged,
+    never,
     running,
 )
 
 
-async def untouched(here: Stage, job_id: str) -> bool:
-    """The job is as it was before it was leased, but for the fence."""
-    record = await here.get(job_id)
-    return (record.state, record.attempts, record.stalls, record.token) == (JobState.READY, 0, 0, None)
+async def untouched(here: Stage, *job_ids: str) -> bool:
+    """The jobs are as they were before they were leased, but for the fence."""
+    records = [await here.get(job_id) for job_id in job_ids]
+    seen = {(record.state, record.attempts, record.stalls, record.token) for record in records}
+    return seen == {(JobState.READY, 0, 0, None)}
 
 
 async def test_a_graceful_stop_finishes_what_runs_and_gives_back_what_waits(here: Stage) -> None:
@@ -37,22 +38,18 @@ async def test_a_graceful_stop_finishes_what_runs_and_gives_back_what_waits(here
     task = asyncio.ensure_future(worker.run_async())
     await gate.began.wait()
     # Leased ahead, as after a spell of quick jobs.
-    worker._engines[0]._fetch._pace.per_second = 1e6
-    worker._engines[0]._fetch._loop.call_soon_threadsafe(worker._engines[0]._fetch._room.set)
+    fetch = worker._engines[0]._fetch
+    fetch._pace.per_second = 1e6
+    fetch._loop.call_soon_threadsafe(fetch._room.set)
     await eventually(lambda: worker.snapshot()["held"] == 4)
     worker.stop()
-
-    async def are_back() -> bool:
-        return all([await untouched(here, job_id) for job_id in waiting])
-
-    await eventually(are_back)
+    await eventually(lambda: untouched(here, *waiting))
     late = await here.enqueue()
     assert not task.done()
     gate.go_on.set()
     await finish(task)
     assert (await here.get(running_job)).result == b'"finished"'
-    for job_id in waiting:
-        assert await here.outcomes(job_id) == [Outcome.RELEASED]
+    assert [await here.outcomes(job_id) for job_id in waiting] == [[Outcome.RELEASED]] * 3
     assert await here.outcomes(late) == []
 
 
@@ -98,31 +95,6 @@ async def test_a_thread_that_heeds_the_stop_is_waited_for(here: Stage) -> None:
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_stuck_thread_holds_up_neither_the_worker_nor_its_process() -> None:
-    """Its job is given back, and `run` returns: asyncio's own cleaning up must not wait for the thread either."""
-    here = Stage(MemoryDriver())
-    began, go_on = threading.Event(), threading.Event()
-
-    def stuck(job: Job) -> None:
-        began.set()
-        go_on.wait(PATIENCE)
-
-    job_id = asyncio.run(here.enqueue())
-    here = Stage(here.driver)
-    worker = here.worker(stuck, grace=0.05)
-    thread = threading.Thread(target=worker.run)
-    thread.start()
-    assert began.wait(PATIENCE)
-    worker.stop()
-    thread.join(PATIENCE / 2)
-    is_over = not thread.is_alive()
-    go_on.set()
-    thread.join(PATIENCE)
-    assert is_over
-    assert asyncio.run(untouched(here, job_id))
-
-
-@pytest.mark.usefixtures("impatient")
 async def test_a_handler_that_swallows_its_cancellation_does_not_keep_its_lease(here: Stage) -> None:
     began, go_on = asyncio.Event(), asyncio.Event()
 
@@ -145,69 +117,83 @@ async def test_a_handler_that_swallows_its_cancellation_does_not_keep_its_lease(
     assert told.count("1 handlers did not stop in time") == 1
     assert await untouched(here, job_id)
     # What it still does changes nothing, even for the next run of the same worker on the same loop.
-    again = asyncio.ensure_future(worker.run_async())
-    await eventually(lambda: worker.snapshot()["held"] == 1)
-    go_on.set()
-    await here.ended(job_id)
-    worker.stop()
-    await finish(again)
+    async with running(worker):
+        await eventually(lambda: worker.snapshot()["held"] == 1)
+        go_on.set()
+        await here.ended(job_id)
     assert await here.outcomes(job_id) == [Outcome.RELEASED, Outcome.DONE]
 
 
-# -- signals: `run` in the main thread, the signal from inside a handler --------------------------------------------
+# -- `run`: on a thread, and in the main thread with a signal from inside a handler ---------------------------------
 
 
-def enqueued(count: int) -> tuple[Stage, list[str]]:
-    here = Stage(MemoryDriver())
-    ids = asyncio.run(here.enqueue_many(count))
-    return Stage(here.driver), ids
+@pytest.fixture
+def there() -> Stage:
+    """Of no event loop: a test gives it one call at a time."""
+    return Stage(MemoryDriver())
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_stuck_thread_holds_up_neither_the_worker_nor_its_process(there: Stage) -> None:
+    """Its job is given back, and `run` returns: asyncio's own cleaning up must not wait for the thread either."""
+    began, go_on = threading.Event(), threading.Event()
+
+    def stuck(job: Job) -> None:
+        began.set()
+        go_on.wait(PATIENCE)
+
+    job_id = asyncio.run(there.enqueue())
+    worker = there.worker(stuck, grace=0.05)
+    thread = threading.Thread(target=worker.run)
+    thread.start()
+    assert began.wait(PATIENCE)
+    worker.stop()
+    thread.join(PATIENCE / 2)
+    is_over = not thread.is_alive()
+    go_on.set()
+    thread.join(PATIENCE)
+    assert is_over
+    assert asyncio.run(untouched(there.again(), job_id))
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_stops_gracefully_even_while_a_handler_blocks_the_loop(number: signal.Signals) -> None:
-    here, ids = enqueued(3)
+def test_a_signal_stops_gracefully_even_while_a_handler_blocks_the_loop(
+    number: signal.Signals, there: Stage
+) -> None:
     before = signal.getsignal(number)
     stopping = threading.Event()
 
-    async def blocks(job: Job) -> str:
+    async def blocks(job: Job) -> None:
         fetch = worker._engines[0]._fetch
         os.kill(os.getpid(), number)
         # The loop is blocked until the worker's other side has heard of it.
         while not fetch._stopping:
             stopping.wait(0.001)
-        return "finished all the same"
 
-    worker = here.worker(blocks, concurrency=1)
+    first, *others = asyncio.run(there.enqueue_many(3))
+    worker = there.worker(blocks, concurrency=1)
     worker.run()
     assert signal.getsignal(number) is before
-
-    async def found() -> list[JobRecord]:
-        return [await here.get(job_id) for job_id in ids]
-
-    records = asyncio.run(found())
-    assert [record.state for record in records] == [JobState.DONE, JobState.READY, JobState.READY]
-    assert records[0].result == b'"finished all the same"'
-    assert [(record.attempts, record.stalls) for record in records[1:]] == [(0, 0), (0, 0)]
+    assert asyncio.run(there.again().state(first)) is JobState.DONE
+    assert asyncio.run(untouched(there.again(), *others))
 
 
-def test_a_second_signal_is_immediate() -> None:
-    here, (job_id,) = enqueued(1)
-
+def test_a_second_signal_is_immediate(there: Stage) -> None:
     async def handler(job: Job) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
         os.kill(os.getpid(), signal.SIGTERM)
-        await asyncio.Event().wait()
+        await never()
 
-    here.worker(handler).run()
-    assert asyncio.run(untouched(here, job_id))
+    job_id = asyncio.run(there.enqueue())
+    there.worker(handler).run()
+    assert asyncio.run(untouched(there.again(), job_id))
 
 
-def test_a_signal_in_the_middle_of_a_stop_does_not_lock_up() -> None:
-    here, _ = enqueued(0)
+async def test_a_signal_in_the_middle_of_a_stop_does_not_lock_up(here: Stage) -> None:
     worker = here.worker(lambda job: None)
     with worker._lock:
         worker.stop()  # As a signal handler does, in a main thread that was inside `stop` already.
-    asyncio.run(finish(worker.run_async()))
+    await finish(worker.run_async())
 
 
 # -- outages --------------------------------------------------------------------------------------------------------
@@ -235,23 +221,18 @@ async def test_a_stop_during_an_outage_ends(stops: int, troubled: Stage, trouble
     assert (await troubled.get(job_id)).stalls == 1
 
 
-async def test_a_stop_before_the_backend_ever_answered_is_an_orderly_end(
-    troubled: Stage, trouble: Trouble
-) -> None:
-    trouble.before = {"open"}
-    worker = troubled.worker(lambda job: None)
-    task = asyncio.ensure_future(worker.run_async())
-    await eventually(lambda: len(trouble.refused) > 1)
-    worker.stop()
-    await finish(task)
-
-
 @pytest.mark.usefixtures("impatient")
-async def test_a_stop_while_the_backend_hangs_ends(troubled: Stage, trouble: Trouble) -> None:
-    trouble.hang = {"reserve"}
+@pytest.mark.parametrize("how", ["never answered", "hangs"])
+async def test_a_stop_while_the_backend_does_not_answer_ends(
+    how: str, troubled: Stage, trouble: Trouble
+) -> None:
+    if how == "hangs":
+        trouble.hang = {"reserve"}
+    else:
+        trouble.before = {"open"}
     worker = troubled.worker(lambda job: None, grace=0.05)
     task = asyncio.ensure_future(worker.run_async())
-    await eventually(lambda: trouble.hanging == 1)
+    await eventually(lambda: trouble.hanging == 1 or len(trouble.refused) > 1)
     worker.stop()
     await finish(task)
 

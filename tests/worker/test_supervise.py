@@ -6,6 +6,7 @@ import logging
 import queue
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,33 +14,38 @@ from typing import Any
 import pytest
 
 from taskharbor.cli.worker import app_folder, watched_files
+from taskharbor.worker import supervise
 from taskharbor.worker.supervise import Supervisor
 
-PATIENT = """
+SERVING = """
 import os, signal, sys
-def stop(*_):
-    os.write(int(sys.argv[1]), b'{"stopping": true}\\n')
-    sys.exit(0)
-signal.signal(signal.SIGTERM, stop)
-os.write(int(sys.argv[1]), b'{"serving": true, "backend_answers": true, "worker": "w"}\\n')
+signal.signal(signal.SIGTERM, {react})
+os.write(int(sys.argv[1]), b'{{"serving": true, "backend_answers": true, "worker": "w"}}\\n')
 while True:
     signal.pause()
 """
-STUBBORN = """
-import os, signal, sys
-signal.signal(signal.SIGTERM, signal.SIG_IGN)
-os.write(int(sys.argv[1]), b'{"serving": true, "backend_answers": true}\\n')
-while True:
-    signal.pause()
-"""
+PATIENT = SERVING.format(react="lambda *_: sys.exit(0)")
+STUBBORN = SERVING.format(react="signal.SIG_IGN")
 
 
-class Said(logging.Handler):
-    """What the supervisor logged, to be waited for."""
+class Running(logging.Handler):
+    """A supervisor on a thread, and what it logs, to be waited for."""
 
-    def __init__(self) -> None:
+    def __init__(self, script: str, **options: Any) -> None:
         super().__init__()
+
+        def command(number: int, fd: int) -> list[str]:
+            return [sys.executable, "-c", script, str(fd), str(number)]
+
         self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+        supervise.log.addHandler(self)
+        self.supervisor = Supervisor(command, **{"processes": 1, **options})
+        self.code: int | None = None
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        self.code = self.supervisor.run()
 
     def emit(self, record: logging.LogRecord) -> None:
         self._lines.put(record.getMessage())
@@ -49,42 +55,24 @@ class Said(logging.Handler):
             pass
         return line
 
+    def until_ready(self) -> None:
+        """Reports come over a pipe; looking again is all there is to do."""
+        while not self.supervisor.look()[0]:
+            time.sleep(0.001)
 
-@pytest.fixture
-def said() -> Iterator[Said]:
-    handler = Said()
-    logger = logging.getLogger("taskharbor.supervisor")
-    level = logger.level
-    logger.addHandler(handler)
-    logger.setLevel("DEBUG")
-    yield handler
-    logger.removeHandler(handler)
-    logger.setLevel(level)
-
-
-class Running:
-    """A supervisor on a thread."""
-
-    def __init__(self, script: str, **options: Any) -> None:
-        def command(number: int, fd: int) -> list[str]:
-            return [sys.executable, "-c", script, str(fd), str(number)]
-
-        self.supervisor = Supervisor(command, **{"processes": 1, "first_pause": 0.01, **options})
-        self.code: int | None = None
-        self._thread = threading.Thread(target=self._run)
-        self._thread.start()
-
-    def _run(self) -> None:
-        self.code = self.supervisor.run()
-
-    def end(self) -> int | None:
+    def end(self, stops: int = 0) -> int | None:
+        for _ in range(stops):
+            self.supervisor.stop()
         self._thread.join(30)
         assert not self._thread.is_alive()
         return self.code
 
 
 @pytest.fixture
-def start() -> Iterator[Callable[..., Running]]:
+def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Running]]:
+    monkeypatch.setattr(supervise, "RESTART_PAUSES", (0.01, 0.04))
+    level = supervise.log.level
+    supervise.log.setLevel(logging.DEBUG)
     running: list[Running] = []
 
     def start(script: str, **options: Any) -> Running:
@@ -93,34 +81,26 @@ def start() -> Iterator[Callable[..., Running]]:
 
     yield start
     for one in running:
-        for _ in range(3):
-            one.supervisor.stop()
-        one.end()
+        one.end(stops=3)
+        supervise.log.removeHandler(one)
+    supervise.log.setLevel(level)
 
 
-def until_ready(running: Running) -> None:
-    """Reports come over a pipe; looking again is all there is to do."""
-    while not running.supervisor.look()[0]:
-        pass
-
-
-def test_a_crashed_child_comes_back_after_growing_pauses(said: Said, start: Callable[..., Running]) -> None:
-    running = start("raise SystemExit(1)", longest_pause=0.04)
-    pauses = [said.until("starts again").rpartition("in ")[2] for _ in range(4)]
-    assert pauses == ["0.0 s"] * 4
+def test_a_crashed_child_comes_back(start: Callable[..., Running]) -> None:
+    running = start("raise SystemExit(1)")
+    for _ in range(4):
+        running.until("starts again")
     assert running.supervisor._slots[0].crashes >= 4
-    running.supervisor.stop()
-    assert running.end() == 0
+    assert running.end(stops=1) == 0
 
 
-def test_pauses_double_up_to_the_longest() -> None:
-    supervisor = Supervisor(lambda number, fd: [], processes=1, first_pause=1.0, longest_pause=5.0)
+def test_pauses_double_up_to_the_longest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervise, "RESTART_PAUSES", (1.0, 5.0))
+    supervisor = Supervisor(lambda number, fd: [], processes=1)
     (slot,) = supervisor._slots
     slot.started = float("inf")
     pauses = []
     for _ in range(5):
-        import time
-
         before = time.monotonic()
         supervisor._restart_later(slot, 1)
         assert slot.due is not None
@@ -128,69 +108,53 @@ def test_pauses_double_up_to_the_longest() -> None:
     assert pauses == [1, 2, 4, 5, 5]
 
 
-def test_children_that_finish_are_not_started_again(said: Said, start: Callable[..., Running]) -> None:
-    running = start("raise SystemExit(0)", processes=3, finite=True)
-    assert running.end() == 0
-
-
-def test_a_crash_during_a_drain_is_made_up_for(
-    said: Said, start: Callable[..., Running], tmp_path: Path
+@pytest.mark.parametrize(("code", "options"), [(0, {"processes": 3, "finite": True}), (2, {"processes": 2})])
+def test_children_that_finish_or_refuse_to_start_end_it(
+    code: int, options: dict[str, Any], start: Callable[..., Running]
 ) -> None:
-    flag = tmp_path / "flag"
-    script = f"import os, pathlib\nf = pathlib.Path({str(flag)!r})\nif f.exists(): raise SystemExit(0)\nf.touch()\nos.abort()"
+    assert start(f"raise SystemExit({code})", **options).end() == code
+
+
+def test_a_crash_during_a_drain_is_made_up_for(start: Callable[..., Running], tmp_path: Path) -> None:
+    flag = str(tmp_path / "flag")
+    script = f"import os\nif os.path.exists({flag!r}): raise SystemExit(0)\nopen({flag!r}, 'w')\nos.abort()"
     running = start(script, finite=True)
-    assert "SIGABRT" in said.until("starts again")
+    assert "SIGABRT" in running.until("starts again")
     assert running.end() == 0
 
 
-def test_children_that_refuse_to_start_end_it(said: Said, start: Callable[..., Running]) -> None:
-    running = start("raise SystemExit(2)", processes=2)
-    assert running.end() == 2
-
-
-def test_stops_gracefully(said: Said, start: Callable[..., Running]) -> None:
+def test_stops_gracefully_and_the_third_request_kills(start: Callable[..., Running]) -> None:
     running = start(PATIENT, processes=2)
-    until_ready(running)
-    ready, details = running.supervisor.look()
-    assert ready
+    running.until_ready()
+    _, details = running.supervisor.look()
     assert (details["processes"], details["alive"], details["ready"]) == (2, 2, 2)
-    running.supervisor.stop()
-    assert running.end() == 0
+    assert running.end(stops=1) == 0
     assert not running.supervisor.look()[0]
+    stubborn = start(STUBBORN)
+    stubborn.until_ready()
+    assert stubborn.end(stops=3) == 1
 
 
-def test_the_third_request_kills(said: Said, start: Callable[..., Running]) -> None:
-    running = start(STUBBORN)
-    until_ready(running)
-    for _ in range(3):
-        running.supervisor.stop()
-    assert running.end() == 1
-
-
-def test_a_change_restarts_the_children(said: Said, start: Callable[..., Running]) -> None:
+def test_a_change_restarts_the_children(start: Callable[..., Running]) -> None:
     running = start(PATIENT, reload=True)
-    until_ready(running)
+    running.until_ready()
     before = running.supervisor.pids()
-    said.until("started")
+    running.until("started")
     running.supervisor.changed("jobs.py")
-    said.until("jobs.py changed")
-    said.until("started")
+    running.until("jobs.py changed")
+    running.until("started")
     assert running.supervisor.pids() != before
-    until_ready(running)
-    running.supervisor.stop()
-    assert running.end() == 0
+    running.until_ready()
+    assert running.end(stops=1) == 0
 
 
-def test_while_reloading_a_broken_app_waits_for_the_next_change(
-    said: Said, start: Callable[..., Running]
-) -> None:
+def test_while_reloading_a_broken_app_waits_for_the_next_change(start: Callable[..., Running]) -> None:
     running = start("raise SystemExit(2)", reload=True)
-    said.until("a change of a file starts it again")
+    running.until("a change of a file starts it again")
     running.supervisor.changed("jobs.py")
-    said.until("started")
-    said.until("a change of a file starts it again")
-    running.supervisor.stop()
-    assert running.end() == 0
+    running.until("started")
+    running.until("a change of a file starts it again")
+    assert running.end(stops=1) == 0
 
 
 def test_the_watcher_sees_changes_of_python_files_only(tmp_path: Path) -> None:
