@@ -1,9 +1,9 @@
 import asyncio
-import threading
 
 import pytest
 
 from taskharbor import AsyncClient, Client, FakeClock, JobFilter, JobRequest, JobState, QueueSettings
+from taskharbor.client import portal
 from taskharbor.drivers.memory import MemoryDriver
 from taskharbor.errors import (
     BackendUnavailable,
@@ -34,13 +34,6 @@ def test_enqueue_and_read_back(client: Client, clock: FakeClock) -> None:
     assert record.created_at_us == clock.now()
 
 
-def test_a_delayed_job_is_scheduled_and_then_ready(client: Client, clock: FakeClock) -> None:
-    job = client.enqueue(JobRequest(type="t", delay=60)).id
-    assert client.get(job).state is JobState.SCHEDULED
-    clock.advance(60)
-    assert client.get(job).state is JobState.READY
-
-
 def test_many_are_checked_before_any_is_sent(client: Client) -> None:
     requests = [JobRequest(type="t", payload=n) for n in range(2500)] + [JobRequest(type="")]
     with pytest.raises(InvalidRequest):
@@ -52,10 +45,8 @@ def test_many_are_checked_before_any_is_sent(client: Client) -> None:
 
 
 def test_a_stream_is_sent_chunk_by_chunk(client: Client) -> None:
-    sizes = [
-        len(batch) for batch in client.enqueue_stream((JobRequest(type="t") for _ in range(25)), chunk=10)
-    ]
-    assert sizes == [10, 10, 5]
+    requests = (JobRequest(type="t") for _ in range(25))
+    assert [len(batch) for batch in client.enqueue_stream(requests, chunk=10)] == [10, 10, 5]
     with pytest.raises(InvalidRequest, match="chunk"):
         list(client.enqueue_stream([], chunk=0))
 
@@ -113,37 +104,20 @@ def test_nonsense_settings_are_refused(client: Client, settings: QueueSettings, 
     assert client.settings("q") == QueueSettings()
 
 
-def test_settings_are_kept(client: Client) -> None:
-    settings = QueueSettings(paused=True, max_inflight=3, failure_queue="f", keep_done_us=None)
-    client.configure("q", settings)
-    assert client.settings("q") == settings
-    assert client.stats("q")[0].settings == settings
+async def test_one_client_serves_many_threads_and_many_tasks() -> None:
+    def produce(client: Client) -> None:
+        for _ in range(20):
+            client.enqueue(JobRequest(type="t"))
 
-
-def test_one_client_serves_many_threads() -> None:
     with Client("memory://") as client:
-
-        def produce() -> None:
-            for _ in range(20):
-                client.enqueue(JobRequest(type="t"))
-
-        threads = [threading.Thread(target=produce) for _ in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        await asyncio.gather(*(asyncio.to_thread(produce, client) for _ in range(8)))
         assert client.stats()[0].counts[JobState.READY] == 160
-
-
-async def test_many_tasks_share_one_async_client() -> None:
-    async with AsyncClient("memory://") as client:
-        await asyncio.gather(*(client.enqueue(JobRequest(type="t")) for _ in range(50)))
-        assert (await client.stats())[0].counts[JobState.READY] == 50
+    async with AsyncClient("memory://") as shared:
+        await asyncio.gather(*(shared.enqueue(JobRequest(type="t")) for _ in range(50)))
+        assert (await shared.stats())[0].counts[JobState.READY] == 50
 
 
 def test_a_synchronous_call_from_the_portals_own_loop_does_not_hang(client: Client) -> None:
-    from taskharbor.client import portal
-
     async def misuse() -> None:
         client.get("x")
 

@@ -27,6 +27,10 @@ def decided(outcome: Any, *, job: JobRecord | None = None, **handler: Any) -> Se
     return decide(job or record(), Handler("t", nothing, **handler), outcome, CodecRegistry(), NOW)
 
 
+INVALID = Raised(PayloadRejected(PayloadInvalid("Expected `int`")))
+UNKNOWN = Raised(PayloadRejected(CodecError("unknown codec 'x'")))
+
+
 def raised(error: BaseException) -> Raised:
     try:
         raise error
@@ -34,10 +38,25 @@ def raised(error: BaseException) -> Raised:
         return Raised(caught)
 
 
-def test_a_result_is_kept_in_the_jobs_codec() -> None:
-    assert decided(None) == Ack("j", "k", None)
-    assert decided({"n": 1}) == Ack("j", "k", b'{"n":1}')
-    assert decided([1], job=record(codec="msgpack")) == Ack("j", "k", b"\x91\x01")
+@pytest.mark.parametrize(
+    ("outcome", "expected", "options"),
+    [
+        (None, Ack("j", "k", None), {}),
+        ({"n": 1}, Ack("j", "k", b'{"n":1}'), {}),
+        ([1], Ack("j", "k", b"\x91\x01"), {"job": record(codec="msgpack")}),
+        ("x" * (MAX_RESULT_BYTES - 2), Ack("j", "k", b'"' + b"x" * (MAX_RESULT_BYTES - 2) + b'"'), {}),
+        (Raised(signals.Snooze(4)), Release("j", "k", NOW + 4 * SECOND), {}),
+        (Raised(signals.Discard("stale")), Discard("j", "k", Failure("Discard", "stale")), {}),
+        (Raised(signals.Unrecoverable("gone")), Fail("j", "k", 1, Failure("Unrecoverable", "gone")), {}),
+        # An invalid payload is dead or completed, and no attempt. What has an unknown codec is never completed.
+        (INVALID, Fail("j", "k", 0, Failure("PayloadInvalid", "Expected `int`")), {}),
+        (INVALID, Ack("j", "k"), {"on_invalid": "complete"}),
+        (UNKNOWN, Fail("j", "k", 0, Failure("CodecError", "unknown codec 'x'")), {}),
+        (UNKNOWN, Fail("j", "k", 0, Failure("CodecError", "unknown codec 'x'")), {"on_invalid": "complete"}),
+    ],
+)
+def test_what_is_written(outcome: Any, expected: Settlement, options: dict[str, Any]) -> None:
+    assert decided(outcome, **options) == expected
 
 
 class Treacherous:
@@ -53,13 +72,6 @@ class Treacherous:
 def test_a_result_that_cannot_be_kept_is_no_failure(result: Any, caplog: pytest.LogCaptureFixture) -> None:
     assert decided(result) == Ack("j", "k", None)
     assert "is not kept" in caplog.text
-
-
-def test_the_largest_result_fits() -> None:
-    settled = decided("x" * (MAX_RESULT_BYTES - 2))
-    assert isinstance(settled, Ack)
-    assert settled.result is not None
-    assert len(settled.result) == MAX_RESULT_BYTES
 
 
 def test_a_coroutine_is_no_result_but_work_not_done() -> None:
@@ -118,13 +130,11 @@ def test_a_broken_retry_policy_falls_back_to_the_default(policy: Any) -> None:
     assert 0.9 * SECOND <= settled.run_at_us - NOW <= 1.1 * SECOND
 
 
-def test_a_policys_delay_becomes_whole_microseconds_from_now_on() -> None:
-    later = decided(raised(ValueError()), retry=Loose(1500.75))
-    assert isinstance(later, Retry)
-    assert (type(later.run_at_us), later.run_at_us) == (int, NOW + 1500)
-    past = decided(raised(ValueError()), retry=Loose(-5))
-    assert isinstance(past, Retry)
-    assert past.run_at_us == NOW
+@pytest.mark.parametrize(("delay", "run_at"), [(1500.75, NOW + 1500), (-5, NOW)])
+def test_a_policys_delay_becomes_whole_microseconds_from_now_on(delay: float, run_at: int) -> None:
+    settled = decided(raised(ValueError()), retry=Loose(delay))
+    assert isinstance(settled, Retry)
+    assert (type(settled.run_at_us), settled.run_at_us) == (int, run_at)
 
 
 def test_retry_by_the_handler() -> None:
@@ -151,28 +161,6 @@ def test_no_time_lies_beyond_the_calendar(signal: signals.HandlerSignal) -> None
     assert isinstance(settled, (Retry, Release))
     assert settled.run_at_us is not None
     assert settled.run_at_us < to_micros(datetime.max.replace(tzinfo=UTC))
-
-
-def test_the_other_signals() -> None:
-    assert decided(raised(signals.Snooze(4))) == Release("j", "k", NOW + 4 * SECOND)
-    assert decided(raised(signals.Discard("stale"))) == Discard("j", "k", Failure("Discard", "stale"))
-    assert decided(raised(signals.Unrecoverable("gone"))) == Fail(
-        "j", "k", 1, Failure("Unrecoverable", "gone")
-    )
-
-
-def test_an_invalid_payload_is_dead_or_completed_and_no_attempt() -> None:
-    rejected = raised(PayloadRejected(PayloadInvalid("Expected `int`")))
-    assert decided(rejected) == Fail("j", "k", 0, Failure("PayloadInvalid", "Expected `int`"))
-    assert decided(rejected, on_invalid="complete") == Ack("j", "k")
-
-
-@pytest.mark.parametrize("on_invalid", ["dead", "complete"])
-def test_an_unknown_codec_is_never_completed(on_invalid: Any) -> None:
-    rejected = raised(PayloadRejected(CodecError("unknown codec 'x'")))
-    assert decided(rejected, on_invalid=on_invalid) == Fail(
-        "j", "k", 0, Failure("CodecError", "unknown codec 'x'")
-    )
 
 
 def test_no_handler() -> None:

@@ -31,13 +31,17 @@ def test_declare_enqueue_run_read_the_result(harbor: Harbor) -> None:
     def upper(text: str) -> str:
         return text.upper()
 
-    handle = total.enqueue(Order(1, ["a", "b"]), factor=5)
-    loud = upper.enqueue("hi")
+    @harbor.job
+    async def make() -> Order:
+        return Order(7, [])
+
+    handle, loud, made = total.enqueue(Order(1, ["a", "b"]), factor=5), upper.enqueue("hi"), make.enqueue()
     assert handle.state() is JobState.READY
     drain(harbor)
     assert handle.result(timeout=5) == 10
     assert loud.result(timeout=5) == "HI"
     assert loud.record().type == "shout"
+    assert made.result(timeout=5) == Order(7, [])
 
 
 def test_a_declared_job_is_still_a_function(harbor: Harbor) -> None:
@@ -53,16 +57,6 @@ def test_a_declared_job_is_still_a_function(harbor: Harbor) -> None:
     assert double(2) == 4
     assert asyncio.run(triple(2)) == 6
     assert (double.__name__, double.__doc__) == ("double", "Twice.")
-
-
-def test_results_come_back_as_their_type(harbor: Harbor) -> None:
-    @harbor.job
-    async def make() -> Order:
-        return Order(7, [])
-
-    handle = make.enqueue()
-    drain(harbor)
-    assert handle.result(timeout=5) == Order(7, [])
 
 
 def test_wrong_arguments_are_refused_at_once(harbor: Harbor) -> None:
@@ -87,6 +81,7 @@ def test_options_for_one_call(harbor: Harbor) -> None:
     assert (record.queue, record.priority, record.max_attempts) == ("mail", 5, 9)
     assert record.state is JobState.SCHEDULED
     assert send.enqueue("eve").record().priority == 1
+    assert harbor.worker().config.queues == ("default", "mail")
     with pytest.raises(TypeError, match="unknown option prio"):
         send.options(prio=1)  # type: ignore[call-arg]
     with pytest.raises(TypeError, match="unknown option prio"):
@@ -176,35 +171,6 @@ async def test_everything_has_an_async_form(harbor: Harbor) -> None:
     await harbor.close_async()
 
 
-def test_two_jobs_of_one_name(harbor: Harbor) -> None:
-    @harbor.job
-    async def same() -> None: ...
-
-    with pytest.raises(InvalidRequest, match="declared already"):
-
-        @harbor.job(name="same")
-        async def other() -> None: ...
-
-
-def test_nonsense_isolation(harbor: Harbor) -> None:
-    with pytest.raises(InvalidRequest, match="would block the event loop"):
-
-        @harbor.job(isolation="loop")
-        def plain() -> None: ...
-
-    with pytest.raises(InvalidRequest, match="at the top of a module"):
-
-        @harbor.job(isolation="process")
-        def nested() -> None: ...
-
-
-def test_the_worker_serves_every_declared_queue(harbor: Harbor) -> None:
-    @harbor.job(queue="mail")
-    async def send() -> None: ...
-
-    assert harbor.worker().config.queues == ("default", "mail")
-
-
 def test_the_url_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TASKHARBOR_URL", "memory://from-the-environment")
     first, second = Harbor(), Harbor()
@@ -227,10 +193,15 @@ def test_closing_and_using_again(harbor: Harbor) -> None:
         ({"timeout": "5s"}, "timeout '5s': give seconds"),
         ({"backoff": 5}, "backoff 5: seconds as"),
         ({"priority": 10**9}, "priority"),
+        ({"isolation": "loop"}, "would block the event loop"),
+        ({"isolation": "process"}, "at the top of a module"),
+        ({"name": "same"}, "declared already"),
     ],
 )
-def test_a_wrong_option_is_refused_where_the_job_is_declared(options: dict[str, Any], said: str) -> None:
-    harbor = Harbor("memory://")
-    with pytest.raises(InvalidRequest, match=f"job 'add': .*{said}"):
-        harbor.job(name="add", **options)(lambda n: n)
-    assert not harbor.handlers
+def test_a_wrong_option_is_refused_where_the_job_is_declared(
+    harbor: Harbor, options: dict[str, Any], said: str
+) -> None:
+    harbor.job(name="same")(lambda: None)
+    with pytest.raises(InvalidRequest, match=f"'add|same'.*{said}"):
+        harbor.job(**{"name": "add", **options})(lambda n: n)
+    assert list(harbor.handlers) == ["same"]

@@ -1,4 +1,5 @@
 import random
+from collections.abc import Callable
 
 import pytest
 
@@ -35,12 +36,14 @@ def test_fixed_delays_repeat_the_last() -> None:
     assert [policy.next_delay(job(0, 0), n) // SECOND for n in (1, 2, 3, 9)] == [1, 5, 5, 5]
 
 
-@pytest.mark.parametrize("delays", [[], [1, -1]])
-def test_nonsense_delays_are_refused(delays: list[float]) -> None:
-    with pytest.raises(ValueError, match="delay"):
-        FixedDelays(delays)
-
-
-def test_nonsense_factors_are_refused() -> None:
-    with pytest.raises(ValueError, match="factor"):
-        ExponentialBackoff(factor=0.5)
+@pytest.mark.parametrize(
+    ("make", "complaint"),
+    [
+        (lambda: FixedDelays([]), "delay"),
+        (lambda: FixedDelays([1, -1]), "delay"),
+        (lambda: ExponentialBackoff(factor=0.5), "factor"),
+    ],
+)
+def test_nonsense_is_refused(make: Callable[[], object], complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        make()

@@ -32,7 +32,7 @@ from taskharbor.drivers.registry import connect
 from taskharbor.errors import InvalidRequest, JobError, JobNotFound, WaitTimeout
 from taskharbor.jobs import Attempt, JobRecord, JobRequest, JobState, Micros
 from taskharbor.requests import Defaults, RecordBuilder
-from taskharbor.transactions import AsyncClientWithin, AsyncTransaction, ClientWithin, Transaction, joined_as
+from taskharbor.transactions import AsyncClientWithin, AsyncTransaction, ClientWithin, Transaction
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -168,8 +168,11 @@ class AsyncClient:
 
     def within(self, transaction: AsyncTransaction) -> AsyncClientWithin:
         """Enqueue as part of a transaction of yours: `await client.within(connection).enqueue(request)`."""
-        complaint = "the transaction is synchronous and would block the event loop: use Client, or an asynchronous connection"
-        joined = joined_as(JoinedAsyncTransaction, self.driver.within(transaction), complaint)
+        joined = self.driver.within(transaction)
+        if not isinstance(joined, JoinedAsyncTransaction):
+            raise InvalidRequest(
+                "the transaction is synchronous and would block the event loop: use Client, or an asynchronous connection"
+            )
         return AsyncClientWithin(joined, self.builder, self.now)
 
     # -- looking ------------------------------------------------------------------------------------------
@@ -437,10 +440,11 @@ class Client:
 
     def within(self, transaction: Transaction) -> ClientWithin:
         """Enqueue as part of a transaction of yours: `client.within(connection).enqueue(request)`."""
-        complaint = (
-            "the transaction is asynchronous, the client is not: use AsyncClient, and await the enqueue"
-        )
-        joined = joined_as(JoinedTransaction, self.driver.within(transaction), complaint)
+        joined = self.driver.within(transaction)
+        if not isinstance(joined, JoinedTransaction):
+            raise InvalidRequest(
+                "the transaction is asynchronous, the client is not: use AsyncClient, and await the enqueue"
+            )
         return ClientWithin(joined, self._inner.builder, self.now)
 
 

@@ -514,13 +514,8 @@ class Harbor:
         """Return a worker for this app's jobs. The options are those of `Worker`."""
         from taskharbor.worker import Worker
 
-        own = {
-            "queues": self.queues,
-            "middleware": self.middleware,
-            "codecs": self.codecs,
-            "clock": self.clock,
-        }
-        worker = Worker(self.driver(), **(own | options))
+        of_app = {"middleware": self.middleware, "codecs": self.codecs, "clock": self.clock}
+        worker = Worker(self.driver(), **{"queues": self.queues, **of_app, **options})
         for handler in self.handlers.values():
             worker.add_handler(handler)
         return worker

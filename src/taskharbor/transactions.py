@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar
 import msgspec
 
 from taskharbor.drivers.contract import Enqueued, JoinedAsyncTransaction, JoinedTransaction
-from taskharbor.errors import InvalidRequest
 from taskharbor.jobs import JobRecord, JobRequest, Micros
 from taskharbor.requests import RecordBuilder
 
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 R = TypeVar("R")
-J = TypeVar("J")
 
 CHUNK = 1000
 """Records per statement."""
@@ -49,13 +47,6 @@ class AsyncTransaction(Protocol):
 
 def is_async(transaction: object) -> bool:
     return inspect.iscoroutinefunction(getattr(transaction, "commit", None))
-
-
-def joined_as(kind: type[J], joined: object, complaint: str) -> J:
-    """Return the joined transaction if it is of the client's kind. Raises InvalidRequest."""
-    if not isinstance(joined, kind):
-        raise InvalidRequest(complaint)
-    return joined
 
 
 class ClientWithin(msgspec.Struct, frozen=True):

@@ -38,7 +38,7 @@ class Engine(BackendLoop):
         self._fetch = FetchLoop(assignment)
         self._heartbeat = HeartbeatLoop(assignment)
         self._settle = SettleLoop(assignment, self._fetch.made_room)
-        self._sweep = SweepLoop(self._driver, clock=self._clock, rng=assignment.rng)
+        self._sweep = SweepLoop(self._driver, clock=self._clock, rng=assignment.outage.random)
         self._runner.finished = self._settle.finished
 
     # -- from other threads --------------------------------------------------------------------------------

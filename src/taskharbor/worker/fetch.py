@@ -78,7 +78,7 @@ class Outage:
 
     def __init__(self, rng: random.Random | None = None) -> None:
         self._since: float | None = None
-        self._random = rng or random.Random()
+        self.random = rng or random.Random()
 
     @property
     def is_on(self) -> bool:
@@ -103,7 +103,7 @@ class Outage:
                 if self._since is None:
                     self._since = loop.time()
                     log.warning("the backend does not answer (%s); trying until it does", error)
-                await asyncio.sleep(pause * self._random.uniform(0.5, 1.0))
+                await asyncio.sleep(pause * self.random.uniform(0.5, 1.0))
                 pause = min(pause * 2, longest_pause)
                 continue
             if self._since is not None:
@@ -156,7 +156,6 @@ class Assignment(msgspec.Struct, eq=False, kw_only=True):
     allowance: Allowance
     siblings: Sequence[Assignment]
     """All assignments of this worker: none stops for want of work while another has some."""
-    rng: random.Random | None
     has_own_thread: bool
     """True if the backend's loop runs on another thread than the handlers' loop."""
     holds: dict[Hold, None] = {}

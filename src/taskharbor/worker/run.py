@@ -302,12 +302,7 @@ class BatchRunner(BufferedRunner):
     """
 
     def __init__(
-        self,
-        handler: Handler,
-        *,
-        threads: ThreadPool,
-        codecs: CodecRegistry,
-        now: Callable[[], Micros],
+        self, handler: Handler, *, threads: ThreadPool, codecs: CodecRegistry, now: Callable[[], Micros]
     ) -> None:
         super().__init__(codecs=codecs, now=now)
         assert handler.batch is not None
@@ -317,7 +312,7 @@ class BatchRunner(BufferedRunner):
         self._running: dict[Hold, None] = {}  # A set that keeps its order.
         self._batch = Batch(())
         self._task: asyncio.Task[None] | None = None
-        self._has_begun = False
+        """The task of the call, once it has begun: one that is cancelled before its first step never runs, nor cleans up."""
 
     def abort(self, hold: Hold, reason: str) -> None:
         """One row cannot be stopped inside a call: only what waits is taken out, and a call whose leases are all lost ends."""
@@ -329,26 +324,24 @@ class BatchRunner(BufferedRunner):
 
     def abort_running(self, reason: str) -> None:
         # Every lost lease says so; repeating the cancellation would break into the cleaning up.
-        if self._task is None or (self._batch.should_stop and reason == LEASE_LOST):
+        if not self._running or (self._batch.should_stop and reason == LEASE_LOST):
             return
         self._batch.stop(reason)
-        if self._has_begun:
-            # A task that is cancelled before its first step never runs at all, nor cleans up.
+        if self._task is not None:
             self._task.cancel()
 
     def _pump(self) -> None:
-        if self._task is None and self._buffer:
+        if self._buffer and not self._running:
             count = min(len(self._buffer), self._call.size)
             self._running = {self._buffer.popleft(): None for _ in range(count)}
-            self._batch, self._has_begun = Batch([hold.record for hold in self._running]), False
+            self._batch = Batch([hold.record for hold in self._running])
             # A context of its own: what one call binds to a context variable, the next must not see.
-            self._task = self._loop.create_task(self._run(), context=self._clean_context.copy())
+            self._loop.create_task(self._run(), context=self._clean_context.copy())
 
     # -- a call -------------------------------------------------------------------------------------------------
 
     async def _run(self) -> None:
-        holds, batch = list(self._running), self._batch
-        self._has_begun = True
+        holds, batch, self._task = list(self._running), self._batch, asyncio.current_task()
         try:
             now = self._now()
             # A worker that was frozen comes to some late: by now they may run elsewhere.
@@ -409,10 +402,7 @@ class BatchRunner(BufferedRunner):
         return function() if self._handler.is_async else await self._threads.run(batch, function)
 
     def _settle_all_stopped(
-        self,
-        holds: Sequence[Hold],
-        reason: str | None,
-        cancelled: asyncio.CancelledError | None = None,
+        self, holds: Sequence[Hold], reason: str | None, cancelled: asyncio.CancelledError | None = None
     ) -> None:
         for hold in holds:
             if hold.settlement is not None:

@@ -268,7 +268,6 @@ class Worker:
                     outcomes=self.outcomes,
                     allowance=shared or Allowance(),
                     siblings=assignments,
-                    rng=self._rng,
                     has_own_thread=has_own_thread,
                 )
                 assignments.append(assignment)
