@@ -26,6 +26,9 @@ from taskharbor_testkit.servers.s3 import fresh_s3_url
 
 SEED = "TASKHARBOR_OBJECTSTORE_CHAOS_SEED"
 
+AUDITED = (pytest.mark.slow, pytest.mark.xdist_group("spark"))
+"""A Spark session judges the log as well."""
+
 pytestmark = pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="needs POSIX signals")
 
 
@@ -43,14 +46,13 @@ def check_story(chaos: Chaos) -> None:
     assert outcomes[Outcome.RETRIED] > 0
 
 
-@pytest.mark.xdist_group("spark")  # Its session judges the log.
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize(
     ("kind", "fewer_by", "rounds"),
     [
         ("file", 20, 1),
-        pytest.param("file", 4, 2, marks=pytest.mark.slow),
-        pytest.param("s3", 10, 2, marks=pytest.mark.slow),
+        pytest.param("file", 4, 2, marks=AUDITED),
+        pytest.param("s3", 10, 2, marks=AUDITED),
     ],
 )
 def test_chaos_through_two_brokers_loses_and_doubles_nothing(
@@ -76,15 +78,16 @@ def test_chaos_through_two_brokers_loses_and_doubles_nothing(
     check_story(chaos)
     assert len(chaos.answered) >= 20_000 // fewer_by
     assert (pair.killed_leaders, pair.frozen_leaders) == (rounds, rounds)
-    # Started only now: Java would take its share of the machine while workers are frozen and killed.
-    audited = audit_store(request.getfixturevalue("spark"), store)
-    assert audited.rows == len(chaos.told)
-    assert audited.is_clean, audited
+    if rounds > 1:
+        # Started only now: Java would take its share of the machine while workers are frozen and killed.
+        audited = audit_store(request.getfixturevalue("spark"), store)
+        assert audited.rows == len(chaos.told)
+        assert audited.is_clean, audited
 
 
 @pytest.mark.parametrize(
     ("contents", "rounds"),
-    [(fewer(20), 1), pytest.param(fewer(5), 3, marks=pytest.mark.slow)],
+    [(fewer(10), 2), pytest.param(fewer(5), 3, marks=pytest.mark.slow)],
     ids=["few", "many"],
 )
 def test_chaos_of_many_writers_without_a_broker_loses_and_doubles_nothing(
@@ -97,8 +100,8 @@ def test_chaos_of_many_writers_without_a_broker_loses_and_doubles_nothing(
         lambda: None,
         Fleet(store, tmp_path),
         seed,
-        contents={**contents, ("plain", "slow"): 200 * rounds},
-        blows=("kill", "kill", "freeze") * rounds,
+        contents={**contents, ("plain", "slow"): 600},
+        blows=("kill", "freeze") * rounds,
         # Whoever is frozen with a lock in its hands stops everybody: that is what a folder's limits are.
         is_held_up=lambda: is_locked(store),
     )
