@@ -151,24 +151,20 @@ class StoreTime:
         self._clock = clock
         self._monotonic = monotonic
         self._correction: Micros = 0
-        self._asked_at: tuple[Micros, Micros] | None = None
-        """The time of the last request to the store, by the steady clock and by the clock that may be set."""
+        self._ask_at = monotonic()
+        """The time of the next request to the store, by the steady clock."""
+        self._set_by: Micros = 0
+        """The difference of the two clocks at the last request. It changes only if this machine's clock is set."""
 
     async def now(self) -> Micros:
-        if not self._is_known():
+        steady, ours = self._monotonic(), self._clock.now()
+        if steady >= self._ask_at or abs(ours - steady - self._set_by) > MOST_JUMP:
             theirs = await self._blobs.now()
-            ours = self._clock.now()
+            steady, ours = self._monotonic(), self._clock.now()
             difference = 0 if theirs is None else theirs - ours
             self._correction = difference if abs(difference) > RESOLUTION else 0
-            self._asked_at = self._monotonic(), ours
-        return self._clock.now() + self._correction
-
-    def _is_known(self) -> bool:
-        if self._asked_at is None:
-            return False
-        steady, ours = self._asked_at
-        passed = self._monotonic() - steady
-        return passed < ASK_EVERY and abs(self._clock.now() - ours - passed) <= MOST_JUMP
+            self._ask_at, self._set_by = steady + ASK_EVERY, ours - steady
+        return ours + self._correction
 
 
 # -- the probe ------------------------------------------------------------------------------------------------
@@ -190,20 +186,19 @@ async def probe(blobs: Blobs) -> None:
         name = f"probe/{secrets.token_hex(12)}"
         try:
             await _examine(blobs, name)
-        except (InvalidRequest, Unclear) as error:
-            if delay is not None:
-                await asyncio.sleep(delay)
-            elif isinstance(error, InvalidRequest):
+            _trusted.add(blobs.place)
+            return
+        except InvalidRequest:
+            if delay is None:
                 raise
-            else:
+        except Unclear as error:
+            if delay is None:
                 raise BackendUnavailable(
                     f"{blobs.place} gave no certain answer to a first write: {error}"
                 ) from error
-        else:
-            _trusted.add(blobs.place)
-            return
         finally:
             await blobs.delete([name])
+        await asyncio.sleep(delay or 0.0)
 
 
 async def _examine(blobs: Blobs, name: str) -> None:

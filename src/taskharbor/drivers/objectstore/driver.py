@@ -304,7 +304,7 @@ class ObjectStoreDriver(Driver):
 
         async def purge(shard: Shard, limit: int) -> int:
             removed = await shard.change(lambda transaction: operate.purge(transaction, selection, limit))
-            while removed < limit:
+            while ended and removed < limit:
                 portion = min(limit - removed, _PORTION)
                 found = await inspect.list_shard(shard, archived, 0, portion)
                 if not found:

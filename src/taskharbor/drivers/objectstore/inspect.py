@@ -127,16 +127,15 @@ async def list_shard(
 
 async def stats(store: Store, call: op.Stats) -> list[rec.QueueStats]:
     queues = sorted(await store.catalog.queues()) if call.queue is None else [call.queue]
-    found = await asyncio.gather(*(_queue_stats(store.shards_of(queue), call.now) for queue in queues))
-    if call.queue is not None and found[0] is None:
-        return [rec.QueueStats(queue=call.queue, counts=dict.fromkeys(JobState, 0))]
+    found = await asyncio.gather(*(_queue_stats(store.shards_of(queue), call) for queue in queues))
     return [one for one in found if one is not None]
 
 
-async def _queue_stats(shards: Sequence[Shard], now: Micros) -> rec.QueueStats | None:
-    """Return the figures of one queue; None: nobody ever used it. The counters include jobs that have moved into segments."""
+async def _queue_stats(shards: Sequence[Shard], call: op.Stats) -> rec.QueueStats | None:
+    """Return the figures of one queue. None: nobody ever used it, and the call does not name it. The counters include jobs that
+    have moved into segments."""
     parts = await asyncio.gather(
-        *(shard.look(lambda transaction: engine.stats(transaction, now, None)) for shard in shards)
+        *(shard.look(lambda transaction: engine.stats(transaction, call.now, call.queue)) for shard in shards)
     )
     known = [one for part in parts for one in part]
     if len(known) < 2:
