@@ -47,11 +47,6 @@ def test_requeue_by_selection(
     assert states(client, dead).count(JobState.READY) == count
 
 
-def test_requeue_wants_ids_or_a_selection(run: Run, dead: list[str]) -> None:
-    run("dlq", "requeue", code=2)
-    run("dlq", "requeue", dead[0], "--all", code=2)
-
-
 def test_purge_asks_first(run: Run, client: Client, dead: list[str]) -> None:
     result = run("dlq", "purge", input="n\n", code=1)
     assert "Remove 4 dead jobs" in result.stderr

@@ -78,10 +78,16 @@ def test_a_second_one_of_a_key_says_that_it_was_there(run: Run, url: str) -> Non
         (["greet", "--priority", "99999"], "priority 99999"),
         (["greet", "--from", "-"], "leave out TYPE"),
         (["--from", "-", "--queue", "q"], "leave out --queue"),
+        (["greet", "--once", "x"], "--idempotency-key"),
+        (["--from", "-", "--once", "x", "--ids"], "leave out --ids"),
+        (["--from", "-", "--once", " "], "a name of 1 to 200"),
+        (["--from", "-", "--once", "x" * 201], "a name of 1 to 200"),
+        (["--from", "-", "--once", "x"], "no job in it"),
+        (["--url", "memory://", "--from", "-"], "a new store inside this process"),
     ],
 )
 def test_bad_input_is_refused(run: Run, client: Client, args: list[str], complaint: str) -> None:
-    assert complaint in run("enqueue", *args, code=2).stderr
+    assert complaint in run("enqueue", *args, input="", code=2).stderr
     assert client.list_jobs().jobs == []
 
 
@@ -174,13 +180,6 @@ def test_once_enqueues_all_lines_and_never_again(run: Run, client: Client, tmp_p
     assert len(client.list_jobs(JobFilter()).jobs) == 50
 
 
-def test_once_follows_the_rules_of_keys(run: Run, client: Client) -> None:
-    client.enqueue(JobRequest(type="t", idempotency_key="k1"))
-    text = "".join(f'{{"type": "t", "idempotency_key": "k{n}"}}\n' for n in (0, 1, 2, 2))
-    summary = json.loads(run("enqueue", "--from", "-", "--once", "x", "--json", input=text).stdout)
-    assert (summary["accepted"], summary["new"], summary["existed"]) == (4, 2, 2)
-
-
 @pytest.mark.parametrize("bad", ["{", '{"type": ""}', '{"type": "t", "codec": "none-such"}'])
 def test_a_bad_line_with_once_changes_nothing(run: Run, client: Client, bad: str) -> None:
     good = '{"type": "t"}\n'
@@ -192,21 +191,6 @@ def test_a_bad_line_with_once_changes_nothing(run: Run, client: Client, bad: str
     assert portal().call(client.driver.list_blobs("staging")) == []
     summary = json.loads(run("enqueue", "--from", "-", "--once", "x", "--json", input=good * 4).stdout)
     assert summary["new"] == 4
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (["greet", "--once", "x"], "--idempotency-key"),
-        (["--from", "-", "--once", "x", "--ids"], "leave out --ids"),
-        (["--from", "-", "--once", " "], "a name of 1 to 200"),
-        (["--from", "-", "--once", "x" * 201], "a name of 1 to 200"),
-        (["--from", "-", "--once", "x"], "no job in it"),
-        (["--url", "memory://", "--from", "-"], "a new store inside this process"),
-    ],
-)
-def test_once_says_what_it_is_for(run: Run, options: list[str], said: str) -> None:
-    assert said in run("enqueue", *options, input="", code=2).stderr
 
 
 @pytest.mark.parametrize("once", [[], ["--once", "x"]])

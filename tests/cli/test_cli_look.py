@@ -199,9 +199,6 @@ def test_queues_pause_resume_limit_retention(run: Run, client: Client) -> None:
     assert (settings.keep_done_us, settings.keep_dead_us) == (7 * 86_400_000_000, None)
     assert settings.keep_attempts_us == 12 * 3_600_000_000
     assert [queue["queue"] for queue in lines(run("queues", "list", "--json"))] == ["a", "b"]
-    for bad in (["limit", "a"], ["limit", "a", "--max-inflight", "0"], ["retention", "a"], ["pause"]):
-        run("queues", *bad, code=2)
-    assert "own failure queue" in run("queues", "limit", "a", "--failure-queue", "a", code=2).stderr
 
 
 def test_cancel(run: Run, client: Client) -> None:

@@ -12,6 +12,8 @@ import pytest
 from cli.cli_harness import Run
 from taskharbor.cli.root import SECTIONS, root
 
+LAKE_COMMANDS = ("audit", "report", "compact", "vacuum")
+
 
 def test_every_command_has_a_place_in_the_help_and_a_help_of_its_own(run: Run) -> None:
     shown = run("--help").stdout
@@ -69,24 +71,34 @@ def test_errors_are_one_line_and_a_hint_with_a_traceback_on_request(run: Run, ur
 
 
 @pytest.mark.parametrize(
-    ("args", "code", "kind"),
+    ("args", "code", "kind", "said"),
     [
-        (["inspect", "nobody"], 1, "JobNotFound"),
-        (["enqueue", "greet", "not json"], 2, "BadInput"),
-        (["stats", "--url", "what"], 2, "InvalidRequest"),
-        (["stats", "--url", "what://"], 2, "UnknownDriver"),
-        (["stats", "--nonsense"], 2, "UsageError"),
-        (["enqueue", "greet", "--url", "sqlite:////nowhere/at/all.db"], 3, "BackendUnavailable"),
+        (["inspect", "nobody"], 1, "JobNotFound", "no job with this id"),
+        (["pipeline", "run", "--url", "sqlite:///missing.db"], 1, "NoStore", "missing.db"),
+        (["enqueue", "greet", "not json"], 2, "BadInput", "not JSON"),
+        (["dlq", "requeue"], 2, "BadInput", "either ids, or a selection"),
+        (["dlq", "requeue", "id", "--all"], 2, "BadInput", "either ids, or a selection"),
+        (["queues", "limit", "a"], 2, "BadInput", "nothing to change"),
+        (["queues", "retention", "a"], 2, "BadInput", "nothing to change"),
+        *((["pipeline", name, "--lake", "x"], 2, "BadInput", "no lake in x") for name in LAKE_COMMANDS),
+        (["queues", "limit", "a", "--failure-queue", "a"], 2, "InvalidRequest", "own failure queue"),
+        (["stats", "--url", "what"], 2, "InvalidRequest", "what"),
+        (["stats", "--url", "what://"], 2, "UnknownDriver", "what://"),
+        (["stats", "--nonsense"], 2, "UsageError", "--nonsense"),
+        (["queues", "limit", "a", "--max-inflight", "0"], 2, "UsageError", "pause it"),
+        (["queues", "pause"], 2, "UsageError", "QUEUE"),
+        (["pipeline", "vacuum", "--keep", "0"], 2, "UsageError", "--keep"),
+        (["enqueue", "greet", "--url", "sqlite:////nowhere/at/all.db"], 3, "BackendUnavailable", "/nowhere"),
     ],
 )
 def test_errors_in_json_with_their_exit_codes(
-    run: Run, url: str, args: list[str], code: int, kind: str
+    run: Run, url: str, tmp_path: Path, args: list[str], code: int, kind: str, said: str
 ) -> None:
     result = run(*args, "--json", code=code)
     error = json.loads(result.stderr)
-    assert error["kind"] == kind
-    assert error["error"]
-    assert result.stdout == ""
+    assert (error["kind"], result.stdout) == (kind, "")
+    assert said in error["error"]
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import os
 import re
 import sys
 import traceback
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 
@@ -81,12 +82,10 @@ def _candidates_hint() -> str:
     """Return a hint with the apps in files nearby. The files are read, not imported."""
     found: list[str] = []
     for file in sorted([*Path().glob("*.py"), *Path().glob("[!._]*/*.py")])[:500]:
-        try:
-            text = file.read_text("utf-8", errors="replace")
-        except OSError:
-            continue
         module = ".".join(file.with_suffix("").parts).removesuffix(".__init__")
-        found += [f"{module}:{name}" for name in _DECLARATION.findall(text)]
+        with suppress(OSError):
+            names = _DECLARATION.findall(file.read_text("utf-8", errors="replace"))
+            found += [f"{module}:{name}" for name in names]
     if not found:
         return "run it in your app's folder, with the module that says `harbor = Harbor(...)`"
     return f"apps found here: {', '.join(found[:8])}"

@@ -14,8 +14,7 @@ from taskharbor.cli.jobs import LARGEST_PAGE, Listing, cursor_option, limit_opti
 from taskharbor.cli.options import Invocation, flag, option
 from taskharbor.cli.output import WIDE, Column, answer, cell, duration_text, emit, relative_text
 from taskharbor.cli.problems import FAILED, BadInput, say_error
-from taskharbor.client import Client, chunks
-from taskharbor.drivers.records import JobFilter
+from taskharbor.client import chunks
 from taskharbor.errors import JobError
 from taskharbor.jobs import JobRecord, JobState, Micros, to_micros
 
@@ -108,27 +107,21 @@ def requeue(settings: Invocation, /, ids: tuple[str, ...], everything: bool, **s
 @flag("--yes -y", "Do not ask.")
 def purge(settings: Invocation, /, older_than: timedelta | None, yes: bool, **selected: Any) -> None:
     """Remove dead jobs for good."""
+    if settings.json and not yes:
+        raise BadInput("purge asks before it removes, and --json cannot be asked", hint="add --yes")
     with opt.open_client(settings) as client:
         before = None if older_than is None else client.now() - to_micros(older_than)
         selection = select(states=DEAD, finished_before_us=before, **selected)
         if not yes:
-            _confirm(client, selection, settings, older_than)
+            page = client.list_jobs(selection, limit=LARGEST_PAGE)
+            many = f"{len(page.jobs)} or more" if page.cursor is not None else str(len(page.jobs))
+            where = f" of queue {selection.queue}" if selection.queue else ""
+            age = f" that died more than {duration_text(to_micros(older_than))} ago" if older_than else ""
+            click.confirm(f"Remove {many} dead jobs{where}{age} for good?", abort=True, err=True)
         removed = 0
         while gone := client.purge(selection, limit=LARGEST_PAGE):
             removed += gone
     answer(settings, RemovedJobs(removed), f"{removed} removed")
-
-
-def _confirm(
-    client: Client, selection: JobFilter, settings: Invocation, older_than: timedelta | None
-) -> None:
-    if settings.json:
-        raise BadInput("purge asks before it removes, and --json cannot be asked", hint="add --yes")
-    page = client.list_jobs(selection, limit=LARGEST_PAGE)
-    many = f"{len(page.jobs)} or more" if page.cursor is not None else str(len(page.jobs))
-    where = f" of queue {selection.queue}" if selection.queue else ""
-    age = f" that died more than {duration_text(to_micros(older_than))} ago" if older_than is not None else ""
-    click.confirm(f"Remove {many} dead jobs{where}{age} for good?", abort=True, err=True)
 
 
 def _columns(now: Micros) -> tuple[Column, ...]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 import msgspec
@@ -19,12 +19,6 @@ from taskharbor.cli.options import Invocation, option
 from taskharbor.cli.output import Column, cell, count_text
 from taskharbor.cli.problems import FAILED, BadInput
 from taskharbor.errors import MissingExtra
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-
-    from taskharbor.spark.audit import AuditResult
-    from taskharbor.spark.lake import RunSummary
 
 _lake = option("--lake folder", opt.FOLDER, "The folder of the lake.", "lake")
 _master = option("--master", "URL", "Where Spark runs.  [default: this machine's cores, or spark-submit's]")
@@ -50,10 +44,19 @@ def run(settings: Invocation, folder: Path, objectives: Path | None, master: str
         wanted = None if objectives is None else load_objectives(objectives)
         summary = run_pipeline(spark, lake, settings.url, objectives=wanted, progress=show)
     summary.startup_seconds = startup
-    if settings.json:
-        out.emit(out.rounded(summary))
-    else:
-        _print_run(summary)
+    text = (
+        f"{summary.source}: {summary.rows_read:,} new rows of the attempt log in {summary.seconds:.1f} s "
+        f"(and {summary.startup_seconds:.1f} s for starting Spark)"
+    )
+    out.answer(settings, out.rounded(summary), text)
+    shown = {name: rows for name, rows in summary.tables.items() if not name.startswith("state.")}
+    if shown and not settings.json:
+        columns = (
+            Column("table", lambda name: name),
+            Column("rows written", lambda name: count_text(shown[name]), right=True),
+            Column("seconds", lambda name: f"{summary.steps.get(name, 0.0):.1f}", right=True),
+        )
+        out.print_table(columns, shown)
 
 
 @pipeline.command()
@@ -67,9 +70,17 @@ def audit(settings: Invocation, folder: Path, master: str | None) -> int:
         result = audit_lake(spark, lake)
     if settings.json:
         out.emit({"clean": result.is_clean, **msgspec.to_builtins(result)})
-    else:
-        out.console().print(_audit_view(result))
-    return 0 if result.is_clean else FAILED
+        return 0 if result.is_clean else FAILED
+    screen, looked_at = out.console(), f"{result.rows:,} rows of {result.jobs:,} jobs"
+    if result.is_clean:
+        screen.print(cell(f"no violation in {looked_at}", "bold green"))
+        return 0
+    screen.print(cell(f"{result.violations:,} violations in {looked_at}", "bold red"))
+    for kind, count in result.kinds.items():
+        screen.print(cell(f"{count:>8,}  {kind}", "red"))
+    for one in result.examples:
+        screen.print(cell(f"{one.kind}: {one.text}"))
+    return FAILED
 
 
 @pipeline.command()
@@ -161,37 +172,6 @@ def _require_lake(folder: Path) -> None:
     if not (folder / "_lake").is_dir():
         hint = "`taskharbor pipeline run` makes one; --lake names its folder"
         raise BadInput(f"there is no lake in {folder}", hint=hint)
-
-
-# -- afterwards -----------------------------------------------------------------------------------------------
-
-
-def _print_run(summary: RunSummary) -> None:
-    click.echo(
-        f"{summary.source}: {summary.rows_read:,} new rows of the attempt log in {summary.seconds:.1f} s "
-        f"(and {summary.startup_seconds:.1f} s for starting Spark)"
-    )
-    shown = {name: rows for name, rows in summary.tables.items() if not name.startswith("state.")}
-    if not shown:
-        return
-    columns = (
-        Column("table", lambda name: name),
-        Column("rows written", lambda name: count_text(shown[name]), right=True),
-        Column("seconds", lambda name: f"{summary.steps.get(name, 0.0):.1f}", right=True),
-    )
-    out.print_table(columns, shown)
-
-
-def _audit_view(result: AuditResult) -> RenderableType:
-    from rich.console import Group as Lines
-
-    looked_at = f"{result.rows:,} rows of {result.jobs:,} jobs"
-    if result.is_clean:
-        return cell(f"no violation in {looked_at}", "bold green")
-    lines = [cell(f"{result.violations:,} violations in {looked_at}", "bold red")]
-    lines += [cell(f"{count:>8,}  {kind}", "red") for kind, count in result.kinds.items()]
-    lines += [cell(f"{one.kind}: {one.text}") for one in result.examples]
-    return Lines(*lines)
 
 
 # -- a log to try it on --------------------------------------------------------------------------------------

@@ -299,15 +299,9 @@ def spark_worker(settings: Invocation, /, app: str | None, **options: Any) -> No
 
 def _line(now: Progress) -> str:
     pace = now.ended / now.seconds if now.seconds > 0 else 0.0
-    parts = [
-        f"{now.seconds:.0f} s",
-        f"{count_text(now.ended)} ended",
-        f"{pace:.0f}/s",
-        f"{count_text(now.waiting)} waiting",
-        f"{count_text(now.inflight)} running",
-        f"{now.workers} workers",
-    ]
-    return " · ".join([*parts, "stopping"] if now.stopping else parts)
+    ended, waiting, running = map(count_text, (now.ended, now.waiting, now.inflight))
+    text = f"{now.seconds:.0f} s · {ended} ended · {pace:.0f}/s · {waiting} waiting · {running} running"
+    return f"{text} · {now.workers} workers{' · stopping' if now.stopping else ''}"
 
 
 def show_summary(settings: Invocation, summary: DrainSummary) -> None:

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -154,13 +153,8 @@ class WorkerProcesses:
         """Raise if a worker ended that the demo did not kill."""
         for name, process in self._processes.items():
             if process.poll() is not None:
-                tail = (
-                    (self._folder / f"{name}.log")
-                    .read_text("utf-8", errors="replace")
-                    .strip()
-                    .splitlines()[-3:]
-                )
-                said = " | ".join(tail) or "nothing"
+                log = (self._folder / f"{name}.log").read_text("utf-8", errors="replace")
+                said = " | ".join(log.strip().splitlines()[-3:]) or "nothing"
                 raise WorkerGone(f"{name} ended with exit code {process.returncode}; its last words: {said}")
 
 
@@ -201,7 +195,6 @@ class Demo:
     def _attend(self, workers: WorkerProcesses, unwanted: list[str], started: float) -> None:
         """Look, and act when the time has come, until nothing is left to do."""
         waves = iter(self._work.waves)
-        pause = threading.Event()
         total = len(self._work.first) + sum(map(len, self._work.waves))
         while time.monotonic() - started < LONGEST_SECONDS:
             killed = self._kill
@@ -218,7 +211,7 @@ class Demo:
                 self._try_to_kill(workers, ended, started)
             if wave is None and not unwanted and ended >= len(self._ids):
                 return
-            pause.wait(_LOOK_EVERY)
+            time.sleep(_LOOK_EVERY)
 
     def _say(self, doing: str) -> int:
         """Show how far it is; the number of jobs that have ended."""
