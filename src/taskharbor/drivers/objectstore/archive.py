@@ -8,7 +8,6 @@ leaves the object when that is merged into another.
 
 from __future__ import annotations
 
-import asyncio
 import sqlite3
 import zlib
 from collections import Counter, OrderedDict
@@ -113,17 +112,9 @@ class SegmentCache:
         self._kept: OrderedDict[tuple[str, bool], Segment] = OrderedDict()
         """Segments by name, and by whether only the rows were read."""
 
-    async def read(
-        self, folder: str, queue: str, wanted: Sequence[Entry], *, rows_only: bool = False
-    ) -> dict[str, Segment]:
-        """Return the segments that exist, by name. `rows_only`: read only the beginning of a large segment, because jobs with
-        their payloads may be most of it."""
-        found = await asyncio.gather(
-            *(self._read(f"{folder}/{entry.name}", queue, entry, rows_only) for entry in wanted)
-        )
-        return {entry.name: one for entry, one in zip(wanted, found, strict=True) if one is not None}
-
-    async def _read(self, name: str, queue: str, entry: Entry, rows_only: bool) -> Segment | None:
+    async def read(self, name: str, queue: str, entry: Entry, rows_only: bool) -> Segment | None:
+        """Return the segment if it exists. `rows_only`: read only the beginning of a large segment, because jobs with their
+        payloads may be most of it."""
         rows_only = rows_only and entry.jobs > 0 and entry.size > LARGE
         for kind in {False, rows_only}:
             if (name, kind) in self._kept:

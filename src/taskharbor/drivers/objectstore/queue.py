@@ -129,11 +129,13 @@ class Shard:
 
     async def read(self, wanted: Sequence[Entry], *, rows_only: bool = False) -> dict[str, Segment]:
         """The segments that are there, by name."""
-        found = await self.store.cache.read(self.log_folder, self.queue, wanted, rows_only=rows_only)
-        if len(found) < len(wanted):
+        read, folder = self.store.cache.read, self.log_folder
+        reads = (read(f"{folder}/{entry.name}", self.queue, entry, rows_only) for entry in wanted)
+        found = await asyncio.gather(*reads)
+        if None in found:
             # Most likely merged since: the newer image decides.
             self.state.must_compare()
-        return found
+        return {entry.name: one for entry, one in zip(wanted, found, strict=True) if one is not None}
 
     def _gone(self, missing: Sequence[Entry]) -> BackendUnavailable:
         return BackendUnavailable(
