@@ -90,12 +90,13 @@ def never_back(log: LogState, first: LogCursor, last: LogCursor) -> LogCursor:
     return LogCursor(last.store_id, last.is_open, {**last.places, **back}) if back else last
 
 
-async def check_history(driver: Driver, log: LogState, ranges: Iterable[LogRange]) -> None:
+async def check_history(driver: Driver, ranges: Iterable[LogRange], log: LogState | None = None) -> None:
     """Raise HistoryGone where rows of a strict range were removed.
 
     Retention leaves its mark. Somebody who removes rows by hand does not; but then the row that the reader came to last is not
     there any more, although retention did not take it.
     """
+    log = log or await driver.log_streams()
     streams: dict[str, LogStream] = {one.name: one for one in log.streams}
     for one in ranges:
         stream = streams.get(one.stream)

@@ -70,7 +70,7 @@ async def log_parts_between(driver: Driver, after: str, until: str, parallelism:
     """Cover the rows of the log after one cursor up to and including another. Raises HistoryGone if some were removed."""
     log = await driver.log_streams()
     ranges = ranges_between(log, parse(after, log), parse(until, log))
-    await check_history(driver, log, ranges)
+    await check_history(driver, ranges, log)
     return await _log_parts(driver, ranges, Selection(), parallelism)
 
 
@@ -125,11 +125,7 @@ def _read_attempts(driver: Driver, part: Part) -> Iterator[pa.RecordBatch]:
     yield from _batches(pages, attempts_batch, part.selection, "ended_at")
     if any(one.is_strict for one in ranges):
         # Rows that retention removed during the read are missing from it.
-        portal().call(_check(driver, ranges))
-
-
-async def _check(driver: Driver, ranges: Sequence[LogRange]) -> None:
-    await check_history(driver, await driver.log_streams(), ranges)
+        portal().call(check_history(driver, ranges))
 
 
 async def _log_page(driver: Driver, one: LogRange, after: int) -> tuple[list[Attempt], int | None]:

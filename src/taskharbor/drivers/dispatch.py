@@ -11,7 +11,7 @@ import functools
 import operator
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from itertools import chain
-from types import UnionType
+from types import NoneType, UnionType
 from typing import Any, ClassVar, TypeAlias, TypeVar, get_args, get_origin
 
 import msgspec
@@ -170,25 +170,15 @@ def _column(field: str, kind: inspect.Type) -> Column | None:
             for one in kind.types
             if (column := _column(field, one)) is not None
         }
-        return _union_column(columns) if columns else None
+        return functools.partial(_check_kinds, columns) if columns else None
     return None
 
 
-def _union_column(columns: dict[type | None, Column]) -> Column:
-    if len(columns) == 1:
-        (only,) = columns.values()
-
-        def check_given(values: Sequence[Any]) -> None:
-            if values.count(None) < len(values):
-                only([value for value in values if value is not None])
-
-        return check_given
-
-    def check_kinds(values: Sequence[Any]) -> None:
-        for kind in set(map(type, values)):
-            columns[kind]([value for value in values if type(value) is kind])
-
-    return check_kinds
+def _check_kinds(columns: dict[type | None, Column], values: Sequence[Any]) -> None:
+    for kind in set(map(type, values)) - {NoneType}:
+        # A value of another type is refused by any column of structs.
+        check_column = columns.get(kind) or next(iter(columns.values()))
+        check_column([value for value in values if type(value) is kind])
 
 
 def _check_column(field: str, may_be_blank: bool, texts: Sequence[str]) -> None:
