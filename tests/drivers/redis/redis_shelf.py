@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
 from drivers.redis.redis_stage import nothing_unhandled
 from records import NOW, make_record, present
-from taskharbor.drivers.contract import Ack, Discard, Fail, Release, Retry
+from taskharbor.drivers.contract import Ack, Discard, Extension, Fail, JobFilter, Release, Retry
 from taskharbor.drivers.redis import RedisDriver
 from taskharbor.drivers.redis.library import LIBRARY
 from taskharbor.drivers.redis.store import keys_of
@@ -94,6 +94,32 @@ class Line(Shelf):
 
     async def claim(self, limit: int = 1, *, worker: str = "w") -> list[JobRecord]:
         return await self.near.reserve("q", limit=limit, lease_for=LEASE, now=self.now, worker=worker)
+
+
+def calls_for(on: Shelf, job: JobRecord) -> list[Callable[[], Awaitable[Any]]]:
+    """Calls of every kind that change nothing but this job, if it is there."""
+    driver, now = on.driver, on.now
+    lease = job.id, job.token or "0" * 24 + "q"
+    return [
+        lambda: driver.time(),
+        lambda: on.reserve(),
+        lambda: driver.extend_lease([Extension(*lease)], lease_for=LEASE, now=now),
+        lambda: driver.reclaim(now=now),
+        lambda: driver.reclaim(now=now, queue="q"),
+        lambda: driver.cancel(["nobody"], now=now),
+        lambda: driver.requeue(["nobody"], now=now),
+        lambda: driver.purge(JobFilter(queue="nothing")),
+        lambda: driver.prune(now=now),
+        lambda: driver.get([job.id], now=now),
+        lambda: driver.list_jobs(JobFilter(), now=now),
+        lambda: driver.stats(now=now),
+        lambda: driver.stats(now=now, queue="q"),
+        lambda: driver.settings("q"),
+        lambda: driver.read_attempts(),
+        lambda: driver.job_attempts(job.id),
+        lambda: driver.wait(["q"], now=now, timeout=0.001),
+        lambda: driver.settle([Ack(*lease), Release("x", "short")], now=now),
+    ]
 
 
 @contextlib.asynccontextmanager

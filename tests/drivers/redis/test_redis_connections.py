@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
 from collections.abc import Coroutine, Iterator
 from typing import Any
 
@@ -12,7 +13,7 @@ import redis
 from redis.asyncio import Connection
 
 from drivers.redis.redis_stage import COUNT, ONCE, READ, call, connected, load_stage, refused, soon, until
-from needing import REDIS_VERSIONS, Entered
+from needing import REDIS_VERSIONS, Certificate, Entered
 from taskharbor.drivers.redis.connection import Server, SharedConnection
 from taskharbor.drivers.redis.library import Call
 from taskharbor.drivers.redis.options import parse_url
@@ -313,3 +314,60 @@ async def test_a_socket_in_the_file_system_works(server: RedisServer) -> None:
         async with connected(f"redis+unix://{path}") as connections:
             assert await connections.run(call(COUNT, "n", 1)) == [1]
         assert int(local.execute("GET", "n")) == 1
+
+
+# -- TLS ----------------------------------------------------------------------------------------------------
+
+
+def tls_of(certificate: Certificate) -> ssl.SSLContext:
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=certificate.authority)
+    context.load_cert_chain(certificate.chain, certificate.key)
+    return context
+
+
+@pytest.fixture
+def secure(server: RedisServer, certificate: Certificate) -> Iterator[FaultProxy]:
+    """Speaks TLS for the server."""
+    with FaultProxy.to(server.url, tls=tls_of(certificate)) as proxy:
+        yield proxy
+
+
+async def test_a_server_whose_certificate_is_vouched_for_is_talked_to(
+    server: RedisServer, secure: FaultProxy, certificate: Certificate
+) -> None:
+    async with connected(secure.url_for(server.url), f"?tls_ca={certificate.authority}") as connections:
+        assert await connections.run(call(COUNT, "n", 1)) == [1]
+        # An answer that is lost is asked for again.
+        secure.on_request(b"_count", "lose_answer")
+        assert await connections.run(call(COUNT, "n", 1)) == [3]
+        assert secure.triggered.is_set()
+
+
+async def test_a_server_that_wants_to_know_its_clients_is_shown_a_certificate(
+    server: RedisServer, certificate: Certificate
+) -> None:
+    strict = tls_of(certificate)
+    strict.verify_mode = ssl.CERT_REQUIRED
+    with FaultProxy.to(server.url, tls=strict) as proxy:
+        url = f"{proxy.url_for(server.url)}?tls_ca={certificate.authority}"
+        async with connected(url, f"&tls_cert={certificate.chain}&tls_key={certificate.key}"):
+            pass
+        assert await refused(url)
+
+
+async def test_a_server_that_nobody_vouches_for_is_refused_unless_that_is_wanted(
+    server: RedisServer, secure: FaultProxy, certificate: Certificate
+) -> None:
+    url = secure.url_for(server.url)
+    assert "tls_ca" in await refused(url)
+    assert "missing.pem" in await refused(f"{url}?tls_ca=/missing.pem")
+    elsewhere = url.replace("127.0.0.1", "localhost")
+    assert "certificate" in await refused(f"{elsewhere}?tls_ca={certificate.authority}")
+    async with connected(url, "?tls_verify=off"):
+        pass
+
+
+async def test_tls_with_a_server_that_has_none_is_said(server: RedisServer) -> None:
+    # Redis says nothing to what it does not understand, or closes the connection.
+    why = await refused(server.url.replace("redis://", "rediss://") + "?connect_timeout=0.3")
+    assert any(words in why for words in ("no connection within", "instead of rediss", "closed", "reset"))

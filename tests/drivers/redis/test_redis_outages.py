@@ -14,15 +14,18 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from functools import partial
 from typing import Any
 
+import msgspec
 import pytest
 
-from drivers.redis.redis_shelf import LEASE, Line, Shelf, ack, token
+from drivers.redis.redis_shelf import LEASE, Line, Shelf, ack, calls_for, fail, token
 from drivers.redis.redis_stage import nothing_unhandled
 from needing import REDIS_VERSIONS, Entered
 from records import NOW, make_record
 from taskharbor import Job, JobState, Outcome
-from taskharbor.drivers.contract import Enqueued, Extension, JobFilter, QueueSettings
-from taskharbor.drivers.redis import RedisDriver
+from taskharbor.drivers.contract import Enqueued, Extension, FailurePayload, JobFilter, QueueSettings
+from taskharbor.drivers.redis import RedisDriver, leases
+from taskharbor.drivers.redis.enqueue import deliver
+from taskharbor.drivers.redis.store import Store
 from taskharbor.errors import BackendUnavailable, LeaseMismatch
 from taskharbor_testkit.conformance.invariants import check_no_overlap, spans
 from taskharbor_testkit.servers import (
@@ -348,34 +351,19 @@ async def test_a_user_without_channels_works_and_wakes_nobody(own: RedisServer) 
 
 
 async def test_every_call_says_that_the_server_is_away_and_works_when_it_is_back(server: RedisServer) -> None:
-    async def reopened(driver: RedisDriver) -> None:
+    async def reopened() -> None:
         async with driver.clone():
             pass
 
-    url = with_fresh_prefix(server.url)
     with nothing_unhandled():
-        async with RedisDriver.from_url(url) as driver:
-            (job,) = await Shelf(driver, server).claimed(1)
-            calls: list[Callable[[], Awaitable[Any]]] = [
-                lambda: driver.time(),
-                lambda: driver.enqueue([make_record(queue="other")], now=NOW),
-                lambda: driver.enqueue([make_record(queue="other", key="k")], now=NOW),
-                lambda: driver.reserve("q", limit=1, lease_for=LEASE, now=NOW, worker="w"),
-                lambda: driver.extend_lease([Extension(job.id, token(job))], lease_for=LEASE, now=NOW),
-                lambda: driver.reclaim(now=NOW),
-                lambda: driver.cancel(["nobody"], now=NOW),
-                lambda: driver.requeue(["nobody"], now=NOW),
-                lambda: driver.purge(JobFilter(queue="nothing")),
-                lambda: driver.prune(now=NOW),
-                lambda: driver.get([job.id], now=NOW),
-                lambda: driver.list_jobs(JobFilter(), now=NOW),
-                lambda: driver.stats(now=NOW),
-                lambda: driver.settings("q"),
-                lambda: driver.read_attempts(),
-                lambda: driver.job_attempts(job.id),
-                lambda: driver.wait(["q"], now=NOW, timeout=0.001),
-                lambda: reopened(driver),
-                lambda: driver.settle([ack(job)], now=NOW),
+        async with RedisDriver.from_url(with_fresh_prefix(server.url)) as driver:
+            on = Shelf(driver, server)
+            (job,) = await on.claimed(1)
+            calls = [
+                lambda: on.enqueue(on.job(queue="other")),
+                lambda: on.enqueue(on.job(queue="other", key="k")),
+                reopened,
+                *calls_for(on, job),
             ]
             await asyncio.to_thread(server.kill)
             for call in calls:
@@ -384,7 +372,7 @@ async def test_every_call_says_that_the_server_is_away_and_works_when_it_is_back
             await asyncio.to_thread(server.restart)
             for call in calls:
                 await call()
-            assert [row.outcome for row in await driver.job_attempts(job.id)] == [Outcome.DONE]
+            assert [row.outcome for row in await on.log(job.id)] == [Outcome.DONE]
 
 
 class Traffic:
@@ -458,3 +446,65 @@ async def test_a_handle_has_one_connection_however_many_calls_it_makes(here: Lin
     here.proxy.cut()
     await asyncio.gather(*(here.near.time() for _ in range(100)))
     assert here.proxy.connections == 1
+
+
+# -- deaths that nobody was told of ----------------------------------------------------------------------
+
+
+async def _dies(store: Store, queue: str) -> None:
+    raise BackendUnavailable("the client is gone")
+
+
+async def _dead_and_untold(on: Shelf, monkeypatch: pytest.MonkeyPatch, count: int = 3) -> list[str]:
+    """Jobs that died while their worker did: written down, but not told."""
+    await on.driver.configure("q", QueueSettings(failure_queue="failed"), now=on.now)
+    held = await on.claimed(count)
+    with monkeypatch.context() as patch:
+        patch.setattr(leases, "deliver", _dies)
+        with pytest.raises(BackendUnavailable):
+            await on.driver.settle([fail(job) for job in held], now=on.now)
+    assert on.ask("LLEN", "outbox") == count
+    return sorted(job.id for job in held)
+
+
+async def _told(on: Shelf) -> list[str]:
+    page = await on.driver.list_jobs(JobFilter(queue="failed"), now=on.now, limit=1000)
+    assert on.ask("EXISTS", "outbox") == 0
+    return sorted(msgspec.json.decode(job.payload, type=FailurePayload).job_id for job in page.jobs)
+
+
+async def _by_reserve(on: Shelf) -> None:
+    assert await on.reserve() == []
+
+
+async def _by_settle(on: Shelf) -> None:
+    await on.settle(*map(ack, await on.claimed(1)))
+
+
+async def _by_reclaim(on: Shelf) -> None:
+    await on.enqueue(on.job())
+    await on.reserve()
+    on.now += LEASE
+    assert await on.driver.reclaim(now=on.now) == 1
+
+
+async def _by_four_at_once(on: Shelf) -> None:
+    await asyncio.gather(*[deliver(on.driver._store, "q") for _ in range(4)])
+
+
+@pytest.mark.parametrize("next_one", [_by_reserve, _by_settle, _by_reclaim, _by_four_at_once])
+async def test_what_a_client_left_untold_is_told_once_by_the_next_one(
+    on: Shelf, next_one: Callable[[Shelf], Awaitable[None]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = await _dead_and_untold(on, monkeypatch, count=250 if next_one is _by_four_at_once else 3)
+    await next_one(on)
+    assert await _told(on) == ids
+
+
+async def test_what_was_leased_is_not_lost_when_telling_fails(
+    on: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await _dead_and_untold(on, monkeypatch)
+    await on.enqueue(job := on.job())
+    monkeypatch.setattr(leases, "deliver", _dies)
+    assert [held.id for held in await on.reserve()] == [job.id]
