@@ -123,10 +123,9 @@ def calls_for(on: Shelf, job: JobRecord) -> list[Callable[[], Awaitable[Any]]]:
 
 
 @contextlib.asynccontextmanager
-async def shelf(**options: str) -> AsyncIterator[Shelf]:
+async def shelf() -> AsyncIterator[Shelf]:
     server = given_or_shared_redis()
-    url = with_fresh_prefix(server.url) + "".join(f"&{name}={value}" for name, value in options.items())
-    async with RedisDriver.from_url(url) as driver:
+    async with RedisDriver.from_url(with_fresh_prefix(server.url)) as driver:
         yield Shelf(driver, server)
 
 

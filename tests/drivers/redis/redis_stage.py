@@ -6,15 +6,16 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from functools import partial
 from typing import Any, TypeVar
 
 import pytest
 
 from taskharbor.drivers.operations import Wait
-from taskharbor.drivers.redis.library import TEXT, Call, Library
-from taskharbor.drivers.redis.listener import Listener
+from taskharbor.drivers.redis.library import TEXT, Library, RedisCall
+from taskharbor.drivers.redis.listener import ChannelListener
 from taskharbor.drivers.redis.options import parse_url
-from taskharbor.drivers.redis.store import Store
+from taskharbor.drivers.redis.store import RedisStore, keys_of
 from taskharbor.drivers.waiting import wait
 from taskharbor.errors import BackendUnavailable, InvalidRequest
 from taskharbor_testkit.servers import RedisServer
@@ -57,14 +58,14 @@ def load_stage(server: RedisServer) -> None:
         server.execute("FUNCTION", "LOAD", STAGE.source)
 
 
-def call(function: str, key: str, *args: Any) -> list[Call]:
-    return [Call(function, [key], args)]
+def call(function: str, key: str, *args: Any) -> list[RedisCall]:
+    return [RedisCall(function, [key], args)]
 
 
 @contextlib.asynccontextmanager
-async def connected(url: str, options: str = "") -> AsyncIterator[Store]:
+async def connected(url: str, options: str = "") -> AsyncIterator[RedisStore]:
     with nothing_unhandled():
-        connections = Store(parse_url(url + options), STAGE)
+        connections = RedisStore(parse_url(url + options), STAGE)
         await connections.open()
         try:
             yield connections
@@ -75,11 +76,11 @@ async def connected(url: str, options: str = "") -> AsyncIterator[Store]:
 async def refused(url: str) -> str:
     """Why a store cannot be opened."""
     with pytest.raises((BackendUnavailable, InvalidRequest)) as error:
-        await Store(parse_url(url)).open()
+        await RedisStore(parse_url(url)).open()
     return str(error.value)
 
 
-async def insist(connections: Store, key: str) -> int:
+async def insist(connections: RedisStore, key: str) -> int:
     """Count, as a worker does: until somebody answers. Right after a failover the servers may not agree yet."""
     async with asyncio.timeout(PATIENCE):
         while True:
@@ -123,18 +124,33 @@ def nothing_unhandled() -> Iterator[None]:
 class Waits:
     """Waits through a listener of its own, and passes on what it was told."""
 
-    def __init__(self, connections: Store) -> None:
-        self.listener = Listener(connections)
-        self._has_notifications = connections.options.notify
+    def __init__(self, connections: RedisStore) -> None:
+        self.listener = ChannelListener(connections)
+        self._connections = connections
         self._seen: dict[tuple[str, ...], str] = {}
 
     async def quiet(self, *queues: str) -> None:
         """Until the handle is subscribed, unless it has no notifications, and has nothing more to say."""
         for _ in range(500):
-            is_told = self.listener.listen(queues) is None or not self._has_notifications
+            is_told = self.listener.listen(queues) is None or not self._connections.options.notify
             if not await self(*queues, timeout=0.02) and is_told:
                 return
         raise AssertionError("it does not fall silent")
+
+    async def asleep(self, *queues: str) -> asyncio.Task[bool]:
+        """A wait that is under way. One that an earlier message ends, which took its time from node to node, is begun again."""
+        waiting: asyncio.Task[bool] | None = None
+        while waiting is None or waiting.done():
+            await self.quiet(*queues)
+            waiting = asyncio.create_task(self(*queues))
+            await until(partial(self._is_asleep, waiting, *queues), "it waits")
+        return waiting
+
+    def _is_asleep(self, waiting: asyncio.Task[bool], *queues: str) -> bool:
+        """It has looked at its queues and waits for a message, or it is over."""
+        shared = self._connections.server_for(keys_of("", queues[0]).channel)._shared
+        is_awaited = self.listener.notifications.is_awaited(queues[0])
+        return waiting.done() or (is_awaited and (shared is None or not shared._pending))
 
     async def __call__(self, *queues: str, now: int = 0, timeout: float = PATIENCE) -> bool:
         told = await wait(self.listener, Wait(list(queues), now, timeout, self._seen.get(queues)))

@@ -22,9 +22,9 @@ from taskharbor.bulk.stage import StagingLost, new_write, numbered_write
 from taskharbor.bulk.store import BulkStore, open_store
 from taskharbor.bulk.tables import Selection, Table
 from taskharbor.drivers.contract import Ack, Driver, QueueSettings
-from taskharbor.drivers.redis.library import Call
+from taskharbor.drivers.redis.library import RedisCall
 from taskharbor.drivers.redis.options import parse_url
-from taskharbor.drivers.redis.store import Store
+from taskharbor.drivers.redis.store import RedisStore
 from taskharbor.errors import BackendUnavailable, InvalidRequest, TaskHarborError
 from taskharbor.jobs import SECOND, JobRecord, JobState, Micros
 from taskharbor_testkit.servers import RedisAt, RedisServer, shared_redis_cluster, with_fresh_prefix
@@ -294,15 +294,15 @@ def test_what_a_write_leaves_goes_by_itself(store: BulkStore, redis_server: Redi
 
 
 def on_run(
-    monkeypatch: pytest.MonkeyPatch, run: Callable[[Callable[..., Awaitable[Any]], Sequence[Call]], Any]
+    monkeypatch: pytest.MonkeyPatch, run: Callable[[Callable[..., Awaitable[Any]], Sequence[RedisCall]], Any]
 ) -> None:
     """Let something else stand between the driver and its store."""
-    plain = Store.run
+    plain = RedisStore.run
 
-    def runs(connections: Store, calls: Sequence[Call], **options: bool) -> Any:
+    def runs(connections: RedisStore, calls: Sequence[RedisCall], **options: bool) -> Any:
         return run(lambda **more: plain(connections, calls, **options | more), calls)
 
-    monkeypatch.setattr(Store, "run", runs)
+    monkeypatch.setattr(RedisStore, "run", runs)
 
 
 def test_every_step_of_a_write_may_be_carried_out_twice(
@@ -310,7 +310,7 @@ def test_every_step_of_a_write_may_be_carried_out_twice(
 ) -> None:
     """As when an answer was lost and the call is sent again."""
 
-    async def twice(run: Callable[..., Awaitable[Any]], calls: Sequence[Call]) -> Any:
+    async def twice(run: Callable[..., Awaitable[Any]], calls: Sequence[RedisCall]) -> Any:
         await run()
         return await run(is_again=True)
 
@@ -331,7 +331,7 @@ def test_a_small_write_appears_in_all_its_queues_at_once(
     """On one server: nobody can look in between."""
     steps: list[int] = []
 
-    def counted(run: Callable[..., Awaitable[Any]], calls: Sequence[Call]) -> Any:
+    def counted(run: Callable[..., Awaitable[Any]], calls: Sequence[RedisCall]) -> Any:
         steps.append(sum(call.function == "publish" for call in calls))
         return run()
 
@@ -352,7 +352,7 @@ def half_published(url: str, monkeypatch: pytest.MonkeyPatch) -> str:
     write = new_write()
     left = 1
 
-    async def dying(run: Callable[..., Awaitable[Any]], calls: Sequence[Call]) -> Any:
+    async def dying(run: Callable[..., Awaitable[Any]], calls: Sequence[RedisCall]) -> Any:
         nonlocal left
         left -= any(call.function == "publish" for call in calls)
         if left < 0:

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from redis.crc import key_slot
 
-from drivers.redis.redis_stage import COUNT, ONCE, READ, Waits, call, connected, insist, refused, soon, until
+from drivers.redis.redis_stage import COUNT, ONCE, READ, Waits, call, connected, insist, refused, soon
 from needing import REDIS_VERSIONS, Entered
-from taskharbor.drivers.redis.library import Call
-from taskharbor.drivers.redis.store import Store, keys_of
+from taskharbor.drivers.redis.library import RedisCall
+from taskharbor.drivers.redis.store import RedisStore, keys_of
 from taskharbor.errors import BackendUnavailable, TaskHarborError
 from taskharbor_testkit.servers import RedisCluster, RedisServer, shared_redis
 
@@ -46,9 +46,9 @@ def test_slots_are_reckoned_as_the_server_does(cluster: RedisCluster) -> None:
         assert key_slot(key.encode()) == cluster.slot_of(key), key
 
 
-async def test_calls_for_several_nodes_are_answered_in_order(connections: Store) -> None:
+async def test_calls_for_several_nodes_are_answered_in_order(connections: RedisStore) -> None:
     assert len({connections.server_for(key) for key in FAR_APART}) == 3
-    answers = await connections.run([Call(COUNT, [key], (1,)) for key in FAR_APART * 2])
+    answers = await connections.run([RedisCall(COUNT, [key], (1,)) for key in FAR_APART * 2])
     assert answers == [1, 1, 1, 2, 2, 2]
     assert await connections.commands([("GET", key) for key in FAR_APART]) == [b"2"] * 3
     assert len(await connections.command("TIME")) == 2
@@ -72,17 +72,17 @@ async def test_nodes_that_do_not_answer_are_passed_over_when_the_store_is_opened
 
 
 async def test_functions_that_nodes_forgot_are_brought_again(
-    cluster: RedisCluster, connections: Store
+    cluster: RedisCluster, connections: RedisStore
 ) -> None:
     for expected in (1, 2):
         for node in cluster.nodes:
             node.execute("FUNCTION", "FLUSH")
-        answers = await connections.run([Call(COUNT, [key], (1,)) for key in FAR_APART])
+        answers = await connections.run([RedisCall(COUNT, [key], (1,)) for key in FAR_APART])
         assert answers == [expected] * 3
 
 
 async def test_a_queue_that_moved_is_followed_and_found_at_once_from_then_on(
-    cluster: RedisCluster, connections: Store, route: tuple[RedisServer, RedisServer]
+    cluster: RedisCluster, connections: RedisStore, route: tuple[RedisServer, RedisServer]
 ) -> None:
     source, target = route
     await connections.run(call(COUNT, "{a}:n", 1))
@@ -94,7 +94,7 @@ async def test_a_queue_that_moved_is_followed_and_found_at_once_from_then_on(
 
 
 async def test_a_queue_on_its_way_is_asked_for_where_it_goes(
-    cluster: RedisCluster, connections: Store, route: tuple[RedisServer, RedisServer]
+    cluster: RedisCluster, connections: RedisStore, route: tuple[RedisServer, RedisServer]
 ) -> None:
     cluster.begin_move("{a}:n", route[1])
     # Nothing of it is left at the source: the server there says ASK.
@@ -102,13 +102,13 @@ async def test_a_queue_on_its_way_is_asked_for_where_it_goes(
     assert await connections.command("GET", "{a}:n") == b"1"
     # Some of its keys are there and some are not: the server says TRYAGAIN.
     with pytest.raises(BackendUnavailable, match="being moved"):
-        await connections.run([Call("read_two", ["{a}:n", "{a}:other"], ())])
+        await connections.run([RedisCall("read_two", ["{a}:n", "{a}:other"], ())])
     cluster.move("{a}:n", route[1])
     assert await connections.run(call(COUNT, "{a}:n", 1)) == [2]
 
 
 async def test_a_lost_answer_of_one_node_repeats_only_its_calls(
-    cluster: RedisCluster, connections: Store, monkeypatch: pytest.MonkeyPatch
+    cluster: RedisCluster, connections: RedisStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shared = await connections.server_for("{a}:n").connect()
     ask = shared.ask
@@ -121,13 +121,13 @@ async def test_a_lost_answer_of_one_node_repeats_only_its_calls(
 
     # The request is on its way to this node, and its answer never comes.
     monkeypatch.setattr(shared, "ask", ask_and_break)
-    answers = await soon(connections.run([Call(ONCE, [key], ()) for key in FAR_APART]))
+    answers = await soon(connections.run([RedisCall(ONCE, [key], ()) for key in FAR_APART]))
     assert answers[1:] == [b"done", b"done"]
     assert answers[0] in (b"done", b"recognised")
     assert [int(cluster.node_of(key).execute("GET", key)) for key in FAR_APART] == [1, 1, 1]
 
 
-async def test_a_failing_call_does_not_keep_the_others_from_being_done(connections: Store) -> None:
+async def test_a_failing_call_does_not_keep_the_others_from_being_done(connections: RedisStore) -> None:
     with pytest.raises(TaskHarborError, match="no"):
         await connections.run([*call("fail", FAR_APART[0], "ERR no"), *call(COUNT, FAR_APART[1], 1)])
     assert await connections.run(call(READ, FAR_APART[1])) == [b"1"]
@@ -136,18 +136,8 @@ async def test_a_failing_call_does_not_keep_the_others_from_being_done(connectio
 # -- waking -------------------------------------------------------------------------------------------------
 
 
-async def asleep(waits: Waits, *queues: str) -> asyncio.Task[bool]:
-    """A wait that is under way. One that an earlier message ends, which took its time from node to node, is begun again."""
-    while True:
-        await waits.quiet(*queues)
-        waiting = asyncio.create_task(waits(*queues))
-        await until(lambda: waiting.done() or waits.listener.notifications.is_awaited("a"), "it waits")  # noqa: B023
-        if not waiting.done():
-            return waiting
-
-
 async def test_one_who_waits_hears_of_queues_on_all_nodes_also_of_one_that_has_moved(
-    cluster: RedisCluster, connections: Store, route: tuple[RedisServer, RedisServer]
+    cluster: RedisCluster, connections: RedisStore, route: tuple[RedisServer, RedisServer]
 ) -> None:
     async def stir(queue: str) -> None:
         keys = keys_of("", queue)
@@ -156,14 +146,14 @@ async def test_one_who_waits_hears_of_queues_on_all_nodes_also_of_one_that_has_m
     waits = Waits(connections)
     try:
         for queue in ("a", "b", "c"):
-            waiting = await asleep(waits, "a", "b", "c")
+            waiting = await waits.asleep("a", "b", "c")
             await stir(queue)
             assert await soon(waiting)
         await waits.quiet("a", "b", "c")
         cluster.move("{a}:n", route[1])
         await stir("a")
         assert await soon(waits("a", "b", "c"))
-        waiting = await asleep(waits, "a", "b", "c")
+        waiting = await waits.asleep("a", "b", "c")
         await stir("a")
         assert await soon(waiting)
     finally:

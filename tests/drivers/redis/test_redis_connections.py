@@ -15,9 +15,9 @@ from redis.asyncio import Connection
 from drivers.redis.redis_stage import COUNT, ONCE, READ, call, connected, load_stage, refused, soon, until
 from needing import REDIS_VERSIONS, Certificate, Entered
 from taskharbor.drivers.redis.connection import Server, SharedConnection
-from taskharbor.drivers.redis.library import Call
+from taskharbor.drivers.redis.library import RedisCall
 from taskharbor.drivers.redis.options import parse_url
-from taskharbor.drivers.redis.store import Store, check, read_info
+from taskharbor.drivers.redis.store import RedisStore, check, read_info
 from taskharbor.errors import BackendUnavailable, InvalidRequest, TaskHarborError
 from taskharbor_testkit.servers import FaultProxy, RedisServer, shared_redis
 from taskharbor_testkit.servers.proxy import Fault
@@ -58,10 +58,10 @@ def near(server: RedisServer, proxy: FaultProxy) -> Entered:
 # -- functions and commands ---------------------------------------------------------------------------------
 
 
-async def test_answers_come_as_bytes_numbers_and_lists_in_order(connections: Store) -> None:
+async def test_answers_come_as_bytes_numbers_and_lists_in_order(connections: RedisStore) -> None:
     answer = [b"\xff\x00", 1, None, [b"{q}:a"]]
     assert await connections.run(call("echo", "{q}:a", b"\xff\x00")) == [answer]
-    assert await connections.run([Call(COUNT, ["n"], (n,)) for n in (1, 10, 100)]) == [1, 11, 111]
+    assert await connections.run([RedisCall(COUNT, ["n"], (n,)) for n in (1, 10, 100)]) == [1, 11, 111]
     assert await connections.run([]) == []
     commands = [("SET", "a", "1"), ("GET", "a"), ("HGETALL", "h")]
     assert await connections.commands(commands) == [b"OK", b"1", []]
@@ -69,7 +69,7 @@ async def test_answers_come_as_bytes_numbers_and_lists_in_order(connections: Sto
     assert int(seconds) > 1_500_000_000
 
 
-async def test_a_caller_who_gives_up_takes_nobody_elses_answer(connections: Store) -> None:
+async def test_a_caller_who_gives_up_takes_nobody_elses_answer(connections: RedisStore) -> None:
     await connections.run(call(COUNT, "n", 1))
     given_up = asyncio.create_task(connections.run(call(COUNT, "n", 10)))
     await asyncio.sleep(0)
@@ -78,9 +78,9 @@ async def test_a_caller_who_gives_up_takes_nobody_elses_answer(connections: Stor
 
 
 async def test_functions_that_the_server_forgot_are_brought_again(
-    server: RedisServer, connections: Store
+    server: RedisServer, connections: RedisStore
 ) -> None:
-    two = [Call(COUNT, ["n"], (1,)), Call(READ, ["n"], ())]
+    two = [RedisCall(COUNT, ["n"], (1,)), RedisCall(READ, ["n"], ())]
     server.execute("FUNCTION", "FLUSH")
     assert await connections.run(call(COUNT, "n", 1)) == [1]
     server.execute("FUNCTION", "FLUSH")
@@ -89,7 +89,7 @@ async def test_functions_that_the_server_forgot_are_brought_again(
     assert await connections.run(two) == [3, b"3"]
 
 
-async def test_what_a_function_says_becomes_our_error(connections: Store) -> None:
+async def test_what_a_function_says_becomes_our_error(connections: RedisStore) -> None:
     with pytest.raises(TaskHarborError, match="what") as error:
         await connections.run(call("fail", "k", "ERR what"))
     assert not isinstance(error.value, BackendUnavailable)
@@ -114,7 +114,7 @@ async def test_a_connection_that_is_given_up_before_anything_was_read_is_closed(
 
 
 async def test_a_connection_that_died_while_idle_costs_nothing(
-    server: RedisServer, connections: Store
+    server: RedisServer, connections: RedisStore
 ) -> None:
     await connections.run(call(COUNT, "n", 1))
     server.execute("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
@@ -125,15 +125,15 @@ async def test_a_connection_that_died_while_idle_costs_nothing(
 @pytest.mark.parametrize("keys", [["a"], ["a", "b"]], ids=["call", "transaction"])
 @pytest.mark.parametrize(("fault", "answer"), [("lose_answer", b"recognised"), ("drop", b"done")])
 async def test_calls_whose_answer_is_lost_are_made_again_and_told_so(
-    server: RedisServer, near: Store, proxy: FaultProxy, keys: list[str], fault: Fault, answer: bytes
+    server: RedisServer, near: RedisStore, proxy: FaultProxy, keys: list[str], fault: Fault, answer: bytes
 ) -> None:
     proxy.on_request(b"_once", fault)
-    assert await near.run([Call(ONCE, [key], ()) for key in keys]) == [answer] * len(keys)
+    assert await near.run([RedisCall(ONCE, [key], ()) for key in keys]) == [answer] * len(keys)
     assert [int(n) for n in server.execute("MGET", *keys)] == [1] * len(keys)
 
 
 async def test_two_lost_answers_are_an_outage(
-    near: Store, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
+    near: RedisStore, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     undisturbed = Server.call
 
@@ -148,7 +148,7 @@ async def test_two_lost_answers_are_an_outage(
     assert await near.run(call(ONCE, "n")) == [b"done"]
 
 
-async def test_all_who_wait_for_an_answer_learn_that_none_comes(near: Store, proxy: FaultProxy) -> None:
+async def test_all_who_wait_for_an_answer_learn_that_none_comes(near: RedisStore, proxy: FaultProxy) -> None:
     await near.run(call(READ, "n"))
     proxy.stall()
     calls = [asyncio.create_task(near.run(call(READ, "n"))) for _ in range(20)]
@@ -169,7 +169,7 @@ async def test_silence_counts_as_a_lost_connection(server: RedisServer, proxy: F
 
 
 async def test_a_closed_handle_says_so_and_closing_twice_is_harmless(server: RedisServer) -> None:
-    connections = Store(parse_url(server.url))
+    connections = RedisStore(parse_url(server.url))
     with pytest.raises(BackendUnavailable, match="open"):
         await connections.run(call(READ, "n"))
     await connections.open()
@@ -180,7 +180,7 @@ async def test_a_closed_handle_says_so_and_closing_twice_is_harmless(server: Red
         await connections.command("TIME")
 
 
-async def test_closing_ends_calls_under_way(near: Store, proxy: FaultProxy) -> None:
+async def test_closing_ends_calls_under_way(near: RedisStore, proxy: FaultProxy) -> None:
     proxy.stall()
     waiting = asyncio.create_task(near.run(call(READ, "n")))
     await asyncio.sleep(0)
@@ -260,7 +260,7 @@ async def test_a_server_that_throws_keys_away_is_refused_unless_that_is_wanted(
 
 
 async def test_a_server_that_takes_no_changes_without_replicas_says_so(
-    server: RedisServer, connections: Store
+    server: RedisServer, connections: RedisStore
 ) -> None:
     server.execute("CONFIG", "SET", "min-replicas-to-write", 1)
     try:
@@ -272,7 +272,9 @@ async def test_a_server_that_takes_no_changes_without_replicas_says_so(
         server.execute("CONFIG", "SET", "min-replicas-to-write", 0)
 
 
-async def test_a_server_that_somebodys_script_holds_says_so(server: RedisServer, connections: Store) -> None:
+async def test_a_server_that_somebodys_script_holds_says_so(
+    server: RedisServer, connections: RedisStore
+) -> None:
     def is_busy() -> bool:
         try:
             server.execute("GET", "n")

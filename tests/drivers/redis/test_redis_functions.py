@@ -13,13 +13,13 @@ import pytest
 from drivers.redis.redis_shelf import BOOM, LEASE, Shelf, ack, fail, release, shelf, token
 from needing import REDIS_VERSIONS
 from records import NOW
-from taskharbor.drivers.contract import Ack, Discard, Extension, Fail, JobFilter, Page, QueueSettings, Retry
+from taskharbor.drivers.contract import Ack, Extension, JobFilter, Page, QueueSettings, Retry
 from taskharbor.drivers.redis import operate
 from taskharbor.drivers.redis.library import FAMILIES, LAYOUT, LIBRARY, TEXT, Library, layout
 from taskharbor.drivers.redis.operate import list_jobs
 from taskharbor.drivers.redis.records import Head, More, constant
-from taskharbor.drivers.redis.store import Store
-from taskharbor.jobs import LATEST, MAX_PAYLOAD_BYTES, SECOND, Failure, JobState, Outcome
+from taskharbor.drivers.redis.store import RedisStore
+from taskharbor.jobs import LATEST, MAX_PAYLOAD_BYTES, SECOND, JobState, Outcome
 from taskharbor_testkit.servers import shared_redis
 
 SOURCES = {
@@ -144,20 +144,6 @@ async def test_bytes_come_through_every_state_unchanged(on: Shelf, payload: byte
     assert len(await on.reserve(queue="failed")) == 1
 
 
-async def test_error_texts_of_any_kind_are_kept(on: Shelf) -> None:
-    odd = Failure.of("Ünï", "lone \ud800 and \x00 and 🚢", "x" * 8_000)
-    one, two, three = await on.claimed(3)
-    await on.settle(
-        Fail(one.id, token(one), 1, odd),
-        Retry(two.id, token(two), on.now + SECOND, 1, odd),
-        Discard(three.id, token(three), odd),
-    )
-    for held in (one, two, three):
-        assert (await on.get(held.id)).last_error == odd.text
-        (row,) = await on.log(held.id)
-        assert (row.error_type, row.error_message) == ("Ünï", "lone \\ud800 and \\0 and 🚢")
-
-
 async def test_a_purge_leaves_what_was_requeued_after_it_looked(
     on: Shelf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -271,14 +257,6 @@ async def test_an_instant_far_away_is_kept_exactly(on: Shelf, run_at: int) -> No
         assert (held.run_at_us, held.created_at_us) == (run_at, run_at)
 
 
-async def test_jobs_of_several_queues_are_listed_in_the_order_they_were_given_in(on: Shelf) -> None:
-    jobs = [on.job(queue=f"q{n % 3}") for n in range(30)]
-    for start in range(0, 30, 10):
-        await on.enqueue(*jobs[start : start + 10])
-    page = await on.driver.list_jobs(JobFilter(), now=on.now, limit=1000)
-    assert [job.id for job in page.jobs] == [job.id for job in reversed(jobs)]
-
-
 @pytest.mark.parametrize("few", [3, 10_000], ids=lambda few: f"few is {few}")
 async def test_a_listing_by_state_tells_the_same_however_it_finds_them(
     few: int, monkeypatch: pytest.MonkeyPatch
@@ -288,7 +266,7 @@ async def test_a_listing_by_state_tells_the_same_however_it_finds_them(
         "local LOOK_AT = 5000", "local LOOK_AT = 5"
     )
     assert text != TEXT
-    monkeypatch.setattr(Store.__init__, "__defaults__", (Library(text),))
+    monkeypatch.setattr(RedisStore.__init__, "__defaults__", (Library(text),))
 
     async with shelf() as on:
         dice = random.Random(few)

@@ -15,7 +15,7 @@ from records import NOW
 from taskharbor.drivers.contract import Discard, Extension, JobFilter, QueueSettings, Retry
 from taskharbor.drivers.redis.library import FAMILIES, LAYOUT, lua
 from taskharbor.drivers.redis.options import parse_url
-from taskharbor.drivers.redis.store import Store, keys_of
+from taskharbor.drivers.redis.store import RedisStore, keys_of
 from taskharbor.errors import InvalidRequest
 from taskharbor.jobs import SECOND, Attempt, JobState, Micros, Outcome, UpdateFlags
 
@@ -83,14 +83,6 @@ async def test_a_blocked_job_has_a_negative_score_that_flips_when_the_other_ends
     assert freed.state is (JobState.SCHEDULED if run_at > on.now else JobState.READY)
 
 
-async def test_cancelling_a_waiting_job_takes_it_out_of_set_and_hash(on: Shelf) -> None:
-    jobs = [on.job(key="k"), on.job(), on.job(run_at_us=on.now + SECOND)]
-    await on.enqueue(*jobs)
-    await on.driver.cancel([job.id for job in jobs], now=on.now)
-    for family in ("waiting", "waiting_job", "waiting_key", "ready", "scheduled"):
-        assert on.ask("EXISTS", family) == 0, family
-
-
 # -- what is left -------------------------------------------------------------------------------------------
 
 
@@ -110,7 +102,9 @@ async def _everything(on: Shelf) -> None:
     await on.enqueue(on.job(key="later", idempotency_key="i3", update=UpdateFlags(run_at="yes")))
     done, dead, retried, released, dropped, _, beaten, wanted, keyed, known, moved = await on.reserve(100)
     await on.enqueue(on.job(key="k", idempotency_key="i4"), on.job())
-    await on.driver.cancel([wanted.id], now=on.now)
+    waiting = [on.job(key="unwanted"), on.job(), on.job(run_at_us=on.now + SECOND)]
+    await on.enqueue(*waiting)
+    await on.driver.cancel([wanted.id, *(job.id for job in waiting)], now=on.now)
     await on.driver.extend_lease(
         [Extension(beaten.id, token(beaten), b"half")], lease_for=2 * LEASE, now=on.now
     )
@@ -153,14 +147,16 @@ async def test_nothing_but_what_is_documented_remains_when_all_has_ended_and_exp
     on: Shelf, is_forgetful: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also on a server that forgets all functions before every call."""
-    run = Store.run
+    run = RedisStore.run
 
-    def forget_and_run(connections: Store, *calls: Any, **options: Any) -> Coroutine[Any, Any, list[Any]]:
+    def forget_and_run(
+        connections: RedisStore, *calls: Any, **options: Any
+    ) -> Coroutine[Any, Any, list[Any]]:
         if is_forgetful:
             on.server.execute("FUNCTION", "FLUSH")
         return run(connections, *calls, **options)
 
-    monkeypatch.setattr(Store, "run", forget_and_run)
+    monkeypatch.setattr(RedisStore, "run", forget_and_run)
     await _everything(on)
     short = QueueSettings(keep_done_us=SECOND, keep_dead_us=SECOND, keep_attempts_us=SECOND)
     await on.driver.configure("failed", short, now=on.now)
@@ -191,7 +187,7 @@ def test_the_keys_of_a_queue_are_in_one_slot_and_no_other_queue_has_them() -> No
     every = [keys_of("p:", queue) for queue in NAMES]
     for keys in every:
         assert len({key_slot(key.encode()) for key in (*keys.all, keys.channel)}) == 1
-    queues_key = Store(parse_url("redis://localhost?prefix=p:")).queues_key
+    queues_key = RedisStore(parse_url("redis://localhost?prefix=p:")).queues_key
     assert len({key for keys in every for key in keys.all} | {queues_key}) == len(NAMES) * len(FAMILIES) + 1
 
 

@@ -19,13 +19,13 @@ import pytest
 
 from drivers.redis.redis_shelf import LEASE, Line, Shelf, ack, calls_for, fail, token
 from drivers.redis.redis_stage import nothing_unhandled
-from needing import REDIS_VERSIONS, Entered
+from needing import REDIS_VERSIONS
 from records import NOW, make_record
 from taskharbor import Job, JobState, Outcome
 from taskharbor.drivers.contract import Enqueued, Extension, FailurePayload, JobFilter, QueueSettings
 from taskharbor.drivers.redis import RedisDriver, leases
 from taskharbor.drivers.redis.enqueue import deliver
-from taskharbor.drivers.redis.store import Store
+from taskharbor.drivers.redis.store import RedisStore
 from taskharbor.errors import BackendUnavailable, LeaseMismatch
 from taskharbor_testkit.conformance.invariants import check_no_overlap, spans
 from taskharbor_testkit.servers import (
@@ -282,42 +282,33 @@ def own(request: pytest.FixtureRequest) -> Iterator[RedisServer]:
         yield started
 
 
-@pytest.fixture
-def on_own(own: RedisServer) -> Entered:
-    @contextlib.asynccontextmanager
-    async def opened() -> AsyncIterator[Shelf]:
-        async with RedisDriver.from_url(own.url) as driver:
-            yield Shelf(driver, own)
-
-    return Entered(opened())
-
-
-async def test_a_full_server_takes_no_jobs_but_lets_those_it_has_be_finished(on_own: Shelf) -> None:
-    on, driver = on_own, on_own.driver
-    await on.enqueue(*on.jobs(50))
-    (keyed,) = await on.enqueue(on.job(key="k"))
-    held = await on.reserve(10)
-    on.server.execute("CONFIG", "SET", "maxmemory", 1)
-    for fields in ({}, {"key": "other"}, {"idempotency_key": "i"}):
-        for new_ids in (False, True):
-            with pytest.raises(BackendUnavailable, match=r"memory is full.*nothing of this call"):
-                await on.enqueue(*on.jobs(3, **fields), new_ids=new_ids)
-        with pytest.raises(BackendUnavailable, match="memory is full"):
-            await on.enqueue(on.job(queue="new", **fields))
-    # Nothing is added by this: a job that waits is changed.
-    assert await driver.enqueue([on.job(key="k")], now=NOW) == [Enqueued(keyed, True)]
-    assert await on.counts() == {JobState.READY: 41, JobState.INFLIGHT: 10}
-    # What is there can be worked off, and then removed.
-    beats = [Extension(job.id, token(job), b"progress") for job in held]
-    assert len(await driver.extend_lease(beats, lease_for=LEASE, now=NOW)) == 10
-    await on.settle(*map(ack, held))
-    assert len(await on.reserve(100)) == 41
-    assert await driver.reclaim(now=NOW + LEASE) == 41
-    assert await driver.cancel([keyed], now=NOW) == [JobState.CANCELLED]
-    assert await driver.purge(JobFilter(queue="q"), limit=1000) == 11
-    on.server.execute("CONFIG", "SET", "maxmemory", 0)
-    assert len(await on.reserve(100)) == 40
-    await on.enqueue(on.job())
+async def test_a_full_server_takes_no_jobs_but_lets_those_it_has_be_finished(own: RedisServer) -> None:
+    async with RedisDriver.from_url(own.url) as driver:
+        on = Shelf(driver, own)
+        await on.enqueue(*on.jobs(50))
+        (keyed,) = await on.enqueue(on.job(key="k"))
+        held = await on.reserve(10)
+        on.server.execute("CONFIG", "SET", "maxmemory", 1)
+        for fields in ({}, {"key": "other"}, {"idempotency_key": "i"}):
+            for new_ids in (False, True):
+                with pytest.raises(BackendUnavailable, match=r"memory is full.*nothing of this call"):
+                    await on.enqueue(*on.jobs(3, **fields), new_ids=new_ids)
+            with pytest.raises(BackendUnavailable, match="memory is full"):
+                await on.enqueue(on.job(queue="new", **fields))
+        # Nothing is added by this: a job that waits is changed.
+        assert await driver.enqueue([on.job(key="k")], now=NOW) == [Enqueued(keyed, True)]
+        assert await on.counts() == {JobState.READY: 41, JobState.INFLIGHT: 10}
+        # What is there can be worked off, and then removed.
+        beats = [Extension(job.id, token(job), b"progress") for job in held]
+        assert len(await driver.extend_lease(beats, lease_for=LEASE, now=NOW)) == 10
+        await on.settle(*map(ack, held))
+        assert len(await on.reserve(100)) == 41
+        assert await driver.reclaim(now=NOW + LEASE) == 41
+        assert await driver.cancel([keyed], now=NOW) == [JobState.CANCELLED]
+        assert await driver.purge(JobFilter(queue="q"), limit=1000) == 11
+        on.server.execute("CONFIG", "SET", "maxmemory", 0)
+        assert len(await on.reserve(100)) == 40
+        await on.enqueue(on.job())
 
 
 RIGHTS = ("+@read", "+@write", "+@scripting", "+@pubsub", "+@connection", "+@transaction", "+info", "+time")
@@ -451,7 +442,7 @@ async def test_a_handle_has_one_connection_however_many_calls_it_makes(here: Lin
 # -- deaths that nobody was told of ----------------------------------------------------------------------
 
 
-async def _dies(store: Store, queue: str) -> None:
+async def _dies(store: RedisStore, queue: str) -> None:
     raise BackendUnavailable("the client is gone")
 
 

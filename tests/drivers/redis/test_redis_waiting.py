@@ -16,7 +16,7 @@ from drivers.redis.redis_stage import PATIENCE, Waits, connected, soon, until
 from needing import Entered
 from records import NOW
 from taskharbor.drivers.redis import listener as listening
-from taskharbor.drivers.redis.store import Store, keys_of
+from taskharbor.drivers.redis.store import RedisStore, keys_of
 from taskharbor.errors import BackendUnavailable
 from taskharbor_testkit.servers import FaultProxy, RedisServer
 
@@ -31,8 +31,7 @@ def server() -> Iterator[RedisServer]:
 
 
 class Bench:
-    def __init__(self, connections: Store, server: RedisServer) -> None:
-        self.connections = connections
+    def __init__(self, connections: RedisStore, server: RedisServer) -> None:
         self.server = server
         self.waits = Waits(connections)
         self.listener = self.waits.listener
@@ -45,21 +44,8 @@ class Bench:
     def wait(self, queue: str = "q", now: int = NOW, timeout: float = PATIENCE) -> asyncio.Task[bool]:
         return asyncio.ensure_future(self.waits(queue, now=now, timeout=timeout))
 
-    async def asleep(self, queue: str = "q") -> asyncio.Task[bool]:
-        """One who waits for the queue and has looked at it."""
-
-        def has_looked() -> bool:
-            shared = self.connections.server_for(queue)._shared
-            is_awaited = self.listener.notifications.is_awaited(queue)
-            return is_awaited and (shared is None or not shared._pending)
-
-        await self.waits.quiet(queue)
-        waiting = self.wait(queue)
-        await until(has_looked, "it waits")
-        return waiting
-
     async def is_woken_by_a_stir(self, queue: str = "q", heard_by: int = 1) -> None:
-        waiting = await self.asleep(queue)
+        waiting = await self.waits.asleep(queue)
         assert self.stir(queue) == heard_by
         assert await soon(waiting)
 
@@ -92,7 +78,7 @@ async def test_a_stir_wakes_and_one_from_before_the_wait_is_not_missed(it: Bench
 
 async def test_other_queues_wake_nobody(it: Bench) -> None:
     await it.waits.quiet("other")
-    waiting = await it.asleep()
+    waiting = await it.waits.asleep("q")
     it.stir("other")
     done, _ = await asyncio.wait([waiting], timeout=0.05)
     assert not done
@@ -149,7 +135,7 @@ async def test_a_user_who_may_not_subscribe_looks_instead_and_is_told_why(
 @pytest.mark.parametrize("outage", ["a lost line", "a restart"])
 async def test_an_outage_wakes_and_the_next_stir_is_heard_again(it: Bench, outage: str) -> None:
     it.stir()
-    waiting = await it.asleep()
+    waiting = await it.waits.asleep("q")
     if outage == "a restart":
         await asyncio.to_thread(it.server.restart)
     else:
@@ -165,7 +151,7 @@ async def test_a_line_that_went_dead_without_a_word_is_noticed(
     monkeypatch.setattr(listening, "_PATIENCE", 0.05)
     with FaultProxy.to(server.url) as proxy:
         async with bench(server, proxy.url_for(server.url)) as it:
-            waiting = await it.asleep()
+            waiting = await it.waits.asleep("q")
             before = it.listener._connection
             proxy.stall()
             assert await soon(waiting)

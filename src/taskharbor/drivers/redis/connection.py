@@ -24,8 +24,8 @@ from redis.asyncio import Connection, SSLConnection, UnixDomainSocketConnection
 from redis.exceptions import InvalidResponse, RedisError, ResponseError
 
 from taskharbor.drivers.redis.errors import REDISCOVER, code_of, translated
-from taskharbor.drivers.redis.library import Call, Library, Word
-from taskharbor.drivers.redis.options import Address, Options
+from taskharbor.drivers.redis.library import Library, RedisCall, Word
+from taskharbor.drivers.redis.options import Address, RedisOptions
 from taskharbor.errors import BackendUnavailable, InvalidRequest, TaskHarborError
 
 # The library's own annotation says a tuple of one item.
@@ -150,7 +150,7 @@ class SharedConnection:
             self._watchdog = self._loop.call_later(left, self._check_silence)
 
 
-async def connect(address: Address, options: Options, *, is_sentinel: bool = False) -> SharedConnection:
+async def connect(address: Address, options: RedisOptions, *, is_sentinel: bool = False) -> SharedConnection:
     """Return a connection that is ready for commands."""
     db = 0 if is_sentinel else options.db
     place = f"{address}/{db}"
@@ -187,7 +187,7 @@ async def connect(address: Address, options: Options, *, is_sentinel: bool = Fal
     return shared
 
 
-def _connection(address: Address, options: Options, **settings: Any) -> Connection:
+def _connection(address: Address, options: RedisOptions, **settings: Any) -> Connection:
     if not address.port:
         return cast("Connection", UnixDomainSocketConnection(path=address.host, **settings))
     settings |= {"host": address.host, "port": address.port, "socket_keepalive_options": _KEEPALIVE}
@@ -200,7 +200,7 @@ def _connection(address: Address, options: Options, **settings: Any) -> Connecti
 
 
 @lru_cache(maxsize=8)
-def tls_context(options: Options) -> ssl.SSLContext:
+def tls_context(options: RedisOptions) -> ssl.SSLContext:
     try:
         context = ssl.create_default_context(cafile=options.tls_ca)
         if options.tls_cert is not None:
@@ -252,7 +252,7 @@ class Server:
     demand."""
 
     def __init__(
-        self, locate: Callable[[], Awaitable[Address]] | Address, options: Options, library: Library
+        self, locate: Callable[[], Awaitable[Address]] | Address, options: RedisOptions, library: Library
     ) -> None:
         self._locate = locate
         self._options = options
@@ -310,7 +310,9 @@ class Server:
 
     # -- commands and calls -------------------------------------------------------------------------------
 
-    async def call(self, calls: Sequence[Call], *, is_again: bool = False, asking: bool = False) -> list[Any]:
+    async def call(
+        self, calls: Sequence[RedisCall], *, is_again: bool = False, asking: bool = False
+    ) -> list[Any]:
         """Run functions and commands, and return their answers. Several are one transaction. Loads the library on a server that
         lacks it. Raises ConnectionLost, or the first ResponseError."""
         is_full = False
@@ -330,7 +332,9 @@ class Server:
             f"{self.address}: the server forgets functions as soon as it has loaded them"
         )
 
-    async def _call(self, calls: Sequence[Call], is_again: bool, asking: bool, by_eval: bool) -> list[Any]:
+    async def _call(
+        self, calls: Sequence[RedisCall], is_again: bool, asking: bool, by_eval: bool
+    ) -> list[Any]:
         assert not by_eval or len({self._library.flags.get(one.function) for one in calls}) == 1, (
             "by EVAL, calls of different scripts in one transaction could fail alone"
         )
@@ -351,11 +355,11 @@ class Server:
             self._check_waited(replies[-1])
         return answers
 
-    def packed(self, call: Call) -> bytes:
+    def packed(self, call: RedisCall) -> bytes:
         """Return the bytes of the command for a call, to be sent as the first try."""
         return self._packed(call, False, self._by_eval)
 
-    def _packed(self, call: Call, is_again: bool, by_eval: bool) -> bytes:
+    def _packed(self, call: RedisCall, is_again: bool, by_eval: bool) -> bytes:
         function, keys, args = call
         if function not in self._library.flags:
             return pack((function, *keys, *args))
@@ -399,7 +403,7 @@ class Server:
 
     # -- waiting for replicas -----------------------------------------------------------------------------
 
-    def _packed_wait(self, calls: Sequence[Call]) -> bytes:
+    def _packed_wait(self, calls: Sequence[RedisCall]) -> bytes:
         """Return the commands that wait for replicas or for the append-only file.
 
         WAIT and WAITAOF wait for the last write of their own connection. A repeated call may find that an earlier try has written

@@ -11,9 +11,9 @@ from taskharbor.bulk.publish import finish_left_behind
 from taskharbor.drivers import operations as op
 from taskharbor.drivers.contract import Capabilities, Driver, Woken
 from taskharbor.drivers.redis import enqueue, leases, log, operate
-from taskharbor.drivers.redis.listener import Listener
-from taskharbor.drivers.redis.options import Options, parse_url
-from taskharbor.drivers.redis.store import Store
+from taskharbor.drivers.redis.listener import ChannelListener
+from taskharbor.drivers.redis.options import RedisOptions, parse_url
+from taskharbor.drivers.redis.store import RedisStore
 from taskharbor.drivers.waiting import wait
 from taskharbor.errors import BackendUnavailable
 from taskharbor.jobs import JobRecord, Micros
@@ -22,17 +22,17 @@ A = TypeVar("A")
 
 
 class RedisDriver(Driver):
-    """`redis://host:6379/0`; `Options` lists the options of the URL.
+    """`redis://host:6379/0`; `RedisOptions` lists the options of the URL.
 
     Durability depends on the server: after a crash of the machine, its append-only file decides.
     """
 
     capabilities: ClassVar[Capabilities] = Capabilities(durable=True, multi_process=True)
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: RedisOptions) -> None:
         self.options = options
-        self._open_store: Store | None = None
-        self._listener: Listener
+        self._open_store: RedisStore | None = None
+        self._listener: ChannelListener
         self._claims: leases.Claims
 
     @classmethod
@@ -44,9 +44,9 @@ class RedisDriver(Driver):
 
     async def open(self) -> None:
         if self._open_store is None:
-            store = Store(self.options)
+            store = RedisStore(self.options)
             await store.open()
-            self._listener = Listener(store)
+            self._listener = ChannelListener(store)
             self._claims = leases.Claims(store, self._listener.emptied)
             self._open_store = store
 
@@ -58,7 +58,7 @@ class RedisDriver(Driver):
             await store.close()
 
     @property
-    def _store(self) -> Store:
+    def _store(self) -> RedisStore:
         if self._open_store is None:
             raise BackendUnavailable(
                 f"{self.options.place} is not open: await open() first, or use `async with`"

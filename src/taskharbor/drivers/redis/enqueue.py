@@ -11,9 +11,9 @@ import msgspec
 from taskharbor.bulk.publish import KEEP_SERIES, KEEP_SINGLE
 from taskharbor.bulk.stage import KEEP_STAGED, unpack
 from taskharbor.drivers.contract import Enqueued, failure_record
-from taskharbor.drivers.redis.library import LAYOUT, Call, Word
+from taskharbor.drivers.redis.library import LAYOUT, RedisCall, Word
 from taskharbor.drivers.redis.records import FRONT, READY, More, encode, record_from
-from taskharbor.drivers.redis.store import Store, tag
+from taskharbor.drivers.redis.store import RedisStore, tag
 from taskharbor.jobs import DEFAULT_BACKOFF_MAX, DEFAULT_BACKOFF_MIN, SECOND, JobRecord, Micros
 from taskharbor.requests import new_token
 
@@ -27,7 +27,7 @@ _DEFAULT_BACKOFF = (DEFAULT_BACKOFF_MIN, DEFAULT_BACKOFF_MAX)
 
 
 async def enqueue(
-    store: Store, records: Sequence[JobRecord], now: Micros, new_ids: bool = False
+    store: RedisStore, records: Sequence[JobRecord], now: Micros, new_ids: bool = False
 ) -> list[Enqueued]:
     queues = dict.fromkeys(record.queue for record in records)
     if len(queues) > 1 and len({(one.id, one.queue) for one in records}) > len({one.id for one in records}):
@@ -120,7 +120,7 @@ class Notice(msgspec.Struct, array_like=True):
 _decode_notice = msgspec.msgpack.Decoder(Notice).decode
 
 
-async def deliver(store: Store, queue: str) -> None:
+async def deliver(store: RedisStore, queue: str) -> None:
     """Deliver the dead jobs in a queue's outbox to its failure queue.
 
     The step that makes a job dead writes an entry into the outbox, with the id of the job for the failure queue. The failure
@@ -147,20 +147,20 @@ _BLOB_SECONDS = 2 * KEEP_STAGED // SECOND
 """Seconds that a blob lives. Abandoned blobs are removed earlier; this is for a store that nobody writes to any more."""
 
 
-def _index(store: Store) -> str:
+def _index(store: RedisStore) -> str:
     """Return the key of the index of blobs. No key of a queue has this name."""
     return f"{store.prefix}{{taskharbor}}:blobs"
 
 
-def _blob(store: Store, name: str) -> str:
+def _blob(store: RedisStore, name: str) -> str:
     return f"{store.prefix}{{{tag(name)}}}:blob"
 
 
-async def put_blob(store: Store, blob: str, data: bytes, swaps: bool, expected: bytes | None) -> bool:
+async def put_blob(store: RedisStore, blob: str, data: bytes, swaps: bool, expected: bytes | None) -> bool:
     index, key = _index(store), _blob(store, blob)
     if swaps:
         args = (data,) if expected is None else (data, expected)
-        (is_swapped,) = await store.run([Call("swap", (key,), args)])
+        (is_swapped,) = await store.run([RedisCall("swap", (key,), args)])
         return bool(is_swapped)
     # The name comes first: a blob that is not in the index cannot be found.
     await store.commands([("SADD", index, blob), ("EXPIRE", index, _BLOB_SECONDS)])
@@ -168,25 +168,25 @@ async def put_blob(store: Store, blob: str, data: bytes, swaps: bool, expected: 
     return True
 
 
-async def read_blobs(store: Store, names: Sequence[str]) -> list[bytes | None]:
+async def read_blobs(store: RedisStore, names: Sequence[str]) -> list[bytes | None]:
     return await store.commands([("GET", _blob(store, name)) for name in names])
 
 
-async def list_blobs(store: Store, folder: str) -> list[str]:
+async def list_blobs(store: RedisStore, folder: str) -> list[str]:
     indexed = [name.decode() for name in await store.command("SMEMBERS", _index(store))]
     names = sorted(name for name in indexed if name.startswith(f"{folder}/"))
     are_there = await store.commands([("EXISTS", _blob(store, name)) for name in names])
     return [name for name, is_there in zip(names, are_there, strict=True) if is_there]
 
 
-async def drop_blobs(store: Store, names: Sequence[str]) -> list[None]:
+async def drop_blobs(store: RedisStore, names: Sequence[str]) -> list[None]:
     await store.commands([("UNLINK", _blob(store, name)) for name in names])
     await store.command("SREM", _index(store), *names)
     return [None] * len(names)
 
 
 async def publish_blobs(
-    store: Store, series: str, number: int, portion: int, names: Sequence[str], now: Micros
+    store: RedisStore, series: str, number: int, portion: int, names: Sequence[str], now: Micros
 ) -> dict[str, int]:
     """Publish a portion of a bulk write: on one server in all queues at once, in a cluster queue by queue. Other queues are not
     searched for the ids, because writers make new ones."""
@@ -198,7 +198,7 @@ async def publish_blobs(
         return {}
     await store.register(queues)
     keep = (KEEP_SINGLE if number < 0 else KEEP_SERIES) // SECOND
-    calls: list[Call] = []
+    calls: list[RedisCall] = []
     for queue, jobs in queues.items():
         call = store.call("publish", queue, now, number, portion, keep, *_words(jobs))
         calls.append(call._replace(keys=(*call.keys, store.keys(queue)[f"published:{series}"])))

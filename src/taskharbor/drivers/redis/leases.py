@@ -27,9 +27,9 @@ from taskharbor.drivers.operations import Reserve
 from taskharbor.drivers.redis.connection import ConnectionLost, Server, SharedConnection, pack
 from taskharbor.drivers.redis.enqueue import deliver
 from taskharbor.drivers.redis.errors import code_of
-from taskharbor.drivers.redis.library import Call, Word
+from taskharbor.drivers.redis.library import RedisCall, Word
 from taskharbor.drivers.redis.records import NONCE_LENGTH, encode, leased_records
-from taskharbor.drivers.redis.store import Store
+from taskharbor.drivers.redis.store import RedisStore
 from taskharbor.errors import (
     BackendUnavailable,
     JobError,
@@ -58,7 +58,7 @@ _VIEWS = 1000
 class Claims:
     """One handle's claims."""
 
-    def __init__(self, store: Store, emptied: dict[str, str]) -> None:
+    def __init__(self, store: RedisStore, emptied: dict[str, str]) -> None:
         self._store = store
         self._emptied = emptied
         """The number of each queue's moves, as seen by a claim of all types that left no job."""
@@ -90,7 +90,7 @@ class Claims:
             raise
         return await self._claimed(call, token, answer)
 
-    def _call(self, call: Reserve, token: str, sent_at: Word = "") -> Call:
+    def _call(self, call: Reserve, token: str, sent_at: Word = "") -> RedisCall:
         """Make the call of a claim. `sent_at` is the server's time when the caller's is `now`, for a call that is sent ahead and
         run later."""
         types = b"" if call.types is None else encode(call.types)
@@ -216,7 +216,7 @@ def job_error(job_id: str, code: int) -> JobError:
 
 
 async def ask_items(
-    store: Store,
+    store: RedisStore,
     function: str,
     now: Micros,
     items: Sequence[T],
@@ -233,7 +233,7 @@ async def ask_items(
     said = await store.ask_queues(function, now, told)
     answers: list[Any] = [_NOT_FOUND] * len(queues)
     for queue, (untold, *several) in said.items():
-        # No answers mean that all settlements succeeded.
+        # No answers mean that all settlements succeeded. `untold` deaths are those that a settlement caused or found.
         for n, answer in zip(groups[queue], several or repeat(0), strict=False):
             answers[n] = answer
         if untold:
@@ -241,7 +241,7 @@ async def ask_items(
     return answers
 
 
-async def settle(store: Store, settlements: Sequence[Settlement], now: Micros) -> list[JobError | None]:
+async def settle(store: RedisStore, settlements: Sequence[Settlement], now: Micros) -> list[JobError | None]:
     codes = await _ask_holders(store, "settle", settlements, now, _endings)
     return [
         job_error(one.job_id, code) if code else None for one, code in zip(settlements, codes, strict=True)
@@ -249,14 +249,18 @@ async def settle(store: Store, settlements: Sequence[Settlement], now: Micros) -
 
 
 async def extend_lease(
-    store: Store, extensions: Sequence[Extension], lease_for: Micros, now: Micros
+    store: RedisStore, extensions: Sequence[Extension], lease_for: Micros, now: Micros
 ) -> list[Lease | JobError]:
     answers = await _ask_holders(store, "extend", extensions, now, lambda items: [lease_for, *_beats(items)])
     return [_lease(one, answer) for one, answer in zip(extensions, answers, strict=True)]
 
 
 async def _ask_holders(
-    store: Store, function: str, items: Sequence[L], now: Micros, words: Callable[[Sequence[L]], list[Word]]
+    store: RedisStore,
+    function: str,
+    items: Sequence[L],
+    now: Micros,
+    words: Callable[[Sequence[L]], list[Word]],
 ) -> list[Any]:
     """Ask the queue of each item, which is part of its token. An item that is not found there is searched for in all queues, so
     that a caller with a wrong token gets the right error."""

@@ -23,7 +23,7 @@ _FILES = (
 _DEFINED = re.compile(r"^define\('(\w+)', \{(?:'([\w-]+)')?\}", re.MULTILINE)
 
 
-class Call(NamedTuple):
+class RedisCall(NamedTuple):
     """One call of a function or of a plain command. Commands are written in capitals."""
 
     function: str

@@ -17,7 +17,7 @@ from redis.exceptions import ResponseError
 
 from taskharbor.drivers.redis.connection import SharedConnection, pack
 from taskharbor.drivers.redis.errors import code_of
-from taskharbor.drivers.redis.store import Store
+from taskharbor.drivers.redis.store import RedisStore
 from taskharbor.drivers.waiting import Look, Notifications, keep_connected, set_within
 from taskharbor.jobs import Micros
 
@@ -28,12 +28,12 @@ _PATIENCE = 5.0
 """Seconds between two probes, and for the answer to one."""
 
 
-class Listener:
+class ChannelListener:
     """One handle's source for `waiting.wait`."""
 
     trusts_notifications = True
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: RedisStore) -> None:
         self.notifications = Notifications()
         self.emptied: dict[str, str] = {}
         """The number of each queue's moves, as seen by a claim that left no job. Older changes need not wake anybody."""

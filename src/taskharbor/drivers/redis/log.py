@@ -18,7 +18,7 @@ import msgspec
 from taskharbor.drivers.contract import AttemptPage, LogPage, LogState, LogStream
 from taskharbor.drivers.redis.library import layout
 from taskharbor.drivers.redis.records import END, NO_LEASE, STATES, decode_head, read_lease, read_pair
-from taskharbor.drivers.redis.store import Store
+from taskharbor.drivers.redis.store import RedisStore
 from taskharbor.jobs import Attempt, Outcome
 
 _OUTCOMES = tuple(Outcome)
@@ -37,7 +37,7 @@ _ROW = layout("ROW")
 _decode_error = msgspec.msgpack.Decoder(tuple[str, str]).decode
 
 
-class _Row(NamedTuple):
+class _LogRow(NamedTuple):
     """A row with the fields that order it."""
 
     place: int
@@ -46,7 +46,7 @@ class _Row(NamedTuple):
     attempt: Attempt
 
 
-def _rows(page: Sequence[Any], queue: str, number: int, after: int = 0) -> Iterator[_Row]:
+def _rows(page: Sequence[Any], queue: str, number: int, after: int = 0) -> Iterator[_LogRow]:
     """Return the rows behind a place, from an answer of `log_page` or `job_rows`."""
     after = max(after, page[0])
     for stream_id, value in zip(page[1::2], page[2::2], strict=True):
@@ -84,7 +84,7 @@ def _rows(page: Sequence[Any], queue: str, number: int, after: int = 0) -> Itera
                 error_message=message,
                 payload_size=head.payload_size,
             )
-            yield _Row(place, number, attempt)
+            yield _LogRow(place, number, attempt)
 
 
 def _place_of(stream_id: bytes) -> int:
@@ -95,7 +95,7 @@ def _place_of(stream_id: bytes) -> int:
 # -- all queues -----------------------------------------------------------------------------------------------
 
 
-async def read_attempts(store: Store, after: str | None, limit: int) -> AttemptPage:
+async def read_attempts(store: RedisStore, after: str | None, limit: int) -> AttemptPage:
     # The place for each queue number.
     places = dict(read_pair(part, ":") for part in after.split(",")) if after else {}
     numbers = await store.queues()
@@ -114,7 +114,7 @@ async def read_attempts(store: Store, after: str | None, limit: int) -> AttemptP
     return AttemptPage([row.attempt for row in rows], cursor)
 
 
-async def job_attempts(store: Store, job_id: str) -> list[Attempt]:
+async def job_attempts(store: RedisStore, job_id: str) -> list[Attempt]:
     queue = (await store.located([job_id])).get(job_id)
     page = None if queue is None else await store.ask("job_rows", queue, 0, job_id)
     found: list[Attempt] = []
@@ -137,7 +137,7 @@ def _rows_of(job_id: str, page: Sequence[Any], queue: str, number: int) -> list[
 # -- one queue, in bulk -----------------------------------------------------------------------------------------
 
 
-async def log_streams(store: Store) -> LogState:
+async def log_streams(store: RedisStore) -> LogState:
     """Return a stream per queue. The server writes one row after the other, so a queue's counter is the end of its log."""
     key = f"{store.prefix}{{taskharbor}}:epoch"
     _, epoch = await store.commands([("SET", key, secrets.token_hex(4), "NX"), ("GET", key)])
@@ -150,7 +150,7 @@ async def log_streams(store: Store) -> LogState:
     return LogState(epoch.decode(), streams)
 
 
-async def read_log(store: Store, stream: str, after: int, until: int, limit: int) -> LogPage:
+async def read_log(store: RedisStore, stream: str, after: int, until: int, limit: int) -> LogPage:
     number = store.numbers.get(stream)
     if number is None:
         number = (await store.queues()).get(stream, 0)
@@ -159,7 +159,7 @@ async def read_log(store: Store, stream: str, after: int, until: int, limit: int
     return LogPage([row.attempt for row in found], found[-1].place if len(found) == limit else until)
 
 
-async def split_log(store: Store, stream: str, after: int, until: int, rows: int) -> list[int]:
+async def split_log(store: RedisStore, stream: str, after: int, until: int, rows: int) -> list[int]:
     """Split a log. A stream cannot tell how many rows are between two of its ids. So it is cut at equal distances of time,
     repeatedly, and pieces without rows are left out. Each remaining piece counts the same."""
     page = await store.ask("log_page", stream, 0, after, until, _LOOK)
@@ -181,7 +181,9 @@ def _cut(low: int, high: int) -> list[int]:
     return [low + (high - low) * n // _CUT for n in range(_CUT + 1)]
 
 
-async def _with_rows(store: Store, queue: str, pieces: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+async def _with_rows(
+    store: RedisStore, queue: str, pieces: Sequence[tuple[int, int]]
+) -> list[tuple[int, int]]:
     """Return the pieces that hold rows."""
     found: list[int] = []
     for start in range(0, len(pieces), _PROBES):

@@ -13,7 +13,7 @@ from taskharbor.drivers.redis.enqueue import deliver
 from taskharbor.drivers.redis.leases import ask_items, job_error
 from taskharbor.drivers.redis.library import Word
 from taskharbor.drivers.redis.records import END, READY, STATES, read_pair, record_from, seq_of
-from taskharbor.drivers.redis.store import Store
+from taskharbor.drivers.redis.store import RedisStore
 from taskharbor.errors import JobError
 from taskharbor.jobs import TERMINAL_STATES, JobRecord, JobState, Micros
 from taskharbor.requests import new_id
@@ -24,20 +24,20 @@ _PORTION = 1000
 """The most jobs of a queue that a listing or a purge reads in one call."""
 
 
-async def cancel(store: Store, job_ids: Sequence[str], now: Micros) -> list[JobState | JobError]:
+async def cancel(store: RedisStore, job_ids: Sequence[str], now: Micros) -> list[JobState | JobError]:
     return await _each(store, "cancel", job_ids, now)
 
 
-async def requeue(store: Store, job_ids: Sequence[str], now: Micros) -> list[JobState | JobError]:
+async def requeue(store: RedisStore, job_ids: Sequence[str], now: Micros) -> list[JobState | JobError]:
     return await _each(store, "requeue", job_ids, now)
 
 
-async def remove(store: Store, job_ids: Sequence[str]) -> list[JobState | JobError]:
+async def remove(store: RedisStore, job_ids: Sequence[str]) -> list[JobState | JobError]:
     return await _each(store, "remove", job_ids, await store.time(), "")
 
 
 async def _each(
-    store: Store, function: str, job_ids: Sequence[str], now: Micros, *behind_id: Word
+    store: RedisStore, function: str, job_ids: Sequence[str], now: Micros, *behind_id: Word
 ) -> list[JobState | JobError]:
     homes = await store.located(job_ids)
     queues = [homes.get(job_id) for job_id in job_ids]
@@ -52,7 +52,7 @@ def _answer(job_id: str, code: int) -> JobState | JobError:
     return STATES[code] if code >= 0 else job_error(job_id, code)
 
 
-async def reclaim(store: Store, now: Micros, queue: str | None, limit: int) -> int:
+async def reclaim(store: RedisStore, now: Micros, queue: str | None, limit: int) -> int:
     names = list(await store.queues()) if queue is None else [queue]
     due = await store.commands([("ZCOUNT", store.keys(name)["active"], "-inf", now) for name in names])
     portions: dict[str, tuple[Word, ...]] = {}
@@ -70,7 +70,7 @@ async def reclaim(store: Store, now: Micros, queue: str | None, limit: int) -> i
 # -- cleaning up ------------------------------------------------------------------------------------------
 
 
-async def purge(store: Store, selection: JobFilter, limit: int) -> int:
+async def purge(store: RedisStore, selection: JobFilter, limit: int) -> int:
     states = TERMINAL_STATES if selection.states is None else TERMINAL_STATES & selection.states
     selection = msgspec.structs.replace(selection, states=states, until=None)
     removed = 0
@@ -88,7 +88,7 @@ async def purge(store: Store, selection: JobFilter, limit: int) -> int:
     return removed
 
 
-async def prune_queues(store: Store, now: Micros, limit: int) -> int:
+async def prune_queues(store: RedisStore, now: Micros, limit: int) -> int:
     keeps = [kept_for(keep) for keep in msgspec.structs.astuple(QueueSettings())[-3:]]
     jobs = rows = 0
     for queue in list(await store.queues()):
@@ -101,7 +101,7 @@ async def prune_queues(store: Store, now: Micros, limit: int) -> int:
 # -- settings ---------------------------------------------------------------------------------------------
 
 
-async def configure(store: Store, queue: str, settings: QueueSettings, now: Micros) -> None:
+async def configure(store: RedisStore, queue: str, settings: QueueSettings, now: Micros) -> None:
     values: list[Word] = []
     for name, value in msgspec.structs.asdict(settings).items():
         if name.startswith("keep_"):
@@ -116,7 +116,7 @@ def kept_for(keep: Micros | None) -> Word:
     return "ever" if keep is None else keep
 
 
-async def settings(store: Store, queue: str) -> QueueSettings:
+async def settings(store: RedisStore, queue: str) -> QueueSettings:
     return settings_from(await store.command("HGETALL", store.keys(queue)["settings"]))
 
 
@@ -130,7 +130,7 @@ def settings_from(pairs: Sequence[bytes]) -> QueueSettings:
 # -- single jobs ------------------------------------------------------------------------------------------
 
 
-async def get(store: Store, job_ids: Sequence[str], now: Micros) -> list[JobRecord | None]:
+async def get(store: RedisStore, job_ids: Sequence[str], now: Micros) -> list[JobRecord | None]:
     found: dict[str, JobRecord] = {}
     asked: set[str] = set()
     while True:
@@ -150,7 +150,9 @@ async def get(store: Store, job_ids: Sequence[str], now: Micros) -> list[JobReco
 # -- listings ---------------------------------------------------------------------------------------------
 
 
-async def list_jobs(store: Store, selection: JobFilter, now: Micros, limit: int, cursor: str | None) -> Page:
+async def list_jobs(
+    store: RedisStore, selection: JobFilter, now: Micros, limit: int, cursor: str | None
+) -> Page:
     end = (0, 0) if selection.until is None else read_pair(selection.until, ".")
     seq, last = (END, 0) if cursor is None else read_pair(cursor, ".")
     numbers = {n: number for n, number in (await store.queues()).items() if selection.queue in (None, n)}
@@ -206,7 +208,7 @@ def _matches(record: JobRecord, selection: JobFilter) -> bool:
     )
 
 
-async def split_jobs(store: Store, queue: str | None, parts: int) -> list[JobShare]:
+async def split_jobs(store: RedisStore, queue: str | None, parts: int) -> list[JobShare]:
     queues = {name: n for name, n in (await store.queues()).items() if queue in (None, name)}
     sizes = await store.commands([("ZCARD", store.keys(name)["jobs"]) for name in queues])
     shares: list[JobShare] = []
@@ -227,7 +229,7 @@ async def split_jobs(store: Store, queue: str | None, parts: int) -> list[JobSha
 # -- statistics -------------------------------------------------------------------------------------------
 
 
-async def stats(store: Store, now: Micros, queue: str | None) -> list[QueueStats]:
+async def stats(store: RedisStore, now: Micros, queue: str | None) -> list[QueueStats]:
     names = sorted(await store.queues()) if queue is None else [queue]
     answers = await store.ask_queues("stats", now, dict.fromkeys(names, ()))
     return [

@@ -30,7 +30,7 @@ class Address(NamedTuple):
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True):
+class RedisOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The address of a store and the options of its connections."""
 
     kind: Kind
@@ -76,10 +76,10 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         return bool(self.wait_replicas or self.wait_aof is not None)
 
     def __repr__(self) -> str:
-        return f"Options({self.place!r}, prefix={self.prefix!r})"
+        return f"RedisOptions({self.place!r}, prefix={self.prefix!r})"
 
 
-def parse_url(url: str) -> Options:
+def parse_url(url: str) -> RedisOptions:
     scheme, separator, rest = url.partition("://")
     base, _, variant = scheme.partition("+")
     kind = _KINDS.get(variant)
@@ -98,7 +98,7 @@ def parse_url(url: str) -> Options:
     own |= {"kind": kind, "tls": base == "rediss", "user": unquote(user) or None}
     own["password"] = unquote(password) if colon else None
     own.update(_unix_place(place, own) if kind == "unix" else _place(kind, place, own))
-    options = msgspec.convert(own, Options)
+    options = msgspec.convert(own, RedisOptions)
     _check_together(options)
     return options
 
@@ -147,7 +147,7 @@ def _misplaced(kind: Kind) -> InvalidRequest:
     )
 
 
-def _check_together(options: Options) -> None:
+def _check_together(options: RedisOptions) -> None:
     if options.kind == "cluster" and options.db:
         raise InvalidRequest("a Redis Cluster has database 0 only: leave the number out of the URL")
     if options.wait_replicas and options.wait_aof is not None:

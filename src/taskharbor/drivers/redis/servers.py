@@ -19,14 +19,14 @@ from redis.exceptions import ResponseError
 
 from taskharbor.drivers.redis.connection import ConnectionLost, Server, connect, pack
 from taskharbor.drivers.redis.errors import translated
-from taskharbor.drivers.redis.library import Call, Library
-from taskharbor.drivers.redis.options import Address, Options
+from taskharbor.drivers.redis.library import Library, RedisCall
+from taskharbor.drivers.redis.options import Address, RedisOptions
 from taskharbor.drivers.waiting import keep_connected
 from taskharbor.errors import BackendUnavailable, InvalidRequest
 
 
 class Sentinels:
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: RedisOptions) -> None:
         self._options = options
         self._addresses = list(options.addresses)
         """The sentinel that answered last comes first."""
@@ -108,7 +108,7 @@ class Sentinels:
 
 
 class Cluster:
-    def __init__(self, options: Options, library: Library) -> None:
+    def __init__(self, options: RedisOptions, library: Library) -> None:
         self._options = options
         self._library = library
         self._servers: dict[Address, Server] = {}
@@ -160,7 +160,7 @@ class Cluster:
         for address in dict.fromkeys((*self._servers, *self._options.addresses)):
             server = self._servers.get(address) or Server(address, self._options, self._library)
             try:
-                (ranges,) = await server.call([Call("CLUSTER", (), ("SLOTS",))])
+                (ranges,) = await server.call([RedisCall("CLUSTER", (), ("SLOTS",))])
             except (BackendUnavailable, ConnectionLost) as error:
                 troubles.append(str(error))
                 continue

@@ -17,8 +17,8 @@ from redis.exceptions import AskError, MovedError, ResponseError
 
 from taskharbor.drivers.redis.connection import ConnectionLost, Server, failed
 from taskharbor.drivers.redis.errors import REDISCOVER, code_of, translated
-from taskharbor.drivers.redis.library import FAMILIES, LAYOUT, LIBRARY, Call, Library, Word
-from taskharbor.drivers.redis.options import Address, Options
+from taskharbor.drivers.redis.library import FAMILIES, LAYOUT, LIBRARY, Library, RedisCall, Word
+from taskharbor.drivers.redis.options import Address, RedisOptions
 from taskharbor.drivers.redis.servers import Cluster, Sentinels
 from taskharbor.errors import BackendUnavailable, InvalidRequest
 from taskharbor.jobs import SECOND, Micros
@@ -52,10 +52,10 @@ def tag(queue: str) -> str:
     return queue.replace("%", "%25").replace("}", "%7D") or "%"
 
 
-class Store:
+class RedisStore:
     """A store, as one open handle sees it: one server, a master behind sentinels, or a cluster."""
 
-    def __init__(self, options: Options, library: Library = LIBRARY) -> None:
+    def __init__(self, options: RedisOptions, library: Library = LIBRARY) -> None:
         self.options = options
         self.prefix = options.prefix
         self.queues_key = f"{options.prefix}taskharbor:queues"
@@ -122,12 +122,12 @@ class Store:
     def keys(self, queue: str) -> Keys:
         return keys_of(self.prefix, queue)
 
-    def call(self, name: str, queue: str, now: Micros, *args: Word) -> Call:
+    def call(self, name: str, queue: str, now: Micros, *args: Word) -> RedisCall:
         """Make the call of a function on the keys of a queue."""
         keys = keys_of(self.prefix, queue)
-        return Call(name, keys.all, (keys.channel if self.options.notify else "", now, *args))
+        return RedisCall(name, keys.all, (keys.channel if self.options.notify else "", now, *args))
 
-    async def run(self, calls: Sequence[Call], *, is_again: bool = False) -> list[Any]:
+    async def run(self, calls: Sequence[RedisCall], *, is_again: bool = False) -> list[Any]:
         """Run calls and return their answers, in order. On one server several calls are one transaction; in a cluster each call
         is separate.
 
@@ -165,9 +165,11 @@ class Store:
 
     async def commands(self, many: Sequence[tuple[Word, ...]]) -> list[Any]:
         """Do the same for several commands, in one round trip per server."""
-        return await self.run([Call(str(words[0]), tuple(map(str, words[1:2])), words[2:]) for words in many])
+        return await self.run(
+            [RedisCall(str(words[0]), tuple(map(str, words[1:2])), words[2:]) for words in many]
+        )
 
-    async def _deliver(self, calls: Sequence[Call], is_again: bool) -> list[Any]:
+    async def _deliver(self, calls: Sequence[RedisCall], is_again: bool) -> list[Any]:
         """Send calls to the server that holds the first call's key until they are answered: once more if a connection or the
         master was lost, and along the redirections of a cluster."""
         cluster, losses, redirects = self.cluster, 0, 0
@@ -215,7 +217,7 @@ class Store:
     async def register(self, queues: Iterable[str]) -> None:
         """Write down the names of queues, before they get their first job or setting. A queue that is not written down cannot be
         found."""
-        (answer,) = await self.run([Call("register", (self.queues_key,), tuple(queues))])
+        (answer,) = await self.run([RedisCall("register", (self.queues_key,), tuple(queues))])
         self._learn(answer)
 
     async def queues(self) -> dict[str, int]:
@@ -251,7 +253,7 @@ class Store:
 
 async def _info(server: Server, place: str) -> dict[str, str]:
     try:
-        (info,) = await server.call([Call("INFO", (), ())])
+        (info,) = await server.call([RedisCall("INFO", (), ())])
     except ConnectionLost as error:
         raise failed(error, place) from None
     except ResponseError as error:
@@ -265,7 +267,7 @@ def read_info(info: bytes) -> dict[str, str]:
     return dict(line.split(":", 1) for line in lines if ":" in line and not line.startswith("#"))
 
 
-def check(info: dict[str, str], options: Options, place: str) -> None:
+def check(info: dict[str, str], options: RedisOptions, place: str) -> None:
     """Refuse a server that cannot keep jobs, or that lacks a feature that the URL asks for."""
     numbers = re.findall(r"\d+", info.get("redis_version", ""))[:2]
     version, said = tuple(map(int, numbers)), ".".join(numbers)

@@ -28,12 +28,11 @@ local function close_up()
   return wake()
 end
 
--- Returns {length of the outbox, an answer per item}. Items are in `args` from `first` on, with up to three values each.
+-- Returns {0, an answer per item}. Items are in `args` from `first` on, with up to three values each.
 local function answer_each(args, first, size, answer)
   local answers = {0}
   for n = first, #args, size do answers[#answers + 1] = answer(args[n], args[n + 1], args[n + 2]) end
   close_up()
-  answers[1] = call('LLEN', outbox)
   return answers
 end
 

@@ -15,7 +15,7 @@ end)
 --
 -- KEYS    the queue's
 -- ARGV    1 channel, 2 now, then the ids
--- result  {length of the outbox, per id its state or an error}
+-- result  {0, per id its state or an error}
 define('cancel', {'allow-oom'}, function(keys, args)
   return answer_each(args, 3, 1, function(id)
     local job = load(waiting_job, id)
@@ -43,7 +43,7 @@ end)
 --
 -- KEYS    the queue's
 -- ARGV    1 channel, 2 now, then the ids
--- result  {length of the outbox, per id its state or an error}
+-- result  {0, per id its state or an error}
 define('requeue', {'allow-oom'}, function(keys, args)
   -- An earlier try of this call may have made it ready.
   local function was_requeued(job)

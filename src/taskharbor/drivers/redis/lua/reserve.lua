@@ -125,7 +125,7 @@ end)
 --
 -- KEYS    the queue's
 -- ARGV    1 channel, 2 now, 3 lease_for, then per heartbeat id, token, and progress behind a plus sign or nothing
--- result  {length of the outbox, one per heartbeat}: {expiry of the lease, 1 if a cancel was requested}, or an error
+-- result  {0, one per heartbeat}: {expiry of the lease, 1 if a cancel was requested}, or an error
 define('extend', {'allow-oom'}, function(keys, args)
   local until_then = now + tonumber(args[3])
 

@@ -27,7 +27,7 @@ end
 --
 -- KEYS    the queue's
 -- ARGV    1 unused, 2 now, then in pairs: id, and the instant at which it must have ended or nothing
--- result  {length of the outbox, per id the state of the job; plus 10 if it has not ended and stays; or an error}
+-- result  {0, per id the state of the job; plus 10 if it has not ended and stays; or an error}
 define('remove', {'allow-oom'}, function(_, args)
   local chosen = {[DONE] = {}, [DEAD] = {}, [CANCELLED] = {}}
 
