@@ -8,6 +8,8 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Sequence
+from http import HTTPStatus
+from itertools import chain
 from typing import Any
 
 import msgspec
@@ -19,9 +21,9 @@ from taskharbor.broker import job_routes, operator_routes  # noqa: F401
 from taskharbor.broker.calls import driver_paths
 from taskharbor.broker.config import BrokerConfig
 from taskharbor.broker.gate import BrokerApp, ServedPath
-from taskharbor.broker.problems import CONTENT_TYPE, ProblemDetails
+from taskharbor.broker.problems import CODES, CONTENT_TYPE, ProblemDetails
 from taskharbor.broker.replays import LONGEST_NAME, Replays
-from taskharbor.broker.routes import JSON, ROUTES, Route, served_path
+from taskharbor.broker.routes import JSON, ROUTES, Route, endpoint_of
 from taskharbor.broker.service import Candidacy, Service
 from taskharbor.clock import Clock
 from taskharbor.drivers.contract import Driver
@@ -44,9 +46,9 @@ def make_app(
     """
     service = Service(driver, config, candidacy, clock)
     replays = Replays()
-    paths = [served_path(route, service, replays) for route in ROUTES]
-    document = ServedPath("GET", "/openapi.json", _serve_document, on_standby=True)
-    return BrokerApp([*paths, document, *driver_paths(service)], service)
+    paths = [(route, endpoint_of(route, service, replays)) for route in ROUTES]
+    document = ServedPath("GET", "/openapi.json", on_standby=True)
+    return BrokerApp([*paths, (document, _serve_document), *driver_paths(service)], service)
 
 
 async def _serve_document(request: Request, names: dict[str, str]) -> Response:
@@ -60,29 +62,10 @@ def _encoded_document() -> bytes:
 
 # -- the description ----------------------------------------------------------------------------------------
 
-_PHRASES = {
-    200: "It worked.",
-    201: "Stored.",
-    400: "The body is not JSON.",
-    401: "No token, or a wrong one.",
-    403: "The token lacks a scope, or a foreign page sent the request.",
-    404: "No such job.",
-    408: "The body did not come in time.",
-    409: "The job is not in a state for this; nothing was changed.",
-    413: "Too many bytes or too many items.",
-    415: "The body is not declared as JSON.",
-    421: "Another broker leads, or the Host header names an unknown host.",
-    422: "The request cannot be honoured; nothing was changed.",
-    429: "Too many requests; Retry-After says when to come back.",
-    503: "The store does not answer, or the broker is stopping.",
-}
 _ALWAYS = (401, 403, 421, 422, 429, 503)
 _WITH_BODY = (400, 408, 413, 415)
-_HEADERS = {
-    421: (LEADER, "The leader's URL, where one is known."),
-    429: ("Retry-After", "Seconds."),
-    503: ("Retry-After", "Seconds."),
-}
+_HEADERS = dict.fromkeys((429, 503), ("Retry-After", "Seconds."))
+_HEADERS[421] = (LEADER, "The leader's URL, where one is known.")
 
 _REQUEST_NAME_PARAMETER = {
     "name": REQUEST_ID,
@@ -103,22 +86,21 @@ def openapi_document(routes: Sequence[Route]) -> dict[str, Any]:
     used = [
         model
         for route in routes
-        for model in (*_bodies(route), route.query, route.answer, *(body for _, body in route.answers))
+        for model in (*route.bodies, *([route.query] if route.query else []), *chain(*route.answers.values()))
     ]
-    types = list(dict.fromkeys([ProblemDetails, *filter(None, used)]))
+    types = list(dict.fromkeys([ProblemDetails, *used]))
     schemas, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
     by_type = dict(zip(types, schemas, strict=True))
     paths: dict[str, Any] = {}
     for route in routes:
         paths.setdefault(route.path, {})[route.method.lower()] = _described(route, by_type, components)
-    queries = {route.query.__name__ for route in routes if route.query is not None}
     return {
         "openapi": "3.1.0",
         "info": {"title": "TaskHarbor broker", "version": taskharbor.__version__, "description": DESCRIPTION},
         "tags": [{"name": name} for name in dict.fromkeys(route.tag for route in routes)],
         "paths": paths,
         "components": {
-            "schemas": {name: schema for name, schema in components.items() if name not in queries},
+            "schemas": components,
             "securitySchemes": {
                 "token": {"type": "http", "scheme": "bearer", "description": "The secret part of a token."}
             },
@@ -140,38 +122,33 @@ def _described(route: Route, schemas: dict[Any, Any], components: dict[str, Any]
     text = {"type": "string", "minLength": 1, "maxLength": 200}
     names = re.findall(r"\{(\w+)\}", route.path)
     parameters = [{"name": name, "in": "path", "required": True, "schema": text} for name in names]
-    if route.query is not None:
-        query = components[route.query.__name__]["properties"]
-        parameters += [
-            {"name": name, "in": "query", "required": False, "schema": one} for name, one in query.items()
-        ]
+    query = {} if route.query is None else components[route.query.__name__]["properties"]
+    parameters += [{"name": name, "in": "query", "required": False, "schema": query[name]} for name in query]
     if route.still_holds is not None:
         parameters.append(_REQUEST_NAME_PARAMETER)
     if parameters:
         described["parameters"] = parameters
-    bodies = _bodies(route)
-    if bodies:
-        described["requestBody"] = {
-            "required": not route.is_body_optional,
-            "content": {JSON: {"schema": _any_of([schemas[body] for body in bodies])}},
-        }
+    if route.bodies:
+        content = _content(JSON, [schemas[body] for body in route.bodies])
+        described["requestBody"] = {"required": not route.is_body_optional, **content}
     return described
 
 
 def _responses(route: Route, schemas: dict[Any, Any]) -> dict[str, Any]:
-    bodies: dict[int, list[Any]] = {}
-    for status, answer in ((route.status, route.answer), *route.answers):
-        bodies.setdefault(status, []).append(schemas[answer])
     responses: dict[str, Any] = {
-        str(status): {"description": _PHRASES[status], "content": {JSON: {"schema": _any_of(found)}}}
-        for status, found in bodies.items()
+        str(status): {
+            "description": HTTPStatus(status).phrase,
+            **_content(JSON, [schemas[answer] for answer in answers]),
+        }
+        for status, answers in route.answers.items()
     }
     problems = {*route.problems, *((421, 422) if route.is_public else _ALWAYS)}
-    problems |= {*(_WITH_BODY if _bodies(route) else ()), *((404,) if route.path.startswith("/v1/") else ())}
-    for status in sorted(problems - bodies.keys()):
-        response: dict[str, Any] = {
-            "description": _PHRASES[status],
-            "content": {CONTENT_TYPE: {"schema": schemas[ProblemDetails]}},
+    problems |= {*(_WITH_BODY if route.bodies else ()), *((404,) if route.path.startswith("/v1/") else ())}
+    for status in sorted(problems - route.answers.keys()):
+        codes = [code for code, (of_code, _) in CODES.items() if of_code == status]
+        response = {
+            "description": f"{HTTPStatus(status).phrase}: {', '.join(codes)}",
+            **_content(CONTENT_TYPE, [schemas[ProblemDetails]]),
         }
         if status in _HEADERS:
             name, meaning = _HEADERS[status]
@@ -180,9 +157,6 @@ def _responses(route: Route, schemas: dict[Any, Any]) -> dict[str, Any]:
     return responses
 
 
-def _any_of(schemas: Sequence[Any]) -> Any:
-    return schemas[0] if len(schemas) == 1 else {"anyOf": list(schemas)}
-
-
-def _bodies(route: Route) -> tuple[Any, ...]:
-    return route.body_choices or (() if route.body is None else (route.body,))
+def _content(media_type: str, schemas: Sequence[Any]) -> dict[str, Any]:
+    schema = schemas[0] if len(schemas) == 1 else {"anyOf": list(schemas)}
+    return {"content": {media_type: {"schema": schema}}}

@@ -14,11 +14,11 @@ from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response
 
-from taskharbor.broker.exchange import Departure
-from taskharbor.broker.gate import CALLER, ServedPath
+from taskharbor.broker.exchange import unless_left, watched_client
+from taskharbor.broker.gate import CALLER, Endpoint, ServedPath
 from taskharbor.broker.problems import Problem, invalid
-from taskharbor.broker.replays import Name, Replays, heard_names, request_name
-from taskharbor.broker.routes import JSON
+from taskharbor.broker.replays import Replays, RequestName
+from taskharbor.broker.routes import JSON, checked_media_type
 from taskharbor.broker.service import Service
 from taskharbor.broker.tokens import Caller
 from taskharbor.drivers import operations as op
@@ -29,12 +29,15 @@ from taskharbor.drivers.records import Greeting
 from taskharbor.errors import InvalidRequest
 from taskharbor.jobs import SECOND, JobRecord
 
+_READ: dict[str, Any] = {wire.MSGPACK: wire.READ_CALL, JSON: wire.READ_CALL_JSON}
+_WRITE = {wire.MSGPACK: wire.encode, JSON: wire.encode_json}
 
-def driver_paths(service: Service) -> list[ServedPath]:
+
+def driver_paths(service: Service) -> list[tuple[ServedPath, Endpoint]]:
     """The paths of the driver protocol."""
     calls = DriverCalls(service)
     return [
-        ServedPath("POST", f"{wire.PATH}{name}", partial(calls.answer, operation), operation.scope)
+        (ServedPath("POST", f"{wire.PATH}{name}", operation.scope), partial(calls.answer, operation))
         for name, operation in op.OPERATIONS.items()
     ]
 
@@ -44,44 +47,47 @@ class DriverCalls:
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        self._driver = service.driver
         self._config = service.config
         self.replays = Replays()
 
     async def answer(
-        self, operation: type[op.Operation[Any]], request: Request, names: dict[str, str] | None = None
+        self, operation: type[op.Operation[Any]], request: Request, names: dict[str, str]
     ) -> Response:
         """Answer one call. Raises `Problem` if it is refused."""
-        is_json = _is_json(request)
+        kind = checked_media_type(request, wire.MSGPACK, JSON)
         body = await request.body()
         try:
-            call = (wire.READ_CALL_JSON if is_json else wire.READ_CALL)[operation.name](body)
+            call = _READ[kind][operation.name](body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             hint = "a client of another version? use the same version of TaskHarbor at both ends"
             raise invalid(f"this is no call of {operation.name}: {error}", hint) from None
         check_texts(call)
         caller: Caller = request.scope[CALLER]
+        given = request.headers.get(wire.REQUEST_ID) if call.changes else None
+        if call.changes:
+            self.replays.heard(caller.name, request.headers.get(wire.HEARD, ""))
         if isinstance(call, op.Wait):
             # A wait is given up when its client goes away: it would hold a place that others want.
-            with Departure(request) as departure:
-                return _response(await departure.unless_left(self._run(call)), is_json)
-        if not call.changes:
-            read = await self._run(call)
-            return _response(read if "work" in caller.scopes else _without_tokens(read), is_json)
-        self.replays.heard(caller.name, heard_names(request.headers.get(wire.HEARD)))
-        given = request.headers.get(wire.REQUEST_ID)
-        if given is None:
-            return _response(await self._run(call), is_json)
-        name = request_name(caller.name, given)
-        replay = await self.replays.once(
+            with watched_client(request) as left:
+                answer = await unless_left(left, self._run(call))
+        elif given is None:
+            answer = await self._run(call)
+            if "work" not in caller.scopes:
+                answer = _without_tokens(answer)
+        else:
+            answer = await self._run_once((caller.name, given), call)
+        data = _WRITE[kind](answer)
+        if given is not None:
+            self.replays.weigh((caller.name, given), len(data))
+        return Response(data, media_type=kind)
+
+    async def _run_once(self, name: RequestName, call: op.Operation[Any]) -> Any:
+        answer, is_repeated = await self.replays.once(
             name, call.name, lambda: self._run(call), lambda answer: self._still_holds(call, answer)
         )
-        answer = replay.answer
-        if replay.is_repeated and isinstance(call, op.Reserve):
-            answer = await self._without_unwanted(name, call, answer)
-        response = _response(answer, is_json)
-        self.replays.weigh(name, len(response.body))
-        return response
+        if is_repeated and isinstance(call, op.Reserve):
+            return await self._without_unwanted(name, call, answer)
+        return answer
 
     async def _run(self, call: op.Operation[Any]) -> Any:
         self._check(call)
@@ -89,7 +95,7 @@ class DriverCalls:
         if isinstance(call, op.Hello):
             return Greeting(
                 version=wire.VERSION,
-                capabilities=self._driver.capabilities,
+                capabilities=self._service.driver.capabilities,
                 max_batch=config.max_batch,
                 max_body=config.max_body_bytes,
                 max_wait=config.max_wait_seconds,
@@ -98,7 +104,7 @@ class DriverCalls:
             return service.now()
         if isinstance(call, op.Wait):
             return await service.long_polls.wait(call)
-        return await self._driver.run(call)
+        return await self._service.driver.run(call)
 
     def _still_holds(self, call: op.Operation[Any], answer: Any) -> bool:
         """Return False if the leases of an earlier reserve have expired: a new reserve handles them."""
@@ -107,14 +113,16 @@ class DriverCalls:
         self._check_now(call)
         return all(job.expires_at_us is not None and job.expires_at_us > call.now for job in answer)
 
-    async def _without_unwanted(self, name: Name, call: op.Reserve, jobs: list[JobRecord]) -> list[JobRecord]:
+    async def _without_unwanted(
+        self, name: RequestName, call: op.Reserve, jobs: list[JobRecord]
+    ) -> list[JobRecord]:
         """The client did not get these jobs. Jobs that it no longer wants go back unspent."""
         wanted = [job for job in jobs if call.types is None or job.type in call.types][: call.limit]
         if len(wanted) < len(jobs):
             kept = {job.id for job in wanted}
             unwanted = [Release(job.id, job.token or "") for job in jobs if job.id not in kept]
             self.replays.replace(name, wanted)
-            await self._driver.settle(unwanted, now=call.now)
+            await self._service.driver.settle(unwanted, now=call.now)
         return wanted
 
     # -- checks ---------------------------------------------------------------------------------------------
@@ -158,17 +166,3 @@ def _without_tokens(answer: Any) -> Any:
     if not isinstance(answer, list):
         return answer
     return [replace(one, token=None) if isinstance(one, JobRecord) else one for one in answer]
-
-
-def _is_json(request: Request) -> bool:
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind in (wire.MSGPACK, JSON):
-        return kind == JSON
-    detail = f"the body must be {wire.MSGPACK} or {JSON}, and Content-Type must say so"
-    raise Problem("unsupported_media_type", detail, hint=f"send the header Content-Type: {wire.MSGPACK}")
-
-
-def _response(answer: Any, is_json: bool) -> Response:
-    if is_json:
-        return Response(wire.encode_json(answer), media_type=JSON)
-    return Response(wire.encode(answer), media_type=wire.MSGPACK)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Coroutine
-from typing import Any, Self, TypeVar
+from collections.abc import Coroutine, Iterator
+from typing import Any, TypeVar
 
+import msgspec
 from starlette.requests import Request
 from starlette.types import Message, Receive, Send
 
@@ -24,19 +25,16 @@ class ClientGone(Exception):
     """The client has left, so there is nobody to answer."""
 
 
-class Exchange:
+class Exchange(msgspec.Struct):
     """A request's `receive`, with limits of size and time, and its `send`."""
 
-    __slots__ = ("_config", "_got", "_is_whole", "_receive", "_send", "status")
-
-    def __init__(self, receive: Receive, send: Send, config: BrokerConfig) -> None:
-        self._receive = receive
-        self._send = send
-        self._config = config
-        self._got = 0
-        self._is_whole = False
-        self.status: int | None = None
-        """The status of the answer, once the answer has begun."""
+    _receive: Receive
+    _send: Send
+    _config: BrokerConfig
+    _got: int = 0
+    _is_whole: bool = False
+    status: int | None = None
+    """The status of the answer, once the answer has begun."""
 
     async def receive(self) -> Message:
         """Return the next message of the request. Raises `Problem` if it is too large or too slow, ClientGone if the client
@@ -97,38 +95,27 @@ def too_large(limit: int) -> Problem:
     return Problem("too_large", f"the body is larger than {limit} bytes", Connection="close")
 
 
-class Departure:
-    """Notices when the client of a request leaves. Its body must have been read.
+@contextlib.contextmanager
+def watched_client(request: Request) -> Iterator[asyncio.Future[Any]]:
+    """Give a future that is done when the client of a request has left. Its body must have been read.
 
     A client that leaves in the middle of a long poll must not be given jobs that nobody will do.
     """
+    left = asyncio.ensure_future(request.receive())
+    try:
+        yield left
+    finally:
+        left.cancel()
 
-    def __init__(self, request: Request) -> None:
-        self._receive = request.receive
-        self._left: asyncio.Future[Any] | None = None
 
-    def __enter__(self) -> Self:
-        self._left = asyncio.ensure_future(self._receive())
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self._left is not None:
-            self._left.cancel()
-
-    @property
-    def has_left(self) -> bool:
-        """True if the client has left."""
-        return self._left is not None and self._left.done()
-
-    async def unless_left(self, work: Coroutine[Any, Any, T]) -> T:
-        """Return the result of the work. If the client leaves first, cancel the work and raise ClientGone."""
-        assert self._left is not None
-        task = asyncio.ensure_future(work)
-        try:
-            await asyncio.wait({task, self._left}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            if not task.done():
-                task.cancel()
-        if not task.done() or task.cancelled():
-            raise ClientGone
-        return task.result()
+async def unless_left(left: asyncio.Future[Any], work: Coroutine[Any, Any, T]) -> T:
+    """Return the result of the work. If the client leaves first, cancel the work and raise ClientGone."""
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.wait({task, left}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        if not task.done():
+            task.cancel()
+    if not task.done() or task.cancelled():
+        raise ClientGone
+    return task.result()

@@ -11,7 +11,7 @@ import logging
 import re
 import time
 import traceback
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable
 from typing import TypeAlias
 from urllib.parse import parse_qsl, unquote, urlsplit
 
@@ -20,11 +20,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from taskharbor.broker.config import BrokerConfig
 from taskharbor.broker.exchange import ClientGone, Exchange, too_large
 from taskharbor.broker.problems import Problem, invalid, not_leader, problem_of
 from taskharbor.broker.service import Service
-from taskharbor.broker.tokens import Caller, Guard
+from taskharbor.broker.tokens import Caller, find_caller
 from taskharbor.drivers.operations import Scope as TokenScope
 from taskharbor.errors import BackendUnavailable, TaskHarborError
 
@@ -49,7 +48,6 @@ class ServedPath(msgspec.Struct, frozen=True):
 
     method: str
     path: str
-    endpoint: Endpoint
     scope: TokenScope = "read"
     is_public: bool = False
     """Answered to anybody, without a token, and while stopping."""
@@ -63,13 +61,12 @@ class BrokerApp:
     `service` is what runs inside; the server starts and ends it by the lifespan protocol.
     """
 
-    def __init__(self, paths: Sequence[ServedPath], service: Service) -> None:
+    def __init__(self, paths: Iterable[tuple[ServedPath, Endpoint]], service: Service) -> None:
         config = service.config
         self._routes = Routes(paths)
         self.service = service
         self._config = config
-        self._guard = Guard(config.tokens)
-        self._hosts = KnownHosts(_host_names(config))
+        self._hosts = host_names((*config.host_names, urlsplit(config.advertise or "").hostname or ""))
         self._rates = None if config.rate is None else Rates(config.rate, config.burst or 2 * config.rate)
         self._wrong_tokens = Rates(WRONG_TOKENS_PER_SECOND, WRONG_TOKENS_AT_ONCE)
         self._under_way = 0
@@ -97,8 +94,8 @@ class BrokerApp:
         began = time.perf_counter()
         self._under_way += 1
         try:
-            served, names = self._admit(scope)
-            response = await served.endpoint(Request(scope, exchange.receive), names)
+            endpoint, names = self._admit(scope)
+            response = await endpoint(Request(scope, exchange.receive), names)
             await response(scope, exchange.receive, exchange.send)
         except Problem as problem:
             await exchange.give(problem)
@@ -126,7 +123,7 @@ class BrokerApp:
             leads.look_now()
         return problem_of(error if isinstance(error, TaskHarborError) else TaskHarborError())
 
-    def _admit(self, scope: Scope) -> tuple[ServedPath, dict[str, str]]:
+    def _admit(self, scope: Scope) -> tuple[Endpoint, dict[str, str]]:
         # If a header comes twice, another program may have used either of the two.
         host = origin = authorization = length = None
         for name, value in scope["headers"]:
@@ -139,16 +136,12 @@ class BrokerApp:
             elif name == b"content-length":
                 length = value
         server = scope.get("server")
-        if not self._hosts.knows(host, server[0] if server else None):
+        if not is_known_host(host, self._hosts, server[0] if server else None):
             raise Problem("unknown_host", "the Host header names a host that this broker does not know")
-        method = scope["method"]
-        if (
-            origin is not None
-            and method not in SAFE_METHODS
-            and not self._hosts.same_origin(origin, host or b"")
-        ):
+        is_change = scope["method"] not in SAFE_METHODS
+        if is_change and origin is not None and not is_same_origin(origin, host or b""):
             raise Problem("bad_origin", "a page of another origin sent this request")
-        served, names = self._routes.find(scope)
+        (served, endpoint), names = self._routes.find(scope)
         if not served.is_public:
             caller = self._authenticate(scope, authorization)
             scope[CALLER] = caller
@@ -160,10 +153,10 @@ class BrokerApp:
                 raise not_leader(self.service.leader_url)
         if length is not None and (not length.isdigit() or int(length[:20]) > self._config.max_body_bytes):
             raise too_large(self._config.max_body_bytes)
-        return served, names
+        return endpoint, names
 
     def _authenticate(self, scope: Scope, authorization: bytes | None) -> Caller:
-        caller = self._guard.caller(authorization)
+        caller = find_caller(self._config.tokens, authorization)
         if caller is not None:
             return caller
         client = scope.get("client")
@@ -186,23 +179,16 @@ class BrokerApp:
 
     def _log_access(self, scope: Scope, status: int | None, seconds: float) -> None:
         caller: Caller | None = scope.get(CALLER)
-        asked = [
-            name for name, _ in parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
-        ]
+        query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
         access.info(
             "%s %s%s %s %.1f ms %s",
             scope["method"],
             _printable(scope["path"]),
-            f"?{_printable('&'.join(asked))}" if asked else "",
+            f"?{_printable('&'.join(name for name, _ in query))}" if query else "",
             status or "gone",
             seconds * 1000,
             caller.name if caller else "-",
         )
-
-
-def _host_names(config: BrokerConfig) -> list[str]:
-    advertised = urlsplit(config.advertise).hostname if config.advertise else None
-    return [*config.host_names, advertised or ""]
 
 
 def _printable(text: str) -> str:
@@ -255,20 +241,18 @@ def split_host(text: str) -> tuple[str, str]:
 class Routes:
     """The table of paths. A plain path is found by one look-up; paths with names are tried one after the other."""
 
-    def __init__(self, paths: Sequence[ServedPath]) -> None:
-        self._plain: dict[str, dict[str, ServedPath]] = {}
-        self._patterns: list[tuple[re.Pattern[str], dict[str, ServedPath]]] = []
-        by_path: dict[str, dict[str, ServedPath]] = {}
-        for served in paths:
-            by_path.setdefault(served.path, {})[served.method] = served
-        for path, methods in by_path.items():
-            if "{" in path:
-                pattern = re.compile(re.sub(r"\{(\w+)\}", r"(?P<\1>[^/]+)", path))
-                self._patterns.append((pattern, methods))
-            else:
-                self._plain[path] = methods
+    def __init__(self, paths: Iterable[tuple[ServedPath, Endpoint]]) -> None:
+        by_path: dict[str, dict[str, tuple[ServedPath, Endpoint]]] = {}
+        for served, endpoint in paths:
+            by_path.setdefault(served.path, {})[served.method] = (served, endpoint)
+        self._plain = {path: methods for path, methods in by_path.items() if "{" not in path}
+        self._patterns = [
+            (re.compile(re.sub(r"\{(\w+)\}", r"(?P<\1>[^/]+)", path)), methods)
+            for path, methods in by_path.items()
+            if "{" in path
+        ]
 
-    def find(self, scope: Scope) -> tuple[ServedPath, dict[str, str]]:
+    def find(self, scope: Scope) -> tuple[tuple[ServedPath, Endpoint], dict[str, str]]:
         """Return the path that serves a request, and the names in it. Raises `Problem` if there is none."""
         names: dict[str, str] = {}
         methods = self._plain.get(scope["path"])
@@ -298,26 +282,26 @@ def _unquoted(names: dict[str, str]) -> dict[str, str]:
         raise invalid("the path is not percent-encoded UTF-8") from None
 
 
-class KnownHosts:
-    """The names under which clients may know this broker."""
+def host_names(names: Iterable[str]) -> frozenset[str]:
+    """Return the names under which clients may know this broker: these, and those of loopback."""
+    return LOOPBACK_NAMES | {name.lower().strip("[]").removesuffix(".") for name in names if name}
 
-    def __init__(self, names: Iterable[str] = ()) -> None:
-        self._names = LOOPBACK_NAMES | {name.lower().strip("[]").removesuffix(".") for name in names if name}
 
-    def knows(self, header: bytes | None, local_address: str | None) -> bool:
-        """Return True if the header names this broker. `local_address`: the address that the client connected to. A web page
-        cannot give itself a plain address as its name."""
-        if header is None:
-            return False
-        name, _ = split_host(header.decode("latin-1"))
-        return name in self._names or (local_address is not None and name == local_address)
+def is_known_host(header: bytes | None, names: frozenset[str], local_address: str | None) -> bool:
+    """Return True if the Host header has one of these names or `local_address`, the address that the client connected to. A web
+    page cannot give itself a plain address as its name."""
+    if header is None:
+        return False
+    name, _ = split_host(header.decode("latin-1"))
+    return name in names or (local_address is not None and name == local_address)
 
-    def same_origin(self, origin: bytes, host: bytes) -> bool:
-        """Return True if a page of this broker sent the request. `null` and unreadable origins are not."""
-        scheme, _, rest = origin.decode("latin-1").partition("://")
-        port = _DEFAULT_PORTS.get(scheme)
-        if port is None:
-            return False
-        name, given = split_host(rest)
-        host_name, host_port = split_host(host.decode("latin-1"))
-        return name == host_name and (given or port) == (host_port or port)
+
+def is_same_origin(origin: bytes, host: bytes) -> bool:
+    """Return True if a page of the host sent the request. `null` and unreadable origins are not."""
+    scheme, _, rest = origin.decode("latin-1").partition("://")
+    port = _DEFAULT_PORTS.get(scheme)
+    if port is None:
+        return False
+    name, given = split_host(rest)
+    host_name, host_port = split_host(host.decode("latin-1"))
+    return name == host_name and (given or port) == (host_port or port)

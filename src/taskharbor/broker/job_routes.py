@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Iterable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import partial
+from typing import Any, TypeAlias, TypeVar
 
 import msgspec
-from msgspec import UNSET, UnsetType
+from msgspec import UnsetType
 
 from taskharbor.broker import models
-from taskharbor.broker.exchange import ClientGone, Departure
+from taskharbor.broker.exchange import ClientGone, unless_left, watched_client
 from taskharbor.broker.problems import Problem, invalid
 from taskharbor.broker.routes import Reply, RouteCall, check_batch, decoded, route, route_many, route_one
 from taskharbor.drivers.operations import Enqueue, Wait
@@ -73,10 +74,7 @@ def _content(
     # Most values have fewer brackets than the allowed depth.
     if text.count(b"[") + text.count(b"{") > max_depth and _is_deeper(text, max_depth):
         raise Problem("too_deep", f"the {name} is nested more than {max_depth} deep")
-    try:
-        _decode(text)
-    except (ValueError, RecursionError) as error:
-        raise Problem("bad_json", f"the {name} is not valid JSON: {_reason(error)}") from None
+    decoded(_decode, text, name)
     return text
 
 
@@ -85,13 +83,6 @@ def _checked_size(data: bytes, most: int, name: str) -> bytes:
         detail = f"{name} of {len(data)} bytes: at most {most} are kept"
         raise invalid(detail, hint="store it elsewhere and send a reference to it")
     return data
-
-
-def _reason(error: Exception) -> str:
-    """Return the reason and the place of a bad value, without its content."""
-    if isinstance(error, UnicodeDecodeError):
-        return "it is not UTF-8"
-    return "it is nested too deep" if isinstance(error, RecursionError) else str(error)
 
 
 def _is_deeper(data: bytes, max_depth: int) -> bool:
@@ -108,13 +99,7 @@ def _is_deeper(data: bytes, max_depth: int) -> bool:
 _builder = RecordBuilder()
 
 
-class _Shape(msgspec.Struct):
-    """Just enough fields to distinguish the two forms."""
-
-    jobs: msgspec.Raw | UnsetType = UNSET
-
-
-_shape = msgspec.json.Decoder(_Shape).decode
+_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _one = msgspec.json.Decoder(models.NewJob).decode
 _many = msgspec.json.Decoder(models.NewJobs).decode
 
@@ -122,19 +107,16 @@ _many = msgspec.json.Decoder(models.NewJobs).decode
 @route(
     "POST",
     "/v1/jobs",
-    "Submit one job, or several that are stored all or not at all.",
     tag="produce",
     scope="produce",
-    body_choices=(models.NewJob, models.NewJobs),
-    answer=models.Submitted,
-    status=201,
-    answers=((201, models.SubmittedJobs), (200, models.Submitted), (200, models.SubmittedJobs)),
+    bodies=(models.NewJob, models.NewJobs),
+    answers=dict.fromkeys((201, 200), (models.Submitted, models.SubmittedJobs)),
     still_holds=lambda answer, now: True,
 )
-async def submit(call: RouteCall) -> Any:
-    """Stores one job, or several all or not at all."""
+async def submit(call: RouteCall) -> Reply:
+    """Submit one job, or several that are stored all or not at all."""
     data: bytes = call.body
-    is_single = decoded(_shape, data).jobs is UNSET
+    is_single = "jobs" not in decoded(_fields, data)
     jobs = [decoded(_one, data)] if is_single else decoded(_many, data).jobs
     check_batch(len(jobs), call.service.config.max_batch)
     now = call.service.now()
@@ -161,27 +143,19 @@ _WORK: dict[str, Any] = {"tag": "work", "scope": "work"}
 
 def _are_still_leased(claimed: models.ClaimedJobs, now: Micros) -> bool:
     """Return True if the leases of an answer are still valid. An empty answer holds nothing: a repeated request wants jobs."""
-    return bool(claimed.jobs) and all(
-        job.expires_at is not None and job.expires_at > to_datetime(now) for job in claimed.jobs
-    )
+    ends = [job.expires_at for job in claimed.jobs]
+    return bool(ends) and all(end is not None and end > to_datetime(now) for end in ends)
 
 
-@route(
-    "POST",
-    "/v1/jobs/claim",
-    "Lease runnable jobs; with wait_seconds, wait until there is one.",
-    body=models.ClaimRequest,
-    still_holds=_are_still_leased,
-    **_WORK,
-)
+@route("POST", "/v1/jobs/claim", bodies=(models.ClaimRequest,), still_holds=_are_still_leased, **_WORK)
 async def claim(call: RouteCall) -> models.ClaimedJobs:
-    """Leases runnable jobs, after a wait where the client asks for one."""
+    """Lease runnable jobs; with wait_seconds, wait until there is one."""
     if call.body.wait_seconds <= 0:
         records = await _reserve(call)
     else:
-        with Departure(call.request) as departure:
-            records = await _wait_for_jobs(call, departure)
-            if departure.has_left and records:
+        with watched_client(call.request) as left:
+            records = await _wait_for_jobs(call, left)
+            if left.done() and records:
                 # Nobody is left to do the work, so it need not wait for the leases to expire.
                 unused = [Release(record.id, record.token or "") for record in records]
                 await call.service.driver.settle(unused, now=call.service.now())
@@ -196,12 +170,12 @@ async def _reserve(call: RouteCall) -> list[JobRecord]:
         limit=wanted.limit,
         lease_for=round(wanted.lease_seconds * SECOND),
         now=call.service.now(),
-        worker=wanted.worker or wanted.worker_camel or call.caller.name,
+        worker=wanted.worker_name or call.caller.name,
         types=wanted.types,
     )
 
 
-async def _wait_for_jobs(call: RouteCall, departure: Departure) -> list[JobRecord]:
+async def _wait_for_jobs(call: RouteCall, left: asyncio.Future[Any]) -> list[JobRecord]:
     service, queues = call.service, [call.body.queue]
     loop = asyncio.get_running_loop()
     end = loop.time() + min(call.body.wait_seconds, service.config.max_wait_seconds)
@@ -212,36 +186,94 @@ async def _wait_for_jobs(call: RouteCall, departure: Departure) -> list[JobRecor
         if records:
             return records
         poll = Wait(queues, service.now(), end - loop.time(), seen)
-        woken = await departure.unless_left(service.long_polls.wait(poll))
+        woken = await unless_left(left, service.long_polls.wait(poll))
         if not woken.woken:
             return []
         seen = woken.seen
 
 
-# -- heartbeats ---------------------------------------------------------------------------------------------
+# -- heartbeats and settlements -----------------------------------------------------------------------------
+
+Change: TypeAlias = Extension | Settlement
+_NO_LEASE = "none"
+"""A token for a job that is not inflight. The driver then returns the right error, whatever the token."""
 
 
 async def extend(
-    call: RouteCall, beats: Sequence[tuple[str, models.HeartbeatRequest | models.HeartbeatItem]]
+    call: RouteCall, beats: Sequence[tuple[str, models.Heartbeat]]
 ) -> list[models.HeldLease | JobError]:
     """Return the new lease of each job, or its error."""
-    driver, now = call.service.driver, call.service.now()
-    nameless = [job_id for job_id, beat in beats if beat.token is None]
-    records = dict(zip(nameless, await driver.get(nameless, now=now), strict=True))
-    tokens = [_token_of(job_id, beat, records.get(job_id)) for job_id, beat in beats]
-    extensions = await in_turns(
-        Extension(job_id, token, _content(beat.progress, None, call, MAX_PROGRESS_BYTES, "progress"))
-        for (job_id, beat), token in zip(beats, tokens, strict=True)
-        if isinstance(token, str)
+    now, lease_for = call.service.now(), round(call.body.lease_seconds * SECOND)
+    run = partial(call.service.driver.extend_lease, lease_for=lease_for, now=now)
+    leases = [lease for _, lease in await _change(call, beats, now, run)]
+    return [one if isinstance(one, JobError) else models.model_of(models.HeldLease, one) for one in leases]
+
+
+async def settle(
+    call: RouteCall, ends: Sequence[tuple[str, models.SettleRequest]]
+) -> list[models.SettledJob | JobError]:
+    """Settle jobs. Returns the settlement that was written for each, or its error."""
+    now = call.service.now()
+    changes = await _change(call, ends, now, partial(call.service.driver.settle, now=now))
+    return [error or _settled(change) for change, error in changes]
+
+
+def _settled(settlement: Any) -> models.SettledJob:
+    run_at = getattr(settlement, "run_at_us", None)
+    return models.SettledJob(
+        id=settlement.job_id,
+        applied="complete" if isinstance(settlement, Ack) else settlement.__struct_config__.tag,
+        run_at=None if run_at is None else to_datetime(run_at),
     )
-    lease_for = round(call.body.lease_seconds * SECOND)
-    leases = iter(await driver.extend_lease(extensions, lease_for=lease_for, now=now))
-    answers = [next(leases) if isinstance(token, str) else token for token in tokens]
-    return [one if isinstance(one, JobError) else models.model_of(models.HeldLease, one) for one in answers]
 
 
-_NO_LEASE = "none"
-"""A token for a job that is not inflight. The driver then returns the right error, whatever the token."""
+async def _change(
+    call: RouteCall,
+    requests: Sequence[tuple[str, models.LeaseProof]],
+    now: Micros,
+    run: Callable[[list[Any]], Awaitable[Sequence[Any]]],
+) -> list[tuple[Change | JobError, Any]]:
+    """Change jobs for their holders by `run`. Returns the change and the answer for each request. Either may be the error."""
+    failures = (models.RetryRequest, models.FailRequest)
+    needed = [job_id for job_id, asked in requests if asked.token is None or isinstance(asked, failures)]
+    # Attempts cannot change under a lease, so the values that are read here still hold when the token is checked.
+    records = dict(zip(needed, await call.service.driver.get(needed, now=now), strict=True))
+    changes = await in_turns(
+        _change_of(job_id, asked, records.get(job_id), now, call) for job_id, asked in requests
+    )
+    answers = iter(await run([one for one in changes if not isinstance(one, JobError)]))
+    return [(one, one if isinstance(one, JobError) else next(answers)) for one in changes]
+
+
+def _change_of(
+    job_id: str, asked: models.LeaseProof, record: JobRecord | None, now: Micros, call: RouteCall
+) -> Change | JobError:
+    token = _token_of(job_id, asked, record)
+    if isinstance(token, JobError):
+        return token
+    if isinstance(asked, models.Heartbeat):
+        progress = _content(asked.progress, None, call, MAX_PROGRESS_BYTES, "progress")
+        return Extension(job_id, token, progress)
+    if isinstance(asked, models.CompleteRequest):
+        result = _content(asked.result, asked.result_base64, call, MAX_RESULT_BYTES, "result")
+        return Ack(job_id, token, result)
+    if isinstance(asked, models.ReleaseRequest):
+        return Release(job_id, token, _when(asked, now))
+    if isinstance(asked, models.DiscardRequest):
+        return Discard(job_id, token, None if asked.reason is None else _failure(asked.reason))
+    assert isinstance(asked, (models.RetryRequest, models.FailRequest))
+    if record is None:
+        return JobNotFound(job_id)
+    attempts, failure = record.attempts + 1, _failure(asked.error)
+    is_wanted = isinstance(asked, models.RetryRequest) or asked.retryable
+    has_ended = record.state in (JobState.DONE, JobState.DEAD)
+    if not is_wanted or has_ended or attempts + record.stalls >= record.max_attempts:
+        # A repeated failure of a job that has ended is no error.
+        return Fail(job_id, token, attempts, failure)
+    run_at = _when(asked, now) if isinstance(asked, models.RetryRequest) else None
+    if run_at is None:
+        run_at = now + DEFAULT_RETRY.next_delay(record, attempts)
+    return Retry(job_id, token, min(run_at, LATEST), attempts, failure)
 
 
 def _token_of(job_id: str, proof: models.LeaseProof, record: JobRecord | None) -> str | JobError:
@@ -252,8 +284,7 @@ def _token_of(job_id: str, proof: models.LeaseProof, record: JobRecord | None) -
     """
     if proof.token is not None:
         return proof.token
-    worker = proof.worker or proof.worker_camel
-    if worker is None:
+    if proof.worker_name is None:
         raise invalid(
             "the request does not say who holds the job",
             hint="send the token that the claim gave, or the worker's name as worker",
@@ -262,81 +293,15 @@ def _token_of(job_id: str, proof: models.LeaseProof, record: JobRecord | None) -
         return JobNotFound(job_id)
     if record.token is None:
         return _NO_LEASE
-    return record.token if record.worker == worker else LeaseMismatch(job_id)
+    return record.token if record.worker == proof.worker_name else LeaseMismatch(job_id)
 
 
-_beat: dict[str, Any] = {**_WORK, "answer": models.HeldLease}
-_beat_one = "Extend one lease, report progress, and learn of a requested cancel."
-route_one("heartbeat", _beat_one, extend, body=models.HeartbeatRequest, **_beat)
-_beat_many = "Extend the leases of many jobs; each answer stands for itself."
-route_many("heartbeat", _beat_many, extend, "jobs", body=models.HeartbeatBatch, **_beat)
-
-# -- settling -----------------------------------------------------------------------------------------------
-
-_ACTIONS: dict[type, models.SettleAction] = {
-    Ack: "complete",
-    Retry: "retry",
-    Fail: "fail",
-    Release: "release",
-    Discard: "discard",
-}
-
-
-async def settle(
-    call: RouteCall, ends: Sequence[tuple[str, models.SettleRequest]]
-) -> list[models.SettledJob | JobError]:
-    """Settle jobs. Returns the settlement that was written for each, or its error."""
-    driver, now = call.service.driver, call.service.now()
-    failing = (models.RetryRequest, models.FailRequest)
-    needed = [job_id for job_id, end in ends if end.token is None or isinstance(end, failing)]
-    # Attempts cannot change under a lease, so the values that are read here still hold when the token is checked.
-    records = dict(zip(needed, await driver.get(needed, now=now), strict=True))
-    settlements = await in_turns(
-        _settlement(job_id, end, records.get(job_id), now, call) for job_id, end in ends
-    )
-    valid = [one for one in settlements if not isinstance(one, JobError)]
-    errors = iter(await driver.settle(valid, now=now))
-    return [one if isinstance(one, JobError) else next(errors) or _settled(one) for one in settlements]
-
-
-def _settled(settlement: Settlement) -> models.SettledJob:
-    run_at = settlement.run_at_us if isinstance(settlement, (Retry, Release)) else None
-    at = None if run_at is None else to_datetime(run_at)
-    return models.SettledJob(id=settlement.job_id, applied=_ACTIONS[type(settlement)], run_at=at)
-
-
-def _settlement(
-    job_id: str, end: models.SettleRequest, record: JobRecord | None, now: Micros, call: RouteCall
-) -> Settlement | JobError:
-    token = _token_of(job_id, end, record)
-    if isinstance(token, JobError):
-        return token
-    if isinstance(end, models.CompleteRequest):
-        return Ack(job_id, token, _content(end.result, end.result_base64, call, MAX_RESULT_BYTES, "result"))
-    if isinstance(end, models.ReleaseRequest):
-        return Release(job_id, token, _when(end, now))
-    if isinstance(end, models.DiscardRequest):
-        return Discard(job_id, token, None if end.reason is None else _failure(end.reason))
-    if record is None:
-        return JobNotFound(job_id)
-    attempts, failure = record.attempts + 1, _failure(end.error)
-    is_wanted = isinstance(end, models.RetryRequest) or end.retryable
-    has_ended = record.state in (JobState.DONE, JobState.DEAD)
-    if not is_wanted or has_ended or attempts + record.stalls >= record.max_attempts:
-        # A repeated failure of a job that has ended is no error.
-        return Fail(job_id, token, attempts, failure)
-    run_at = _when(end, now) if isinstance(end, models.RetryRequest) else None
-    if run_at is None:
-        run_at = now + DEFAULT_RETRY.next_delay(record, attempts)
-    return Retry(job_id, token, min(run_at, LATEST), attempts, failure)
-
-
-def _when(end: models.RetryRequest | models.ReleaseRequest, now: Micros) -> Micros | None:
-    if end.run_at is not None:
-        if end.delay_seconds is not None:
+def _when(asked: models.RunAtRequest, now: Micros) -> Micros | None:
+    if asked.run_at is not None:
+        if asked.delay_seconds is not None:
             raise invalid("give either run_at or delay_seconds, not both")
-        return to_micros(end.run_at)
-    return None if end.delay_seconds is None else min(now + round(end.delay_seconds * SECOND), LATEST)
+        return to_micros(asked.run_at)
+    return None if asked.delay_seconds is None else min(now + round(asked.delay_seconds * SECOND), LATEST)
 
 
 def _failure(error: str | models.ErrorReport) -> Failure:
@@ -344,15 +309,10 @@ def _failure(error: str | models.ErrorReport) -> Failure:
     return Failure.of(report.type or "Error", report.message, report.detail)
 
 
-_SUMMARIES: dict[models.SettleAction, str] = {
-    "complete": "The job is done.",
-    "retry": "The execution failed; run the job again, at a time of your choice.",
-    "fail": "The execution failed; the job's own limits and back-off apply.",
-    "release": "Give the job back unspent, now or for later.",
-    "discard": "End the job as cancelled.",
-}
-_end: dict[str, Any] = {**_WORK, "answer": models.SettledJob}
+_HELD: dict[str, Any] = {**_WORK, "answer": models.HeldLease}
+route_one("heartbeat", extend, models.HeartbeatRequest, **_HELD)
+route_many("heartbeat", extend, models.HeartbeatBatch, "jobs", **_HELD)
+_SETTLED: dict[str, Any] = {**_WORK, "answer": models.SettledJob}
 for _action, _body in models.SETTLE_REQUESTS.items():
-    route_one(_action, _SUMMARIES[_action], settle, body=_body, **_end)
-_ends = "End many leases at once; each is applied and answered on its own."
-route_many("settle", _ends, settle, "settlements", name="settle", body=models.SettleBatch, **_end)
+    route_one(_action, settle, _body, **_SETTLED)
+route_many("settle", settle, models.SettleBatch, "settlements", name="settle", **_SETTLED)

@@ -16,13 +16,14 @@ import operator
 import re
 from collections.abc import Callable, Sequence
 from datetime import datetime
-from typing import Annotated, Any, Literal, TypeAlias, TypeVar, get_args
+from types import NoneType
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar, get_args, get_origin
 
 import msgspec
 from msgspec import NODEFAULT, UNSET, Meta, UnsetType, structs
 
 from taskharbor.drivers.records import Enqueued, JobFilter, QueueSettings, QueueStats
-from taskharbor.errors import JobError
+from taskharbor.errors import InvalidRequest, JobError
 from taskharbor.jobs import (
     LATEST,
     SECOND,
@@ -63,18 +64,17 @@ DEFAULT_LEASE_SECONDS = 30.0
 
 # -- fields of records as fields of models ------------------------------------------------------------------
 
-_derived: dict[type, list[tuple[str, str, Form]]] = {}
-"""The derived fields of each model: its name, its name in the record, and its form."""
-
 
 def _json_field(name: str, kind: Any) -> tuple[str, Any, Form]:
-    is_optional = type(None) in get_args(kind)
+    is_optional = NoneType in get_args(kind)
     if name.endswith(("_at_us", "_before_us")):
         return name.removesuffix("_us"), AwareTime | None if is_optional else AwareTime, "instant"
     if name.endswith("_us"):
         seconds = f"{name.removesuffix('_us')}_seconds"
         return seconds, DurationSeconds | None if is_optional else DurationSeconds, "seconds"
-    return name, kind, "same"
+    # JSON has lists where records have sets.
+    sets = [one for one in get_args(kind) if get_origin(one) is frozenset]
+    return name, list[get_args(sets[0])] | None if sets else kind, "same"  # type: ignore[misc]
 
 
 def derived(
@@ -83,7 +83,7 @@ def derived(
     names: str = "",
     without: str = "",
     rename: dict[str, str] | None = None,
-    presence: Literal["required", "default", "optional"] = "required",
+    presence: Literal["required", "default", "optional", "unset"] = "required",
     ignores: type[msgspec.Struct] | None = None,
 ) -> Callable[[type[M]], type[M]]:
     """Make a decorator that gives a model the fields of a record, before the fields that it declares itself.
@@ -95,7 +95,8 @@ def derived(
         names: Only these fields, separated by blanks.
         without: All fields but these, separated by blanks.
         rename: Other names for fields.
-        presence: Fields are required, have the record's defaults, or may be left out or null.
+        presence: Fields are required, have the record's defaults, may be left out or null, or (where the record allows None)
+            may only be left out.
         ignores: A model whose fields are accepted as well and have no effect.
     """
     wanted = [
@@ -114,6 +115,9 @@ def derived(
             default: Any = NODEFAULT
             if presence == "optional":
                 kind, default = kind | None, None
+            elif presence == "unset":
+                others = [one for one in get_args(kind) if one is not NoneType]
+                kind, default = functools.reduce(operator.or_, others, UnsetType), UNSET
             elif presence == "default":
                 default = field.default / SECOND if form == "seconds" and field.default else field.default
             fields[name] = (name, kind, msgspec.field(default=default))
@@ -129,10 +133,9 @@ def derived(
             fields.values(),
             bases=model.__bases__,
             module=model.__module__,
-            namespace={"__doc__": model.__doc__},
+            namespace={"__doc__": model.__doc__, "_derived": sources},
             kw_only=True,
         )
-        _derived[made] = sources
         return made  # type: ignore[return-value]
 
     return add_fields
@@ -140,7 +143,7 @@ def derived(
 
 def model_of(model: type[M], record: msgspec.Struct, **more: Any) -> M:
     """Make a model with the fields of a record. `more`: further fields, or other values for these."""
-    for name, theirs, form in _derived_fields(model):
+    for name, theirs, form in model._derived:  # type: ignore[attr-defined]
         if name not in more:
             value = getattr(record, theirs)
             if value is not None and form != "same":
@@ -150,20 +153,22 @@ def model_of(model: type[M], record: msgspec.Struct, **more: Any) -> M:
 
 
 def record_of(record: type[R], model: msgspec.Struct) -> R:
-    """Make the record that a request describes: the reverse of `model_of`."""
+    """Make the record that a request describes: the reverse of `model_of`. Raises InvalidRequest."""
     given: dict[str, Any] = {}
-    for name, theirs, form in _derived_fields(type(model)):
+    for name, theirs, form in model._derived:  # type: ignore[attr-defined]
         value = getattr(model, name)
-        if value is not None and form != "same":
-            value = to_micros(value) if form == "instant" else round(value * SECOND)
-        # JSON has lists where records have sets.
-        given[theirs] = frozenset(value) if isinstance(value, list) else value
+        if value is not None and value is not UNSET and form != "same":
+            value = _micros(name, value) if form == "instant" else round(value * SECOND)
+        given[theirs] = frozenset(value) if isinstance(value, list) else None if value is UNSET else value
     return record(**given)
 
 
-@functools.cache
-def _derived_fields(model: type) -> list[tuple[str, str, Form]]:
-    return next(_derived[one] for one in model.__mro__ if one in _derived)
+def _micros(name: str, instant: datetime | str) -> Micros:
+    """`instant` is a text in a query: there, msgspec would also take numbers in quotes."""
+    try:
+        return to_micros(msgspec.convert(instant, AwareTime))
+    except msgspec.ValidationError:
+        raise InvalidRequest(f"{name} must be a time with a zone, like 2026-08-01T09:30:00Z") from None
 
 
 @functools.lru_cache(4096)
@@ -225,35 +230,27 @@ _decode = msgspec.json.Decoder().decode
 
 def job_view(record: JobRecord, *, payload: bool) -> JobView:
     """Make the view of a job for a reader. `payload`: with payload and result."""
-    job = _job_view(JobView, record)
+    job = _job_view(JobView, record, payload)
     if record.progress is not None:
         job.progress = _raw_json(record.progress) or UNSET
-    if payload:
-        _add_contents(job, record)
     return job
 
 
 def claimed_job(record: JobRecord) -> ClaimedJob:
     """Make the view of a job for its holder."""
-    job = _job_view(ClaimedJob, record, token=record.token)
-    _add_contents(job, record)
-    return job
+    return _job_view(ClaimedJob, record, True, token=record.token)
 
 
-def _job_view(model: type[J], record: JobRecord, **more: Any) -> J:
-    timeout = record.timeout_us / SECOND if record.timeout_us else None
-    backoff = (record.backoff_min_us / SECOND, record.backoff_max_us / SECOND)
-    return model_of(model, record, timeout_seconds=timeout, backoff_seconds=backoff, **more)
-
-
-def _add_contents(job: JobView, record: JobRecord) -> None:
-    """Add payload and result, as JSON if they are."""
-    for name, data in (("payload", record.payload), ("result", record.result)):
+def _job_view(model: type[J], record: JobRecord, has_contents: bool, **more: Any) -> J:
+    more["timeout_seconds"] = record.timeout_us / SECOND if record.timeout_us else None
+    more["backoff_seconds"] = (record.backoff_min_us / SECOND, record.backoff_max_us / SECOND)
+    for name, data in (("payload", record.payload), ("result", record.result)) if has_contents else ():
         value = _raw_json(data) if data and record.codec == "json" else None
         if value is not None:
-            setattr(job, name, value)
+            more[name] = value
         elif data or (data is not None and name == "result"):
-            setattr(job, f"{name}_base64", data)
+            more[f"{name}_base64"] = data
+    return model_of(model, record, **more)
 
 
 def _raw_json(data: bytes) -> msgspec.Raw | None:
@@ -294,7 +291,6 @@ class QueueView(msgspec.Struct, kw_only=True):
 class QueueStatsView(msgspec.Struct, kw_only=True):
     """Figures of a queue. `lag_seconds`: the time for which its next job has been due."""
 
-    done_total: int
     completed_total: int = msgspec.field(name="completedTotal")
     lag_seconds: float | None
     settings: QueueView
@@ -327,7 +323,7 @@ def queue_stats_view(stats: QueueStats, now: Micros) -> QueueStatsView:
 def stats_view(stats: Sequence[QueueStats], now: Micros) -> StatsView:
     """All queues at a glance, seen at `now`."""
     queues = [queue_stats_view(one, now) for one in stats]
-    return StatsView(completed_total=sum(one.done_total for one in queues), queues=queues)
+    return StatsView(completed_total=sum(one.done_total for one in stats), queues=queues)
 
 
 @derived(Lease, rename={"job_id": "id"})
@@ -473,45 +469,57 @@ def job_request(job: NewJob, payload: Any) -> JobRequest:
     return request
 
 
-class ClaimRequest(RequestModel):
+class WorkerRequest(RequestModel):
+    """A request of a worker, which may name itself."""
+
+    worker: Name | None = None
+    worker_camel: Name | None = msgspec.field(default=None, name="workerId")
+
+    @property
+    def worker_name(self) -> str | None:
+        """The name, whichever field it came in."""
+        return self.worker or self.worker_camel
+
+
+class ClaimRequest(WorkerRequest):
     """The jobs that a worker claims, the length of the lease, and the longest wait for a job."""
 
     queue: Name = "default"
     types: list[Name] | None = None
     limit: PageLimit = 1
     lease_seconds: LeaseSeconds = DEFAULT_LEASE_SECONDS
-    worker: Name | None = None
-    worker_camel: Name | None = msgspec.field(default=None, name="workerId")
     wait_seconds: Annotated[float, Meta(ge=0, le=3600.0)] = 0.0
 
 
-class LeaseProof(RequestModel):
+class LeaseProof(WorkerRequest):
     """Proves that the caller holds the job: by the token of its lease, or by the name under which it claimed the job."""
 
     token: Annotated[Name, Meta(description="The lease token that the claim gave.")] | None = None
-    worker: Name | None = None
-    worker_camel: Name | None = msgspec.field(default=None, name="workerId")
 
 
-class HeartbeatItem(LeaseProof, kw_only=True):
-    """A heartbeat for one job of many."""
+class Heartbeat(LeaseProof):
+    """A sign of life for one job."""
 
-    id: Name
     progress: AnyJSON = UNSET
 
 
+class HeartbeatItem(Heartbeat, kw_only=True):
+    """A heartbeat for one job of many."""
+
+    id: Name
+
+
 class HeartbeatBatch(RequestModel):
-    """Heartbeats for many jobs."""
+    """Extend the leases of many jobs; each answer stands for itself."""
 
     jobs: Annotated[list[HeartbeatItem], Meta(min_length=1)]
     lease_seconds: LeaseSeconds = DEFAULT_LEASE_SECONDS
 
 
-class HeartbeatRequest(LeaseProof):
-    """A heartbeat for one job."""
+class HeartbeatRequest(Heartbeat):
+    """Extend one lease, report progress, and learn of a requested cancel."""
 
     lease_seconds: LeaseSeconds = DEFAULT_LEASE_SECONDS
-    progress: AnyJSON = UNSET
 
 
 class ErrorReport(RequestModel):
@@ -529,27 +537,29 @@ class CompleteRequest(LeaseProof):
     result_base64: bytes | None = None
 
 
-class RetryRequest(LeaseProof):
-    """The execution failed; run the job again after the delay, at the time, or by its own back-off. It dies when its attempts
-    are used up."""
+class RunAtRequest(LeaseProof):
+    """The time at which a job goes on."""
 
-    error: str | ErrorReport = ""
     delay_seconds: Delay | None = None
     run_at: AwareTime | None = None
 
 
+class RetryRequest(RunAtRequest):
+    """The execution failed; run the job again after the delay, at the time, or by its own back-off. It dies when its attempts
+    are used up."""
+
+    error: str | ErrorReport = ""
+
+
 class FailRequest(LeaseProof):
-    """The execution failed. The job runs again by its own limits and back-off, unless `retryable` is false."""
+    """The execution failed; the job's own limits and back-off apply, unless `retryable` is false."""
 
     error: str | ErrorReport = ""
     retryable: bool = True
 
 
-class ReleaseRequest(LeaseProof):
+class ReleaseRequest(RunAtRequest):
     """The job goes back and spends nothing: no attempt is counted."""
-
-    delay_seconds: Delay | None = None
-    run_at: AwareTime | None = None
 
 
 class DiscardRequest(LeaseProof):
@@ -559,16 +569,11 @@ class DiscardRequest(LeaseProof):
 
 
 SettleRequest: TypeAlias = CompleteRequest | RetryRequest | FailRequest | ReleaseRequest | DiscardRequest
-SETTLE_REQUESTS: dict[SettleAction, type[SettleRequest]] = {
-    "complete": CompleteRequest,
-    "retry": RetryRequest,
-    "fail": FailRequest,
-    "release": ReleaseRequest,
-    "discard": DiscardRequest,
-}
+SETTLE_REQUESTS = {one.__name__.removesuffix("Request").lower(): one for one in get_args(SettleRequest)}
+"""The request for each `SettleAction`."""
 
 
-def _settle_item(action: SettleAction) -> Any:
+def _settle_item(action: str) -> Any:
     """One end in a batch: the request for a single job, with the job's id and the action in it."""
     request = SETTLE_REQUESTS[action]
     return msgspec.defstruct(
@@ -586,7 +591,7 @@ SettleItem: Any = functools.reduce(operator.or_, map(_settle_item, SETTLE_REQUES
 
 
 class SettleBatch(RequestModel):
-    """The number of jobs that ended."""
+    """End many leases at once; each is applied and answered on its own."""
 
     settlements: Annotated[list[SettleItem], Meta(min_length=1)]
 
@@ -610,19 +615,13 @@ class QueueSettingsRequest(RequestModel):
 class PurgeRequest(RequestModel):
     """The ended jobs to remove. Jobs that have not ended are never removed."""
 
-    states: list[JobState] | None = None
-    types: list[Name] | None = None
     limit: Annotated[int, Meta(ge=1, le=100_000)] = MAX_PAGE
 
 
+@derived(JobFilter, without="until", rename={"states": "state", "types": "type"}, presence="unset")
 class JobsQuery(RequestModel):
     """A selection of jobs. A field that is left out does not restrict. A query has no null, so no field is None."""
 
-    queue: Name | UnsetType = UNSET
-    state: list[JobState] = []
-    type: list[Name] = []
-    key: Name | UnsetType = UNSET
-    worker: Name | UnsetType = UNSET
     finished_before: InstantText | UnsetType = UNSET
     limit: PageLimit = 100
     cursor: str | UnsetType = UNSET

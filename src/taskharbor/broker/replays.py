@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Iterable
-from typing import Any, NamedTuple
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeAlias
+
+import msgspec
 
 from taskharbor.broker.exchange import ClientGone
 from taskharbor.errors import BackendUnavailable, InvalidRequest
@@ -21,60 +23,38 @@ LONGEST_NAME = 64
 MOST_HEARD = 64
 
 
-class Name(NamedTuple):
-    """The name that a caller gives to one of its calls."""
-
-    caller: str
-    request: str
+RequestName: TypeAlias = tuple[str, str]
+"""The name of a caller, and the name that it gives to one of its calls."""
 
 
-class Replay(NamedTuple):
-    """An answer, and whether an earlier call made it."""
-
-    answer: Any
-    is_repeated: bool
-    """It was made for an earlier call of this name."""
-
-
-class _Kept:
-    __slots__ = ("answer", "at", "operation", "size")
-
-    def __init__(self, operation: str, answer: asyncio.Future[Any], at: float) -> None:
-        self.operation = operation
-        self.answer = answer
-        self.at = at
-        self.size = 0
+class _Kept(msgspec.Struct):
+    operation: str
+    answer: asyncio.Future[Any]
+    at: float
+    size: int = 0
 
 
 class Replays:
     """The kept answers. Used from the server's loop. They are bounded in time, in bytes and in number."""
 
-    def __init__(
-        self,
-        *,
-        keep_seconds: float = KEEP_SECONDS,
-        max_bytes: int = MAX_BYTES,
-        time: Callable[[], float] | None = None,
-    ) -> None:
-        self._keep_seconds = keep_seconds
-        self._max_bytes = max_bytes
-        self._time = time or (lambda: asyncio.get_running_loop().time())
-        self._kept: dict[Name, _Kept] = {}
+    def __init__(self) -> None:
+        self._kept: dict[RequestName, _Kept] = {}
         """Kept answers in the order of their requests."""
         self._bytes = 0
 
-    def __len__(self) -> int:
-        return len(self._kept)
-
     async def once(
         self,
-        name: Name,
+        name: RequestName,
         operation: str,
         make: Callable[[], Awaitable[Any]],
         still_holds: Callable[[Any], bool] = lambda answer: True,
-    ) -> Replay:
+    ) -> tuple[Any, bool]:
         """Return the answer that was made under this name, also by a call that is still under way, if it still holds; else make
-        one now."""
+        one now. Also returns whether the answer was made for an earlier call. Raises InvalidRequest if the caller's text cannot
+        be a name."""
+        length = len(name[1])
+        if not 0 < length <= LONGEST_NAME:
+            raise InvalidRequest(f"a request id has 1 to {LONGEST_NAME} characters, not {length}")
         while (kept := self._kept.get(name)) is not None:
             if kept.operation != operation:
                 raise InvalidRequest(
@@ -85,80 +65,53 @@ class Replays:
             with contextlib.suppress(ClientGone):
                 answer = await asyncio.shield(kept.answer)
                 if still_holds(answer):
-                    return Replay(answer, True)
+                    return answer, True
                 self.forget(name)
-        kept = self._kept[name] = _Kept(operation, asyncio.get_running_loop().create_future(), self._time())
+        loop = asyncio.get_running_loop()
+        kept = self._kept[name] = _Kept(operation, loop.create_future(), loop.time())
         try:
             answer = await make()
         except BaseException as error:
             del self._kept[name]
-            _hand_on(error, kept.answer)
+            # The error of callers that wait for the same answer. Mostly there is none.
+            given_up = BackendUnavailable("the broker gave up the call; repeating it is safe")
+            kept.answer.set_exception(error if isinstance(error, Exception) else given_up)
+            kept.answer.exception()
             raise
         kept.answer.set_result(answer)
-        return Replay(answer, False)
+        return answer, False
 
-    def weigh(self, name: Name, size: int) -> None:
+    def weigh(self, name: RequestName, size: int) -> None:
         """Note the size of the answer of this name. Makes room by forgetting the oldest."""
-        kept = self._kept.get(name)
-        if kept is not None:
+        if (kept := self._kept.get(name)) is not None:
             self._bytes += size - kept.size
             kept.size = size
         self._make_room()
 
-    def replace(self, name: Name, answer: Any) -> None:
+    def replace(self, name: RequestName, answer: Any) -> None:
         """Replace the answer for a repeated call of this name."""
-        kept = self._kept.get(name)
-        if kept is not None:
+        if (kept := self._kept.get(name)) is not None:
             kept.answer = asyncio.get_running_loop().create_future()
             kept.answer.set_result(answer)
 
-    def forget(self, name: Name) -> None:
+    def forget(self, name: RequestName) -> None:
         """Forget the answer: a repeated call of this name is a new call."""
-        kept = self._kept.get(name)
-        if kept is not None and kept.answer.done():
+        if (kept := self._kept.get(name)) is not None and kept.answer.done():
             del self._kept[name]
             self._bytes -= kept.size
 
-    def heard(self, caller: str, requests: Iterable[str]) -> None:
-        """Note that these answers have arrived."""
+    def heard(self, caller: str, text: str) -> None:
+        """Note that the answers of these requests have arrived. Raises InvalidRequest if there are too many."""
+        requests = text.split()
+        if len(requests) > MOST_HEARD:
+            raise InvalidRequest(f"{len(requests)} answers heard of at once: name at most {MOST_HEARD}")
         for request in requests:
-            self.forget(Name(caller, request))
+            self.forget((caller, request))
 
     def _make_room(self) -> None:
-        too_old = self._time() - self._keep_seconds
-        for name, kept in list(self._kept.items()) if self._is_over(too_old) else ():
-            if not self._is_over(too_old):
+        too_old = asyncio.get_running_loop().time() - KEEP_SECONDS
+        while ended := next((one for one in self._kept.items() if one[1].answer.done()), None):
+            name, kept = ended
+            if self._bytes <= MAX_BYTES and len(self._kept) <= MAX_ANSWERS and kept.at > too_old:
                 break
-            if kept.answer.done():
-                self.forget(name)
-
-    def _is_over(self, too_old: float) -> bool:
-        if self._bytes > self._max_bytes or len(self._kept) > MAX_ANSWERS:
-            return True
-        oldest = next(iter(self._kept.values()), None)
-        return oldest is not None and oldest.at <= too_old
-
-
-def _hand_on(error: BaseException, answer: asyncio.Future[Any]) -> None:
-    """Pass an error on to the callers that wait for the same answer."""
-    if isinstance(error, Exception):
-        answer.set_exception(error)
-    else:
-        answer.set_exception(BackendUnavailable("the broker gave up the call; repeating it is safe"))
-    # Mostly nobody waits for it.
-    answer.exception()
-
-
-def request_name(caller: str, request: str) -> Name:
-    """Make the name of a request. Raises InvalidRequest if the caller's text cannot be a name."""
-    if not 0 < len(request) <= LONGEST_NAME:
-        raise InvalidRequest(f"a request id has 1 to {LONGEST_NAME} characters, not {len(request)}")
-    return Name(caller, request)
-
-
-def heard_names(text: str | None) -> list[str]:
-    """Return the names of earlier requests whose answers have arrived. Raises InvalidRequest if there are too many."""
-    names = text.split() if text else []
-    if len(names) > MOST_HEARD:
-        raise InvalidRequest(f"{len(names)} answers heard of at once: name at most {MOST_HEARD}")
-    return names
+            self.forget(name)

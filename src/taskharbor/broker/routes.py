@@ -6,22 +6,22 @@ The table of routes makes the paths, the checks of bodies and queries, and the O
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, TypeAlias, get_type_hints
+from typing import Any, TypeAlias, get_args, get_origin, get_type_hints
 from urllib.parse import parse_qsl
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from taskharbor.broker.gate import ServedPath
+from taskharbor.broker.gate import CALLER, Endpoint, ServedPath
 from taskharbor.broker.models import batch_item, batch_of
 from taskharbor.broker.problems import Problem, invalid
-from taskharbor.broker.replays import Replays, request_name
+from taskharbor.broker.replays import Replays
 from taskharbor.broker.service import Service
 from taskharbor.broker.tokens import EVERYBODY, Caller
 from taskharbor.drivers.http.protocol import REQUEST_ID
-from taskharbor.drivers.operations import Scope
 from taskharbor.errors import JobError
 from taskharbor.jobs import Micros
 
@@ -53,29 +53,20 @@ class Reply(msgspec.Struct):
 Handle: TypeAlias = Callable[[RouteCall], Awaitable[Any]]
 
 
-class Route(msgspec.Struct, frozen=True, kw_only=True):
+class Route(ServedPath, frozen=True, kw_only=True):
     """One method of one path of the JSON API."""
 
-    method: str
-    path: str
     name: str
     """The unique name; the OpenAPI operationId."""
     summary: str
     tag: str
     handle: Handle
-    scope: Scope = "read"
-    is_public: bool = False
-    on_standby: bool = False
-    body: Any = None
-    """The struct that a body is decoded into; None: there is none."""
-    body_choices: tuple[Any, ...] = ()
-    """The structs of a body that can have several forms. `handle` decodes it itself."""
+    bodies: tuple[Any, ...] = ()
+    """The structs that a body may be. One: the body is decoded into it. Several: `handle` decodes it itself."""
     is_body_optional: bool = False
     query: Any = None
-    answer: Any = None
-    answers: tuple[tuple[int, Any], ...] = ()
-    """Successes with another status or another body."""
-    status: int = 200
+    answers: dict[int, tuple[Any, ...]]
+    """The answers that are not problems, by their status. The first is usual, `Reply` gives another."""
     problems: tuple[int, ...] = ()
     """Statuses of problems beyond those of every route."""
     still_holds: Callable[[Any, Micros], bool] | None = None
@@ -86,25 +77,30 @@ ROUTES: list[Route] = []
 """Every route, as the modules with their handlers register them."""
 
 
-def route(method: str, path: str, summary: str, *, name: str = "", **more: Any) -> Callable[[Handle], Handle]:
-    """Make a decorator that registers a handler. Its name and the type of its answer are the route's, unless others are given."""
+def route(method: str, path: str, *, answer: Any = None, **more: Any) -> Callable[[Handle], Handle]:
+    """Make a decorator that registers a handler. Unless others are given, the route has the handler's name, the first sentence of
+    its docstring as summary, and the type of its answer."""
 
     def register(handle: Handle) -> Handle:
-        fields = {"name": name or handle.__name__, "handle": handle, **more}
-        if "answer" not in fields:
-            fields["answer"] = get_type_hints(handle)["return"]
-        ROUTES.append(Route(method=method, path=path, summary=summary, **fields))
+        answers = {200: (answer or get_type_hints(handle)["return"],)}
+        given = {"name": handle.__name__, "summary": first_sentence(handle), "answers": answers, **more}
+        ROUTES.append(Route(method, path, handle=handle, **given))
         return handle
 
     return register
+
+
+def first_sentence(documented: Any) -> str:
+    """Return the first sentence of a docstring; empty if Python left all docstrings out."""
+    return re.split(r"(?<=\.)\s", " ".join((documented.__doc__ or "").split()))[0]
 
 
 HandleJobs: TypeAlias = Callable[[RouteCall, Sequence[tuple[str, Any]]], Awaitable[Sequence[Any]]]
 """A function for several jobs: takes pairs of a job's id and its request, and returns an answer or a `JobError` for each."""
 
 
-def route_one(action: str, summary: str, handle: HandleJobs, **more: Any) -> None:
-    """Register the route of an action on one job, whose id is in the path."""
+def route_one(action: str, handle: HandleJobs, body: Any, **more: Any) -> None:
+    """Register the route of an action on one job, whose id is in the path. The body's docstring has the summary."""
 
     async def handle_one(call: RouteCall) -> Any:
         (answer,) = await handle(call, [(call.names["id"], call.body)])
@@ -112,13 +108,11 @@ def route_one(action: str, summary: str, handle: HandleJobs, **more: Any) -> Non
             raise answer
         return answer
 
-    path = f"/v1/jobs/{{id}}/{action}"
-    route("POST", path, summary, name=action, problems=(404, 409), **more)(handle_one)
+    more = {"name": action, "summary": first_sentence(body), "problems": (404, 409), **more}
+    route("POST", f"/v1/jobs/{{id}}/{action}", bodies=(body,), **more)(handle_one)
 
 
-def route_many(
-    action: str, summary: str, handle: HandleJobs, items: str, *, answer: Any, **more: Any
-) -> None:
+def route_many(action: str, handle: HandleJobs, body: Any, items: str, *, answer: Any, **more: Any) -> None:
     """Register the route of an action on many jobs, which are in the field `items` of the body."""
 
     async def handle_many(call: RouteCall) -> Any:
@@ -128,31 +122,30 @@ def route_many(
         answers = await handle(call, jobs)
         return {"results": [batch_item(job_id, one) for (job_id, _), one in zip(jobs, answers, strict=True)]}
 
-    more = {"name": f"{action}_many", **more}
-    route("POST", f"/v1/jobs/{action}", summary, answer=batch_of(answer), **more)(handle_many)
+    more = {"name": f"{action}_many", "summary": first_sentence(body), **more}
+    route("POST", f"/v1/jobs/{action}", bodies=(body,), answer=batch_of(answer), **more)(handle_many)
 
 
-def served_path(route: Route, service: Service, replays: Replays) -> ServedPath:
+def endpoint_of(route: Route, service: Service, replays: Replays) -> Endpoint:
     """Make the endpoint of a route. All decisions that need no request are made here."""
-    decode = None if route.body is None else msgspec.json.Decoder(route.body).decode
-    takes_body = decode is not None or bool(route.body_choices)
+    decode = msgspec.json.Decoder(route.bodies[0]).decode if len(route.bodies) == 1 else None
     lists = _list_fields(route.query)
-    handle, query_type, status = route.handle, route.query, route.status
+    handle, query_type, status = route.handle, route.query, next(iter(route.answers))
 
     async def endpoint(request: Request, names: dict[str, str]) -> Response:
-        call = RouteCall(service, request, request.scope.get("taskharbor.caller", EVERYBODY), names)
+        call = RouteCall(service, request, request.scope.get(CALLER, EVERYBODY), names)
         query = request.scope["query_string"]
         if query_type is not None:
             call.query = decoded_query(query, query_type, lists)
         elif query:
             raise invalid("this path takes no query")
         data = b""
-        if takes_body:
+        if route.bodies:
             data = await request.body()
             if not data and route.is_body_optional:
                 data = b"{}"
             else:
-                check_media_type(request)
+                checked_media_type(request, JSON)
             call.body = data if decode is None else decoded(decode, data)
         elif request.headers.get("content-length", "0") != "0":
             raise invalid("this path takes no body")
@@ -165,20 +158,20 @@ def served_path(route: Route, service: Service, replays: Replays) -> ServedPath:
             return Response(_encode(answer.body), answer.status, media_type=JSON)
         return Response(_encode(answer), status, media_type=JSON)
 
-    return ServedPath(route.method, route.path, endpoint, route.scope, route.is_public, route.on_standby)
+    return endpoint
 
 
 async def _handle_once(route: Route, call: RouteCall, data: bytes, given: str, replays: Replays) -> Any:
     """Return the answer that this request got before, if it still holds; else a new one."""
-    still_holds = route.still_holds
-    assert still_holds is not None
-    name = request_name(call.caller.name, given)
+    name = (call.caller.name, given)
     what = f"{route.name} (body {hashlib.blake2b(data, digest_size=4).hexdigest()})"
-    replay = await replays.once(
-        name, what, lambda: route.handle(call), lambda answer: still_holds(answer, call.service.now())
-    )
-    replays.weigh(name, len(_encode(replay.answer)))
-    return replay.answer
+
+    def still_holds(answer: Any) -> bool:
+        return route.still_holds is not None and route.still_holds(answer, call.service.now())
+
+    answer, _ = await replays.once(name, what, lambda: route.handle(call), still_holds)
+    replays.weigh(name, len(_encode(answer)))
+    return answer
 
 
 def check_batch(length: int, most: int) -> None:
@@ -187,25 +180,29 @@ def check_batch(length: int, most: int) -> None:
         raise Problem("too_many_items", f"{length} items in one request: at most {most} are accepted")
 
 
-def check_media_type(request: Request) -> None:
-    """Check the media type. A web page of another site can post plain text and forms without asking first, but not JSON."""
+def checked_media_type(request: Request, *accepted: str) -> str:
+    """Return the media type of a body. Raises `Problem` for any other than these: a web page of another site can post plain text
+    and forms without asking first."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != JSON:
-        raise Problem("unsupported_media_type", "the body must be JSON")
+    if kind not in accepted:
+        detail = f"the body must be {' or '.join(accepted)}, and Content-Type must say so"
+        hint = f"send the header Content-Type: {accepted[0]}"
+        raise Problem("unsupported_media_type", detail, hint=hint)
+    return kind
 
 
-def decoded(decode: Callable[[bytes], Any], data: bytes) -> Any:
-    """Decode a body as a model. Raises `Problem` if it does not fit."""
+def decoded(decode: Callable[[bytes], Any], data: bytes, name: str = "body") -> Any:
+    """Decode a body, or the part of it with this name. Raises `Problem` if it does not fit."""
     try:
         return decode(data)
     except msgspec.ValidationError as error:
         raise invalid(str(error)) from None
     except RecursionError:
-        raise Problem("too_deep", "the body is nested too deep") from None
+        raise Problem("too_deep", f"the {name} is nested too deep") from None
     except UnicodeDecodeError:
-        raise Problem("bad_json", "the body is not UTF-8") from None
+        raise Problem("bad_json", f"the {name} is not UTF-8") from None
     except (msgspec.DecodeError, ValueError) as error:
-        raise Problem("bad_json", f"the body is not valid JSON: {error}") from None
+        raise Problem("bad_json", f"the {name} is not valid JSON: {error}") from None
 
 
 def decoded_query(query: bytes, wanted: Any, lists: frozenset[str]) -> Any:
@@ -232,4 +229,4 @@ def decoded_query(query: bytes, wanted: Any, lists: frozenset[str]) -> Any:
 
 def _list_fields(wanted: Any) -> frozenset[str]:
     fields = () if wanted is None else msgspec.structs.fields(wanted)
-    return frozenset(field.encode_name for field in fields if field.default_factory is list)
+    return frozenset(one.name for one in fields for kind in get_args(one.type) if get_origin(kind) is list)

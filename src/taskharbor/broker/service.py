@@ -6,13 +6,15 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Protocol, TypeAlias
 
+import msgspec
 from msgspec.structs import replace
 
 from taskharbor.broker.config import BrokerConfig
 from taskharbor.broker.problems import Problem
-from taskharbor.clock import BackendClock, Clock, SystemClock
+from taskharbor.clock import BackendClock, Clock
 from taskharbor.drivers.contract import Driver
 from taskharbor.drivers.operations import Wait
 from taskharbor.drivers.records import Woken
@@ -47,16 +49,15 @@ class Leads(Protocol):
         """Check the leadership now: a call failed in a way that a new leader would explain."""
 
 
-Candidacy: TypeAlias = Callable[[Driver], Leads]
-"""Makes a candidate of a driver that is open."""
+Candidacy: TypeAlias = Callable[[], Leads]
+"""Makes a candidate, once the driver is open."""
 
 
 def candidacy_for(driver: Driver, *, url: str, term: float) -> Candidacy | None:
     """Make a candidacy. `url`: the address of this broker for clients, if it leads. `term`: the longest silence of a leader in
     seconds."""
-    if not callable(getattr(driver, "candidate", None)):
-        return None
-    return lambda led: led.candidate(url=url, term=term)  # type: ignore[attr-defined]
+    candidate = getattr(driver, "candidate", None)
+    return None if candidate is None else partial(candidate, url=url, term=term)
 
 
 class Service:
@@ -74,13 +75,14 @@ class Service:
         self.leads: Leads | None = None
         """None: any number of brokers answer over this store."""
         self._candidacy = candidacy
+        # If clients give their own time, the broker's clock must not end their leases.
+        self._sweeps = self.config.sweeps and not self.config.trust_client_time
         self.stopping = asyncio.Event()
         """Set: long polls are answered at once, and new calls are refused."""
-        self._backend_clock = BackendClock(driver.time) if clock is None else None
-        self._clock: Clock = self._backend_clock or clock or SystemClock()
+        self._clock: Clock = clock or BackendClock(driver.time)
         self.long_polls = LongPolls(driver, self.config, self.now)
         self._tasks: list[asyncio.Task[None]] = []
-        self._is_started = False
+        """The tasks beside the requests, from the start to the end."""
 
     def now(self) -> Micros:
         """Return the time that leases are measured by."""
@@ -104,9 +106,9 @@ class Service:
     async def start(self) -> None:
         """Open the driver, set the clock, and begin to sweep and to lead."""
         await self.driver.open()
-        if self._backend_clock is not None:
+        if isinstance(self._clock, BackendClock):
             try:
-                await self._backend_clock.sync()
+                await self._clock.sync()
             except BaseException:
                 await self.driver.close()
                 raise
@@ -115,9 +117,8 @@ class Service:
             expire = getattr(self.driver, "expire_in_every_pass", None)
             if expire is not None and self._sweeps:
                 expire(self.now)
-            self.leads = self._candidacy(self.driver)
+            self.leads = self._candidacy()
             self._tasks.append(asyncio.create_task(self._lead(self.leads)))
-        self._is_started = True
 
     def stop_waiting(self) -> None:
         """Begin a stop: answer all long polls."""
@@ -127,13 +128,10 @@ class Service:
     async def close(self) -> None:
         """End long polls, give leadership back, and close the driver."""
         self.stop_waiting()
-        if not self._is_started:
+        if not self._tasks:
             return
-        self._is_started = False
-        await self.long_polls.close()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        tasks, self._tasks = self._tasks, []
+        await asyncio.gather(self.long_polls.close(), _end(tasks))
         if self.leads is not None:
             try:
                 await self.leads.resign()
@@ -145,19 +143,14 @@ class Service:
 
     # -- beside the requests ------------------------------------------------------------------------------
 
-    @property
-    def _sweeps(self) -> bool:
-        """True if this broker sweeps. If clients give their own time, the broker's clock must not end their leases."""
-        return self.config.sweeps and not self.config.trust_client_time
-
     async def _tend(self) -> None:
         """Keep the clock set, and sweep. Workers sweep too, but clients in other languages do not."""
         sweep = SweepLoop(self.driver, clock=self._clock)
         while True:
             await asyncio.sleep(TEND_SECONDS)
             try:
-                if self._backend_clock is not None and self._backend_clock.is_due:
-                    await self._backend_clock.sync()
+                if isinstance(self._clock, BackendClock) and self._clock.is_due:
+                    await self._clock.sync()
                 if self._sweeps and self.is_leading:
                     await sweep.sweep()
             except (TaskHarborError, OSError) as error:
@@ -173,6 +166,12 @@ class Service:
             await asyncio.sleep(LEAD_AGAIN_SECONDS)
 
 
+async def _end(tasks: Sequence[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
 # -- long polls: many clients wait, one watcher per queue waits on the store -------------------------------
 # A watcher raises the queue's number whenever the store says that something may have become runnable. A client that passes the
 # number it saw last misses nothing, whether or not it was waiting at that moment.
@@ -185,14 +184,13 @@ FORGET_AFTER = 5.0
 """Seconds that a queue is watched after the last call that named it: long enough to ask again after an answer."""
 
 
-class _Watcher:
+class _Watcher(msgspec.Struct):
     """One queue that clients wait for."""
 
-    def __init__(self) -> None:
-        self.changed_at = 0
-        self.asked_at = 0.0
-        self.now: Micros = 0
-        self.task: asyncio.Task[None] | None = None
+    changed_at: int = 0
+    asked_at: float = 0.0
+    now: Micros = 0
+    task: asyncio.Task[None] | None = None
 
 
 class LongPolls:
@@ -236,10 +234,7 @@ class LongPolls:
 
     async def close(self) -> None:
         """End all watchers."""
-        tasks = [watcher.task for watcher in self._watchers.values() if watcher.task is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await _end([watcher.task for watcher in self._watchers.values() if watcher.task is not None])
         self._watchers.clear()
 
     # -- the source of `waiting.wait` -----------------------------------------------------------------------

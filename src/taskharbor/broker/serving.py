@@ -19,6 +19,7 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from taskharbor.broker.gate import BrokerApp
+from taskharbor.drivers.waiting import set_within
 from taskharbor.errors import InvalidRequest
 from taskharbor.worker.health import is_loopback
 
@@ -41,13 +42,10 @@ class TLS(msgspec.Struct, frozen=True):
             context.load_cert_chain(self.certificate, self.key)
         except ssl.SSLError as error:
             reason = (error.reason or "not readable").replace("_", " ").lower()
-            files = f"{self.certificate} with the key {self.key}" if self.key else f"{self.certificate}"
-            wanted = (
-                "both must be PEM files that belong together"
-                if self.key
-                else "it must be PEM, with its key in it"
-            )
-            raise InvalidRequest(f"cannot use the TLS certificate {files}: {reason}; {wanted}") from error
+            files = f"{self.certificate}, with its key in {self.key or 'the same file'}"
+            raise InvalidRequest(
+                f"cannot use the TLS certificate {files}: {reason}; both must be PEM and belong together"
+            ) from error
         except OSError as error:
             missing = error.filename or self.certificate
             raise InvalidRequest(f"cannot read the TLS file {missing}: {error.strerror}") from error
@@ -175,11 +173,9 @@ class BrokerServer(uvicorn.Server):
         yield
 
     async def main_loop(self) -> None:
-        while not self._asked.is_set():
+        await self.on_tick(0)
+        while not await set_within(self._asked, 1):
             await self.on_tick(0)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(1):
-                    await self._asked.wait()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         for server in self.servers:
@@ -190,13 +186,11 @@ class BrokerServer(uvicorn.Server):
         tasks = set(self.server_state.tasks)
         if tasks:
             forced = asyncio.ensure_future(self._forced.wait())
-            rest = asyncio.ensure_future(asyncio.wait(tasks, timeout=self._grace))
-            await asyncio.wait({forced, rest}, return_when=asyncio.FIRST_COMPLETED)
-            forced.cancel()
-            rest.cancel()
-            for task in tasks:
+            ended = asyncio.ensure_future(asyncio.wait(tasks, timeout=self._grace))
+            await asyncio.wait({forced, ended}, return_when=asyncio.FIRST_COMPLETED)
+            for task in (forced, ended, *tasks):
                 task.cancel()
-            await asyncio.gather(forced, rest, *tasks, return_exceptions=True)
+            await asyncio.gather(forced, ended, *tasks, return_exceptions=True)
         for connection in list(self.server_state.connections):
             connection.transport.close()
 
@@ -221,11 +215,10 @@ async def serve(
 
 def parse_bind(text: str) -> tuple[str, int]:
     """`7433`, `:7433`, `127.0.0.1:7433`, `[::1]:7433`, `0.0.0.0:7433`."""
-    host, colon, port = text.rpartition(":")
-    host = host.strip("[]") if colon else ""
+    host, _, port = text.rpartition(":")
     if not port.isdecimal() or int(port) > 65_535:
         raise InvalidRequest(f"bind address {text!r}: write it like {DEFAULT_BIND}, [::1]:7433 or 7433")
-    return host or "127.0.0.1", int(port)
+    return host.strip("[]") or "127.0.0.1", int(port)
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -47,36 +47,30 @@ EVERYBODY = Caller("everybody", frozenset(SCOPES))
 """The caller of a broker without tokens."""
 
 
-class Guard:
-    """Finds the caller to whom a secret belongs."""
-
-    def __init__(self, tokens: Sequence[Token]) -> None:
-        self._tokens = tuple(tokens)
-
-    def caller(self, authorization: bytes | None) -> Caller | None:
-        """Return the caller of an `Authorization` header; None if it is missing or wrong."""
-        if not self._tokens:
-            return EVERYBODY
-        if authorization is None or authorization[:7].lower() != b"bearer ":
-            return None
-        digest = hashlib.sha256(authorization[7:].strip()).digest()
-        found: Caller | None = None
-        # All tokens are compared, even after a match.
-        for token in self._tokens:
-            if hmac.compare_digest(token.digest, digest):
-                found = token.caller
-        return found
+def find_caller(tokens: Sequence[Token], authorization: bytes | None) -> Caller | None:
+    """Return the caller of an `Authorization` header; None if it is missing or wrong."""
+    if not tokens:
+        return EVERYBODY
+    if authorization is None or authorization[:7].lower() != b"bearer ":
+        return None
+    digest = hashlib.sha256(authorization[7:].strip()).digest()
+    found: Caller | None = None
+    # All tokens are compared, even after a match.
+    for token in tokens:
+        if hmac.compare_digest(token.digest, digest):
+            found = token.caller
+    return found
 
 
 def parse_token(text: str, *, where: str = "the token") -> Token:
     """Read a token. Errors name the place and never repeat the text: it may be a secret with a typing error in front."""
     name, first, rest = text.strip().partition(":")
-    scopes, second, secret = rest.partition(":")
+    listed, second, secret = rest.partition(":")
     if not first or not second:
         raise InvalidRequest(f"{where} is not of the form {_FORM}")
     if not _NAME.fullmatch(name):
         raise InvalidRequest(f"{where} has a name other than letters, digits, '.', '_' and '-' (at most 64)")
-    wanted = [scope.strip() for scope in scopes.split(",")]
+    wanted = [scope.strip() for scope in listed.split(",")]
     if not all(scope in SCOPES for scope in wanted):
         raise InvalidRequest(f"{where} ({name}) has an unknown scope: there are {', '.join(SCOPES)}")
     if len(secret) < SHORTEST_SECRET or not _SECRET.fullmatch(secret):
@@ -84,9 +78,9 @@ def parse_token(text: str, *, where: str = "the token") -> Token:
             f"the secret of {where} ({name}) must have at least {SHORTEST_SECRET} characters, of letters, digits and ._~+/=-; "
             "make one with: openssl rand -hex 24"
         )
-    return Token(
-        Caller(name, _with_implied(cast("list[Scope]", wanted))), hashlib.sha256(secret.encode()).digest()
-    )
+    # admin implies all, and every scope implies read.
+    scopes: Sequence[Scope] = SCOPES if "admin" in wanted else ("read", *cast("list[Scope]", wanted))
+    return Token(Caller(name, frozenset(scopes)), hashlib.sha256(secret.encode()).digest())
 
 
 def parse_tokens(lines: Iterable[str], *, where: str) -> tuple[Token, ...]:
@@ -125,8 +119,3 @@ def tokens_from_environment(environment: dict[str, str] | os._Environ[str]) -> t
     """Return the tokens of the environment; empty if it has none."""
     text = environment.get(ENVIRONMENT, "")
     return parse_tokens(text.split(), where=f"${ENVIRONMENT}") if text.strip() else ()
-
-
-def _with_implied(scopes: Sequence[Scope]) -> frozenset[Scope]:
-    """Add implied scopes: admin implies all, and every scope implies read."""
-    return frozenset(SCOPES) if "admin" in scopes else frozenset(scopes) | {"read"}

@@ -61,7 +61,7 @@ def broker_thread(
     ready: Future[RunningBroker] = Future()
 
     async def live() -> None:
-        app = make_app(driver, BrokerConfig(**options), None if leads is None else lambda _: leads, clock)
+        app = make_app(driver, BrokerConfig(**options), None if leads is None else lambda: leads, clock)
         loop = asyncio.get_running_loop()
         await serve(
             app,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -11,7 +11,7 @@ import pytest
 
 from drivers.http.http_line import LEASE, NOW, Line, line, records
 from taskharbor import JobRequest, JobState
-from taskharbor.broker.tokens import Caller, Guard, parse_token
+from taskharbor.broker.tokens import Caller, Token, find_caller, parse_token
 from taskharbor.client import AsyncClient
 from taskharbor.drivers.contract import Ack, Capabilities, Extension, JobFilter
 from taskharbor.drivers.http import HttpDriver
@@ -37,13 +37,12 @@ async def test_a_wrong_or_missing_token_is_told_at_once_and_not_tried_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     shown: list[bytes | None] = []
-    check = Guard.caller
 
-    def noting(guard: Guard, authorization: bytes | None) -> Caller | None:
+    def noting(tokens: Sequence[Token], authorization: bytes | None) -> Caller | None:
         shown.append(authorization)
-        return check(guard, authorization)
+        return find_caller(tokens, authorization)
 
-    monkeypatch.setattr(Guard, "caller", noting)
+    monkeypatch.setattr("taskharbor.broker.gate.find_caller", noting)
 
     with running_broker("memory://", tokens=TOKENS) as url:
         for address in (url, with_token(url, "a-wrong-secret-canary")):
