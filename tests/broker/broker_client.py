@@ -1,12 +1,21 @@
-"""A client as anybody would write one: JSON over one connection, no knowledge of the server's code."""
+"""Two clients: one as anybody would write it, JSON over one connection; and one that calls the application without a server."""
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
 from types import TracebackType
 from typing import Any, NamedTuple, Self
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
+
+from taskharbor.broker.app import make_app
+from taskharbor.broker.config import BrokerConfig
+from taskharbor.clock import Clock, SystemClock
+from taskharbor.drivers import operations as op
+from taskharbor.drivers.contract import Driver
+from taskharbor.drivers.http import protocol as wire
+from taskharbor.drivers.memory import MemoryDriver
 
 
 class Answer(NamedTuple):
@@ -15,6 +24,17 @@ class Answer(NamedTuple):
     """Names in lower case."""
     body: Any
     """Decoded where it is JSON."""
+
+    @property
+    def refusal(self) -> tuple[int, str]:
+        """Status and code of a problem."""
+        return self.status, self.body["code"]
+
+    @classmethod
+    def of(cls, status: int, headers: list[tuple[str, str]], content: bytes) -> Answer:
+        named = {name.lower(): value for name, value in headers}
+        is_json = named.get("content-type", "").partition(";")[0].endswith("json")
+        return cls(status, named, json.loads(content) if content and is_json else content)
 
 
 class Client:
@@ -30,33 +50,26 @@ class Client:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
-
-    def close(self) -> None:
         self._connection.close()
 
     def ask(
-        self, method: str, path: str, body: Any = None, *, data: bytes | None = None, **headers: str
+        self, method: str, path: str, body: Any = None, data: bytes | None = None, **headers: str
     ) -> Answer:
         """Header names are written with underscores."""
         sent = {**self._headers, **{name.replace("_", "-"): value for name, value in headers.items()}}
         if body is not None:
             data = json.dumps(body).encode()
+        if data is not None:
             sent.setdefault("Content-Type", "application/json")
         self._connection.request(method, path, data, sent)
         response = self._connection.getresponse()
-        content = response.read()
-        kind = response.getheader("Content-Type") or ""
-        decoded = json.loads(content) if content and kind.partition(";")[0].endswith("json") else content
-        return Answer(
-            response.status, {name.lower(): value for name, value in response.getheaders()}, decoded
-        )
+        return Answer.of(response.status, response.getheaders(), response.read())
 
     def get(self, path: str, **headers: str) -> Answer:
-        return self.ask("GET", path, **headers)
+        return self.ask("GET", path, None, None, **headers)
 
     def post(self, path: str, body: Any = None, **headers: str) -> Answer:
-        return self.ask("POST", path, {} if body is None else body, **headers)
+        return self.ask("POST", path, {} if body is None else body, None, **headers)
 
     def ok(self, method: str, path: str, body: Any = None) -> Any:
         """The body of an answer that must be a success."""
@@ -72,6 +85,60 @@ class Client:
         jobs: list[dict[str, Any]] = self.ok("POST", "/v1/jobs/claim", asked)["jobs"]
         return jobs
 
+    def held(self, **job: Any) -> dict[str, Any]:
+        """A job that was submitted and claimed."""
+        self.submit(**job)
+        (claimed,) = self.claim()
+        return claimed
+
     def job(self, job_id: str) -> dict[str, Any]:
         job: dict[str, Any] = self.ok("GET", f"/v1/jobs/{job_id}")
         return job
+
+    def jobs(self) -> list[dict[str, Any]]:
+        jobs: list[dict[str, Any]] = self.ok("GET", "/v1/jobs")["jobs"]
+        return jobs
+
+    def act(self, job: dict[str, Any], action: str, **body: Any) -> Any:
+        """An action of the holder of a claimed job."""
+        return self.ok("POST", f"/v1/jobs/{job['id']}/{action}", {"token": job["token"], **body})
+
+
+class Direct:
+    """Requests straight to the application over a driver that is open."""
+
+    def __init__(self, driver: Driver | None = None, *, clock: Clock | None = None, **config: Any) -> None:
+        self.driver = driver or MemoryDriver()
+        settings = BrokerConfig(**{"trust_client_time": clock is None, **config})
+        self.app = make_app(self.driver, settings, clock=clock or SystemClock())
+
+    async def ask(self, method: str, url: str, body: bytes = b"", /, **headers: str) -> Answer:
+        """Header names are written with underscores."""
+        given = {"Host": "localhost", "Content_Type": wire.MSGPACK, **headers}
+        sent = [(key.replace("_", "-").lower().encode(), value.encode()) for key, value in given.items()]
+        messages: list[dict[str, Any]] = []
+        bodies = [body]
+
+        async def receive() -> dict[str, Any]:
+            if not bodies:
+                await asyncio.Event().wait()
+            return {"type": "http.request", "body": bodies.pop(), "more_body": False}
+
+        async def send(message: Any) -> None:
+            messages.append(message)
+
+        path, _, query = url.partition("?")
+        scope = {"type": "http", "method": method, "path": unquote(path), "raw_path": path.encode()}
+        await self.app({**scope, "query_string": query.encode(), "headers": sent}, receive, send)
+        answered = [(key.decode(), value.decode()) for key, value in messages[0]["headers"]]
+        return Answer.of(messages[0]["status"], answered, messages[1]["body"])
+
+    async def call(self, name: str, body: bytes, /, **headers: str) -> Answer:
+        """A call of the driver protocol."""
+        return await self.ask("POST", f"{wire.PATH}{name}", body, **headers)
+
+    async def run(self, call: op.Operation[Any], **headers: str) -> Any:
+        """The result of a call that must be a success."""
+        answer = await self.call(call.name, wire.encode(call), **headers)
+        assert answer.status == 200, answer
+        return wire.read_answer(call, answer.body)

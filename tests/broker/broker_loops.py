@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import functools
-from collections.abc import Callable, Coroutine
-from typing import Any, ParamSpec
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
 
-from taskharbor.testing.broker import RunningBroker
+from broker.broker_client import Client
+from taskharbor.testing.broker import RunningBroker, broker_thread
 
-P = ParamSpec("P")
 PATIENCE = 20.0
-_ROUNDS = 2_000_000
 
 
 async def rounds_until(is_so: Callable[[], bool]) -> None:
     async with asyncio.timeout(PATIENCE):
-        for _ in range(_ROUNDS):
-            if is_so():
-                return
+        while not is_so():  # noqa: ASYNC110
             await asyncio.sleep(0)
-    raise AssertionError("it never became so")
 
 
 def wait_until(broker: RunningBroker, is_so: Callable[[], bool]) -> None:
@@ -28,9 +25,17 @@ def wait_until(broker: RunningBroker, is_so: Callable[[], bool]) -> None:
     asyncio.run_coroutine_threadsafe(rounds_until(is_so), broker.loop).result(PATIENCE)
 
 
-def on_a_loop(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
-    @functools.wraps(test)
-    def run(*args: P.args, **kwargs: P.kwargs) -> None:
-        asyncio.run(test(*args, **kwargs))
-
-    return run
+@contextmanager
+def waiting_claim(
+    asked: dict[str, Any] | None = None, **config: Any
+) -> Iterator[tuple[RunningBroker, Future[list[dict[str, Any]]], Client]]:
+    """A broker, a claim that waits there, and another client."""
+    with (
+        ThreadPoolExecutor() as pool,
+        broker_thread("memory://", **config) as broker,
+        Client(broker.url) as waiting,
+        Client(broker.url) as other,
+    ):
+        claimed = pool.submit(waiting.claim, wait_seconds=PATIENCE, **(asked or {}))
+        wait_until(broker, lambda: broker.app.service.long_polls.waiting == 1)
+        yield broker, claimed, other

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 import signal
 import socket
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
 from broker.broker_client import Client
+from cli.conftest import SEPARATE
 from taskharbor.cli.root import root
 from taskharbor_testkit.servers.broker import broker_process
 
@@ -31,11 +30,9 @@ def _logs() -> Iterator[None]:
 
 
 def refused(*arguments: str) -> Result:
-    """A broker that is not to start."""
-    separate: dict[str, Any] = (
-        {"mix_stderr": False} if "mix_stderr" in inspect.signature(CliRunner).parameters else {}
-    )
-    return CliRunner(**separate).invoke(root, ["broker", *arguments], env={"TASKHARBOR_BROKER_TOKENS": ""})
+    """A broker that is not to start. Of an option that is given twice, the last counts."""
+    given = ["broker", "--store", "memory://", "--bind", "127.0.0.1:0", *arguments]
+    return CliRunner(**SEPARATE).invoke(root, given, env={"TASKHARBOR_BROKER_TOKENS": ""})
 
 
 def test_a_broker_serves_says_where_and_stops_gracefully(tmp_path: Path) -> None:
@@ -95,7 +92,7 @@ def test_tokens_come_from_a_file_or_from_the_environment(tmp_path: Path) -> None
 
 
 def test_another_bind_than_loopback_needs_tokens() -> None:
-    answer = refused("--store", "memory://", "--bind", "0.0.0.0:0")
+    answer = refused("--bind", "0.0.0.0:0")
     assert answer.exit_code == 2
     assert "0.0.0.0 can be reached from other hosts, and no token is set" in answer.stderr
     assert "--token-file" in answer.stderr
@@ -112,7 +109,7 @@ def test_a_busy_port_says_what_to_do() -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        answer = refused("--store", "memory://", "--bind", f"127.0.0.1:{port}")
+        answer = refused("--bind", f"127.0.0.1:{port}")
     assert answer.exit_code == 1
     assert f"cannot listen at 127.0.0.1:{port}" in answer.stderr
     assert "--bind" in answer.stderr
@@ -123,29 +120,26 @@ def test_a_busy_port_says_what_to_do() -> None:
     [
         (("--store", "nosuch://x"), 2, "no installed driver answers to nosuch://"),
         (("--store", "hello"), 2, "is not a driver URL"),
-        (("--store", "memory://", "--token-file", "missing"), 2, "cannot read the token file missing"),
-        (("--store", "memory://", "--bind", "nowhere"), 2, "write it like 127.0.0.1:7433"),
-        (("--store", "memory://", "--tls-cert", "missing.pem"), 2, "cannot read the TLS file missing.pem"),
-        (("--store", "memory://", "--tls-cert", __file__), 2, "PEM"),
-        (("--store", "memory://", "--tls-key", __file__), 2, "without --tls-cert"),
+        (("--token-file", "missing"), 2, "cannot read the token file missing"),
+        (("--bind", "nowhere"), 2, "write it like 127.0.0.1:7433"),
+        (("--tls-cert", "missing.pem"), 2, "cannot read the TLS file missing.pem"),
+        (("--tls-cert", __file__), 2, "PEM"),
+        (("--tls-key", __file__), 2, "without --tls-cert"),
         (("--store", "redis://127.0.0.1:1/0"), 3, "Connection refused"),
     ],
 )
 def test_what_cannot_be_served_is_refused_with_a_reason(
     arguments: tuple[str, ...], code: int, said: str
 ) -> None:
-    # Of an option that is given twice, the last counts.
-    answer = refused("--bind", "127.0.0.1:0", *arguments)
+    answer = refused(*arguments)
     assert (answer.exit_code, answer.stdout) == (code, "")
     assert said in answer.stderr
     assert "Traceback" not in answer.stderr
-    as_json = refused("--bind", "127.0.0.1:0", *arguments, "--json")
+    as_json = refused(*arguments, "--json")
     assert as_json.stderr.startswith('{"error":')
 
 
 def test_a_password_in_the_stores_address_is_not_shown() -> None:
-    answer = refused(
-        "--store", "redis://app:hunter2-password@127.0.0.1:1/0?prefix=x", "--bind", "127.0.0.1:0"
-    )
+    answer = refused("--store", "redis://app:hunter2-password@127.0.0.1:1/0?prefix=x")
     assert answer.exit_code == 3
     assert "hunter2" not in answer.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import schemathesis
@@ -18,7 +19,9 @@ from schemathesis.specs.openapi.checks import (
     unsupported_method,
 )
 
-from taskharbor.broker.app import ROUTES, openapi_document
+from taskharbor.broker.app import openapi_document
+from taskharbor.broker.routes import ROUTES
+from taskharbor.broker.tokens import parse_token
 from taskharbor.testing.broker import running_broker
 
 SECRET = "schemathesis-secret-0123456789"
@@ -32,27 +35,31 @@ CHECKS = [
     unsupported_method,
 ]
 schema = schemathesis.openapi.from_dict(openapi_document(ROUTES))
-
-
-@pytest.fixture(scope="module")
-def url() -> Iterator[str]:
-    from taskharbor.broker.tokens import parse_token
-
-    with running_broker(
-        "memory://", tokens=(parse_token(f"tester:admin:{SECRET}"),), max_wait_seconds=0.01
-    ) as url:
-        yield url
-
-
-@schema.parametrize()
-@settings(
-    max_examples=10,
+ask = settings(
     deadline=None,
     phases=[Phase.explicit, Phase.generate],
     suppress_health_check=list(HealthCheck),
     derandomize=True,
 )
-def test_every_operation_answers_as_the_document_says(case: Case, url: str) -> None:
-    case.call_and_validate(
-        base_url=url, headers={"Authorization": f"Bearer {SECRET}"}, checks=CHECKS, excluded_checks=[]
-    )
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    tokens = (parse_token(f"tester:admin:{SECRET}"),)
+    with running_broker("memory://", tokens=tokens, max_wait_seconds=0.01) as url:
+        yield url
+
+
+@schema.parametrize()
+@settings(ask, max_examples=2)
+def test_every_operation_answers_as_the_document_says(case: Case[Any], url: str) -> None:
+    headers = {"Authorization": f"Bearer {SECRET}"}
+    case.call_and_validate(base_url=url, headers=headers, checks=CHECKS, excluded_checks=[])
+
+
+@pytest.mark.slow
+@schema.parametrize()
+@settings(ask, max_examples=20)
+def test_every_operation_answers_many_requests_as_the_document_says(case: Case[Any], url: str) -> None:
+    headers = {"Authorization": f"Bearer {SECRET}"}
+    case.call_and_validate(base_url=url, headers=headers, checks=CHECKS, excluded_checks=[])

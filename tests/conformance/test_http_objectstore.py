@@ -1,9 +1,0 @@
-"""The kit on the HTTP driver, by way of a broker over an object store: a folder with real compare-and-swap."""
-
-import pytest
-
-from conformance.through_broker import conformance_through_broker
-
-pytestmark = pytest.mark.slow
-
-globals().update(conformance_through_broker(lambda directory: f"file://{directory}/store"))
