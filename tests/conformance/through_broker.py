@@ -7,10 +7,8 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from taskharbor.drivers.http import HttpDriver
-from taskharbor_testkit.conformance import conformance_tests
 from taskharbor_testkit.conformance.backend import Backend, Store
 
 
@@ -74,12 +72,3 @@ class ThroughBroker(Backend):
         finally:
             await store.close()
             _host().rest()
-
-
-SHARE = 1 / 3
-"""What the store behind the broker does is judged without one too; here the machine looks at the way there."""
-
-
-def conformance_through_broker(store_url: Callable[[Path], str]) -> dict[str, Callable[..., Any]]:
-    """The kit's tests, for a module's globals."""
-    return conformance_tests(ThroughBroker(store_url), share=SHARE)
