@@ -13,10 +13,9 @@ write with thousands of them is published, others who enqueue, settle or requeue
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from functools import cache
+from functools import cache, partial
 from itertools import pairwise
 from typing import Any
 
@@ -30,11 +29,12 @@ from taskharbor.bulk.cursors import HistoryGone
 from taskharbor.bulk.stage import StagingLost, chunked, series_of, wall_clock
 from taskharbor.bulk.store import BulkStore, run_sync
 from taskharbor.bulk.tables import SCHEMAS, Part, Selection, Table, fitted
-from taskharbor.drivers.postgres.connections import Connections, Row, translated
+from taskharbor.drivers.postgres.connections import Operation, Row, T, translated
+from taskharbor.drivers.postgres.driver import PostgresDriver
 from taskharbor.drivers.postgres.enqueue import batch_values, rare_settings, rule_values
-from taskharbor.drivers.postgres.log import LOOKS, PAUSE, START, Place, parse_cursor
+from taskharbor.drivers.postgres.log import START, Place, await_writers, parse_cursor
 from taskharbor.drivers.postgres.migrations import open_ready
-from taskharbor.drivers.postgres.options import Options, parse_url
+from taskharbor.drivers.postgres.options import Options
 from taskharbor.drivers.postgres.rows import (
     OUTCOMES,
     STATE_NUMBERS,
@@ -73,22 +73,22 @@ def statement_of(part: Part, source: str, given: Mapping[str, Any]) -> str:
     chosen = part.selection
     instant = "ended_at" if part.table == "attempts" else "created_at"
     conditions = {
-        "queue": (chosen.queue, "r.queue = %(queue)s"),
-        "type": (chosen.type, "r.type = %(type)s"),
-        "state": (
-            None if chosen.state is None else STATE_NUMBERS[chosen.state],
-            f"{expressions.get('state', 'r.state')} = %(state)s",
-        ),
-        "since": (chosen.since_us, f"r.{instant} >= %(since)s"),
-        "before": (chosen.until_us, f"r.{instant} < %(before)s"),
+        "r.queue =": chosen.queue,
+        "r.type =": chosen.type,
+        f"{expressions.get('state', 'r.state')} =": chosen.state and STATE_NUMBERS[chosen.state],
+        f"r.{instant} >=": chosen.since_us,
+        f"r.{instant} <": chosen.until_us,
     }
-    values = {**given, **{name: value for name, (value, _) in conditions.items()}}
     columns = ", ".join(expressions.get(name, f"r.{name}") for name in SCHEMAS[part.table].names)
-    filters = "".join([f" AND {text}" for value, text in conditions.values() if value is not None])
-    return _PLACEHOLDER.sub(
-        lambda match: sql.Literal(values[match[1]]).as_string(None),
-        f"SELECT {columns} FROM ({source}\n) AS r WHERE true{filters}",  # noqa: S608
-    )
+    fill = partial(_PLACEHOLDER.sub, lambda match: _literal(given[match[1]]))
+    filters = [
+        f" AND {fill(text)} {_literal(value)}" for text, value in conditions.items() if value is not None
+    ]
+    return fill(f"SELECT {columns} FROM ({source}\n) AS r WHERE true") + "".join(filters)  # noqa: S608
+
+
+def _literal(value: Any) -> str:
+    return sql.Literal(value).as_string(None)
 
 
 _BLOCKS_PER_PART = 256
@@ -120,69 +120,52 @@ _RANGE = ("after_xid", "after_seq", "until_xid", "until_seq")
 
 
 class PostgresBulkStore(BulkStore):
-    """A bulk store on PostgreSQL. It reads by connections that stay open. Every writing call opens its own connection and brings
-    the schema up to date, because the first task may come before anybody opened the store."""
+    """A bulk store on PostgreSQL. A writing call brings the schema up to date, because the first task may come before anybody
+    opened the store; a reading call does not."""
 
-    def __init__(self, url: str) -> None:
-        super().__init__(url)
-        self._options = parse_url(url)
-        self._connections = Connections(self._options)
+    _reader: PostgresDriver
+    _writer: PostgresDriver
 
-    def close(self) -> None:
-        super().close()
-        run_sync(self._connections.close())
+    def _read(self, operation: Operation[T]) -> T:
+        self._reading()
+        return run_sync(self._reader._query(operation))
 
-    def _rows(self, name: str, *values: Any, family: str = "bulk_reading") -> list[Row]:
-        return run_sync(self._connections.run(lambda session: session.named(family, name, *values)))
+    def _rows(self, name: str, *values: Any) -> list[Row]:
+        return self._read(lambda session: session.named("bulk_reading", name, *values))
 
-    def _row(self, name: str, *values: Any, family: str = "bulk_reading") -> Row:
-        (row,) = self._rows(name, *values, family=family)
-        return row
+    def _call(self, function: str, *values: Any) -> Any:
+        self._writing()
+        return run_sync(self._writer._store_call(function, *values))
 
     # -- whole tables -------------------------------------------------------------------------------------------
 
     def parts(self, table: Table, selection: Selection, *, parallelism: int) -> list[Part]:
         if table == "queues":
             return super().parts(table, selection, parallelism=parallelism)
-        if table == "attempts":
-            return self._parts_of_attempts(selection, parallelism)
-        return self._parts_of_jobs(selection, parallelism)
-
-    def _parts_of_attempts(self, selection: Selection, parallelism: int) -> list[Part]:
         # In this order: all rows of the snapshot are in blocks that exist when the sizes are taken.
-        snapshot, xmin = self._row("snapshot")
-        days = [
-            (name, size)
-            for name, size, since, until in self._days("attempts")
-            if (since is None or selection.until_us is None or since < selection.until_us)
-            and (until is None or selection.since_us is None or until > selection.since_us)
-        ]
-        fixed = {"snapshot": snapshot, "xmin": xmin}
-        return [
-            Part(table="attempts", selection=selection, bounds={"blocks": share, **fixed})
-            for share in shared_out(days, parallelism)
-        ]
+        ((snapshot, xmin, now),) = self._rows("snapshot")
+        if table == "attempts":
+            days = self._days("attempts", selection.since_us, selection.until_us)
+            fixed: dict[str, Any] = {"snapshot": snapshot, "xmin": xmin}
+            bounds = [{"blocks": share, **fixed} for share in shared_out(days, parallelism)]
+        else:
+            shares = shared_out(self._days("finished"), parallelism - 1) if parallelism > 1 else []
+            is_one = len(shares) < 2
+            bounds = [{"states": int_array(range(7) if is_one else _LIVE_AND_DEAD), "now": now}]
+            bounds += [] if is_one else [{"blocks": share, "now": now} for share in shares]
+        return [Part(table=table, selection=selection, bounds=one) for one in bounds]
 
-    def _parts_of_jobs(self, selection: Selection, parallelism: int) -> list[Part]:
-        (now,) = self._row("time", family="inspect")
-        days = [(name, size) for name, size, _, _ in self._days("finished")]
-        shares = shared_out(days, parallelism - 1) if parallelism > 1 else []
-        bounds: list[dict[str, Any]] = [{"states": int_array(range(7)), "now": now}]
-        if len(shares) > 1:
-            bounds = [{"states": int_array(_LIVE_AND_DEAD), "now": now}]
-            bounds += [{"blocks": share, "now": now} for share in shares]
-        return [Part(table="jobs", selection=selection, bounds=one) for one in bounds]
-
-    def _days(self, parent: str) -> list[Row]:
-        return self._rows("days", f"{quoted(self._options.schema)}.{parent}")
+    def _days(self, parent: str, since: Micros | None = None, until: Micros | None = None) -> list[Row]:
+        """Return the partitions with rows of a time, and the number of blocks of each."""
+        return self._rows("days", f"{quoted(self._reader.options.schema)}.{parent}", since, until)
 
     def read(self, part: Part) -> Iterator[pa.RecordBatch]:
         if part.table == "queues":
             return super().read(part)
-        return _read_arrow(self._options, part.table, self._statements(part))
+        return _read_arrow(self._reader.options, part.table, self._statements(part))
 
     def _statements(self, part: Part) -> list[str]:
-        sources = load("bulk_reading", self._options.schema)
+        sources = load("bulk_reading", self._reader.options.schema)
         if "blocks" not in part.bounds:
             name = "attempts_of_range" if part.table == "attempts" else "jobs_in_states"
             return [statement_of(part, sources[name], part.bounds)]
@@ -202,14 +185,9 @@ class PostgresBulkStore(BulkStore):
 
     def latest(self) -> str:
         """Return the cursor of the last row that is certain, after a short wait for rows that can be seen already."""
-        xid, seq, newest = self._row("end_of_log")
-        if newest is not None and newest > xid:
-            for _ in range(LOOKS):
-                if self._row("is_over", newest)[0]:
-                    break
-                time.sleep(PAUSE)
-            xid, seq, _ = self._row("end_of_log")
-        return str(Place(xid, seq))
+        self._read(await_writers)
+        found = self._rows("end_of_log")
+        return str(Place(*found[0]) if found else START)
 
     def limited(self, after: str, until: str, *, rows: int | None) -> str:
         first, last = parse_cursor(after), parse_cursor(until)
@@ -237,19 +215,19 @@ class PostgresBulkStore(BulkStore):
         Retention leaves a mark. Without a mark, there is one sign of removed rows: the cursor's own row is gone, numbers after it
         were given out, and the next row does not have the next number.
         """
-        is_there, xid, seq, last_number, has_begun, is_passed, is_mark = self._row(
+        ((is_there, xid, seq, last_number, has_begun, is_passed, is_mark),) = self._rows(
             "around", place.xid, place.seq
         )
-        is_resumed = place.seq > 0
+        is_resumed, where = place.seq > 0, self._reader.options.place
         if is_resumed and not has_begun:
             raise InvalidRequest(
-                f"{self._options.place}: the cursor {place} is of a transaction that has not begun here yet: the store was put "
+                f"{where}: the cursor {place} is of a transaction that has not begun here yet: the store was put "
                 "back to an earlier time, or it is another one. Begin with a fresh checkpoint"
             )
         is_lost = not is_there and not is_mark and last_number > place.seq and seq != place.seq + 1
         if is_resumed and (is_passed or is_lost):
             raise HistoryGone(
-                f"{self._options.place}: rows of the attempt log after {place} were removed "
+                f"{where}: rows of the attempt log after {place} were removed "
                 f"{'by retention ' if is_passed else ''}before this reader came to them. Keep the log longer (keep_attempts of "
                 "the queues), or begin with a fresh checkpoint"
             )
@@ -279,7 +257,8 @@ class PostgresBulkStore(BulkStore):
     def stage(self, write: str, task: str, batches: Iterable[Sequence[JobRecord]]) -> int:
         # One connection for all batches, and no second one after it: so all rows of a task were staged within one life of the
         # server.
-        session = run_sync(open_ready(self._options))
+        options = self._writer.options
+        session = run_sync(open_ready(options))
         count = number = 0
         try:
             for jobs in chunked(batches, _CHUNK_JOBS):
@@ -290,7 +269,7 @@ class PostgresBulkStore(BulkStore):
                 count += len(jobs)
             run_sync(session.named("enqueue", "complete", write, task, number, *series_of(write)))
         except psycopg.Error as error:
-            raise translated(error, self._options) from error
+            raise translated(error, options) from error
         finally:
             run_sync(session.connection.close())
         return count
@@ -298,38 +277,20 @@ class PostgresBulkStore(BulkStore):
     def publish(self, write: str, tasks: Sequence[str], *, now: Micros | None = None) -> int:
         names = text_array(list(dict.fromkeys(tasks)))
         at = wall_clock() if now is None else now
+        values = [*series_of(write), names, at, self._writer.options.stir, new_id_head()]
         try:
-            return int(
-                run_sync(
-                    self._call(
-                        "publish_write",
-                        write,
-                        *series_of(write),
-                        names,
-                        at,
-                        self._options.stir,
-                        new_id_head(),
-                    )
-                )
-            )
+            return int(self._call("publish_write", write, *values))
         except TaskHarborError as error:
             cause = error.__cause__
             if not isinstance(cause, psycopg.Error) or cause.sqlstate != _STAGING_LOST:
                 raise
             raise StagingLost(
-                f"{self._options.place}: {cause.diag.message_primary} (the server was restarted or another took over, and "
+                f"{self._writer.options.place}: {cause.diag.message_primary} (the server was restarted or another took over, and "
                 "staging does not outlive that): nothing was published, write it again"
             ) from cause
 
     def abandon(self, write: str) -> None:
-        run_sync(self._call("abandon_write", write, *series_of(write)))
-
-    async def _call(self, function: str, *values: Any) -> Any:
-        connections = Connections(self._options, await open_ready(self._options))
-        try:
-            return await connections.run(lambda session: session.call(function, *values))
-        finally:
-            await connections.close()
+        self._call("abandon_write", write, *series_of(write))
 
 
 def staged_values(jobs: Sequence[JobRecord]) -> Iterator[tuple[list[Any], int, str | None, int | None]]:

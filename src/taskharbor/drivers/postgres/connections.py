@@ -208,7 +208,7 @@ class Connections:
                     answer = await operation(session)
                 except psycopg.Error as error:
                     await self._drop(session)
-                    if is_conflict(error) and conflicts < _CONFLICTS:
+                    if error.sqlstate in _CONFLICT and conflicts < _CONFLICTS:
                         conflicts += 1
                         await asyncio.sleep(random.random() * 0.002 * 2**conflicts)
                         continue
@@ -285,7 +285,8 @@ async def connect(options: Options) -> Connection:
 
 # -- PostgreSQL's errors as TaskHarbor's ----------------------------------------------------------------------------
 
-_CROSSED = ("40001", "40P01")
+_CONFLICT = ("40001", "40P01")
+"""The server undid the call because of a conflict with another. It can be repeated."""
 _SHUTDOWN = ("57P01", "57P02", "57P03", "57P05")
 _READ_ONLY = "25006"
 
@@ -317,11 +318,6 @@ _SPOKEN = {
 }
 MISSING = ("42P01", "42883", "3F000", "42704")
 _BAD_VALUE = ("22", "23502", "23514")
-
-
-def is_conflict(error: psycopg.Error) -> bool:
-    """Return True if the server undid the call because of a conflict with another. It can be repeated."""
-    return error.sqlstate in _CROSSED
 
 
 def is_lost(error: psycopg.Error) -> bool:

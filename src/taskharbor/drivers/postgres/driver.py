@@ -75,9 +75,11 @@ class PostgresDriver(Driver):
     async def open(self) -> None:
         if self._connections is not None:
             return
-        session = await migrations.open_ready(self.options)
-        self._connections = Connections(self.options, session)
+        self._connections = Connections(self.options, await migrations.open_ready(self.options))
         self._listener = Listener(self.options, self._connections, self._claimer.emptied)
+
+    async def open_to_read(self) -> None:
+        self._connections = self._connections or Connections(self.options)
 
     async def close(self) -> None:
         listener, self._listener = self._listener, None
@@ -90,12 +92,15 @@ class PostgresDriver(Driver):
             connections, self._connections = self._connections, None
             await connections.close()
 
-    async def _query(self, operation: Operation[T], *, where_heard: bool = False) -> T:
-        if self._connections is None:
+    def _opened(self, what: T | None) -> T:
+        if what is None:
             raise BackendUnavailable(
                 f"{self.options.place} is not open: await open() first, or use `async with`"
             )
-        return await self._connections.run(operation, where_heard=where_heard)
+        return what
+
+    async def _query(self, operation: Operation[T], *, where_heard: bool = False) -> T:
+        return await self._opened(self._connections).run(operation, where_heard=where_heard)
 
     async def _store_call(self, function: str, *values: Any) -> Any:
         return await self._query(lambda session: session.call(function, *values))
@@ -114,7 +119,7 @@ class PostgresDriver(Driver):
         records = call.records
         with self._throttle.change({record.queue for record in records}) as mode:
             return await self._query(
-                lambda session: enqueue.enqueue(session, records, call.now, mode, new_ids=call.new_ids)
+                lambda session: enqueue.store(session, records, call.now, mode, new_ids=call.new_ids)
             )
 
     async def _reserve(self, call: op.Reserve) -> list[JobRecord]:
@@ -155,32 +160,14 @@ class PostgresDriver(Driver):
     # -- other operations ---------------------------------------------------------------------------------
 
     functions: ClassVar[dict[type[op.Operation[Any]], Callable[..., Any]]] = {
-        op.Settle: leases.settle,
-        op.ExtendLease: leases.extend_lease,
-        op.Cancel: operate.cancel,
-        op.Requeue: operate.requeue,
-        op.Configure: operate.configure,
-        op.Purge: operate.purge,
-        op.Settings: operate.settings_of,
-        op.Get: operate.get,
-        op.ListJobs: operate.list_jobs,
-        op.Stats: operate.stats,
-        op.ReadAttempts: log.read_attempts,
-        op.JobAttempts: log.job_attempts,
-        op.LogStreams: log.log_streams,
-        op.ReadLog: log.read_log,
-        op.Remove: operate.remove,
-        op.PutBlob: enqueue.put_blob,
-        op.ReadBlobs: enqueue.read_blobs,
-        op.ListBlobs: enqueue.list_blobs,
-        op.DropBlobs: enqueue.drop_blobs,
-        op.PublishBlobs: enqueue.publish_blobs,
+        call: vars(module)[name]
+        for module in (enqueue, leases, log, operate)
+        for name, call in op.OPERATIONS.items()
+        if name in vars(module)
     }
-    """Functions of a session and the fields of the call."""
+    """Functions of a session and the fields of the call, named like the call."""
 
-    def _apply(
-        self, function: Callable[..., Coroutine[Any, Any, T]], call: op.Operation[T]
-    ) -> Coroutine[Any, Any, T]:
+    def _apply(self, function: Callable[..., Any], call: op.Operation[T]) -> Coroutine[Any, Any, T]:
         return self._query(lambda session: function(session, *astuple(call)))
 
     async def _prune(self, call: op.Prune) -> int:
@@ -203,11 +190,7 @@ class PostgresDriver(Driver):
     # -- waiting ------------------------------------------------------------------------------------------
 
     async def _wait(self, call: op.Wait) -> Woken:
-        if self._listener is None:
-            raise BackendUnavailable(
-                f"{self.options.place} is not open: await open() first, or use `async with`"
-            )
-        return await wait(self._listener, call)
+        return await wait(self._opened(self._listener), call)
 
     async def _notify(self, queues: Iterable[str]) -> None:
         values = channel(self.options.schema), text_array(list(queues))

@@ -37,13 +37,8 @@ _CHUNK = 1000
 _USUAL = tuple(_DEFAULTS.values())[1:]
 
 
-async def enqueue(
-    session: Session,
-    records: Sequence[JobRecord],
-    now: Micros,
-    stir: int,
-    *,
-    new_ids: bool,
+async def store(
+    session: Session, records: Sequence[JobRecord], now: Micros, stir: int, *, new_ids: bool
 ) -> list[Enqueued]:
     # After an earlier try that may have stored the jobs, the plain way is not tried first.
     if not session.is_repeated:
@@ -165,6 +160,6 @@ async def _enqueue(session: Session, jobs: Sequence[JobRecord], now: Micros) -> 
     for _, run in groupby(jobs, lambda job: (job.queue, job.key is None and job.idempotency_key is None)):
         some = list(run)
         for start in range(0, len(some), _CHUNK):
-            stored = await enqueue(session, some[start : start + _CHUNK], now, session.stir, new_ids=False)
+            stored = await store(session, some[start : start + _CHUNK], now, session.stir, new_ids=False)
             added += sum(not one.existed for one in stored)
     return added

@@ -8,23 +8,15 @@ still holds.
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Sequence
-from typing import Any, assert_never
+from typing import Any
 
-from taskharbor.drivers.contract import Ack, Discard, Extension, Fail, Release, Retry, Settlement
+from taskharbor.drivers.contract import Ack, Extension, Settlement
 from taskharbor.drivers.operations import Reserve
 from taskharbor.drivers.postgres.connections import Session
-from taskharbor.drivers.postgres.rows import (
-    in_base64,
-    int_array,
-    leased_job,
-    text_array,
-    to_json,
-    token_parts,
-)
+from taskharbor.drivers.postgres.rows import int_array, leased_job, text_array, to_json, token_parts
 from taskharbor.errors import JobError, JobNotFound, JobNotInflight, LeaseExpired, LeaseMismatch
-from taskharbor.jobs import Failure, JobRecord, Lease, Micros
+from taskharbor.jobs import JobRecord, Lease, Micros
 from taskharbor.requests import new_token
 
 _HINTS = 100
@@ -77,13 +69,11 @@ class Claimer:
 
 
 async def settle(session: Session, settlements: Sequence[Settlement], now: Micros) -> list[JobError | None]:
-    times = Counter([one.job_id for one in settlements])
-    has_duplicates = len(times) < len(settlements)
-    others = {
-        n: _other(one) | ({"is_duplicate": True} if times[one.job_id] > 1 else {})
-        for n, one in enumerate(settlements, start=1)
-        if type(one) is not Ack or one.result is not None or has_duplicates
+    others: dict[int | str, Any] = {
+        n: one for n, one in enumerate(settlements, start=1) if type(one) is not Ack or one.result is not None
     }
+    if len({one.job_id for one in settlements}) < len(settlements):
+        others["in_order"] = True
     given = to_json(others) if others else None
     answers: list[int] | None = await session.call(
         "settle", *_leases(settlements), given, now, session.stir, session.is_repeated
@@ -105,27 +95,6 @@ def _leases(items: Sequence[Settlement] | Sequence[Extension]) -> tuple[str, str
     )
 
 
-def _other(settlement: Settlement) -> dict[str, Any]:
-    """Return the fields of a settlement that is not a plain ack, for the server."""
-    match settlement:
-        case Ack(result=result):
-            return {"kind": 0} | ({} if result is None else {"result": in_base64(result)})
-        case Retry(run_at_us=run_at, attempts=attempts, error=error):
-            return {"kind": 1, "run_at": run_at, "attempts": attempts, **_error(error)}
-        case Fail(attempts=attempts, error=error):
-            return {"kind": 2, "attempts": attempts, **_error(error)}
-        case Release(run_at_us=run_at_or_none):
-            return {"kind": 3, "run_at": run_at_or_none}
-        case Discard(reason=reason):
-            return {"kind": 4, **({} if reason is None else _error(reason))}
-        case _:
-            assert_never(settlement)
-
-
-def _error(error: Failure) -> dict[str, Any]:
-    return {"type": error.type, "message": error.message, "error": error.text}
-
-
 async def extend_lease(
     session: Session, extensions: Sequence[Extension], lease_for: Micros, now: Micros
 ) -> list[Lease | JobError]:
@@ -134,9 +103,7 @@ async def extend_lease(
     pause = 0.001
     while True:
         some = [extensions[n] for n in left]
-        progress = {
-            n: in_base64(one.progress) for n, one in enumerate(some, start=1) if one.progress is not None
-        }
+        progress = {n: one.progress for n, one in enumerate(some, start=1) if one.progress is not None}
         given = to_json(progress) if progress else None
         rows = await session.named("inspect", "extend_lease", *_leases(some), given, lease_for, now)
         for n, code, expires_at, cancel_requested in rows:

@@ -17,8 +17,8 @@ from taskharbor.drivers.postgres.rows import attempt_record
 from taskharbor.errors import InvalidRequest
 from taskharbor.jobs import Attempt
 
-LOOKS = 20
-PAUSE = 0.005
+_LOOKS = 20
+_PAUSE = 0.005
 """Seconds between looks. A row is usually held back by a transaction that ends in a moment, so a reader looks a few times before
 it reports that there is nothing new."""
 _STREAM = "log"
@@ -59,20 +59,22 @@ async def read_attempts(session: Session, after: str | None, limit: int) -> Atte
     ((last,),) = await session.named("log", "epoch")
     if place.epoch > last:
         raise InvalidRequest(f"{after!r} is a cursor of another store: this one is in epoch {last}")
-    for look in range(LOOKS):
+    rows = await session.named("log", "page", place.xid, place.seq, limit)
+    if not rows and await await_writers(session):
         rows = await session.named("log", "page", place.xid, place.seq, limit)
-        if rows or not await _is_held_back(session, look):
-            break
     end = Place(*rows[-1][:2]) if rows else place
     return AttemptPage([attempt_record(row) for row in rows], str(end))
 
 
-async def _is_held_back(session: Session, look: int) -> bool:
-    """Return True if there are rows that a reader may not have yet. Then the caller looks again, after a pause."""
-    ((is_held_back,),) = await session.named("log", "is_held_back")
-    if is_held_back and look < LOOKS - 1:
-        await asyncio.sleep(PAUSE)
-    return bool(is_held_back)
+async def await_writers(session: Session) -> bool:
+    """Wait a moment for transactions that hold back rows which are visible already. Return False if nothing was held back."""
+    ((newest,),) = await session.named("log", "held_back")
+    looks = 0 if newest is None else _LOOKS
+    for _ in range(looks):
+        await asyncio.sleep(_PAUSE)
+        if (await session.named("log", "is_over", newest))[0][0]:
+            break
+    return looks > 0
 
 
 async def job_attempts(session: Session, job_id: str) -> list[Attempt]:
@@ -80,9 +82,7 @@ async def job_attempts(session: Session, job_id: str) -> list[Attempt]:
 
 
 async def log_streams(session: Session) -> LogState:
-    for look in range(LOOKS):
-        if not await _is_held_back(session, look):
-            break
+    await await_writers(session)
     ((system_id, trimmed, last),) = await session.named("log", "stream")
     stream = LogStream(name=_STREAM, queue=None, last=last, trimmed=trimmed, is_dense=False)
     return LogState(f"{system_id}/{session.schema}", [stream])

@@ -24,8 +24,6 @@ from taskharbor.errors import SchemaMismatch
 FUNCTIONS_VERSION = 1
 """Raised by one with every release that changes a function."""
 MINIMUM_VERSION = 140_000
-_UNRELEASED = "0001_tables"
-"""A step of stores from before the first release. Their tables were different."""
 
 
 @cache
@@ -89,31 +87,25 @@ async def _check_isolation(session: Session, options: Options) -> None:
 
 
 async def _pending(session: Session, options: Options, known: Sequence[Migration]) -> list[Migration]:
-    tables = {name for (name,) in await session.named("migrate", "tables", session.schema)}
-    if "migrations" not in tables:
-        own = set(re.findall(r"^CREATE (?:UNLOGGED )?TABLE (\w+)", known_steps()[0].sql, re.MULTILINE))
-        if tables & own:
-            raise _foreign(options, tables & own)
-        return list(known)
-    try:
-        applied: dict[str, bool] = dict(await session.named("migrate", "applied"))
-    except psycopg.errors.UndefinedColumn:
-        raise _foreign(options, {"migrations"}) from None
     place = f"{options.place}: the schema {options.schema!r}"
-    if _UNRELEASED in applied:
+    first = known_steps()[0]
+    tables = {name for (name,) in await session.named("migrate", "tables", session.schema)}
+    others = tables & set(re.findall(r"^CREATE (?:UNLOGGED )?TABLE (\w+)", first.sql, re.MULTILINE))
+    applied: dict[str, bool] = {}
+    if "migrations" in tables:
+        try:
+            applied = dict(await session.named("migrate", "applied"))
+        except psycopg.errors.UndefinedColumn:
+            others = {"migrations"}
+    if others and first.name not in applied:
         raise SchemaMismatch(
-            f"{place} was made by a version from before the first release, whose jobs cannot be taken over: "
-            "drop it, or give TaskHarbor another with ?schema=name"
+            f"{place} already holds tables of another program, or of a version from before the first release "
+            f"({', '.join(sorted(others))}): give TaskHarbor one of its own with ?schema=name"
         )
     missing = pending_of(known, applied, place)
-    return [step for step in missing if not await session.named("migrate", "is_applied", step.name)]
-
-
-def _foreign(options: Options, tables: set[str]) -> SchemaMismatch:
-    return SchemaMismatch(
-        f"{options.place}: the schema {options.schema!r} already holds tables of another program "
-        f"({', '.join(sorted(tables))}): give TaskHarbor one of its own with ?schema=name"
-    )
+    return [
+        step for step in missing if not applied or not await session.named("migrate", "is_applied", step.name)
+    ]
 
 
 async def _apply(session: Session, migration: Migration) -> None:

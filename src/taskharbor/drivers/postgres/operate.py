@@ -62,7 +62,7 @@ async def configure(session: Session, queue: str, settings: QueueSettings, _: Mi
     await session.call("configure", queue, *msgspec.structs.astuple(settings), session.stir)
 
 
-async def settings_of(session: Session, queue: str) -> QueueSettings:
+async def settings(session: Session, queue: str) -> QueueSettings:
     rows = await session.named("inspect", "settings", queue)
     return settings_from(rows[0]) if rows else QueueSettings()
 

@@ -13,7 +13,6 @@ search path belongs to whoever used it last. `/*name*/` stands for a list of col
 
 from __future__ import annotations
 
-import base64
 import re
 from collections.abc import Iterable, Sequence
 from functools import cache
@@ -136,10 +135,6 @@ def stored_value(field: str, value: Any) -> Any:
 
 def to_json(value: Any) -> str:
     return _encode(value).decode()
-
-
-def in_base64(value: bytes) -> str:
-    return base64.b64encode(value).decode()
 
 
 def escaped_texts(values: Iterable[str | None]) -> str:

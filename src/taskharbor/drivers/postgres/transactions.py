@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeAlias
@@ -57,11 +57,15 @@ def join(transaction: Any, options: Options) -> JoinedTransaction | JoinedAsyncT
     )
 
 
-class _Transaction(JoinedTransaction):
-    def __init__(self, run: Callable[[str, list[Any]], Rows], options: Options) -> None:
+class _Joined:
+    """Runs a statement on the caller's connection."""
+
+    def __init__(self, run: Callable[[str, list[Any]], Any], options: Options) -> None:
         self._run = run
         self._options = options
 
+
+class _Transaction(_Joined, JoinedTransaction):
     def enqueue(self, records: Sequence[JobRecord], *, now: Micros) -> list[Enqueued]:
         statement = EnqueueStatement(records, now, self._options)
         with _explaining(self._options):
@@ -69,11 +73,7 @@ class _Transaction(JoinedTransaction):
         return statement.answers(rows)
 
 
-class _AsyncTransaction(JoinedAsyncTransaction):
-    def __init__(self, run: Callable[[str, list[Any]], Awaitable[Rows]], options: Options) -> None:
-        self._run = run
-        self._options = options
-
+class _AsyncTransaction(_Joined, JoinedAsyncTransaction):
     async def enqueue(self, records: Sequence[JobRecord], *, now: Micros) -> list[Enqueued]:
         statement = EnqueueStatement(records, now, self._options)
         with _explaining(self._options):

@@ -77,7 +77,7 @@ BEGIN
         INSERT INTO repeated AS r (call, try) VALUES (p_secret, p_try)
         ON CONFLICT (call) DO UPDATE SET try = excluded.try;
         -- If it took effect, these are its jobs, and their lease counts from now. Jobs beyond the present limit go back.
-        PERFORM settle_one(c.id, c.seq, p_secret, '{"kind": 3}', p_now, p_stir, false)
+        PERFORM settle_one(c.id, c.seq, p_secret, '{"type": "release"}', p_now, p_stir, false)
         FROM (SELECT j.id, j.seq FROM jobs AS j
               WHERE j.queue_id = v_queue.id AND j.state = 3 AND coalesce(j.expires_at, j.run_at) > p_now AND j.token = p_secret
               ORDER BY j.rank, j.run_at, j.seq OFFSET p_limit) AS c;

@@ -2,6 +2,9 @@
 CREATE OR REPLACE FUNCTION serve_failure_queue(p_dead jobs, p_now bigint, p_stir integer) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     v_source queues;
+    -- An id in the form of the clients' ids: time first, so the index grows at its end.
+    v_id text := overlay(gen_random_uuid()::text PLACING
+        regexp_replace(lpad(to_hex(p_now / 1000), 12, '0'), '(.{8})(.{4})', '\1-\2-7') FROM 1);
     v_job jobs;
 BEGIN
     SELECT * INTO v_source FROM queues WHERE id = p_dead.queue_id;
@@ -9,7 +12,7 @@ BEGIN
         RETURN;
     END IF;
     INSERT INTO jobs (id, type, queue_id, rank, run_at, created_at, max_attempts, state, headers, payload)
-    VALUES (new_job_id(p_now), 'taskharbor.failure', queue_id_of(v_source.failure_queue), 0, p_now, p_now, 5, 1, p_dead.headers,
+    VALUES (v_id, 'taskharbor.failure', queue_id_of(v_source.failure_queue), 0, p_now, p_now, 5, 1, p_dead.headers,
             convert_to(concat(
                 '{"job_id":', to_json(p_dead.id), ',"queue":', to_json(v_source.name), ',"type":', to_json(p_dead.type),
                 ',"codec":', to_json(coalesce(p_dead.codec, 'json')),

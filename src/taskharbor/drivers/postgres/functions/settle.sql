@@ -1,8 +1,7 @@
 -- End leases. A lease is known by the job's number (part of the token), its id and the secret. p_others: settlements that are not
--- a plain ack, by place in the batch: {kind, run_at, attempts, type, message, error, result, is_duplicate}. kind: 0 ack, 1 retry,
--- 2 fail, 3 release, 4 discard. is_duplicate: the job is in the batch more than once. NULL if all are plain. It is an object,
--- because joining a list would walk it again for every row. p_is_repeated: an earlier try of this call may have taken effect.
--- Answers in order; NULL if all succeeded.
+-- a plain ack, by place in the batch, as JSON of their structs; `in_order` if a job is in the batch more than once. NULL if all
+-- are plain. It is an object, because joining a list would walk it again for every row. p_is_repeated: an earlier try of this
+-- call may have taken effect. Answers in order; NULL if all succeeded.
 CREATE OR REPLACE FUNCTION settle(
     p_seqs bigint[], p_ids text[], p_secrets text[], p_others jsonb, p_now bigint, p_stir integer, p_is_repeated boolean
 ) RETURNS smallint[] LANGUAGE plpgsql AS $$
@@ -14,14 +13,14 @@ BEGIN
     -- A caller that locks several jobs takes those without a key first, then those with one, each by number. So no two calls wait
     -- for each other. Plain acks of jobs without a key come first here; so other settlements of jobs without a key are locked
     -- with them.
-    IF EXISTS (SELECT FROM jsonb_each(p_others) AS o(n, e) WHERE o.e ->> 'kind' <> '0' OR o.e ? 'is_duplicate') THEN
+    IF p_others ? 'in_order' OR EXISTS (SELECT FROM jsonb_each(p_others) AS o(n, e) WHERE o.e ->> 'type' <> 'ack') THEN
         PERFORM FROM jobs WHERE id = ANY (p_ids) AND key IS NULL ORDER BY seq FOR UPDATE;
     END IF;
     WITH given AS MATERIALIZED (
         SELECT g.seq, g.id, g.secret, g.n, decode(p_others -> g.n::text ->> 'result', 'base64') AS given_result
         FROM unnest(p_seqs, p_ids, p_secrets) WITH ORDINALITY AS g(seq, id, secret, n)
         WHERE p_others IS NULL
-           OR coalesce(p_others -> g.n::text ->> 'kind', '0') = '0' AND NOT coalesce(p_others -> g.n::text ? 'is_duplicate', false)
+           OR NOT p_others ? 'in_order' AND coalesce(p_others -> g.n::text ->> 'type', 'ack') = 'ack'
         ORDER BY g.seq
     ), gone AS (
         DELETE FROM jobs AS j USING given AS g

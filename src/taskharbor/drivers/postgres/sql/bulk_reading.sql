@@ -24,29 +24,22 @@ WHERE j.ctid >= %(from)s::tid AND j.ctid < %(to)s::tid
 -- Planning.
 
 -- name: days
--- The partitions of a table: the number of blocks of each, and the instants that it holds (NULL: any).
-SELECT c.relname::text, pg_relation_size(c.oid) / current_setting('block_size')::bigint,
-    substring(pg_get_expr(c.relpartbound, c.oid) FROM 'FROM \(''?(-?\d+)''?\)')::bigint,
-    substring(pg_get_expr(c.relpartbound, c.oid) FROM 'TO \(''?(-?\d+)''?\)')::bigint
+-- The partitions of a table that may hold rows from $2 to before $3 (NULL: any time), and the number of blocks of each.
+SELECT c.relname::text, pg_relation_size(c.oid) / current_setting('block_size')::bigint
 FROM pg_inherits AS i JOIN pg_class AS c ON c.oid = i.inhrelid
 WHERE i.inhparent = to_regclass($1)
+    AND (substring(pg_get_expr(c.relpartbound, c.oid) FROM 'FROM \(''?(-?\d+)''?\)')::bigint < $3::bigint) IS NOT FALSE
+    AND (substring(pg_get_expr(c.relpartbound, c.oid) FROM 'TO \(''?(-?\d+)''?\)')::bigint > $2::bigint) IS NOT FALSE
 ORDER BY c.relname
 
 -- name: snapshot
-SELECT pg_current_snapshot()::text, $schema.log_xid(pg_snapshot_xmin(pg_current_snapshot()))
+SELECT pg_current_snapshot()::text, $schema.log_xid(pg_snapshot_xmin(pg_current_snapshot())),
+    (extract(epoch FROM clock_timestamp()) * 1000000)::bigint
 
 -- name: end_of_log
--- The last row that is certain (no row can appear below the oldest running transaction), or the beginning; and the number of the
--- newest transaction with visible rows.
-SELECT coalesce(certain.xid, $schema.log_xid('0')), coalesce(certain.seq, 0), (SELECT max(a.xid) FROM $schema.attempts AS a)
-FROM (SELECT) AS always
-    LEFT JOIN LATERAL (
-        SELECT a.xid, a.seq FROM $schema.attempts AS a WHERE a.xid < $schema.log_xid(pg_snapshot_xmin(pg_current_snapshot()))
-        ORDER BY a.xid DESC, a.seq DESC LIMIT 1
-    ) AS certain ON true
-
--- name: is_over
-SELECT $schema.log_xid(pg_snapshot_xmin(pg_current_snapshot())) > $1::bigint
+-- The last row that is certain: no row can appear below the oldest running transaction.
+SELECT a.xid, a.seq FROM $schema.attempts AS a WHERE a.xid < $schema.log_xid(pg_snapshot_xmin(pg_current_snapshot()))
+ORDER BY a.xid DESC, a.seq DESC LIMIT 1
 
 -- name: around
 -- For a cursor: whether its own row is still there, the next row, the last given number, and whether the cursor's transaction has

@@ -7,9 +7,12 @@ SELECT /*attempt*/ FROM $schema.attempts AS a JOIN (SELECT id AS queue_id, name 
 WHERE (a.xid, a.seq) > ($1::bigint, $2::bigint) AND a.xid < $schema.log_xid(pg_snapshot_xmin(pg_current_snapshot()))
 ORDER BY a.xid, a.seq LIMIT $3::bigint
 
--- name: is_held_back
--- True if there are rows that a reader may not have yet.
-SELECT EXISTS (SELECT FROM $schema.attempts AS a WHERE a.xid >= $schema.log_xid(pg_snapshot_xmin(pg_current_snapshot())))
+-- name: held_back
+-- The newest transaction with visible rows that a reader may not have yet.
+SELECT max(a.xid) FROM $schema.attempts AS a WHERE a.xid >= $schema.log_xid(pg_snapshot_xmin(pg_current_snapshot()))
+
+-- name: is_over
+SELECT $schema.log_xid(pg_snapshot_xmin(pg_current_snapshot())) > $1::bigint
 
 -- name: of_job
 SELECT /*attempt*/ FROM $schema.attempts AS a JOIN (SELECT id AS queue_id, name AS queue FROM $schema.queues) AS q USING (queue_id)
