@@ -4,12 +4,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-SAMPLE = Path(__file__).parent / "typing" / "declared_jobs.py"
+SAMPLES = sorted((Path(__file__).parent / "typing").glob("*.py"))
 
 
-def test_types_survive_the_decorator() -> None:
+def test_types_survive_the_decorator_and_tell_synchronous_from_asynchronous() -> None:
     checked = subprocess.run(
-        [sys.executable, "-m", "mypy", "--strict", "--config-file=", str(SAMPLE)],
+        [sys.executable, "-m", "mypy", "--strict", "--config-file=", *map(str, SAMPLES)],
         capture_output=True,
         text=True,
     )

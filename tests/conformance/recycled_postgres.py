@@ -21,8 +21,8 @@ from taskharbor_testkit.servers import (
 )
 
 TABLES = (
-    *("queues", "jobs", "finished", "dead", "idempotency", "attempts", "moves", "totals", "repeated"),
-    *("staged", "published", "blobs", "portions"),
+    *("queues", "jobs", "finished", "dead", "idempotency", "attempts", "moves", "swept", "repeated"),
+    *("staged", "published", "blobs"),
 )
 DAYS = """
 SELECT relname FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace

@@ -1,43 +1,47 @@
-"""A schema of its own per test, records for it, and a look behind the driver's back."""
+"""Stores of the PostgreSQL driver's tests: emptied and used again, unless a module asks for new ones."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
-import psycopg
 import pytest
 
-from drivers.postgres.pg_harness import NOW, Raw
+from conformance.recycled_postgres import recycler
+from drivers.postgres.pg_harness import Raw, line
+from needing import Entered
 from taskharbor.drivers.postgres import PostgresDriver
-from taskharbor.jobs import JobRecord
-from taskharbor.requests import new_id
-
-MakeRecord = Callable[..., JobRecord]
 
 
 @pytest.fixture
-def now() -> int:
-    return NOW
+def url() -> str:
+    """An empty store. Its schema is there, and may have been used before."""
+    return recycler().fresh_url()
 
 
 @pytest.fixture
-def driver(postgres_url: str) -> PostgresDriver:
-    return PostgresDriver.from_url(postgres_url)
+def driver(url: str) -> PostgresDriver:
+    """Not open yet."""
+    return PostgresDriver.from_url(url)
 
 
 @pytest.fixture
-def record() -> MakeRecord:
-    def make(**fields: Any) -> JobRecord:
-        defaults = {"id": new_id(), "type": "mail", "queue": "q", "run_at_us": NOW, "created_at_us": NOW}
-        return JobRecord(**(defaults | fields))
-
-    return make
+def store(driver: PostgresDriver) -> Entered:
+    return Entered(driver)
 
 
 @pytest.fixture
-def raw(postgres_url: str) -> Iterator[Raw]:
-    """Somebody else's connection, whose search path is the store's schema."""
-    options = PostgresDriver.from_url(postgres_url).options
-    with psycopg.connect(options.conninfo, autocommit=True) as connection:
-        yield Raw(connection, options.schema)
+def other(driver: PostgresDriver) -> Entered:
+    """Another handle on the same store."""
+    return Entered(driver.clone())
+
+
+@pytest.fixture
+def raw(driver: PostgresDriver) -> Iterator[Raw]:
+    with Raw(driver.options) as raw:
+        yield raw
+
+
+@pytest.fixture
+def here(url: str) -> Entered:
+    """A line that can break, to an empty store."""
+    return Entered(line(url))

@@ -1,32 +1,79 @@
-"""What the PostgreSQL driver's tests say often."""
+"""Helpers of the PostgreSQL driver's tests: records, short calls, a look behind the driver's back, and lines that break."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from typing import Any
 
 import psycopg
 from psycopg import sql
 
+from records import NOW, make_record, present
+from taskharbor.drivers.contract import DAY, Ack, Driver, Enqueued
+from taskharbor.drivers.postgres import PostgresDriver
 from taskharbor.drivers.postgres.enqueue import rule_values
-from taskharbor.drivers.postgres.options import NOTIFYING
+from taskharbor.drivers.postgres.options import NOTIFYING, Options
 from taskharbor.drivers.postgres.rows import load
-from taskharbor.jobs import SECOND, JobRecord
+from taskharbor.jobs import SECOND, JobRecord, JobState, Micros, Outcome
+from taskharbor_testkit.servers import FaultProxy, PostgresServer
 
-NOW = 1_700_000_000 * SECOND
-DAY = 86_400 * SECOND
+__all__ = ["DAY", "NOW", "SECOND", "make_record", "present"]
 
-_PATIENCE = 30.0
+LEASE: Micros = 60 * SECOND
+
+
+def make_records(count: int, **fields: Any) -> list[JobRecord]:
+    return [make_record(**fields) for _ in range(count)]
+
+
+def held(job: JobRecord) -> tuple[str, str]:
+    """The first two fields of a settlement or heartbeat."""
+    return job.id, present(job.token)
+
+
+def ids(jobs: Iterable[JobRecord | Enqueued]) -> list[str]:
+    return [job.id for job in jobs]
+
+
+async def claim(
+    driver: Driver,
+    limit: int = 1,
+    *,
+    queue: str = "q",
+    now: Micros = NOW,
+    worker: str = "w",
+    lease: Micros = LEASE,
+) -> list[JobRecord]:
+    return await driver.reserve(queue, limit=limit, lease_for=lease, now=now, worker=worker)
+
+
+async def ack(driver: Driver, jobs: Sequence[JobRecord], now: Micros = NOW) -> None:
+    assert await driver.settle([Ack(*held(job)) for job in jobs], now=now) == [None] * len(jobs)
+
+
+async def counts(driver: Driver, queue: str = "q") -> dict[JobState, int]:
+    """The states of a queue that have any jobs."""
+    (stats,) = await driver.stats(now=NOW, queue=queue)
+    return {state: count for state, count in stats.counts.items() if count}
+
+
+async def outcomes(driver: Driver, job_id: str) -> list[Outcome]:
+    return [row.outcome for row in await driver.job_attempts(job_id)]
+
+
+# -- behind the driver's back ---------------------------------------------------------------------------------
 
 
 class Raw:
-    """A connection that is not the driver's, for what the driver would not do."""
+    """A connection that is not the driver's, for what the driver would not do. Its search path is the store's schema."""
 
-    def __init__(self, connection: psycopg.Connection[Any], schema: str) -> None:
-        self.connection = connection
-        self.schema = schema
-        self(sql.SQL("SET search_path TO {}").format(sql.Identifier(schema)))
+    def __init__(self, options: Options) -> None:
+        self.options = options
+        self.schema = options.schema
+        self.connection: psycopg.Connection[Any] = psycopg.connect(options.conninfo, autocommit=True)
+        self(sql.SQL("SET search_path TO {}").format(sql.Identifier(self.schema)))
 
     def __call__(self, statement: Any, *values: Any) -> list[tuple[Any, ...]]:
         cursor = self.connection.execute(statement, values or None)
@@ -36,14 +83,16 @@ class Raw:
         ((value,),) = self(statement, *values)
         return value
 
-    @property
-    def pid(self) -> int:
-        return self.connection.info.backend_pid
+    def locks_awaited(self) -> int:
+        return int(self.one("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"))
 
-    def another(self) -> Raw:
-        """One more. It is closed by whoever asked for it: `with raw.another() as second`."""
-        info = self.connection.info
-        return Raw(psycopg.connect(info.dsn, password=info.password, autocommit=True), self.schema)
+    @contextlib.contextmanager
+    def another(self, *statements: str) -> Iterator[Raw]:
+        """One more connection, which has begun a transaction with these statements. Its end rolls back."""
+        with Raw(self.options) as more:
+            for statement in ("BEGIN", *statements):
+                more(statement)
+            yield more
 
     def __enter__(self) -> Raw:
         return self
@@ -52,18 +101,11 @@ class Raw:
         self.connection.close()
 
 
-def until(condition: Callable[[], bool], what: str) -> None:
-    """Ask until it is so; each time is a round trip. Nothing is asserted of how long that takes, but that it ends."""
-    deadline = time.monotonic() + _PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline, f"never happened: {what}"
-
-
-def enqueue_on(raw: Raw, records: Sequence[JobRecord], now: int) -> None:
+def enqueue_on(raw: Raw, *records: JobRecord) -> None:
     """As the driver does it, in whatever transaction the connection is in."""
     statement = load("enqueue", raw.schema)["by_rules"]
     with psycopg.RawCursor(raw.connection) as cursor:
-        cursor.execute(statement.encode(), [*rule_values(records), now, NOTIFYING, False])
+        cursor.execute(statement.encode(), [*rule_values(records), NOW, NOTIFYING, False])
 
 
 def fold(raw: Raw) -> None:
@@ -72,8 +114,49 @@ def fold(raw: Raw) -> None:
     raw("SELECT fold(0)")
 
 
-def is_waiting_for(waiter_of: Raw, holder: Raw) -> bool:
-    """Whether somebody waits for a lock that `holder` has. Asked on another connection."""
-    return bool(
-        waiter_of.one("SELECT count(*) FROM pg_locks WHERE %s = ANY (pg_blocking_pids(pid))", holder.pid)
-    )
+# -- lines that break -----------------------------------------------------------------------------------------
+
+
+def crash_proof_server() -> PostgresServer:
+    """What it has answered survives any end of its processes. Nobody cuts the power here, so no disk is waited for."""
+    return PostgresServer.start(settings={"synchronous_commit": "on"})
+
+
+class Line:
+    """A handle by way of a fault proxy, and one that goes straight to the server, to see what is true."""
+
+    def __init__(self, near: PostgresDriver, far: PostgresDriver, proxy: FaultProxy) -> None:
+        self.near = near
+        self.far = far
+        self.proxy = proxy
+
+    async def store(self, count: int = 1, **fields: Any) -> list[str]:
+        return ids(await self.far.enqueue(make_records(count, **fields), now=NOW))
+
+    async def job(self, job_id: str) -> JobRecord:
+        return present((await self.far.get([job_id], now=NOW))[0])
+
+
+@contextlib.asynccontextmanager
+async def line(url: str, options: str = "") -> AsyncIterator[Line]:
+    with nothing_unhandled(), FaultProxy.to(url) as proxy:
+        near = PostgresDriver.from_url(proxy.url_for(url) + options)
+        async with near, PostgresDriver.from_url(url) as far:
+            # A call that fails on a connection nobody has used yet is not repeated: such a server is really gone.
+            await near.time()
+            yield Line(near, far, proxy)
+
+
+@contextlib.contextmanager
+def nothing_unhandled() -> Iterator[None]:
+    """No callback and no forgotten task of the loop ends with an exception that nobody sees."""
+    loop = asyncio.get_running_loop()
+    troubles: list[dict[str, Any]] = []
+    before = loop.get_exception_handler()
+    loop.set_exception_handler(lambda _, context: troubles.append(context))
+    try:
+        yield
+    finally:
+        loop.set_exception_handler(before)
+    if troubles:
+        raise AssertionError("; ".join(f"{one['message']}: {one.get('exception')!r}" for one in troubles))

@@ -7,21 +7,27 @@ see neither: the driver asks again, in a way that finds what the first try has d
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
-from typing import Any
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any, TypeVar
 
+import psycopg
 import pytest
 
-from drivers.postgres.outage_stage import (
+from drivers.postgres.pg_harness import (
     LEASE,
     NOW,
+    SECOND,
     Line,
-    crash_proof_server,
-    line,
-    nothing_unhandled,
-    records,
-    table_locked,
-    waiting_for_locks,
+    Raw,
+    ack,
+    claim,
+    counts,
+    held,
+    ids,
+    make_record,
+    make_records,
+    outcomes,
 )
 from taskharbor.drivers.contract import (
     Ack,
@@ -34,35 +40,26 @@ from taskharbor.drivers.contract import (
     Retry,
     Settlement,
 )
+from taskharbor.drivers.postgres import PostgresDriver, enqueue
 from taskharbor.drivers.postgres.connections import Row, Session
+from taskharbor.drivers.postgres.options import NOTIFYING
 from taskharbor.errors import BackendUnavailable
-from taskharbor.jobs import SECOND, Failure, JobRecord, JobState, Lease, Outcome
-from taskharbor_testkit.servers import PostgresServer
+from taskharbor.jobs import Failure, JobRecord, JobState, Lease, Outcome
 from taskharbor_testkit.servers.proxy import Fault
 from worker.stage import eventually, finish
 
-pytestmark = pytest.mark.parametrize("fault", ["drop", "lose_answer"])
-
+T = TypeVar("T")
 ERROR = Failure("ValueError", "no")
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[PostgresServer]:
-    with crash_proof_server() as server:
-        yield server
+@pytest.fixture(params=["drop", "lose_answer"])
+def fault(request: pytest.FixtureRequest) -> Fault:
+    fault: Fault = request.param
+    return fault
 
 
-def on_a_line(server: PostgresServer, story: Callable[[Line], Awaitable[None]], options: str = "") -> None:
-    async def main() -> None:
-        with nothing_unhandled():
-            async with line(server, options) as here:
-                await story(here)
-
-    asyncio.run(main())
-
-
-async def asked_twice(here: Line, call: bytes, fault: Fault, ask: Callable[[], Awaitable[Any]]) -> Any:
-    """What the caller is told, when the first request that runs `call` meets its fault."""
+async def asked_twice(here: Line, call: bytes, fault: Fault, ask: Callable[[], Awaitable[T]]) -> T:
+    """The answer, where the first request that runs `call` meets its fault."""
     here.proxy.on_request(call, then=fault)
     answer = await ask()
     assert here.proxy.triggered.wait(10), f"nothing ran {call!r}"
@@ -78,393 +75,364 @@ async def asked_in_vain(here: Line, call: bytes, fault: Fault, ask: Callable[[],
     here.proxy.accept()
 
 
+async def claim_in_vain(here: Line, fault: Fault, limit: int = 3) -> None:
+    await asked_in_vain(here, b".claim(", fault, lambda: claim(here.near, limit))
+
+
 # -- enqueue ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("count", [1, 50])
-def test_a_plain_enqueue_stores_each_job_once(server: PostgresServer, fault: Fault, count: int) -> None:
-    async def story(here: Line) -> None:
-        batch = records(count)
-        answers = await asked_twice(here, b".enqueue_", fault, lambda: here.near.enqueue(batch, now=NOW))
-        assert [one.id for one in answers] == [record.id for record in batch]
-        assert await here.counts() == {JobState.READY: count}
-
-    on_a_line(server, story)
-
-
 @pytest.mark.parametrize(
-    "fields", [{"key": "k"}, {"idempotency_key": "i"}, {"key": "k", "idempotency_key": "i"}]
+    ("count", "fields"),
+    [
+        (1, {}),
+        (50, {}),
+        (1, {"key": "k"}),
+        (1, {"idempotency_key": "i"}),
+        (1, {"key": "k", "idempotency_key": "i"}),
+    ],
 )
-def test_an_enqueue_by_key_stores_one_job(
-    server: PostgresServer, fault: Fault, fields: dict[str, str]
-) -> None:
-    async def story(here: Line) -> None:
-        (record,) = records(1, **fields)
-        (answer,) = await asked_twice(
-            here, b"enqueue_by_rules", fault, lambda: here.near.enqueue([record], now=NOW)
-        )
-        assert answer.id == record.id
+async def test_an_enqueue_stores_once(here: Line, fault: Fault, count: int, fields: Any) -> None:
+    batch = make_records(count, **fields)
+    answers = await asked_twice(here, b".enqueue_", fault, lambda: here.near.enqueue(batch, now=NOW))
+    assert ids(answers) == ids(batch)
+    if fields:
         # The next one of the key finds it, so its mark was left once as well.
-        assert await here.near.enqueue(records(1, **fields), now=NOW) == [Enqueued(record.id, existed=True)]
-        assert await here.counts() == {JobState.READY: 1}
-
-    on_a_line(server, story)
-
-
-def test_an_enqueue_onto_a_running_key_blocks_one_job(server: PostgresServer, fault: Fault) -> None:
-    async def story(here: Line) -> None:
-        await here.store(key="k")
-        await here.claim()
-        (record,) = records(1, key="k")
-        (answer,) = await asked_twice(
-            here, b"enqueue_by_rules", fault, lambda: here.near.enqueue([record], now=NOW)
-        )
-        assert answer.id == record.id
-        assert await here.counts() == {JobState.INFLIGHT: 1, JobState.BLOCKED: 1}
-
-    on_a_line(server, story)
+        again = await here.near.enqueue([make_record(**fields)], now=NOW)
+        assert again == [Enqueued(batch[0].id, existed=True)]
+    assert await counts(here.far) == {JobState.READY: count}
 
 
-def test_an_enqueue_that_failed_may_be_tried_again_with_the_same_records(
-    server: PostgresServer, fault: Fault
-) -> None:
+async def test_an_enqueue_onto_a_running_key_blocks_one_job(here: Line, fault: Fault) -> None:
+    await here.store(key="k")
+    await claim(here.near)
+    job = make_record(key="k")
+    assert ids(await asked_twice(here, b".enqueue_", fault, lambda: here.near.enqueue([job], now=NOW))) == [
+        job.id
+    ]
+    assert await counts(here.far) == {JobState.INFLIGHT: 1, JobState.BLOCKED: 1}
+
+
+async def test_an_enqueue_that_failed_may_be_tried_again(here: Line, fault: Fault) -> None:
     """Even when its jobs have run and ended meanwhile."""
-
-    async def story(here: Line) -> None:
-        plain, keyed = records(10), records(1, key="k")
-        await asked_in_vain(here, b".enqueue_", fault, lambda: here.near.enqueue(plain, now=NOW))
-        stored = await here.claim(100)
-        assert len(stored) == (10 if fault == "lose_answer" else 0)
-        await here.near.settle([Ack(job.id, job.token or "") for job in stored], now=NOW)
-        for batch in (plain, keyed):
-            answers = await here.near.enqueue(batch, now=NOW)
-            assert [one.id for one in answers] == [record.id for record in batch]
-        expected = {JobState.READY: 1, JobState.DONE: 10} if stored else {JobState.READY: 11}
-        assert await here.counts() == expected
-
-    on_a_line(server, story)
+    plain, keyed = make_records(10), make_records(1, key="k")
+    await asked_in_vain(here, b".enqueue_", fault, lambda: here.near.enqueue(plain, now=NOW))
+    stored = await claim(here.near, 100)
+    assert len(stored) == (10 if fault == "lose_answer" else 0)
+    await ack(here.near, stored)
+    for batch in (plain, keyed):
+        assert ids(await here.near.enqueue(batch, now=NOW)) == ids(batch)
+    expected = {JobState.READY: 1, JobState.DONE: 10} if stored else {JobState.READY: 11}
+    assert await counts(here.far) == expected
 
 
 # -- reserve ----------------------------------------------------------------------------------------------
 
 
-def test_a_reserve_gives_the_jobs_it_leased(server: PostgresServer, fault: Fault) -> None:
-    async def story(here: Line) -> None:
-        ids = await here.store(5)
-        jobs = await asked_twice(here, b".claim(", fault, lambda: here.claim(3))
-        assert [job.id for job in jobs] == ids[:3]
-        assert [(job.fence, job.stalls, job.reserved_at_us) for job in jobs] == [(1, 0, NOW)] * 3
-        assert await here.counts() == {JobState.READY: 2, JobState.INFLIGHT: 3}
-        assert await here.near.settle([Ack(job.id, job.token or "") for job in jobs], now=NOW) == [None] * 3
-        # What was asked for twice is over: the next claim is a new one.
-        assert [job.id for job in await here.claim(3)] == ids[3:]
-
-    on_a_line(server, story)
-
-
-def test_a_reserve_under_a_limit_gives_the_jobs_it_leased(server: PostgresServer, fault: Fault) -> None:
-    async def story(here: Line) -> None:
-        ids = await here.store(5)
-        await here.far.configure("q", QueueSettings(max_inflight=2), now=NOW)
-        jobs = await asked_twice(here, b".claim(", fault, lambda: here.claim(3))
-        assert [job.id for job in jobs] == ids[:2]
-        assert await here.claim(3) == []
-        assert await here.counts() == {JobState.READY: 3, JobState.INFLIGHT: 2}
-
-    on_a_line(server, story)
+@pytest.mark.parametrize("limit", [None, 2])
+async def test_a_reserve_gives_the_jobs_it_leased(here: Line, fault: Fault, limit: int | None) -> None:
+    stored = await here.store(5)
+    await here.far.configure("q", QueueSettings(max_inflight=limit), now=NOW)
+    jobs = await asked_twice(here, b".claim(", fault, lambda: claim(here.near, 3))
+    room = limit or 3
+    assert ids(jobs) == stored[:room]
+    assert [(job.fence, job.stalls, job.reserved_at_us) for job in jobs] == [(1, 0, NOW)] * room
+    assert await counts(here.far) == {JobState.READY: 5 - room, JobState.INFLIGHT: room}
+    if limit:
+        assert await claim(here.near, 3) == []
+    await ack(here.near, jobs)
+    # The repeated claim is over: the next one is new.
+    assert ids(await claim(here.near, 2)) == stored[room : room + 2]
 
 
-def test_a_reserve_after_one_that_failed_gives_what_that_one_leased(
-    server: PostgresServer, fault: Fault
-) -> None:
-    async def story(here: Line) -> None:
-        ids = await here.store(5)
-        await asked_in_vain(here, b".claim(", fault, lambda: here.claim(3))
-        jobs = await here.claim(3, now=NOW + SECOND)
-        assert [job.id for job in jobs] == ids[:3]
-        assert [(job.fence, job.stalls) for job in jobs] == [(1, 0)] * 3
-        assert [job.id for job in await here.claim(3, now=NOW + SECOND)] == ids[3:]
-        assert await here.counts() == {JobState.INFLIGHT: 5}
-
-    on_a_line(server, story)
+async def test_a_reserve_after_one_that_failed_gives_what_that_one_leased(here: Line, fault: Fault) -> None:
+    stored = await here.store(5)
+    await claim_in_vain(here, fault)
+    jobs = await claim(here.near, 3, now=NOW + SECOND)
+    assert ids(jobs) == stored[:3]
+    assert [(job.fence, job.stalls) for job in jobs] == [(1, 0)] * 3
+    assert ids(await claim(here.near, 3, now=NOW + SECOND)) == stored[3:]
+    assert await counts(here.far) == {JobState.INFLIGHT: 5}
 
 
-def test_what_a_failed_reserve_leased_is_not_given_to_another_worker(
-    server: PostgresServer, fault: Fault
-) -> None:
-    async def story(here: Line) -> None:
-        ids = await here.store(5)
-        await asked_in_vain(here, b".claim(", fault, lambda: here.claim(3))
-        of_another = [job.id for job in await here.claim(1, worker="another")]
-        assert of_another == (ids[3:4] if fault == "lose_answer" else ids[:1])
-        own = [job.id for job in await here.claim(3)]
-        assert own == (ids[:3] if fault == "lose_answer" else ids[1:4])
-
-    on_a_line(server, story)
+async def test_what_a_failed_reserve_leased_is_not_given_to_another_worker(here: Line, fault: Fault) -> None:
+    stored = await here.store(5)
+    await claim_in_vain(here, fault)
+    of_another = ids(await claim(here.near, 1, worker="another"))
+    assert of_another == (stored[3:4] if fault == "lose_answer" else stored[:1])
+    assert ids(await claim(here.near, 3)) == (stored[:3] if fault == "lose_answer" else stored[1:4])
 
 
-def test_a_lease_of_a_failed_reserve_that_ran_out_is_not_given_as_valid(
-    server: PostgresServer, fault: Fault
-) -> None:
+async def test_a_lease_of_a_failed_reserve_that_ran_out_is_claimed_anew(here: Line, fault: Fault) -> None:
     """The outage lasted longer than the lease: others may have these jobs any moment, so they are claimed anew."""
-
-    async def story(here: Line) -> None:
-        ids = await here.store(3)
-        await asked_in_vain(here, b".claim(", fault, lambda: here.claim(3))
-        later = NOW + LEASE + SECOND
-        jobs = await here.claim(3, now=later)
-        assert [job.id for job in jobs] == ids
-        assert [job.expires_at_us for job in jobs] == [later + LEASE] * 3
-        assert await here.near.settle([Ack(job.id, job.token or "") for job in jobs], now=later) == [None] * 3
-        expired = [Outcome.EXPIRED] if fault == "lose_answer" else []
-        assert [row.outcome for row in await here.log(ids[0])] == [*expired, Outcome.DONE]
-
-    on_a_line(server, story)
+    stored = await here.store(3)
+    await claim_in_vain(here, fault)
+    later = NOW + LEASE + SECOND
+    jobs = await claim(here.near, 3, now=later)
+    assert ids(jobs) == stored
+    assert [job.expires_at_us for job in jobs] == [later + LEASE] * 3
+    await ack(here.near, jobs, later)
+    expired = [Outcome.EXPIRED] if fault == "lose_answer" else []
+    assert await outcomes(here.far, stored[0]) == [*expired, Outcome.DONE]
 
 
-def test_a_reserve_after_one_that_failed_gives_no_more_than_it_is_asked_for(
-    server: PostgresServer, fault: Fault
-) -> None:
-    async def story(here: Line) -> None:
-        ids = await here.store(5)
-        await asked_in_vain(here, b".claim(", fault, lambda: here.claim(3))
-        got: list[str] = []
-        for _ in range(5):
-            jobs = await here.claim(1)
-            assert len(jobs) == 1
-            got += [job.id for job in jobs]
-        assert sorted(got) == sorted(ids)
-
-    on_a_line(server, story)
+async def test_a_reserve_after_one_that_failed_keeps_to_its_limit(here: Line, fault: Fault) -> None:
+    stored = await here.store(5)
+    await claim_in_vain(here, fault)
+    got = [await claim(here.near, 1) for _ in range(5)]
+    assert [len(jobs) for jobs in got] == [1] * 5
+    assert sorted(jobs[0].id for jobs in got) == sorted(stored)
 
 
-def test_reserves_that_failed_side_by_side_leave_nothing_behind(server: PostgresServer, fault: Fault) -> None:
-    async def story(here: Line) -> None:
-        ids = await here.store(6)
-        # Both connections of the handle have been used.
-        await asyncio.gather(here.near.time(), here.near.time())
-        await asked_in_vain(here, b".claim(", fault, lambda: here.claim(2))
-        # As many as claim at the same time: on a connection that nobody has used yet a call is not repeated.
-        await asyncio.gather(*(here.near.time() for _ in range(3)))
-        here.proxy.on_request(b".claim(", then=fault, n=2)
-        jobs = [job for batch in await asyncio.gather(*(here.claim(2) for _ in range(3))) for job in batch]
-        assert sorted(job.id for job in jobs) == sorted(ids)
-        assert [(job.fence, job.stalls) for job in jobs] == [(1, 0)] * 6
-
-    on_a_line(server, story)
+async def test_reserves_that_failed_side_by_side_leave_nothing_behind(here: Line, fault: Fault) -> None:
+    stored = await here.store(6)
+    # Both connections of the handle have been used.
+    await asyncio.gather(here.near.time(), here.near.time())
+    await claim_in_vain(here, fault, 2)
+    # As many as claim at the same time: on a connection that nobody has used yet a call is not repeated.
+    await asyncio.gather(*(here.near.time() for _ in range(3)))
+    here.proxy.on_request(b".claim(", then=fault, n=2)
+    jobs = [job for batch in await asyncio.gather(*(claim(here.near, 2) for _ in range(3))) for job in batch]
+    assert sorted(ids(jobs)) == sorted(stored)
+    assert [(job.fence, job.stalls) for job in jobs] == [(1, 0)] * 6
 
 
 # -- the end of a lease -----------------------------------------------------------------------------------
 
-ENDS: list[tuple[str, Callable[[JobRecord], Settlement], JobState, Outcome]] = [
-    ("ack", lambda job: Ack(job.id, job.token or ""), JobState.DONE, Outcome.DONE),
-    ("ack with a result", lambda job: Ack(job.id, job.token or "", b"1"), JobState.DONE, Outcome.DONE),
-    ("fail", lambda job: Fail(job.id, job.token or "", 1, ERROR), JobState.DEAD, Outcome.DEAD),
-    ("discard", lambda job: Discard(job.id, job.token or ""), JobState.CANCELLED, Outcome.CANCELLED),
-    ("retry", lambda job: Retry(job.id, job.token or "", NOW, 1, ERROR), JobState.READY, Outcome.RETRIED),
-    ("release", lambda job: Release(job.id, job.token or ""), JobState.READY, Outcome.RELEASED),
-]
+ENDS: dict[str, tuple[Callable[[JobRecord], Settlement], JobState, Outcome]] = {
+    "ack": (lambda job: Ack(*held(job)), JobState.DONE, Outcome.DONE),
+    "ack with a result": (lambda job: Ack(*held(job), b"1"), JobState.DONE, Outcome.DONE),
+    "fail": (lambda job: Fail(*held(job), 1, ERROR), JobState.DEAD, Outcome.DEAD),
+    "discard": (lambda job: Discard(*held(job)), JobState.CANCELLED, Outcome.CANCELLED),
+    "retry": (lambda job: Retry(*held(job), NOW, 1, ERROR), JobState.READY, Outcome.RETRIED),
+    "release": (lambda job: Release(*held(job)), JobState.READY, Outcome.RELEASED),
+}
 
 
-@pytest.mark.parametrize(("end", "state", "outcome"), [pytest.param(*end[1:], id=end[0]) for end in ENDS])
 @pytest.mark.parametrize("key", [None, "k"])
-def test_a_lease_ends_once_and_without_an_error(
-    server: PostgresServer,
-    fault: Fault,
-    key: str | None,
-    end: Callable[[JobRecord], Settlement],
-    state: JobState,
-    outcome: Outcome,
-) -> None:
-    async def story(here: Line) -> None:
-        await here.store(key=key)
-        (job,) = await here.claim()
-        answer = await asked_twice(here, b".settle(", fault, lambda: here.near.settle([end(job)], now=NOW))
-        (stored,) = await here.jobs(job.id)
+@pytest.mark.parametrize("names", [*([name] for name in ENDS), list(ENDS)], ids=[*ENDS, "all in one batch"])
+async def test_a_lease_ends_once(here: Line, fault: Fault, key: str | None, names: list[str]) -> None:
+    await here.far.configure("q", QueueSettings(failure_queue="failed"), now=NOW)
+    for name in names:
+        await here.store(key=key and key + name)
+    jobs = await claim(here.near, len(names))
+    ends = [ENDS[name][0](job) for name, job in zip(names, jobs, strict=True)]
+    answers = await asked_twice(here, b".settle(", fault, lambda: here.near.settle(ends, now=NOW))
+    for name, job in zip(names, jobs, strict=True):
+        _, state, outcome = ENDS[name]
+        stored = await here.job(job.id)
         assert (stored.state, stored.fence, stored.stalls) == (state, 1, 0)
-        assert [row.outcome for row in await here.log(job.id)] == [outcome]
-        assert await here.counts() == {state: 1}
-        assert answer == [None]
-
-    on_a_line(server, story)
-
-
-def test_a_mixed_batch_ends_once(server: PostgresServer, fault: Fault) -> None:
-    async def story(here: Line) -> None:
-        await here.store(len(ENDS))
-        jobs = await here.claim(len(ENDS))
-        settlements = [make(job) for (_, make, _, _), job in zip(ENDS, jobs, strict=True)]
-        answers = await asked_twice(here, b".settle(", fault, lambda: here.near.settle(settlements, now=NOW))
-        for (_, _, state, outcome), job in zip(ENDS, jobs, strict=True):
-            assert [row.outcome for row in await here.log(job.id)] == [outcome]
-            assert (await here.jobs(job.id))[0].state is state
-        assert answers == [None] * len(ENDS)
-
-    on_a_line(server, story)
+        assert await outcomes(here.far, job.id) == [outcome]
+    assert sum((await counts(here.far)).values()) == len(names)
+    assert await counts(here.far, "failed") == ({JobState.READY: 1} if "fail" in names else {})
+    assert answers == [None] * len(names)
 
 
-def test_a_dead_job_reaches_the_failure_queue_once(server: PostgresServer, fault: Fault) -> None:
-    async def story(here: Line) -> None:
-        await here.far.configure("q", QueueSettings(failure_queue="failed"), now=NOW)
-        await here.store()
-        (job,) = await here.claim()
-        fail = Fail(job.id, job.token or "", 1, ERROR)
-        assert await asked_twice(here, b".settle(", fault, lambda: here.near.settle([fail], now=NOW)) == [
-            None
-        ]
-        (stats,) = await here.far.stats(now=NOW, queue="failed")
-        assert stats.counts[JobState.READY] == 1
-
-    on_a_line(server, story)
+async def test_a_settlement_that_failed_may_be_repeated(here: Line, fault: Fault) -> None:
+    await here.store(20)
+    jobs = await claim(here.near, 20)
+    await asked_in_vain(here, b".settle(", fault, lambda: ack(here.near, jobs))
+    await ack(here.near, jobs, NOW + SECOND)
+    for job in jobs:
+        assert await outcomes(here.far, job.id) == [Outcome.DONE]
+    assert await counts(here.far) == {JobState.DONE: 20}
 
 
-def test_a_settlement_that_failed_may_be_repeated(server: PostgresServer, fault: Fault) -> None:
-    async def story(here: Line) -> None:
-        await here.store(20)
-        jobs = await here.claim(20)
-        acks = [Ack(job.id, job.token or "") for job in jobs]
-        await asked_in_vain(here, b".settle(", fault, lambda: here.near.settle(acks, now=NOW))
-        assert await here.near.settle(acks, now=NOW + SECOND) == [None] * 20
-        for job in jobs:
-            assert [row.outcome for row in await here.log(job.id)] == [Outcome.DONE]
-        assert await here.counts() == {JobState.DONE: 20}
-
-    on_a_line(server, story)
-
-
-def test_a_heartbeat_holds(server: PostgresServer, fault: Fault) -> None:
-    async def story(here: Line) -> None:
-        await here.store()
-        (job,) = await here.claim()
-        later = NOW + SECOND
-        beat = [Extension(job.id, job.token or "", b"half")]
-        answers = await asked_twice(
-            here, b".extend_lease(", fault, lambda: here.near.extend_lease(beat, lease_for=LEASE, now=later)
-        )
-        (lease,) = answers
-        assert isinstance(lease, Lease)
-        assert lease.expires_at_us == later + LEASE
-        (stored,) = await here.jobs(job.id)
-        assert (stored.expires_at_us, stored.progress) == (later + LEASE, b"half")
-        assert await here.near.settle([Ack(job.id, lease.token)], now=later) == [None]
-
-    on_a_line(server, story)
+async def test_a_heartbeat_holds(here: Line, fault: Fault) -> None:
+    await here.store()
+    (job,) = await claim(here.near)
+    later = NOW + SECOND
+    beat = [Extension(*held(job), b"half")]
+    (lease,) = await asked_twice(
+        here, b".extend_lease(", fault, lambda: here.near.extend_lease(beat, lease_for=LEASE, now=later)
+    )
+    assert isinstance(lease, Lease)
+    stored = await here.job(job.id)
+    assert (
+        (stored.expires_at_us, stored.progress) == (lease.expires_at_us, b"half") == (later + LEASE, b"half")
+    )
+    await ack(here.near, [job], later)
 
 
 # -- operating --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("is_running", [False, True])
-def test_a_cancel_happens_once(server: PostgresServer, fault: Fault, is_running: bool) -> None:
-    async def story(here: Line) -> None:
-        (job_id,) = await here.store()
-        if is_running:
-            await here.claim()
-        answers = await asked_twice(here, b".cancel(", fault, lambda: here.near.cancel([job_id], now=NOW))
-        assert answers == [JobState.INFLIGHT if is_running else JobState.CANCELLED]
-        (stored,) = await here.jobs(job_id)
-        assert (stored.state, stored.cancel_requested) == (answers[0], is_running)
-        assert len(await here.log(job_id)) == (0 if is_running else 1)
-
-    on_a_line(server, story)
+async def test_a_cancel_happens_once(here: Line, fault: Fault, is_running: bool) -> None:
+    (job_id,) = await here.store()
+    if is_running:
+        await claim(here.near)
+    answers = await asked_twice(here, b".cancel(", fault, lambda: here.near.cancel([job_id], now=NOW))
+    assert answers == [JobState.INFLIGHT if is_running else JobState.CANCELLED]
+    stored = await here.job(job_id)
+    assert (stored.state, stored.cancel_requested) == (answers[0], is_running)
+    assert await outcomes(here.far, job_id) == ([] if is_running else [Outcome.CANCELLED])
 
 
-def test_a_requeue_happens_once_and_says_so(server: PostgresServer, fault: Fault) -> None:
-    async def story(here: Line) -> None:
-        await here.store()
-        (job,) = await here.claim()
-        await here.near.settle([Fail(job.id, job.token or "", 1, ERROR)], now=NOW)
-        answers = await asked_twice(here, b".requeue(", fault, lambda: here.near.requeue([job.id], now=NOW))
-        (stored,) = await here.jobs(job.id)
-        assert (stored.state, stored.attempts) == (JobState.READY, 0)
-        assert [row.outcome for row in await here.log(job.id)] == [Outcome.DEAD, Outcome.REQUEUED]
-        assert answers == [JobState.READY]
-
-    on_a_line(server, story)
+async def test_a_requeue_happens_once_and_says_so(here: Line, fault: Fault) -> None:
+    await here.store()
+    (job,) = await claim(here.near)
+    await here.near.settle([Fail(*held(job), 1, ERROR)], now=NOW)
+    answers = await asked_twice(here, b".requeue(", fault, lambda: here.near.requeue([job.id], now=NOW))
+    stored = await here.job(job.id)
+    assert (stored.state, stored.attempts) == (JobState.READY, 0)
+    assert await outcomes(here.far, job.id) == [Outcome.DEAD, Outcome.REQUEUED]
+    assert answers == [JobState.READY]
 
 
 # -- a first try that is still under way ------------------------------------------------------------------
 # A server does not notice that a client has gone while it waits for a lock, and goes on with the call afterwards.
 
 
-async def asked_while_under_way(
-    server: PostgresServer, here: Line, fault: Fault, ask: Callable[[], Awaitable[Any]]
-) -> Any:
-    """What the caller is told when the line is cut in the middle of a call, and the second try meets the first."""
-    with table_locked(here.far, "moves", "SHARE"):
-        asked = asyncio.ensure_future(ask())
-        await eventually(lambda: waiting_for_locks(server) == 1)
-        if fault == "drop":
-            # The first try is undone: its backend is ended with it.
-            server.execute(
-                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
-            )
-        else:
-            here.proxy.cut()
-            await eventually(lambda: waiting_for_locks(server) == 2)
-    return await finish(asked)
+@pytest.fixture
+def meet(raw: Raw, fault: Fault) -> Callable[..., Awaitable[Any]]:
+    """Asks, cuts the line in the middle of the call, and lets the second try meet the first."""
+
+    async def meet(here: Line, ask: Callable[[], Awaitable[T]]) -> T:
+        with raw.another("LOCK TABLE moves IN SHARE MODE"):
+            asked = asyncio.ensure_future(ask())
+            await eventually(lambda: raw.locks_awaited() == 1)
+            if fault == "drop":
+                # The first try is undone: its backend is ended with it.
+                raw("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE wait_event_type = 'Lock'")
+            else:
+                here.proxy.cut()
+                await eventually(lambda: raw.locks_awaited() == 2)
+        answer = await finish(asked)
+        await eventually(lambda: raw.locks_awaited() == 0)
+        return answer
+
+    return meet
 
 
-def test_an_enqueue_meets_its_own_first_try(server: PostgresServer, fault: Fault) -> None:
-    async def story(here: Line) -> None:
-        for batch in (records(10), records(1, key="k")):
-            answers = await asked_while_under_way(
-                server, here, fault, lambda batch=batch: here.near.enqueue(batch, now=NOW)
-            )
-            assert [one.id for one in answers] == [record.id for record in batch]
-        await eventually(lambda: waiting_for_locks(server) == 0)
-        assert await here.counts() == {JobState.READY: 11}
-
-    on_a_line(server, story)
+Meet = Callable[[Line, Callable[[], Awaitable[T]]], Awaitable[T]]
 
 
-def test_a_reserve_meets_its_own_first_try(server: PostgresServer, fault: Fault) -> None:
+async def test_an_enqueue_meets_its_own_first_try(here: Line, meet: Meet[list[Enqueued]]) -> None:
+    for batch in (make_records(10), make_records(1, key="k")):
+        answers = await meet(here, partial(here.near.enqueue, batch, now=NOW))
+        assert ids(answers) == ids(batch)
+    assert await counts(here.far) == {JobState.READY: 11}
+
+
+async def test_a_reserve_meets_its_own_first_try(here: Line, meet: Meet[list[JobRecord]]) -> None:
     """None of the jobs is leased without anybody knowing of it."""
-
-    async def story(here: Line) -> None:
-        await here.store(6)
-        jobs = await asked_while_under_way(server, here, fault, lambda: here.claim(3))
-        assert len(jobs) == 3
-        await eventually(lambda: waiting_for_locks(server) == 0)
-        assert await here.counts() == {JobState.READY: 3, JobState.INFLIGHT: 3}
-
-    on_a_line(server, story)
+    await here.store(6)
+    assert len(await meet(here, lambda: claim(here.near, 3))) == 3
+    assert await counts(here.far) == {JobState.READY: 3, JobState.INFLIGHT: 3}
 
 
-def test_a_reserve_that_the_server_reads_after_its_repetition_leases_nothing(
-    server: PostgresServer, fault: Fault, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[tuple[str, Any]] = []
+async def test_a_settlement_meets_its_own_first_try(here: Line, meet: Meet[None]) -> None:
+    await here.store(5)
+    await here.store(key="k")
+    jobs = await claim(here.near, 6)
+    await meet(here, lambda: ack(here.near, jobs))
+    assert await counts(here.far) == {JobState.DONE: 6}
+    assert [await outcomes(here.far, job.id) for job in jobs] == [[Outcome.DONE]] * 6
+
+
+# -- a first try that the server reads last ---------------------------------------------------------------
+
+
+Statement = tuple[str, list[Any]]
+
+
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> list[Statement]:
+    """The statements of all sessions."""
+    statements: list[Statement] = []
     rows = Session.rows
 
     async def remembering(session: Session, statement: str, values: Any = ()) -> list[Row]:
-        if ".claim(" in statement:
-            asked.append((statement, list(values)))
+        statements.append((statement, list(values)))
         return await rows(session, statement, values)
 
-    async def story(here: Line) -> None:
-        await here.store(9)
+    monkeypatch.setattr(Session, "rows", remembering)
+    return statements
+
+
+async def test_a_reserve_that_is_read_last_leases_nothing(
+    here: Line, fault: Fault, sent: list[Statement]
+) -> None:
+    await here.store(9)
+    await claim_in_vain(here, fault)
+    assert len(await claim(here.near, 3)) == 3
+    late = next(one for one in sent if ".claim(" in one[0])
+    assert await here.far._query(lambda session: session.rows(*late)) == []
+    assert await counts(here.far) == {JobState.READY: 6, JobState.INFLIGHT: 3}
+
+
+@pytest.fixture(params=["", "&prepare=off"])
+def ways(url: str, request: pytest.FixtureRequest) -> str:
+    return url + str(request.param)
+
+
+async def open_queue(driver: PostgresDriver) -> None:
+    """A single enqueue takes its short way on a queue that is there."""
+    await driver.enqueue([make_record()], now=NOW, new_ids=True)
+    await ack(driver, await claim(driver))
+
+
+async def store_again_and_run(driver: PostgresDriver, job: JobRecord) -> None:
+    """As a driver does whose first try got no answer. Then the job runs."""
+
+    async def again(session: Session) -> None:
+        session.is_repeated = True
+        await enqueue.store(session, [job], NOW, NOTIFYING, new_ids=True)
+
+    await driver._query(again)
+    await ack(driver, await claim(driver))
+    assert await counts(driver) == {JobState.DONE: 2}
+
+
+async def test_an_enqueue_that_is_read_last_stores_nothing(
+    ways: str, monkeypatch: pytest.MonkeyPatch, sent: list[Statement]
+) -> None:
+    job = make_record()
+    async with PostgresDriver.from_url(ways) as first, PostgresDriver.from_url(ways) as second:
+        await open_queue(first)
+
+        async def losing(session: Session, statement: str, values: Any = ()) -> list[Row]:
+            sent.append((statement, list(values)))
+            raise psycopg.OperationalError("the answer was lost")
+
         with monkeypatch.context() as patch:
-            patch.setattr(Session, "rows", remembering)
-            await asked_in_vain(here, b".claim(", fault, lambda: here.claim(3))
-            jobs = await here.claim(3)
-        assert len(jobs) == 3
-        late, _ = asked
-        assert await here.far._query(lambda session: session.rows(*late)) == []
-        assert await here.counts() == {JobState.READY: 6, JobState.INFLIGHT: 3}
+            patch.setattr(Session, "rows", losing)
+            with pytest.raises(BackendUnavailable):
+                await first.enqueue([job], now=NOW, new_ids=True)
+        late = next(one for one in sent if job.id in one[1])
+        await store_again_and_run(second, job)
+        with pytest.raises(Exception, match="a later try has stored this job"):
+            await first._query(lambda session: session.rows(*late))
+        assert await counts(second) == {JobState.DONE: 2}
 
-    on_a_line(server, story)
+
+_GATE = """
+CREATE FUNCTION stop_here() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    IF current_setting('test.stops', true) = 'on' THEN
+        PERFORM pg_advisory_xact_lock_shared(4711);
+    END IF;
+    RETURN NEW;
+END $$;
+CREATE TRIGGER stop_here BEFORE INSERT ON jobs FOR EACH ROW EXECUTE FUNCTION stop_here();
+"""
 
 
-def test_a_settlement_meets_its_own_first_try(server: PostgresServer, fault: Fault) -> None:
-    async def story(here: Line) -> None:
-        await here.store(5)
-        await here.store(key="k")
-        jobs = await here.claim(6)
-        acks = [Ack(job.id, job.token or "") for job in jobs]
-        answers = await asked_while_under_way(server, here, fault, lambda: here.near.settle(acks, now=NOW))
-        assert answers == [None] * 6
-        assert await here.counts() == {JobState.DONE: 6}
-        assert [len(await here.log(job.id)) for job in jobs] == [1] * 6
-
-    on_a_line(server, story)
+async def test_an_enqueue_that_was_stopped_on_its_way_stores_nothing(ways: str, raw: Raw) -> None:
+    """Its view of the store is older than the second try, and the job's end: what it checks by must not be."""
+    job = make_record()
+    async with PostgresDriver.from_url(ways) as first, PostgresDriver.from_url(ways) as second:
+        await open_queue(first)
+        raw.connection.execute(_GATE.encode())
+        try:
+            await first._query(lambda session: session.rows("SELECT set_config('test.stops', 'on', false)"))
+            with raw.another("SELECT pg_advisory_lock(4711)"):
+                late = asyncio.ensure_future(first.enqueue([job], now=NOW, new_ids=True))
+                await eventually(lambda: raw.locks_awaited() == 1)
+                await store_again_and_run(second, job)
+            assert await finish(late) == [Enqueued(job.id, existed=True)]
+            assert await counts(second) == {JobState.DONE: 2}
+        finally:
+            raw("DROP TRIGGER stop_here ON jobs")
+            raw("DROP FUNCTION stop_here")

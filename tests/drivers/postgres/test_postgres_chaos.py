@@ -23,6 +23,7 @@ from taskharbor_testkit.servers import PostgresServer, with_fresh_schema
 SEED = "TASKHARBOR_POSTGRES_CHAOS_SEED"
 
 
+@pytest.mark.slow
 @pytest.mark.xdist_group("spark")  # Its session judges the log.
 @pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="needs POSIX signals")
 @pytest.mark.timeout(600)

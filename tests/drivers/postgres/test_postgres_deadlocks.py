@@ -1,148 +1,185 @@
-"""Batches that lock the same jobs in different orders: nobody waits for PostgreSQL to find out that two wait for each other.
+"""Calls that meet at the same jobs.
 
-It would look only after a second, and undo one of the two calls: right in the end, but as long as half a lease may last.
+Batches lock them in different orders, and nobody waits for PostgreSQL to find out that two wait for each other: it would look
+only after a second, and undo one of the two calls. A claim passes over a lease that another call is changing at this moment,
+and still reckons with it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
-import psycopg
 import pytest
-from psycopg import sql
 
-from drivers.postgres.outage_stage import (
+from drivers.postgres.pg_harness import (
     LEASE,
     NOW,
-    Line,
-    crash_proof_server,
-    line,
-    records,
-    waiting_for_locks,
+    SECOND,
+    Raw,
+    claim,
+    counts,
+    held,
+    ids,
+    make_record,
+    make_records,
+    present,
 )
-from taskharbor.drivers.contract import Ack, Extension, Failure, Release, Retry, Settlement
+from needing import Entered
+from taskharbor.drivers.contract import Ack, Extension, QueueSettings, Release, Retry, Settlement
+from taskharbor.drivers.postgres import PostgresDriver
 from taskharbor.errors import JobNotInflight
-from taskharbor.jobs import JobRecord, JobState, Lease
-from taskharbor_testkit.servers import PostgresServer
+from taskharbor.jobs import Failure, JobRecord, JobState, Lease
+from taskharbor_testkit.servers import PostgresAt, PostgresServer
 from worker.stage import eventually, finish
 
 KINDS: dict[str, Callable[[JobRecord], Settlement]] = {
-    "ack": lambda job: Ack(job.id, job.token or ""),
-    "ack with a result": lambda job: Ack(job.id, job.token or "", b"1"),
-    "retry": lambda job: Retry(job.id, job.token or "", NOW, 1, Failure("E", "no")),
-    "release": lambda job: Release(job.id, job.token or ""),
+    "ack": lambda job: Ack(*held(job)),
+    "ack with a result": lambda job: Ack(*held(job), b"1"),
+    "retry": lambda job: Retry(*held(job), NOW, 1, Failure("E", "no")),
+    "release": lambda job: Release(*held(job)),
 }
+Keys = Sequence[str | None]
+KEYED: Keys = ("a", "b", "c")
+NONE: Keys = (None, None, None)
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[PostgresServer]:
-    with crash_proof_server() as server:
-        yield server
+class Crossing:
+    """Three running jobs, and calls on them that meet."""
+
+    def __init__(self, driver: PostgresDriver, raw: Raw, server: PostgresAt) -> None:
+        self._driver = driver
+        self._raw = raw
+        self._server = server
+        self.jobs: list[JobRecord] = []
+
+    async def begin(self, keys: Keys) -> None:
+        for key in keys:
+            await self._driver.enqueue([make_record(key=key)], now=NOW)
+        self.jobs = await claim(self._driver, 3)
+        assert len(self.jobs) == 3
+
+    async def settle(self, kind: str) -> Any:
+        a, b, c = map(KINDS[kind], self.jobs)
+        return await self._driver.settle([b, c, a], now=NOW)
+
+    async def beat(self) -> Any:
+        beats = [Extension(*held(job)) for job in self.jobs[:2]]
+        return await self._driver.extend_lease(beats, lease_for=LEASE, now=NOW + 1)
+
+    async def enqueue(self, keys: str) -> Any:
+        return await self._driver.enqueue([make_record(key=key) for key in keys], now=NOW)
+
+    async def cancel(self) -> Any:
+        a, b, c = ids(self.jobs)
+        return await self._driver.cancel([b, c, a], now=NOW)
+
+    async def meet(self, first: Awaitable[Any], second: Awaitable[Any]) -> tuple[Any, Any]:
+        """The answers of two calls, of which the first is held up at the last job until the second has come to meet it."""
+        deadlocks = self._deadlocks()
+        with self._raw.another() as holder:
+            holder("SELECT FROM jobs WHERE id = %s FOR UPDATE", self.jobs[2].id)
+            one = asyncio.ensure_future(first)
+            await eventually(lambda: self._raw.locks_awaited() == 1)
+            two = asyncio.ensure_future(second)
+            # One that does not wait for locks asks again until the first is over.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(0.3):
+                    await eventually(lambda: two.done() or self._raw.locks_awaited() == 2)
+        answers = await finish(one), await finish(two)
+        assert self._deadlocks() == deadlocks
+        return answers
+
+    def _deadlocks(self) -> int:
+        # The log of a server that is given by its address cannot be read.
+        if not isinstance(self._server, PostgresServer):
+            return 0
+        return self._server.log.read_text(errors="replace").count("deadlock detected")
 
 
-KEYED = ("a", "b", "c")
+@pytest.fixture
+def crossing(driver: PostgresDriver, raw: Raw, postgres_server: PostgresAt) -> Entered:
+    @contextlib.asynccontextmanager
+    async def opened() -> AsyncIterator[Crossing]:
+        async with driver:
+            yield Crossing(driver, raw, postgres_server)
+
+    return Entered(opened())
 
 
-async def three_running(here: Line, keys: Sequence[str | None] = KEYED) -> list[JobRecord]:
-    for key in keys:
-        await here.store(key=key)
-    jobs = await here.claim(3)
-    assert len(jobs) == 3
-    return jobs
+@pytest.mark.parametrize("keys", [KEYED, NONE, ("a", None, None), (None, "b", "c")])
+@pytest.mark.parametrize("kind", KINDS)
+async def test_settlements_and_heartbeats(crossing: Crossing, kind: str, keys: Keys) -> None:
+    await crossing.begin(keys)
+    settled, leases = await crossing.meet(crossing.settle(kind), crossing.beat())
+    assert settled == [None] * 3
+    # Whichever came first, job by job: a heartbeat that held, or one of what had ended.
+    assert all(isinstance(lease, (Lease, JobNotInflight)) for lease in leases)
 
 
-async def meet(
-    server: PostgresServer,
-    here: Line,
-    stop: JobRecord,
-    first: Callable[[], Awaitable[Any]],
-    second: Callable[[], Awaitable[Any]],
-) -> tuple[Any, Any]:
-    """The answers of two calls, of which the first is held up at a job until the second has come to meet it."""
-    deadlocks = server.log.read_text().count("deadlock detected")
-    table = sql.Identifier(here.far.options.schema, "jobs")
-    with psycopg.connect(here.far.options.conninfo) as other:
-        other.execute(sql.SQL("SELECT FROM {} WHERE id = %s FOR UPDATE").format(table), [stop.id])
-        one = asyncio.ensure_future(first())
-        await eventually(lambda: waiting_for_locks(server) == 1)
-        two = asyncio.ensure_future(second())
-        # One that does not wait for locks asks again until the first is over.
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(0.3):
-                await eventually(lambda: two.done() or waiting_for_locks(server) == 2)
-    answers = await finish(one), await finish(two)
-    assert server.log.read_text().count("deadlock detected") == deadlocks
-    return answers
+@pytest.mark.parametrize("kind", KINDS)
+async def test_settlements_and_enqueues_onto_their_keys(crossing: Crossing, kind: str) -> None:
+    await crossing.begin(KEYED)
+    settled, answers = await crossing.meet(crossing.settle(kind), crossing.enqueue("ab"))
+    assert settled == [None] * 3
+    assert len(answers) == 2
 
 
-@pytest.mark.parametrize("keys", [KEYED, (None, None, None), ("a", None, None), (None, "b", "c")])
-@pytest.mark.parametrize("kind", list(KINDS))
-async def test_settlements_and_heartbeats(
-    server: PostgresServer, kind: str, keys: Sequence[str | None]
+async def test_enqueues_onto_keys_and_heartbeats(crossing: Crossing) -> None:
+    await crossing.begin(KEYED)
+    answers, leases = await crossing.meet(crossing.enqueue("bca"), crossing.beat())
+    assert [one.existed for one in answers] == [False] * 3
+    assert all(isinstance(lease, Lease) for lease in leases)
+
+
+@pytest.mark.parametrize("keys", [KEYED, NONE, ("a", None, None)])
+async def test_cancels_and_heartbeats(crossing: Crossing, keys: Keys) -> None:
+    await crossing.begin(keys)
+    states, leases = await crossing.meet(crossing.cancel(), crossing.beat())
+    assert states == [JobState.INFLIGHT] * 3
+    assert all(isinstance(lease, Lease) for lease in leases)
+
+
+# -- claims -----------------------------------------------------------------------------------------------
+# A heartbeat reads its clock before it takes effect. Meanwhile the lease may be over by another's clock, which yet cannot end
+# it; when the heartbeat is done it holds again.
+
+LATER = NOW + LEASE + SECOND
+BEAT = "UPDATE jobs SET expires_at = expires_at + %s WHERE id = %s"
+"""The change that a heartbeat makes. In these tests it commits when others have looked."""
+
+
+@pytest.mark.parametrize("key", [None, "k"])
+async def test_a_lease_that_is_being_extended_takes_room(
+    store: PostgresDriver, other: PostgresDriver, raw: Raw, key: str | None
 ) -> None:
-    async with line(server) as here:
-        a, b, c = await three_running(here, keys)
-        ends = [KINDS[kind](job) for job in (b, c, a)]
-        beats = [Extension(job.id, job.token or "") for job in (a, b)]
-        settled, leases = await meet(
-            server,
-            here,
-            c,
-            lambda: here.near.settle(ends, now=NOW),
-            lambda: here.near.extend_lease(beats, lease_for=LEASE, now=NOW + 1),
-        )
-        assert settled == [None] * 3
-        # Whichever came first, job by job: a heartbeat that held, or one of what had ended.
-        assert all(isinstance(lease, (Lease, JobNotInflight)) for lease in leases)
+    await store.configure("q", QueueSettings(max_inflight=1), now=NOW)
+    await store.enqueue([make_record(key=key), make_record()], now=NOW)
+    (job,) = await claim(store, 5)
+    with raw.another() as beat:
+        beat(BEAT, LEASE, job.id)
+        assert await claim(other, 5, now=LATER) == []
+        beat("COMMIT")
+    assert present((await store.get([job.id], now=LATER))[0]).expires_at_us == NOW + 2 * LEASE
+    # A lease that is really over makes room at last.
+    (following,) = await claim(other, 5, now=LATER + LEASE)
+    assert following.expires_at_us == LATER + 2 * LEASE
+    assert (await counts(store))[JobState.INFLIGHT] == 1
 
 
-@pytest.mark.parametrize("kind", list(KINDS))
-async def test_settlements_and_enqueues_onto_their_keys(server: PostgresServer, kind: str) -> None:
-    async with line(server) as here:
-        a, b, c = await three_running(here)
-        ends = [KINDS[kind](job) for job in (b, c, a)]
-        more = [*records(1, key="a"), *records(1, key="b")]
-        settled, answers = await meet(
-            server,
-            here,
-            c,
-            lambda: here.near.settle(ends, now=NOW),
-            lambda: here.far.enqueue(more, now=NOW),
-        )
-        assert settled == [None] * 3
-        assert len(answers) == 2
-
-
-async def test_enqueues_onto_keys_and_heartbeats(server: PostgresServer) -> None:
-    async with line(server) as here:
-        a, b, c = await three_running(here)
-        more = [record for key in "bca" for record in records(1, key=key)]
-        beats = [Extension(job.id, job.token or "") for job in (a, b)]
-        answers, leases = await meet(
-            server,
-            here,
-            c,
-            lambda: here.far.enqueue(more, now=NOW),
-            lambda: here.near.extend_lease(beats, lease_for=LEASE, now=NOW + 1),
-        )
-        assert [one.existed for one in answers] == [False] * 3
-        assert all(isinstance(lease, Lease) for lease in leases)
-
-
-@pytest.mark.parametrize("keys", [KEYED, (None, None, None), ("a", None, None)])
-async def test_cancels_and_heartbeats(server: PostgresServer, keys: Sequence[str | None]) -> None:
-    async with line(server) as here:
-        a, b, c = await three_running(here, keys)
-        beats = [Extension(job.id, job.token or "") for job in (a, b)]
-        states, leases = await meet(
-            server,
-            here,
-            c,
-            lambda: here.far.cancel([b.id, c.id, a.id], now=NOW),
-            lambda: here.near.extend_lease(beats, lease_for=LEASE, now=NOW + 1),
-        )
-        assert states == [JobState.INFLIGHT] * 3
-        assert all(isinstance(lease, Lease) for lease in leases)
+async def test_a_lease_that_is_being_extended_is_not_reclaimed(
+    store: PostgresDriver, other: PostgresDriver, raw: Raw
+) -> None:
+    await store.enqueue(make_records(3), now=NOW)
+    job, *free = await claim(store, 3)
+    with raw.another() as beat:
+        beat(BEAT, LEASE, job.id)
+        assert await other.reclaim(now=LATER, queue="q") == 2
+        assert sorted(ids(await claim(other, 5, now=LATER))) == sorted(ids(free))
+        beat("COMMIT")
+    found = present((await store.get([job.id], now=LATER))[0])
+    assert (found.state, found.fence, found.worker) == (JobState.INFLIGHT, 1, "w")
+    # And its end is not forgotten.
+    assert await other.reclaim(now=LATER + LEASE, queue="q") == 3

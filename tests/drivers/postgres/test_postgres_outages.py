@@ -10,24 +10,33 @@ import contextlib
 import os
 import random
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from typing import Any, ClassVar, Literal
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from functools import partial
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 import msgspec
 import pytest
 
-from drivers.postgres.outage_stage import (
+from drivers.postgres.pg_harness import (
     LEASE,
     NOW,
     Line,
+    Raw,
+    ack,
+    claim,
+    counts,
     crash_proof_server,
+    held,
+    ids,
     line,
+    make_record,
+    make_records,
     nothing_unhandled,
-    records,
-    table_locked,
-    waiting_for_locks,
+    outcomes,
+    present,
 )
+from needing import Entered
 from taskharbor import Job, JobState, Outcome
 from taskharbor.drivers.contract import Ack, Extension, JobFilter
 from taskharbor.drivers.postgres import PostgresDriver, notifications
@@ -38,7 +47,6 @@ from taskharbor_testkit.waits import waits_of
 from worker.stage import Stage, eventually, finish, running, stage
 
 SEED = "TASKHARBOR_POSTGRES_CUT_SEED"
-LISTENERS = "SELECT pid FROM pg_stat_activity WHERE query LIKE 'LISTEN %'"
 
 
 @pytest.fixture(scope="module")
@@ -48,8 +56,9 @@ def server() -> Iterator[PostgresServer]:
 
 
 @pytest.fixture
-def url(server: PostgresServer) -> str:
-    return with_fresh_schema(server.url)
+def at_work(server: PostgresServer) -> Entered:
+    """A store on a server that may be stopped."""
+    return Entered(stage(PostgresDriver.from_url(with_fresh_schema(server.url))))
 
 
 # -- a worker and its server ------------------------------------------------------------------------------
@@ -67,7 +76,7 @@ class Shift:
         self._go_on = asyncio.Event()
         self._is_held = False
         self._held: set[str] = set()
-        self.ids: list[str] = []
+        self._ids: list[str] = []
 
     async def handle(self, job: Job) -> None:
         self._executions[job.id] += 1
@@ -77,99 +86,91 @@ class Shift:
 
     @contextlib.asynccontextmanager
     async def interrupted(self) -> AsyncIterator[None]:
-        """The outage is the block: it ends when the block does."""
+        """The outage is the block: it ends when the block does. Then all jobs end, once each."""
         worker = self._here.worker(self.handle, concurrency=self.MIDST, lease=60.0, poll_interval=0.2)
         async with running(worker):
-            self.ids += await self._here.enqueue_many(50)
-            await self.ended()
+            await self._add_jobs()
+            await self._ended()
             self._is_held = True
-            self.ids += await self._here.enqueue_many(50)
+            await self._add_jobs()
             await eventually(lambda: len(self._held) == self.MIDST)
             yield
             self._is_held = False
             self.let_go()
-            self.ids += await self._here.enqueue_many(50)
-            await self.ended()
+            await self._add_jobs()
+            await self._ended()
+        assert self._executions == dict.fromkeys(self._ids, 1)
+        (stats,) = await self._here.client.stats("default")
+        assert stats.counts[JobState.DONE] == stats.done_total == len(self._ids)
+        attempts = (await self._here.client.read_attempts(limit=1000)).attempts
+        assert sorted(row.job_id for row in attempts) == sorted(self._ids)
+        assert {row.outcome for row in attempts} == {Outcome.DONE}
+        check_no_overlap(spans(attempts, ()))
 
     def let_go(self) -> None:
         """The jobs in the middle of which the outage began may end now."""
         self._go_on.set()
 
-    async def ended(self) -> None:
-        for job_id in self.ids:
+    async def _add_jobs(self) -> None:
+        self._ids += await self._here.enqueue_many(20)
+
+    async def _ended(self) -> None:
+        for job_id in self._ids:
             assert (await self._here.ended(job_id)).state is JobState.DONE
 
-    async def check(self) -> None:
-        assert self._executions == dict.fromkeys(self.ids, 1)
-        (stats,) = await self._here.client.stats("default")
-        assert stats.counts[JobState.DONE] == stats.done_total == len(self.ids)
-        attempts = (await self._here.client.read_attempts(limit=1000)).attempts
-        assert sorted(row.job_id for row in attempts) == sorted(self.ids)
-        assert {row.outcome for row in attempts} == {Outcome.DONE}
-        check_no_overlap(spans(attempts, ()))
+
+Mode = Literal["fast", "immediate"]
+MODES = pytest.mark.parametrize("mode", ["immediate", pytest.param("fast", marks=pytest.mark.slow)])
 
 
-def connected(url: str) -> PostgresDriver:
-    return PostgresDriver.from_url(url)
+@MODES
+async def test_a_worker_comes_through_a_restart(at_work: Stage, server: PostgresServer, mode: Mode) -> None:
+    async with Shift(at_work).interrupted():
+        await asyncio.to_thread(server.restart, mode)
 
 
-@pytest.mark.parametrize("mode", ["fast", "immediate"])
-async def test_a_worker_comes_through_a_restart(
-    server: PostgresServer, url: str, mode: Literal["fast", "immediate"]
+@MODES
+async def test_what_ends_meanwhile_is_written_later(
+    at_work: Stage, server: PostgresServer, mode: Mode
 ) -> None:
-    async with stage(connected(url)) as here:
-        shift = Shift(here)
-        async with shift.interrupted():
-            await asyncio.to_thread(server.restart, mode)
-        await shift.check()
+    shift = Shift(at_work)
+    async with shift.interrupted():
+        await asyncio.to_thread(server.stop, mode)
+        shift.let_go()
+        with pytest.raises(BackendUnavailable):
+            await at_work.enqueue()
+        await asyncio.to_thread(server.restart)
 
 
-@pytest.mark.parametrize("mode", ["fast", "immediate"])
-async def test_what_ends_while_the_server_is_away_is_written_when_it_is_back(
-    server: PostgresServer, url: str, mode: Literal["fast", "immediate"]
-) -> None:
-    async with stage(connected(url)) as here:
-        shift = Shift(here)
-        async with shift.interrupted():
-            await asyncio.to_thread(server.stop, mode)
+@pytest.mark.slow
+async def test_a_worker_comes_through_many_kills(at_work: Stage, server: PostgresServer) -> None:
+    shift = Shift(at_work)
+    async with shift.interrupted():
+        for _ in range(3):
+            await asyncio.to_thread(server.kill)
             shift.let_go()
-            with pytest.raises(BackendUnavailable):
-                await here.enqueue()
             await asyncio.to_thread(server.restart)
-        await shift.check()
 
 
-async def test_a_worker_comes_through_a_server_that_is_killed_again_and_again(
-    server: PostgresServer, url: str
-) -> None:
-    async with stage(connected(url)) as here:
-        shift = Shift(here)
-        async with shift.interrupted():
-            for _ in range(3):
-                await asyncio.to_thread(server.kill)
-                shift.let_go()
-                await asyncio.to_thread(server.restart)
-        await shift.check()
+async def do_nothing(job: Job) -> None:
+    pass
 
 
-async def test_a_worker_waits_for_a_server_that_is_not_there_yet(server: PostgresServer, url: str) -> None:
-    async with stage(connected(url)) as here:
-        job_id = await here.enqueue()
-        await asyncio.to_thread(server.stop)
-
-        async def handler(job: Job) -> None:
-            pass
-
-        async with running(here.worker(handler, poll_interval=0.2)):
-            await asyncio.to_thread(server.restart)
-            assert (await here.ended(job_id)).state is JobState.DONE
+async def test_a_worker_waits_for_its_server(at_work: Stage, server: PostgresServer) -> None:
+    job_id = await at_work.enqueue()
+    await asyncio.to_thread(server.stop)
+    async with running(at_work.worker(do_nothing, poll_interval=0.2)):
+        await asyncio.to_thread(server.restart)
+        assert (await at_work.ended(job_id)).state is JobState.DONE
 
 
 # -- failing over -----------------------------------------------------------------------------------------
 
+Pair = tuple[PostgresServer, PostgresServer]
+
 
 @pytest.fixture
-def pair() -> Iterator[tuple[PostgresServer, PostgresServer]]:
+def pair() -> Iterator[Pair]:
     """A primary that answers a commit only when its standby has it too."""
     with crash_proof_server() as primary, primary.standby() as standby:
         primary.execute("ALTER SYSTEM SET synchronous_standby_names TO 'standby'")
@@ -177,42 +178,35 @@ def pair() -> Iterator[tuple[PostgresServer, PostgresServer]]:
         yield primary, standby
 
 
-async def test_a_worker_finds_the_new_primary_among_its_hosts(
-    pair: tuple[PostgresServer, PostgresServer],
-) -> None:
+async def test_a_worker_finds_the_new_primary_among_its_hosts(pair: Pair) -> None:
     primary, standby = pair
     address = urlsplit(with_fresh_schema(primary.url))
     hosts = ",".join(urlsplit(one.url).netloc.rpartition("@")[2] for one in pair)
     url = f"postgresql://{address.username}@{hosts}{address.path}?{address.query}&target_session_attrs=read-write"
-
-    async with stage(connected(url)) as here:
+    async with stage(PostgresDriver.from_url(url)) as here:
         shift = Shift(here)
         async with shift.interrupted():
             await asyncio.to_thread(primary.kill)
             shift.let_go()
             await asyncio.to_thread(standby.promote)
-        await shift.check()
 
 
-async def test_a_worker_goes_on_when_its_address_leads_to_another_server(
-    pair: tuple[PostgresServer, PostgresServer],
-) -> None:
+async def test_a_worker_goes_on_when_its_address_leads_to_another_server(pair: Pair) -> None:
     """As behind a name or an address that moves: for a while it leads to a server that takes no writes."""
     primary, standby = pair
-
     with FaultProxy.to(primary.url) as proxy:
-        async with stage(connected(proxy.url_for(with_fresh_schema(primary.url)))) as here:
+        driver = PostgresDriver.from_url(proxy.url_for(with_fresh_schema(primary.url)))
+        async with stage(driver) as here:
             shift = Shift(here)
             async with shift.interrupted():
                 proxy.reroute("127.0.0.1", standby.port)
                 proxy.cut()
                 with pytest.raises(BackendUnavailable, match="target_session_attrs"):
-                    await here.client.driver.enqueue(records(1), now=NOW)
+                    await here.client.driver.enqueue([make_record()], now=NOW)
                 await asyncio.to_thread(standby.catch_up)
                 await asyncio.to_thread(primary.kill)
                 shift.let_go()
                 await asyncio.to_thread(standby.promote)
-            await shift.check()
 
 
 # -- a handle and its connections -------------------------------------------------------------------------
@@ -223,36 +217,35 @@ async def opened_and_closed(driver: PostgresDriver) -> None:
         pass
 
 
-async def test_every_call_says_that_the_server_is_away_and_works_when_it_is_back(
-    server: PostgresServer, url: str
+async def test_every_call_says_that_the_server_is_away(
+    server: PostgresServer,
 ) -> None:
-    async def main() -> None:
-        async with connected(url) as driver:
-            (known,) = await driver.enqueue(records(1), now=NOW)
-            (job,) = await driver.reserve("q", limit=1, lease_for=LEASE, now=NOW, worker="w")
-            token = job.token or ""
-            calls: list[Callable[[], Awaitable[Any]]] = [
-                lambda: driver.time(),
-                lambda: driver.enqueue(records(1, queue="other"), now=NOW),
-                lambda: driver.enqueue(records(1, queue="other", key="k"), now=NOW),
-                lambda: driver.reserve("q", limit=1, lease_for=LEASE, now=NOW, worker="w"),
-                lambda: driver.extend_lease([Extension(job.id, token)], lease_for=LEASE, now=NOW),
-                lambda: driver.reclaim(now=NOW),
-                lambda: driver.cancel(["nobody"], now=NOW),
-                lambda: driver.requeue(["nobody"], now=NOW),
-                lambda: driver.purge(JobFilter(queue="nothing")),
-                lambda: driver.prune(now=NOW),
-                lambda: driver.get([known.id], now=NOW),
-                lambda: driver.list_jobs(JobFilter(), now=NOW),
-                lambda: driver.stats(now=NOW),
-                lambda: driver.settings("q"),
-                lambda: driver.read_attempts(),
-                lambda: driver.job_attempts(known.id),
-                lambda: waits_of(driver)(["q"], now=NOW, timeout=0.001),
-                lambda: opened_and_closed(driver.clone()),
-                lambda: driver.migrate(dry_run=True),
-                lambda: driver.settle([Ack(job.id, token)], now=NOW),
-            ]
+    async with PostgresDriver.from_url(with_fresh_schema(server.url)) as driver:
+        (known,) = await driver.enqueue([make_record()], now=NOW)
+        (job,) = await claim(driver)
+        calls: list[Callable[[], Awaitable[Any]]] = [
+            lambda: driver.time(),
+            lambda: driver.enqueue([make_record(queue="other")], now=NOW),
+            lambda: driver.enqueue([make_record(queue="other", key="k")], now=NOW),
+            lambda: claim(driver),
+            lambda: driver.extend_lease([Extension(*held(job))], lease_for=LEASE, now=NOW),
+            lambda: driver.reclaim(now=NOW),
+            lambda: driver.cancel(["nobody"], now=NOW),
+            lambda: driver.requeue(["nobody"], now=NOW),
+            lambda: driver.purge(JobFilter(queue="nothing")),
+            lambda: driver.prune(now=NOW),
+            lambda: driver.get([known.id], now=NOW),
+            lambda: driver.list_jobs(JobFilter(), now=NOW),
+            lambda: driver.stats(now=NOW),
+            lambda: driver.settings("q"),
+            lambda: driver.read_attempts(),
+            lambda: driver.job_attempts(known.id),
+            lambda: waits_of(driver)(["q"], now=NOW, timeout=0.001),
+            lambda: opened_and_closed(driver.clone()),
+            lambda: driver.migrate(dry_run=True),
+            lambda: driver.settle([Ack(*held(job))], now=NOW),
+        ]
+        with nothing_unhandled():
             await asyncio.to_thread(server.stop, "immediate")
             for call in calls:
                 with pytest.raises(BackendUnavailable, match=r"127\.0\.0\.1"):
@@ -260,20 +253,20 @@ async def test_every_call_says_that_the_server_is_away_and_works_when_it_is_back
             await asyncio.to_thread(server.restart)
             for call in calls:
                 await call()
-            assert [row.outcome for row in await driver.job_attempts(job.id)] == [Outcome.DONE]
-
-    with nothing_unhandled():
-        await main()
+        assert await outcomes(driver, job.id) == [Outcome.DONE]
 
 
 class Traffic:
     """Producers and consumers on one handle, whose line is cut again and again in the middle of what they do."""
 
-    def __init__(self, here: Line) -> None:
-        self._here = here
+    def __init__(self, driver: PostgresDriver) -> None:
+        self._driver = driver
         self.tries = 0
         self.accepted: set[str] = set()
         self.done: Counter[str] = Counter()
+
+    def has_tried(self, times: int) -> bool:
+        return self.tries >= times
 
     async def insist(self, call: Callable[[], Awaitable[Any]]) -> Any:
         """As a caller does: the same again until it is answered."""
@@ -284,108 +277,93 @@ class Traffic:
 
     async def produce(self, name: str, batches: int) -> None:
         for n in range(batches):
-            batch = records(3) if n % 2 else records(1, idempotency_key=f"{name} {n}")
-            answers = await self.insist(lambda batch=batch: self._here.near.enqueue(batch, now=NOW))
-            assert [one.id for one in answers] == [record.id for record in batch]
-            self.accepted |= {record.id for record in batch}
+            batch = make_records(3) if n % 2 else make_records(1, idempotency_key=f"{name} {n}")
+            answers = await self.insist(partial(self._driver.enqueue, batch, now=NOW))
+            assert ids(answers) == ids(batch)
+            self.accepted |= set(ids(batch))
 
     async def consume(self, name: str, is_over: Callable[[], bool]) -> None:
         while not is_over():
-            jobs = await self.insist(lambda: self._here.claim(4, worker=name))
-            acks = [Ack(job.id, job.token or "") for job in jobs]
-            answers = await self.insist(lambda acks=acks: self._here.near.settle(acks, now=NOW))
-            assert answers == [None] * len(jobs)
-            self.done.update(job.id for job in jobs)
+            jobs = await self.insist(lambda: claim(self._driver, 4, worker=name))
+            await self.insist(partial(ack, self._driver, jobs))
+            self.done.update(ids(jobs))
 
 
-async def test_calls_on_a_line_that_is_cut_at_any_moment_happen_once(server: PostgresServer) -> None:
+async def test_calls_on_a_line_that_is_cut_at_any_moment_happen_once(url: str) -> None:
     seed = int(os.environ.get(SEED) or random.randrange(2**32))
     print(f"replay with {SEED}={seed}")
     rng = random.Random(seed)
-    producers, batches = 3, 40
+    producers, batches = 3, 20
+    async with line(url, "&pool_size=5") as here:
+        traffic = Traffic(here.near)
 
-    async def cut_and_work() -> None:
-        async with line(server, "&pool_size=5") as here:
-            traffic = Traffic(here)
+        async def cut() -> None:
+            while True:
+                more = traffic.tries + rng.randrange(12)
+                await eventually(partial(traffic.has_tried, more))
+                here.proxy.cut()
 
-            async def cut() -> None:
-                while True:
-                    more = traffic.tries + rng.randrange(12)
-                    await eventually(lambda more=more: traffic.tries >= more)
-                    here.proxy.cut()
+        cutting = asyncio.ensure_future(cut())
+        producing = [asyncio.ensure_future(traffic.produce(f"p{n}", batches)) for n in range(producers)]
 
-            cutting = asyncio.ensure_future(cut())
-            producing = [asyncio.ensure_future(traffic.produce(f"p{n}", batches)) for n in range(producers)]
+        def is_over() -> bool:
+            return all(one.done() for one in producing) and len(traffic.done) == len(traffic.accepted)
 
-            def is_over() -> bool:
-                return all(one.done() for one in producing) and len(traffic.done) == len(traffic.accepted)
-
-            consuming = [traffic.consume(f"w{n}", is_over) for n in range(2)]
-            try:
-                await finish(asyncio.gather(*producing, *consuming))
-            finally:
-                cutting.cancel()
-                await asyncio.gather(cutting, return_exceptions=True)
-            assert len(traffic.accepted) == producers * batches * 2
-            assert traffic.done == dict.fromkeys(traffic.accepted, 1)
-            assert await here.counts() == {JobState.DONE: len(traffic.accepted)}
-            attempts = (await here.far.read_attempts(limit=2000)).attempts
-            assert Counter(row.job_id for row in attempts) == traffic.done
-            assert await here.near.stats(now=NOW) == await here.far.stats(now=NOW)
-
-    with nothing_unhandled():
-        await cut_and_work()
+        consuming = [traffic.consume(f"w{n}", is_over) for n in range(2)]
+        try:
+            await finish(asyncio.gather(*producing, *consuming))
+        finally:
+            cutting.cancel()
+            await asyncio.gather(cutting, return_exceptions=True)
+        assert len(traffic.accepted) == producers * batches * 2
+        assert traffic.done == dict.fromkeys(traffic.accepted, 1)
+        assert await counts(here.far) == {JobState.DONE: len(traffic.accepted)}
+        attempts = (await here.far.read_attempts(limit=2000)).attempts
+        assert Counter(row.job_id for row in attempts) == traffic.done
+        assert await here.near.stats(now=NOW) == await here.far.stats(now=NOW)
 
 
-async def test_a_handle_whose_connections_are_all_held_up_says_what_to_do(server: PostgresServer) -> None:
-    async with line(server, "&pool_size=1&pool_timeout=0.2") as here:
-        batch = records(1)
-        with table_locked(here.far, "jobs", "ACCESS EXCLUSIVE"):
-            held_up = asyncio.ensure_future(here.near.enqueue(batch, now=NOW))
-            await eventually(lambda: waiting_for_locks(server) == 1)
+async def test_a_handle_without_a_free_connection_says_what_to_do(url: str, raw: Raw) -> None:
+    async with line(url, "&pool_size=1&pool_timeout=0.2") as here:
+        job = make_record()
+        with raw.another("LOCK TABLE jobs IN ACCESS EXCLUSIVE MODE"):
+            held_up = asyncio.ensure_future(here.near.enqueue([job], now=NOW))
+            await eventually(lambda: raw.locks_awaited() == 1)
             with pytest.raises(BackendUnavailable, match="raise pool_size"):
                 await here.near.time()
             with pytest.raises(BackendUnavailable, match="raise pool_size"):
-                await here.claim()
-        assert [one.id for one in await finish(held_up)] == [batch[0].id]
+                await claim(here.near)
+        assert ids(await finish(held_up)) == [job.id]
         # A claim that never left is no claim of which the answer was lost.
-        assert [job.id for job in await here.claim()] == [batch[0].id]
+        assert ids(await claim(here.near)) == [job.id]
         assert here.proxy.connections == 1
 
 
-def test_a_server_without_room_for_more_connections_is_not_a_mystery(
-    server: PostgresServer, url: str
-) -> None:
+async def test_a_server_without_room_for_more_connections_is_not_a_mystery(server: PostgresServer) -> None:
     server.execute("CREATE ROLE guest LOGIN CONNECTION LIMIT 0")
-    try:
-        with pytest.raises(BackendUnavailable, match="lower pool_size"):
-            asyncio.run(connected(url.replace("postgres@", "guest@")).open())
-    finally:
-        server.execute("DROP ROLE guest")
+    with pytest.raises(BackendUnavailable, match="lower pool_size"):
+        await PostgresDriver.from_url(server.url.replace("postgres@", "guest@")).open()
 
 
-async def test_a_call_that_is_given_up_on_a_dead_line_takes_nothing_with_it(server: PostgresServer) -> None:
-    async with line(server) as here:
-        await here.store()
-        here.proxy.stall()
-        calls = [here.near.time(), here.claim(), here.near.enqueue(records(1), now=NOW)]
-        given_up = [asyncio.ensure_future(call) for call in calls]
-        await asyncio.wait(given_up, timeout=0.05)
-        assert not any(call.done() for call in given_up)
-        for call in given_up:
-            call.cancel()
-        _, pending = await asyncio.wait(given_up, timeout=30)
-        assert not pending
-        here.proxy.cut()
-        here.proxy.flow()
-        # The claim never reached the server, or its job was given back: somebody gets it.
-        await eventually(
-            lambda: _is_one(here.near.reserve("q", limit=1, lease_for=LEASE, now=NOW, worker="x"))
-        )
+async def test_a_call_that_is_given_up_on_a_dead_line_takes_nothing_with_it(here: Line) -> None:
+    await here.store()
+    here.proxy.stall()
+    calls = [here.near.time(), claim(here.near), here.near.enqueue([make_record(queue="other")], now=NOW)]
+    given_up = [asyncio.ensure_future(call) for call in calls]
+    await asyncio.wait(given_up, timeout=0.05)
+    assert not any(call.done() for call in given_up)
+    for call in given_up:
+        call.cancel()
+    _, pending = await asyncio.wait(given_up, timeout=30)
+    assert not pending
+    here.proxy.cut()
+    here.proxy.flow()
 
+    # The claim never reached the server, or its job was given back: somebody gets it.
+    async def is_claimed() -> bool:
+        return len(await claim(here.near, worker="x")) == 1
 
-async def _is_one(claim: Awaitable[Sequence[Any]]) -> bool:
-    return len(await claim) == 1
+    await eventually(is_claimed)
 
 
 # -- listening --------------------------------------------------------------------------------------------
@@ -397,91 +375,65 @@ def no_probe(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(notifications, "_PROBE", 10_000.0)
 
 
-def listeners(server: PostgresServer) -> list[int]:
-    return [pid for (pid,) in server.execute(LISTENERS)]
+def listener(raw: Raw, *, but: int = 0) -> int | None:
+    """The process of the server that has a listener."""
+    found = raw("SELECT pid FROM pg_stat_activity WHERE query LIKE 'LISTEN %%' AND pid <> %s", but)
+    return found[0][0] if found else None
 
 
-@contextlib.asynccontextmanager
-async def waiter(here: Line) -> AsyncIterator[Callable[[], Awaitable[bool]]]:
-    """Gives a function that waits, and has looked at everything that there is by then."""
+async def new_listener(raw: Raw, old: int = 0) -> int:
+    await eventually(lambda: listener(raw, but=old) is not None)
+    return present(listener(raw, but=old))
 
-    async def wait() -> bool:
-        return await waits_of(here.near)(["q"], now=NOW, timeout=600.0)
 
-    await settled(here)
-    yield wait
+def wait(here: Line, timeout: float = 600.0) -> asyncio.Future[bool]:
+    return asyncio.ensure_future(waits_of(here.near)(["q"], now=NOW, timeout=timeout))
 
 
 async def settled(here: Line) -> None:
     """What the first looks find, and the news that the listener is up, are over."""
-    while await waits_of(here.near)(["q"], now=NOW, timeout=0.05):
+    while await wait(here, 0.05):
         pass
+
+
+async def is_woken_by_a_job(here: Line) -> bool:
+    await settled(here)
+    waiting = wait(here)
+    # A listener that comes back wakes all who wait, once: it may do so after the server shows it.
+    while (await asyncio.wait([waiting], timeout=0.05))[0]:
+        waiting = wait(here)
+    await here.store()
+    return await finish(waiting)
 
 
 @pytest.mark.usefixtures("no_probe")
 @pytest.mark.parametrize("how", ["terminated", "cut"])
-async def test_a_listener_that_was_lost_comes_back_and_hears(server: PostgresServer, how: str) -> None:
-    async def main() -> None:
-        # Nobody looks by itself in this test.
-        async with line(server, "&poll=3600") as here:
-            await here.store()
-            await waits_of(here.near)(["q"], now=NOW, timeout=0.01)
-            await eventually(lambda: len(listeners(server)) == 1)
-            for _ in range(3):
-                (old,) = listeners(server)
-                if how == "terminated":
-                    server.execute("SELECT pg_terminate_backend(%s)", [old])
-                else:
-                    here.proxy.cut()
-                await eventually(lambda old=old: len(listeners(server)) == 1 and listeners(server) != [old])
-                async with waiter(here) as wait:
-                    waiting = asyncio.ensure_future(wait())
-                    # A listener that comes back wakes all who wait, once: it may do so after the server shows it.
-                    while (await asyncio.wait([waiting], timeout=0.05))[0]:
-                        waiting = asyncio.ensure_future(wait())
-                    await here.store()
-                    assert await finish(waiting)
-
-    with nothing_unhandled():
-        await main()
+async def test_a_listener_that_was_lost_comes_back_and_hears(url: str, raw: Raw, how: str) -> None:
+    # Nobody looks by itself in this test.
+    async with line(url, "&poll=3600") as here:
+        await here.store()
+        await wait(here, 0.01)
+        old = await new_listener(raw)
+        for _ in range(2):
+            if how == "terminated":
+                raw("SELECT pg_terminate_backend(%s)", old)
+            else:
+                here.proxy.cut()
+            old = await new_listener(raw, old)
+            assert await is_woken_by_a_job(here)
 
 
 @pytest.mark.usefixtures("no_probe")
-class KnownDriver(PostgresDriver):
-    """Every handle that was opened, to ask it for its listener: what a connection says of itself is its last claim."""
-
-    opened: ClassVar[list[PostgresDriver]] = []
-
-    async def open(self) -> None:
-        await super().open()
-        self.opened.append(self)
-
-    @classmethod
-    def listeners(cls) -> list[int]:
-        held = [handle._connections.listening for handle in cls.opened if handle._connections is not None]
-        return [session.connection.info.backend_pid for session in held if session is not None]
-
-
-async def test_who_waits_while_the_listener_is_lost_is_woken(server: PostgresServer, url: str) -> None:
+async def test_who_waits_while_connections_are_lost_is_woken(url: str, raw: Raw) -> None:
     """The worker would look again by itself only after ten minutes."""
-
-    async def main() -> None:
-        async with stage(KnownDriver.from_url(url)) as here:
-
-            async def handler(job: Job) -> None:
-                pass
-
-            async with running(here.worker(handler, poll_interval=600.0)):
-                await here.ended(await here.enqueue())
-                for _ in range(5):
-                    await eventually(lambda: len(KnownDriver.listeners()) == 1)
-                    (listener,) = KnownDriver.listeners()
-                    server.execute("SELECT pg_terminate_backend(%s)", [listener])
-                    await here.ended(await here.enqueue())
-                    await eventually(lambda gone=listener: gone not in KnownDriver.listeners())
-
+    lost = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'th_lost'"
+    driver = PostgresDriver.from_url(f"{url}&application_name=th_lost")
     with nothing_unhandled():
-        await main()
+        async with stage(driver) as here, running(here.worker(do_nothing, poll_interval=600.0)):
+            await here.ended(await here.enqueue())
+            for _ in range(3):
+                raw(lost)
+                await here.ended(await here.enqueue())
 
 
 class SplitDriver(PostgresDriver):
@@ -497,54 +449,41 @@ class SplitDriver(PostgresDriver):
 
 
 @contextlib.asynccontextmanager
-async def split_line(server: PostgresServer, options: str) -> AsyncIterator[Line]:
-    url = with_fresh_schema(server.url)
-    with FaultProxy.to(server.url) as proxy:
+async def split_line(url: str, options: str, raw: Raw) -> AsyncIterator[Line]:
+    with FaultProxy.to(url) as proxy:
         near = SplitDriver.from_url(url + options)
         near.proxy = proxy
-        async with near, connected(url) as far:
-            await far.enqueue(records(1), now=NOW)
-            await waits_of(near)(["q"], now=NOW, timeout=0.01)
-            await eventually(lambda: len(listeners(server)) == 1)
-            yield Line(near, far, proxy)
+        async with near, PostgresDriver.from_url(url) as far:
+            here = Line(near, far, proxy)
+            await here.store()
+            await wait(here, 0.01)
+            await new_listener(raw)
+            await settled(here)
+            yield here
 
 
 @pytest.mark.usefixtures("no_probe")
-async def test_a_line_that_fell_silent_delays_a_wake_up_but_loses_none(server: PostgresServer) -> None:
-    async with split_line(server, "&poll=3600") as here, waiter(here) as wait:
+async def test_a_silent_line_loses_no_wake_up(url: str, raw: Raw) -> None:
+    async with split_line(url, "&poll=3600", raw) as here:
         here.proxy.stall()
-        waiting = asyncio.ensure_future(waits_of(here.near)(["q"], now=NOW, timeout=0.1))
+        waiting = wait(here, 0.1)
         await asyncio.wait([waiting], timeout=0.02)
         await here.store()
         assert not await finish(waiting)
         # Nobody told it, so it has to find out itself when it waits next.
-        assert await finish(wait())
+        assert await finish(wait(here))
         here.proxy.flow()
-        await settled(here)
-        waiting = asyncio.ensure_future(wait())
-        await asyncio.wait([waiting], timeout=0.05)
-        await here.store()
-        assert await finish(waiting)
+        assert await is_woken_by_a_job(here)
 
 
-async def test_a_line_that_stays_silent_is_given_up_for_looking(
-    server: PostgresServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_silent_line_is_given_up(url: str, raw: Raw, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(notifications, "_PROBE", 0.1)
     monkeypatch.setattr(notifications, "_PATIENCE", 0.1)
-
-    async with split_line(server, "&poll=0.02") as here, waiter(here) as wait:
+    async with split_line(url, "&poll=0.02", raw) as here:
         here.proxy.stall()
         for _ in range(3):
-            waiting = asyncio.ensure_future(wait())
-            await asyncio.wait([waiting], timeout=0.05)
-            await here.store()
-            assert await finish(waiting)
+            assert await is_woken_by_a_job(here)
         here.proxy.cut()
         here.proxy.flow()
-        ear = here.near._listener
-        assert ear is not None
-        await eventually(lambda: ear.is_up)
-        waiting = asyncio.ensure_future(wait())
-        await here.store()
-        assert await finish(waiting)
+        await eventually(lambda: present(here.near._listener).is_up)
+        assert await is_woken_by_a_job(here)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,15 +13,16 @@ from typing import Any
 import psycopg
 import pytest
 
+from conformance.recycled_postgres import recycler
 from drivers.postgres.transaction_callers import (
     CALLERS,
-    VARIANTS,
     AsyncCaller,
     Caller,
     DjangoCaller,
+    DjangoNamedCaller,
     PsycopgAsyncCaller,
-    PsycopgCaller,
     SQLAlchemyAsyncSessionCaller,
+    SQLAlchemyScopedCaller,
     SQLAlchemySessionCaller,
     sqlalchemy_url,
 )
@@ -31,14 +30,16 @@ from taskharbor import AsyncClient, Client, Harbor, JobRequest, JobState
 from taskharbor.clock import FakeClock
 from taskharbor.drivers.postgres.options import parse_url
 from taskharbor.errors import InvalidRequest, SchemaMismatch
-from taskharbor_testkit.servers import PostgresAt, ServerMissing
+from taskharbor.jobs import SECOND
+from taskharbor_testkit.servers import PostgresAt, ServerMissing, drop_schema
 
 LONG = 60.0
 """A time-out that only a missed wake-up would let pass."""
+Connection = psycopg.Connection[Any]
 
 
 class App:
-    """An app on a fresh schema, and one job of it."""
+    """An app on a store, and one job of it."""
 
     def __init__(self, url: str) -> None:
         self.harbor = Harbor(url)
@@ -51,113 +52,100 @@ class App:
         self.double = double
 
     def jobs(self) -> list[str]:
-        """What everybody else sees."""
+        """The jobs that everybody else sees."""
         return [job.id for job in reversed(self.harbor.client.list_jobs().jobs)]
+
+    def enqueue(self, caller: Caller, *args: Any, **options: Any) -> Any:
+        return caller.within(
+            lambda transaction: self.double.options(**options).within(transaction).enqueue(*args)
+        )
 
 
 @pytest.fixture
-def app(postgres_url: str) -> Iterator[App]:
-    app = App(postgres_url)
+def app() -> Iterator[App]:
+    app = App(recycler().fresh_url())
     app.harbor.client.open()
     yield app
     app.harbor.close()
 
 
-@pytest.fixture(params=CALLERS, ids=lambda caller: caller.name)
+@pytest.fixture(params=CALLERS, ids=lambda kind: kind.name)
 def caller(request: pytest.FixtureRequest, postgres_server: PostgresAt, app: App) -> Iterator[Caller]:
-    yield from _calling(request.param, postgres_server, app)
+    try:
+        caller = request.param(postgres_server.url)
+    except ModuleNotFoundError as error:
+        # As every other thing that CI has to have.
+        raise ServerMissing(
+            f"{request.param.name} was not found ({error}): pip install 'taskharbor[dev]'"
+        ) from None
+    yield caller
+    if isinstance(caller, AsyncCaller):
+        caller.run(app.harbor.close_async())
+    caller.close()
+
+
+def by(*kinds: type[Caller]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("caller", kinds, ids=lambda kind: kind.name, indirect=True)
 
 
 @pytest.fixture
-def connection(postgres_server: PostgresAt) -> Iterator[psycopg.Connection[Any]]:
+def connection(postgres_server: PostgresAt) -> Iterator[Connection]:
     with psycopg.connect(postgres_server.url) as connection:
         yield connection
-
-
-def _calling(kind: type[Caller], server: PostgresAt, app: App) -> Iterator[Any]:
-    try:
-        caller = kind(server.url)
-    except ModuleNotFoundError as error:
-        # As every other thing that CI has to have.
-        raise ServerMissing(f"{kind.name} was not found ({error}): pip install 'taskharbor[dev]'") from None
-    try:
-        yield caller
-    finally:
-        if isinstance(caller, AsyncCaller):
-            caller.run(app.harbor.close_async())
-        caller.close()
-
-
-def enqueue(app: App, caller: Caller, *args: Any, **options: Any) -> Any:
-    return caller.within(lambda transaction: app.double.options(**options).within(transaction).enqueue(*args))
 
 
 # -- the transaction decides ---------------------------------------------------------------------------------
 
 
 def test_the_job_is_there_after_the_commit_and_not_before(app: App, caller: Caller) -> None:
-    caller.begin()
-    handle = enqueue(app, caller, 21)
-    assert app.jobs() == []
-    assert not handle.existed
-    caller.commit()
-    assert app.jobs() == [handle.id]
+    """With the caller's own rows."""
+    table = f"{app.schema}.orders"
+    with psycopg.connect(caller.server_url, autocommit=True) as other:
+        other.execute(f"CREATE TABLE {table} (id integer PRIMARY KEY)")
+        try:
+            caller.begin()
+            caller.execute(f"INSERT INTO {table} VALUES (1)")  # noqa: S608
+            app.enqueue(caller, 1)
+            caller.rollback()
+            caller.begin()
+            caller.execute(f"INSERT INTO {table} VALUES (2)")  # noqa: S608
+            handle = app.enqueue(caller, 21)
+            assert (app.jobs(), handle.existed) == ([], False)
+            caller.commit()
+            orders = other.execute(f"TABLE {table}").fetchall()
+            assert (orders, app.jobs()) == ([(2,)], [handle.id])
+        finally:
+            other.execute(f"DROP TABLE {table}")
     app.harbor.worker(until_empty=True).run()
     assert handle.result() == 42
 
 
-def test_a_rollback_leaves_nothing(app: App, caller: Caller) -> None:
+def test_a_rollback_leaves_nothing_of_the_transaction_or_since_a_savepoint(app: App, caller: Caller) -> None:
     caller.begin()
-    enqueue(app, caller, 1)
-    enqueue(app, caller, 1, key="k", idempotency_key="i")
+    app.enqueue(caller, 1)
+    app.enqueue(caller, 1, key="k", idempotency_key="i")
     caller.rollback()
     assert app.jobs() == []
     assert app.harbor.client.stats() == []
     # Nothing remembers the keys either.
     caller.begin()
-    handle = enqueue(app, caller, 1, key="k", idempotency_key="i")
-    caller.commit()
-    assert not handle.existed
-
-
-def test_a_rollback_to_a_savepoint_takes_back_what_came_after_it(app: App, caller: Caller) -> None:
-    caller.begin()
-    kept = enqueue(app, caller, 1)
+    kept = app.enqueue(caller, 1, idempotency_key="i")
     with caller.savepoint():
-        enqueue(app, caller, 2)
-        enqueue(app, caller, 3, key="k")
-    also = enqueue(app, caller, 4, key="k")
+        app.enqueue(caller, 2)
+        app.enqueue(caller, 3, key="k")
+    also = app.enqueue(caller, 4, key="k")
     caller.commit()
+    assert not kept.existed
+    assert not also.existed
     assert app.jobs() == [kept.id, also.id]
     (stats,) = app.harbor.client.stats("default")
     assert stats.counts[JobState.READY] == 2
 
 
-def test_the_job_and_the_callers_own_rows_go_together(app: App, caller: Caller) -> None:
-    table = f"{app.schema}.orders"
-    with psycopg.connect(caller.server_url, autocommit=True) as other:
-        other.execute(f"CREATE TABLE {table} (id integer PRIMARY KEY)")  # type: ignore[arg-type]
-
-        def orders() -> list[tuple[int]]:
-            return other.execute(f"TABLE {table}").fetchall()  # type: ignore[arg-type]
-
-        caller.begin()
-        caller.execute(f"INSERT INTO {table} VALUES (1)")  # noqa: S608
-        enqueue(app, caller, 1)
-        caller.rollback()
-        assert (orders(), app.jobs()) == ([], [])
-        caller.begin()
-        caller.execute(f"INSERT INTO {table} VALUES (2)")  # noqa: S608
-        handle = enqueue(app, caller, 2)
-        caller.commit()
-        assert (orders(), app.jobs()) == ([(2,)], [handle.id])
-
-
 def test_a_batch_keeps_its_order_and_comes_at_once(app: App, caller: Caller) -> None:
     caller.begin()
-    handles = caller.within(
-        lambda transaction: app.double.within(transaction).enqueue_many([(n,) for n in range(1500)])
-    )
+    numbers = [(n,) for n in range(1500)]
+    handles = caller.within(lambda transaction: app.double.within(transaction).enqueue_many(numbers))
     assert app.jobs() == []
     caller.commit()
     (stats,) = app.harbor.client.stats("default")
@@ -171,7 +159,7 @@ def test_a_batch_keeps_its_order_and_comes_at_once(app: App, caller: Caller) -> 
 
 def test_the_announcement_comes_with_the_commit_and_not_without(app: App, caller: Caller) -> None:
     with psycopg.connect(caller.server_url, autocommit=True) as listener:
-        listener.execute(f'LISTEN "taskharbor:{app.schema}"')  # type: ignore[arg-type]
+        listener.execute(f'LISTEN "taskharbor:{app.schema}"')
 
         def heard() -> list[str]:
             # What was sent before this answer has arrived with it.
@@ -179,42 +167,41 @@ def test_the_announcement_comes_with_the_commit_and_not_without(app: App, caller
             return [notify.payload for notify in listener.notifies(timeout=0)]
 
         caller.begin()
-        enqueue(app, caller, 1)
+        app.enqueue(caller, 1)
         assert heard() == []
         caller.rollback()
         caller.begin()
         with caller.savepoint():
-            enqueue(app, caller, 1)
+            app.enqueue(caller, 1)
         caller.commit()
         assert heard() == []
         caller.begin()
-        enqueue(app, caller, 1)
-        enqueue(app, caller, 2, key="k")
+        app.enqueue(caller, 1)
+        app.enqueue(caller, 2, key="k")
         assert heard() == []
         caller.commit()
         assert [notify.payload for notify in listener.notifies(timeout=LONG, stop_after=1)] == ["default"]
 
 
-def test_a_worker_that_waits_is_woken(app: App, caller: Caller) -> None:
+def test_a_worker_that_waits_is_woken(app: App, connection: Connection) -> None:
     worker = app.harbor.worker(max_jobs=2)
     thread = threading.Thread(target=worker.run)
     thread.start()
     try:
         # The first job shows that the worker is up; by the time of the second it has nothing to do but to wait.
         assert app.double.enqueue(1).result(timeout=LONG) == 2
-        caller.begin()
-        handle = enqueue(app, caller, 21)
-        caller.commit()
+        handle = app.double.within(connection).enqueue(21)
+        connection.commit()
         assert handle.result(timeout=LONG) == 42
     finally:
         worker.stop()
         thread.join()
 
 
-def test_without_notify_nothing_is_announced(postgres_url: str, connection: psycopg.Connection[Any]) -> None:
-    quiet = App(f"{postgres_url}&notify=off")
+def test_without_notify_nothing_is_announced(url: str, connection: Connection) -> None:
+    quiet = App(f"{url}&notify=off")
     try:
-        connection.execute(f'LISTEN "taskharbor:{quiet.schema}"')  # type: ignore[arg-type]
+        connection.execute(f'LISTEN "taskharbor:{quiet.schema}"')
         connection.commit()
         quiet.double.within(connection).enqueue(1)
         connection.commit()
@@ -228,55 +215,35 @@ def test_without_notify_nothing_is_announced(postgres_url: str, connection: psyc
 # -- the rules of enqueue ------------------------------------------------------------------------------------
 
 
-def test_an_idempotency_key_leads_to_the_first_job(app: App, caller: Caller) -> None:
+def test_keys_follow_the_rules_of_every_enqueue(app: App, caller: Caller) -> None:
     first = app.double.options(idempotency_key="order:7").enqueue(7)
-    caller.begin()
-    again = enqueue(app, caller, 7, idempotency_key="order:7")
-    other = enqueue(app, caller, 8, idempotency_key="order:8")
-    same = enqueue(app, caller, 8, idempotency_key="order:8")
-    caller.commit()
-    assert (again.id, again.existed) == (first.id, True)
-    assert (other.existed, same.existed, same.id) == (False, True, other.id)
-    assert app.jobs() == [first.id, other.id]
-
-
-def test_a_key_that_waits_is_changed_at_commit(app: App, caller: Caller) -> None:
     waiting = app.double.options(key="customer:7").enqueue(1)
     caller.begin()
-    changed = enqueue(app, caller, 2, key="customer:7")
+    again = app.enqueue(caller, 7, idempotency_key="order:7")
+    other = app.enqueue(caller, 8, idempotency_key="order:8")
+    same = app.enqueue(caller, 8, idempotency_key="order:8")
+    changed = app.enqueue(caller, 2, key="customer:7")
     assert (changed.id, changed.existed) == (waiting.id, True)
     assert waiting.record().payload == b'{"number":1}'
-    caller.rollback()
-    assert waiting.record().payload == b'{"number":1}'
-    caller.begin()
-    enqueue(app, caller, 3, key="customer:7")
     caller.commit()
-    assert waiting.record().payload == b'{"number":3}'
+    assert waiting.record().payload == b'{"number":2}'
+    assert (again.id, again.existed) == (first.id, True)
+    assert (other.existed, same.existed, same.id) == (False, True, other.id)
+    assert app.jobs() == [first.id, waiting.id, other.id]
 
 
-def test_a_key_that_is_inflight_blocks(app: App, caller: Caller) -> None:
-    running = app.double.options(key="customer:7").enqueue(1)
-
-    async def reserve_and_finish(finish: bool) -> None:
-        async with AsyncClient(app.harbor.driver()) as client:
-            now = await client.now()
-            if finish:
-                await client.driver.ack(running.id, token[0], now=now)
-            else:
-                (job,) = await client.driver.reserve(
-                    "default", limit=1, lease_for=60_000_000, now=now, worker="w"
-                )
-                token.append(job.token or "")
-
-    token: list[str] = []
-    asyncio.run(reserve_and_finish(False))
-    caller.begin()
-    blocked = enqueue(app, caller, 2, key="customer:7")
-    caller.commit()
-    assert not blocked.existed
-    assert blocked.state() is JobState.BLOCKED
-    asyncio.run(reserve_and_finish(True))
-    assert blocked.state() is JobState.READY
+async def test_a_key_that_is_inflight_blocks(app: App, postgres_server: PostgresAt) -> None:
+    async with AsyncClient(app.harbor.driver()) as client:
+        await asyncio.to_thread(app.double.options(key="customer:7").enqueue, 1)
+        now = await client.now()
+        (job,) = await client.driver.reserve("default", limit=1, lease_for=60 * SECOND, now=now, worker="w")
+        async with await psycopg.AsyncConnection.connect(postgres_server.url) as connection:
+            blocked = await app.double.options(key="customer:7").within(connection).enqueue(2)
+        assert not blocked.existed
+        assert (await client.get(blocked.id)).state is JobState.BLOCKED
+        await client.driver.ack(job.id, job.token or "", now=now)
+        assert (await client.get(blocked.id)).state is JobState.READY
+    await app.harbor.close_async()
 
 
 def test_options_defaults_and_codecs_are_those_of_every_enqueue(app: App, caller: Caller) -> None:
@@ -292,39 +259,29 @@ def test_options_defaults_and_codecs_are_those_of_every_enqueue(app: App, caller
         "codec": "msgpack",
     }
     caller.begin()
-    within = enqueue(app, caller, 1, **options).id
-    keyed = enqueue(app, caller, 1, **options, key='k:%"\\', idempotency_key="i").id
+    with pytest.raises(InvalidRequest, match="does not fit"):
+        app.enqueue(caller, "not a number")
+    with pytest.raises(InvalidRequest, match="priority"):
+        app.enqueue(caller, 1, priority=10**9)
+    within = app.enqueue(caller, 1, **options).id
+    keyed = app.enqueue(caller, 1, **options, key='k:%"\\', idempotency_key="i").id
     caller.commit()
     ordinary = app.double.options(**options).enqueue(1).id
 
     def settings(job_id: str) -> dict[str, Any]:
         job = app.harbor.client.get(job_id)
         left_out = ("id", "run_at_us", "created_at_us", "key", "idempotency_key")
-        return {name: getattr(job, name) for name in job.__struct_fields__ if name not in left_out} | {
-            "delay": job.run_at_us - job.created_at_us
-        }
+        fields = {name: getattr(job, name) for name in job.__struct_fields__ if name not in left_out}
+        return fields | {"delay": job.run_at_us - job.created_at_us}
 
     assert settings(within) == settings(keyed) == settings(ordinary)
     assert app.harbor.client.get(keyed).key == 'k:%"\\'
-
-
-def test_what_does_not_fit_the_signature_is_refused_before_anything_is_sent(app: App, caller: Caller) -> None:
-    caller.begin()
-    with pytest.raises(InvalidRequest, match="does not fit"):
-        enqueue(app, caller, "not a number")
-    with pytest.raises(InvalidRequest, match="priority"):
-        enqueue(app, caller, 1, priority=10**9)
-    handle = enqueue(app, caller, 1)
-    caller.commit()
-    assert app.jobs() == [handle.id]
+    assert app.jobs() == [within, keyed, ordinary]
 
 
 def test_clients_enqueue_requests_of_any_kind(app: App, caller: Caller) -> None:
-    client: Any = (
-        AsyncClient(app.harbor.driver(), clock=FakeClock())
-        if isinstance(caller, AsyncCaller)
-        else Client(app.harbor.driver(), clock=FakeClock())
-    )
+    kind: Any = AsyncClient if isinstance(caller, AsyncCaller) else Client
+    client = kind(app.harbor.driver(), clock=FakeClock())
     requests = [
         JobRequest(type="a", payload={"n": 1}),
         JobRequest(type="b", queue="other", payload=None, idempotency_key="i"),
@@ -335,24 +292,18 @@ def test_clients_enqueue_requests_of_any_kind(app: App, caller: Caller) -> None:
     many = caller.within(lambda transaction: client.within(transaction).enqueue_many(iter(requests)))
     none = caller.within(lambda transaction: client.within(transaction).enqueue_many([]))
     caller.commit()
+    closing = client.close()
     if isinstance(caller, AsyncCaller):
-        caller.run(client.close())
-    else:
-        client.close()
+        caller.run(closing)
     assert [accepted.existed for accepted in (one, *many)] == [False] * 4
     assert none == []
-    jobs = app.harbor.client.get_many([one.id, *(accepted.id for accepted in many)])
-    assert [(job.type, job.queue) for job in jobs if job] == [
-        ("a", "default"),
-        ("a", "default"),
-        ("b", "other"),
-        ("c", "default"),
-    ]
-    assert {job.created_at_us for job in jobs if job} == {FakeClock().now()}
+    jobs = [app.harbor.client.get(accepted.id) for accepted in (one, *many)]
+    assert [job.type + job.queue for job in jobs] == ["adefault", "adefault", "bother", "cdefault"]
+    assert {job.created_at_us for job in jobs} == {FakeClock().now()}
 
 
 def test_a_key_is_held_until_the_transaction_ends(
-    app: App, connection: psycopg.Connection[Any], postgres_server: PostgresAt
+    app: App, connection: Connection, postgres_server: PostgresAt
 ) -> None:
     app.double.enqueue(0)  # A queue's first job would hold back everything for that queue.
     held = app.double.options(key="k").within(connection).enqueue(1)
@@ -371,10 +322,10 @@ def test_a_key_is_held_until_the_transaction_ends(
 
 @pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
 def test_a_snapshot_that_stands_still_takes_jobs_but_no_keys(
-    app: App, connection: psycopg.Connection[Any], level: str
+    app: App, connection: Connection, level: str
 ) -> None:
     app.double.enqueue(0)  # A queue that the snapshot does not show would be a conflict.
-    connection.execute(f"SET TRANSACTION ISOLATION LEVEL {level}")  # type: ignore[arg-type]
+    connection.execute(f"SET TRANSACTION ISOLATION LEVEL {level}")
     connection.execute("SELECT 1")
     app.double.options(key="k").enqueue(1)  # Not seen by the transaction.
     plain = app.double.within(connection).enqueue(2)
@@ -382,19 +333,12 @@ def test_a_snapshot_that_stands_still_takes_jobs_but_no_keys(
     with pytest.raises(InvalidRequest, match="READ COMMITTED"):
         app.double.options(key="k").within(connection).enqueue(4)
     # The refusal cost nothing: the transaction goes on.
+    app.double.options(idempotency_key="j").enqueue(1)
+    with pytest.raises(psycopg.errors.SerializationFailure), connection.transaction():
+        # An idempotency key that the snapshot does not show is a conflict of the caller's.
+        app.double.options(idempotency_key="j").within(connection).enqueue(1)
     connection.commit()
-    assert app.jobs()[2:] == [plain.id, once.id]
-
-
-def test_an_idempotency_key_that_a_snapshot_does_not_show_is_a_conflict_of_the_callers(
-    app: App, connection: psycopg.Connection[Any]
-) -> None:
-    app.double.enqueue(0)
-    connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
-    connection.execute("SELECT 1")
-    app.double.options(idempotency_key="i").enqueue(1)
-    with pytest.raises(psycopg.errors.SerializationFailure):
-        app.double.options(idempotency_key="i").within(connection).enqueue(1)
+    assert {plain.id, once.id} < set(app.jobs())
 
 
 # -- what is refused -----------------------------------------------------------------------------------------
@@ -403,53 +347,30 @@ def test_an_idempotency_key_that_a_snapshot_does_not_show_is_a_conflict_of_the_c
 @pytest.mark.parametrize("url", ["memory://", "sqlite:///jobs.db"])
 def test_other_stores_cannot(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    something: Any = object()
     with Client(url) as client, pytest.raises(InvalidRequest, match="postgresql://"):
-        client.within(Anything())
+        client.within(something)
 
 
-class Anything:
-    def commit(self) -> None: ...
-
-    def rollback(self) -> None: ...
-
-
-NOT_TRANSACTIONS = {
-    "nothing": None,
-    "url": "postgresql://localhost/db",
-    "number": 7,
-    "object": Anything(),
-    "class": object,
-}
+@by(SQLAlchemySessionCaller)
+def test_what_is_no_transaction_is_refused(app: App, caller: Any, connection: Connection) -> None:
+    within: Any = app.double.within
+    for given in (None, "postgresql://localhost/db", 7, object(), object, caller.engine, connection.cursor()):
+        with pytest.raises(InvalidRequest, match="SQLAlchemy Session") as refusal:
+            within(given)
+        assert type(given).__qualname__ in str(refusal.value)
 
 
-@pytest.mark.parametrize("given", NOT_TRANSACTIONS.values(), ids=NOT_TRANSACTIONS.keys())
-def test_what_is_no_transaction_is_refused(app: App, given: Any) -> None:
-    with pytest.raises(InvalidRequest, match="SQLAlchemy Session") as refusal:
-        app.double.within(given)
-    assert type(given).__qualname__ in str(refusal.value)
-
-
-def test_an_engine_is_no_transaction(app: App, postgres_server: PostgresAt) -> None:
-    for caller in _calling(SQLAlchemySessionCaller, postgres_server, app):
-        with pytest.raises(InvalidRequest, match=r"sqlalchemy.engine.base.Engine"):
-            app.double.within(caller.engine)
-    for caller in _calling(PsycopgCaller, postgres_server, app):
-        with pytest.raises(InvalidRequest, match=r"psycopg.Cursor"):
-            app.double.within(caller.connection.cursor())  # type: ignore[call-overload]
-
-
-def test_synchronous_and_asynchronous_do_not_mix(app: App, postgres_server: PostgresAt) -> None:
-    client: Any = app.harbor.client
-    for caller in _calling(PsycopgAsyncCaller, postgres_server, app):
-        with pytest.raises(InvalidRequest, match="AsyncClient"):
-            client.within(caller.transaction)
+@by(PsycopgAsyncCaller)
+def test_synchronous_and_asynchronous_do_not_mix(app: App, caller: Caller, connection: Connection) -> None:
+    with pytest.raises(InvalidRequest, match="AsyncClient"):
+        app.harbor.client.within(caller.transaction)
     asynchronous: Any = AsyncClient(app.harbor.driver())
-    for caller in _calling(PsycopgCaller, postgres_server, app):
-        with pytest.raises(InvalidRequest, match="use Client"):
-            asynchronous.within(caller.transaction)
+    with pytest.raises(InvalidRequest, match="use Client"):
+        asynchronous.within(connection)
 
 
-def test_autocommit_of_psycopg(app: App, connection: psycopg.Connection[Any]) -> None:
+def test_autocommit_of_psycopg(app: App, connection: Connection) -> None:
     connection.autocommit = True
     with pytest.raises(InvalidRequest, match=r"connection\.transaction\(\)"):
         app.double.within(connection).enqueue(1)
@@ -462,50 +383,48 @@ def test_autocommit_of_psycopg(app: App, connection: psycopg.Connection[Any]) ->
     assert app.jobs() == [handle.id, piped.id]
 
 
-def test_autocommit_of_psycopg_async(app: App, postgres_server: PostgresAt) -> None:
-    for caller in _calling(PsycopgAsyncCaller, postgres_server, app):
-        caller.run(caller.connection.set_autocommit(True))
-        with pytest.raises(InvalidRequest, match=r"connection\.transaction\(\)"):
-            enqueue(app, caller, 1)
+@by(PsycopgAsyncCaller)
+def test_autocommit_of_psycopg_async(app: App, caller: Any) -> None:
+    caller.run(caller.transaction.set_autocommit(True))
+    with pytest.raises(InvalidRequest, match=r"connection\.transaction\(\)"):
+        app.enqueue(caller, 1)
     assert app.jobs() == []
 
 
-@pytest.mark.parametrize("kind", [SQLAlchemySessionCaller, SQLAlchemyAsyncSessionCaller])
-def test_autocommit_of_sqlalchemy(app: App, postgres_server: PostgresAt, kind: type[Caller]) -> None:
-    for caller in _calling(kind, postgres_server, app):
-        caller.session.bind = caller.engine.execution_options(isolation_level="AUTOCOMMIT")
-        if isinstance(caller, AsyncCaller):
-            caller.session.sync_session.bind = caller.session.bind.sync_engine
-        with pytest.raises(InvalidRequest, match="AUTOCOMMIT"):
-            enqueue(app, caller, 1)
+@by(SQLAlchemySessionCaller, SQLAlchemyAsyncSessionCaller)
+def test_autocommit_of_sqlalchemy(app: App, caller: Any) -> None:
+    session = caller.transaction
+    session.bind = caller.engine.execution_options(isolation_level="AUTOCOMMIT")
+    if isinstance(caller, AsyncCaller):
+        session.sync_session.bind = session.bind.sync_engine
+    with pytest.raises(InvalidRequest, match="AUTOCOMMIT"):
+        app.enqueue(caller, 1)
     assert app.jobs() == []
 
 
-def test_django_outside_of_atomic(app: App, postgres_server: PostgresAt) -> None:
-    for caller in _calling(DjangoCaller, postgres_server, app):
-        with pytest.raises(InvalidRequest, match=r"transaction\.atomic\(\)"):
-            enqueue(app, caller, 1)
-        caller.connection.set_autocommit(False)
-        handle = enqueue(app, caller, 1)
-        assert app.jobs() == []
-        caller.connection.commit()
-        caller.connection.set_autocommit(True)
-        assert app.jobs() == [handle.id]
+@by(DjangoCaller)
+def test_django_outside_of_atomic(app: App, caller: Any) -> None:
+    with pytest.raises(InvalidRequest, match=r"transaction\.atomic\(\)"):
+        app.enqueue(caller, 1)
+    caller.transaction.set_autocommit(False)
+    handle = app.enqueue(caller, 1)
+    assert app.jobs() == []
+    caller.transaction.commit()
+    caller.transaction.set_autocommit(True)
+    assert app.jobs() == [handle.id]
 
 
-def test_other_databases_are_refused(app: App, postgres_server: PostgresAt) -> None:
-    for _ in _calling(DjangoCaller, postgres_server, app):
-        from django.db import connections
+@by(DjangoCaller)
+def test_other_databases_are_refused(app: App, caller: Caller) -> None:
+    from django.db import connections
+    from sqlalchemy import create_engine
 
-        with pytest.raises(InvalidRequest, match="on sqlite"):
-            app.double.within(connections["elsewhere"])
-    for _ in _calling(SQLAlchemySessionCaller, postgres_server, app):
-        from sqlalchemy import create_engine
-
-        elsewhere = create_engine("sqlite://")
-        with elsewhere.connect() as connection, pytest.raises(InvalidRequest, match="on sqlite"):
-            app.double.within(connection).enqueue(1)
-        elsewhere.dispose()
+    with pytest.raises(InvalidRequest, match="on sqlite"):
+        app.double.within(connections["elsewhere"])
+    elsewhere = create_engine("sqlite://")
+    with elsewhere.connect() as connection, pytest.raises(InvalidRequest, match="on sqlite"):
+        app.double.within(connection).enqueue(1)
+    elsewhere.dispose()
 
 
 # -- errors on the caller's connection -----------------------------------------------------------------------
@@ -515,21 +434,19 @@ def test_a_database_without_the_schema_says_what_to_do(app: App, caller: Caller)
     if isinstance(caller, AsyncCaller):
         caller.within(lambda _: app.harbor.async_client().now())
     with psycopg.connect(caller.server_url, autocommit=True) as other:
-        other.execute(f"ALTER SCHEMA {app.schema} RENAME TO {app.schema}_away")  # type: ignore[arg-type]
+        other.execute(f"ALTER SCHEMA {app.schema} RENAME TO {app.schema}_away")
         try:
             caller.begin()
             for options in ({}, {"key": "k"}):
                 with caller.savepoint(), pytest.raises(SchemaMismatch, match="taskharbor migrate") as refusal:
-                    enqueue(app, caller, 1, **options)
+                    app.enqueue(caller, 1, **options)
                 assert refusal.value.__cause__ is not None
             caller.rollback()
         finally:
-            other.execute(f"ALTER SCHEMA {app.schema}_away RENAME TO {app.schema}")  # type: ignore[arg-type]
+            other.execute(f"ALTER SCHEMA {app.schema}_away RENAME TO {app.schema}")
 
 
-def test_all_other_errors_are_those_of_the_callers_library(
-    app: App, connection: psycopg.Connection[Any]
-) -> None:
+def test_all_other_errors_are_those_of_the_callers_library(app: App, connection: Connection) -> None:
     with pytest.raises(psycopg.errors.DivisionByZero):
         connection.execute("SELECT 1/0")
     with pytest.raises(psycopg.errors.InFailedSqlTransaction):
@@ -539,37 +456,40 @@ def test_all_other_errors_are_those_of_the_callers_library(
         app.double.within(connection).enqueue(1)
 
 
-def test_a_schema_of_any_name(postgres_server: PostgresAt, caller: Caller) -> None:
-    odd = App(f"{postgres_server.url}?schema=a%3Ab%3A%3Ac%25d%20%22%5C%25s")
-    try:
-        caller.begin()
-        plain = enqueue(odd, caller, 1)
-        keyed = enqueue(odd, caller, 2, key="k")
-        once = enqueue(odd, caller, 2, idempotency_key="i")
-        caller.commit()
-        assert odd.jobs() == [plain.id, keyed.id, once.id]
-    finally:
-        if isinstance(caller, AsyncCaller):
-            caller.run(odd.harbor.close_async())
-        odd.harbor.close()
-        name = odd.schema.replace('"', '""')
-        postgres_server.execute(f'DROP SCHEMA "{name}" CASCADE')
+@pytest.fixture(scope="module")
+def odd_url(postgres_server: PostgresAt) -> Iterator[str]:
+    url = f"{postgres_server.url}?schema=a%3Ab%3A%3Ac%25d%20%22%5C%25s"
+    yield url
+    drop_schema(url)
+
+
+def test_a_schema_of_any_name(odd_url: str, caller: Caller) -> None:
+    odd = App(odd_url)
+    before = odd.jobs()
+    caller.begin()
+    plain = odd.enqueue(caller, 1)
+    keyed = odd.enqueue(caller, 2, key=caller.name)
+    once = odd.enqueue(caller, 2, idempotency_key=caller.name)
+    caller.commit()
+    assert odd.jobs() == [*before, plain.id, keyed.id, once.id]
+    if isinstance(caller, AsyncCaller):
+        caller.run(odd.harbor.close_async())
+    odd.harbor.close()
 
 
 # -- other connections of the same libraries -----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", VARIANTS, ids=lambda kind: kind.name)
-def test_proxies_of_connections(app: App, postgres_server: PostgresAt, kind: type[Caller]) -> None:
-    for caller in _calling(kind, postgres_server, app):
-        caller.begin()
-        enqueue(app, caller, 1, key="k")
-        caller.rollback()
-        caller.begin()
-        handle = enqueue(app, caller, 2, key="k")
-        assert app.jobs() == []
-        caller.commit()
-        assert app.jobs() == [handle.id]
+@by(SQLAlchemyScopedCaller, DjangoNamedCaller)
+def test_proxies_of_connections(app: App, caller: Caller) -> None:
+    caller.begin()
+    app.enqueue(caller, 1, key="k")
+    caller.rollback()
+    caller.begin()
+    handle = app.enqueue(caller, 2, key="k")
+    assert app.jobs() == []
+    caller.commit()
+    assert app.jobs() == [handle.id]
 
 
 def test_connections_of_the_callers_own_making(app: App, postgres_server: PostgresAt) -> None:
@@ -598,51 +518,39 @@ def test_a_pooled_connection(app: App, postgres_server: PostgresAt) -> None:
     assert app.jobs() == [handle.id]
 
 
-def test_the_synchronous_session_inside_run_sync(app: App, postgres_server: PostgresAt) -> None:
-    for caller in _calling(SQLAlchemyAsyncSessionCaller, postgres_server, app):
-        handle = caller.run(caller.session.run_sync(lambda session: app.double.within(session).enqueue(1)))
-        assert app.jobs() == []
-        caller.commit()
-        assert app.jobs() == [handle.id]
+@by(SQLAlchemyAsyncSessionCaller)
+def test_the_synchronous_session_inside_run_sync(app: App, caller: Any) -> None:
+    handle = caller.run(caller.transaction.run_sync(lambda session: app.double.within(session).enqueue(1)))
+    assert app.jobs() == []
+    caller.commit()
+    assert app.jobs() == [handle.id]
 
 
-def test_the_guide_runs(app: App, postgres_server: PostgresAt, postgres_url: str) -> None:
+@by(DjangoCaller)
+def test_the_guide_runs(app: App, caller: Caller, url: str, postgres_server: PostgresAt) -> None:
     """Not where the other pages run: this one needs a server."""
     page = Path(__file__).parents[3] / "docs" / "transactions.md"
     namespace: dict[str, Any] = {"__name__": "__docs__"}
     database = "postgresql://localhost/app"
     real = {
-        f'Harbor("{database}")': f"Harbor({postgres_url!r})",
+        f'Harbor("{database}")': f"Harbor({url!r})",
         f'"{database}"': repr(postgres_server.url),
         f'"{database.replace("://", "+psycopg://")}"': repr(sqlalchemy_url(postgres_server.url)),
     }
-    for _ in _calling(DjangoCaller, postgres_server, app):
-        try:
-            for block in re.findall(
-                r"^```python no-run\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL
-            ):
-                for written, meant in real.items():
-                    block = block.replace(written, meant)
-                exec(compile(block, str(page), "exec", dont_inherit=True), namespace)
-            asyncio.run(_place_order(namespace))
-            namespace["engine"].dispose()
-        finally:
-            namespace["harbor"].close()
-            postgres_server.execute("DROP TABLE IF EXISTS orders")
-    kinds = [job.type for job in app.harbor.client.list_jobs().jobs]
-    assert sorted(kinds) == ["invoice"] + ["send_receipt"] * 6
+    try:
+        for block in re.findall(r"^```python no-run\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL):
+            for written, meant in real.items():
+                block = block.replace(written, meant)
+            exec(compile(block, str(page), "exec", dont_inherit=True), namespace)
+        asyncio.run(_place_order(namespace))
+        namespace["engine"].dispose()
+        kinds = [job.type for job in namespace["harbor"].client.list_jobs().jobs]
+        assert sorted(kinds) == ["invoice"] + ["send_receipt"] * 6
+    finally:
+        namespace["harbor"].close()
+        postgres_server.execute("DROP TABLE IF EXISTS orders")
 
 
 async def _place_order(namespace: dict[str, Any]) -> None:
     await namespace["place_order"]("Ada")
     await namespace["harbor"].close_async()
-
-
-def test_types_tell_synchronous_from_asynchronous() -> None:
-    sample = Path(__file__).parents[2] / "typing" / "within_transactions.py"
-    checked = subprocess.run(
-        [sys.executable, "-m", "mypy", "--strict", "--config-file=", str(sample)],
-        capture_output=True,
-        text=True,
-    )
-    assert checked.returncode == 0, checked.stdout + checked.stderr

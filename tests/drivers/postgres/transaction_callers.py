@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar
@@ -13,33 +12,34 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
 
-class Caller(ABC):
+class Caller:
     """A program with one connection. Everything is synchronous here; asynchronous libraries run on a loop of their own."""
 
     name: ClassVar[str]
+    transaction: Any
+    """The argument of `within`."""
 
     def __init__(self, server_url: str) -> None:
         self.server_url = server_url
+        self.connect()
 
-    @property
-    @abstractmethod
-    def transaction(self) -> Any:
-        """What is given to `within`."""
+    def connect(self) -> None:
+        raise NotImplementedError
 
-    @abstractmethod
-    def begin(self) -> None: ...
+    def begin(self) -> None:
+        pass
 
-    @abstractmethod
-    def commit(self) -> None: ...
+    def commit(self) -> None:
+        self.transaction.commit()
 
-    @abstractmethod
-    def rollback(self) -> None: ...
+    def rollback(self) -> None:
+        self.transaction.rollback()
 
-    @abstractmethod
-    def execute(self, statement: str) -> None: ...
+    def execute(self, statement: str) -> None:
+        self.transaction.execute(statement)
 
-    @abstractmethod
-    def close(self) -> None: ...
+    def close(self) -> None:
+        self.transaction.close()
 
     def within(self, enqueue: Callable[[Any], Any]) -> Any:
         """`enqueue` gets the transaction."""
@@ -55,11 +55,27 @@ class Caller(ABC):
 
 class AsyncCaller(Caller):
     def __init__(self, server_url: str) -> None:
-        super().__init__(server_url)
         self.runner = asyncio.Runner()
+        super().__init__(server_url)
 
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:
         return self.runner.run(work)
+
+    def commit(self) -> None:
+        self.run(self.transaction.commit())
+
+    def rollback(self) -> None:
+        self.run(self.transaction.rollback())
+
+    def execute(self, statement: str) -> None:
+        self.run(self.transaction.execute(statement))
+
+    def close(self) -> None:
+        self.run(self.disconnect())
+        self.runner.close()
+
+    async def disconnect(self) -> None:
+        await self.transaction.close()
 
     def within(self, enqueue: Callable[[Any], Any]) -> Any:
         async def enqueued() -> Any:
@@ -69,103 +85,45 @@ class AsyncCaller(Caller):
 
         return self.run(enqueued())
 
-    def close(self) -> None:
-        self.run(self.close_async())
-        self.runner.close()
-
-    @abstractmethod
-    async def close_async(self) -> None: ...
-
 
 class PsycopgCaller(Caller):
     name = "psycopg"
 
-    def __init__(self, server_url: str) -> None:
-        super().__init__(server_url)
-        self.connection = psycopg.connect(server_url)
-
-    @property
-    def transaction(self) -> Any:
-        return self.connection
-
-    def begin(self) -> None:
-        pass
-
-    def commit(self) -> None:
-        self.connection.commit()
-
-    def rollback(self) -> None:
-        self.connection.rollback()
-
-    def execute(self, statement: Any) -> None:
-        self.connection.execute(statement)
-
-    def close(self) -> None:
-        self.connection.close()
+    def connect(self) -> None:
+        self.transaction = psycopg.connect(self.server_url)
 
 
 class PsycopgAsyncCaller(AsyncCaller):
     name = "psycopg-async"
 
-    def __init__(self, server_url: str) -> None:
-        super().__init__(server_url)
-        self.connection = self.run(psycopg.AsyncConnection.connect(server_url))
-
-    @property
-    def transaction(self) -> Any:
-        return self.connection
-
-    def begin(self) -> None:
-        pass
-
-    def commit(self) -> None:
-        self.run(self.connection.commit())
-
-    def rollback(self) -> None:
-        self.run(self.connection.rollback())
-
-    def execute(self, statement: str) -> None:
-        self.run(self.connection.execute(statement))
-
-    async def close_async(self) -> None:
-        await self.connection.close()
+    def connect(self) -> None:
+        self.transaction = self.run(psycopg.AsyncConnection.connect(self.server_url))
 
 
 class SQLAlchemySessionCaller(Caller):
     name = "sqlalchemy-session"
 
-    def __init__(self, server_url: str) -> None:
+    def connect(self) -> None:
         from sqlalchemy import create_engine
 
-        super().__init__(server_url)
-        self.engine = create_engine(sqlalchemy_url(server_url))
-        self.session = self.make()
+        self.engine = create_engine(sqlalchemy_url(self.server_url))
+        self.transaction = self.make()
 
     def make(self) -> Any:
         from sqlalchemy.orm import Session
 
         return Session(self.engine)
 
-    @property
-    def transaction(self) -> Any:
-        return self.session
-
     def begin(self) -> None:
-        self.session.begin()
-
-    def commit(self) -> None:
-        self.session.commit()
-
-    def rollback(self) -> None:
-        self.session.rollback()
+        self.transaction.begin()
 
     def execute(self, statement: str) -> None:
         from sqlalchemy import text
 
-        self.session.execute(text(statement))
+        self.transaction.execute(text(statement))
 
     def close(self) -> None:
-        self.session.close()
+        super().close()
         self.engine.dispose()
 
 
@@ -190,41 +148,30 @@ class SQLAlchemyConnectionCaller(SQLAlchemySessionCaller):
 class SQLAlchemyAsyncSessionCaller(AsyncCaller):
     name = "sqlalchemy-async-session"
 
-    def __init__(self, server_url: str) -> None:
+    def connect(self) -> None:
         from sqlalchemy.ext.asyncio import create_async_engine
 
-        super().__init__(server_url)
-        self.engine = create_async_engine(sqlalchemy_url(server_url))
-        self.session = self.run(self.make())
+        self.engine = create_async_engine(sqlalchemy_url(self.server_url))
+        self.transaction = self.run(self.make())
 
     async def make(self) -> Any:
         from sqlalchemy.ext.asyncio import AsyncSession
 
         return AsyncSession(self.engine)
 
-    @property
-    def transaction(self) -> Any:
-        return self.session
-
     def begin(self) -> None:
         async def begin() -> None:
-            await self.session.begin()
+            await self.transaction.begin()
 
         self.run(begin())
-
-    def commit(self) -> None:
-        self.run(self.session.commit())
-
-    def rollback(self) -> None:
-        self.run(self.session.rollback())
 
     def execute(self, statement: str) -> None:
         from sqlalchemy import text
 
-        self.run(self.session.execute(text(statement)))
+        self.run(self.transaction.execute(text(statement)))
 
-    async def close_async(self) -> None:
-        await self.session.close()
+    async def disconnect(self) -> None:
+        await super().disconnect()
         await self.engine.dispose()
 
 
@@ -238,17 +185,12 @@ class SQLAlchemyAsyncConnectionCaller(SQLAlchemyAsyncSessionCaller):
 class DjangoCaller(Caller):
     name = "django"
 
-    def __init__(self, server_url: str) -> None:
-        super().__init__(server_url)
-        configure_django(server_url)
+    def connect(self) -> None:
+        configure_django(self.server_url)
         from django.db import connection
 
-        self.connection = connection
+        self.transaction = connection
         self.block: Any = None
-
-    @property
-    def transaction(self) -> Any:
-        return self.connection
 
     def begin(self) -> None:
         from django.db import transaction
@@ -267,23 +209,23 @@ class DjangoCaller(Caller):
         self.commit()
 
     def execute(self, statement: str) -> None:
-        with self.connection.cursor() as cursor:
+        with self.transaction.cursor() as cursor:
             cursor.execute(statement)
 
     def close(self) -> None:
         if self.block is not None:
             self.rollback()
-        self.connection.close()
+        super().close()
 
 
 class DjangoNamedCaller(DjangoCaller):
     name = "django-named"
 
-    @property
-    def transaction(self) -> Any:
+    def connect(self) -> None:
+        super().connect()
         from django.db import connections
 
-        return connections["default"]
+        self.transaction = connections["default"]
 
 
 CALLERS: list[type[Caller]] = [
@@ -295,8 +237,6 @@ CALLERS: list[type[Caller]] = [
     SQLAlchemyAsyncConnectionCaller,
     DjangoCaller,
 ]
-VARIANTS: list[type[Caller]] = [SQLAlchemyScopedCaller, DjangoNamedCaller]
-"""Other ways to the same connections."""
 
 
 def sqlalchemy_url(server_url: str) -> str:
