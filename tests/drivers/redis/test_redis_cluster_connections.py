@@ -16,6 +16,8 @@ from taskharbor.drivers.redis.store import RedisStore, keys_of
 from taskharbor.errors import BackendUnavailable, TaskHarborError
 from taskharbor_testkit.servers import RedisCluster, RedisServer, shared_redis
 
+pytestmark = pytest.mark.xdist_group("redis cluster")  # It is started once.
+
 FAR_APART = ["{a}:n", "{b}:n", "{c}:n"]
 """Keys on three nodes."""
 

@@ -15,6 +15,8 @@ from taskharbor.drivers.redis.store import keys_of
 from taskharbor.errors import BackendUnavailable
 from taskharbor_testkit.servers import RedisSentinels, RedisServer
 
+pytestmark = pytest.mark.xdist_group("redis sentinels")  # They are started once.
+
 
 @pytest.fixture(scope="module")
 def group() -> Iterator[RedisSentinels]:

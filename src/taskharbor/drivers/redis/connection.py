@@ -339,7 +339,7 @@ class Server:
             "by EVAL, calls of different scripts in one transaction could fail alone"
         )
         wait = self._packed_wait(calls)
-        packed = [self._packed(call, is_again, by_eval) for call in calls]
+        packed = [self.packed(call, is_again, by_eval) for call in calls]
         parts = [_ASKING, *packed] if asking else packed
         if len(calls) > 1:
             parts = [_MULTI, *parts, _EXEC]
@@ -355,16 +355,13 @@ class Server:
             self._check_waited(replies[-1])
         return answers
 
-    def packed(self, call: RedisCall) -> bytes:
-        """Return the bytes of the command for a call, to be sent as the first try."""
-        return self._packed(call, False, self._by_eval)
-
-    def _packed(self, call: RedisCall, is_again: bool, by_eval: bool) -> bytes:
+    def packed(self, call: RedisCall, is_again: bool = False, by_eval: bool | None = None) -> bytes:
+        """Return the bytes of the command for a call."""
         function, keys, args = call
         if function not in self._library.flags:
             return pack((function, *keys, *args))
         words = (len(keys), *keys, *args, int(is_again))
-        if by_eval:
+        if self._by_eval if by_eval is None else by_eval:
             return pack(("EVALSHA", self._library.hashes[function], *words, function))
         return pack(("FCALL", f"{self._library.name}_{function}", *words))
 

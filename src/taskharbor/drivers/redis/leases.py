@@ -208,7 +208,6 @@ L = TypeVar("L", Settlement, Extension)
 _NOT_FOUND = -1
 _ERRORS = (JobNotFound, JobNotInflight, LeaseMismatch, LeaseExpired, JobFinished, KeyConflict, JobNotDead)
 """The errors of `lua/leases.lua`, from -1 down."""
-_token = attrgetter("token")
 
 
 def job_error(job_id: str, code: int) -> JobError:
@@ -283,7 +282,7 @@ def _endings(settlements: Sequence[Settlement]) -> list[Word]:
     others: list[Word] = []
     place = 0
     # The leases of one claim have one token, and mostly end together.
-    for token, run in groupby(settlements, _token):
+    for token, run in groupby(settlements, attrgetter("token")):
         ids: list[Word] = []
         for one in run:
             place += 1
