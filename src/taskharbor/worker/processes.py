@@ -79,10 +79,8 @@ class ProcessPool:
         except asyncio.CancelledError:
             if not process.has_answered and job.stop_reason == SHUTDOWN:
                 await process.wind_up(_WIND_UP_SECONDS)
-            elif process.has_answered:
-                return self._result(
-                    job, await process.outcome()
-                )  # It ended before the cancellation took effect.
+            elif process.has_answered:  # It ended before the cancellation took effect.
+                return self._result(job, await process.outcome())
             raise
         finally:
             await self._put_back(process)
@@ -110,7 +108,7 @@ class ProcessPool:
         loop = asyncio.get_running_loop()
         began = loop.time()
         reschedule_timeout(job, None)
-        process = WorkerProcess(self._orders, self._gone)
+        process = WorkerProcess(self._orders, lambda process: self._processes.pop(process, None))
         self._processes[process] = None
         try:
             await process.start()
@@ -133,11 +131,6 @@ class ProcessPool:
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.wait([waiting])
 
-    def _gone(self, process: WorkerProcess) -> None:
-        self._processes.pop(process, None)
-        with contextlib.suppress(ValueError):
-            self._idle.remove(process)
-
     # -- results ---------------------------------------------------------------------------------------------
 
     def _result(self, job: Job, ended: Returned | Threw) -> Any:
@@ -154,7 +147,7 @@ class NotBegun(WorkerProcessDied):
 class WorkerProcess:
     """One process, seen from the worker's event loop. One thread starts it, listens to it and sees its end; one writes to it."""
 
-    def __init__(self, orders: child.Orders, on_gone: Callable[[WorkerProcess], None]) -> None:
+    def __init__(self, orders: child.Orders, on_gone: Callable[[WorkerProcess], object]) -> None:
         self._orders = orders
         self._on_gone = on_gone
         self._loop = asyncio.get_running_loop()

@@ -362,6 +362,7 @@ class BatchRunner(BufferedRunner):
             self._pump()
 
     async def _settle_all(self, holds: Sequence[Hold], batch: Batch) -> None:
+        kept = list(holds)
         try:
             # Decoding thousands of payloads takes a while, which belongs where the handler itself runs.
             prepared: Prepared = await self._where_it_runs(
@@ -370,33 +371,28 @@ class BatchRunner(BufferedRunner):
             for index, misfit in prepared.rejected:
                 self._settle(holds[index], self._handler, Raised(PayloadRejected(misfit)))
             kept = [holds[index] for index in prepared.kept]
-            outcomes = await self._outcomes(prepared, batch) if kept else []
+            outcomes = (
+                self._call.outcomes(await self._returned(prepared.table, batch), len(kept)) if kept else []
+            )
         except asyncio.CancelledError as cancelled:
             self._settle_all_stopped(holds, batch.stop_reason, cancelled)
             return
-        except Exception as error:  # Not even a table could be made of it.
-            kept, outcomes = list(holds), [Raised(RemoteError(describe(error)))] * len(holds)
+        except HandlerSignal as signal:
+            outcomes = [Raised(signal)] * len(kept)
+        except BaseException as error:  # sys.exit() in a handler ends the batch, not the worker.
+            # Put in words once, not once per row.
+            outcomes = [Raised(RemoteError(describe(error)))] * len(kept)
         for hold, outcome in zip(kept, outcomes, strict=True):
             self._settle(hold, self._handler, outcome)
 
-    async def _outcomes(self, prepared: Prepared, batch: Batch) -> list[Any]:
-        count = len(prepared.kept)
+    async def _returned(self, table: Any, batch: Batch) -> Any:
         timeouts = [record.timeout_us for record in batch.records if record.timeout_us]
 
         async def call() -> Any:
-            returned = await self._where_it_runs(batch, lambda: self._call(prepared.table))
+            returned = await self._where_it_runs(batch, lambda: self._call(table))
             return await returned if self._handler.is_async else returned
 
-        try:
-            work = limited(batch, min(timeouts), call, "the batch took") if timeouts else call()
-            return self._call.outcomes(await work, count)
-        except asyncio.CancelledError:
-            raise
-        except HandlerSignal as signal:
-            return [Raised(signal)] * count
-        except BaseException as error:  # sys.exit() in a handler ends the batch, not the worker.
-            # Put in words once, not once per row.
-            return [Raised(RemoteError(describe(error)))] * count
+        return await (limited(batch, min(timeouts), call, "the batch took") if timeouts else call())
 
     async def _where_it_runs(self, batch: Batch, function: Callable[[], Any]) -> Any:
         return function() if self._handler.is_async else await self._threads.run(batch, function)
@@ -441,7 +437,9 @@ class ThreadPool:
         future: asyncio.Future[Any] = self._loop.create_future()
         self._busy += 1
         if self._busy > len(self._threads) and len(self._threads) < self._size:
-            self._start_thread()
+            name = f"taskharbor-handler-{len(self._threads)}"
+            self._threads.append(threading.Thread(target=self._work, name=name, daemon=True))
+            self._threads[-1].start()
         self._calls.put((future, copy_context(), function))
         cancelled: asyncio.CancelledError | None = None
         try:
@@ -473,12 +471,6 @@ class ThreadPool:
         self._closed = True
         for _ in self._threads:
             self._calls.put(None)
-
-    def _start_thread(self) -> None:
-        name = f"taskharbor-handler-{len(self._threads)}"
-        thread = threading.Thread(target=self._work, name=name, daemon=True)
-        self._threads.append(thread)
-        thread.start()
 
     def _work(self) -> None:
         while (call := self._calls.get()) is not None:

@@ -44,8 +44,8 @@ class Slot(msgspec.Struct, eq=False):
     process: subprocess.Popen[bytes] | None = None
     started: float = 0.0
     crashes: int = 0
-    due: float | None = None
-    """When to start again, where a restart is waiting."""
+    restart: threading.Timer | None = None
+    """Starts the next child, where a restart is waiting."""
     reloading: bool = False
     report: tuple[float, dict[str, Any]] | None = None
 
@@ -74,7 +74,6 @@ class Supervisor:
         self._slots = [Slot(number) for number in range(1, processes + 1)]
         self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._asked = 0
-        self._kill_at: float | None = None
         self._code = 0
 
     # -- from other threads ---------------------------------------------------------
@@ -107,37 +106,20 @@ class Supervisor:
                 for slot in self._slots:
                     self._start(slot)
                 while self._goes_on():
-                    self._next_event()()
-                    self._act_on_time()
+                    self._events.get()()
             finally:
                 self._kill()
         return self._code
 
     def _goes_on(self) -> bool:
-        if self.pids():
-            return True
-        if self._asked:
-            return False
-        return self._reload or any(slot.due is not None for slot in self._slots)
+        can_restart = self._reload or any(slot.restart for slot in self._slots)
+        return bool(self.pids()) or (can_restart and not self._asked)
 
-    def _next_event(self) -> Callable[[], None]:
-        """Return the next event, or None where only time has passed."""
-        deadlines = [slot.due for slot in self._slots if slot.due is not None]
-        if self._kill_at is not None:
-            deadlines.append(self._kill_at)
-        pause = max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
-        try:
-            return self._events.get(timeout=pause)
-        except queue.Empty:
-            return lambda: None
-
-    def _act_on_time(self) -> None:
-        now = time.monotonic()
-        if self._kill_at is not None and now >= self._kill_at:
-            self._kill()
-        for slot in self._slots:
-            if slot.due is not None and now >= slot.due and not self._asked:
-                self._start(slot)
+    def _later(self, seconds: float, event: Callable[[], None]) -> threading.Timer:
+        timer = threading.Timer(seconds, self._events.put, (event,))
+        timer.daemon = True
+        timer.start()
+        return timer
 
     # -- children ---------------------------------------------------------------------------------------------
 
@@ -156,7 +138,7 @@ class Supervisor:
             raise
         finally:
             os.close(writing)
-        slot.process, slot.started, slot.due, slot.reloading = process, time.monotonic(), None, False
+        slot.process, slot.started, slot.restart, slot.reloading = process, time.monotonic(), None, False
         ended = partial(self._ended, slot)
         threading.Thread(target=lambda: self._events.put(partial(ended, process.wait())), daemon=True).start()
         threading.Thread(target=_read_reports, args=(slot, reading), daemon=True).start()
@@ -193,13 +175,17 @@ class Supervisor:
         first, longest = RESTART_PAUSES
         pause = min(longest, first * 2**slot.crashes)
         slot.crashes += 1
-        slot.due = now + pause
+        slot.restart = self._later(pause, partial(self._restart, slot))
         log.warning(
             "worker process %d ended with %s; it starts again in %.1f s",
             slot.number,
             exit_reason(code),
             pause,
         )
+
+    def _restart(self, slot: Slot) -> None:
+        if slot.restart is not None:  # Neither stopped nor started meanwhile.
+            self._start(slot)
 
     def _restart_all(self, what: str) -> None:
         if self._asked:
@@ -220,16 +206,15 @@ class Supervisor:
         if self._asked == 1:
             log.info("stopping: running jobs get %g s (a second signal stops at once)", self._grace)
         for slot in self._slots:
-            slot.due = None
+            slot.restart = None
             if slot.process is not None:
                 slot.process.send_signal(signal.SIGTERM)
         # A child keeps to the grace period by itself; this is for one that cannot.
-        self._kill_at = time.monotonic() + (self._grace if self._asked == 1 else 0.0) + 10.0
+        self._later((self._grace if self._asked == 1 else 0.0) + 10.0, self._kill)
         if self._asked > 2:
             self._kill()
 
     def _kill(self) -> None:
-        self._kill_at = None
         for slot in self._slots:
             if slot.process is not None:
                 slot.process.kill()
