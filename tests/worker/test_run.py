@@ -27,8 +27,8 @@ class Bench:
         self.runner.finished = self.left.append
 
     def feed(self, count: int, *, name: str = "j") -> list[Hold]:
-        fields: dict[str, Any] = {"now": 0, "type": "t", "token": "k", "expires_at_us": 60 * SECOND}
-        holds = [Hold(make_record(f"{name}{n}", **fields)) for n in range(count)]
+        records = [make_record(f"{name}{n}", now=0, type="t", token="k") for n in range(count)]
+        holds = [Hold(record, "k", 60 * SECOND) for record in records]
         self.runner.feed(holds)
         return holds
 

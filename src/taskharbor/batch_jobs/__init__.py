@@ -240,13 +240,10 @@ def _library(type: str, function: Callable[[Any], Any]) -> str:
     """Return the library of the annotated frame. An annotation may be a text, so that the import is for type checkers only."""
     parameters = list(inspect.signature(function).parameters.values())
     annotation = parameters[0].annotation if len(parameters) == 1 else None
-    if isinstance(annotation, str):
-        library = _FRAMES.get(annotation.rpartition(".")[2])
-    else:
-        library = _FRAMES.get(getattr(annotation, "__name__", ""))
-        if library is not None and not annotation.__module__.startswith(library):
-            library = None
-    if library is None:
+    is_text = isinstance(annotation, str)
+    name = annotation if is_text else getattr(annotation, "__name__", "")
+    library = _FRAMES.get(name.rpartition(".")[2])
+    if library is None or not (is_text or annotation.__module__.startswith(library)):
         raise InvalidRequest(
             f"{type!r}: a batch handler takes one parameter, annotated pyarrow.Table or pandas.DataFrame: "
             "that is what it is given"

@@ -312,7 +312,7 @@ class FetchLoop(BackendLoop):
         if records:
             self._allowance.left -= len(records)
             self.handed += len(records)
-            holds = [Hold(record) for record in records]
+            holds = [Hold(record, record.token or "", record.expires_at_us or 0) for record in records]
             self._holds.update(dict.fromkeys(holds))
             self._runner.call(self._runner.feed, holds)
 

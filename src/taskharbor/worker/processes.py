@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib
 import logging
 import multiprocessing
 import os
@@ -352,13 +351,9 @@ def _wanted(handler: Handler) -> child.Wanted:
     """The path by which the child finds the handler. Checked in the parent, which can report a mistake."""
     assert handler.location is not None
     wanted = child.Wanted(handler.type, *handler.location, takes_job=handler.arguments is None)
-    function: Any = handler.function
-    module = importlib.import_module(wanted.module)
-    if "." in wanted.name and hasattr(function, "__self__"):
-        function = None  # A bound method: the process would find the function, without the object.
-    if function is None or child.find(wanted).function is not function:
+    if child.find(wanted).function is not handler.function:
         raise InvalidRequest(
-            f"{handler.type!r} runs in a process of its own, but {module.__name__}.{wanted.name} is not its "
+            f"{handler.type!r} runs in a process of its own, but {wanted.module}.{wanted.name} is not its "
             "handler: a process finds a handler by that name, so it must be a plain function of its module"
         )
     return wanted

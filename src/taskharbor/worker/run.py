@@ -68,8 +68,8 @@ class Hold(msgspec.Struct, eq=False):
     """
 
     record: JobRecord
-    token: str = ""
-    expires_at_us: Micros = 0
+    token: str
+    expires_at_us: Micros
     progress: bytes | None = None
     reported: bytes | None = None
     """The progress the backend has already."""
@@ -81,13 +81,6 @@ class Hold(msgspec.Struct, eq=False):
     """The task of a handler that waits."""
     settlement: Settlement | None = None
     """The settlement of the execution, once it has ended."""
-
-    def __post_init__(self) -> None:
-        record = self.record
-        assert record.token is not None
-        assert record.expires_at_us is not None
-        self.token = record.token
-        self.expires_at_us = record.expires_at_us
 
     def report(self, _: JobRecord, progress: bytes) -> None:
         """Store the handler's progress; the next heartbeat sends it."""

@@ -215,19 +215,17 @@ class Worker:
 
         with self._assignments(has_own_thread=True) as assignments:
             threading.Thread(target=backend, name="taskharbor-backend", daemon=True).start()
-            await self._until_ended(asyncio.wrap_future(ended))
-
-    async def _until_ended(self, ended: asyncio.Future[None]) -> None:
-        try:
-            await asyncio.shield(ended)
-        except asyncio.CancelledError:
-            # Cancelling the worker is the immediate stop: leases are given back before we go.
-            self.stop(now=True)
-            await ended
-            raise
-        finally:
-            if self._processes is not None:
-                await self._processes.close()
+            waiting = asyncio.wrap_future(ended)
+            try:
+                await asyncio.shield(waiting)
+            except asyncio.CancelledError:
+                # Cancelling the worker is the immediate stop: leases are given back before we go.
+                self.stop(now=True)
+                await waiting
+                raise
+            finally:
+                if self._processes is not None:
+                    await self._processes.close()
 
     def stop(self, *, now: bool = False) -> None:
         """Ask the worker to stop, from any thread: gracefully, or at once."""
