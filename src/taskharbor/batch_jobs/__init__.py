@@ -241,7 +241,7 @@ def _library(type: str, function: Callable[[Any], Any]) -> str:
     parameters = list(inspect.signature(function).parameters.values())
     annotation = parameters[0].annotation if len(parameters) == 1 else None
     is_text = isinstance(annotation, str)
-    name = annotation if is_text else getattr(annotation, "__name__", "")
+    name = str(annotation if is_text else getattr(annotation, "__name__", ""))
     library = _FRAMES.get(name.rpartition(".")[2])
     if library is None or not (is_text or annotation.__module__.startswith(library)):
         raise InvalidRequest(
