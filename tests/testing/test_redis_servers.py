@@ -2,7 +2,6 @@
 
 import os
 import sys
-import threading
 import time
 from collections.abc import Iterator
 
@@ -19,7 +18,6 @@ from taskharbor_testkit.servers import (
     ServerMissing,
     drop_prefix,
     shared_redis,
-    shared_redis_cluster,
     with_fresh_prefix,
 )
 from taskharbor_testkit.servers.discovery import find_redis, redis_versions
@@ -139,16 +137,6 @@ def prefix_of(url: str) -> str:
     return url.partition("prefix=")[2].replace("%3A", ":")
 
 
-def test_a_prefix_is_dropped_on_every_node() -> None:
-    cluster = shared_redis_cluster()
-    url = with_fresh_prefix(cluster.url)
-    keys = [f"{prefix_of(url)}{{{letter}}}" for letter in "cdefgh"]
-    for key in keys:
-        cluster.node_of(key).execute("SET", key, 1)
-    drop_prefix(url)
-    assert [cluster.node_of(key).execute("EXISTS", key) for key in keys] == [0] * 6
-
-
 # The fault proxy
 
 
@@ -221,17 +209,3 @@ def test_the_fate_of_a_pipeline(
             pipeline.execute()
     assert proxy.triggered.wait(10)
     assert [server.execute("EXISTS", key) for key in ("first", "second", "third")] == happened
-
-
-def test_a_stalled_proxy_flows_on(server: RedisServer, proxy: FaultProxy) -> None:
-    answers: list[object] = []
-    with connect(proxy.url_for(server.url)) as client:
-        client.ping()
-        proxy.stall()
-        asking = threading.Thread(target=lambda: answers.append(client.incr("n")))
-        asking.start()
-        assert answers == []
-        assert server.execute("GET", "n") is None
-        proxy.flow()
-        asking.join()
-    assert answers == [1]

@@ -160,20 +160,18 @@ def _next_steps(database: str | None) -> RenderableType:
     from rich.text import Text
 
     name = _command_name()
-    if database is None:
-        lines = [(f"{name} demo --keep", "the same, and keep the database to look around in")]
-    else:
+    lines = [(f"{name} demo --keep", "the same, and keep the database to look around in")]
+    if database is not None:
         lines = [
             (f"export TASKHARBOR_URL={database}", ""),
             (f"{name} stats", "the queues"),
             (f"{name} dlq list", "what died, and why"),
             (f"{name} list --type fetch_page", f"then: {name} inspect ID, for a job's timeline"),
         ]
-    lines.append((f"{name} worker --help", "run your own jobs"))
     text = Text("Next:", "bold")
-    for line, meaning in lines:
+    for line, meaning in (*lines, (f"{name} worker --help", "run your own jobs")):
         text.append(f"\n  {line:<36}", "cyan")
-        text.append(f"  {meaning}" if meaning else "", "bright_black")
+        text.append(f"  {meaning}", "bright_black")
     return text
 
 

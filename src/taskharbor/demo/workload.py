@@ -38,8 +38,11 @@ def make_workload(jobs: int, seed: int) -> Workload:
     def share(percent: float) -> range:
         return range(max(2, round(jobs * percent / 100)))
 
-    accounts = max(2, jobs // 60)
-    keyed = [_sync(dice, accounts) for _ in share(10)]
+    def sync() -> JobRequest:
+        keyed = app.sync_account.options(key=f"account-{dice.randrange(max(2, jobs // 60))}", priority=5)
+        return keyed.request(ms(60, 200), fails_once=dice.random() < 0.3)
+
+    keyed = [sync() for _ in share(10)]
     first = [
         *(app.resize_image.request(ms(20, 80)) for _ in share(15)),
         *(app.fetch_page.request(ms(10, 40), dice.randint(1, 3)) for _ in share(10)),
@@ -55,8 +58,3 @@ def make_workload(jobs: int, seed: int) -> Workload:
     size = max(1, len(keyed) // 8)
     waves = [keyed[start : start + size] for start in range(0, len(keyed), size)]
     return Workload(first=first, waves=waves, unwanted=unwanted)
-
-
-def _sync(dice: random.Random, accounts: int) -> JobRequest:
-    keyed = app.sync_account.options(key=f"account-{dice.randrange(accounts)}", priority=5)
-    return keyed.request(dice.randint(60, 200), fails_once=dice.random() < 0.3)
