@@ -11,35 +11,26 @@ def test_a_url_finds_its_driver() -> None:
     assert isinstance(registry.connect("memory://"), MemoryDriver)
 
 
-def test_not_a_url() -> None:
+def test_what_is_no_url_says_how_to_write_one_and_an_unknown_scheme_lists_what_is_there() -> None:
     with pytest.raises(InvalidRequest, match="write it like sqlite"):
         registry.connect("jobs.db")
-
-
-def test_an_unknown_scheme_lists_what_is_there() -> None:
     with pytest.raises(UnknownDriver, match=r"amqp://.*memory.*sqlite"):
         registry.connect("amqp://localhost")
 
 
-@pytest.fixture
-def entry(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
-    point = EntryPoint("third", request.param, registry.GROUP)
+@pytest.mark.parametrize(
+    ("target", "error", "complaint"),
+    [
+        # It is ours underneath, and does not know this scheme.
+        ("taskharbor.drivers.memory:MemoryDriver", InvalidRequest, "."),
+        ("a_package_nobody_has:Driver", MissingExtra, r"pip install 'taskharbor\[third\]'"),
+        ("taskharbor.jobs:JobState", UnknownDriver, "not a Driver class"),
+    ],
+)
+def test_a_third_partys_driver_plugs_in_by_entry_point(
+    target: str, error: type[Exception], complaint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    point = EntryPoint("third", target, registry.GROUP)
     monkeypatch.setattr(registry, "installed_drivers", lambda: {"third": point})
-
-
-@pytest.mark.parametrize("entry", ["taskharbor.drivers.memory:MemoryDriver"], indirect=True)
-def test_a_third_partys_driver_plugs_in_by_entry_point(entry: None) -> None:
-    with pytest.raises(InvalidRequest):  # It is ours underneath, and does not know this scheme.
+    with pytest.raises(error, match=complaint):
         registry.connect("third://x?nonsense=1")
-
-
-@pytest.mark.parametrize("entry", ["a_package_nobody_has:Driver"], indirect=True)
-def test_missing_packages_name_the_install_line(entry: None) -> None:
-    with pytest.raises(MissingExtra, match=r"pip install 'taskharbor\[third\]'"):
-        registry.connect("third://x")
-
-
-@pytest.mark.parametrize("entry", ["taskharbor.jobs:JobState"], indirect=True)
-def test_an_entry_point_that_is_no_driver(entry: None) -> None:
-    with pytest.raises(UnknownDriver, match="not a Driver class"):
-        registry.connect("third://x")

@@ -91,13 +91,13 @@ def test_ten_lines_judge_a_driver(wheels: Path, tmp_path: Path) -> None:
 
     judged = run(
         *(python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_driver.py"),
-        *("-k", "leases or crash or state_machine"),
+        *("-k", "crash or state_machine"),
         cwd=tmp_path,
         TASKHARBOR_CONFORMANCE_EXAMPLES="3",
     )
 
     assert judged.returncode == 0, judged.stdout + judged.stderr
-    assert re.search(r"\d\d passed", judged.stdout)
+    assert re.search(r"[1-9]\d* passed", judged.stdout)
     assert "failed" not in judged.stdout
 
 

@@ -321,22 +321,19 @@ async def test_a_shutdown_lets_an_async_handler_clean_up_and_does_not_wait_for_a
 
 
 def test_a_process_that_dies_fails_its_job_which_is_retried(tmp_path: Path) -> None:
+    """It is known to be dead though a fork of it keeps its connection open."""
     handle = isolated.die.enqueue(str(tmp_path / "died"))
-    drain()
+    forking = isolated.die_after_a_fork.enqueue(str(tmp_path / "forked"))
+    try:
+        drain()
+        assert last_error(forking).startswith("WorkerProcessDied")
+    finally:
+        os.kill(int((tmp_path / "forked").read_text()), signal.SIGKILL)
     assert handle.result(PATIENCE) == "survived"
     attempts = isolated.harbor.client.job_attempts(handle.id)
     assert [attempt.outcome for attempt in attempts] == [Outcome.RETRIED, Outcome.DONE]
     assert attempts[0].error_type == "WorkerProcessDied"
     assert "SIGSEGV" in str(attempts[0].error_message)
-
-
-def test_a_process_is_known_to_be_dead_though_a_fork_of_it_keeps_its_connection_open(tmp_path: Path) -> None:
-    handle = isolated.die_after_a_fork.enqueue(str(tmp_path / "forked"))
-    try:
-        drain()
-        assert last_error(handle).startswith("WorkerProcessDied")
-    finally:
-        os.kill(int((tmp_path / "forked").read_text()), signal.SIGKILL)
 
 
 def test_neither_a_fork_nor_a_closed_connection_answers_for_another_job() -> None:
