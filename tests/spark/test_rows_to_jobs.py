@@ -12,7 +12,6 @@ import pyarrow as pa
 import pytest
 
 from records import NOW
-from taskharbor.errors import InvalidRequest
 from taskharbor.jobs import JobRecord, UpdateFlags, to_micros
 from taskharbor.requests import RecordBuilder
 from taskharbor.spark.source.requests import RowRefused, RowsToJobs
@@ -28,6 +27,8 @@ def test_columns_that_are_no_fields_become_an_object() -> None:
     assert [job.payload for job in jobs] == [b'{"user":1,"day":"2026-01-02"}', b'{"user":2,"day":null}']
     assert {(job.type, job.queue, job.run_at_us) for job in jobs} == {("mail", "q", NOW)}
     assert len({job.id for job in jobs}) == 2
+    assert [job.payload for job in made({"type": pa.array(["a", "b"])})] == [b"{}", b"{}"]
+    assert made({"type": pa.array([], pa.string()), "n": pa.array([], pa.int64())}) == []
 
 
 @pytest.mark.parametrize(
@@ -40,10 +41,6 @@ def test_an_object_has_the_names_and_values_of_its_columns(names: list[str], cod
     decode = msgspec.json.decode if codec == "json" else msgspec.msgpack.decode
     wanted = {name: values[n % 4] for n, name in enumerate(names)}
     assert [decode(job.payload) for job in made(batch, type="t", codec=codec)] == [wanted, wanted]
-
-
-def test_rows_without_columns_for_a_payload_have_an_empty_object() -> None:
-    assert [job.payload for job in made({"type": pa.array(["a", "b"])})] == [b"{}", b"{}"]
 
 
 def test_every_field_of_a_request_is_a_column() -> None:
@@ -105,14 +102,11 @@ def test_a_row_with_its_own_time_does_not_mind_the_delay_of_all() -> None:
     assert [job.run_at_us for job in jobs] == [to_micros(when), NOW + 60_000_000]
 
 
-def test_an_empty_batch_makes_no_jobs() -> None:
-    assert made({"type": pa.array([], pa.string()), "n": pa.array([], pa.int64())}) == []
-
-
 @pytest.mark.parametrize(
     ("columns", "reason"),
     [
         ({"payload": pa.array(["{}", "{broken"])}, "is no JSON"),
+        ({"type": pa.array(["t", None]), "n": pa.array([1, 2])}, "the column `type` is null"),
         ({"type": pa.array(["ok", ""]), "n": pa.array([1, 2])}, "type '': expected `str` of length >= 1"),
         ({"priority": pa.array([1, 99_999]), "n": pa.array([1, 2])}, "priority 99999"),
         ({"priority": pa.array(["1", "2"]), "n": pa.array([1, 2])}, "priority '1'"),
@@ -130,11 +124,6 @@ def test_a_row_that_cannot_be_a_job_is_named_with_the_reason(columns: dict[str, 
     assert len(str(caught.value)) < 1000
 
 
-def test_a_null_type_is_refused_where_no_option_gives_one() -> None:
-    with pytest.raises(RowRefused, match="the column `type` is null"):
-        made({"type": pa.array(["t", None]), "n": pa.array([1, 2])})
-
-
 @pytest.mark.parametrize(
     ("columns", "options", "reason"),
     [
@@ -144,6 +133,11 @@ def test_a_null_type_is_refused_where_no_option_gives_one() -> None:
         (["n"], {"type": "t", "priority": "99999"}, "priority 99999"),
         (["n"], {"type": "t", "headers": "[]"}, "option headers"),
         (["n"], {"type": "t", "codec": "pickle"}, "unknown codec"),
+        (
+            ["n"],
+            {"type": "t", "delay": "1", "run_at": "2030-01-01T00:00:00+00:00"},
+            "either run_at or delay",
+        ),
     ],
 )
 def test_what_is_wrong_with_all_rows_is_said_before_any_is_read(
@@ -151,11 +145,6 @@ def test_what_is_wrong_with_all_rows_is_said_before_any_is_read(
 ) -> None:
     with pytest.raises(ValueError, match=reason):
         RowsToJobs(columns, options)
-
-
-def test_run_at_and_delay_for_all_rows_exclude_each_other() -> None:
-    with pytest.raises(InvalidRequest, match="either run_at or delay"):
-        RowsToJobs(["n"], {"type": "t", "delay": "1", "run_at": "2030-01-01T00:00:00+00:00"})
 
 
 def test_rows_that_have_their_fields_in_common_stay_in_order() -> None:
