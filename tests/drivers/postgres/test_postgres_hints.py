@@ -11,16 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from drivers.postgres.pg_harness import (
-    NOW,
-    SECOND,
-    Raw,
-    enqueue_on,
-    fold,
-    held,
-    make_record,
-    present,
-)
+from drivers.postgres.pg_harness import NOW, SECOND, Raw, enqueue_on, fold, held, make_record, present
 from needing import Entered
 from taskharbor.drivers.contract import Ack, Discard, Fail, QueueSettings, Release, Retry, Settlement
 from taskharbor.drivers.postgres import PostgresDriver

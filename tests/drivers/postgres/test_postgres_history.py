@@ -8,17 +8,7 @@ from datetime import timedelta
 import pytest
 from psycopg import sql
 
-from drivers.postgres.pg_harness import (
-    DAY,
-    NOW,
-    SECOND,
-    Raw,
-    ack,
-    claim,
-    fold,
-    ids,
-    make_record,
-)
+from drivers.postgres.pg_harness import DAY, NOW, SECOND, Raw, ack, claim, fold, ids, make_record
 from taskharbor.drivers.contract import JobFilter, QueueSettings
 from taskharbor.drivers.postgres import PostgresDriver
 from taskharbor.drivers.postgres.log import parse_cursor

@@ -13,11 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from drivers.postgres.pg_harness import (
-    NOW,
-    crash_proof_server,
-    make_record,
-)
+from drivers.postgres.pg_harness import NOW, crash_proof_server, make_record
 from drivers.postgres.test_postgres_migrations import work
 from taskharbor import Job, JobState, Outcome
 from taskharbor.drivers.postgres import PostgresDriver

@@ -120,6 +120,7 @@ def test_the_job_is_there_after_the_commit_and_not_before(app: App, caller: Call
     assert handle.result() == 42
 
 
+@by(*CALLERS, SQLAlchemyScopedCaller, DjangoNamedCaller)
 def test_a_rollback_leaves_nothing_of_the_transaction_or_since_a_savepoint(app: App, caller: Caller) -> None:
     caller.begin()
     app.enqueue(caller, 1)
@@ -134,6 +135,7 @@ def test_a_rollback_leaves_nothing_of_the_transaction_or_since_a_savepoint(app: 
         app.enqueue(caller, 2)
         app.enqueue(caller, 3, key="k")
     also = app.enqueue(caller, 4, key="k")
+    assert app.jobs() == []
     caller.commit()
     assert not kept.existed
     assert not also.existed
@@ -478,18 +480,6 @@ def test_a_schema_of_any_name(odd_url: str, caller: Caller) -> None:
 
 
 # -- other connections of the same libraries -----------------------------------------------------------------
-
-
-@by(SQLAlchemyScopedCaller, DjangoNamedCaller)
-def test_proxies_of_connections(app: App, caller: Caller) -> None:
-    caller.begin()
-    app.enqueue(caller, 1, key="k")
-    caller.rollback()
-    caller.begin()
-    handle = app.enqueue(caller, 2, key="k")
-    assert app.jobs() == []
-    caller.commit()
-    assert app.jobs() == [handle.id]
 
 
 def test_connections_of_the_callers_own_making(app: App, postgres_server: PostgresAt) -> None:

@@ -38,6 +38,8 @@ def test_own_options_have_defaults_and_are_understood() -> None:
     assert (options.notify, options.poll, options.prepare, options.migrate) == (False, 2.0, False, False)
     assert parse_url("postgres://u@h/d?schema=s") == parse_url("postgresql://u@h/d?schema=s")
     assert isinstance(connect("postgres://h/d"), PostgresDriver)
+    options = parse_url(f"postgresql://u:{_PASSWORD}@h/d?sslpassword={_PASSWORD}")
+    assert _PASSWORD not in repr(options) + options.place
 
 
 @pytest.mark.parametrize(
@@ -107,11 +109,6 @@ def test_what_makes_no_sense_is_refused_without_the_password(before: str, rest: 
     assert _PASSWORD not in repr(refused.value)
     assert refused.value.__cause__ is None
     assert refused.value.__suppress_context__ or refused.value.__context__ is None
-
-
-def test_options_can_be_printed() -> None:
-    options = parse_url(f"postgresql://u:{_PASSWORD}@h/d?sslpassword={_PASSWORD}")
-    assert _PASSWORD not in repr(options) + options.place
 
 
 async def test_a_server_or_database_that_is_not_there_is_named(postgres_server: PostgresAt) -> None:
