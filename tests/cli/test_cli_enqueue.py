@@ -96,14 +96,14 @@ def test_many_from_a_file(run: Run, client: Client, tmp_path: Path) -> None:
     file.write_text(
         '\ufeff{"type": "a", "payload": [1], "queue": "q", "priority": 3, "headers": {"x": "y"}}\n'
         '{"type": "b", "delay_seconds": 60, "key": "k", "update": {"run_at": "later"}, "backoff_seconds": [1, 2]}\n'
-        '{"type": "c", "run_at": "2099-01-01T00:00:00Z", "timeout_seconds": 2.5, "max_attempts": 9}\n\n'
+        '{"type": "c", "run_at": "2099-01-01T00:00:00Z", "timeout_seconds": 2.5, "max_attempts": 9, "max_stalls": 1}\n\n'
     )
     ids = run("enqueue", "--from", str(file)).stdout.split()
     a, b, c = (client.get(job_id) for job_id in ids)
     assert (a.type, a.queue, a.priority, a.headers, json.loads(a.payload)) == ("a", "q", 3, {"x": "y"}, [1])
     later = UpdateFlags(run_at="later")
     assert (b.state, b.update, b.backoff_max_us) == (JobState.SCHEDULED, later, 2_000_000)
-    assert (c.run_at.year, c.timeout_us, c.max_attempts) == (2099, 2_500_000, 9)
+    assert (c.run_at.year, c.timeout_us, c.max_attempts, c.max_stalls) == (2099, 2_500_000, 9, 1)
 
 
 def test_a_listed_job_is_a_line_that_can_be_enqueued(run: Run, client: Client) -> None:
