@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 from taskharbor.drivers.objectstore import ObjectStoreDriver
-from taskharbor.drivers.objectstore.options import Options, parse_url
+from taskharbor.drivers.objectstore.options import ObjectStoreOptions, parse_url
 
-TINY = Options(poll=None, segment_rows=3, merge=2, levels=3, grace=0.0)
+TINY = ObjectStoreOptions(poll=None, segment_rows=3, merge=2, levels=3, grace=0.0)
 CHANGES = ("enqueue", "reserve", "extend_lease", "settle", "reclaim", "cancel", "requeue", "purge", "prune")
 
 

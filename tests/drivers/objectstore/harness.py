@@ -10,12 +10,12 @@ from records import NOW, make_record
 from taskharbor.drivers.contract import Ack, Driver
 from taskharbor.drivers.objectstore import ObjectStoreDriver
 from taskharbor.drivers.objectstore.blobs import Blobs
-from taskharbor.drivers.objectstore.options import Options
+from taskharbor.drivers.objectstore.options import ObjectStoreOptions
 from taskharbor.jobs import SECOND, JobRecord, JobState, Micros
 
 
 def driver_on(blobs: Blobs, **options: Any) -> ObjectStoreDriver:
-    return ObjectStoreDriver(lambda: blobs, Options(**{"poll": None, **options}))
+    return ObjectStoreDriver(lambda: blobs, ObjectStoreOptions(**{"poll": None, **options}))
 
 
 def jobs_of(count: int, **fields: Any) -> list[JobRecord]:

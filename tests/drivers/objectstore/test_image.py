@@ -17,7 +17,7 @@ from taskharbor.drivers.engine.tables import Transaction
 from taskharbor.drivers.migrations import Migration
 from taskharbor.drivers.objectstore import cas, compaction, image
 from taskharbor.drivers.objectstore.blobs import Conflict, Unclear
-from taskharbor.drivers.objectstore.cas import Attempt, CasObject, Content, answer, new_commit, seal
+from taskharbor.drivers.objectstore.cas import CasObject, Content, WriteAttempt, answer, new_commit, seal
 from taskharbor.drivers.objectstore.catalog import state_name
 from taskharbor.drivers.objectstore.image import Image, take_numbers
 from taskharbor.errors import BackendUnavailable, SchemaMismatch
@@ -206,7 +206,7 @@ def keeps_the_connection_of_a_refused_write(patch: pytest.MonkeyPatch) -> None:
             newer = await self._read()
             newer.state = held.state
             self._held = newer
-            self._attempts.append(Attempt(header.serial, commit, outcomes))
+            self._attempts.append(WriteAttempt(header.serial, commit, outcomes))
             return False
         self._held = Content(held.state, header, version)
         answer(outcomes)

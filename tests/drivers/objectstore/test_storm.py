@@ -19,7 +19,7 @@ from records import NOW
 from taskharbor.drivers import operations as op
 from taskharbor.drivers.contract import Ack, Driver, JobFilter
 from taskharbor.drivers.objectstore import ObjectStoreDriver
-from taskharbor.drivers.objectstore.options import Options, parse_url
+from taskharbor.drivers.objectstore.options import ObjectStoreOptions, parse_url
 from taskharbor.errors import BackendUnavailable, JobError
 from taskharbor.jobs import SECOND, JobRecord, JobState
 from taskharbor_testkit.conformance.backend import Backend, Store
@@ -38,7 +38,7 @@ class StormyDriver(ObjectStoreDriver):
     @classmethod
     def on(cls, weather: Weather) -> StormyDriver:
         place = parse_url("mem://")
-        options = Options(poll=None, segment_rows=4, merge=2, grace=0.0)
+        options = ObjectStoreOptions(poll=None, segment_rows=4, merge=2, grace=0.0)
         driver = cls(lambda: FaultyBlobs(place.open(), weather), options, is_in_memory=True)
         driver.weather = weather
         return driver

@@ -206,7 +206,7 @@ def keep_unanswered(calls: list[Call]) -> bool:
     return bool(calls)
 
 
-class Attempt(msgspec.Struct, eq=False):
+class WriteAttempt(msgspec.Struct, eq=False):
     """A write without a certain answer, and the outcomes to report if it has landed."""
 
     serial: int
@@ -300,7 +300,7 @@ class CasObject(Generic[S]):
         self._held: Content[S] | None = None
         self._newest: Header | None = None
         """The header of the newest content that is known to have landed."""
-        self._attempts: list[Attempt] = []
+        self._attempts: list[WriteAttempt] = []
         self._last_failure = ""
         """The store's message about the last write that failed."""
         self._must_reload = False
@@ -507,7 +507,7 @@ class CasObject(Generic[S]):
         except (Conflict, Unclear) as failure:
             self._last_failure = str(failure)
             if not isinstance(failure, Refused):
-                self._attempts.append(Attempt(header.serial, commit, outcomes))
+                self._attempts.append(WriteAttempt(header.serial, commit, outcomes))
             return False
         self._held, self._newest = Content(held.state, header, version), header
         answer(outcomes)

@@ -24,7 +24,7 @@ from taskharbor.drivers.objectstore.archive import ARCHIVED, Segments
 from taskharbor.drivers.objectstore.blobs import Blobs, Conflict, StoreTime, Unclear, probe
 from taskharbor.drivers.objectstore.image import holding_jobs, take_numbers
 from taskharbor.drivers.objectstore.leadership import Leadership
-from taskharbor.drivers.objectstore.options import Options, parse_url
+from taskharbor.drivers.objectstore.options import ObjectStoreOptions, parse_url
 from taskharbor.drivers.objectstore.queue import Shard, Store, accept
 from taskharbor.drivers.waiting import wait
 from taskharbor.errors import (
@@ -106,13 +106,13 @@ class ObjectStoreDriver(Driver):
     def __init__(
         self,
         open_blobs: Callable[[], Blobs],
-        options: Options | None = None,
+        options: ObjectStoreOptions | None = None,
         *,
         clock: Clock | None = None,
         is_in_memory: bool = False,
     ) -> None:
         self._open_blobs = open_blobs
-        self._options = Options() if options is None else options
+        self._options = ObjectStoreOptions() if options is None else options
         self._clock: Clock = SystemClock() if clock is None else clock
         self._is_in_memory = is_in_memory
         self._store: Store | None = None

@@ -29,7 +29,7 @@ _HOW = {
 }
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True):
+class ObjectStoreOptions(msgspec.Struct, frozen=True, kw_only=True):
     shards: int | None = None
     """Objects per queue; None: the number that the store was made with."""
     poll: float | None = 1.0
@@ -81,7 +81,7 @@ class StoreURL:
 
     def __init__(self, scheme: str, host: str, path: str, values: Mapping[str, Any]) -> None:
         own = {name: value for name, value in values.items() if name in _OWN}
-        self.options = msgspec.convert({"poll": _POLL.get(scheme, 1.0), **own}, Options)
+        self.options = msgspec.convert({"poll": _POLL.get(scheme, 1.0), **own}, ObjectStoreOptions)
         self.is_in_memory = scheme == "mem"
         self._scheme = scheme
         self._host = host

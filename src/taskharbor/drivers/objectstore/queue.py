@@ -26,7 +26,7 @@ from taskharbor.drivers.objectstore.cas import MAX_BYTES, CasObject, Term
 from taskharbor.drivers.objectstore.catalog import Catalog, log_folder, state_name
 from taskharbor.drivers.objectstore.compaction import Compaction
 from taskharbor.drivers.objectstore.image import Entry, Image, entries, holding_jobs, take_numbers
-from taskharbor.drivers.objectstore.options import Options
+from taskharbor.drivers.objectstore.options import ObjectStoreOptions
 from taskharbor.drivers.waiting import Look, shared_notifications
 from taskharbor.errors import BackendUnavailable, InvalidRequest, JobError, JobNotFound, TaskHarborError
 from taskharbor.jobs import Attempt, JobRecord, JobState, Micros
@@ -277,7 +277,7 @@ class Store:
 
     trusts_notifications = False
 
-    def __init__(self, blobs: Blobs, options: Options, *, reads_only: bool = False) -> None:
+    def __init__(self, blobs: Blobs, options: ObjectStoreOptions, *, reads_only: bool = False) -> None:
         """`reads_only`: other handles act on the images."""
         self.blobs = blobs
         self.options = options
