@@ -210,7 +210,16 @@ ENDS: dict[str, tuple[Callable[[JobRecord], Settlement], JobState, Outcome]] = {
 
 
 @pytest.mark.parametrize("key", [None, "k"])
-@pytest.mark.parametrize("names", [*([name] for name in ENDS), list(ENDS)], ids=[*ENDS, "all in one batch"])
+@pytest.mark.parametrize(
+    "names",
+    [
+        list(ENDS),
+        ["ack"],
+        ["retry"],
+        *(pytest.param([name], marks=pytest.mark.slow) for name in ENDS if name not in ("ack", "retry")),
+    ],
+    ids=" ".join,
+)
 async def test_a_lease_ends_once(here: Line, fault: Fault, key: str | None, names: list[str]) -> None:
     await here.far.configure("q", QueueSettings(failure_queue="failed"), now=NOW)
     for name in names:

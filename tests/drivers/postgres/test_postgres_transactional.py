@@ -69,7 +69,13 @@ def app() -> Iterator[App]:
     app.harbor.close()
 
 
-@pytest.fixture(params=CALLERS, ids=lambda kind: kind.name)
+@pytest.fixture(
+    params=[
+        # A connection and a session of SQLAlchemy are joined in the same way.
+        pytest.param(kind, id=kind.name, marks=[pytest.mark.slow] if kind.name.endswith("connection") else [])
+        for kind in CALLERS
+    ]
+)
 def caller(request: pytest.FixtureRequest, postgres_server: PostgresAt, app: App) -> Iterator[Caller]:
     try:
         caller = request.param(postgres_server.url)
