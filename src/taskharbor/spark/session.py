@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
+from taskharbor.drivers.contract import Driver
 from taskharbor.drivers.registry import connect
 from taskharbor.errors import InvalidRequest, TaskHarborError
 
@@ -34,19 +35,16 @@ def check() -> None:
     except ImportError:
         raise SparkUnavailable("PySpark is not installed: pip install 'taskharbor[spark]'") from None
     version = java_version()
-    if version is None:
+    if version is None or version < MINIMUM_JAVA:
+        found = "no Java found" if version is None else f"Java {version} is too old for Spark"
         raise SparkUnavailable(
-            f"no Java found: install a JDK or JRE {MINIMUM_JAVA} or newer (set JAVA_HOME, or put java on the PATH)"
-        )
-    if version < MINIMUM_JAVA:
-        raise SparkUnavailable(
-            f"Java {version} is too old for Spark: install {MINIMUM_JAVA} or newer and point JAVA_HOME to it"
+            f"{found}: install a JDK or JRE {MINIMUM_JAVA} or newer (set JAVA_HOME, or put java on the PATH)"
         )
 
 
-def require_shared_store(url: str) -> None:
+def require_shared_store(store: str | Driver) -> None:
     """Raise InvalidRequest for a store that the processes of Spark cannot reach."""
-    if not connect(url).capabilities.multi_process:
+    if not (connect(store) if isinstance(store, str) else store).capabilities.multi_process:
         raise InvalidRequest(
             "this store lives in the memory of one process, and Spark works in others: use one they all can reach, like "
             "sqlite:////path/to/jobs.db or postgresql://host/database"
@@ -63,11 +61,9 @@ def java_version() -> int | None:
         answer = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=60, check=False)
     except OSError:
         return None
-    found = re.search(r'version "(\d+)(?:\.(\d+))?', answer.stderr + answer.stdout)
-    if found is None:
-        return None
-    major = int(found[1])
-    return int(found[2] or 0) if major == 1 else major
+    # Java 8 calls itself 1.8.
+    found = re.search(r'version "(?:1\.)?(\d+)', answer.stderr + answer.stdout)
+    return None if found is None else int(found[1])
 
 
 def local_session(
@@ -81,20 +77,14 @@ def local_session(
     from pyspark.sql import SparkSession
 
     is_submitted = "SPARK_ENV_LOADED" in os.environ or "PYSPARK_GATEWAY_PORT" in os.environ
-    builder = SparkSession.builder.appName(name)
+    own: dict[str, str] = {"spark.app.name": name}
     if not is_submitted:
-        master = master or "local[*,4]"
-        builder = builder.master(master)
-        own = _LOCAL
-        if master.startswith("local"):
+        own |= {"spark.master": master or "local[*,4]", **_LOCAL}
+        if own["spark.master"].startswith("local"):
             # One machine: nothing to reach from outside, and a start that does not wait for a name server.
             os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-            own = {**_LOCAL, **_LOOPBACK}
-        for key, value in own.items():
-            builder = builder.config(key, value)
-    for key, value in {**_ALWAYS, **(settings or {})}.items():
-        builder = builder.config(key, value)
-    session = builder.getOrCreate()
+            own |= _LOOPBACK
+    session = SparkSession.builder.config(map={**own, **_ALWAYS, **(settings or {})}).getOrCreate()
     session.sparkContext.setLogLevel("ERROR")
     return session
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Literal, TypeAlias, TypedDict, cast
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import msgspec
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
@@ -18,6 +18,7 @@ from pyspark.sql.streaming import datasource as streams
 
 from taskharbor.bulk.store import BulkStore, open_store
 from taskharbor.bulk.tables import SCHEMAS, Selection, Table
+from taskharbor.drivers.urls import Reader, choice, whole
 from taskharbor.errors import InvalidRequest
 from taskharbor.jobs import JobState, Micros, to_micros
 from taskharbor.spark.session import require_shared_store
@@ -27,10 +28,6 @@ if TYPE_CHECKING:
     from pyspark.sql.datasource import DataSourceStreamWriter, DataSourceWriter
     from pyspark.sql.types import StructType
 
-StartingOffsets: TypeAlias = Literal["earliest", "latest"]
-
-_BATCH = ("url", "table", "queue", "type", "state", "since", "until", "parallelism")
-_STREAM = (*_BATCH, "startingOffsets", "maxRowsPerBatch")
 _DEFAULT_PARALLELISM: dict[Table, int] = {
     "attempts": 8,
     # Jobs move between tables while they are read: one part is one snapshot.
@@ -52,16 +49,21 @@ class TaskHarborDataSource(DataSource):
 
     def schema(self) -> StructType:
         # Spark asks for this first, when the DataFrame is made, so wrong options are reported here.
-        return _spark_schema(read_options(self.options))
+        return read_options(self.options).schema()
 
     def reader(self, schema: StructType) -> TaskHarborReader:
         options = read_options(self.options)
-        _check_schema(options, schema)
+        options.check(schema)
         return TaskHarborReader(options)
 
     def streamReader(self, schema: StructType) -> TaskHarborStreamReader:
-        options = stream_options(self.options)
-        _check_schema(options, schema)
+        options = read_options(self.options)
+        options.check(schema)
+        if options.table != "attempts":
+            raise InvalidRequest(
+                f"the table {options.table} cannot be read as a stream, because its rows change: read the stream of attempts, "
+                "or read it anew with spark.read"
+            )
         return TaskHarborStreamReader(options)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
@@ -75,114 +77,90 @@ class TaskHarborDataSource(DataSource):
         return stream_writer(self.options, schema, overwrite)
 
 
-def _spark_schema(options: ReadOptions) -> StructType:
-    return from_arrow_schema(SCHEMAS[options.table], prefer_timestamp_ntz=False)
-
-
-def _check_schema(options: ReadOptions, schema: StructType) -> None:
-    if schema != _spark_schema(options):
-        raise InvalidRequest(
-            f"the table {options.table} has a schema of its own: leave out .schema(...), and select and cast afterwards"
-        )
-
-
 # -- options ---------------------------------------------------------------------------------------------------------
 
 
 class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """As they are given. The names of fields are those of options."""
+
     url: str
-    table: Table
-    selection: Selection
-    parallelism: int
-    starting: StartingOffsets = "earliest"
-    rows_per_batch: int | None = None
+    table: Table = "attempts"
+    queue: str | None = None
+    type: str | None = None
+    state: JobState | None = None
+    since: Micros | None = None
+    until: Micros | None = None
+    parallelism: int | None = None
+    startingOffsets: Literal["earliest", "latest"] = "earliest"
+    maxRowsPerBatch: int | None = None
 
     def __repr__(self) -> str:
-        return (
-            f"ReadOptions(table={self.table!r}, selection={self.selection!r}, parallelism={self.parallelism})"
+        return f"ReadOptions(table={self.table!r}, selection={self.selection!r})"
+
+    @property
+    def selection(self) -> Selection:
+        return Selection(
+            queue=self.queue, type=self.type, state=self.state, since_us=self.since, until_us=self.until
         )
 
+    @property
+    def tasks(self) -> int:
+        return self.parallelism or _DEFAULT_PARALLELISM[self.table]
 
-def read_options(given: Mapping[str, str]) -> ReadOptions:
-    """For `spark.read`, and for as much of `spark.readStream` as Spark asks before it says which of the two it is."""
-    _check_names(given, _STREAM)
-    url = given.get("url", "")
-    if "://" not in url:
-        raise InvalidRequest(
-            'say which store: .option("url", "postgresql://user@host/database") or sqlite:////path/to/jobs.db'
-        )
-    require_shared_store(url)
-    table = given.get("table", "attempts")
-    if table not in SCHEMAS:
-        raise InvalidRequest(f"table={table!r}: choose one of {', '.join(SCHEMAS)}")
-    selection = Selection(
-        queue=given.get("queue"),
-        type=given.get("type"),
-        state=_state(given.get("state")),
-        since_us=_instant("since", given.get("since")),
-        until_us=_instant("until", given.get("until")),
-    )
-    if table == "queues" and selection != Selection(queue=selection.queue):
-        raise InvalidRequest("the table queues can be restricted by the option queue, and by nothing else")
-    starting = given.get("startingOffsets", "earliest")
-    if starting not in ("earliest", "latest"):
-        raise InvalidRequest(f"startingOffsets={starting!r}: choose earliest or latest")
-    return ReadOptions(
-        url=url,
-        table=table,
-        selection=selection,
-        parallelism=_count("parallelism", given.get("parallelism")) or _DEFAULT_PARALLELISM[table],
-        starting=cast(StartingOffsets, starting),
-        rows_per_batch=_count("maxRowsPerBatch", given.get("maxRowsPerBatch")),
-    )
+    def schema(self) -> StructType:
+        return from_arrow_schema(SCHEMAS[self.table], prefer_timestamp_ntz=False)
+
+    def check(self, schema: StructType) -> None:
+        """Raise InvalidRequest for a schema that somebody else made."""
+        if schema != self.schema():
+            raise InvalidRequest(
+                f"the table {self.table} has a schema of its own: leave out .schema(...), and select and cast afterwards"
+            )
 
 
-def stream_options(given: Mapping[str, str]) -> ReadOptions:
-    options = read_options(given)
-    if options.table != "attempts":
-        raise InvalidRequest(
-            f"the table {options.table} cannot be read as a stream, because its rows change: read the stream of attempts, "
-            "or read it anew with spark.read"
-        )
-    return options
+def _text(name: str, text: str) -> str:
+    return text
 
 
-def _check_names(given: Mapping[str, str], known: tuple[str, ...]) -> None:
-    names = {name.lower() for name in known}
-    unknown = sorted(name for name in given if name.lower() not in names)
-    if unknown:
-        raise InvalidRequest(
-            f"unknown option{'s' if len(unknown) > 1 else ''} {', '.join(unknown)}: known are {', '.join(known)}"
-        )
-
-
-def _state(value: str | None) -> JobState | None:
-    if value is None:
-        return None
+def _instant(name: str, text: str) -> Micros:
     try:
-        return JobState(value)
-    except ValueError:
-        raise InvalidRequest(f"state={value!r}: choose one of {', '.join(JobState)}") from None
-
-
-def _instant(name: str, value: str | None) -> Micros | None:
-    if value is None:
-        return None
-    try:
-        when = datetime.fromisoformat(value)
+        when = datetime.fromisoformat(text)
     except ValueError:
         raise InvalidRequest(
-            f"{name}={value!r} is not a time: write it like 2026-01-31 or 2026-01-31T12:00:00+00:00"
+            f"{name}={text!r} is not a time: write it like 2026-01-31 or 2026-01-31T12:00:00+00:00"
         ) from None
     return to_micros(when if when.tzinfo is not None else when.replace(tzinfo=UTC))
 
 
-def _count(name: str, value: str | None) -> int | None:
-    if value is None:
-        return None
-    if not (value.isdecimal() and 0 < int(value) < 2**31):
-        raise InvalidRequest(f"{name}={value!r}: give a whole number above zero")
-    return int(value)
+_COUNT = whole(1, 2**31 - 1)
+_READERS: dict[str, Reader] = {
+    **dict.fromkeys(("url", "queue", "type"), _text),
+    "table": choice(*SCHEMAS),
+    "state": choice(*JobState),
+    **dict.fromkeys(("since", "until"), _instant),
+    "parallelism": _COUNT,
+    # Of streams. Spark asks for a schema before it says which of the two it is.
+    "startingOffsets": choice("earliest", "latest"),
+    "maxRowsPerBatch": _COUNT,
+}
+
+
+def read_options(given: Mapping[str, str]) -> ReadOptions:
+    """Check the options of `spark.read` and `spark.readStream`."""
+    known = {name.lower() for name in _READERS}
+    unknown = sorted(name for name in given if name.lower() not in known)
+    if unknown:
+        raise InvalidRequest(f"unknown option {', '.join(unknown)}: known are {', '.join(_READERS)}")
+    if "://" not in given.get("url", ""):
+        raise InvalidRequest(
+            'say which store: .option("url", "postgresql://user@host/database") or sqlite:////path/to/jobs.db'
+        )
+    require_shared_store(given["url"])
+    found = {name: read(name, given[name]) for name, read in _READERS.items() if name in given}
+    options = msgspec.convert(found, ReadOptions)
+    if options.table == "queues" and options.selection != Selection(queue=options.queue):
+        raise InvalidRequest("the table queues can be restricted by the option queue, and by nothing else")
+    return options
 
 
 # -- a table ---------------------------------------------------------------------------------------------------------
@@ -197,25 +175,19 @@ class TaskHarborReader(DataSourceReader):
     def partitions(self) -> list[InputPartition]:
         options = self._options
         with open_store(options.url) as store:
-            parts = store.parts(options.table, options.selection, parallelism=options.parallelism)
+            parts = store.parts(options.table, options.selection, parallelism=options.tasks)
         return [InputPartition(part) for part in parts]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return _read_part(self._options.url, partition)
-
-
-def _read_part(url: str, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-    with open_store(url) as store:
-        yield from store.read(partition.value)
+        with open_store(self._options.url) as store:
+            yield from store.read(partition.value)
 
 
 # -- the attempt log as a stream -------------------------------------------------------------------------------------
 
 
-class Offset(TypedDict):
-    """As Spark writes it into the checkpoint, in JSON."""
-
-    cursor: str
+Offset: TypeAlias = dict[Literal["cursor"], str]
+"""As Spark writes it into the checkpoint, in JSON."""
 
 
 class TaskHarborStreamReader(DataSourceStreamReader, streams.SupportsTriggerAvailableNow):
@@ -235,30 +207,29 @@ class TaskHarborStreamReader(DataSourceStreamReader, streams.SupportsTriggerAvai
             self._opened = open_store(self._options.url)
         return self._opened
 
-    def initialOffset(self) -> Offset:  # type: ignore[override]
+    def initialOffset(self) -> Offset:
         store = self._store
-        return {"cursor": store.start() if self._options.starting == "earliest" else store.latest()}
+        return {"cursor": store.start() if self._options.startingOffsets == "earliest" else store.latest()}
 
     def getDefaultReadLimit(self) -> streams.ReadLimit:
-        rows = self._options.rows_per_batch
+        rows = self._options.maxRowsPerBatch
         return streams.ReadAllAvailable() if rows is None else streams.ReadMaxRows(rows)
 
     def prepareForTriggerAvailableNow(self) -> None:
         self._target = self._store.latest()
 
-    def latestOffset(self, start: Offset, limit: streams.ReadLimit) -> Offset:  # type: ignore[override]
+    def latestOffset(self, start: Offset, limit: streams.ReadLimit) -> Offset:
         end = self._store.latest() if self._target is None else self._target
         rows = limit.max_rows if isinstance(limit, streams.ReadMaxRows) else None
         return {"cursor": self._store.limited(start["cursor"], end, rows=rows)}
 
-    def partitions(self, start: Offset, end: Offset) -> list[InputPartition]:  # type: ignore[override]
-        parts = self._store.between(start["cursor"], end["cursor"], parallelism=self._options.parallelism)
-        return [
-            InputPartition(msgspec.structs.replace(part, selection=self._options.selection)) for part in parts
-        ]
+    def partitions(self, start: Offset, end: Offset) -> list[InputPartition]:
+        selection = self._options.selection
+        parts = self._store.between(start["cursor"], end["cursor"], parallelism=self._options.tasks)
+        return [InputPartition(msgspec.structs.replace(part, selection=selection)) for part in parts]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return _read_part(self._options.url, partition)
+        return TaskHarborReader(self._options).read(partition)
 
     def stop(self) -> None:
         store, self._opened = self._opened, None

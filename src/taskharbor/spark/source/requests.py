@@ -8,7 +8,7 @@ encoded. Without it, all columns that are no fields become an object.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from decimal import Decimal
 from typing import Any, Final
@@ -120,27 +120,20 @@ class RowsToJobs:
         if kinds_of_rows is None:
             fields = [self._row_fields(row) for row in rows]
             payloads = self._payloads(batch, builder, [_codec(one, builder) for one in fields])
-            requests = [
-                JobRequest(payload=EncodedPayload(payload), **one)
-                for payload, one in zip(payloads, fields, strict=True)
-            ]
-            return builder.build(requests, now)
+            pairs = zip(payloads, fields, strict=True)
+            return builder.build(
+                [JobRequest(payload=EncodedPayload(data), **one) for data, one in pairs], now
+            )
         # Most rows share their fields with many others: checked once for all of them.
         fields_of = {row: self._row_fields(row) for row in kinds_of_rows}
         codecs = {row: _codec(one, builder) for row, one in fields_of.items()}
         payloads = self._payloads(batch, builder, [codecs[row] for row in rows])
         if len(fields_of) == 1:
             return builder.alike(JobRequest(**fields_of[rows[0]]), payloads, now)
-        made = {
-            row: iter(
-                builder.build_like(
-                    JobRequest(**one),
-                    [payload for payload, other in zip(payloads, rows, strict=True) if other == row],
-                    now,
-                )
-            )
-            for row, one in fields_of.items()
-        }
+        made: dict[tuple[Any, ...], Iterator[JobRecord]] = {}
+        for row, one in fields_of.items():
+            its = [payload for payload, other in zip(payloads, rows, strict=True) if other == row]
+            made[row] = iter(builder.build_like(JobRequest(**one), its, now))
         return [next(made[row]) for row in rows]
 
     def _row_fields(self, row: tuple[Any, ...]) -> dict[str, Any]:
@@ -165,11 +158,7 @@ class RowsToJobs:
         is_text = kinds.is_string(column.type) or kinds.is_large_string(column.type)
         if not is_text and not (kinds.is_binary(column.type) or kinds.is_large_binary(column.type)):
             return _encoded(_values(column), builder, codecs)
-        given: list[bytes | None] = (
-            column.cast(pa.large_binary() if kinds.is_large_string(column.type) else pa.binary())
-            if is_text
-            else column
-        ).to_pylist()
+        given: list[bytes | None] = (column.cast(pa.large_binary()) if is_text else column).to_pylist()
         for payload, codec in zip(given, codecs, strict=True):
             if codec == JSON.name and payload is not None:
                 try:
@@ -197,9 +186,7 @@ def _option(name: str, text: str) -> Any:
 
 
 def _values(column: Any) -> list[Any]:
-    values: list[Any] = (
-        column.to_pylist(maps_as_pydicts="lossy") if kinds.is_nested(column.type) else column.to_pylist()
-    )
+    values: list[Any] = column.to_pylist(maps_as_pydicts="lossy" if kinds.is_nested(column.type) else None)
     return values
 
 
@@ -219,12 +206,12 @@ def _codec(fields: Mapping[str, Any], builder: RecordBuilder) -> str:
 
 def _objects(names: Sequence[str], columns: list[list[Any]], count: int, *, are_json: bool) -> list[Any]:
     """Return rows as values that are encoded like `dict(zip(names, row))`."""
-    row_type = _row_type(tuple(names)) if are_json and names else None
+    if not names:
+        return [{}] * count
+    row_type = _row_type(tuple(names)) if are_json else None
     if row_type is not None:
         return list(map(row_type, *columns))
-    return (
-        [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)] if names else [{}] * count
-    )
+    return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
 
 
 @functools.cache
@@ -246,13 +233,9 @@ def _encoded(values: Sequence[Any], builder: RecordBuilder, codecs: Sequence[str
 
 def _shown(row: pa.RecordBatch) -> str:
     """Return one row for an error message. Long values are cut."""
-    parts = []
-    for name in row.schema.names:
-        text = repr(_values(row.column(name))[0])
-        cut = (
-            text
-            if len(text) <= SHOWN_CHARACTERS
-            else f"{text[:SHOWN_CHARACTERS]}... ({len(text)} characters)"
-        )
-        parts.append(f"{name}={cut}")
-    return ", ".join(parts)
+    texts = {name: repr(_values(row.column(name))[0]) for name in row.schema.names}
+    most = SHOWN_CHARACTERS
+    return ", ".join(
+        f"{name}={text[:most]}" + (f"... ({len(text)} characters)" if len(text) > most else "")
+        for name, text in texts.items()
+    )

@@ -98,16 +98,16 @@ class Summary:
 
 def triage(url: str, action: str, job_ids: Sequence[str]) -> list[JobState | JobError]:
     """One answer per id. For purge: the state that the job had."""
-    return asyncio.run(_ask_driver(url, action, job_ids))
 
+    async def ask() -> list[JobState | JobError]:
+        answers: list[JobState | JobError] = []
+        async with connect(url) as driver:
+            for some in chunks(job_ids, BATCH):
+                if action == "purge":
+                    answers += await driver.remove(some)
+                else:
+                    call = driver.requeue if action == "requeue" else driver.cancel
+                    answers += await call(some, now=await driver.time())
+        return answers
 
-async def _ask_driver(url: str, action: str, job_ids: Sequence[str]) -> list[JobState | JobError]:
-    answers: list[JobState | JobError] = []
-    async with connect(url) as driver:
-        for some in chunks(job_ids, BATCH):
-            if action == "purge":
-                answers += await driver.remove(some)
-            else:
-                call = driver.requeue if action == "requeue" else driver.cancel
-                answers += await call(some, now=await driver.time())
-    return answers
+    return asyncio.run(ask())

@@ -11,19 +11,18 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from typing import TYPE_CHECKING, Any, Unpack
 
 import msgspec
 
 from taskharbor.cli.apps import load_app
 from taskharbor.client import Client
-from taskharbor.drivers.contract import Driver
 from taskharbor.drivers.registry import connect
 from taskharbor.errors import BackendUnavailable, InvalidRequest, TaskHarborError
-from taskharbor.harbor import Harbor
 from taskharbor.jobs import JobState
 from taskharbor.requests import new_id
+from taskharbor.spark.session import require_shared_store
 from taskharbor.spark.workers.stopping import clear_mark, is_marked, set_mark
 from taskharbor.spark.workers.task import Order, TaskReport, WorkerOptions, work
 from taskharbor.worker.interpreter import interrupts
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
+_OUTAGE = (BackendUnavailable, OSError)
 _WORK_STATES = (JobState.READY, JobState.SCHEDULED, JobState.BLOCKED)
 
 
@@ -43,17 +43,6 @@ def absolute_url(url: str) -> str:
         return url
     path, question, options = rest[1:].partition("?")
     return f"{scheme}{mark}/{os.path.abspath(path)}{question}{options}"
-
-
-def look(client: Client, queues: list[str]) -> tuple[int, int, int]:
-    """Return the numbers of jobs that ever ended, that wait, and that are inflight."""
-    ended = waiting = inflight = 0
-    for queue in queues:
-        for stats in client.stats(queue):
-            ended += stats.done_total + stats.dead_total + stats.cancelled_total
-            waiting += sum(stats.counts[state] for state in _WORK_STATES)
-            inflight += stats.counts[JobState.INFLIGHT]
-    return ended, waiting, inflight
 
 
 log = logging.getLogger("taskharbor.spark")
@@ -150,35 +139,29 @@ def run_on_executors(
     when set; in the main thread SIGINT and SIGTERM do so too, and a second one cancels the tasks. `options` are those
     of `Worker`, for each of them. `started` is told the run's name and the number of workers, `progress` about every second.
     """
-    return _Run(spark, app, url, workers, stop or threading.Event(), progress, options).drain(started)
+    run = _Run(spark, app, url, workers, options)
+    return run.drain(stop or threading.Event(), progress, started)
 
 
 class _Run:
     def __init__(
-        self,
-        spark: SparkSession,
-        app: str,
-        url: str | None,
-        workers: int | None,
-        stop: threading.Event,
-        progress: Callable[[Progress], None] | None,
-        options: WorkerOptions,
+        self, spark: SparkSession, app: str, url: str | None, workers: int | None, options: WorkerOptions
     ) -> None:
+        """Check app, store and options, so that a mistake is reported before an executor starts."""
         self._context = _context(spark)
         self._app = app
         self._url = None if url is None else absolute_url(url)
         harbor = load_app(app)
         self._store = harbor.driver() if self._url is None else connect(self._url)
-        _check(harbor, self._store, options)
+        require_shared_store(self._store)
+        harbor.worker(**options)
         self._queues = list(options.get("queues") or harbor.queues)
-        self._count = self._context.defaultParallelism if workers is None else workers
-        if self._count < 1:
-            raise InvalidRequest(f"workers {self._count}: at least 1")
-        self._asked = stop
-        self._progress = progress
+        count = self._context.defaultParallelism if workers is None else workers
+        if count < 1:
+            raise InvalidRequest(f"workers {count}: at least 1")
         self._options = options
         self._name = new_id()
-        self._workers = [ExecutorWorker(number=number) for number in range(self._count)]
+        self._workers = [ExecutorWorker(number=number) for number in range(count)]
         self._grace = options.get("grace", DEFAULT_GRACE)
         self._began = time.monotonic()
         seconds = options.get("max_seconds")
@@ -188,29 +171,38 @@ class _Run:
         self._stopping = threading.Event()
         self._cancelled = False
 
-    def drain(self, started: Callable[[str, int], None] | None) -> DrainSummary:
+    def drain(
+        self,
+        stop: threading.Event,
+        progress: Callable[[Progress], None] | None,
+        started: Callable[[str, int], None] | None,
+    ) -> DrainSummary:
         from pyspark import InheritableThread
 
-        queues = self._queues
+        self._asked = stop
         client = Client(self._store)
         try:
-            before = look(client, queues)
+            before = self._look(client).ended
             if started is not None:
-                started(self._name, self._count)
+                started(self._name, len(self._workers))
             threads = [
-                InheritableThread(
-                    target=self._keep_running,
-                    args=(worker,),
-                    name=f"spark-worker-{worker.number}",
-                    daemon=True,
-                )
+                InheritableThread(target=self._keep_running, args=(worker,), daemon=True)
                 for worker in self._workers
             ]
+
+            def tell(alive: int) -> None:
+                if progress is not None:
+                    try:
+                        now = self._look(client, before, alive)
+                    except _OUTAGE:
+                        return  # The workers ride it out.
+                    progress(now)
+
             with self._interrupts():
                 for thread in threads:
                     thread.start()
-                self._watch(client, threads, queues, before[0])
-            ended = look(client, queues)[0] - before[0]
+                self._watch(client, threads, tell)
+            ended = self._look(client, before).ended
         finally:
             self._clear(client)
             client.close()
@@ -283,7 +275,7 @@ class _Run:
     # -- all of them, on the caller's thread ------------------------------------------------------------------------
 
     def _watch(
-        self, client: Client, threads: Sequence[threading.Thread], queues: list[str], ended_before: int
+        self, client: Client, threads: Sequence[threading.Thread], tell: Callable[[int], None]
     ) -> None:
         look_at = self._began
         give_up_at: float | None = None
@@ -303,23 +295,22 @@ class _Run:
                 give_up_at, self._hurry = now + _AFTER_CANCEL, False
             if now >= look_at:
                 look_at = now + LOOK_EVERY
-                self._tell(client, queues, ended_before, alive)
-            _first(threads).join(0.1)
+                tell(alive)
+            next((thread for thread in threads if thread.is_alive()), threads[0]).join(0.1)
         if self._is_marked(client):
             self._stopping.set()
-        self._tell(client, queues, ended_before, 0)
+        tell(0)
 
     def _is_marked(self, client: Client) -> bool:
         """True if somebody else set the mark. Then lost workers are not submitted again."""
-        try:
+        with suppress(*_OUTAGE):
             return is_marked(client, self._name)
-        except (BackendUnavailable, OSError):
-            return False
+        return False
 
     def _mark(self, client: Client) -> bool:
         try:
             set_mark(client, self._name)
-        except (BackendUnavailable, OSError) as error:
+        except _OUTAGE as error:
             log.warning("the store does not answer (%s): the tasks are cancelled instead of asked", error)
             return False
         return True
@@ -332,28 +323,20 @@ class _Run:
 
     def _clear(self, client: Client) -> None:
         if self._stopping.is_set() and not self._cancelled:
-            # A cancelled task may still be about to look: its mark stays.
-            try:
+            # A cancelled task may still be about to look: its mark stays. In an outage it stays too.
+            with suppress(*_OUTAGE):
                 clear_mark(client, self._name)
-            except (BackendUnavailable, OSError) as error:
-                log.debug("the stop mark stays: %s", error)
 
-    def _tell(self, client: Client, queues: list[str], ended_before: int, alive: int) -> None:
-        if self._progress is None:
-            return
-        try:
-            ended, waiting, inflight = look(client, queues)
-        except (BackendUnavailable, OSError):
-            return  # The workers ride it out.
-        self._progress(
-            Progress(
-                seconds=time.monotonic() - self._began,
-                ended=ended - ended_before,
-                waiting=waiting,
-                inflight=inflight,
-                workers=alive,
-                stopping=self._stopping.is_set(),
-            )
+    def _look(self, client: Client, ended_before: int = 0, alive: int = 0) -> Progress:
+        queues = [stats for queue in self._queues for stats in client.stats(queue)]
+        ended = sum(one.done_total + one.dead_total + one.cancelled_total for one in queues)
+        return Progress(
+            seconds=time.monotonic() - self._began,
+            ended=ended - ended_before,
+            waiting=sum(one.counts[state] for one in queues for state in _WORK_STATES),
+            inflight=sum(one.counts[JobState.INFLIGHT] for one in queues),
+            workers=alive,
+            stopping=self._stopping.is_set(),
         )
 
     def _interrupts(self) -> AbstractContextManager[None]:
@@ -378,16 +361,3 @@ def _context(spark: SparkSession) -> SparkContext:
         raise InvalidRequest(
             "workers need a classic Spark session: Spark Connect cannot run one Spark job per worker"
         ) from None
-
-
-def _check(harbor: Harbor, store: Driver, options: WorkerOptions) -> None:
-    """Check app, store and options here, so that a mistake is reported before an executor starts."""
-    if not store.capabilities.multi_process:
-        raise InvalidRequest(
-            "this store lives in one process and executors would not see it: use one like sqlite:///jobs.db or postgresql://..."
-        )
-    harbor.worker(**options)
-
-
-def _first(threads: Sequence[threading.Thread]) -> threading.Thread:
-    return next((thread for thread in threads if thread.is_alive()), threads[0])

@@ -19,6 +19,8 @@ from taskharbor.cli.problems import BadInput
 from taskharbor.client import Client
 from taskharbor.spark.workers.stopping import is_marked, watching
 
+_SHIP = " (executors import the app themselves: ship it with --py-files or SparkContext.addPyFile)"
+
 
 class WorkerOptions(TypedDict, total=False):
     """Settings of each worker, as `Worker` takes them."""
@@ -74,11 +76,7 @@ def _work(order: Order) -> TaskReport:
         outcomes = _run_worker(order, name)
     except Exception as error:
         # Returned as a value: after an exception, Spark would repeat the task on other executors.
-        problem = f"{type(error).__name__}: {error}"
-        if isinstance(error, BadInput):
-            problem += (
-                " (executors import the app themselves: ship it with --py-files or SparkContext.addPyFile)"
-            )
+        problem = f"{type(error).__name__}: {error}" + (_SHIP if isinstance(error, BadInput) else "")
     return TaskReport(
         worker=name, host=host, outcomes=outcomes, seconds=time.monotonic() - started, problem=problem
     )
