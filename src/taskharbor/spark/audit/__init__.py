@@ -12,7 +12,7 @@ run         all checks together, the check against the store, and the result
 
 from __future__ import annotations
 
-from taskharbor.spark.audit.run import AuditResult, Violation, audit, audit_lake, audit_store, summarise
-from taskharbor.spark.audit.violations import Kind
+from taskharbor.spark.audit.run import AuditResult, audit, audit_lake, audit_store, summarise
+from taskharbor.spark.audit.violations import Kind, Violation
 
 __all__ = ["AuditResult", "Kind", "Violation", "audit", "audit_lake", "audit_store", "summarise"]

@@ -52,26 +52,12 @@ def _limits_over_time(limits: DataFrame) -> DataFrame:
     """Per queue its smallest limit and the stretches of one limit: from when the one before was last seen until the next one was
     first seen. In between both hold, since nobody knows when it changed. Queues that never had a limit are left out."""
     by_time = Window.partitionBy(*_QUEUE).orderBy("observed_at")
-    changed = ~F.col("max_inflight").eqNullSafe(F.lag("max_inflight").over(by_time))
-    stretches = (
-        limits.select(*_QUEUE, "max_inflight", "observed_at")
-        .withColumn("is_first", F.coalesce(changed, F.lit(True)) | (F.row_number().over(by_time) == 1))
-        .withColumn("stretch", F.sum(F.col("is_first").cast("int")).over(by_time))
-        .groupBy(*_QUEUE, "stretch")
-        .agg(
-            F.first("max_inflight").alias("max_inflight"),
-            F.min("observed_at").alias("first_seen"),
-            F.max("observed_at").alias("last_seen"),
-        )
-    )
-    by_stretch = Window.partitionBy(*_QUEUE).orderBy("stretch")
-    stretch = F.struct(
-        F.lag("last_seen").over(by_stretch).alias("since"),
-        F.lead("first_seen").over(by_stretch).alias("until"),
-        F.col("max_inflight"),
-    )
+    earlier = {"since": F.lag("observed_at").over(by_time), "before": F.lag("max_inflight").over(by_time)}
+    is_change = F.col("since").isNull() | ~F.col("max_inflight").eqNullSafe(F.col("before"))
+    changes = limits.withColumns(earlier).where(is_change)
+    stretch = F.struct("since", F.lead("observed_at").over(by_time).alias("until"), "max_inflight")
     return (
-        stretches.select(*_QUEUE, "max_inflight", stretch.alias("stretch"))
+        changes.select(*_QUEUE, "max_inflight", stretch.alias("stretch"))
         .groupBy(*_QUEUE)
         .agg(F.min("max_inflight").alias("smallest"), F.collect_list("stretch").alias("stretches"))
         .where(F.col("smallest").isNotNull())
@@ -108,21 +94,17 @@ def _levels_at_grants(leases: DataFrame) -> DataFrame:
         F.struct(F.col("end").alias("t"), F.lit(_ENDED).alias("what"), F.lit(-1).alias("step")),
     )
     in_bucket = Window.partitionBy("bucket", *_QUEUE).orderBy("t", "what", "job_id", "fence")
+    so_far = in_bucket.rowsBetween(Window.unboundedPreceding, Window.currentRow)
     event = F.struct("t", "what", "job_id", "fence")
     return (
         leases.join(F.broadcast(widths), list(_QUEUE))
-        .withColumn(
-            "bucket",
-            F.explode(F.expr("sequence(start div width, (end - 1) div width)")),
-        )
+        .withColumn("bucket", F.explode(F.expr("sequence(start div width, (end - 1) div width)")))
         .select(*_QUEUE, "smallest", "job_id", "fence", "bucket", F.explode(events).alias("event"))
         .select(*_QUEUE, "smallest", "job_id", "fence", "bucket", "event.*")
         # A duplicated row is one lease. Another check reports the duplicate.
         .withColumn("is_copy", F.coalesce(F.lag(event).over(in_bucket) == event, F.lit(False)))
         .withColumn("step", F.when(F.col("is_copy"), 0).otherwise(F.col("step")))
-        .withColumn(
-            "level", F.sum("step").over(in_bucket.rowsBetween(Window.unboundedPreceding, Window.currentRow))
-        )
+        .withColumn("level", F.sum("step").over(so_far))
         .where((F.col("what") == _GRANTED) & ~F.col("is_copy"))
         .select(*_QUEUE, "smallest", "job_id", "fence", "t", "level")
     )

@@ -5,6 +5,9 @@ A life is what has one id and one created_at: an id that retention has freed may
 
 from __future__ import annotations
 
+from functools import reduce
+from operator import and_
+
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
@@ -17,10 +20,8 @@ _NEEDED = (*_LIFE, "seq", "queue", "fence", "reserved_at", "lease_expires_at", "
 
 
 def check_lives(attempts: DataFrame) -> DataFrame:
-    return broken(
-        _in_order_of_time(_in_order_of_seq(_in_order_of_fence(_rows(attempts)))),
-        [_copy_rule(), *_fence_rules(), _overlap_rule(), *_end_rules()],
-    )
+    rows = _in_order_of_time(_in_order_of_seq(_in_order_of_fence(_rows(attempts))))
+    return broken(rows, [*_lease_rules(), *_end_rules()])
 
 
 def _rows(attempts: DataFrame) -> DataFrame:
@@ -41,30 +42,18 @@ def _rows(attempts: DataFrame) -> DataFrame:
 
 def _in_order_of_fence(rows: DataFrame) -> DataFrame:
     """Copies come to stand beside each other, and so do leases that share a fence."""
+    end = ("fence", "reserved_at", "lease_expires_at", "ended_at", "outcome")
     order = Window.partitionBy(*_LIFE).orderBy(
-        "fence",
-        F.col("reserved_at").asc_nulls_last(),
-        "lease_expires_at",
-        "ended_at",
-        "outcome",
-        "seq",
+        *(F.col(name).asc_nulls_last() if name == "reserved_at" else F.col(name) for name in end), "seq"
     )
-    lower = F.lag(
-        F.struct("seq", "fence", "reserved_at", "lease_expires_at", "ended_at", "outcome", "is_leased")
-    ).over(order)
-    is_copy = F.lit(True)
-    for name in ("fence", "reserved_at", "lease_expires_at", "ended_at", "outcome"):
-        is_copy = is_copy & F.col(name).eqNullSafe(F.col(f"lower.{name}"))
+    lower = F.lag(F.struct("seq", *end, "is_leased")).over(order)
+    is_copy = reduce(and_, (F.col(name).eqNullSafe(F.col(f"lower.{name}")) for name in end))
+    are_leased = F.col("is_leased") & F.col("lower.is_leased")
+    has_twin = are_leased & (F.col("lower.fence") == F.col("fence")) & ~is_copy
     return rows.withColumn("lower", lower).withColumns(
         {
             "is_copy": F.col("lower").isNotNull() & is_copy,
-            "has_twin": F.coalesce(
-                F.col("is_leased")
-                & F.col("lower.is_leased")
-                & (F.col("lower.fence") == F.col("fence"))
-                & ~is_copy,
-                F.lit(False),
-            ),
+            "has_twin": F.coalesce(has_twin, F.lit(False)),
         }
     )
 
@@ -91,26 +80,24 @@ def _in_order_of_time(rows: DataFrame) -> DataFrame:
     return rows.withColumn("held", F.max(F.when(F.col("is_leased") & ~F.col("is_copy"), lease)).over(before))
 
 
-def _copy_rule() -> Rule:
-    # The same row under the same number is found by its number.
-    return Rule(
-        Kind.DUPLICATE_ROW,
-        F.col("is_copy") & (F.col("seq") != F.col("lower.seq")),
-        F.col("ended_at"),
-        "job {job_id} ended lease {fence} as {outcome} at {ended_at} twice: in row {lower.seq} and in row {seq}",
-        other_fence=F.col("lower.fence"),
-    )
-
-
-def _fence_rules() -> list[Rule]:
-    fence, at = F.col("fence"), F.coalesce("reserved_at", "ended_at")
+def _lease_rules() -> list[Rule]:
+    fence, at, is_leased = F.col("fence"), F.coalesce("reserved_at", "ended_at"), F.col("is_leased")
+    is_new = ~F.col("is_copy")
     below = F.when(F.col("lower").isNotNull(), F.col("lower.fence")).otherwise(
         F.when(F.col("is_complete"), F.lit(0))
     )
     # A row without a lease carries the fence of the last lease, so that one must have a row of its own.
-    missing = fence - below - F.col("is_leased").cast("int")
-    is_backwards = (fence < F.col("highest")) | (F.col("is_leased") & (fence == F.col("highest")))
+    missing = fence - below - is_leased.cast("int")
+    is_backwards = (fence < F.col("highest")) | (is_leased & (fence == F.col("highest")))
     return [
+        Rule(
+            Kind.DUPLICATE_ROW,
+            # The same row under the same number is found by its number.
+            F.col("is_copy") & (F.col("seq") != F.col("lower.seq")),
+            F.col("ended_at"),
+            "job {job_id} ended lease {fence} as {outcome} at {ended_at} twice: in row {lower.seq} and in row {seq}",
+            other_fence=F.col("lower.fence"),
+        ),
         Rule(
             Kind.FENCE_USED_TWICE,
             F.col("has_twin"),
@@ -120,7 +107,7 @@ def _fence_rules() -> list[Rule]:
         ),
         Rule(
             Kind.FENCE_OUT_OF_ORDER,
-            ~F.col("is_copy") & ~F.col("has_twin") & is_backwards,
+            is_new & ~F.col("has_twin") & is_backwards,
             at,
             "job {job_id} has fence {fence} in row {seq} ({at}) after fence {highest} in an earlier row",
             other_fence=F.col("highest"),
@@ -133,18 +120,15 @@ def _fence_rules() -> list[Rule]:
             values={"below": below, "missing": missing},
             other_fence=below,
         ),
+        Rule(
+            Kind.OVERLAPPING_LEASES,
+            is_new & is_leased & (F.col("reserved_at") < F.col("held.until")),
+            F.col("reserved_at"),
+            "job {job_id} was leased (lease {fence}) at {reserved_at} while lease {held.fence}, from {held.reserved_at}, was "
+            "valid until {held.until}",
+            other_fence=F.col("held.fence"),
+        ),
     ]
-
-
-def _overlap_rule() -> Rule:
-    return Rule(
-        Kind.OVERLAPPING_LEASES,
-        ~F.col("is_copy") & F.col("is_leased") & (F.col("reserved_at") < F.col("held.until")),
-        F.col("reserved_at"),
-        "job {job_id} was leased (lease {fence}) at {reserved_at} while lease {held.fence}, from {held.reserved_at}, was "
-        "valid until {held.until}",
-        other_fence=F.col("held.fence"),
-    )
 
 
 def _end_rules() -> list[Rule]:
@@ -154,11 +138,9 @@ def _end_rules() -> list[Rule]:
     ends_again = F.col("state").isin(*terminal)
 
     def rule(kind: Kind, is_broken: Column, what_followed: str) -> Rule:
-        text = (
-            "job {job_id} was {previous.state} at {previous.ended_at} (lease {previous.fence})"
-            + what_followed
-        )
-        return Rule(kind, is_broken, F.col("ended_at"), text, other_fence=F.col("previous.fence"))
+        text = "job {job_id} was {previous.state} at {previous.ended_at} (lease {previous.fence})"
+        at, other_fence = F.col("ended_at"), F.col("previous.fence")
+        return Rule(kind, is_broken, at, text + what_followed, other_fence=other_fence)
 
     return [
         rule(

@@ -125,9 +125,7 @@ def check_row_numbers(attempts: DataFrame) -> DataFrame:
                 F.col("last.ended_at"),
                 "row {seq} of the log is there {times} times: job {first.job_id}, lease {first.fence}, ended "
                 "{first.ended_at}; job {last.job_id}, lease {last.fence}, ended {last.ended_at}",
-                other_job_id=F.when(
-                    F.col("last.job_id") != F.col("first.job_id"), F.col("last.job_id")
-                ).otherwise(F.lit(None)),
+                other_job_id=F.nullif("last.job_id", "first.job_id"),
                 other_fence=F.col("last.fence"),
             )
         ],

@@ -15,7 +15,7 @@ from taskharbor.jobs import TERMINAL_STATES, JobState
 from taskharbor.spark.audit.limits import check_limits
 from taskharbor.spark.audit.lives import check_keys, check_lives
 from taskharbor.spark.audit.rows import check_row_numbers, check_single_rows
-from taskharbor.spark.audit.violations import SCHEMA, Kind, Rule, broken
+from taskharbor.spark.audit.violations import Kind, Rule, Violation, broken
 from taskharbor.spark.lake.layout import Lake
 
 EXAMPLES_PER_KIND = 5
@@ -31,7 +31,7 @@ def audit(
     limits: DataFrame | None = None,
     as_logged: DataFrame | None = None,
 ) -> DataFrame:
-    """Every violation of the guarantees that the log shows, as rows of `violations.SCHEMA`.
+    """Every violation of the guarantees that the log shows, as rows of `Violation`.
 
     `attempts`: the columns of `bulk.tables.ATTEMPTS` and `source`. `live_jobs`: source, id, state, fence and created_at of all
     jobs in the store, read after the attempts; without them lost jobs are not looked for. `limits`: source, queue, max_inflight
@@ -70,23 +70,21 @@ def audit_store(spark: SparkSession, url: str) -> AuditResult:
         attempts.count()
         jobs = jobs.persist(StorageLevel.MEMORY_AND_DISK)
         limits = queues.withColumn("observed_at", F.lit(datetime.now(UTC)))
-        result = summarise(audit(attempts, live_jobs=jobs, limits=limits), attempts)
-        if Kind.LOST_JOB in result.kinds:
-            lost = check_live_jobs(attempts, jobs).where(F.col("kind") == str(Kind.LOST_JOB))
-            result = replaced(result, Kind.LOST_JOB, summarise(_not_ended_since(spark, url, lost), attempts))
-        return result
+        against_jobs = check_live_jobs(attempts, jobs)
+        if not against_jobs.where(F.col("kind") == str(Kind.LOST_JOB)).isEmpty():
+            against_jobs = _without_ended(against_jobs, _read(spark, url, "attempts"))
+        return summarise(audit(attempts, limits=limits).unionByName(against_jobs), attempts)
     finally:
         attempts.unpersist()
         jobs.unpersist()
 
 
-def _not_ended_since(spark: SparkSession, url: str, lost: DataFrame) -> DataFrame:
-    """Remove jobs that have ended since. A job may have ended, and been removed, after the log was read and before the jobs were.
-    The newer log has its end."""
-    last = (
-        _read(spark, url, "attempts").groupBy("job_id", "source").agg(F.max_by("state", "seq").alias("state"))
-    )
-    return lost.join(last.where(has_ended()), ["source", "job_id"], "left_anti")
+def _without_ended(found: DataFrame, log: DataFrame) -> DataFrame:
+    """Remove lost jobs that have ended since. A job may have ended, and been removed, after the log was read and before the jobs
+    were. The newer log has its end."""
+    last = log.groupBy(F.col("job_id").alias("ended")).agg(F.max_by("state", "seq").alias("state"))
+    is_ended = (F.col("kind") == str(Kind.LOST_JOB)) & (F.col("job_id") == F.col("ended"))
+    return found.join(last.where(has_ended()), is_ended, "left_anti")
 
 
 def _read(spark: SparkSession, url: str, table: str) -> DataFrame:
@@ -100,17 +98,13 @@ def _read(spark: SparkSession, url: str, table: str) -> DataFrame:
 def check_live_jobs(attempts: DataFrame, live_jobs: DataFrame) -> DataFrame:
     """Compare the log with the store. `live_jobs`: source, id, state, fence and created_at of the stored jobs, read after the
     attempts."""
-    row = F.struct("queue", "fence", "state", "ended_at", "created_at")
-    last = (
-        attempts.groupBy("job_id", "source")
-        .agg(F.max_by(row, F.col("seq")).alias("last"))
-        .select("source", "job_id", "last.*")
-    )
-    live = live_jobs.select(
-        "source",
-        F.col("id").alias("job_id"),
-        F.struct("state", "fence", "created_at").alias("live"),
-    )
+    row = F.max_by(F.struct("queue", "fence", "state", "ended_at", "created_at"), F.col("seq"))
+    last = attempts.groupBy("job_id", "source").agg(row.alias("last")).select("source", "job_id", "last.*")
+    stored = F.struct("state", "fence", "created_at")
+    live = live_jobs.select("source", F.col("id").alias("job_id"), stored.alias("live"))
+    # Only `dead` can be left, by a requeue that the log as it was read may not have had yet.
+    is_final = F.col("state").isin(str(JobState.DONE), str(JobState.CANCELLED))
+    left_its_end = is_final & (F.col("live.state") != F.col("state"))
     return broken(
         last.join(live, ["source", "job_id"], "left"),
         [
@@ -122,7 +116,8 @@ def check_live_jobs(attempts: DataFrame, live_jobs: DataFrame) -> DataFrame:
             ),
             Rule(
                 Kind.STORE_CONTRADICTS_LOG,
-                _is_same_life() & ((F.col("live.fence") < F.col("fence")) | _left_its_end()),
+                (F.col("live.created_at") == F.col("created_at"))
+                & ((F.col("live.fence") < F.col("fence")) | left_its_end),
                 F.col("ended_at"),
                 "job {job_id} was {state} with fence {fence} at {ended_at}, and the store has it as {live.state} with "
                 "fence {live.fence}",
@@ -136,29 +131,7 @@ def has_ended() -> Column:
     return F.col("state").isin(*map(str, sorted(TERMINAL_STATES)))
 
 
-def _is_same_life() -> Column:
-    return F.col("live.created_at") == F.col("created_at")
-
-
-def _left_its_end() -> Column:
-    """Only `dead` can be left, by a requeue that the log as it was read may not have had yet."""
-    final = (str(JobState.DONE), str(JobState.CANCELLED))
-    return F.col("state").isin(*final) & (F.col("live.state") != F.col("state"))
-
-
 # -- the result ------------------------------------------------------------------------------------------------------
-
-
-class Violation(msgspec.Struct, frozen=True, kw_only=True):
-    kind: str
-    source: str | None
-    queue: str | None
-    job_id: str | None
-    other_job_id: str | None
-    fence: int | None
-    other_fence: int | None
-    at: datetime | None
-    text: str
 
 
 class AuditResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -184,7 +157,7 @@ def summarise(violations: DataFrame, attempts: DataFrame) -> AuditResult:
     # The earliest of each share instead of the earliest of all: one pass, nothing kept or sorted, and the very first is always
     # among them.
     share = F.pmod(F.hash("source", "job_id"), F.lit(_SHARES))
-    earliest = F.min(F.struct("at", *(name for name in SCHEMA.names if name != "at")))
+    earliest = F.min(F.struct("at", *(name for name in Violation.__struct_fields__ if name != "at")))
     found = violations.groupBy("kind", share.alias("share")).agg(
         F.count("*").alias("count"), earliest.alias("earliest")
     )
@@ -197,20 +170,7 @@ def summarise(violations: DataFrame, attempts: DataFrame) -> AuditResult:
         F.count("*").alias("rows"), F.count_distinct(F.struct("source", "job_id")).alias("jobs")
     ).collect()
     kinds = dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
-    return AuditResult(
-        rows=size["rows"],
-        jobs=size["jobs"],
-        kinds=kinds,
-        examples=[one for kind in kinds for one in sorted(examples[kind], key=_age)[:EXAMPLES_PER_KIND]],
-    )
-
-
-def replaced(result: AuditResult, kind: str, by: AuditResult) -> AuditResult:
-    """Return the result with one kind replaced by the result of another look at it."""
-    kinds = {name: count for name, count in result.kinds.items() if name != kind} | by.kinds
-    examples = [example for example in result.examples if example.kind != kind] + by.examples
-    return msgspec.structs.replace(result, kinds=kinds, examples=examples)
-
-
-def _age(violation: Violation) -> tuple[float, str]:
-    return (0.0 if violation.at is None else violation.at.timestamp(), violation.job_id or "")
+    for of_kind in examples.values():
+        of_kind.sort(key=lambda one: (0.0 if one.at is None else one.at.timestamp(), one.job_id or ""))
+    few = [one for kind in kinds for one in examples[kind][:EXAMPLES_PER_KIND]]
+    return AuditResult(rows=size["rows"], jobs=size["jobs"], kinds=kinds, examples=few)

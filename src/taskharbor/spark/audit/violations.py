@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from enum import StrEnum
 from functools import reduce
 from operator import or_
 from typing import NamedTuple
 
+import msgspec
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.types import LongType, StringType, StructField, StructType, TimestampType
 
 
 class Kind(StrEnum):
@@ -56,19 +57,19 @@ class Kind(StrEnum):
     """The store is behind what the log says had happened before."""
 
 
-SCHEMA = StructType(
-    [
-        StructField("kind", StringType()),
-        StructField("source", StringType()),
-        StructField("queue", StringType()),
-        StructField("job_id", StringType()),
-        StructField("other_job_id", StringType()),
-        StructField("fence", LongType()),
-        StructField("other_fence", LongType()),
-        StructField("at", TimestampType()),
-        StructField("text", StringType()),
-    ]
-)
+class Violation(msgspec.Struct, frozen=True, kw_only=True):
+    """A broken guarantee: the job, the leases, the instant and a sentence. An audit gives rows with these columns."""
+
+    kind: str
+    source: str | None
+    queue: str | None
+    job_id: str | None
+    other_job_id: str | None
+    fence: int | None
+    other_fence: int | None
+    at: datetime | None
+    text: str
+
 
 CLOCK_SLACK_SECONDS = 5
 """The largest difference between the clocks of two callers, in seconds, for calls whose order the log does not tell. Far more
@@ -97,28 +98,19 @@ def broken(rows: DataFrame, rules: Sequence[Rule]) -> DataFrame:
     # Almost no row breaks a rule. The rows that do are found before any sentence is made.
     suspects = rows.where(reduce(or_, (F.coalesce(rule.broken, F.lit(False)) for rule in rules)))
     findings = F.array(*(F.when(rule.broken, _finding(rule)) for rule in rules))
-    return suspects.select(
-        "source", "queue", "job_id", "fence", F.explode(F.array_compact(findings)).alias("finding")
-    ).select(
-        *(
-            F.col(name if name in ("source", "queue", "job_id", "fence") else f"finding.{name}")
-            for name in SCHEMA.names
-        )
-    )
+    found = suspects.select(F.explode(F.array_compact(findings)).alias("finding"))
+    return found.select(*(f"finding.{name}" for name in Violation.__struct_fields__))
 
 
 def _finding(rule: Rule) -> Column:
     return F.struct(
         F.lit(str(rule.kind)).alias("kind"),
-        _or_null(rule.other_job_id, "string").alias("other_job_id"),
-        _or_null(rule.other_fence, "bigint").alias("other_fence"),
+        *("source", "queue", "job_id", "fence"),
+        F.lit(rule.other_job_id).cast("string").alias("other_job_id"),
+        F.lit(rule.other_fence).cast("bigint").alias("other_fence"),
         rule.at.alias("at"),
         _sentence(rule).alias("text"),
     )
-
-
-def _or_null(column: Column | None, kind: str) -> Column:
-    return (F.lit(None) if column is None else column).cast(kind)
 
 
 def _sentence(rule: Rule) -> Column:

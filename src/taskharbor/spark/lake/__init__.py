@@ -2,9 +2,9 @@
 
 tables      the columns of every table
 layout      where tables lie, how a change to several takes effect as one; `manifests` are what makes it so
-run         one run, from a store or a DataFrame (`sources`) through all tables
+run         one run, from a store or a DataFrame through all tables
 silver, gold, objectives
-            the transformations, each from rows to rows; `buckets` has the time buckets and histograms they count in
+            the transformations, each from rows to rows
 compact, vacuum
             few files instead of many, and none that nobody needs
 """

@@ -2,33 +2,29 @@
 
 Tallies and histograms add up over runs. The backlog is a running sum, but never over the whole history of a queue: each day
 starts from the sum of the days before it, which are kept.
+
+Instants are counted in whole minutes or hours since the epoch, so that a bucket is one division away. Durations go into
+histograms that can be added up: each bucket is wider than the one below by the same factor, so a percentile read from them is off
+by at most half a bucket.
 """
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from datetime import date
 from functools import reduce
-from typing import Literal
 
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
-from taskharbor.jobs import Outcome
-from taskharbor.spark.lake.buckets import (
-    HOUR_US,
-    MINUTE_US,
-    bucket,
-    bucket_of,
-    busy_within,
-    percentiles,
-    start_of,
-    touched_buckets,
-)
+from taskharbor.jobs import SECOND, Outcome
 from taskharbor.spark.lake.silver import TERMINAL
 from taskharbor.spark.lake.tables import CELL_NAMES, TALLY_NAMES, declared
 
+MINUTE_US = 60 * SECOND
+HOUR_US = 3600 * SECOND
 _BY_OUTCOME = {
     "completions": Outcome.DONE,
     "failures": Outcome.DEAD,
@@ -84,10 +80,10 @@ def all_tallies(*rows: DataFrame) -> DataFrame:
 
 def summed_tallies(*rows: DataFrame) -> DataFrame:
     """One row per minute, queue and type."""
-    return declared(_sums([all_tallies(*rows)], MINUTE_KEYS, *TALLY_NAMES), "state.tallies")
+    return declared(sums([all_tallies(*rows)], MINUTE_KEYS, *TALLY_NAMES), "state.tallies")
 
 
-def _sums(rows: Iterable[DataFrame], keys: Sequence[str], *counts: str) -> DataFrame:
+def sums(rows: Iterable[DataFrame], keys: Sequence[str], *counts: str) -> DataFrame:
     """All rows together, with one row for each combination of the keys."""
     together = reduce(DataFrame.unionByName, rows)
     return together.groupBy(*keys).agg(*(F.sum(name).alias(name) for name in counts))
@@ -104,9 +100,8 @@ def attempt_durations(attempts: DataFrame, length_us: int = MINUTE_US) -> DataFr
         )
 
     both = F.array(measurement("wait", "reserved_at"), measurement("run", "ended_at"))
-    measured = attempts.where(F.col("reserved_at").isNotNull()).select(
-        *CELL_NAMES, F.explode(both).alias("one")
-    )
+    leased = attempts.where(F.col("reserved_at").isNotNull())
+    measured = leased.select(*CELL_NAMES, F.explode(both).alias("one"))
     rows = measured.select(
         *CELL_NAMES,
         start_of(F.col("one.at"), length_us).alias("minute"),
@@ -119,7 +114,7 @@ def attempt_durations(attempts: DataFrame, length_us: int = MINUTE_US) -> DataFr
 
 def summed_durations(*rows: DataFrame) -> DataFrame:
     """One row per bucket of a histogram."""
-    return declared(_sums(rows, (*MINUTE_KEYS, "metric", "bucket"), "count"), "state.durations")
+    return declared(sums(rows, (*MINUTE_KEYS, "metric", "bucket"), "count"), "state.durations")
 
 
 def gold_minutes(tallies: DataFrame, durations: DataFrame) -> DataFrame:
@@ -129,36 +124,23 @@ def gold_minutes(tallies: DataFrame, durations: DataFrame) -> DataFrame:
 
 def gold_hours(minutes: DataFrame, durations: DataFrame) -> DataFrame:
     """The minutes and histograms of whole dates, by hour."""
-    return declared(_by(_hourly(minutes), _hourly(durations), "hour", HOUR_US), "gold.hours")
+    hour = F.date_trunc("hour", "minute")
+    found = _by(minutes.withColumn("hour", hour), durations.withColumn("hour", hour), "hour", HOUR_US)
+    return declared(found, "gold.hours")
 
 
-def _hourly(rows: DataFrame) -> DataFrame:
-    return rows.withColumn("hour", F.date_trunc("hour", "minute"))
-
-
-def _by(
-    tallies: DataFrame, durations: DataFrame, bucket: Literal["minute", "hour"], length_us: int
-) -> DataFrame:
+def _by(tallies: DataFrame, durations: DataFrame, bucket: str, length_us: int) -> DataFrame:
     keys = (*CELL_NAMES, bucket, "date")
-    counted = tallies.select(
-        *keys,
-        *TALLY_NAMES,
-        F.lit(None).cast("string").alias("metric"),
-        F.lit(None).cast("int").alias("bucket"),
-        F.lit(None).cast("long").alias("count"),
-    )
-    measured = durations.select(
-        *keys,
-        *(F.lit(0).cast("long").alias(name) for name in TALLY_NAMES),
-        "metric",
-        "bucket",
-        "count",
-    )
-    grouped = counted.unionByName(measured).groupBy(*keys)
-    found = grouped.agg(
-        *(F.sum(name).alias(name) for name in TALLY_NAMES),
-        *percentiles("wait", prefix="wait"),
-        *percentiles("run", prefix="run"),
+    counted = tallies.select(*keys, *TALLY_NAMES)
+    measured = durations.select(*keys, "metric", "bucket", "count")
+    found = (
+        counted.unionByName(measured, allowMissingColumns=True)
+        .groupBy(*keys)
+        .agg(
+            *(F.coalesce(F.sum(name), F.lit(0)).alias(name) for name in TALLY_NAMES),
+            *percentiles("wait", prefix="wait"),
+            *percentiles("run", prefix="run"),
+        )
     )
     return found.withColumn("concurrency", F.col("busy_us") / F.lit(float(length_us)))
 
@@ -167,9 +149,8 @@ def gold_concurrency(minutes: DataFrame, queues: DataFrame) -> DataFrame:
     """From gold minutes, and one row per source and queue with the limit that holds now (`max_inflight`, null: none)."""
     busy = minutes.groupBy("source", "queue", "minute", "date").agg(F.sum("busy_us").alias("busy_us"))
     limits = F.broadcast(queues.select("source", "queue", "max_inflight"))
-    found = busy.withColumn("concurrency", F.col("busy_us") / F.lit(float(MINUTE_US))).join(
-        limits, ["source", "queue"], "left"
-    )
+    mean = F.col("busy_us") / F.lit(float(MINUTE_US))
+    found = busy.withColumn("concurrency", mean).join(limits, ["source", "queue"], "left")
     # A queue with W = 0 is closed: nothing runs, and nothing is the share of it.
     ratio = F.when(F.col("max_inflight") > 0, F.col("concurrency") / F.col("max_inflight"))
     return declared(found.withColumn("ratio", ratio), "gold.concurrency")
@@ -181,32 +162,18 @@ def daily_changes(tallies: DataFrame) -> DataFrame:
     return declared(found, "state.backlog_days")
 
 
-def summed_days(before: DataFrame, new: DataFrame) -> DataFrame:
-    """The days as they were, and what is new."""
-    return declared(_sums([before, new], ("source", "queue", "date"), "change"), "state.backlog_days")
-
-
 def gold_backlog(minutes: DataFrame, days: DataFrame) -> DataFrame:
     """From gold minutes of some dates, and all days."""
     within_queue = Window.partitionBy("source", "queue").orderBy("date")
     earlier = within_queue.rowsBetween(Window.unboundedPreceding, -1)
-    carried = days.select(
-        "source",
-        "queue",
-        "date",
-        F.coalesce(F.sum("change").over(earlier), F.lit(0).cast("long")).alias("carried"),
-    )
+    before = F.coalesce(F.sum("change").over(earlier), F.lit(0).cast("long"))
+    carried = days.select("source", "queue", "date", before.alias("carried"))
     changes = minutes.groupBy("source", "queue", "date", "minute").agg(_change().alias("change"))
     within_day = Window.partitionBy("source", "queue", "date").orderBy("minute")
     so_far = within_day.rowsBetween(Window.unboundedPreceding, Window.currentRow)
-    found = changes.join(F.broadcast(carried), ["source", "queue", "date"]).select(
-        "source",
-        "queue",
-        "minute",
-        (F.col("carried") + F.sum("change").over(so_far)).alias("waiting"),
-        "date",
-    )
-    return declared(found, "gold.backlog")
+    waiting = F.col("carried") + F.sum("change").over(so_far)
+    found = changes.join(F.broadcast(carried), ["source", "queue", "date"]).withColumn("waiting", waiting)
+    return declared(found.drop("change", "carried"), "gold.backlog")
 
 
 def affected_dates(changes: Iterable[tuple[str, str, date, int]], known: Iterable[date]) -> set[date]:
@@ -243,14 +210,13 @@ def attempt_workers(attempts: DataFrame, length_us: int = HOUR_US) -> DataFrame:
         (F.col("at") == bucket_of(F.col("ended_at"), length_us)).cast("long").alias("executions"),
         busy_within(F.col("at"), length_us).alias("busy_us"),
     )
-    return declared(
-        rows.withColumns({"utilisation": _utilisation(), "date": F.to_date("hour")}), "gold.workers"
-    )
+    more = {"utilisation": _utilisation(), "date": F.to_date("hour")}
+    return declared(rows.withColumns(more), "gold.workers")
 
 
 def summed_workers(*rows: DataFrame) -> DataFrame:
     """One row per worker and hour."""
-    summed = _sums(rows, ("source", "worker", "hour", "date"), "executions", "busy_us")
+    summed = sums(rows, ("source", "worker", "hour", "date"), "executions", "busy_us")
     return declared(summed.withColumn("utilisation", _utilisation()), "gold.workers")
 
 
@@ -312,12 +278,68 @@ def attempt_errors(attempts: DataFrame) -> DataFrame:
 def summed_errors(*rows: DataFrame) -> DataFrame:
     """One row per fingerprint. The sample is the earliest failure: the same one however the log was cut into runs."""
     earliest = F.min(F.struct("first_seen", "sample_job", "sample_message"))
-    summed = (
-        reduce(DataFrame.unionByName, rows)
-        .groupBy(*_KEYS)
-        .agg(F.sum("count").alias("count"), F.max("last_seen").alias("last_seen"), earliest.alias("sample"))
-    )
-    return declared(
-        summed.select(*_KEYS, "count", "last_seen", "sample.*").withColumn("date", F.to_date("first_seen")),
-        "gold.errors",
-    )
+    both = (F.sum("count").alias("count"), F.max("last_seen").alias("last_seen"))
+    summed = reduce(DataFrame.unionByName, rows).groupBy(*_KEYS).agg(*both, earliest.alias("sample"))
+    flat = summed.select(*_KEYS, "count", "last_seen", "sample.*")
+    return declared(flat.withColumn("date", F.to_date("first_seen")), "gold.errors")
+
+
+# -- buckets of time and of durations ------------------------------------------------------------------------------
+
+
+def bucket_of(instant: Column, length_us: int) -> Column:
+    return F.floor(F.unix_micros(instant) / F.lit(length_us)).cast("long")
+
+
+def start_of(bucket: Column, length_us: int) -> Column:
+    return F.timestamp_micros(bucket * F.lit(length_us).cast("long"))
+
+
+def touched_buckets(length_us: int) -> Column:
+    """Return the buckets in which a silver attempt's lease began, was valid or ended; without a lease, the bucket of its end.
+
+    Between the expiry of a lease and its end in the log there may be days. They are left out.
+    """
+    ended = bucket_of(F.col("ended_at"), length_us)
+    began = bucket_of(F.col("reserved_at"), length_us)
+    last = bucket_of(F.greatest("valid_until", "reserved_at"), length_us)
+    late = F.when(ended > last, F.array(ended)).otherwise(F.array().cast("array<long>"))
+    return F.when(
+        F.col("reserved_at").isNotNull(), F.concat(F.sequence(began, last, F.lit(1).cast("long")), late)
+    ).otherwise(F.array(ended))
+
+
+def busy_within(bucket: Column, length_us: int) -> Column:
+    """Return the microseconds of the bucket in which the lease was valid."""
+    start = bucket * F.lit(length_us).cast("long")
+    until = F.least(F.unix_micros("valid_until"), start + F.lit(length_us).cast("long"))
+    since = F.greatest(F.unix_micros("reserved_at"), start)
+    nothing = F.lit(0).cast("long")
+    return F.when(F.col("reserved_at").isNotNull(), F.greatest(until - since, nothing)).otherwise(nothing)
+
+
+GROWTH = 1.04
+"""The factor by which each bucket is wider than the one before. Percentiles are within half of the growth: 2%."""
+PERCENTS = (50, 95, 99)
+
+
+def bucket(duration_us: Column) -> Column:
+    """Return the bucket of a duration. A negative duration, which clocks of several machines can cause, counts as 0."""
+    above_zero = F.greatest(duration_us, F.lit(0).cast("long")) + 1
+    return F.floor(F.ln(above_zero) / F.lit(math.log(GROWTH))).cast("int")
+
+
+def percentiles(metric: str, *, prefix: str) -> list[Column]:
+    """p50, p95 and p99 in microseconds over rows (metric, bucket, count) of a group; null where there are none."""
+    fractions = ", ".join(str(percent / 100) for percent in PERCENTS)
+    # Interpolates between bucket numbers, that is geometrically between durations.
+    found = F.expr(f"percentile(bucket, array({fractions}), count) FILTER (WHERE metric = '{metric}')")
+    return [
+        _duration(found.getItem(index)).alias(f"{prefix}_p{percent}_us")
+        for index, percent in enumerate(PERCENTS)
+    ]
+
+
+def _duration(bucket_number: Column) -> Column:
+    """The middle of a bucket, by factor."""
+    return F.round(F.exp((bucket_number + 0.5) * F.lit(math.log(GROWTH))) - 1).cast("long")

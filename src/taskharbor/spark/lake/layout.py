@@ -25,6 +25,8 @@ from taskharbor.spark.lake.tables import TABLES, declared
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+Dates: TypeAlias = Collection[date] | None
+"""None: all of them."""
 Progress: TypeAlias = Callable[[str, int, int], None]
 """Called as each step begins: its name, its number from 0, and how many there are."""
 
@@ -44,12 +46,7 @@ class Lake:
         return sorted(date.fromisoformat(day) for day in self.manifest().tables.get(table, {}))
 
     def read(
-        self,
-        spark: SparkSession,
-        table: str,
-        dates: Collection[date] | None = None,
-        *,
-        manifest: Manifest | None = None,
+        self, spark: SparkSession, table: str, dates: Dates = None, *, manifest: Manifest | None = None
     ) -> DataFrame:
         """Return the rows that the newest manifest (or the given one) lists; only of `dates` if some are given."""
         if table not in TABLES:
@@ -93,7 +90,7 @@ class Change:
         """Rows written, by table."""
         self._scratch: list[Written] = []
 
-    def read(self, spark: SparkSession, table: str, dates: Collection[date] | None = None) -> DataFrame:
+    def read(self, spark: SparkSession, table: str, dates: Dates = None) -> DataFrame:
         return self.lake.read(spark, table, dates, manifest=self.manifest)
 
     def append(self, table: str, rows: DataFrame) -> Written:
@@ -104,7 +101,7 @@ class Change:
             by_date.setdefault(day, []).append(directory)
         return written
 
-    def replace(self, table: str, rows: DataFrame, dates: Collection[date] | None = None) -> Written:
+    def replace(self, table: str, rows: DataFrame, dates: Dates = None) -> Written:
         """Put these rows in the place of all rows of these dates; of the whole table where no dates are given."""
         written = self.stage(table, rows)
         by_date = self.manifest.tables.setdefault(table, {})

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Sequence
-from functools import reduce
 from pathlib import Path
 from typing import Literal
 
@@ -17,6 +16,7 @@ from pyspark.sql import functions as F
 
 from taskharbor.errors import InvalidRequest
 from taskharbor.jobs import JobState
+from taskharbor.spark.lake.gold import sums
 from taskharbor.spark.lake.tables import declared
 
 _KEYS = ("source", "objective", "queue", "type", "kind", "hour", "target", "date")
@@ -89,8 +89,7 @@ def attempt_objectives(attempts: DataFrame, objectives: Sequence[Objective]) -> 
 
 def summed_objectives(*rows: DataFrame) -> DataFrame:
     """One row per objective and hour."""
-    together = reduce(DataFrame.unionByName, rows)
-    summed = together.groupBy(*_KEYS).agg(F.sum("total").alias("total"), F.sum("bad").alias("bad"))
+    summed = sums(rows, _KEYS, "total", "bad")
     return declared(summed.withColumn("burn_rate", _burn_rate()), "gold.objectives")
 
 

@@ -10,17 +10,23 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, date, datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import parse_qsl, unquote, urlencode, urlsplit, urlunsplit
 
 import msgspec
+import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from taskharbor.bulk.store import open_store
+from taskharbor.bulk.tables import Part, Selection
 from taskharbor.errors import InvalidRequest
 from taskharbor.spark.lake import gold, silver
-from taskharbor.spark.lake.layout import Change, Lake, Progress, Written
+from taskharbor.spark.lake.layout import Change, Dates, Lake, Progress, Written
 from taskharbor.spark.lake.objectives import Objective, attempt_objectives, checked, summed_objectives
-from taskharbor.spark.lake.sources import News, news_of_frame, news_of_store, source_name
-from taskharbor.spark.lake.tables import QUEUE_COLUMNS
+from taskharbor.spark.lake.tables import ATTEMPT_COLUMNS, QUEUE_COLUMNS
+from taskharbor.spark.session import require_shared_store
 
 STEPS = (
     "bronze.queues",
@@ -68,21 +74,15 @@ def run_pipeline(
 
     Objectives, once given, hold for later runs until others are given.
     """
-    _require_utc(spark)
-    known = source_name(source) if isinstance(source, str) else "frame"
-    run = _Run(spark, lake, name or known, progress)
-    if objectives is not None:
-        checked(objectives)
-    return run.take(source, queues, objectives)
-
-
-def _require_utc(spark: SparkSession) -> None:
     zone = spark.conf.get("spark.sql.session.timeZone")
     if zone not in ("UTC", "Etc/UTC"):
         raise InvalidRequest(
             f"the lake's dates are those of UTC, and this session's time zone is {zone}: start it with "
             "spark.sql.session.timeZone=UTC, or by taskharbor.spark.session.local_session"
         )
+    known = source_name(source) if isinstance(source, str) else "frame"
+    run = _Run(spark, lake, name or known, progress)
+    return run.take(source, queues, None if objectives is None else checked(objectives))
 
 
 class _Run:
@@ -95,7 +95,7 @@ class _Run:
         self.seconds: dict[str, float] = {}
 
     def take(
-        self, source: str | DataFrame, queues: DataFrame | None, objectives: Sequence[Objective] | None
+        self, source: str | DataFrame, queues: DataFrame | None, objectives: list[Objective] | None
     ) -> RunSummary:
         began = time.monotonic()
         manifest = self.change.manifest
@@ -104,14 +104,16 @@ class _Run:
             news = news_of_store(self.spark, source, after)
         else:
             news = news_of_frame(source, queues, after)
+        origin: dict[str, Any] = {"source": self.name, "run": self.number}
+        bronze: Written | None = None
         with self._step("bronze.queues"):
             if news.queues is not None:
-                seen = silver.bronze_queues(
-                    news.queues, source=self.name, run=self.number, observed_at=datetime.now(UTC)
-                )
+                seen = silver.bronze_queues(news.queues, **origin, observed_at=datetime.now(UTC))
                 self.change.append("bronze.queues", seen)
         with self._step("bronze.attempts"):
-            bronze = self._bronze(news)
+            if news.attempts is not None:
+                rows = silver.bronze_attempts(news.attempts, **origin, ingested_at=datetime.now(UTC))
+                bronze = self.change.append("bronze.attempts", rows)
         refined = self._refine(bronze, news.queues) if bronze is not None and bronze.rows else None
         self._objectives(refined, objectives)
         if news.until is not None:
@@ -131,14 +133,6 @@ class _Run:
             steps=self.seconds,
         )
 
-    def _bronze(self, news: News) -> Written | None:
-        if news.attempts is None:
-            return None
-        rows = silver.bronze_attempts(
-            news.attempts, source=self.name, run=self.number, ingested_at=datetime.now(UTC)
-        )
-        return self.change.append("bronze.attempts", rows)
-
     def _refine(self, bronze: Written, queues: DataFrame | None) -> Written:
         """From new bronze rows to all of silver and gold but the objectives; the new silver attempts."""
         change = self.change
@@ -146,19 +140,23 @@ class _Run:
             refined = change.append("silver.attempts", silver.silver_attempts(self._read(bronze)))
         attempts = self._read(refined)
         with self._step("silver.lifecycles"):
-            lifecycles = self._lifecycles(attempts)
+            touched: list[date] = [
+                row[0] for row in attempts.select(F.to_date("created_at")).distinct().collect()
+            ]
+            new = silver.single_attempts(attempts, run=self.number)
+            merged = silver.merged_lifecycles(self._before("silver.lifecycles", touched).unionByName(new))
+            lifecycles = change.replace("silver.lifecycles", merged, touched)
         with self._step("tallies"):
             arrived = self._read(lifecycles).where(F.col("first_seen_run") == self.number)
             summed = gold.summed_tallies(gold.attempt_tallies(attempts), gold.arrival_tallies(arrived))
             tallies = change.scratch("state.tallies", summed)
         dates = tallies.dates
         with self._step("durations"):
-            before = change.read(self.spark, "state.durations", dates)
+            before = self._before("state.durations", dates)
             added = gold.summed_durations(before, gold.attempt_durations(attempts))
             durations = change.replace("state.durations", added, dates)
         with self._step("gold.minutes"):
-            old = change.read(self.spark, "gold.minutes", dates)
-            counted = gold.all_tallies(old, self._read(tallies))
+            counted = gold.all_tallies(self._before("gold.minutes", dates), self._read(tallies))
             minutes = change.replace("gold.minutes", gold.gold_minutes(counted, self._read(durations)), dates)
         with self._step("gold.hours"):
             change.replace("gold.hours", gold.gold_hours(self._read(minutes), self._read(durations)), dates)
@@ -167,29 +165,18 @@ class _Run:
         with self._step("gold.backlog"):
             self._backlog(tallies)
         with self._step("gold.workers"):
-            before = change.read(self.spark, "gold.workers", dates)
+            before = self._before("gold.workers", dates)
             change.replace("gold.workers", gold.summed_workers(before, gold.attempt_workers(attempts)), dates)
         with self._step("gold.errors"):
-            before = change.read(self.spark, "gold.errors")
+            before = self._before("gold.errors")
             change.replace("gold.errors", gold.summed_errors(before, gold.attempt_errors(attempts)))
         return refined
-
-    def _lifecycles(self, attempts: DataFrame) -> Written:
-        touched: list[date] = [
-            row[0] for row in attempts.select(F.to_date("created_at")).distinct().collect()
-        ]
-        before = self.change.read(self.spark, "silver.lifecycles", touched)
-        new = silver.single_attempts(attempts, run=self.number)
-        merged = silver.merged_lifecycles(before.unionByName(new))
-        return self.change.replace("silver.lifecycles", merged, touched)
 
     def _concurrency(self, minutes: Written, queues: DataFrame | None) -> None:
         """The limits of this source were just seen; the rows of other sources keep those that they were made with."""
         seen = self.spark.createDataFrame([], QUEUE_COLUMNS) if queues is None else queues
         ours = self._read(minutes).where(F.col("source") == self.name)
-        others = self.change.read(self.spark, "gold.concurrency", minutes.dates).where(
-            F.col("source") != self.name
-        )
+        others = self._before("gold.concurrency", minutes.dates).where(F.col("source") != self.name)
         found = gold.gold_concurrency(ours, seen.withColumn("source", F.lit(self.name)))
         self.change.replace("gold.concurrency", found.unionByName(others), minutes.dates)
 
@@ -199,33 +186,35 @@ class _Run:
         changes = [(row.source, row.queue, row.date, row.change) for row in new.collect()]
         known = [date.fromisoformat(day) for day in self.change.manifest.tables["gold.minutes"]]
         affected = gold.affected_dates(changes, known)
-        before = self.change.read(self.spark, "state.backlog_days")
+        before = self._before("state.backlog_days")
         added = self.spark.createDataFrame(changes, "source string, queue string, date date, change long")
-        summed = gold.summed_days(before, added.select(*before.columns))
+        summed = gold.sums([before, added], ("source", "queue", "date"), "change")
         days = self.change.replace("state.backlog_days", summed)
-        minutes = self.change.read(self.spark, "gold.minutes", affected)
+        minutes = self._before("gold.minutes", affected)
         self.change.replace("gold.backlog", gold.gold_backlog(minutes, self._read(days)), affected)
 
-    def _objectives(self, refined: Written | None, given: Sequence[Objective] | None) -> None:
+    def _objectives(self, refined: Written | None, given: list[Objective] | None) -> None:
         """New rows add to what is there; objectives that changed are computed anew, over all of silver."""
         manifest = self.change.manifest
         known = msgspec.json.decode(manifest.objectives or "[]", type=list[Objective])
-        wanted = known if given is None else list(given)
+        wanted = known if given is None else given
         if wanted == known and (refined is None or not wanted):
             return
         with self._step("gold.objectives"):
             if not wanted:
                 manifest.tables.pop("gold.objectives", None)
             elif wanted == known and refined is not None:
-                before = self.change.read(self.spark, "gold.objectives", refined.dates)
+                before = self._before("gold.objectives", refined.dates)
                 new = attempt_objectives(self._read(refined), wanted)
                 self.change.replace("gold.objectives", summed_objectives(before, new), refined.dates)
             else:
-                attempts = self.change.read(self.spark, "silver.attempts")
-                self.change.replace(
-                    "gold.objectives", summed_objectives(attempt_objectives(attempts, wanted))
-                )
+                judged = attempt_objectives(self._before("silver.attempts"), wanted)
+                self.change.replace("gold.objectives", summed_objectives(judged))
             manifest.objectives = msgspec.json.encode(wanted).decode()
+
+    def _before(self, table: str, dates: Dates = None) -> DataFrame:
+        """The table as it is so far, in this run."""
+        return self.change.read(self.spark, table, dates)
 
     def _read(self, written: Written) -> DataFrame:
         return self.change.lake.read_paths(self.spark, written.table, written.paths)
@@ -237,3 +226,70 @@ class _Run:
         began = time.monotonic()
         yield
         self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - began
+
+
+# -- sources of rows -------------------------------------------------------------------------------------------------
+
+
+class News(NamedTuple):
+    """Rows of a source that the lake does not have yet."""
+
+    attempts: DataFrame | None
+    """None if nothing is new."""
+    queues: DataFrame | None
+    until: str | None
+    """The cursor after these rows; None: it is the highest `seq` among them."""
+
+
+_NAMING = ("schema", "prefix", "db", "endpoint", "base_url", "account_name")
+"""Options that identify the store."""
+
+
+def source_name(url: str) -> str:
+    """Return a name of a store without its secrets, the same from every folder."""
+    scheme, separator, rest = url.partition("://")
+    if not separator:
+        raise InvalidRequest(f"{url!r} is not the URL of a store: use for example sqlite:///jobs.db")
+    if scheme == "sqlite":
+        return f"sqlite:///{Path(unquote(rest.removeprefix('/').partition('?')[0])).absolute()}"
+    parts = urlsplit(url)
+    # Only what says which store it is: the other options may hold a password too.
+    kept = [(key, value.rpartition("@")[2]) for key, value in parse_qsl(parts.query) if key in _NAMING]
+    host = parts.netloc.rpartition("@")[2]
+    return urlunsplit((parts.scheme, host, parts.path.rstrip("/"), urlencode(kept), ""))
+
+
+def news_of_store(spark: SparkSession, url: str, after: str | None) -> News:
+    """Return the rows after the cursor, up to the place before which no row can appear any more."""
+    require_shared_store(url)
+    parallelism = max(2, spark.sparkContext.defaultParallelism)
+    with open_store(url) as store:
+        begun = store.start() if after is None else after
+        until = store.latest()
+        parts = [] if until == begun else store.between(begun, until, parallelism=parallelism)
+        seen = [
+            row
+            for part in store.parts("queues", Selection(), parallelism=1)
+            for batch in store.read(part)
+            for row in batch.to_pylist()
+        ]
+    attempts = _read_by_tasks(spark, url, parts) if parts else None
+    return News(attempts, spark.createDataFrame(seen, QUEUE_COLUMNS), until)
+
+
+def news_of_frame(attempts: DataFrame, queues: DataFrame | None, after: str | None) -> News:
+    """A DataFrame stands for a log in the order of `seq`."""
+    chosen = attempts.select(*ATTEMPT_COLUMNS.names)
+    return News(chosen if after is None else chosen.where(F.col("seq") > int(after)), queues, None)
+
+
+def _read_by_tasks(spark: SparkSession, url: str, parts: Sequence[Part]) -> DataFrame:
+    """One task per part: what travels is the part, and the rows go straight from the store to the task."""
+
+    def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        with open_store(url) as store:
+            for batch in batches:
+                for index in batch.column(0).to_pylist():
+                    yield from store.read(parts[index])
+
+    return spark.range(0, len(parts), 1, len(parts)).mapInArrow(read, ATTEMPT_COLUMNS)

@@ -12,7 +12,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from taskharbor.jobs import TERMINAL_STATES, Outcome
-from taskharbor.spark.lake.tables import TEXT, declared
+from taskharbor.spark.lake.tables import declared
 
 
 def bronze_attempts(attempts: DataFrame, *, source: str, run: int, ingested_at: datetime) -> DataFrame:
@@ -35,19 +35,14 @@ def silver_attempts(bronze: DataFrame) -> DataFrame:
     """Laid out by date and hour, so that a day's rows are in few files and yet shared among tasks."""
     placed = bronze.drop("run", "ingested_at").withColumn("hour", F.hour("ended_at"))
     once = placed.repartition("date", "hour").dropDuplicates(["date", "hour", "source", "seq"]).drop("hour")
-    return declared(
-        once.withColumns(
-            {
-                "wait_us": _elapsed("run_at", "reserved_at"),
-                "run_us": _elapsed("reserved_at", "ended_at"),
-                # A lease gives no right beyond its expiry, however late somebody noticed; without one there is none to end.
-                "valid_until": F.when(
-                    F.col("reserved_at").isNotNull(), F.least("ended_at", "lease_expires_at")
-                ),
-            }
-        ),
-        "silver.attempts",
-    )
+    # A lease gives no right beyond its expiry, however late somebody noticed; without one there is none to end.
+    valid_until = F.when(F.col("reserved_at").isNotNull(), F.least("ended_at", "lease_expires_at"))
+    times = {
+        "wait_us": _elapsed("run_at", "reserved_at"),
+        "run_us": _elapsed("reserved_at", "ended_at"),
+        "valid_until": valid_until,
+    }
+    return declared(once.withColumns(times), "silver.attempts")
 
 
 def _elapsed(start: str, end: str) -> Column:
@@ -99,23 +94,20 @@ def merged_lifecycles(parts: DataFrame) -> DataFrame:
     # Ordered by null where there is nothing to take: such rows are passed over.
     lease = "struct(first_reserved_at, first_wait_us)"
     error = "struct(last_error_type, last_error_message)"
+    has_error = "last_error_type IS NOT NULL OR last_error_message IS NOT NULL"
     merged = placed.groupBy("date", "share", "source", "job_id").agg(
         F.expr(f"min_by({first}, last_seq)").alias("first"),
         F.expr(f"max_by({last}, last_seq)").alias("last"),
         F.expr(f"min_by({lease}, IF(first_reserved_at IS NULL, NULL, last_seq))").alias("lease"),
-        F.expr(
-            f"max_by({error}, IF(last_error_type IS NULL AND last_error_message IS NULL, NULL, last_seq))"
-        ).alias("error"),
+        F.expr(f"max_by({error}, IF({has_error}, last_seq, NULL))").alias("error"),
         *(F.sum(name).alias(name) for name in SUMS),
         F.max("max_fence").alias("max_fence"),
         F.max("last_seq").alias("last_seq"),
         F.min("first_seen_run").alias("first_seen_run"),
     )
     whole = merged.select(
-        *("date", "source", "job_id", "first.*", "last.*", "lease.*", *SUMS),
+        *("date", "source", "job_id", "first.*", "last.*", "lease.*", "error.*", *SUMS),
         *("max_fence", "last_seq", "first_seen_run"),
-        F.col("error.last_error_type").cast(TEXT).alias("last_error_type"),
-        F.col("error.last_error_message").cast(TEXT).alias("last_error_message"),
     ).withColumn("finished_at", _finished_at(F.col("last_ended_at")))
     total = F.unix_micros("finished_at") - F.unix_micros("created_at")
     return declared(whole.withColumn("total_us", total), "silver.lifecycles")

@@ -6,31 +6,15 @@ next one need not read the history again; they are nobody else's business.
 
 from __future__ import annotations
 
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, types
 from pyspark.sql.pandas.types import from_arrow_schema
-from pyspark.sql.types import (
-    DataType,
-    DateType,
-    DoubleType,
-    IntegerType,
-    LongType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampType,
-)
+from pyspark.sql.types import DataType, StructField, StructType
 
 from taskharbor.bulk.tables import ATTEMPTS, QUEUES
 from taskharbor.errors import TaskHarborError
 
-TEXT, LONG, INT, REAL, INSTANT, DATE = (
-    StringType(),
-    LongType(),
-    IntegerType(),
-    DoubleType(),
-    TimestampType(),
-    DateType(),
-)
+TEXT, LONG, INT = types.StringType(), types.LongType(), types.IntegerType()
+REAL, INSTANT, DATE = types.DoubleType(), types.TimestampType(), types.DateType()
 
 Columns = list[StructField]
 
@@ -134,10 +118,9 @@ def declared(frame: DataFrame, table: str) -> DataFrame:
     if wanted != given:
         problems = [f"{name} is missing" for name in wanted if name not in given]
         problems += [f"{name} is not declared" for name in given if name not in wanted]
+        both = [name for name in wanted if given.get(name, wanted[name]) != wanted[name]]
         problems += [
-            f"{name} is {given[name].simpleString()}, not {kind.simpleString()}"
-            for name, kind in wanted.items()
-            if name in given and given[name] != kind
+            f"{name} is {given[name].simpleString()}, not {wanted[name].simpleString()}" for name in both
         ]
         raise SchemaViolated(f"the columns of {table} are not those of lake/tables.py: {'; '.join(problems)}")
     return frame.select(*wanted)

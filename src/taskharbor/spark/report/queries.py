@@ -8,7 +8,7 @@ from __future__ import annotations
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from taskharbor.spark.lake.buckets import percentiles
+from taskharbor.spark.lake.gold import percentiles
 from taskharbor.spark.report.data import Buckets
 
 COUNTED = ("arrivals", "completions", "failures", "retries", "expiries", "requeues", "finished", "busy_us")
